@@ -1,0 +1,78 @@
+"""Cells and tasks: one point of a matrix, and one piece of work on it.
+
+A cell is frozen and complete: every key of `CELL_KEYS` has a value, nothing is left to a later default. A task is
+one runner (with its options) on the cell keys that the runner depends on; cells that agree on those keys share the
+task, so quality work is not repeated over batch and context.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Every key of a cell, with the value it has when the matrix does not name it. The order is the order of columns.
+CELL_KEYS: dict[str, Any] = {
+    "model": None,  # required: alias, hub id, folder, .gguf file
+    "model_weights": "checkpoint",  # or "random": from the config; timing only
+    "model_revision": None,
+    "trust_remote_code": False,
+    "plumbing": False,  # True: quality runners accept random weights, and mark every result partial
+    "weights": "native",
+    "kv_format": "native",
+    "scale": None,  # static formats: one number, or {"k": x, "v": y} with numbers or a list a layer
+    "backend": "torch",
+    "device": "auto",  # auto: cuda where there is one, else cpu; resolved before hashing
+    "dtype": "auto",  # auto: float32 on cpu, bfloat16 on cuda; resolved before hashing
+    "page_size": 16,
+    "prefill_chunk": 512,
+    "prefill_reads": "stored",  # or "fresh": labelled mode, the prompt's own chunk is not read back quantized
+    "fallback": "refuse",  # or "allow"
+    "batch": 1,
+    "context": 512,
+}
+
+
+def content_hash(data: Any) -> str:
+    """sha256 (first 24 hex digits) of canonical JSON: equal content, equal key, whatever the order of its keys."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the matrix. `spec` has exactly the keys of CELL_KEYS; `line` is the matrix line it came from.
+
+    baseline: the id of the native cell it is compared with, or its own id when it is one.
+    varied: the keys that the matrix varies, in matrix order (they make the cell's short name).
+    """
+
+    id: str
+    name: str
+    spec: Mapping[str, Any]
+    varied: tuple[str, ...]
+    baseline: str
+    line: int | None = None
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.baseline == self.id
+
+
+@dataclass(frozen=True)
+class Task:
+    """One runner on one projected spec. `cells` are the ids of the cells that share it.
+
+    variant: what the runner measures when one runner makes several tasks ("wikitext2", "mmlu-5shot"), or "".
+    baseline: key of the same work on the baseline cells, or None when this is the baseline.
+    """
+
+    key: str
+    runner: str
+    variant: str
+    spec: Mapping[str, Any]
+    options: Mapping[str, Any]
+    cells: tuple[str, ...]
+    baseline: str | None

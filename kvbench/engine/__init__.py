@@ -1,0 +1,1 @@
+"""The reference engine: transformers models over an own paged KV store."""

@@ -1,0 +1,129 @@
+"""KV and weight formats: frozen descriptors and exact byte formulas. No torch here.
+
+A format says how values are stored: payload element, scale kind (static or dynamic), scale granularity (one a
+tensor, or one a token and KV head) and scale element. Everything that must be counted is counted from these
+descriptors; the engine's live tensors must come out at exactly the same number of bytes.
+
+Adding a format: one entry in `KV_FORMATS`, its quantizer in `kernels/kvbench_kernels/quantize.py`, and the
+parametrized tests pick it up by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DTYPE_BYTES: dict[str, int] = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+}
+
+
+@dataclass(frozen=True)
+class KVFormat:
+    """How one element of K or V is stored.
+
+    payload_dtype: storage dtype name, or None for the model's own dtype (`native`).
+    scale_kind: "none", "static" (given in the matrix) or "dynamic" (computed when written).
+    scale_granularity: "none", "tensor" (one scale for K and one for V in a layer) or "token-head".
+    scale_dtype: dtype name of a stored scale, or None.
+    qmax: largest magnitude of a code (127 for int8, 448 for e4m3), or None.
+    """
+
+    name: str
+    payload_dtype: str | None
+    scale_kind: str
+    scale_granularity: str
+    scale_dtype: str | None
+    qmax: float | None
+    summary: str
+
+    @property
+    def quantized(self) -> bool:
+        return self.payload_dtype is not None
+
+    def payload_bytes(self, native_dtype: str) -> int:
+        """Bytes of one stored element; `native_dtype` is the model's dtype name."""
+        return DTYPE_BYTES[self.payload_dtype or native_dtype]
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of one stored scale (0 when the format stores none)."""
+        return DTYPE_BYTES[self.scale_dtype] if self.scale_dtype else 0
+
+
+KV_FORMATS: dict[str, KVFormat] = {
+    f.name: f
+    for f in (
+        KVFormat("native", None, "none", "none", None, None, "the model's own dtype, unchanged"),
+        KVFormat("int8_sym", "int8", "dynamic", "token-head", "float16", 127.0,
+                 "symmetric INT8, one FP16 scale a token and KV head, rounded up"),
+        KVFormat("int8_static", "int8", "static", "tensor", "float32", 127.0,
+                 "symmetric INT8, one given scale for K and one for V a layer"),
+        KVFormat("fp8_e4m3", "float8_e4m3fn", "dynamic", "token-head", "float32", 448.0,
+                 "FP8 E4M3FN, one F32 scale a token and KV head"),
+        KVFormat("fp8_e4m3_static", "float8_e4m3fn", "static", "tensor", "float32", 448.0,
+                 "FP8 E4M3FN, one given scale for K and one for V a layer"),
+    )
+}  # fmt: skip
+
+WEIGHT_FORMATS: dict[str, str] = {
+    "native": "the checkpoint's own dtype, cast to the engine's dtype",
+    "fp8_block128": "FP8 E4M3FN with one F32 scale a 128x128 block",
+}
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """What one layer's K and V look like: `kv_heads` heads of `head_dim` (K) and `value_dim` (V) elements."""
+
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class KVBytes:
+    """Bytes of a layer's KV storage, split the way they are reported. All integers."""
+
+    payload: int
+    scales: int
+
+    @property
+    def total(self) -> int:
+        return self.payload + self.scales
+
+
+def kv_bytes(fmt: KVFormat, shape: KVShape, tokens: int, native_dtype: str) -> KVBytes:
+    """Exact bytes of `tokens` token slots of one layer (K and V together).
+
+    For one page of 16 tokens, 8 heads of 128: int8_sym 33,280 B against 65,536 B native 16-bit (0.5078125).
+    A per-tensor scale costs two scale elements a layer, however many tokens there are.
+    """
+    elements = tokens * shape.kv_heads * (shape.head_dim + shape.value_dim)
+    if fmt.scale_granularity == "token-head":
+        scales = 2 * tokens * shape.kv_heads * fmt.scale_bytes
+    elif fmt.scale_granularity == "tensor":
+        scales = 2 * fmt.scale_bytes
+    else:
+        scales = 0
+    return KVBytes(elements * fmt.payload_bytes(native_dtype), scales)
+
+
+def pages_for(tokens: int, page_size: int) -> int:
+    """Pages that hold `tokens` tokens: ceil(tokens / page_size); 0 tokens need 0 pages."""
+    return -(-tokens // page_size)
+
+
+def last_page_length(tokens: int, page_size: int) -> int:
+    """Tokens on the last page: ((tokens - 1) mod page_size) + 1, so a full page reads page_size, never 0."""
+    if tokens < 1:
+        raise ValueError(f"A sequence of {tokens} tokens has no last page; it takes at least 1.")
+    return (tokens - 1) % page_size + 1
+
+
+def human_bytes(n: int) -> str:
+    """`92274688` -> `92,274,688 B (88.0 MiB, 92.3 MB)`: always bytes first, both units with the right label."""
+    return f"{n:,} B ({n / 2**20:.1f} MiB, {n / 1e6:.1f} MB)"

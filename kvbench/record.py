@@ -1,0 +1,170 @@
+"""Records: what was measured, for which cell, on which evidence. Immutable once written.
+
+A run directory holds
+
+    run.json              the manifest: matrix, cells, tasks, environment, command line
+    records/<key>.json    one record a task, written with a temp file, fsync and rename
+
+so that a killed run leaves whole records or none. Statistics are never stored: they are computed on reading
+(`kvbench.metrics.derive`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import UsageError
+
+SCHEMA_VERSION = 1
+
+# What can be said of one piece of evidence, and of a record as a whole (the worst level counts).
+VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE = "verified", "mismatch", "unverified", "not_applicable"
+
+# How a task ended. `refused`: the cell may not run as asked; `not_evaluated`: what it needs is not here.
+OK, ERROR, REFUSED, NOT_EVALUATED = "ok", "error", "refused", "not_evaluated"
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of evidence: `name` is "E1", "E2", "E3"; `sentence` names what was lost and where."""
+
+    name: str
+    state: str
+    sentence: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the live tensors and the read path prove, set against what was resolved.
+
+    effective: the format that the evidence shows ("int8_sym", "native", "mixed", "unknown").
+    precision: {"storage": dtype, "transfer": dtype or "not measured", "execution": dtype}.
+    reads: {"tokens": tokens read from pages, "quantized_tokens": of them from quantized payload, "calls": n}.
+    """
+
+    effective: str
+    levels: tuple[Level, ...]
+    precision: Mapping[str, str]
+    reads: Mapping[str, int]
+
+    @property
+    def state(self) -> str:
+        states = {level.state for level in self.levels} - {NOT_APPLICABLE}
+        for state in (MISMATCH, UNVERIFIED):
+            if state in states:
+                return state
+        return VERIFIED if states else UNVERIFIED
+
+
+@dataclass(frozen=True)
+class Record:
+    """One task's outcome.
+
+    key: the task's content hash; runner, protocol: what measured it and by which version of its rules;
+    spec: the cell's keys this task depends on, expanded; options: the runner's options, expanded;
+    decision: `Decision` as a dict, or None when the task failed before it was taken; evidence: `Evidence` as a
+    dict, or None; samples: raw samples by name (lists); facts: counts, hashes, protocol facts;
+    partial: why the result covers less than the whole (limited, quick, random weights), or None;
+    error: {"type", "message", "tail"} for status error; {"reason", "message"} for refused and not_evaluated;
+    seconds: wall time by a monotonic clock.
+    """
+
+    key: str
+    runner: str
+    protocol: int
+    status: str
+    spec: Mapping[str, Any]
+    options: Mapping[str, Any]
+    decision: Mapping[str, Any] | None
+    evidence: Mapping[str, Any] | None
+    samples: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    partial: str | None
+    error: Mapping[str, Any] | None
+    started_at: str
+    seconds: float
+    schema: int = SCHEMA_VERSION
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write `data` so that `path` holds the old content or the new, never a part: temp file, fsync, rename.
+
+    NaN and infinities are written as the strings "NaN", "Infinity" and "-Infinity" are in Python's own JSON
+    dialect, and read back as floats: a NaN must reach the gate as a NaN.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temp.open("w", encoding="utf-8") as f:
+            json.dump(data, f, ensure_ascii=False, indent=1)
+            f.write("\n")
+            f.flush()
+            os.fsync(f.fileno())
+        temp.replace(path)
+    finally:
+        temp.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> Any:
+    """Raises UsageError naming the file when it is not there or not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist; give a run directory that `kvbench run` wrote.") from None
+    except ValueError as e:
+        raise UsageError(
+            f"{path} is not valid JSON ({e}); delete that file and run the matrix again to measure it anew."
+        ) from None
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The files of one run."""
+
+    path: Path
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.path / "run.json"
+
+    def record_path(self, key: str) -> Path:
+        return self.path / "records" / f"{key}.json"
+
+    def write(self, record: Record) -> None:
+        write_json(self.record_path(record.key), asdict(record))
+
+    def read(self, key: str) -> Record | None:
+        path = self.record_path(key)
+        return record_from_dict(read_json(path), path) if path.exists() else None
+
+    def manifest(self) -> dict[str, Any]:
+        manifest: dict[str, Any] = read_json(self.manifest_path)
+        return manifest
+
+    def records(self) -> Iterator[Record]:
+        """The records of the manifest's tasks, in task order; a task that has not run yet is skipped."""
+        for task in self.manifest()["tasks"]:
+            record = self.read(task["key"])
+            if record is not None:
+                yield record
+
+
+def record_from_dict(data: Mapping[str, Any], path: Path | str = "record") -> Record:
+    """Raises UsageError for another schema version or a missing or unknown key."""
+    if data.get("schema") != SCHEMA_VERSION:
+        raise UsageError(
+            f"{path} has schema {data.get('schema')!r}; this kvbench reads schema {SCHEMA_VERSION}. "
+            "Run the matrix again with this version."
+        )
+    known = {f.name for f in fields(Record)}
+    wrong = sorted(known.symmetric_difference(data))
+    if wrong:
+        raise UsageError(f"{path} does not hold a whole record: check the keys {', '.join(wrong)}.")
+    return Record(**data)

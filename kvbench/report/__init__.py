@@ -1,0 +1,1 @@
+"""Reports from stored records: HTML, CSV, JSON, console. No torch here."""

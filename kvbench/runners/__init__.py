@@ -1,0 +1,1 @@
+"""Runners: one file a group of metrics; declared in `kvbench.tasks`."""

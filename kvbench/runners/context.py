@@ -1,0 +1,49 @@
+"""What a runner gets and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvbench.engine.core import Engine, LoadedModel
+    from kvbench.record import Record
+
+
+@dataclass(frozen=True)
+class Context:
+    """spec, options: the task's, expanded. model: loaded once and shared by the engines of a run.
+
+    engine(): a fresh engine (own store) in the task's resolved format; native(): a fresh engine of the baseline
+    cell (native KV, same model, dtype, page size). Both give engines whose use is recorded as evidence.
+    baseline: the baseline's record of the same work, or None when this task is the baseline.
+    data_dir: folder of the evaluation data, or None. progress(done, total, note): for the bar on stderr.
+    """
+
+    spec: Mapping[str, Any]
+    options: Mapping[str, Any]
+    variant: str
+    model: LoadedModel
+    engine: Callable[[], Engine]
+    native: Callable[[], Engine]
+    baseline: Record | None
+    data_dir: Path | None
+    progress: Callable[[int, int, str], None] = field(default=lambda done, total, note: None)
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.baseline is None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """samples: raw samples by name (JSON lists and numbers); facts: counts, hashes, protocol facts (JSON).
+
+    partial: why the result covers less than the whole, or None.
+    """
+
+    samples: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    partial: str | None = None

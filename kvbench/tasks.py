@@ -1,0 +1,89 @@
+"""The runners, declared without importing them: scope, protocol version, options, variants.
+
+A runner is one entry here (which `plan` and `schema` read without torch) and one file `kvbench/runners/<name>.py`
+with a function
+
+    def run(ctx: kvbench.runners.context.Context) -> kvbench.runners.context.Measurement
+
+Bump `protocol` when a change of rules makes old and new numbers incomparable: it is part of every task's hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a runner. kind: "int", "float", "bool", "str"; `many`: a list (a scalar becomes [scalar]).
+
+    choices: accepted values, or () for any; minimum: smallest accepted number; optional: null is accepted.
+    fans_out: each value of the list becomes a task of its own (its variant).
+    """
+
+    kind: str
+    default: Any
+    help: str
+    choices: tuple[Any, ...] = ()
+    minimum: float | None = None
+    optional: bool = False
+    many: bool = False
+    fans_out: bool = False
+
+
+@dataclass(frozen=True)
+class RunnerDecl:
+    """ignores: the cell keys the result does not depend on. quality: refused on random weights."""
+
+    name: str
+    protocol: int
+    ignores: frozenset[str]
+    quality: bool
+    options: Mapping[str, Option]
+    help: str
+
+
+_SHAPE = frozenset({"batch", "context"})
+_PPL_PROTOCOLS = ("stream512", "rows512", "llamacpp")
+
+RUNNERS: dict[str, RunnerDecl] = {
+    r.name: r
+    for r in (
+        RunnerDecl("storage", 1, frozenset(), False, {},
+                   "live bytes of the KV store at the cell's batch and context, per layer, against the formula"),
+        RunnerDecl("parity", 1, _SHAPE, False, {
+            "lengths": Option("int", [1, 15, 16, 17, 257], "context lengths of the tensor-level decode", minimum=1, many=True),
+            "steps": Option("int", 2048, "decode steps of the model-free run", minimum=1),
+            "seed": Option("int", 0, "seed of the random tensors", minimum=0),
+        }, "decode through the store against an FP32 oracle on dequantized tensors, and a model-free run of many steps"),
+        RunnerDecl("latency", 1, frozenset(), False, {
+            "new_tokens": Option("int", 16, "tokens generated a request", minimum=1),
+            "repeats": Option("int", 3, "measured requests an arm; the baseline is interleaved (A B B A)", minimum=1),
+            "warmup": Option("int", 1, "unmeasured requests of the same shape; reported apart", minimum=0),
+        }, "TTFT and ITL, interleaved with the baseline"),
+        RunnerDecl("agreement", 1, _SHAPE, True, {
+            "steps": Option("int", 2048, "greedy steps", minimum=1),
+            "prompt_tokens": Option("int", 64, "tokens of the prompt, from the head of `data`", minimum=1),
+            "data": Option("str", "pydoc", "corpus of the prompt: wikitext2, pydoc, or a text file"),
+            "draft": Option("int", 0, "0: one decode step a token; n: greedy with n drafted tokens verified a forward", minimum=0),
+            "continuation": Option("int", 32, "tokens generated freely past the first divergence, for reading", minimum=0),
+        }, "token agreement with the baseline: teacher-forced share, first free-running divergence, margins"),
+        RunnerDecl("perplexity", 1, _SHAPE, True, {
+            "data": Option("str", ["pydoc"], "corpora: wikitext2, pydoc, or text files", many=True, fans_out=True),
+            "protocol": Option("str", "stream512", "how text becomes scored tokens", choices=_PPL_PROTOCOLS),
+            "split": Option("str", "test", "split of wikitext2", choices=("test", "validation")),
+            "limit_chunks": Option("int", None, "score only the first n chunks (the result is partial)", minimum=1, optional=True),
+            "kld": Option("bool", True, "compare full next-token distributions with a native pass over the same chunks"),
+        }, "perplexity, and KLD, top-1 agreement and delta-p against the baseline"),
+        RunnerDecl("mcq", 1, _SHAPE, True, {
+            "tasks": Option("str", ["cloze"], "question sets", choices=("cloze", "mmlu", "ceval", "arc_easy", "arc_challenge"),
+                            many=True, fans_out=True),
+            "shots": Option("int", 0, "worked examples before each question", choices=(0, 5)),
+            "limit": Option("int", None, "questions (spread over subjects; the result is partial)", minimum=1, optional=True),
+            "chat_template": Option("bool", False, "wrap each prompt in the tokenizer's chat template"),
+            "max_truncated": Option("float", 0.0, "share of questions that may be truncated before the cell fails", minimum=0.0),
+        }, "multiple choice by logprob, paired with the baseline question by question"),
+    )
+}  # fmt: skip
