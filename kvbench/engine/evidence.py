@@ -54,14 +54,15 @@ def live_format(pages: LayerPages, side: str, native_dtype: torch.dtype) -> str:
     return f"{dtype_name(payload.dtype)} with {scales}"
 
 
-def examine(engine: Engine, layer_probe: Level) -> Evidence:
+def examine(engine: Engine, layer_probe: Level, *, reads_due: bool) -> Evidence:
     """Take the evidence of an engine whose measurement has ended; its sequences are freed and its pages poisoned.
 
-    layer_probe: the E3-layers level of this configuration, from `probe_layers`.
+    layer_probe: the E3-layers level of this configuration, from `probe_layers`. reads_due: the runner's number comes
+    from attention over the pages, so an engine that read none is a mismatch.
     """
     reads = dict(engine.store.reads)
     e1, effective = _e1(engine)
-    levels = [e1, _e3_reads(engine, reads)]
+    levels = [e1, _e3_reads(engine, reads, reads_due)]
     for seq in list(engine.store.sequences()):
         engine.free(seq)
     seq, token = _write_probe(engine)
@@ -105,8 +106,10 @@ def _e1(engine: Engine) -> tuple[Level, str]:
     return Level("E1", VERIFIED, sentence, facts), effective
 
 
-def _e3_reads(engine: Engine, reads: dict[str, int]) -> Level:
+def _e3_reads(engine: Engine, reads: dict[str, int], due_at_all: bool) -> Level:
     asked = _asked(engine)
+    if reads["calls"] == 0 and due_at_all:
+        return Level("E3-reads", MISMATCH, "The measured run never read the KV store; its numbers come from elsewhere.", reads)
     if reads["calls"] == 0:
         return Level("E3-reads", NOT_APPLICABLE, "This runner makes no attention reads.", reads)
     quantized = reads["quantized_tokens"]
