@@ -3,7 +3,7 @@
 TTFT ends with the first chunk that holds a token. ITL is the gap between consecutive tokens of one sequence and never
 contains TTFT: the mean is (last arrival - first arrival) / (tokens - tokens of the first chunk). The rates obey
 
-    decode_tok_s(batch, gaps) == batch / mean(gaps)        prefill_tok_s(batch, length, ttft) * ttft == batch * length
+    decode_tok_s(batch, gaps) == batch / mean(gaps)        prefill_tok_s(batch * length, ttft) * ttft == batch * length
 """
 
 from __future__ import annotations
@@ -62,6 +62,6 @@ def decode_tok_s(batch: int, gaps_s: Sequence[float]) -> float | None:
     return batch * len(gaps_s) / seconds if seconds else math.inf
 
 
-def prefill_tok_s(batch: int, length: int, ttft_s: float) -> float:
-    """batch * length / TTFT; `length` is the prompt tokens of one sequence."""
-    return batch * length / ttft_s if ttft_s else math.inf
+def prefill_tok_s(prompt_tokens: int, ttft_s: float) -> float:
+    """batch * length / TTFT; `prompt_tokens` are those of all sequences of the batch together."""
+    return prompt_tokens / ttft_s if ttft_s else math.inf

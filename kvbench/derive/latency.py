@@ -34,9 +34,7 @@ def _absolute(arms: Sequence[Arm]) -> Iterator[Value]:
     ttft = median(arm["ttft_ms"] for arm in arms)
     yield Value("ttft_ms", ttft, len(arms))
     first = arms[0]
-    yield Value(
-        "prefill_tok_s", prefill_tok_s(first["batch"], first["prefill_tokens"], ttft / 1e3), len(arms)
-    )
+    yield Value("prefill_tok_s", prefill_tok_s(first["prefill_tokens"], ttft / 1e3), len(arms))
 
     gaps = [gap for arm in arms for gap in arm["itl_ms"]]
     note = _wrong_count(arms) or ("" if gaps else "one output token has no gap")

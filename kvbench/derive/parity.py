@@ -14,10 +14,13 @@ from kvbench.stats import largest, smallest
 def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     cases = record.samples["cases"]
     if cases:
-        shares = [_bound_share(case) for case in cases]
-        worst = largest(shares)
-        place = next(i for i, s in enumerate(shares) if s == worst or (math.isnan(s) and math.isnan(worst)))
-        yield Value("parity_bound_share", worst, len(cases), note=f"worst case: {cases[place]['name']}")
+        shares = [(_bound_share(case), case["name"]) for case in cases]
+        element = record.facts.get("element_error")
+        if element:
+            shares.append((element["share_of_bound"], f"element error, {element['case']}"))
+        worst = largest(s for s, _ in shares)
+        name = next(name for s, name in shares if s == worst or (math.isnan(s) and math.isnan(worst)))
+        yield Value("parity_bound_share", worst, len(cases), note=f"worst case: {name}")
         yield Value("parity_max_abs", largest(case["max_abs"] for case in cases), len(cases))
         yield Value("parity_cosine_min", smallest(case["cosine"] for case in cases), len(cases))
 

@@ -7,6 +7,14 @@ from collections.abc import Iterator
 from kvbench.derive.value import Value, incomparable
 from kvbench.record import Record
 
+# Metrics that are counted once, whole, by the runner.
+FACTS = {
+    "weight_bytes": "weights_bytes",
+    "page_table_bytes": "page_table_bytes",
+    "workspace_bytes": "workspace_bytes",
+    "device_peak_bytes": "device_peak_bytes",
+}
+
 
 def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     layers, facts = record.samples["layers"], record.facts
@@ -20,8 +28,10 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
         yield Value("kv_bytes_per_token", total / facts["tokens"], n)
     if facts["native16_bytes"]:
         yield Value("kv_ratio_16bit", total / facts["native16_bytes"], n)
-    if facts.get("weights_bytes") is not None:
-        yield Value("weight_bytes", facts["weights_bytes"])
+    for metric, fact in FACTS.items():
+        yield Value(
+            metric, facts.get(fact), note="" if facts.get(fact) is not None else "not measured on this device"
+        )
 
     off = {layer["layer"]: _difference(layer) for layer in layers if any(_difference(layer))}
     yield Value(
