@@ -90,6 +90,9 @@ class PageTable:
             )
         self._lengths[seq] = length
 
+    def sequences(self) -> list[int]:
+        return list(self._pages)
+
     def length(self, seq: int) -> int:
         return self._lengths[self._known(seq)]
 

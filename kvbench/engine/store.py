@@ -130,6 +130,10 @@ class PagedKVStore:
     def length(self, seq: int) -> int:
         return self.table.length(seq)
 
+    def sequences(self) -> list[int]:
+        """The sequences that are there."""
+        return self.table.sequences()
+
     def reserve(self, seq: int, n: int) -> None:
         """Pages for n more tokens; StoreFull when there are not enough."""
         self.table.reserve(seq, n)
@@ -166,7 +170,7 @@ class PagedKVStore:
         quantize = QUANTIZE[pages.fmt]
         for x, payload, scale in ((k, pages.k, pages.k_scale), (v, pages.v, pages.v_scale)):
             result = quantize(x, scale)
-            _bytes(payload)[page, :, offset] = _bytes(result.codes.to(payload.dtype))
+            indexable(payload)[page, :, offset] = indexable(result.codes.to(payload.dtype))
             if result.scales is not None and scale is not None:
                 scale[page, :, offset] = result.scales
             if pages.fmt != "native":
@@ -186,7 +190,7 @@ class PagedKVStore:
         wanted = pages[:, :needed]
         out = []
         for payload, scale in ((live.k, live.k_scale), (live.v, live.v_scale)):
-            codes = _gather(_bytes(payload), wanted, length).view(payload.dtype)
+            codes = _gather(indexable(payload), wanted, length).view(payload.dtype)
             if scale is not None and scale.ndim > 1:
                 scale = _gather(scale, wanted, length)
             out.append(dequantize(live.fmt, codes, scale, dtype))
@@ -201,7 +205,7 @@ class PagedKVStore:
         length = self.length(seq)
         used = self.tables([seq])[0, : pages_for(length, self.page_size)]
         layers = [
-            {name: _bytes(t)[used].view(t.dtype).cpu() for name, t in p.paged().items()} for p in self.layers
+            {name: indexable(t)[used].view(t.dtype).cpu() for name, t in p.paged().items()} for p in self.layers
         ]
         return {"length": length, "layers": layers}
 
@@ -215,7 +219,7 @@ class PagedKVStore:
         used = self.tables([seq])[0, : pages_for(exported["length"], self.page_size)]
         for pages, saved in zip(self.layers, exported["layers"], strict=True):
             for name, tensor in pages.paged().items():
-                _bytes(tensor)[used] = _bytes(saved[name]).to(self.device)
+                indexable(tensor)[used] = indexable(saved[name]).to(self.device)
         self.commit(seq, exported["length"])
 
     # What is really there
@@ -294,7 +298,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _bytes(tensor: Tensor) -> Tensor:
+def indexable(tensor: Tensor) -> Tensor:
     """float8 as uint8, which every indexing operation supports; any other dtype as it is."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
