@@ -14,7 +14,7 @@ from kvbench.formats import pages_for
 Copy = tuple[int, int]
 
 
-class StoreFull(KvbenchError):  # noqa: N818
+class StoreFull(KvbenchError):
     """More pages were asked for than are free."""
 
 
