@@ -48,7 +48,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = "bfloat16" if device == "cuda" else "float32"
     spec = {**CELL_KEYS, "model": args.model, "device": device, "dtype": dtype, "batch": 1, "context": CHUNK}
-    loaded = load_model(spec)
+    loaded = load_model(spec, device, dtype)
     plain = copy.deepcopy(loaded.model)
     plain.set_attn_implementation("sdpa")
     data_dir = os.environ.get("KVBENCH_DATA_DIR")

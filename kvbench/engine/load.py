@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from kvbench.catalog import ALIASES, TINY
-from kvbench.decision import ModelFacts
+from kvbench.decision import LayerFacts, ModelFacts, Request, resolve
+from kvbench.engine.binding import Binding, bind
 from kvbench.engine.bytetokenizer import byte_tokenizer
-from kvbench.engine.modulefacts import with_modules
 from kvbench.engine.prepare import prepared
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.facts import facts_from_config
@@ -37,20 +37,29 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A transformers decoder in inference mode, and what is known of it.
+    """A transformers decoder in inference mode, bound to our attention, and what is known of it.
 
-    facts: from its config and its modules; entries of `facts.unsupported` name what they disagree on.
+    facts: from its config, confirmed by what its modules did in one forward. binding: where an engine puts its step.
     sha: `kvbench.models.fingerprint` of the cell. random: seeded random weights, no quality may be measured.
     """
 
     model: nn.Module
     tokenizer: Any
     facts: ModelFacts
+    binding: Binding
     name: str
     sha: str
     device: torch.device
     dtype: torch.dtype
     random: bool
+
+    @property
+    def layers(self) -> tuple[LayerFacts, ...]:
+        return self.facts.layers
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
 
     @property
     def dtype_name(self) -> str:
@@ -61,7 +70,7 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     """Loads the cell's `model` (keys model, model_weights, model_revision, trust_remote_code) to `device` as `dtype`.
 
     device: "cpu" or "cuda"; dtype: a name of `DTYPES`. Raises UsageError for a name, folder or file that cannot be
-    used, KvbenchError when fetching or loading fails.
+    used, KvbenchError when fetching or loading fails, Refused when the engine would have to drop something it needs.
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
@@ -71,9 +80,12 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     load = _load_random if random else _load_checkpoint
     model, tokenizer = load(spec, kind_of(name), torch.device(device), DTYPES[dtype])
     model.eval().requires_grad_(False)
-    facts = with_modules(model, facts_from_config(model.config.to_dict()))
+    facts = facts_from_config(model.config.to_dict())
+    resolve(Request("native", "native", "torch", "refuse"), facts)  # what cannot even run natively is refused here
+    where = torch.device(device)
+    binding = bind(model, facts, where)
     return LoadedModel(
-        model, tokenizer, facts, name, fingerprint(spec), torch.device(device), DTYPES[dtype], random
+        model, tokenizer, facts, binding, name, fingerprint(spec), where, DTYPES[dtype], random
     )
 
 
