@@ -221,17 +221,22 @@ def _e3(engine: Engine, seq: int, token: int) -> Level:
         return engine.decode([seq], [token]).clone()
 
     reference = decode()
+    if not reference.isfinite().all():
+        return Level("E3", MISMATCH, "The probe's logits are not finite, so nothing can be told from them.")
     faults = []
-    names = [n for n in ("k", "v", "k_scale", "v_scale") if getattr(store.layers[0], n) is not None]
-    for name in names:
-        kept = [getattr(p, name).clone() for p in store.layers]
-        for pages in store.layers:
-            live = getattr(pages, name)
-            live.copy_(live * 2 if name.endswith("scale") else _changed(live))
+    names = []
+    for name in ("k", "v", "k_scale", "v_scale"):
+        live = [t for p in store.layers if (t := getattr(p, name)) is not None]
+        if not live:
+            continue
+        names.append(name)
+        kept = [t.clone() for t in live]
+        for tensor in live:
+            tensor.copy_(tensor * 2 if name.endswith("scale") else _changed(tensor))
         if same_bits(decode(), reference):
             faults.append(f"changing every stored {_words(name)} changes no logit: attention does not read it")
-        for pages, old in zip(store.layers, kept, strict=True):
-            getattr(pages, name).copy_(old)
+        for tensor, old in zip(live, kept, strict=True):
+            tensor.copy_(old)
         if not same_bits(decode(), reference):
             faults.append(f"restoring every stored {_words(name)} does not restore the logits bit for bit")
     engine.truncate(seq, length)
