@@ -138,7 +138,9 @@ def _wikitext(data_dir: Path | None, split: str) -> Corpus:
         )
     sha = hashlib.sha256(data).hexdigest()
     same = "the published bytes" if sha == WIKITEXT_SHA[split] else "NOT the published bytes"
-    return wikitext_from_raw(data.decode("utf-8"), split, sha, f"WikiText-2 raw v1, {split} split, {where}, {same}")
+    return wikitext_from_raw(
+        data.decode("utf-8"), split, sha, f"WikiText-2 raw v1, {split} split, {where}, {same}"
+    )
 
 
 def wikitext_from_raw(text: str, split: str, sha: str, source: str) -> Corpus:
@@ -208,7 +210,9 @@ def _pydoc() -> Corpus:
 def _text_file(path: Path) -> Corpus:
     """Rows are lines; a document is a paragraph, that is, what follows a blank line."""
     if not path.is_file():
-        raise UsageError(f"There is no corpus {str(path)!r}; use {', '.join(NAMED)}, or the path of a UTF-8 text file.")
+        raise UsageError(
+            f"There is no corpus {str(path)!r}; use {', '.join(NAMED)}, or the path of a UTF-8 text file."
+        )
     data = path.read_bytes()
     try:
         text = data.decode("utf-8")

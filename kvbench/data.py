@@ -12,4 +12,6 @@ __all__ = ["ABSENT", "Corpus", "Question", "QuestionSet", "corpus", "fingerprint
 
 def fingerprint(name: str, data_dir: Path | None, split: str = "test") -> str:
     """sha256 of a corpus or a question set, or "absent" when it is not there; part of every task's key."""
-    return questions_fingerprint(name, data_dir) if name in TASKS else corpus_fingerprint(name, data_dir, split)
+    return (
+        questions_fingerprint(name, data_dir) if name in TASKS else corpus_fingerprint(name, data_dir, split)
+    )

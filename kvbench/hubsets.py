@@ -22,7 +22,9 @@ def rows_of(task: str, part: str) -> list[dict[str, Any]]:
     repository, config, scored, shown = PLACES[task]
     split = scored if part == "scored" else shown
     configs = [config] if config is not None else sorted(SUBJECTS)
-    return [as_local(task, name, row) for name in configs for row in load_dataset(repository, name, split=split)]
+    return [
+        as_local(task, name, row) for name in configs for row in load_dataset(repository, name, split=split)
+    ]
 
 
 def as_local(task: str, config: str, row: dict[str, Any]) -> dict[str, Any]:

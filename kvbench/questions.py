@@ -74,7 +74,7 @@ SOURCES: dict[str, Source] = {
 }  # fmt: skip
 TASKS = ("cloze", *SOURCES)
 
-# The cloze set: questions, words of context, words of each continuation, places drawn between two tries.
+# The cloze set: questions, words of context, words of each continuation, seed.
 CLOZE_QUESTIONS, CLOZE_CONTEXT, CLOZE_WORDS, CLOZE_SEED = 200, 48, 8, 0
 
 
@@ -142,9 +142,11 @@ def cloze(text: Corpus, count: int = CLOZE_QUESTIONS, seed: int = CLOZE_SEED) ->
         piece = rng.choices(range(len(pieces)), weights)[0]
         return piece, rng.randrange(weights[piece])
 
+    asked: dict[tuple[int, int], None] = {}  # an ordered set: no question twice
+    while len(asked) < min(count, sum(weights)):
+        asked[draw()] = None
     found = []
-    for index in range(count):
-        piece, start = draw()
+    for index, (piece, start) in enumerate(asked):
         words = pieces[piece]
         split = start + CLOZE_CONTEXT
         choices = [_continuation(words, split)]
@@ -168,7 +170,7 @@ def cloze(text: Corpus, count: int = CLOZE_QUESTIONS, seed: int = CLOZE_SEED) ->
         questions=tuple(found),
         examples={},
         sha256=_cloze_sha(text, count, seed),
-        source=f"{count} cloze questions (seed {seed}) made from {text.source}",
+        source=f"{len(found)} cloze questions (seed {seed}) made from {text.source}",
         license=text.license,
     )
 
@@ -183,13 +185,14 @@ def _continuation(words: list[str], at: int) -> str:
 
 def _prose(rows: Iterable[str]) -> list[list[str]]:
     """Words of the running paragraphs that are long enough to ask about. Tables, code and headings are left out: a
-    paragraph must have no indented line, and its words are joined by single spaces so that layout is no clue.
+    paragraph has no line that is indented or begins a table, and its words are joined by single spaces so that layout is
+    no clue.
     """
     found = []
     for row in rows:
         for paragraph in re.split(r"\n\s*\n", row.strip("\n")):
             lines = paragraph.strip("\n").split("\n")
-            if any(line.startswith("   ") for line in lines):
+            if any(line.startswith(("   ", "|", "+")) for line in lines):
                 continue
             words = " ".join(lines).split()
             if len(words) >= CLOZE_CONTEXT + CLOZE_WORDS:
@@ -241,6 +244,8 @@ def _parse(rows: list[dict[str, Any]], task: str) -> list[Question]:
                 )
             )
         except (KeyError, TypeError) as e:
-            raise KvbenchError(f"{task}, row {number}: {e!r} in {sorted(row)}; fetch the data anew.") from None
+            raise KvbenchError(
+                f"{task}, row {number}: {e!r} in {sorted(row)}; fetch the data anew."
+            ) from None
         seen[subject] += 1
     return parsed

@@ -10,7 +10,7 @@ Every token is in at most one chunk, so no token is scored twice; there is no ov
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 SIZE = 512
@@ -78,17 +78,3 @@ def llamacpp(ids: Sequence[int], documents: Sequence[int], bos: int | None, size
         for i in range(0, len(ids) - size + 1, size)
     )
     return Chunked(chunks, len(ids), int(len(ids) < 2), len(ids) - len(chunks) * size)
-
-
-def packs(chunks: Sequence[Chunk], budget: int) -> Iterator[list[Chunk]]:
-    """Neighbouring chunks for one forward: at most `budget` tokens together, at least one chunk."""
-    pack: list[Chunk] = []
-    room = budget
-    for chunk in chunks:
-        if pack and len(chunk.tokens) > room:
-            yield pack
-            pack, room = [], budget
-        pack.append(chunk)
-        room -= len(chunk.tokens)
-    if pack:
-        yield pack

@@ -33,7 +33,9 @@ def bos_policy(tokenizer: Any) -> str:
         return f"one: the tokenizer puts {ids} first; not repeated where the prompt already begins with it"
     if tokenizer.bos_token_id is None:
         return "none: the tokenizer has no BOS token"
-    return f"none added by the tokenizer (its BOS token is {tokenizer.bos_token!r}, id {tokenizer.bos_token_id})"
+    return (
+        f"none added by the tokenizer (its BOS token is {tokenizer.bos_token!r}, id {tokenizer.bos_token_id})"
+    )
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,15 @@ def join(prompt: Sequence[int], wholes: Sequence[Sequence[int]], bos: Sequence[i
     back to the last token that all strings share, so that every choice scores the same text and has a token. Returns
     None when an answer adds no token at all, or when no token is left to condition the first one on.
     """
-    shared = min(_common(prompt, whole) for whole in wholes)
+    shared = min(common_length(prompt, whole) for whole in wholes)
     context = (*bos, *prompt[:shared])
     if not context or any(len(whole) <= shared for whole in wholes):
         return None
     return Pair(context, tuple(tuple(whole[shared:]) for whole in wholes), shared < len(prompt))
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """How many elements two lists (or characters two texts) begin with alike."""
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i
@@ -79,7 +82,7 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 def common_prefix(contexts: Sequence[Sequence[int]]) -> int:
     """Tokens that all contexts share, at most one less than the shortest: each keeps a token of its own to run."""
     first = contexts[0]
-    shared = min(_common(first, c) for c in contexts)
+    shared = min(common_length(first, c) for c in contexts)
     return min(shared, min(len(c) for c in contexts) - 1)
 
 
@@ -120,7 +123,7 @@ def fit(encode: Callable[[int], Pair | None], shots: int, window: int | None, bo
         excess = overflow(pair, window)
         if not excess:
             return Fitted(pair, shots - kept, 0)
-    if len(pair.context) - excess < max(1, bos):
+    if pair is None or len(pair.context) - excess < max(1, bos):
         return Fitted(None, shots, excess)
     context = (*pair.context[:bos], *pair.context[bos + excess :])
     return Fitted(Pair(context, pair.continuations, pair.merged), shots, excess)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +19,23 @@ def budget(device: torch.device) -> int:
     return BUDGET.get(device.type, BUDGET["cpu"])
 
 
-def feed(engine: Engine, work: Sequence[tuple[int, Sequence[int]]], chunk: int, logits: Logits) -> list[Tensor]:
+def packed(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Indexes of neighbours whose lengths together are at most `limit`; one that is longer stands alone."""
+    pack: list[int] = []
+    room = limit
+    for i, length in enumerate(lengths):
+        if pack and length > room:
+            yield pack
+            pack, room = [], limit
+        pack.append(i)
+        room -= length
+    if pack:
+        yield pack
+
+
+def feed(
+    engine: Engine, work: Sequence[tuple[int, Sequence[int]]], chunk: int, logits: Logits
+) -> list[Tensor]:
     """Append each sequence's tokens, `chunk` of a sequence a forward, all sequences packed.
 
     Returns float32 logits a sequence: [n, V] for "all", [1, V] for "last", [0, V] for "none".

@@ -8,64 +8,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.questions import Question, QuestionSet, questions
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.encode import Fitted, Pair, bos_ids, bos_policy, fit, join, overflow, plain_ids, strings
-from kvbench.runners.prompts import TEMPLATES, Template, continuations, messages, plain, problem, spread
+from kvbench.runners.encode import Fitted, Pair, bos_ids, bos_policy
+from kvbench.runners.encoder import Encoder
+from kvbench.runners.prompts import TEMPLATES, Template, continuations, problem, spread
 from kvbench.runners.scoring import capacity, group, score
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """Questions of one task to token ids. window: the model's positions, or None; examples: the shots a subject."""
-
-    template: Template
-    tokenizer: Any
-    chat: bool
-    window: int | None
-    examples: Mapping[str, Sequence[Question]]
-
-    def texts(self, q: Question, shots: int) -> list[str]:
-        """The prompt with the first `shots` examples, and it with each answer."""
-        worked = self.examples[q.subject][:shots] if shots else []
-        if self.chat:
-            turns = messages(self.template, q, worked)
-            prompt = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        else:
-            prompt = plain(self.template, q, worked)
-        return strings(prompt, continuations(self.template, q, self.chat))
-
-    def pair(self, texts: list[str], ids: list[list[int]]) -> Pair | None:
-        return join(ids[0], ids[1:], self.bos(texts[0]))
-
-    def bos(self, prompt: str) -> list[int]:
-        """What stands before the prompt's own ids: one BOS at most, and none when the text begins with it."""
-        token = self.tokenizer.bos_token
-        return [] if token and prompt.startswith(token) else bos_ids(self.tokenizer)
-
-    def subject(self, qs: Sequence[Question], shots: int) -> list[Fitted]:
-        """All questions of a subject; those that exceed the window lose examples, then tokens."""
-        texts = [self.texts(q, shots) for q in qs]
-        flat = iter(plain_ids(self.tokenizer, [t for group in texts for t in group]))
-        fitted = []
-        for q, own in zip(qs, texts, strict=True):
-            pair = self.pair(own, [next(flat) for _ in own])
-            if pair is None or not overflow(pair, self.window):
-                fitted.append(Fitted(pair, 0, 0))
-            else:
-                fitted.append(self._shorten(q, shots, len(self.bos(own[0]))))
-        return fitted
-
-    def _shorten(self, q: Question, shots: int, bos: int) -> Fitted:
-        def encode(kept: int) -> Pair | None:
-            texts = self.texts(q, kept)
-            return self.pair(texts, plain_ids(self.tokenizer, texts))
-
-        return fit(encode, shots, self.window, bos)
 
 
 def run(ctx: Context) -> Measurement:
@@ -81,13 +32,14 @@ def run(ctx: Context) -> Measurement:
         options["chat_template"],
         ctx.model.facts.max_context,
         data.examples,
+        bos_ids(ctx.model.tokenizer),
     )
     asked = spread(data.questions, options["limit"])
     _check(data, encoder, shots, asked)
     fitted: dict[str, Fitted] = {}
-    for subject, qs in _by_subject([q for q in asked if problem(q) is None]).items():
+    for qs in _by_subject([q for q in asked if problem(q) is None]).values():
         fits = encoder.subject(qs, shots)
-        fitted |= {f"{subject}/{q.id}": f for q, f in zip(qs, fits, strict=True)}
+        fitted |= {q.id: f for q, f in zip(qs, fits, strict=True)}
     truncated = sum(f.truncated for f in fitted.values())
     if truncated > options["max_truncated"] * len(asked):
         raise KvbenchError(
@@ -95,7 +47,7 @@ def run(ctx: Context) -> Measurement:
             f"examples; `max_truncated` allows a share of {options['max_truncated']}. Use fewer shots or raise it."
         )
     scores, work = _score(ctx, asked, fitted)
-    rows = [_row(q, fitted.get(_key(q)), scores.get(_key(q)), encoder.template) for q in asked]
+    rows = [_row(q, fitted.get(q.id), scores.get(q.id), encoder.template) for q in asked]
     scored = [r for r in rows if r["skipped"] is None]
     if not scored:
         raise KvbenchError(f"None of {len(asked)} {task} questions could be scored: {rows[0]['skipped']}.")
@@ -103,7 +55,8 @@ def run(ctx: Context) -> Measurement:
         "task": task,
         "shots": shots,
         "choice_ids": _choice_ids(asked, fitted, encoder),
-        "prompt_policy": encoder.template.policy + ("; in the tokenizer's chat template" if encoder.chat else ""),
+        "prompt_policy": encoder.template.policy
+        + ("; in the tokenizer's chat template" if encoder.chat else ""),
         "bos": bos_policy(ctx.model.tokenizer),
         "total": len(data.questions),
         "asked": len(asked),
@@ -121,10 +74,6 @@ def run(ctx: Context) -> Measurement:
     return Measurement({"questions": rows}, facts, partial)
 
 
-def _key(q: Question) -> str:
-    return f"{q.subject}/{q.id}"
-
-
 def _by_subject(qs: Sequence[Question]) -> dict[str, list[Question]]:
     found: dict[str, list[Question]] = defaultdict(list)
     for q in qs:
@@ -134,7 +83,9 @@ def _by_subject(qs: Sequence[Question]) -> dict[str, list[Question]]:
 
 def _check(data: QuestionSet, encoder: Encoder, shots: int, asked: Sequence[Question]) -> None:
     if encoder.chat and not getattr(encoder.tokenizer, "chat_template", None):
-        raise UsageError("chat_template: true, but the model's tokenizer has no chat template; set it to false.")
+        raise UsageError(
+            "chat_template: true, but the model's tokenizer has no chat template; set it to false."
+        )
     short = {q.subject for q in asked if len(data.examples.get(q.subject, ())) < shots}
     if short:
         raise UsageError(
@@ -148,9 +99,9 @@ def _score(
     """Scores by question key, and counts of the work: what was computed, and what whole prompts would have been."""
     pairs: dict[str, dict[str, Pair]] = defaultdict(dict)
     for q in asked:
-        found = fitted.get(_key(q))
+        found = fitted.get(q.id)
         if found is not None and found.pair is not None:
-            pairs[q.subject][_key(q)] = found.pair
+            pairs[q.subject][q.id] = found.pair
     groups = {subject: group(list(own.values())) for subject, own in pairs.items()}
     page = ctx.spec["page_size"]
     work = {
@@ -166,20 +117,17 @@ def _score(
     engine = ctx.engine(sequences=1, tokens=capacity(list(groups.values()), ctx.model.device, page) * page)
     total = sum(len(own) for own in pairs.values())
     for subject, g in groups.items():
-        before = len(scores)
-        done = [before]
-
-        def tell(n: int, done: list[int] = done, subject: str = subject) -> None:
-            done[0] += n
-            ctx.progress(done[0], total, subject)
-
-        found_scores, computed = score(engine, g, ctx.spec["prefill_chunk"], tell)
-        scores |= dict(zip(pairs[subject], found_scores, strict=True))
-        work["computed_tokens"] += computed
+        for batch, found_scores, computed in score(engine, g, ctx.spec["prefill_chunk"]):
+            ids = list(pairs[subject])
+            scores |= {ids[i]: own for i, own in zip(batch, found_scores, strict=True)}
+            work["computed_tokens"] += computed
+            ctx.progress(len(scores), total, subject)
     return scores, work
 
 
-def _row(q: Question, fitted: Fitted | None, scores: list[float] | None, template: Template) -> dict[str, Any]:
+def _row(
+    q: Question, fitted: Fitted | None, scores: list[float] | None, template: Template
+) -> dict[str, Any]:
     """One question's line of the record. pick: the first of the highest scores, as lm-eval takes it."""
     row: dict[str, Any] = {
         "id": q.id,
@@ -209,16 +157,20 @@ def _row(q: Question, fitted: Fitted | None, scores: list[float] | None, templat
     }
 
 
-def _choice_ids(asked: Sequence[Question], fitted: Mapping[str, Fitted], encoder: Encoder) -> dict[str, list[list[int]]]:
+def _choice_ids(
+    asked: Sequence[Question], fitted: Mapping[str, Fitted], encoder: Encoder
+) -> dict[str, list[list[int]]]:
     """The ids that were scored for each letter (every distinct list of them); empty where choices are texts."""
     found: dict[str, list[list[int]]] = {}
     if not encoder.template.letters:
         return found
     for q in asked:
-        own = fitted.get(_key(q))
+        own = fitted.get(q.id)
         if own is None or own.pair is None:
             continue
-        for text, c in zip(continuations(encoder.template, q, encoder.chat), own.pair.continuations, strict=True):
+        for text, c in zip(
+            continuations(encoder.template, q, encoder.chat), own.pair.continuations, strict=True
+        ):
             ids = found.setdefault(text, [])
             if list(c) not in ids:
                 ids.append(list(c))

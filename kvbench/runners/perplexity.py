@@ -18,12 +18,13 @@ from torch import Tensor
 
 from kvbench.corpora import Corpus, corpus, offsets
 from kvbench.errors import KvbenchError, Refused
+from kvbench.formats import pages_for
 from kvbench.runners import chunking
 from kvbench.runners.chunking import SIZE, Chunk, Chunked
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.encode import bos_ids, plain_ids
-from kvbench.runners.feed import budget, feed
-from kvbench.runners.likelihood import compare, logprobs
+from kvbench.runners.feed import budget, feed, packed
+from kvbench.runners.likelihood import Compared, compare, logprobs
 
 if TYPE_CHECKING:
     from kvbench.engine.core import Engine
@@ -38,7 +39,12 @@ def chunk_text(protocol: str, text: Corpus, tokenizer: Any) -> tuple[Chunked, di
         kept = [(row, i) for i, row in enumerate(text.rows) if row.strip()]
         owners = [chunking.document_of(text.documents, i) for _, i in kept]
         chunked = chunking.rows(plain_ids(tokenizer, [row.strip() for row, _ in kept]), owners)
-        facts = {"bos": "none", "stride": SIZE, "empty_rows": len(text.rows) - len(kept), "text_cut": "rows, stripped"}
+        facts = {
+            "bos": "none",
+            "stride": SIZE,
+            "empty_rows": len(text.rows) - len(kept),
+            "text_cut": "rows, stripped",
+        }
         return chunked, facts
     pieces = text.raw if protocol == "llamacpp" else text.stream
     encoded = tokenizer("".join(pieces), add_special_tokens=False, return_offsets_mapping=True)
@@ -55,20 +61,26 @@ def chunk_text(protocol: str, text: Corpus, tokenizer: Any) -> tuple[Chunked, di
 
 @dataclass
 class Pass:
-    """What one engine gave: sums a chunk in chunk order, and its seconds in forwards."""
+    """One engine over all chunks: sums a chunk in chunk order, and its seconds in forwards.
 
+    piece: most tokens of a sequence in one forward (the cell's prefill chunk).
+    """
+
+    engine: Engine
+    piece: int
     chunks: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
     def add(self, chunk: Chunk, logprob: Tensor) -> None:
         self.chunks.append({"tokens": chunk.scored, "nll": -float(logprob.sum()), "document": chunk.document})
 
-    def forward(self, engine: Engine, pack: Sequence[Chunk], piece: int) -> list[Tensor]:
+    def forward(self, pack: Sequence[Chunk]) -> list[Tensor]:
         """Logits of the positions that predict a scored token, float32 [scored, V] a chunk; timed, synchronised."""
+        engine = self.engine
         seqs = [engine.add() for _ in pack]
         engine.synchronize()
         start = time.perf_counter()
-        logits = feed(engine, [(s, c.tokens) for s, c in zip(seqs, pack, strict=True)], piece, "all")
+        logits = feed(engine, [(s, c.tokens) for s, c in zip(seqs, pack, strict=True)], self.piece, "all")
         engine.synchronize()
         self.seconds += time.perf_counter() - start
         for seq in seqs:
@@ -83,6 +95,11 @@ class Divergence:
     kld: list[Tensor] = field(default_factory=list)
     delta_p: list[Tensor] = field(default_factory=list)
     top1_equal: int = 0
+
+    def add(self, found: Compared) -> None:
+        self.kld.append(found.kld.cpu())
+        self.delta_p.append(found.delta_p.cpu())
+        self.top1_equal += int(found.top1_equal.sum())
 
     def samples(self) -> dict[str, Any]:
         kld, delta_p = torch.cat(self.kld), torch.cat(self.delta_p)
@@ -111,12 +128,15 @@ def run(ctx: Context) -> Measurement:
     text = corpus(options["data"], ctx.data_dir, options["split"])
     chunked, facts = chunk_text(options["protocol"], text, ctx.model.tokenizer)
     if not chunked.chunks:
-        raise KvbenchError(f"{text.name} has nothing to score under {options['protocol']}; take a longer text.")
+        raise KvbenchError(
+            f"{text.name} has nothing to score under {options['protocol']}; take a longer text."
+        )
     limit = options["limit_chunks"]
     chunks = chunked.chunks[:limit]
     _check_context(ctx.model.facts.max_context, chunks)
-    native, candidate, divergence, per_forward = _measure(ctx, chunks)
-    samples: dict[str, Any] = {"chunks": candidate.chunks}
+    passes, divergence = _measure(ctx, chunks)
+    native = passes.get("native")
+    samples: dict[str, Any] = {"chunks": passes["candidate"].chunks}
     facts |= {
         "protocol": options["protocol"],
         "split": text.split,
@@ -131,14 +151,16 @@ def run(ctx: Context) -> Measurement:
         "documents": len({c.document for c in chunks}),
         "skipped_rows": chunked.skipped_rows,
         "dropped_tokens": chunked.dropped_tokens,
-        "tokens_per_forward": per_forward,
-        "seconds_candidate": candidate.seconds,
+        "tokens_per_forward": budget(ctx.model.device),
+        "seconds_candidate": passes["candidate"].seconds,
         "seconds_native": native.seconds if native else None,
     }
     if native and divergence and ctx.baseline:
         samples |= {"native_chunks": native.chunks, **divergence.samples()}
         facts["native_rerun_max_abs_nll"] = rerun_difference(ctx.baseline.samples["chunks"], native.chunks)
-    partial = f"first {len(chunks)} of {len(chunked.chunks)} chunks" if len(chunks) < len(chunked.chunks) else None
+    partial = (
+        f"first {len(chunks)} of {len(chunked.chunks)} chunks" if len(chunks) < len(chunked.chunks) else None
+    )
     return Measurement(samples, facts, partial)
 
 
@@ -152,37 +174,34 @@ def _check_context(limit: int | None, chunks: Sequence[Chunk]) -> None:
         )
 
 
-def _measure(ctx: Context, chunks: Sequence[Chunk]) -> tuple[Pass | None, Pass, Divergence | None, int]:
-    """One pass, or a native and a candidate pass pack by pack, the order swapped from pack to pack (A B B A)."""
-    piece, page = ctx.spec["prefill_chunk"], ctx.spec["page_size"]
-    per_forward = budget(ctx.model.device)
-    packs = list(chunking.packs(chunks, per_forward))
-    slots = max(sum(-(-len(c.tokens) // page) * page for c in pack) for pack in packs)
-    candidate, engine = Pass(), ctx.engine(sequences=1, tokens=slots)
+def _measure(ctx: Context, chunks: Sequence[Chunk]) -> tuple[dict[str, Pass], Divergence | None]:
+    """The passes by name: "candidate", and "native" beside it. They go pack by pack, in turn first (A B B A), so that
+    their times are taken under the same conditions.
+    """
+    page, device = ctx.spec["page_size"], ctx.model.device
+    packs = [[chunks[i] for i in pack] for pack in packed([len(c.tokens) for c in chunks], budget(device))]
+    slots = max(sum(pages_for(len(c.tokens), page) for c in pack) for pack in packs) * page
+    passes = {"candidate": Pass(ctx.engine(sequences=1, tokens=slots), ctx.spec["prefill_chunk"])}
     beside = ctx.options["kld"] and not ctx.is_baseline
-    native, divergence = (Pass(), Divergence()) if beside else (None, None)
-    native_engine = ctx.native(sequences=1, tokens=slots) if beside else None
+    divergence = Divergence() if beside else None
+    if beside:
+        passes["native"] = Pass(ctx.native(sequences=1, tokens=slots), ctx.spec["prefill_chunk"])
     done = 0
     for index, pack in enumerate(packs):
-        targets = [torch.tensor(c.tokens[c.skip :], device=ctx.model.device) for c in pack]
-        if native is None or native_engine is None or divergence is None:
-            for c, logits, target in zip(pack, candidate.forward(engine, pack, piece), targets, strict=True):
-                candidate.add(c, logprobs(logits, target))
-        else:
-            swapped = index % 2 == 1
-            early = candidate.forward(engine, pack, piece) if swapped else native.forward(native_engine, pack, piece)
-            late = native.forward(native_engine, pack, piece) if swapped else candidate.forward(engine, pack, piece)
-            ours, theirs = (early, late) if swapped else (late, early)
-            for c, own, other, target in zip(pack, ours, theirs, targets, strict=True):
-                result = compare(other, own, target)
-                native.add(c, result.native)
-                candidate.add(c, result.candidate)
-                divergence.kld.append(result.kld.cpu())
-                divergence.delta_p.append(result.delta_p.cpu())
-                divergence.top1_equal += int(result.top1_equal.sum())
+        order = sorted(passes, reverse=index % 2 == 0)
+        logits = {name: passes[name].forward(pack) for name in order}
+        for i, chunk in enumerate(pack):
+            targets = torch.tensor(chunk.tokens[chunk.skip :], device=device)
+            if divergence is None:
+                passes["candidate"].add(chunk, logprobs(logits["candidate"][i], targets))
+                continue
+            found = compare(logits["native"][i], logits["candidate"][i], targets)
+            passes["native"].add(chunk, found.native)
+            passes["candidate"].add(chunk, found.candidate)
+            divergence.add(found)
         done += len(pack)
         ctx.progress(done, len(chunks), "chunks")
-    return native, candidate, divergence, per_forward
+    return passes, divergence
 
 
 def rerun_difference(record: Sequence[dict[str, Any]], rerun: Sequence[dict[str, Any]]) -> float:
@@ -195,4 +214,4 @@ def rerun_difference(record: Sequence[dict[str, Any]], rerun: Sequence[dict[str,
         raise KvbenchError(
             "The baseline's record scored other chunks than this task; run the matrix anew with --rerun all."
         )
-    return max(abs(a["nll"] - b["nll"]) for a, b in zip(record, rerun, strict=True))
+    return float(max(abs(a["nll"] - b["nll"]) for a, b in zip(record, rerun, strict=True)))

@@ -38,19 +38,25 @@ class Template:
 
 
 def _lettered(q: Question) -> str:
-    return "\n".join([q.question.strip(), *(f"{letter}. {c}" for letter, c in zip(LETTERS, q.choices, strict=True))])
+    return "\n".join(
+        [q.question.strip(), *(f"{letter}. {c}" for letter, c in zip(LETTERS, q.choices, strict=True))]
+    )
 
 
 TEMPLATES: dict[str, Template] = {
     "mmlu": Template(
-        lambda subject: f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n",
+        lambda subject: (
+            f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
+        ),
         lambda q: f"{_lettered(q)}\nAnswer:",
         True,
         " ",
         'lm-eval mmlu: letter after "Answer:" with a space; shots are the first dev questions of the subject',
     ),
     "ceval": Template(
-        lambda subject: f"以下是中国关于{SUBJECTS.get(subject, subject)}的单项选择题，请选出其中的正确答案。\n\n",
+        lambda subject: (
+            f"以下是中国关于{SUBJECTS.get(subject, subject)}的单项选择题，请选出其中的正确答案。\n\n"
+        ),
         lambda q: f"{_lettered(q)}\n答案：",
         True,
         "",

@@ -8,7 +8,7 @@ logits hold all its scores and no choice is run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,11 @@ from torch import Tensor
 
 from kvbench.formats import pages_for
 from kvbench.runners.encode import Pair, common_prefix
-from kvbench.runners.feed import budget, feed
+from kvbench.runners.feed import budget, feed, packed
 from kvbench.runners.likelihood import logprobs
 
 if TYPE_CHECKING:
     from kvbench.engine.core import Engine
-
-MAX_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -43,18 +41,9 @@ def group(pairs: Sequence[Pair], share: bool = True) -> Group:
 
 def batches(items: Sequence[Pair], device: torch.device) -> list[list[int]]:
     """Indexes of the questions of each packed forward, shortest first: equal lengths share an attention call."""
-    limit = budget(device)
     order = sorted(range(len(items)), key=lambda i: (len(items[i].context), i))
-    found: list[list[int]] = []
-    room = 0
-    for i in order:
-        size = len(items[i].context)
-        if not found or size > room or len(found[-1]) == MAX_BATCH:
-            found.append([])
-            room = limit
-        found[-1].append(i)
-        room -= size
-    return found
+    packs = packed([len(items[i].context) for i in order], budget(device))
+    return [[order[i] for i in pack] for pack in packs]
 
 
 def capacity(groups: Sequence[Group], device: torch.device, page_size: int) -> int:
@@ -71,14 +60,11 @@ def capacity(groups: Sequence[Group], device: torch.device, page_size: int) -> i
     return most
 
 
-def score(
-    engine: Engine, g: Group, chunk: int, done: Callable[[int], None] = lambda n: None
-) -> tuple[list[list[float]], int]:
-    """Summed log-probability of each choice, [questions][choices], and the number of tokens that were computed.
+def score(engine: Engine, g: Group, chunk: int) -> Iterator[tuple[list[int], list[list[float]], int]]:
+    """Batch by batch: indexes of questions, the summed log-probability of each of their choices, tokens computed.
 
-    chunk: most tokens of a sequence in one forward. done(n) is called after n more questions.
+    chunk: most tokens of a sequence in one forward. The prefix's tokens are counted with the first batch.
     """
-    scores: list[list[float]] = [[] for _ in g.items]
     computed = len(g.prefix)
     root = engine.add()
     if g.prefix:
@@ -91,12 +77,10 @@ def score(
         rests, extra = _rest_scores(engine, seqs, items, chunk)
         for seq in seqs:
             engine.free(seq)
-        for i, first, rest in zip(batch, firsts, rests, strict=True):
-            scores[i] = [a + b for a, b in zip(first, rest, strict=True)]
-        computed += sum(len(item.context) for item in items) + extra
-        done(len(batch))
+        scores = [[a + b for a, b in zip(f, r, strict=True)] for f, r in zip(firsts, rests, strict=True)]
+        yield batch, scores, computed + sum(len(item.context) for item in items) + extra
+        computed = 0
     engine.free(root)
-    return scores, computed
 
 
 def _first_scores(last: Sequence[Tensor], items: Sequence[Pair]) -> list[list[float]]:
@@ -123,13 +107,13 @@ def _rest_scores(
         for choice, c in enumerate(item.continuations)
         if len(c) > 1
     ]
-    if not places:
-        return sums, 0
-    forks = [engine.fork(seqs[row]) for row, _, _ in places]
-    work = [(fork, c[:-1]) for fork, (_, _, c) in zip(forks, places, strict=True)]
-    for (row, choice, c), logits in zip(places, feed(engine, work, chunk, "all"), strict=True):
-        targets = torch.tensor(c[1:], device=logits.device)
-        sums[row][choice] = float(logprobs(logits, targets).sum())
-    for fork in forks:
-        engine.free(fork)
-    return sums, sum(len(tokens) for _, tokens in work)
+    for pack in packed([len(c) - 1 for _, _, c in places], budget(engine.model.device)):
+        chosen = [places[i] for i in pack]
+        forks = [engine.fork(seqs[row]) for row, _, _ in chosen]
+        work = [(fork, c[:-1]) for fork, (_, _, c) in zip(forks, chosen, strict=True)]
+        for (row, choice, c), logits in zip(chosen, feed(engine, work, chunk, "all"), strict=True):
+            targets = torch.tensor(c[1:], device=logits.device)
+            sums[row][choice] = float(logprobs(logits, targets).sum())
+        for fork in forks:
+            engine.free(fork)
+    return sums, sum(len(c) - 1 for _, _, c in places)
