@@ -142,13 +142,17 @@ def cloze(text: Corpus, count: int = CLOZE_QUESTIONS, seed: int = CLOZE_SEED) ->
         piece = rng.choices(range(len(pieces)), weights)[0]
         return piece, rng.randrange(weights[piece])
 
-    asked: dict[tuple[int, int], None] = {}  # an ordered set: no question twice
-    while len(asked) < min(count, sum(weights)):
-        asked[draw()] = None
-    found = []
-    for index, (piece, start) in enumerate(asked):
-        words = pieces[piece]
-        split = start + CLOZE_CONTEXT
+    found: list[Question] = []
+    seen: set[str] = set()
+    for _ in range(4 * count):  # a corpus that repeats itself has fewer questions than places
+        if len(found) == count:
+            break
+        piece, start = draw()
+        words, split = pieces[piece], start + CLOZE_CONTEXT
+        context = " ".join(words[start:split])
+        if context in seen:
+            continue
+        seen.add(context)
         choices = [_continuation(words, split)]
         while len(choices) < 4:
             other, at = draw()
@@ -158,9 +162,9 @@ def cloze(text: Corpus, count: int = CLOZE_QUESTIONS, seed: int = CLOZE_SEED) ->
         order = rng.sample(range(4), 4)
         found.append(
             Question(
-                id=f"cloze/{index}",
+                id=f"cloze/{len(found)}",
                 subject="cloze",
-                question=" ".join(words[start:split]),
+                question=context,
                 choices=tuple(choices[i] for i in order),
                 answer=order.index(0),
             )
