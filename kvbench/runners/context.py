@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvbench.engine.core import Engine, LoadedModel
+    from kvbench.engine.core import Engine
+    from kvbench.engine.load import LoadedModel
     from kvbench.record import Record
 
 

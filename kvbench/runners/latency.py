@@ -21,7 +21,8 @@ from kvbench.runners.context import Context, Measurement
 from kvbench.runners.timing import Timing, measure
 
 if TYPE_CHECKING:
-    from kvbench.engine.core import Engine, LoadedModel
+    from kvbench.engine.core import Engine
+    from kvbench.engine.load import LoadedModel
 
 SEED = 0
 
