@@ -35,7 +35,10 @@ class Option:
 
 @dataclass(frozen=True)
 class RunnerDecl:
-    """ignores: the cell keys the result does not depend on. quality: refused on random weights."""
+    """ignores: the cell keys the result does not depend on. quality: refused on random weights.
+
+    reads: the runner's number comes from attention over the pages, so a run that read none is a fault.
+    """
 
     name: str
     protocol: int
@@ -43,6 +46,7 @@ class RunnerDecl:
     quality: bool
     options: Mapping[str, Option]
     help: str
+    reads: bool = True
 
 
 _SHAPE = frozenset({"batch", "context"})
@@ -52,12 +56,12 @@ RUNNERS: dict[str, RunnerDecl] = {
     r.name: r
     for r in (
         RunnerDecl("storage", 1, frozenset(), False, {},
-                   "live bytes of the KV store at the cell's batch and context, per layer, against the formula"),
+                   "live bytes of the KV store at the cell's batch and context, per layer, against the formula", reads=False),
         RunnerDecl("parity", 1, _SHAPE, False, {
             "lengths": Option("int", [1, 15, 16, 17, 257], "context lengths of the tensor-level decode", minimum=1, many=True),
             "steps": Option("int", 2048, "decode steps of the model-free run", minimum=1),
             "seed": Option("int", 0, "seed of the random tensors", minimum=0),
-        }, "decode through the store against an FP32 oracle on dequantized tensors, and a model-free run of many steps"),
+        }, "decode through the store against an FP32 oracle on dequantized tensors, and a model-free run of many steps", reads=False),
         RunnerDecl("latency", 1, frozenset(), False, {
             "new_tokens": Option("int", 16, "tokens generated a request", minimum=1),
             "repeats": Option("int", 3, "measured requests an arm; the baseline is interleaved (A B B A)", minimum=1),

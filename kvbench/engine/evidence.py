@@ -1,0 +1,345 @@
+"""Evidence of effective precision, taken from the live engine and never from its configuration.
+
+E1        live dtypes and exact bytes of every layer
+E2        stored codes and scales equal the reference quantizer applied to the same K/V, in every layer
+E3        the read path of this very engine: changed payload or scales change the logits, restored ones restore
+          them bit for bit, and poison outside the sequence changes nothing
+E3-layers the same for every layer, K and V apart (on an engine made the same way; once a configuration)
+E3-reads  what the measured run itself read: tokens from pages, and how many of them from quantized payload
+
+A level that does not hold is a `mismatch` whose sentence names what was lost and in which layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvbench.engine.core import Engine, static_scales
+from kvbench.engine.store import LayerPages, PagedKVStore
+from kvbench.formats import KV_FORMATS, KVFormat
+from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
+from kvbench_kernels.quantize import QUANTIZE
+
+SIDES = ("k", "v")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def bits(x: Tensor) -> Tensor:
+    """The raw bytes of a tensor, so that NaN payloads and signed zeros compare as what they are."""
+    return x.contiguous().reshape(-1).view(torch.uint8)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+
+
+def live_format(pages: LayerPages, side: str, native_dtype: torch.dtype) -> str:
+    """The format that one side of a layer is stored in, told by its tensors alone; or a description of them."""
+    payload: Tensor = getattr(pages, side)
+    scale: Tensor | None = getattr(pages, f"{side}_scale")
+    kind = "none" if scale is None else "tensor" if scale.numel() == 1 else "token-head"
+    for fmt in KV_FORMATS.values():
+        stored = dtype_name(native_dtype) if fmt.payload_dtype is None else fmt.payload_dtype
+        same_scale = fmt.scale_granularity == kind and (scale is None or dtype_name(scale.dtype) == fmt.scale_dtype)
+        if dtype_name(payload.dtype) == stored and same_scale:
+            return fmt.name
+    scales = "no scales" if scale is None else f"{kind} {dtype_name(scale.dtype)} scales"
+    return f"{dtype_name(payload.dtype)} with {scales}"
+
+
+def examine(engine: Engine, layer_probe: Level, *, reads_due: bool) -> Evidence:
+    """Take the evidence of an engine whose measurement has ended; its sequences are freed and its pages poisoned.
+
+    layer_probe: the E3-layers level of this configuration, from `probe_layers`. reads_due: the runner's number comes
+    from attention over the pages, so an engine that read none is a mismatch.
+    """
+    reads = dict(engine.store.reads)
+    e1, effective = _e1(engine)
+    levels = [e1, _e3_reads(engine, reads, reads_due)]
+    for seq in list(engine.store.sequences()):
+        engine.free(seq)
+    seq, token = _write_probe(engine)
+    levels += [_e2(engine), _e3(engine, seq, token), layer_probe]
+    order = {name: i for i, name in enumerate(("E1", "E2", "E3", "E3-layers", "E3-reads"))}
+    levels.sort(key=lambda level: order[level.name])
+    stored = {dtype_name(getattr(p, s).dtype) for p in engine.store.layers for s in SIDES}
+    precision = {
+        "storage": " + ".join(sorted(stored)),
+        "transfer": "not measured",
+        "execution": dtype_name(engine.model.dtype),
+    }
+    return Evidence(effective, tuple(levels), precision, reads)
+
+
+def _asked(engine: Engine) -> KVFormat:
+    return KV_FORMATS[engine.decision.kv_format.resolved]
+
+
+def _e1(engine: Engine) -> tuple[Level, str]:
+    asked, store = _asked(engine), engine.store
+    wrong, found = [], set()
+    for index, pages in enumerate(store.layers):
+        for side in SIDES:
+            live = live_format(pages, side, engine.model.dtype)
+            found.add(live)
+            if live != asked.name:
+                dtype = dtype_name(getattr(pages, side).dtype)
+                wrong.append(f"layer {index} {side.upper()} is stored as {live} ({dtype}), asked was {asked.name}")
+        live_bytes, expected = store.live_bytes(index), store.expected_bytes(index, asked)
+        if live_bytes != expected:
+            wrong.append(f"layer {index} holds {live_bytes.total} B, {asked.name} takes {expected.total} B")
+    effective = found.pop() if len(found) == 1 else "mixed"
+    total = sum(store.live_bytes(i).total for i in range(len(store.layers)))
+    facts = {"layers": len(store.layers), "bytes": total, "first_faults": wrong[:4], "faults": len(wrong)}
+    if wrong:
+        lost = f"kv_format {asked.name} did not reach the store: {wrong[0]}"
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        return Level("E1", MISMATCH, lost + more + ".", facts), effective
+    sentence = f"All {len(store.layers)} layers store {asked.name}; live bytes equal the formula."
+    return Level("E1", VERIFIED, sentence, facts), effective
+
+
+def _e3_reads(engine: Engine, reads: dict[str, int], due_at_all: bool) -> Level:
+    asked = _asked(engine)
+    if reads["calls"] == 0 and due_at_all:
+        return Level("E3-reads", MISMATCH, "The measured run never read the KV store; its numbers come from elsewhere.", reads)
+    if reads["calls"] == 0:
+        return Level("E3-reads", NOT_APPLICABLE, "This runner makes no attention reads.", reads)
+    quantized = reads["quantized_tokens"]
+    due = reads["tokens"] if asked.quantized else 0
+    if quantized != due:
+        sentence = (
+            f"The measured run read {reads['tokens']} tokens of K/V from pages, {quantized} of them quantized; "
+            f"{asked.name} needs {due}."
+        )
+        return Level("E3-reads", MISMATCH, sentence, reads)
+    return Level("E3-reads", VERIFIED, f"{reads['tokens']} K/V tokens were read from {asked.name} pages.", reads)
+
+
+def _probe_ids(engine: Engine, count: int) -> list[int]:
+    vocab: int = engine.model.vocab_size
+    return [(7919 * i + 13) % vocab for i in range(count)]
+
+
+def _write_probe(engine: Engine) -> tuple[int, int]:
+    """One sequence of page_size - 1 tokens (all layers tapped) and the token to decode next."""
+    ids = _probe_ids(engine, engine.store.page_size)
+    seq = engine.add()
+    engine.tap_layers = frozenset(range(len(engine.store.layers)))
+    engine.forward([(seq, ids[:-1])], "none")
+    engine.tap_layers = frozenset()
+    return seq, ids[-1]
+
+
+def _stored(store: PagedKVStore, payload: Tensor, slots: Tensor) -> Tensor:
+    """[N, H, ...] of a tensor [pages, H, page_size, ...] at flat slots."""
+    page, offset = slots // store.page_size, slots % store.page_size
+    return payload[page.to(payload.device), :, offset.to(payload.device)]
+
+
+def _e2(engine: Engine) -> Level:
+    """Compare what `_write_probe` stored with the reference quantizer on the K/V that the layers produced."""
+    asked, store = _asked(engine), engine.store
+    given = static_scales(engine.spec["scale"], len(store.layers)) if asked.scale_kind == "static" else None
+    seq = next(iter(store.sequences()))
+    slots = store.slots_for(seq, 0, engine.length(seq))
+    wrong = []
+    for index, pages in enumerate(store.layers):
+        if index not in engine.taps:
+            return Level("E2", UNVERIFIED, f"Layer {index} wrote nothing in the probe forward.")
+        for which, side in enumerate(SIDES):
+            x = engine.taps[index][which]
+            scale = None if given is None else torch.tensor(given[index][which], dtype=torch.float32, device=x.device)
+            reference = QUANTIZE[asked.name](x, scale)
+            where = f"layer {index} {side.upper()}"
+            live_scale: Tensor | None = getattr(pages, f"{side}_scale")
+            if scale is not None:
+                if live_scale is None or not torch.equal(live_scale.reshape(()).float(), scale):
+                    held = "none" if live_scale is None else f"{live_scale.float().flatten()[0].item():.6g}"
+                    wrong.append(f"{where}: the stored scale is {held}, given was {scale.item():.6g}")
+            elif reference.scales is not None:
+                held_scales = None if live_scale is None else _stored(store, live_scale, slots)
+                if held_scales is None or not same_bits(held_scales, reference.scales):
+                    wrong.append(f"{where}: {_first_scale_difference(held_scales, reference.scales)}")
+            if not same_bits(_stored(store, getattr(pages, side), slots), reference.codes):
+                wrong.append(f"{where}: stored codes differ from the reference quantizer")
+    facts = {"layers": len(store.layers), "tokens": int(slots.numel()), "first_faults": wrong[:4], "faults": len(wrong)}
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        return Level("E2", MISMATCH, f"Stored data is not {asked.name} of the same K/V: {wrong[0]}{more}.", facts)
+    return Level("E2", VERIFIED, f"Codes and scales of {slots.numel()} tokens equal the reference quantizer.", facts)
+
+
+def _first_scale_difference(held: Tensor | None, reference: Tensor) -> str:
+    if held is None or held.shape != reference.shape:
+        return "no scale is stored for each token and head"
+    at = (held != reference).nonzero()
+    if not len(at):
+        return f"scales have dtype {dtype_name(held.dtype)}, the reference {dtype_name(reference.dtype)}"
+    token, head = at[0].tolist()
+    return (
+        f"the stored scale of token {token}, head {head} is {held[token, head].item():.6g}, "
+        f"the reference {reference[token, head].item():.6g}"
+    )
+
+
+def _changed(codes: Tensor) -> Tensor:
+    """Other codes everywhere: sign flipped, and a clearly visible value where the code was zero."""
+    if codes.dtype == torch.float8_e4m3fn:
+        raw = codes.view(torch.uint8)
+        return torch.where((raw & 0x7F) == 0, torch.full_like(raw, 0x38), raw ^ 0x80).view(codes.dtype)
+    return torch.where(codes == 0, torch.full_like(codes, 1), -codes)
+
+
+def _poison(pages: LayerPages, outside: Tensor) -> None:
+    """Fill the slots marked in `outside` [pages, page_size] with what must never be read: NaN where it exists."""
+    for side in SIDES:
+        payload: Tensor = getattr(pages, side)
+        mask = outside[:, None, :].expand(payload.shape[:3])
+        bad = 127 if payload.dtype == torch.int8 else float("nan")
+        if payload.dtype == torch.float8_e4m3fn:
+            payload.view(torch.uint8)[mask] = 0x7F
+        else:
+            payload[mask] = bad
+        scale: Tensor | None = getattr(pages, f"{side}_scale")
+        if scale is not None and scale.numel() > 1:
+            scale[mask] = float("nan")
+
+
+def _e3(engine: Engine, seq: int, token: int) -> Level:
+    """Change, restore and poison the pages of all layers at once; every decode starts from the same length."""
+    store, length = engine.store, engine.length(seq)
+
+    def decode() -> Tensor:
+        engine.truncate(seq, length)
+        return engine.decode([seq], [token]).clone()
+
+    reference = decode()
+    faults = []
+    names = [n for n in ("k", "v", "k_scale", "v_scale") if getattr(store.layers[0], n) is not None]
+    for name in names:
+        kept = [getattr(p, name).clone() for p in store.layers]
+        for pages in store.layers:
+            live = getattr(pages, name)
+            live.copy_(live * 2 if name.endswith("scale") else _changed(live))
+        if same_bits(decode(), reference):
+            faults.append(f"changing every stored {_words(name)} changes no logit: attention does not read it")
+        for pages, old in zip(store.layers, kept, strict=True):
+            getattr(pages, name).copy_(old)
+        if not same_bits(decode(), reference):
+            faults.append(f"restoring every stored {_words(name)} does not restore the logits bit for bit")
+    engine.truncate(seq, length)
+    outside = torch.ones(store.layers[0].k.shape[0] * store.page_size, dtype=torch.bool, device=store.device)
+    # The slot of the decoded token is written anew by every decode, so it is poisoned too.
+    outside[store.slots_for(seq, 0, length)] = False
+    for pages in store.layers:
+        _poison(pages, outside.view(-1, store.page_size))
+    if not same_bits(decode(), reference):
+        faults.append("poison outside the sequence reaches the logits")
+    if faults:
+        return Level("E3", MISMATCH, "The read path is not the store: " + "; ".join(faults) + ".", {"faults": faults})
+    checked = ", ".join(_words(n) for n in names)
+    return Level("E3", VERIFIED, f"Logits follow the stored {checked} and nothing outside the sequence.")
+
+
+def _words(name: str) -> str:
+    return name[0].upper() + (" scale" if name.endswith("scale") else " payload")
+
+
+@dataclass(frozen=True)
+class _Row:
+    layer: int
+    name: str
+    seq: int
+
+
+def probe_layers(make: Callable[[int, int], Engine], layers: int, page_size: int) -> Level:
+    """E3 for each layer, K and V, payload and scale: one sequence a change, all decoded in one packed forward.
+
+    make(sequences, tokens): an engine made exactly as the measured one. A row whose logits do not move was not read.
+    """
+    engine = make(4 * layers + 2, page_size)
+    store = engine.store
+    first = engine.add()
+    ids = _probe_ids(engine, page_size)
+    engine.forward([(first, ids[:-1])], "none")
+    length = engine.length(first)
+    rows, shared = [], []
+    for index, pages in enumerate(store.layers):
+        for name in ("k", "v", "k_scale", "v_scale"):
+            live = getattr(pages, name)
+            if live is None:
+                continue
+            if live.numel() == 1:
+                shared.append((index, name))  # one scale a layer serves all sequences: changed one at a time
+            else:
+                rows.append(_Row(index, name, engine.fork(first)))
+    seqs = [first] + [row.seq for row in rows]
+
+    def decode(which: list[int]) -> Tensor:
+        for seq in which:
+            engine.truncate(seq, length)
+        return engine.decode(which, [ids[-1]] * len(which)).clone()
+
+    reference = decode(seqs)
+    faults: list[str] = []
+
+    def where(layer: int, name: str) -> str:
+        return f"layer {layer}: the stored {_words(name)}"
+
+    kept = [_page(store, row).clone() for row in rows]
+    for row in rows:
+        live = _page(store, row)
+        live.copy_(live * 2 if row.name.endswith("scale") else _changed(live))
+    moved = decode(seqs)
+    for row, old in zip(rows, kept, strict=True):
+        _page(store, row).copy_(old)
+    restored = decode(seqs)
+    if not same_bits(moved[0], reference[0]):
+        faults.append("a sequence whose pages were left alone changed with the others")
+    for at, row in enumerate(rows, start=1):
+        if same_bits(moved[at], reference[at]):
+            faults.append(f"{where(row.layer, row.name)} is not read: changing it changes no logit")
+        elif not same_bits(restored[at], reference[at]):
+            faults.append(f"{where(row.layer, row.name)} was restored, the logits were not")
+    faults += _probe_shared(store, shared, lambda: decode([first]), where)
+    facts = {"probes": len(rows) + len(shared), "faults": len(faults), "first_faults": faults[:4]}
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        return Level("E3-layers", MISMATCH, f"The read path is not the store: {faults[0]}{more}.", facts)
+    return Level("E3-layers", VERIFIED, f"{facts['probes']} changes, one a layer and side, each moved the logits.", facts)
+
+
+def _probe_shared(
+    store: PagedKVStore,
+    shared: list[tuple[int, str]],
+    decode: Callable[[], Tensor],
+    where: Callable[[int, str], str],
+) -> Iterator[str]:
+    if not shared:
+        return
+    reference = decode()
+    for layer, name in shared:
+        live: Tensor = getattr(store.layers[layer], name)
+        old = live.clone()
+        live.mul_(2)
+        moved = decode()
+        live.copy_(old)
+        if same_bits(moved, reference):
+            yield f"{where(layer, name)} is not read: changing it changes no logit"
+    if not same_bits(decode(), reference):
+        yield "restoring the static scales does not restore the logits"
+
+
+def _page(store: PagedKVStore, row: _Row) -> Tensor:
+    """The live page of a row's only page (a view)."""
+    page = int(store.tables([row.seq])[0, 0])
+    tensor: Tensor = getattr(store.layers[row.layer], row.name)
+    return tensor[page]

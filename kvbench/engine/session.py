@@ -1,0 +1,187 @@
+"""Running one task: decide, load, measure, take the evidence, and turn whatever happens into a record."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvbench.cells import Task, content_hash
+from kvbench.decision import Choice, Decision, Request, check_context, resolve
+from kvbench.engine.core import Engine
+from kvbench.engine.evidence import examine, probe_layers
+from kvbench.engine.load import LoadedModel, load_model
+from kvbench.errors import KvbenchError, NotAvailable, Refused
+from kvbench.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, VERIFIED, Evidence, Level, Record
+from kvbench.runners.context import Context, Measurement
+from kvbench.tasks import RUNNERS
+
+Progress = Callable[[int, int, str], None]
+
+# Spec keys that make no other engine: the layer probe is shared by cells that differ in these only.
+_NOT_ENGINE = ("batch", "context", "fallback", "plumbing")
+
+
+@dataclass
+class Session:
+    """What the tasks of one run share: the loaded model (one at a time) and the layer probes already taken."""
+
+    data_dir: Path | None
+    environment: Mapping[str, Any]
+    _models: dict[str, LoadedModel] = field(default_factory=dict)
+    _probes: dict[str, Level] = field(default_factory=dict)
+
+    def model(self, spec: Mapping[str, Any]) -> LoadedModel:
+        keys = ("model", "model_weights", "model_revision", "trust_remote_code", "weights", "device", "dtype")
+        key = content_hash({k: spec[k] for k in keys})
+        if key not in self._models:
+            self._models.clear()
+            gc.collect()
+            self._models[key] = load_model(spec)
+        return self._models[key]
+
+    def layer_probe(self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any]) -> Level:
+        key = content_hash({k: v for k, v in spec.items() if k not in _NOT_ENGINE})
+        if key not in self._probes:
+
+            def make(sequences: int, tokens: int) -> Engine:
+                return Engine(model, decision, spec, sequences=sequences, tokens=tokens)
+
+            self._probes[key] = probe_layers(make, len(model.layers), spec["page_size"])
+        return self._probes[key]
+
+
+def execute(task: Task, session: Session, baseline: Record | None, progress: Progress) -> Record:
+    """Run `task` and return its record; only an interrupt leaves this function as an exception."""
+    started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
+    decision: Decision | None = None
+    evidence: Evidence | None = None
+    measured = Measurement({}, {})
+    status, error = OK, None
+    try:
+        decision, measured, evidence = _measure(task, session, baseline, progress)
+    except Refused as e:
+        status, error = REFUSED, {"reason": e.reason, "message": str(e)}
+    except NotAvailable as e:
+        status, error = NOT_EVALUATED, {"reason": "not_available", "message": str(e)}
+    except Exception as e:  # any fault of one task must become its record, so that the others go on
+        tail = traceback.format_exc().splitlines()[-12:]
+        status, error = ERROR, {"type": type(e).__name__, "message": str(e) or type(e).__name__, "tail": tail}
+    finally:
+        gc.collect()
+    environment = {**session.environment, "threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
+    return Record(
+        key=task.key,
+        runner=task.runner,
+        protocol=RUNNERS[task.runner].protocol,
+        status=status,
+        spec=dict(task.spec),
+        options=dict(task.options),
+        decision=asdict(decision) if decision else None,
+        evidence=asdict(evidence) if evidence else None,
+        samples=measured.samples,
+        facts=measured.facts,
+        environment=environment,
+        partial=_partial(task, measured),
+        error=error,
+        started_at=started,
+        seconds=round(time.perf_counter() - clock, 3),
+    )
+
+
+def _partial(task: Task, measured: Measurement) -> str | None:
+    reasons = [measured.partial] if measured.partial else []
+    if task.spec["model_weights"] == "random" and RUNNERS[task.runner].quality:
+        reasons.append("random weights: plumbing only")
+    return "; ".join(reasons) or None
+
+
+def _measure(
+    task: Task, session: Session, baseline: Record | None, progress: Progress
+) -> tuple[Decision, Measurement, Evidence]:
+    spec, decl = task.spec, RUNNERS[task.runner]
+    if decl.quality and spec["model_weights"] == "random" and not spec["plumbing"]:
+        raise Refused(
+            "random_weights",
+            f"{task.runner} measures quality and the weights are random; use a checkpoint, or `plumbing: true` "
+            "for a run that only exercises the path and is marked partial.",
+        )
+    if decl.quality and task.baseline is not None and (baseline is None or baseline.status != OK):
+        why = "has not run" if baseline is None else f"ended as {baseline.status}: {(baseline.error or {}).get('message')}"
+        raise NotAvailable(f"{task.runner} compares with its native baseline, which {why}.")
+    model = session.model(spec)
+    decision = resolve(Request(spec["kv_format"], spec["weights"], spec["backend"], spec["fallback"]), model.facts)
+    new_tokens = task.options.get("new_tokens", 0)
+    if "context" in spec and "context" not in decl.ignores:
+        check_context(model.facts, spec["context"], new_tokens)
+    engines: list[Engine] = []
+    natives: list[Engine] = []
+
+    def factory(made: list[Engine], choice: Decision) -> Callable[..., Engine]:
+        def make(sequences: int = 1, tokens: int = spec["prefill_chunk"]) -> Engine:
+            made.append(Engine(model, choice, spec, sequences=sequences, tokens=tokens))
+            return made[-1]
+
+        return make
+
+    context = Context(
+        spec=spec,
+        options=task.options,
+        variant=task.variant,
+        model=model,
+        engine=factory(engines, decision),
+        native=factory(natives, native_of(decision)),
+        baseline=baseline,
+        data_dir=session.data_dir,
+        progress=progress,
+    )
+    runner = importlib.import_module(f"kvbench.runners.{task.runner}")
+    measured: Measurement = runner.run(context)
+    evidence = _evidence(context, engines, natives, decision, session, decl.reads)
+    return decision, measured, evidence
+
+
+def native_of(decision: Decision) -> Decision:
+    """The same decision with native KV and native weights: what a baseline arm runs on."""
+    native = Choice("native", "native", "baseline")
+    return Decision(kv_format=native, weights=native, backend=decision.backend)
+
+
+def _evidence(
+    context: Context,
+    engines: list[Engine],
+    natives: list[Engine],
+    decision: Decision,
+    session: Session,
+    reads_due: bool,
+) -> Evidence:
+    """Evidence of the measured engine (the worst of them when there were several), the native arm's included."""
+    for engine in engines + natives:
+        engine.check_health()
+    if not engines:
+        if reads_due:
+            raise KvbenchError("The runner measured without an engine; its numbers cannot belong to this cell.")
+        context.engine(1, context.spec["page_size"])
+    probe = session.layer_probe(context.model, decision, context.spec)
+    found = [examine(engine, probe, reads_due=reads_due) for engine in engines]
+    worst = min(found, key=lambda e: (e.state == VERIFIED, e.state != MISMATCH))
+    if not natives:
+        return worst
+    native = native_of(decision)
+    native_spec = {**context.spec, "kv_format": "native", "scale": None}
+    native_probe = session.layer_probe(context.model, native, native_spec)
+    bad = [e for e in (examine(n, native_probe, reads_due=reads_due) for n in natives) if e.state != VERIFIED]
+    level = Level("native-arm", VERIFIED, f"{len(natives)} native engine(s) beside it are native.")
+    if bad:
+        lost = next(x for x in bad[0].levels if x.state == bad[0].state)
+        level = Level("native-arm", bad[0].state, f"The native arm is not native: {lost.sentence}")
+    return Evidence(worst.effective, (*worst.levels, level), worst.precision, worst.reads)
