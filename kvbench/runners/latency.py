@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from kvbench.cells import content_hash
-from kvbench.errors import Refused
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.timing import Timing, measure
 
@@ -89,21 +88,13 @@ def prefill_plan(lengths: Sequence[int], chunk: int) -> Iterator[list[tuple[int,
 def random_prompts(model: LoadedModel, batch: int, context: int) -> list[list[int]]:
     """`batch` prompts of `context` token ids, drawn with a fixed seed from the vocabulary without special tokens."""
     special = set(model.tokenizer.all_special_ids) if model.tokenizer is not None else set()
-    ids = [i for i in range(model.model.config.get_text_config().vocab_size) if i not in special]
+    ids = [i for i in range(model.vocab_size) if i not in special]
     rng = random.Random(SEED)
     return [rng.choices(ids, k=context) for _ in range(batch)]
 
 
 def run(ctx: Context) -> Measurement:
-    """Raises Refused("invalid_context") when context + new_tokens does not fit the model."""
     batch, context, new_tokens = ctx.spec["batch"], ctx.spec["context"], ctx.options["new_tokens"]
-    limit = ctx.model.facts.max_context
-    if limit is not None and context + new_tokens > limit:
-        raise Refused(
-            "invalid_context",
-            f"context {context} + new_tokens {new_tokens} = {context + new_tokens} exceeds the model's {limit} positions; "
-            "ask for a shorter context or fewer new tokens.",
-        )
     prompts = random_prompts(ctx.model, batch, context)
     capacity = {"sequences": batch, "tokens": context + new_tokens}
     other = "candidate" if ctx.is_baseline else "baseline"
