@@ -1,0 +1,100 @@
+"""Attention over gathered K/V in torch: the reference backend, and the twin of the paged kernels.
+
+Shapes: B batch, Hq query heads, Hkv KV heads, G = Hq // Hkv, T queries, L keys, D and Dv head dims.
+Query head h reads KV head h // G. Query t stands at position causal_offset + t and sees the keys j with
+j <= position and, in a sliding layer, position - j < sliding_window.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def paged_attention_torch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scaling: float,
+    causal_offset: int,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """q [B, Hq, T, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv] -> [B, Hq, T, Dv] in q's dtype.
+
+    causal_offset: position of the first query, L - T when the queries are the newest tokens. softcap: scores become
+    cap * tanh(score / cap) before the mask. sinks [Hq]: one logit a query head that takes part in the softmax and
+    has no value. ValueError for query heads that are no multiple of the KV heads, and for keys that are missing.
+    """
+    group = group_size(q.shape[1], k.shape[1])
+    queries = q.shape[2]
+    end = causal_offset + queries
+    if causal_offset < 0 or end > k.shape[2]:
+        raise ValueError(
+            f"{queries} queries from position {causal_offset} need {end} keys, but {k.shape[2]} were given; "
+            f"write the chunk to the store before it is read."
+        )
+    # Keys that no query sees are cut off, not masked: nothing in them can reach the result.
+    start = 0 if sliding_window is None else max(0, causal_offset + 1 - sliding_window)
+    k, v = k[:, :, start:end], v[:, :, start:end]
+    mask = _mask(queries, end - start, sliding_window, q.device)
+    if softcap is not None or sinks is not None:
+        return _explicit(q, k, v, group, scaling, mask, softcap, sinks)
+    if queries == 1:
+        # The G query heads of a KV head become its G query rows, so that K and V are never repeated.
+        rows = q.reshape(q.shape[0], k.shape[1], group, q.shape[3])
+        out = F.scaled_dot_product_attention(rows, k, v, scale=scaling)
+        return out.reshape(q.shape[0], q.shape[1], 1, v.shape[3])
+    square = start == 0 and end == queries and (sliding_window is None or sliding_window >= end)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=None if square else mask, is_causal=square, scale=scaling, enable_gqa=group > 1
+    )
+
+
+def group_size(q_heads: int, kv_heads: int) -> int:
+    """Query heads a KV head; ValueError where they do not divide (33 on 2 would leave a head unwritten)."""
+    if kv_heads < 1 or q_heads < 1 or q_heads % kv_heads:
+        raise ValueError(
+            f"{q_heads} query heads on {kv_heads} KV heads: the query heads must be a multiple of the KV heads; "
+            f"check num_attention_heads and num_key_value_heads in the model's config."
+        )
+    return q_heads // kv_heads
+
+
+def soft_cap(scores: Tensor, cap: float) -> Tensor:
+    """cap * tanh(scores / cap): 100 under a cap of 50 becomes 48.2014."""
+    return cap * torch.tanh(scores / cap)
+
+
+def _mask(queries: int, keys: int, sliding_window: int | None, device: torch.device) -> Tensor:
+    """[T, keys] bool, True where visible. The last query stands at the last key."""
+    distance = torch.arange(queries, device=device)[:, None] + (keys - queries)
+    distance = distance - torch.arange(keys, device=device)
+    visible = distance >= 0
+    return visible if sliding_window is None else visible & (distance < sliding_window)
+
+
+def _explicit(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: int,
+    scaling: float,
+    mask: Tensor,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Plain float32 softmax attention, for what the fused call has no argument for."""
+    batch, q_heads, queries, _ = q.shape
+    grouped = q.float().reshape(batch, k.shape[1], group, queries, q.shape[3])
+    scores = grouped @ k.float().transpose(-1, -2).unsqueeze(2) * scaling  # [B, Hkv, G, T, keys]
+    if softcap is not None:
+        scores = soft_cap(scores, softcap)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        sink = sinks.float().reshape(1, k.shape[1], group, 1, 1).expand(batch, -1, -1, queries, 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    weights = scores.softmax(-1)[..., : k.shape[2]]
+    return (weights @ v.float().unsqueeze(2)).reshape(batch, q_heads, queries, v.shape[3]).to(q.dtype)

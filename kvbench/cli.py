@@ -1,0 +1,203 @@
+"""The command line: composition only. JSON goes to stdout with --json; logs and progress go to stderr.
+
+Exit codes: 0 every check passed; 1 a check failed (precision mismatch included); 2 bad matrix, gate or usage;
+3 a cell errored or a required check was not evaluated; 4 the data cannot decide; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvbench import __version__
+from kvbench.errors import KvbenchError, UsageError
+
+app = typer.Typer(
+    add_completion=True,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Proves which precision an engine ran in, measures what it costs and gains, and judges whether it may ship.",
+)
+
+MatrixArg = Annotated[Path, typer.Argument(help="YAML matrix, e.g. matrices/int8.yaml")]
+RunArg = Annotated[Path, typer.Argument(help="Run directory that `kvbench run` wrote")]
+SetOption = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set runners.latency.repeats=5")]
+SelectOption = Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Keep cells by name: -k 'int8_sym and not batch=4'")]
+DataOption = Annotated[Path | None, typer.Option("--data-dir", envvar="KVBENCH_DATA_DIR", help="Folder of the evaluation data")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Run directory [default: runs/<matrix name>]")]
+GateOption = Annotated[Path | None, typer.Option("--gate", help="Gate policy [default: the one the matrix names]")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout")]
+RerunOption = Annotated[str, typer.Option("--rerun", help="missing, failed or all", metavar="missing|failed|all")]
+
+
+@contextmanager
+def handled() -> Iterator[None]:
+    """A user's mistake is a sentence and an exit code, not a traceback."""
+    try:
+        yield
+    except KvbenchError as e:
+        print(f"kvbench: {e}", file=sys.stderr)
+        raise typer.Exit(e.exit_code) from None
+    except KeyboardInterrupt:
+        print("kvbench: interrupted; the records written so far are kept, run the same command to go on.", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(141) from None
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"kvbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version")] = False) -> None:
+    """Options of every command."""
+
+
+def _load(matrix: Path, overrides: list[str], select: str | None, data_dir: Path | None) -> tuple[Any, dict[str, Any]]:
+    from kvbench.data import fingerprint as data_fingerprint
+    from kvbench.environment import host
+    from kvbench.matrix import load
+    from kvbench.models import fingerprint as model_fingerprint
+
+    if data_dir is not None and not data_dir.is_dir():
+        raise UsageError(f"The data folder {data_dir} does not exist; give a folder laid out as docs/data.md says.")
+    here = host()
+    loaded = load(
+        matrix,
+        overrides,
+        select,
+        host=here,
+        fingerprint_model=model_fingerprint,
+        fingerprint_data=lambda name, split: data_fingerprint(name, data_dir, split),
+    )
+    return loaded, here.environment
+
+
+def _rerun(value: str) -> Any:
+    if value not in ("missing", "failed", "all"):
+        raise UsageError(f"--rerun {value} is not known; use missing, failed or all.")
+    return value
+
+
+def _judge(run_dir: Path, gate: Path | None, as_json: bool) -> int:
+    """Judge stored records, write the report, print the result; returns the exit code."""
+    from kvbench import gate as gates
+    from kvbench.metrics import derive
+    from kvbench.record import RunDir
+    from kvbench.report.console import print_result
+    from kvbench.report.jsonout import result_json
+    from kvbench.report.write import write_all
+    from kvbench.run import require_not_empty
+
+    require_not_empty(run_dir)
+    run = RunDir(run_dir)
+    manifest, records = run.manifest(), list(run.records())
+    named = gate or (Path(manifest["gate"]) if manifest["gate"] else None)
+    policy = gates.load(named) if named else None
+    rows = derive(manifest, records)
+    verdict = gates.evaluate(policy, manifest, records, rows)
+    paths = write_all(run_dir, manifest, records, rows, verdict)
+    if as_json:
+        print(json.dumps(result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False))
+    else:
+        print_result(manifest, records, rows, verdict, paths)
+    return int(verdict.exit_code)
+
+
+@app.command()
+def run(
+    matrix: MatrixArg,
+    set_: SetOption = [],  # noqa: B006 (typer reads the default, nothing mutates it)
+    k: SelectOption = None,
+    out: OutOption = None,
+    gate: GateOption = None,
+    data_dir: DataOption = None,
+    rerun: RerunOption = "missing",
+    json_: JsonOption = False,
+) -> None:
+    """Measure a matrix, judge it, and write the report. The same command resumes an interrupted run."""
+    with handled():
+        from kvbench import gate as gates
+        from kvbench.progress import watcher
+        from kvbench.record import RunDir
+        from kvbench.run import command_line
+        from kvbench.run import run as run_matrix
+
+        loaded, environment = _load(matrix, set_, k, data_dir)
+        policy = gate or loaded.gate
+        if policy is not None:
+            gates.load(policy)  # a bad gate is a usage error now, not after the measuring
+        target = out or Path("runs") / loaded.name
+        run_matrix(loaded, RunDir(target), environment, command_line(), watcher(json_), data_dir, _rerun(rerun))
+        raise typer.Exit(_judge(target, policy, json_))
+
+
+@app.command()
+def plan(
+    matrix: MatrixArg,
+    set_: SetOption = [],  # noqa: B006
+    k: SelectOption = None,
+    out: OutOption = None,
+    data_dir: DataOption = None,
+    rerun: RerunOption = "missing",
+    json_: JsonOption = False,
+) -> None:
+    """Show cells, decisions with reasons, estimated bytes and what would be reused. Runs nothing."""
+    with handled():
+        from kvbench.plan import plan_cell, plan_json, plan_text
+        from kvbench.record import RunDir
+        from kvbench.run import plan_tasks
+
+        loaded, _ = _load(matrix, set_, k, data_dir)
+        tasks = plan_tasks(loaded, RunDir(out or Path("runs") / loaded.name), _rerun(rerun))
+        cells = [plan_cell(cell) for cell in loaded.cells]
+        if json_:
+            print(json.dumps(plan_json(loaded, cells, tasks), ensure_ascii=False))
+        else:
+            print(plan_text(loaded, cells, tasks))
+
+
+@app.command()
+def gate(run_dir: RunArg, gate: GateOption = None, json_: JsonOption = False) -> None:
+    """Judge a stored run again, without a model or torch. The exit code is the verdict."""
+    with handled():
+        raise typer.Exit(_judge(run_dir, gate, json_))
+
+
+@app.command()
+def report(run_dir: RunArg, gate: GateOption = None, json_: JsonOption = False) -> None:
+    """Write the HTML and CSV reports of a stored run again. Exits 0 when they are written, whatever the verdict."""
+    with handled():
+        _judge(run_dir, gate, json_)
+
+
+@app.command()
+def schema(kind: Annotated[str, typer.Argument(help="matrix or gate")] = "matrix") -> None:
+    """Print the JSON Schema of matrix or gate files, for editors."""
+    with handled():
+        from kvbench.schema import gate_schema, matrix_schema
+
+        makers = {"matrix": matrix_schema, "gate": gate_schema}
+        if kind not in makers:
+            raise UsageError(f"There is no schema {kind!r}; use matrix or gate.")
+        print(json.dumps(makers[kind](), indent=2, ensure_ascii=False))
+
+
+def main() -> None:
+    """Entry point of the `kvbench` script and of `python -m kvbench`."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""The paged KV store: quantizes what is written, dequantizes what is read, and counts what it really holds.
+
+Layout of a layer: k [pages, kv_heads, page_size, head_dim], v [pages, kv_heads, page_size, value_dim]; dynamic
+scales [pages, kv_heads, page_size], static ones [1] float32. Payload and scales are tensors of their own, never
+regions of one buffer. All layers use the same page ids. A slot is page * page_size + offset.
+
+Memory is left uninitialised: whatever a sequence does not own is cut away by slicing, never by multiplying with 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from kvbench_kernels.offsets import flat_offset
+from kvbench_kernels.quantize import QUANTIZE, dequantize
+from torch import Tensor
+
+from kvbench.engine.pages import Copy, PageTable
+from kvbench.errors import UsageError
+from kvbench.formats import KVBytes, KVFormat, KVShape, kv_bytes, pages_for
+
+HEALTH = ("clipped", "nonfinite", "overflow")
+QUANTIZED_DTYPES = (torch.int8, torch.float8_e4m3fn)
+
+
+@dataclass
+class LayerPages:
+    """One layer's live tensors. `fmt` is the format that they are written and read as."""
+
+    fmt: str
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that are there, by name."""
+        named = {"k": self.k, "v": self.v, "k_scale": self.k_scale, "v_scale": self.v_scale}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def paged(self) -> dict[str, Tensor]:
+        """Those of them whose first axis is the page: a static scale belongs to no page."""
+        return {name: tensor for name, tensor in self.tensors().items() if tensor.ndim > 1}
+
+
+def allocate_layer(
+    fmt: KVFormat,
+    shape: KVShape,
+    page_size: int,
+    num_pages: int,
+    native_dtype: torch.dtype,
+    device: torch.device | str,
+    scale: tuple[float, float] | None = None,
+) -> LayerPages:
+    """Uninitialised pages for one layer, with its static (K, V) scales where the format has them."""
+    dtype = torch_dtype(fmt.payload_dtype) if fmt.payload_dtype else native_dtype
+    rows = (num_pages, shape.kv_heads, page_size)
+    scales: list[Tensor | None] = [None, None]
+    if fmt.scale_dtype and fmt.scale_kind == "dynamic":
+        scales = [torch.empty(rows, dtype=torch_dtype(fmt.scale_dtype), device=device) for _ in range(2)]
+    elif fmt.scale_dtype and scale is not None:
+        scales = [torch.tensor([s], dtype=torch_dtype(fmt.scale_dtype), device=device) for s in scale]
+    return LayerPages(
+        fmt.name,
+        torch.empty((*rows, shape.head_dim), dtype=dtype, device=device),
+        torch.empty((*rows, shape.value_dim), dtype=dtype, device=device),
+        *scales,
+    )
+
+
+class PagedKVStore:
+    """KV pages of all layers, and the sequences in them. One writer; not thread-safe.
+
+    shapes: one a layer. native_dtype: the model's dtype, which `native` stores. scale: (K, V) a layer for a static
+    format, None for any other; UsageError, before anything is allocated, where it does not fit.
+    """
+
+    def __init__(
+        self,
+        fmt: KVFormat,
+        shapes: Sequence[KVShape],
+        page_size: int,
+        num_pages: int,
+        native_dtype: torch.dtype,
+        device: torch.device | str,
+        scale: Sequence[tuple[float, float]] | None = None,
+    ) -> None:
+        checked = check_scales(fmt, len(shapes), scale)
+        if page_size < 1 or num_pages < 1:
+            raise UsageError(
+                f"A KV store of {num_pages} pages of {page_size} tokens holds nothing; both must be at least 1."
+            )
+        self.fmt = fmt
+        self.shapes = tuple(shapes)
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self.native_dtype = native_dtype
+        self.device = torch.device(device)
+        self.layers = [
+            allocate_layer(fmt, shape, page_size, num_pages, native_dtype, self.device, layer_scale)
+            for shape, layer_scale in zip(self.shapes, checked, strict=True)
+        ]
+        self.table = PageTable(page_size, num_pages)
+        self.reads = {"tokens": 0, "quantized_tokens": 0, "calls": 0}
+        self._health = torch.zeros((len(self.layers), len(HEALTH)), dtype=torch.int64, device=self.device)
+        self._written = [0] * len(self.layers)
+
+    # Sequences
+
+    def add(self) -> int:
+        return self.table.add()
+
+    def free(self, seq: int) -> None:
+        self.table.free(seq)
+
+    def fork(self, seq: int) -> int:
+        """A new sequence with the same tokens; full pages are shared, a partly filled last one is copied."""
+        child, copy = self.table.fork(seq)
+        self._copy_page(copy)
+        return child
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Keep the first `length` tokens and free the pages beyond them."""
+        self._copy_page(self.table.truncate(seq, length))
+
+    def length(self, seq: int) -> int:
+        return self.table.length(seq)
+
+    def reserve(self, seq: int, n: int) -> None:
+        """Pages for n more tokens; StoreFull when there are not enough."""
+        self.table.reserve(seq, n)
+
+    def commit(self, seq: int, n: int) -> None:
+        """Count n reserved tokens as written in every layer."""
+        self.table.commit(seq, n)
+
+    def slots_for(self, seq: int, start: int, n: int) -> Tensor:
+        """[n] int64 slots of the tokens start .. start + n - 1, which must have pages."""
+        pages = self.table.pages(seq)
+        if start < 0 or n < 0 or start + n > len(pages) * self.page_size:
+            raise ValueError(
+                f"Tokens {start} to {start + n} of sequence {seq} have no slots: its {len(pages)} pages hold "
+                f"{len(pages) * self.page_size}; reserve them first."
+            )
+        token = torch.arange(start, start + n)
+        page = torch.tensor(pages, dtype=torch.int64)[token // self.page_size]
+        return flat_offset(page, self.page_size, token % self.page_size).to(self.device)
+
+    def tables(self, seqs: Sequence[int]) -> Tensor:
+        """[B, P] int64 page ids, P that of the longest; -1 where a shorter sequence has no page."""
+        rows = [self.table.pages(seq) for seq in seqs]
+        width = max((len(row) for row in rows), default=0)
+        padded = [row + [-1] * (width - len(row)) for row in rows]
+        return torch.tensor(padded, dtype=torch.int64, device=self.device).reshape(len(rows), width)
+
+    # Content
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Quantize k [n, kv_heads, head_dim] and v [n, kv_heads, value_dim] (any strides) into slots [n]."""
+        pages = self.layers[layer]
+        page, offset = slots // self.page_size, slots % self.page_size
+        quantize = QUANTIZE[pages.fmt]
+        for x, payload, scale in ((k, pages.k, pages.k_scale), (v, pages.v, pages.v_scale)):
+            result = quantize(x, scale)
+            _bytes(payload)[page, :, offset] = _bytes(result.codes.to(payload.dtype))
+            if result.scales is not None and scale is not None:
+                scale[page, :, offset] = result.scales
+            if pages.fmt != "native":
+                self._health[layer] += torch.stack((result.clipped, result.nonfinite, result.overflow))
+        self._written[layer] += k.numel() + v.numel()
+
+    def read(self, layer: int, pages: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The first `length` tokens of the sequences whose page tables are `pages [B, P]`.
+
+        Returns k [B, kv_heads, length, head_dim] and v [B, kv_heads, length, value_dim] in `dtype`. Columns of
+        the table beyond the length are not looked at.
+        """
+        needed = pages_for(length, self.page_size)
+        if needed > pages.shape[1]:
+            raise ValueError(f"{length} tokens need {needed} pages; the page table has {pages.shape[1]}.")
+        live = self.layers[layer]
+        wanted = pages[:, :needed]
+        out = []
+        for payload, scale in ((live.k, live.k_scale), (live.v, live.v_scale)):
+            codes = _gather(_bytes(payload), wanted, length).view(payload.dtype)
+            if scale is not None and scale.ndim > 1:
+                scale = _gather(scale, wanted, length)
+            out.append(dequantize(live.fmt, codes, scale, dtype))
+        self.reads["calls"] += 1
+        self.reads["tokens"] += len(pages) * length
+        if live.k.dtype in QUANTIZED_DTYPES and live.v.dtype in QUANTIZED_DTYPES:
+            self.reads["quantized_tokens"] += len(pages) * length
+        return out[0], out[1]
+
+    def export_pages(self, seq: int) -> dict[str, Any]:
+        """A host copy of a sequence, bytes unchanged: its length, and payload and scales of its used pages a layer."""
+        length = self.length(seq)
+        used = self.tables([seq])[0, : pages_for(length, self.page_size)]
+        layers = [
+            {name: _bytes(t)[used].view(t.dtype).cpu() for name, t in p.paged().items()} for p in self.layers
+        ]
+        return {"length": length, "layers": layers}
+
+    def import_pages(self, seq: int, exported: dict[str, Any]) -> None:
+        """Put what export_pages gave into an empty sequence of a store of the same format and shapes."""
+        if self.length(seq):
+            raise ValueError(
+                f"Sequence {seq} has {self.length(seq)} tokens; pages are imported into an empty one."
+            )
+        self.reserve(seq, exported["length"])
+        used = self.tables([seq])[0, : pages_for(exported["length"], self.page_size)]
+        for pages, saved in zip(self.layers, exported["layers"], strict=True):
+            for name, tensor in pages.paged().items():
+                _bytes(tensor)[used] = _bytes(saved[name]).to(self.device)
+        self.commit(seq, exported["length"])
+
+    # What is really there
+
+    def health(self) -> list[dict[str, int]]:
+        """Counts a layer since the store was made: elements written, clipped, nonfinite; rows that overflow."""
+        counts = self._health.tolist()
+        return [
+            {"layer": i, "elements": self._written[i], **dict(zip(HEALTH, row, strict=True))}
+            for i, row in enumerate(counts)
+        ]
+
+    def live_bytes(self, layer: int) -> KVBytes:
+        """Bytes of the layer's tensors as they are, not as they were asked for."""
+        sizes = {name: t.numel() * t.element_size() for name, t in self.layers[layer].tensors().items()}
+        return KVBytes(sizes["k"] + sizes["v"], sizes.get("k_scale", 0) + sizes.get("v_scale", 0))
+
+    def expected_bytes(self, layer: int) -> KVBytes:
+        """Bytes by the format's formula for all slots of the store."""
+        native = dtype_name(self.native_dtype)
+        return kv_bytes(self.fmt, self.shapes[layer], self.num_pages * self.page_size, native)
+
+    def dtype(self, layer: int) -> torch.dtype:
+        """The live payload dtype of K."""
+        return self.layers[layer].k.dtype
+
+    def page_table_bytes(self) -> int:
+        """Bytes of the page tables as they go to the device (int64 entries)."""
+        return self.table.entries() * 8
+
+    def _copy_page(self, copy: Copy | None) -> None:
+        if copy is None:
+            return
+        source, target = copy
+        for pages in self.layers:
+            for tensor in pages.paged().values():
+                tensor[target].copy_(tensor[source])
+
+
+def check_scales(
+    fmt: KVFormat, layers: int, scale: Sequence[tuple[float, float]] | None
+) -> list[tuple[float, float] | None]:
+    """The static (K, V) scales a layer, or None a layer; UsageError for any that cannot work."""
+    if fmt.scale_kind != "static":
+        if scale is not None:
+            raise UsageError(
+                f"KV format {fmt.name!r} computes or needs no scale, but one was given; remove `scale`."
+            )
+        return [None] * layers
+    if scale is None or len(scale) != layers:
+        given = "none" if scale is None else f"{len(scale)}"
+        raise UsageError(
+            f"KV format {fmt.name!r} needs a K and a V scale for each of the {layers} layers; {given} given. "
+            f"Set `scale` to one number, or to lists with one number a layer."
+        )
+    for i, pair in enumerate(scale):
+        for name, value in zip("kv", pair, strict=True):
+            stored = torch.tensor(value, dtype=torch.float32).item() if math.isfinite(value) else value
+            if not (math.isfinite(stored) and stored > 0):
+                raise UsageError(
+                    f"Static {name} scale {value!r} of layer {i} cannot be used: a scale must be a number "
+                    f"> 0 that float32 holds; correct `scale` in the matrix."
+                )
+    return list(scale)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """`"int8"` -> torch.int8."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch.bfloat16 -> `"bfloat16"`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """float8 as uint8, which every indexing operation supports; any other dtype as it is."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+
+
+def _gather(paged: Tensor, pages: Tensor, length: int) -> Tensor:
+    """[pages, H, page_size, ...] and [B, P] -> [B, H, length, ...]: the used slots in order, the rest cut away."""
+    batch, columns = pages.shape
+    rows = paged.index_select(0, pages.reshape(-1)).view(batch, columns, *paged.shape[1:])
+    return rows.transpose(1, 2).flatten(2, 3)[:, :, :length]

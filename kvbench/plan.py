@@ -1,0 +1,98 @@
+"""What a matrix will do, without doing it: cells, decisions with reasons, estimated bytes, reused records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvbench.cells import Cell
+from kvbench.decision import Decision, ModelFacts, Request, check_context, resolve
+from kvbench.errors import NotAvailable, Refused
+from kvbench.formats import KV_FORMATS, kv_bytes, pages_for
+from kvbench.matrix import Matrix
+from kvbench.models import config_facts
+from kvbench.run import Plan
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """decision None and `problem` say why a cell cannot run, or that it is decided at load. kv_bytes: estimated."""
+
+    cell: Cell
+    decision: Decision | None
+    problem: str | None
+    kv_bytes: int | None
+
+
+def plan_cell(cell: Cell) -> CellPlan:
+    spec = cell.spec
+    request = Request(spec["kv_format"], spec["weights"], spec["backend"], spec["fallback"])
+    try:
+        facts = config_facts(spec)
+        decision = resolve(request, facts)
+        check_context(facts, spec["context"], 0)
+    except NotAvailable as e:
+        return CellPlan(cell, None, f"decided at load: {e}", None)
+    except Refused as e:
+        return CellPlan(cell, None, f"refused ({e.reason}): {e}", None)
+    return CellPlan(cell, decision, None, estimate(spec, facts, decision))
+
+
+def estimate(spec: Mapping[str, Any], facts: ModelFacts, decision: Decision) -> int:
+    """KV bytes of a cell: every sequence's pages at full context, scales included."""
+    fmt = KV_FORMATS[decision.kv_format.resolved]
+    slots = spec["batch"] * pages_for(spec["context"], spec["page_size"]) * spec["page_size"]
+    return sum(kv_bytes(fmt, layer.shape, slots, spec["dtype"]).total for layer in facts.layers)
+
+
+def plan_json(matrix: Matrix, cells: list[CellPlan], tasks: Plan) -> dict[str, Any]:
+    reused = {t.key for t in tasks.reused}
+    return {
+        "name": matrix.name,
+        "cells": [
+            {
+                "id": p.cell.id,
+                "name": p.cell.name,
+                "spec": dict(p.cell.spec),
+                "baseline": p.cell.baseline,
+                "decision": asdict(p.decision) if p.decision else None,
+                "problem": p.problem,
+                "kv_bytes": p.kv_bytes,
+            }
+            for p in cells
+        ],
+        "tasks": [
+            {
+                "key": t.key,
+                "runner": t.runner,
+                "variant": t.variant,
+                "cells": list(t.cells),
+                "action": "reuse" if t.key in reused else "run",
+            }
+            for t in matrix.tasks
+        ],
+    }
+
+
+def plan_text(matrix: Matrix, cells: list[CellPlan], tasks: Plan) -> str:
+    lines = [f"{matrix.name}: {len(cells)} cells, {len(matrix.tasks)} tasks "
+             f"({len(tasks.todo)} to run, {len(tasks.reused)} reused)", ""]  # fmt: skip
+    for p in cells:
+        size = f"{p.kv_bytes:,} B of KV" if p.kv_bytes is not None else "KV bytes unknown"
+        role = "  [baseline]" if p.cell.is_baseline else ""
+        lines.append(f"  {p.cell.id}  {p.cell.name or 'the only cell'}{role}: {size}")
+        if p.problem:
+            lines.append(f"      {p.problem}")
+        if p.decision:
+            for aspect in ("kv_format", "weights", "backend"):
+                choice = getattr(p.decision, aspect)
+                lines.append(f"      {aspect}: {choice.requested} -> {choice.resolved} ({choice.reason})")
+                lines.extend(f"        rejected {option}: {reason}" for option, reason in choice.rejected)
+    lines.append("")
+    reused = {t.key for t in tasks.reused}
+    for t in matrix.tasks:
+        what = f"{t.runner} {t.variant}".strip()
+        action = "reuse" if t.key in reused else "run  "
+        lines.append(f"  {action}  {t.key}  {what} on {len(t.cells)} cell{'s' if len(t.cells) > 1 else ''}")
+    return "\n".join(lines)

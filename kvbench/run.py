@@ -1,0 +1,152 @@
+"""Running a matrix: the manifest, the tasks in order, a record after each, resume by content hash.
+
+torch is imported only when a task must be measured, so a run with nothing left to do starts at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from kvbench.cells import Task
+from kvbench.errors import UsageError
+from kvbench.matrix import Matrix
+from kvbench.record import ERROR, NOT_EVALUATED, OK, REFUSED, SCHEMA_VERSION, Record, RunDir, write_json
+
+Rerun = Literal["missing", "failed", "all"]
+
+
+class Watcher(Protocol):
+    """What shows progress. `total` counts all tasks, `reused` those whose record is already there."""
+
+    def start(self, total: int, reused: int) -> None: ...
+    def task(self, index: int, task: Task, name: str) -> None: ...
+    def inside(self, done: int, total: int, note: str) -> None: ...
+    def finished(self, record: Record) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which tasks of a matrix will run, and which records are reused."""
+
+    todo: tuple[Task, ...]
+    reused: tuple[Task, ...]
+
+
+def plan_tasks(matrix: Matrix, run_dir: RunDir, rerun: Rerun) -> Plan:
+    """missing: tasks without a record, and those that were not evaluated (what they lacked may be here now);
+    failed: these and the ones that ended in an error or a refusal; all: every task.
+    """
+    again = {
+        "missing": {NOT_EVALUATED},
+        "failed": {NOT_EVALUATED, ERROR, REFUSED},
+        "all": {NOT_EVALUATED, ERROR, REFUSED, OK},
+    }[rerun]
+    todo, reused = [], []
+    for task in matrix.tasks:
+        record = run_dir.read(task.key)
+        (todo if record is None or record.status in again else reused).append(task)
+    return Plan(tuple(todo), tuple(reused))
+
+
+def manifest_of(matrix: Matrix, environment: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA_VERSION,
+        "name": matrix.name,
+        "matrix": {"path": str(matrix.path) if matrix.path else None, "sha": matrix.sha, "source": matrix.source},
+        "command": list(command),
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": dict(environment),
+        "cells": [asdict(cell) for cell in matrix.cells],
+        "tasks": [asdict(task) for task in matrix.tasks],
+        "gate": str(matrix.gate) if matrix.gate else None,
+    }
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One writer a run directory. The lock dies with its process, so a killed run leaves nothing to clean up."""
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / ".lock").open("a+") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            f.seek(0)
+            raise UsageError(
+                f"Another kvbench run (process {f.read().strip() or 'unknown'}) is writing to {path}; "
+                "wait for it, or give another directory with --out."
+            ) from None
+        f.seek(0)
+        f.truncate()
+        f.write(str(os.getpid()))
+        f.flush()
+        yield
+
+
+def run(
+    matrix: Matrix,
+    run_dir: RunDir,
+    environment: Mapping[str, Any],
+    command: Sequence[str],
+    watcher: Watcher,
+    data_dir: Path | None = None,
+    rerun: Rerun = "missing",
+) -> Plan:
+    """Measure what is missing. Records are written one by one; an interrupt loses only the task in hand."""
+    with locked(run_dir.path):
+        _sweep(run_dir)
+        plan = plan_tasks(matrix, run_dir, rerun)
+        write_json(run_dir.manifest_path, manifest_of(matrix, environment, command))
+        watcher.start(len(matrix.tasks), len(plan.reused))
+        try:
+            if plan.todo:
+                _measure_all(matrix, plan, run_dir, environment, watcher, data_dir)
+        finally:
+            watcher.close()
+    return plan
+
+
+def _sweep(run_dir: RunDir) -> None:
+    """Remove the temp files that a killed run may have left behind."""
+    for folder in (run_dir.path, run_dir.path / "records"):
+        for leftover in folder.glob(".*.tmp"):
+            leftover.unlink()
+
+
+def _measure_all(
+    matrix: Matrix,
+    plan: Plan,
+    run_dir: RunDir,
+    environment: Mapping[str, Any],
+    watcher: Watcher,
+    data_dir: Path | None,
+) -> None:
+    from kvbench.engine.session import Session, execute
+
+    session = Session(data_dir, environment)
+    names = {cell.id: cell.name for cell in matrix.cells}
+    for index, task in enumerate(plan.todo, start=1):
+        name = names[task.cells[0]] + (f" (+{len(task.cells) - 1} cells)" if len(task.cells) > 1 else "")
+        watcher.task(index + len(plan.reused), task, name)
+        baseline = run_dir.read(task.baseline) if task.baseline else None
+        record = execute(task, session, baseline, watcher.inside)
+        run_dir.write(record)
+        watcher.finished(record)
+
+
+def require_not_empty(path: Path) -> None:
+    """A run directory must hold a manifest; anything else is a usage error that names what is missing."""
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a run directory; give the folder that `kvbench run` printed.")
+
+
+def command_line() -> list[str]:
+    return ["kvbench", *sys.argv[1:]]
