@@ -25,14 +25,15 @@ def run(ctx: Context) -> Measurement:
     batch, context = ctx.spec["batch"], ctx.spec["context"]
     engine = ctx.engine(sequences=batch, tokens=context)
     store = engine.store
-    device = ctx.model.device
-    peak, workspace = _fill_on_gpu(engine, batch, context) if device.type == "cuda" else (None, None)
-    if peak is None:
-        for _ in range(batch):
-            seq = engine.add()
+    seqs = [engine.add() for _ in range(batch)]
+    peak = workspace = None  # not measured on a CPU
+    if ctx.model.device.type == "cuda":
+        peak, workspace = _fill_on_gpu(engine, seqs, context)
+    else:
+        for seq in seqs:
             store.reserve(seq, context)
             store.commit(seq, context)
-    table = store.tables(list(store.sequences()))
+    table = store.tables(seqs)
     if table.numel() != store.num_pages:
         raise KvbenchError(
             f"{batch} sequences of {context} tokens take {table.numel()} pages, the store has {store.num_pages}; "
@@ -58,7 +59,7 @@ def run(ctx: Context) -> Measurement:
     facts: dict[str, Any] = {
         "tokens": tokens,
         "page_table_bytes": table.numel() * table.element_size(),
-        "workspace_bytes": workspace,  # None: not measured
+        "workspace_bytes": workspace,
         "weights_bytes": weights_bytes(ctx.model.model),
         "native_dtype": native_dtype,
         "native16_bytes": sum(kv_bytes(native, layer.shape, tokens, "float16").total for layer in engine.layers),
@@ -73,17 +74,16 @@ def weights_bytes(model: nn.Module) -> int:
     return sum(size for _, size in tensors)
 
 
-def _fill_on_gpu(engine: Engine, batch: int, context: int) -> tuple[int, int]:
+def _fill_on_gpu(engine: Engine, seqs: list[int], context: int) -> tuple[int, int]:
     """Fill all pages by a prefill and one decode step a sequence; (peak bytes, of them beyond what was there before)."""
     device, vocab = engine.model.device, engine.model.vocab_size
     engine.synchronize()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    seqs = [engine.add() for _ in range(batch)]
     if context > 1:
         for seq in seqs:
             engine.prefill(seq, [i % vocab for i in range(context - 1)])
-    engine.decode(seqs, [0] * batch)
+    engine.decode(seqs, [0] * len(seqs))
     engine.synchronize()
     peak = torch.cuda.max_memory_allocated(device)
     return peak, peak - before
