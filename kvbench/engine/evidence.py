@@ -19,16 +19,12 @@ import torch
 from torch import Tensor
 
 from kvbench.engine.core import Engine, static_scales
-from kvbench.engine.store import LayerPages, PagedKVStore
-from kvbench.formats import KV_FORMATS, KVFormat
+from kvbench.engine.store import LayerPages, PagedKVStore, dtype_name, indexable
+from kvbench.formats import KV_FORMATS, KVFormat, kv_bytes
 from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
 from kvbench_kernels.quantize import QUANTIZE
 
 SIDES = ("k", "v")
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def bits(x: Tensor) -> Tensor:
@@ -92,7 +88,10 @@ def _e1(engine: Engine) -> tuple[Level, str]:
             if live != asked.name:
                 dtype = dtype_name(getattr(pages, side).dtype)
                 wrong.append(f"layer {index} {side.upper()} is stored as {live} ({dtype}), asked was {asked.name}")
-        live_bytes, expected = store.live_bytes(index), store.expected_bytes(index, asked)
+        # By the resolved format's formula, not the store's own: a store of another format must not vouch for itself.
+        slots = store.num_pages * store.page_size
+        expected = kv_bytes(asked, engine.layers[index].shape, slots, dtype_name(engine.model.dtype))
+        live_bytes = store.live_bytes(index)
         if live_bytes != expected:
             wrong.append(f"layer {index} holds {live_bytes.total} B, {asked.name} takes {expected.total} B")
     effective = found.pop() if len(found) == 1 else "mixed"
@@ -141,7 +140,7 @@ def _write_probe(engine: Engine) -> tuple[int, int]:
 def _stored(store: PagedKVStore, payload: Tensor, slots: Tensor) -> Tensor:
     """[N, H, ...] of a tensor [pages, H, page_size, ...] at flat slots."""
     page, offset = slots // store.page_size, slots % store.page_size
-    return payload[page.to(payload.device), :, offset.to(payload.device)]
+    return indexable(payload)[page, :, offset].view(payload.dtype)
 
 
 def _e2(engine: Engine) -> Level:
