@@ -33,7 +33,7 @@ _KINDS = {"full_attention": "full", "attention": "full", "full": "full",
 # Every n-th layer is full, the others slide: transformers fills this in when an older config.json does not say it.
 _PATTERN_BY_TYPE = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4}
 # Models with a learned sink logit a head: a parameter of the module, without any key in the config.
-_SINKS_BY_TYPE = frozenset({"gpt_oss"})
+_SINKS_BY_TYPE = frozenset({"gpt_oss", "flint", "granite_swa", "granitemoe_swa"})
 # Position biases that are added to the scores and that no key of the config names.
 _ALIBI_BY_TYPE = frozenset({"bloom"})
 

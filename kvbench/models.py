@@ -8,7 +8,6 @@ by `kvbench.engine.load`. The only download made here is that of an alias (`kvbe
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from kvbench.decision import ModelFacts
 from kvbench.digests import file_sha256
 from kvbench.errors import NotAvailable, UsageError
 from kvbench.facts import facts_from_config
+from kvbench.hub import cached_file, offline
 from kvbench.record import read_json
 
 RANDOM_SEED = 0
@@ -145,15 +145,8 @@ def _config(spec: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
         from kvbench.ggufconfig import config_of
 
         return config_of(Path(name).expanduser())
-    cached = _hub_cached(name, spec, "config.json")
+    cached = cached_file(name, spec.get("model_revision"), "config.json")
     return folder_config(cached.parent) if cached else None
-
-
-def _hub_cached(name: str, spec: Mapping[str, Any], file: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(name, file, revision=spec.get("model_revision") or "main")
-    return Path(found) if isinstance(found, str) else None
 
 
 def _hub_fingerprint(name: str, spec: Mapping[str, Any]) -> str:
@@ -162,8 +155,8 @@ def _hub_fingerprint(name: str, spec: Mapping[str, Any]) -> str:
     A branch that moves changes the commit only once the cache has it; pin `revision` to a commit for a fixed key.
     """
     revision = spec.get("model_revision") or "main"
-    cached = _hub_cached(name, spec, "config.json")
-    if cached is None and os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    cached = cached_file(name, revision, "config.json")
+    if cached is None and offline():
         raise UsageError(
             f"The hub model {name}@{revision} is not in the local hub cache and HF_HUB_OFFLINE is set; unset it, or "
             f"fetch the model on a connected machine (hf download {name}) and give its folder."

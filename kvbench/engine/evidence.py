@@ -301,10 +301,13 @@ def probe_layers(make: Callable[[int, int], Engine], layers: int, page_size: int
     for row, old in zip(rows, kept, strict=True):
         _page(store, row).copy_(old)
     restored = decode(seqs)
-    if not same_bits(moved[0], reference[0]):
+    # Row 0 was left alone. Where rows share arithmetic (experts that batch tokens by route) it may move in its last
+    # bits, and a change then counts only when it stands clear of that.
+    noise = (moved[0] - reference[0]).abs().max().item()
+    if noise > 1e-3 * reference[0].abs().max().item():
         faults.append("a sequence whose pages were left alone changed with the others")
     for at, row in enumerate(rows, start=1):
-        if same_bits(moved[at], reference[at]):
+        if (moved[at] - reference[at]).abs().max().item() <= 10 * noise:
             faults.append(f"{where(row.layer, row.name)} is not read: changing it changes no logit")
         elif not same_bits(restored[at], reference[at]):
             faults.append(f"{where(row.layer, row.name)} was restored, the logits were not")

@@ -21,6 +21,7 @@ from kvbench.engine.core import Engine
 from kvbench.engine.evidence import examine, probe_layers
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.errors import KvbenchError, NotAvailable, Refused
+from kvbench.models import uses_random_weights
 from kvbench.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, VERIFIED, Evidence, Level, Record
 from kvbench.runners.context import Context, Measurement
 from kvbench.tasks import RUNNERS
@@ -46,7 +47,7 @@ class Session:
         if key not in self._models:
             self._models.clear()
             gc.collect()
-            self._models[key] = load_model(spec)
+            self._models[key] = load_model(spec, spec["device"], spec["dtype"])
         return self._models[key]
 
     def layer_probe(self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any]) -> Level:
@@ -100,7 +101,7 @@ def execute(task: Task, session: Session, baseline: Record | None, progress: Pro
 
 def _partial(task: Task, measured: Measurement) -> str | None:
     reasons = [measured.partial] if measured.partial else []
-    if task.spec["model_weights"] == "random" and RUNNERS[task.runner].quality:
+    if uses_random_weights(task.spec) and RUNNERS[task.runner].quality:
         reasons.append("random weights: plumbing only")
     return "; ".join(reasons) or None
 
@@ -109,7 +110,7 @@ def _measure(
     task: Task, session: Session, baseline: Record | None, progress: Progress
 ) -> tuple[Decision, Measurement, Evidence]:
     spec, decl = task.spec, RUNNERS[task.runner]
-    if decl.quality and spec["model_weights"] == "random" and not spec["plumbing"]:
+    if decl.quality and uses_random_weights(spec) and not spec["plumbing"]:
         raise Refused(
             "random_weights",
             f"{task.runner} measures quality and the weights are random; use a checkpoint, or `plumbing: true` "
