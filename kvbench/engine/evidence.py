@@ -293,6 +293,8 @@ def probe_layers(make: Callable[[int, int], Engine], layers: int, page_size: int
         return engine.decode(which, [ids[-1]] * len(which)).clone()
 
     reference = decode(seqs)
+    if not reference.isfinite().all():
+        return Level("E3-layers", MISMATCH, "The probe's logits are not finite, so nothing can be told from them.")
     faults: list[str] = []
 
     def where(layer: int, name: str) -> str:
@@ -312,7 +314,8 @@ def probe_layers(make: Callable[[int, int], Engine], layers: int, page_size: int
     if noise > 1e-3 * reference[0].abs().max().item():
         faults.append("a sequence whose pages were left alone changed with the others")
     for at, row in enumerate(rows, start=1):
-        if (moved[at] - reference[at]).abs().max().item() <= 10 * noise:
+        change = (moved[at] - reference[at]).abs().max().nan_to_num(nan=float("inf")).item()
+        if change <= 10 * noise:
             faults.append(f"{where(row.layer, row.name)} is not read: changing it changes no logit")
         elif not same_bits(restored[at], reference[at]):
             faults.append(f"{where(row.layer, row.name)} was restored, the logits were not")

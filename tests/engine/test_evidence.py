@@ -135,6 +135,9 @@ def test_a_native_shadow_that_is_read_instead_of_the_pages_is_named(engine: Any,
             allocate_layer(KV_FORMATS["native"], s, store.page_size, store.num_pages, torch.float32, "cpu")
             for s in store.shapes
         ]
+        for copy in copies:
+            copy.k.zero_()
+            copy.v.zero_()
         write, read = store.write, store.read
 
         def both(layer: int, slots: Any, k: Any, v: Any) -> None:
