@@ -11,7 +11,7 @@ import importlib.util
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -35,9 +35,9 @@ class Host:
     environment: everything else that a reader of the run wants to know; JSON.
     """
 
-    device: str
-    identity: Mapping[str, str]
-    environment: Mapping[str, Any]
+    device: str = "cpu"
+    identity: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
 
 @cache

@@ -19,24 +19,13 @@ from typing import Any
 
 from kvbench.cells import CELL_KEYS, Cell, content_hash
 from kvbench.document import DataPath, Problems
+from kvbench.environment import Host
 from kvbench.formats import KV_FORMATS
 from kvbench.outline import Outline, Point
 from kvbench.values import text
 
 BASELINE: dict[str, Any] = {"weights": "native", "kv_format": "native", "scale": None}
 _AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
-
-
-@dataclass(frozen=True)
-class Host:
-    """Facts of the machine that cells and keys depend on, gathered by the caller.
-
-    device: "cpu" or "cuda", what `device: auto` stands for. identity: versions and digests that make results
-    comparable (kvbench's sources, torch, transformers, the device's name); part of every task's key.
-    """
-
-    device: str = "cpu"
-    identity: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass

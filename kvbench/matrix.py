@@ -17,8 +17,9 @@ from kvbench import outline, yamlstrict
 from kvbench import overrides as overriding
 from kvbench.cells import Cell, Task
 from kvbench.document import DataPath, Document, Problems
+from kvbench.environment import Host
 from kvbench.errors import UsageError
-from kvbench.expand import Host, expand
+from kvbench.expand import expand
 from kvbench.selection import select as select_cells
 from kvbench.worklist import FingerprintData, FingerprintModel, tasks_of
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvbench.cells import Cell, Task, content_hash
+from kvbench.environment import Host
 from kvbench.errors import NotAvailable
-from kvbench.expand import Host
 from kvbench.tasks import RUNNERS, RunnerDecl
 
 FingerprintModel = Callable[[Mapping[str, Any]], str]

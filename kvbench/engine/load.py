@@ -82,7 +82,9 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     model, tokenizer = load(spec, kind_of(name), torch.device(device), DTYPES[dtype])
     model.eval().requires_grad_(False)
     facts = facts_from_config(model.config.to_dict())
-    resolve(Request("native", "native", "torch", "refuse"), facts)  # what cannot even run natively is refused here
+    resolve(
+        Request("native", "native", "torch", "refuse"), facts
+    )  # what cannot even run natively is refused here
     where = torch.device(device)
     binding = bind(model, facts, where)
     return LoadedModel(

@@ -53,7 +53,9 @@ def prompt_ids(ctx: Context) -> list[int]:
     """The first `prompt_tokens` ids of the corpus, tokenized as the tokenizer does by default (its own BOS policy)."""
     wanted, name = ctx.options["prompt_tokens"], ctx.options["data"]
     text = corpus(name, ctx.data_dir).text.lstrip()
-    ids: list[int] = ctx.model.tokenizer(text[: 64 * wanted])["input_ids"]  # no tokenizer makes tokens that long
+    ids: list[int] = ctx.model.tokenizer(text[: 64 * wanted])[
+        "input_ids"
+    ]  # no tokenizer makes tokens that long
     if len(ids) < wanted:
         raise UsageError(
             f"Corpus {name!r} has {len(ids)} tokens and the prompt takes prompt_tokens: {wanted}; "
@@ -76,7 +78,9 @@ def _baseline(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str
         "continuation_text": "",
         "native_text": ctx.model.tokenizer.decode(text.best),
     }
-    mode = f"greedy, up to {draft} drafted tokens verified a forward" if draft else "greedy, one token a forward"
+    mode = (
+        f"greedy, up to {draft} drafted tokens verified a forward" if draft else "greedy, one token a forward"
+    )
     facts = {
         "mode": f"{mode}; A/A re-run in chunks of {CHUNK}",
         "forwards": text.forwards,

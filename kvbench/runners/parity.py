@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from kvbench_kernels.attention import paged_attention_torch
-from kvbench_kernels.quantize import QUANTIZE
 from torch import Tensor
 
 from kvbench.engine.core import static_scales, store_format
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat, KVShape, pages_for
 from kvbench.runners.context import Context, Measurement
+from kvbench_kernels.attention import paged_attention_torch
+from kvbench_kernels.quantize import QUANTIZE
 
 # Largest error of an output element, as a share of the largest V in play (at least 1): 4 roundings of the query dtype
 # (dequantized V, scores, probabilities, output). float32 gets 3e-6: there summation order, not rounding, leads.
@@ -240,7 +240,9 @@ def _shuffle(store: PagedKVStore, rng: random.Random) -> None:
     shape = store.shapes[0]
     seqs = [store.add() for _ in range(store.num_pages)]
     for seq in seqs:
-        stale = torch.full((store.page_size, shape.kv_heads, 1), 1e4, dtype=store.native_dtype, device=store.device)
+        stale = torch.full(
+            (store.page_size, shape.kv_heads, 1), 1e4, dtype=store.native_dtype, device=store.device
+        )
         _append(store, seq, stale.expand(-1, -1, shape.head_dim), stale.expand(-1, -1, shape.value_dim))
     rng.shuffle(seqs)
     for seq in seqs:
@@ -248,7 +250,11 @@ def _shuffle(store: PagedKVStore, rng: random.Random) -> None:
 
 
 def _randn(
-    draw: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, strided: bool = False
+    draw: torch.Generator,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    strided: bool = False,
 ) -> Tensor:
     """N(0, 1) in `dtype`; strided: the same values as a view into a larger tensor, with an offset and gaps."""
     x = torch.randn(shape, generator=draw).to(device, dtype)

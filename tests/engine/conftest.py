@@ -31,7 +31,13 @@ def engine(tiny: Callable[[str], Any]) -> Callable[..., Any]:
     from kvbench.decision import Request, resolve
     from kvbench.engine.core import Engine
 
-    def make(model: str = "tiny-llama", kv_format: str = "native", sequences: int = 2, tokens: int = 96, **keys: Any) -> Any:
+    def make(
+        model: str = "tiny-llama",
+        kv_format: str = "native",
+        sequences: int = 2,
+        tokens: int = 96,
+        **keys: Any,
+    ) -> Any:
         scale = 0.05 if kv_format.endswith("static") else None
         spec = {**CELL_KEYS, "model": model, "kv_format": kv_format, "scale": scale, **keys}
         loaded = tiny(model)

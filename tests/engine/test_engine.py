@@ -11,7 +11,15 @@ from torch import Tensor
 
 from kvbench.errors import KvbenchError, Refused
 
-FAMILIES = ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-mistral", "tiny-gemma2", "tiny-gpt-oss", "tiny-deepseek-v2"]
+FAMILIES = [
+    "tiny-llama",
+    "tiny-qwen2",
+    "tiny-qwen3",
+    "tiny-mistral",
+    "tiny-gemma2",
+    "tiny-gpt-oss",
+    "tiny-deepseek-v2",
+]
 
 
 def close(kv_format: str) -> float:
@@ -55,7 +63,9 @@ def test_native_prefill_equals_transformers(engine: Any, plain: Any, family: str
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("start", [1, 15, 16, 17, 31])
-def test_native_decode_over_pages_equals_transformers(engine: Any, plain: Any, family: str, start: int) -> None:
+def test_native_decode_over_pages_equals_transformers(
+    engine: Any, plain: Any, family: str, start: int
+) -> None:
     made = engine(family)
     tokens = ids(start + 4)
     reference = plain(made.model, tokens)
@@ -70,7 +80,9 @@ def test_native_decode_over_pages_equals_transformers(engine: Any, plain: Any, f
 def test_chunked_prefill_equals_one_pass(engine: Any, plain: Any, family: str, chunk: int) -> None:
     made = engine(family, prefill_chunk=chunk)
     tokens = ids(40)
-    torch.testing.assert_close(made.prefill(made.add(), tokens, "all"), plain(made.model, tokens), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        made.prefill(made.add(), tokens, "all"), plain(made.model, tokens), atol=1e-4, rtol=0
+    )
 
 
 def test_a10_t2_soft_cap_and_window_are_seen_by_this_test(tiny: Any, plain: Any) -> None:
@@ -116,7 +128,9 @@ def test_a10_t2_logits_with_a_working_soft_cap_equal_eager(tiny: Any) -> None:
     eager = copy.deepcopy(model)
     eager.set_attn_implementation("eager")
     binding = bind(model, source.facts, torch.device("cpu"))
-    loaded = LoadedModel(model, source.tokenizer, source.facts, binding, "x", "x", source.device, source.dtype, True)
+    loaded = LoadedModel(
+        model, source.tokenizer, source.facts, binding, "x", "x", source.device, source.dtype, True
+    )
     decision = resolve(Request("native", "native", "torch", "refuse"), loaded.facts)
     made = Engine(loaded, decision, dict(CELL_KEYS), sequences=1, tokens=48)
     tokens = ids(40)
@@ -213,7 +227,14 @@ def test_a10_t3_an_attention_argument_that_would_be_dropped_is_refused() -> None
         is_causal = True
 
     x = torch.zeros(1, 2, 1, 4)
-    call = {"module": Attention(), "query": x, "key": x, "value": x, "mask": None, "kwargs": {"position_bias": x.sum() + 1}}
+    call = {
+        "module": Attention(),
+        "query": x,
+        "key": x,
+        "value": x,
+        "mask": None,
+        "kwargs": {"position_bias": x.sum() + 1},
+    }
     with pytest.raises(Refused, match="position_bias"):
         _observe(3, call, Binding())
 

@@ -17,7 +17,9 @@ FORMATS = list(KV_FORMATS)
 LAYERS = 4  # of tiny-llama
 
 
-def take(engine: Any, kv_format: str = "int8_sym", spoil: Any = None, model: str = "tiny-llama", **keys: Any) -> Evidence:
+def take(
+    engine: Any, kv_format: str = "int8_sym", spoil: Any = None, model: str = "tiny-llama", **keys: Any
+) -> Evidence:
     """Measure a little on a fresh engine and take its evidence. `spoil(engine)` breaks every engine that is made."""
 
     def make(sequences: int, tokens: int) -> Any:
@@ -45,12 +47,17 @@ def test_a_sound_engine_is_verified_at_every_level(engine: Any, kv_format: str) 
     assert (found.reads["quantized_tokens"] > 0) == KV_FORMATS[kv_format].quantized
 
 
-def test_a01_t1_a_format_dropped_before_the_store_is_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a01_t1_a_format_dropped_before_the_store_is_named(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(core, "store_format", lambda decision: KV_FORMATS["native"])
     found = take(engine)
     assert found.state == MISMATCH
     assert found.effective == "native"
-    assert "kv_format int8_sym did not reach the store: layer 0 K is stored as native (float32)" in level(found, "E1").sentence
+    assert (
+        "kv_format int8_sym did not reach the store: layer 0 K is stored as native (float32)"
+        in level(found, "E1").sentence
+    )
 
 
 def test_a01_t3_one_native_layer_is_named(engine: Any) -> None:
@@ -204,7 +211,9 @@ def test_a07_reading_past_the_sequence_is_named(engine: Any) -> None:
 
 def test_numbers_that_never_read_the_store_are_named(engine: Any) -> None:
     made = engine(kv_format="int8_sym")
-    probe = evidence.probe_layers(lambda s, t: engine(kv_format="int8_sym", sequences=s, tokens=t), LAYERS, 16)
+    probe = evidence.probe_layers(
+        lambda s, t: engine(kv_format="int8_sym", sequences=s, tokens=t), LAYERS, 16
+    )
     found = evidence.examine(made, probe, reads_due=True)
     assert level(found, "E3-reads").state == MISMATCH
     assert "never read the KV store" in level(found, "E3-reads").sentence

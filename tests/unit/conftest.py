@@ -29,7 +29,11 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
     def make(runner: str, baseline: Any = None, model: str = "tiny-llama", **keys: Any) -> Context:
         options = {name: option.default for name, option in RUNNERS[runner].options.items()}
         options |= {k: keys.pop(k) for k in list(keys) if k in options}
-        spec = CELL_KEYS | {"model": model, "model_weights": "random", "device": "cpu", "dtype": "float32"} | keys
+        spec = (
+            CELL_KEYS
+            | {"model": model, "model_weights": "random", "device": "cpu", "dtype": "float32"}
+            | keys
+        )
         name = f"{model} {spec['dtype']}"
         if name not in _tiny_models:
             _tiny_models[name] = load_model(spec)

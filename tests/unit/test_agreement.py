@@ -104,7 +104,12 @@ def test_the_baseline_keeps_its_text_margins_and_noise_floor(runner_context, dra
     assert min(samples["margins"]) >= 0
     assert max(samples["logprob_native_token"]) < 0
     assert facts["aa_disagreements"] == []
-    assert (facts["steps"], facts["prompt_tokens"], facts["draft"], facts["ignore_eos"]) == (STEPS, 24, draft, True)
+    assert (facts["steps"], facts["prompt_tokens"], facts["draft"], facts["ignore_eos"]) == (
+        STEPS,
+        24,
+        draft,
+        True,
+    )
     assert facts["mode"].startswith("greedy, up to 4 drafted" if draft else "greedy, one token")
     assert samples["native_text"] == ctx.model.tokenizer.decode(samples["tokens"])
     assert seen[-1] == (2 * STEPS, 2 * STEPS, "re-run")
@@ -112,7 +117,9 @@ def test_the_baseline_keeps_its_text_margins_and_noise_floor(runner_context, dra
 
 @pytest.mark.parametrize("draft", [0, 4])
 @pytest.mark.parametrize("continuation", [0, 12, 4000])
-def test_a_candidate_diverges_where_its_own_greedy_text_does(runner_context, as_baseline, draft, continuation):
+def test_a_candidate_diverges_where_its_own_greedy_text_does(
+    runner_context, as_baseline, draft, continuation
+):
     keys = {"steps": STEPS, "prompt_tokens": 24, "draft": draft, "continuation": continuation}
     ctx = runner_context("agreement", **keys)
     baseline = as_baseline(ctx, agreement.run(ctx))
@@ -133,7 +140,9 @@ def test_a_candidate_diverges_where_its_own_greedy_text_does(runner_context, as_
     assert measured.samples["native_text"] == ctx.model.tokenizer.decode(native[first:end])
     assert measured.facts["checked_decode_steps"] == list(range(max(1, first - 8), first + 1))
     assert measured.facts["decode_near_ties"] == []
-    assert measured.facts["mode"] == ("teacher-forced, chunks of 64" if draft else "teacher-forced, one token a forward")
+    assert measured.facts["mode"] == (
+        "teacher-forced, chunks of 64" if draft else "teacher-forced, one token a forward"
+    )
 
 
 def test_native_against_itself_never_diverges_and_is_still_decoded_at_the_end(runner_context, as_baseline):

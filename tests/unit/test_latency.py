@@ -169,7 +169,12 @@ def test_arms_are_interleaved_and_pairs_alternate():
     arms = [(label, CompilingArm(clock)) for label in ("baseline", "candidate")]
     seen = []
     timings = measure(
-        *arms, new_tokens=2, repeats=4, warmup=2, clock=clock, progress=lambda done, total, note: seen.append((done, total))
+        *arms,
+        new_tokens=2,
+        repeats=4,
+        warmup=2,
+        clock=clock,
+        progress=lambda done, total, note: seen.append((done, total)),
     )
     assert "".join(t.arm[0] for t in timings.measured) == "bccbbccb"
     assert [t.order for t in timings.measured] == list(range(8))

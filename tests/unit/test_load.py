@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from kvbench.engine.modulefacts import with_modules
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -15,7 +16,6 @@ from kvbench.catalog import TINY
 from kvbench.decision import LayerFacts, ModelFacts
 from kvbench.engine.bytetokenizer import byte_tokenizer
 from kvbench.engine.load import LoadedModel, load_model
-from kvbench.engine.modulefacts import with_modules
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.formats import KVShape
 from kvbench.models import config_facts
