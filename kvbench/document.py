@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -63,6 +63,18 @@ class Document:
         return next(
             self.origins[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self.origins
         )
+
+    def find(self, value: Any) -> DataPath:
+        """The first path whose value is the scalar `value`; () when there is none."""
+
+        def walk(here: Any, path: DataPath) -> Iterator[DataPath]:
+            if isinstance(here, dict | list):
+                for key, part in here.items() if isinstance(here, dict) else enumerate(here):
+                    yield from walk(part, (*path, key))
+            elif type(here) is type(value) and here == value:
+                yield path
+
+        return next(walk(self.data, ()), ())
 
 
 class Problems:

@@ -36,7 +36,7 @@ __all__ = ["Document", "Problems", "load", "parse", "read", "scalar"]
 
 MAX_DEPTH = 20  # a matrix needs 5; deeper is a mistake, and would exhaust the stack
 
-_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -99,7 +99,7 @@ def parse(text: str, name: str, sha: str = "") -> Document:
 
 def scalar(text: str) -> Any:
     """The value of a plain scalar by the rules above. Raises ValueError (a sentence) for a number out of range."""
-    if text in _NULLS:
+    if text in NULLS:
         return None
     if text in _BOOLS:
         return _BOOLS[text]

@@ -83,7 +83,10 @@ def quantize_fp8_e4m3(x: Tensor) -> Quantized:
 
 
 def quantize_int8_static(x: Tensor, scale: Tensor) -> Quantized:
-    """Symmetric INT8 with one given float32 scale (0-dim or [1], on x's device): q = clamp(round(x/scale))."""
+    """Symmetric INT8 with a given float32 scale, on x's device: q = clamp(round-half-even(x/scale)).
+
+    scale: 0-dim or [1]; any shape that broadcasts over x works. Clipped: what rounds beyond 127.
+    """
     values, broken = _finite_values(x)
     rounded = (values / scale).round_()
     clipped = (rounded.abs() > INT8_MAX).sum()
@@ -93,7 +96,10 @@ def quantize_int8_static(x: Tensor, scale: Tensor) -> Quantized:
 
 
 def quantize_fp8_e4m3_static(x: Tensor, scale: Tensor) -> Quantized:
-    """E4M3FN with one given float32 scale (0-dim or [1], on x's device), saturated at 448."""
+    """E4M3FN with a given float32 scale, on x's device, saturated at 448.
+
+    scale: as in quantize_int8_static. Clipped: what rounding alone would take beyond 448, so from above 464.
+    """
     values, broken = _finite_values(x)
     scaled = values / scale
     clipped = (scaled.abs() > E4M3_TIE).sum()
@@ -110,7 +116,19 @@ def dequantize(fmt: str, codes: Tensor, scale: Tensor | None, dtype: torch.dtype
     if scale is None:
         raise ValueError(f"Codes of KV format {fmt!r} need their scale to be dequantized; none was given.")
     per_row = scale.float().unsqueeze(-1) if fmt in DYNAMIC else scale
-    return (codes.float() * per_row).to(dtype)
+    values = e4m3_to_float(codes) if codes.dtype == torch.float8_e4m3fn else codes.float()
+    return (values * per_row).to(dtype)
+
+
+def e4m3_to_float(codes: Tensor) -> Tensor:
+    """Exactly `codes.float()`. torch's CPU cast goes element by element; this one is some five times as fast."""
+    if codes.device.type != "cpu":
+        return codes.float()
+    # The 7 bits of exponent and mantissa, shifted under those of FP16, whose bias is 8 larger; the sign extends.
+    half = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
+    # Only 0x7F, the NaN, carries into the exponent's top bit when one unit is added, and FP16 calls that NaN too.
+    half.bitwise_or_((half + 0x80).bitwise_and_(0x4000))
+    return half.view(torch.float16).float().mul_(256.0)
 
 
 def _finite_values(x: Tensor) -> tuple[Tensor, Tensor]:

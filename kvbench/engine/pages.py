@@ -14,7 +14,7 @@ from kvbench.formats import pages_for
 Copy = tuple[int, int]
 
 
-class StoreFull(KvbenchError):  # noqa: N818
+class StoreFull(KvbenchError):
     """More pages were asked for than are free."""
 
 
@@ -89,6 +89,9 @@ class PageTable:
                 f"{len(self._pages[seq]) * self.page_size}; reserve them first."
             )
         self._lengths[seq] = length
+
+    def sequences(self) -> list[int]:
+        return list(self._pages)
 
     def length(self, seq: int) -> int:
         return self._lengths[self._known(seq)]

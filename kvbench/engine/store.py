@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from kvbench_kernels.offsets import flat_offset
-from kvbench_kernels.quantize import QUANTIZE, dequantize
 from torch import Tensor
 
 from kvbench.engine.pages import Copy, PageTable
 from kvbench.errors import UsageError
 from kvbench.formats import KVBytes, KVFormat, KVShape, kv_bytes, pages_for
+from kvbench_kernels.offsets import flat_offset
+from kvbench_kernels.quantize import QUANTIZE, dequantize
 
 HEALTH = ("clipped", "nonfinite", "overflow")
 QUANTIZED_DTYPES = (torch.int8, torch.float8_e4m3fn)
@@ -41,6 +41,15 @@ class LayerPages:
         """The tensors that are there, by name."""
         named = {"k": self.k, "v": self.v, "k_scale": self.k_scale, "v_scale": self.v_scale}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def side(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Payload and scales of "k" or "v"."""
+        return (self.k, self.k_scale) if name == "k" else (self.v, self.v_scale)
+
+    def static_scale(self, sides: str) -> Tensor | None:
+        """The given scales of "k", "v" or "kv" as [sides, 1, 1, 1]; None where scales are stored a row, or not at all."""
+        scales = [scale for _, scale in map(self.side, sides) if scale is not None and scale.ndim == 1]
+        return torch.cat(scales).view(-1, 1, 1, 1) if scales else None
 
     def paged(self) -> dict[str, Tensor]:
         """Those of them whose first axis is the page: a static scale belongs to no page."""
@@ -130,6 +139,10 @@ class PagedKVStore:
     def length(self, seq: int) -> int:
         return self.table.length(seq)
 
+    def sequences(self) -> list[int]:
+        """The sequences that are there."""
+        return self.table.sequences()
+
     def reserve(self, seq: int, n: int) -> None:
         """Pages for n more tokens; StoreFull when there are not enough."""
         self.table.reserve(seq, n)
@@ -163,13 +176,17 @@ class PagedKVStore:
         """Quantize k [n, kv_heads, head_dim] and v [n, kv_heads, value_dim] (any strides) into slots [n]."""
         pages = self.layers[layer]
         page, offset = slots // self.page_size, slots % self.page_size
-        quantize = QUANTIZE[pages.fmt]
-        for x, payload, scale in ((k, pages.k, pages.k_scale), (v, pages.v, pages.v_scale)):
-            result = quantize(x, scale)
-            _bytes(payload)[page, :, offset] = _bytes(result.codes.to(payload.dtype))
-            if result.scales is not None and scale is not None:
-                scale[page, :, offset] = result.scales
-            if pages.fmt != "native":
+        quantized = pages.fmt != "native"
+        # K and V of one shape are quantized in one go: for a single token the number of operations is the cost.
+        together = quantized and k.shape == v.shape
+        for x, sides in ((torch.stack((k, v)), "kv"),) if together else ((k[None], "k"), (v[None], "v")):
+            result = QUANTIZE[pages.fmt](x, pages.static_scale(sides))
+            for i, side in enumerate(sides):
+                payload, scale = pages.side(side)
+                indexable(payload)[page, :, offset] = indexable(result.codes[i].to(payload.dtype))
+                if result.scales is not None and scale is not None:
+                    scale[page, :, offset] = result.scales[i]
+            if quantized:
                 self._health[layer] += torch.stack((result.clipped, result.nonfinite, result.overflow))
         self._written[layer] += k.numel() + v.numel()
 
@@ -185,8 +202,8 @@ class PagedKVStore:
         live = self.layers[layer]
         wanted = pages[:, :needed]
         out = []
-        for payload, scale in ((live.k, live.k_scale), (live.v, live.v_scale)):
-            codes = _gather(_bytes(payload), wanted, length).view(payload.dtype)
+        for payload, scale in map(live.side, "kv"):
+            codes = _gather(indexable(payload), wanted, length).view(payload.dtype)
             if scale is not None and scale.ndim > 1:
                 scale = _gather(scale, wanted, length)
             out.append(dequantize(live.fmt, codes, scale, dtype))
@@ -201,7 +218,8 @@ class PagedKVStore:
         length = self.length(seq)
         used = self.tables([seq])[0, : pages_for(length, self.page_size)]
         layers = [
-            {name: _bytes(t)[used].view(t.dtype).cpu() for name, t in p.paged().items()} for p in self.layers
+            {name: indexable(t)[used].view(t.dtype).cpu() for name, t in p.paged().items()}
+            for p in self.layers
         ]
         return {"length": length, "layers": layers}
 
@@ -215,7 +233,7 @@ class PagedKVStore:
         used = self.tables([seq])[0, : pages_for(exported["length"], self.page_size)]
         for pages, saved in zip(self.layers, exported["layers"], strict=True):
             for name, tensor in pages.paged().items():
-                _bytes(tensor)[used] = _bytes(saved[name]).to(self.device)
+                indexable(tensor)[used] = indexable(saved[name]).to(self.device)
         self.commit(seq, exported["length"])
 
     # What is really there
@@ -294,7 +312,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _bytes(tensor: Tensor) -> Tensor:
+def indexable(tensor: Tensor) -> Tensor:
     """float8 as uint8, which every indexing operation supports; any other dtype as it is."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
