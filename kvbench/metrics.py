@@ -187,12 +187,6 @@ DERIVE: dict[str, Callable[[Record, Record | None], Iterator[Value]]] = {
     "mcq": mcq.values,
 }
 
-# Words a runner adds to its task's variant, so that numbers of two protocols never share a name.
-VARIANT: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "perplexity": perplexity.variant,
-    "mcq": mcq.variant,
-}
-
 
 def derive(manifest: Mapping[str, Any], records: Iterable[Record]) -> list[Row]:
     """Rows of every metric of every task of the manifest, on each of the task's cells, in manifest order.
@@ -215,7 +209,7 @@ def derive(manifest: Mapping[str, Any], records: Iterable[Record]) -> list[Row]:
                 Row(
                     cell=cell,
                     metric=value.metric,
-                    variant=variant_of(task),
+                    variant=task["variant"],
                     value=value.value,
                     unit=metric.unit,
                     n=value.n,
@@ -228,12 +222,6 @@ def derive(manifest: Mapping[str, Any], records: Iterable[Record]) -> list[Row]:
                 for cell in task["cells"]
             ]
     return rows
-
-
-def variant_of(task: Mapping[str, Any]) -> str:
-    """The variant of a task's rows: its own ("wikitext2") with its protocol's words ("wikitext2 stream512")."""
-    words = VARIANT.get(task["runner"])
-    return words(task) if words else str(task["variant"])
 
 
 def implausible(metric: Metric, value: float) -> bool:
