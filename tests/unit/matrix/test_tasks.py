@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from kvbench.errors import NotAvailable, UsageError
 from kvbench.matrix import Host, Matrix
 from kvbench.tasks import RUNNERS
