@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -156,7 +157,7 @@ def test_a_mistake_in_a_gate_does_not_validate(right: str, wrong: str) -> None:
 
 
 def test_metrics_of_a_gate_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = {"ppl": metrics.Metric(name="ppl", unit="", better="lower", definition="perplexity")}
+    table = {"ppl": SimpleNamespace(name="ppl", unit="", definition="perplexity")}
     monkeypatch.setattr(metrics, "METRICS", table, raising=False)
     assert accepts(gate_schema(), "checks: [{metric: ppl, at_most: 9}]")
     assert not accepts(gate_schema(), "checks: [{metric: pppl, at_most: 9}]")
