@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 CHUNK = 64  # tokens a forward where a known text is read
 LEAD = 8  # real decode steps before the divergence that must repeat the teacher-forced argmax
 
-# Two ways to compute the same logits differ by rounding and summation order; an argmax that flips by a smaller gap
-# than this is a near-tie, by a larger one a fault of the engine. Logits of text models are of the order of 20.
-NEAR_TIE = {torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.5}
+# Two ways to compute the same logits differ by rounding and summation order, and a K/V that differs in its last bit may
+# be stored as the neighbouring code. An argmax that flips by a smaller gap than this is a near-tie, by a larger one a
+# fault of the engine. Logits of text models are of the order of 20.
+NEAR_TIE = {torch.float32: 0.05, torch.float16: 0.2, torch.bfloat16: 0.5}
 
 
 def run(ctx: Context) -> Measurement:
@@ -53,7 +54,9 @@ def prompt_ids(ctx: Context) -> list[int]:
     """The first `prompt_tokens` ids of the corpus, tokenized as the tokenizer does by default (its own BOS policy)."""
     wanted, name = ctx.options["prompt_tokens"], ctx.options["data"]
     text = corpus(name, ctx.data_dir).text.lstrip()
-    ids: list[int] = ctx.model.tokenizer(text[: 64 * wanted])["input_ids"]  # no tokenizer makes tokens that long
+    ids: list[int] = ctx.model.tokenizer(text[: 64 * wanted])[
+        "input_ids"
+    ]  # no tokenizer makes tokens that long
     if len(ids) < wanted:
         raise UsageError(
             f"Corpus {name!r} has {len(ids)} tokens and the prompt takes prompt_tokens: {wanted}; "
@@ -76,7 +79,9 @@ def _baseline(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str
         "continuation_text": "",
         "native_text": ctx.model.tokenizer.decode(text.best),
     }
-    mode = f"greedy, up to {draft} drafted tokens verified a forward" if draft else "greedy, one token a forward"
+    mode = (
+        f"greedy, up to {draft} drafted tokens verified a forward" if draft else "greedy, one token a forward"
+    )
     facts = {
         "mode": f"{mode}; A/A re-run in chunks of {CHUNK}",
         "forwards": text.forwards,

@@ -61,7 +61,12 @@ def propose(history: Sequence[int], n: int) -> list[int]:
 
 
 def greedy(
-    engine: Engine, seq: int, prompt: Sequence[int], steps: int, draft: int, progress: Progress = lambda done: None
+    engine: Engine,
+    seq: int,
+    prompt: Sequence[int],
+    steps: int,
+    draft: int,
+    progress: Progress = lambda done: None,
 ) -> Trace:
     """`steps` greedy tokens after `prompt`; up to `draft` drafted tokens a forward (0: one decode step a token).
 

@@ -98,7 +98,9 @@ def run(ctx: Context) -> Measurement:
     prompts = random_prompts(ctx.model, batch, context)
     capacity = {"sequences": batch, "tokens": context + new_tokens}
     other = "candidate" if ctx.is_baseline else "baseline"
-    first = EngineArm((ctx.engine if ctx.is_baseline else ctx.native)(**capacity), prompts, ctx.spec["prefill_chunk"])
+    first = EngineArm(
+        (ctx.engine if ctx.is_baseline else ctx.native)(**capacity), prompts, ctx.spec["prefill_chunk"]
+    )
     second = EngineArm(ctx.engine(**capacity), prompts, ctx.spec["prefill_chunk"])
     load_before = os.getloadavg()[0]
     timings = measure(

@@ -62,7 +62,9 @@ def run(ctx: Context) -> Measurement:
         "workspace_bytes": workspace,
         "weights_bytes": weights_bytes(ctx.model.model),
         "native_dtype": native_dtype,
-        "native16_bytes": sum(kv_bytes(native, layer.shape, tokens, "float16").total for layer in engine.layers),
+        "native16_bytes": sum(
+            kv_bytes(native, layer.shape, tokens, "float16").total for layer in engine.layers
+        ),
         "device_peak_bytes": peak,
     }
     return Measurement({"layers": layers}, facts)

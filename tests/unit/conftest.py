@@ -1,5 +1,6 @@
 """A runner's context on a tiny model with real engines, real resolver and real baseline records."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -29,10 +30,14 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
     def make(runner: str, baseline: Any = None, model: str = "tiny-llama", **keys: Any) -> Context:
         options = {name: option.default for name, option in RUNNERS[runner].options.items()}
         options |= {k: keys.pop(k) for k in list(keys) if k in options}
-        spec = CELL_KEYS | {"model": model, "model_weights": "random", "device": "cpu", "dtype": "float32"} | keys
+        spec = (
+            CELL_KEYS
+            | {"model": model, "model_weights": "random", "device": "cpu", "dtype": "float32"}
+            | keys
+        )
         name = f"{model} {spec['dtype']}"
         if name not in _tiny_models:
-            _tiny_models[name] = load_model(spec)
+            _tiny_models[name] = load_model(spec, spec["device"], spec["dtype"])
         loaded = _tiny_models[name]
         decision = resolve(
             Request(spec["kv_format"], spec["weights"], spec["backend"], spec["fallback"]), loaded.facts
@@ -47,6 +52,16 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
         return Context(spec, options, "", loaded, engine, native, baseline, None)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def looping_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with the config of tiny-llama with small random weights: its greedy text soon repeats itself."""
+    from kvbench.catalog import TINY
+
+    folder = tmp_path_factory.mktemp("looping")
+    (folder / "config.json").write_text(json.dumps({**TINY["tiny-llama"], "initializer_range": 0.05}))
+    return str(folder)
 
 
 @pytest.fixture

@@ -169,7 +169,12 @@ def test_arms_are_interleaved_and_pairs_alternate():
     arms = [(label, CompilingArm(clock)) for label in ("baseline", "candidate")]
     seen = []
     timings = measure(
-        *arms, new_tokens=2, repeats=4, warmup=2, clock=clock, progress=lambda done, total, note: seen.append((done, total))
+        *arms,
+        new_tokens=2,
+        repeats=4,
+        warmup=2,
+        clock=clock,
+        progress=lambda done, total, note: seen.append((done, total)),
     )
     assert "".join(t.arm[0] for t in timings.measured) == "bccbbccb"
     assert [t.order for t in timings.measured] == list(range(8))
@@ -177,14 +182,15 @@ def test_arms_are_interleaved_and_pairs_alternate():
     assert seen == [(i, 12) for i in range(13)]
 
 
-def test_the_collector_is_off_while_timing_and_back_on_after_an_error():
+def test_the_collector_is_off_while_measuring_and_back_on_after_an_error():
     class Failing(ScriptedArm):
         def step(self):
             assert not gc.isenabled()
             super().step()
 
+    arm = Failing(clock := Clock(), [0.2, 0.1])
     with pytest.raises(StopIteration):
-        time_request("candidate", 0, Failing(clock := Clock(), [0.2, 0.1]), 3, clock)
+        measure(("baseline", arm), ("candidate", arm), new_tokens=3, repeats=1, warmup=0, clock=clock)
     assert gc.isenabled()
 
 

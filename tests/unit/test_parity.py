@@ -19,10 +19,16 @@ def bench(fmt="int8_sym", stored=None):
 @pytest.mark.parametrize("fmt", KV_FORMATS)
 def test_every_case_is_inside_its_bound(runner_context, fmt):
     scale = {"k": 0.05, "v": [0.04] * 4} if KV_FORMATS[fmt].scale_kind == "static" else None
-    measured = parity.run(runner_context("parity", kv_format=fmt, scale=scale, lengths=[1, 16, 17, 33], steps=40))
+    measured = parity.run(
+        runner_context("parity", kv_format=fmt, scale=scale, lengths=[1, 16, 17, 33], steps=40)
+    )
     cases = measured.samples["cases"]
     assert len(cases) == 3 * 3 * 4 * 3
-    assert {(c["q_heads"], c["kv_heads"], c["head_dim"]) for c in cases} == {(4, 4, 64), (8, 2, 64), (4, 2, 16)}
+    assert {(c["q_heads"], c["kv_heads"], c["head_dim"]) for c in cases} == {
+        (4, 4, 64),
+        (8, 2, 64),
+        (4, 2, 16),
+    }
     assert {c["dtype"] for c in cases} == {"float32", "float16", "bfloat16"}
     assert {c["name"].split()[-1] for c in cases} == {"plain", "zero-rows", "strided"}
     for case in cases:
@@ -41,7 +47,10 @@ def test_a03_t2_a_zero_token_alone_comes_back_as_exactly_zero(fmt):
 
 def test_a08_t5_strided_tensors_are_views_with_an_offset():
     draw = torch.Generator()
-    views = [parity._randn(draw.manual_seed(0), (5, 2, 64), torch.float16, torch.device("cpu"), s) for s in (True, False)]
+    views = [
+        parity._randn(draw.manual_seed(0), (5, 2, 64), torch.float16, torch.device("cpu"), s)
+        for s in (True, False)
+    ]
     assert torch.equal(*views)
     assert not views[0].is_contiguous()
     assert views[0].storage_offset() > 0
@@ -108,7 +117,9 @@ def test_a07_t1_a_read_of_one_token_more_or_less_is_seen(monkeypatch, extra):
     class Broken(parity.PagedKVStore):
         def read(self, layer, pages, length, dtype):
             k, v = super().read(layer, pages, length + extra, dtype)
-            return (k, v) if extra > 0 else (k[:, :, [0, *range(length - 1)]], v[:, :, [0, *range(length - 1)]])
+            return (
+                (k, v) if extra > 0 else (k[:, :, [0, *range(length - 1)]], v[:, :, [0, *range(length - 1)]])
+            )
 
     monkeypatch.setattr(parity, "PagedKVStore", Broken)
     monkeypatch.setattr(
@@ -129,7 +140,9 @@ def test_pages_are_shuffled_and_stale(monkeypatch):
 
     class Watched(parity.PagedKVStore):
         def read(self, layer, pages, length, dtype):
-            seen.update(pages=pages[0].tolist(), stale=(self.layers[layer].k.float().abs().amax((1, 2, 3)) > 0).all())
+            seen.update(
+                pages=pages[0].tolist(), stale=(self.layers[layer].k.float().abs().amax((1, 2, 3)) > 0).all()
+            )
             return super().read(layer, pages, length, dtype)
 
     monkeypatch.setattr(parity, "PagedKVStore", Watched)

@@ -25,7 +25,14 @@ def test_bytes_of_every_layer_equal_the_formula(runner_context, fmt):
     measured = storage.run(runner_context("storage", kv_format=fmt, scale=scale, batch=2, context=33))
     payload, scales, dtype = EXPECTED[fmt]
     assert measured.samples["layers"] == [
-        {"layer": i, "payload": payload, "scales": scales, "expected_payload": payload, "expected_scales": scales, "dtype": dtype}
+        {
+            "layer": i,
+            "payload": payload,
+            "scales": scales,
+            "expected_payload": payload,
+            "expected_scales": scales,
+            "dtype": dtype,
+        }
         for i in range(4)
     ]
     facts = measured.facts
@@ -64,7 +71,9 @@ def test_a01_t1_a_store_that_is_native_under_int8_shows_in_the_bytes(runner_cont
 def test_a_store_of_another_size_than_asked_is_refused(runner_context):
     ctx = runner_context("storage", batch=2, context=33)
     engine = ctx.engine
-    object.__setattr__(ctx, "engine", lambda sequences, tokens: engine(sequences=sequences + 1, tokens=tokens))
+    object.__setattr__(
+        ctx, "engine", lambda sequences, tokens: engine(sequences=sequences + 1, tokens=tokens)
+    )
     with pytest.raises(KvbenchError, match="take 6 pages, the store has 9"):
         storage.run(ctx)
 
