@@ -8,9 +8,10 @@ later from evidence, is a fault.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from kvbench.errors import Refused
+from kvbench.errors import Refused, UsageError
 from kvbench.formats import KV_FORMATS, KVShape
 
 
@@ -63,12 +64,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Choice:
-    """One aspect of a decision. `rejected` holds (option, reason) pairs."""
+    """One aspect of a decision. `rejected` holds (option, reason) pairs, in the order in which they were tried.
+
+    reason: a stable word: "requested", "decided_at_load", or the word of the rejection that led to the fallback.
+    sentence: the same for a person.
+    """
 
     requested: str
     resolved: str
     reason: str
     rejected: tuple[tuple[str, str], ...] = ()
+    sentence: str = ""
 
     @property
     def fell_back(self) -> bool:
@@ -84,3 +90,157 @@ class Decision:
     @property
     def fell_back(self) -> bool:
         return any(c.fell_back for c in (self.kv_format, self.weights, self.backend))
+
+
+# A question put to a backend or a weight format. Each answers from the facts alone.
+Support = Callable[[Request, ModelFacts], "Accepted | Rejected"]
+
+
+def _torch_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
+    """The reference path: full and sliding attention, soft-cap and sinks, in every KV format; MLA natively."""
+    for attribute, sentence in facts.unsupported:
+        return Rejected("attention_unsupported", f"{sentence} (config attribute {attribute})")
+    strange = sorted({layer.kind for layer in facts.layers} - {"full", "sliding", "mla"})
+    if strange:
+        where = [i for i, layer in enumerate(facts.layers) if layer.kind == strange[0]]
+        return Rejected(
+            "layer_kind_unsupported",
+            f"Layer {where[0]} (and {len(where) - 1} more) is of kind {strange[0]!r}; the engine has full, sliding "
+            "and MLA attention.",
+        )
+    if KV_FORMATS[request.kv_format].quantized and any(layer.kind == "mla" for layer in facts.layers):
+        return Rejected(
+            "mla_not_validated",
+            f"The model caches a latent (MLA); {request.kv_format} has not been validated on it, only native has.",
+        )
+    return Accepted()
+
+
+def _triton_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
+    return Rejected(
+        "triton_kernels_missing",
+        "This build has no Triton attention kernels; backend torch has every format.",
+    )
+
+
+BACKENDS: dict[str, Support] = {"torch": _torch_supports, "triton": _triton_supports}
+
+
+def _native_weights(request: Request, facts: ModelFacts) -> Accepted | Rejected:
+    return Accepted()
+
+
+def _fp8_weights(request: Request, facts: ModelFacts) -> Accepted | Rejected:
+    return Rejected(
+        "fp8_weights_missing", "This build has no FP8 weight GEMM; weights native run on every backend."
+    )
+
+
+WEIGHTS: dict[str, Support] = {"native": _native_weights, "fp8_block128": _fp8_weights}
+
+_REQUESTED = "requested"
+_AT_LOAD = "decided_at_load"
+
+
+def resolve(
+    request: Request,
+    facts: ModelFacts | None,
+    backends: Mapping[str, Support] = BACKENDS,
+    weights: Mapping[str, Support] = WEIGHTS,
+) -> Decision:
+    """What will run for `request` on a model with `facts`; nothing is dropped without a word.
+
+    facts None: the model has not been seen yet; each choice is the request, with the reason `decided_at_load`.
+    Fallbacks are tried in this order: the same format on the torch backend, then native on the requested backend,
+    then native on torch. Raises UsageError for an unknown name; Refused when `fallback` is "refuse" and the request
+    cannot run as asked, and always when not even native on torch can.
+    """
+    _check_names(request, backends, weights)
+    if facts is None:
+        sentence = "The model's config is not here yet; this is decided when it is loaded."
+        return Decision(*(Choice(v, v, _AT_LOAD, (), sentence)
+                          for v in (request.kv_format, request.weights, request.backend)))  # fmt: skip
+    kv_format, backend = _resolve_attention(request, facts, backends)
+    return Decision(kv_format, _resolve_weights(request, facts, weights), backend)
+
+
+def _check_names(request: Request, backends: Mapping[str, Support], weights: Mapping[str, Support]) -> None:
+    accepted: dict[str, Mapping[str, object]] = {
+        "kv_format": KV_FORMATS, "weights": weights, "backend": backends, "fallback": {"allow": 0, "refuse": 0}}  # fmt: skip
+    for key, names in accepted.items():
+        value = getattr(request, key)
+        if value not in names:
+            raise UsageError(f"{key} {value!r} is unknown; choose one of {', '.join(names)}.")
+
+
+def _resolve_attention(
+    request: Request, facts: ModelFacts, backends: Mapping[str, Support]
+) -> tuple[Choice, Choice]:
+    options = dict.fromkeys(
+        [
+            (request.backend, request.kv_format),
+            ("torch", request.kv_format),
+            (request.backend, "native"),
+            ("torch", "native"),
+        ]
+    )
+    rejections: list[tuple[str, str, Rejected]] = []
+    for backend, kv_format in options:
+        answer = backends[backend](replace(request, backend=backend, kv_format=kv_format), facts)
+        if isinstance(answer, Accepted):
+            break
+        if request.fallback == "refuse":
+            raise _refused(answer, f"kv_format {kv_format} on backend {backend}")
+        rejections.append((backend, kv_format, answer))
+    else:
+        raise Refused(
+            rejections[-1][2].reason, f"{rejections[-1][2].sentence} Not even kv_format native can run."
+        )
+    return (
+        _choice(
+            request.kv_format,
+            kv_format,
+            [(f, no) for b, f, no in rejections if b == backend and f != kv_format],
+        ),
+        _choice(request.backend, backend, [(b, no) for b, _, no in rejections if b != backend]),
+    )
+
+
+def _resolve_weights(request: Request, facts: ModelFacts, weights: Mapping[str, Support]) -> Choice:
+    answer = weights[request.weights](request, facts)
+    if isinstance(answer, Accepted):
+        return _choice(request.weights, request.weights, [])
+    if request.fallback == "refuse":
+        raise _refused(answer, f"weights {request.weights}")
+    return _choice(request.weights, "native", [(request.weights, answer)])
+
+
+def _refused(answer: Rejected, what: str) -> Refused:
+    return Refused(
+        answer.reason,
+        f"{what} was asked for and cannot run: {answer.sentence} Set fallback: allow to run what can.",
+    )
+
+
+def _choice(requested: str, resolved: str, rejections: Sequence[tuple[str, Rejected]]) -> Choice:
+    rejected: dict[str, Rejected] = {}
+    for option, no in rejections:
+        rejected.setdefault(option, no)
+    words = tuple((option, no.reason) for option, no in rejected.items())
+    if requested == resolved:
+        return Choice(requested, resolved, _REQUESTED, words, "It runs as asked.")
+    no = rejected[requested]
+    return Choice(requested, resolved, no.reason, words, no.sentence)
+
+
+def check_context(facts: ModelFacts, context: int, new_tokens: int) -> None:
+    """Raises Refused("invalid_context") when `context` prompt tokens and `new_tokens` generated ones need more
+    positions than the model has. The last generated token is never fed back and needs none."""
+    needed = context + max(new_tokens - 1, 0)
+    if facts.max_context is not None and needed > facts.max_context:
+        raise Refused(
+            "invalid_context",
+            f"A context of {context} tokens with {new_tokens} new ones needs {needed} positions, and the model "
+            f"({facts.model_type}) has {facts.max_context}; ask for a context of at most "
+            f"{max(facts.max_context - max(new_tokens - 1, 0), 0)}. Nothing is clipped.",
+        )

@@ -28,14 +28,9 @@ if TYPE_CHECKING:
 NAME = "kvbench"
 
 # Arguments that transformers passes to an attention function and that change nothing here, with the values for
-# which that is true (None always is). Any other argument with a value is refused: it would be dropped in silence.
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "dropout": (0.0,),
-    "is_causal": (True,),
-    "output_attentions": (False,),
-    "output_hidden_states": (False,),
-    "use_cache": (False,),
-}
+# which that is true; None and a feature that is switched off (False) never do. Any other argument with a value is
+# refused: it would be dropped in silence.
+_HARMLESS: dict[str, tuple[Any, ...]] = {"dropout": (0.0,), "is_causal": (True,)}
 _HARMLESS_ANY = frozenset({"position_ids", "cache_position", "layer_idx", "logits_to_keep"})
 _UNDERSTOOD = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
 
@@ -88,19 +83,34 @@ def attention(
     """query [1, Hq, N, D], key [1, H, N, D], value [1, H, N, Dv] -> ([1, N, Hq, Dv], None)."""
     if _probe is not None:
         _probe.append(
-            {"module": module, "query": query, "key": key, "value": value, "mask": attention_mask, "kwargs": kwargs}
+            {
+                "module": module,
+                "query": query,
+                "key": key,
+                "value": value,
+                "mask": attention_mask,
+                "kwargs": kwargs,
+            }
         )
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     binding: Binding | None = getattr(module, "kvbench_binding", None)
     if binding is None or binding.step is None:
-        raise KvbenchError("The model was called outside of an engine's forward; its K/V would not be stored.")
+        raise KvbenchError(
+            "The model was called outside of an engine's forward; its K/V would not be stored."
+        )
     layer: int = module.kvbench_layer  # type: ignore[assignment]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     return attend(binding.step, layer, query, key, value, scale, kwargs), None
 
 
 def attend(
-    step: Step, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, kwargs: Mapping[str, Any]
+    step: Step,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+    kwargs: Mapping[str, Any],
 ) -> Tensor:
     """Store the new K/V of `layer`, then attend every group to the pages. Returns [1, N, Hq, Dv]."""
     q, k, v = query[0], key[0].transpose(0, 1), value[0].transpose(0, 1)
@@ -150,8 +160,8 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
     return None
 
 
-def bind(model: nn.Module, facts: ModelFacts, device: torch.device) -> tuple[Binding, tuple[LayerFacts, ...]]:
-    """Switch `model` to our attention and return the binding and what each layer was seen to need.
+def bind(model: nn.Module, facts: ModelFacts, device: torch.device) -> Binding:
+    """Switch `model` to our attention and return the binding that its attention modules look at.
 
     One forward of a single token with observing attention finds the attention modules, their head geometry and
     the arguments they pass. Raises Refused for anything the engine would have to drop, and KvbenchError when the
@@ -170,20 +180,24 @@ def bind(model: nn.Module, facts: ModelFacts, device: torch.device) -> tuple[Bin
     finally:
         _probe = None
     binding = Binding()
-    layers = tuple(_observe(index, call, binding) for index, call in enumerate(calls))
-    _compare(layers, facts)
-    return binding, layers
+    _compare(tuple(_observe(index, call, binding) for index, call in enumerate(calls)), facts)
+    return binding
 
 
 def _observe(index: int, call: dict[str, Any], binding: Binding) -> LayerFacts:
     module, kwargs = call["module"], call["kwargs"]
     where = f"Attention layer {index} ({type(module).__name__})"
     if hasattr(module, "kvbench_binding") and module.kvbench_binding is binding:
-        raise Refused("shared_attention_module", f"{where} is called twice in a forward; its K/V cannot be kept apart.")
+        raise Refused(
+            "shared_attention_module", f"{where} is called twice in a forward; its K/V cannot be kept apart."
+        )
     if call["mask"] is not None or getattr(module, "is_causal", True) is False:
-        raise Refused("not_causal", f"{where} does not use plain causal attention, which is what the pages hold.")
+        raise Refused(
+            "not_causal", f"{where} does not use plain causal attention, which is what the pages hold."
+        )
     for name, value in kwargs.items():
-        if value is None or name in _UNDERSTOOD or name in _HARMLESS_ANY or value in _HARMLESS.get(name, ()):
+        off = value is None or (value is False and name not in _HARMLESS)
+        if off or name in _UNDERSTOOD or name in _HARMLESS_ANY or value in _HARMLESS.get(name, ()):
             continue
         raise Refused(
             "attention_argument",
@@ -203,7 +217,7 @@ def _observe(index: int, call: dict[str, Any], binding: Binding) -> LayerFacts:
 
 
 def _compare(seen: tuple[LayerFacts, ...], facts: ModelFacts) -> None:
-    """The modules must be what the config said; an MLA layer's expanded heads are known from the modules only."""
+    """The modules must be what the config said."""
     if len(seen) != len(facts.layers):
         raise Refused(
             "layers_without_attention",
@@ -211,8 +225,6 @@ def _compare(seen: tuple[LayerFacts, ...], facts: ModelFacts) -> None:
             "elsewhere, so the cache cannot be measured.",
         )
     for index, (got, said) in enumerate(zip(seen, facts.layers, strict=True)):
-        if said.kind == "mla":
-            continue
         for name in ("q_heads", "shape", "sliding_window", "softcap", "sinks"):
             if getattr(got, name) != getattr(said, name):
                 raise KvbenchError(

@@ -21,6 +21,7 @@ from kvbench.engine.core import Engine
 from kvbench.engine.evidence import examine, probe_layers
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.errors import KvbenchError, NotAvailable, Refused
+from kvbench.models import uses_random_weights
 from kvbench.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, VERIFIED, Evidence, Level, Record
 from kvbench.runners.context import Context, Measurement
 from kvbench.tasks import RUNNERS
@@ -46,7 +47,7 @@ class Session:
         if key not in self._models:
             self._models.clear()
             gc.collect()
-            self._models[key] = load_model(spec)
+            self._models[key] = load_model(spec, spec["device"], spec["dtype"])
         return self._models[key]
 
     def layer_probe(self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any]) -> Level:
@@ -78,7 +79,11 @@ def execute(task: Task, session: Session, baseline: Record | None, progress: Pro
         status, error = ERROR, {"type": type(e).__name__, "message": str(e) or type(e).__name__, "tail": tail}
     finally:
         gc.collect()
-    environment = {**session.environment, "threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
+    environment = {
+        **session.environment,
+        "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0],
+    }
     return Record(
         key=task.key,
         runner=task.runner,
@@ -100,7 +105,7 @@ def execute(task: Task, session: Session, baseline: Record | None, progress: Pro
 
 def _partial(task: Task, measured: Measurement) -> str | None:
     reasons = [measured.partial] if measured.partial else []
-    if task.spec["model_weights"] == "random" and RUNNERS[task.runner].quality:
+    if uses_random_weights(task.spec) and RUNNERS[task.runner].quality:
         reasons.append("random weights: plumbing only")
     return "; ".join(reasons) or None
 
@@ -109,17 +114,23 @@ def _measure(
     task: Task, session: Session, baseline: Record | None, progress: Progress
 ) -> tuple[Decision, Measurement, Evidence]:
     spec, decl = task.spec, RUNNERS[task.runner]
-    if decl.quality and spec["model_weights"] == "random" and not spec["plumbing"]:
+    if decl.quality and uses_random_weights(spec) and not spec["plumbing"]:
         raise Refused(
             "random_weights",
             f"{task.runner} measures quality and the weights are random; use a checkpoint, or `plumbing: true` "
             "for a run that only exercises the path and is marked partial.",
         )
     if decl.quality and task.baseline is not None and (baseline is None or baseline.status != OK):
-        why = "has not run" if baseline is None else f"ended as {baseline.status}: {(baseline.error or {}).get('message')}"
+        why = (
+            "has not run"
+            if baseline is None
+            else f"ended as {baseline.status}: {(baseline.error or {}).get('message')}"
+        )
         raise NotAvailable(f"{task.runner} compares with its native baseline, which {why}.")
     model = session.model(spec)
-    decision = resolve(Request(spec["kv_format"], spec["weights"], spec["backend"], spec["fallback"]), model.facts)
+    decision = resolve(
+        Request(spec["kv_format"], spec["weights"], spec["backend"], spec["fallback"]), model.facts
+    )
     new_tokens = task.options.get("new_tokens", 0)
     if "context" in spec and "context" not in decl.ignores:
         check_context(model.facts, spec["context"], new_tokens)
@@ -169,7 +180,9 @@ def _evidence(
         engine.check_health()
     if not engines:
         if reads_due:
-            raise KvbenchError("The runner measured without an engine; its numbers cannot belong to this cell.")
+            raise KvbenchError(
+                "The runner measured without an engine; its numbers cannot belong to this cell."
+            )
         context.engine(1, context.spec["page_size"])
     probe = session.layer_probe(context.model, decision, context.spec)
     found = [examine(engine, probe, reads_due=reads_due) for engine in engines]

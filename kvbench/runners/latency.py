@@ -1,0 +1,134 @@
+"""TTFT and ITL of one batch at one context length, interleaved with the native engine.
+
+A candidate's arms are "baseline" and "candidate" (A B B A ...); a baseline's are two engines of its own, both called
+"candidate" (the noise floor of the same measurement). Both arms get the same prompts: seeded random token ids, since
+time does not depend on what the tokens mean. Raw samples only; means, percentiles and ratios are derived on reading.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kvbench.cells import content_hash
+from kvbench.runners.context import Context, Measurement
+from kvbench.runners.timing import Timing, measure
+
+if TYPE_CHECKING:
+    from kvbench.engine.core import Engine
+    from kvbench.engine.load import LoadedModel
+
+SEED = 0
+
+
+class EngineArm:
+    """A static batch on an engine: all prompts are submitted at once, each step gives every sequence one token.
+
+    prompts: one list of token ids a sequence; chunk: most tokens of a prefill forward, over all sequences.
+    """
+
+    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], chunk: int) -> None:
+        self.engine, self.prompts = engine, prompts
+        self.plan = list(prefill_plan([len(p) for p in prompts], chunk))
+        self.seqs: list[int] = []
+        self.tokens: list[int] = []
+
+    def submit(self) -> None:
+        self.seqs = [self.engine.add() for _ in self.prompts]
+        last: dict[int, Tensor] = {}
+        for forward in self.plan:
+            work = [(self.seqs[row], self.prompts[row][start:stop]) for row, start, stop in forward]
+            logits = self.engine.forward(work, "last")
+            last.update((row, out[-1]) for (row, _, _), out in zip(forward, logits, strict=True))
+        self._sample([last[row] for row in range(len(self.prompts))])
+
+    def step(self) -> None:
+        work = [(seq, [token]) for seq, token in zip(self.seqs, self.tokens, strict=True)]
+        self._sample([out[-1] for out in self.engine.forward(work, "last")])
+
+    def _sample(self, logits: Sequence[Tensor]) -> None:
+        self.tokens = torch.stack(tuple(logits)).argmax(dim=-1).tolist()  # on the host: part of the time
+
+    def synchronize(self) -> None:
+        self.engine.synchronize()
+
+    def close(self) -> None:
+        for seq in self.seqs:
+            self.engine.free(seq)
+        self.seqs = []
+
+
+def prefill_plan(lengths: Sequence[int], chunk: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Forwards of at most `chunk` tokens that prefill all prompts in order, as (row, start, stop) pieces.
+
+    A long prompt is spread over several forwards and short ones share one: [5, 5] in chunks of 4 is
+    [(0, 0, 4)], [(0, 4, 5), (1, 0, 3)], [(1, 3, 5)].
+    """
+    forward: list[tuple[int, int, int]] = []
+    room = chunk
+    for row, length in enumerate(lengths):
+        start = 0
+        while start < length:
+            stop = min(length, start + room)
+            forward.append((row, start, stop))
+            room -= stop - start
+            start = stop
+            if room == 0:
+                yield forward
+                forward, room = [], chunk
+    if forward:
+        yield forward
+
+
+def random_prompts(model: LoadedModel, batch: int, context: int) -> list[list[int]]:
+    """`batch` prompts of `context` token ids, drawn with a fixed seed from the vocabulary without special tokens."""
+    special = set(model.tokenizer.all_special_ids) if model.tokenizer is not None else set()
+    ids = [i for i in range(model.vocab_size) if i not in special]
+    rng = random.Random(SEED)
+    return [rng.choices(ids, k=context) for _ in range(batch)]
+
+
+def run(ctx: Context) -> Measurement:
+    batch, context, new_tokens = ctx.spec["batch"], ctx.spec["context"], ctx.options["new_tokens"]
+    prompts = random_prompts(ctx.model, batch, context)
+    capacity = {"sequences": batch, "tokens": context + new_tokens}
+    other = "candidate" if ctx.is_baseline else "baseline"
+    first = EngineArm(
+        (ctx.engine if ctx.is_baseline else ctx.native)(**capacity), prompts, ctx.spec["prefill_chunk"]
+    )
+    second = EngineArm(ctx.engine(**capacity), prompts, ctx.spec["prefill_chunk"])
+    load_before = os.getloadavg()[0]
+    timings = measure(
+        (other, first),
+        ("candidate", second),
+        new_tokens=new_tokens,
+        repeats=ctx.options["repeats"],
+        warmup=ctx.options["warmup"],
+        progress=ctx.progress,
+    )
+    shape = {"prefill_tokens": batch * context, "batch": batch, "new_tokens": new_tokens}
+    samples = {
+        "arms": [{"arm": t.arm, "order": t.order, **_times(t), **shape} for t in timings.measured],
+        "warmup": [{"arm": t.arm, **_times(t)} for t in timings.warmup],
+    }
+    facts = {
+        "clock": "perf_counter",
+        "synchronised": True,
+        "host_load": {"before": load_before, "after": os.getloadavg()[0], "cpus": os.cpu_count()},
+        "threads": torch.get_num_threads(),
+        "prompt": f"seeded random token ids (seed {SEED}), special tokens left out",
+        "prompt_sha": content_hash(prompts),
+        "prefill_forwards": len(second.plan),
+        "repeats": ctx.options["repeats"],
+        "warmup": ctx.options["warmup"],
+    }
+    return Measurement(samples, facts)
+
+
+def _times(timing: Timing) -> dict[str, Any]:
+    return {"ttft_ms": timing.ttft_ms, "itl_ms": list(timing.itl_ms)}

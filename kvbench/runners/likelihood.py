@@ -1,0 +1,86 @@
+"""Log-probabilities and divergences from logits, a few rows at a time.
+
+Exponentials are taken in float32 after the maximum is subtracted; their sums, the logarithms and everything that is
+added up are float64. A vocabulary is large, so no temporary is larger than `ROWS` rows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROWS = 32  # rows of a slice: 32 x 49,152 float32 = 6 MiB, which stays in a CPU's cache
+FAR = 20.0  # a logit's gap from the mean gap beyond which a distribution is not near another
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Of a few rows [r, V]: exponentials exp(x - max), their sum and the log-partition in float64, all [r] but exp."""
+
+    exp: Tensor
+    total: Tensor
+    log_z: Tensor
+    logprob: Tensor
+
+
+def _slice(x: Tensor, targets: Tensor) -> _Slice:
+    top = x.amax(-1, keepdim=True)
+    exp = (x - top).exp_()
+    total = exp.sum(-1).double()
+    shift = top[:, 0].double()
+    chosen = x.gather(-1, targets[:, None])[:, 0].double()
+    return _Slice(exp, total, shift + total.log(), chosen - shift - total.log())
+
+
+def _slices(n: int) -> Iterator[slice]:
+    return (slice(i, min(i + ROWS, n)) for i in range(0, n, ROWS))
+
+
+def logprobs(logits: Tensor, targets: Tensor) -> Tensor:
+    """log softmax(logits)[target]: float32 [n, V] and int64 [n] -> float64 [n]."""
+    parts = [_slice(logits[s], targets[s]).logprob for s in _slices(len(targets))]
+    return torch.cat(parts) if parts else logits.new_zeros(0, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A candidate beside native, a value a token: float64 [n], top1_equal bool [n].
+
+    kld: of the native next-token distribution from the candidate's, full vocabulary, in nats;
+    delta_p: probability of the true token, candidate - native.
+    """
+
+    native: Tensor
+    candidate: Tensor
+    kld: Tensor
+    top1_equal: Tensor
+    delta_p: Tensor
+
+
+def compare(native: Tensor, candidate: Tensor, targets: Tensor) -> Compared:
+    """native, candidate: float32 logits [n, V]; targets int64 [n], n >= 1."""
+    parts: list[tuple[Tensor, ...]] = []
+    for s in _slices(len(targets)):
+        n, c = _slice(native[s], targets[s]), _slice(candidate[s], targets[s])
+        kld = _divergence(n, c, candidate[s] - native[s])
+        equal = native[s].argmax(-1) == candidate[s].argmax(-1)
+        parts.append((n.logprob, c.logprob, kld, equal, c.logprob.exp() - n.logprob.exp()))
+    return Compared(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _divergence(n: _Slice, c: _Slice, gap: Tensor) -> Tensor:
+    """sum p (log p - log q) from gap = candidate - native logits [r, V], which it overwrites; float64 [r].
+
+    Of two nearly equal distributions the plain form is a difference of numbers of the logits' size, and float32 leaves
+    1e-7 of them. With the gap centred on its mean m under p, it is log1p(a + b) - a for a = sum p (gap - m) and
+    b = sum p (expm1(gap - m) - (gap - m)), where nothing large cancels. Far apart, expm1 overflows and the plain form is good.
+    """
+    mean = (n.exp * gap).sum(-1).double() / n.total
+    gap -= mean[:, None]
+    a = (n.exp * gap).sum(-1).double() / n.total
+    far = gap.amax(-1) > FAR
+    b = torch.expm1(gap).sub_(gap).mul_(n.exp).sum(-1).double() / n.total
+    return torch.where(far, c.log_z - n.log_z - mean, torch.log1p(a + b) - a)

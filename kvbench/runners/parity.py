@@ -1,0 +1,289 @@
+"""Decode through the store against an oracle, on tensors; and many decode steps without a model.
+
+The oracle is written here and shares nothing with the store or the attention backend but the reference quantizer: it
+quantizes the *original* K/V, dequantizes in float64 and attends by plain einsum. A store that loses a scale, a page or
+a head therefore differs from it, and so does an attention that reads the wrong one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvbench.engine.core import static_scales, store_format
+from kvbench.engine.store import PagedKVStore
+from kvbench.formats import KV_FORMATS, KVFormat, KVShape, pages_for
+from kvbench.runners.context import Context, Measurement
+from kvbench_kernels.attention import paged_attention_torch
+from kvbench_kernels.quantize import QUANTIZE
+
+# Largest error of an output element, as a share of the largest V in play (at least 1): 4 roundings of the query dtype
+# (dequantized V, scores, probabilities, output). float32 gets 3e-6: there summation order, not rounding, leads.
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 4 * 2.0**-11, torch.bfloat16: 4 * 2.0**-8}
+
+# Shape of the model-free run: small, so that thousands of steps over a growing context take seconds.
+STEP_HEADS, STEP_SHAPE, STEP_VOCAB = 4, KVShape(2, 64, 64), 256
+BUCKETS = 128
+
+
+@dataclass(frozen=True)
+class Geometry:
+    name: str
+    q_heads: int
+    shape: KVShape
+
+
+@dataclass(frozen=True)
+class Case:
+    """variant: "plain", "zero-rows" (a token's K and V are all zero) or "strided" (K, V and Q are views)."""
+
+    geometry: Geometry
+    dtype: torch.dtype
+    length: int
+    variant: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.geometry.name} {_name(self.dtype)} L{self.length} {self.variant}"
+
+
+def run(ctx: Context) -> Measurement:
+    with _one_thread(), torch.inference_mode():
+        return _run(ctx)
+
+
+def _run(ctx: Context) -> Measurement:
+    engine = ctx.engine(sequences=1, tokens=ctx.spec["page_size"])
+    model = engine.model
+    scales = static_scales(ctx.spec["scale"], len(engine.layers))
+    stored, resolved = store_format(engine.decision), KV_FORMATS[engine.decision.kv_format.resolved]
+    scale = scales[0] if scales and resolved.scale_kind == "static" else None
+    bench = Bench(stored, resolved, scale, ctx.spec["page_size"], model.device, ctx.options["seed"])
+    own = engine.layers[0]
+    cases = list(_cases(Geometry("model", own.q_heads, own.shape), ctx.options["lengths"]))
+    total = len(cases) + 1
+    rows, worst = [], {"share_of_bound": 0.0, "max_abs": 0.0, "case": ""}
+    for index, case in enumerate(cases):
+        ctx.progress(index, total, case.name)
+        row, error = bench.decode(case)
+        rows.append(row)
+        worst = max(worst, error, key=lambda e: e["share_of_bound"])
+    ctx.progress(len(cases), total, f"{ctx.options['steps']} steps without a model")
+    steps = bench.steps(ctx.options["steps"], model.dtype)
+    facts = {
+        "seed": ctx.options["seed"],
+        "steps": ctx.options["steps"],
+        "q_heads": STEP_HEADS,
+        "kv_heads": STEP_SHAPE.kv_heads,
+        "head_dim": STEP_SHAPE.head_dim,
+        "vocabulary": STEP_VOCAB,
+        "step_dtype": _name(model.dtype),
+        "max_abs_is": f"largest of each {-(-ctx.options['steps'] // BUCKETS)} steps",
+        "scale": scale,
+        "element_error": worst,
+        "oracle": "float64 einsum on the reference quantizer's codes of the original tensors",
+    }
+    return Measurement({"cases": rows, "steps": steps}, facts)
+
+
+def _cases(own: Geometry, lengths: list[int]) -> Iterator[Case]:
+    geometries = [Geometry("mha", 4, KVShape(4, 64, 64)), Geometry("gqa", 8, KVShape(2, 64, 64)), own]
+    for geometry in geometries:
+        for dtype in TOLERANCE:
+            for length in lengths:
+                for variant in ("plain", "zero-rows", "strided"):
+                    yield Case(geometry, dtype, length, variant)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """stored: the format the store is made with; resolved: the one it must behave as; scale: (K, V) if static."""
+
+    stored: KVFormat
+    resolved: KVFormat
+    scale: tuple[float, float] | None
+    page_size: int
+    device: torch.device
+    seed: int
+
+    def decode(self, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
+        """One decode step at `case.length`: its row of the record, and how far quantization itself moved K and V."""
+        geometry, length, shape = case.geometry, case.length, case.geometry.shape
+        draw = torch.Generator().manual_seed(self.seed)
+        strided = case.variant == "strided"
+        q = _randn(draw, (1, geometry.q_heads, 1, shape.head_dim), case.dtype, self.device, strided)
+        k = _randn(draw, (length, shape.kv_heads, shape.head_dim), case.dtype, self.device, strided)
+        v = _randn(draw, (length, shape.kv_heads, shape.value_dim), case.dtype, self.device, strided)
+        if case.variant == "zero-rows":
+            k[length // 2] = v[length // 2] = 0
+        scaling = shape.head_dim**-0.5
+
+        store = self._store(self.stored, shape, 2 * pages_for(length, self.page_size) + 1, case.dtype)
+        _shuffle(store, random.Random(self.seed))
+        seq = store.add()
+        for start, n in ((0, length - 1), (length - 1, 1)):  # as a prefill and a decode step write it
+            if n:
+                _append(store, seq, k[start : start + n], v[start : start + n])
+        read_k, read_v = store.read(0, store.tables([seq]), length, case.dtype)
+        out = paged_attention_torch(q, read_k, read_v, scaling, length - 1)[0, :, 0].double()
+
+        oracle_k, oracle_v = self._dequantized(k, 0), self._dequantized(v, 1)
+        expected = oracle(q[0, :, 0].double(), oracle_k, oracle_v, scaling)
+        row = {
+            "name": case.name,
+            "length": length,
+            "q_heads": geometry.q_heads,
+            "kv_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "dtype": _name(case.dtype),
+            "max_abs": (out - expected).abs().max().item(),
+            "cosine": _cosine(out, expected),
+            "bound": TOLERANCE[case.dtype] * max(1.0, oracle_v.abs().max().item()),
+        }
+        errors = [
+            _element_error(self.resolved, x.double(), dq, None if self.scale is None else self.scale[side])
+            for side, (x, dq) in enumerate(((k, oracle_k), (v, oracle_v)))
+        ]
+        worst = max(errors, key=lambda e: e[0])
+        return row, {"share_of_bound": worst[0], "max_abs": worst[1], "case": case.name}
+
+    def steps(self, steps: int, dtype: torch.dtype) -> dict[str, Any]:
+        """Grow one sequence token by token in a native store and in this format's; attend in both with the same q.
+
+        The outputs are projected on a small random vocabulary. Returns the argmax agreement of each step (0 or 1),
+        the largest logit difference (bucket maxima over the steps) and the smallest cosine of two logit rows.
+        """
+        draw = torch.Generator().manual_seed(self.seed)
+        heads, dim = STEP_SHAPE.kv_heads, STEP_SHAPE.head_dim
+        q = _randn(draw, (steps, 1, STEP_HEADS, 1, dim), dtype, self.device)
+        k = _randn(draw, (steps, 1, heads, dim), dtype, self.device)
+        v = _randn(draw, (steps, 1, heads, dim), dtype, self.device)
+        vocabulary = _randn(draw, (STEP_HEADS * dim, STEP_VOCAB), torch.float32, self.device)
+        logits = []
+        for fmt in (KV_FORMATS["native"], self.stored):
+            store = self._store(fmt, STEP_SHAPE, pages_for(steps, self.page_size), dtype)
+            seq, outputs = store.add(), []
+            for step in range(steps):
+                _append(store, seq, k[step], v[step])
+                read_k, read_v = store.read(0, store.tables([seq]), step + 1, dtype)
+                outputs.append(paged_attention_torch(q[step], read_k, read_v, dim**-0.5, step).flatten())
+            logits.append(torch.stack(outputs).float() @ vocabulary)
+        native, candidate = logits
+        max_abs = (candidate - native).abs().amax(dim=-1)
+        buckets = max_abs.split(-(-steps // BUCKETS))
+        return {
+            "argmax_equal": (candidate.argmax(-1) == native.argmax(-1)).int().tolist(),
+            "max_abs": [round(bucket.max().item(), 9) for bucket in buckets],
+            "cosine_min": F.cosine_similarity(candidate.double(), native.double(), dim=-1).min().item(),
+        }
+
+    def _store(self, fmt: KVFormat, shape: KVShape, pages: int, dtype: torch.dtype) -> PagedKVStore:
+        scale = [self.scale] if self.scale is not None and fmt.scale_kind == "static" else None
+        return PagedKVStore(fmt, [shape], self.page_size, pages, dtype, self.device, scale)
+
+    def _dequantized(self, x: Tensor, side: int) -> Tensor:
+        """float64 values that `x [L, H, D]` must come back as; side 0 is K, 1 is V."""
+        scale = None
+        if self.scale is not None:
+            scale = torch.tensor(self.scale[side], dtype=torch.float32, device=self.device)
+        quantized = QUANTIZE[self.resolved.name](x, scale)
+        values = quantized.codes.double()
+        if quantized.scales is not None:
+            values = values * quantized.scales.double()[..., None]
+        elif scale is not None:
+            values = values * scale.double()
+        return values
+
+
+def oracle(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
+    """q [Hq, D], k [L, H, D], v [L, H, Dv] in float64 -> [Hq, Dv]. Query head h reads KV head h // (Hq / H)."""
+    groups = q.shape[0] // k.shape[1]
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    weights = (torch.einsum("hd,lhd->hl", q, k) * scaling).softmax(dim=-1)
+    return torch.einsum("hl,lhd->hd", weights, v)
+
+
+def _element_error(fmt: KVFormat, x: Tensor, dequantized: Tensor, scale: float | None) -> tuple[float, float]:
+    """Worst |x - dequantized| as a share of the format's bound, and as such. Clipped elements have no bound."""
+    error = (x - dequantized).abs()
+    if not fmt.quantized or fmt.qmax is None:
+        return (0.0 if error.max().item() == 0 else float("inf")), error.max().item()
+    if scale is None:
+        step = x.abs().amax(-1, keepdim=True) / fmt.qmax
+        if fmt.scale_dtype == "float16":
+            step = step * (1 + 2.0**-10) + 2.0**-24  # rounded up to FP16
+    else:
+        step = torch.full_like(x[..., :1], scale)
+    integer = fmt.payload_dtype == "int8"
+    bound = step / 2 + 1e-6 if integer else torch.maximum(x.abs() / 16, step * 2.0**-10) + 1e-6
+    inside = x.abs() <= step * fmt.qmax * (1 + 1e-6)
+    share = torch.where(inside, error / bound, 0.0)
+    return share.max().item(), error.max().item()
+
+
+def _append(store: PagedKVStore, seq: int, k: Tensor, v: Tensor) -> None:
+    start, n = store.length(seq), len(k)
+    store.reserve(seq, n)
+    store.write(0, store.slots_for(seq, start, n), k, v)
+    store.commit(seq, n)
+
+
+def _shuffle(store: PagedKVStore, rng: random.Random) -> None:
+    """Fill every page with large stale values, then free them in random order: later pages are neither new nor in order."""
+    shape = store.shapes[0]
+    seqs = [store.add() for _ in range(store.num_pages)]
+    for seq in seqs:
+        stale = torch.full(
+            (store.page_size, shape.kv_heads, 1), 1e4, dtype=store.native_dtype, device=store.device
+        )
+        _append(store, seq, stale.expand(-1, -1, shape.head_dim), stale.expand(-1, -1, shape.value_dim))
+    rng.shuffle(seqs)
+    for seq in seqs:
+        store.free(seq)
+
+
+def _randn(
+    draw: torch.Generator,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    strided: bool = False,
+) -> Tensor:
+    """N(0, 1) in `dtype`; strided: the same values as a view into a larger tensor, with an offset and gaps."""
+    x = torch.randn(shape, generator=draw).to(device, dtype)
+    if not strided:
+        return x
+    wide = torch.full((*shape[:-2], shape[-1] + 3, shape[-2] + 2), torch.nan, dtype=dtype, device=device)
+    view = wide[..., 1:-2, 1:-1].transpose(-1, -2)
+    view.copy_(x)
+    return view
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    """Cosine of two outputs, taken as one vector each; two zero vectors agree."""
+    a, b = a.flatten(), b.flatten()
+    if not a.any() and not b.any():
+        return 1.0
+    return F.cosine_similarity(a, b, dim=0).item()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Single-threaded CPU operations: thousands of tiny ones, each of which would wait for the slowest of its threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

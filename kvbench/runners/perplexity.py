@@ -1,0 +1,217 @@
+"""Perplexity through the paged store and, for a candidate, its divergence from a native engine on the same chunks.
+
+Raw sums only: the NLL of each chunk with its scored count and document, and per-token divergences. exp, means and
+intervals are derived on reading. The native pass beside a candidate repeats the baseline's own work, so its chunks must
+come out as in the baseline's record; how far they do not is in the facts.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kvbench.corpora import Corpus, corpus, offsets
+from kvbench.errors import KvbenchError, Refused
+from kvbench.formats import pages_for
+from kvbench.runners import chunking
+from kvbench.runners.chunking import SIZE, Chunk, Chunked
+from kvbench.runners.context import Context, Measurement
+from kvbench.runners.encode import bos_ids, plain_ids
+from kvbench.runners.feed import budget, feed, packed
+from kvbench.runners.likelihood import Compared, compare, logprobs
+
+if TYPE_CHECKING:
+    from kvbench.engine.core import Engine
+
+KEPT = 20_000  # per-token values kept in a record; of more, a seeded sample of this size
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+
+
+def chunk_text(protocol: str, text: Corpus, tokenizer: Any) -> tuple[Chunked, dict[str, Any]]:
+    """The chunks of a corpus under `protocol`, and the facts that are part of the number."""
+    if protocol == "rows512":
+        kept = [(row, i) for i, row in enumerate(text.rows) if row.strip()]
+        owners = [chunking.document_of(text.documents, i) for _, i in kept]
+        chunked = chunking.rows(plain_ids(tokenizer, [row.strip() for row, _ in kept]), owners)
+        facts = {
+            "bos": "none",
+            "stride": SIZE,
+            "empty_rows": len(text.rows) - len(kept),
+            "text_cut": "rows, stripped",
+        }
+        return chunked, facts
+    pieces = text.raw if protocol == "llamacpp" else text.stream
+    encoded = tokenizer("".join(pieces), add_special_tokens=False, return_offsets_mapping=True)
+    starts = offsets(pieces, text.documents)
+    owners = [chunking.document_of(starts, begin) for begin, _ in encoded["offset_mapping"]]
+    if protocol == "llamacpp":
+        bos = bos_ids(tokenizer)
+        policy = f"{bos[0]}, first of each chunk" if bos else "none: the tokenizer adds none"
+        chunked = chunking.llamacpp(encoded["input_ids"], owners, bos[0] if bos else None)
+        return chunked, {"bos": policy, "stride": SIZE, "text_cut": "the file's own characters"}
+    chunked = chunking.stream(encoded["input_ids"], owners)
+    return chunked, {"bos": "none", "stride": SIZE, "text_cut": "rows joined as the corpus defines"}
+
+
+@dataclass
+class Pass:
+    """One engine over all chunks: sums a chunk in chunk order, and its seconds in forwards.
+
+    piece: most tokens of a sequence in one forward (the cell's prefill chunk).
+    """
+
+    engine: Engine
+    piece: int
+    chunks: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, chunk: Chunk, logprob: Tensor) -> None:
+        self.chunks.append({"tokens": chunk.scored, "nll": -float(logprob.sum()), "document": chunk.document})
+
+    def forward(self, pack: Sequence[Chunk]) -> list[Tensor]:
+        """Logits of the positions that predict a scored token, float32 [scored, V] a chunk; timed, synchronised."""
+        engine = self.engine
+        seqs = [engine.add() for _ in pack]
+        engine.synchronize()
+        start = time.perf_counter()
+        logits = feed(engine, [(s, c.tokens) for s, c in zip(seqs, pack, strict=True)], self.piece, "all")
+        engine.synchronize()
+        self.seconds += time.perf_counter() - start
+        for seq in seqs:
+            engine.free(seq)
+        return [rows[c.skip - 1 : -1] for rows, c in zip(logits, pack, strict=True)]
+
+
+@dataclass
+class Divergence:
+    """Per-token values of a candidate beside native, gathered over chunks."""
+
+    kld: list[Tensor] = field(default_factory=list)
+    delta_p: list[Tensor] = field(default_factory=list)
+    top1_equal: int = 0
+
+    def add(self, found: Compared) -> None:
+        self.kld.append(found.kld.cpu())
+        self.delta_p.append(found.delta_p.cpu())
+        self.top1_equal += int(found.top1_equal.sum())
+
+    def samples(self) -> dict[str, Any]:
+        kld, delta_p = torch.cat(self.kld), torch.cat(self.delta_p)
+        n = len(kld)
+        kept = sorted(random.Random(0).sample(range(n), KEPT)) if n > KEPT else range(n)
+        levels = torch.tensor(list(QUANTILES.values()), dtype=torch.float64)
+        quantiles = dict(zip(QUANTILES, torch.quantile(kld, levels).tolist(), strict=True))
+        return {
+            "kld": {"mean": float(kld.mean()), "n": n, **quantiles, "max": float(kld.max())},
+            "kld_tokens": _six_digits(kld, kept),
+            "top1_equal": self.top1_equal,
+            "delta_p": _six_digits(delta_p, kept),
+            "delta_p_mean": float(delta_p.mean()),
+        }
+
+
+def _six_digits(values: Tensor, kept: Sequence[int]) -> list[float]:
+    return [float(f"{x:.6g}") for x in values[torch.tensor(kept)].tolist()]
+
+
+def run(ctx: Context) -> Measurement:
+    """Raises Refused("invalid_context") for a model with fewer positions than a chunk, KvbenchError for a text with
+    nothing to score, NotAvailable for a corpus that is not here.
+    """
+    options = ctx.options
+    text = corpus(options["data"], ctx.data_dir, options["split"])
+    chunked, facts = chunk_text(options["protocol"], text, ctx.model.tokenizer)
+    if not chunked.chunks:
+        raise KvbenchError(
+            f"{text.name} has nothing to score under {options['protocol']}; take a longer text."
+        )
+    limit = options["limit_chunks"]
+    chunks = chunked.chunks[:limit]
+    _check_context(ctx.model.facts.max_context, chunks)
+    passes, divergence = _measure(ctx, chunks)
+    native = passes.get("native")
+    samples: dict[str, Any] = {"chunks": passes["candidate"].chunks}
+    facts |= {
+        "protocol": options["protocol"],
+        "split": text.split,
+        "scored": sum(c.scored for c in chunks),
+        "tokens": chunked.tokens,
+        "chunk": SIZE,
+        "chunks_total": len(chunked.chunks),
+        "text": "raw",
+        "data_sha": text.sha256,
+        "data_source": text.source,
+        "data_license": text.license,
+        "documents": len({c.document for c in chunks}),
+        "skipped_rows": chunked.skipped_rows,
+        "dropped_tokens": chunked.dropped_tokens,
+        "tokens_per_forward": budget(ctx.model.device),
+        "seconds_candidate": passes["candidate"].seconds,
+        "seconds_native": native.seconds if native else None,
+    }
+    if native and divergence and ctx.baseline:
+        samples |= {"native_chunks": native.chunks, **divergence.samples()}
+        facts["native_rerun_max_abs_nll"] = rerun_difference(ctx.baseline.samples["chunks"], native.chunks)
+    partial = (
+        f"first {len(chunks)} of {len(chunked.chunks)} chunks" if len(chunks) < len(chunked.chunks) else None
+    )
+    return Measurement(samples, facts, partial)
+
+
+def _check_context(limit: int | None, chunks: Sequence[Chunk]) -> None:
+    longest = max(len(c.tokens) for c in chunks)
+    if limit is not None and longest > limit:
+        raise Refused(
+            "invalid_context",
+            f"The protocol's chunks have {longest} tokens and the model has {limit} positions; take a model with a longer "
+            "context. Shorter chunks would be another protocol.",
+        )
+
+
+def _measure(ctx: Context, chunks: Sequence[Chunk]) -> tuple[dict[str, Pass], Divergence | None]:
+    """The passes by name: "candidate", and "native" beside it. They go pack by pack, in turn first (A B B A), so that
+    their times are taken under the same conditions.
+    """
+    page, device = ctx.spec["page_size"], ctx.model.device
+    packs = [[chunks[i] for i in pack] for pack in packed([len(c.tokens) for c in chunks], budget(device))]
+    slots = max(sum(pages_for(len(c.tokens), page) for c in pack) for pack in packs) * page
+    passes = {"candidate": Pass(ctx.engine(sequences=1, tokens=slots), ctx.spec["prefill_chunk"])}
+    beside = ctx.options["kld"] and not ctx.is_baseline
+    divergence = Divergence() if beside else None
+    if beside:
+        passes["native"] = Pass(ctx.native(sequences=1, tokens=slots), ctx.spec["prefill_chunk"])
+    done = 0
+    for index, pack in enumerate(packs):
+        order = sorted(passes, reverse=index % 2 == 0)
+        logits = {name: passes[name].forward(pack) for name in order}
+        for i, chunk in enumerate(pack):
+            targets = torch.tensor(chunk.tokens[chunk.skip :], device=device)
+            if divergence is None:
+                passes["candidate"].add(chunk, logprobs(logits["candidate"][i], targets))
+                continue
+            found = compare(logits["native"][i], logits["candidate"][i], targets)
+            passes["native"].add(chunk, found.native)
+            passes["candidate"].add(chunk, found.candidate)
+            divergence.add(found)
+        done += len(pack)
+        ctx.progress(done, len(chunks), "chunks")
+    return passes, divergence
+
+
+def rerun_difference(record: Sequence[dict[str, Any]], rerun: Sequence[dict[str, Any]]) -> float:
+    """Largest |NLL difference| of a chunk between the baseline's record and its re-run; 0.0 when the work repeats.
+
+    Raises KvbenchError when the two did not score the same chunks.
+    """
+    places = [[(c["tokens"], c["document"]) for c in chunks] for chunks in (record, rerun)]
+    if places[0] != places[1]:
+        raise KvbenchError(
+            "The baseline's record scored other chunks than this task; run the matrix anew with --rerun all."
+        )
+    return float(max(abs(a["nll"] - b["nll"]) for a, b in zip(record, rerun, strict=True)))

@@ -1,0 +1,95 @@
+"""Live bytes of the KV store at the cell's batch and context, layer by layer, against the formula.
+
+The store is made for exactly `batch` sequences of `context` tokens and all of its pages are taken, so nothing is an
+estimate: bytes are those of the live tensors. What they hold does not change their size; on a GPU the pages are filled
+by a real prefill and one decode step, because there the peak that the run needs beyond weights and pages is measured.
+The expected bytes come from the format that the decision resolved, never from the store's own idea of its format.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from kvbench.errors import KvbenchError
+from kvbench.formats import KV_FORMATS, kv_bytes
+from kvbench.runners.context import Context, Measurement
+
+if TYPE_CHECKING:
+    from kvbench.engine.core import Engine
+
+
+def run(ctx: Context) -> Measurement:
+    batch, context = ctx.spec["batch"], ctx.spec["context"]
+    engine = ctx.engine(sequences=batch, tokens=context)
+    store = engine.store
+    seqs = [engine.add() for _ in range(batch)]
+    peak = workspace = None  # not measured on a CPU
+    if ctx.model.device.type == "cuda":
+        peak, workspace = _fill_on_gpu(engine, seqs, context)
+    else:
+        for seq in seqs:
+            store.reserve(seq, context)
+            store.commit(seq, context)
+    table = store.tables(seqs)
+    if table.numel() != store.num_pages:
+        raise KvbenchError(
+            f"{batch} sequences of {context} tokens take {table.numel()} pages, the store has {store.num_pages}; "
+            "its bytes would not be those of this batch and context."
+        )
+    tokens = table.numel() * store.page_size
+    fmt, native = KV_FORMATS[engine.decision.kv_format.resolved], KV_FORMATS["native"]
+    native_dtype = _name(ctx.model.dtype)
+    layers = []
+    for index, layer in enumerate(engine.layers):
+        live, expected = store.live_bytes(index), kv_bytes(fmt, layer.shape, tokens, native_dtype)
+        pages = store.layers[index]
+        layers.append(
+            {
+                "layer": index,
+                "payload": live.payload,
+                "scales": live.scales,
+                "expected_payload": expected.payload,
+                "expected_scales": expected.scales,
+                "dtype": " + ".join(sorted({_name(pages.k.dtype), _name(pages.v.dtype)})),
+            }
+        )
+    facts: dict[str, Any] = {
+        "tokens": tokens,
+        "page_table_bytes": table.numel() * table.element_size(),
+        "workspace_bytes": workspace,
+        "weights_bytes": weights_bytes(ctx.model.model),
+        "native_dtype": native_dtype,
+        "native16_bytes": sum(
+            kv_bytes(native, layer.shape, tokens, "float16").total for layer in engine.layers
+        ),
+        "device_peak_bytes": peak,
+    }
+    return Measurement({"layers": layers}, facts)
+
+
+def weights_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters and saved buffers; tensors that are one and the same in memory (tied) count once."""
+    tensors = {(t.data_ptr(), t.numel() * t.element_size()) for t in model.state_dict().values() if t.numel()}
+    return sum(size for _, size in tensors)
+
+
+def _fill_on_gpu(engine: Engine, seqs: list[int], context: int) -> tuple[int, int]:
+    """Fill all pages by a prefill and one decode step a sequence; (peak bytes, of them beyond what was there before)."""
+    device, vocab = engine.model.device, engine.model.vocab_size
+    engine.synchronize()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    if context > 1:
+        for seq in seqs:
+            engine.prefill(seq, [i % vocab for i in range(context - 1)])
+    engine.decode(seqs, [0] * len(seqs))
+    engine.synchronize()
+    peak = torch.cuda.max_memory_allocated(device)
+    return peak, peak - before
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,122 @@
+"""The timing loop: warm up, then interleave two arms, over anything that can submit, step and synchronise.
+
+No torch here: the loop is tested with fake arms that compile, finish late or live through a clock that is set back.
+
+    TTFT   request submitted -> first token on the host, device synchronised, sampling included
+    ITL    gap between consecutive tokens of one sequence; a static batch gives one sample a step; TTFT never inside
+
+The clock is monotonic (`time.perf_counter`). Garbage collection is off while a request is timed. Every request of a
+measurement has the same shapes, and each arm has its own warm-up requests of just these shapes, reported apart: a
+shape that is compiled on first sight costs a warm-up request, never a measured one.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Arm(Protocol):
+    """One engine with one fixed request (a static batch).
+
+    submit() starts a fresh request up to its first token, step() one more token a sequence; either may return before
+    the device is done. synchronize() returns when the latest token is on the host. close() gives up the request, after
+    which submit() starts the same one anew.
+    """
+
+    def submit(self) -> None: ...
+    def step(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One request. order: its place in the measured schedule (requests 2i and 2i + 1 are a pair); -1 for a warm-up."""
+
+    arm: str
+    order: int
+    ttft_ms: float
+    itl_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Timings:
+    warmup: tuple[Timing, ...]
+    measured: tuple[Timing, ...]
+
+
+def time_request(
+    label: str, order: int, arm: Arm, new_tokens: int, clock: Callable[[], float] = time.perf_counter
+) -> Timing:
+    """Time one request of `new_tokens` tokens: 1 token has a TTFT and no ITL."""
+    if new_tokens < 1:
+        raise ValueError(f"A request of {new_tokens} new tokens has no first token; it takes at least 1.")
+    try:
+        arm.synchronize()  # nothing of an earlier request is still running
+        with _no_gc():
+            start = clock()
+            arm.submit()
+            arm.synchronize()
+            first = last = clock()
+            gaps = []
+            for _ in range(new_tokens - 1):
+                arm.step()
+                arm.synchronize()
+                now = clock()
+                gaps.append((now - last) * 1e3)
+                last = now
+    finally:
+        arm.close()
+    return Timing(label, order, (first - start) * 1e3, tuple(gaps))
+
+
+def measure(
+    first: tuple[str, Arm],
+    second: tuple[str, Arm],
+    *,
+    new_tokens: int,
+    repeats: int,
+    warmup: int,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Callable[[int, int, str], None] = lambda done, total, note: None,
+) -> Timings:
+    """`warmup` unmeasured requests an arm, then `repeats` pairs in the order A B, B A, A B, ...
+
+    The alternation cancels a drift of the machine (heat, another tenant) to first order in each two pairs.
+    """
+    arms: Sequence[tuple[str, Arm]] = (first, second)
+    total = 2 * (warmup + repeats)
+    done = 0
+
+    def timed(order: int, label: str, arm: Arm, note: str) -> Timing:
+        nonlocal done
+        progress(done, total, f"{note} {label}")
+        timing = time_request(label, order, arm, new_tokens, clock)
+        done += 1
+        return timing
+
+    warm = [timed(-1, label, arm, "warm-up") for label, arm in arms for _ in range(warmup)]
+    measured: list[Timing] = []
+    for pair in range(repeats):
+        for label, arm in arms if pair % 2 == 0 else reversed(arms):
+            measured.append(timed(len(measured), label, arm, "request"))
+    progress(total, total, "")
+    return Timings(tuple(warm), tuple(measured))
+
+
+@contextmanager
+def _no_gc() -> Iterator[None]:
+    """A collection now, none until the end; leaves the collector as it was found."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,65 @@
+"""A runner's context on a tiny model with real engines, real resolver and real baseline records."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.cells import CELL_KEYS
+from kvbench.tasks import RUNNERS
+
+
+@pytest.fixture(scope="session")
+def _tiny_models() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture
+def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
+    """make(runner, baseline=None, model="tiny-llama", **keys): keys of the cell's spec and the runner's options."""
+    from kvbench.decision import Request, resolve
+    from kvbench.engine.core import Engine
+    from kvbench.engine.load import load_model
+    from kvbench.engine.session import native_of
+    from kvbench.runners.context import Context
+
+    torch.set_num_threads(1)
+
+    def make(runner: str, baseline: Any = None, model: str = "tiny-llama", **keys: Any) -> Context:
+        options = {name: option.default for name, option in RUNNERS[runner].options.items()}
+        options |= {k: keys.pop(k) for k in list(keys) if k in options}
+        spec = (
+            CELL_KEYS
+            | {"model": model, "model_weights": "random", "device": "cpu", "dtype": "float32"}
+            | keys
+        )
+        name = f"{model} {spec['dtype']}"
+        if name not in _tiny_models:
+            _tiny_models[name] = load_model(spec)
+        loaded = _tiny_models[name]
+        decision = resolve(
+            Request(spec["kv_format"], spec["weights"], spec["backend"], spec["fallback"]), loaded.facts
+        )
+
+        def engine(sequences: int, tokens: int) -> Engine:
+            return Engine(loaded, decision, spec, sequences=sequences, tokens=tokens)
+
+        def native(sequences: int, tokens: int) -> Engine:
+            return Engine(loaded, native_of(decision), spec, sequences=sequences, tokens=tokens)
+
+        return Context(spec, options, "", loaded, engine, native, baseline, None)
+
+    return make
+
+
+@pytest.fixture
+def as_baseline() -> Callable[..., Any]:
+    """The record that a baseline's measurement becomes."""
+    from kvbench.record import OK, Record
+
+    def record(ctx: Any, measured: Any) -> Record:
+        return Record("key", "runner", 1, OK, ctx.spec, ctx.options, None, None, measured.samples, measured.facts,
+                      {}, None, None, "", 0.0)  # fmt: skip
+
+    return record

@@ -1,0 +1,188 @@
+"""Resolver: what is asked for runs, falls back with a reason, or is refused; nothing is dropped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvbench.decision import (
+    Accepted,
+    Decision,
+    LayerFacts,
+    ModelFacts,
+    Rejected,
+    Request,
+    check_context,
+    resolve,
+)
+from kvbench.errors import Refused, UsageError
+from kvbench.facts import facts_from_config
+from kvbench.formats import KV_FORMATS, KVShape
+
+SHAPE = KVShape(2, 16, 16)
+REQUEST = Request("int8_sym", "native", "torch", "allow")
+STRICT = replace(REQUEST, fallback="refuse")
+
+
+def facts(*layers: LayerFacts, **changes: Any) -> ModelFacts:
+    return ModelFacts("test", layers or (LayerFacts("full", 4, SHAPE),) * 2, 2048, **changes)
+
+
+FULL = facts()
+MLA = facts(LayerFacts("mla", 4, KVShape(4, 24, 16)), LayerFacts("mla", 4, KVShape(4, 24, 16)))
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        LayerFacts("full", 4, SHAPE),
+        LayerFacts("sliding", 4, SHAPE, sliding_window=24),
+        LayerFacts("full", 4, SHAPE, softcap=50.0),
+        LayerFacts("full", 4, SHAPE, sinks=True),
+    ],
+    ids=["full", "sliding", "softcap", "sinks"],
+)
+def test_torch_runs_every_format_on_standard_attention(kv_format: str, layer: LayerFacts) -> None:
+    decision = resolve(replace(STRICT, kv_format=kv_format), facts(layer, layer))
+    assert decision.kv_format.resolved == kv_format
+    assert decision.kv_format.reason == decision.backend.reason == decision.weights.reason == "requested"
+    assert decision.kv_format.rejected == ()
+    assert not decision.fell_back
+
+
+def test_a10_t1_distill_named_deepseek_keeps_int8() -> None:
+    config = {"model_type": "qwen2", "_name_or_path": "DeepSeek-R1-Distill-Qwen-1.5B", "num_hidden_layers": 2,
+              "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+    assert resolve(STRICT, facts_from_config(config)).kv_format.resolved == "int8_sym"
+
+
+def test_a10_t1_mla_falls_back_to_native_with_its_reason() -> None:
+    choice = resolve(REQUEST, MLA).kv_format
+    assert (choice.requested, choice.resolved) == ("int8_sym", "native")
+    assert choice.reason == "mla_not_validated"
+    assert choice.rejected == (("int8_sym", "mla_not_validated"),)
+    assert "int8_sym has not been validated" in choice.sentence
+
+
+def test_a10_t1_mla_is_an_error_in_strict_mode() -> None:
+    with pytest.raises(Refused, match="int8_sym on backend torch was asked for and cannot run") as e:
+        resolve(STRICT, MLA)
+    assert e.value.reason == "mla_not_validated"
+
+
+def test_mla_runs_natively() -> None:
+    assert resolve(replace(STRICT, kv_format="native"), MLA).kv_format.reason == "requested"
+
+
+@pytest.mark.parametrize("fallback", ["allow", "refuse"])
+@pytest.mark.parametrize("kv_format", ["native", "int8_sym"])
+def test_a10_t3_unknown_layer_kinds_are_refused_even_natively(fallback: str, kv_format: str) -> None:
+    hybrid = facts(LayerFacts("full", 4, SHAPE), LayerFacts("linear_attention", 4, SHAPE))
+    with pytest.raises(Refused, match=r"Layer 1 .*'linear_attention'") as e:
+        resolve(replace(REQUEST, fallback=fallback, kv_format=kv_format), hybrid)
+    assert e.value.reason == "layer_kind_unsupported"
+
+
+@pytest.mark.parametrize("fallback", ["allow", "refuse"])
+def test_a10_t3_unsupported_attributes_are_refused(fallback: str) -> None:
+    strange = facts(unsupported=(("alibi", "The model adds position biases."),))
+    with pytest.raises(Refused, match=r"position biases.*attribute alibi") as e:
+        resolve(replace(REQUEST, fallback=fallback), strange)
+    assert e.value.reason == "attention_unsupported"
+
+
+def test_triton_falls_back_to_torch_and_keeps_the_format() -> None:
+    decision = resolve(replace(REQUEST, backend="triton"), FULL)
+    assert (decision.backend.resolved, decision.backend.reason) == ("torch", "triton_kernels_missing")
+    assert decision.backend.rejected == (("triton", "triton_kernels_missing"),)
+    assert (decision.kv_format.resolved, decision.kv_format.rejected) == ("int8_sym", ())
+
+
+def test_both_aspects_can_fall_back_each_with_its_own_reason() -> None:
+    decision = resolve(replace(REQUEST, backend="triton"), MLA)
+    assert decision.backend.rejected == (("triton", "triton_kernels_missing"),)
+    assert decision.kv_format.rejected == (("int8_sym", "mla_not_validated"),)
+    assert (decision.backend.resolved, decision.kv_format.resolved) == ("torch", "native")
+
+
+def test_a_backend_that_lacks_a_format_gives_way_before_the_format_does() -> None:
+    backends = {
+        "fast": lambda request, facts: (
+            Accepted() if request.kv_format == "native" else Rejected("no_int8", "It has none.")
+        ),
+        "torch": lambda request, facts: Accepted(),
+    }
+    decision = resolve(replace(REQUEST, backend="fast"), FULL, backends)
+    assert (decision.backend.resolved, decision.kv_format.resolved) == ("torch", "int8_sym")
+    assert decision.backend.reason == "no_int8"
+
+
+def test_fp8_weights_fall_back_with_a_reason() -> None:
+    choice = resolve(replace(REQUEST, weights="fp8_block128"), FULL).weights
+    assert (choice.resolved, choice.reason) == ("native", "fp8_weights_missing")
+    assert choice.rejected == (("fp8_block128", "fp8_weights_missing"),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"backend": "triton"}, "triton_kernels_missing"), ({"weights": "fp8_block128"}, "fp8_weights_missing")],
+)
+def test_strict_mode_refuses_every_fallback(changes: dict[str, str], reason: str) -> None:
+    with pytest.raises(Refused, match="Set fallback: allow") as e:
+        resolve(replace(STRICT, **changes), FULL)
+    assert e.value.reason == reason
+
+
+def test_without_facts_it_is_decided_at_load() -> None:
+    decision = resolve(replace(STRICT, backend="triton"), None)
+    assert [c.reason for c in (decision.kv_format, decision.weights, decision.backend)] == [
+        "decided_at_load"
+    ] * 3
+    assert [c.resolved for c in (decision.kv_format, decision.weights, decision.backend)] == [
+        "int8_sym",
+        "native",
+        "triton",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "accepted"),
+    [
+        ("kv_format", "int8_sim", "native, int8_sym"),
+        ("weights", "fp4", "native, fp8_block128"),
+        ("backend", "cuda", "torch, triton"),
+        ("fallback", "off", "allow, refuse"),
+    ],
+)
+def test_unknown_names_are_usage_errors(key: str, value: str, accepted: str) -> None:
+    with pytest.raises(UsageError, match=f"{key} '{value}' is unknown; choose one of {accepted}"):
+        resolve(replace(REQUEST, **{key: value}), FULL)
+
+
+def test_resolve_is_pure() -> None:
+    first: Decision = resolve(REQUEST, MLA)
+    assert first == resolve(REQUEST, MLA)
+
+
+def test_a19_t4_context_beyond_the_model_is_refused() -> None:
+    with pytest.raises(Refused, match=r"4096 tokens.*\(test\) has 2048") as e:
+        check_context(FULL, 4096, 1)
+    assert e.value.reason == "invalid_context"
+
+
+@pytest.mark.parametrize(("context", "new_tokens", "fits"), [
+    (2048, 0, True), (2048, 1, True), (2048, 2, False), (2033, 16, True), (2034, 16, False), (2049, 0, False),
+])  # fmt: skip
+def test_a19_t4_edges(context: int, new_tokens: int, fits: bool) -> None:
+    if fits:
+        check_context(FULL, context, new_tokens)
+        return
+    with pytest.raises(Refused, match=f"at most {2048 - max(new_tokens - 1, 0)}"):
+        check_context(FULL, context, new_tokens)
+
+
+def test_a_model_without_a_limit_takes_any_context() -> None:
+    check_context(replace(FULL, max_context=None), 10**6, 1)

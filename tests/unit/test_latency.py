@@ -1,0 +1,206 @@
+"""The timing loop over fake arms (A20, A21), and the engine's arm on the real engine."""
+
+import gc
+import statistics
+import time
+
+import pytest
+
+from kvbench.runners.latency import prefill_plan
+from kvbench.runners.timing import measure, time_request
+
+
+class Clock:
+    """A monotonic clock that only moves when an arm works."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class CompilingArm:
+    """The first call of each new (batch, length) shape costs 2 s, later ones 10 ms."""
+
+    def __init__(self, clock, batch=1, context=8, compiled=None):
+        self.clock, self.batch, self.context = clock, batch, context
+        self.compiled = set() if compiled is None else compiled
+        self.closed = 0
+
+    def _call(self, shape):
+        self.clock.now += 0.010 if shape in self.compiled else 2.0
+        self.compiled.add(shape)
+
+    def submit(self):
+        self.length = self.context
+        self._call(("prefill", self.batch, self.length))
+
+    def step(self):
+        self.length += 1
+        self._call(("decode", self.batch, self.length))
+
+    def synchronize(self):
+        pass
+
+    def close(self):
+        self.closed += 1
+
+
+class LateArm:
+    """Asynchronous: calls return at once and finish 50 ms later; only synchronize() waits."""
+
+    def __init__(self, clock):
+        self.clock, self.due = clock, clock.now
+
+    def submit(self):
+        self.due = self.clock.now + 0.050
+
+    step = submit
+
+    def synchronize(self):
+        self.clock.now = max(self.clock.now, self.due)
+
+    def close(self):
+        pass
+
+
+class ScriptedArm:
+    """Takes the given seconds for submit and for each step."""
+
+    def __init__(self, clock, seconds):
+        self.clock, self.seconds = clock, seconds
+
+    def submit(self):
+        self.script = iter(self.seconds)
+        self.step()
+
+    def step(self):
+        self.clock.now += next(self.script)
+
+    def synchronize(self):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (4, 8), (1, 512), (4, 512)], ids=str)
+def test_a21_t1_each_shape_is_warmed_up_and_its_cold_time_reported_apart(shape):
+    clock = Clock()
+    arms = [(label, CompilingArm(clock, *shape)) for label in ("baseline", "candidate")]
+    timings = measure(*arms, new_tokens=4, repeats=3, warmup=1, clock=clock)
+    assert [t.ttft_ms for t in timings.measured] == pytest.approx([10.0] * 6)
+    assert [gap for t in timings.measured for gap in t.itl_ms] == pytest.approx([10.0] * 18)
+    assert [(t.arm, t.order) for t in timings.warmup] == [("baseline", -1), ("candidate", -1)]
+    assert [t.ttft_ms for t in timings.warmup] == pytest.approx([2000.0] * 2)
+    assert timings.warmup[0].itl_ms == pytest.approx([2000.0] * 3)
+
+
+def test_a21_t2_medians_do_not_depend_on_the_order_of_the_cells():
+    def medians(shapes):
+        clock, compiled = Clock(), set()
+        out = {}
+        for shape in shapes:
+            arms = [(label, CompilingArm(clock, *shape, compiled)) for label in ("baseline", "candidate")]
+            timings = measure(*arms, new_tokens=3, repeats=2, warmup=1, clock=clock)
+            out[shape] = statistics.median(t.ttft_ms for t in timings.measured)
+        return out
+
+    shapes = [(1, 8), (1, 64), (4, 8), (4, 64)]
+    assert medians(shapes) == pytest.approx(medians(shapes[::-1]))
+
+
+def test_a21_t3_an_asynchronous_backend_is_waited_for():
+    clock = Clock()
+    timing = time_request("candidate", 0, LateArm(clock), 3, clock)
+    assert timing.ttft_ms == pytest.approx(50.0)
+    assert timing.itl_ms == pytest.approx([50.0, 50.0])
+
+
+def test_a21_t3_work_left_by_an_earlier_request_is_not_counted():
+    clock = Clock()
+    arm = LateArm(clock)
+    arm.submit()  # still running for 50 ms
+    assert time_request("candidate", 0, arm, 1, clock).ttft_ms == pytest.approx(50.0)
+    assert clock.now == pytest.approx(100.1)
+
+
+def test_a21_t4_a_wall_clock_that_is_set_back_changes_nothing(monkeypatch):
+    wall = iter(range(10_000, 0, -1000))
+    monkeypatch.setattr(time, "time", lambda: next(wall))
+    clock = Clock()
+
+    class SettingBack(ScriptedArm):
+        def step(self):
+            time.time()
+            super().step()
+
+    arm = SettingBack(clock, [0.2, 0.1, 0.1])
+    assert time_request("candidate", 0, arm, 3, clock).itl_ms == pytest.approx([100.0, 100.0])
+    real = time_request("candidate", 0, SettingBack(Clock(), [0.2, 0.1, 0.1]), 3)  # the default clock
+    assert real.ttft_ms >= 0
+    assert min(real.itl_ms) >= 0
+
+
+def test_a20_t1_ttft_is_outside_itl_and_gaps_are_one_fewer_than_tokens():
+    timing = time_request("candidate", 0, ScriptedArm(clock := Clock(), [0.2] + [0.1] * 8), 9, clock)
+    assert timing.ttft_ms == pytest.approx(200.0)
+    assert len(timing.itl_ms) == 8
+    assert statistics.mean(timing.itl_ms) == pytest.approx(100.0)
+
+
+def test_a20_t3_one_token_has_a_ttft_and_no_itl():
+    timing = time_request("candidate", 0, ScriptedArm(clock := Clock(), [0.2]), 1, clock)
+    assert (timing.ttft_ms, timing.itl_ms) == (pytest.approx(200.0), ())
+    with pytest.raises(ValueError, match="at least 1"):
+        time_request("candidate", 0, ScriptedArm(clock, [0.2]), 0, clock)
+
+
+def test_a20_t4_a_stall_is_kept_in_the_samples():
+    gaps = [0.010] * 60 + [0.300] + [0.010] * 39
+    timing = time_request("candidate", 0, ScriptedArm(clock := Clock(), [0.2, *gaps]), 101, clock)
+    assert max(timing.itl_ms) == pytest.approx(300.0)
+    assert statistics.mean(timing.itl_ms) == pytest.approx(12.9)
+
+
+def test_arms_are_interleaved_and_pairs_alternate():
+    clock = Clock()
+    arms = [(label, CompilingArm(clock)) for label in ("baseline", "candidate")]
+    seen = []
+    timings = measure(
+        *arms,
+        new_tokens=2,
+        repeats=4,
+        warmup=2,
+        clock=clock,
+        progress=lambda done, total, note: seen.append((done, total)),
+    )
+    assert "".join(t.arm[0] for t in timings.measured) == "bccbbccb"
+    assert [t.order for t in timings.measured] == list(range(8))
+    assert [arm.closed for _, arm in arms] == [6, 6]
+    assert seen == [(i, 12) for i in range(13)]
+
+
+def test_the_collector_is_off_while_timing_and_back_on_after_an_error():
+    class Failing(ScriptedArm):
+        def step(self):
+            assert not gc.isenabled()
+            super().step()
+
+    with pytest.raises(StopIteration):
+        time_request("candidate", 0, Failing(clock := Clock(), [0.2, 0.1]), 3, clock)
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "chunk", "plan"),
+    [
+        ([5, 5], 4, [[(0, 0, 4)], [(0, 4, 5), (1, 0, 3)], [(1, 3, 5)]]),
+        ([3, 3, 3], 512, [[(0, 0, 3), (1, 0, 3), (2, 0, 3)]]),
+        ([4], 4, [[(0, 0, 4)]]),
+        ([8], 4, [[(0, 0, 4)], [(0, 4, 8)]]),
+    ],
+)
+def test_prefill_forwards_are_full_and_cover_each_prompt_once(lengths, chunk, plan):
+    assert list(prefill_plan(lengths, chunk)) == plan

@@ -1,0 +1,104 @@
+"""Live bytes of real stores against the formula, and weights counted once (A01, A15, A24)."""
+
+import pytest
+import torch
+from torch import nn
+
+from kvbench.errors import KvbenchError
+from kvbench.formats import KV_FORMATS
+from kvbench.runners import storage
+
+# tiny-llama: 4 layers, 2 KV heads of 16. 2 sequences of 33 tokens take 3 pages of 16 each = 96 slots, so a layer holds
+# 2 * 96 * 2 * 16 = 6,144 elements and 2 * 96 * 2 = 384 rows.
+EXPECTED = {
+    "native": (24576, 0, "float32"),
+    "int8_sym": (6144, 768, "int8"),
+    "int8_static": (6144, 8, "int8"),
+    "fp8_e4m3": (6144, 1536, "float8_e4m3fn"),
+    "fp8_e4m3_static": (6144, 8, "float8_e4m3fn"),
+}
+
+
+@pytest.mark.parametrize("fmt", KV_FORMATS)
+def test_bytes_of_every_layer_equal_the_formula(runner_context, fmt):
+    scale = 0.05 if KV_FORMATS[fmt].scale_kind == "static" else None
+    measured = storage.run(runner_context("storage", kv_format=fmt, scale=scale, batch=2, context=33))
+    payload, scales, dtype = EXPECTED[fmt]
+    assert measured.samples["layers"] == [
+        {
+            "layer": i,
+            "payload": payload,
+            "scales": scales,
+            "expected_payload": payload,
+            "expected_scales": scales,
+            "dtype": dtype,
+        }
+        for i in range(4)
+    ]
+    facts = measured.facts
+    assert (facts["tokens"], facts["page_table_bytes"]) == (96, 6 * 8)
+    assert facts["native16_bytes"] == 4 * 12288
+    assert facts["native_dtype"] == "float32"
+
+
+def test_a24_t4_what_a_cpu_cannot_measure_is_null(runner_context):
+    facts = storage.run(runner_context("storage", batch=1, context=16)).facts
+    assert facts["device_peak_bytes"] is None
+    assert facts["workspace_bytes"] is None
+
+
+@pytest.mark.parametrize(("tokens", "slots"), [(1, 16), (15, 16), (16, 16), (17, 32)])
+def test_a07_t1_pages_are_counted_at_their_edges(runner_context, tokens, slots):
+    assert storage.run(runner_context("storage", batch=1, context=tokens)).facts["tokens"] == slots
+
+
+def test_a01_t1_a_store_that_is_native_under_int8_shows_in_the_bytes(runner_context):
+    ctx = runner_context("storage", kv_format="int8_sym", batch=2, context=33)
+    engine = ctx.engine
+    native = ctx.native
+
+    def dropped(**size):
+        made = engine(**size)
+        made.store = native(**size).store
+        return made
+
+    object.__setattr__(ctx, "engine", dropped)
+    layer = storage.run(ctx).samples["layers"][0]
+    assert (layer["dtype"], layer["payload"], layer["expected_payload"]) == ("float32", 24576, 6144)
+    assert (layer["scales"], layer["expected_scales"]) == (0, 768)
+
+
+def test_a_store_of_another_size_than_asked_is_refused(runner_context):
+    ctx = runner_context("storage", batch=2, context=33)
+    engine = ctx.engine
+    object.__setattr__(
+        ctx, "engine", lambda sequences, tokens: engine(sequences=sequences + 1, tokens=tokens)
+    )
+    with pytest.raises(KvbenchError, match="take 6 pages, the store has 9"):
+        storage.run(ctx)
+
+
+def test_a15_t3_tied_weights_count_once():
+    class Tied(nn.Module):
+        def __init__(self, tied):
+            super().__init__()
+            self.embedding = nn.Embedding(49152, 576, dtype=torch.bfloat16)
+            self.head = nn.Linear(576, 49152, bias=False, dtype=torch.bfloat16)
+            if tied:
+                self.head.weight = self.embedding.weight
+            self.register_buffer("table", torch.zeros(1000), persistent=False)
+
+    assert storage.weights_bytes(Tied(True)) == 56_623_104
+    assert storage.weights_bytes(Tied(False)) == 2 * 56_623_104
+
+
+def test_weights_of_one_file_are_not_taken_for_tied():
+    """Two parameters that are slices of one mapped buffer share a storage and are still two."""
+
+    class Mapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            whole = torch.zeros(100)
+            self.a, self.b = nn.Parameter(whole[:40]), nn.Parameter(whole[40:])
+
+    assert storage.weights_bytes(Mapped()) == 400
