@@ -65,6 +65,11 @@ def test_shipped_matrices_validate(path: Path) -> None:
     jsonschema.Draft202012Validator(matrix_schema()).validate(load(path).data)
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "gates").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_gates_validate(path: Path) -> None:
+    jsonschema.Draft202012Validator(gate_schema()).validate(load(path).data)
+
+
 def test_everything_that_a_matrix_may_say_validates() -> None:
     jsonschema.Draft202012Validator(matrix_schema()).validate(parse(MATRIX, "f.yaml").data)
 
