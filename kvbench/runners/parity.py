@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -69,12 +69,12 @@ def _run(ctx: Context) -> Measurement:
     own = engine.layers[0]
     cases = list(_cases(Geometry("model", own.q_heads, own.shape), ctx.options["lengths"]))
     total = len(cases) + 1
-    rows, worst = [], {"share_of_bound": 0.0, "max_abs": 0.0, "case": ""}
+    rows, worst = [], ElementError(0.0, 0.0, "")
     for index, case in enumerate(cases):
         ctx.progress(index, total, case.name)
         row, error = bench.decode(case)
         rows.append(row)
-        worst = max(worst, error, key=lambda e: e["share_of_bound"])
+        worst = max(worst, error, key=lambda e: e.share_of_bound)
     ctx.progress(len(cases), total, f"{ctx.options['steps']} steps without a model")
     steps = bench.steps(ctx.options["steps"], model.dtype)
     facts = {
@@ -87,7 +87,7 @@ def _run(ctx: Context) -> Measurement:
         "step_dtype": _name(model.dtype),
         "max_abs_is": f"largest of each {-(-ctx.options['steps'] // BUCKETS)} steps",
         "scale": scale,
-        "element_error": worst,
+        "element_error": asdict(worst),
         "oracle": "float64 einsum on the reference quantizer's codes of the original tensors",
     }
     return Measurement({"cases": rows, "steps": steps}, facts)
@@ -103,6 +103,15 @@ def _cases(own: Geometry, lengths: list[int]) -> Iterator[Case]:
 
 
 @dataclass(frozen=True)
+class ElementError:
+    """How far quantization itself moved the K/V of a case: worst element, as a share of the format's bound and as such."""
+
+    share_of_bound: float
+    max_abs: float
+    case: str
+
+
+@dataclass(frozen=True)
 class Bench:
     """stored: the format the store is made with; resolved: the one it must behave as; scale: (K, V) if static."""
 
@@ -113,7 +122,7 @@ class Bench:
     device: torch.device
     seed: int
 
-    def decode(self, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
+    def decode(self, case: Case) -> tuple[dict[str, Any], ElementError]:
         """One decode step at `case.length`: its row of the record, and how far quantization itself moved K and V."""
         geometry, length, shape = case.geometry, case.length, case.geometry.shape
         draw = torch.Generator().manual_seed(self.seed)
@@ -148,11 +157,15 @@ class Bench:
             "bound": TOLERANCE[case.dtype] * max(1.0, oracle_v.abs().max().item()),
         }
         errors = [
-            _element_error(self.resolved, x.double(), dq, None if self.scale is None else self.scale[side])
+            ElementError(
+                *element_error(
+                    self.resolved, x.double(), dq, None if self.scale is None else self.scale[side]
+                ),
+                case.name,
+            )
             for side, (x, dq) in enumerate(((k, oracle_k), (v, oracle_v)))
         ]
-        worst = max(errors, key=lambda e: e[0])
-        return row, {"share_of_bound": worst[0], "max_abs": worst[1], "case": case.name}
+        return row, max(errors, key=lambda e: e.share_of_bound)
 
     def steps(self, steps: int, dtype: torch.dtype) -> dict[str, Any]:
         """Grow one sequence token by token in a native store and in this format's; attend in both with the same q.
@@ -177,7 +190,7 @@ class Bench:
             logits.append(torch.stack(outputs).float() @ vocabulary)
         native, candidate = logits
         max_abs = (candidate - native).abs().amax(dim=-1)
-        buckets = max_abs.split(-(-steps // BUCKETS))
+        buckets = torch.split(max_abs, -(-steps // BUCKETS))
         return {
             "argmax_equal": (candidate.argmax(-1) == native.argmax(-1)).int().tolist(),
             "max_abs": [round(bucket.max().item(), 9) for bucket in buckets],
@@ -210,7 +223,7 @@ def oracle(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
     return torch.einsum("hl,lhd->hd", weights, v)
 
 
-def _element_error(fmt: KVFormat, x: Tensor, dequantized: Tensor, scale: float | None) -> tuple[float, float]:
+def element_error(fmt: KVFormat, x: Tensor, dequantized: Tensor, scale: float | None) -> tuple[float, float]:
     """Worst |x - dequantized| as a share of the format's bound, and as such. Clipped elements have no bound."""
     error = (x - dequantized).abs()
     if not fmt.quantized or fmt.qmax is None:

@@ -182,14 +182,15 @@ def test_arms_are_interleaved_and_pairs_alternate():
     assert seen == [(i, 12) for i in range(13)]
 
 
-def test_the_collector_is_off_while_timing_and_back_on_after_an_error():
+def test_the_collector_is_off_while_measuring_and_back_on_after_an_error():
     class Failing(ScriptedArm):
         def step(self):
             assert not gc.isenabled()
             super().step()
 
+    arm = Failing(clock := Clock(), [0.2, 0.1])
     with pytest.raises(StopIteration):
-        time_request("candidate", 0, Failing(clock := Clock(), [0.2, 0.1]), 3, clock)
+        measure(("baseline", arm), ("candidate", arm), new_tokens=3, repeats=1, warmup=0, clock=clock)
     assert gc.isenabled()
 
 
