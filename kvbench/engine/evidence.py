@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from kvbench.engine.core import Engine, static_scales
-from kvbench.engine.store import LayerPages, PagedKVStore, dtype_name, indexable
+from kvbench.engine.layer import LayerPages, dtype_name, indexable
+from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat, kv_bytes
 from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
 from kvbench_kernels.quantize import QUANTIZE
