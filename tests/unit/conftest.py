@@ -22,8 +22,8 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
     from kvbench.decision import Request, resolve
     from kvbench.engine.core import Engine
     from kvbench.engine.load import load_model
-    from kvbench.engine.session import native_of
     from kvbench.runners.context import Context
+    from kvbench.session import native_of
 
     torch.set_num_threads(1)
 
