@@ -39,7 +39,9 @@ def nll(logits: Tensor, ids: list[int]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--chunks", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
@@ -83,9 +85,15 @@ def main() -> None:
     arms |= {f: engine_pass(f) for f in args.formats.split(",")}
     sums = {arm: run() for arm, run in arms.items()}  # also the warm-up
     scored = sum(len(c) - 1 for c in chunks)
-    difference = abs(sums["native"] - sums["plain transformers"]) / sums["plain transformers"] if "native" in sums else None
+    difference = (
+        abs(sums["native"] - sums["plain transformers"]) / sums["plain transformers"]
+        if "native" in sums
+        else None
+    )
     if difference is not None and difference > 1e-4:
-        raise SystemExit(f"The native engine's NLL differs from plain transformers' by {difference:.2e} relative; no time counts.")
+        raise SystemExit(
+            f"The native engine's NLL differs from plain transformers' by {difference:.2e} relative; no time counts."
+        )
     times: dict[str, list[float]] = {arm: [] for arm in arms}
     for round_ in range(args.rounds):
         order = list(arms) if round_ % 2 == 0 else list(reversed(arms))
@@ -107,7 +115,9 @@ def main() -> None:
         },
     }  # fmt: skip
     for arm, ts in times.items():
-        print(f"{arm:20} ppl {math.exp(sums[arm] / scored):9.4f}  {statistics.median(ts):7.2f} s  {statistics.median(ts) / base:.3f}x")
+        print(
+            f"{arm:20} ppl {math.exp(sums[arm] / scored):9.4f}  {statistics.median(ts):7.2f} s  {statistics.median(ts) / base:.3f}x"
+        )
     print(json.dumps(result))
 
 

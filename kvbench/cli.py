@@ -28,13 +28,24 @@ app = typer.Typer(
 
 MatrixArg = Annotated[Path, typer.Argument(help="YAML matrix, e.g. matrices/int8.yaml")]
 RunArg = Annotated[Path, typer.Argument(help="Run directory that `kvbench run` wrote")]
-SetOption = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set runners.latency.repeats=5")]
-SelectOption = Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Keep cells by name: -k 'int8_sym and not batch=4'")]
-DataOption = Annotated[Path | None, typer.Option("--data-dir", envvar="KVBENCH_DATA_DIR", help="Folder of the evaluation data")]
+SetOption = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set runners.latency.repeats=5"),
+]
+SelectOption = Annotated[
+    str | None, typer.Option("-k", metavar="EXPR", help="Keep cells by name: -k 'int8_sym and not batch=4'")
+]
+DataOption = Annotated[
+    Path | None, typer.Option("--data-dir", envvar="KVBENCH_DATA_DIR", help="Folder of the evaluation data")
+]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Run directory [default: runs/<matrix name>]")]
-GateOption = Annotated[Path | None, typer.Option("--gate", help="Gate policy [default: the one the matrix names]")]
+GateOption = Annotated[
+    Path | None, typer.Option("--gate", help="Gate policy [default: the one the matrix names]")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout")]
-RerunOption = Annotated[str, typer.Option("--rerun", help="missing, failed or all", metavar="missing|failed|all")]
+RerunOption = Annotated[
+    str, typer.Option("--rerun", help="missing, failed or all", metavar="missing|failed|all")
+]
 
 
 @contextmanager
@@ -46,7 +57,10 @@ def handled() -> Iterator[None]:
         print(f"kvbench: {e}", file=sys.stderr)
         raise typer.Exit(e.exit_code) from None
     except KeyboardInterrupt:
-        print("kvbench: interrupted; the records written so far are kept, run the same command to go on.", file=sys.stderr)
+        print(
+            "kvbench: interrupted; the records written so far are kept, run the same command to go on.",
+            file=sys.stderr,
+        )
         raise typer.Exit(130) from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -60,18 +74,26 @@ def _version(value: bool) -> None:
 
 
 @app.callback()
-def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version")] = False) -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version")
+    ] = False,
+) -> None:
     """Options of every command."""
 
 
-def _load(matrix: Path, overrides: list[str], select: str | None, data_dir: Path | None) -> tuple[Any, dict[str, Any]]:
+def _load(
+    matrix: Path, overrides: list[str], select: str | None, data_dir: Path | None
+) -> tuple[Any, dict[str, Any]]:
     from kvbench.data import fingerprint as data_fingerprint
     from kvbench.environment import host
     from kvbench.matrix import load
     from kvbench.models import fingerprint as model_fingerprint
 
     if data_dir is not None and not data_dir.is_dir():
-        raise UsageError(f"The data folder {data_dir} does not exist; give a folder laid out as docs/data.md says.")
+        raise UsageError(
+            f"The data folder {data_dir} does not exist; give a folder laid out as docs/data.md says."
+        )
     here = host()
     loaded = load(
         matrix,
@@ -139,7 +161,9 @@ def run(
         if policy is not None:
             gates.load(policy)  # a bad gate is a usage error now, not after the measuring
         target = out or Path("runs") / loaded.name
-        run_matrix(loaded, RunDir(target), environment, command_line(), watcher(json_), data_dir, _rerun(rerun))
+        run_matrix(
+            loaded, RunDir(target), environment, command_line(), watcher(json_), data_dir, _rerun(rerun)
+        )
         raise typer.Exit(_judge(target, policy, json_))
 
 

@@ -1,22 +1,35 @@
 """Metrics: named with their unit, derived from records on reading, paired with their baselines.
 
-Adding a metric: one entry in `METRICS` and one line in the runner's `derive_*` function below.
+Adding a metric: one entry in `METRICS` and the lines in `kvbench/derive/<runner>.py` that yield its value.
+Adding a runner: its entries here, its file there, and one line in `DERIVE`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Any
+
+from kvbench.derive import agreement, latency, mcq, parity, perplexity, storage
+from kvbench.derive.value import Value
+from kvbench.record import OK, Record
 
 
 @dataclass(frozen=True)
 class Metric:
-    """better: "lower", "higher" or "" (no direction). plausible: closed interval outside which a value is a fault."""
+    """better: "lower", "higher" or "" (no direction). plausible: closed interval outside which a value is a fault.
+
+    runner: whose records it is derived from. paired: a difference from the baseline; baseline cells have no such row.
+    """
 
     name: str
+    runner: str
     unit: str
     better: str
     definition: str
     plausible: tuple[float, float] | None = None
+    paired: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,3 +52,223 @@ class Row:
     baseline: str | None = None
     partial: str | None = None
     note: str = ""
+
+
+# The range of values a unit can take at all: a threshold outside it is a slip (95 for a share of 0.95).
+UNIT_DOMAIN: dict[str, tuple[float, float]] = {
+    "B": (0.0, inf),
+    "B/token": (0.0, inf),
+    "ratio": (0.0, inf),
+    "ms": (0.0, inf),
+    "tok/s": (0.0, inf),
+    "share": (0.0, 1.0),
+    "p-value": (0.0, 1.0),
+    "cosine": (-1.0, 1.0),
+    "error": (0.0, inf),
+    "logit": (0.0, inf),
+    "step": (0.0, inf),
+    "questions": (0.0, inf),
+    "ppl": (1.0, inf),
+    "nat": (0.0, inf),
+    "%": (-100.0, inf),
+    "pt": (-100.0, 100.0),
+}
+
+_BYTES = (1.0, inf)
+_SHARE = (0.0, 1.0)
+_TIME = (
+    1e-3,
+    inf,
+)  # no token leaves a model within a microsecond: the clock was read before the work was done
+# An eighth of the baseline's time is beyond what a quarter of its bytes (FP32 to 8 bits) can give.
+_SPEED = (0.125, inf)
+# A model that is certain and right about every token of a text has seen the answer (a missing causal mask).
+_PPL = (1.0001, inf)
+_KLD = (-1e-4, inf)  # rounding may leave a divergence of equal distributions a hair below 0
+
+METRICS: dict[str, Metric] = {
+    m.name: m
+    for m in (
+        # storage
+        Metric("kv_bytes_total", "storage", "B", "lower",
+               "payload and scales of all layers, numel x itemsize of the live tensors", _BYTES),
+        Metric("kv_bytes_payload", "storage", "B", "lower", "bytes of the stored K and V elements of all layers", _BYTES),
+        Metric("kv_bytes_scales", "storage", "B", "lower", "bytes of the stored scales of all layers", (0.0, inf)),
+        Metric("kv_bytes_per_token", "storage", "B/token", "lower", "kv_bytes_total over the token slots of the store", _BYTES),
+        Metric("kv_bytes_difference", "storage", "B", "lower",
+               "bytes by which live tensors and formula differ, added up layer by layer so that nothing cancels; exactly 0", (0.0, 0.0)),
+        Metric("kv_ratio", "storage", "ratio", "lower", "kv_bytes_total over the baseline cell's, both live", (0.01, 4.0), paired=True),
+        Metric("kv_ratio_16bit", "storage", "ratio", "lower",
+               "kv_bytes_total over a 2-byte native store of the same shape and slots", (0.01, 4.0)),
+        Metric("weight_bytes", "storage", "B", "lower", "bytes of the model's parameters and buffers as they live", _BYTES),
+        Metric("page_table_bytes", "storage", "B", "lower", "bytes of the page table", (0.0, inf)),
+        Metric("workspace_bytes", "storage", "B", "lower", "device peak beyond what was allocated before the run filled its pages", (0.0, inf)),
+        Metric("device_peak_bytes", "storage", "B", "lower", "peak of allocated device memory, weights included", _BYTES),
+        # parity
+        Metric("parity_max_abs", "parity", "error", "lower",
+               "largest absolute error of a decode output against the FP32 oracle on dequantized tensors, worst case", (0.0, inf)),
+        Metric("parity_cosine_min", "parity", "cosine", "higher",
+               "smallest cosine between a decode output and the FP32 oracle, worst case", (-1.0001, 1.0001)),
+        Metric("parity_bound_share", "parity", "ratio", "lower",
+               "largest error over its bound, of any decode output and of any stored element; above 1 the format's bound is broken", (0.0, inf)),
+        Metric("steps_argmax_agreement", "parity", "share", "higher",
+               "share of the model-free decode steps whose argmax equals the native one", _SHARE),
+        Metric("steps_max_abs", "parity", "error", "lower", "largest absolute error over the model-free decode steps", (0.0, inf)),
+        # latency
+        Metric("ttft_ms", "latency", "ms", "lower",
+               "request submitted to first token on the host, synchronised, sampling included; median over repeats", _TIME),
+        Metric("itl_ms", "latency", "ms", "lower",
+               "mean gap between consecutive tokens of one sequence, without TTFT; a static batch gives one a step", _TIME),
+        Metric("itl_p50_ms", "latency", "ms", "lower", "median gap between consecutive tokens of one sequence", _TIME),
+        Metric("itl_p90_ms", "latency", "ms", "lower", "90th percentile of the gaps, an observed gap (rounded up)", _TIME),
+        Metric("itl_p99_ms", "latency", "ms", "lower", "99th percentile of the gaps, an observed gap (rounded up)", _TIME),
+        Metric("itl_max_ms", "latency", "ms", "lower", "longest gap", _TIME),
+        Metric("decode_tok_s", "latency", "tok/s", "higher", "batch * (N - 1) / sum of the N - 1 steps: the batch's rate", (1e-6, 1e9)),
+        Metric("prefill_tok_s", "latency", "tok/s", "higher", "batch * prompt tokens of a sequence / TTFT", (1e-6, 1e9)),
+        Metric("ttft_cold_ms", "latency", "ms", "lower", "TTFT of the first warm-up request: compilation and allocation included", _TIME),
+        Metric("ttft_ratio", "latency", "ratio", "lower",
+               "TTFT over the interleaved baseline's, geometric mean over pairs of repeats, t-interval of the log-ratio",
+               _SPEED, paired=True),
+        Metric("itl_ratio", "latency", "ratio", "lower",
+               "mean ITL over the interleaved baseline's, geometric mean over pairs of repeats, t-interval of the log-ratio",
+               _SPEED, paired=True),
+        # agreement
+        Metric("top1_teacher_forced", "agreement", "share", "higher",
+               "share of steps with the native argmax, fed the native history; Wilson interval", _SHARE, paired=True),
+        Metric("first_divergence", "agreement", "step", "higher",
+               "index of the first token of the free-running continuation that differs; right-censored at the number of steps",
+               (0.0, inf), paired=True),
+        Metric("divergence_margin", "agreement", "logit", "lower",
+               "native top-2 logit margin at the first divergence: a near-tie below the A/A noise is no real divergence",
+               (0.0, inf), paired=True),
+        Metric("aa_disagreement", "agreement", "share", "lower",
+               "share of steps where the baseline, measured again in chunks, disagrees with itself: the noise floor", _SHARE),
+        # perplexity
+        Metric("ppl", "perplexity", "ppl", "lower", "exp(sum of NLL / scored tokens), never a mean of means", _PPL),
+        Metric("ppl_delta_pct", "perplexity", "%", "",
+               "(exp(d) - 1) * 100, d the mean NLL difference from the baseline over the same scored tokens; "
+               "t-interval clustered by document", (-99.0, inf), paired=True),
+        Metric("kld_mean", "perplexity", "nat", "lower",
+               "mean KL divergence of the candidate's next-token distribution from the native one, full vocabulary", _KLD, paired=True),
+        Metric("kld_p50", "perplexity", "nat", "lower", "median KL divergence a token", _KLD, paired=True),
+        Metric("kld_p90", "perplexity", "nat", "lower", "90th percentile of the KL divergence a token", _KLD, paired=True),
+        Metric("kld_p99", "perplexity", "nat", "lower", "99th percentile of the KL divergence a token", _KLD, paired=True),
+        Metric("kld_p999", "perplexity", "nat", "lower", "99.9th percentile of the KL divergence a token", _KLD, paired=True),
+        Metric("kld_max", "perplexity", "nat", "lower", "largest KL divergence of a token", _KLD, paired=True),
+        Metric("top1_agreement", "perplexity", "share", "higher",
+               "share of scored tokens where candidate and native have the same most likely token; Wilson interval", _SHARE, paired=True),
+        Metric("delta_p_mean", "perplexity", "pt", "",
+               "mean change of the probability given to the true token, in percentage points", (-100.0, 100.0), paired=True),
+        # mcq
+        Metric("mcq_accuracy", "mcq", "share", "higher",
+               "share of scored questions whose choice of highest summed logprob is the answer (first one of a tie); Wilson interval", _SHARE),
+        Metric("mcq_accuracy_norm", "mcq", "share", "higher", "the same with logprob per token", _SHARE),
+        Metric("mcq_accuracy_norm_char", "mcq", "share", "higher", "the same with logprob per character", _SHARE),
+        Metric("mcq_macro", "mcq", "share", "higher", "mean over subjects of their accuracy", _SHARE),
+        Metric("mcq_delta_pt", "mcq", "pt", "",
+               "accuracy less the baseline's on the questions both scored, in points; Bonett-Price interval on the discordant pairs",
+               (-100.0, 100.0), paired=True),
+        Metric("mcq_agreement", "mcq", "share", "higher",
+               "share of the questions both scored where both pick the same choice; Wilson interval", _SHARE, paired=True),
+        Metric("mcq_mcnemar_p", "mcq", "p-value", "",
+               "exact McNemar test of equal accuracy on the questions both scored", _SHARE, paired=True),
+        Metric("mcq_scored", "mcq", "questions", "higher", "questions scored; n is all that were asked for", (0.0, inf)),
+        Metric("truncated_share", "mcq", "share", "lower", "share of the questions whose prompt was truncated", _SHARE),
+    )
+}  # fmt: skip
+
+# A runner's values from one record and its baseline's (None: this is the baseline, or it has no result).
+DERIVE: dict[str, Callable[[Record, Record | None], Iterator[Value]]] = {
+    "storage": storage.values,
+    "parity": parity.values,
+    "latency": latency.values,
+    "agreement": agreement.values,
+    "perplexity": perplexity.values,
+    "mcq": mcq.values,
+}
+
+# Words a runner adds to its task's variant, so that numbers of two protocols never share a name.
+VARIANT: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "perplexity": perplexity.variant,
+    "mcq": mcq.variant,
+}
+
+
+def derive(manifest: Mapping[str, Any], records: Iterable[Record]) -> list[Row]:
+    """Rows of every metric of every task of the manifest, on each of the task's cells, in manifest order.
+
+    Pure. Every metric that a task should give has a row: where there is no value (the task failed, was refused or did
+    not run, the baseline has no result, or the two are not comparable) the value is None and the note says why.
+    """
+    by_key = {record.key: record for record in records}
+    baselines = {cell["id"]: cell["baseline"] for cell in manifest["cells"]}
+    rows: list[Row] = []
+    for task in manifest["tasks"]:
+        record = by_key.get(task["key"])
+        baseline = by_key.get(task["baseline"]) if task["baseline"] else None
+        values = _values(task, record, baseline)
+        partial = record.partial if record else None
+        for value in values:
+            metric = METRICS[value.metric]
+            limited = partial or (baseline.partial if metric.paired and baseline else None)
+            rows += [
+                Row(
+                    cell=cell,
+                    metric=value.metric,
+                    variant=variant_of(task),
+                    value=value.value,
+                    unit=metric.unit,
+                    n=value.n,
+                    low=value.low,
+                    high=value.high,
+                    baseline=baselines[cell] if metric.paired else None,
+                    partial=limited,
+                    note=value.note,
+                )
+                for cell in task["cells"]
+            ]
+    return rows
+
+
+def variant_of(task: Mapping[str, Any]) -> str:
+    """The variant of a task's rows: its own ("wikitext2") with its protocol's words ("wikitext2 stream512")."""
+    words = VARIANT.get(task["runner"])
+    return words(task) if words else str(task["variant"])
+
+
+def implausible(metric: Metric, value: float) -> bool:
+    """True for NaN, infinity and anything outside the metric's plausible interval."""
+    low, high = metric.plausible or (-inf, inf)
+    return not (isfinite(value) and low <= value <= high)
+
+
+def problem(record: Record | None) -> str:
+    """Why there is nothing to derive from this record, as the beginning of a note; "" when there is."""
+    if record is None:
+        return "not run"
+    if record.status == OK:
+        return ""
+    message = (record.error or {}).get("message", "no message was recorded")
+    return f"{record.status.replace('_', ' ')}: {message}"
+
+
+def _values(task: Mapping[str, Any], record: Record | None, baseline: Record | None) -> list[Value]:
+    """One value for each metric of the task's runner, in the order of METRICS; None where there is none."""
+    is_baseline = task["baseline"] is None
+    missing = problem(record)
+    pairing = "" if is_baseline else problem(baseline)
+    found: dict[str, Value] = {}
+    if record and not missing:
+        try:
+            found = {v.metric: v for v in DERIVE[task["runner"]](record, None if pairing else baseline)}
+        except KeyError as e:
+            missing = f"the record lacks {e}; run the matrix again to measure it anew"
+    values = []
+    for metric in METRICS.values():
+        if metric.runner != task["runner"] or (is_baseline and metric.paired):
+            continue
+        reason = missing or (
+            f"the baseline has no result ({pairing})" if metric.paired and pairing else "not measured"
+        )
+        values.append(found.get(metric.name) or Value(metric.name, None, note=reason))
+    return values

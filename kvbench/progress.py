@@ -55,7 +55,14 @@ class Bar:
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         self._bar: Progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -80,7 +87,9 @@ class Bar:
         self._bar.remove_task(self._one)
         self._bar.advance(self._all)
         if record.error is not None:
-            self._bar.console.print(f"{self._label}: {record.status}: {record.error['message']}", markup=False)
+            self._bar.console.print(
+                f"{self._label}: {record.status}: {record.error['message']}", markup=False
+            )
 
     def close(self) -> None:
         self._bar.stop()

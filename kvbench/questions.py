@@ -131,11 +131,8 @@ def cloze(text: Corpus, count: int = CLOZE_QUESTIONS, seed: int = CLOZE_SEED) ->
     rng = random.Random(f"cloze {seed} {text.sha256}")
     pieces = _prose(text.rows)
     need = CLOZE_CONTEXT + CLOZE_WORDS
-    if len(pieces) < 4 or sum(len(p) // need for p in pieces) < 4:
-        raise KvbenchError(
-            f"The corpus {text.name} has too little running text for a cloze set (4 stretches of {need} words); "
-            "take a longer one."
-        )
+    if len(pieces) < 4:
+        raise _too_little(text)
     weights = [len(p) - need + 1 for p in pieces]
 
     def draw() -> tuple[int, int]:
@@ -154,11 +151,14 @@ def cloze(text: Corpus, count: int = CLOZE_QUESTIONS, seed: int = CLOZE_SEED) ->
             continue
         seen.add(context)
         choices = [_continuation(words, split)]
-        while len(choices) < 4:
-            other, at = draw()
+        for other, at in (draw() for _ in range(100)):
             candidate = _continuation(pieces[other], at + CLOZE_CONTEXT)
             if other != piece and candidate not in choices:
                 choices.append(candidate)
+            if len(choices) == 4:
+                break
+        else:
+            raise _too_little(text)
         order = rng.sample(range(4), 4)
         found.append(
             Question(
@@ -176,6 +176,13 @@ def cloze(text: Corpus, count: int = CLOZE_QUESTIONS, seed: int = CLOZE_SEED) ->
         sha256=_cloze_sha(text, count, seed),
         source=f"{len(found)} cloze questions (seed {seed}) made from {text.source}",
         license=text.license,
+    )
+
+
+def _too_little(text: Corpus) -> KvbenchError:
+    return KvbenchError(
+        f"The corpus {text.name} has too little running text for a cloze set (4 different stretches of "
+        f"{CLOZE_CONTEXT + CLOZE_WORDS} words); take a longer one."
     )
 
 

@@ -61,7 +61,11 @@ def manifest_of(matrix: Matrix, environment: Mapping[str, Any], command: Sequenc
     return {
         "schema": SCHEMA_VERSION,
         "name": matrix.name,
-        "matrix": {"path": str(matrix.path) if matrix.path else None, "sha": matrix.sha, "source": matrix.source},
+        "matrix": {
+            "path": str(matrix.path) if matrix.path else None,
+            "sha": matrix.sha,
+            "source": matrix.source,
+        },
         "command": list(command),
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": dict(environment),

@@ -20,7 +20,8 @@ class Option:
     """One option of a runner. kind: "int", "float", "bool", "str"; `many`: a list (a scalar becomes [scalar]).
 
     choices: accepted values, or () for any; minimum: smallest accepted number; optional: null is accepted.
-    fans_out: each value of the list becomes a task of its own (its variant).
+    fans_out: each value of the list becomes a task of its own, whose options hold that one value in the list's place.
+    names_data: the value names evaluation data, whose digest belongs to the task's key.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Option:
     optional: bool = False
     many: bool = False
     fans_out: bool = False
+    names_data: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class RunnerDecl:
     """ignores: the cell keys the result does not depend on. quality: refused on random weights.
 
     reads: the runner's number comes from attention over the pages, so a run that read none is a fault.
+    variant: what tells the runner's tasks apart in rows and gates, a template over its options; "" when there is one.
     """
 
     name: str
@@ -47,6 +50,7 @@ class RunnerDecl:
     options: Mapping[str, Option]
     help: str
     reads: bool = True
+    variant: str = ""
 
 
 _SHAPE = frozenset({"batch", "context"})
@@ -70,24 +74,24 @@ RUNNERS: dict[str, RunnerDecl] = {
         RunnerDecl("agreement", 1, _SHAPE, True, {
             "steps": Option("int", 2048, "greedy steps", minimum=1),
             "prompt_tokens": Option("int", 64, "tokens of the prompt, from the head of `data`", minimum=1),
-            "data": Option("str", "pydoc", "corpus of the prompt: wikitext2, pydoc, or a text file"),
+            "data": Option("str", "pydoc", "corpus of the prompt: wikitext2, pydoc, or a text file", names_data=True),
             "draft": Option("int", 0, "0: one decode step a token; n: greedy with n drafted tokens verified a forward", minimum=0),
             "continuation": Option("int", 32, "tokens generated freely past the first divergence, for reading", minimum=0),
         }, "token agreement with the baseline: teacher-forced share, first free-running divergence, margins"),
         RunnerDecl("perplexity", 1, _SHAPE, True, {
-            "data": Option("str", ["pydoc"], "corpora: wikitext2, pydoc, or text files", many=True, fans_out=True),
+            "data": Option("str", ["pydoc"], "corpora: wikitext2, pydoc, or text files", many=True, fans_out=True, names_data=True),
             "protocol": Option("str", "stream512", "how text becomes scored tokens", choices=_PPL_PROTOCOLS),
             "split": Option("str", "test", "split of wikitext2", choices=("test", "validation")),
             "limit_chunks": Option("int", None, "score only the first n chunks (the result is partial)", minimum=1, optional=True),
             "kld": Option("bool", True, "compare full next-token distributions with a native pass over the same chunks"),
-        }, "perplexity, and KLD, top-1 agreement and delta-p against the baseline"),
+        }, "perplexity, and KLD, top-1 agreement and delta-p against the baseline", variant="{data} {protocol}"),
         RunnerDecl("mcq", 1, _SHAPE, True, {
             "tasks": Option("str", ["cloze"], "question sets", choices=("cloze", "mmlu", "ceval", "arc_easy", "arc_challenge"),
-                            many=True, fans_out=True),
+                            many=True, fans_out=True, names_data=True),
             "shots": Option("int", 0, "worked examples before each question", choices=(0, 5)),
             "limit": Option("int", None, "questions (spread over subjects; the result is partial)", minimum=1, optional=True),
             "chat_template": Option("bool", False, "wrap each prompt in the tokenizer's chat template"),
             "max_truncated": Option("float", 0.0, "share of questions that may be truncated before the cell fails", minimum=0.0),
-        }, "multiple choice by logprob, paired with the baseline question by question"),
+        }, "multiple choice by logprob, paired with the baseline question by question", variant="{tasks} {shots}-shot"),
     )
 }  # fmt: skip

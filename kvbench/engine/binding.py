@@ -83,19 +83,34 @@ def attention(
     """query [1, Hq, N, D], key [1, H, N, D], value [1, H, N, Dv] -> ([1, N, Hq, Dv], None)."""
     if _probe is not None:
         _probe.append(
-            {"module": module, "query": query, "key": key, "value": value, "mask": attention_mask, "kwargs": kwargs}
+            {
+                "module": module,
+                "query": query,
+                "key": key,
+                "value": value,
+                "mask": attention_mask,
+                "kwargs": kwargs,
+            }
         )
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     binding: Binding | None = getattr(module, "kvbench_binding", None)
     if binding is None or binding.step is None:
-        raise KvbenchError("The model was called outside of an engine's forward; its K/V would not be stored.")
+        raise KvbenchError(
+            "The model was called outside of an engine's forward; its K/V would not be stored."
+        )
     layer: int = module.kvbench_layer  # type: ignore[assignment]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     return attend(binding.step, layer, query, key, value, scale, kwargs), None
 
 
 def attend(
-    step: Step, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, kwargs: Mapping[str, Any]
+    step: Step,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+    kwargs: Mapping[str, Any],
 ) -> Tensor:
     """Store the new K/V of `layer`, then attend every group to the pages. Returns [1, N, Hq, Dv]."""
     q, k, v = query[0], key[0].transpose(0, 1), value[0].transpose(0, 1)
@@ -173,9 +188,13 @@ def _observe(index: int, call: dict[str, Any], binding: Binding) -> LayerFacts:
     module, kwargs = call["module"], call["kwargs"]
     where = f"Attention layer {index} ({type(module).__name__})"
     if hasattr(module, "kvbench_binding") and module.kvbench_binding is binding:
-        raise Refused("shared_attention_module", f"{where} is called twice in a forward; its K/V cannot be kept apart.")
+        raise Refused(
+            "shared_attention_module", f"{where} is called twice in a forward; its K/V cannot be kept apart."
+        )
     if call["mask"] is not None or getattr(module, "is_causal", True) is False:
-        raise Refused("not_causal", f"{where} does not use plain causal attention, which is what the pages hold.")
+        raise Refused(
+            "not_causal", f"{where} does not use plain causal attention, which is what the pages hold."
+        )
     for name, value in kwargs.items():
         off = value is None or (value is False and name not in _HARMLESS)
         if off or name in _UNDERSTOOD or name in _HARMLESS_ANY or value in _HARMLESS.get(name, ()):

@@ -107,15 +107,21 @@ class Engine:
         longest = max(start + n for start, n in zip(starts, counts, strict=True))
         if limit is not None and longest > limit:
             raise Refused(
-                "invalid_context", f"A sequence of {longest} tokens exceeds the model's limit of {limit}; shorten it."
+                "invalid_context",
+                f"A sequence of {longest} tokens exceeds the model's limit of {limit}; shorten it.",
             )
         for (seq, _), n in zip(work, counts, strict=True):
             self.store.reserve(seq, n)
         device = self.model.device
         ids = torch.tensor([t for _, tokens in work for t in tokens], dtype=torch.long)
-        positions = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)])
+        positions = torch.cat(
+            [torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
+        )
         slots = torch.cat(
-            [self.store.slots_for(seq, start, n) for (seq, _), start, n in zip(work, starts, counts, strict=True)]
+            [
+                self.store.slots_for(seq, start, n)
+                for (seq, _), start, n in zip(work, starts, counts, strict=True)
+            ]
         )
         step = Step(
             self.store, slots, self._groups([seq for seq, _ in work], starts, counts),

@@ -43,13 +43,16 @@ def live_format(pages: LayerPages, side: str, native_dtype: torch.dtype) -> str:
     kind = "none" if scale is None else "tensor" if scale.numel() == 1 else "token-head"
     for fmt in KV_FORMATS.values():
         stored = dtype_name(native_dtype) if fmt.payload_dtype is None else fmt.payload_dtype
-        same_scale = fmt.scale_granularity == kind and (scale is None or dtype_name(scale.dtype) == fmt.scale_dtype)
+        same_scale = fmt.scale_granularity == kind and (
+            scale is None or dtype_name(scale.dtype) == fmt.scale_dtype
+        )
         if dtype_name(payload.dtype) == stored and same_scale:
             return fmt.name
     scales = "no scales" if scale is None else f"{kind} {dtype_name(scale.dtype)} scales"
     return f"{dtype_name(payload.dtype)} with {scales}"
 
 
+@torch.inference_mode()
 def examine(engine: Engine, layer_probe: Level, *, reads_due: bool) -> Evidence:
     """Take the evidence of an engine whose measurement has ended; its sequences are freed and its pages poisoned.
 
@@ -87,7 +90,9 @@ def _e1(engine: Engine) -> tuple[Level, str]:
             found.add(live)
             if live != asked.name:
                 dtype = dtype_name(getattr(pages, side).dtype)
-                wrong.append(f"layer {index} {side.upper()} is stored as {live} ({dtype}), asked was {asked.name}")
+                wrong.append(
+                    f"layer {index} {side.upper()} is stored as {live} ({dtype}), asked was {asked.name}"
+                )
         # By the resolved format's formula, not the store's own: a store of another format must not vouch for itself.
         slots = store.num_pages * store.page_size
         expected = kv_bytes(asked, engine.layers[index].shape, slots, dtype_name(engine.model.dtype))
@@ -108,7 +113,12 @@ def _e1(engine: Engine) -> tuple[Level, str]:
 def _e3_reads(engine: Engine, reads: dict[str, int], due_at_all: bool) -> Level:
     asked = _asked(engine)
     if reads["calls"] == 0 and due_at_all:
-        return Level("E3-reads", MISMATCH, "The measured run never read the KV store; its numbers come from elsewhere.", reads)
+        return Level(
+            "E3-reads",
+            MISMATCH,
+            "The measured run never read the KV store; its numbers come from elsewhere.",
+            reads,
+        )
     if reads["calls"] == 0:
         return Level("E3-reads", NOT_APPLICABLE, "This runner makes no attention reads.", reads)
     quantized = reads["quantized_tokens"]
@@ -119,7 +129,9 @@ def _e3_reads(engine: Engine, reads: dict[str, int], due_at_all: bool) -> Level:
             f"{asked.name} needs {due}."
         )
         return Level("E3-reads", MISMATCH, sentence, reads)
-    return Level("E3-reads", VERIFIED, f"{reads['tokens']} K/V tokens were read from {asked.name} pages.", reads)
+    return Level(
+        "E3-reads", VERIFIED, f"{reads['tokens']} K/V tokens were read from {asked.name} pages.", reads
+    )
 
 
 def _probe_ids(engine: Engine, count: int) -> list[int]:
@@ -155,7 +167,11 @@ def _e2(engine: Engine) -> Level:
             return Level("E2", UNVERIFIED, f"Layer {index} wrote nothing in the probe forward.")
         for which, side in enumerate(SIDES):
             x = engine.taps[index][which]
-            scale = None if given is None else torch.tensor(given[index][which], dtype=torch.float32, device=x.device)
+            scale = (
+                None
+                if given is None
+                else torch.tensor(given[index][which], dtype=torch.float32, device=x.device)
+            )
             reference = QUANTIZE[asked.name](x, scale)
             where = f"layer {index} {side.upper()}"
             live_scale: Tensor | None = getattr(pages, f"{side}_scale")
@@ -169,11 +185,20 @@ def _e2(engine: Engine) -> Level:
                     wrong.append(f"{where}: {_first_scale_difference(held_scales, reference.scales)}")
             if not same_bits(_stored(store, getattr(pages, side), slots), reference.codes):
                 wrong.append(f"{where}: stored codes differ from the reference quantizer")
-    facts = {"layers": len(store.layers), "tokens": int(slots.numel()), "first_faults": wrong[:4], "faults": len(wrong)}
+    facts = {
+        "layers": len(store.layers),
+        "tokens": int(slots.numel()),
+        "first_faults": wrong[:4],
+        "faults": len(wrong),
+    }
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        return Level("E2", MISMATCH, f"Stored data is not {asked.name} of the same K/V: {wrong[0]}{more}.", facts)
-    return Level("E2", VERIFIED, f"Codes and scales of {slots.numel()} tokens equal the reference quantizer.", facts)
+        return Level(
+            "E2", MISMATCH, f"Stored data is not {asked.name} of the same K/V: {wrong[0]}{more}.", facts
+        )
+    return Level(
+        "E2", VERIFIED, f"Codes and scales of {slots.numel()} tokens equal the reference quantizer.", facts
+    )
 
 
 def _first_scale_difference(held: Tensor | None, reference: Tensor) -> str:
@@ -221,17 +246,24 @@ def _e3(engine: Engine, seq: int, token: int) -> Level:
         return engine.decode([seq], [token]).clone()
 
     reference = decode()
+    if not reference.isfinite().all():
+        return Level("E3", MISMATCH, "The probe's logits are not finite, so nothing can be told from them.")
     faults = []
-    names = [n for n in ("k", "v", "k_scale", "v_scale") if getattr(store.layers[0], n) is not None]
-    for name in names:
-        kept = [getattr(p, name).clone() for p in store.layers]
-        for pages in store.layers:
-            live = getattr(pages, name)
-            live.copy_(live * 2 if name.endswith("scale") else _changed(live))
+    names = []
+    for name in ("k", "v", "k_scale", "v_scale"):
+        live = [t for p in store.layers if (t := getattr(p, name)) is not None]
+        if not live:
+            continue
+        names.append(name)
+        kept = [t.clone() for t in live]
+        for tensor in live:
+            tensor.copy_(tensor * 2 if name.endswith("scale") else _changed(tensor))
         if same_bits(decode(), reference):
-            faults.append(f"changing every stored {_words(name)} changes no logit: attention does not read it")
-        for pages, old in zip(store.layers, kept, strict=True):
-            getattr(pages, name).copy_(old)
+            faults.append(
+                f"changing every stored {_words(name)} changes no logit: attention does not read it"
+            )
+        for tensor, old in zip(live, kept, strict=True):
+            tensor.copy_(old)
         if not same_bits(decode(), reference):
             faults.append(f"restoring every stored {_words(name)} does not restore the logits bit for bit")
     engine.truncate(seq, length)
@@ -243,7 +275,9 @@ def _e3(engine: Engine, seq: int, token: int) -> Level:
     if not same_bits(decode(), reference):
         faults.append("poison outside the sequence reaches the logits")
     if faults:
-        return Level("E3", MISMATCH, "The read path is not the store: " + "; ".join(faults) + ".", {"faults": faults})
+        return Level(
+            "E3", MISMATCH, "The read path is not the store: " + "; ".join(faults) + ".", {"faults": faults}
+        )
     checked = ", ".join(_words(n) for n in names)
     return Level("E3", VERIFIED, f"Logits follow the stored {checked} and nothing outside the sequence.")
 
@@ -259,6 +293,7 @@ class _Row:
     seq: int
 
 
+@torch.inference_mode()
 def probe_layers(make: Callable[[int, int], Engine], layers: int, page_size: int) -> Level:
     """E3 for each layer, K and V, payload and scale: one sequence a change, all decoded in one packed forward.
 
@@ -288,6 +323,10 @@ def probe_layers(make: Callable[[int, int], Engine], layers: int, page_size: int
         return engine.decode(which, [ids[-1]] * len(which)).clone()
 
     reference = decode(seqs)
+    if not reference.isfinite().all():
+        return Level(
+            "E3-layers", MISMATCH, "The probe's logits are not finite, so nothing can be told from them."
+        )
     faults: list[str] = []
 
     def where(layer: int, name: str) -> str:
@@ -307,7 +346,8 @@ def probe_layers(make: Callable[[int, int], Engine], layers: int, page_size: int
     if noise > 1e-3 * reference[0].abs().max().item():
         faults.append("a sequence whose pages were left alone changed with the others")
     for at, row in enumerate(rows, start=1):
-        if (moved[at] - reference[at]).abs().max().item() <= 10 * noise:
+        change = (moved[at] - reference[at]).abs().max().nan_to_num(nan=float("inf")).item()
+        if change <= 10 * noise:
             faults.append(f"{where(row.layer, row.name)} is not read: changing it changes no logit")
         elif not same_bits(restored[at], reference[at]):
             faults.append(f"{where(row.layer, row.name)} was restored, the logits were not")
@@ -316,7 +356,12 @@ def probe_layers(make: Callable[[int, int], Engine], layers: int, page_size: int
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         return Level("E3-layers", MISMATCH, f"The read path is not the store: {faults[0]}{more}.", facts)
-    return Level("E3-layers", VERIFIED, f"{facts['probes']} changes, one a layer and side, each moved the logits.", facts)
+    return Level(
+        "E3-layers",
+        VERIFIED,
+        f"{facts['probes']} changes, one a layer and side, each moved the logits.",
+        facts,
+    )
 
 
 def _probe_shared(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from kvbench.catalog import ALIASES, TINY
@@ -81,7 +82,9 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     model, tokenizer = load(spec, kind_of(name), torch.device(device), DTYPES[dtype])
     model.eval().requires_grad_(False)
     facts = facts_from_config(model.config.to_dict())
-    resolve(Request("native", "native", "torch", "refuse"), facts)  # what cannot even run natively is refused here
+    resolve(
+        Request("native", "native", "torch", "refuse"), facts
+    )  # what cannot even run natively is refused here
     where = torch.device(device)
     binding = bind(model, facts, where)
     return LoadedModel(
@@ -95,21 +98,69 @@ def _load_checkpoint(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     name = str(spec["model"])
+    source, options = _source(spec, kind)
+    if kind != "hub":
+        check_folder_weights(Path(source))
+    try:
+        _refuse_quantized(name, source, options)
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as e:
+        raise KvbenchError(_load_sentence(name, kind, e)) from e
+    _check_complete(name, info)
+    _check_tokenizer(name, tokenizer)
+    return model.to(device), tokenizer
+
+
+def _source(spec: Mapping[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
+    """(what from_pretrained is given, its options)."""
+    name = str(spec["model"])
     options: dict[str, Any] = {"trust_remote_code": bool(spec.get("trust_remote_code"))}
     if kind == "hub":
-        source = name
-        options["revision"] = spec.get("model_revision") or "main"
+        return name, {**options, "revision": spec.get("model_revision") or "main"}
+    if kind == "alias":
+        folder = prepared(fetch(name))
     else:
-        folder = _folder(name, kind)
-        check_folder_weights(folder)
-        source = str(folder)
-        options["local_files_only"] = True
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **options)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as e:
-        raise KvbenchError(_load_sentence(name, kind, e)) from e
-    return model.to(device), tokenizer
+        path = Path(name).expanduser()
+        folder = prepared(path) if kind == "gguf" else path
+        folder_config(folder)
+    return str(folder), {**options, "local_files_only": True}
+
+
+def _refuse_quantized(name: str, source: str, options: Mapping[str, Any]) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(source, **options)
+    method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
+    if method:
+        raise UsageError(
+            f"The checkpoint {name} is already quantized ({method}); kvbench loads checkpoints of plain float32, "
+            "bfloat16 or float16 weights, and GGUF files. Give the unquantized checkpoint."
+        )
+
+
+def _check_complete(name: str, info: Mapping[str, Any]) -> None:
+    """transformers draws a missing tensor at random and goes on; here it is an error that names it."""
+    for what in ("missing_keys", "mismatched_keys"):
+        keys = sorted(str(key) for key in info.get(what) or ())
+        if keys:
+            raise KvbenchError(
+                f"The checkpoint {name} has {len(keys)} {what.replace('_', ' ')}, the first is {keys[0]}; the model "
+                "would run on random numbers there. Fetch the checkpoint again, or correct its config.json."
+            )
+
+
+def _check_tokenizer(name: str, tokenizer: Any) -> None:
+    """A tokenizer of another class than its files were made for can lose all text without an error."""
+    probe = "The cat, 12 dogs."
+    back = tokenizer.decode(tokenizer(probe, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
+    if "".join(back.casefold().split()) != "".join(probe.casefold().split()):
+        raise KvbenchError(
+            f"The tokenizer of {name} ({type(tokenizer).__name__}) turns {probe!r} into tokens that read {back!r}; "
+            "check tokenizer_class in its tokenizer_config.json and model_type in its config.json."
+        )
 
 
 def _load_sentence(name: str, kind: str, error: Exception) -> str:
@@ -120,13 +171,6 @@ def _load_sentence(name: str, kind: str, error: Exception) -> str:
         else "check that the folder is a whole transformers model with its tokenizer"
     )
     return f"The model {name} could not be loaded ({type(error).__name__}: {first}); {hint}."
-
-
-def _folder(name: str, kind: str) -> Path:
-    if kind == "alias":
-        return prepared(fetch(name))
-    path = Path(name).expanduser()
-    return prepared(path) if kind == "gguf" else path
 
 
 def _load_random(
@@ -166,15 +210,7 @@ def _random_config(spec: Mapping[str, Any], kind: str) -> tuple[Any, Any]:
         return AutoConfig.for_model(
             **(TINY[name] if kind == "tiny" else ALIASES[name].config)
         ), byte_tokenizer()
-    options: dict[str, Any] = {"trust_remote_code": bool(spec.get("trust_remote_code"))}
-    if kind == "hub":
-        source = name
-        options["revision"] = spec.get("model_revision") or "main"
-    else:
-        folder = _folder(name, kind)
-        folder_config(folder)
-        source = str(folder)
-        options["local_files_only"] = True
+    source, options = _source(spec, kind)
     try:
         config = AutoConfig.from_pretrained(source, **options)
         has_tokenizer = kind == "hub" or (Path(source) / "tokenizer_config.json").is_file()

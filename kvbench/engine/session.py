@@ -79,7 +79,11 @@ def execute(task: Task, session: Session, baseline: Record | None, progress: Pro
         status, error = ERROR, {"type": type(e).__name__, "message": str(e) or type(e).__name__, "tail": tail}
     finally:
         gc.collect()
-    environment = {**session.environment, "threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
+    environment = {
+        **session.environment,
+        "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0],
+    }
     return Record(
         key=task.key,
         runner=task.runner,
@@ -117,10 +121,16 @@ def _measure(
             "for a run that only exercises the path and is marked partial.",
         )
     if decl.quality and task.baseline is not None and (baseline is None or baseline.status != OK):
-        why = "has not run" if baseline is None else f"ended as {baseline.status}: {(baseline.error or {}).get('message')}"
+        why = (
+            "has not run"
+            if baseline is None
+            else f"ended as {baseline.status}: {(baseline.error or {}).get('message')}"
+        )
         raise NotAvailable(f"{task.runner} compares with its native baseline, which {why}.")
     model = session.model(spec)
-    decision = resolve(Request(spec["kv_format"], spec["weights"], spec["backend"], spec["fallback"]), model.facts)
+    decision = resolve(
+        Request(spec["kv_format"], spec["weights"], spec["backend"], spec["fallback"]), model.facts
+    )
     new_tokens = task.options.get("new_tokens", 0)
     if "context" in spec and "context" not in decl.ignores:
         check_context(model.facts, spec["context"], new_tokens)
@@ -170,7 +180,9 @@ def _evidence(
         engine.check_health()
     if not engines:
         if reads_due:
-            raise KvbenchError("The runner measured without an engine; its numbers cannot belong to this cell.")
+            raise KvbenchError(
+                "The runner measured without an engine; its numbers cannot belong to this cell."
+            )
         context.engine(1, context.spec["page_size"])
     probe = session.layer_probe(context.model, decision, context.spec)
     found = [examine(engine, probe, reads_due=reads_due) for engine in engines]

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from kvbench.cells import CELL_KEYS
 from kvbench.corpora import corpus
+from kvbench.decision import ModelFacts, Request, resolve
+from kvbench.runners.context import Context, Measurement
+from kvbench.tasks import RUNNERS
 
 
 @cache
@@ -37,3 +45,76 @@ def word_tokenizer(words: list[str], **special: str) -> Any:
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>", continuing_subword_prefix=""))  # type: ignore[call-arg]
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "isolated")
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **special)
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """What runners and the engine take of a loaded model: a seeded two-layer llama with the tokenizer above."""
+
+    model: Any
+    tokenizer: Any
+    facts: ModelFacts
+    layers: tuple[Any, ...]
+    binding: Any
+    device: Any
+    dtype: Any
+
+
+def tiny_model(max_context: int = 1024, uniform: bool = False, tokenizer: Any = None) -> TinyModel:
+    """uniform: the head is zero, so every next token has the same probability."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from kvbench.engine.binding import bind
+    from kvbench.facts import facts_from_config
+
+    tokenizer = tokenizer or bpe_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=max_context, initializer_range=0.3,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    if uniform:
+        model.lm_head.weight.zero_()
+    facts = facts_from_config(config.to_dict())
+    binding, layers = bind(model, facts, torch.device("cpu"))
+    return TinyModel(model, tokenizer, facts, layers, binding, torch.device("cpu"), torch.float32)
+
+
+def context(
+    model: TinyModel, runner: str, *, kv_format: str = "native", baseline: Measurement | None = None,
+    data_dir: Path | None = None, spec: dict[str, Any] | None = None, **options: Any,
+) -> Context:  # fmt: skip
+    """A runner's context on real engines. baseline: what the same runner measured on native."""
+    from kvbench.engine.core import Engine
+
+    cell = {**CELL_KEYS, "kv_format": kv_format, "device": "cpu", "dtype": "float32", **(spec or {})}
+    declared = RUNNERS[runner].options
+    values = {n: o.default[0] if o.fans_out else o.default for n, o in declared.items()} | options
+    assert set(values) == set(declared)
+
+    def factory(name: str) -> Callable[..., Any]:
+        decision = resolve(Request(name, "native", "torch", "refuse"), model.facts)
+        return lambda **capacity: Engine(model, decision, cell, **capacity)  # type: ignore[arg-type]
+
+    record = SimpleNamespace(samples=baseline.samples, facts=baseline.facts) if baseline else None
+    return Context(
+        spec=cell, options=values, variant="", model=model, engine=factory(kv_format), native=factory("native"),
+        baseline=record, data_dir=data_dir,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def reference_logprobs(model: TinyModel, ids: list[int]) -> Any:
+    """log p of each id but the first by transformers alone: one plain forward, float64 log-softmax; [len - 1]."""
+    import torch
+
+    model.model.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            logits = model.model(torch.tensor([ids]), use_cache=False).logits[0, :-1].double()
+    finally:
+        model.model.set_attn_implementation("kvbench")
+    return logits.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]

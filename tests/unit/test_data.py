@@ -207,8 +207,9 @@ def test_cloze_has_one_true_continuation_and_is_the_same_every_time() -> None:
     assert {q.answer for q in first.questions} == {0, 1, 2, 3}
 
 
-def test_cloze_refuses_a_corpus_that_is_too_short(tmp_path: Path) -> None:
-    (tmp_path / "short.txt").write_text("only a few words here\n")
+@pytest.mark.parametrize("text", ["only a few words here\n", ("word " * 60 + "\n\n") * 9])
+def test_cloze_refuses_a_corpus_that_is_too_short_or_says_one_thing(text: str, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text(text)
     with pytest.raises(KvbenchError, match="too little running text"):
         cloze(data.corpus(str(tmp_path / "short.txt"), None))
 

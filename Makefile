@@ -1,0 +1,32 @@
+# Every target sets up what it needs first: a virtual environment in .venv, made again when pyproject.toml changes.
+PYTHON ?= python3
+MATRIX ?= matrices/int8.yaml
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
+
+run: $(STAMP) ## measure, judge and report matrices/int8.yaml (another: make run MATRIX=matrices/smoke.yaml)
+	$(BIN)/kvbench run $(MATRIX) $(ARGS)
+
+test: $(STAMP) ## all tests that need no GPU and no peer tool (make test ARGS="-k pages")
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not peer" $(ARGS)
+
+lint: $(STAMP) ## ruff (rules and format) and mypy (strict)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean: ## remove the virtual environment and caches (not runs/)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache build
+
+$(STAMP): pyproject.toml
+	@echo "Setting up .venv: a few minutes, once."
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"kvbench needs Python 3.11 or newer, this is {v[0]}.{v[1]}; try: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	@touch $@

@@ -1,0 +1,47 @@
+"""What each cell key accepts, as `Option`s: the matrix is checked against this table and the schema printed from it."""
+
+from __future__ import annotations
+
+from kvbench.cells import CELL_KEYS
+from kvbench.formats import KV_FORMATS, WEIGHT_FORMATS
+from kvbench.tasks import Option
+
+
+def _key(
+    name: str, kind: str, help: str, *, choices: tuple[str, ...] = (), minimum: int | None = None
+) -> tuple[str, Option]:
+    optional = CELL_KEYS[name] is None and name != "model"
+    return name, Option(kind, CELL_KEYS[name], help, choices, minimum, optional)
+
+
+CELL_OPTIONS: dict[str, Option] = dict(
+    (
+        _key("model", "str", "alias, hub id, folder or .gguf file"),
+        _key("model_weights", "str", "random: drawn from the config, for timing only", choices=("checkpoint", "random")),
+        _key("model_revision", "str", "revision of a hub model"),
+        _key("trust_remote_code", "bool", "let transformers run the checkpoint's own code"),
+        _key("plumbing", "bool", "quality runners accept random weights, and mark every result partial"),
+        _key("weights", "str", "storage format of the weights", choices=tuple(WEIGHT_FORMATS)),
+        _key("kv_format", "str", "storage format of keys and values", choices=tuple(KV_FORMATS)),
+        _key("scale", "scale", "scale of a static format: a number, or {k: x, v: y} of numbers or lists (one a layer)"),
+        _key("backend", "str", "the code that executes attention", choices=("torch", "triton")),
+        _key("device", "str", "auto: cuda where there is one, else cpu", choices=("auto", "cpu", "cuda")),
+        _key("dtype", "str", "auto: float32 on cpu, bfloat16 on cuda", choices=("auto", "float32", "bfloat16", "float16")),
+        _key("page_size", "int", "tokens of a page", minimum=1),
+        _key("prefill_chunk", "int", "prompt tokens a forward", minimum=1),
+        _key("prefill_reads", "str", "what a prompt's own chunk attends to: its stored or its fresh keys and values",
+             choices=("stored", "fresh")),
+        _key("fallback", "str", "whether what cannot run as asked may run as something else, visibly", choices=("refuse", "allow")),
+        _key("batch", "int", "sequences at once", minimum=1),
+        _key("context", "int", "tokens of the prompt", minimum=1),
+    )
+)  # fmt: skip
+
+# The keys of a `model` mapping, and the cell keys that they stand for.
+MODEL_KEYS: dict[str, str] = {
+    "source": "model",
+    "weights": "model_weights",
+    "revision": "model_revision",
+    "trust_remote_code": "trust_remote_code",
+    "plumbing": "plumbing",
+}

@@ -1,0 +1,119 @@
+"""Multiple choice: accuracies over the questions that were scored, and paired differences question by question."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from kvbench.derive.value import Value, incomparable, share, with_interval
+from kvbench.record import Record
+from kvbench.stats import detectable_difference, mcnemar_p, paired_difference
+
+COMPARABLE = ("task", "shots", "choice_ids", "prompt_policy", "bos", "total", "data_sha")
+
+
+class Judged(NamedTuple):
+    """One scored question under one norm. picks: the choices of the highest score (more than one: a tie).
+
+    picks is empty where a choice has no number; such a question is neither right nor wrong, and makes shares NaN.
+    """
+
+    subject: str
+    answer: int
+    picks: list[int]
+
+    @property
+    def right(self) -> bool:
+        """The first pick is the answer."""
+        return self.picks[:1] == [self.answer]
+
+
+def variant(task: Mapping[str, Any]) -> str:
+    """`mmlu 5-shot`; the chat template is named when it is on."""
+    chat = " chat" if task["options"].get("chat_template") else ""
+    return f"{task['variant']} {task['options']['shots']}-shot{chat}"
+
+
+def values(record: Record, baseline: Record | None) -> Iterator[Value]:
+    questions = record.samples["questions"]
+    judged = _judge(record)
+    scored = list(judged.values())
+    yield Value("mcq_scored", len(scored), len(questions))
+    yield share("truncated_share", sum(bool(q["truncated"]) for q in questions), len(questions))
+
+    skipped, ties = len(questions) - len(scored), sum(len(j.picks) > 1 for j in scored)
+    note = f"{len(scored)} of {len(questions)} scored, {skipped} skipped, {ties} tied"
+    yield _accuracy("mcq_accuracy", scored, note)
+    yield _accuracy("mcq_accuracy_norm", list(_judge(record, "tokens").values()), "per token")
+    yield _accuracy("mcq_accuracy_norm_char", list(_judge(record, "chars").values()), "per character")
+    yield _macro(scored)
+    if baseline:
+        yield from _paired(judged, _judge(baseline), incomparable(record, baseline, COMPARABLE))
+
+
+def _judge(record: Record, norm: str | None = None) -> dict[Any, Judged]:
+    """The scored questions by id, judged by summed logprob, or by logprob over the lengths that `norm` names."""
+    scored = [q for q in record.samples["questions"] if q["skipped"] is None]
+    return {
+        q["id"]: Judged(
+            q["subject"], q["answer"], _picks(q["scores"], q[norm] if norm else [1] * len(q["scores"]))
+        )
+        for q in scored
+    }
+
+
+def _picks(scores: Sequence[float], lengths: Sequence[int]) -> list[int]:
+    normed = [score / n if n else math.nan for score, n in zip(scores, lengths, strict=True)]
+    if any(map(math.isnan, normed)):
+        return []
+    best = max(normed)
+    return [i for i, score in enumerate(normed) if score == best]
+
+
+def _accuracy(name: str, judged: Sequence[Judged], note: str) -> Value:
+    broken = sum(not j.picks for j in judged)
+    if broken:
+        return Value(
+            name,
+            math.nan,
+            len(judged),
+            note=f"{broken} of {len(judged)} questions have a choice without a number",
+        )
+    return share(name, sum(j.right for j in judged), len(judged), note)
+
+
+def _macro(judged: Sequence[Judged]) -> Value:
+    subjects: dict[str, list[bool]] = defaultdict(list)
+    for j in judged:
+        subjects[j.subject].append(j.right)
+    if not subjects:
+        return Value("mcq_macro", None, 0, note="nothing was scored")
+    value = fmean(fmean(outcomes) for outcomes in subjects.values())
+    note = f"{len(subjects)} subjects"
+    return Value("mcq_macro", value if all(j.picks for j in judged) else math.nan, len(judged), note=note)
+
+
+def _paired(own: Mapping[Any, Judged], native: Mapping[Any, Judged], note: str) -> Iterator[Value]:
+    """Over the questions that both sides scored, matched by id. note: why the two may not be compared, or ""."""
+    pairs = [(judged, native[key]) for key, judged in own.items() if key in native]
+    n = len(pairs)
+    if not note and any(a.answer != b.answer for a, b in pairs):
+        note = "not comparable with the baseline: a question has another answer there"
+    if not note and not n:
+        note = "no question was scored on both sides"
+    if note or not all(a.picks and b.picks for a, b in pairs):
+        value, note = (None, note) if note else (math.nan, "a question has a choice without a number")
+        for name in ("mcq_delta_pt", "mcq_agreement", "mcq_mcnemar_p"):
+            yield Value(name, value, n, note=note)
+        return
+    gained = sum(a.right and not b.right for a, b in pairs)
+    lost = sum(b.right and not a.right for a, b in pairs)
+    low, high = paired_difference(gained, lost, n)
+    detectable = 100 * detectable_difference(gained, lost, n)
+    note = f"{gained} gained, {lost} lost of {n} paired; minimum detectable effect {detectable:.2g} pt"
+    yield with_interval("mcq_delta_pt", 100 * (gained - lost) / n, n, (100 * low, 100 * high), note)
+    yield share("mcq_agreement", sum(a.picks[0] == b.picks[0] for a, b in pairs), n)
+    yield Value("mcq_mcnemar_p", mcnemar_p(gained, lost), n, note=f"{gained} gained, {lost} lost")

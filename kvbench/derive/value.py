@@ -1,0 +1,52 @@
+"""What the files of this package yield, and the rule on which two records may be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvbench.record import Record
+from kvbench.stats import Interval, wilson
+
+
+@dataclass(frozen=True)
+class Value:
+    """A metric's value on one record, before it is spread over the record's cells. Fields as in `metrics.Row`."""
+
+    metric: str
+    value: float | None
+    n: int | None = None
+    low: float | None = None
+    high: float | None = None
+    note: str = ""
+
+
+def share(metric: str, successes: int, n: int, note: str = "") -> Value:
+    """successes / n with its Wilson interval; None for n = 0."""
+    if n == 0:
+        return Value(metric, None, 0, note=note or "nothing was scored")
+    low, high = wilson(successes, n)
+    return Value(metric, successes / n, n, low, high, note)
+
+
+def with_interval(metric: str, value: float, n: int, interval: Interval | None, note: str = "") -> Value:
+    low, high = interval or (None, None)
+    return Value(metric, value, n, low, high, note)
+
+
+def incomparable(record: Record, baseline: Record, facts: Sequence[str]) -> str:
+    """A sentence that names what differs between two records that are to be compared, or "" when nothing does.
+
+    The runner's protocol version and each of the named facts must be equal: numbers of two protocols, of two data
+    sets or of two amounts of the same data are never compared.
+    """
+    differing = [
+        f"{fact} is {record.facts.get(fact)!r} here and {baseline.facts.get(fact)!r} on the baseline"
+        for fact in facts
+        if record.facts.get(fact) != baseline.facts.get(fact)
+    ]
+    if record.protocol != baseline.protocol:
+        differing.append(
+            f"protocol version is {record.protocol} here and {baseline.protocol} on the baseline"
+        )
+    return "not comparable with the baseline: " + "; ".join(differing) if differing else ""

@@ -1,0 +1,101 @@
+"""Checks that always run, after precision and before a policy's own: tasks without a result, impossible values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kvbench.metrics import METRICS, Row, implausible, problem, variant_of
+from kvbench.record import ERROR, OK, REFUSED, Record
+from kvbench.record import NOT_EVALUATED as NOT_AVAILABLE
+from kvbench.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
+
+Manifest = Mapping[str, Any]
+
+
+def failed_tasks(manifest: Manifest, records: Sequence[Record]) -> Iterator[Outcome]:
+    """One outcome a task that gave no result. What is not available counts only where a required check needs it."""
+    by_key = {record.key: record for record in records}
+    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
+    for task in manifest["tasks"]:
+        record = by_key.get(task["key"])
+        if record is not None and record.status == OK:
+            continue
+        status = record.status if record else "not run"
+        error = (record.error or {}) if record else {}
+        detail = {ERROR: error.get("type"), REFUSED: error.get("reason")}.get(status)
+        subject = f"{task['runner']} {variant_of(task)}".strip()
+        message = problem(record) + (f" ({detail})" if detail else "")
+        yield Outcome(
+            check=_TASK_CHECKS.get(status, status),
+            metric="",
+            cell=task["cells"][0],
+            variant=variant_of(task),
+            status=NOT_EVALUATED,
+            value=None,
+            limit="",
+            sentence=f"{subject} on {some(task['cells'], names)}: {message}",
+            required=status != NOT_AVAILABLE,
+            cells=tuple(task["cells"]),
+        )
+
+
+def implausible_values(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outcome]:
+    """A failure for each value that cannot be (NaN, infinity, a perplexity of exactly 1); one pass when there is none."""
+    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
+    measured = [(row, cells) for row, cells in by_task(manifest, rows) if row.value is not None]
+    found = 0
+    for row, cells in measured:
+        metric = METRICS[row.metric]
+        assert row.value is not None
+        if implausible(metric, row.value):
+            found += 1
+            low, high = metric.plausible or (float("-inf"), float("inf"))
+            limit = f"within [{low:g}, {high:g}]"
+            note = f" ({row.note})" if row.note else ""
+            sentence = f"{label(row)} on {some(cells, names)} is {say(row.value, row.unit)}, which cannot be: a possible value lies {limit}{note}."
+            yield Outcome(
+                "plausible", row.metric, cells[0], row.variant, FAIL, row.value, limit, sentence, cells=cells
+            )
+    if measured and not found:
+        sentence = f"all {len(measured)} measured values are finite and possible."
+        yield Outcome("plausible", "", None, "", PASS, None, "", sentence)
+
+
+def by_task(manifest: Manifest, rows: Iterable[Row]) -> list[tuple[Row, tuple[str, ...]]]:
+    """Rows that are one value spread over the cells of a shared task, as (first row, ids of the cells given)."""
+    key_of = {
+        (cell, task["runner"], variant_of(task)): task["key"]
+        for task in manifest["tasks"]
+        for cell in task["cells"]
+    }
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        runner = METRICS[row.metric].runner
+        key = key_of.get((row.cell, runner, row.variant), row.cell)
+        groups.setdefault((key, row.metric, row.variant), []).append(row)
+    return [(group[0], tuple(row.cell for row in group)) for group in groups.values()]
+
+
+def some(cells: Sequence[str], names: Mapping[str, str]) -> str:
+    """`kv_format=int8_sym,batch=1 (and 3 more cells)`."""
+    more = len(cells) - 1
+    return names.get(cells[0], cells[0]) + (
+        f" (and {more} more cell{'s' if more > 1 else ''})" if more else ""
+    )
+
+
+def label(row: Row) -> str:
+    return f"{row.metric} of {row.variant}" if row.variant else row.metric
+
+
+def say(value: float, unit: str) -> str:
+    """A number with its unit; whole bytes in full, a bare number for shares and ratios."""
+    if unit == "B" and float(value).is_integer():
+        return f"{int(value):,} B"
+    return (
+        f"{value:.6g} {unit}" if unit in ("B", "B/token", "ms", "tok/s", "%", "pt", "nat") else f"{value:.6g}"
+    )
+
+
+_TASK_CHECKS = {ERROR: "cell error", REFUSED: "refused", NOT_AVAILABLE: "not available"}

@@ -1,0 +1,128 @@
+"""The first check of every verdict, which no policy removes: requested = resolved = effective, by evidence.
+
+`allow_fallback` is the one setting that reaches it: a *declared* fallback then passes, by name. What the evidence
+contradicts or does not show never passes, and a baseline must be shown to be native like any other cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kvbench.record import OK, VERIFIED, Evidence, Level, Record
+from kvbench.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
+
+ASPECTS = ("kv_format", "weights", "backend")
+LIMIT = "requested = resolved = effective, verified"
+
+Spec = Mapping[str, Any]
+
+
+def precision(
+    manifest: Mapping[str, Any], records: Sequence[Record], allow_fallback: bool
+) -> Iterator[Outcome]:
+    """One outcome a cell, or one for each distinct fault of its records. A cell without any evidence never passes."""
+    done = {record.key: record for record in records if record.status == OK}
+    for cell in manifest["cells"]:
+        tasks = [task for task in manifest["tasks"] if cell["id"] in task["cells"] and task["key"] in done]
+        ran = [done[task["key"]] for task in tasks]
+        faults: dict[str, list[str]] = {}
+        fallbacks: dict[str, None] = {}
+        for task, record in zip(tasks, ran, strict=True):
+            fault, fallback = _fault(cell["spec"], record, allow_fallback)
+            fault = fault or _identical(record, done.get(task["baseline"]))
+            if fault:
+                faults.setdefault(fault, []).append(record.runner)
+            if fallback:
+                fallbacks[fallback] = None
+        for fault, runners in faults.items():
+            yield _outcome(cell, FAIL, f"{fault} (seen in {', '.join(dict.fromkeys(runners))})")
+        if not ran:
+            yield _outcome(
+                cell, NOT_EVALUATED, "no task of this cell was measured, so nothing shows what ran."
+            )
+        elif not faults:
+            yield _outcome(cell, PASS, _praise(cell["spec"], ran, list(fallbacks)))
+
+
+def _outcome(cell: Mapping[str, Any], status: str, sentence: str) -> Outcome:
+    text = f"{cell['name']}: {sentence}"
+    return Outcome("precision", "", cell["id"], "", status, None, LIMIT, text, cells=(cell["id"],))
+
+
+def _fault(spec: Spec, record: Record, allow_fallback: bool) -> tuple[str, str]:
+    """(fault, fallback): what contradicts the cell's precision, or ""; the allowed fallback's sentence, or ""."""
+    if record.decision is None:
+        return "the record holds no decision, so nothing says what was to run.", ""
+    fallbacks = []
+    for aspect in ASPECTS:
+        choice = record.decision[aspect]
+        if choice["requested"] != spec[aspect]:
+            return (
+                f"the matrix asks for {aspect} {spec[aspect]}, but the resolver was asked for {choice['requested']}: "
+                "the request was dropped on the way."
+            ), ""
+        if choice["resolved"] != choice["requested"]:
+            fallbacks.append(
+                f"{aspect} {choice['requested']} fell back to {choice['resolved']}: {choice['reason']}"
+            )
+    if fallbacks and not allow_fallback:
+        remedy = "Set allow_fallback: true in the gate to accept a declared fallback."
+        return f"{'; '.join(fallbacks)}. {remedy}", ""
+    if record.evidence is None:
+        return "the record carries no evidence, so nothing shows what ran.", ""
+    evidence = Evidence(
+        **{**record.evidence, "levels": tuple(Level(**level) for level in record.evidence["levels"])}
+    )
+    resolved = record.decision["kv_format"]["resolved"]
+    if evidence.state != VERIFIED or evidence.effective != resolved:
+        lost = [
+            f"{level.name}: {level.sentence}" for level in evidence.levels if level.state == evidence.state
+        ]
+        reason = " ".join(lost) if lost and evidence.state != VERIFIED else "No level of evidence says why."
+        state = evidence.state if evidence.state != VERIFIED else "mismatch"
+        return f"{state}: {resolved} was resolved, the evidence shows {evidence.effective}. {reason}", ""
+    return "", "; ".join(fallbacks)
+
+
+def _praise(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str]) -> str:
+    levels: dict[str, None] = {}
+    for record in records:
+        assert record.evidence is not None
+        levels.update(
+            (level["name"], None) for level in record.evidence["levels"] if level["state"] == VERIFIED
+        )
+    shown = f"verified by {', '.join(levels)} in {', '.join(dict.fromkeys(r.runner for r in records))}."
+    if fallbacks:
+        return f"a declared fallback, which the gate allows: {'; '.join(fallbacks)}; {shown}"
+    return f"{spec['kv_format']} is requested, resolved and effective, {shown}"
+
+
+# Numbers of a record that no quantized cache leaves as they are, to the last bit.
+_NUMBERS: dict[str, Callable[[Mapping[str, Any]], Sequence[Any]]] = {
+    "perplexity": lambda samples: [chunk["nll"] for chunk in samples.get("chunks", [])],
+    "agreement": lambda samples: samples.get("logprob_native_token", []),
+    "mcq": lambda samples: [q["scores"] for q in samples.get("questions", []) if q["skipped"] is None],
+}
+
+
+def _identical(record: Record, baseline: Record | None) -> str:
+    """E5: a quantized cell whose every number equals native bit for bit was not quantized where it counts.
+
+    Left out where equality has another cause: `prefill_reads: fresh` does not read a prompt back, and the logits of
+    random weights hardly depend on what attention gives.
+    """
+    numbers = _NUMBERS.get(record.runner)
+    if baseline is None or numbers is None or record.decision is None:
+        return ""
+    if record.decision["kv_format"]["resolved"] == "native":
+        return ""
+    if record.spec["prefill_reads"] != "stored" or record.spec["model_weights"] == "random":
+        return ""
+    own, native = numbers(record.samples), numbers(baseline.samples)
+    if not own or own != native:
+        return ""
+    return (
+        f"E5: all {len(own)} numbers equal the native ones bit for bit, which "
+        f"{record.decision['kv_format']['resolved']} cannot give: nothing read a quantized cache."
+    )

@@ -1,0 +1,67 @@
+"""Latency definitions: from the moments at which tokens arrive to TTFT, ITL and rates. Pure; seconds in, seconds out.
+
+TTFT ends with the first chunk that holds a token. ITL is the gap between consecutive tokens of one sequence and never
+contains TTFT: the mean is (last arrival - first arrival) / (tokens - tokens of the first chunk). The rates obey
+
+    decode_tok_s(batch, gaps) == batch / mean(gaps)        prefill_tok_s(batch * length, ttft) * ttft == batch * length
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class FailedRequestError(ValueError):
+    """A request without a single output token has no latency; it counts as failed."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One request. gaps_s: one gap a token after the first chunk, so its length is tokens - tokens of that chunk."""
+
+    ttft_s: float
+    gaps_s: tuple[float, ...]
+    tokens: int
+
+    @property
+    def itl_s(self) -> float | None:
+        """Mean gap between tokens; None where no token came after the first chunk (one output token)."""
+        return math.fsum(self.gaps_s) / len(self.gaps_s) if self.gaps_s else None
+
+
+def request_timing(
+    submitted: float, arrivals: Sequence[float], chunk_tokens: Sequence[int] | None = None
+) -> Timing:
+    """Timing of one request of one sequence, all moments on one monotonic clock.
+
+    arrivals: moment of each chunk; chunk_tokens: tokens in each, default 1. A chunk without a token (the role, a
+    usage line) is no arrival. The n tokens of a chunk share its gap evenly, since they came at once.
+    Raises FailedRequestError for no token at all, ValueError for moments that go backwards.
+    """
+    sizes = [1] * len(arrivals) if chunk_tokens is None else list(chunk_tokens)
+    chunks = [(at, n) for at, n in zip(arrivals, sizes, strict=True) if n > 0]
+    if not chunks:
+        raise FailedRequestError("The request gave no output token: it failed, and has neither TTFT nor ITL.")
+    moments = [submitted, *(at for at, _ in chunks)]
+    if any(later < earlier for earlier, later in itertools.pairwise(moments)):
+        raise ValueError(f"Moments go backwards: {moments}. Take them from a monotonic clock.")
+    gaps: list[float] = []
+    for (before, _), (at, n) in itertools.pairwise(chunks):
+        gaps += [(at - before) / n] * n
+    return Timing(chunks[0][0] - submitted, tuple(gaps), sum(n for _, n in chunks))
+
+
+def decode_tok_s(batch: int, gaps_s: Sequence[float]) -> float | None:
+    """batch * (N - 1) / sum of the N - 1 steps of a static batch; None for one output token (no step)."""
+    if not gaps_s:
+        return None
+    seconds = math.fsum(gaps_s)
+    return batch * len(gaps_s) / seconds if seconds else math.inf
+
+
+def prefill_tok_s(prompt_tokens: int, ttft_s: float) -> float:
+    """batch * length / TTFT; `prompt_tokens` are those of all sequences of the batch together."""
+    return prompt_tokens / ttft_s if ttft_s else math.inf

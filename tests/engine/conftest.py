@@ -1,0 +1,47 @@
+"""Tiny models of several architectures, loaded once a process, and engines on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvbench.cells import CELL_KEYS
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[[str], Any]:
+    """tiny(name): the LoadedModel of a built-in tiny model, float32 on the CPU."""
+    from kvbench.engine.load import load_model
+
+    loaded: dict[str, Any] = {}
+
+    def load(name: str) -> Any:
+        if name not in loaded:
+            loaded[name] = load_model({**CELL_KEYS, "model": name}, "cpu", "float32")
+        return loaded[name]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def engine(tiny: Callable[[str], Any]) -> Callable[..., Any]:
+    """engine(model, kv_format, sequences=, tokens=, **spec keys): a fresh engine."""
+    from kvbench.decision import Request, resolve
+    from kvbench.engine.core import Engine
+
+    def make(
+        model: str = "tiny-llama",
+        kv_format: str = "native",
+        sequences: int = 2,
+        tokens: int = 96,
+        **keys: Any,
+    ) -> Any:
+        scale = 0.05 if kv_format.endswith("static") else None
+        spec = {**CELL_KEYS, "model": model, "kv_format": kv_format, "scale": scale, **keys}
+        loaded = tiny(model)
+        decision = resolve(Request(kv_format, "native", "torch", "refuse"), loaded.facts)
+        return Engine(loaded, decision, spec, sequences=sequences, tokens=tokens)
+
+    return make

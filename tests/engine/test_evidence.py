@@ -1,0 +1,245 @@
+"""Evidence: what a sound engine shows, and what each injected fault is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.engine import core, evidence
+from kvbench.engine import store as store_module
+from kvbench.engine.store import PagedKVStore, allocate_layer
+from kvbench.formats import KV_FORMATS
+from kvbench.record import MISMATCH, VERIFIED, Evidence, Level
+
+FORMATS = list(KV_FORMATS)
+LAYERS = 4  # of tiny-llama
+
+
+def take(
+    engine: Any, kv_format: str = "int8_sym", spoil: Any = None, model: str = "tiny-llama", **keys: Any
+) -> Evidence:
+    """Measure a little on a fresh engine and take its evidence. `spoil(engine)` breaks every engine that is made."""
+
+    def make(sequences: int, tokens: int) -> Any:
+        made = engine(model, kv_format, sequences=sequences, tokens=tokens, **keys)
+        if spoil:
+            spoil(made)
+        return made
+
+    probe = evidence.probe_layers(make, len(make(1, 16).layers), 16)
+    used = make(2, 48)
+    used.prefill(used.add(), list(range(40)))
+    return evidence.examine(used, probe, reads_due=True)
+
+
+def level(found: Evidence, name: str) -> Level:
+    return next(x for x in found.levels if x.name == name)
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_a_sound_engine_is_verified_at_every_level(engine: Any, kv_format: str) -> None:
+    found = take(engine, kv_format)
+    assert found.state == VERIFIED
+    assert found.effective == kv_format
+    assert [x.name for x in found.levels] == ["E1", "E2", "E3", "E3-layers", "E3-reads"]
+    assert (found.reads["quantized_tokens"] > 0) == KV_FORMATS[kv_format].quantized
+
+
+def test_a01_t1_a_format_dropped_before_the_store_is_named(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "store_format", lambda decision: KV_FORMATS["native"])
+    found = take(engine)
+    assert found.state == MISMATCH
+    assert found.effective == "native"
+    assert (
+        "kv_format int8_sym did not reach the store: layer 0 K is stored as native (float32)"
+        in level(found, "E1").sentence
+    )
+
+
+def test_a01_t3_one_native_layer_is_named(engine: Any) -> None:
+    def one_layer(made: Any) -> None:
+        store: PagedKVStore = made.store
+        last = len(store.layers) - 1
+        store.layers[last] = allocate_layer(
+            KV_FORMATS["native"], store.shapes[last], store.page_size, store.num_pages, torch.float32, "cpu"
+        )
+
+    found = take(engine, spoil=one_layer)
+    assert found.state == MISMATCH
+    assert found.effective == "mixed"
+    assert f"layer {LAYERS - 1} K is stored as native" in level(found, "E1").sentence
+    assert level(found, "E3-reads").state == MISMATCH
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a02_scales_that_are_zero_or_one_are_named(engine: Any, value: float) -> None:
+    def fixed(made: Any) -> None:
+        write = made.store.write
+
+        def broken(layer: int, slots: Any, k: Any, v: Any) -> None:
+            write(layer, slots, k, v)
+            made.store.layers[layer].k_scale.fill_(value)
+
+        made.store.write = broken
+
+    found = take(engine, spoil=fixed)
+    assert level(found, "E2").state == MISMATCH
+    assert f"layer 0 K: the stored scale of token 0, head 0 is {value:g}" in level(found, "E2").sentence
+
+
+def test_a02_scales_never_written_are_named(engine: Any) -> None:
+    """The memory stays what it was: whatever it holds, it is not the reference."""
+
+    def unwritten(made: Any) -> None:
+        write = made.store.write
+
+        def broken(layer: int, slots: Any, k: Any, v: Any) -> None:
+            kept = made.store.layers[layer].v_scale.clone()
+            write(layer, slots, k, v)
+            made.store.layers[layer].v_scale.copy_(kept)
+
+        made.store.write = broken
+
+    found = take(engine, spoil=unwritten)
+    assert level(found, "E2").state == MISMATCH
+    assert "layer 0 V" in level(found, "E2").sentence
+
+
+@pytest.mark.parametrize("kv_format", ["int8_static", "fp8_e4m3_static"])
+def test_a02_a_given_scale_replaced_by_one_is_named(engine: Any, kv_format: str) -> None:
+    def reset(made: Any) -> None:
+        for pages in made.store.layers:
+            pages.k_scale.fill_(1.0)
+
+    found = take(engine, kv_format, spoil=reset)
+    assert level(found, "E2").state == MISMATCH
+    assert "the stored scale is 1, given was 0.05" in level(found, "E2").sentence
+
+
+def test_a02_t4_scales_survive_a_second_engine_and_a_second_warm_up(engine: Any) -> None:
+    made = engine(kv_format="int8_sym")
+    made.prefill(made.add(), list(range(20)))
+    kept = [p.k_scale.clone() for p in made.store.layers]
+    other = engine(kv_format="int8_sym")
+    other.prefill(other.add(), list(range(30)))
+    slots = made.store.slots_for(0, 0, 20)
+    for pages, old in zip(made.store.layers, kept, strict=True):
+        now = evidence._stored(made.store, pages.k_scale, slots)
+        assert evidence.same_bits(now, evidence._stored(made.store, old, slots))
+
+
+@pytest.mark.parametrize("only", [None, 1])
+def test_a_native_shadow_that_is_read_instead_of_the_pages_is_named(engine: Any, only: int | None) -> None:
+    """Payload and scales are written right; attention reads a native copy kept beside them."""
+
+    def shadow(made: Any) -> None:
+        store: PagedKVStore = made.store
+        copies = [
+            allocate_layer(KV_FORMATS["native"], s, store.page_size, store.num_pages, torch.float32, "cpu")
+            for s in store.shapes
+        ]
+        for copy in copies:
+            copy.k.zero_()
+            copy.v.zero_()
+        write, read = store.write, store.read
+
+        def both(layer: int, slots: Any, k: Any, v: Any) -> None:
+            write(layer, slots, k, v)
+            page, offset = slots // store.page_size, slots % store.page_size
+            copies[layer].k[page, :, offset] = k
+            copies[layer].v[page, :, offset] = v
+
+        def from_shadow(layer: int, pages: Any, length: int, dtype: Any) -> Any:
+            k, v = read(layer, pages, length, dtype)  # keeps the counters looking right
+            if only is not None and layer != only:
+                return k, v
+            needed = pages[:, : -(-length // store.page_size)]
+            return (
+                store_module._gather(copies[layer].k, needed, length),
+                store_module._gather(copies[layer].v, needed, length),
+            )
+
+        store.write, store.read = both, from_shadow
+
+    found = take(engine, spoil=shadow)
+    assert found.state == MISMATCH
+    named = f"layer {only or 0}: the stored K payload is not read"
+    assert named in level(found, "E3-layers").sentence
+    if only is None:
+        assert "changing every stored K payload changes no logit" in level(found, "E3").sentence
+
+
+def test_a_scale_that_is_stored_but_not_read_is_named(engine: Any) -> None:
+    def deaf(made: Any) -> None:
+        read = made.store.read
+
+        def with_ones(layer: int, pages: Any, length: int, dtype: Any) -> Any:
+            live = made.store.layers[layer]
+            kept, live.v_scale = live.v_scale, torch.ones_like(live.v_scale)
+            out = read(layer, pages, length, dtype)
+            live.v_scale = kept
+            return out
+
+        made.store.read = with_ones
+
+    found = take(engine, spoil=deaf)
+    assert "the stored V scale is not read" in level(found, "E3-layers").sentence
+
+
+def test_a07_reading_past_the_sequence_is_named(engine: Any) -> None:
+    """A read that masks by multiplication lets the NaN of an unused slot through."""
+
+    def leaky(made: Any) -> None:
+        read = made.store.read
+        for pages in made.store.layers:
+            pages.v_scale.zero_()  # a fresh pool hides it
+
+        def beyond(layer: int, pages: Any, length: int, dtype: Any) -> Any:
+            k, v = read(layer, pages, length, dtype)
+            live = made.store.layers[layer]
+            return k, v + 0 * live.v_scale[-1].sum().to(dtype)
+
+        made.store.read = beyond
+
+    found = take(engine, spoil=leaky)
+    assert "poison outside the sequence reaches the logits" in level(found, "E3").sentence
+
+
+def test_numbers_that_never_read_the_store_are_named(engine: Any) -> None:
+    made = engine(kv_format="int8_sym")
+    probe = evidence.probe_layers(
+        lambda s, t: engine(kv_format="int8_sym", sequences=s, tokens=t), LAYERS, 16
+    )
+    found = evidence.examine(made, probe, reads_due=True)
+    assert level(found, "E3-reads").state == MISMATCH
+    assert "never read the KV store" in level(found, "E3-reads").sentence
+
+
+def test_codes_that_are_truncated_for_rounded_are_named(engine: Any) -> None:
+    def truncating(made: Any) -> None:
+        write = made.store.write
+
+        def broken(layer: int, slots: Any, k: Any, v: Any) -> None:
+            write(layer, slots, k, v)
+            page, offset = slots // 16, slots % 16
+            live = made.store.layers[layer]
+            scale = live.v_scale[page, :, offset].float()
+            live.v[page, :, offset] = (v / scale[..., None]).trunc().to(torch.int8)
+
+        made.store.write = broken
+
+    found = take(engine, spoil=truncating)
+    assert "layer 0 V: stored codes differ" in level(found, "E2").sentence
+
+
+def test_a08_t5_strided_keys_store_what_contiguous_ones_do(engine: Any) -> None:
+    """K and V reach the store as transposed views of the packed row; the codes are those of a contiguous copy."""
+    made = engine(kv_format="fp8_e4m3")
+    evidence._write_probe(made)
+    assert evidence._e2(made).state == VERIFIED
+    for k, _ in made.taps.values():
+        assert k.shape[0] == 15

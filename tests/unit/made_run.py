@@ -1,0 +1,160 @@
+"""Made-up runs for the tests of metrics and gates: a native cell, a candidate, and records written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from kvbench.cells import CELL_KEYS
+from kvbench.decision import Choice, Decision
+from kvbench.metrics import Row, derive
+from kvbench.record import OK, VERIFIED, Evidence, Level, Record
+from kvbench.tasks import RUNNERS
+
+BASE, CAND = "base", "cand"
+
+
+def decision(kv_format: str, resolved: str | None = None, reason: str = "as asked") -> dict[str, Any]:
+    native = Choice("native", "native", "as asked")
+    return asdict(
+        Decision(
+            Choice(kv_format, resolved or kv_format, reason), native, Choice("torch", "torch", "as asked")
+        )
+    )
+
+
+def evidence(effective: str, *levels: Level) -> dict[str, Any]:
+    shown = levels or (
+        Level("E1", VERIFIED, "all layers hold what they should"),
+        Level("E3", VERIFIED, "pages are read"),
+    )
+    precision = {"storage": effective, "transfer": "not measured", "execution": "float32"}
+    return asdict(Evidence(effective, shown, precision, {"tokens": 1, "quantized_tokens": 1, "calls": 1}))
+
+
+class MadeRun:
+    """Cells `base` (native) and `cand`; `measure` adds a runner's task and record on both."""
+
+    def __init__(self, kv_format: str = "int8_sym", **spec: Any) -> None:
+        shared = {**CELL_KEYS, "model": "m", "device": "cpu", "dtype": "float32", **spec}
+        self.cells = [
+            self._cell(BASE, {**shared, "kv_format": "native"}),
+            self._cell(CAND, {**shared, "kv_format": kv_format}),
+        ]
+        self.tasks: list[dict[str, Any]] = []
+        self.records: list[Record] = []
+
+    @staticmethod
+    def _cell(cell_id: str, spec: dict[str, Any]) -> dict[str, Any]:
+        name = f"kv_format={spec['kv_format']}"
+        return {
+            "id": cell_id,
+            "name": name,
+            "spec": spec,
+            "varied": ["kv_format"],
+            "baseline": BASE,
+            "line": 1,
+        }
+
+    def measure(
+        self,
+        runner: str,
+        candidate: tuple[dict[str, Any], dict[str, Any]],
+        native: tuple[dict[str, Any], dict[str, Any]],
+        variant: str = "",
+        **options: Any,
+    ) -> MadeRun:
+        """candidate, native: (samples, facts)."""
+        keys = {cell: f"{runner}-{variant}-{cell}" for cell in (BASE, CAND)}
+        for cell, (samples, facts) in zip(self.cells, (native, candidate), strict=True):
+            task = {
+                "key": keys[cell["id"]],
+                "runner": runner,
+                "variant": variant,
+                "spec": cell["spec"],
+                "options": {name: o.default for name, o in RUNNERS[runner].options.items()} | options,
+                "cells": [cell["id"]],
+                "baseline": None if cell["id"] == BASE else keys[BASE],
+            }
+            self.tasks.append(task)
+            kv_format = cell["spec"]["kv_format"]
+            self.records.append(
+                Record(
+                    key=task["key"], runner=runner, protocol=1, status=OK, spec=task["spec"], options=task["options"],
+                    decision=decision(kv_format), evidence=evidence(kv_format), samples=samples, facts=facts,
+                    environment={}, partial=None, error=None, started_at="2026-01-01T00:00:00+00:00", seconds=1.0,
+                )
+            )  # fmt: skip
+        return self
+
+    def change(self, cell: str, runner: str = "", **fields: Any) -> MadeRun:
+        """Replace fields of the records of a cell (of one runner)."""
+        self.records = [
+            replace(r, **fields) if r.key.endswith(cell) and r.key.startswith(runner) else r
+            for r in self.records
+        ]
+        return self
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return {"schema": 1, "name": "made", "cells": self.cells, "tasks": self.tasks, "gate": None}
+
+    def rows(self) -> list[Row]:
+        return derive(self.manifest, self.records)
+
+    def row(self, metric: str, cell: str = CAND) -> Row:
+        """The one row of a metric on a cell."""
+        (row,) = [row for row in self.rows() if row.metric == metric and row.cell == cell]
+        return row
+
+
+def layers(n: int, payload: int, scales: int, extra: int = 0) -> dict[str, Any]:
+    """Storage samples of n equal layers; extra: payload bytes that layer 7 has beyond the formula."""
+    rows = [
+        {
+            "layer": i,
+            "payload": payload,
+            "scales": scales,
+            "expected_payload": payload,
+            "expected_scales": scales,
+            "dtype": "int8",
+        }
+        for i in range(n)
+    ]
+    if extra:
+        rows[7]["payload"] = payload + extra
+    return {"layers": rows}
+
+
+def storage_facts(tokens: int, native16: int, **more: Any) -> dict[str, Any]:
+    facts = {
+        "tokens": tokens,
+        "native16_bytes": native16,
+        "weights_bytes": 100,
+        "page_table_bytes": 8,
+        "workspace_bytes": None,
+    }
+    return {**facts, "native_dtype": "float32", "device_peak_bytes": None, **more}
+
+
+def chunks(*nll_and_tokens: tuple[float, int], documents: list[int] | None = None) -> dict[str, Any]:
+    """Perplexity samples: one chunk a (sum of NLL, scored tokens)."""
+    documents = documents or list(range(len(nll_and_tokens)))
+    return {
+        "chunks": [
+            {"nll": nll, "tokens": n, "document": d}
+            for (nll, n), d in zip(nll_and_tokens, documents, strict=True)
+        ]
+    }
+
+
+def text_facts(scored: int, **more: Any) -> dict[str, Any]:
+    facts = {
+        "protocol": "stream512",
+        "split": "test",
+        "bos": "none",
+        "scored": scored,
+        "tokens": scored + 1,
+        "chunk": 512,
+    }
+    return {**facts, "text": "raw", "data_sha": "d", "skipped_rows": 0, **more}

@@ -1,0 +1,214 @@
+"""Cells: complete, merged, with baselines; include and exclude as GitHub Actions has them; scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvbench.cells import CELL_KEYS
+from kvbench.matrix import Host, Matrix
+
+Make = Callable[..., Matrix]
+Refused = Callable[..., list[str]]
+Picked = Callable[..., list[tuple[Any, ...]]]
+
+
+def names(matrix: Matrix) -> list[str]:
+    return [cell.name for cell in matrix.cells]
+
+
+def test_cells_are_complete_and_frozen_for_the_host(make: Make) -> None:
+    text = "axes: {kv_format: int8_sym}"
+    for host, device, dtype in ((Host("cpu"), "cpu", "float32"), (Host("cuda"), "cuda", "bfloat16")):
+        for cell in make(text, host=host).cells:
+            assert list(cell.spec) == list(CELL_KEYS)
+            assert (cell.spec["device"], cell.spec["dtype"]) == (device, dtype)
+    on_cpu = make(text + "\nengine: {device: cpu}", host=Host("cuda")).cells[0]
+    assert on_cpu.spec["dtype"] == "float32"  # follows the cell's device, not the host's
+
+
+def test_equal_cells_are_merged_when_auto_is_resolved(make: Make) -> None:
+    matrix = make("axes: {device: [auto, cpu], dtype: [float32, auto], batch: [1, 1]}")
+    assert len(matrix.cells) == 1
+    assert len(make("axes: {device: [auto, cpu]}", host=Host("cuda")).cells) == 2
+
+
+def test_a_model_mapping_becomes_cell_keys(make: Make, picked: Picked) -> None:
+    matrix = make(
+        """\
+        model: {source: org/x, weights: random, revision: "010", trust_remote_code: true, plumbing: true}
+        axes: {batch: 1}
+        """
+    )
+    keys = ("model", "model_weights", "model_revision", "trust_remote_code", "plumbing")
+    assert picked(matrix, *keys) == [("org/x", "random", "010", True, True)]
+
+
+def test_models_may_be_an_axis(make: Make, picked: Picked) -> None:
+    matrix = make("axes: {model: [a, {source: b, weights: random}], kv_format: [native, int8_sym]}")
+    assert picked(matrix, "model", "model_weights", "kv_format") == [
+        ("a", "checkpoint", "native"), ("b", "random", "native"),
+        ("a", "checkpoint", "int8_sym"), ("b", "random", "int8_sym"),
+    ]  # fmt: skip
+    assert matrix.cells[1].name == "model=b,model_weights=random,kv_format=native"
+
+
+def test_baselines_are_added_come_first_and_have_no_line(make: Make) -> None:
+    matrix = make(
+        """\
+        axes:
+          kv_format: [int8_sym, native]
+          batch: [1, 4]
+          weights: [fp8_block128]
+        """
+    )
+    assert names(matrix) == [
+        "kv_format=native,batch=1,weights=native", "kv_format=native,batch=4,weights=native",
+        "kv_format=int8_sym,batch=1,weights=fp8_block128", "kv_format=int8_sym,batch=4,weights=fp8_block128",
+        "kv_format=native,batch=1,weights=fp8_block128", "kv_format=native,batch=4,weights=fp8_block128",
+    ]  # fmt: skip
+    first, second, *rest = matrix.cells
+    assert first.is_baseline
+    assert second.is_baseline
+    assert (first.line, rest[0].line) == (None, 2)
+    assert [cell.baseline for cell in rest] == [first.id, second.id] * 2
+
+
+def test_a_baseline_of_the_matrix_keeps_its_line_and_is_not_doubled(make: Make) -> None:
+    matrix = make("axes:\n  kv_format:\n    - int8_sym\n    - native\n")
+    assert [(c.name, c.line) for c in matrix.cells] == [("kv_format=native", 4), ("kv_format=int8_sym", 3)]
+
+
+def test_baseline_keeps_backend_page_size_and_reads(make: Make, picked: Picked) -> None:
+    matrix = make(
+        "axes: {kv_format: int8_sym}\nengine: {backend: triton, page_size: 32, prefill_reads: fresh}"
+    )
+    assert picked(matrix, "backend", "page_size", "prefill_reads") == [("triton", 32, "fresh")] * 2
+
+
+def test_include_as_in_the_github_actions_documentation(make: Make, picked: Picked) -> None:
+    # fruit -> kv_format, animal -> batch, color -> page_size, shape -> context; apple, pear, banana -> int8_sym, fp8_e4m3, native
+    matrix = make(
+        """\
+        axes:
+          kv_format: [int8_sym, fp8_e4m3]
+          batch: [1, 2]
+        include:
+          - {page_size: 8}
+          - {page_size: 32, batch: 1}
+          - {kv_format: int8_sym, context: 64}
+          - {kv_format: native}
+          - {kv_format: native, batch: 2}
+        """
+    )
+    keys = ("kv_format", "batch", "page_size", "context")
+    assert [row for row, cell in zip(picked(matrix, *keys), matrix.cells, strict=True) if not cell.is_baseline] == [
+        ("int8_sym", 1, 32, 64), ("int8_sym", 2, 8, 64), ("fp8_e4m3", 1, 32, 512), ("fp8_e4m3", 2, 8, 512),
+    ]  # fmt: skip
+    # the two entries that fit nothing are cells of their own, without what earlier entries added
+    written = [
+        row
+        for row, cell in zip(picked(matrix, *keys), matrix.cells, strict=True)
+        if cell.line and cell.is_baseline
+    ]
+    assert written == [("native", 1, 16, 512), ("native", 2, 16, 512)]
+
+
+def test_include_extends_without_changing_an_axis_and_may_replace_a_fixed_key(
+    make: Make, picked: Picked
+) -> None:
+    matrix = make(
+        """\
+        axes: {kv_format: [native, int8_sym], batch: [1, 4]}
+        engine: {page_size: 16}
+        include: [{batch: 4, page_size: 32}]
+        """
+    )
+    assert picked(matrix, "kv_format", "batch", "page_size") == [
+        ("native", 1, 16), ("native", 4, 32), ("int8_sym", 1, 16), ("int8_sym", 4, 32),
+    ]  # fmt: skip
+
+
+def test_exclude_matches_in_part_and_comes_before_include(make: Make, picked: Picked) -> None:
+    matrix = make(
+        """\
+        axes: {kv_format: [native, int8_sym], batch: [1, 4], context: [8, 16]}
+        exclude:
+          - {batch: 4}
+          - {kv_format: int8_sym, context: 8}
+        include:
+          - {kv_format: int8_sym, batch: 4, context: 8}
+        """
+    )
+    assert picked(matrix, "kv_format", "batch", "context") == [
+        ("native", 1, 8), ("native", 1, 16), ("native", 4, 8), ("int8_sym", 1, 16), ("int8_sym", 4, 8),
+    ]  # fmt: skip
+
+
+def test_exclude_compares_scales_too(make: Make, picked: Picked) -> None:
+    matrix = make(
+        """\
+        axes: {kv_format: int8_static, scale: [0.05, {k: 1, v: 2}]}
+        exclude: [{scale: {v: 2.0, k: 1.0}}]
+        """
+    )
+    assert picked(matrix, "scale") == [(None,), (0.05,)]
+
+
+def test_scale_axis_reaches_only_static_formats(make: Make) -> None:
+    matrix = make("axes: {kv_format: [native, int8_sym, int8_static, fp8_e4m3_static], scale: [0.05, 1]}")
+    assert names(matrix) == [
+        "kv_format=native", "kv_format=int8_sym", "kv_format=int8_static,scale=0.05", "kv_format=int8_static,scale=1.0",
+        "kv_format=fp8_e4m3_static,scale=0.05", "kv_format=fp8_e4m3_static,scale=1.0",
+    ]  # fmt: skip
+    assert {cell.baseline for cell in matrix.cells} == {matrix.cells[0].id}
+
+
+def test_scale_for_k_and_v_and_for_layers(make: Make, picked: Picked) -> None:
+    matrix = make("axes: {kv_format: int8_static, scale: [{v: 0.1, k: 1}, {k: [1, 2], v: [0.5, 0.25]}]}")
+    assert picked(matrix, "scale")[1:] == [({"k": 1.0, "v": 0.1},), ({"k": [1.0, 2.0], "v": [0.5, 0.25]},)]
+    assert names(matrix)[1] == "kv_format=int8_static,scale=k1.0/v0.1"
+    assert names(matrix)[2].startswith("kv_format=int8_static,scale=layers-")
+
+
+def test_include_gives_a_static_format_its_scale(make: Make, picked: Picked) -> None:
+    matrix = make(
+        """\
+        axes: {kv_format: [native, int8_static], batch: [1, 2]}
+        include:
+          - {kv_format: int8_static, scale: 0.05}
+        """
+    )
+    assert picked(matrix, "kv_format", "batch", "scale")[2:] == [
+        ("int8_static", 1, 0.05),
+        ("int8_static", 2, 0.05),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("axes: {kv_format: [native, int8_static]}",
+         "m.yaml:1:28: int8_static needs a scale; add one, as in scale: 0.05 or scale: {k: 0.05, v: 0.1}."),
+        ("axes: {batch: [1, 2]}\nengine: {kv_format: int8_static}",
+         "m.yaml:2:21: int8_static needs a scale; add one, as in scale: 0.05 or scale: {k: 0.05, v: 0.1}."),
+        ("axes: {kv_format: [int8_static], scale: [~, 1]}",
+         "m.yaml:1:20: int8_static needs a scale; add one, as in scale: 0.05 or scale: {k: 0.05, v: 0.1}."),
+        ("axes: {kv_format: native}\ninclude:\n - {kv_format: int8_sym, scale: 0.1}",
+         "m.yaml:3:4: the scale is given to a cell with int8_sym, which takes none; name a static format beside it (int8_static, fp8_e4m3_static)."),
+        ("axes: {kv_format: native}\ninclude: [{kv_format: fp8_e4m3_static}]",
+         "m.yaml:2:11: fp8_e4m3_static needs a scale; add one, as in scale: 0.05 or scale: {k: 0.05, v: 0.1}."),
+        ("axes: {kv_format: [native, int8_static]}\nengine: {scale: 0.1}",
+         "m.yaml:2:17: scale is fixed for every cell, but native takes none; move it to axes, where it reaches only the static formats (int8_static, fp8_e4m3_static)."),
+        ("axes: {kv_format: [native, int8_sym], scale: 0.1}",
+         "m.yaml:1:46: scale is an axis, but no static format reads it; add one, or remove the axis."),
+        ("axes: {kv_format: int8_static, scale: {k: 1}}", "m.yaml:1:39: scale has the keys k where k and v are due."),
+        ("axes: {kv_format: int8_static, scale: {k: [1, 2], v: [1]}}",
+         "m.yaml:1:39: scale lists 2 and 1 layers; k and v take one number a layer."),
+        ("axes: {kv_format: int8_static, scale: {k: [], v: 1}}", "m.yaml:1:39: scale lists 0 layers; k and v take one number a layer."),
+    ],
+)  # fmt: skip
+def test_a_scale_that_is_missing_or_has_no_reader(refused: Refused, text: str, line: str) -> None:
+    assert refused(text) == [line]

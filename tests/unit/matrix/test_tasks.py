@@ -1,0 +1,128 @@
+"""Tasks: each piece of work once, under a key that follows everything that decides its result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvbench.errors import NotAvailable, UsageError
+from kvbench.matrix import Host, Matrix
+from kvbench.tasks import RUNNERS
+
+Make = Callable[..., Matrix]
+Refused = Callable[..., list[str]]
+Picked = Callable[..., list[tuple[Any, ...]]]
+
+
+ALL = "runners: {storage: , parity: , latency: , agreement: , perplexity: {data: [wikitext2, pydoc]}, mcq: {tasks: [cloze, mmlu], shots: 5}}"
+
+
+def test_tasks_once_a_scope_in_cell_then_runner_order(make: Make) -> None:
+    matrix = make(f"axes: {{kv_format: [native, int8_sym], batch: [1, 4]}}\n{ALL}")
+    shared = [
+        "parity",
+        "agreement",
+        "perplexity wikitext2 stream512",
+        "perplexity pydoc stream512",
+        "mcq cloze 5-shot",
+        "mcq mmlu 5-shot",
+    ]
+    own = ["storage", "latency"]
+    first = ["storage", "parity", "latency", *shared[1:]]
+    assert [f"{t.runner} {t.variant}".strip() for t in matrix.tasks] == [*first, *own, *first, *own]
+    native, quantized = [c.id for c in matrix.cells[:2]], [c.id for c in matrix.cells[2:]]
+    for task in matrix.tasks:
+        scoped = {"batch", "context"} <= set(task.spec)
+        assert scoped == (task.runner in ("storage", "latency"))
+        cells = native if task.spec["kv_format"] == "native" else quantized
+        assert list(task.cells) == cells if not scoped else task.cells[0] in cells and len(task.cells) == 1
+
+
+def test_each_task_points_at_the_same_work_on_the_baseline(make: Make) -> None:
+    matrix = make(f"axes: {{kv_format: [int8_sym], batch: [1, 4]}}\n{ALL}")
+    by_key = {task.key: task for task in matrix.tasks}
+    assert len(by_key) == len(matrix.tasks)
+    for task in matrix.tasks:
+        if task.spec["kv_format"] == "native":
+            assert task.baseline is None
+        else:
+            base = by_key[task.baseline or ""]
+            assert (base.runner, base.variant, base.options) == (task.runner, task.variant, task.options)
+            assert {**task.spec, "kv_format": "native"} == base.spec
+
+
+def test_a_task_that_fans_out_holds_its_one_value(make: Make) -> None:
+    matrix = make(f"axes: {{kv_format: native}}\n{ALL}")
+    options = {t.variant: t.options for t in matrix.tasks if t.variant}
+    assert options["wikitext2 stream512"]["data"] == "wikitext2"
+    assert options["mmlu 5-shot"]["tasks"] == "mmlu"
+
+
+def test_options_are_expanded_in_declared_order_and_a_scalar_becomes_a_list(make: Make) -> None:
+    matrix = make(
+        "axes: {kv_format: native}\nrunners: {parity: {seed: 3, lengths: 7}, mcq: {max_truncated: 1}}"
+    )
+    assert list(matrix.tasks[0].options.items()) == [("lengths", [7]), ("steps", 2048), ("seed", 3)]
+    assert list(matrix.tasks[1].options) == list(RUNNERS["mcq"].options)
+    assert json.dumps(matrix.tasks[1].options["max_truncated"]) == "1.0"
+
+
+def test_keys_follow_everything_that_decides_a_result(make: Make) -> None:
+    text = "axes: {kv_format: native}\nrunners: {perplexity: {data: wikitext2, split: validation}}"
+    seen: list[tuple[str, str]] = []
+
+    def keys(text: str = text, **kwargs: Any) -> tuple[str, ...]:
+        return tuple(task.key for task in make(text, **kwargs).tasks)
+
+    def data(name: str, split: str) -> str:
+        seen.append((name, split))
+        return "d1"
+
+    different = {
+        keys(),
+        keys(host=Host("cpu", {"torch": "2.13"})),
+        keys(fingerprint_model=lambda spec: "m1"),
+        keys(fingerprint_data=data),
+        keys(text.replace("validation", "test")),
+        keys(text + "\nengine: {page_size: 32}"),
+    }
+    assert len(different) == 6
+    assert seen == [("wikitext2", "validation")]
+    assert keys(text + "\nengine: {batch: 7}") == keys()  # perplexity does not depend on the batch
+
+
+def test_a_new_protocol_is_a_new_key(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    (before,) = make("axes: {kv_format: native}").tasks
+    monkeypatch.setitem(
+        RUNNERS, "storage", replace(RUNNERS["storage"], protocol=RUNNERS["storage"].protocol + 1)
+    )
+    (after,) = make("axes: {kv_format: native}").tasks
+    assert before.key != after.key
+
+
+def test_a_corpus_named_twice_is_one_task(make: Make) -> None:
+    matrix = make("axes: {kv_format: native}\nrunners: {perplexity: {data: [pydoc, pydoc]}}")
+    assert [task.cells for task in matrix.tasks] == [(matrix.cells[0].id,)]
+
+
+def test_data_that_is_not_here_has_a_key_of_its_own(make: Make) -> None:
+    def absent(name: str, split: str) -> str:
+        raise NotAvailable("fetch it")
+
+    text = "axes: {kv_format: native}\nrunners: {agreement: }"
+    gone, here = make(text, fingerprint_data=absent), make(text, fingerprint_data=lambda name, split: "d1")
+    assert gone.tasks[0].key != here.tasks[0].key
+
+
+def test_a_model_that_means_nothing_is_located(refused: Refused) -> None:
+    def unknown(spec: Mapping[str, Any]) -> str:
+        raise UsageError(f"the model {spec['model']} is not known.")
+
+    text = "axes:\n  kv_format: native\n  model: [smolm]\n"
+    assert refused(text, fingerprint_model=unknown) == ["m.yaml:3:11: the model smolm is not known."]
+    line = refused(text, ["axes.model=tinny"], fingerprint_model=unknown)
+    assert line == ["--set axes.model=tinny: the model tinny is not known."]

@@ -1,0 +1,574 @@
+"""Verdicts on made-up runs: precision first, then what failed, what cannot be, and the policy's checks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvbench.gate import Outcome, Verdict, evaluate, load
+from kvbench.metrics import Row
+from kvbench.policy import Check, Gate
+from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Level
+from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, exit_code_of
+from tests.unit.made_run import (
+    BASE,
+    CAND,
+    MadeRun,
+    chunks,
+    decision,
+    evidence,
+    layers,
+    storage_facts,
+    text_facts,
+)
+
+NATIVE_LAYERS = (layers(22, 4_194_304, 0), storage_facts(4096, 92_274_688))
+INT8_LAYERS = (layers(22, 2_097_152, 65_536), storage_facts(4096, 92_274_688))
+
+
+def stored(candidate: Any = INT8_LAYERS) -> MadeRun:
+    """A sound run that measured storage: ratio 0.515625."""
+    return MadeRun(context=4096).measure("storage", candidate, NATIVE_LAYERS)
+
+
+def scored(factor: float = 1.001, spread: float = 0.0) -> MadeRun:
+    """`stored` with perplexity: the candidate's is `factor` times the baseline's, `spread` apart between documents."""
+    run = stored()
+    native = chunks(*[(300.0, 100)] * 8)
+    shifts = [100 * (math.log(factor) + (spread if i % 2 else -spread)) for i in range(8)]
+    own = chunks(*[(300.0 + shift, 100) for shift in shifts])
+    return run.measure("perplexity", (own, text_facts(800)), (native, text_facts(800)), variant="wikitext2")
+
+
+def check(
+    metric: str, low: float = -math.inf, high: float = math.inf, required: bool = True, **where: Any
+) -> Check:
+    return Check(metric, where, low, high, f"within [{low:g}, {high:g}]", required)
+
+
+RATIO = check("kv_ratio_16bit", 0.515625, 0.515625, kv_format="int8_sym")
+
+
+def judge(run: MadeRun, *checks: Check, **options: bool) -> Verdict:
+    return evaluate(Gate("made", checks, **options), run.manifest, run.records, run.rows())
+
+
+def bare(run: MadeRun) -> Verdict:
+    return evaluate(None, run.manifest, run.records, run.rows())
+
+
+def of(verdict: Verdict, status: str) -> list[Outcome]:
+    return [outcome for outcome in verdict.outcomes if outcome.status == status]
+
+
+def test_a_sound_run_passes() -> None:
+    verdict = judge(stored(), RATIO)
+    assert (verdict.exit_code, verdict.word) == (0, PASS)
+    assert [o.check for o in verdict.outcomes] == ["precision", "precision", "plausible", RATIO.name]
+    assert verdict.outcomes[1].sentence == (
+        "kv_format=int8_sym: int8_sym is requested, resolved and effective, verified by E1, E3 in storage."
+    )
+    last = verdict.outcomes[-1]
+    assert (last.cell, last.value, last.metric) == (CAND, 0.515625, "kv_ratio_16bit")
+    assert last.sentence == (
+        "kv_ratio_16bit on kv_format=int8_sym is 0.515625 (n=22); the limit is within [0.515625, 0.515625]: kept."
+    )
+
+
+# precision
+
+
+def test_a01_t1_a_dropped_format_fails_whatever_the_numbers_and_the_gate() -> None:
+    level = Level("E1", MISMATCH, "layer 0 stores float32 where int8 is due")
+    run = stored().change(CAND, evidence=evidence("native", level))
+    for verdict in (
+        bare(run),
+        judge(run),
+        judge(run, RATIO),
+        judge(run, RATIO, allow_partial=True, allow_fallback=True),
+    ):
+        assert verdict.exit_code == 1
+        (fault,) = of(verdict, FAIL)
+        assert (fault.check, fault.cell, fault.required) == ("precision", CAND, True)
+        assert fault.sentence == (
+            "kv_format=int8_sym: mismatch: int8_sym was resolved, the evidence shows native. "
+            "E1: layer 0 stores float32 where int8 is due (seen in storage)"
+        )
+        assert verdict.outcomes.index(fault) < 2
+
+
+def test_a01_t3_the_sentence_names_the_layer() -> None:
+    levels = (Level("E1", MISMATCH, "layer 7 of 22 is native"), Level("E3", VERIFIED, "pages are read"))
+    run = stored().change(CAND, evidence=evidence("mixed", *levels))
+    assert "E1: layer 7 of 22 is native" in of(bare(run), FAIL)[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"evidence": None}, "the record carries no evidence"),
+        ({"decision": None}, "the record holds no decision"),
+        ({"evidence": evidence("native")}, "the evidence shows native. No level of evidence says why."),
+        (
+            {"evidence": evidence("int8_sym", Level("E3", UNVERIFIED, "no token was read"))},
+            "E3: no token was read",
+        ),
+        (
+            {"evidence": evidence("int8_sym", Level("E1", NOT_APPLICABLE, "-"))},
+            "unverified: int8_sym was resolved",
+        ),
+        (
+            {"decision": decision("native"), "evidence": evidence("native")},
+            "the matrix asks for kv_format int8_sym",
+        ),
+    ],
+)
+def test_what_is_not_proven_fails(change: dict[str, Any], words: str) -> None:
+    verdict = judge(stored().change(CAND, **change), RATIO, allow_fallback=True)
+    assert verdict.exit_code == 1
+    (fault,) = of(verdict, FAIL)
+    assert fault.check == "precision"
+    assert words in fault.sentence
+
+
+def test_the_baseline_must_be_native_itself() -> None:
+    run = stored().change(BASE, evidence=evidence("int8_sym", Level("E1", MISMATCH, "layer 0 is int8")))
+    (fault,) = of(bare(run), FAIL)
+    assert (fault.cell, "layer 0 is int8" in fault.sentence) == (BASE, True)
+
+
+def test_one_bad_record_among_good_ones_fails_the_cell() -> None:
+    run = scored().change(
+        CAND, "perplexity", evidence=evidence("int8_sym", Level("E3", MISMATCH, "pages are not read"))
+    )
+    (fault,) = of(judge(run, RATIO), FAIL)
+    assert fault.sentence.endswith("E3: pages are not read (seen in perplexity)")
+
+
+def test_weights_and_backend_are_part_of_the_precision() -> None:
+    run = stored()
+    run.cells[1]["spec"]["weights"] = "fp8_block128"
+    assert (
+        "the matrix asks for weights fp8_block128, but the resolver was asked for native"
+        in of(bare(run), FAIL)[0].sentence
+    )
+
+
+def identical(**spec: Any) -> MadeRun:
+    """`scored` with a candidate whose losses are the native ones, bit for bit."""
+    run = MadeRun(**spec).measure("storage", INT8_LAYERS, NATIVE_LAYERS)
+    samples = (chunks((300.0, 100), (310.0, 100)), text_facts(200))
+    return run.measure("perplexity", samples, samples, variant="wikitext2")
+
+
+def test_a01_text_that_equals_native_bit_for_bit_was_not_quantized() -> None:
+    verdict = judge(identical(), check("ppl_delta_pct", -1, 1))
+    assert verdict.exit_code == 1
+    (fault,) = of(verdict, FAIL)
+    assert fault.sentence == (
+        "kv_format=int8_sym: E5: all 2 numbers equal the native ones bit for bit, which int8_sym cannot give: "
+        "nothing read a quantized cache. (seen in perplexity)"
+    )
+
+
+@pytest.mark.parametrize(
+    "spec", [{"prefill_reads": "fresh"}, {"model_weights": "random"}, {"kv_format": "native"}]
+)
+def test_text_that_may_equal_native_is_no_fault(spec: dict[str, Any]) -> None:
+    assert not of(bare(identical(**spec)), FAIL)
+
+
+FALLBACK = {"decision": decision("int8_sym", "native", "mla_not_validated"), "evidence": evidence("native")}
+
+
+def test_a_declared_fallback_fails_unless_the_gate_allows_it() -> None:
+    run = stored(NATIVE_LAYERS).change(CAND, **FALLBACK)
+    for verdict in (bare(run), judge(run), judge(run, allow_partial=True)):
+        (fault,) = of(verdict, FAIL)
+        assert "kv_format int8_sym fell back to native: mla_not_validated" in fault.sentence
+    verdict = judge(run, check("kv_ratio", 1, 1), allow_fallback=True)
+    assert verdict.exit_code == 0
+    assert (
+        "a declared fallback, which the gate allows: kv_format int8_sym fell back to native: mla_not_validated"
+        in (verdict.outcomes[1].sentence)
+    )
+
+
+def test_an_allowed_fallback_must_still_be_what_ran() -> None:
+    run = stored().change(CAND, decision=FALLBACK["decision"], evidence=evidence("int8_sym"))
+    assert (
+        "native was resolved, the evidence shows int8_sym"
+        in of(judge(run, allow_fallback=True), FAIL)[0].sentence
+    )
+
+
+@pytest.mark.parametrize("required", [True, False])
+@settings(deadline=None)
+@given(data=st.data())
+def test_no_policy_saves_an_unproven_run(required: bool, data: st.DataObject) -> None:
+    """Whatever the options and however many checks pass, the precision fault decides."""
+    run = stored().change(CAND, evidence=evidence("native", Level("E1", MISMATCH, "layer 0 is native")))
+    own = data.draw(
+        st.lists(st.sampled_from([RATIO, check("kv_bytes_difference", 0, 0, required)]), max_size=3)
+    )
+    options = {name: data.draw(st.booleans()) for name in ("allow_partial", "allow_fallback")}
+    verdict = judge(run, *own, **options)
+    assert verdict.exit_code == 1
+    assert verdict.outcomes[1].check == "precision"
+    assert verdict.outcomes[1].status == FAIL
+
+
+# tasks without a result
+
+
+def test_a_crashed_task_is_exit_3_with_its_message() -> None:
+    run = scored().change(
+        CAND, "perplexity", status="error", error={"type": "OutOfMemoryError", "message": "no room"}
+    )
+    verdict = judge(run, RATIO)
+    assert verdict.exit_code == 3
+    (outcome,) = of(verdict, NOT_EVALUATED)
+    assert (outcome.check, outcome.cell, outcome.required) == ("cell error", CAND, True)
+    assert (
+        outcome.sentence
+        == "perplexity wikitext2 stream512 on kv_format=int8_sym: error: no room (OutOfMemoryError)"
+    )
+
+
+def test_a_refused_task_is_exit_3_with_its_reason() -> None:
+    error = {"reason": "invalid_context", "message": "4096 tokens do not fit 2048."}
+    verdict = judge(scored().change(CAND, "perplexity", status="refused", error=error), RATIO)
+    assert verdict.exit_code == 3
+    assert "refused: 4096 tokens do not fit 2048. (invalid_context)" in of(verdict, NOT_EVALUATED)[0].sentence
+
+
+def test_what_is_not_available_counts_only_where_a_required_check_needs_it() -> None:
+    error = {"reason": "not_available", "message": "Get it with `make data`."}
+    run = scored().change("", "perplexity", status="not_evaluated", error=error)
+    assert judge(run, RATIO).exit_code == 0
+    assert judge(run, RATIO, check("ppl_delta_pct", -1, 1, required=False)).exit_code == 0
+    verdict = judge(run, RATIO, check("ppl_delta_pct", -1, 1))
+    assert verdict.exit_code == 3
+    assert verdict.outcomes[-1].sentence == (
+        "ppl_delta_pct of wikitext2 stream512 on kv_format=int8_sym was not measured: "
+        "not evaluated: Get it with `make data`."
+    )
+
+
+def test_a_task_that_did_not_run_is_exit_3() -> None:
+    run = scored()
+    run.records.pop()
+    verdict = judge(run, RATIO)
+    assert verdict.exit_code == 3
+    assert of(verdict, NOT_EVALUATED)[0].check == "not run"
+
+
+def test_a_cell_of_which_nothing_ran_is_not_proven() -> None:
+    run = stored().change(CAND, status="error", error={"type": "E", "message": "m"})
+    verdict = bare(run)
+    assert verdict.exit_code == 3
+    assert [o.check for o in of(verdict, NOT_EVALUATED)] == ["precision", "cell error"]
+
+
+def test_a_failure_outranks_an_error() -> None:
+    run = scored().change(CAND, "perplexity", status="error", error={"type": "E", "message": "m"})
+    assert judge(run, check("kv_ratio_16bit", 0.1, 0.2, kv_format="int8_sym")).exit_code == 1
+
+
+# values that cannot be
+
+
+def nll(value: float) -> MadeRun:
+    """Native at 3.0 a token, the candidate at `value`."""
+    own, native = chunks((value * 10, 10), (value * 10, 10)), chunks((30.0, 10), (30.0, 10))
+    return stored().measure(
+        "perplexity", (own, text_facts(20)), (native, text_facts(20)), variant="wikitext2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mean_nll", "shown"), [(0.0, "1"), (-1e9, "0"), (math.nan, "nan"), (math.inf, "inf")]
+)
+def test_a23_t3_impossible_perplexities_fail_without_any_check(mean_nll: float, shown: str) -> None:
+    verdict = bare(nll(mean_nll))
+    assert verdict.exit_code == 1
+    fault = next(o for o in of(verdict, FAIL) if o.metric == "ppl")
+    assert fault.check == "plausible"
+    assert f" is {shown}, which cannot be" in fault.sentence
+
+
+def timed(ratio: float) -> MadeRun:
+    def arm(name: str, order: int, scale: float) -> dict[str, Any]:
+        gaps = [10.0 * scale] * 3
+        return {
+            "arm": name,
+            "order": order,
+            "ttft_ms": 50.0 * scale,
+            "itl_ms": gaps,
+            "prefill_tokens": 9,
+            "batch": 1,
+            "new_tokens": 4,
+        }
+
+    own = [
+        arm("candidate", 0, ratio),
+        arm("baseline", 1, 1.0),
+        arm("baseline", 2, 1.0),
+        arm("candidate", 3, ratio),
+    ]
+    native = [arm("candidate", 0, 1.0), arm("candidate", 1, 1.0)]
+    warm = [{"arm": "candidate", "ttft_ms": 99.0, "itl_ms": []}]
+    return stored().measure(
+        "latency", ({"arms": own, "warmup": warm}, {}), ({"arms": native, "warmup": warm}, {})
+    )
+
+
+def test_a23_t3_latency_97_percent_below_the_baseline_is_implausible() -> None:
+    verdict = judge(timed(0.03), check("itl_ratio", high=1.2))
+    assert verdict.exit_code == 1
+    assert {o.metric for o in of(verdict, FAIL)} == {"ttft_ratio", "itl_ratio"}
+    assert judge(timed(0.5), check("itl_ratio", high=1.2)).exit_code == 0
+
+
+def test_a01_t2_bytes_off_the_formula_fail_without_any_check() -> None:
+    run = MadeRun().measure(
+        "storage", (layers(22, 2_097_152, 65_536, extra=2_097_152), INT8_LAYERS[1]), NATIVE_LAYERS
+    )
+    verdict = bare(run)
+    (fault,) = of(verdict, FAIL)
+    assert fault.sentence == (
+        "kv_bytes_difference on kv_format=int8_sym is 2,097,152 B, which cannot be: a possible value lies within [0, 0] "
+        "(1 of 22 layers differ from the formula, the first is layer 7: payload +2,097,152 B, scales +0 B)."
+    )
+
+
+# the policy's checks
+
+
+def with_row(run: MadeRun, metric: str, **changes: Any) -> Verdict:
+    """The verdict of `ppl_delta_pct within [-1, 1]` when its row is changed."""
+    rows = [Row(**{**vars(row), **changes}) if row.metric == metric else row for row in run.rows()]
+    return evaluate(Gate("made", (check(metric, -1, 1),)), run.manifest, run.records, rows)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("partial", [None, "6 chunks"])
+def test_a23_t1_nan_fails_a_check_of_any_shape(value: float, partial: str | None) -> None:
+    run = scored()
+    rows = [
+        Row(**{**vars(row), "value": value, "partial": partial}) if row.metric == "ppl_delta_pct" else row
+        for row in run.rows()
+    ]
+    for own in (
+        check("ppl_delta_pct", high=0.01),
+        check("ppl_delta_pct", low=-5),
+        check("ppl_delta_pct", -1, 1),
+    ):
+        verdict = evaluate(Gate("made", (own,)), run.manifest, run.records, rows)
+        assert verdict.exit_code == 1
+        assert verdict.outcomes[-1].status == FAIL
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "status", "code"),
+    [
+        (-0.5, 0.9, PASS, 0),
+        (-1.0, 1.0, PASS, 0),
+        (-0.5, 1.1, INCONCLUSIVE, 4),
+        (-2.0, 2.0, INCONCLUSIVE, 4),
+        (0.9, 1.5, INCONCLUSIVE, 4),
+        (1.1, 1.5, FAIL, 1),
+        (-9.0, -1.1, FAIL, 1),
+        (math.nan, math.nan, INCONCLUSIVE, 4),
+        (None, None, PASS, 0),
+    ],
+)
+def test_the_whole_interval_decides(low: float | None, high: float | None, status: str, code: int) -> None:
+    verdict = with_row(scored(), "ppl_delta_pct", value=0.5, low=low, high=high)
+    assert (verdict.outcomes[-1].status, verdict.exit_code) == (status, code)
+
+
+@settings(deadline=None)
+@given(st.floats(-5, 5), st.floats(0, 5), st.floats(0, 5), st.floats(-5, 5), st.floats(0, 5))
+def test_a_pass_leaves_nothing_of_the_interval_outside(
+    value: float, down: float, up: float, low: float, width: float
+) -> None:
+    from kvbench.gate import _status
+
+    own = check("ppl_delta_pct", low, low + width)
+    status = _status(own, value - down, value + up)
+    inside = own.low <= value - down and value + up <= own.high
+    outside = value + up < own.low or value - down > own.high
+    assert status == (PASS if inside else FAIL if outside else INCONCLUSIVE)
+
+
+def test_one_sided_limits() -> None:
+    run = scored(1.02)
+    assert judge(run, check("ppl_delta_pct", high=1.0)).outcomes[-1].status == FAIL
+    assert judge(run, check("ppl_delta_pct", low=1.0)).outcomes[-1].status == PASS
+    noisy = scored(1.02, spread=0.05)
+    assert judge(noisy, check("ppl_delta_pct", high=1.0)).exit_code == 4
+    assert judge(noisy, check("ppl_delta_pct", high=1.0)).word == INCONCLUSIVE
+
+
+def test_sentences_name_value_unit_interval_limit_and_n() -> None:
+    sentence = judge(scored(1.02, spread=0.001), check("ppl_delta_pct", -1, 1)).outcomes[-1].sentence
+    assert sentence.startswith(
+        "ppl_delta_pct of wikitext2 stream512 on kv_format=int8_sym is 2 % (95% interval 1.9"
+    )
+    assert sentence.endswith(", n=800); the limit is within [-1, 1]: broken.")
+
+
+def test_a05_t3_the_text_metric_outranks_the_tensor_metric() -> None:
+    """Small reconstruction error, perplexity times 100: the parity checks pass and the verdict is a failure."""
+    case = {"name": "gqa", "max_abs": 1e-4, "cosine": 1.0, "bound": 1e-2, "length": 16, "head_dim": 128}
+    parity = ({"cases": [case], "steps": {"argmax_equal": [1] * 2048, "max_abs": [1e-4]}}, {"steps": 2048})
+    run = scored(100.0).measure("parity", parity, parity)
+    own = [
+        check("parity_bound_share", high=1),
+        check("steps_argmax_agreement", low=0.99),
+        check("ppl_delta_pct", -1, 1),
+    ]
+    verdict = judge(run, *own)
+    assert [o.status for o in verdict.outcomes if o.metric.startswith(("parity", "steps"))] == [PASS] * 4
+    assert verdict.outcomes[-1].status == FAIL
+    assert verdict.outcomes[-1].value == pytest.approx(9900)
+    assert verdict.exit_code == 1
+
+
+def test_a05_t4_one_bad_layer_fails_the_worst_case_check() -> None:
+    cases = [
+        {"name": f"layer {i}", "max_abs": 5.0 if i == 3 else 1e-4, "cosine": 1.0, "bound": 1e-2}
+        for i in range(28)
+    ]
+    parity = ({"cases": cases, "steps": {}}, {})
+    verdict = judge(
+        stored().measure("parity", parity, parity), check("parity_bound_share", high=1, kv_format="int8_sym")
+    )
+    assert verdict.exit_code == 1
+    assert verdict.outcomes[-1].value == 500
+
+
+def test_a23_t2_a_metric_that_no_runner_measured_fails() -> None:
+    verdict = judge(stored(), RATIO, check("ppl_delta_pct", -1, 1, variant="wikitext2 stream512"))
+    assert verdict.exit_code == 1
+    assert verdict.outcomes[-1].sentence == (
+        "ppl_delta_pct of wikitext2 stream512 on kv_format=int8_sym was not measured: the run has no perplexity task for it."
+    )
+
+
+def test_a23_t2_a_cell_that_is_not_in_the_results_fails() -> None:
+    verdict = judge(stored(), RATIO, check("kv_ratio", 0, 1, kv_format="fp8_e4m3"))
+    assert verdict.exit_code == 1
+    assert (
+        verdict.outcomes[-1].sentence
+        == "kv_ratio was not measured: no cell of this run has kv_format=fp8_e4m3."
+    )
+
+
+def test_a_variant_that_is_not_in_the_results_fails() -> None:
+    verdict = judge(scored(), check("ppl_delta_pct", -1, 1, variant="wikitext2 rows512"))
+    assert verdict.exit_code == 1
+    assert "of wikitext2 rows512" in verdict.outcomes[-1].sentence
+
+
+def test_a_difference_asked_of_baselines_alone_fails() -> None:
+    verdict = judge(scored(), check("ppl_delta_pct", -1, 1, kv_format="native"))
+    assert verdict.exit_code == 1
+    assert "only baselines were picked" in verdict.outcomes[-1].sentence
+
+
+def test_an_optional_check_without_a_value_is_shown_and_changes_nothing() -> None:
+    own = check("ppl_delta_pct", -1, 1, required=False, variant="wikitext2 stream512")
+    verdict = judge(stored(), RATIO, own)
+    assert verdict.exit_code == 0
+    assert (verdict.outcomes[-1].status, verdict.outcomes[-1].required) == (NOT_EVALUATED, False)
+
+
+def test_an_optional_check_with_a_value_counts() -> None:
+    assert judge(scored(2.0), RATIO, check("ppl_delta_pct", -1, 1, required=False)).exit_code == 1
+
+
+def test_true_is_not_one() -> None:
+    verdict = judge(stored(), check("kv_ratio", 0, 1, batch=True))
+    assert verdict.exit_code == 1
+
+
+def test_a17_t6_values_that_may_not_be_compared_are_not_judged() -> None:
+    run = scored()
+    run.records[3].facts["protocol"] = "rows512"
+    verdict = judge(run, RATIO, check("ppl_delta_pct", -1, 1))
+    assert verdict.exit_code == 3
+    assert "not comparable with the baseline: protocol is" in verdict.outcomes[-1].sentence
+
+
+def test_a_partial_result_satisfies_no_gate_that_does_not_allow_it() -> None:
+    run = scored().change(CAND, "perplexity", partial="first 6 chunks")
+    own = check("ppl_delta_pct", -1, 1)
+    verdict = judge(run, RATIO, own)
+    assert verdict.exit_code == 3
+    assert "partial (first 6 chunks)" in verdict.outcomes[-1].sentence
+    assert judge(run, RATIO, check("ppl_delta_pct", -1, 1, required=False)).exit_code == 0
+    assert judge(run, RATIO, own, allow_partial=True).exit_code == 0
+
+
+def test_a23_t6_a_gate_of_which_nothing_was_evaluated_is_no_pass() -> None:
+    optional = check("mcq_delta_pt", -1, 1, required=False)
+    for verdict in (judge(stored()), judge(stored(), optional)):
+        assert verdict.exit_code == 3
+        assert verdict.outcomes[-1].check == "gate"
+        assert "which is no pass" in verdict.outcomes[-1].sentence
+
+
+def test_a23_t6_a_run_without_cells_is_no_pass() -> None:
+    empty = {"name": "empty", "cells": [], "tasks": []}
+    assert evaluate(None, empty, [], []).exit_code == 3
+    assert evaluate(Gate("g", ()), empty, [], []).exit_code == 3
+
+
+def test_cells_that_share_a_task_share_one_outcome() -> None:
+    run = scored()
+    run.cells.append({**run.cells[1], "id": "cand2", "name": "batch=4"})
+    run.tasks[1]["cells"].append("cand2")
+    run.tasks[3]["cells"].append("cand2")
+    verdict = judge(run, check("ppl_delta_pct", -1, 1))
+    (outcome,) = [o for o in verdict.outcomes if o.metric == "ppl_delta_pct"]
+    assert (outcome.cell, outcome.cells) == (CAND, (CAND, "cand2"))
+    assert "on kv_format=int8_sym (and 1 more cell) is" in outcome.sentence
+    assert [o.cell for o in verdict.outcomes if o.check == "precision"] == [BASE, CAND, "cand2"]
+
+
+def outcome(status: str, required: bool = True) -> Outcome:
+    return Outcome("c", "", None, "", status, None, "", "s", required)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [
+        ([], 3),
+        ([outcome(PASS)], 0),
+        ([outcome(PASS), outcome(FAIL), outcome(NOT_EVALUATED), outcome(INCONCLUSIVE)], 1),
+        ([outcome(PASS), outcome(NOT_EVALUATED), outcome(INCONCLUSIVE)], 3),
+        ([outcome(PASS), outcome(NOT_EVALUATED, required=False), outcome(INCONCLUSIVE)], 4),
+        ([outcome(PASS), outcome(NOT_EVALUATED, required=False)], 0),
+        ([outcome(NOT_EVALUATED, required=False)], 3),
+    ],
+)
+def test_exit_codes(outcomes: list[Outcome], code: int) -> None:
+    assert exit_code_of(outcomes) == code
+
+
+def test_a_policy_file_judges_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "gate.yaml"
+    path.write_text(
+        "checks:\n  - {metric: kv_ratio_16bit, where: {kv_format: int8_sym}, equals: 0.515625, why: 66 / 128}\n"
+    )
+    run = stored()
+    verdict = evaluate(load(path), run.manifest, run.records, run.rows())
+    assert verdict.exit_code == 0
+    assert verdict.outcomes[-1].why == "66 / 128"

@@ -1,0 +1,667 @@
+"""Metrics derived from hand-written records: exact values, pairing, and what is not there."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from kvbench.formats import KV_FORMATS, KVShape, human_bytes, kv_bytes
+from kvbench.metrics import DERIVE, METRICS, UNIT_DOMAIN, derive, implausible
+from kvbench.tasks import RUNNERS
+from tests.unit.made_run import BASE, CAND, MadeRun, chunks, layers, storage_facts, text_facts
+
+NAMES = """kv_bytes_total kv_bytes_payload kv_bytes_scales kv_bytes_per_token kv_bytes_difference kv_ratio kv_ratio_16bit
+weight_bytes page_table_bytes workspace_bytes device_peak_bytes parity_max_abs parity_cosine_min parity_bound_share
+steps_argmax_agreement steps_max_abs ttft_ms itl_ms itl_p50_ms itl_p90_ms itl_p99_ms itl_max_ms decode_tok_s prefill_tok_s
+ttft_cold_ms ttft_ratio itl_ratio top1_teacher_forced first_divergence divergence_margin aa_disagreement ppl ppl_delta_pct
+kld_mean kld_p50 kld_p90 kld_p99 kld_p999 kld_max top1_agreement delta_p_mean mcq_accuracy mcq_accuracy_norm
+mcq_accuracy_norm_char mcq_macro mcq_delta_pt mcq_agreement mcq_mcnemar_p mcq_scored truncated_share""".split()  # noqa: SIM905
+
+
+def test_the_names_are_fixed() -> None:
+    assert sorted(METRICS) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=list(METRICS))
+def test_a_metric_is_whole(metric: Any) -> None:
+    assert metric.runner in RUNNERS
+    assert metric.better in ("lower", "higher", "")
+    assert metric.definition
+    assert metric.unit in UNIT_DOMAIN
+    low, high = metric.plausible
+    assert low <= high
+    assert implausible(metric, math.nan)
+    assert implausible(metric, math.inf)
+
+
+def test_every_runner_has_a_derivation() -> None:
+    assert set(DERIVE) == set(RUNNERS) == {m.runner for m in METRICS.values()}
+
+
+# storage
+
+
+def tinyllama(kv_format: str, tokens: int, native: str = "bfloat16") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Storage record of 22 layers, 4 KV heads of 64."""
+    shape = KVShape(4, 64, 64)
+    one = kv_bytes(KV_FORMATS[kv_format], shape, tokens, native)
+    native16 = 22 * kv_bytes(KV_FORMATS["native"], shape, tokens, "float16").total
+    return layers(22, one.payload, one.scales), storage_facts(tokens, native16)
+
+
+def test_a24_t1_bytes_are_exact() -> None:
+    run = MadeRun().measure("storage", tinyllama("int8_sym", 4096), tinyllama("native", 4096))
+    assert run.row("kv_bytes_total", BASE).value == 92_274_688
+    assert run.row("kv_bytes_payload").value == 46_137_344
+    assert run.row("kv_bytes_scales").value == 1_441_792
+    assert run.row("kv_bytes_total").value == 46_137_344 + 1_441_792
+    assert run.row("kv_bytes_difference").value == 0
+    short = MadeRun().measure("storage", tinyllama("int8_sym", 160), tinyllama("native", 160))
+    assert short.row("kv_bytes_total", BASE).value == 3_604_480
+    assert human_bytes(3_604_480) == "3,604,480 B (3.4 MiB, 3.6 MB)"
+
+
+def test_a24_t3_ratio_counts_the_scales() -> None:
+    run = MadeRun().measure("storage", tinyllama("int8_sym", 4096), tinyllama("native", 4096))
+    assert run.row("kv_ratio").value == 0.515625
+    assert run.row("kv_ratio_16bit").value == 0.515625
+    assert run.row("kv_ratio_16bit", BASE).value == 1.0
+    assert run.row("kv_ratio").baseline == BASE
+    fp32 = MadeRun().measure(
+        "storage", tinyllama("int8_sym", 16, "float32"), tinyllama("native", 16, "float32")
+    )
+    assert fp32.row("kv_ratio").value == 0.2578125
+    assert fp32.row("kv_ratio_16bit").value == 0.515625
+
+
+def test_the_sources_page_of_16_tokens_8_heads_128() -> None:
+    shape = KVShape(8, 128, 128)
+    one = kv_bytes(KV_FORMATS["int8_sym"], shape, 16, "float16")
+    native = (layers(1, 65_536, 0), storage_facts(16, 65_536))
+    run = MadeRun().measure(
+        "storage", (layers(1, one.payload, one.scales), storage_facts(16, 65_536)), native
+    )
+    assert run.row("kv_bytes_total").value == 33_280
+    assert run.row("kv_ratio_16bit").value == 0.5078125
+
+
+def test_fp8_bytes_a_token_of_qwen3_8b() -> None:
+    one = kv_bytes(KV_FORMATS["fp8_e4m3"], KVShape(8, 128, 128), 64, "bfloat16")
+    native = (layers(36, 64 * 4096, 0), storage_facts(64, 36 * 64 * 4096))
+    run = MadeRun("fp8_e4m3").measure("storage", (layers(36, one.payload, one.scales), native[1]), native)
+    assert run.row("kv_bytes_per_token").value == 76_032
+    assert run.row("kv_bytes_per_token", BASE).value == 147_456
+
+
+def test_a01_t3_differences_of_layers_do_not_cancel() -> None:
+    samples, facts = tinyllama("int8_sym", 4096)
+    samples["layers"][7]["payload"] += 100
+    samples["layers"][9]["payload"] -= 100
+    row = MadeRun().measure("storage", (samples, facts), tinyllama("native", 4096)).row("kv_bytes_difference")
+    assert row.value == 200
+    assert "2 of 22 layers" in row.note
+    assert "layer 7: payload +100 B, scales +0 B" in row.note
+
+
+def test_a24_t4_what_a_cpu_does_not_measure_is_none_not_zero() -> None:
+    row = (
+        MadeRun()
+        .measure("storage", tinyllama("int8_sym", 16), tinyllama("native", 16))
+        .row("device_peak_bytes")
+    )
+    assert row.value is None
+    assert row.note == "not measured on this device"
+
+
+def test_stores_of_another_size_are_not_compared() -> None:
+    run = MadeRun().measure("storage", tinyllama("int8_sym", 4096), tinyllama("native", 4080))
+    assert run.row("kv_ratio").value is None
+    assert (
+        run.row("kv_ratio").note
+        == "not comparable with the baseline: tokens is 4096 here and 4080 on the baseline"
+    )
+
+
+# parity
+
+
+def parity(*errors: float, bound: float = 1e-3, cosine: float = 1.0, steps: list[int] | None = None) -> Any:
+    cases = [
+        {"name": f"case {i}", "max_abs": e, "cosine": cosine, "bound": bound, "length": 1, "head_dim": 64}
+        for i, e in enumerate(errors)
+    ]
+    equal = [1] * 2048 if steps is None else steps
+    return {"cases": cases, "steps": {"argmax_equal": equal, "max_abs": [1e-4, 2e-4], "cosine_min": 1.0}}, {
+        "steps": len(equal)
+    }
+
+
+def test_a05_t4_two_bad_cases_of_28_are_not_lost_in_a_mean() -> None:
+    errors = [1e-5] * 28
+    errors[3], errors[20] = 2e-3, 5e-3
+    run = MadeRun().measure("parity", parity(*errors), parity(0.0))
+    assert run.row("parity_bound_share").value == pytest.approx(5.0)
+    assert run.row("parity_bound_share").note == "worst case: case 20"
+    assert run.row("parity_max_abs").value == 5e-3
+    assert run.row("parity_max_abs").n == 28
+
+
+def test_parity_of_an_exact_store() -> None:
+    run = MadeRun().measure("parity", parity(0.0, bound=0.0), parity(1e-9, bound=0.0))
+    assert run.row("parity_bound_share").value == 0.0
+    assert run.row("parity_bound_share", BASE).value == math.inf
+
+
+def test_parity_nan_is_kept() -> None:
+    run = MadeRun().measure("parity", parity(1.0, math.nan, 2.0, cosine=math.nan), parity(0.0))
+    assert all(
+        math.isnan(run.row(m).value) for m in ("parity_bound_share", "parity_max_abs", "parity_cosine_min")
+    )
+    assert run.row("parity_bound_share").note == "worst case: case 1"
+
+
+def test_a_stored_element_beyond_the_formats_bound_counts() -> None:
+    samples, facts = parity(1e-5, 2e-5)
+    broken = {
+        **facts,
+        "element_error": {"share_of_bound": 1.5, "max_abs": 0.1, "case": "gqa float32 L16 plain"},
+    }
+    row = MadeRun().measure("parity", (samples, broken), parity(0.0)).row("parity_bound_share")
+    assert (row.value, row.note) == (1.5, "worst case: element error, gqa float32 L16 plain")
+
+
+def test_steps_agreement_has_a_wilson_interval() -> None:
+    row = (
+        MadeRun()
+        .measure("parity", parity(0.0, steps=[1] * 2038 + [0] * 10), parity(0.0))
+        .row("steps_argmax_agreement")
+    )
+    assert row.value == 2038 / 2048
+    expected = scipy_stats.binomtest(2038, 2048).proportion_ci(method="wilson")
+    assert (row.low, row.high) == pytest.approx((expected.low, expected.high))
+
+
+# latency
+
+
+def arm(
+    name: str, order: int, ttft: float, gaps: list[float], tokens: int | None = None, batch: int = 1
+) -> dict[str, Any]:
+    new = len(gaps) + 1 if tokens is None else tokens
+    return {
+        "arm": name,
+        "order": order,
+        "ttft_ms": ttft,
+        "itl_ms": gaps,
+        "prefill_tokens": 128 * batch,
+        "batch": batch,
+        "new_tokens": new,
+    }
+
+
+def latency(*arms: dict[str, Any], warmup: list[dict[str, Any]] | None = None) -> Any:
+    cold = [{"arm": "candidate", "ttft_ms": 2000.0, "itl_ms": [1.0]}] if warmup is None else warmup
+    return {"arms": list(arms), "warmup": cold}, {"clock": "perf_counter", "synchronised": True}
+
+
+ABBA = [
+    arm("candidate", 0, 10.0, [4.0, 6.0], batch=8),
+    arm("baseline", 1, 20.0, [10.0, 10.0], batch=8),
+    arm("baseline", 2, 20.0, [20.0, 20.0], batch=8),
+    arm("candidate", 3, 12.0, [10.0, 10.0], batch=8),
+]
+AA = latency(arm("candidate", 0, 20.0, [10.0, 10.0]), arm("candidate", 1, 22.0, [10.0, 14.0]))
+
+
+def test_latency_columns() -> None:
+    run = MadeRun().measure("latency", latency(*ABBA), AA)
+    assert run.row("ttft_ms").value == 11.0
+    assert run.row("itl_ms").value == 7.5
+    assert run.row("itl_ms").n == 4
+    assert run.row("itl_p50_ms").value == 8.0
+    assert run.row("itl_p99_ms").value == run.row("itl_max_ms").value == 10.0
+    assert run.row("ttft_cold_ms").value == 2000.0
+    assert run.row("ttft_ms", BASE).value == 21.0
+    assert not [row for row in run.rows() if row.cell == BASE and row.metric.endswith("_ratio")]
+
+
+def test_a20_t5_batch_rate_is_batch_over_gap() -> None:
+    run = MadeRun().measure("latency", latency(*ABBA), AA)
+    assert run.row("decode_tok_s").value == pytest.approx(8 / 7.5e-3)
+    assert run.row("prefill_tok_s").value == pytest.approx(8 * 128 / 11e-3)
+
+
+def test_ratios_pair_repeats_with_the_interleaved_baseline() -> None:
+    run = MadeRun().measure("latency", latency(*(ABBA[i] for i in (3, 1, 0, 2))), AA)  # the order field counts, not the list's
+    row = run.row("itl_ratio")
+    assert row.value == pytest.approx(0.5)  # 5 / 10 and 10 / 20
+    assert (row.low, row.high) == pytest.approx((0.5, 0.5))
+    assert (row.n, row.baseline) == (2, BASE)
+    ttft = run.row("ttft_ratio")
+    assert ttft.value == pytest.approx(math.sqrt(0.5 * 0.6))
+    half = float(scipy_stats.t.ppf(0.975, 1)) * math.log(0.6 / 0.5) / 2
+    assert (ttft.low, ttft.high) == pytest.approx((ttft.value * math.exp(-half), ttft.value * math.exp(half)))
+
+
+def test_one_pair_gives_a_ratio_without_an_interval() -> None:
+    row = MadeRun().measure("latency", latency(*ABBA[:2]), AA).row("itl_ratio")
+    assert (row.value, row.low, row.high, row.n) == (pytest.approx(0.5), None, None, 1)
+
+
+def test_a20_t3_one_output_token_keeps_its_row() -> None:
+    run = MadeRun().measure(
+        "latency", latency(arm("candidate", 0, 10.0, []), arm("baseline", 1, 20.0, [])), AA
+    )
+    assert run.row("ttft_ms").value == 10.0
+    assert run.row("ttft_ratio").value == 0.5
+    for metric in ("itl_ms", "itl_p50_ms", "itl_p99_ms", "itl_max_ms", "decode_tok_s", "itl_ratio"):
+        assert run.row(metric).value is None
+        assert run.row(metric).note == "one output token has no gap"
+
+
+def test_a20_ttft_among_the_gaps_is_refused() -> None:
+    row = (
+        MadeRun()
+        .measure("latency", latency(arm("candidate", 0, 10.0, [10.0, 4.0, 6.0], tokens=3)), AA)
+        .row("itl_ms")
+    )
+    assert row.value is None
+    assert row.note == "3 output tokens have 2 gaps, but 3 were recorded"
+
+
+def test_no_warm_up_is_none() -> None:
+    row = MadeRun().measure("latency", latency(*ABBA, warmup=[]), AA).row("ttft_cold_ms")
+    assert (row.value, row.note) == (None, "no warm-up request was made")
+
+
+def test_no_baseline_arm_is_not_measured() -> None:
+    row = MadeRun().measure("latency", latency(ABBA[0]), AA).row("itl_ratio")
+    assert (row.value, row.note) == (None, "not measured")
+
+
+# agreement
+
+
+def tokens(sequence: list[int], aa: list[int] | None = None, **facts: Any) -> Any:
+    shared = {"steps": len(sequence), "prompt_tokens": 64, "prompt_sha": "p"}
+    extra = {} if aa is None else {"aa_disagreements": aa}
+    return {"tokens": sequence, "margins": [0.5 + i for i in range(len(sequence))]}, {
+        **shared,
+        **extra,
+        **facts,
+    }
+
+
+def test_agreement_shares_and_first_divergence() -> None:
+    native = [7] * 2048
+    own = list(native)
+    own[100] = own[2000] = 8
+    run = MadeRun().measure("agreement", tokens(own), tokens(native, aa=[5]))
+    row = run.row("top1_teacher_forced")
+    assert row.value == 2046 / 2048
+    assert row.low < row.value < row.high
+    assert run.row("first_divergence").value == 100
+    assert run.row("first_divergence").note == ""
+    assert run.row("divergence_margin").value == 100.5
+    assert run.row("aa_disagreement").value == run.row("aa_disagreement", BASE).value == 1 / 2048
+
+
+def test_no_divergence_is_censored() -> None:
+    run = MadeRun().measure("agreement", tokens([7] * 32), tokens([7] * 32, aa=[]))
+    assert run.row("top1_teacher_forced").value == 1.0
+    row = run.row("first_divergence")
+    assert (row.value, row.note) == (32, "censored: no divergence within 32 steps")
+    assert run.row("divergence_margin").value is None
+    assert run.row("aa_disagreement").value == 0.0
+
+
+def test_a_divergence_within_the_noise_floor_says_so() -> None:
+    run = MadeRun().measure("agreement", tokens([7, 8, 7]), tokens([7, 7, 7], aa=[1]))
+    assert run.row("first_divergence").value == 1
+    assert "near-tie" in run.row("first_divergence").note
+
+
+def test_other_prompts_are_not_compared() -> None:
+    run = MadeRun().measure("agreement", tokens([7] * 9), tokens([7] * 9, prompt_sha="q", aa=[]))
+    assert run.row("top1_teacher_forced").value is None
+    assert "prompt_sha is 'p' here and 'q' on the baseline" in run.row("first_divergence").note
+
+
+# perplexity
+
+
+def text_run(
+    candidate: dict[str, Any], native: dict[str, Any], facts: dict[str, Any] | None = None
+) -> MadeRun:
+    scored = [sum(c["tokens"] for c in side["chunks"]) for side in (candidate, native)]
+    own = facts or text_facts(scored[0])
+    return MadeRun().measure(
+        "perplexity", (candidate, own), (native, text_facts(scored[1])), variant="wikitext2"
+    )
+
+
+@pytest.mark.parametrize("vocabulary", [2, 1000, 151_936])
+@pytest.mark.parametrize("sizes", [(1,), (511, 80), (3, 3, 3, 3)])
+def test_a17_t1_uniform_logits_give_the_vocabulary_size(vocabulary: int, sizes: tuple[int, ...]) -> None:
+    samples = chunks(*((n * math.log(vocabulary), n) for n in sizes))
+    assert text_run(samples, samples).row("ppl").value == pytest.approx(vocabulary, rel=1e-12)
+
+
+def test_a17_t2_tokens_weigh_alike_whatever_their_chunk() -> None:
+    row = text_run(chunks((1022.0, 511), (320.0, 80)), chunks((1.0, 1))).row("ppl")
+    assert row.value == pytest.approx(9.6864, abs=5e-5)  # 20.0855 and 30.9936 are the means of means
+    assert row.n == 591
+    assert row.variant == "wikitext2 stream512"
+
+
+def test_ppl_delta_is_the_paired_log_ratio() -> None:
+    native = chunks((200.0, 100), (330.0, 100), (260.0, 50))
+    own = chunks((202.0, 100), (331.0, 100), (260.5, 50))
+    run = text_run(own, native)
+    row = run.row("ppl_delta_pct")
+    assert row.value == pytest.approx((math.exp(3.5 / 250) - 1) * 100)
+    assert row.value == pytest.approx((run.row("ppl").value / run.row("ppl", BASE).value - 1) * 100)
+    residuals = [2.0 - 1.4, 1.0 - 1.4, 0.5 - 0.7]
+    half = float(scipy_stats.t.ppf(0.975, 2)) * math.sqrt(1.5 * sum(r * r for r in residuals)) / 250
+    ends = [(math.exp(3.5 / 250 + sign * half) - 1) * 100 for sign in (-1, 1)]
+    assert [row.low, row.high] == pytest.approx(ends)
+    assert row.note == "3 documents"
+
+
+def test_ppl_delta_counts_documents_not_chunks() -> None:
+    native = chunks(*[(100.0, 50)] * 8, documents=[0, 0, 0, 0, 1, 1, 1, 1])
+    own = chunks(*[(100.0 + d, 50) for d in (1, 1, 1, 1, 2, 2, 2, 2)], documents=[0, 0, 0, 0, 1, 1, 1, 1])
+    row = text_run(own, native).row("ppl_delta_pct")
+    assert row.note == "2 documents"
+    half = float(scipy_stats.t.ppf(0.975, 1)) * math.sqrt(2 * 2 * 2.0**2) / 400
+    assert row.low == pytest.approx((math.exp(12 / 400 - half) - 1) * 100)
+
+
+def test_ppl_delta_of_one_document_has_no_interval() -> None:
+    row = text_run(chunks((101.0, 50)), chunks((100.0, 50))).row("ppl_delta_pct")
+    assert (row.low, row.high, row.note) == (None, None, "1 document: no interval")
+
+
+def test_ppl_delta_names_the_noise_floor() -> None:
+    native = chunks((100.0, 50), (100.0, 50))
+    again = chunks((100.001, 50), (100.0, 50))["chunks"]
+    row = text_run({**chunks((101.0, 50), (100.0, 50)), "native_chunks": again}, native).row("ppl_delta_pct")
+    assert row.note == "2 documents; the baseline run again differs by +0.0010%"
+
+
+def test_bit_identical_text_has_a_delta_of_exactly_zero() -> None:
+    row = text_run(chunks((101.0, 50), (7.0, 3)), chunks((101.0, 50), (7.0, 3))).row("ppl_delta_pct")
+    assert (row.value, row.low, row.high) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"protocol": "rows512"}, "protocol is 'rows512' here and 'stream512' on the baseline"),
+        ({"split": "validation"}, "split"),
+        ({"bos": "each chunk"}, "bos"),
+        ({"text": "detokenised"}, "text"),
+        ({"data_sha": "other"}, "data_sha"),
+    ],
+)
+def test_a17_t6_two_protocols_are_never_compared(change: dict[str, Any], words: str) -> None:
+    samples = chunks((100.0, 50), (90.0, 50))
+    row = text_run(samples, samples, text_facts(100, **change)).row("ppl_delta_pct")
+    assert row.value is None
+    assert row.note.startswith("not comparable with the baseline: ")
+    assert words in row.note
+
+
+def test_a17_t6_another_protocol_version_is_not_compared() -> None:
+    run = text_run(chunks((1.0, 1), (1.0, 1)), chunks((1.0, 1), (1.0, 1))).change(BASE, protocol=0)
+    assert run.row("ppl_delta_pct").note == (
+        "not comparable with the baseline: protocol version is 1 here and 0 on the baseline"
+    )
+
+
+def test_a17_t6_equal_counts_in_other_chunks_are_not_compared() -> None:
+    row = text_run(chunks((9.0, 60), (9.0, 40)), chunks((9.0, 50), (9.0, 50))).row("ppl_delta_pct")
+    assert (row.value, row.note) == (
+        None,
+        "not comparable with the baseline: the chunks do not score the same tokens",
+    )
+
+
+def test_a_scored_count_that_the_chunks_contradict_is_no_perplexity() -> None:
+    row = text_run(chunks((9.0, 60)), chunks((9.0, 60)), text_facts(61)).row("ppl")
+    assert (row.value, row.note) == (None, "the record says 61 scored tokens, its chunks hold 60")
+
+
+def test_a17_t5_nothing_scored_is_none_not_nan() -> None:
+    assert text_run(chunks((0.0, 0)), chunks((0.0, 0))).row("ppl").value is None
+
+
+def test_a_collapsed_model_has_an_infinite_perplexity_not_a_crash() -> None:
+    run = text_run(chunks((5000.0, 5), (1.0, 5)), chunks((9.0, 5), (9.0, 5)))
+    assert run.row("ppl").value == pytest.approx(math.exp(500.1))
+    assert text_run(chunks((math.nan, 5)), chunks((9.0, 5))).rows()
+    assert math.isnan(text_run(chunks((math.nan, 5)), chunks((9.0, 5))).row("ppl_delta_pct").value)
+
+
+def test_kld_columns() -> None:
+    kld = [i / 1000 for i in range(1001)]
+    random.Random(0).shuffle(kld)
+    extra = {"kld_tokens": kld, "top1_equal": 900, "delta_p": [0.01, -0.03]}
+    run = text_run({**chunks((2000.0, 1001)), **extra}, chunks((2000.0, 1001)))
+    found = {m: run.row(f"kld_{m}").value for m in ("mean", "p50", "p90", "p99", "p999", "max")}
+    assert found == {
+        "mean": pytest.approx(0.5),
+        "p50": 0.5,
+        "p90": 0.9,
+        "p99": 0.99,
+        "p999": 0.999,
+        "max": 1.0,
+    }
+    assert run.row("top1_agreement").value == 900 / 1001
+    assert run.row("top1_agreement").low is not None
+    assert run.row("delta_p_mean").value == pytest.approx(-1.0)
+    assert run.row("kld_mean").baseline == BASE
+
+
+def test_kld_not_asked_for_is_not_measured() -> None:
+    row = text_run(chunks((9.0, 5)), chunks((9.0, 5))).row("kld_mean")
+    assert (row.value, row.note) == (None, "not measured")
+
+
+def test_a_validation_split_is_part_of_the_name() -> None:
+    samples = (chunks((9.0, 5)), text_facts(5))
+    run = MadeRun().measure("perplexity", samples, samples, variant="wikitext2", split="validation")
+    assert run.row("ppl").variant == "wikitext2 stream512 validation"
+
+
+# multiple choice
+
+
+def question(key: int, answer: int, *scores: float, **more: Any) -> dict[str, Any]:
+    base = {"id": key, "subject": "s", "answer": answer, "scores": list(scores), "tokens": [1] * len(scores)}
+    pick = max(range(len(scores)), key=scores.__getitem__) if scores else None
+    return {**base, "chars": [1] * len(scores), "pick": pick, "truncated": False, "skipped": None, **more}
+
+
+def asked(*questions: dict[str, Any], **facts: Any) -> Any:
+    shared = {"task": "mmlu", "shots": 5, "choice_ids": {"A": [1]}, "total": len(questions), "data_sha": "d"}
+    return {"questions": list(questions)}, {**shared, "prompt_policy": "p", "bos": "none", **facts}
+
+
+def mcq_run(own: Any, native: Any) -> MadeRun:
+    return MadeRun().measure("mcq", own, native, variant="mmlu", shots=5)
+
+
+def test_a18_t3_summed_per_token_and_per_character() -> None:
+    """A: -1.0 over 2 tokens, B: -2.0 over 8: summed picks A, per token B."""
+    q = question(0, 0, -1.0, -2.0, tokens=[2, 8], chars=[1, 1])
+    run = mcq_run(asked(q), asked(q))
+    assert run.row("mcq_accuracy").value == 1.0
+    assert run.row("mcq_accuracy_norm").value == 0.0
+    assert run.row("mcq_accuracy_norm_char").value == 1.0
+    assert run.row("mcq_accuracy_norm").note == "per token"
+    assert run.row("mcq_accuracy_norm_char").note == "per character"
+    assert run.row("mcq_accuracy").variant == "mmlu 5-shot"
+
+
+def test_a18_t5_skipped_questions_are_counted_and_the_denominator_says_so() -> None:
+    skipped = question(2, 0, skipped="empty choice")
+    qs = [question(0, 0, -1.0, -2.0), question(1, 0, -3.0, -2.0, truncated=True), skipped]
+    run = mcq_run(asked(*qs), asked(*qs))
+    row = run.row("mcq_accuracy")
+    assert (row.value, row.n) == (0.5, 2)
+    assert row.note == "2 of 3 scored, 1 skipped, 0 tied"
+    assert (run.row("mcq_scored").value, run.row("mcq_scored").n) == (2, 3)
+    assert run.row("truncated_share").value == 1 / 3
+
+
+def test_macro_average_and_ties() -> None:
+    qs = [question(i, 0, -1.0, -2.0, subject="big") for i in range(3)]
+    qs += [question(3, 1, -1.0, -2.0, subject="small"), question(4, 1, -1.0, -1.0, subject="tied")]
+    run = mcq_run(asked(*qs), asked(*qs))
+    assert run.row("mcq_accuracy").value == 3 / 5
+    assert run.row("mcq_macro").value == pytest.approx(1 / 3)
+    assert "1 tied" in run.row("mcq_accuracy").note
+
+
+def test_a_choice_without_a_number_makes_the_shares_nan() -> None:
+    qs = [question(0, 0, -1.0, -2.0), question(1, 0, math.nan, -2.0)]
+    run = mcq_run(asked(*qs), asked(question(0, 0, -1.0, -2.0), question(1, 0, -1.0, -2.0)))
+    for metric in (
+        "mcq_accuracy",
+        "mcq_accuracy_norm",
+        "mcq_macro",
+        "mcq_delta_pt",
+        "mcq_agreement",
+        "mcq_mcnemar_p",
+    ):
+        assert math.isnan(run.row(metric).value), metric
+
+
+def test_paired_difference_and_mcnemar() -> None:
+    """Of 20 paired questions, 1 gained and 4 lost; question 20 was skipped on one side and does not count."""
+    right, wrong = (-1.0, -2.0), (-2.0, -1.0)
+    outcomes = [(right, wrong)] + [(wrong, right)] * 4 + [(right, right)] * 10 + [(wrong, wrong)] * 5
+    own = [question(i, 0, *a) for i, (a, _) in enumerate(outcomes)] + [question(20, 0, *right)]
+    native = [question(i, 0, *b) for i, (_, b) in enumerate(outcomes)] + [
+        question(20, 0, skipped="empty choice")
+    ]
+    run = mcq_run(asked(*own), asked(*native))
+    row = run.row("mcq_delta_pt")
+    assert (row.value, row.n, row.baseline) == (-15.0, 20, BASE)
+    half = 1.959964 * math.sqrt((7 / 22 - (3 / 22) ** 2) / 22)
+    assert (row.low, row.high) == pytest.approx((100 * (-3 / 22 - half), 100 * (-3 / 22 + half)), rel=1e-6)
+    assert row.note.startswith("1 gained, 4 lost of 20 paired; minimum detectable effect 31 pt")
+    assert run.row("mcq_mcnemar_p").value == pytest.approx(2 * 6 / 32)
+    assert run.row("mcq_agreement").value == 15 / 20
+
+
+def test_other_questions_are_not_compared() -> None:
+    q = question(0, 0, -1.0, -2.0)
+    assert "shots is 5 here and 0" in mcq_run(asked(q), asked(q, shots=0)).row("mcq_delta_pt").note
+    assert "another answer" in mcq_run(asked(q), asked({**q, "answer": 1})).row("mcq_delta_pt").note
+    run = mcq_run(asked(q), asked({**q, "id": 9}))
+    assert (run.row("mcq_delta_pt").value, run.row("mcq_delta_pt").note) == (
+        None,
+        "no question was scored on both sides",
+    )
+
+
+# derive
+
+
+def test_a_task_is_spread_over_its_cells() -> None:
+    run = text_run(chunks((9.0, 5)), chunks((8.0, 5)))
+    run.cells.append({**run.cells[1], "id": "cand2", "name": "batch=4"})
+    run.tasks[1]["cells"].append("cand2")
+    first, second = run.row("ppl"), run.row("ppl", "cand2")
+    assert (first.value, first.n) == (second.value, second.n)
+    assert run.row("ppl_delta_pct", "cand2").baseline == BASE
+
+
+def test_baseline_cells_have_no_rows_of_differences() -> None:
+    run = text_run(chunks((9.0, 5)), chunks((8.0, 5)))
+    assert {row.metric for row in run.rows() if row.cell == BASE} == {"ppl"}
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "note"),
+    [
+        ("error", {"type": "OutOfMemoryError", "message": "no room", "tail": []}, "error: no room"),
+        (
+            "refused",
+            {"reason": "mla_not_validated", "message": "MLA is not validated."},
+            "refused: MLA is not validated.",
+        ),
+        (
+            "not_evaluated",
+            {"reason": "not_available", "message": "run make data"},
+            "not evaluated: run make data",
+        ),
+    ],
+)
+def test_a23_a_task_without_a_result_shows_as_rows_without_a_value(
+    status: str, error: dict[str, Any], note: str
+) -> None:
+    run = text_run(chunks((9.0, 5)), chunks((8.0, 5))).change(
+        CAND, status=status, error=error, samples={}, facts={}
+    )
+    rows = [row for row in run.rows() if row.cell == CAND]
+    assert [row.metric for row in rows] == [m.name for m in METRICS.values() if m.runner == "perplexity"]
+    assert {(row.value, row.note, row.variant) for row in rows} == {(None, note, "wikitext2 stream512")}
+
+
+def test_a23_a_missing_baseline_is_named() -> None:
+    run = text_run(chunks((9.0, 5)), chunks((8.0, 5))).change(
+        BASE, status="error", error={"message": "no room"}
+    )
+    assert run.row("ppl").value is not None
+    row = run.row("ppl_delta_pct")
+    assert (row.value, row.note) == (None, "the baseline has no result (error: no room)")
+
+
+def test_a_task_that_did_not_run_has_rows_that_say_so() -> None:
+    run = text_run(chunks((9.0, 5)), chunks((8.0, 5)))
+    run.records.pop()
+    assert (run.row("ppl").value, run.row("ppl").note) == (None, "not run")
+
+
+def test_a_record_that_lacks_a_sample_names_it() -> None:
+    run = text_run(chunks((9.0, 5)), chunks((8.0, 5))).change(CAND, samples={})
+    assert run.row("ppl").note == "the record lacks 'chunks'; run the matrix again to measure it anew"
+
+
+def test_partial_comes_from_the_record_and_for_differences_from_the_baseline_too() -> None:
+    run = text_run(chunks((9.0, 5)), chunks((8.0, 5))).change(BASE, partial="6 chunks")
+    assert run.row("ppl").partial is None
+    assert run.row("ppl_delta_pct").partial == "6 chunks"
+    assert run.change(CAND, partial="3 chunks").row("ppl").partial == "3 chunks"
+
+
+def test_derive_is_pure() -> None:
+    run = text_run(chunks((9.0, 5)), chunks((8.0, 5))).measure("latency", latency(*ABBA), AA)
+    before = json.dumps([run.manifest, [r.samples for r in run.records]])
+    assert derive(run.manifest, run.records) == derive(run.manifest, reversed(run.records))
+    assert json.dumps([run.manifest, [r.samples for r in run.records]]) == before
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.01, 10), st.integers(1, 600)), min_size=1, max_size=20), st.integers(1, 4)
+)
+def test_perplexity_does_not_depend_on_how_tokens_are_chunked(
+    data: list[tuple[float, int]], times: int
+) -> None:
+    """Chunks of one mean NLL each, cut into `times` equal pieces."""
+    whole = chunks(*((mean * n * times, n * times) for mean, n in data))
+    cut = chunks(*((mean * n, n) for mean, n in data for _ in range(times)))
+    one, two = text_run(whole, whole).row("ppl"), text_run(cut, cut).row("ppl")
+    assert one.n == two.n
+    assert one.value == pytest.approx(two.value, rel=1e-9)

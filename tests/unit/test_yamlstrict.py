@@ -1,0 +1,192 @@
+"""The strict YAML loader: types by YAML 1.2 core, faults with their places, all at once."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.errors import UsageError
+from kvbench.yamlstrict import Problems, load, parse, read, scalar
+
+
+def faults(text: str) -> str:
+    """The whole message of a text that must not load."""
+    with pytest.raises(UsageError) as caught:
+        Problems(parse(text, "f.yaml")).raise_if_any()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["1e-5", "1e5", "1e+5", "1.0e5", "1.0e-5", "1.0e+5"])
+def test_a22_t1_scientific_notation_is_a_number(text: str) -> None:
+    value = parse(f"limit: {text}", "f.yaml").data["limit"]
+    assert isinstance(value, float)
+    assert value == float(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("010", 10), ("-3", -3), ("+7", 7), ("0o10", 8), ("0xff", 255), (".5", 0.5), ("1.", 1.0), ("-.inf", -math.inf),
+        (".INF", math.inf), ("true", True), ("FALSE", False), ("~", None), ("", None), ("null", None), ("Null", None),
+        ("yes", "yes"), ("no", "no"), ("on", "on"), ("off", "off"), ("NO", "NO"), ("y", "y"), ("12:30", "12:30"),
+        ("1_000", "1_000"), ("2026-01-31", "2026-01-31"), ("nan", "nan"), ("inf", "inf"), ("1e", "1e"), ("-", "-"),
+        ("tRue", "tRue"), ("0b1", "0b1"), (".", "."), ("1.2.3", "1.2.3"), ("٣", "٣"),
+    ],
+)  # fmt: skip
+def test_a22_t2_scalars_by_yaml_1_2_core(text: str, value: object) -> None:
+    got = scalar(text)
+    assert type(got) is type(value)
+    assert got == value
+
+
+def test_nan_is_read_as_a_float() -> None:
+    assert math.isnan(parse("x: .nan", "f.yaml").data["x"])
+
+
+def test_quoted_and_block_scalars_are_text() -> None:
+    assert parse("a: '8'\nb: \"true\"\nc: |\n  1\n", "f.yaml").data == {"a": "8", "b": "true", "c": "1\n"}
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_every_float_that_python_writes_reads_back(x: float) -> None:
+    assert scalar(repr(x)) == x
+
+
+@given(st.integers(-(10**30), 10**30))
+def test_every_int_reads_back(n: int) -> None:
+    assert scalar(str(n)) == n
+
+
+def test_a22_t3_duplicate_key_is_an_error_with_both_places() -> None:
+    message = faults("kv_format: native\nbatch: 1\nkv_format: int8_sym\n")
+    assert message == "f.yaml:3:1: the key kv_format stands twice (first in line 1); keep one of them."
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("axes:\n\tbatch: 1\n", "2:1"),
+        ("a: b\n\tc: d\n", "2:1"),
+        ("a:\t1\n", "1:3"),
+        ("a: {\n\tb: 1}\n", "2:1"),
+        ("a:\n  - 1\n\t- 2\n", "3:1"),
+    ],
+)
+def test_a22_t3_tab_indent_names_its_line(text: str, place: str) -> None:
+    assert faults(text) == f"f.yaml:{place}: a tab stands where YAML wants spaces; replace it with spaces."
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: &x 1\nb: *x\n", "f.yaml:2:4: *x is an alias"),
+        ("a: &x [*x]\n", "f.yaml:1:8: *x is an alias"),
+        ("<<: {a: 1}\n", "f.yaml:1:1: << is a merge key"),
+        ("a: !!str 8\n", "f.yaml:1:4: the tag !!str is not read"),
+        ("a: !!python/object:os.system x\n", "f.yaml:1:4: the tag !!python/object:os.system is not read"),
+        ("!!map {a: 1}\n", "f.yaml:1:1: the tag !!map is not read"),
+        ("a: 1\n---\nb: 2\n", "f.yaml:2:1: a second document starts here"),
+        ("1: a\n", "f.yaml:1:1: the key 1 is not text"),
+        ("true: a\n", "f.yaml:1:1: the key true is not text"),
+        ("{~: a}\n", "f.yaml:1:2: the key ~ is not text"),
+        ("? [a]\n: 2\n", "f.yaml:1:3: a list or a mapping cannot be a key"),
+        ("a: 1e999\n", "f.yaml:1:4: the number 1e999 is too large for a float"),
+        ("a: " + "9" * 5000, "f.yaml:1:4: the number 999999999999... has 5000 digits"),
+        ("a: [1, 2\nb: 3\n", "f.yaml:2:2: this is not YAML: while parsing a flow sequence, expected ',' or ']', but got ':'."),
+        ("a: 'x\n", "f.yaml:2:1: this is not YAML: "),
+        ("a: b: c\n", "f.yaml:1:5: this is not YAML: mapping values are not allowed here."),
+        ("a: 1\nb: \x00\n", "f.yaml:2:4: the character U+0000 may not stand in YAML"),
+        ("[" * 50 + "]" * 50, "f.yaml:1:22: this is nested deeper than 20 levels"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_says_where_and_why(text: str, sentence: str) -> None:
+    assert faults(text).startswith(sentence)
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n", "~\n"])
+def test_empty_is_refused(text: str) -> None:
+    assert faults(text) == "f.yaml is empty; it takes a mapping of keys."
+
+
+def test_faults_inside_a_refused_entry_are_found_too() -> None:
+    lines = faults("a: 1\na: [1, *x, {b: 1, b: 2}]\n<<: {c: 1e999}\n").splitlines()
+    assert [line.split(": ")[0] for line in lines] == [
+        "f.yaml:2:1", "f.yaml:2:8", "f.yaml:2:19", "f.yaml:3:1", "f.yaml:3:9",
+    ]  # fmt: skip
+
+
+def test_on_is_a_key_as_any_other() -> None:
+    assert parse("on: 1\nno: 2\n'3': 4\n", "f.yaml").data == {"on": 1, "no": 2, "3": 4}
+
+
+def test_marks_of_values_keys_and_unknown_paths() -> None:
+    document = parse("axes:\n  batch: [1, '8']\ngate: x\n", "f.yaml")
+    assert document.mark(("axes", "batch", 1)) == (2, 14)
+    assert document.mark(("axes", "batch")) == (2, 10)
+    assert document.mark(("axes", "batch"), key=True) == (2, 3)
+    assert document.mark(("axes", "nothing", 3)) == (2, 3)  # the nearest parent
+    assert document.where(("gate",)) == "f.yaml:3:7"
+
+
+def test_problems_are_sorted_merged_and_raised_together() -> None:
+    document = parse("a: 1\nb: *x\nc: 3\na: 2\n", "f.yaml")
+    problems = Problems(document)
+    problems.add(("c",), "c is wrong.")
+    problems.add(("a",), "a is wrong.")
+    problems.add(("a",), "a is wrong.")
+    problems.add(("b",), "b is null.")  # the loader made it null, and said why
+    assert len(problems) == 4
+    with pytest.raises(UsageError) as caught:
+        problems.raise_if_any()
+    assert str(caught.value).splitlines() == [
+        "f.yaml:1:4: a is wrong.",
+        "f.yaml:2:4: *x is an alias, and aliases are not read; write the value out.",
+        "f.yaml:3:4: c is wrong.",
+        "f.yaml:4:1: the key a stands twice (first in line 1); keep one of them.",
+    ]
+
+
+def test_load_raises_what_read_keeps(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text("a: 1\na: 2\n")
+    assert read(path).data == {"a": 1}
+    with pytest.raises(UsageError, match="stands twice"):
+        load(path)
+
+
+def test_a_missing_file_a_folder_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nothing\.yaml does not exist; give the path of a YAML file\."):
+        load(tmp_path / "nothing.yaml")
+    with pytest.raises(UsageError, match="is a folder; give the path of a YAML file in it"):
+        load(tmp_path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        load(tmp_path / "a\0b")
+    (tmp_path / "latin.yaml").write_bytes(b"a: 1\nb: caf\xe9\n")
+    with pytest.raises(
+        UsageError, match=r"latin\.yaml:2:7: the byte 0xe9 is not UTF-8; save the file as UTF-8\."
+    ):
+        load(tmp_path / "latin.yaml")
+
+
+def test_bom_and_windows_lines(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_bytes("\ufeffa: 1\r\nb: é\r\n".encode())
+    document = load(path)
+    assert document.data == {"a": 1, "b": "é"}
+    assert document.mark(("b",)) == (2, 4)
+    assert len(document.sha) == 64
+
+
+@given(st.text(max_size=40) | st.text("ab1.e:-[]{},&*!|>'\"#%@`\t\n ~<?=", max_size=60))
+def test_any_text_is_read_or_refused_in_a_sentence(text: str) -> None:
+    try:
+        document = parse(text, "f.yaml")
+        Problems(document).raise_if_any()
+        said = "f.yaml" if document.data is not None else "nothing"
+    except UsageError as e:
+        said = str(e)
+    assert said.startswith("f.yaml")
