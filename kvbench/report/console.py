@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from kvbench.metrics import Row
 from kvbench.record import Record
 from kvbench.report.findings import Finding
+from kvbench.report.labels import Label
 from kvbench.report.model import VerdictLike
 from kvbench.report.tables import Entry, MetricTable
 from kvbench.report.view import View, build
@@ -88,9 +89,11 @@ def _precision(console: Console, view: View, terminal: bool) -> None:
         "Evidence",
     ):
         table.add_column(head)
-    for line in view.precision:
+    for group in view.precision:
+        line = group.line
+        name = _places(group.where, 1)
         style = "red" if line.state == "mismatch" else "dim" if line.label.baseline else ""
-        cells = (line.label.text, line.kv.requested, line.kv.resolved or "not resolved", line.effective,
+        cells = (name, line.kv.requested, line.kv.resolved or "not resolved", line.effective,
                  line.storage, line.transfer, line.execution, line.state)  # fmt: skip
         table.add_row(*_texts(cells), style=style)
     console.print(table)
@@ -128,8 +131,8 @@ def _notices(console: Console, view: View) -> None:
         console.print(Text.assemble((f"{notice.title}. ", style), notice.sentence), soft_wrap=True)
     for fallback in view.fallbacks:
         choice = fallback.choice
-        places = "; ".join(label.text for label in fallback.where[:_ITEMS])
-        sentence = f"{choice.aspect} {choice.requested} -> {choice.resolved}: {choice.reason} ({places})"
+        where = _places(fallback.where, _ITEMS)
+        sentence = f"{where}: {choice.aspect} {choice.requested} -> {choice.resolved}, {choice.reason}"
         console.print(Text.assemble(("Fallback. ", "yellow"), sentence), soft_wrap=True)
 
 
@@ -144,9 +147,7 @@ def _findings(console: Console, title: str, findings: Sequence[Finding]) -> None
         head = Text.assemble((f"  {finding.kind}: ", style if title == "Failures" else ""), finding.title)
         console.print(head, soft_wrap=True)
         for item in finding.items[:_ITEMS]:
-            places = "; ".join(label.text for label in item.where[:_ITEMS])
-            more = f" and {len(item.where) - _ITEMS} more" if len(item.where) > _ITEMS else ""
-            console.print(Text(f"    {places}{more}: {item.sentence}"), soft_wrap=True)
+            console.print(Text(f"    {_places(item.where, _ITEMS)}: {item.sentence}"), soft_wrap=True)
         if len(finding.items) > _ITEMS:
             console.print(Text(f"    and {len(finding.items) - _ITEMS} more"), soft_wrap=True)
 
@@ -159,6 +160,13 @@ def _verdict(console: Console, view: View, paths: Sequence[Path]) -> None:
     console.print(verdict, soft_wrap=True)
     for path in paths:
         console.print(Text(str(path)), soft_wrap=True)
+
+
+def _places(labels: Sequence[Label], most: int) -> str:
+    """`native (4 cells); int8_sym · batch 1 and 2 more`"""
+    names = [x.text + (f" ({len(x.cells)} cells)" if len(x.cells) > 1 else "") for x in labels[:most]]
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return "; ".join(names) + more
 
 
 def _texts(cells: Iterable[str]) -> list[Text]:

@@ -9,7 +9,7 @@ from kvbench.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, UNVERIFI
 from kvbench.report.fmt import one_line
 from kvbench.report.labels import Label, Labels
 from kvbench.report.model import OutcomeLike, Run
-from kvbench.report.precision import PrecisionLine
+from kvbench.report.precision import ChoiceLine, PrecisionLine
 from kvbench.report.tables import limit_text, value_text
 
 _SENTENCE_LIMIT = 1000
@@ -89,6 +89,8 @@ def _lost(precision: Sequence[PrecisionLine], state: str, kind: str, title: str)
     where: dict[str, list[Label]] = {}
     for line in precision:
         sentences = [f"{level.name}: {level.sentence}" for level in line.levels if level.state == state]
+        if state == MISMATCH:
+            sentences = [_dropped(choice) for choice in line.choices if choice.dropped] + sentences
         if not sentences and line.state == state:
             sentences = [_unexplained(line, state)]
         for sentence in dict.fromkeys(sentences):
@@ -96,6 +98,13 @@ def _lost(precision: Sequence[PrecisionLine], state: str, kind: str, title: str)
     if where:
         items = tuple(Item(tuple(labels), one_line(s, _SENTENCE_LIMIT)) for s, labels in where.items())
         yield Finding(kind, title, items)
+
+
+def _dropped(choice: ChoiceLine) -> str:
+    return (
+        f"The matrix asks for {choice.aspect} {choice.requested}, the resolver was asked for {choice.asked}: "
+        "the request was dropped on the way."
+    )
 
 
 def _unexplained(line: PrecisionLine, state: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvbench import __version__
+from kvbench.report.fmt import one_line
 from kvbench.report.plots import COLOURS, bytes_svg, itl_svg, mark
 from kvbench.report.view import View
 
@@ -31,7 +32,7 @@ def render(view: View) -> str:
     if view.itl:
         itl = itl_svg(view.itl, "Mean inter-token latency by context and batch, one line a format")
     if view.bytes:
-        kv = bytes_svg(view.bytes, "KV cache bytes of each cell, payload and scales stacked")
+        kv = bytes_svg(view.bytes, f"KV cache bytes of {view.bytes_of}, payload and scales stacked")
     return env.get_template("page.html.j2").render(
         view=view,
         css=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
@@ -47,7 +48,8 @@ def _yaml(source: Mapping[str, object]) -> str:
     """The matrix as YAML, for reading; cut (and said so) past the budget."""
     import yaml
 
-    text: str = yaml.safe_dump(_plain(source), sort_keys=False, allow_unicode=True, width=100)
+    dumped: str = yaml.safe_dump(_plain(source), sort_keys=False, allow_unicode=True, width=100)
+    text = "\n".join(one_line(line) for line in dumped.split("\n"))
     if len(text) <= _SOURCE_LIMIT:
         return text
     return f"{text[:_SOURCE_LIMIT]}\n# cut here: {len(text):,} characters in all; run.json has the rest\n"

@@ -20,17 +20,25 @@ ASPECTS = ("kv_format", "weights", "backend")
 
 @dataclass(frozen=True)
 class ChoiceLine:
-    """One aspect of the decision. resolved is "" when no decision was taken; rejected: (option, reason) pairs."""
+    """One aspect of the decision. requested: what the matrix asks; asked: what reached the resolver, which differs
+    when a hop dropped the request; resolved is "" when no decision was taken; rejected: (option, reason) pairs.
+    """
 
     aspect: str
     requested: str
+    asked: str
     resolved: str
     reason: str
     rejected: tuple[tuple[str, str], ...]
 
     @property
+    def dropped(self) -> bool:
+        return self.requested != self.asked
+
+    @property
     def fell_back(self) -> bool:
-        return bool(self.resolved) and self.requested != self.resolved
+        """Declared: the resolver was asked for it and chose something else."""
+        return bool(self.resolved) and not self.dropped and self.requested != self.resolved
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,8 @@ class LevelLine:
 
 @dataclass(frozen=True)
 class PrecisionLine:
-    """state: verified, mismatch or unverified; precision: storage, transfer and execution; reads: what came from
-    quantized storage, as text; chips: (state, names of the levels whose worst state it is) pairs, worst first.
+    """state: verified, mismatch or unverified; storage, transfer, execution: precisions; reads: (record, tokens read
+    from pages, of them quantized); chips: (state, names of the levels whose worst state it is) pairs, worst first.
     """
 
     label: Label
@@ -57,13 +65,39 @@ class PrecisionLine:
     storage: str
     transfer: str
     execution: str
-    reads: str
+    reads: tuple[tuple[str, int, int], ...]
     chips: tuple[tuple[str, str], ...]
     levels: tuple[LevelLine, ...]
 
     @property
     def kv(self) -> ChoiceLine:
         return self.choices[0]
+
+
+@dataclass(frozen=True)
+class PrecisionGroup:
+    """The cells of which the precision table says the same; `line` is the first of them. reads: of all, as text."""
+
+    where: tuple[Label, ...]
+    line: PrecisionLine
+    reads: str
+
+
+def grouped(lines: Sequence[PrecisionLine], labels: Labels) -> tuple[PrecisionGroup, ...]:
+    """One bad cell of many stands out on a line of its own."""
+    groups: dict[tuple[object, ...], list[PrecisionLine]] = {}
+    for line in lines:
+        key = (line.label.baseline, line.choices, line.effective, line.state, line.storage, line.transfer,
+               line.execution, line.chips)  # fmt: skip
+        groups.setdefault(key, []).append(line)
+    return tuple(
+        PrecisionGroup(
+            labels.places([cell for line in same for cell in line.label.cells]),
+            same[0],
+            _reads({read for line in same for read in line.reads}),
+        )
+        for same in groups.values()
+    )
 
 
 @dataclass(frozen=True)
@@ -101,7 +135,8 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
     names = {state: ", ".join(name for name in worst if worst[name] == state) for state in _WORST_FIRST}
     states = {level.state for level in levels} - {NOT_APPLICABLE}
     state = _worst(states) if states else UNVERIFIED
-    if found and choices[0].resolved and effective not in (choices[0].resolved, "unknown"):
+    wrong = found and choices[0].resolved and effective not in (choices[0].resolved, "unknown")
+    if wrong or any(choice.dropped for choice in choices):
         state = MISMATCH
     return PrecisionLine(
         label=label,
@@ -111,21 +146,23 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
         storage=_joined(evidence["precision"].get("storage") for evidence in found),
         transfer=_joined(evidence["precision"].get("transfer") for evidence in found),
         execution=_joined(evidence["precision"].get("execution") for evidence in found),
-        reads=_reads([evidence["reads"] for evidence in found]),
+        reads=tuple(_read(record.key, record.evidence) for record in records if record.evidence is not None),
         chips=tuple((state, text) for state, text in names.items() if text),
         levels=levels,
     )
 
 
 def _choice(aspect: str, spec: Mapping[str, Any], records: Sequence[Record]) -> ChoiceLine:
-    """The aspect's choice; where the tasks of a cell chose differently, one that fell back."""
+    """The aspect's choice; where the tasks of a cell chose differently, one that is not what the matrix asks."""
     choices = [record.decision[aspect] for record in records if record.decision and aspect in record.decision]
+    requested = plain(spec.get(aspect))
     if not choices:
-        return ChoiceLine(aspect, plain(spec.get(aspect)), "", "", ())
-    choice = next((c for c in choices if c["requested"] != c["resolved"]), choices[0])
+        return ChoiceLine(aspect, requested, requested, "", "", ())
+    choice = next((c for c in choices if c["resolved"] != requested), choices[0])
     rejected = tuple((one_line(option), one_line(reason)) for option, reason in choice["rejected"])
     return ChoiceLine(
         aspect,
+        requested,
         one_line(choice["requested"]),
         one_line(choice["resolved"]),
         one_line(choice["reason"]),
@@ -162,9 +199,15 @@ def _joined(values: Iterable[str | None]) -> str:
     return " + ".join(known or words[:1]) or NOT_MEASURED
 
 
-def _reads(reads: Sequence[Mapping[str, int]]) -> str:
-    tokens = sum(r.get("tokens", 0) for r in reads)
+def _read(key: str, evidence: Mapping[str, Any]) -> tuple[str, int, int]:
+    return key, evidence["reads"].get("tokens", 0), evidence["reads"].get("quantized_tokens", 0)
+
+
+def _reads(reads: Iterable[tuple[str, int, int]]) -> str:
+    """Over the records, each counted once however many cells share it."""
+    counts = list(reads)
+    tokens = sum(count for _, count, _ in counts)
+    quantized = sum(count for _, _, count in counts)
     if not tokens:
         return NOT_MEASURED
-    quantized = sum(r.get("quantized_tokens", 0) for r in reads)
     return f"{quantized:,} of {tokens:,} tokens ({100 * quantized / tokens:.4g}%)"

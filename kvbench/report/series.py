@@ -11,6 +11,7 @@ from kvbench.report.labels import Labels
 from kvbench.report.model import Run
 
 _SHAPE_KEYS = ("batch", "context")
+_MOST_BARS = 24
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,23 @@ def _repeats(run: Run) -> dict[str, tuple[float, ...]]:
     return means
 
 
-def byte_bars(run: Run, labels: Labels) -> tuple[ByteBar, ...]:
+def byte_bars(run: Run, labels: Labels) -> tuple[tuple[ByteBar, ...], str]:
+    """The bars, and of which cells they are: of all, or of the largest shape where all would fill pages."""
     values = {(row.cell, row.metric): row.value for row in run.rows}
+    of, shown = "each cell", list(labels.cells)
+    if len(shown) > _MOST_BARS:
+        sizes = {
+            cell: labels.cells[cell]["spec"]["batch"] * labels.cells[cell]["spec"]["context"]
+            for cell in shown
+        }
+        of, shown = "the largest cells", [cell for cell in shown if sizes[cell] == max(sizes.values())]
     bars = []
-    for label in sorted((labels.cell(cell) for cell in labels.cells), key=labels.rank):
+    for label in sorted((labels.cell(cell) for cell in shown), key=labels.rank):
         payload = values.get((label.cells[0], "kv_bytes_payload"))
         scales = values.get((label.cells[0], "kv_bytes_scales"))
         if payload is not None and scales is not None:
             bars.append(ByteBar(label.text, int(payload), int(scales)))
-    return tuple(bars)
+    return tuple(bars), of
 
 
 def shapes(series: Sequence[ItlSeries]) -> tuple[list[int], list[int]]:

@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvbench.metrics import Row
-from kvbench.record import ERROR, Record
+from kvbench.record import Record
+from kvbench.report.checks import CheckGroup, check_groups
 from kvbench.report.findings import Finding, failures, gaps
 from kvbench.report.fmt import NOT_MEASURED, flatten, one_line, plain
 from kvbench.report.labels import Label, Labels
-from kvbench.report.model import OutcomeLike, Run, VerdictLike
-from kvbench.report.precision import ChoiceLine, PrecisionLine, Proof, precision_lines, proofs
+from kvbench.report.model import Run, VerdictLike
+from kvbench.report.notices import Notice, headline, notices
+from kvbench.report.precision import (
+    ChoiceLine,
+    PrecisionGroup,
+    PrecisionLine,
+    Proof,
+    grouped,
+    precision_lines,
+    proofs,
+)
 from kvbench.report.series import ByteBar, ItlSeries, byte_bars, itl_series
-from kvbench.report.tables import MetricTable, limit_text, metric_tables, value_text
+from kvbench.report.tables import MetricTable, metric_tables
 
 # The look of a verdict by exit code; the word itself is the verdict's own.
 _TONES = {0: "pass", 1: "fail", 3: "incomplete", 4: "inconclusive"}
-_STATUS_WORDS = {
-    "pass": "passed",
-    "fail": "failed",
-    "inconclusive": "inconclusive",
-    "not_evaluated": "not evaluated",
-}
-
-
-@dataclass(frozen=True)
-class CheckLine:
-    """One outcome, or several that say the same. value: "" where the check is about no number."""
-
-    where: tuple[Label, ...]
-    variant: str
-    status: str
-    value: str
-    sentence: str
-
-
-@dataclass(frozen=True)
-class CheckGroup:
-    """One check and what came of it everywhere."""
-
-    check: str
-    limit: str
-    required: bool
-    why: str
-    lines: tuple[CheckLine, ...]
 
 
 @dataclass(frozen=True)
@@ -56,15 +37,6 @@ class Fallback:
 
     where: tuple[Label, ...]
     choice: ChoiceLine
-
-
-@dataclass(frozen=True)
-class Notice:
-    """Something that must be read before any number. tone: "warn" or "info"."""
-
-    tone: str
-    title: str
-    sentence: str
 
 
 @dataclass(frozen=True)
@@ -103,11 +75,12 @@ class View:
     fallbacks: tuple[Fallback, ...]
     gaps: tuple[Finding, ...]
     checks: tuple[CheckGroup, ...]
-    precision: tuple[PrecisionLine, ...]
+    precision: tuple[PrecisionGroup, ...]
     proofs: tuple[Proof, ...]
     tables: tuple[MetricTable, ...]
     itl: tuple[ItlSeries, ...]
     bytes: tuple[ByteBar, ...]
+    bytes_of: str
     cells: tuple[CellLine, ...]
     cell_keys: tuple[str, ...]
     fixed: tuple[tuple[str, str], ...]
@@ -123,24 +96,26 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
     labels = Labels(manifest)
     precision = precision_lines(run, labels)
     cell_keys, fixed = _split_keys(labels)
+    bars, bars_of = byte_bars(run, labels)
     present = {row.metric for row in run.rows}
     return View(
         name=one_line(manifest["name"], 200),
         word=one_line(verdict.word).replace("_", " ").upper(),
         tone=_TONES.get(verdict.exit_code, "incomplete"),
         exit_code=verdict.exit_code,
-        headline=_headline(run),
+        headline=headline(run),
         created_at=_time(str(manifest["created_at"])),
-        notices=tuple(_notices(run, labels)),
+        notices=tuple(notices(run, labels)),
         failures=failures(run, labels, precision),
         fallbacks=_fallbacks(precision),
         gaps=gaps(run, labels),
-        checks=_checks(verdict.outcomes, labels),
-        precision=precision,
+        checks=check_groups(verdict.outcomes, labels),
+        precision=grouped(precision, labels),
         proofs=proofs(precision, labels),
         tables=metric_tables(run, labels),
         itl=itl_series(run, labels),
-        bytes=byte_bars(run, labels),
+        bytes=bars,
+        bytes_of=bars_of,
         cells=tuple(_cell(line.label, labels, cell_keys) for line in precision),
         cell_keys=cell_keys,
         fixed=fixed,
@@ -156,85 +131,6 @@ def _time(stamp: str) -> str:
     return one_line(f"{stamp[:-6].replace('T', ' ')} UTC" if utc else stamp, 80)
 
 
-def _headline(run: Run) -> str:
-    """One sentence of counts: `2 of 14 checks failed, 12 passed; 1 task ended in an error.`"""
-    counts = Counter(outcome.status for outcome in run.verdict.outcomes)
-    total = sum(counts.values())
-    if not total:
-        return "No check was evaluated."
-    if counts["pass"] == total and run.verdict.exit_code == 0:
-        sentence = f"All {total} checks passed" if total > 1 else "The only check passed"
-    else:
-        order = ("fail", "inconclusive", "not_evaluated", "pass")
-        shares = [f"{counts[status]} {_STATUS_WORDS[status]}" for status in order if counts[status]]
-        sentence = f"{total} check{'s' if total > 1 else ''}: {', '.join(shares)}"
-    errors = sum(record.status == ERROR for record in run.records)
-    tasks = len(run.manifest["tasks"])
-    ended = f"; {errors} of {tasks} tasks ended in an error" if errors else ""
-    return f"{sentence}{ended}."
-
-
-def _notices(run: Run, labels: Labels) -> list[Notice]:
-    """What changes how every number below is to be read."""
-    specs = [cell["spec"] for cell in labels.cells.values()]
-    found = []
-
-    def models(key: str, value: Any) -> str:
-        return ", ".join(dict.fromkeys(plain(s.get("model"), 60) for s in specs if s.get(key) == value))
-
-    if names := models("trust_remote_code", True):
-        found.append(
-            Notice(
-                "warn",
-                "Remote code trusted",
-                f"Python code that came with {names} was run (trust_remote_code: true).",
-            )
-        )
-    if names := models("plumbing", True):
-        found.append(
-            Notice(
-                "warn",
-                "Plumbing run",
-                f"{names}: results show that the parts work together, not what a model's quality is.",
-            )
-        )
-    if names := models("model_weights", "random"):
-        found.append(
-            Notice(
-                "warn",
-                "Random weights",
-                f"{names} has random weights: bytes and times are real, quality numbers mean nothing.",
-            )
-        )
-    if names := models("prefill_reads", "fresh"):
-        found.append(
-            Notice(
-                "warn",
-                "Prompts read fresh K/V",
-                f"{names}: a prompt's own chunk is not read back from the quantized store (prefill_reads: fresh).",
-            )
-        )
-    partial = sum(record.partial is not None for record in run.records)
-    if partial:
-        found.append(
-            Notice(
-                "info",
-                "Partial run",
-                f"{partial} of {len(run.records)} results cover less than the whole; they are marked.",
-            )
-        )
-    missing = len(run.manifest["tasks"]) - len(run.records)
-    if missing > 0:
-        found.append(
-            Notice(
-                "warn",
-                "Unfinished run",
-                f"{missing} of {len(run.manifest['tasks'])} tasks have no record yet.",
-            )
-        )
-    return found  # fmt: skip
-
-
 def _fallbacks(precision: Sequence[PrecisionLine]) -> tuple[Fallback, ...]:
     where: dict[ChoiceLine, list[Label]] = {}
     for line in precision:
@@ -242,27 +138,6 @@ def _fallbacks(precision: Sequence[PrecisionLine]) -> tuple[Fallback, ...]:
             if choice.fell_back:
                 where.setdefault(choice, []).append(line.label)
     return tuple(Fallback(tuple(labels), choice) for choice, labels in where.items())
-
-
-def _checks(outcomes: Sequence[OutcomeLike], labels: Labels) -> tuple[CheckGroup, ...]:
-    """Outcomes by check, in the gate's order; within a check those that did not pass come first."""
-    groups: dict[tuple[str, str, bool, str], list[OutcomeLike]] = {}
-    for outcome in outcomes:
-        limit = limit_text(outcome.limit)
-        groups.setdefault((outcome.check, limit, outcome.required, outcome.why or ""), []).append(outcome)
-    return tuple(
-        CheckGroup(one_line(check, 200), limit, required, one_line(why, 1000), _check_lines(members, labels))
-        for (check, limit, required, why), members in groups.items()
-    )
-
-
-def _check_lines(outcomes: Sequence[OutcomeLike], labels: Labels) -> tuple[CheckLine, ...]:
-    where: dict[tuple[str, str, str, str], list[str]] = {}
-    for outcome in sorted(outcomes, key=lambda o: o.status == "pass"):
-        sentence = one_line(labels.unnamed(outcome.sentence, outcome.cells), 1000)
-        key = (one_line(outcome.variant, 120), outcome.status, value_text(outcome), sentence)
-        where.setdefault(key, []).extend(outcome.cells)
-    return tuple(CheckLine(labels.places(cells), *key) for key, cells in where.items())
 
 
 def _split_keys(labels: Labels) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:

@@ -439,6 +439,12 @@ def maker() -> Any:
     return make
 
 
+@pytest.fixture(scope="session")
+def failed() -> Any:
+    """`failed(made)`: that run, gone wrong in three ways."""
+    return fail
+
+
 @pytest.fixture
 def outcome() -> type[Outcome]:
     return Outcome

@@ -84,6 +84,15 @@ def test_series_are_the_cells_that_differ_only_in_batch_and_context(passing):
     assert point.low < point.value < point.high
 
 
+def test_a_large_matrix_draws_the_bars_of_its_largest_cells(maker):
+    view = build(*maker(batches=(1, 2, 4, 8), contexts=(128, 256, 512, 1024)).args)
+    assert [bar.name for bar in view.bytes] == [
+        "native · batch 8 · context 1024",
+        "int8_sym · batch 8 · context 1024",
+    ]
+    assert view.bytes_of == "the largest cells"
+
+
 def test_bars_hold_payload_and_scales_apart(passing):
     bar = build(*passing.args).bytes[1]
     assert (bar.name, bar.payload, bar.scales) == ("int8_sym · batch 1 · context 128", 1_474_560, 46_080)

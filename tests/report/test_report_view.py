@@ -104,10 +104,13 @@ def test_a24_t2_weights_payload_scales_and_workspace_are_columns_of_their_own(pa
 
 
 def test_precision_has_storage_transfer_and_execution_apart(passing):
-    line = next(x for x in build(*passing.args).precision if not x.label.baseline)
+    native, quantized = build(*passing.args).precision
+    line = quantized.line
     assert (line.kv.requested, line.kv.resolved, line.effective) == ("int8_sym", "int8_sym", "int8_sym")
     assert (line.storage, line.transfer, line.execution) == ("int8", "not measured", "float32")
-    assert line.reads == "84,000 of 84,000 tokens (100%)"
+    assert native.reads == "0 of 156,000 tokens (0%)"
+    assert quantized.reads == "156,000 of 156,000 tokens (100%)"  # 13 records, each counted once
+    assert [(label.text, len(label.cells)) for label in quantized.where] == [("int8_sym", 4)]
     assert line.chips == (("verified", "E1, E2, E3"),)
 
 
@@ -135,9 +138,12 @@ def test_the_value_that_failed_is_marked_in_its_table(failing):
 
 
 def test_one_bad_task_of_six_makes_the_cell_a_mismatch(failing):
-    states = {line.label.text: (line.state, line.effective) for line in build(*failing.args).precision}
-    assert states.pop("int8_sym · batch 4 · context 512") == ("mismatch", "int8_sym + mixed")
-    assert {state for state, _ in states.values()} == {"verified"}
+    groups = build(*failing.args).precision
+    assert [(g.where[0].text, len(g.where), g.line.state, g.line.effective) for g in groups] == [
+        ("native", 1, "verified", "native"),
+        ("int8_sym · batch 1 · context 128", 3, "verified", "int8_sym"),
+        ("int8_sym · batch 4 · context 512", 1, "mismatch", "int8_sym + mixed"),
+    ]
 
 
 def test_effective_other_than_resolved_is_a_mismatch_though_every_level_says_verified(passing):
@@ -154,9 +160,30 @@ def test_a_cell_without_any_evidence_is_unverified(passing):
         return replace(record, evidence=None) if record.spec["kv_format"] == "int8_sym" else record
 
     view = build(*passing.with_records(change).args)
-    line = next(x for x in view.precision if not x.label.baseline)
-    assert (line.state, line.effective, line.storage, line.reads) == ("unverified", *["not measured"] * 3)
+    group = view.precision[1]
+    got = (group.line.state, group.line.effective, group.line.storage, group.reads)
+    assert got == ("unverified", *["not measured"] * 3)
     assert view.failures[0].title == "Precision not proven"
+
+
+def test_a01_a_request_that_was_dropped_on_the_way_is_no_fallback(passing):
+    """The matrix asks for int8_sym, a hop drops it, and everything after that is consistently native."""
+
+    def change(record):
+        if record.spec["kv_format"] != "int8_sym":
+            return record
+        native = {"requested": "native", "resolved": "native", "reason": "asked for", "rejected": []}
+        evidence = {**record.evidence, "effective": "native"}
+        return replace(record, decision={**record.decision, "kv_format": native}, evidence=evidence)
+
+    view = build(*passing.with_records(change).args)
+    line = view.precision[1].line
+    assert (line.kv.requested, line.kv.asked, line.kv.resolved) == ("int8_sym", "native", "native")
+    assert (line.state, view.fallbacks) == ("mismatch", ())
+    assert view.failures[0].items[0].sentence == (
+        "The matrix asks for kv_format int8_sym, the resolver was asked for native: "
+        "the request was dropped on the way."
+    )
 
 
 def test_a_declared_fallback_is_named_with_its_reason_and_what_was_rejected(passing):
