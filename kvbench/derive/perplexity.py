@@ -62,19 +62,26 @@ def _delta(record: Record, baseline: Record, scored: int) -> Value:
 
 
 def _divergence(samples: Mapping[str, Any]) -> Iterator[Value]:
-    kld = samples.get("kld_tokens")
-    if kld:
-        n = len(kld)
-        yield Value("kld_mean", fmean(kld), n)
-        yield Value("kld_p50", median(kld), n)
-        yield Value("kld_p90", quantile(kld, 0.9), n)
-        yield Value("kld_p99", quantile(kld, 0.99), n)
-        yield Value("kld_p999", quantile(kld, 0.999), n)
-        yield Value("kld_max", largest(kld), n)
-        if samples.get("top1_equal") is not None:
-            yield share("top1_agreement", samples["top1_equal"], n)
+    """From the values a token where the record holds all of them, else from the sums the runner took over all."""
+    kept, whole = samples.get("kld_tokens"), samples.get("kld")
+    if not kept:
+        return
+    n = whole["n"] if whole else len(kept)
+    found: Mapping[str, float] = whole if whole and n > len(kept) else _summary(kept)
+    for name in ("mean", "p50", "p90", "p99", "p999", "max"):
+        yield Value(f"kld_{name}", found[name], n)
+    if samples.get("top1_equal") is not None:
+        yield share("top1_agreement", samples["top1_equal"], n)
     if samples.get("delta_p"):
-        yield Value("delta_p_mean", 100 * fmean(samples["delta_p"]), len(samples["delta_p"]))
+        sampled = n > len(samples["delta_p"])
+        yield Value(
+            "delta_p_mean", 100 * (samples["delta_p_mean"] if sampled else fmean(samples["delta_p"])), n
+        )
+
+
+def _summary(kld: Sequence[float]) -> dict[str, float]:
+    quantiles = {"p90": quantile(kld, 0.9), "p99": quantile(kld, 0.99), "p999": quantile(kld, 0.999)}
+    return {"mean": fmean(kld), "p50": median(kld), **quantiles, "max": largest(kld)}
 
 
 def _total(chunks: Sequence[Chunk]) -> float:

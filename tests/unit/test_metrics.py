@@ -239,7 +239,9 @@ def test_a20_t5_batch_rate_is_batch_over_gap() -> None:
 
 
 def test_ratios_pair_repeats_with_the_interleaved_baseline() -> None:
-    run = MadeRun().measure("latency", latency(*(ABBA[i] for i in (3, 1, 0, 2))), AA)  # the order field counts, not the list's
+    run = MadeRun().measure(
+        "latency", latency(*(ABBA[i] for i in (3, 1, 0, 2))), AA
+    )  # the order field counts, not the list's
     row = run.row("itl_ratio")
     assert row.value == pytest.approx(0.5)  # 5 / 10 and 10 / 20
     assert (row.low, row.high) == pytest.approx((0.5, 0.5))
@@ -453,7 +455,7 @@ def test_a_collapsed_model_has_an_infinite_perplexity_not_a_crash() -> None:
 def test_kld_columns() -> None:
     kld = [i / 1000 for i in range(1001)]
     random.Random(0).shuffle(kld)
-    extra = {"kld_tokens": kld, "top1_equal": 900, "delta_p": [0.01, -0.03]}
+    extra = {"kld_tokens": kld, "top1_equal": 900, "delta_p": [0.01] * 500 + [-0.03] * 501}
     run = text_run({**chunks((2000.0, 1001)), **extra}, chunks((2000.0, 1001)))
     found = {m: run.row(f"kld_{m}").value for m in ("mean", "p50", "p90", "p99", "p999", "max")}
     assert found == {
@@ -466,8 +468,26 @@ def test_kld_columns() -> None:
     }
     assert run.row("top1_agreement").value == 900 / 1001
     assert run.row("top1_agreement").low is not None
-    assert run.row("delta_p_mean").value == pytest.approx(-1.0)
+    assert run.row("delta_p_mean").value == pytest.approx(100 * (0.01 * 500 - 0.03 * 501) / 1001)
     assert run.row("kld_mean").baseline == BASE
+
+
+def test_kld_of_more_tokens_than_a_record_keeps_comes_from_its_sums() -> None:
+    whole = {"mean": 0.2, "n": 1001, "p50": 0.1, "p90": 0.3, "p99": 0.4, "p999": 0.5, "max": 0.6}
+    extra = {
+        "kld": whole,
+        "kld_tokens": [9.0, 9.0],
+        "top1_equal": 1000,
+        "delta_p": [9.0, 9.0],
+        "delta_p_mean": -0.01,
+    }
+    run = text_run({**chunks((2000.0, 1001)), **extra}, chunks((2000.0, 1001)))
+    found = {m: run.row(f"kld_{m}").value for m in ("mean", "p50", "p90", "p99", "p999", "max")}
+    assert found == {key: value for key, value in whole.items() if key != "n"}
+    assert run.row("kld_mean").n == run.row("top1_agreement").n == run.row("delta_p_mean").n == 1001
+    assert run.row("delta_p_mean").value == -1.0
+    exact = {"kld": {**whole, "n": 2}, "kld_tokens": [1.0, 3.0]}
+    assert text_run({**chunks((4.0, 2)), **exact}, chunks((4.0, 2))).row("kld_mean").value == 2.0
 
 
 def test_kld_not_asked_for_is_not_measured() -> None:
