@@ -133,7 +133,7 @@ def _measure_all(
     watcher: Watcher,
     data_dir: Path | None,
 ) -> None:
-    from kvbench.engine.session import Session, execute
+    from kvbench.session import Session, execute
 
     session = Session(data_dir, environment)
     names = {cell.id: cell.name for cell in matrix.cells}

@@ -118,9 +118,8 @@ def scalar(text: str) -> Any:
 
 
 def _syntax_sentence(error: yaml.MarkedYAMLError, text: str, line: int, column: int) -> str:
-    lines = text.splitlines() or [""]
-    there = lines[min(line, len(lines)) - 1]
-    if "\t" in there[: len(there) - len(there.lstrip())] or there[column - 1 : column] == "\t":
+    lines = text.split("\n")
+    if lines[min(line, len(lines)) - 1][column - 1 : column] == "\t":
         return "a tab stands where YAML wants spaces; replace it with spaces."
     words = ", ".join(part for part in (error.context, error.problem) if part)
     return f"this is not YAML: {words}."

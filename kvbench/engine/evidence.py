@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from kvbench.engine.core import Engine, static_scales
-from kvbench.engine.store import LayerPages, PagedKVStore, dtype_name, indexable
+from kvbench.engine.layer import LayerPages, dtype_name, indexable
+from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat, kv_bytes
 from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
 from kvbench_kernels.quantize import QUANTIZE
@@ -52,6 +53,7 @@ def live_format(pages: LayerPages, side: str, native_dtype: torch.dtype) -> str:
     return f"{dtype_name(payload.dtype)} with {scales}"
 
 
+@torch.inference_mode()
 def examine(engine: Engine, layer_probe: Level, *, reads_due: bool) -> Evidence:
     """Take the evidence of an engine whose measurement has ended; its sequences are freed and its pages poisoned.
 
@@ -292,6 +294,7 @@ class _Row:
     seq: int
 
 
+@torch.inference_mode()
 def probe_layers(make: Callable[[int, int], Engine], layers: int, page_size: int) -> Level:
     """E3 for each layer, K and V, payload and scale: one sequence a change, all decoded in one packed forward.
 

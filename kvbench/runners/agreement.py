@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 CHUNK = 64  # tokens a forward where a known text is read
 LEAD = 8  # real decode steps before the divergence that must repeat the teacher-forced argmax
 
-# Two ways to compute the same logits differ by rounding and summation order; an argmax that flips by a smaller gap
-# than this is a near-tie, by a larger one a fault of the engine. Logits of text models are of the order of 20.
-NEAR_TIE = {torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.5}
+# Two ways to compute the same logits differ by rounding and summation order, and a K/V that differs in its last bit may
+# be stored as the neighbouring code. An argmax that flips by a smaller gap than this is a near-tie, by a larger one a
+# fault of the engine. Logits of text models are of the order of 20.
+NEAR_TIE = {torch.float32: 0.05, torch.float16: 0.2, torch.bfloat16: 0.5}
 
 
 def run(ctx: Context) -> Measurement:

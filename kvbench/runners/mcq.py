@@ -6,6 +6,7 @@ and paired differences are derived on reading.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -147,6 +148,8 @@ def _row(
         row["skipped"] = "no token of an answer is left to score behind a context"
     if row["skipped"] is not None or fitted is None or fitted.pair is None or scores is None:
         return row
+    if any(math.isnan(s) for s in scores):
+        raise KvbenchError(f"A score of question {q.id} is not a number; the engine gave NaN logits.")
     best = max(scores)
     return row | {
         "scores": scores,

@@ -1,8 +1,7 @@
 """Decode through the store against an oracle, on tensors; and many decode steps without a model.
 
-The oracle is written here and shares nothing with the store or the attention backend but the reference quantizer: it
-quantizes the *original* K/V, dequantizes in float64 and attends by plain einsum. A store that loses a scale, a page or
-a head therefore differs from it, and so does an attention that reads the wrong one.
+The oracle (`kvbench.runners.oracle`) quantizes the *original* K/V, dequantizes in float64 and attends by plain einsum.
+A store that loses a scale, a page or a head therefore differs from it, and so does an attention that reads the wrong one.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -20,9 +19,9 @@ from torch import Tensor
 from kvbench.engine.core import static_scales, store_format
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat, KVShape, pages_for
+from kvbench.runners import oracle
 from kvbench.runners.context import Context, Measurement
 from kvbench_kernels.attention import paged_attention_torch
-from kvbench_kernels.quantize import QUANTIZE
 
 # Largest error of an output element, as a share of the largest V in play (at least 1): 4 roundings of the query dtype
 # (dequantized V, scores, probabilities, output). float32 gets 3e-6: there summation order, not rounding, leads.
@@ -69,12 +68,12 @@ def _run(ctx: Context) -> Measurement:
     own = engine.layers[0]
     cases = list(_cases(Geometry("model", own.q_heads, own.shape), ctx.options["lengths"]))
     total = len(cases) + 1
-    rows, worst = [], {"share_of_bound": 0.0, "max_abs": 0.0, "case": ""}
+    rows, worst = [], ElementError(0.0, 0.0, "")
     for index, case in enumerate(cases):
         ctx.progress(index, total, case.name)
         row, error = bench.decode(case)
         rows.append(row)
-        worst = max(worst, error, key=lambda e: e["share_of_bound"])
+        worst = max(worst, error, key=lambda e: e.share_of_bound)
     ctx.progress(len(cases), total, f"{ctx.options['steps']} steps without a model")
     steps = bench.steps(ctx.options["steps"], model.dtype)
     facts = {
@@ -87,7 +86,7 @@ def _run(ctx: Context) -> Measurement:
         "step_dtype": _name(model.dtype),
         "max_abs_is": f"largest of each {-(-ctx.options['steps'] // BUCKETS)} steps",
         "scale": scale,
-        "element_error": worst,
+        "element_error": asdict(worst),
         "oracle": "float64 einsum on the reference quantizer's codes of the original tensors",
     }
     return Measurement({"cases": rows, "steps": steps}, facts)
@@ -103,6 +102,15 @@ def _cases(own: Geometry, lengths: list[int]) -> Iterator[Case]:
 
 
 @dataclass(frozen=True)
+class ElementError:
+    """How far quantization itself moved the K/V of a case: worst element, as a share of the format's bound and as such."""
+
+    share_of_bound: float
+    max_abs: float
+    case: str
+
+
+@dataclass(frozen=True)
 class Bench:
     """stored: the format the store is made with; resolved: the one it must behave as; scale: (K, V) if static."""
 
@@ -113,7 +121,11 @@ class Bench:
     device: torch.device
     seed: int
 
-    def decode(self, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
+    @property
+    def scales(self) -> tuple[float | None, float | None]:
+        return self.scale or (None, None)
+
+    def decode(self, case: Case) -> tuple[dict[str, Any], ElementError]:
         """One decode step at `case.length`: its row of the record, and how far quantization itself moved K and V."""
         geometry, length, shape = case.geometry, case.length, case.geometry.shape
         draw = torch.Generator().manual_seed(self.seed)
@@ -134,8 +146,12 @@ class Bench:
         read_k, read_v = store.read(0, store.tables([seq]), length, case.dtype)
         out = paged_attention_torch(q, read_k, read_v, scaling, length - 1)[0, :, 0].double()
 
-        oracle_k, oracle_v = self._dequantized(k, 0), self._dequantized(v, 1)
-        expected = oracle(q[0, :, 0].double(), oracle_k, oracle_v, scaling)
+        pair = [
+            (x, scale, oracle.dequantized(self.resolved, x, scale))
+            for x, scale in zip((k, v), self.scales, strict=True)
+        ]
+        oracle_k, oracle_v = (values for _, _, values in pair)
+        expected = oracle.attention(q[0, :, 0].double(), oracle_k, oracle_v, scaling)
         row = {
             "name": case.name,
             "length": length,
@@ -147,12 +163,8 @@ class Bench:
             "cosine": _cosine(out, expected),
             "bound": TOLERANCE[case.dtype] * max(1.0, oracle_v.abs().max().item()),
         }
-        errors = [
-            _element_error(self.resolved, x.double(), dq, None if self.scale is None else self.scale[side])
-            for side, (x, dq) in enumerate(((k, oracle_k), (v, oracle_v)))
-        ]
-        worst = max(errors, key=lambda e: e[0])
-        return row, {"share_of_bound": worst[0], "max_abs": worst[1], "case": case.name}
+        errors = [ElementError(*oracle.element_error(self.resolved, *x), case.name) for x in pair]
+        return row, max(errors, key=lambda e: e.share_of_bound)
 
     def steps(self, steps: int, dtype: torch.dtype) -> dict[str, Any]:
         """Grow one sequence token by token in a native store and in this format's; attend in both with the same q.
@@ -177,7 +189,7 @@ class Bench:
             logits.append(torch.stack(outputs).float() @ vocabulary)
         native, candidate = logits
         max_abs = (candidate - native).abs().amax(dim=-1)
-        buckets = max_abs.split(-(-steps // BUCKETS))
+        buckets = torch.split(max_abs, -(-steps // BUCKETS))
         return {
             "argmax_equal": (candidate.argmax(-1) == native.argmax(-1)).int().tolist(),
             "max_abs": [round(bucket.max().item(), 9) for bucket in buckets],
@@ -187,45 +199,6 @@ class Bench:
     def _store(self, fmt: KVFormat, shape: KVShape, pages: int, dtype: torch.dtype) -> PagedKVStore:
         scale = [self.scale] if self.scale is not None and fmt.scale_kind == "static" else None
         return PagedKVStore(fmt, [shape], self.page_size, pages, dtype, self.device, scale)
-
-    def _dequantized(self, x: Tensor, side: int) -> Tensor:
-        """float64 values that `x [L, H, D]` must come back as; side 0 is K, 1 is V."""
-        scale = None
-        if self.scale is not None:
-            scale = torch.tensor(self.scale[side], dtype=torch.float32, device=self.device)
-        quantized = QUANTIZE[self.resolved.name](x, scale)
-        values = quantized.codes.double()
-        if quantized.scales is not None:
-            values = values * quantized.scales.double()[..., None]
-        elif scale is not None:
-            values = values * scale.double()
-        return values
-
-
-def oracle(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-    """q [Hq, D], k [L, H, D], v [L, H, Dv] in float64 -> [Hq, Dv]. Query head h reads KV head h // (Hq / H)."""
-    groups = q.shape[0] // k.shape[1]
-    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    weights = (torch.einsum("hd,lhd->hl", q, k) * scaling).softmax(dim=-1)
-    return torch.einsum("hl,lhd->hd", weights, v)
-
-
-def _element_error(fmt: KVFormat, x: Tensor, dequantized: Tensor, scale: float | None) -> tuple[float, float]:
-    """Worst |x - dequantized| as a share of the format's bound, and as such. Clipped elements have no bound."""
-    error = (x - dequantized).abs()
-    if not fmt.quantized or fmt.qmax is None:
-        return (0.0 if error.max().item() == 0 else float("inf")), error.max().item()
-    if scale is None:
-        step = x.abs().amax(-1, keepdim=True) / fmt.qmax
-        if fmt.scale_dtype == "float16":
-            step = step * (1 + 2.0**-10) + 2.0**-24  # rounded up to FP16
-    else:
-        step = torch.full_like(x[..., :1], scale)
-    integer = fmt.payload_dtype == "int8"
-    bound = step / 2 + 1e-6 if integer else torch.maximum(x.abs() / 16, step * 2.0**-10) + 1e-6
-    inside = x.abs() <= step * fmt.qmax * (1 + 1e-6)
-    share = torch.where(inside, error / bound, 0.0)
-    return share.max().item(), error.max().item()
 
 
 def _append(store: PagedKVStore, seq: int, k: Tensor, v: Tensor) -> None:

@@ -5,8 +5,8 @@ No torch here: the loop is tested with fake arms that compile, finish late or li
     TTFT   request submitted -> first token on the host, device synchronised, sampling included
     ITL    gap between consecutive tokens of one sequence; a static batch gives one sample a step; TTFT never inside
 
-The clock is monotonic (`time.perf_counter`). Garbage collection is off while a request is timed. Every request of a
-measurement has the same shapes, and each arm has its own warm-up requests of just these shapes, reported apart: a
+The clock is monotonic (`time.perf_counter`). Garbage is collected once, before the first request, and not again until
+the last has ended. Every request of a measurement has the same shapes, and each arm has its own warm-up requests of just these shapes, reported apart: a
 shape that is compiled on first sight costs a warm-up request, never a measured one.
 """
 
@@ -58,18 +58,17 @@ def time_request(
         raise ValueError(f"A request of {new_tokens} new tokens has no first token; it takes at least 1.")
     try:
         arm.synchronize()  # nothing of an earlier request is still running
-        with _no_gc():
-            start = clock()
-            arm.submit()
+        start = clock()
+        arm.submit()
+        arm.synchronize()
+        first = last = clock()
+        gaps = []
+        for _ in range(new_tokens - 1):
+            arm.step()
             arm.synchronize()
-            first = last = clock()
-            gaps = []
-            for _ in range(new_tokens - 1):
-                arm.step()
-                arm.synchronize()
-                now = clock()
-                gaps.append((now - last) * 1e3)
-                last = now
+            now = clock()
+            gaps.append((now - last) * 1e3)
+            last = now
     finally:
         arm.close()
     return Timing(label, order, (first - start) * 1e3, tuple(gaps))
@@ -100,11 +99,12 @@ def measure(
         done += 1
         return timing
 
-    warm = [timed(-1, label, arm, "warm-up") for label, arm in arms for _ in range(warmup)]
     measured: list[Timing] = []
-    for pair in range(repeats):
-        for label, arm in arms if pair % 2 == 0 else reversed(arms):
-            measured.append(timed(len(measured), label, arm, "request"))
+    with _no_gc():
+        warm = [timed(-1, label, arm, "warm-up") for label, arm in arms for _ in range(warmup)]
+        for pair in range(repeats):
+            for label, arm in arms if pair % 2 == 0 else reversed(arms):
+                measured.append(timed(len(measured), label, arm, "request"))
     progress(total, total, "")
     return Timings(tuple(warm), tuple(measured))
 

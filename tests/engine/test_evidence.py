@@ -9,7 +9,8 @@ import torch
 
 from kvbench.engine import core, evidence
 from kvbench.engine import store as store_module
-from kvbench.engine.store import PagedKVStore, allocate_layer
+from kvbench.engine.layer import allocate_layer
+from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS
 from kvbench.record import MISMATCH, VERIFIED, Evidence, Level
 

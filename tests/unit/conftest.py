@@ -1,5 +1,6 @@
 """A runner's context on a tiny model with real engines, real resolver and real baseline records."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +22,8 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
     from kvbench.decision import Request, resolve
     from kvbench.engine.core import Engine
     from kvbench.engine.load import load_model
-    from kvbench.engine.session import native_of
     from kvbench.runners.context import Context
+    from kvbench.session import native_of
 
     torch.set_num_threads(1)
 
@@ -36,7 +37,7 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
         )
         name = f"{model} {spec['dtype']}"
         if name not in _tiny_models:
-            _tiny_models[name] = load_model(spec)
+            _tiny_models[name] = load_model(spec, spec["device"], spec["dtype"])
         loaded = _tiny_models[name]
         decision = resolve(
             Request(spec["kv_format"], spec["weights"], spec["backend"], spec["fallback"]), loaded.facts
@@ -51,6 +52,16 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
         return Context(spec, options, "", loaded, engine, native, baseline, None)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def looping_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with the config of tiny-llama with small random weights: its greedy text soon repeats itself."""
+    from kvbench.catalog import TINY
+
+    folder = tmp_path_factory.mktemp("looping")
+    (folder / "config.json").write_text(json.dumps({**TINY["tiny-llama"], "initializer_range": 0.05}))
+    return str(folder)
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from kvbench.runners.greedy import greedy, propose, teacher_forced
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 72, 101]
 STEPS = 96
+# A K/V that differs in its last bit may be stored as the neighbouring code.
+TOLERANCE = {"native": 1e-3, "int8_sym": 5e-2}
 
 
 @pytest.mark.parametrize(
@@ -36,24 +38,28 @@ def engine_of(runner_context, **keys):
     return runner_context("agreement", **keys).engine(sequences=1, tokens=len(PROMPT) + STEPS)
 
 
+@pytest.fixture(params=["tiny-llama", "looping"])
+def model(request):
+    """One whose text hardly ever repeats (drafts are rejected and cut away), one whose text loops (they are kept)."""
+    return request.getfixturevalue("looping_model") if request.param == "looping" else request.param
+
+
 @pytest.mark.parametrize("fmt", ["native", "int8_sym"])
-@pytest.mark.parametrize("draft", [1, 3, 8])
-@pytest.mark.parametrize("steps", [1, 2, STEPS])
-def test_drafted_text_equals_plain_greedy_exactly(runner_context, fmt, draft, steps):
-    engine = engine_of(runner_context, kv_format=fmt)
-    plain_seq = engine.add()
-    plain = greedy(engine, plain_seq, PROMPT, steps, 0)
-    assert plain.forwards == steps
-    assert engine.length(plain_seq) == len(PROMPT) + steps - 1
-    engine.free(plain_seq)
+@pytest.mark.parametrize(("draft", "steps"), [(8, 1), (8, 2), (1, STEPS), (8, STEPS)])
+def test_drafted_text_equals_plain_greedy_exactly(runner_context, model, fmt, draft, steps):
+    engine = engine_of(runner_context, model=model, kv_format=fmt)
     seq = engine.add()
+    plain = greedy(engine, seq, PROMPT, steps, 0)
+    assert plain.forwards == steps
+    assert engine.length(seq) == len(PROMPT) + steps - 1
+    engine.truncate(seq, 0)
     drafted = greedy(engine, seq, PROMPT, steps, draft)
     assert drafted.best == plain.best
-    assert drafted.margins == pytest.approx(plain.margins, abs=1e-3)
-    assert drafted.logprobs == pytest.approx(plain.logprobs, abs=1e-3)
+    assert drafted.margins == pytest.approx(plain.margins, abs=TOLERANCE[fmt])
+    assert drafted.logprobs == pytest.approx(plain.logprobs, abs=TOLERANCE[fmt])
     assert engine.length(seq) == len(PROMPT) + steps - 1
-    if steps == STEPS:
-        assert drafted.forwards < steps
+    if steps == STEPS and "looping" in model:
+        assert drafted.forwards < 0.75 * steps
 
 
 def test_plain_greedy_takes_the_argmax_of_the_whole_history_read_anew(runner_context):
@@ -68,15 +74,16 @@ def test_plain_greedy_takes_the_argmax_of_the_whole_history_read_anew(runner_con
     assert trace.logprobs == pytest.approx(logits.log_softmax(-1).amax(-1).tolist(), abs=1e-3)
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 7, 64, 500])
-def test_a_known_text_read_in_chunks_gives_its_own_argmax_and_the_history_s_logprobs(runner_context, chunk):
-    engine = engine_of(runner_context, kv_format="int8_sym")
+@pytest.mark.parametrize("fmt", ["native", "int8_sym"])
+@pytest.mark.parametrize("chunk", [1, 7, 500])
+def test_a_text_read_in_chunks_gives_the_argmax_and_logprobs_it_was_decoded_with(runner_context, fmt, chunk):
+    engine = engine_of(runner_context, kv_format=fmt)
     seq = engine.add()
     text = greedy(engine, seq, PROMPT, STEPS, 0)
     engine.truncate(seq, 0)
     trace = teacher_forced(engine, seq, PROMPT, text.best, chunk)
     assert trace.best == text.best
-    assert trace.logprobs == pytest.approx(text.logprobs, abs=1e-3)
+    assert trace.logprobs == pytest.approx(text.logprobs, abs=TOLERANCE[fmt])
     assert engine.length(seq) == len(PROMPT) + STEPS - 1
     assert trace.forwards == 1 + math.ceil((STEPS - 1) / chunk)
 
@@ -115,21 +122,22 @@ def test_the_baseline_keeps_its_text_margins_and_noise_floor(runner_context, dra
     assert seen[-1] == (2 * STEPS, 2 * STEPS, "re-run")
 
 
-@pytest.mark.parametrize("draft", [0, 4])
-@pytest.mark.parametrize("continuation", [0, 12, 4000])
+@pytest.mark.parametrize(
+    ("model", "draft", "continuation"),
+    [("tiny-llama", 0, 12), ("tiny-llama", 4, 4000), ("tiny-qwen2", 4, 0), ("tiny-qwen2", 4, 12)],
+)
 def test_a_candidate_diverges_where_its_own_greedy_text_does(
-    runner_context, as_baseline, draft, continuation
+    runner_context, as_baseline, model, draft, continuation
 ):
-    keys = {"steps": STEPS, "prompt_tokens": 24, "draft": draft, "continuation": continuation}
+    keys = {"model": model, "steps": STEPS, "prompt_tokens": 24, "draft": draft, "continuation": continuation}
     ctx = runner_context("agreement", **keys)
     baseline = as_baseline(ctx, agreement.run(ctx))
     native = baseline.samples["tokens"]
-    # A coarse static scale, so that a tiny model diverges early but not at once.
-    ctx = runner_context("agreement", baseline=baseline, kv_format="int8_static", scale=0.12, **keys)
+    ctx = runner_context("agreement", baseline=baseline, kv_format="int8_sym", **keys)
     measured = agreement.run(ctx)
     tokens = measured.samples["tokens"]
     first = next(i for i, (a, b) in enumerate(zip(tokens, native, strict=True)) if a != b)
-    assert 1 < first < STEPS - 20
+    assert first == {"tiny-llama": 2, "tiny-qwen2": 24}[model]
 
     engine = ctx.engine(sequences=1, tokens=24 + STEPS)
     own = greedy(engine, engine.add(), agreement.prompt_ids(ctx), STEPS, 0).best

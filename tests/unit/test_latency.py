@@ -6,7 +6,9 @@ import time
 
 import pytest
 
-from kvbench.runners.latency import prefill_plan
+from kvbench.runners import latency
+from kvbench.runners.greedy import greedy
+from kvbench.runners.latency import EngineArm, prefill_plan, random_prompts
 from kvbench.runners.timing import measure, time_request
 
 
@@ -182,14 +184,15 @@ def test_arms_are_interleaved_and_pairs_alternate():
     assert seen == [(i, 12) for i in range(13)]
 
 
-def test_the_collector_is_off_while_timing_and_back_on_after_an_error():
+def test_the_collector_is_off_while_measuring_and_back_on_after_an_error():
     class Failing(ScriptedArm):
         def step(self):
             assert not gc.isenabled()
             super().step()
 
+    arm = Failing(clock := Clock(), [0.2, 0.1])
     with pytest.raises(StopIteration):
-        time_request("candidate", 0, Failing(clock := Clock(), [0.2, 0.1]), 3, clock)
+        measure(("baseline", arm), ("candidate", arm), new_tokens=3, repeats=1, warmup=0, clock=clock)
     assert gc.isenabled()
 
 
@@ -204,3 +207,74 @@ def test_the_collector_is_off_while_timing_and_back_on_after_an_error():
 )
 def test_prefill_forwards_are_full_and_cover_each_prompt_once(lengths, chunk, plan):
     assert list(prefill_plan(lengths, chunk)) == plan
+
+
+KEYS = {"batch": 3, "context": 21, "new_tokens": 5, "repeats": 2, "prefill_chunk": 16}
+
+
+def test_a_candidate_is_interleaved_with_its_baseline_and_samples_are_whole(runner_context, as_baseline):
+    ctx = runner_context("latency", **KEYS)
+    baseline = as_baseline(ctx, latency.run(ctx))
+    assert [a["arm"] for a in baseline.samples["arms"]] == ["candidate"] * 4
+    assert [a["arm"] for a in baseline.samples["warmup"]] == ["candidate"] * 2
+
+    measured = latency.run(runner_context("latency", baseline=baseline, kv_format="int8_sym", **KEYS))
+    arms = measured.samples["arms"]
+    assert [a["arm"] for a in arms] == ["baseline", "candidate", "candidate", "baseline"]
+    assert [a["order"] for a in arms] == [0, 1, 2, 3]
+    for arm in arms:
+        assert arm["ttft_ms"] > 0
+        assert len(arm["itl_ms"]) == 4
+        assert min(arm["itl_ms"]) > 0
+        assert (arm["prefill_tokens"], arm["batch"], arm["new_tokens"]) == (63, 3, 5)
+    assert [w["arm"] for w in measured.samples["warmup"]] == ["baseline", "candidate"]
+    assert measured.facts["prompt_sha"] == baseline.facts["prompt_sha"]
+    assert (measured.facts["clock"], measured.facts["synchronised"], measured.facts["prefill_forwards"]) == (
+        "perf_counter",
+        True,
+        4,
+    )
+
+
+def test_a20_t3_one_new_token_gives_no_itl_samples(runner_context):
+    arms = latency.run(runner_context("latency", batch=1, context=8, new_tokens=1, repeats=1)).samples["arms"]
+    assert [a["itl_ms"] for a in arms] == [[], []]
+
+
+def test_the_arms_run_in_their_own_formats(runner_context, as_baseline):
+    ctx = runner_context("latency", **KEYS)
+    baseline = as_baseline(ctx, latency.run(ctx))
+    ctx = runner_context("latency", baseline=baseline, kv_format="int8_sym", **KEYS)
+    made = []
+    for name in ("engine", "native"):
+        make = getattr(ctx, name)
+        object.__setattr__(ctx, name, lambda make=make, **size: made.append(make(**size)) or made[-1])
+    latency.run(ctx)
+    assert [e.store.fmt.name for e in made] == ["native", "int8_sym"]
+    assert [e.store.num_pages for e in made] == [6, 6]
+    assert [e.store.sequences() for e in made] == [[], []]
+    assert made[1].store.reads["quantized_tokens"] == made[0].store.reads["tokens"] > 0
+
+
+def test_the_engine_arm_gives_each_prompt_its_own_greedy_text(runner_context):
+    ctx = runner_context("latency", **KEYS)
+    prompts = random_prompts(ctx.model, 3, 21)
+    arm = EngineArm(ctx.engine(sequences=3, tokens=26), prompts, 16)
+    for _ in range(2):  # a request leaves nothing behind that changes the next
+        arm.submit()
+        texts = [arm.tokens]
+        for _ in range(4):
+            arm.step()
+            texts.append(arm.tokens)
+        arm.close()
+        for row, prompt in enumerate(prompts):
+            engine = ctx.engine(sequences=1, tokens=26)
+            assert [t[row] for t in texts] == greedy(engine, engine.add(), prompt, 5, 0).best
+
+
+def test_prompts_are_seeded_differ_and_hold_no_special_token(runner_context):
+    model = runner_context("latency").model
+    prompts = random_prompts(model, 4, 300)
+    assert prompts == random_prompts(model, 4, 300)
+    assert len({tuple(p) for p in prompts}) == 4
+    assert all(len(p) == 300 and max(p) < 256 for p in prompts)  # 256 and 257 are <bos> and <eos>

@@ -25,8 +25,9 @@ HEAVY = (
 )
 
 # Layers from the top down. A file imports from its own layer and from those below it.
-LAYERS = ("cli", "run", "runners", "engine", "kernels", "base")
-RUN = frozenset({"run"})
+# session joins engine and runners to carry out one task; run and plan only order tasks, and need no torch for it.
+LAYERS = ("cli", "run", "session", "runners", "engine", "kernels", "base")
+RUN = frozenset({"run", "plan"})
 
 
 def layer_of(module: str) -> str:
@@ -35,7 +36,7 @@ def layer_of(module: str) -> str:
     if parts[0] == "kvbench_kernels":
         return "kernels"
     name = parts[1] if len(parts) > 1 else ""
-    if name in ("runners", "engine"):
+    if name in ("session", "runners", "engine"):
         return name
     if name in ("cli", "__main__"):
         return "cli"

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kvbench.formats import KV_FORMATS, KVShape
-from kvbench.runners import parity
-from kvbench.runners.parity import Bench, Case, Geometry, oracle
+from kvbench.runners import oracle, parity
+from kvbench.runners.parity import Bench, Case, Geometry
 
 GQA = Geometry("gqa", 8, KVShape(2, 64, 64))
 STATIC = (0.05, 0.04)
@@ -60,7 +60,7 @@ def test_a08_t5_strided_tensors_are_views_with_an_offset():
 def test_a09_t1_the_oracle_maps_query_heads_to_kv_heads(q_heads, kv_heads):
     v = torch.arange(kv_heads, dtype=torch.float64)[None, :, None].expand(5, -1, 4)
     k = torch.randn(5, kv_heads, 4, dtype=torch.float64)
-    out = oracle(torch.randn(q_heads, 4, dtype=torch.float64), k, v, 0.5)
+    out = oracle.attention(torch.randn(q_heads, 4, dtype=torch.float64), k, v, 0.5)
     torch.testing.assert_close(out[:, 0], (torch.arange(q_heads) // (q_heads // kv_heads)).double())
 
 
@@ -68,7 +68,31 @@ def test_the_oracle_is_plain_attention():
     q, k, v = (torch.randn(s, dtype=torch.float64) for s in ((2, 4), (3, 2, 4), (3, 2, 5)))
     scores = torch.stack([k[:, h] @ q[h] * 0.5 for h in range(2)]).exp()
     expected = torch.stack([scores[h] / scores[h].sum() @ v[:, h] for h in range(2)])
-    torch.testing.assert_close(oracle(q, k, v, 0.5), expected)
+    torch.testing.assert_close(oracle.attention(q, k, v, 0.5), expected)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "x", "moved", "share"),
+    [
+        (
+            "int8_sym",
+            1.0,
+            0.0019709,
+            0.5,
+        ),  # half a step of 1/127 rounded up to FP16, + 1e-6, is 0.0039418 at most
+        ("native", 1.0, 0.001, float("inf")),  # native may not move at all
+        ("native", 1.0, 0.0, 0.0),
+        ("fp8_e4m3", 1.0, 0.0625, 1.0),
+        ("int8_static", 1.0, 0.05, 2.0),
+        ("int8_static", 9.0, 2.0, 0.0),  # clipped at 6.35: outside of the bound
+    ],
+)
+def test_the_elements_are_held_to_the_format_s_bound(fmt, x, moved, share):
+    scale = 0.05 if fmt == "int8_static" else None
+    row = torch.tensor([x], dtype=torch.float64)
+    got, worst = oracle.element_error(KV_FORMATS[fmt], row, scale, row - moved)
+    assert worst == pytest.approx(moved)
+    assert got == pytest.approx(share, rel=2e-3)
 
 
 def scale_is_one(store):

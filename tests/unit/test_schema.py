@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -62,6 +63,11 @@ def test_schemas_are_schemas_and_json(schema: dict[str, Any]) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "matrices").glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_matrices_validate(path: Path) -> None:
     jsonschema.Draft202012Validator(matrix_schema()).validate(load(path).data)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "gates").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_gates_validate(path: Path) -> None:
+    jsonschema.Draft202012Validator(gate_schema()).validate(load(path).data)
 
 
 def test_everything_that_a_matrix_may_say_validates() -> None:
@@ -156,7 +162,7 @@ def test_a_mistake_in_a_gate_does_not_validate(right: str, wrong: str) -> None:
 
 
 def test_metrics_of_a_gate_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = {"ppl": metrics.Metric(name="ppl", unit="", better="lower", definition="perplexity")}
+    table = {"ppl": SimpleNamespace(name="ppl", unit="", definition="perplexity")}
     monkeypatch.setattr(metrics, "METRICS", table, raising=False)
     assert accepts(gate_schema(), "checks: [{metric: ppl, at_most: 9}]")
     assert not accepts(gate_schema(), "checks: [{metric: pppl, at_most: 9}]")

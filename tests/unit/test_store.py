@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvbench.engine.layer import allocate_layer, indexable
 from kvbench.engine.pages import StoreFull
-from kvbench.engine.store import PagedKVStore, allocate_layer, indexable
+from kvbench.engine.store import PagedKVStore
 from kvbench.errors import UsageError
 from kvbench.formats import KV_FORMATS, KVBytes, KVShape, human_bytes, kv_bytes, last_page_length, pages_for
 from kvbench_kernels.attention import paged_attention_torch
@@ -454,6 +455,13 @@ def test_a07_t5_each_row_of_a_changing_batch_equals_its_solo_run(fmt: str) -> No
 def test_page_size_does_not_change_what_is_read(fmt: str, page_size: int) -> None:
     store, reference = make(fmt, page_size=page_size, pages=40, fill="poison"), make(fmt)
     assert torch.equal(content(store, filled(store, 33)), content(reference, filled(reference, 33)))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_reading_no_token_gives_empty_tensors(fmt: str) -> None:
+    store = make(fmt)
+    k, v = store.read(0, store.tables([store.add()]), 0, torch.float32)
+    assert k.shape == v.shape == (1, 3, 0, 8)
 
 
 def test_a_table_that_is_too_short_is_an_error() -> None:

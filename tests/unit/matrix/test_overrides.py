@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kvbench.matrix import Matrix
+from kvbench.overrides import apply
+from kvbench.yamlstrict import parse
 
 Make = Callable[..., Matrix]
 Refused = Callable[..., list[str]]
@@ -58,3 +60,9 @@ def test_what_cannot_be_set_is_said_with_the_words_of_the_option(refused: Refuse
     assert said["--set engine.dtype=[1"].startswith("value:1:3: this is not YAML")
     assert said["--set engine.a=1"].startswith("a is not a key of engine")
     assert said["--set engine.b=1"].startswith("b is not a key of engine")
+
+
+def test_the_loaded_document_stays_as_it_was() -> None:
+    document = parse("axes: {batch: [1]}", "f.yaml")
+    assert apply(document, ["axes.batch=2"]).data == {"axes": {"batch": 2}}
+    assert document.data == {"axes": {"batch": [1]}}

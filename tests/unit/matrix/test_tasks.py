@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from kvbench.errors import NotAvailable, UsageError
 from kvbench.matrix import Host, Matrix
@@ -90,6 +93,20 @@ def test_keys_follow_everything_that_decides_a_result(make: Make) -> None:
     assert len(different) == 6
     assert seen == [("wikitext2", "validation")]
     assert keys(text + "\nengine: {batch: 7}") == keys()  # perplexity does not depend on the batch
+
+
+def test_a_new_protocol_is_a_new_key(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    (before,) = make("axes: {kv_format: native}").tasks
+    monkeypatch.setitem(
+        RUNNERS, "storage", replace(RUNNERS["storage"], protocol=RUNNERS["storage"].protocol + 1)
+    )
+    (after,) = make("axes: {kv_format: native}").tasks
+    assert before.key != after.key
+
+
+def test_a_corpus_named_twice_is_one_task(make: Make) -> None:
+    matrix = make("axes: {kv_format: native}\nrunners: {perplexity: {data: [pydoc, pydoc]}}")
+    assert [task.cells for task in matrix.tasks] == [(matrix.cells[0].id,)]
 
 
 def test_data_that_is_not_here_has_a_key_of_its_own(make: Make) -> None:

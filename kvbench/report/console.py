@@ -1,0 +1,176 @@
+"""The run on a console: brief tables, then what went wrong, then the verdict, which so stays in sight.
+
+Off a terminal it is plain text without colours or wrapped tables; NO_COLOR is respected.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from kvbench.metrics import Row
+from kvbench.record import Record
+from kvbench.report.findings import Finding
+from kvbench.report.labels import Label
+from kvbench.report.model import VerdictLike
+from kvbench.report.tables import Entry, MetricTable
+from kvbench.report.view import View, build
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+_STYLES = {"pass": "bold green", "fail": "bold red", "incomplete": "bold blue", "inconclusive": "bold yellow"}
+_PLAIN_WIDTH = 200  # columns off a terminal, where nothing needs to fit a window
+_ITEMS = 5  # places named under one finding; the page has them all
+
+
+def print_result(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence[Row],
+                 verdict: VerdictLike, paths: Sequence[Path]) -> None:  # fmt: skip
+    """Print the run to stdout; `paths` are the files that `write_all` wrote, the page first."""
+    show(build(manifest, records, rows, verdict), sys.stdout, paths)
+
+
+def show(view: View, file: TextIO, paths: Sequence[Path] = ()) -> None:
+    """Print the run to `file`; `paths` are named last, with the verdict."""
+    from rich.console import Console
+
+    terminal = file.isatty()
+    console = Console(
+        file=file,
+        width=None if terminal else _PLAIN_WIDTH,
+        no_color="NO_COLOR" in os.environ or None,
+        force_terminal=terminal,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        legacy_windows=False,
+    )
+    _precision(console, view, terminal)
+    for table in view.tables:
+        if table.lines:
+            _metrics(console, table, terminal)
+    _notices(console, view)
+    for title, findings in (("Failures", view.failures), ("Not measured in full", view.gaps)):
+        _findings(console, title, findings)
+    _verdict(console, view, paths)
+
+
+def _table(terminal: bool) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    lines = box.SIMPLE_HEAD if terminal else box.ASCII2
+    return Table(box=lines, pad_edge=False, header_style="bold")
+
+
+def _title(console: Console, title: str) -> None:
+    from rich.text import Text
+
+    console.print()
+    console.print(Text(title, style="bold"))
+
+
+def _precision(console: Console, view: View, terminal: bool) -> None:
+    _title(console, "Precision")
+    table = _table(terminal)
+    for head in (
+        "Cell",
+        "Requested",
+        "Resolved",
+        "Effective",
+        "Storage",
+        "Transfer",
+        "Execution",
+        "Evidence",
+    ):
+        table.add_column(head)
+    for group in view.precision:
+        line = group.line
+        name = _places(group.where, 1)
+        style = "red" if line.state == "mismatch" else "dim" if line.label.baseline else ""
+        cells = (name, line.kv.requested, line.kv.resolved or "not resolved", line.effective,
+                 line.storage, line.transfer, line.execution, line.state)  # fmt: skip
+        table.add_row(*_texts(cells), style=style)
+    console.print(table)
+
+
+def _metrics(console: Console, table: MetricTable, terminal: bool) -> None:
+    shown = [i for i, column in enumerate(table.columns) if column.brief]
+    _title(console, table.title)
+    out = _table(terminal)
+    out.add_column("Measured on")
+    for i in shown:
+        out.add_column(table.columns[i].metric, justify="right")
+    for line in table.lines:
+        name = " ".join(part for part in (line.label.text, line.variant) if part)
+        marked = f"{name} (partial)" if line.partial else name
+        cells = [marked, *(_value(line.entries[i]) for i in shown)]
+        out.add_row(*_texts(cells), style="dim" if line.label.baseline else "")
+    console.print(out)
+
+
+def _value(entry: Entry | None) -> str:
+    if entry is None:
+        return "-"
+    failed = f" {entry.status.upper()}" if entry.status in ("fail", "inconclusive") else ""
+    return f"{entry.shown.brief}{failed}"
+
+
+def _notices(console: Console, view: View) -> None:
+    from rich.text import Text
+
+    if view.notices or view.fallbacks:
+        console.print()
+    for notice in view.notices:
+        style = "yellow" if notice.tone == "warn" else ""
+        console.print(Text.assemble((f"{notice.title}. ", style), notice.sentence), soft_wrap=True)
+    for fallback in view.fallbacks:
+        choice = fallback.choice
+        where = _places(fallback.where, _ITEMS)
+        sentence = f"{where}: {choice.aspect} {choice.requested} -> {choice.resolved}, {choice.reason}"
+        console.print(Text.assemble(("Fallback. ", "yellow"), sentence), soft_wrap=True)
+
+
+def _findings(console: Console, title: str, findings: Sequence[Finding]) -> None:
+    from rich.text import Text
+
+    if not findings:
+        return
+    _title(console, title)
+    for finding in findings:
+        style = "yellow" if finding.kind in ("inconclusive", "unverified", "partial") else "red"
+        head = Text.assemble((f"  {finding.kind}: ", style if title == "Failures" else ""), finding.title)
+        console.print(head, soft_wrap=True)
+        for item in finding.items[:_ITEMS]:
+            console.print(Text(f"    {_places(item.where, _ITEMS)}: {item.sentence}"), soft_wrap=True)
+        if len(finding.items) > _ITEMS:
+            console.print(Text(f"    and {len(finding.items) - _ITEMS} more"), soft_wrap=True)
+
+
+def _verdict(console: Console, view: View, paths: Sequence[Path]) -> None:
+    from rich.text import Text
+
+    console.print()
+    verdict = Text.assemble((view.word, _STYLES[view.tone]), f"  {view.headline} Exit code {view.exit_code}.")
+    console.print(verdict, soft_wrap=True)
+    for path in paths:
+        console.print(Text(str(path)), soft_wrap=True)
+
+
+def _places(labels: Sequence[Label], most: int) -> str:
+    """`native (4 cells); int8_sym · batch 1 and 2 more`"""
+    names = [x.text + (f" ({len(x.cells)} cells)" if len(x.cells) > 1 else "") for x in labels[:most]]
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return "; ".join(names) + more
+
+
+def _texts(cells: Iterable[str]) -> list[Text]:
+    """Texts that rich never reads as markup."""
+    from rich.text import Text
+
+    return [Text(cell) for cell in cells]

@@ -1,0 +1,101 @@
+"""The two CSV files: long (one line a row of metrics) and wide (one line a cell).
+
+Numbers keep their full precision: what is read back is the same float. A value that was not measured is an empty
+field, a NaN is `NaN`. Text that a spreadsheet would take for a formula gets a single quote in front; numbers never.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kvbench.report.fmt import exact
+from kvbench.report.labels import Labels
+from kvbench.report.model import Run
+from kvbench.report.precision import PrecisionLine, precision_lines
+
+# What spreadsheets take for the start of a formula, their full-width forms included.
+_FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
+
+_ROW_COLUMNS = ("metric", "variant", "value", "unit", "low", "high", "n", "baseline", "partial", "note")
+_STATE_COLUMNS = ("requested", "resolved", "effective", "storage", "transfer", "execution", "evidence")
+
+
+def long_csv(run: Run) -> str:
+    """cell id and name, the cell's keys, then the row: metric, variant, value, unit, interval, n, baseline, ..."""
+    labels = Labels(run.manifest)
+    keys = _keys(labels)
+    lines: list[list[Any]] = [["cell", "name", *keys, *_ROW_COLUMNS]]
+    for row in run.with_fact_rows().rows:
+        cell = labels.cells.get(row.cell, {"name": "", "spec": {}})
+        spec = [cell["spec"].get(key) for key in keys]
+        values = [row.metric, row.variant, row.value, row.unit, row.low, row.high, row.n, row.baseline,
+                  row.partial, row.note]  # fmt: skip
+        lines.append([row.cell, cell["name"], *spec, *values])
+    return _text(lines)
+
+
+def wide_csv(run: Run) -> str:
+    """One line a cell: its keys, requested / resolved / effective, precisions, then `metric` or `metric (variant)`."""
+    run = run.with_fact_rows()
+    labels = Labels(run.manifest)
+    keys = _keys(labels)
+    columns = list(dict.fromkeys((row.metric, row.variant) for row in run.rows))
+    values = {(row.cell, row.metric, row.variant): row.value for row in run.rows}
+    partial: dict[str, list[str]] = {}
+    for row in run.rows:
+        if row.partial and row.partial not in partial.setdefault(row.cell, []):
+            partial[row.cell].append(row.partial)
+    states = {line.label.cells[0]: _states(line) for line in precision_lines(run, labels)}
+    heads = [f"{metric} ({variant})" if variant else metric for metric, variant in columns]
+    lines: list[list[Any]] = [["cell", "name", "baseline", *keys, *_STATE_COLUMNS, "partial", *heads]]
+    for cell, entry in labels.cells.items():
+        lines.append([
+            cell, entry["name"], entry["baseline"],
+            *(entry["spec"].get(key) for key in keys),
+            *states[cell],
+            "; ".join(partial.get(cell, [])) or None,
+            *(values.get((cell, metric, variant)) for metric, variant in columns),
+        ])  # fmt: skip
+    return _text(lines)
+
+
+def _keys(labels: Labels) -> list[str]:
+    return list(dict.fromkeys(key for cell in labels.cells.values() for key in cell["spec"]))
+
+
+def _states(line: PrecisionLine) -> Sequence[str]:
+    return (
+        line.kv.requested,
+        line.kv.resolved,
+        line.effective,
+        line.storage,
+        line.transfer,
+        line.execution,
+        line.state,
+    )
+
+
+def _text(lines: Iterable[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([_field(value) for value in line] for line in lines)
+    return out.getvalue()
+
+
+def _field(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return exact(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_listed)
+    text = text.replace("\r\n", "\n").replace("\r", "\n")  # one kind of line end, which the writer quotes
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _listed(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else list(value)

@@ -1,0 +1,95 @@
+"""The run as one JSON object, for `--json` and `results.json`: strict JSON, so no NaN in it.
+
+A value that came out as NaN is null with the note "NaN"; null without such a note was not measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kvbench.metrics import Row
+from kvbench.record import Record
+from kvbench.report.fmt import non_finite
+from kvbench.report.labels import Labels
+from kvbench.report.model import OutcomeLike, Run, VerdictLike
+from kvbench.report.precision import PrecisionLine, precision_lines
+
+# fmt: off
+_OUTCOME_KEYS = ("check", "metric", "cell", "cells", "variant", "status", "value", "limit", "sentence", "required", "why")
+# fmt: on
+
+
+def result_json(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence[Row],
+                verdict: VerdictLike) -> dict[str, Any]:  # fmt: skip
+    """Keys: run, cells, rows, outcomes, verdict, exit_code."""
+    run = Run(manifest, records, rows, verdict).with_fact_rows()
+    labels = Labels(run.manifest)
+    lines = {line.label.cells[0]: line for line in precision_lines(run, labels)}
+    return {
+        "run": _run(run),
+        "cells": [_cell(cell, lines[cell["id"]]) for cell in labels.cells.values()],
+        "rows": [_numbers(asdict(row), ("value", "low", "high")) for row in run.rows],
+        "outcomes": [_numbers(_outcome(outcome), ("value", "limit")) for outcome in run.verdict.outcomes],
+        "verdict": run.verdict.word,
+        "exit_code": run.verdict.exit_code,
+    }
+
+
+def _run(run: Run) -> dict[str, Any]:
+    manifest = run.manifest
+    kept = {key: manifest.get(key) for key in ("name", "created_at", "command", "environment", "gate")}
+    matrix = {key: manifest["matrix"].get(key) for key in ("path", "sha")}
+    return {
+        **strict(kept),
+        "matrix": matrix,
+        "tasks": len(manifest["tasks"]),
+        "records": dict(Counter(record.status for record in run.records)),
+        "partial": any(record.partial is not None for record in run.records),
+    }
+
+
+def _cell(cell: Mapping[str, Any], line: PrecisionLine) -> dict[str, Any]:
+    return {
+        "id": cell["id"],
+        "name": cell["name"],
+        "baseline": cell["baseline"],
+        "spec": strict(cell["spec"]),
+        "choices": {choice.aspect: asdict(choice) for choice in line.choices},
+        "effective": line.effective,
+        "precision": {"storage": line.storage, "transfer": line.transfer, "execution": line.execution},
+        "evidence": {"state": line.state, "levels": [asdict(level) for level in line.levels]},
+    }
+
+
+def _outcome(outcome: OutcomeLike) -> dict[str, Any]:
+    return {key: getattr(outcome, key) for key in _OUTCOME_KEYS}
+
+
+def _numbers(data: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    """Non-finite numbers under `keys` become null, and the note says which word each of them was."""
+    notes = [data["note"]] if data.get("note") else []
+    for key in keys:
+        value = data[key]
+        if isinstance(value, float) and not math.isfinite(value):
+            data[key] = None
+            notes.append(non_finite(value) if key == "value" else f"{key}: {non_finite(value)}")
+    if notes:
+        data["note"] = "; ".join(notes)
+    return {key: strict(value) for key, value in data.items()}
+
+
+def strict(value: Any) -> Any:
+    """Any value as strict JSON; elsewhere than in rows and outcomes a non-finite number is its word."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return non_finite(value)
+    if isinstance(value, Mapping):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(item) for item in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    return str(value)

@@ -1,0 +1,115 @@
+"""Names of cells as a person reads them, short enough for a table and never ambiguous."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.report.fmt import one_line, plain
+
+_PART_LIMIT = 60  # characters of one key's value in a label; the table of cells has the whole value
+
+
+@dataclass(frozen=True)
+class Label:
+    """Where something was measured.
+
+    parts: (key, value) pairs, `kv_format` first; text: the same as one line; cells: the ids it stands for (more
+    than one when cells share a task); baseline: whether it is one.
+    """
+
+    text: str
+    parts: tuple[tuple[str, str], ...]
+    cells: tuple[str, ...]
+    baseline: bool
+
+
+class Labels:
+    """The labels of one run, from its manifest."""
+
+    def __init__(self, manifest: Mapping[str, Any]) -> None:
+        self.cells: dict[str, Mapping[str, Any]] = {cell["id"]: cell for cell in manifest["cells"]}
+
+        self._keys = _keys(manifest["cells"])
+        self._order = {cell: i for i, cell in enumerate(self.cells)}
+        texts = Counter(self._text(self._parts(cell, self._keys)) for cell in self.cells)
+        self._ambiguous = {text for text, count in texts.items() if count > 1}
+        self._shared: dict[tuple[str, str], Mapping[str, Any]] = {}
+        for task in manifest["tasks"]:
+            for cell in task["cells"]:
+                self._shared.setdefault((task["runner"], cell), task)
+
+    def cell(self, cell: str | None) -> Label:
+        """The label of one cell; an id that the manifest does not have is shown as it is, None as "whole run"."""
+        if not cell:
+            return Label("whole run", (("", "whole run"),), (), False)
+        if cell not in self.cells:
+            return Label(one_line(cell, _PART_LIMIT), (("", one_line(cell, _PART_LIMIT)),), (cell,), False)
+        return self._label(cell, self._keys, (cell,))
+
+    def subject(self, runner: str, cell: str) -> Label:
+        """What a runner measured when it measured `cell`: only the keys it depends on, and all cells it stands for."""
+        task = self._shared.get((runner, cell))
+        if task is None or cell not in self.cells:
+            return self.cell(cell)
+        keys = [key for key in self._keys if key in task["spec"]]
+        return self._label(task["cells"][0], keys, tuple(task["cells"]))
+
+    def places(self, cells: Sequence[str]) -> tuple[Label, ...]:
+        """The labels of several cells; one label when they are exactly the cells that share a task."""
+        if not cells:
+            return (self.cell(None),)
+        for runner in dict.fromkeys(runner for runner, cell in self._shared if cell == cells[0]):
+            subject = self.subject(runner, cells[0])
+            if len(cells) > 1 and set(subject.cells) == set(cells):
+                return (subject,)
+        return tuple(self.cell(cell) for cell in cells)
+
+    def unnamed(self, sentence: str, cells: Sequence[str]) -> str:
+        """A sentence without the name of the cell that stands beside it anyway, so that equal findings are equal."""
+        if not cells or cells[0] not in self.cells:
+            return sentence
+        name = re.escape(self.cells[cells[0]]["name"])
+        return re.sub(rf"^{name}: | on {name}( \(and \d+ more cells?\))?", "", sentence)
+
+    def task(self, task: Mapping[str, Any]) -> Label:
+        return self.subject(task["runner"], task["cells"][0]) if task["cells"] else self.cell(None)
+
+    def rank(self, label: Label) -> tuple[int, int, int]:
+        """Sort key: cells in the matrix's order, each baseline directly above the cells that are compared with it."""
+        last = len(self._order)
+        first = min((self._order.get(cell, last) for cell in label.cells), default=last)
+        baselines = (self.cells[cell]["baseline"] for cell in label.cells if cell in self.cells)
+        group = min((self._order.get(baseline, last) for baseline in baselines), default=last)
+        return group, 0 if label.baseline else 1, first
+
+    def _label(self, cell: str, keys: Iterable[str], cells: tuple[str, ...]) -> Label:
+        parts = self._parts(cell, keys)
+        text = self._text(parts)
+        if text in self._ambiguous and len(cells) == 1:
+            parts, text = (*parts, ("id", cell)), f"{text} · {cell}"
+        return Label(text, parts, cells, self.cells[cell]["baseline"] == cell)
+
+    def _parts(self, cell: str, keys: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        spec = self.cells[cell]["spec"]
+        return tuple((one_line(key), _value(spec[key])) for key in keys if spec.get(key) is not None)
+
+    @staticmethod
+    def _text(parts: Iterable[tuple[str, str]]) -> str:
+        return " · ".join(value if key == "kv_format" else f"{key} {value}" for key, value in parts)
+
+
+def _keys(cells: Iterable[Mapping[str, Any]]) -> list[str]:
+    """`kv_format` and every key that some cell varies, in the matrix's order."""
+    keys = ["kv_format"]
+    for cell in cells:
+        keys += [key for key in cell["varied"] if key not in keys]
+    return keys
+
+
+def _value(value: Any) -> str:
+    """One value of a cell; a whole number without separators, as it was written in the matrix."""
+    return str(value) if type(value) is int else plain(value, _PART_LIMIT)

@@ -1,0 +1,86 @@
+"""What a report is made of: the shapes that the report needs of a verdict, and the four inputs as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from kvbench.metrics import Row
+from kvbench.record import Record
+
+
+class OutcomeLike(Protocol):
+    """One check on one value. status: "pass", "fail", "inconclusive" or "not_evaluated"; metric: "" where it is not
+    about one; cells: ids of all cells that share the value, cell: the first of them or None.
+    """
+
+    @property
+    def check(self) -> str: ...
+    @property
+    def metric(self) -> str: ...
+    @property
+    def cell(self) -> str | None: ...
+    @property
+    def cells(self) -> Sequence[str]: ...
+    @property
+    def variant(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def value(self) -> Any: ...
+    @property
+    def limit(self) -> Any: ...
+    @property
+    def sentence(self) -> str: ...
+    @property
+    def required(self) -> bool: ...
+    @property
+    def why(self) -> str: ...
+
+
+class VerdictLike(Protocol):
+    @property
+    def outcomes(self) -> Sequence[OutcomeLike]: ...
+    @property
+    def exit_code(self) -> int: ...
+    @property
+    def word(self) -> str: ...
+
+
+# Byte counts that the storage runner keeps as facts beside its samples: fact, metric. Null stays "not measured", so
+# a run on a CPU has no device peak rather than a peak of 0.
+_FACT_METRICS = (
+    ("page_table_bytes", "page_table_bytes"),
+    ("workspace_bytes", "workspace_bytes"),
+    ("device_peak_bytes", "device_peak_bytes"),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """manifest: `run.json`; records in task order; rows as `kvbench.metrics.derive` gives them; the verdict."""
+
+    manifest: Mapping[str, Any]
+    records: Sequence[Record]
+    rows: Sequence[Row]
+    verdict: VerdictLike
+
+    def done(self) -> list[tuple[Record, Mapping[str, Any]]]:
+        """The records with their tasks; records of tasks that the manifest does not have are left out."""
+        tasks = {task["key"]: task for task in self.manifest["tasks"]}
+        return [(record, tasks[record.key]) for record in self.records if record.key in tasks]
+
+    def with_fact_rows(self) -> Run:
+        """The same run with the storage facts as rows of their own, so that every output shows them alike."""
+        have = {(row.cell, row.metric) for row in self.rows}
+        extra = [
+            Row(cell, metric, "", record.facts[fact], "B", partial=record.partial)
+            for record, task in self.done()
+            if record.runner == "storage" and record.status == "ok"
+            for fact, metric in _FACT_METRICS
+            if fact in record.facts
+            for cell in task["cells"]
+            if (cell, metric) not in have
+        ]
+        return replace(self, rows=[*self.rows, *extra])

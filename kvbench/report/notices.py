@@ -1,0 +1,107 @@
+"""What is read before any number: the verdict in counts, and what changes the meaning of everything below."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.record import ERROR
+from kvbench.report.fmt import plain
+from kvbench.report.labels import Labels
+from kvbench.report.model import Run
+
+_STATUS_WORDS = {
+    "pass": "passed",
+    "fail": "failed",
+    "inconclusive": "inconclusive",
+    "not_evaluated": "not evaluated",
+}
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that must be read before any number. tone: "warn" or "info"."""
+
+    tone: str
+    title: str
+    sentence: str
+
+
+def headline(run: Run) -> str:
+    """One sentence of counts: `2 of 14 checks failed, 12 passed; 1 task ended in an error.`"""
+    counts = Counter(outcome.status for outcome in run.verdict.outcomes)
+    total = sum(counts.values())
+    if not total:
+        return "No check was evaluated."
+    if counts["pass"] == total and run.verdict.exit_code == 0:
+        sentence = f"All {total} checks passed" if total > 1 else "The only check passed"
+    else:
+        order = ("fail", "inconclusive", "not_evaluated", "pass")
+        shares = [f"{counts[status]} {_STATUS_WORDS[status]}" for status in order if counts[status]]
+        sentence = f"{total} check{'s' if total > 1 else ''}: {', '.join(shares)}"
+    errors = sum(record.status == ERROR for record in run.records)
+    tasks = len(run.manifest["tasks"])
+    ended = f"; {errors} of {tasks} tasks ended in an error" if errors else ""
+    return f"{sentence}{ended}."
+
+
+def notices(run: Run, labels: Labels) -> list[Notice]:
+    """What changes how every number below is to be read."""
+    specs = [cell["spec"] for cell in labels.cells.values()]
+    found = []
+
+    def models(key: str, value: Any) -> str:
+        return ", ".join(dict.fromkeys(plain(s.get("model"), 60) for s in specs if s.get(key) == value))
+
+    if names := models("trust_remote_code", True):
+        found.append(
+            Notice(
+                "warn",
+                "Remote code trusted",
+                f"Python code that came with {names} was run (trust_remote_code: true).",
+            )
+        )
+    if names := models("plumbing", True):
+        found.append(
+            Notice(
+                "warn",
+                "Plumbing run",
+                f"{names}: results show that the parts work together, not what a model's quality is.",
+            )
+        )
+    if names := models("model_weights", "random"):
+        found.append(
+            Notice(
+                "warn",
+                "Random weights",
+                f"{names} has random weights: bytes and times are real, quality numbers mean nothing.",
+            )
+        )
+    if names := models("prefill_reads", "fresh"):
+        found.append(
+            Notice(
+                "warn",
+                "Prompts read fresh K/V",
+                f"{names}: a prompt's own chunk is not read back from the quantized store (prefill_reads: fresh).",
+            )
+        )
+    partial = sum(record.partial is not None for record in run.records)
+    if partial:
+        found.append(
+            Notice(
+                "info",
+                "Partial run",
+                f"{partial} of {len(run.records)} results cover less than the whole; they are marked.",
+            )
+        )
+    missing = len(run.manifest["tasks"]) - len(run.records)
+    if missing > 0:
+        found.append(
+            Notice(
+                "warn",
+                "Unfinished run",
+                f"{missing} of {len(run.manifest['tasks'])} tasks have no record yet.",
+            )
+        )
+    return found  # fmt: skip

@@ -1,0 +1,104 @@
+"""The metric tables of a report, declared: which metrics, in which order, under which headings.
+
+A metric that no section names is not lost: it goes into a last table of its own (`OTHER`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Section:
+    """key: anchor on the page; runner: whose records it shows, or None; columns: (metric, heading) pairs;
+    brief: the metrics that a console has room for; note: how to read the table, in one or two sentences.
+    """
+
+    key: str
+    title: str
+    runner: str | None
+    columns: tuple[tuple[str, str], ...]
+    brief: frozenset[str]
+    note: str
+
+
+SECTIONS: tuple[Section, ...] = (
+    Section("storage", "Storage", "storage", (
+        ("kv_bytes_total", "KV total"),
+        ("kv_bytes_per_token", "KV a token"),
+        ("kv_ratio_16bit", "Ratio to 16-bit"),
+        ("kv_ratio", "Ratio to baseline"),
+        ("kv_bytes_difference", "Live minus formula"),
+        ("kv_bytes_payload", "KV payload"),
+        ("kv_bytes_scales", "KV scales"),
+        ("page_table_bytes", "Page table"),
+        ("workspace_bytes", "Workspace"),
+        ("weight_bytes", "Weights"),
+        ("device_peak_bytes", "Device peak"),
+    ), frozenset({"kv_bytes_total", "kv_bytes_per_token", "kv_bytes_difference", "kv_ratio", "kv_ratio_16bit"}),
+        "Bytes are counted from the live tensors and set against the format's formula, layer by layer. The ratio to "
+        "the baseline divides by the baseline cell's live bytes, the ratio to 16-bit by a 2-byte native of the same "
+        "shape: in fp32 the two differ. MiB is 2^20 B, MB is 10^6 B."),
+    Section("latency", "Latency", "latency", (
+        ("itl_ms", "ITL mean"),
+        ("itl_ratio", "ITL ratio"),
+        ("ttft_ms", "TTFT median"),
+        ("ttft_ratio", "TTFT ratio"),
+        ("decode_tok_s", "Decode"),
+        ("prefill_tok_s", "Prefill"),
+        ("itl_p50_ms", "ITL p50"),
+        ("itl_p90_ms", "ITL p90"),
+        ("itl_p99_ms", "ITL p99"),
+        ("itl_max_ms", "ITL max"),
+        ("ttft_cold_ms", "TTFT cold"),
+    ), frozenset({"itl_ms", "itl_ratio", "ttft_ms", "ttft_ratio", "decode_tok_s"}),
+        "ITL is the gap between consecutive tokens of one sequence, TTFT the time to the first token; neither holds "
+        "warm-up, which is the cold column. Ratios are paired with baseline arms that were run interleaved; below 1 "
+        "the candidate is faster."),
+    Section("quality", "Quality", "perplexity", (
+        ("ppl", "Perplexity"),
+        ("ppl_delta_pct", "Perplexity delta"),
+        ("kld_mean", "KLD mean"),
+        ("kld_p50", "KLD p50"),
+        ("kld_p90", "KLD p90"),
+        ("kld_p99", "KLD p99"),
+        ("kld_p999", "KLD p99.9"),
+        ("kld_max", "KLD max"),
+        ("top1_agreement", "Top-1 agreement"),
+        ("delta_p_mean", "Delta-p mean"),
+    ), frozenset({"ppl", "ppl_delta_pct", "kld_mean", "kld_p99", "top1_agreement"}),
+        "KLD goes from the native next-token distribution to the candidate's, over the whole vocabulary. The "
+        "perplexity delta is a paired log-ratio; its interval is clustered by document."),
+    Section("agreement", "Token agreement", "agreement", (
+        ("top1_teacher_forced", "Teacher-forced top-1"),
+        ("first_divergence", "First divergence"),
+        ("divergence_margin", "Native margin there"),
+        ("aa_disagreement", "A/A noise floor"),
+    ), frozenset({"top1_teacher_forced", "first_divergence", "aa_disagreement"}),
+        "Teacher-forced: the share of steps on which the candidate picks the native token along the native history. "
+        "A first divergence at the last step means that none was seen. A divergence where the native margin is "
+        "within the A/A noise is a near-tie."),
+    Section("mcq", "Multiple choice", "mcq", (
+        ("mcq_accuracy", "Accuracy"),
+        ("mcq_delta_pt", "Accuracy delta"),
+        ("mcq_agreement", "Same pick"),
+        ("mcq_mcnemar_p", "McNemar p"),
+        ("mcq_macro", "Macro average"),
+        ("mcq_accuracy_norm", "Accuracy by token"),
+        ("mcq_accuracy_norm_char", "Accuracy by character"),
+        ("mcq_scored", "Scored"),
+        ("truncated_share", "Truncated"),
+    ), frozenset({"mcq_accuracy", "mcq_delta_pt", "mcq_agreement", "mcq_mcnemar_p", "mcq_scored"}),
+        "Choices are scored by summed logprob; the delta is paired question by question with the baseline."),
+    Section("parity", "Parity with the oracle", "parity", (
+        ("parity_max_abs", "Worst absolute error"),
+        ("parity_bound_share", "Worst share of bound"),
+        ("parity_cosine_min", "Lowest cosine"),
+        ("steps_argmax_agreement", "Steps with equal argmax"),
+        ("steps_max_abs", "Worst error over steps"),
+    ), frozenset({"parity_max_abs", "parity_bound_share", "parity_cosine_min", "steps_argmax_agreement"}),
+        "Decode through the store against an FP32 oracle on the dequantized tensors, and a long model-free run. A "
+        "share of the bound above 1 is outside what the format allows."),
+)  # fmt: skip
+
+OTHER = Section("other", "Other metrics", None, (), frozenset(), "Metrics that have no table of their own.")

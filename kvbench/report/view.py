@@ -1,0 +1,177 @@
+"""The view model: everything that a report shows, worked out once and frozen. Templates and consoles only lay it out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.metrics import Row
+from kvbench.record import Record
+from kvbench.report.checks import CheckGroup, check_groups
+from kvbench.report.findings import Finding, failures, gaps
+from kvbench.report.fmt import NOT_MEASURED, flatten, one_line, plain
+from kvbench.report.labels import Label, Labels
+from kvbench.report.model import Run, VerdictLike
+from kvbench.report.notices import Notice, headline, notices
+from kvbench.report.precision import (
+    ChoiceLine,
+    PrecisionGroup,
+    PrecisionLine,
+    Proof,
+    grouped,
+    precision_lines,
+    proofs,
+)
+from kvbench.report.series import ByteBar, ItlSeries, byte_bars, itl_series
+from kvbench.report.tables import MetricTable, metric_tables
+
+# The look of a verdict by exit code; the word itself is the verdict's own.
+_TONES = {0: "pass", 1: "fail", 3: "incomplete", 4: "inconclusive"}
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """A declared one: requested != resolved, with the resolver's reason."""
+
+    where: tuple[Label, ...]
+    choice: ChoiceLine
+
+
+@dataclass(frozen=True)
+class CellLine:
+    """The whole expanded cell: `values` are aligned with the view's `cell_keys`."""
+
+    label: Label
+    baseline: Label
+    line: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    command: str
+    matrix_path: str
+    matrix_sha: str
+    gate: str
+    source: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class View:
+    """tone: "pass", "fail", "incomplete" or "inconclusive"; fixed: cell keys with one value everywhere;
+    cell_keys: the keys that differ.
+    """
+
+    name: str
+    word: str
+    tone: str
+    exit_code: int
+    headline: str
+    created_at: str
+    notices: tuple[Notice, ...]
+    failures: tuple[Finding, ...]
+    fallbacks: tuple[Fallback, ...]
+    gaps: tuple[Finding, ...]
+    checks: tuple[CheckGroup, ...]
+    precision: tuple[PrecisionGroup, ...]
+    proofs: tuple[Proof, ...]
+    tables: tuple[MetricTable, ...]
+    itl: tuple[ItlSeries, ...]
+    bytes: tuple[ByteBar, ...]
+    bytes_of: str
+    cells: tuple[CellLine, ...]
+    cell_keys: tuple[str, ...]
+    fixed: tuple[tuple[str, str], ...]
+    environment: tuple[tuple[str, str], ...]
+    definitions: tuple[tuple[str, str], ...]
+    reproduce: Reproduce
+
+
+def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence[Row], verdict: VerdictLike,
+          definitions: Mapping[str, str] | None = None) -> View:  # fmt: skip
+    """definitions: metric name to what it is; those of the metrics that have a row are shown."""
+    run = Run(manifest, records, rows, verdict).with_fact_rows()
+    labels = Labels(manifest)
+    precision = precision_lines(run, labels)
+    cell_keys, fixed = _split_keys(labels)
+    bars, bars_of = byte_bars(run, labels)
+    present = {row.metric for row in run.rows}
+    return View(
+        name=one_line(manifest["name"], 200),
+        word=one_line(verdict.word).replace("_", " ").upper(),
+        tone=_TONES.get(verdict.exit_code, "incomplete"),
+        exit_code=verdict.exit_code,
+        headline=headline(run),
+        created_at=_time(str(manifest["created_at"])),
+        notices=tuple(notices(run, labels)),
+        failures=failures(run, labels, precision),
+        fallbacks=_fallbacks(precision),
+        gaps=gaps(run, labels),
+        checks=check_groups(verdict.outcomes, labels),
+        precision=grouped(precision, labels),
+        proofs=proofs(precision, labels),
+        tables=metric_tables(run, labels),
+        itl=itl_series(run, labels),
+        bytes=bars,
+        bytes_of=bars_of,
+        cells=tuple(_cell(line.label, labels, cell_keys) for line in precision),
+        cell_keys=cell_keys,
+        fixed=fixed,
+        environment=tuple((one_line(k, 80), plain(v)) for k, v in flatten(manifest["environment"])),
+        definitions=tuple((k, one_line(v)) for k, v in (definitions or {}).items() if k in present),
+        reproduce=_reproduce(manifest),
+    )
+
+
+def _time(stamp: str) -> str:
+    """`2026-10-01T12:00:00+00:00` -> `2026-10-01 12:00:00 UTC`."""
+    utc = stamp.endswith("+00:00")
+    return one_line(f"{stamp[:-6].replace('T', ' ')} UTC" if utc else stamp, 80)
+
+
+def _fallbacks(precision: Sequence[PrecisionLine]) -> tuple[Fallback, ...]:
+    where: dict[ChoiceLine, list[Label]] = {}
+    for line in precision:
+        for choice in line.choices:
+            if choice.fell_back:
+                where.setdefault(choice, []).append(line.label)
+    return tuple(Fallback(tuple(labels), choice) for choice, labels in where.items())
+
+
+def _split_keys(labels: Labels) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Cell keys that differ between cells, and those with one value (shown once, in full)."""
+    keys = list(dict.fromkeys(key for cell in labels.cells.values() for key in cell["spec"]))
+    values = {key: {repr(cell["spec"].get(key)) for cell in labels.cells.values()} for key in keys}
+    varied = tuple(key for key in keys if len(values[key]) > 1)
+    first = next(iter(labels.cells.values()))["spec"] if labels.cells else {}
+    fixed = tuple((one_line(key), spec_value(first.get(key))) for key in keys if key not in varied)
+    return varied, fixed
+
+
+def spec_value(value: Any) -> str:
+    """One value of a cell as the matrix would write it; null is null, for nothing was to be measured."""
+    if value is None:
+        return "null"
+    return str(value) if type(value) is int else plain(value)
+
+
+def _cell(label: Label, labels: Labels, keys: Sequence[str]) -> CellLine:
+    cell = labels.cells[label.cells[0]]
+    line = "added" if cell["line"] is None else f"line {cell['line']}"
+    values = tuple(spec_value(cell["spec"].get(key)) for key in keys)
+    return CellLine(label, labels.cell(cell["baseline"]), line, values)
+
+
+def _reproduce(manifest: Mapping[str, Any]) -> Reproduce:
+    matrix = manifest["matrix"]
+    command = shlex.join(str(word) for word in manifest["command"])
+    gate = manifest.get("gate")
+    return Reproduce(
+        one_line(command),
+        one_line(str(matrix["path"] or NOT_MEASURED)) if matrix["path"] else "not a file",
+        one_line(str(matrix["sha"])),
+        one_line(str(gate)) if gate else "none: only the effective-precision check",
+        matrix["source"],
+    )

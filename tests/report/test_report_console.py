@@ -1,0 +1,86 @@
+"""The console: plain off a terminal, colours only where they may be, the verdict last."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from kvbench.report.console import print_result, show
+from kvbench.report.view import build
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def printed(monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+    def go(made, file, paths=()):
+        show(build(*made.args), file, paths)
+        return file.getvalue()
+
+    return go
+
+
+def test_off_a_terminal_it_is_plain_text(passing, printed):
+    text = printed(passing, io.StringIO())
+    assert "\x1b" not in text
+    assert text.isprintable() or set(text) - set("·×\n") <= set(map(chr, range(32, 127)))
+    assert "kv_ratio_16bit" in text
+    assert "0.515625" in text
+
+
+def test_force_color_does_not_reach_a_file(passing, printed, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b" not in printed(passing, io.StringIO())
+
+
+def test_on_a_terminal_the_verdict_is_coloured(passing, printed):
+    assert re.search(r"\x1b\[1;32mPASS", printed(passing, Terminal()))
+
+
+def test_no_color_is_respected_on_a_terminal(passing, printed, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", printed(passing, Terminal()))
+
+
+def test_the_verdict_and_the_paths_come_last(failing, printed):
+    lines = printed(failing, io.StringIO(), [Path("runs/int8/report.html")]).splitlines()
+    assert lines[-1] == "runs/int8/report.html"
+    assert lines[-2].startswith("FAIL  16 checks: 2 failed, 2 not evaluated, 12 passed;")
+
+
+def test_a_failing_run_names_what_was_lost_and_where(failing, printed):
+    text = printed(failing, io.StringIO())
+    assert "mismatch: Precision lost" in text
+    assert (
+        "int8_sym · batch 4 · context 512: E1: Layer 7 of 30 stores float32 where int8 was resolved" in text
+    )
+    assert "+2.410 % [+2.020, +2.810] FAIL" in text
+
+
+@pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", "a\x1b[31mb", "x" * 500, "量化", ":smile:"])
+def test_names_are_printed_and_never_obeyed(maker, printed, name):
+    made = maker(fixed={"model": name, "trust_remote_code": True})
+    made.manifest["cells"][0]["varied"] = ["kv_format", "model"]
+    text = printed(made, io.StringIO())
+    assert "\x1b" not in text
+    assert name.replace("\x1b", "\\x1b")[:30] in text
+
+
+def test_partial_lines_are_marked(passing, printed):
+    from dataclasses import replace
+
+    made = passing.with_rows(lambda r: replace(r, partial="limited") if r.metric == "ppl" else r)
+    assert "int8_sym wikitext2 stream512 (partial)" in printed(made, io.StringIO())
+
+
+def test_print_result_writes_to_stdout(passing, capsys):
+    print_result(*passing.args, paths=[Path("a.html")])
+    assert capsys.readouterr().out.endswith("PASS  All 14 checks passed. Exit code 0.\na.html\n")

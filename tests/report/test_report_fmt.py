@@ -1,0 +1,120 @@
+"""Numbers and text as a person reads them: units, intervals, counts, and what is not a number."""
+
+import math
+
+import pytest
+
+from kvbench.metrics import Row
+from kvbench.report.fmt import (
+    bytes_text,
+    exact,
+    flatten,
+    in_megabytes,
+    number,
+    one_line,
+    plain,
+    shown,
+    shown_row,
+)
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (3_604_480, "3,604,480 B (3.4375 MiB, 3.60 MB)"),
+        (92_274_688, "92,274,688 B (88.0 MiB, 92.27 MB)"),
+        (94_371_840, "94,371,840 B (90.0 MiB, 94.37 MB)"),
+        (0, "0 B"),
+        (None, "not measured"),
+    ],
+)
+def test_a24_t1_bytes_come_with_both_units_under_the_right_label(n, text):
+    assert bytes_text(n) == text
+
+
+def test_mebibytes_and_megabytes_are_never_mixed_up():
+    assert in_megabytes(2**20) == "1.0 MiB, 1.05 MB"
+    assert in_megabytes(10**6) == "0.9537 MiB, 1.00 MB"
+
+
+def test_a24_t4_missing_zero_and_nan_are_three_things():
+    assert shown(None, "B").brief == "not measured"
+    assert shown(0, "B").brief == "0 B"
+    assert shown(math.nan, "ms").brief == "NaN ms"
+    assert shown(math.inf, "ms").text == "Infinity"
+    assert [shown(v, "B").state for v in (None, 0, math.nan)] == ["missing", "measured", "nan"]
+
+
+def test_a_missing_value_still_says_how_many_samples_there_were():
+    assert (shown(None, "ms", n=0).text, shown(None, "ms", n=0).n) == ("not measured", "n = 0")
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.515625, "ratio", "0.515625"),  # exact in eight digits: printed whole
+        (0.2578125, "ratio", "0.2578125"),
+        (1 / 3, "ratio", "0.333333"),
+        (18.8771, "ppl", "18.8771"),
+        (12.34567, "ms", "12.35"),
+        (79.0, "ms", "79.00"),
+        (0.0, "share", "0"),
+        (3.2e-7, "error", "3.2e-07"),
+        (1e300, "", "1e+300"),
+        (-0.0123456789, "ratio", "-0.0123457"),
+        (613, "step", "613"),
+        (1_234_567.0, "tok/s", "1,234,567"),
+        (11_880.0, "B/token", "11,880"),
+        (11_880.25, "B/token", "11,880.25"),
+    ],
+)
+def test_digits_follow_the_unit(value, unit, text):
+    assert number(value, unit) == text
+
+
+def test_an_interval_decides_the_decimals_of_its_value():
+    got = shown(1.0712345, "ratio", low=1.0412345, high=1.0993210, n=3)
+    assert (got.text, got.interval, got.n) == ("1.0712", "[1.0412, 1.0993]", "n = 3")
+    assert got.spread == "[1.0412, 1.0993], n = 3"
+
+
+@pytest.mark.parametrize(("low", "high"), [(2.0, 2.0), (math.nan, 3.0), (None, 3.0), (-math.inf, 3.0)])
+def test_an_interval_that_is_none_does_not_break_the_value(low, high):
+    assert shown(2.0, "ratio", low=low, high=high).text == "2"
+
+
+def test_differences_carry_their_sign():
+    row = Row("c", "ppl_delta_pct", "", 0.0816, "%", 10, -0.0123, 0.1755)
+    assert shown_row(row).brief == "+0.082 % [-0.012, +0.175]"
+    assert shown_row(Row("c", "mcq_delta_pt", "", -0.5, "pt")).text == "-0.5"
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, 2**53 + 1])
+def test_exact_reads_back_as_the_same_number(value):
+    assert type(value)(exact(value)) == value
+
+
+def test_text_from_outside_stays_on_one_line_and_shows_what_is_hidden_in_it():
+    assert one_line("a\nb\x1b[31m\u202ec\x00") == "a\\nb\\x1b[31m\\u202ec\\x00"
+    assert one_line("中文, ünï 🙂") == "中文, ünï 🙂"
+    assert one_line("\udc80") == "\\udc80"
+
+
+def test_long_text_loses_its_middle():
+    text = one_line("a" * 400 + "b" * 100, 60)
+    assert len(text) == 60
+    assert text == "a" * 39 + "…" + "b" * 20
+
+
+def test_json_values_as_text():
+    assert [plain(v) for v in (None, True, 1234, 0.1, {"k": [1, "é"]})] == [
+        "not measured",
+        "true",
+        "1,234",
+        "0.1",
+        '{"k": [1, "é"]}',
+    ]
+
+
+def test_flatten_keeps_order_lists_and_empty_mappings():
+    assert flatten({"b": {"c": 1, "d": [1, 2]}, "a": {}}) == [("b.c", 1), ("b.d", [1, 2]), ("a", {})]

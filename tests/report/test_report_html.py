@@ -1,0 +1,225 @@
+"""The page: well-formed, self-contained, escaped, readable without sight, colour or scripts."""
+
+import itertools
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from kvbench.report.html import render
+from kvbench.report.view import build
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "</style><style>*{display:none}",
+    "{{ 7*7 }}{% raw %}",
+    "=cmd|' /C calc'!A0",
+    "a\nb\r\n\x1b[31mred\x00",
+    "\u202egnp.exe",
+    "n" * 500,
+    "量化键值缓存",
+    "$\\frac{1}{$",
+    "_hidden",
+]
+
+
+class Page(HTMLParser):
+    """The page as a tree of what the tests ask: tags, attributes and text; unclosed or stray tags are faults."""
+
+    def __init__(self, html):
+        super().__init__(convert_charrefs=True)
+        self.open, self.faults, self.tags, self.text = [], [], [], []
+        self.feed(html)
+        self.close()
+        self.faults += [f"unclosed {tag}" for tag in self.open]
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs), tuple(self.open)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs), tuple(self.open)))
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(f"stray </{tag}> at {self.getpos()}")
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    def all(self, tag):
+        return [attrs for name, attrs, _ in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def html_of():
+    return lambda made: render(build(*made.args))
+
+
+@pytest.fixture(scope="module")
+def passing_html(maker, html_of):
+    return html_of(maker())
+
+
+@pytest.fixture(scope="module")
+def failing_html(maker, failed, html_of):
+    return html_of(failed(maker()))
+
+
+@pytest.fixture(scope="module")
+def harmless_tags(maker, html_of):
+    return {tag for tag, _, _ in Page(html_of(hostile(maker, "harmless"))).tags}
+
+
+def hostile(maker, text):
+    """`text` everywhere where a name from outside can be: model, run, format, reasons, errors, facts, variants."""
+    made = maker(batches=(1,), contexts=(128,), fixed={"model": text, "trust_remote_code": True})
+    made.manifest["name"] = made.manifest["command"][2] = text
+    made.manifest["environment"][text] = {text: text}
+    made.manifest["matrix"] |= {"path": text, "source": {text: [text]}}
+    for cell in made.manifest["cells"]:
+        cell["varied"] = ["kv_format", "model"]
+    choice = {"requested": text, "resolved": "native", "reason": text, "rejected": [[text, text]]}
+
+    def change(record):
+        levels = [{"name": "E1", "state": "mismatch", "sentence": text, "facts": {text: text}}]
+        evidence = {**record.evidence, "effective": text, "levels": levels}
+        error = {"type": text, "message": text, "tail": [text, text]}
+        status = "error" if record.runner == "parity" else "ok"
+        return replace(record, decision={**record.decision, "kv_format": choice}, evidence=evidence,
+                       status=status, error=error, facts={**record.facts, text: text})  # fmt: skip
+
+    for task in made.manifest["tasks"]:
+        task["variant"] = task["variant"] and text
+    made = made.with_records(change).with_rows(lambda r: replace(r, variant=text, note=text, partial=text))
+    bad = [replace(o, check=text, sentence=text, why=text, limit=text, status="fail", variant=text)
+           for o in made.verdict.outcomes]  # fmt: skip
+    return replace(made, verdict=replace(made.verdict, outcomes=tuple(bad), exit_code=1, word="fail"))
+
+
+@pytest.mark.parametrize("kind", ["passing_html", "failing_html"])
+def test_the_page_is_well_formed_and_under_two_megabytes(kind, request):
+    html = request.getfixturevalue(kind)
+    assert Page(html).faults == []
+    assert len(html.encode()) < 2_000_000
+
+
+def test_a_matrix_of_a_hundred_cells_stays_under_two_megabytes(maker, html_of):
+    formats = ("native", "int8_sym", "int8_static", "fp8_e4m3", "fp8_e4m3_static")
+    html = html_of(
+        maker(formats=formats, batches=(1, 8, 32, 64), contexts=(1024, 4096, 16384, 32768, 131072))
+    )
+    assert len(html.encode()) < 2_000_000
+    assert Page(html).faults == []
+
+
+def test_the_page_loads_nothing_and_runs_nothing(failing_html):
+    page = Page(failing_html)
+    assert page.all("script") + page.all("link") + page.all("img") + page.all("iframe") == []
+    for _, attrs, _ in page.tags:
+        assert not any(name.startswith("on") for name in attrs)
+        for name in ("src", "href", "xlink:href", "action", "data"):
+            assert attrs.get(name, "#").startswith("#"), (name, attrs[name])
+    assert "@import" not in failing_html
+    assert re.findall(r"url\((?!#)", failing_html) == []
+    assert "default-src 'none'" in failing_html
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_names_are_shown_and_never_obeyed(maker, html_of, harmless_tags, text):
+    page = Page(html_of(hostile(maker, text)))
+    assert page.faults == []
+    # The same elements whatever the names are: nothing in them became markup.
+    assert {tag for tag, _, _ in page.tags} == harmless_tags
+    assert len(page.all("style")) == 1
+    assert not any(ord(c) < 32 and c not in "\n" for c in "".join(page.text))
+    assert "\u202e" not in "".join(page.text)
+
+
+def test_a_name_is_shown_as_it_is_written(maker, html_of):
+    page = Page(html_of(hostile(maker, "<b>量化</b>")))
+    assert sum("<b>量化</b>" in text for text in page.text) > 10
+
+
+def test_every_table_has_a_caption_and_every_header_cell_a_scope(failing_html):
+    page = Page(failing_html)
+    captions = [i for i, (tag, _, _) in enumerate(page.tags) if tag == "caption"]
+    tables = [i for i, (tag, _, _) in enumerate(page.tags) if tag == "table"]
+    assert [i + 1 for i in tables] == captions
+    assert all(attrs.get("scope") in ("col", "row", "colgroup", "rowgroup") for attrs in page.all("th"))
+
+
+def test_headings_are_one_h1_and_no_level_is_skipped(failing_html):
+    levels = [int(tag[1]) for tag, _, _ in Page(failing_html).tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(b <= a + 1 for a, b in itertools.pairwise(levels))
+
+
+def test_the_page_can_be_used_by_keyboard_and_by_ear(failing_html):
+    page = Page(failing_html)
+    ids = [attrs["id"] for _, attrs, _ in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    targets = [attrs["href"][1:] for attrs in page.all("a")]
+    targets += [attrs[a] for _, attrs, _ in page.tags for a in ("aria-labelledby",) if a in attrs]
+    assert set(targets) <= set(ids)
+    for _, attrs, _ in page.tags:  # what scrolls can be focused, and has a name
+        if attrs.get("class") in ("scroll", "plot"):
+            assert attrs["tabindex"] == "0"
+            assert attrs.get("aria-labelledby") or attrs.get("aria-label")
+    assert {attrs["role"] for attrs in page.all("svg")} == {"img"}
+    assert page.all("html")[0]["lang"] == "en"
+
+
+def test_the_sections_come_in_the_order_of_a_readers_questions(passing_html):
+    ids = [a["id"] for tag, a, _ in Page(passing_html).tags if tag == "section" and "id" in a]
+    assert ids == ["verdict", "failures", "checks", "precision", "storage", "latency", "quality", "agreement",
+                   "mcq", "parity", "cells", "environment", "reproduce"]  # fmt: skip
+
+
+def test_the_verdict_of_a_failing_run_names_what_was_lost_and_where(failing_html):
+    banner = "".join(
+        Page(failing_html[failing_html.index('id="verdict"') - 9 : failing_html.index("<nav")]).text
+    )
+    banner = " ".join(banner.split())
+    assert banner.startswith(
+        "FAIL 16 checks: 2 failed, 2 not evaluated, 12 passed; 1 of 26 tasks ended in an error."
+    )
+    assert "Precision lost: int8_sym · batch 4 · context 512: E1: Layer 7 of 30 stores float32" in banner
+
+
+def test_numbers_come_with_unit_interval_count_and_full_precision(passing_html):
+    assert '<data value="0.0816">+0.082</data> <span class="unit">%</span>' in passing_html
+    assert "<small>[-0.012, +0.175], n = 292,883</small>" in passing_html
+    assert '<data value="0.515625">0.515625</data>' in passing_html
+    assert "5,898,240</data> <span" in passing_html
+    assert "(5.625 MiB, 5.90 MB)" in passing_html
+
+
+def test_a24_t4_a_cpu_run_shows_no_device_bytes_of_zero(passing_html):
+    assert "device_peak_bytes" in passing_html
+    assert passing_html.count('<td class="num missing">not measured') == 8
+
+
+def test_the_page_is_the_same_for_the_same_run(passing, passing_html, html_of):
+    assert html_of(passing) == passing_html
+
+
+def test_the_command_and_the_matrix_are_there(passing_html):
+    assert "<code>kvbench run matrices/int8.yaml</code>" in passing_html
+    assert "kv_format:" in passing_html
+
+
+def test_definitions_are_shown_for_the_metrics_that_were_measured(passing):
+    html = render(build(*passing.args, definitions={"ppl": "exp of the mean", "unused_ms": "never"}))
+    assert "<dt><code>ppl</code></dt><dd>exp of the mean</dd>" in html
+    assert "unused_ms" not in html
+
+
+def test_a_run_without_records_makes_a_page(passing, html_of):
+    empty = replace(passing, records=[], rows=[])
+    assert Page(html_of(empty)).faults == []

@@ -1,0 +1,321 @@
+"""The view model: labels, tables, precision, findings, notices."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from kvbench.metrics import Row
+from kvbench.report.labels import Labels
+from kvbench.report.view import build
+
+
+def table(view, key):
+    return next(t for t in view.tables if t.key == key)
+
+
+def entry(view, key, metric, **where):
+    """The entry of `metric` on the line whose label has all of `where` (key=value text)."""
+    found = table(view, key)
+    column = [c.metric for c in found.columns].index(metric)
+    return next(line.entries[column] for line in found.lines if set(where.items()) <= set(line.label.parts))
+
+
+def test_importing_the_report_loads_nothing_heavy():
+    code = (
+        "import sys, kvbench.report.view, kvbench.report.console, kvbench.report.write, kvbench.report.plots\n"
+        "heavy = {'torch', 'transformers', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'rich', 'numpy', 'yaml'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "[]\n"
+
+
+def test_a_passing_run_says_so_and_has_nothing_to_find(passing):
+    view = build(*passing.args)
+    assert (view.word, view.tone, view.headline) == ("PASS", "pass", "All 14 checks passed.")
+    assert (view.failures, view.fallbacks, view.gaps, view.notices) == ((), (), (), ())
+    assert view.created_at == "2026-10-01 12:00:00 UTC"
+
+
+def test_baselines_stand_directly_above_what_is_compared_with_them(passing):
+    names = [line.label.text for line in table(build(*passing.args), "storage").lines]
+    assert names[:4] == [
+        "native · batch 1 · context 128",
+        "int8_sym · batch 1 · context 128",
+        "native · batch 1 · context 512",
+        "int8_sym · batch 1 · context 512",
+    ]
+
+
+def test_cells_that_share_a_task_are_one_line_under_the_keys_it_depends_on(passing):
+    lines = table(build(*passing.args), "quality").lines
+    assert [(x.label.text, x.variant, len(x.label.cells)) for x in lines] == [
+        ("native", "wikitext2 stream512", 4),
+        ("int8_sym", "wikitext2 stream512", 4),
+        ("native", "pydoc stream512", 4),
+        ("int8_sym", "pydoc stream512", 4),
+    ]
+
+
+def test_rows_of_a_shared_task_that_differ_are_not_hidden_behind_the_first(passing):
+    odd = passing.cell(kv_format="int8_sym", batch=4, context=512)["id"]
+
+    def change(row):
+        return replace(row, value=99.0) if (row.cell, row.metric) == (odd, "ppl") else row
+
+    lines = table(build(*passing.with_rows(change).args), "quality").lines
+    own = [x for x in lines if x.label.text == "int8_sym · batch 4 · context 512"]
+    assert [x.entries[0].shown.text for x in own] == ["99", "99"]  # one a corpus
+
+
+def test_a_difference_names_its_baseline_and_a_baseline_has_no_difference(passing):
+    view = build(*passing.args)
+    got = entry(view, "storage", "kv_ratio", kv_format="int8_sym", batch="4", context="512")
+    assert got.baseline.text == "native · batch 4 · context 512"
+    assert entry(view, "storage", "kv_ratio", kv_format="native", batch="4") is None
+    assert entry(view, "quality", "ppl_delta_pct", kv_format="int8_sym").baseline.text == "native"
+
+
+def test_every_metric_of_the_rows_is_shown_even_one_that_no_table_names(passing):
+    cell = passing.cell(kv_format="native")["id"]
+    made = replace(passing, rows=[*passing.rows, Row(cell, "brand_new_ms", "", 1.5, "ms", 3)])
+    view = build(*made.args)
+    assert {c.metric for t in view.tables for c in t.columns} >= {row.metric for row in made.rows}
+    assert table(view, "other").lines[0].entries[0].shown.brief == "1.500 ms"
+
+
+def test_a24_t4_no_device_peak_on_a_cpu_is_not_measured_rather_than_zero(passing):
+    got = entry(build(*passing.args), "storage", "device_peak_bytes", kv_format="int8_sym")
+    assert (got.shown.text, got.shown.exact) == ("not measured", "")
+
+
+def test_a24_t2_weights_payload_scales_and_workspace_are_columns_of_their_own(passing):
+    columns = {c.metric for c in table(build(*passing.args), "storage").columns}
+    assert columns >= {
+        "weight_bytes",
+        "kv_bytes_payload",
+        "kv_bytes_scales",
+        "page_table_bytes",
+        "workspace_bytes",
+    }
+
+
+def test_precision_has_storage_transfer_and_execution_apart(passing):
+    native, quantized = build(*passing.args).precision
+    line = quantized.line
+    assert (line.kv.requested, line.kv.resolved, line.effective) == ("int8_sym", "int8_sym", "int8_sym")
+    assert (line.storage, line.transfer, line.execution) == ("int8", "not measured", "float32")
+    assert native.reads == "0 of 156,000 tokens (0%)"
+    assert quantized.reads == "156,000 of 156,000 tokens (100%)"  # 13 records, each counted once
+    assert [(label.text, len(label.cells)) for label in quantized.where] == [("int8_sym", 4)]
+    assert line.chips == (("verified", "E1, E2, E3"),)
+
+
+def test_a_failing_run_says_what_was_lost_and_where(failing):
+    view = build(*failing.args)
+    assert (view.word, view.tone, view.exit_code) == ("FAIL", "fail", 1)
+    lost, failed, error = view.failures
+    assert (lost.kind, lost.title) == ("mismatch", "Precision lost")
+    assert [label.text for label in lost.items[0].where] == ["int8_sym · batch 4 · context 512"]
+    assert lost.items[0].sentence.startswith("E1: Layer 7 of 30 stores float32 where int8 was resolved")
+    assert failed.title == "ppl_delta_pct within [-1, 1] (wikitext2 stream512)"
+    assert failed.items[0].sentence.startswith("ppl_delta_pct of wikitext2 stream512 is 2.41 %")
+    assert [(label.text, len(label.cells)) for label in failed.items[0].where] == [("int8_sym", 4)]
+    assert (error.title, error.items[0].tail.splitlines()[-1]) == (
+        "mcq cloze: MemoryError",
+        "MemoryError: cannot allocate 1.2 GiB",
+    )
+
+
+def test_the_value_that_failed_is_marked_in_its_table(failing):
+    view = build(*failing.args)
+    got = entry(view, "quality", "ppl_delta_pct", kv_format="int8_sym")
+    assert (got.status, got.limit) == ("fail", "within [-1, 1]")
+    assert entry(view, "quality", "ppl", kv_format="int8_sym").status == ""
+
+
+def test_one_bad_task_of_six_makes_the_cell_a_mismatch(failing):
+    groups = build(*failing.args).precision
+    assert [(g.where[0].text, len(g.where), g.line.state, g.line.effective) for g in groups] == [
+        ("native", 1, "verified", "native"),
+        ("int8_sym · batch 1 · context 128", 3, "verified", "int8_sym"),
+        ("int8_sym · batch 4 · context 512", 1, "mismatch", "int8_sym + mixed"),
+    ]
+
+
+def test_effective_other_than_resolved_is_a_mismatch_though_every_level_says_verified(passing):
+    def change(record):
+        wrong = record.key == "storage--int8_sym-1-128"
+        return replace(record, evidence={**record.evidence, "effective": "native"}) if wrong else record
+
+    view = build(*passing.with_records(change).args)
+    assert view.failures[0].items[0].sentence == "int8_sym was resolved and native + int8_sym is what ran."
+
+
+def test_a_cell_without_any_evidence_is_unverified(passing):
+    def change(record):
+        return replace(record, evidence=None) if record.spec["kv_format"] == "int8_sym" else record
+
+    view = build(*passing.with_records(change).args)
+    group = view.precision[1]
+    got = (group.line.state, group.line.effective, group.line.storage, group.reads)
+    assert got == ("unverified", *["not measured"] * 3)
+    assert view.failures[0].title == "Precision not proven"
+
+
+def test_a01_a_request_that_was_dropped_on_the_way_is_no_fallback(passing):
+    """The matrix asks for int8_sym, a hop drops it, and everything after that is consistently native."""
+
+    def change(record):
+        if record.spec["kv_format"] != "int8_sym":
+            return record
+        native = {"requested": "native", "resolved": "native", "reason": "asked for", "rejected": []}
+        evidence = {**record.evidence, "effective": "native"}
+        return replace(record, decision={**record.decision, "kv_format": native}, evidence=evidence)
+
+    view = build(*passing.with_records(change).args)
+    line = view.precision[1].line
+    assert (line.kv.requested, line.kv.asked, line.kv.resolved) == ("int8_sym", "native", "native")
+    assert (line.state, view.fallbacks) == ("mismatch", ())
+    assert view.failures[0].items[0].sentence == (
+        "The matrix asks for kv_format int8_sym, the resolver was asked for native: "
+        "the request was dropped on the way."
+    )
+
+
+def test_a_declared_fallback_is_named_with_its_reason_and_what_was_rejected(passing):
+    chosen = {
+        "requested": "int8_sym",
+        "resolved": "native",
+        "reason": "layer 3 slides",
+        "rejected": [["fp8_e4m3", "too"]],
+    }
+
+    def change(record):
+        if record.spec["kv_format"] != "int8_sym":
+            return record
+        decision, evidence = (
+            {**record.decision, "kv_format": chosen},
+            {**record.evidence, "effective": "native"},
+        )
+        return replace(record, decision=decision, evidence=evidence)
+
+    view = build(*passing.with_records(change).args)
+    assert view.failures == ()
+    (fallback,) = view.fallbacks
+    assert (fallback.choice.requested, fallback.choice.resolved) == ("int8_sym", "native")
+    assert (fallback.choice.reason, fallback.choice.rejected) == ("layer 3 slides", (("fp8_e4m3", "too"),))
+    assert len(fallback.where) == 4
+
+
+@pytest.mark.parametrize(
+    ("fixed", "title"),
+    [
+        ({"trust_remote_code": True}, "Remote code trusted"),
+        ({"model_weights": "random"}, "Random weights"),
+        ({"plumbing": True}, "Plumbing run"),
+        ({"prefill_reads": "fresh"}, "Prompts read fresh K/V"),
+    ],
+)
+def test_what_changes_the_meaning_of_every_number_is_said_first(maker, fixed, title):
+    assert [n.title for n in build(*maker(fixed=fixed).args).notices] == [title]
+
+
+def test_partial_rows_are_marked_and_listed_with_their_reason(passing):
+    why = "limited: first 6 chunks"
+    made = passing.with_records(lambda r: replace(r, partial=why) if r.runner == "perplexity" else r)
+    made = made.with_rows(lambda r: replace(r, partial=why) if r.metric.startswith("ppl") else r)
+    view = build(*made.args)
+    assert {line.partial for line in table(view, "quality").lines} == {why}
+    assert {line.partial for line in table(view, "latency").lines} == {""}
+    assert [n.title for n in view.notices] == ["Partial run"]
+    assert view.gaps[-1].items[0].sentence == f"perplexity wikitext2: {why}"
+
+
+def test_tasks_without_a_record_are_listed_with_their_place(passing):
+    view = build(*replace(passing, records=passing.records[:-2]).args)
+    assert [n.title for n in view.notices] == ["Unfinished run"]
+    (item,) = view.gaps[-1].items
+    assert (item.where[0].text, item.sentence) == (
+        "int8_sym · batch 4 · context 512",
+        "No record of storage, latency.",
+    )
+
+
+@pytest.mark.parametrize("status", ["refused", "not_evaluated"])
+def test_what_was_refused_or_not_there_is_listed_with_its_message(passing, status):
+    error = {"reason": "not_available", "message": "WikiText-2 is not here; get it with `x`."}
+
+    def change(record):
+        return (
+            replace(record, status=status, error=error, samples={}, facts={})
+            if record.runner == "mcq"
+            else record
+        )
+
+    (finding,) = build(*passing.with_records(change).args).gaps
+    assert (finding.kind, finding.items[0].sentence) == (status.replace("_", " "), error["message"])
+
+
+def test_an_optional_check_that_was_not_evaluated_says_that_it_is_optional(passing, outcome):
+    extra = outcome(
+        "ttft_ms at most 5", "ttft_ms", None, "", "not_evaluated", None, "at most 5", "no row", False, "hm"
+    )
+    view = build(*passing.with_verdict(extra, exit_code=0, word="pass").args)
+    assert view.gaps[0].why == "Not required. hm"
+    assert [group.required for group in view.checks][-1] is False
+
+
+def test_nan_is_shown_as_nan(passing):
+    made = passing.with_rows(lambda r: replace(r, value=math.nan) if r.metric == "divergence_margin" else r)
+    got = entry(build(*made.args), "agreement", "divergence_margin", kv_format="int8_sym")
+    assert (got.shown.text, got.shown.state) == ("NaN", "nan")
+
+
+def test_how_a_number_was_measured_is_kept_with_it(passing):
+    facts = dict(table(build(*passing.args), "quality").facts[0].pairs)
+    assert (facts["protocol"], facts["scored"], facts["bos"], facts["text"]) == (
+        "stream512",
+        "292,883",
+        "none",
+        "raw",
+    )
+
+
+def test_the_cells_table_holds_what_differs_and_the_rest_is_said_once(passing):
+    view = build(*passing.args)
+    assert view.cell_keys == ("kv_format", "batch", "context")
+    assert ("page_size", "16") in view.fixed
+    assert ("scale", "null") in view.fixed
+
+
+def test_labels_that_would_be_equal_get_their_ids(maker):
+    made = maker()
+    long = "x" * 300
+    for cell in made.manifest["cells"]:
+        cell["spec"]["model"] = long + cell["id"] + long
+        cell["spec"] |= {"batch": 1, "context": 1}
+        cell["varied"] = ["model"]
+    labels = Labels(made.manifest)
+    texts = [labels.cell(cell["id"]).text for cell in made.manifest["cells"]]
+    assert len(set(texts)) == len(texts)
+
+
+def test_a_row_of_a_cell_that_the_manifest_does_not_have_is_still_shown(passing):
+    made = replace(passing, rows=[*passing.rows, Row("gone", "ttft_ms", "", 1.0, "ms", 1)])
+    assert any(line.label.text == "gone" for line in table(build(*made.args), "latency").lines)
+
+
+def test_a_run_without_records_still_makes_a_report(passing):
+    empty = replace(
+        passing,
+        records=[],
+        rows=[],
+        verdict=replace(passing.verdict, outcomes=(), exit_code=3, word="not_evaluated"),
+    )
+    view = build(*empty.args)
+    assert (view.headline, view.word, view.tone) == ("No check was evaluated.", "NOT EVALUATED", "incomplete")
+    assert view.itl == view.bytes == ()
