@@ -40,6 +40,14 @@ class Line:
     partial: str
     entries: tuple[Entry | None, ...]
 
+    @property
+    def silent(self) -> str:
+        """Why nothing at all was measured here, or "" when something was."""
+        found = [entry for entry in self.entries if entry]
+        if any(entry.shown.state != "missing" or entry.status == "fail" for entry in found):
+            return ""
+        return "; ".join(dict.fromkeys(entry.note for entry in found if entry.note)) or "no reason recorded"
+
 
 @dataclass(frozen=True)
 class Facts:

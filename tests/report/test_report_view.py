@@ -208,7 +208,7 @@ def test_a_declared_fallback_is_named_with_its_reason_and_what_was_rejected(pass
     (fallback,) = view.fallbacks
     assert (fallback.choice.requested, fallback.choice.resolved) == ("int8_sym", "native")
     assert (fallback.choice.reason, fallback.choice.rejected) == ("layer 3 slides", (("fp8_e4m3", "too"),))
-    assert len(fallback.where) == 4
+    assert [(label.text, len(label.cells)) for label in fallback.where] == [("int8_sym", 4)]
 
 
 @pytest.mark.parametrize(
@@ -319,3 +319,13 @@ def test_a_run_without_records_still_makes_a_report(passing):
     view = build(*empty.args)
     assert (view.headline, view.word, view.tone) == ("No check was evaluated.", "NOT EVALUATED", "incomplete")
     assert view.itl == view.bytes == ()
+
+
+def test_cells_that_never_ran_are_gaps_and_not_failures(passing):
+    ran = [record for record in passing.records if record.spec["kv_format"] == "native"]
+    view = build(*replace(passing, records=ran).args)
+    assert view.failures == ()
+    assert [(len(item.where), item.sentence) for item in view.gaps[0].items] == [
+        (1, "No record of storage, latency."),
+        (1, "No record of parity, agreement, perplexity wikitext2, perplexity pydoc, mcq cloze."),
+    ]
