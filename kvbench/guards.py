@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kvbench.metrics import METRICS, Row, implausible, problem, variant_of
+from kvbench.metrics import METRICS, Row, implausible, problem
 from kvbench.record import ERROR, OK, REFUSED, Record
 from kvbench.record import NOT_EVALUATED as NOT_AVAILABLE
 from kvbench.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
@@ -24,13 +24,13 @@ def failed_tasks(manifest: Manifest, records: Sequence[Record]) -> Iterator[Outc
         status = record.status if record else "not run"
         error = (record.error or {}) if record else {}
         detail = {ERROR: error.get("type"), REFUSED: error.get("reason")}.get(status)
-        subject = f"{task['runner']} {variant_of(task)}".strip()
+        subject = f"{task['runner']} {task['variant']}".strip()
         message = problem(record) + (f" ({detail})" if detail else "")
         yield Outcome(
             check=_TASK_CHECKS.get(status, status),
             metric="",
             cell=task["cells"][0],
-            variant=variant_of(task),
+            variant=task["variant"],
             status=NOT_EVALUATED,
             value=None,
             limit="",
@@ -65,7 +65,7 @@ def implausible_values(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outc
 def by_task(manifest: Manifest, rows: Iterable[Row]) -> list[tuple[Row, tuple[str, ...]]]:
     """Rows that are one value spread over the cells of a shared task, as (first row, ids of the cells given)."""
     key_of = {
-        (cell, task["runner"], variant_of(task)): task["key"]
+        (cell, task["runner"], task["variant"]): task["key"]
         for task in manifest["tasks"]
         for cell in task["cells"]
     }

@@ -165,13 +165,13 @@ class _Reader:
     def equals(self, at: DataPath, value: Any, metric: Metric | None) -> tuple[float, float, str]:
         if not isinstance(value, dict):
             exact = self.threshold(at, value, metric)
-            return exact, exact, f"equals {exact:.10g}"
+            return exact, exact, f"exactly {exact:.10g}"
         self.known(at, value, "equals", ("value", "tolerance"))
         centre = self.threshold((*at, "value"), value.get("value"), metric)
         tolerance = self.number((*at, "tolerance"), value.get("tolerance"))
         if tolerance < 0:
             self.problems.add((*at, "tolerance"), f"a tolerance is 0 or more, not {tolerance:g}.")
-        return centre - tolerance, centre + tolerance, f"equals {centre:.10g} +- {tolerance:g}"
+        return centre - tolerance, centre + tolerance, f"{centre:.10g} +- {tolerance:g}"
 
     def threshold(self, at: DataPath, value: Any, metric: Metric | None) -> float:
         """A finite number that the metric can take at all: no share of 95, no negative milliseconds."""

@@ -31,12 +31,6 @@ class Judged(NamedTuple):
         return self.picks[:1] == [self.answer]
 
 
-def variant(task: Mapping[str, Any]) -> str:
-    """`mmlu 5-shot`; the chat template is named when it is on."""
-    chat = " chat" if task["options"].get("chat_template") else ""
-    return f"{task['variant']} {task['options']['shots']}-shot{chat}"
-
-
 def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     questions = record.samples["questions"]
     judged = _judge(record)

@@ -17,14 +17,6 @@ COMPARABLE = ("protocol", "split", "bos", "text", "chunk", "tokens", "scored", "
 Chunk = Mapping[str, Any]
 
 
-def variant(task: Mapping[str, Any]) -> str:
-    """`wikitext2 stream512`; a split other than the test split is named too."""
-    options = task["options"]
-    split = options.get("split", "test")
-    words = [task["variant"], options["protocol"], *([split] if split != "test" else [])]
-    return " ".join(word for word in words if word)
-
-
 def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     chunks = record.samples["chunks"]
     scored = sum(chunk["tokens"] for chunk in chunks)

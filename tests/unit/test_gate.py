@@ -42,7 +42,9 @@ def scored(factor: float = 1.001, spread: float = 0.0) -> MadeRun:
     native = chunks(*[(300.0, 100)] * 8)
     shifts = [100 * (math.log(factor) + (spread if i % 2 else -spread)) for i in range(8)]
     own = chunks(*[(300.0 + shift, 100) for shift in shifts])
-    return run.measure("perplexity", (own, text_facts(800)), (native, text_facts(800)), variant="wikitext2")
+    return run.measure(
+        "perplexity", (own, text_facts(800)), (native, text_facts(800)), variant="wikitext2 stream512"
+    )
 
 
 def check(
@@ -163,7 +165,7 @@ def identical(**spec: Any) -> MadeRun:
     """`scored` with a candidate whose losses are the native ones, bit for bit."""
     run = MadeRun(**spec).measure("storage", INT8_LAYERS, NATIVE_LAYERS)
     samples = (chunks((300.0, 100), (310.0, 100)), text_facts(200))
-    return run.measure("perplexity", samples, samples, variant="wikitext2")
+    return run.measure("perplexity", samples, samples, variant="wikitext2 stream512")
 
 
 def test_a01_text_that_equals_native_bit_for_bit_was_not_quantized() -> None:
@@ -287,7 +289,7 @@ def nll(value: float) -> MadeRun:
     """Native at 3.0 a token, the candidate at `value`."""
     own, native = chunks((value * 10, 10), (value * 10, 10)), chunks((30.0, 10), (30.0, 10))
     return stored().measure(
-        "perplexity", (own, text_facts(20)), (native, text_facts(20)), variant="wikitext2"
+        "perplexity", (own, text_facts(20)), (native, text_facts(20)), variant="wikitext2 stream512"
     )
 
 

@@ -345,7 +345,7 @@ def text_run(
     scored = [sum(c["tokens"] for c in side["chunks"]) for side in (candidate, native)]
     own = facts or text_facts(scored[0])
     return MadeRun().measure(
-        "perplexity", (candidate, own), (native, text_facts(scored[1])), variant="wikitext2"
+        "perplexity", (candidate, own), (native, text_facts(scored[1])), variant="wikitext2 stream512"
     )
 
 
@@ -495,12 +495,6 @@ def test_kld_not_asked_for_is_not_measured() -> None:
     assert (row.value, row.note) == (None, "not measured")
 
 
-def test_a_validation_split_is_part_of_the_name() -> None:
-    samples = (chunks((9.0, 5)), text_facts(5))
-    run = MadeRun().measure("perplexity", samples, samples, variant="wikitext2", split="validation")
-    assert run.row("ppl").variant == "wikitext2 stream512 validation"
-
-
 # multiple choice
 
 
@@ -516,7 +510,7 @@ def asked(*questions: dict[str, Any], **facts: Any) -> Any:
 
 
 def mcq_run(own: Any, native: Any) -> MadeRun:
-    return MadeRun().measure("mcq", own, native, variant="mmlu", shots=5)
+    return MadeRun().measure("mcq", own, native, variant="mmlu 5-shot", shots=5)
 
 
 def test_a18_t3_summed_per_token_and_per_character() -> None:

@@ -47,7 +47,7 @@ checks:
     assert (first.metric, first.low, first.high, first.why, first.required) == (
         "kv_ratio_16bit", 0.515625, 0.515625, "(64 + 2) / 128", True,
     )  # fmt: skip
-    assert first.name == "kv_ratio_16bit equals 0.515625 where kv_format=int8_sym"
+    assert first.name == "kv_ratio_16bit exactly 0.515625 where kv_format=int8_sym"
     assert first.line == 5
     assert (second.low, second.high, second.limit, second.required) == (-1, 1, "within [-1, 1]", False)
 
@@ -62,8 +62,8 @@ def test_the_name_defaults_to_the_files(tmp_path: Path) -> None:
         ("at_most: 1e-5", -math.inf, 1e-5, "at most 1e-05"),
         ("at_most: 1e5", -math.inf, 1e5, "at most 100000"),
         ("at_least: 0.5", 0.5, math.inf, "at least 0.5"),
-        ("equals: 0", 0, 0, "equals 0"),
-        ("equals: {value: 2, tolerance: 0.5}", 1.5, 2.5, "equals 2 +- 0.5"),
+        ("equals: 0", 0, 0, "exactly 0"),
+        ("equals: {value: 2, tolerance: 0.5}", 1.5, 2.5, "2 +- 0.5"),
         ("within: [0, 3]", 0, 3, "within [0, 3]"),
     ],
 )
