@@ -164,6 +164,14 @@ def plain(value: Any, limit: int | None = None) -> str:
     return one_line(str(value), limit)
 
 
+def fact(key: str, value: Any) -> tuple[str, str]:
+    """One recorded fact as (name, text): counts of bytes with both units, long lists as their length."""
+    if key.endswith("bytes") and isinstance(value, int):
+        return one_line(key, 60), bytes_text(value)
+    long_list = isinstance(value, list | tuple) and len(value) > 8
+    return one_line(key, 60), f"{len(value)} values" if long_list else plain(value, 200)
+
+
 def flatten(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """`{"gpu": {"name": "x"}}` -> `[("gpu.name", "x")]`, in the mapping's order; lists stay whole."""
     pairs: list[tuple[str, Any]] = []

@@ -285,6 +285,16 @@ def test_how_a_number_was_measured_is_kept_with_it(passing):
     )
 
 
+def test_the_texts_past_a_divergence_can_be_read(passing):
+    def change(record):
+        texts = {"native_text": " a dog.", "continuation_text": " a\ncat."}
+        return replace(record, samples=texts) if record.key == "agreement--int8_sym" else record
+
+    native, candidate = table(build(*passing.with_records(change).args), "agreement").facts
+    assert "candidate goes on" not in dict(native.pairs)
+    assert dict(candidate.pairs)["candidate goes on"] == " a\\ncat."
+
+
 def test_the_cells_table_holds_what_differs_and_the_rest_is_said_once(passing):
     view = build(*passing.args)
     assert view.cell_keys == ("kv_format", "batch", "context")
