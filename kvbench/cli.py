@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,7 +84,7 @@ def _root(
 
 def _load(
     matrix: Path, overrides: list[str], select: str | None, data_dir: Path | None
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[Any, Mapping[str, Any]]:
     from kvbench.data import fingerprint as data_fingerprint
     from kvbench.environment import host
     from kvbench.matrix import load

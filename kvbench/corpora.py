@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 from kvbench.errors import KvbenchError, NotAvailable, UsageError
+from kvbench.hub import quiet
 
 ALLOW_HUB = "KVBENCH_ALLOW_HUB"  # "1": what is not below the data directory may be fetched from the hub
 HUB = "hub"  # given as the data directory: fetch everything from the hub
@@ -176,6 +177,7 @@ def _from_first(documents: Iterable[int]) -> tuple[int, ...]:
 
 
 def _wikitext_from_hub(split: str) -> bytes:
+    quiet()
     from datasets import load_dataset  # takes seconds to import
 
     rows = load_dataset(*WIKITEXT_HUB, split=split)["text"]

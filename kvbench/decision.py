@@ -189,13 +189,12 @@ def _resolve_attention(
         answer = backends[backend](replace(request, backend=backend, kv_format=kv_format), facts)
         if isinstance(answer, Accepted):
             break
-        if request.fallback == "refuse":
-            raise _refused(answer, f"kv_format {kv_format} on backend {backend}")
         rejections.append((backend, kv_format, answer))
     else:
-        raise Refused(
-            rejections[-1][2].reason, f"{rejections[-1][2].sentence} Not even kv_format native can run."
-        )
+        reason, sentence = rejections[-1][2].reason, rejections[-1][2].sentence
+        raise Refused(reason, f"{sentence} Not even kv_format native can run on this model.")
+    if rejections and request.fallback == "refuse":
+        raise _refused(rejections[0][2], f"kv_format {request.kv_format} on backend {request.backend}")
     return (
         _choice(
             request.kv_format,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvbench.ceval import SUBJECTS
+from kvbench.hub import quiet
 
 # task: (repository, config or None for one config a subject, split of the questions, split of the examples)
 PLACES: dict[str, tuple[str, str | None, str, str]] = {
@@ -17,6 +18,7 @@ PLACES: dict[str, tuple[str, str | None, str, str]] = {
 
 def rows_of(task: str, part: str) -> list[dict[str, Any]]:
     """Rows of one part ("scored" or "shown") with the keys of the local files."""
+    quiet()
     from datasets import load_dataset  # takes seconds to import
 
     repository, config, scored, shown = PLACES[task]

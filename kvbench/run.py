@@ -50,7 +50,8 @@ def plan_tasks(matrix: Matrix, run_dir: RunDir, rerun: Rerun) -> Plan:
         "failed": {NOT_EVALUATED, ERROR, REFUSED},
         "all": {NOT_EVALUATED, ERROR, REFUSED, OK},
     }[rerun]
-    todo, reused = [], []
+    todo: list[Task] = []
+    reused: list[Task] = []
     for task in matrix.tasks:
         record = run_dir.read(task.key)
         (todo if record is None or record.status in again else reused).append(task)

@@ -67,7 +67,8 @@ def execute(task: Task, session: Session, baseline: Record | None, progress: Pro
     decision: Decision | None = None
     evidence: Evidence | None = None
     measured = Measurement({}, {})
-    status, error = OK, None
+    status = OK
+    error: dict[str, Any] | None = None
     try:
         decision, measured, evidence = _measure(task, session, baseline, progress)
     except Refused as e:

@@ -148,7 +148,7 @@ class Engine:
         rows: Tensor = output.logits[0].float()
         if logits == "none":
             return [rows[:0]] * len(work)
-        return list(rows.split(counts if logits == "all" else 1))
+        return list(torch.split(rows, counts if logits == "all" else 1))
 
     def _groups(self, seqs: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> list[Group]:
         device = self.model.device

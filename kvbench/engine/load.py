@@ -23,7 +23,6 @@ from kvbench.engine.prepare import prepared
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.facts import facts_from_config
 from kvbench.fetch import fetch
-from kvbench.hub import quiet
 from kvbench.models import (
     RANDOM_SEED,
     check_folder_weights,
@@ -75,16 +74,13 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
-    quiet()
     name = str(spec["model"])
     random = uses_random_weights(spec)
     load = _load_random if random else _load_checkpoint
     model, tokenizer = load(spec, kind_of(name), torch.device(device), DTYPES[dtype])
     model.eval().requires_grad_(False)
     facts = facts_from_config(model.config.to_dict())
-    resolve(
-        Request("native", "native", "torch", "refuse"), facts
-    )  # what cannot even run natively is refused here
+    resolve(Request("native", "native", "torch", "refuse"), facts)  # refuses what cannot even run natively
     where = torch.device(device)
     binding = bind(model, facts, where)
     return LoadedModel(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from kvbench.digests import cache_dir, file_sha256
 from kvbench.errors import KvbenchError, UsageError
-from kvbench.hub import quiet
 from kvbench.record import read_json, write_json
 
 _VERSION = 1  # of what this module writes
@@ -21,7 +20,6 @@ def prepared(gguf: Path) -> Path:
 
     Raises KvbenchError when transformers cannot read the file.
     """
-    quiet()
     import transformers
     from filelock import FileLock
 

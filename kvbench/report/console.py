@@ -109,7 +109,10 @@ def _metrics(console: Console, table: MetricTable, terminal: bool) -> None:
     for line in table.lines:
         name = " ".join(part for part in (line.label.text, line.variant) if part)
         marked = f"{name} (partial)" if line.partial else name
-        cells = [marked, *(_value(line.entries[i]) for i in shown)]
+        values = [_value(line.entries[i]) for i in shown]
+        if line.silent:
+            values = ["not measured", *[""] * (len(values) - 1)]
+        cells = [marked, *values]
         out.add_row(*_texts(cells), style="dim" if line.label.baseline else "")
     console.print(out)
 
@@ -163,9 +166,10 @@ def _verdict(console: Console, view: View, paths: Sequence[Path]) -> None:
 
 
 def _places(labels: Sequence[Label], most: int) -> str:
-    """`native (4 cells); int8_sym · batch 1 and 2 more`"""
+    """`native (4 cells); int8_sym · batch 1 and 2 more cells`"""
     names = [x.text + (f" ({len(x.cells)} cells)" if len(x.cells) > 1 else "") for x in labels[:most]]
-    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    rest = sum(len(label.cells) for label in labels[most:])
+    more = f" and {rest} more cell{'s' if rest > 1 else ''}" if rest else ""
     return "; ".join(names) + more
 
 

@@ -43,8 +43,8 @@ class Finding:
 
 def failures(run: Run, labels: Labels, precision: Sequence[PrecisionLine]) -> tuple[Finding, ...]:
     """What went wrong, gravest first: precision that was lost, failed checks, cell errors, unproven precision."""
-    lost = [*_lost(precision, MISMATCH, "mismatch", "Precision lost")]
-    unproven = [*_lost(precision, UNVERIFIED, "unverified", "Precision not proven")]
+    lost = [*_lost(precision, labels, MISMATCH, "mismatch", "Precision lost")]
+    unproven = [*_lost(precision, labels, UNVERIFIED, "unverified", "Precision not proven")]
     said = [item.sentence for finding in (*lost, *unproven) for item in finding.items]
     return (
         *lost,
@@ -62,7 +62,10 @@ def gaps(run: Run, labels: Labels) -> tuple[Finding, ...]:
     waiting: dict[Label, list[str]] = {}
     for task in missing:
         waiting.setdefault(labels.task(task), []).append(_task_name(task["runner"], task["variant"]))
-    unrun = tuple(Item((label,), f"No record of {', '.join(names)}.") for label, names in waiting.items())
+    alike: dict[str, list[str]] = {}
+    for label, names in waiting.items():
+        alike.setdefault(f"No record of {', '.join(names)}.", []).extend(label.cells)
+    unrun = tuple(Item(labels.places(cells), sentence) for sentence, cells in alike.items())
     partial: dict[str, list[Label]] = {}
     for record, task in run.done():
         if record.status == OK and record.partial:
@@ -82,21 +85,28 @@ def gaps(run: Run, labels: Labels) -> tuple[Finding, ...]:
     )  # fmt: skip
 
 
-def _lost(precision: Sequence[PrecisionLine], state: str, kind: str, title: str) -> Iterable[Finding]:
+def _lost(
+    precision: Sequence[PrecisionLine], labels: Labels, state: str, kind: str, title: str
+) -> Iterable[Finding]:
     """One finding a state; cells with the same sentence share an item. A cell whose effective format differs from
     the resolved one is named even when no level says so.
     """
-    where: dict[str, list[Label]] = {}
+    where: dict[str, list[str]] = {}
     for line in precision:
+        if state == UNVERIFIED and not line.kv.resolved:
+            continue  # nothing was run that could be proven; the gaps name the cell
         sentences = [f"{level.name}: {level.sentence}" for level in line.levels if level.state == state]
         if state == MISMATCH:
             sentences = [_dropped(choice) for choice in line.choices if choice.dropped] + sentences
         if not sentences and line.state == state:
             sentences = [_unexplained(line, state)]
         for sentence in dict.fromkeys(sentences):
-            where.setdefault(sentence, []).append(line.label)
+            where.setdefault(sentence, []).extend(line.label.cells)
     if where:
-        items = tuple(Item(tuple(labels), one_line(s, _SENTENCE_LIMIT)) for s, labels in where.items())
+        items = tuple(
+            Item(labels.places(cells), one_line(sentence, _SENTENCE_LIMIT))
+            for sentence, cells in where.items()
+        )
         yield Finding(kind, title, items)
 
 
@@ -136,17 +146,18 @@ def _outcomes(
 
 
 def _records(run: Run, labels: Labels, status: str, kind: str) -> Iterable[Finding]:
-    grouped: dict[str, list[Item]] = {}
+    """The records of one status, one finding a task and kind of error; equal messages share an item."""
+    grouped: dict[str, dict[tuple[str, str], list[Label]]] = {}
     for record, task in run.done():
         if record.status == status:
             error = record.error or {}
-            name = _task_name(task["runner"], task["variant"])
             word = one_line(str(error.get("type") or error.get("reason") or "no reason recorded"), 120)
-            tail = _clean(error.get("tail") or "")
             message = one_line(str(error.get("message") or ""), _SENTENCE_LIMIT)
-            grouped.setdefault(f"{name}: {word}", []).append(Item((labels.task(task),), message, tail=tail))
-    for title, items in grouped.items():
-        yield Finding(kind, title, tuple(items))
+            places = grouped.setdefault(f"{_task_name(task['runner'], task['variant'])}: {word}", {})
+            places.setdefault((message, _clean(error.get("tail") or "")), []).append(labels.task(task))
+    for title, where in grouped.items():
+        items = tuple(Item(tuple(places), said, tail=tail) for (said, tail), places in where.items())
+        yield Finding(kind, title, items)
 
 
 def _clean(tail: str | Sequence[str]) -> str:

@@ -16,9 +16,10 @@ from kvbench.metrics import Row
 
 NOT_MEASURED = "not measured"
 
-# Significant digits of a value that has no interval; with an interval its width decides. A number that is exact
-# in a few digits more (a ratio of bytes) is printed whole.
-_DIGITS = {"ms": 4, "tok/s": 4, "s": 4}
+# Significant digits of a value that has no interval; with an interval its width decides. A bare number that is
+# exact in a few digits more (a ratio of bytes) is printed whole.
+_TIMES = ("ms", "tok/s", "s")
+_DIGITS = dict.fromkeys((*_TIMES, "%", "pt", "nat", "logit"), 4)
 _DEFAULT_DIGITS = 6
 _EXACT_DIGITS = 8
 # Units that only say what kind of number it is; a table names them in its heading, not beside each value.
@@ -93,14 +94,14 @@ def number(value: float, unit: str = "", decimals: int | None = None, signed: bo
     digits = _DIGITS.get(unit, _DEFAULT_DIGITS)
     if value == 0:
         return f"{value:{sign}.0f}"
-    if unit not in _DIGITS and float(f"{value:.{_EXACT_DIGITS}g}") == value:
+    if (unit in KINDS or unit in _WHOLE) and float(f"{value:.{_EXACT_DIGITS}g}") == value:
         digits = _EXACT_DIGITS
     exponent = math.floor(math.log10(abs(value)))
     if not -5 < exponent < 15:
         mantissa, power = f"{value:{sign}.{digits - 1}e}".split("e")
         return f"{mantissa.rstrip('0').rstrip('.')}e{power}"
     text = f"{value:{sign},.{max(0, digits - 1 - exponent)}f}"
-    return text.rstrip("0").rstrip(".") if "." in text and unit not in _DIGITS else text
+    return text.rstrip("0").rstrip(".") if "." in text and unit not in _TIMES else text
 
 
 def exact(value: float) -> str:
@@ -161,6 +162,14 @@ def plain(value: Any, limit: int | None = None) -> str:
     if isinstance(value, Mapping | Sequence):
         return one_line(json.dumps(value, ensure_ascii=False, default=str), limit)
     return one_line(str(value), limit)
+
+
+def fact(key: str, value: Any) -> tuple[str, str]:
+    """One recorded fact as (name, text): counts of bytes with both units, long lists as their length."""
+    if key.endswith("bytes") and isinstance(value, int):
+        return one_line(key, 60), bytes_text(value)
+    long_list = isinstance(value, list | tuple) and len(value) > 8
+    return one_line(key, 60), f"{len(value)} values" if long_list else plain(value, 200)
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -37,6 +37,7 @@ class Labels:
         self._order = {cell: i for i, cell in enumerate(self.cells)}
         texts = Counter(self._text(self._parts(cell, self._keys)) for cell in self.cells)
         self._ambiguous = {text for text, count in texts.items() if count > 1}
+        self._runners = tuple(dict.fromkeys(task["runner"] for task in manifest["tasks"]))
         self._shared: dict[tuple[str, str], Mapping[str, Any]] = {}
         for task in manifest["tasks"]:
             for cell in task["cells"]:
@@ -59,14 +60,17 @@ class Labels:
         return self._label(task["cells"][0], keys, tuple(task["cells"]))
 
     def places(self, cells: Sequence[str]) -> tuple[Label, ...]:
-        """The labels of several cells; one label when they are exactly the cells that share a task."""
-        if not cells:
-            return (self.cell(None),)
-        for runner in dict.fromkeys(runner for runner, cell in self._shared if cell == cells[0]):
-            subject = self.subject(runner, cells[0])
-            if len(cells) > 1 and set(subject.cells) == set(cells):
-                return (subject,)
-        return tuple(self.cell(cell) for cell in cells)
+        """The labels of several cells; where all cells that share some task are among them, one label for these."""
+        left = dict.fromkeys(cells)
+        places = []
+        for cell in cells:
+            if cell in left:
+                shared = [self.subject(runner, cell) for runner in self._runners]
+                whole = [x for x in shared if len(x.cells) > 1 and left.keys() >= set(x.cells)]
+                places.append(max(whole, key=lambda x: len(x.cells), default=self.cell(cell)))
+                for one in places[-1].cells:
+                    left.pop(one)
+        return tuple(places) or (self.cell(None),)
 
     def unnamed(self, sentence: str, cells: Sequence[str]) -> str:
         """A sentence without the name of the cell that stands beside it anyway, so that equal findings are equal."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Record
-from kvbench.report.fmt import NOT_MEASURED, flatten, one_line, plain
+from kvbench.report.fmt import NOT_MEASURED, fact, flatten, one_line, plain
 from kvbench.report.labels import Label, Labels
 from kvbench.report.model import Run
 
@@ -185,7 +185,7 @@ def _levels(records: Sequence[Record]) -> tuple[LevelLine, ...]:
 
 
 def _facts(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple((one_line(key, 60), plain(value, 200)) for key, value in flatten(facts))
+    return tuple(fact(key, value) for key, value in flatten(facts))
 
 
 def _worst(states: Iterable[str]) -> str:

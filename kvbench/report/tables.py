@@ -8,7 +8,7 @@ from typing import Any
 
 from kvbench.metrics import Row
 from kvbench.record import OK, Record
-from kvbench.report.fmt import NOT_MEASURED, Shown, flatten, number, one_line, plain, shown_row
+from kvbench.report.fmt import NOT_MEASURED, Shown, fact, flatten, number, one_line, plain, shown_row
 from kvbench.report.labels import Label, Labels
 from kvbench.report.model import OutcomeLike, Run
 from kvbench.report.sections import OTHER, SECTIONS, Section
@@ -39,6 +39,14 @@ class Line:
     variant: str
     partial: str
     entries: tuple[Entry | None, ...]
+
+    @property
+    def silent(self) -> str:
+        """Why nothing at all was measured here, or "" when something was."""
+        found = [entry for entry in self.entries if entry]
+        if any(entry.shown.state != "missing" or entry.status == "fail" for entry in found):
+            return ""
+        return "; ".join(dict.fromkeys(entry.note for entry in found if entry.note)) or "no reason recorded"
 
 
 @dataclass(frozen=True)
@@ -189,14 +197,11 @@ def _facts(section: Section, run: Run, labels: Labels) -> Iterable[Facts]:
 
 
 def _fact_pairs(record: Record) -> tuple[tuple[str, str], ...]:
-    """Scalars as they are; a long list as its length, for the record has it in full."""
+    """What the record says of how it was measured; the record itself has it in full."""
     pairs = [("protocol version", str(record.protocol)), ("seconds", number(record.seconds, "s"))]
-    for key, value in flatten(record.facts):
-        long_list = isinstance(value, list | tuple) and len(value) > 8
-        pairs.append((one_line(key, 60), f"{len(value)} values" if long_list else plain(value, 200)))
-    if record.samples.get(
-        "continuation_text"
-    ):  # agreement: the two texts past the first divergence, for reading
+    pairs += [fact(key, value) for key, value in flatten(record.facts)]
+    if record.samples.get("continuation_text"):
+        # agreement: the two texts past the first divergence, for reading
         for key, name in (("native_text", "native goes on"), ("continuation_text", "candidate goes on")):
             pairs.append((name, one_line(record.samples[key], 300)))
     return tuple(pairs)

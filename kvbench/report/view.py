@@ -107,7 +107,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         created_at=_time(str(manifest["created_at"])),
         notices=tuple(notices(run, labels)),
         failures=failures(run, labels, precision),
-        fallbacks=_fallbacks(precision),
+        fallbacks=_fallbacks(precision, labels),
         gaps=gaps(run, labels),
         checks=check_groups(verdict.outcomes, labels),
         precision=grouped(precision, labels),
@@ -131,13 +131,13 @@ def _time(stamp: str) -> str:
     return one_line(f"{stamp[:-6].replace('T', ' ')} UTC" if utc else stamp, 80)
 
 
-def _fallbacks(precision: Sequence[PrecisionLine]) -> tuple[Fallback, ...]:
-    where: dict[ChoiceLine, list[Label]] = {}
+def _fallbacks(precision: Sequence[PrecisionLine], labels: Labels) -> tuple[Fallback, ...]:
+    where: dict[ChoiceLine, list[str]] = {}
     for line in precision:
         for choice in line.choices:
             if choice.fell_back:
-                where.setdefault(choice, []).append(line.label)
-    return tuple(Fallback(tuple(labels), choice) for choice, labels in where.items())
+                where.setdefault(choice, []).extend(line.label.cells)
+    return tuple(Fallback(labels.places(cells), choice) for choice, cells in where.items())
 
 
 def _split_keys(labels: Labels) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:

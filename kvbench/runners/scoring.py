@@ -33,8 +33,8 @@ class Group:
 
 
 def group(pairs: Sequence[Pair], share: bool = True) -> Group:
-    """The longest common token prefix taken out of the contexts; `share=False` takes none out."""
-    n = common_prefix([p.context for p in pairs]) if share else 0
+    """The longest common token prefix taken out of the contexts; `share=False`, or a single question, takes none out."""
+    n = common_prefix([p.context for p in pairs]) if share and len(pairs) > 1 else 0
     items = tuple(Pair(p.context[n:], p.continuations, p.merged) for p in pairs)
     return Group(pairs[0].context[:n], items)
 

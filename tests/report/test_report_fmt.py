@@ -8,6 +8,7 @@ from kvbench.metrics import Row
 from kvbench.report.fmt import (
     bytes_text,
     exact,
+    fact,
     flatten,
     in_megabytes,
     number,
@@ -114,6 +115,13 @@ def test_json_values_as_text():
         "0.1",
         '{"k": [1, "é"]}',
     ]
+
+
+def test_facts_of_bytes_have_units_and_long_lists_their_length():
+    assert fact("weights_bytes", 2**20) == ("weights_bytes", "1,048,576 B (1.0 MiB, 1.05 MB)")
+    assert fact("device_peak_bytes", None) == ("device_peak_bytes", "not measured")
+    assert fact("steps", list(range(9))) == ("steps", "9 values")
+    assert fact("faults", []) == ("faults", "[]")
 
 
 def test_flatten_keeps_order_lists_and_empty_mappings():

@@ -205,6 +205,20 @@ def test_a24_t4_a_cpu_run_shows_no_device_bytes_of_zero(passing_html):
     assert passing_html.count('<td class="num missing">not measured') == 8
 
 
+def test_a_line_without_any_measurement_says_why_once(maker, html_of):
+    made = maker().with_rows(
+        lambda r: (
+            replace(r, value=None, low=None, high=None, n=None, note="not run")
+            if (r.cell == "int8_sym-4-512" and r.unit in ("ms", "tok/s"))
+            or r.metric in ("itl_ratio", "ttft_ratio")
+            else r
+        )
+    )
+    html = html_of(made)
+    assert html.count("not measured: not run") == 1
+    assert Page(html).faults == []
+
+
 def test_the_page_is_the_same_for_the_same_run(passing, passing_html, html_of):
     assert html_of(passing) == passing_html
 

@@ -208,7 +208,7 @@ def test_a_declared_fallback_is_named_with_its_reason_and_what_was_rejected(pass
     (fallback,) = view.fallbacks
     assert (fallback.choice.requested, fallback.choice.resolved) == ("int8_sym", "native")
     assert (fallback.choice.reason, fallback.choice.rejected) == ("layer 3 slides", (("fp8_e4m3", "too"),))
-    assert len(fallback.where) == 4
+    assert [(label.text, len(label.cells)) for label in fallback.where] == [("int8_sym", 4)]
 
 
 @pytest.mark.parametrize(
@@ -285,6 +285,16 @@ def test_how_a_number_was_measured_is_kept_with_it(passing):
     )
 
 
+def test_the_texts_past_a_divergence_can_be_read(passing):
+    def change(record):
+        texts = {"native_text": " a dog.", "continuation_text": " a\ncat."}
+        return replace(record, samples=texts) if record.key == "agreement--int8_sym" else record
+
+    native, candidate = table(build(*passing.with_records(change).args), "agreement").facts
+    assert "candidate goes on" not in dict(native.pairs)
+    assert dict(candidate.pairs)["candidate goes on"] == " a\\ncat."
+
+
 def test_the_cells_table_holds_what_differs_and_the_rest_is_said_once(passing):
     view = build(*passing.args)
     assert view.cell_keys == ("kv_format", "batch", "context")
@@ -319,3 +329,13 @@ def test_a_run_without_records_still_makes_a_report(passing):
     view = build(*empty.args)
     assert (view.headline, view.word, view.tone) == ("No check was evaluated.", "NOT EVALUATED", "incomplete")
     assert view.itl == view.bytes == ()
+
+
+def test_cells_that_never_ran_are_gaps_and_not_failures(passing):
+    ran = [record for record in passing.records if record.spec["kv_format"] == "native"]
+    view = build(*replace(passing, records=ran).args)
+    assert view.failures == ()
+    assert [(len(item.where), item.sentence) for item in view.gaps[0].items] == [
+        (1, "No record of storage, latency."),
+        (1, "No record of parity, agreement, perplexity wikitext2, perplexity pydoc, mcq cloze."),
+    ]

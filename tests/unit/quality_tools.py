@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvbench.cells import CELL_KEYS
 from kvbench.corpora import corpus
-from kvbench.decision import ModelFacts, Request, resolve
+from kvbench.decision import Request, resolve
 from kvbench.runners.context import Context, Measurement
 from kvbench.tasks import RUNNERS
+
+if TYPE_CHECKING:
+    from kvbench.engine.load import LoadedModel
 
 
 @cache
@@ -47,25 +49,13 @@ def word_tokenizer(words: list[str], **special: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **special)
 
 
-@dataclass(frozen=True)
-class TinyModel:
-    """What runners and the engine take of a loaded model: a seeded two-layer llama with the tokenizer above."""
-
-    model: Any
-    tokenizer: Any
-    facts: ModelFacts
-    layers: tuple[Any, ...]
-    binding: Any
-    device: Any
-    dtype: Any
-
-
-def tiny_model(max_context: int = 1024, uniform: bool = False, tokenizer: Any = None) -> TinyModel:
-    """uniform: the head is zero, so every next token has the same probability."""
+def tiny_model(max_context: int = 1024, uniform: bool = False, tokenizer: Any = None) -> LoadedModel:
+    """A seeded two-layer llama with the tokenizer above. uniform: the head is zero, so every next token has the same probability."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from kvbench.engine.binding import bind
+    from kvbench.engine.load import LoadedModel
     from kvbench.facts import facts_from_config
 
     tokenizer = tokenizer or bpe_tokenizer()
@@ -80,12 +70,15 @@ def tiny_model(max_context: int = 1024, uniform: bool = False, tokenizer: Any = 
     if uniform:
         model.lm_head.weight.zero_()
     facts = facts_from_config(config.to_dict())
-    binding, layers = bind(model, facts, torch.device("cpu"))
-    return TinyModel(model, tokenizer, facts, layers, binding, torch.device("cpu"), torch.float32)
+    cpu = torch.device("cpu")
+    return LoadedModel(
+        model=model, tokenizer=tokenizer, facts=facts, binding=bind(model, facts, cpu), name="tiny", sha="tiny",
+        device=cpu, dtype=torch.float32, random=True,
+    )  # fmt: skip
 
 
 def context(
-    model: TinyModel, runner: str, *, kv_format: str = "native", baseline: Measurement | None = None,
+    model: LoadedModel, runner: str, *, kv_format: str = "native", baseline: Measurement | None = None,
     data_dir: Path | None = None, spec: dict[str, Any] | None = None, **options: Any,
 ) -> Context:  # fmt: skip
     """A runner's context on real engines. baseline: what the same runner measured on native."""
@@ -107,7 +100,7 @@ def context(
     )  # type: ignore[arg-type]  # fmt: skip
 
 
-def reference_logprobs(model: TinyModel, ids: list[int]) -> Any:
+def reference_logprobs(model: LoadedModel, ids: list[int]) -> Any:
     """log p of each id but the first by transformers alone: one plain forward, float64 log-softmax; [len - 1]."""
     import torch
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kvbench.engine.modulefacts import with_modules
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from kvbench.catalog import TINY
-from kvbench.decision import LayerFacts, ModelFacts
 from kvbench.engine.bytetokenizer import byte_tokenizer
 from kvbench.engine.load import LoadedModel, load_model
-from kvbench.errors import KvbenchError, UsageError
-from kvbench.formats import KVShape
+from kvbench.errors import KvbenchError, Refused, UsageError
 from kvbench.models import config_facts
 
 
 def logits(loaded: LoadedModel, text: str = "A page holds sixteen tokens; the café is open.") -> torch.Tensor:
+    """[N, V], by transformers' own attention: what is tested here is what was loaded."""
+    twin = copy.deepcopy(loaded.model)
+    twin.set_attn_implementation("eager")
     ids = torch.tensor([loaded.tokenizer(text)["input_ids"]])
     with torch.inference_mode():
-        out: torch.Tensor = loaded.model(ids, use_cache=False).logits[0].float()
+        out: torch.Tensor = twin(ids, use_cache=False).logits[0].float()
     return out
 
 
@@ -148,52 +148,62 @@ def test_remote_code_needs_the_matrix_to_say_so(saved: Path) -> None:
         load_model({"model": str(saved), "trust_remote_code": False}, "cpu", "float32")
 
 
-class Attention(nn.Module):
-    """Stands for an attention module of transformers: only the attributes that are read."""
-
-    def __init__(self, layer_idx: int, **attributes: Any) -> None:
-        super().__init__()
-        self.layer_idx, self.is_causal = layer_idx, True
-        for name, value in attributes.items():
-            setattr(self, name, value)
+SMALL = {"vocab_size": 258, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+         "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257}  # fmt: skip
+PAIR = ["sliding_attention", "full_attention"]
 
 
-class Model(nn.Module):
-    def __init__(self, *layers: nn.Module, registry: bool = True) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self._supports_attention_backend = registry
-
-
-FACTS = ModelFacts("test", (LayerFacts("full", 4, KVShape(2, 16, 16)),), 2048)
+def from_config(folder: Path, model_type: str, **changes: Any) -> LoadedModel:
+    (folder / "config.json").write_text(json.dumps({**SMALL, "model_type": model_type, **changes}))
+    return load_model({"model": str(folder), "model_weights": "random"}, "cpu", "float32")
 
 
 @pytest.mark.parametrize(
-    ("model", "attribute"),
+    ("model_type", "changes"),
     [
-        (Model(Attention(0), registry=False), "attention_registry"),
-        (Model(), "attention_modules"),
-        (Model(Attention(0), Attention(0)), "attention_modules"),
-        (Model(Attention(0), Attention(1)), "attention_modules"),
-        (Model(Attention(0, is_causal=False)), "is_causal"),
-        (Model(Attention(0, head_dim=32)), "head_dim"),
-        (Model(Attention(0, num_key_value_groups=4)), "num_key_value_groups"),
-        (Model(Attention(0, attn_logit_softcapping=50.0)), "attn_logit_softcapping"),
-        (Model(Attention(0, sliding_window=24)), "sliding_window"),
+        ("gpt2", {"num_key_value_heads": None}),
+        ("opt", {"num_key_value_heads": None, "ffn_dim": 64, "word_embed_proj_dim": 64}),
+        ("phi3", {}),
+        ("olmo2", {}),
+        ("granite", {}),
+        ("smollm3", {}),
+        ("gemma3_text", {"sliding_window": 16, "head_dim": 16, "layer_types": PAIR}),
+        ("exaone4", {"sliding_window": 16, "layer_types": PAIR}),
+        ("cohere2", {"sliding_window": 16, "layer_types": PAIR}),
     ],
 )
-def test_a10_t3_modules_that_contradict_the_config_are_named(model: Model, attribute: str) -> None:
-    assert [name for name, _ in with_modules(model, FACTS).unsupported] == [attribute]
-
-
-def test_modules_that_agree_add_nothing_and_sinks_come_from_them() -> None:
-    fine = Model(
-        Attention(0, head_dim=16, num_key_value_groups=2, sliding_window=None, attn_logit_softcapping=None)
+def test_other_families_bind_as_their_config_says(
+    tmp_path: Path, model_type: str, changes: dict[str, Any]
+) -> None:
+    loaded = from_config(tmp_path, model_type, **changes)
+    assert [layer.kind for layer in loaded.facts.layers] == (
+        ["sliding", "full"] if changes.get("layer_types") else ["full"] * 2
     )
-    assert with_modules(fine, FACTS) == FACTS
-    with_sinks = with_modules(Model(Attention(0, sinks=nn.Parameter(torch.zeros(4)))), FACTS)
-    assert with_sinks.layers[0].sinks
-    assert with_sinks.unsupported == ()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "reason"),
+    [
+        ("bloom", {}, "attention_unsupported"),
+        (
+            "gpt_neo",
+            {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]},
+            "attention_unsupported",
+        ),
+        ("diffllama", {}, "shared_attention_module"),
+        ("bert", {"is_decoder": False}, "not_causal"),
+        ("falcon", {"multi_query": True}, "layers_without_attention"),
+        ("mamba", {}, "layers_without_attention"),
+    ],
+)
+def test_a10_t3_what_cannot_be_bound_is_refused_with_a_reason(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(Refused) as e:
+        from_config(tmp_path, model_type, **changes)
+    assert e.value.reason == reason
+    assert str(e.value).endswith(".")
 
 
 @pytest.mark.model
@@ -214,7 +224,5 @@ def test_the_prepared_folder_holds_the_gguf_values_exactly() -> None:
 @pytest.mark.model
 def test_the_default_model_speaks() -> None:
     loaded = load_model({"model": "smollm2-135m-instruct"}, "cpu", "float32")
-    ids = loaded.tokenizer("The capital of France is")["input_ids"]
-    with torch.inference_mode():
-        best = loaded.model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax().item()
+    best = logits(loaded, "The capital of France is")[-1].argmax().item()
     assert loaded.tokenizer.decode([best]) == " Paris"

@@ -145,6 +145,12 @@ def test_a_shared_prefix_changes_no_score_and_saves_its_tokens(
     assert many - few == prefix * (len(pairs) - 1)
 
 
+def test_a_single_question_has_nothing_to_share() -> None:
+    pair = Pair((1, 2, 3), ((4,), (5,)), False)
+    assert group([pair]).prefix == ()
+    assert group([pair]).items == (pair,)
+
+
 def test_a_small_prefill_chunk_changes_no_score(model: Any, folder: Path) -> None:
     pairs = pairs_of(model, folder, "arc_easy", 5)
     for a, b in zip(scores_of(model, pairs, True)[0], scores_of(model, pairs, True, chunk=7)[0], strict=True):

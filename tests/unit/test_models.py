@@ -116,7 +116,9 @@ def test_fingerprint_of_a_folder_follows_its_bytes_not_its_place(folder: Path, t
     (moved / "README.md").write_text("words")
     assert fingerprint(spec(moved)) == first
     (moved / "model.safetensors").write_bytes(b"Weights")
-    os.utime(moved / "model.safetensors", ns=(1, 1))  # the clock of file times may be coarser than this test is fast
+    os.utime(
+        moved / "model.safetensors", ns=(1, 1)
+    )  # the clock of file times may be coarser than this test is fast
     assert fingerprint(spec(moved)) != first
 
 

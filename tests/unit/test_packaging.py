@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -134,3 +136,26 @@ def test_pytest_does_not_put_test_folders_on_the_path() -> None:
 def test_files_stay_small(path: Path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines < 400, f"{path.name} has {lines} lines; one concept a file"
+
+
+def test_the_tree_in_the_readme_is_the_tree_on_disk() -> None:
+    """Every module of the folders that the README spells out; runners, derive and report go by folder there."""
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("```\nkvbench/\n")[1].split("```")[0]
+    told = set(re.findall(r"^ +(\w+\.py)", tree, re.M))
+    folders = ("kvbench", "kvbench/engine", "kernels/kvbench_kernels")
+    found = {path.name for folder in folders for path in (ROOT / folder).glob("*.py") if path.name[0] != "_"}
+    assert told == found
+
+
+def test_the_hub_libraries_are_silenced_before_they_are_imported() -> None:
+    """They read telemetry and verbosity settings at import, so importing any engine module must set them first."""
+    code = (
+        "import kvbench.engine.binding, huggingface_hub.constants as c, transformers\n"
+        "print(c.HF_HUB_DISABLE_TELEMETRY, transformers.logging.get_verbosity() >= 40)"
+    )
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=clean | path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "True True"

@@ -1,0 +1,215 @@
+"""The whole job on a tiny model: run, judge, report, resume; and faults injected in the engine's hops."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvbench.cli import app
+from kvbench.formats import KV_FORMATS
+
+MATRIX = """\
+name: tiny
+model: {source: tiny-llama, plumbing: true}
+axes:
+  kv_format: [native, int8_sym]
+engine: {context: 20}
+runners:
+  storage: {}
+  latency: {new_tokens: 3, repeats: 1}
+  agreement: {steps: 24, prompt_tokens: 12, continuation: 4}
+gate: gate.yaml
+"""
+
+GATE = """\
+name: tiny
+allow_partial: true
+checks:
+  - {metric: kv_bytes_difference, equals: 0}
+  - {metric: kv_ratio_16bit, where: {kv_format: int8_sym}, at_most: 0.7}
+"""
+
+Job = Callable[..., Any]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """job(*arguments): `kvbench run` of the matrix above in a temporary folder, in this process."""
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    (tmp_path / "gate.yaml").write_text(GATE)
+
+    def go(*arguments: str) -> Any:
+        words = ["run", str(tmp_path / "m.yaml"), "--out", str(tmp_path / "out"), *arguments]
+        return CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+
+    return go
+
+
+def records(path: Path) -> dict[str, Any]:
+    return {p.name: json.loads(p.read_text()) for p in (path / "out" / "records").glob("*.json")}
+
+
+def test_a_sound_run_passes_and_is_judged_again_without_measuring(job: Job, tmp_path: Path) -> None:
+    result = job()
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out" / "report.html").is_file()
+    before = records(tmp_path)
+    assert {r["status"] for r in before.values()} == {"ok"}
+    assert all(
+        level["state"] in ("verified", "not_applicable")
+        for r in before.values()
+        for level in r["evidence"]["levels"]
+    )
+    again = CliRunner().invoke(app, ["gate", str(tmp_path / "out")])
+    assert again.exit_code == 0
+    assert job().exit_code == 0
+    assert records(tmp_path) == before, "a finished run measured something again"
+
+
+def test_json_is_one_object_on_stdout(job: Job) -> None:
+    result = job("--json")
+    answer = json.loads(result.stdout)
+    assert answer["exit_code"] == result.exit_code == 0
+
+
+def test_the_gate_decides_the_exit_code(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "gate.yaml").write_text(GATE.replace("0.7", "0.1"))
+    result = job()
+    assert result.exit_code == 1
+    assert "kv_ratio_16bit" in result.output
+
+
+def test_a_bad_gate_is_a_usage_error_before_anything_is_measured(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "gate.yaml").write_text(GATE.replace("at_most", "at_mots"))
+    result = job()
+    assert result.exit_code == 2
+    assert "at_most" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a01_a_format_dropped_between_decision_and_store_fails(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvbench.engine import core
+
+    monkeypatch.setattr(core, "store_format", lambda decision: KV_FORMATS["native"])
+    result = job("--set", "runners={storage: {}}")
+    assert result.exit_code == 1
+    assert (
+        "kv_format int8_sym did not reach the store: layer 0 K is stored as native"
+        in result.output.replace("\n", " ")
+    )
+
+
+def test_a01_a_format_dropped_between_spec_and_resolver_fails(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from kvbench import session
+
+    honest = session.resolve
+    monkeypatch.setattr(
+        session, "resolve", lambda request, facts: honest(replace(request, kv_format="native"), facts)
+    )
+    result = job("--set", "runners={storage: {}}")
+    assert result.exit_code == 1
+    assert "int8_sym" in result.output
+    assert "native" in result.output
+
+
+@pytest.mark.parametrize("runner", ["latency", "agreement"])
+def test_a_runner_that_measures_the_native_engine_instead_fails(
+    job: Job, monkeypatch: pytest.MonkeyPatch, runner: str
+) -> None:
+    import importlib
+    from dataclasses import replace
+
+    module = importlib.import_module(f"kvbench.runners.{runner}")
+    honest = module.run
+    monkeypatch.setattr(module, "run", lambda ctx: honest(replace(ctx, engine=ctx.native)))
+    result = job(
+        "--set",
+        f"runners={{{runner}: {{{'steps: 24, prompt_tokens: 12' if runner == 'agreement' else 'new_tokens: 3, repeats: 1'}}}}}",
+    )
+    assert result.exit_code in (1, 3)
+    assert "without an engine" in result.output.replace("\n", " ")
+
+
+def test_a_quantized_baseline_fails(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvbench.engine import core
+
+    monkeypatch.setattr(core, "store_format", lambda decision: KV_FORMATS["fp8_e4m3"])
+    result = job("--set", "runners={storage: {}}", "--set", "axes.kv_format=native")
+    assert result.exit_code == 1
+    assert "native" in result.output
+
+
+def test_quality_on_random_weights_is_refused(job: Job) -> None:
+    result = job("--set", "model={source: tiny-llama}")
+    assert result.exit_code == 3
+    assert "random" in result.output
+
+
+def test_a_cell_that_cannot_run_does_not_stop_the_others(job: Job, tmp_path: Path) -> None:
+    result = job("--set", "runners={storage: {}}", "--set", "axes.context=[20, 100000]", "--set", "engine={}")
+    assert result.exit_code == 3
+    assert sorted({r["status"] for r in records(tmp_path).values()}) == ["ok", "refused"]
+
+
+def test_kill_minus_nine_loses_only_the_task_in_hand(job: Job, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "kvbench",
+        "run",
+        str(tmp_path / "m.yaml"),
+        "--out",
+        str(tmp_path / "out"),
+        "--json",
+    ]
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "kernels")])}
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env, cwd=tmp_path
+    )
+    deadline = time.monotonic() + 120
+    while len(records(tmp_path) if (tmp_path / "out" / "records").is_dir() else {}) < 2:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.stderr is not None
+    process.stderr.close()
+    kept = records(tmp_path)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    after = records(tmp_path)
+    assert {name: after[name] for name in kept} == kept, "a record that was there was measured again"
+    tasks = [t["key"] for t in json.loads((tmp_path / "out" / "run.json").read_text())["tasks"]]
+    assert sorted(after) == sorted(f"{key}.json" for key in tasks), "a record is missing or one too many"
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+
+
+def test_two_runs_into_one_folder_do_not_mix(job: Job, tmp_path: Path) -> None:
+    import fcntl
+
+    (tmp_path / "out").mkdir()
+    with (tmp_path / "out" / ".lock").open("w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        result = job()
+    assert result.exit_code == 2
+    assert "Another kvbench run" in result.output
