@@ -82,7 +82,7 @@ RUNNERS: dict[str, RunnerDecl] = {
             "data": Option("str", ["pydoc"], "corpora: wikitext2, pydoc, or text files", many=True, fans_out=True, names_data=True),
             "protocol": Option("str", "stream512", "how text becomes scored tokens", choices=_PPL_PROTOCOLS),
             "split": Option("str", "test", "split of wikitext2", choices=("test", "validation")),
-            "limit_chunks": Option("int", None, "score only the first n chunks (the result is partial)", minimum=1, optional=True),
+            "limit_chunks": Option("int", None, "score only n chunks, evenly over the text (the result is partial)", minimum=1, optional=True),
             "kld": Option("bool", True, "compare full next-token distributions with a native pass over the same chunks"),
         }, "perplexity, and KLD, top-1 agreement and delta-p against the baseline", variant="{data} {protocol}"),
         RunnerDecl("mcq", 1, _SHAPE, True, {

@@ -131,8 +131,7 @@ def run(ctx: Context) -> Measurement:
         raise KvbenchError(
             f"{text.name} has nothing to score under {options['protocol']}; take a longer text."
         )
-    limit = options["limit_chunks"]
-    chunks = chunked.chunks[:limit]
+    chunks = spread(chunked.chunks, options["limit_chunks"])
     _check_context(ctx.model.facts.max_context, chunks)
     passes, divergence = _measure(ctx, chunks)
     native = passes.get("native")
@@ -159,9 +158,16 @@ def run(ctx: Context) -> Measurement:
         samples |= {"native_chunks": native.chunks, **divergence.samples()}
         facts["native_rerun_max_abs_nll"] = rerun_difference(ctx.baseline.samples["chunks"], native.chunks)
     partial = (
-        f"first {len(chunks)} of {len(chunked.chunks)} chunks" if len(chunks) < len(chunked.chunks) else None
+        f"{len(chunks)} of {len(chunked.chunks)} chunks, spread evenly" if len(chunks) < len(chunked.chunks) else None
     )
     return Measurement(samples, facts, partial)
+
+
+def spread(chunks: Sequence[Chunk], limit: int | None) -> Sequence[Chunk]:
+    """At most `limit` chunks, evenly over the text: its head alone is few documents, and intervals count documents."""
+    if limit is None or limit >= len(chunks):
+        return chunks
+    return [chunks[i * len(chunks) // limit] for i in range(limit)]
 
 
 def _check_context(limit: int | None, chunks: Sequence[Chunk]) -> None:
