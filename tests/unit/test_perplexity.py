@@ -147,10 +147,11 @@ def test_a_prefill_chunk_changes_no_sum(model: Any, text: Path) -> None:
     assert nll_of(pieces) == pytest.approx(nll_of(whole), rel=1e-5)
 
 
-def test_a_limit_is_partial_and_a_prefix(model: Any, text: Path) -> None:
+def test_a_limit_is_partial_and_spread_evenly(model: Any, text: Path) -> None:
     whole, some = measure(model, text), measure(model, text, limit_chunks=2)
-    assert nll_of(some) == nll_of(whole)[:2]
-    assert some.partial == f"first 2 of {len(nll_of(whole))} chunks"
+    every = nll_of(whole)
+    assert nll_of(some) == [every[0], every[len(every) // 2]]
+    assert some.partial == f"2 of {len(every)} chunks, spread evenly"
     assert (whole.partial, measure(model, text, limit_chunks=99).partial) == (None, None)
 
 
