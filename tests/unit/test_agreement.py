@@ -212,9 +212,11 @@ def test_a_baseline_of_another_prompt_is_refused(runner_context, as_baseline):
         agreement.run(runner_context("agreement", baseline=baseline, steps=4, prompt_tokens=25))
 
 
-def test_a19_t4_more_steps_than_the_model_has_positions_are_refused(runner_context):
+def test_a19_t4_more_steps_than_the_model_has_positions_are_refused_before_any_work(runner_context):
+    ctx = runner_context("agreement", steps=4074, prompt_tokens=24)
+    object.__setattr__(ctx, "engine", lambda **size: pytest.fail("an engine was made"))
     with pytest.raises(Refused, match="4096") as e:
-        agreement.run(runner_context("agreement", steps=4074, prompt_tokens=24))
+        agreement.run(ctx)
     assert e.value.reason == "invalid_context"
 
 

@@ -98,7 +98,7 @@ def test_weights_of_one_file_are_not_taken_for_tied():
     class Mapped(nn.Module):
         def __init__(self):
             super().__init__()
-            whole = torch.zeros(100)
-            self.a, self.b = nn.Parameter(whole[:40]), nn.Parameter(whole[40:])
+            whole = torch.zeros(120)
+            self.a, self.b = nn.Parameter(whole[:40]), nn.Parameter(whole[60:])
 
     assert storage.weights_bytes(Mapped()) == 400
