@@ -68,7 +68,7 @@ RUNNERS: dict[str, RunnerDecl] = {
         }, "decode through the store against an FP32 oracle on dequantized tensors, and a model-free run of many steps", reads=False),
         RunnerDecl("latency", 1, frozenset(), False, {
             "new_tokens": Option("int", 16, "tokens generated a request", minimum=1),
-            "repeats": Option("int", 3, "measured requests an arm; the baseline is interleaved (A B B A)", minimum=1),
+            "repeats": Option("int", 3, "measured requests an arm; the baseline is interleaved with its candidates (A B B A)", minimum=1),
             "warmup": Option("int", 1, "unmeasured requests of the same shape; reported apart", minimum=0),
         }, "TTFT and ITL, interleaved with the baseline"),
         RunnerDecl("agreement", 1, _SHAPE, True, {

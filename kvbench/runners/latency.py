@@ -1,7 +1,7 @@
 """TTFT and ITL of one batch at one context length, interleaved with the native engine.
 
-A candidate's arms are "baseline" and "candidate" (A B B A ...); a baseline's are two engines of its own, both called
-"candidate" (the noise floor of the same measurement). Both arms get the same prompts: seeded random token ids, since
+A candidate's arms are "baseline" and "candidate" (A B B A ...); a baseline is one engine measured again and again, all
+called "candidate" (neighbours are the noise floor of the same measurement). Both arms get the same prompts: seeded random token ids, since
 time does not depend on what the tokens mean. Raw samples only; means, percentiles and ratios are derived on reading.
 """
 
@@ -97,15 +97,12 @@ def run(ctx: Context) -> Measurement:
     batch, context, new_tokens = ctx.spec["batch"], ctx.spec["context"], ctx.options["new_tokens"]
     prompts = random_prompts(ctx.model, batch, context)
     capacity = {"sequences": batch, "tokens": context + new_tokens}
-    other = "candidate" if ctx.is_baseline else "baseline"
-    first = EngineArm(
-        (ctx.engine if ctx.is_baseline else ctx.native)(**capacity), prompts, ctx.spec["prefill_chunk"]
-    )
-    second = EngineArm(ctx.engine(**capacity), prompts, ctx.spec["prefill_chunk"])
+    arms = [("candidate", EngineArm(ctx.engine(**capacity), prompts, ctx.spec["prefill_chunk"]))]
+    if not ctx.is_baseline:
+        arms.insert(0, ("baseline", EngineArm(ctx.native(**capacity), prompts, ctx.spec["prefill_chunk"])))
     load_before = os.getloadavg()[0]
     timings = measure(
-        (other, first),
-        ("candidate", second),
+        arms,
         new_tokens=new_tokens,
         repeats=ctx.options["repeats"],
         warmup=ctx.options["warmup"],
@@ -123,7 +120,7 @@ def run(ctx: Context) -> Measurement:
         "threads": torch.get_num_threads(),
         "prompt": f"seeded random token ids (seed {SEED}), special tokens left out",
         "prompt_sha": content_hash(prompts),
-        "prefill_forwards": len(second.plan),
+        "prefill_forwards": len(arms[-1][1].plan),
         "repeats": ctx.options["repeats"],
         "warmup": ctx.options["warmup"],
     }

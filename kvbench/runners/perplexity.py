@@ -158,7 +158,9 @@ def run(ctx: Context) -> Measurement:
         samples |= {"native_chunks": native.chunks, **divergence.samples()}
         facts["native_rerun_max_abs_nll"] = rerun_difference(ctx.baseline.samples["chunks"], native.chunks)
     partial = (
-        f"{len(chunks)} of {len(chunked.chunks)} chunks, spread evenly" if len(chunks) < len(chunked.chunks) else None
+        f"{len(chunks)} of {len(chunked.chunks)} chunks, spread evenly"
+        if len(chunks) < len(chunked.chunks)
+        else None
     )
     return Measurement(samples, facts, partial)
 

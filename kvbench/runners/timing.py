@@ -75,8 +75,7 @@ def time_request(
 
 
 def measure(
-    first: tuple[str, Arm],
-    second: tuple[str, Arm],
+    arms: Sequence[tuple[str, Arm]],
     *,
     new_tokens: int,
     repeats: int,
@@ -84,12 +83,11 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int, int, str], None] = lambda done, total, note: None,
 ) -> Timings:
-    """`warmup` unmeasured requests an arm, then `repeats` pairs in the order A B, B A, A B, ...
+    """`warmup` unmeasured requests an arm, then `repeats` rounds of all arms in the order A B, B A, A B, ...
 
     The alternation cancels a drift of the machine (heat, another tenant) to first order in each two pairs.
     """
-    arms: Sequence[tuple[str, Arm]] = (first, second)
-    total = 2 * (warmup + repeats)
+    total = len(arms) * (warmup + repeats)
     done = 0
 
     def timed(order: int, label: str, arm: Arm, note: str) -> Timing:
@@ -102,8 +100,8 @@ def measure(
     measured: list[Timing] = []
     with _no_gc():
         warm = [timed(-1, label, arm, "warm-up") for label, arm in arms for _ in range(warmup)]
-        for pair in range(repeats):
-            for label, arm in arms if pair % 2 == 0 else reversed(arms):
+        for round_ in range(repeats):
+            for label, arm in arms if round_ % 2 == 0 else reversed(arms):
                 measured.append(timed(len(measured), label, arm, "request"))
     progress(total, total, "")
     return Timings(tuple(warm), tuple(measured))
