@@ -115,7 +115,7 @@ def _rerun(value: str) -> Any:
 def _judge(run_dir: Path, gate: Path | None, as_json: bool) -> int:
     """Judge stored records, write the report, print the result; returns the exit code."""
     from kvbench import gate as gates
-    from kvbench.metrics import derive
+    from kvbench.metrics import METRICS, derive
     from kvbench.record import RunDir
     from kvbench.report.console import print_result
     from kvbench.report.jsonout import result_json
@@ -129,7 +129,8 @@ def _judge(run_dir: Path, gate: Path | None, as_json: bool) -> int:
     policy = gates.load(named) if named else None
     rows = derive(manifest, records)
     verdict = gates.evaluate(policy, manifest, records, rows)
-    paths = write_all(run_dir, manifest, records, rows, verdict)
+    definitions = {name: metric.definition for name, metric in METRICS.items()}
+    paths = write_all(run_dir, manifest, records, rows, verdict, definitions)
     if as_json:
         print(json.dumps(result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False))
     else:

@@ -143,6 +143,8 @@ METRICS: dict[str, Metric] = {
                (0.0, inf), paired=True),
         Metric("aa_disagreement", "agreement", "share", "lower",
                "share of steps where the baseline, measured again in chunks, disagrees with itself: the noise floor", _SHARE),
+        Metric("native_distinct_4grams", "agreement", "share", "higher",
+               "share of the baseline's generated 4-grams that are different; a text that loops tests few choices", _SHARE),
         # perplexity
         Metric("ppl", "perplexity", "ppl", "lower", "exp(sum of NLL / scored tokens), never a mean of means", _PPL),
         Metric("ppl_delta_pct", "perplexity", "%", "",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvbench.derive.value import Value, incomparable, share
 from kvbench.record import Record
+
+# Below this share of different 4-grams a text is mostly repetition (plain prose of this length has above 0.9).
+LOOPS = 0.5
 
 COMPARABLE = ("steps", "prompt_tokens", "prompt_sha")
 
@@ -16,8 +19,20 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     steps = len(noise.samples["tokens"])
     if again is not None and steps:
         yield share("aa_disagreement", len(again), steps)
+    distinct = distinct_ngrams(noise.samples["tokens"], 4)
+    if distinct is not None:
+        loops = (
+            "the native text repeats itself: agreement on it counts few choices" if distinct < LOOPS else ""
+        )
+        yield Value("native_distinct_4grams", distinct, steps, note=loops)
     if baseline:
         yield from _against(record, baseline)
+
+
+def distinct_ngrams(tokens: Sequence[int], n: int) -> float | None:
+    """Different n-grams over all n-grams; None for a text shorter than one."""
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else None
 
 
 def _against(record: Record, baseline: Record) -> Iterator[Value]:

@@ -74,7 +74,8 @@ SECTIONS: tuple[Section, ...] = (
         ("first_divergence", "First divergence"),
         ("divergence_margin", "Native margin there"),
         ("aa_disagreement", "A/A noise floor"),
-    ), frozenset({"top1_teacher_forced", "first_divergence", "aa_disagreement"}),
+        ("native_distinct_4grams", "Native text, distinct 4-grams"),
+    ), frozenset({"top1_teacher_forced", "first_divergence", "aa_disagreement", "native_distinct_4grams"}),
         "Teacher-forced: the share of steps on which the candidate picks the native token along the native history. "
         "A first divergence at the last step means that none was seen. A divergence where the native margin is "
         "within the A/A noise is a near-tie."),

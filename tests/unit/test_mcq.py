@@ -137,8 +137,10 @@ def test_a_shared_prefix_changes_no_score_and_saves_its_tokens(
     pairs = pairs_of(model, folder, task, shots)
     shared, few = scores_of(model, pairs, True, kv_format)
     alone, many = scores_of(model, pairs, False, kv_format)
+    # Another batching rounds otherwise in the last bit, and in a quantized store that can move a code by a whole step.
+    tolerance = 1e-3 if kv_format == "native" else 5e-2
     for a, b in zip(shared, alone, strict=True):
-        assert a == pytest.approx(b, abs=1e-3)
+        assert a == pytest.approx(b, abs=tolerance)
         assert a.index(max(a)) == b.index(max(b))
     prefix = len(group(pairs).prefix)
     assert prefix > 100

@@ -20,7 +20,8 @@ from tests.unit.made_run import BASE, CAND, MadeRun, chunks, layers, storage_fac
 NAMES = """kv_bytes_total kv_bytes_payload kv_bytes_scales kv_bytes_per_token kv_bytes_difference kv_ratio kv_ratio_16bit
 weight_bytes page_table_bytes workspace_bytes device_peak_bytes parity_max_abs parity_cosine_min parity_bound_share
 steps_argmax_agreement steps_max_abs ttft_ms itl_ms itl_p50_ms itl_p90_ms itl_p99_ms itl_max_ms decode_tok_s prefill_tok_s
-ttft_cold_ms ttft_ratio itl_ratio top1_teacher_forced first_divergence divergence_margin aa_disagreement ppl ppl_delta_pct
+ttft_cold_ms ttft_ratio itl_ratio top1_teacher_forced first_divergence divergence_margin aa_disagreement native_distinct_4grams
+ppl ppl_delta_pct
 kld_mean kld_p50 kld_p90 kld_p99 kld_p999 kld_max top1_agreement delta_p_mean mcq_accuracy mcq_accuracy_norm
 mcq_accuracy_norm_char mcq_macro mcq_delta_pt mcq_agreement mcq_mcnemar_p mcq_scored truncated_share""".split()  # noqa: SIM905
 
@@ -679,3 +680,11 @@ def test_perplexity_does_not_depend_on_how_tokens_are_chunked(
     one, two = text_run(whole, whole).row("ppl"), text_run(cut, cut).row("ppl")
     assert one.n == two.n
     assert one.value == pytest.approx(two.value, rel=1e-9)
+
+
+def test_a_looping_native_text_is_measured_and_said() -> None:
+    from kvbench.derive.agreement import distinct_ngrams
+
+    assert distinct_ngrams([1, 2, 3, 4, 5], 4) == 1.0
+    assert distinct_ngrams([7] * 100, 4) == 1 / 97
+    assert distinct_ngrams([1, 2, 3], 4) is None
