@@ -20,7 +20,6 @@ def quiet() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' GGUF loader has a bar of its own
 
 
 def cached_file(repo: str, revision: str | None, file: str) -> Path | None:
