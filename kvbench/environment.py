@@ -6,10 +6,12 @@ reused only where the measuring code, torch, transformers and the device are the
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.util
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -114,6 +116,11 @@ def _device(gpus: list[dict[str, Any]], gpu_reason: str, torch_version: str | No
 
 def _gpus() -> tuple[list[dict[str, Any]], str]:
     """(the visible GPUs by the driver's own word, "" or why there are none)."""
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL("libnvidia-ml.so.1")  # what pynvml loads; asked first, since its import costs `plan` a tenth
+        except OSError as e:
+            return [], f"no NVIDIA driver ({e})"
     try:
         import pynvml
     except ImportError:
