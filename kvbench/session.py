@@ -8,7 +8,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from kvbench.decision import Choice, Decision, Request, check_context, resolve
 from kvbench.engine.core import Engine
 from kvbench.engine.evidence import examine, probe_layers
 from kvbench.engine.load import LoadedModel, load_model
-from kvbench.errors import KvbenchError, NotAvailable, Refused
-from kvbench.models import uses_random_weights
+from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
+from kvbench.models import config_facts, uses_random_weights
 from kvbench.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, VERIFIED, Evidence, Level, Record
 from kvbench.runners.context import Context, Measurement
 from kvbench.tasks import RUNNERS
@@ -128,12 +128,14 @@ def _measure(
             else f"ended as {baseline.status}: {(baseline.error or {}).get('message')}"
         )
         raise NotAvailable(f"{task.runner} compares with its native baseline, which {why}.")
+    new_tokens = task.options.get("new_tokens", 0)
+    if "context" not in decl.ignores:
+        _check_before_loading(spec, new_tokens)
     model = session.model(spec)
     decision = resolve(
         Request(spec["kv_format"], spec["weights"], spec["backend"], spec["fallback"]), model.facts
     )
-    new_tokens = task.options.get("new_tokens", 0)
-    if "context" in spec and "context" not in decl.ignores:
+    if "context" not in decl.ignores:
         check_context(model.facts, spec["context"], new_tokens)
     engines: list[Engine] = []
     natives: list[Engine] = []
@@ -157,9 +159,27 @@ def _measure(
         progress=progress,
     )
     runner = importlib.import_module(f"kvbench.runners.{task.runner}")
-    measured: Measurement = runner.run(context)
+    measured = _with_clips(runner.run(context), engines)
     evidence = _evidence(context, engines, natives, decision, session, decl.reads)
     return decision, measured, evidence
+
+
+def _check_before_loading(spec: Mapping[str, Any], new_tokens: int) -> None:
+    """Refuse a context that the model's config excludes before its weights reach the device, where it is known here."""
+    try:
+        facts = config_facts(spec)
+    except (NotAvailable, UsageError):
+        return  # the loaded model says what it takes, or why it cannot be loaded
+    check_context(facts, spec["context"], new_tokens)
+
+
+def _with_clips(measured: Measurement, engines: list[Engine]) -> Measurement:
+    """With the counts of what a given scale was too small for. Taken before the evidence writes its probe."""
+    static = [entry for e in engines if e.store.fmt.scale_kind == "static" for entry in e.store.health()]
+    if not any(entry["elements"] for entry in static):
+        return measured
+    counts = {f"kv_{name}": sum(entry[name] for entry in static) for name in ("elements", "clipped")}
+    return replace(measured, facts={**measured.facts, **counts})
 
 
 def native_of(decision: Decision) -> Decision:

@@ -30,6 +30,21 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
     return torch.einsum("hl,lhd->hd", weights, v)
 
 
+def error_beside_outlier(fmt: KVFormat, scale: float | None, seed: int) -> dict[str, float]:
+    """Relative RMSE of 127 N(0, 1) channels beside one that is 1, 30 or 100 times as large, by that factor.
+
+    With one scale a row an outlier takes the resolution of INT8 from all others and not that of E4M3, so the ranking
+    of the two turns: 0.65% against 2.6% without an outlier, 22.6% against 2.65% at 100.
+    """
+    found = {}
+    for factor in (1, 30, 100):
+        x = torch.randn(4096, 128, generator=torch.Generator().manual_seed(seed))
+        x[:, 0] *= factor
+        error = (dequantized(fmt, x, scale) - x.double())[:, 1:]
+        found[f"x{factor}"] = (error.square().mean() / x[:, 1:].double().square().mean()).sqrt().item()
+    return found
+
+
 def element_error(fmt: KVFormat, x: Tensor, scale: float | None, values: Tensor) -> tuple[float, float]:
     """Worst |x - values| as a share of the format's bound, and as such. Clipped elements have no bound.
 

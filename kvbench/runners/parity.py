@@ -87,6 +87,7 @@ def _run(ctx: Context) -> Measurement:
         "max_abs_is": f"largest of each {-(-ctx.options['steps'] // BUCKETS)} steps",
         "scale": scale,
         "element_error": asdict(worst),
+        "error_beside_outlier": oracle.error_beside_outlier(resolved, scale[0] if scale else None, 0),
         "oracle": "float64 einsum on the reference quantizer's codes of the original tensors",
     }
     return Measurement({"cases": rows, "steps": steps}, facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -57,6 +58,10 @@ def job(tmp_path: Path) -> Job:
 
 def records(path: Path) -> dict[str, Any]:
     return {p.name: json.loads(p.read_text()) for p in (path / "out" / "records").glob("*.json")}
+
+
+def records_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(p.read_text()) for p in (run / "records").glob("*.json")]
 
 
 def test_a_sound_run_passes_and_is_judged_again_without_measuring(job: Job, tmp_path: Path) -> None:
@@ -126,6 +131,90 @@ def test_a01_a_format_dropped_between_spec_and_resolver_fails(
     assert result.exit_code == 1
     assert "int8_sym" in result.output
     assert "native" in result.output
+
+
+def test_a02_t2_what_a_static_scale_clips_is_counted_in_the_report(job: Job, tmp_path: Path) -> None:
+    result = job(
+        "--set", "axes={kv_format: [native, int8_static], scale: 0.001}",
+        "--set", "runners={latency: {new_tokens: 3, repeats: 1}}",
+        "--set", "gate=null",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = {r["spec"]["kv_format"]: r["facts"] for r in records(tmp_path).values()}
+    assert 0 < found["int8_static"]["kv_clipped"] < found["int8_static"]["kv_elements"]
+    assert "kv_clipped" not in found["native"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "kv_clipped" in page
+    assert f"{found['int8_static']['kv_clipped']:,}" in page
+
+
+def test_a04_t4_a_cell_whose_scales_overflow_is_an_error_and_no_result(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvbench.engine.store import PagedKVStore
+
+    write = PagedKVStore.write
+    monkeypatch.setattr(
+        PagedKVStore, "write", lambda self, layer, slots, k, v: write(self, layer, slots, k * 1e8, v)
+    )
+    result = job("--set", "runners={latency: {new_tokens: 3, repeats: 1}}", "--set", "gate=null")
+    assert result.exit_code in (1, 3)
+    found = {r["spec"]["kv_format"]: r for r in records(tmp_path).values()}
+    assert (found["int8_sym"]["status"], found["int8_sym"]["samples"]) == ("error", {})
+    assert "overflow K/V values were written in int8_sym" in found["int8_sym"]["error"]["message"]
+
+
+def test_a19_t4_a_context_of_4096_on_2048_positions_is_refused_before_anything_is_loaded(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvbench import session
+    from kvbench.catalog import TINY
+
+    def load_model(*args: Any) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(session, "load_model", load_model)
+    (tmp_path / "model").mkdir()
+    config = {**TINY["tiny-llama"], "max_position_embeddings": 2048}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    result = job(
+        "--set", f"model={{source: {tmp_path / 'model'}, weights: random, plumbing: true}}",
+        "--set", "engine={context: 4096}",
+        "--set", "runners={storage: {}, latency: {new_tokens: 3, repeats: 1}}",
+    )  # fmt: skip
+    assert result.exit_code == 3, result.output
+    found = records(tmp_path).values()
+    assert [(r["status"], r["error"]["reason"]) for r in found] == [("refused", "invalid_context")] * 4
+    assert all("4096 tokens" in r["error"]["message"] and "has 2048" in r["error"]["message"] for r in found)
+
+
+def test_a24_t2_a_big_cell_leaves_nothing_to_the_small_one_after_it(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two cells in one process, the big one first: its store is gone, and the small one counts what it does alone."""
+    from kvbench import session
+    from kvbench.engine.store import PagedKVStore
+
+    honest, left = session.execute, []
+
+    def counting(*args: Any) -> Any:
+        record = honest(*args)
+        left.append(sum(type(o) is PagedKVStore for o in gc.get_objects()))
+        return record
+
+    monkeypatch.setattr(session, "execute", counting)
+    before = sum(type(o) is PagedKVStore for o in gc.get_objects())
+    small = ("--set", "runners={storage: {}}", "--set", "engine={}", "--set", "axes.kv_format=native")
+    job(*small, "--set", "axes.context=[200, 20]", "--out", str(tmp_path / "both"))
+    job(*small, "--set", "axes.context=[20]", "--out", str(tmp_path / "alone"))
+    assert left == [before] * 3
+    both, alone = (
+        {r["spec"]["context"]: (r["samples"], r["facts"]) for r in records_of(tmp_path / name)}
+        for name in ("both", "alone")
+    )
+    assert list(both) != [20]
+    assert both[20] == alone[20]
+    assert both[200][0]["layers"][0]["payload"] > both[20][0]["layers"][0]["payload"]
 
 
 @pytest.mark.parametrize("runner", ["latency", "agreement"])

@@ -165,6 +165,38 @@ def test_a07_t5_ragged_batches_equal_solo_runs(engine: Any, kv_format: str) -> N
         torch.testing.assert_close(row, solo[at][2], atol=close(kv_format), rtol=0)
 
 
+@pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3", "int8_static", "fp8_e4m3_static"])
+@pytest.mark.parametrize("length", [16, 17, 40])
+def test_a08_t2_the_next_logits_after_a_swap_are_the_same(engine: Any, kv_format: str, length: int) -> None:
+    """Swapped out, the pages overwritten with 0x7F, swapped in: a scale left behind would show."""
+    made = engine(kv_format=kv_format)
+    seq = made.add()
+    made.prefill(seq, ids(length))
+    expected = made.decode([seq], [7])
+    made.truncate(seq, length)
+    saved = made.store.export_pages(seq)
+    made.free(seq)
+    for pages in made.store.layers:
+        for tensor in pages.paged().values():
+            tensor.view(torch.uint8).fill_(0x7F)
+    back = made.add()
+    made.store.import_pages(back, saved)
+    assert torch.equal(made.decode([back], [7]), expected)
+
+
+@pytest.mark.parametrize(("value", "word"), [(1e7, "overflow"), (float("nan"), "nonfinite")])
+def test_a04_t4_what_the_format_cannot_hold_leaves_no_result(engine: Any, value: float, word: str) -> None:
+    made = engine(kv_format="int8_sym")
+    seq = made.add()
+    made.prefill(seq, ids(3))
+    made.check_health()
+    shape = made.store.shapes[1]
+    k = torch.full((1, shape.kv_heads, shape.head_dim), value)
+    made.store.write(1, made.store.slots_for(seq, 0, 1), k, torch.zeros_like(k))
+    with pytest.raises(KvbenchError, match=rf"Layer 1: \d+ {word} K/V values"):
+        made.check_health()
+
+
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3"])
 def test_prefill_and_decode_read_the_same_stored_values(engine: Any, kv_format: str) -> None:
     """Quantize-then-attend: a token sees the same stored K/V whether it came in a chunk or alone."""

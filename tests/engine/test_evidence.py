@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from kvbench.engine import core, evidence
 from kvbench.engine import store as store_module
 from kvbench.engine.layer import allocate_layer
 from kvbench.engine.store import PagedKVStore
-from kvbench.formats import KV_FORMATS
+from kvbench.formats import KV_FORMATS, KVShape
 from kvbench.record import MISMATCH, VERIFIED, Evidence, Level
 
 FORMATS = list(KV_FORMATS)
@@ -76,6 +77,38 @@ def test_a01_t3_one_native_layer_is_named(engine: Any) -> None:
     assert level(found, "E3-reads").state == MISMATCH
 
 
+def tinyllama(stored: str) -> Any:
+    """What E1 looks at, of an engine asked for int8_sym: TinyLlama's shape, 4,096 tokens, pages that nothing fills."""
+    shape = KVShape(4, 64, 64)
+    store = PagedKVStore(KV_FORMATS[stored], [shape] * 22, 16, 256, torch.bfloat16, "cpu")
+    return SimpleNamespace(
+        store=store,
+        layers=[SimpleNamespace(shape=shape)] * 22,
+        model=SimpleNamespace(dtype=torch.bfloat16),
+        decision=SimpleNamespace(kv_format=SimpleNamespace(resolved="int8_sym")),
+    )
+
+
+def test_a01_t2_92_274_688_bytes_under_an_int8_request_are_a_mismatch() -> None:
+    asked, got = tinyllama("int8_sym"), tinyllama("native")
+    sound, effective = evidence._e1(asked)
+    assert (sound.state, effective, sound.facts["bytes"]) == (VERIFIED, "int8_sym", 47_579_136)
+    found, effective = evidence._e1(got)
+    assert (found.state, effective, found.facts["bytes"]) == (MISMATCH, "native", 92_274_688)
+    assert sound.facts["bytes"] / found.facts["bytes"] == 0.515625
+    assert "layer 0 holds 4194304 B, int8_sym takes 2162688 B" in " ".join(found.facts["first_faults"])
+
+
+def test_a01_t3_layer_7_of_22_is_named_where_a_tolerance_of_5_percent_sees_nothing() -> None:
+    made = tinyllama("int8_sym")
+    made.store.layers[7] = tinyllama("native").store.layers[7]
+    found, effective = evidence._e1(made)
+    assert (found.state, effective) == (MISMATCH, "mixed")
+    assert "layer 7 K is stored as native (bfloat16), asked was int8_sym" in found.sentence
+    assert found.facts["bytes"] / 47_579_136 < 1.05
+    assert all("layer 7 " in fault for fault in found.facts["first_faults"])
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a02_scales_that_are_zero_or_one_are_named(engine: Any, value: float) -> None:
     def fixed(made: Any) -> None:
@@ -121,16 +154,46 @@ def test_a02_a_given_scale_replaced_by_one_is_named(engine: Any, kv_format: str)
     assert "the stored scale is 1, given was 0.05" in level(found, "E2").sentence
 
 
-def test_a02_t4_scales_survive_a_second_engine_and_a_second_warm_up(engine: Any) -> None:
-    made = engine(kv_format="int8_sym")
-    made.prefill(made.add(), list(range(20)))
-    kept = [p.k_scale.clone() for p in made.store.layers]
-    other = engine(kv_format="int8_sym")
-    other.prefill(other.add(), list(range(30)))
-    slots = made.store.slots_for(0, 0, 20)
-    for pages, old in zip(made.store.layers, kept, strict=True):
-        now = evidence._stored(made.store, pages.k_scale, slots)
-        assert evidence.same_bits(now, evidence._stored(made.store, old, slots))
+@pytest.mark.parametrize("kv_format", [name for name in FORMATS if name != "native"])
+def test_a02_t4_scales_survive_a_second_engine_and_a_second_warm_up(engine: Any, kv_format: str) -> None:
+    made = engine(kv_format=kv_format, sequences=3)
+    seq = made.add()
+    made.prefill(seq, list(range(20)))
+
+    def scales() -> list[torch.Tensor]:
+        slots = made.store.slots_for(seq, 0, 20)
+        live = [s for p in made.store.layers for s in (p.k_scale, p.v_scale)]
+        return [s.clone() if s.numel() == 1 else evidence._stored(made.store, s, slots) for s in live]
+
+    kept = scales()
+    assert len(kept) == 2 * LAYERS
+    for warm_up in (
+        made,
+        engine(kv_format=kv_format),
+    ):  # the same engine again, and a new one on the same model
+        other = warm_up.add()
+        warm_up.prefill(other, list(range(30, 60)))
+        warm_up.decode([other], [3])
+        warm_up.free(other)
+    assert all(evidence.same_bits(a, b) for a, b in zip(scales(), kept, strict=True))
+
+
+def test_a05_t4_a_bad_layer_among_good_ones_is_named(engine: Any) -> None:
+    """Every layer is compared, so that one of many does not vanish in a mean."""
+
+    def one_step_off(made: Any) -> None:
+        write = made.store.write
+
+        def broken(layer: int, slots: Any, k: Any, v: Any) -> None:
+            write(layer, slots, k, v)
+            if layer == 2:
+                made.store.layers[2].v.clamp_(max=126).add_(1)
+
+        made.store.write = broken
+
+    found = level(take(engine, spoil=one_step_off), "E2")
+    assert found.state == MISMATCH
+    assert found.facts["first_faults"] == ["layer 2 V: stored codes differ from the reference quantizer"]
 
 
 @pytest.mark.parametrize("only", [None, 1])

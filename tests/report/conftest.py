@@ -186,7 +186,7 @@ def _measured(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
             "host_load": 0.4,
         }
     if runner == "perplexity":
-        facts = {"protocol": "stream512", "split": "test", "bos": "none", "scored": 292_883, "tokens": 293_457,
+        facts = {"protocol": "stream512", "split": "test", "bos": "none", "stride": 512, "scored": 292_883, "tokens": 293_457,
                  "chunk": 512, "text": "raw", "data_sha": "a1b2c3", "skipped_rows": 0}  # fmt: skip
         return {"chunks": []}, facts
     return {}, {"seed": 0, "steps": 2048}

@@ -275,8 +275,16 @@ def test_nan_is_shown_as_nan(passing):
     assert (got.shown.text, got.shown.state) == ("NaN", "nan")
 
 
-def test_how_a_number_was_measured_is_kept_with_it(passing):
+def test_a05_t1_a_fact_of_several_numbers_is_shown_number_by_number(passing):
+    errors = {"x1": 0.0065, "x30": 0.068, "x100": 0.226}
+    made = passing.with_records(lambda r: replace(r, facts={**r.facts, "error_beside_outlier": errors}))
+    facts = dict(table(build(*made.args), "quality").facts[0].pairs)
+    assert [facts[f"error_beside_outlier.{name}"] for name in errors] == ["0.0065", "0.068", "0.226"]
+
+
+def test_a17_t3_how_a_number_was_measured_is_kept_with_it(passing):
     facts = dict(table(build(*passing.args), "quality").facts[0].pairs)
+    assert (facts["split"], facts["stride"]) == ("test", "512")
     assert (facts["protocol"], facts["scored"], facts["bos"], facts["text"]) == (
         "stream512",
         "292,883",

@@ -73,6 +73,16 @@ def test_a10_t1_mla_is_an_error_in_strict_mode() -> None:
     assert e.value.reason == "mla_not_validated"
 
 
+def test_a10_t1_deepseek_v2_is_native_by_its_latent_and_an_error_in_strict_mode() -> None:
+    config = {"model_type": "deepseek_v2", "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+              "v_head_dim": 128, "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}  # fmt: skip
+    choice = resolve(REQUEST, facts_from_config(config)).kv_format
+    assert (choice.resolved, choice.reason) == ("native", "mla_not_validated")
+    with pytest.raises(Refused) as e:
+        resolve(STRICT, facts_from_config(config))
+    assert e.value.reason == "mla_not_validated"
+
+
 def test_mla_runs_natively() -> None:
     assert resolve(replace(STRICT, kv_format="native"), MLA).kv_format.reason == "requested"
 

@@ -349,6 +349,19 @@ def test_a01_t2_bytes_off_the_formula_fail_without_any_check() -> None:
     )
 
 
+def test_a01_t2_92_274_688_bytes_under_int8_fail_whatever_the_evidence_says() -> None:
+    """The evidence claims int8_sym; the bytes of the live tensors are native's."""
+    native = [
+        {**layer, "payload": 4_194_304, "scales": 0, "dtype": "bfloat16"}
+        for layer in INT8_LAYERS[0]["layers"]
+    ]
+    run = stored(({"layers": native}, INT8_LAYERS[1]))
+    assert run.row("kv_bytes_total").value == 92_274_688
+    for verdict in (bare(run), judge(run, RATIO)):
+        assert verdict.exit_code == 1
+        assert "kv_bytes_difference" in {o.metric for o in of(verdict, FAIL)}
+
+
 # the policy's checks
 
 

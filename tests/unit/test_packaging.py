@@ -147,6 +147,39 @@ def test_the_tree_in_the_readme_is_the_tree_on_disk() -> None:
     assert told == found
 
 
+def test_the_tests_of_the_known_failures_exist() -> None:
+    """Every test that docs/known-failures.md names is there, and every test named after one of its cases is in it."""
+    text = (ROOT / "docs" / "known-failures.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (A\d\d T\d) \|[^|]*\|([^|]*)\|([^|]*)\|$", text, re.M)
+    named = {name for _, tests, _ in rows for name in re.findall(r"`(test_\w+)`", tests)}
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    there = {name for source in sources for name in re.findall(r"^def (test_\w+)\(", source, re.M)}
+    assert named - there == set()
+    cases = tuple(f"test_{case.lower().replace(' ', '_')}_" for case, _, _ in rows)
+    assert {name for name in there if name.startswith(cases)} - named == set()
+    assert all("`test_" in tests or "Not applicable: " in note for _, tests, note in rows)
+
+
+def test_a23_t5_an_exit_code_survives_a_pipe_where_ci_sets_pipefail(tmp_path: Path) -> None:
+    """`tee` ends with 0 whatever the gate says, so the script and the example must set it."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert re.search(r"^set -euo pipefail$", script, re.M)
+    assert script.index("pipefail") < script.index("step make")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all("pipefail" in p for p in readme.split("\n\n") if "| tee" in p)
+    assert "| tee" in readme
+    command = f"{sys.executable} -m kvbench gate {tmp_path / 'nothing'} 2>&1 | tee {tmp_path / 'log'}"
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+
+    def code(text: str) -> int:
+        return subprocess.run(
+            ["bash", "-c", text], env=os.environ | path, cwd=tmp_path, capture_output=True, check=False
+        ).returncode
+
+    assert code(f"set -o pipefail; {command}") == 2
+    assert code(command) == 0
+
+
 def test_the_hub_libraries_are_silenced_before_they_are_imported() -> None:
     """They read telemetry and verbosity settings at import, so importing any engine module must set them first."""
     code = (

@@ -56,7 +56,9 @@ def test_a08_t5_strided_tensors_are_views_with_an_offset():
     assert views[0].storage_offset() > 0
 
 
-@pytest.mark.parametrize(("q_heads", "kv_heads"), [(14, 2), (9, 3), (32, 4), (24, 1), (71, 1), (8, 8)])
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads"), [(14, 2), (9, 3), (32, 4), (24, 1), (48, 2), (71, 1), (8, 8)]
+)
 def test_a09_t1_the_oracle_maps_query_heads_to_kv_heads(q_heads, kv_heads):
     v = torch.arange(kv_heads, dtype=torch.float64)[None, :, None].expand(5, -1, 4)
     k = torch.randn(5, kv_heads, 4, dtype=torch.float64)
@@ -93,6 +95,21 @@ def test_the_elements_are_held_to_the_format_s_bound(fmt, x, moved, share):
     got, worst = oracle.element_error(KV_FORMATS[fmt], row, scale, row - moved)
     assert worst == pytest.approx(moved)
     assert got == pytest.approx(share, rel=2e-3)
+
+
+def test_a05_t1_the_facts_show_that_an_outlier_channel_turns_the_ranking(runner_context):
+    expected = {
+        "native": (0.0, 0.0, 0.0),
+        "int8_sym": (0.0065, 0.068, 0.226),
+        "fp8_e4m3": (0.026, 0.026, 0.0265),
+    }
+    found = {}
+    for fmt, values in expected.items():
+        measured = parity.run(runner_context("parity", kv_format=fmt, lengths=[1], steps=1))
+        found[fmt] = measured.facts["error_beside_outlier"]
+        assert tuple(found[fmt].values()) == pytest.approx(values, rel=0.06)
+    assert found["int8_sym"]["x1"] < found["fp8_e4m3"]["x1"]
+    assert found["int8_sym"]["x30"] > found["fp8_e4m3"]["x30"]
 
 
 def scale_is_one(store):

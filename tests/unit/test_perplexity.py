@@ -12,9 +12,10 @@ import torch
 from kvbench.corpora import corpus
 from kvbench.errors import KvbenchError, NotAvailable, Refused
 from kvbench.runners import perplexity
+from kvbench.runners.chunking import Chunk
 from kvbench.runners.context import Measurement
-from kvbench.runners.likelihood import Compared
-from kvbench.runners.perplexity import KEPT, Divergence, chunk_text, rerun_difference
+from kvbench.runners.likelihood import Compared, logprobs
+from kvbench.runners.perplexity import KEPT, Divergence, Pass, chunk_text, rerun_difference
 from tests.unit.quality_tools import bpe_tokenizer, context, reference_logprobs, tiny_model
 
 PROTOCOLS = ("stream512", "rows512", "llamacpp")
@@ -78,6 +79,39 @@ def test_a17_t5_rows_packed_together_score_as_each_alone(model: Any, tmp_path: P
         alone = measure(model, tmp_path / "one.txt", protocol="rows512").samples["chunks"][0]
         assert chunk["tokens"] == alone["tokens"]
         assert chunk["nll"] == pytest.approx(alone["nll"], rel=1e-6)
+
+
+@pytest.mark.parametrize("kv_format", ["native", "int8_sym"])
+def test_a17_t5_a_batch_of_5_and_9_tokens_is_each_alone(model: Any, kv_format: str) -> None:
+    """Nothing is padded, so no pad token is scored and no row hangs on its neighbour."""
+    ctx = context(model, "perplexity", kv_format=kv_format)
+    short, long = (Chunk(tuple(range(20, 20 + n)), 1, 0) for n in (5, 9))
+
+    def scored(*pack: Chunk) -> list[torch.Tensor]:
+        one = Pass(ctx.engine(sequences=2, tokens=16), 512)
+        rows = one.forward(pack)
+        return [logprobs(r, torch.tensor(c.tokens[1:])) for r, c in zip(rows, pack, strict=True)]
+
+    for batch in ((short, long), (long, short)):
+        for got, chunk in zip(scored(*batch), batch, strict=True):
+            assert len(got) == chunk.scored == len(chunk.tokens) - 1
+            torch.testing.assert_close(got, scored(chunk)[0], rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3"])
+def test_a03_t3_one_repeated_token_with_zeroed_values_has_a_finite_perplexity(kv_format: str) -> None:
+    zeroed = tiny_model()
+    outputs: list[torch.Tensor] = []
+    for layer in zeroed.model.model.layers:
+        layer.self_attn.v_proj.weight.zero_()
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda module, args: outputs.append(args[0]))
+    ctx = context(zeroed, "perplexity", kv_format=kv_format)
+    chunk = Chunk((42,) * 40, 1, 0)
+    (rows,) = Pass(ctx.engine(sequences=1, tokens=40), 512).forward([chunk])
+    assert len(outputs) == 2
+    assert all(torch.equal(x, torch.zeros_like(x)) for x in outputs)
+    nll = -logprobs(rows, torch.tensor(chunk.tokens[1:]))
+    assert math.isfinite(math.exp(float(nll.mean())))
 
 
 def test_a17_t5_rows_of_no_or_one_token_are_counted(model: Any, tmp_path: Path) -> None:

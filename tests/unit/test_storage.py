@@ -47,6 +47,48 @@ def test_a24_t4_what_a_cpu_cannot_measure_is_null(runner_context):
     assert facts["workspace_bytes"] is None
 
 
+def test_a24_t2_the_peak_is_the_cells_own_and_its_parts_add_up(runner_context, monkeypatch):
+    """On an allocator that counts as CUDA's does (bytes live, their peak since the last reset), the big cell first."""
+    live = peak = 0
+
+    def use(size):
+        nonlocal live, peak
+        live += size
+        peak = max(peak, live)
+
+    def reset(device):
+        nonlocal peak
+        peak = live
+
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: live)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak)
+    ctx = runner_context("storage", kv_format="int8_sym")
+    weights = storage.weights_bytes(ctx.model.model)
+    use(weights)
+    found = {}
+    for context in (500, 20):
+        engine = ctx.engine(sequences=1, tokens=context)
+        kv = sum(engine.store.live_bytes(i).total for i in range(4))
+        forward = engine.forward
+
+        def with_workspace(work, logits, forward=forward):
+            size = sum(len(tokens) for _, tokens in work) * 1000
+            use(size)
+            try:
+                return forward(work, logits)
+            finally:
+                use(-size)
+
+        engine.forward = with_workspace
+        use(kv)
+        found[context] = (*storage._fill_on_gpu(engine, [engine.add()], context), kv)
+        use(-kv)
+    for context, (total, workspace, kv) in found.items():
+        assert workspace == (context - 1) * 1000
+        assert total == weights + kv + workspace
+
+
 @pytest.mark.parametrize(("tokens", "slots"), [(1, 16), (15, 16), (16, 16), (17, 32)])
 def test_a07_t1_pages_are_counted_at_their_edges(runner_context, tokens, slots):
     assert storage.run(runner_context("storage", batch=1, context=tokens)).facts["tokens"] == slots
