@@ -118,7 +118,8 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
     """(the visible GPUs by the driver's own word, "" or why there are none)."""
     if sys.platform == "linux":
         try:
-            ctypes.CDLL("libnvidia-ml.so.1")  # what pynvml loads; asked first, since its import costs `plan` a tenth
+            # What pynvml loads; asked first, since importing pynvml is a tenth of what `plan` takes.
+            ctypes.CDLL("libnvidia-ml.so.1")
         except OSError as e:
             return [], f"no NVIDIA driver ({e})"
     try:
