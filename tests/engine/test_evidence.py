@@ -129,8 +129,8 @@ def test_a02_t4_scales_survive_a_second_engine_and_a_second_warm_up(engine: Any)
     other.prefill(other.add(), list(range(30)))
     slots = made.store.slots_for(0, 0, 20)
     for pages, old in zip(made.store.layers, kept, strict=True):
-        now = evidence._stored(made.store, pages.k_scale, slots)
-        assert evidence.same_bits(now, evidence._stored(made.store, old, slots))
+        now = evidence.stored(made.store, pages.k_scale, slots)
+        assert evidence.same_bits(now, evidence.stored(made.store, old, slots))
 
 
 @pytest.mark.parametrize("only", [None, 1])
