@@ -229,6 +229,9 @@ def schema(kind: Annotated[str, typer.Argument(help="matrix or gate")] = "matrix
 
 def main() -> None:
     """Entry point of the `kvbench` script and of `python -m kvbench`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller; the exit code still tells
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     app()
 
 

@@ -184,6 +184,7 @@ def _evidence(
     """Evidence of the measured engine (the worst of them when there were several), the native arm's included."""
     for engine in engines + natives:
         engine.check_health()
+    own, beside = (sum(e.computed_tokens for e in arm) for arm in (engines, natives))
     if not engines:
         if reads_due:
             raise KvbenchError(
@@ -198,11 +199,18 @@ def _evidence(
     native = native_of(decision)
     native_spec = {**context.spec, "kv_format": "native", "scale": None}
     native_probes = session.probes(context.model, native, native_spec)
-    bad = [
-        e for e in (examine(n, *native_probes, reads_due=reads_due) for n in natives) if e.state != VERIFIED
-    ]
+    shown = [examine(n, *native_probes, reads_due=reads_due) for n in natives]
+    bad = [e for e in shown if e.state != VERIFIED or e.effective != "native"]
     level = Level("native-arm", VERIFIED, f"{len(natives)} native engine(s) beside it are native.")
     if bad:
-        lost = next(x for x in bad[0].levels if x.state == bad[0].state)
-        level = Level("native-arm", bad[0].state, f"The native arm is not native: {lost.sentence}")
+        sentences = [x.sentence for x in bad[0].levels if x.state == bad[0].state != VERIFIED]
+        lost = sentences[0] if sentences else f"it stores {bad[0].effective}."
+        state = MISMATCH if bad[0].state == VERIFIED else bad[0].state
+        level = Level("native-arm", state, f"The native arm is not native: {lost}")
+    elif own < beside:
+        sentence = (
+            f"The measured engine computed {own} tokens and the native one beside it {beside}: the numbers are not "
+            "the measured engine's alone."
+        )
+        level = Level("native-arm", MISMATCH, sentence)
     return Evidence(worst.effective, (*worst.levels, level), worst.precision, worst.reads)
