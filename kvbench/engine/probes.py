@@ -90,7 +90,10 @@ def probe_values(make: Make, page_size: int) -> Level:
     def logits(beside: Beside | None) -> Tensor:
         engine.truncate(seq, 0)
         prompt = max(1, count - 2)
-        with _replaced(store, **({"write": beside.write, "read": beside.read} if beside else {})):
+        methods: dict[str, Callable[..., Any]] = {}
+        if beside:
+            methods = {"write": beside.write, "read": beside.read}
+        with _replaced(store, **methods):
             out = engine.forward([(seq, ids[:prompt])])
             out += [engine.decode([seq], [token]) for token in ids[prompt:]]
         return torch.cat(out)
