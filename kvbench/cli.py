@@ -65,6 +65,14 @@ def handled() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(141) from None
+    except OSError as e:  # a full disk, a name that is too long, a folder that may not be written
+        where = f"{str(e.filename)[:200]}: " if e.filename else ""
+        print(
+            f"kvbench: {where}{e.strerror or e}; nothing half-written was left behind. Mend that and run the same "
+            "command again.",
+            file=sys.stderr,
+        )
+        raise typer.Exit(3) from None
 
 
 def _version(value: bool) -> None:
@@ -221,6 +229,9 @@ def schema(kind: Annotated[str, typer.Argument(help="matrix or gate")] = "matrix
 
 def main() -> None:
     """Entry point of the `kvbench` script and of `python -m kvbench`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller; the exit code still tells
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     app()
 
 

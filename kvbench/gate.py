@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kvbench.guards import by_task, failed_tasks, implausible_values, label, say, some
+from kvbench.guards import by_task, empty_results, failed_tasks, implausible_values, label, say, some
 from kvbench.metrics import METRICS, Row
 from kvbench.policy import Check, Gate, load
 from kvbench.precision import precision
@@ -29,6 +29,7 @@ def evaluate(
     outcomes = [
         *precision(manifest, records, gate.allow_fallback if gate else False),
         *failed_tasks(manifest, records),
+        *empty_results(manifest, records, rows),
         *implausible_values(manifest, rows),
     ]
     if gate:

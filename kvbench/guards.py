@@ -40,6 +40,35 @@ def failed_tasks(manifest: Manifest, records: Sequence[Record]) -> Iterator[Outc
         )
 
 
+def empty_results(manifest: Manifest, records: Sequence[Record], rows: Sequence[Row]) -> Iterator[Outcome]:
+    """One outcome a task that ended well and yet gives no value of any metric."""
+    done = {record.key for record in records if record.status == OK}
+    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
+    notes: dict[tuple[str, str, str], str] = {}
+    valued = set()
+    for row in rows:
+        at = (row.cell, METRICS[row.metric].runner, row.variant)
+        notes.setdefault(at, row.note)
+        if row.value is not None:
+            valued.add(at)
+    for task in manifest["tasks"]:
+        at = (task["cells"][0], task["runner"], task["variant"])
+        if task["key"] in done and at not in valued:
+            subject = f"{task['runner']} {task['variant']}".strip()
+            reason = notes.get(at, "").rstrip(".") or "its record holds no sample"
+            yield Outcome(
+                check="no result",
+                metric="",
+                cell=task["cells"][0],
+                variant=task["variant"],
+                status=NOT_EVALUATED,
+                value=None,
+                limit="",
+                sentence=f"{subject} on {some(task['cells'], names)} gives no value of any metric: {reason}.",
+                cells=tuple(task["cells"]),
+            )
+
+
 def implausible_values(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outcome]:
     """A failure for each value that cannot be (NaN, infinity, a perplexity of exactly 1); one pass when there is none."""
     names = {cell["id"]: cell["name"] for cell in manifest["cells"]}

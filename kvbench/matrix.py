@@ -69,7 +69,7 @@ def load(
     read, sound = outline.read(document, problems)
     cells = expand(read, host, problems, lambda at: _line(document, at)) if sound else ()
     gate = path.parent / read.gate if read.gate else None
-    if gate and not gate.is_file():
+    if gate and not _is_file(gate):
         problems.add(
             ("gate",), f"the gate file {gate} does not exist; its path is relative to the matrix file."
         )
@@ -84,6 +84,13 @@ def load(
         lambda name, split: _located(document, name, lambda: fingerprint_data(name, split)),
     )
     return Matrix(read.name, path, cells, tasks, gate, document.data, document.sha)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
 
 
 def _located(document: Document, name: str, fingerprint: Callable[[], str]) -> str:

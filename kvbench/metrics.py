@@ -253,6 +253,8 @@ def _values(task: Mapping[str, Any], record: Record | None, baseline: Record | N
             found = {v.metric: v for v in DERIVE[task["runner"]](record, None if pairing else baseline)}
         except KeyError as e:
             missing = f"the record lacks {e}; run the matrix again to measure it anew"
+        except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:
+            missing = f"the record's samples cannot be read ({type(e).__name__}: {e}); run the matrix again"
     values = []
     for metric in METRICS.values():
         if metric.runner != task["runner"] or (is_baseline and metric.paired):

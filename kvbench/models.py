@@ -36,6 +36,10 @@ def kind_of(name: str) -> str:
     if name in ALIASES:
         return "alias"
     path = Path(name).expanduser()
+    if len(name) > 1000:
+        raise UsageError(
+            f"The model {name[:40]}... has a name of {len(name)} characters; write a shorter one."
+        )
     if path.suffix.lower() in _PICKLES:
         raise UsageError(f"{name} holds pickled weights, which can run code when they are loaded; {_CONVERT}")
     if path.suffix.lower() == ".gguf":

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kvbench.record import OK, VERIFIED, Evidence, Level, Record
+from kvbench.record import LEVELS, OK, VERIFIED, Evidence, Level, Record
+from kvbench.values import text
 from kvbench.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
 
 ASPECTS = ("kv_format", "weights", "backend")
@@ -29,7 +30,9 @@ def precision(
         faults: dict[str, list[str]] = {}
         fallbacks: dict[str, None] = {}
         for task, record in zip(tasks, ran, strict=True):
-            fault, fallback = _fault(cell["spec"], record, allow_fallback)
+            fault, fallback = _stranger(cell["spec"], task, record), ""
+            if not fault:
+                fault, fallback = _fault(cell["spec"], record, allow_fallback)
             fault = fault or _identical(record, done.get(task["baseline"]))
             if fault:
                 faults.setdefault(fault, []).append(record.runner)
@@ -48,6 +51,24 @@ def precision(
 def _outcome(cell: Mapping[str, Any], status: str, sentence: str) -> Outcome:
     text = f"{cell['name']}: {sentence}"
     return Outcome("precision", "", cell["id"], "", status, None, LIMIT, text, cells=(cell["id"],))
+
+
+def _stranger(spec: Spec, task: Mapping[str, Any], record: Record) -> str:
+    """What shows that the record was not made by this task for this cell, or ""."""
+    if record.runner != task["runner"]:
+        return f"the record is one of {record.runner}, the task is {task['runner']}: it belongs elsewhere."
+    for what, own, due in (
+        ("the task", record.options, task["options"]),
+        ("the task", record.spec, task["spec"]),
+        ("the cell", record.spec, {key: spec.get(key) for key in record.spec}),
+    ):
+        for key in {**due, **own}:
+            if own.get(key) != due.get(key):
+                return (
+                    f"the record was measured with {key} {text(own.get(key))}, {what} asks for "
+                    f"{text(due.get(key))}: it belongs elsewhere, or the request was changed on the way."
+                )
+    return ""
 
 
 def _fault(spec: Spec, record: Record, allow_fallback: bool) -> tuple[str, str]:
@@ -82,6 +103,9 @@ def _fault(spec: Spec, record: Record, allow_fallback: bool) -> tuple[str, str]:
         reason = " ".join(lost) if lost and evidence.state != VERIFIED else "No level of evidence says why."
         state = evidence.state if evidence.state != VERIFIED else "mismatch"
         return f"{state}: {resolved} was resolved, the evidence shows {evidence.effective}. {reason}", ""
+    lacking = [name for name in LEVELS if name not in {level.name for level in evidence.levels}]
+    if lacking:
+        return f"unverified: the evidence lacks {', '.join(lacking)}; run the matrix again.", ""
     return "", "; ".join(fallbacks)
 
 

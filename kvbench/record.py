@@ -25,6 +25,9 @@ SCHEMA_VERSION = 1
 # What can be said of one piece of evidence, and of a record as a whole (the worst level counts).
 VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE = "verified", "mismatch", "unverified", "not_applicable"
 
+# The levels of evidence, in the order in which they are shown; a record of a measured cell has all of them.
+LEVELS = ("E1", "E2", "E3", "E3-layers", "E3-prefill", "E3-reads", "E5")
+
 # How a task ended. `refused`: the cell may not run as asked; `not_evaluated`: what it needs is not here.
 OK, ERROR, REFUSED, NOT_EVALUATED = "ok", "error", "refused", "not_evaluated"
 
@@ -56,10 +59,9 @@ class Evidence:
     @property
     def state(self) -> str:
         states = {level.state for level in self.levels} - {NOT_APPLICABLE}
-        for state in (MISMATCH, UNVERIFIED):
-            if state in states:
-                return state
-        return VERIFIED if states else UNVERIFIED
+        if MISMATCH in states:
+            return MISMATCH
+        return VERIFIED if states == {VERIFIED} else UNVERIFIED
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,14 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Raises UsageError naming the file when it is not there or not JSON."""
+    """Raises UsageError naming the file when it is not there, cannot be read or is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist; give a run directory that `kvbench run` wrote.") from None
-    except ValueError as e:
+    except OSError as e:
+        raise UsageError(f"{path} cannot be read ({e.strerror}); check the path.") from None
+    except (ValueError, RecursionError) as e:
         raise UsageError(
             f"{path} is not valid JSON ({e}); delete that file and run the matrix again to measure it anew."
         ) from None
@@ -141,11 +145,24 @@ class RunDir:
         write_json(self.record_path(record.key), asdict(record))
 
     def read(self, key: str) -> Record | None:
+        """The record of a task, or None when there is none. UsageError for one that is damaged or another task's."""
         path = self.record_path(key)
-        return record_from_dict(read_json(path), path) if path.exists() else None
+        if not path.exists():
+            return None
+        record = record_from_dict(read_json(path), path)
+        if record.key != key:
+            raise UsageError(
+                f"{path} holds the record of task {record.key}; delete that file and run the matrix again."
+            )
+        return record
 
     def manifest(self) -> dict[str, Any]:
-        manifest: dict[str, Any] = read_json(self.manifest_path)
+        """Raises UsageError for a file that is no manifest of this version, or whose parts do not fit together."""
+        data = read_json(self.manifest_path)
+        wrong = _manifest_fault(data)
+        if wrong:
+            raise UsageError(f"{self.manifest_path} {wrong}; run the matrix again to write it anew.")
+        manifest: dict[str, Any] = data
         return manifest
 
     def records(self) -> Iterator[Record]:
@@ -157,7 +174,9 @@ class RunDir:
 
 
 def record_from_dict(data: Mapping[str, Any], path: Path | str = "record") -> Record:
-    """Raises UsageError for another schema version or a missing or unknown key."""
+    """Raises UsageError for another schema version, a missing or unknown key, or a part of the wrong kind."""
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} holds no record; delete that file and run the matrix again.")
     if data.get("schema") != SCHEMA_VERSION:
         raise UsageError(
             f"{path} has schema {data.get('schema')!r}; this kvbench reads schema {SCHEMA_VERSION}. "
@@ -167,4 +186,76 @@ def record_from_dict(data: Mapping[str, Any], path: Path | str = "record") -> Re
     wrong = sorted(known.symmetric_difference(data))
     if wrong:
         raise UsageError(f"{path} does not hold a whole record: check the keys {', '.join(wrong)}.")
+    bad = [name for name, kinds in _KINDS.items() if not isinstance(data[name], kinds)]
+    if not bad and data["status"] not in (OK, ERROR, REFUSED, NOT_EVALUATED):
+        bad = ["status"]
+    if not bad and data["decision"] is not None and not _is_decision(data["decision"]):
+        bad = ["decision"]
+    if not bad and data["evidence"] is not None and not _is_evidence(data["evidence"]):
+        bad = ["evidence"]
+    if bad:
+        raise UsageError(
+            f"{path} is damaged: {', '.join(bad)} cannot be what kvbench wrote; delete that file and run the matrix "
+            "again."
+        )
     return Record(**data)
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("key", "runner", "status", "started_at"), (str,)),
+    **dict.fromkeys(("spec", "options", "samples", "facts", "environment"), (dict,)),
+    **dict.fromkeys(("decision", "evidence", "error"), (dict, type(None))),
+    "protocol": (int,),
+    "partial": (str, type(None)),
+    "seconds": (int, float),
+}
+
+
+def _is_decision(data: Mapping[str, Any]) -> bool:
+    choices = [data.get(aspect) for aspect in ("kv_format", "weights", "backend")]
+    return all(
+        isinstance(c, dict) and all(isinstance(c.get(k), str) for k in ("requested", "resolved", "reason"))
+        for c in choices
+    )
+
+
+def _is_evidence(data: Mapping[str, Any]) -> bool:
+    levels = data.get("levels")
+    return (
+        set(data) == {f.name for f in fields(Evidence)}
+        and isinstance(data["effective"], str)
+        and all(isinstance(data[name], dict) for name in ("precision", "reads"))
+        and isinstance(levels, list)
+        and all(
+            isinstance(level, dict)
+            and {"name", "state", "sentence"} <= set(level) <= {f.name for f in fields(Level)}
+            and level["state"] in (VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE)
+            for level in levels
+        )
+    )
+
+
+def _manifest_fault(data: Any) -> str:
+    """What is wrong with a manifest, to be read after its path, or ""."""
+    if not isinstance(data, dict):
+        return "is no manifest"
+    if data.get("schema") != SCHEMA_VERSION:
+        return f"has schema {data.get('schema')!r}, this kvbench reads schema {SCHEMA_VERSION}"
+    kinds = {"name": str, "matrix": dict, "environment": dict, "command": list, "cells": list, "tasks": list}
+    for key, kind in kinds.items():
+        if not isinstance(data.get(key), kind):
+            return f"is damaged: {key} is missing or of the wrong kind"
+    if not isinstance(data.get("gate", 0), str | None):
+        return "is damaged: gate is missing or of the wrong kind"
+    try:
+        ids = {cell["id"] for cell in data["cells"]}
+        specs = all(isinstance(c["spec"], dict) and isinstance(c["name"], str) for c in data["cells"])
+        fit = specs and all(cell["baseline"] in ids for cell in data["cells"])
+        for task in data["tasks"]:
+            fit = fit and bool(task["cells"]) and set(task["cells"]) <= ids
+            fit = fit and all(isinstance(task[k], dict) for k in ("spec", "options"))
+            fit = fit and all(isinstance(task[k], str) for k in ("key", "runner", "variant"))
+            fit = fit and isinstance(task["baseline"], str | None) and "/" not in task["key"]
+    except (KeyError, TypeError):
+        fit = False
+    return "" if fit else "is damaged: its cells and tasks do not fit together"

@@ -79,8 +79,14 @@ def manifest_of(matrix: Matrix, environment: Mapping[str, Any], command: Sequenc
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """One writer a run directory. The lock dies with its process, so a killed run leaves nothing to clean up."""
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / ".lock").open("a+") as f:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / ".lock").open("a+")
+    except OSError as e:
+        raise UsageError(
+            f"{path} cannot be the run directory ({e.strerror}); give a folder that can be written with --out."
+        ) from None
+    with lock as f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

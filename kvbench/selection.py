@@ -39,6 +39,8 @@ class _Parser:
     def __init__(self, expression: str) -> None:
         self.expression = expression
         self.words = re.findall(r"[()]|[^\s()]+", expression)
+        if len(self.words) > 200:  # each may nest one deeper
+            raise UsageError(f"-k takes at most 200 words; this expression has {len(self.words)}.")
 
     def whole(self) -> Predicate:
         predicate = self.or_()

@@ -20,6 +20,7 @@ from kvbench.decision import Choice, Decision, Request, check_context, resolve
 from kvbench.engine.core import Engine
 from kvbench.engine.evidence import examine, probe_layers
 from kvbench.engine.load import LoadedModel, load_model
+from kvbench.engine.probes import probe_prefill, probe_values
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
 from kvbench.models import config_facts, uses_random_weights
 from kvbench.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, VERIFIED, Evidence, Level, Record
@@ -28,18 +29,18 @@ from kvbench.tasks import RUNNERS
 
 Progress = Callable[[int, int, str], None]
 
-# Spec keys that make no other engine: the layer probe is shared by cells that differ in these only.
+# Spec keys that make no other engine: the probes are shared by cells that differ in these only.
 _NOT_ENGINE = ("batch", "context", "fallback", "plumbing")
 
 
 @dataclass
 class Session:
-    """What the tasks of one run share: the loaded model (one at a time) and the layer probes already taken."""
+    """What the tasks of one run share: the loaded model (one at a time) and the probes already taken."""
 
     data_dir: Path | None
     environment: Mapping[str, Any]
     _models: dict[str, LoadedModel] = field(default_factory=dict)
-    _probes: dict[str, Level] = field(default_factory=dict)
+    _probes: dict[str, tuple[Level, ...]] = field(default_factory=dict)
 
     def model(self, spec: Mapping[str, Any]) -> LoadedModel:
         keys = ("model", "model_weights", "model_revision", "trust_remote_code", "weights", "device", "dtype")
@@ -50,14 +51,18 @@ class Session:
             self._models[key] = load_model(spec, spec["device"], spec["dtype"])
         return self._models[key]
 
-    def layer_probe(self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any]) -> Level:
+    def probes(self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any]) -> tuple[Level, ...]:
         key = content_hash({k: v for k, v in spec.items() if k not in _NOT_ENGINE})
         if key not in self._probes:
 
             def make(sequences: int, tokens: int) -> Engine:
                 return Engine(model, decision, spec, sequences=sequences, tokens=tokens)
 
-            self._probes[key] = probe_layers(make, len(model.layers), spec["page_size"])
+            self._probes[key] = (
+                probe_layers(make, len(model.layers), spec["page_size"]),
+                probe_prefill(make, len(model.layers)),
+                probe_values(make, spec["page_size"]),
+            )
         return self._probes[key]
 
 
@@ -199,23 +204,33 @@ def _evidence(
     """Evidence of the measured engine (the worst of them when there were several), the native arm's included."""
     for engine in engines + natives:
         engine.check_health()
+    own, beside = (sum(e.computed_tokens for e in arm) for arm in (engines, natives))
     if not engines:
         if reads_due:
             raise KvbenchError(
                 "The runner measured without an engine; its numbers cannot belong to this cell."
             )
         context.engine(1, context.spec["page_size"])
-    probe = session.layer_probe(context.model, decision, context.spec)
-    found = [examine(engine, probe, reads_due=reads_due) for engine in engines]
+    probes = session.probes(context.model, decision, context.spec)
+    found = [examine(engine, *probes, reads_due=reads_due) for engine in engines]
     worst = min(found, key=lambda e: (e.state == VERIFIED, e.state != MISMATCH))
     if not natives:
         return worst
     native = native_of(decision)
     native_spec = {**context.spec, "kv_format": "native", "scale": None}
-    native_probe = session.layer_probe(context.model, native, native_spec)
-    bad = [e for e in (examine(n, native_probe, reads_due=reads_due) for n in natives) if e.state != VERIFIED]
+    native_probes = session.probes(context.model, native, native_spec)
+    shown = [examine(n, *native_probes, reads_due=reads_due) for n in natives]
+    bad = [e for e in shown if e.state != VERIFIED or e.effective != "native"]
     level = Level("native-arm", VERIFIED, f"{len(natives)} native engine(s) beside it are native.")
     if bad:
-        lost = next(x for x in bad[0].levels if x.state == bad[0].state)
-        level = Level("native-arm", bad[0].state, f"The native arm is not native: {lost.sentence}")
+        sentences = [x.sentence for x in bad[0].levels if x.state == bad[0].state != VERIFIED]
+        lost = sentences[0] if sentences else f"it stores {bad[0].effective}."
+        state = MISMATCH if bad[0].state == VERIFIED else bad[0].state
+        level = Level("native-arm", state, f"The native arm is not native: {lost}")
+    elif own < beside:
+        sentence = (
+            f"The measured engine computed {own} tokens and the native one beside it {beside}: the numbers are not "
+            "the measured engine's alone."
+        )
+        level = Level("native-arm", MISMATCH, sentence)
     return Evidence(worst.effective, (*worst.levels, level), worst.precision, worst.reads)

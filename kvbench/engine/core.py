@@ -74,6 +74,7 @@ class Engine:
         self.tap_layers: frozenset[int] = frozenset()
         self.taps: dict[int, tuple[Tensor, Tensor]] = {}
         self.computed_tokens = 0
+        self.due_reads = 0  # K/V tokens, over all layers, that the forwards so far must have read from pages
 
     def add(self) -> int:
         """A new empty sequence."""
@@ -143,6 +144,10 @@ class Engine:
             binding.step = None
         for (seq, _), n in zip(work, counts, strict=True):
             self.store.commit(seq, n)
+        own = 0 if self.spec["prefill_reads"] == "fresh" else 1
+        self.due_reads += len(self.layers) * sum(
+            start + (n if n == 1 else own * n) for start, n in zip(starts, counts, strict=True)
+        )
         self.taps = step.taps
         self.computed_tokens += sum(counts)
         rows: Tensor = output.logits[0].float()

@@ -5,7 +5,8 @@ E2        stored codes and scales equal the reference quantizer applied to the s
 E3        the read path of this very engine: changed payload or scales change the logits, restored ones restore
           them bit for bit, and poison outside the sequence changes nothing
 E3-layers the same for every layer, K and V apart (on an engine made the same way; once a configuration)
-E3-reads  what the measured run itself read: tokens from pages, and how many of them from quantized payload
+E3-reads  what the measured run itself read: all tokens that its forwards attended to, from quantized payload
+E3-prefill, E5: `kvbench.engine.probes`
 
 A level that does not hold is a `mismatch` whose sentence names what was lost and in which layer.
 """
@@ -22,7 +23,7 @@ from kvbench.engine.core import Engine, static_scales
 from kvbench.engine.layer import LayerPages, dtype_name, indexable
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat, kv_bytes
-from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
+from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
 from kvbench_kernels.quantize import QUANTIZE
 
 SIDES = ("k", "v")
@@ -54,24 +55,23 @@ def live_format(pages: LayerPages, side: str, native_dtype: torch.dtype) -> str:
 
 
 @torch.inference_mode()
-def examine(engine: Engine, layer_probe: Level, *, reads_due: bool) -> Evidence:
+def examine(engine: Engine, *probes: Level, reads_due: bool) -> Evidence:
     """Take the evidence of an engine whose measurement has ended; its sequences are freed and its pages poisoned.
 
-    layer_probe: the E3-layers level of this configuration, from `probe_layers`. reads_due: the runner's number comes
+    probes: the levels of this configuration, from `probe_layers` and `kvbench.engine.probes`. reads_due: the runner's number comes
     from attention over the pages, so an engine that read none is a mismatch.
     """
-    reads = dict(engine.store.reads)
+    reads = {**engine.store.reads, "due_tokens": engine.due_reads}
     e1, effective = _e1(engine)
     levels = [e1, _e3_reads(engine, reads, reads_due)]
     for seq in list(engine.store.sequences()):
         engine.free(seq)
     seq, token = _write_probe(engine)
-    levels += [_e2(engine), _e3(engine, seq, token), layer_probe]
-    order = {name: i for i, name in enumerate(("E1", "E2", "E3", "E3-layers", "E3-reads"))}
-    levels.sort(key=lambda level: order[level.name])
-    stored = {dtype_name(getattr(p, s).dtype) for p in engine.store.layers for s in SIDES}
+    levels += [_e2(engine), _e3(engine, seq, token), *probes]
+    levels.sort(key=lambda level: LEVELS.index(level.name))
+    dtypes = {dtype_name(getattr(p, s).dtype) for p in engine.store.layers for s in SIDES}
     precision = {
-        "storage": " + ".join(sorted(stored)),
+        "storage": " + ".join(sorted(dtypes)),
         "transfer": "not measured",
         "execution": dtype_name(engine.model.dtype),
     }
@@ -122,6 +122,18 @@ def _e3_reads(engine: Engine, reads: dict[str, int], due_at_all: bool) -> Level:
         )
     if reads["calls"] == 0:
         return Level("E3-reads", NOT_APPLICABLE, "This runner makes no attention reads.", reads)
+    if reads["tokens"] == 0 and due_at_all and asked.quantized:
+        sentence = (
+            "The measured run read no token from pages (prefill_reads: fresh and prompts of one chunk); its numbers "
+            "say nothing about the cache."
+        )
+        return Level("E3-reads", UNVERIFIED, sentence, reads)
+    if reads["tokens"] != reads["due_tokens"]:
+        sentence = (
+            f"The measured run read {reads['tokens']} tokens of K/V from pages; its forwards attended to "
+            f"{reads['due_tokens']}, so attention took others from elsewhere."
+        )
+        return Level("E3-reads", MISMATCH, sentence, reads)
     quantized = reads["quantized_tokens"]
     due = reads["tokens"] if asked.quantized else 0
     if quantized != due:
@@ -135,14 +147,14 @@ def _e3_reads(engine: Engine, reads: dict[str, int], due_at_all: bool) -> Level:
     )
 
 
-def _probe_ids(engine: Engine, count: int) -> list[int]:
+def probe_ids(engine: Engine, count: int) -> list[int]:
     vocab: int = engine.model.vocab_size
     return [(7919 * i + 13) % vocab for i in range(count)]
 
 
 def _write_probe(engine: Engine) -> tuple[int, int]:
     """One sequence of page_size - 1 tokens (all layers tapped) and the token to decode next."""
-    ids = _probe_ids(engine, engine.store.page_size)
+    ids = probe_ids(engine, engine.store.page_size)
     seq = engine.add()
     engine.tap_layers = frozenset(range(len(engine.store.layers)))
     engine.forward([(seq, ids[:-1])], "none")
@@ -150,7 +162,7 @@ def _write_probe(engine: Engine) -> tuple[int, int]:
     return seq, ids[-1]
 
 
-def _stored(store: PagedKVStore, payload: Tensor, slots: Tensor) -> Tensor:
+def stored(store: PagedKVStore, payload: Tensor, slots: Tensor) -> Tensor:
     """[N, H, ...] of a tensor [pages, H, page_size, ...] at flat slots."""
     page, offset = slots // store.page_size, slots % store.page_size
     return indexable(payload)[page, :, offset].view(payload.dtype)
@@ -181,10 +193,10 @@ def _e2(engine: Engine) -> Level:
                     held = "none" if live_scale is None else f"{live_scale.float().flatten()[0].item():.6g}"
                     wrong.append(f"{where}: the stored scale is {held}, given was {scale.item():.6g}")
             elif reference.scales is not None:
-                held_scales = None if live_scale is None else _stored(store, live_scale, slots)
+                held_scales = None if live_scale is None else stored(store, live_scale, slots)
                 if held_scales is None or not same_bits(held_scales, reference.scales):
                     wrong.append(f"{where}: {_first_scale_difference(held_scales, reference.scales)}")
-            if not same_bits(_stored(store, getattr(pages, side), slots), reference.codes):
+            if not same_bits(stored(store, getattr(pages, side), slots), reference.codes):
                 wrong.append(f"{where}: stored codes differ from the reference quantizer")
     facts = {
         "layers": len(store.layers),
@@ -215,7 +227,7 @@ def _first_scale_difference(held: Tensor | None, reference: Tensor) -> str:
     )
 
 
-def _changed(codes: Tensor) -> Tensor:
+def changed(codes: Tensor) -> Tensor:
     """Other codes everywhere: sign flipped, and a clearly visible value where the code was zero."""
     if codes.dtype == torch.float8_e4m3fn:
         raw = codes.view(torch.uint8)
@@ -223,7 +235,7 @@ def _changed(codes: Tensor) -> Tensor:
     return torch.where(codes == 0, torch.full_like(codes, 1), -codes)
 
 
-def _poison(pages: LayerPages, outside: Tensor) -> None:
+def poison(pages: LayerPages, outside: Tensor) -> None:
     """Fill the slots marked in `outside` [pages, page_size] with what must never be read: NaN where it exists."""
     for side in SIDES:
         payload: Tensor = getattr(pages, side)
@@ -258,7 +270,7 @@ def _e3(engine: Engine, seq: int, token: int) -> Level:
         names.append(name)
         kept = [t.clone() for t in live]
         for tensor in live:
-            tensor.copy_(tensor * 2 if name.endswith("scale") else _changed(tensor))
+            tensor.copy_(tensor * 2 if name.endswith("scale") else changed(tensor))
         if same_bits(decode(), reference):
             faults.append(
                 f"changing every stored {_words(name)} changes no logit: attention does not read it"
@@ -272,7 +284,7 @@ def _e3(engine: Engine, seq: int, token: int) -> Level:
     # The slot of the decoded token is written anew by every decode, so it is poisoned too.
     outside[store.slots_for(seq, 0, length)] = False
     for pages in store.layers:
-        _poison(pages, outside.view(-1, store.page_size))
+        poison(pages, outside.view(-1, store.page_size))
     if not same_bits(decode(), reference):
         faults.append("poison outside the sequence reaches the logits")
     if faults:
@@ -303,7 +315,7 @@ def probe_layers(make: Callable[[int, int], Engine], layers: int, page_size: int
     engine = make(4 * layers + 2, page_size)
     store = engine.store
     first = engine.add()
-    ids = _probe_ids(engine, page_size)
+    ids = probe_ids(engine, page_size)
     engine.forward([(first, ids[:-1])], "none")
     length = engine.length(first)
     rows, shared = [], []
@@ -336,7 +348,7 @@ def probe_layers(make: Callable[[int, int], Engine], layers: int, page_size: int
     kept = [_page(store, row).clone() for row in rows]
     for row in rows:
         live = _page(store, row)
-        live.copy_(live * 2 if row.name.endswith("scale") else _changed(live))
+        live.copy_(live * 2 if row.name.endswith("scale") else changed(live))
     moved = decode(seqs)
     for row, old in zip(rows, kept, strict=True):
         _page(store, row).copy_(old)

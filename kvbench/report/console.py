@@ -40,7 +40,14 @@ def show(view: View, file: TextIO, paths: Sequence[Path] = ()) -> None:
     from rich.console import Console
 
     terminal = file.isatty()
-    console = Console(
+
+    class Pipe(Console):
+        """rich would end the process with 1, the code of a failed check, when the reader has gone."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    console = Pipe(
         file=file,
         width=None if terminal else _PLAIN_WIDTH,
         no_color="NO_COLOR" in os.environ or None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum
+from math import fsum, isfinite
 
 from kvbench.record import OK
 from kvbench.report.labels import Labels
@@ -64,7 +64,7 @@ def _repeats(run: Run) -> dict[str, tuple[float, ...]]:
         if record.runner == "latency" and record.status == OK:
             own = tuple(
                 fsum(arm["itl_ms"]) / len(arm["itl_ms"])
-                for arm in record.samples["arms"]
+                for arm in record.samples.get("arms", ())
                 if arm["arm"] == "candidate" and arm["itl_ms"]
             )
             means.update(dict.fromkeys(task["cells"], own))
@@ -85,7 +85,7 @@ def byte_bars(run: Run, labels: Labels) -> tuple[tuple[ByteBar, ...], str]:
     for label in sorted((labels.cell(cell) for cell in shown), key=labels.rank):
         payload = values.get((label.cells[0], "kv_bytes_payload"))
         scales = values.get((label.cells[0], "kv_bytes_scales"))
-        if payload is not None and scales is not None:
+        if payload is not None and scales is not None and isfinite(payload) and isfinite(scales):
             bars.append(ByteBar(label.text, int(payload), int(scales)))
     return tuple(bars), of
 

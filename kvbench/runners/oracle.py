@@ -1,6 +1,6 @@
 """The oracle of the parity runner: what a format must give back, and plain attention over it, in float64.
 
-It shares nothing with the store and the attention backends but the reference quantizer.
+It shares nothing with the store and the attention backends but the reference quantizer and the bounds of formats.
 """
 
 from __future__ import annotations
@@ -43,24 +43,3 @@ def error_beside_outlier(fmt: KVFormat, scale: float | None, seed: int) -> dict[
         error = (dequantized(fmt, x, scale) - x.double())[:, 1:]
         found[f"x{factor}"] = (error.square().mean() / x[:, 1:].double().square().mean()).sqrt().item()
     return found
-
-
-def element_error(fmt: KVFormat, x: Tensor, scale: float | None, values: Tensor) -> tuple[float, float]:
-    """Worst |x - values| as a share of the format's bound, and as such. Clipped elements have no bound.
-
-    int8: half a step of the stored scale + 1e-6. e4m3: a 16th of the element, or half the smallest step, + 1e-6.
-    """
-    x = x.double()
-    error = (x - values).abs()
-    worst = error.max().item()
-    if fmt.qmax is None:
-        return (0.0 if worst == 0 else float("inf")), worst
-    if scale is not None:
-        step = torch.full_like(x[..., :1], scale)
-    else:
-        step = x.abs().amax(-1, keepdim=True) / fmt.qmax
-        if fmt.scale_dtype == "float16":
-            step = step * (1 + 2.0**-10) + 2.0**-24  # rounded up to FP16
-    half = step / 2 if fmt.payload_dtype == "int8" else torch.maximum(x.abs() / 16, step * 2.0**-10)
-    inside = x.abs() <= step * fmt.qmax * (1 + 1e-6)
-    return torch.where(inside, error / (half + 1e-6), 0.0).max().item(), worst

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvbench.engine.core import static_scales, store_format
+from kvbench.engine.probes import element_error
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat, KVShape, pages_for
 from kvbench.runners import oracle
@@ -164,7 +165,7 @@ class Bench:
             "cosine": _cosine(out, expected),
             "bound": TOLERANCE[case.dtype] * max(1.0, oracle_v.abs().max().item()),
         }
-        errors = [ElementError(*oracle.element_error(self.resolved, *x), case.name) for x in pair]
+        errors = [ElementError(*element_error(self.resolved, *x), case.name) for x in pair]
         return row, max(errors, key=lambda e: e.share_of_bound)
 
     def steps(self, steps: int, dtype: torch.dtype) -> dict[str, Any]:

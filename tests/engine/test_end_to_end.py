@@ -235,6 +235,40 @@ def test_a_runner_that_measures_the_native_engine_instead_fails(
     assert "without an engine" in result.output.replace("\n", " ")
 
 
+LATENCY = "runners={latency: {new_tokens: 3, repeats: 1, warmup: 0}}"
+
+
+def test_a_runner_that_touches_its_engine_and_measures_the_native_one_fails(
+    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from dataclasses import replace
+
+    from kvbench.runners import latency
+
+    honest = latency.run
+
+    def run(ctx: Any) -> Any:
+        made = ctx.engine(1, 8)
+        made.forward([(made.add(), [1, 2, 3])])
+        return honest(replace(ctx, engine=ctx.native))
+
+    monkeypatch.setattr(latency, "run", run)
+    (tmp_path / "gate.yaml").write_text("checks: [{metric: itl_ms, at_most: 1e6}]")
+    result = job("--set", LATENCY, "--json")
+    assert result.exit_code == 1
+    assert "the native one beside it" in result.stdout
+
+
+def test_a_quantized_native_arm_fails(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from kvbench import session
+
+    monkeypatch.setattr(session, "native_of", lambda decision: decision)
+    (tmp_path / "gate.yaml").write_text("checks: [{metric: itl_ms, at_most: 1e6}]")
+    result = job("--set", LATENCY, "--json")
+    assert result.exit_code == 1
+    assert "The native arm is not native: it stores int8_sym" in result.stdout
+
+
 def test_a_quantized_baseline_fails(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvbench.engine import core
 

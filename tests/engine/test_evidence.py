@@ -163,7 +163,7 @@ def test_a02_t4_scales_survive_a_second_engine_and_a_second_warm_up(engine: Any,
     def scales() -> list[torch.Tensor]:
         slots = made.store.slots_for(seq, 0, 20)
         live = [s for p in made.store.layers for s in (p.k_scale, p.v_scale)]
-        return [s.clone() if s.numel() == 1 else evidence._stored(made.store, s, slots) for s in live]
+        return [s.clone() if s.numel() == 1 else evidence.stored(made.store, s, slots) for s in live]
 
     kept = scales()
     assert len(kept) == 2 * LAYERS

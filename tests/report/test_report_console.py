@@ -84,3 +84,18 @@ def test_partial_lines_are_marked(passing, printed):
 def test_print_result_writes_to_stdout(passing, capsys):
     print_result(*passing.args, paths=[Path("a.html")])
     assert capsys.readouterr().out.endswith("PASS  All 14 checks passed. Exit code 0.\na.html\n")
+
+
+def test_a_reader_that_has_gone_is_no_failed_check(passing):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+        def flush(self):
+            raise BrokenPipeError
+
+        def fileno(self):
+            raise OSError
+
+    with pytest.raises(BrokenPipeError):
+        show(build(*passing.args), Gone())

@@ -8,7 +8,7 @@ from typing import Any
 from kvbench.cells import CELL_KEYS
 from kvbench.decision import Choice, Decision
 from kvbench.metrics import Row, derive
-from kvbench.record import OK, VERIFIED, Evidence, Level, Record
+from kvbench.record import LEVELS, OK, VERIFIED, Evidence, Level, Record
 from kvbench.tasks import RUNNERS
 
 BASE, CAND = "base", "cand"
@@ -24,10 +24,7 @@ def decision(kv_format: str, resolved: str | None = None, reason: str = "as aske
 
 
 def evidence(effective: str, *levels: Level) -> dict[str, Any]:
-    shown = levels or (
-        Level("E1", VERIFIED, "all layers hold what they should"),
-        Level("E3", VERIFIED, "pages are read"),
-    )
+    shown = levels or tuple(Level(name, VERIFIED, "it is as it should be") for name in LEVELS)
     precision = {"storage": effective, "transfer": "not measured", "execution": "float32"}
     return asdict(Evidence(effective, shown, precision, {"tokens": 1, "quantized_tokens": 1, "calls": 1}))
 

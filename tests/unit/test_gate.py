@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from kvbench.gate import Outcome, Verdict, evaluate, load
 from kvbench.metrics import Row
 from kvbench.policy import Check, Gate
-from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Level
+from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Level
 from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, exit_code_of
 from tests.unit.made_run import (
     BASE,
@@ -73,7 +74,8 @@ def test_a_sound_run_passes() -> None:
     assert (verdict.exit_code, verdict.word) == (0, PASS)
     assert [o.check for o in verdict.outcomes] == ["precision", "precision", "plausible", RATIO.name]
     assert verdict.outcomes[1].sentence == (
-        "kv_format=int8_sym: int8_sym is requested, resolved and effective, verified by E1, E3 in storage."
+        "kv_format=int8_sym: int8_sym is requested, resolved and effective, verified by E1, E2, E3, E3-layers, E3-prefill, "
+        "E3-reads, E5 in storage."
     )
     last = verdict.outcomes[-1]
     assert (last.cell, last.value, last.metric) == (CAND, 0.515625, "kv_ratio_16bit")
@@ -587,3 +589,41 @@ def test_a_policy_file_judges_a_run(tmp_path: Path) -> None:
     verdict = evaluate(load(path), run.manifest, run.records, run.rows())
     assert verdict.exit_code == 0
     assert verdict.outcomes[-1].why == "66 / 128"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"spec": {"batch": 64}}, "batch 64, the task asks for 1"),
+        ({"spec": {"scale": 1.0}}, "scale 1.0, the task asks for null"),
+        ({"options": {"steps": 3}}, "steps 3, the task asks for null"),
+        ({"runner": "parity"}, "the record is one of parity, the task is storage"),
+    ],
+)
+def test_a_record_of_another_task_fails(changed: dict[str, Any], words: str) -> None:
+    run = stored()
+    own = run.records[1]
+    fields = {k: {**getattr(own, k), **v} if isinstance(v, dict) else v for k, v in changed.items()}
+    run.records[1] = replace(own, **fields)
+    verdict = judge(run, RATIO)
+    assert verdict.exit_code == 1
+    assert any(o.check == "precision" and words in o.sentence for o in verdict.outcomes)
+
+
+@pytest.mark.parametrize("lost", LEVELS)
+def test_evidence_that_lacks_a_level_is_unverified(lost: str) -> None:
+    levels = [Level(name, VERIFIED, "-") for name in LEVELS if name != lost]
+    verdict = judge(stored().change(CAND, evidence=evidence("int8_sym", *levels)), RATIO)
+    assert verdict.exit_code == 1
+    assert any(f"lacks {lost}" in o.sentence for o in verdict.outcomes)
+
+
+def test_a_state_that_nobody_knows_is_not_verified() -> None:
+    levels = [Level(name, "fine", "-") for name in LEVELS]
+    assert judge(stored().change(CAND, evidence=evidence("int8_sym", *levels)), RATIO).exit_code == 1
+
+
+def test_a_task_that_ended_well_without_any_value_is_no_pass() -> None:
+    verdict = evaluate(None, (run := stored().change(CAND, samples={})).manifest, run.records, run.rows())
+    assert verdict.exit_code == 3
+    assert any(o.check == "no result" and "storage on" in o.sentence for o in verdict.outcomes)

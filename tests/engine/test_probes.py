@@ -1,0 +1,166 @@
+"""The probes: what a sound engine shows, and each way in which attention may work on something else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.engine import binding, core, evidence, probes
+from kvbench.engine import store as store_module
+from kvbench.engine.layer import LayerPages
+from kvbench.engine.store import PagedKVStore
+from kvbench.formats import KV_FORMATS
+from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Level
+from kvbench_kernels import quantize
+
+LAYERS = 4  # of tiny-llama
+
+
+def values(engine: Any, kv_format: str = "int8_sym", page_size: int = 8, **keys: Any) -> Level:
+    def make(sequences: int, tokens: int) -> Any:
+        return engine(
+            "tiny-llama", kv_format, sequences=sequences, tokens=tokens, page_size=page_size, **keys
+        )
+
+    return probes.probe_values(make, page_size)
+
+
+def prefill(engine: Any, kv_format: str = "int8_sym", **keys: Any) -> Level:
+    def make(sequences: int, tokens: int) -> Any:
+        return engine("tiny-llama", kv_format, sequences=sequences, tokens=tokens, **keys)
+
+    return probes.probe_prefill(make, LAYERS)
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+@pytest.mark.parametrize("page_size", [1, 8, 100])
+def test_a_sound_engine_passes(engine: Any, kv_format: str, page_size: int) -> None:
+    assert values(engine, kv_format, page_size).state == VERIFIED
+    assert prefill(engine, kv_format, page_size=page_size).state == VERIFIED
+
+
+def test_a_model_whose_rows_share_arithmetic_passes(engine: Any) -> None:
+    def make(sequences: int, tokens: int) -> Any:
+        return engine("tiny-gpt-oss", "int8_sym", sequences=sequences, tokens=tokens)
+
+    layers = len(make(1, 16).layers)
+    assert probes.probe_prefill(make, layers).state == VERIFIED
+    assert probes.probe_values(make, 16).state == VERIFIED
+
+
+def fresh(monkeypatch: pytest.MonkeyPatch, layer: int) -> None:
+    """Attention of `layer` reads the pages, throws its own chunk away and takes the fresh K/V."""
+    honest = binding.read_pages
+
+    def read(step: Any, at: int, group: Any, k: Any, v: Any) -> Any:
+        old = honest(step, at, group, k, v)
+        if at != layer or group.new == 1:
+            return old
+        own = (x.reshape(len(group.pages), group.new, *x.shape[1:]).transpose(1, 2) for x in (k, v))
+        return tuple(torch.cat([x[:, :, : -group.new], y], 2) for x, y in zip(old, own, strict=True))
+
+    monkeypatch.setattr(binding, "read_pages", read)
+
+
+def test_a_prompt_that_is_not_read_back_in_one_layer_is_named(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh(monkeypatch, 1)
+    found = prefill(engine)
+    assert found.state == MISMATCH
+    assert "layer 1 K (and 1 more)" in found.sentence
+
+
+def test_fresh_prefill_reads_are_a_mode_of_their_own(engine: Any) -> None:
+    assert prefill(engine, prefill_reads="fresh").state == NOT_APPLICABLE
+    assert values(engine, prefill_reads="fresh").state == VERIFIED
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_the_scale_of_a_neighbour_is_found(engine: Any, monkeypatch: pytest.MonkeyPatch, axis: int) -> None:
+    honest = store_module.dequantize
+
+    def other(fmt: str, codes: Any, scale: Any, dtype: Any) -> Any:
+        return honest(fmt, codes, scale if scale is None else scale.roll(1, axis), dtype)
+
+    monkeypatch.setattr(store_module, "dequantize", other)
+    assert values(engine).state == MISMATCH
+
+
+def test_halved_values_are_found(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = store_module.dequantize
+    monkeypatch.setattr(store_module, "dequantize", lambda *a: honest(*a) * 0.5)
+    found = values(engine)
+    assert found.state == MISMATCH
+    assert "what the codes and scales stand for" in found.sentence
+
+
+def test_scales_swapped_between_k_and_v_are_found(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, read = LayerPages.side, PagedKVStore.read
+
+    def swapped(self: Any, *a: Any) -> Any:
+        with monkeypatch.context() as m:
+            m.setattr(
+                LayerPages, "side", lambda p, n: (getattr(p, n), honest(p, "v" if n == "k" else "k")[1])
+            )
+            return read(self, *a)
+
+    monkeypatch.setattr(PagedKVStore, "read", swapped)
+    assert values(engine).state == MISMATCH
+
+
+@pytest.mark.parametrize("kv_format", ["native", "int8_sym"])
+def test_pages_in_the_wrong_order_are_found(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, kv_format: str
+) -> None:
+    honest = PagedKVStore.read
+    monkeypatch.setattr(PagedKVStore, "read", lambda self, at, p, *a: honest(self, at, p.flip(1), *a))
+    assert values(engine, kv_format).state == MISMATCH
+
+
+@pytest.mark.parametrize("fault", ["halved", "-128"])
+def test_a_quantizer_that_breaks_its_format_is_found(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def broken(x: Any, scale: Any) -> Any:
+        sound = quantize.quantize_int8_sym(x)
+        if fault == "halved":
+            return replace(sound, scales=sound.scales / 2)
+        return replace(sound, codes=torch.where(sound.codes == -127, -128, sound.codes))
+
+    monkeypatch.setitem(quantize.QUANTIZE, "int8_sym", broken)
+    found = values(engine)
+    assert found.state == MISMATCH
+    assert "is off by" in found.sentence
+
+
+def test_logits_that_are_native_are_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "store_format", lambda decision: KV_FORMATS["native"])
+    assert "equal native ones bit for bit" in values(engine).sentence
+
+
+def reads(made: Any) -> Level:
+    found = evidence.examine(made, reads_due=True)
+    return next(x for x in found.levels if x.name == "E3-reads")
+
+
+def test_a_run_that_read_less_than_it_attended_to_fails(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = core.Step
+    monkeypatch.setattr(core, "Step", lambda *a: step(*a[:3], True, *a[4:]))
+    made = engine(kv_format="int8_sym")
+    seq = made.add()
+    made.prefill(seq, list(range(10)))
+    made.decode([seq], [3])
+    assert reads(made).state == MISMATCH
+
+
+def test_a_run_that_read_no_token_proves_nothing(engine: Any) -> None:
+    made = engine(kv_format="int8_sym", prefill_reads="fresh")
+    made.prefill(made.add(), list(range(10)))
+    assert reads(made).state == UNVERIFIED
+    made = engine(kv_format="native", prefill_reads="fresh")
+    made.prefill(made.add(), list(range(10)))
+    assert reads(made).state == VERIFIED
