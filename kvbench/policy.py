@@ -188,10 +188,10 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.problems.add(at, f"a limit is a number, not {show(value)}.")
             return 0.0
-        if abs(value) > 1e300:  # an int of any length, which no float may hold
-            self.problems.add(at, f"a limit is a finite number of a sensible size, not {show(value)}.")
-            return 0.0
-        if not math.isfinite(value):
+        endless = (
+            isinstance(value, int) and abs(value) > 10**300
+        )  # an int of any length; no float may hold it
+        if endless or not math.isfinite(value):
             self.problems.add(at, f"a limit is a finite number, not {show(value)}.")
             return 0.0
         return float(value)

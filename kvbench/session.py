@@ -18,7 +18,8 @@ import torch
 from kvbench.cells import Task, content_hash
 from kvbench.decision import Choice, Decision, Request, check_context, resolve
 from kvbench.engine.core import Engine
-from kvbench.engine.evidence import examine, probe_layers
+from kvbench.engine.evidence import examine
+from kvbench.engine.layerprobe import probe_layers
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.engine.probes import probe_prefill, probe_values
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.engine import core, evidence
+from kvbench.engine import core, evidence, layerprobe
 from kvbench.engine import store as store_module
 from kvbench.engine.layer import allocate_layer
 from kvbench.engine.store import PagedKVStore
@@ -30,7 +30,7 @@ def take(
             spoil(made)
         return made
 
-    probe = evidence.probe_layers(make, len(make(1, 16).layers), 16)
+    probe = layerprobe.probe_layers(make, len(make(1, 16).layers), 16)
     used = make(2, 48)
     used.prefill(used.add(), list(range(40)))
     return evidence.examine(used, probe, reads_due=True)
@@ -275,7 +275,7 @@ def test_a07_reading_past_the_sequence_is_named(engine: Any) -> None:
 
 def test_numbers_that_never_read_the_store_are_named(engine: Any) -> None:
     made = engine(kv_format="int8_sym")
-    probe = evidence.probe_layers(
+    probe = layerprobe.probe_layers(
         lambda s, t: engine(kv_format="int8_sym", sequences=s, tokens=t), LAYERS, 16
     )
     found = evidence.examine(made, probe, reads_due=True)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kvbench.engine.probes import element_error
 from kvbench.formats import KV_FORMATS, KVShape
 from kvbench.runners import oracle, parity
 from kvbench.runners.parity import Bench, Case, Geometry
@@ -92,7 +93,7 @@ def test_the_oracle_is_plain_attention():
 def test_the_elements_are_held_to_the_format_s_bound(fmt, x, moved, share):
     scale = 0.05 if fmt == "int8_static" else None
     row = torch.tensor([x], dtype=torch.float64)
-    got, worst = oracle.element_error(KV_FORMATS[fmt], row, scale, row - moved)
+    got, worst = element_error(KV_FORMATS[fmt], row, scale, row - moved)
     assert worst == pytest.approx(moved)
     assert got == pytest.approx(share, rel=2e-3)
 
