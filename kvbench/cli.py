@@ -38,9 +38,11 @@ SelectOption = Annotated[
 DataOption = Annotated[
     Path | None, typer.Option("--data-dir", envvar="KVBENCH_DATA_DIR", help="Folder of the evaluation data")
 ]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Run directory [default: runs/<matrix name>]")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="Run directory (default: runs/ and the matrix's name)")
+]
 GateOption = Annotated[
-    Path | None, typer.Option("--gate", help="Gate policy [default: the one the matrix names]")
+    Path | None, typer.Option("--gate", help="Gate policy (default: the one the matrix names)")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout")]
 RerunOption = Annotated[
@@ -93,14 +95,16 @@ def _root(
 def _load(
     matrix: Path, overrides: list[str], select: str | None, data_dir: Path | None
 ) -> tuple[Any, Mapping[str, Any]]:
+    from kvbench.corpora import HUB
     from kvbench.data import fingerprint as data_fingerprint
     from kvbench.environment import host
     from kvbench.matrix import load
     from kvbench.models import fingerprint as model_fingerprint
 
-    if data_dir is not None and not data_dir.is_dir():
+    if data_dir is not None and str(data_dir) != HUB and not data_dir.is_dir():
         raise UsageError(
-            f"The data folder {data_dir} does not exist; give a folder laid out as docs/data.md says."
+            f"The data folder {data_dir} does not exist; give a folder with the files that the README lists under "
+            f"Daily use, or {HUB} to fetch them from the hub."
         )
     here = host()
     loaded = load(

@@ -1,4 +1,4 @@
-"""The two ways a user's run can go wrong, as exceptions with sentences.
+"""The ways a user's run can go wrong, as exceptions with sentences.
 
 Every message names the value, the accepted set and the next step; the command line prints it without a
 traceback and exits with the class's `exit_code`.

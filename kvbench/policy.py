@@ -205,6 +205,10 @@ class _Reader:
             return {}
         self.known(path, value, "where", WHERE_KEYS)
         for key, chosen in value.items():
+            if isinstance(chosen, list | dict):
+                sentence = f"{key} takes one value, not {show(chosen)}; write one check for each."
+                self.problems.add((*path, key), sentence)
+                continue
             if key in _CHOICES and chosen not in list(_CHOICES[key]):
                 accepted = _CHOICES[key]
                 sentence = f"{key} {show(chosen)} does not exist; accepted: {', '.join(accepted)}.{suggestion(chosen, accepted)}"

@@ -180,6 +180,35 @@ def test_a23_t5_an_exit_code_survives_a_pipe_where_ci_sets_pipefail(tmp_path: Pa
     assert code(command) == 0
 
 
+def test_every_document_that_a_message_names_is_there() -> None:
+    text = "".join(
+        p.read_text(encoding="utf-8") for p in [ROOT / "README.md", *(ROOT / "kvbench").rglob("*.py")]
+    )
+    assert not [name for name in set(re.findall(r"docs/[\w-]+\.md", text)) if not (ROOT / name).is_file()]
+
+
+def test_help_shows_what_stands_in_for_an_option() -> None:
+    """Square brackets are markup to the help's printer and vanish."""
+    from typer.testing import CliRunner
+
+    from kvbench.cli import app
+
+    shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output
+    assert "default: runs/" in shown
+    assert "default: the one the matrix names" in shown
+
+
+def test_the_hub_serves_as_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from kvbench.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    plan = ["plan", str(ROOT / "matrices" / "smoke.yaml"), "--data-dir"]
+    assert CliRunner().invoke(app, [*plan, "hub"]).exit_code == 0
+    assert CliRunner().invoke(app, [*plan, "nosuch"]).exit_code == 2
+
+
 def test_the_hub_libraries_are_silenced_before_they_are_imported() -> None:
     """They read telemetry and verbosity settings at import, so importing any engine module must set them first."""
     code = (

@@ -126,6 +126,10 @@ def test_a_share_in_percent_is_a_config_error(tmp_path: Path) -> None:
         ("checks:\n  - {metric: ppl, at_most: 9, where: {format: int8_sym}}", "format is not a key of where"),
         ("checks:\n  - {metric: ppl, at_most: 9, where: {kv_format: int8_sim}}", "Did you mean int8_sym?"),
         (
+            "checks:\n  - {metric: ppl, at_most: 9, where: {kv_format: [int8_sym, fp8_e4m3]}}",
+            'kv_format takes one value, not ["int8_sym", "fp8_e4m3"]; write one check for each',
+        ),
+        (
             "checks:\n  - {metric: ppl, at_most: 9, where: {batch: '8'}}",
             'batch is a whole number in every cell, never "8"',
         ),
