@@ -50,6 +50,15 @@ def notices(run: Run, labels: Labels) -> list[Notice]:
     """What changes how every number below is to be read."""
     specs = [cell["spec"] for cell in labels.cells.values()]
     found = []
+    if not any(o.metric and o.check != "plausible" for o in run.verdict.outcomes):
+        found.append(
+            Notice(
+                "warn",
+                "No gate was judged",
+                "Only the checks that always run were (precision, errors, possible values); no number was held to a "
+                "limit. Name a policy: --gate FILE.",
+            )
+        )
 
     def models(key: str, value: Any) -> str:
         return ", ".join(dict.fromkeys(plain(s.get("model"), 60) for s in specs if s.get(key) == value))
