@@ -6,6 +6,7 @@ or an alias that the matrix names.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from kvbench.catalog import ALIASES, TINY
 from kvbench.decision import LayerFacts, ModelFacts, Request, resolve
 from kvbench.engine.binding import Binding, bind
 from kvbench.engine.bytetokenizer import byte_tokenizer
+from kvbench.engine.compiled import CompiledLayers
 from kvbench.engine.prepare import prepared
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.facts import facts_from_config
@@ -52,6 +54,11 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     random: bool
+
+    @functools.cached_property
+    def compiled(self) -> CompiledLayers:
+        """The decoder layers in their compiled forms, made when first asked for."""
+        return CompiledLayers(self.model)
 
     @property
     def layers(self) -> tuple[LayerFacts, ...]:

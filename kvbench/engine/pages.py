@@ -29,6 +29,7 @@ class PageTable:
         self._pages: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
         self._next = 0
+        self.version = 0  # changes whenever a sequence's pages do
 
     def add(self) -> int:
         """A new empty sequence's id; ids are never used twice."""
@@ -71,6 +72,7 @@ class PageTable:
             pages[keep - 1] = copy[1]
         self._release(pages[keep:])
         del pages[keep:]
+        self.version += 1
         self._lengths[seq] = length
         return copy
 
@@ -79,6 +81,7 @@ class PageTable:
         missing = pages_for(self.length(seq) + n, self.page_size) - len(self._pages[seq])
         if missing > 0:
             self._pages[seq] += self._take(missing, f"{n} more tokens of sequence {seq}")
+            self.version += 1
 
     def commit(self, seq: int, n: int) -> None:
         """Count n reserved tokens as written."""

@@ -9,7 +9,7 @@ E5          the logits are those of attention over what the codes and scales sta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ def probe_values(make: Make, page_size: int) -> Level:
         methods: dict[str, Callable[..., Any]] = {}
         if beside:
             methods = {"write": beside.write, "read": beside.read}
-        with _replaced(store, **methods):
+        with _replaced(store, **methods), engine.plainly() if beside else nullcontext():
             out = engine.forward([(seq, ids[:prompt])])
             out += [engine.decode([seq], [token]) for token in ids[prompt:]]
         return torch.cat(out)

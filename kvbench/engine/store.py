@@ -8,18 +8,21 @@ Memory is left uninitialised: whatever a sequence does not own is cut away by sl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvbench.engine.layer import QUANTIZED_DTYPES, allocate_layer, check_scales, dtype_name, indexable
+from kvbench.engine.layer import allocate_layer, check_scales, dtype_name, indexable
 from kvbench.engine.pages import Copy, PageTable
 from kvbench.errors import UsageError
 from kvbench.formats import KVBytes, KVFormat, KVShape, kv_bytes, pages_for
 from kvbench_kernels.offsets import flat_offset
-from kvbench_kernels.quantize import QUANTIZE, dequantize
+from kvbench_kernels.gather import paged_gather, paged_gather_torch
+from kvbench_kernels.write import paged_write, paged_write_torch
 
 HEALTH = ("clipped", "nonfinite", "overflow")
 
@@ -28,7 +31,8 @@ class PagedKVStore:
     """KV pages of all layers, and the sequences in them. One writer; not thread-safe.
 
     shapes: one a layer. native_dtype: the model's dtype, which `native` stores. scale: (K, V) a layer for a static
-    format, None for any other; UsageError, before anything is allocated, where it does not fit.
+    format, None for any other; UsageError, before anything is allocated, where it does not fit. backend: whose code
+    quantizes and dequantizes, "torch" or "triton"; the bytes are the same.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class PagedKVStore:
         native_dtype: torch.dtype,
         device: torch.device | str,
         scale: Sequence[tuple[float, float]] | None = None,
+        backend: str = "torch",
     ) -> None:
         checked = check_scales(fmt, len(shapes), scale)
         if page_size < 1 or num_pages < 1:
@@ -52,12 +57,14 @@ class PagedKVStore:
         self.num_pages = num_pages
         self.native_dtype = native_dtype
         self.device = torch.device(device)
+        self.backend = backend
         self.layers = [
             allocate_layer(fmt, shape, page_size, num_pages, native_dtype, self.device, layer_scale)
             for shape, layer_scale in zip(self.shapes, checked, strict=True)
         ]
         self.table = PageTable(page_size, num_pages)
-        self.reads = {"tokens": 0, "quantized_tokens": 0, "calls": 0}
+        # [tokens, of them from 8-bit payload]: counted by the kernels themselves, also when a CUDA graph runs them.
+        self.device_reads = torch.zeros(2, dtype=torch.int64, device=self.device)
         self._health = torch.zeros((len(self.layers), len(HEALTH)), dtype=torch.int64, device=self.device)
         self._written = [0] * len(self.layers)
 
@@ -117,20 +124,9 @@ class PagedKVStore:
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Quantize k [n, kv_heads, head_dim] and v [n, kv_heads, value_dim] (any strides) into slots [n]."""
-        pages = self.layers[layer]
-        page, offset = slots // self.page_size, slots % self.page_size
-        quantized = pages.fmt != "native"
-        # K and V of one shape are quantized in one go: for a single token the number of operations is the cost.
-        together = quantized and k.shape == v.shape
-        for x, sides in ((torch.stack((k, v)), "kv"),) if together else ((k[None], "k"), (v[None], "v")):
-            result = QUANTIZE[pages.fmt](x, pages.static_scale(sides))
-            for i, side in enumerate(sides):
-                payload, scale = pages.side(side)
-                indexable(payload)[page, :, offset] = indexable(result.codes[i].to(payload.dtype))
-                if result.scales is not None and scale is not None:
-                    scale[page, :, offset] = result.scales[i]
-            if quantized:
-                self._health[layer] += torch.stack((result.clipped, result.nonfinite, result.overflow))
+        write = paged_write if self.backend == "triton" else paged_write_torch
+        live = self.layers[layer]
+        write(live.fmt, k, v, slots, live.k, live.v, live.k_scale, live.v_scale, self._health[layer])
         self._written[layer] += k.numel() + v.numel()
 
     def read(self, layer: int, pages: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -142,19 +138,37 @@ class PagedKVStore:
         needed = pages_for(length, self.page_size)
         if needed > pages.shape[1]:
             raise ValueError(f"{length} tokens need {needed} pages; the page table has {pages.shape[1]}.")
+        gather = paged_gather if self.backend == "triton" else paged_gather_torch
         live = self.layers[layer]
-        wanted = pages[:, :needed]
-        out = []
-        for payload, scale in map(live.side, "kv"):
-            codes = _gather(indexable(payload), wanted, length).view(payload.dtype)
-            if scale is not None and scale.ndim > 1:
-                scale = _gather(scale, wanted, length)
-            out.append(dequantize(live.fmt, codes, scale, dtype))
-        self.reads["calls"] += 1
-        self.reads["tokens"] += len(pages) * length
-        if live.k.dtype in QUANTIZED_DTYPES and live.v.dtype in QUANTIZED_DTYPES:
-            self.reads["quantized_tokens"] += len(pages) * length
-        return out[0], out[1]
+        tensors = (live.k, live.v, live.k_scale, live.v_scale, pages[:, :needed])
+        return gather(live.fmt, *tensors, length, dtype, self.device_reads)
+
+    def wrote(self, tokens: int) -> None:
+        """Count tokens that a CUDA graph has written in every layer."""
+        for layer, shape in enumerate(self.shapes):
+            self._written[layer] += tokens * shape.kv_heads * (shape.head_dim + shape.value_dim)
+
+    @contextmanager
+    def not_counting(self) -> Iterator[None]:
+        """Writes inside the `with` have no rows, and are not counted."""
+        kept = list(self._written)
+        try:
+            yield
+        finally:
+            self._written = kept
+
+    @property
+    def reads(self) -> dict[str, int]:
+        """What was read from pages so far, over all layers: K/V tokens, and those of them from 8-bit payload."""
+        tokens, quantized = self.device_reads.tolist()
+        return {"tokens": tokens, "quantized_tokens": quantized}
+
+    @functools.cached_property
+    def multiprocessors(self) -> int:
+        """Of the device; 1 on a CPU."""
+        if self.device.type != "cuda":
+            return 1
+        return torch.cuda.get_device_properties(self.device).multi_processor_count
 
     def export_pages(self, seq: int) -> dict[str, Any]:
         """A host copy of a sequence, bytes unchanged: its length, and payload and scales of its used pages a layer."""

@@ -124,7 +124,7 @@ def test_a10_t2_logits_with_a_working_soft_cap_equal_eager(tiny: Any) -> None:
     for attention in (layer.self_attn for layer in model.model.layers):
         attention.q_proj.weight.data *= 12
         attention.k_proj.weight.data *= 12
-        del attention.kvbench_binding
+        del attention.kvbench_handle
     eager = copy.deepcopy(model)
     eager.set_attn_implementation("eager")
     binding = bind(model, source.facts, torch.device("cpu"))

@@ -45,7 +45,7 @@ def test_a_sound_engine_is_verified_at_every_level(engine: Any, kv_format: str) 
     found = take(engine, kv_format)
     assert found.state == VERIFIED
     assert found.effective == kv_format
-    assert [x.name for x in found.levels] == ["E1", "E2", "E3", "E3-layers", "E3-reads"]
+    assert [x.name for x in found.levels] == ["E1", "E2", "E3", "E3-layers", "E3-reads", "E4"]
     assert (found.reads["quantized_tokens"] > 0) == KV_FORMATS[kv_format].quantized
 
 
