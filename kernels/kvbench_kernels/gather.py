@@ -156,7 +156,7 @@ def _check(
 ) -> None:
     check_pages(fmt, k_pages, v_pages, k_scale, v_scale)
     needed = -(-length // k_pages.shape[2])
-    if pages.ndim != 2 or needed > pages.shape[1] or pages.stride(1) != 1:
+    if pages.ndim != 2 or needed > pages.shape[1] or (pages.shape[1] > 1 and pages.stride(1) != 1):
         raise ValueError(
             f"{length} tokens need a page table [B, {needed} or more] with dense rows; "
             f"got {list(pages.shape)} with strides {list(pages.stride())}."

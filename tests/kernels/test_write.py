@@ -51,7 +51,7 @@ def stored(fmt: str, x: Tensor, scale: float = 1.0) -> tuple[list[int], list[int
 def test_stored_bytes_are_the_torch_quantizers(
     device: str, fmt: str, dtype: torch.dtype, heads: int, dim: int, value_dim: int, page_size: int
 ) -> None:
-    tokens = 9
+    tokens = 5
     k = hard_rows(tokens, heads, dim, dtype, device, seed=1)
     v = hard_rows(tokens, heads, value_dim, dtype, device, seed=2)
     sizes = {"pages": 12, "heads": heads, "page_size": page_size, "dim": dim, "value_dim": value_dim}
