@@ -1,7 +1,7 @@
 """Paged decode attention: one query token a sequence against its quantized pages, portable Triton, split along the keys.
 
 Grid (sequence, KV head x tile of its query heads, split). Each program runs an online softmax over its share of the
-64-token tiles of the sequence's actual length, which it reads on the device, so that a captured graph stays right
+tiles of the sequence's actual length, which it reads on the device, so that a captured graph stays right
 while sequences grow. With one split it writes the output; with more, a second kernel combines float32 partial results.
 A row's result depends on its own tokens and on `splits` alone, neither on the batch nor on where its pages lie.
 """
@@ -21,20 +21,23 @@ from kvbench_kernels.attention import paged_attention_torch
 from kvbench_kernels.launches import launched
 from kvbench_kernels.quantize import DYNAMIC, dequantize
 from kvbench_kernels.tiles import (
+    LOG2E,
     QUANTIZED_DTYPES,
+    add_sink,
     attend_tile,
     check_arguments,
     execution,
+    in_ones,
     kernel_options,
     query_operand,
     round_to,
-    to_sink,
+    start_state,
+    to_float32,
     wide_offset,
 )
 
 __all__ = ["choose_splits", "execution", "paged_decode", "paged_decode_torch"]
 
-TILE = 64  # keys a step
 LEAST_SPLIT = 128  # tokens; below it the combine costs more than the split brings
 LONG_SPLIT = 4096  # tokens; longer shares leave the other SMs idle where one sequence is much longer than the rest
 
@@ -89,7 +92,7 @@ def paged_decode(
     paged_decode_split[(batch, kv_heads * triton.cdiv(group, rows), splits)](
         q, k_pages, v_pages, k_scale, v_scale, pages, lengths, sinks, reads, out, partial, statistics,
         scaling, sliding_window, splits, q.stride(0), q.stride(1), pages.stride(0),
-        **options, SOFTCAP=softcap, M=rows, N=TILE, **_tuning(options),
+        **options, SOFTCAP=softcap, M=rows, **_tuning(options),
     )  # fmt: skip
     launched(paged_decode_split.fn.__name__)
     if splits > 1:
@@ -102,11 +105,11 @@ def paged_decode(
 
 
 def _tuning(options: dict[str, Any]) -> dict[str, int]:
-    """Warps and pipeline stages: what keeps the tiles of K and V of all stages within shared memory."""
-    width = options["BD"] + options["BV"]
-    element = 1 if options["EIGHT_BIT"] else 4 if options["OPERAND"] == tl.float32 else 2
-    stages = min(3, max(1, 110_000 // (TILE * width * element)))
-    return {"num_warps": 4, "num_stages": stages}
+    """Keys a tile, warps and pipeline stages: the largest tile whose code spills no registers (compiled for sm_90)."""
+    wide = max(options["BD"], options["BV"]) > 128
+    if options["OPERAND"] == tl.float32:  # plain multiply-adds, no tensor cores
+        return {"N": 16, "num_warps": 8, "num_stages": 1}
+    return {"N": 32 if wide else 64, "num_warps": 4, "num_stages": 3}
 
 
 def paged_decode_torch(
@@ -210,21 +213,18 @@ def paged_decode_split(
     tiles = tl.cdiv(length, N) - first_tile
     begin = first_tile + tiles * split // splits
     end = first_tile + tiles * (split + 1) // splits
-    m = tl.full([M], float("-inf"), tl.float32)
-    l = tl.zeros([M], tl.float32)
-    acc = tl.zeros([M, BV], tl.float32)
+    acc, m, l, unit = start_state(M, BV)
     table = table_ptr + wide_offset(row, table_stride)
     for tile in range(begin, end):
         j = tile * N + tl.arange(0, N)
         inside = j < length
         if window is not None:
             inside = inside & (j >= first)
-        acc, m, l = attend_tile(
-            acc, m, l, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, inside[None, :],
+        acc, m, l, unit = attend_tile(
+            acc, m, l, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, inside[None, :],
             KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True, INTERPRET,
         )  # fmt: skip
-    if SCALES == "tensor":
-        acc *= tl.load(v_scale_ptr)
+    acc = in_ones(acc, unit, v_scale_ptr, SCALES)
 
     v = tl.arange(0, BV)
     out_row = wide_offset(row, Q_HEADS) + head
@@ -238,13 +238,11 @@ def paged_decode_split(
     else:
         if sinks_ptr is not None:
             sink = tl.load(sinks_ptr + head, mask=in_group < GROUP, other=0.0)
-            sink = to_sink(sink, INTERPRET)
-            total = tl.maximum(m, sink)
-            l = l * tl.exp2(m - total) + tl.exp2(sink - total)
-            acc *= tl.exp2(m - total)[:, None]
+            acc, l = add_sink(acc, m, l, sink, INTERPRET)
         # 0 / 0 stays NaN where there were tokens and all their weights are 0.
         result = tl.where(length > 0, acc / l[:, None], 0.0)
-        tl.store(out_ptr + out_row[:, None] * DV + v[None, :], round_to(result, out_ptr.dtype.element_ty, INTERPRET), mask=stored)
+        result = round_to(result, out_ptr.dtype.element_ty, INTERPRET)
+        tl.store(out_ptr + out_row[:, None] * DV + v[None, :], result, mask=stored)
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -263,7 +261,7 @@ def paged_decode_combine(
         total = tl.maximum(total, tl.load(at + split * 2, mask=split < splits, other=float("-inf")))
     largest = tl.max(total, 0)
     if sinks_ptr is not None:
-        sink = to_sink(tl.load(sinks_ptr + head), INTERPRET)
+        sink = to_float32(tl.load(sinks_ptr + head), INTERPRET) * LOG2E
         largest = tl.maximum(largest, sink)
     largest = tl.where(largest == float("-inf"), 0.0, largest)
     v = tl.arange(0, BV)

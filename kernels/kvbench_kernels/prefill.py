@@ -19,13 +19,15 @@ from kvbench_kernels.attention import paged_attention_torch
 from kvbench_kernels.decode import count_reads, gather_float
 from kvbench_kernels.launches import launched
 from kvbench_kernels.tiles import (
+    add_sink,
     attend_tile,
     check_arguments,
     execution,
+    in_ones,
     kernel_options,
     query_operand,
     round_to,
-    to_sink,
+    start_state,
     wide_offset,
 )
 
@@ -156,16 +158,14 @@ def paged_prefill_causal(
         whole = begin_tile
         if window is None:
             whole = (first + 1) // N
-        m = tl.full([M], float("-inf"), tl.float32)
-        l = tl.zeros([M], tl.float32)
-        acc = tl.zeros([M, BV], tl.float32)
+        acc, m, l, unit = start_state(M, BV)
         table = table_ptr + wide_offset(row, table_stride)
         if window is None:
             for tile in range(0, whole):
                 j = tile * N + tl.arange(0, N)
                 inside = j < length
-                acc, m, l = attend_tile(
-                    acc, m, l, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, inside[None, :],
+                acc, m, l, unit = attend_tile(
+                    acc, m, l, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, inside[None, :],
                     KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, False, INTERPRET,
                 )  # fmt: skip
         for tile in range(whole, tl.cdiv(end, N)):
@@ -176,17 +176,13 @@ def paged_prefill_causal(
                 inside = inside & (j > first - window)
                 visible = visible & (j[None, :] > position[:, None] - window)
             visible = visible & inside[None, :]
-            acc, m, l = attend_tile(
-                acc, m, l, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, visible,
+            acc, m, l, unit = attend_tile(
+                acc, m, l, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, visible,
                 KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True, INTERPRET,
             )  # fmt: skip
-        if SCALES == "tensor":
-            acc *= tl.load(v_scale_ptr)
+        acc = in_ones(acc, unit, v_scale_ptr, SCALES)
         if sinks_ptr is not None:
-            sink = to_sink(tl.load(sinks_ptr + head), INTERPRET)
-            total = tl.maximum(m, sink)
-            l = l * tl.exp2(m - total) + tl.exp2(sink - total)
-            acc *= tl.exp2(m - total)[:, None]
+            acc, l = add_sink(acc, m, l, tl.load(sinks_ptr + head), INTERPRET)
         v = tl.arange(0, BV)
         at = wide_offset(wide_offset(start + query, Q_HEADS) + head, DV)
         result = round_to(acc / l[:, None], out_ptr.dtype.element_ty, INTERPRET)

@@ -8,8 +8,9 @@ in the softmax, so that the operands of both products are the codes themselves, 
 - E4M3 (448 at most, steps down to 2^-9) and INT8 are float16 numbers, so Q and the weights are float16 too, whose 11
   bits lose nothing against bfloat16 queries' 8. What bfloat16 has more is range; `query_operand` gives each query row
   a power of two, which is exact, and takes it back from the logits in float32.
-- A weight times a V scale may leave float16's range as well (a scale can be 2^-24, or 2^100). The scales of a tile are
-  divided by their largest before, and the tile's product is multiplied with it after, in float32.
+- A weight times a V scale may leave float16's range as well (a scale can be 2^-24, or 2^100). So `acc` counts in units of
+  the largest V scale seen so far, as its weights count in units of the largest logit's, and the largest weight is 2^15:
+  of two rows of V whose scales are 2^20 apart the smaller still has 20 bits.
 - With float32 queries everything is float32, and "ieee": the default on a GPU would be TF32.
 
 INTERPRET: Triton's interpreter casts bfloat16 by cutting, multiplies its bit patterns in `tl.dot` and takes E4M3's NaN
@@ -152,11 +153,11 @@ def codes_to(x, DTYPE: tl.constexpr, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def product(a, b, INTERPRET: tl.constexpr):
-    """a [M, K] @ b [K, N] with a float32 accumulator."""
+def product(a, b, acc, INTERPRET: tl.constexpr):
+    """acc [M, N] float32 + a [M, K] @ b [K, N]."""
     if INTERPRET and a.dtype == tl.bfloat16:
-        return tl.dot(to_float32(a, INTERPRET), to_float32(b, INTERPRET), input_precision="ieee")
-    return tl.dot(a, b, input_precision="ieee")
+        return tl.dot(to_float32(a, INTERPRET), to_float32(b, INTERPRET), acc, input_precision="ieee")
+    return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit
@@ -187,11 +188,12 @@ def load_rows(ptr, rows, inside, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.c
 
 @triton.jit
 def attend_tile(
-    acc, m, l, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, j, inside, visible,
+    acc, m, l, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, j, inside, visible,
     KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     OPERAND: tl.constexpr, SCALES: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax, in powers of two. acc [M, BV], m [M] largest logit so far, l [M] sum of weights.
+    """One step of the online softmax. State: acc [M, BV] in `unit`s, m [M] largest logit so far (base 2), l [M] sum of
+    weights, unit: largest V scale so far (SCALES "token" only).
 
     j [N]: the tile's tokens. inside [N]: which of them are loaded at all; visible [M or 1, N]: which of them a row
     sees. MASKED False: all of both. What is not inside is never multiplied with anything: it is not loaded.
@@ -201,14 +203,10 @@ def attend_tile(
     else:
         page = tl.load(table_ptr + j // PAGE)
     rows = wide_offset(page, KV_HEADS * PAGE) + (kv_head * PAGE + j % PAGE)
-    k = load_rows(k_ptr, rows, inside, D, BD, MASKED)
-    s = product(q, tl.trans(codes_to(k, OPERAND, INTERPRET)), INTERPRET) * factor[:, None]
+    k = codes_to(load_rows(k_ptr, rows, inside, D, BD, MASKED), OPERAND, INTERPRET)
+    s = product(q, tl.trans(k), tl.zeros([m.shape[0], j.shape[0]], tl.float32), INTERPRET) * factor[:, None]
     if SCALES == "token":
-        if MASKED:
-            k_scale = tl.load(k_scale_ptr + rows, mask=inside, other=0.0)
-        else:
-            k_scale = tl.load(k_scale_ptr + rows)
-        s *= k_scale.to(tl.float32)[None, :]
+        s *= load_scales(k_scale_ptr, rows, inside, MASKED)[None, :]
     if SOFTCAP is not None:
         s = soft_cap(s, SOFTCAP)
     s *= LOG2E
@@ -220,19 +218,48 @@ def attend_tile(
     keep = tl.exp2(m - base)
     p = tl.exp2(s - base[:, None])
     l = l * keep + tl.sum(p, 1)
-    v = codes_to(load_rows(v_ptr, rows, inside, DV, BV, MASKED), OPERAND, INTERPRET)
     if SCALES == "token":
-        if MASKED:
-            v_scale = tl.load(v_scale_ptr + rows, mask=inside, other=0.0).to(tl.float32)
-        else:
-            v_scale = tl.load(v_scale_ptr + rows).to(tl.float32)
-        # The largest scale of the tile becomes 2^15; 2^-126 is the smallest scale that is stored.
-        largest = tl.maximum(tl.max(v_scale, 0), 1.1754943508222875e-38)
-        p *= (v_scale * (1.0 / largest) * 32768.0)[None, :]
-        acc = acc * keep[:, None] + product(round_to(p, OPERAND, INTERPRET), v, INTERPRET) * (largest / 32768.0)
-    else:
-        acc = acc * keep[:, None] + product(round_to(p, OPERAND, INTERPRET), v, INTERPRET)
-    return acc, new_m, l
+        v_scale = load_scales(v_scale_ptr, rows, inside, MASKED)
+        new_unit = tl.maximum(unit, tl.max(v_scale, 0))
+        p *= (v_scale * (1.0 / new_unit) * 32768.0)[None, :]
+        keep *= unit / new_unit
+        unit = new_unit
+    v = codes_to(load_rows(v_ptr, rows, inside, DV, BV, MASKED), OPERAND, INTERPRET)
+    acc = product(round_to(p, OPERAND, INTERPRET), v, acc * keep[:, None], INTERPRET)
+    return acc, new_m, l, unit
+
+
+@triton.jit
+def load_scales(ptr, rows, inside, MASKED: tl.constexpr):
+    """[N] float32 scales of the rows; zeros where a row is not inside."""
+    scale = tl.load(ptr + rows, mask=inside, other=0.0) if MASKED else tl.load(ptr + rows)
+    return scale.to(tl.float32)
+
+
+@triton.jit
+def start_state(M: tl.constexpr, BV: tl.constexpr):
+    """acc, m, l and unit before the first tile. 2^-126 is the smallest scale that is stored."""
+    acc = tl.zeros([M, BV], tl.float32)
+    return acc, tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32), 1.1754943508222875e-38
+
+
+@triton.jit
+def in_ones(acc, unit, v_scale_ptr, SCALES: tl.constexpr):
+    """acc without its unit."""
+    if SCALES == "token":
+        acc *= unit / 32768.0
+    if SCALES == "tensor":
+        acc *= tl.load(v_scale_ptr)
+    return acc
+
+
+@triton.jit
+def add_sink(acc, m, l, sink, INTERPRET: tl.constexpr):
+    """acc and l with one more logit that has no value. sink: [M] or a number."""
+    sink = to_float32(sink, INTERPRET) * LOG2E
+    base = tl.maximum(m, sink)
+    keep = tl.exp2(m - base)
+    return acc * keep[:, None], l * keep + tl.exp2(sink - base)
 
 
 @triton.jit
@@ -240,8 +267,3 @@ def soft_cap(s, CAP: tl.constexpr):
     """CAP * tanh(s / CAP), also for infinities and NaN."""
     return CAP * (1.0 - 2.0 / (1.0 + tl.exp2(s * (2.0 * 1.4426950408889634 / CAP))))
 
-
-@triton.jit
-def to_sink(sink, INTERPRET: tl.constexpr):
-    """A sink's logit in powers of two."""
-    return to_float32(sink, INTERPRET) * LOG2E
