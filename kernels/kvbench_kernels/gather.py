@@ -49,13 +49,13 @@ def paged_gather(
     tokens = max(1, TILE // max(block, value_block))
     tiles = triton.cdiv(length, tokens)
     # fmt: off
-    _kv_gather[(tiles * batch * heads, 2)](
+    compiled = _kv_gather[(tiles * batch * heads, 2)](
         _signed(k_pages), _signed(v_pages), k_scale, v_scale, pages, k, v, reads, length, tiles, pages.stride(0),
         FMT=fmt, HEADS=heads, DIM=dim, VALUE_DIM=value_dim, PAGE_SIZE=page_size, TOKENS=tokens,
         BLOCK=block, VALUE_BLOCK=value_block, num_warps=4,
     )
     # fmt: on
-    launched(f"kv_gather_{fmt}")
+    launched(f"kv_gather_{fmt}", compiled)
     return k, v
 
 
@@ -83,6 +83,7 @@ def paged_gather_torch(
         out.append(dequantize(fmt, codes, scale, dtype))
     if reads is not None:
         reads += page.numel() * torch.tensor([1, int(k_pages.element_size() == 1)], device=reads.device)
+    launched("paged_gather_torch")
     return out[0], out[1]
 
 

@@ -37,7 +37,7 @@ def at_layer(layer: int | None) -> None:
 
 
 @contextmanager
-def recorded() -> Iterator[list[Launch]]:
+def record() -> Iterator[list[Launch]]:
     """The launches inside the `with`, in order. A recording inside another is heard by both."""
     global _heard
     outer, _heard = _heard, []

@@ -1,14 +1,16 @@
-"""Which decode kernel serves a shape, by measurement."""
+"""Which decode kernel serves a shape, by measurement, and what it computes in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
+from kvbench_kernels import decode
 from kvbench_kernels.decode import choose_splits, paged_decode
 
-__all__ = ["choose_splits", "decode_kernel"]
+__all__ = ["choose_splits", "decode_kernel", "execution"]
 
 
 def decode_kernel(fmt: str, q: Tensor, k_pages: Tensor, v_pages: Tensor, plain: bool) -> Callable[..., Tensor]:
@@ -17,4 +19,5 @@ def decode_kernel(fmt: str, q: Tensor, k_pages: Tensor, v_pages: Tensor, plain: 
 
 
 def execution(fmt: str, dtype: str) -> str:
-    return "float32 x float32 -> float32"
+    """Operands and accumulator of both products in a decode: "float16 x float16 -> float32". dtype: of queries."""
+    return decode.execution(fmt, getattr(torch, dtype))

@@ -54,14 +54,14 @@ def paged_write(
     widest = max(block, value_block)
     rows_each = max(1, (SMALL_TILE if rows * widest < MANY else TILE) // widest)
     # fmt: off
-    _kv_write[(triton.cdiv(rows, rows_each), 2)](
+    compiled = _kv_write[(triton.cdiv(rows, rows_each), 2)](
         k, v, slots, _bytes(k_pages), _bytes(v_pages), k_scale, v_scale, health, rows,
         k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
         FMT=fmt, HEADS=heads, DIM=dim, VALUE_DIM=value_dim, PAGE_SIZE=k_pages.shape[2], ROWS=rows_each,
         BLOCK=block, VALUE_BLOCK=value_block, num_warps=4,
     )
     # fmt: on
-    launched(f"kv_write_{fmt}")
+    launched(f"kv_write_{fmt}", compiled)
 
 
 def paged_write_torch(
@@ -85,6 +85,7 @@ def paged_write_torch(
         if result.scales is not None and scale is not None:
             scale[page, :, offset] = result.scales
         health += torch.stack((result.clipped, result.nonfinite, result.overflow))
+    launched("paged_write_torch")
 
 
 def _kernel_name(kernel: object) -> str:

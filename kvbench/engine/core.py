@@ -21,7 +21,7 @@ from kvbench.engine.load import LoadedModel
 from kvbench.engine.store import PagedKVStore
 from kvbench.errors import KvbenchError, Refused
 from kvbench.formats import KV_FORMATS, KVFormat, pages_for
-from kvbench_kernels.launches import Launch, recorded
+from kvbench_kernels.launches import Launch, record
 from kvbench_kernels.route import choose_splits
 
 Logits = Literal["all", "last", "none"]
@@ -221,7 +221,7 @@ class Engine:
 
     def launches_of_step(self, seq: int, token: int) -> Sequence[Launch]:
         """The launches of one decode step of `seq`, which it appends; of a graph's replay, what its capture recorded."""
-        with recorded() as launches:
+        with record() as launches:
             self.decode([seq], [token])
         if self.decode_mode != "graph":
             return launches

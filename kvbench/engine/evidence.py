@@ -22,7 +22,7 @@ from kvbench.engine.layer import LayerPages, dtype_name, indexable
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat, kv_bytes
 from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
-from kvbench_kernels.launches import recorded
+from kvbench_kernels.launches import record
 from kvbench_kernels.quantize import QUANTIZE
 
 SIDES = ("k", "v")
@@ -65,7 +65,7 @@ def examine(engine: Engine, *probes: Level, reads_due: bool) -> Evidence:
     levels = [e1, _e3_reads(engine, reads, reads_due)]
     for seq in list(engine.store.sequences()):
         engine.free(seq)
-    with recorded() as prompt:
+    with record() as prompt:
         seq, token = _write_probe(engine)
     levels += [_e2(engine), _e3(engine, seq, token)]
     engine.truncate(seq, engine.store.page_size - 1)

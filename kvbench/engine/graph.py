@@ -15,7 +15,7 @@ import torch
 
 from kvbench.engine.attention import TritonAttention
 from kvbench.formats import pages_for
-from kvbench_kernels.launches import recorded
+from kvbench_kernels.launches import record
 
 if TYPE_CHECKING:
     from kvbench.engine.core import Engine
@@ -50,7 +50,7 @@ class DecodeGraph:
             torch.cuda.current_stream(device).wait_stream(side)
             torch.cuda.synchronize(device)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=engine.graph_pool), recorded() as launches:
+            with torch.cuda.graph(self._graph, pool=engine.graph_pool), record() as launches:
                 self.logits = self._step()  # [batch, V]
         self.launches = tuple(launches)
 

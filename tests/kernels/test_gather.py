@@ -195,13 +195,13 @@ def test_reads_count_tokens_once_a_sequence(device: str, fmt: str, gather) -> No
 def test_k_and_v_take_one_launch(device: str, fmt: str) -> None:
     pool = written(fmt, device, torch.float32, pages=2, heads=1, page_size=16, dim=64, value_dim=64)
     pages = torch.tensor([[0, 1]], dtype=torch.int32, device=device)
-    with record() as names:
+    with record() as launches:
         paged_gather(fmt, *pool.tensors(), pages, 20, torch.float32)
-    assert names == [f"kv_gather_{fmt}"]
-    with record() as names:
+    assert [launch.name for launch in launches] == [f"kv_gather_{fmt}"]
+    with record() as launches:
         k, _ = paged_gather(fmt, *pool.tensors(), pages, 0, torch.float32)
     assert k.shape == (1, 1, 0, 64)
-    assert names == []
+    assert not launches
 
 
 # A12: offsets above 2^31. A pool of which a few pages are used takes address space only, no memory, on a CPU.
@@ -240,11 +240,11 @@ def test_a12_t3_scales_above_2_to_the_31_elements(device: str) -> None:
 def test_what_does_not_fit_is_refused(gather) -> None:  # type: ignore[no-untyped-def]
     pool = make_pool("int8_sym", "cpu")
     table = torch.zeros((1, 2), dtype=torch.int32)
-    with record() as names:
+    with record() as launches:
         with pytest.raises(ValueError, match=r"33 tokens need a page table \[B, 3 or more\]"):
             gather("int8_sym", *pool.tensors(), table, 33, torch.float32)
         with pytest.raises(ValueError, match="with dense rows"):
             gather("int8_sym", *pool.tensors(), table.repeat(1, 2)[:, ::2], 3, torch.float32)
         with pytest.raises(ValueError, match=r"'fp8_e4m3' hold torch.float8_e4m3fn, not torch.int8"):
             gather("fp8_e4m3", *pool.tensors(), table, 3, torch.float32)
-    assert names == []
+    assert not launches

@@ -183,9 +183,9 @@ def test_nothing_is_launched_for_no_tokens(device: str) -> None:
     pool = make_pool("int8_sym", device)
     before = pool.content()
     x = torch.empty((0, 2, 64), device=device)
-    with record() as names:
+    with record() as launches:
         paged_write("int8_sym", x, x, slots_of(device), *pool.tensors(), pool.health)
-    assert names == []
+    assert not launches
     assert pool.content() == before
 
 
@@ -193,9 +193,9 @@ def test_nothing_is_launched_for_no_tokens(device: str) -> None:
 def test_k_and_v_take_one_launch(device: str, fmt: str) -> None:
     pool = make_pool(fmt, device)
     x = torch.ones((5, 2, 64), device=device)
-    with record() as names:
+    with record() as launches:
         paged_write(fmt, x, x, torch.arange(5, device=device), *pool.tensors(), pool.health)
-    assert names == [f"kv_write_{fmt}"]
+    assert [launch.name for launch in launches] == [f"kv_write_{fmt}"]
 
 
 def test_counts_are_added_to_what_is_there(device: str) -> None:
@@ -397,9 +397,9 @@ def test_what_does_not_fit_is_refused(write, change: dict, message: str) -> None
         "v_scale": pool.v_scale,
         "health": pool.health,
     }
-    with record() as names, pytest.raises(ValueError, match=message):
+    with record() as launches, pytest.raises(ValueError, match=message):
         write(**{**given, **change})
-    assert names == []
+    assert not launches
 
 
 def test_native_takes_no_scale() -> None:

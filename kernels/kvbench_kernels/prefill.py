@@ -1,0 +1,189 @@
+"""Paged prefill attention: the new tokens of each sequence against all its quantized pages, their own chunk included.
+
+Grid (tile of 64 or 128 query rows, query head, sequence). The new K and V must be in the pages before the call. Tiles of keys
+that every row of a query tile sees are taken without any mask; only those at the diagonal, or at a window's edge, have one.
+"""
+
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvbench_kernels.attention import paged_attention_torch
+from kvbench_kernels.decode import count_reads, gather_float
+from kvbench_kernels.launches import launched
+from kvbench_kernels.tiles import (
+    add_sink,
+    attend_tile,
+    check_arguments,
+    execution,
+    in_ones,
+    kernel_options,
+    query_operand,
+    round_to,
+    start_state,
+    wide_offset,
+)
+
+__all__ = ["execution", "paged_prefill", "paged_prefill_torch"]
+
+
+def paged_prefill(
+    fmt: str,
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    pages: Tensor,
+    lengths: Tensor,
+    query_starts: Tensor,
+    max_new: int,
+    scaling: float,
+    *,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    reads: Tensor | None = None,
+) -> Tensor:
+    """q [N, Hq, D], packed -> [N, Hq, Dv] in q's dtype. Causal.
+
+    query_starts [B + 1] int32 on the device: the rows query_starts[b] to query_starts[b + 1] are the last tokens of
+    sequence b, of lengths[b] tokens in all. max_new: the largest number of them, for the grid; rows beyond it, and rows of
+    no sequence, are left unwritten. The other arguments as in paged_decode.
+    """
+    check_arguments(fmt, q, k_pages, v_pages, k_scale, v_scale, pages, sliding_window, softcap, sinks)
+    batch, (tokens, q_heads, _) = lengths.shape[0], q.shape
+    out = torch.empty(tokens, q_heads, v_pages.shape[3], dtype=q.dtype, device=q.device)
+    if batch == 0 or max_new < 1:
+        return out
+    options = kernel_options(fmt, q_heads, q.dtype, k_pages, v_pages)
+    tuning = _tuning(options, max_new)
+    compiled = paged_prefill_causal[(triton.cdiv(max_new, tuning["M"]), q_heads, batch)](
+        q, k_pages, v_pages, k_scale, v_scale, pages, lengths, query_starts, sinks, reads, out,
+        scaling, sliding_window, q.stride(0), q.stride(1), pages.stride(0), **options, SOFTCAP=softcap, **tuning,
+    )  # fmt: skip
+    launched(paged_prefill_causal.fn.__name__, compiled)
+    return out
+
+
+def _tuning(options: dict[str, Any], max_new: int) -> dict[str, int]:
+    """Tile sizes, warps and stages. Wide heads and float32 take smaller tiles, which then fit registers and shared memory."""
+    widest = max(options["BD"], options["BV"])
+    if options["OPERAND"] == tl.float32:
+        return {"M": 64, "N": 32 if widest <= 128 else 16, "num_warps": 8, "num_stages": 1}
+    if widest > 128 or max_new <= 64:
+        return {"M": 64, "N": 64, "num_warps": 4, "num_stages": 2}
+    return {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}
+
+
+def paged_prefill_torch(
+    fmt: str,
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    pages: Tensor,
+    lengths: Tensor,
+    query_starts: Tensor,
+    max_new: int,
+    scaling: float,
+    *,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    reads: Tensor | None = None,
+) -> Tensor:
+    """The twin of paged_prefill: sequence by sequence, dequantized, in float32."""
+    out = q.new_zeros(q.shape[0], q.shape[1], v_pages.shape[3])
+    starts = query_starts.tolist()
+    for row, length in enumerate(lengths.tolist()):
+        begin, end = starts[row], starts[row + 1]
+        count_reads(reads, length, k_pages, v_pages)
+        if end > begin:
+            k, v = gather_float(fmt, k_pages, v_pages, k_scale, v_scale, pages[row], length)
+            query = q[begin:end].float().transpose(0, 1)[None]
+            result = paged_attention_torch(
+                query, k, v, scaling, length - (end - begin), sliding_window, softcap, sinks
+            )
+            out[begin:end] = result[0].transpose(0, 1).to(q.dtype)
+    return out
+
+
+@triton.jit(do_not_specialize=["window", "table_stride"])
+def paged_prefill_causal(
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, starts_ptr, sinks_ptr, reads_ptr, out_ptr,
+    scaling, window, q_stride_row, q_stride_head, table_stride,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BD: tl.constexpr, BV: tl.constexpr, OPERAND: tl.constexpr, SCALES: tl.constexpr, EIGHT_BIT: tl.constexpr,
+    INTERPRET: tl.constexpr, SOFTCAP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    # The last tiles have the most keys; they start first.
+    tile_row = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    kv_head = head // (Q_HEADS // KV_HEADS)
+    length = tl.load(lengths_ptr + row)
+    start = tl.load(starts_ptr + row)
+    new = tl.load(starts_ptr + row + 1) - start
+    if reads_ptr is not None:
+        if (tile_row == 0) & (head == 0):
+            tl.atomic_add(reads_ptr, length.to(tl.int64))
+            if EIGHT_BIT:
+                tl.atomic_add(reads_ptr + 1, length.to(tl.int64))
+
+    if tile_row * M < new:
+        query = tile_row * M + tl.arange(0, M)
+        d = tl.arange(0, BD)
+        q_at = q_ptr + wide_offset(start + query, q_stride_row) + wide_offset(head, q_stride_head)
+        q = tl.load(q_at[:, None] + d[None, :], mask=(query < new)[:, None] & (d < D)[None, :], other=0.0)
+        q, factor = query_operand(q, scaling, OPERAND, INTERPRET)
+        if SCALES == "tensor":
+            factor *= tl.load(k_scale_ptr)
+
+        first = length - new + tile_row * M  # position of the tile's first query; its first key is never masked for it
+        position = first + tl.arange(0, M)
+        end = tl.minimum(first + M, length)
+        begin_tile = 0
+        if window is not None:
+            begin_tile = tl.maximum(first - window + 1, 0) // N
+        # Keys up to the first query's own are seen by every row, unless a window hides them again.
+        whole = begin_tile
+        if window is None:
+            whole = (first + 1) // N
+        acc, m, l, unit = start_state(M, BV)
+        table = table_ptr + wide_offset(row, table_stride)
+        if window is None:
+            for tile in range(0, whole):
+                j = tile * N + tl.arange(0, N)
+                inside = j < length
+                acc, m, l, unit = attend_tile(
+                    acc, m, l, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, inside[None, :],
+                    KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, False, INTERPRET,
+                )  # fmt: skip
+        for tile in range(whole, tl.cdiv(end, N)):
+            j = tile * N + tl.arange(0, N)
+            inside = j < end
+            visible = j[None, :] <= position[:, None]
+            if window is not None:
+                inside = inside & (j > first - window)
+                visible = visible & (j[None, :] > position[:, None] - window)
+            visible = visible & inside[None, :]
+            acc, m, l, unit = attend_tile(
+                acc, m, l, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, visible,
+                KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True, INTERPRET,
+            )  # fmt: skip
+        acc = in_ones(acc, unit, v_scale_ptr, SCALES)
+        if sinks_ptr is not None:
+            acc, l = add_sink(acc, m, l, tl.load(sinks_ptr + head), INTERPRET)
+        v = tl.arange(0, BV)
+        at = wide_offset(wide_offset(start + query, Q_HEADS) + head, DV)
+        result = round_to(acc / l[:, None], out_ptr.dtype.element_ty, INTERPRET)
+        tl.store(out_ptr + at[:, None] + v[None, :], result, mask=(query < new)[:, None] & (v < DV)[None, :])

@@ -1,0 +1,269 @@
+"""What decode and prefill share: a tile of K and V from the pages, and one step of the online softmax over it.
+
+Shapes: M query rows, N keys of a tile, BD and BV the head dims D and DV padded to a power of two.
+
+Codes are never dequantized element by element. A token's K scale multiplies its logits and its V scale its weight
+in the softmax, so that the operands of both products are the codes themselves, exact in float16:
+
+- E4M3 (448 at most, steps down to 2^-9) and INT8 are float16 numbers, so Q and the weights are float16 too, whose 11
+  bits lose nothing against bfloat16 queries' 8. What bfloat16 has more is range; `query_operand` gives each query row
+  a power of two, which is exact, and takes it back from the logits in float32.
+- A weight times a V scale may leave float16's range as well (a scale can be 2^-24, or 2^100). So `acc` counts in units of
+  the largest V scale seen so far, as its weights count in units of the largest logit's, and the largest weight is 2^15:
+  of two rows of V whose scales are 2^20 apart the smaller still has 20 bits.
+- With float32 queries everything is float32, and "ieee": the default on a GPU would be TF32.
+
+INTERPRET: Triton's interpreter casts bfloat16 by cutting, multiplies its bit patterns in `tl.dot` and takes E4M3's NaN
+for 480. There, and only there, these conversions go through the bits.
+"""
+
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvbench_kernels.support import AttentionNeeds, Rejected, supports
+
+LOG2E = tl.constexpr(1.4426950408889634)
+QUANTIZED_DTYPES = (torch.int8, torch.float8_e4m3fn)
+SCALES = {"native": "none", "int8_sym": "token", "fp8_e4m3": "token"}  # the others have one scale a tensor
+_TL_DTYPE = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+
+
+def operand_dtype(fmt: str, dtype: torch.dtype) -> torch.dtype:
+    """dtype of the operands of both products, for queries of `dtype` on pages of KV format `fmt`."""
+    return dtype if fmt == "native" or dtype == torch.float32 else torch.float16
+
+
+def execution(fmt: str, dtype: torch.dtype) -> str:
+    """Operands and accumulator of both products: "float16 x float16 -> float32"."""
+    name = str(operand_dtype(fmt, dtype)).removeprefix("torch.")
+    return f"{name} x {name} -> float32"
+
+
+def kernel_options(fmt: str, q_heads: int, dtype: torch.dtype, k_pages: Tensor, v_pages: Tensor) -> dict[str, Any]:
+    """The compile-time arguments that both kernels take."""
+    _, kv_heads, page_size, head_dim = k_pages.shape
+    return {
+        "Q_HEADS": q_heads,
+        "KV_HEADS": kv_heads,
+        "PAGE": page_size,
+        "D": head_dim,
+        "DV": v_pages.shape[3],
+        "BD": triton.next_power_of_2(head_dim),
+        "BV": triton.next_power_of_2(v_pages.shape[3]),
+        "OPERAND": _TL_DTYPE[operand_dtype(fmt, dtype)],
+        "SCALES": SCALES.get(fmt, "tensor"),
+        "EIGHT_BIT": k_pages.dtype in QUANTIZED_DTYPES and v_pages.dtype in QUANTIZED_DTYPES,
+        "INTERPRET": triton.knobs.runtime.interpret,
+    }
+
+
+def check_arguments(
+    fmt: str,
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    pages: Tensor,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> None:
+    """ValueError for what the kernels would read wrongly. Looks at shapes and dtypes only, never at values."""
+    answer = supports(
+        AttentionNeeds(
+            fmt, q.shape[1], k_pages.shape[1], k_pages.shape[3], v_pages.shape[3], k_pages.shape[2],
+            str(q.dtype).removeprefix("torch."), q.device.type, triton.knobs.runtime.interpret,
+            sliding_window, softcap, sinks is not None,
+        )
+    )  # fmt: skip
+    if isinstance(answer, Rejected):
+        raise ValueError(answer.sentence)
+    if q.shape[2] != k_pages.shape[3] or k_pages.shape[:3] != v_pages.shape[:3] or q.stride(2) != 1:
+        raise ValueError(
+            f"q {tuple(q.shape)} with strides {q.stride()}, K pages {tuple(k_pages.shape)} and V pages "
+            f"{tuple(v_pages.shape)} do not fit; q needs K's head dim, dense, and K and V the same pages."
+        )
+    payload = {"native": q.dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[fmt.split("_")[0]]
+    scale_dtype = torch.float16 if fmt == "int8_sym" else torch.float32
+    scale_shape = k_pages.shape[:3] if SCALES.get(fmt) == "token" else (1,)
+    for name, codes, scale in (("K", k_pages, k_scale), ("V", v_pages, v_scale)):
+        if codes.dtype != payload or not codes.is_contiguous():
+            raise ValueError(
+                f"{name} pages of KV format {fmt!r} are {codes.dtype}, contiguous: {codes.is_contiguous()}; the "
+                f"kernels read contiguous {payload}."
+            )
+        if fmt == "native":
+            if scale is not None:
+                raise ValueError(f"KV format native has no scales, but a {name} scale was given; give None.")
+        elif (
+            scale is None
+            or scale.dtype != scale_dtype
+            or scale.shape != scale_shape
+            or not scale.is_contiguous()
+        ):
+            given = "none" if scale is None else f"{scale.dtype} {tuple(scale.shape)}"
+            raise ValueError(
+                f"KV format {fmt!r} needs contiguous {name} scales {tuple(scale_shape)} in {scale_dtype}; given: {given}."
+            )
+    if pages.dtype != torch.int32 or pages.stride(-1) != 1:
+        raise ValueError(f"The page table is {pages.dtype} with strides {pages.stride()}; it must be dense int32.")
+
+
+@triton.jit
+def wide_offset(index, stride):
+    """index * stride in 64 bits, whatever integer dtype index has: page 131,072 of 16,384 elements starts at 2^31."""
+    return index.to(tl.int64) * stride
+
+
+@triton.jit
+def to_float32(x, INTERPRET: tl.constexpr):
+    if INTERPRET and x.dtype == tl.bfloat16:
+        return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def round_to(x, DTYPE: tl.constexpr, INTERPRET: tl.constexpr):
+    """float32 to DTYPE, to nearest even."""
+    if INTERPRET and DTYPE == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return tl.where(x == x, bits, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return x.to(DTYPE)
+
+
+@triton.jit
+def codes_to(x, DTYPE: tl.constexpr, INTERPRET: tl.constexpr):
+    """Stored codes as operands, exactly."""
+    if INTERPRET and x.dtype == tl.float8e4nv:
+        bits = x.to(tl.uint8, bitcast=True).to(tl.uint16)
+        # The 7 bits of exponent and mantissa under those of FP16, whose bias is 8 larger.
+        half = (((bits & 0x7F) << 7) | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        return tl.where((bits & 0x7F) == 0x7F, float("nan"), half).to(DTYPE)
+    return x.to(DTYPE)
+
+
+@triton.jit
+def product(a, b, acc, INTERPRET: tl.constexpr):
+    """acc [M, N] float32 + a [M, K] @ b [K, N]."""
+    if INTERPRET and a.dtype == tl.bfloat16:
+        return tl.dot(to_float32(a, INTERPRET), to_float32(b, INTERPRET), acc, input_precision="ieee")
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def query_operand(q, scaling, OPERAND: tl.constexpr, INTERPRET: tl.constexpr):
+    """q [M, BD] as an operand, and the factor [M] that makes its products logits."""
+    if q.dtype == tl.bfloat16 and OPERAND == tl.float16:
+        x = to_float32(q, INTERPRET)
+        # A row's largest element is brought to [2^14, 2^15) by an exact power of two; an all-zero row stays one.
+        exponent = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) >> 23
+        exponent = tl.maximum(exponent, 15)
+        up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+        down = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+        return (x * up[:, None]).to(tl.float16), down * scaling
+    return q.to(OPERAND), tl.full([q.shape[0]], scaling, tl.float32)
+
+
+@triton.jit
+def load_rows(ptr, rows, inside, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr):
+    """[N, BD] codes of the rows [N] int64; zeros where a row is not inside, and beyond D."""
+    d = tl.arange(0, BD)
+    at = ptr + rows[:, None] * D + d[None, :]
+    if D == BD:
+        return tl.load(at, mask=inside[:, None], other=0.0) if MASKED else tl.load(at)
+    if MASKED:
+        return tl.load(at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
+    return tl.load(at, mask=(d < D)[None, :], other=0.0)
+
+
+@triton.jit
+def attend_tile(
+    acc, m, l, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, j, inside, visible,
+    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    OPERAND: tl.constexpr, SCALES: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax. State: acc [M, BV] in `unit`s, m [M] largest logit so far (base 2), l [M] sum of
+    weights, unit: largest V scale so far (SCALES "token" only).
+
+    j [N]: the tile's tokens. inside [N]: which of them are loaded at all; visible [M or 1, N]: which of them a row
+    sees. MASKED False: all of both. What is not inside is never multiplied with anything: it is not loaded.
+    """
+    if MASKED:
+        page = tl.load(table_ptr + j // PAGE, mask=inside, other=0)
+    else:
+        page = tl.load(table_ptr + j // PAGE)
+    rows = wide_offset(page, KV_HEADS * PAGE) + (kv_head * PAGE + j % PAGE)
+    k = codes_to(load_rows(k_ptr, rows, inside, D, BD, MASKED), OPERAND, INTERPRET)
+    s = product(q, tl.trans(k), tl.zeros([m.shape[0], j.shape[0]], tl.float32), INTERPRET) * factor[:, None]
+    if SCALES == "token":
+        s *= load_scales(k_scale_ptr, rows, inside, MASKED)[None, :]
+    if SOFTCAP is not None:
+        s = soft_cap(s, SOFTCAP)
+    s *= LOG2E
+    if MASKED:
+        s = tl.where(visible, s, float("-inf"))
+    new_m = tl.maximum(m, tl.max(s, 1))
+    # A row that has seen nothing yet has -inf, and -inf - -inf would be NaN.
+    base = tl.where(new_m == float("-inf"), 0.0, new_m)
+    keep = tl.exp2(m - base)
+    p = tl.exp2(s - base[:, None])
+    l = l * keep + tl.sum(p, 1)
+    if SCALES == "token":
+        v_scale = load_scales(v_scale_ptr, rows, inside, MASKED)
+        new_unit = tl.maximum(unit, tl.max(v_scale, 0))
+        p *= (v_scale * (1.0 / new_unit) * 32768.0)[None, :]
+        keep *= unit / new_unit
+        unit = new_unit
+    v = codes_to(load_rows(v_ptr, rows, inside, DV, BV, MASKED), OPERAND, INTERPRET)
+    acc = product(round_to(p, OPERAND, INTERPRET), v, acc * keep[:, None], INTERPRET)
+    return acc, new_m, l, unit
+
+
+@triton.jit
+def load_scales(ptr, rows, inside, MASKED: tl.constexpr):
+    """[N] float32 scales of the rows; zeros where a row is not inside."""
+    scale = tl.load(ptr + rows, mask=inside, other=0.0) if MASKED else tl.load(ptr + rows)
+    return scale.to(tl.float32)
+
+
+@triton.jit
+def start_state(M: tl.constexpr, BV: tl.constexpr):
+    """acc, m, l and unit before the first tile. 2^-126 is the smallest scale that is stored."""
+    acc = tl.zeros([M, BV], tl.float32)
+    return acc, tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32), 1.1754943508222875e-38
+
+
+@triton.jit
+def in_ones(acc, unit, v_scale_ptr, SCALES: tl.constexpr):
+    """acc without its unit."""
+    if SCALES == "token":
+        acc *= unit / 32768.0
+    if SCALES == "tensor":
+        acc *= tl.load(v_scale_ptr)
+    return acc
+
+
+@triton.jit
+def add_sink(acc, m, l, sink, INTERPRET: tl.constexpr):
+    """acc and l with one more logit that has no value. sink: [M] or a number."""
+    sink = to_float32(sink, INTERPRET) * LOG2E
+    base = tl.maximum(m, sink)
+    keep = tl.exp2(m - base)
+    return acc * keep[:, None], l * keep + tl.exp2(sink - base)
+
+
+@triton.jit
+def soft_cap(s, CAP: tl.constexpr):
+    """CAP * tanh(s / CAP), also for infinities and NaN."""
+    return CAP * (1.0 - 2.0 / (1.0 + tl.exp2(s * (2.0 * 1.4426950408889634 / CAP))))
+
