@@ -13,19 +13,7 @@ from dataclasses import dataclass, replace
 
 from kvbench.errors import Refused, UsageError
 from kvbench.formats import KV_FORMATS, KVShape
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """`supports(...)` said yes."""
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """`supports(...)` said no. `reason` is a stable word, `sentence` tells a person why."""
-
-    reason: str
-    sentence: str
+from kvbench_kernels.support import Accepted, Rejected
 
 
 @dataclass(frozen=True)
