@@ -16,8 +16,6 @@ from kvbench.errors import Refused, UsageError
 from kvbench.formats import KV_FORMATS, KVShape
 from kvbench_kernels.support import Accepted, AttentionNeeds, Rejected, interpreting, supports
 
-__all__ = ["Accepted", "Rejected"]
-
 
 @dataclass(frozen=True)
 class LayerFacts:

@@ -6,7 +6,7 @@ while sequences grow. With one split it writes the output; with more, a second k
 A row's result depends on its own tokens and on `splits` alone, neither on the batch nor on where its pages lie.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from kvbench_kernels.quantize import DYNAMIC, dequantize
 from kvbench_kernels.tiles import (
     LOG2E,
     QUANTIZED_DTYPES,
+    add_reads,
     add_sink,
     attend_tile,
     check_arguments,
@@ -39,7 +40,9 @@ from kvbench_kernels.tiles import (
 __all__ = ["choose_splits", "execution", "paged_decode", "paged_decode_torch"]
 
 LEAST_SPLIT = 128  # tokens; below it the combine costs more than the split brings
-LONG_SPLIT = 4096  # tokens; longer shares leave the other SMs idle where one sequence is much longer than the rest
+LONG_SPLIT = (
+    4096  # tokens; longer shares leave the other SMs idle where one sequence is much longer than the rest
+)
 
 
 def choose_splits(batch: int, kv_heads: int, max_length: int, sms: int) -> int:
@@ -136,9 +139,7 @@ def paged_decode_torch(
         if length:
             k, v = gather_float(fmt, k_pages, v_pages, k_scale, v_scale, pages[row], length)
             query = q[row].float()[None, :, None]
-            result = paged_attention_torch(
-                query, k, v, scaling, length - 1, sliding_window, softcap, sinks
-            )
+            result = paged_attention_torch(query, k, v, scaling, length - 1, sliding_window, softcap, sinks)
             out[row] = result[0, :, 0].to(q.dtype)
     return out
 
@@ -157,7 +158,9 @@ def gather_float(
     used = pages[: -(-length // page_size)].long()
     found = []
     for codes, scale in ((k_pages, k_scale), (v_pages, v_scale)):
-        mine = _in_order(codes.view(torch.uint8) if codes.dtype == torch.float8_e4m3fn else codes, used, length)
+        mine = _in_order(
+            codes.view(torch.uint8) if codes.dtype == torch.float8_e4m3fn else codes, used, length
+        )
         if fmt in DYNAMIC and scale is not None:
             scale = _in_order(scale, used, length)
         found.append(dequantize(fmt, mine.view(codes.dtype), scale, torch.float32)[None])
@@ -190,11 +193,7 @@ def paged_decode_split(
     kv_head = tl.program_id(1) // HEAD_TILES
     split = tl.program_id(2)
     length = tl.load(lengths_ptr + row)
-    if reads_ptr is not None:
-        if (tl.program_id(1) == 0) & (split == 0):
-            tl.atomic_add(reads_ptr, length.to(tl.int64))
-            if EIGHT_BIT:
-                tl.atomic_add(reads_ptr + 1, length.to(tl.int64))
+    add_reads(reads_ptr, length, (tl.program_id(1) == 0) & (split == 0), EIGHT_BIT)
 
     in_group = (tl.program_id(1) % HEAD_TILES) * M + tl.arange(0, M)
     head = kv_head * GROUP + in_group
@@ -213,15 +212,15 @@ def paged_decode_split(
     tiles = tl.cdiv(length, N) - first_tile
     begin = first_tile + tiles * split // splits
     end = first_tile + tiles * (split + 1) // splits
-    acc, m, l, unit = start_state(M, BV)
+    acc, m, total, unit = start_state(M, BV)
     table = table_ptr + wide_offset(row, table_stride)
     for tile in range(begin, end):
         j = tile * N + tl.arange(0, N)
         inside = j < length
         if window is not None:
             inside = inside & (j >= first)
-        acc, m, l, unit = attend_tile(
-            acc, m, l, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, inside[None, :],
+        acc, m, total, unit = attend_tile(
+            acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, inside[None, :],
             KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True, INTERPRET,
         )  # fmt: skip
     acc = in_ones(acc, unit, v_scale_ptr, SCALES)
@@ -232,15 +231,15 @@ def paged_decode_split(
     if partial_ptr is not None:
         at = out_row * splits + split
         tl.store(statistics_ptr + at * 2, m, mask=in_group < GROUP)
-        tl.store(statistics_ptr + at * 2 + 1, l, mask=in_group < GROUP)
+        tl.store(statistics_ptr + at * 2 + 1, total, mask=in_group < GROUP)
         if begin < end:
             tl.store(partial_ptr + at[:, None] * DV + v[None, :], acc, mask=stored)
     else:
         if sinks_ptr is not None:
             sink = tl.load(sinks_ptr + head, mask=in_group < GROUP, other=0.0)
-            acc, l = add_sink(acc, m, l, sink, INTERPRET)
+            acc, total = add_sink(acc, m, total, sink, INTERPRET)
         # 0 / 0 stays NaN where there were tokens and all their weights are 0.
-        result = tl.where(length > 0, acc / l[:, None], 0.0)
+        result = tl.where(length > 0, acc / total[:, None], 0.0)
         result = round_to(result, out_ptr.dtype.element_ty, INTERPRET)
         tl.store(out_ptr + out_row[:, None] * DV + v[None, :], result, mask=stored)
 
@@ -255,11 +254,11 @@ def paged_decode_combine(
     out_row = wide_offset(row, Q_HEADS) + head
     at = statistics_ptr + out_row * splits * 2
     # The largest logit of all first: with it the partial results are summed in any number of chunks alike.
-    total = tl.full([CHUNK], float("-inf"), tl.float32)
+    m = tl.full([CHUNK], float("-inf"), tl.float32)
     for start in range(0, splits, CHUNK):
         split = start + tl.arange(0, CHUNK)
-        total = tl.maximum(total, tl.load(at + split * 2, mask=split < splits, other=float("-inf")))
-    largest = tl.max(total, 0)
+        m = tl.maximum(m, tl.load(at + split * 2, mask=split < splits, other=float("-inf")))
+    largest = tl.max(m, 0)
     if sinks_ptr is not None:
         sink = to_float32(tl.load(sinks_ptr + head), INTERPRET) * LOG2E
         largest = tl.maximum(largest, sink)
@@ -270,9 +269,9 @@ def paged_decode_combine(
     for start in range(0, splits, CHUNK):
         split = start + tl.arange(0, CHUNK)
         m = tl.load(at + split * 2, mask=split < splits, other=float("-inf"))
-        l = tl.load(at + split * 2 + 1, mask=split < splits, other=0.0)
+        total = tl.load(at + split * 2 + 1, mask=split < splits, other=0.0)
         # A split without a tile has stored no partial result; NaN is none of these two.
-        there = (m != float("-inf")) | (l != 0.0)
+        there = (m != float("-inf")) | (total != 0.0)
         scale = tl.exp2(m - largest)
         part = tl.load(
             partial_ptr + (out_row * splits + split)[:, None] * DV + v[None, :],
@@ -280,7 +279,7 @@ def paged_decode_combine(
             other=0.0,
         )
         acc += part * scale[:, None]
-        weights += l * scale
+        weights += total * scale
     result = tl.sum(acc, 0)
     weight = tl.sum(weights, 0)
     if sinks_ptr is not None:

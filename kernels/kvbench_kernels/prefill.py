@@ -4,7 +4,7 @@ Grid (tile of 64 or 128 query rows, query head, sequence). The new K and V must 
 that every row of a query tile sees are taken without any mask; only those at the diagonal, or at a window's edge, have one.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from kvbench_kernels.attention import paged_attention_torch
 from kvbench_kernels.decode import count_reads, gather_float
 from kvbench_kernels.launches import launched
 from kvbench_kernels.tiles import (
+    add_reads,
     add_sink,
     attend_tile,
     check_arguments,
@@ -74,11 +75,12 @@ def paged_prefill(
 
 
 def _tuning(options: dict[str, Any], max_new: int) -> dict[str, int]:
-    """Tile sizes, warps and stages. Wide heads and float32 take smaller tiles, which then fit registers and shared memory."""
-    widest = max(options["BD"], options["BV"])
-    if options["OPERAND"] == tl.float32:
-        return {"M": 64, "N": 32 if widest <= 128 else 16, "num_warps": 8, "num_stages": 1}
-    if widest > 128 or max_new <= 64:
+    """Query rows and keys a tile, warps and stages: the largest tiles whose code spills no registers (compiled for sm_90)."""
+    if options["OPERAND"] == tl.float32:  # plain multiply-adds, no tensor cores
+        return {"M": 32, "N": 16, "num_warps": 8, "num_stages": 1}
+    if max(options["BD"], options["BV"]) > 128:
+        return {"M": 64, "N": 32, "num_warps": 4, "num_stages": 2}
+    if max_new <= 64:
         return {"M": 64, "N": 64, "num_warps": 4, "num_stages": 2}
     return {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}
 
@@ -133,11 +135,7 @@ def paged_prefill_causal(
     length = tl.load(lengths_ptr + row)
     start = tl.load(starts_ptr + row)
     new = tl.load(starts_ptr + row + 1) - start
-    if reads_ptr is not None:
-        if (tile_row == 0) & (head == 0):
-            tl.atomic_add(reads_ptr, length.to(tl.int64))
-            if EIGHT_BIT:
-                tl.atomic_add(reads_ptr + 1, length.to(tl.int64))
+    add_reads(reads_ptr, length, (tile_row == 0) & (head == 0), EIGHT_BIT)
 
     if tile_row * M < new:
         query = tile_row * M + tl.arange(0, M)
@@ -148,24 +146,19 @@ def paged_prefill_causal(
         if SCALES == "tensor":
             factor *= tl.load(k_scale_ptr)
 
-        first = length - new + tile_row * M  # position of the tile's first query; its first key is never masked for it
+        first = length - new + tile_row * M  # position of the tile's first query
         position = first + tl.arange(0, M)
         end = tl.minimum(first + M, length)
-        begin_tile = 0
-        if window is not None:
-            begin_tile = tl.maximum(first - window + 1, 0) // N
-        # Keys up to the first query's own are seen by every row, unless a window hides them again.
-        whole = begin_tile
-        if window is None:
-            whole = (first + 1) // N
-        acc, m, l, unit = start_state(M, BV)
+        # Tiles before `whole` are seen by every row. With a window none is taken for that; it only skips what none sees.
+        whole = (first + 1) // N if window is None else tl.maximum(first - window + 1, 0) // N
+        acc, m, total, unit = start_state(M, BV)
         table = table_ptr + wide_offset(row, table_stride)
         if window is None:
-            for tile in range(0, whole):
+            for tile in range(whole):
                 j = tile * N + tl.arange(0, N)
                 inside = j < length
-                acc, m, l, unit = attend_tile(
-                    acc, m, l, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, inside[None, :],
+                acc, m, total, unit = attend_tile(
+                    acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, inside[None, :],
                     KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, False, INTERPRET,
                 )  # fmt: skip
         for tile in range(whole, tl.cdiv(end, N)):
@@ -176,14 +169,14 @@ def paged_prefill_causal(
                 inside = inside & (j > first - window)
                 visible = visible & (j[None, :] > position[:, None] - window)
             visible = visible & inside[None, :]
-            acc, m, l, unit = attend_tile(
-                acc, m, l, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, visible,
+            acc, m, total, unit = attend_tile(
+                acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, visible,
                 KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True, INTERPRET,
             )  # fmt: skip
         acc = in_ones(acc, unit, v_scale_ptr, SCALES)
         if sinks_ptr is not None:
-            acc, l = add_sink(acc, m, l, tl.load(sinks_ptr + head), INTERPRET)
+            acc, total = add_sink(acc, m, total, tl.load(sinks_ptr + head), INTERPRET)
         v = tl.arange(0, BV)
         at = wide_offset(wide_offset(start + query, Q_HEADS) + head, DV)
-        result = round_to(acc / l[:, None], out_ptr.dtype.element_ty, INTERPRET)
+        result = round_to(acc / total[:, None], out_ptr.dtype.element_ty, INTERPRET)
         tl.store(out_ptr + at[:, None] + v[None, :], result, mask=(query < new)[:, None] & (v < DV)[None, :])

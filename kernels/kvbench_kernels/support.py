@@ -55,7 +55,8 @@ def supports(needs: AttentionNeeds) -> Accepted | Rejected:
     """Whether paged_decode and paged_prefill can do it; the first thing that they cannot do otherwise."""
     if needs.device != "cuda" and not needs.interpreter:
         return Rejected(
-            "no_gpu", f"The Triton kernels need a CUDA device and the cache is on {needs.device!r}; use torch."
+            "no_gpu",
+            f"The Triton kernels need a CUDA device and the cache is on {needs.device!r}; use torch.",
         )
     if needs.kv_format not in KV_FORMATS:
         return _rejected("kv_format", "KV format", repr(needs.kv_format), ", ".join(KV_FORMATS))

@@ -17,7 +17,7 @@ INTERPRET: Triton's interpreter casts bfloat16 by cutting, multiplies its bit pa
 for 480. There, and only there, these conversions go through the bits.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def execution(fmt: str, dtype: torch.dtype) -> str:
     return f"{name} x {name} -> float32"
 
 
-def kernel_options(fmt: str, q_heads: int, dtype: torch.dtype, k_pages: Tensor, v_pages: Tensor) -> dict[str, Any]:
+def kernel_options(
+    fmt: str, q_heads: int, dtype: torch.dtype, k_pages: Tensor, v_pages: Tensor
+) -> dict[str, Any]:
     """The compile-time arguments that both kernels take."""
     _, kv_heads, page_size, head_dim = k_pages.shape
     return {
@@ -115,7 +117,9 @@ def check_arguments(
                 f"KV format {fmt!r} needs contiguous {name} scales {tuple(scale_shape)} in {scale_dtype}; given: {given}."
             )
     if pages.dtype != torch.int32 or pages.stride(-1) != 1:
-        raise ValueError(f"The page table is {pages.dtype} with strides {pages.stride()}; it must be dense int32.")
+        raise ValueError(
+            f"The page table is {pages.dtype} with strides {pages.stride()}; it must be dense int32."
+        )
 
 
 @triton.jit
@@ -132,24 +136,26 @@ def to_float32(x, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def round_to(x, DTYPE: tl.constexpr, INTERPRET: tl.constexpr):
-    """float32 to DTYPE, to nearest even."""
-    if INTERPRET and DTYPE == tl.bfloat16:
+def round_to(x, dtype: tl.constexpr, INTERPRET: tl.constexpr):
+    """float32 to dtype, to nearest even."""
+    if INTERPRET and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         return tl.where(x == x, bits, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    return x.to(DTYPE)
+    return x.to(dtype)
 
 
 @triton.jit
-def codes_to(x, DTYPE: tl.constexpr, INTERPRET: tl.constexpr):
+def codes_to(x, dtype: tl.constexpr, INTERPRET: tl.constexpr):
     """Stored codes as operands, exactly."""
     if INTERPRET and x.dtype == tl.float8e4nv:
         bits = x.to(tl.uint8, bitcast=True).to(tl.uint16)
         # The 7 bits of exponent and mantissa under those of FP16, whose bias is 8 larger.
-        half = (((bits & 0x7F) << 7) | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-        return tl.where((bits & 0x7F) == 0x7F, float("nan"), half).to(DTYPE)
-    return x.to(DTYPE)
+        half = (((bits & 0x7F) << 7) | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True).to(
+            tl.float32
+        ) * 256.0
+        return tl.where((bits & 0x7F) == 0x7F, float("nan"), half).to(dtype)
+    return x.to(dtype)
 
 
 @triton.jit
@@ -161,9 +167,9 @@ def product(a, b, acc, INTERPRET: tl.constexpr):
 
 
 @triton.jit
-def query_operand(q, scaling, OPERAND: tl.constexpr, INTERPRET: tl.constexpr):
+def query_operand(q, scaling, operand: tl.constexpr, INTERPRET: tl.constexpr):
     """q [M, BD] as an operand, and the factor [M] that makes its products logits."""
-    if q.dtype == tl.bfloat16 and OPERAND == tl.float16:
+    if q.dtype == tl.bfloat16 and operand == tl.float16:
         x = to_float32(q, INTERPRET)
         # A row's largest element is brought to [2^14, 2^15) by an exact power of two; an all-zero row stays one.
         exponent = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) >> 23
@@ -171,7 +177,7 @@ def query_operand(q, scaling, OPERAND: tl.constexpr, INTERPRET: tl.constexpr):
         up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
         down = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
         return (x * up[:, None]).to(tl.float16), down * scaling
-    return q.to(OPERAND), tl.full([q.shape[0]], scaling, tl.float32)
+    return q.to(operand), tl.full([q.shape[0]], scaling, tl.float32)
 
 
 @triton.jit
@@ -188,20 +194,18 @@ def load_rows(ptr, rows, inside, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.c
 
 @triton.jit
 def attend_tile(
-    acc, m, l, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, j, inside, visible,
+    acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, j, inside, visible,
     KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     OPERAND: tl.constexpr, SCALES: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax. State: acc [M, BV] in `unit`s, m [M] largest logit so far (base 2), l [M] sum of
+    """One step of the online softmax. State: acc [M, BV] in `unit`s, m [M] largest logit so far (base 2), total [M] sum of
     weights, unit: largest V scale so far (SCALES "token" only).
 
     j [N]: the tile's tokens. inside [N]: which of them are loaded at all; visible [M or 1, N]: which of them a row
     sees. MASKED False: all of both. What is not inside is never multiplied with anything: it is not loaded.
     """
-    if MASKED:
-        page = tl.load(table_ptr + j // PAGE, mask=inside, other=0)
-    else:
-        page = tl.load(table_ptr + j // PAGE)
+    page_at = table_ptr + j // PAGE
+    page = tl.load(page_at, mask=inside, other=0) if MASKED else tl.load(page_at)
     rows = wide_offset(page, KV_HEADS * PAGE) + (kv_head * PAGE + j % PAGE)
     k = codes_to(load_rows(k_ptr, rows, inside, D, BD, MASKED), OPERAND, INTERPRET)
     s = product(q, tl.trans(k), tl.zeros([m.shape[0], j.shape[0]], tl.float32), INTERPRET) * factor[:, None]
@@ -217,7 +221,7 @@ def attend_tile(
     base = tl.where(new_m == float("-inf"), 0.0, new_m)
     keep = tl.exp2(m - base)
     p = tl.exp2(s - base[:, None])
-    l = l * keep + tl.sum(p, 1)
+    total = total * keep + tl.sum(p, 1)
     if SCALES == "token":
         v_scale = load_scales(v_scale_ptr, rows, inside, MASKED)
         new_unit = tl.maximum(unit, tl.max(v_scale, 0))
@@ -226,7 +230,7 @@ def attend_tile(
         unit = new_unit
     v = codes_to(load_rows(v_ptr, rows, inside, DV, BV, MASKED), OPERAND, INTERPRET)
     acc = product(round_to(p, OPERAND, INTERPRET), v, acc * keep[:, None], INTERPRET)
-    return acc, new_m, l, unit
+    return acc, new_m, total, unit
 
 
 @triton.jit
@@ -238,7 +242,7 @@ def load_scales(ptr, rows, inside, MASKED: tl.constexpr):
 
 @triton.jit
 def start_state(M: tl.constexpr, BV: tl.constexpr):
-    """acc, m, l and unit before the first tile. 2^-126 is the smallest scale that is stored."""
+    """acc, m, total and unit before the first tile. 2^-126 is the smallest scale that is stored."""
     acc = tl.zeros([M, BV], tl.float32)
     return acc, tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32), 1.1754943508222875e-38
 
@@ -254,12 +258,12 @@ def in_ones(acc, unit, v_scale_ptr, SCALES: tl.constexpr):
 
 
 @triton.jit
-def add_sink(acc, m, l, sink, INTERPRET: tl.constexpr):
-    """acc and l with one more logit that has no value. sink: [M] or a number."""
+def add_sink(acc, m, total, sink, INTERPRET: tl.constexpr):
+    """acc and total with one more logit that has no value. sink: [M] or a number."""
     sink = to_float32(sink, INTERPRET) * LOG2E
     base = tl.maximum(m, sink)
     keep = tl.exp2(m - base)
-    return acc * keep[:, None], l * keep + tl.exp2(sink - base)
+    return acc * keep[:, None], total * keep + tl.exp2(sink - base)
 
 
 @triton.jit
@@ -267,3 +271,11 @@ def soft_cap(s, CAP: tl.constexpr):
     """CAP * tanh(s / CAP), also for infinities and NaN."""
     return CAP * (1.0 - 2.0 / (1.0 + tl.exp2(s * (2.0 * 1.4426950408889634 / CAP))))
 
+
+@triton.jit
+def add_reads(reads_ptr, tokens, once, EIGHT_BIT: tl.constexpr):
+    """Count a sequence's tokens as read, in the one program for which `once` is true."""
+    if reads_ptr is not None:
+        tl.atomic_add(reads_ptr, tokens.to(tl.int64), mask=once)
+        if EIGHT_BIT:
+            tl.atomic_add(reads_ptr + 1, tokens.to(tl.int64), mask=once)

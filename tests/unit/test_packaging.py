@@ -35,6 +35,8 @@ RUN = frozenset({"run", "plan"})
 def layer_of(module: str) -> str:
     """`kvbench.engine.load` -> "engine". gate and report are base: they work on stored records."""
     parts = module.split(".")
+    if parts[:2] == ["kvbench_kernels", "support"]:
+        return "base"  # what the kernels can do: the resolver asks it, without torch
     if parts[0] == "kvbench_kernels":
         return "kernels"
     name = parts[1] if len(parts) > 1 else ""

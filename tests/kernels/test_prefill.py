@@ -1,0 +1,167 @@
+"""Paged prefill against its torch twin, and what must not change its result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench_kernels.launches import record
+from kvbench_kernels.prefill import paged_prefill, paged_prefill_torch
+from tests.kernels.kv_pool import DTYPES, FORMATS, Pool, assert_close, make_pool, queries, random_pool
+
+# Rows of a tile beyond the last query may see no key; they are not stored, but NumPy reports their 0 / 0.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+
+
+def both(
+    pool: Pool, q: torch.Tensor, new: tuple[int, ...], **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernel's result and its twin's; new: tokens of each sequence that have a query."""
+    starts = torch.tensor([0, *new], device=q.device).cumsum(0).to(torch.int32)
+    where = (pool.pages, pool.lengths, starts, max(new), q.shape[-1] ** -0.5)
+    return (
+        paged_prefill(pool.fmt, q, *pool.args[1:], *where, **options),
+        paged_prefill_torch(pool.fmt, q, *pool.args[1:], *where, **options),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_it_equals_its_twin_on_ragged_chunks(fmt: str, dtype: torch.dtype, device: str) -> None:
+    """A chunk after cached tokens, a whole prompt, and a single token."""
+    new = (5, 20, 1)
+    pool = random_pool(fmt, dtype, (70, 20, 33), device, kv_heads=1)
+    assert_close(*both(pool, queries(sum(new), 2, 64, dtype=dtype, device=device), new))
+
+
+@pytest.mark.parametrize("length", [140, 200])
+def test_chunks_of_several_query_tiles(length: int, device: str) -> None:
+    pool = random_pool("int8_sym", torch.float16, (length,), device, kv_heads=1)
+    assert_close(*both(pool, queries(140, 1, 64, dtype=torch.float16, device=device), (140,)))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "page_size"), [(80, 96, 32), (112, 128, 64), (192, 256, 16)]
+)
+def test_head_dims_and_page_sizes(head_dim: int, value_dim: int, page_size: int, device: str) -> None:
+    pool = random_pool(
+        "fp8_e4m3", torch.bfloat16, (40,), device, kv_heads=1, head_dim=head_dim, value_dim=value_dim, page_size=page_size
+    )  # fmt: skip
+    assert_close(*both(pool, queries(9, 1, head_dim, dtype=torch.bfloat16, device=device), (9,)))
+
+
+@pytest.mark.parametrize(
+    "options", [{"sliding_window": 1}, {"sliding_window": 40}, {"softcap": 2.0}, {"sinks": 1.0}]
+)
+def test_windows_soft_caps_and_sinks(options: dict[str, Any], device: str) -> None:
+    new = (70, 3)
+    pool = random_pool("int8_sym", torch.float16, (150, 80), device, kv_heads=1)
+    if "sinks" in options:
+        options = {"sinks": torch.tensor([2.0, 9.0], device=device)}
+    q = 4 * queries(sum(new), 2, 64, dtype=torch.float16, device=device)
+    out, twin = both(pool, q, new, **options)
+    assert_close(out, twin)
+    assert not torch.allclose(out, both(pool, q, new)[0], atol=0.01)
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads"), [(14, 2), (9, 3), (24, 1), (8, 8)])
+def test_a09_t1_the_prefill_kernel_maps_query_heads_to_kv_heads(
+    q_heads: int, kv_heads: int, device: str
+) -> None:
+    keys = [torch.zeros(kv_heads, 20, 64, device=device)]
+    values = [torch.arange(kv_heads, device=device).float().view(-1, 1, 1).expand(-1, 20, 64)]
+    out, _ = both(
+        make_pool("native", keys, values), queries(4, q_heads, 64, dtype=torch.float32, device=device), (4,)
+    )
+    wanted = (torch.arange(q_heads, device=device) // (q_heads // kv_heads)).float()
+    assert torch.equal(out, wanted.view(1, -1, 1).expand(4, q_heads, 64))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a07_t2_poison_outside_the_sequence_never_reaches_the_prefill_kernel(fmt: str, device: str) -> None:
+    q = queries(10, 1, 64, dtype=torch.float16, device=device)
+    clean, dirty = (
+        both(random_pool(fmt, torch.float16, (63, 6), device, kv_heads=1, poison=poison), q, (4, 6))[0]
+        for poison in (False, True)
+    )
+    assert torch.equal(clean, dirty)
+    assert clean.isfinite().all()
+
+
+def test_a07_t3_an_extra_table_column_changes_no_prefill(device: str) -> None:
+    q = queries(4, 1, 64, dtype=torch.float16, device=device)
+    results = [
+        both(random_pool("int8_sym", torch.float16, (32,), device, kv_heads=1, spare=spare), q, (4,))[0]
+        for spare in (0, 5)
+    ]
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
+def test_a07_t4_physical_page_order_changes_no_prefill(fmt: str, device: str) -> None:
+    q = queries(30, 1, 64, dtype=torch.bfloat16, device=device)
+    results = [
+        both(random_pool(fmt, torch.bfloat16, (90,), device, kv_heads=1, order_seed=seed), q, (30,))[0]
+        for seed in (0, 1)
+    ]
+    assert torch.equal(*results)
+
+
+def test_a07_t5_each_row_of_a_prefill_batch_equals_its_solo_run(device: str) -> None:
+    new = (20, 1, 7)
+    pool = random_pool("int8_sym", torch.float16, (80, 33, 7), device, kv_heads=1)
+    q = queries(sum(new), 2, 64, dtype=torch.float16, device=device)
+    together, _ = both(pool, q, new)
+    start = 0
+    for row, count in enumerate(new):
+        alone, _ = both(pool.row(row), q[start : start + count], (count,))
+        assert torch.equal(alone, together[start : start + count])
+        start += count
+
+
+def test_a_sequence_without_new_tokens_is_left_out(device: str) -> None:
+    pool = random_pool("int8_sym", torch.float16, (20, 33), device, kv_heads=1)
+    assert_close(*both(pool, queries(5, 1, 64, dtype=torch.float16, device=device), (0, 5)))
+
+
+@pytest.mark.parametrize(("fmt", "part"), [("native", "k"), ("fp8_e4m3", "v"), ("int8_sym", "v_scale")])
+def test_a11_t2_one_nan_in_the_pages_is_seen_by_prefill(fmt: str, part: str, device: str) -> None:
+    pool = random_pool(fmt, torch.float16, (40,), device)
+    tensor = getattr(pool, part)
+    page = int(pool.pages[0, 0])
+    if tensor.dtype == torch.float8_e4m3fn:
+        tensor.view(torch.uint8)[page, 1, 3] = 0x7F
+    else:
+        tensor[page, 1, 3] = torch.nan
+    starts = torch.tensor([0, 5], device=device, dtype=torch.int32)
+    q = queries(5, 4, 64, dtype=torch.float16, device=device)
+    out = paged_prefill(fmt, q, *pool.args[1:], pool.pages, pool.lengths, starts, 5, 0.125)
+    assert out[:, 2:].isnan().all()
+    assert out[:, :2].isfinite().all()
+
+
+@pytest.mark.parametrize(("fmt", "quantized"), [("native", 0), ("fp8_e4m3_static", 103)])
+def test_reads_are_counted_once_a_sequence(fmt: str, quantized: int, device: str) -> None:
+    pool = random_pool(fmt, torch.float16, (70, 33), device)
+    starts = torch.tensor([0, 70, 71], device=device, dtype=torch.int32)
+    reads, twin = (torch.zeros(2, dtype=torch.int64, device=device) for _ in range(2))
+    q = queries(71, 4, 64, dtype=torch.float16, device=device)
+    where = (pool.pages, pool.lengths, starts, 70, 0.125)
+    with record() as launched:
+        paged_prefill(fmt, q, *pool.args[1:], *where, reads=reads)
+    paged_prefill_torch(fmt, q, *pool.args[1:], *where, reads=twin)
+    assert reads.tolist() == twin.tolist() == [103, quantized]
+    assert launched == ["paged_prefill_causal"]
+
+
+def test_nothing_new_launches_nothing(device: str) -> None:
+    pool = random_pool("native", torch.float32, (5,), device)
+    starts = torch.zeros(2, device=device, dtype=torch.int32)
+    with record() as launched:
+        out = paged_prefill(
+            "native", torch.zeros(0, 2, 64, device=device), *pool.args[1:], pool.pages, pool.lengths, starts, 0, 1.0
+        )  # fmt: skip
+    assert out.shape == (0, 2, 64)
+    assert launched == []

@@ -1,0 +1,119 @@
+"""The pieces of the attention kernels: offsets, conversions, products, and the precision that they claim."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kvbench_kernels.tiles import codes_to, execution, product, round_to, to_float32, wide_offset
+
+ROOT = Path(__file__).parents[2]
+INTERPRET = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def offsets_of(index_ptr, out_ptr, stride, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, wide_offset(tl.load(index_ptr + i), stride))
+
+
+@triton.jit
+def product_of(a_ptr, b_ptr, out_ptr, N: tl.constexpr, INTERPRET: tl.constexpr):
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    acc = tl.zeros([N, N], tl.float32)
+    tl.store(out_ptr + at, product(tl.load(a_ptr + at), tl.load(b_ptr + at), acc, INTERPRET))
+
+
+@triton.jit
+def codes_of(codes_ptr, out_ptr, N: tl.constexpr, INTERPRET: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, codes_to(tl.load(codes_ptr + i), out_ptr.dtype.element_ty, INTERPRET))
+
+
+@triton.jit
+def bfloat16_and_back(x_ptr, out_ptr, back_ptr, N: tl.constexpr, INTERPRET: tl.constexpr):
+    i = tl.arange(0, N)
+    rounded = round_to(tl.load(x_ptr + i), tl.bfloat16, INTERPRET)
+    tl.store(out_ptr + i, rounded)
+    tl.store(back_ptr + i, to_float32(rounded, INTERPRET))
+
+
+def wide(indices: list[int], stride: int, device: str) -> list[int]:
+    index = torch.tensor(indices, dtype=torch.int32, device=device)
+    out = torch.empty(len(indices), dtype=torch.int64, device=device)
+    offsets_of[(1,)](index, out, stride, len(indices))
+    return out.tolist()
+
+
+def test_a12_t2_offsets_inside_the_kernels_are_64_bit(device: str) -> None:
+    """Page 131,072 of 16 tokens, 8 heads of 128."""
+    assert wide([131_072, 1], 16_384, device) == [2_147_483_648, 16_384]
+
+
+def test_a12_t3_scale_and_output_offsets_inside_the_kernels_are_64_bit(device: str) -> None:
+    assert wide([2**31 - 1, 0], 16 * 8, device) == [(2**31 - 1) * 128, 0]  # scales of the last page id
+    assert wide([20_000_000, 2], 71 * 256, device) == [
+        20_000_000 * 71 * 256,
+        2 * 71 * 256,
+    ]  # rows of the output
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a11_t1_products_of_small_integers_are_exact(dtype: torch.dtype, device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(-2, 3, (16, 16), generator=generator) for _ in range(2))
+    out = torch.empty(16, 16, device=device)
+    product_of[(1,)](a.to(device, dtype), b.to(device, dtype), out, 16, INTERPRET.value)
+    assert torch.equal(out.cpu().long(), a @ b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_a11_every_e4m3_code_has_its_value_and_nan_stays_nan(dtype: torch.dtype, device: str) -> None:
+    codes = torch.arange(256, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+    out = torch.empty(256, dtype=dtype, device=device)
+    codes_of[(1,)](codes, out, 256, INTERPRET.value)
+    assert torch.equal(out.nan_to_num(nan=1e3), codes.float().nan_to_num(nan=1e3).to(dtype))
+
+
+def test_a11_bfloat16_is_rounded_to_nearest_even_and_keeps_nan(device: str) -> None:
+    x = torch.randn(256, generator=torch.Generator().manual_seed(0)).to(device) * 3.0
+    x[:6] = torch.tensor([1.00390625, 1.01171875, float("nan"), float("inf"), -0.0, 3.4e38], device=device)
+    out = torch.empty(256, dtype=torch.bfloat16, device=device)
+    back = torch.empty(256, device=device)
+    bfloat16_and_back[(1,)](x, out, back, 256, INTERPRET.value)
+    wanted = x.bfloat16()
+    assert torch.equal(out.nan_to_num(nan=7.0), wanted.nan_to_num(nan=7.0))
+    assert torch.equal(back.nan_to_num(nan=7.0), wanted.float().nan_to_num(nan=7.0))
+
+
+def test_execution_precision_by_format_and_dtype() -> None:
+    assert execution("native", torch.bfloat16) == "bfloat16 x bfloat16 -> float32"
+    assert execution("int8_sym", torch.bfloat16) == "float16 x float16 -> float32"
+    assert execution("fp8_e4m3_static", torch.float16) == "float16 x float16 -> float32"
+    assert execution("fp8_e4m3", torch.float32) == "float32 x float32 -> float32"
+
+
+def test_the_instructions_are_what_execution_says() -> None:
+    """Compiled for an H200 in a process of its own, since this one may interpret; no GPU is needed."""
+    cases = [("decode", "native", "bfloat16"), ("decode", "int8_sym", "bfloat16"), ("decode", "fp8_e4m3", "float32"), ("prefill", "fp8_e4m3", "float16")]  # fmt: skip
+    code = "from tests.kernels.offline import products; import json, sys; print(json.dumps([products(*c) for c in json.loads(sys.argv[1])]))"
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    clean["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(cases)], env=clean, capture_output=True, text=True, check=True
+    )
+    short = {
+        "float32 x float32": [],
+        "float16 x float16": ["f32.f16.f16"],
+        "bfloat16 x bfloat16": ["f32.bf16.bf16"],
+    }
+    wanted = [short[execution(fmt, getattr(torch, dtype)).split(" -> ")[0]] for _, fmt, dtype in cases]
+    assert json.loads(done.stdout) == wanted
