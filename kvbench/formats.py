@@ -115,15 +115,3 @@ def kv_bytes(fmt: KVFormat, shape: KVShape, tokens: int, native_dtype: str) -> K
 def pages_for(tokens: int, page_size: int) -> int:
     """Pages that hold `tokens` tokens: ceil(tokens / page_size); 0 tokens need 0 pages."""
     return -(-tokens // page_size)
-
-
-def last_page_length(tokens: int, page_size: int) -> int:
-    """Tokens on the last page: ((tokens - 1) mod page_size) + 1, so a full page reads page_size, never 0."""
-    if tokens < 1:
-        raise ValueError(f"A sequence of {tokens} tokens has no last page; it takes at least 1.")
-    return (tokens - 1) % page_size + 1
-
-
-def human_bytes(n: int) -> str:
-    """`92274688` -> `92,274,688 B (88.0 MiB, 92.3 MB)`: always bytes first, both units with the right label."""
-    return f"{n:,} B ({n / 2**20:.1f} MiB, {n / 1e6:.1f} MB)"

@@ -17,6 +17,7 @@ from kvbench.decision import Decision, LayerFacts
 from kvbench.engine.binding import Group, Step
 from kvbench.engine.load import LoadedModel
 from kvbench.engine.store import PagedKVStore
+from kvbench.engine.swap import Transfer
 from kvbench.errors import KvbenchError, Refused
 from kvbench.formats import KV_FORMATS, KVFormat, pages_for
 
@@ -89,6 +90,17 @@ class Engine:
 
     def truncate(self, seq: int, length: int) -> None:
         self.store.truncate(seq, length)
+
+    def swap_out(self, seq: int) -> Transfer:
+        """Move a sequence's pages to the host; until `swap_in` nothing else can be done with it."""
+        return self.store.swap_out(seq)
+
+    def swap_in(self, seq: int) -> Transfer:
+        return self.store.swap_in(seq)
+
+    def discard_swapped(self, seq: int) -> None:
+        """Give up a swapped sequence, which `free` refuses to do."""
+        self.store.discard_swapped(seq)
 
     def length(self, seq: int) -> int:
         return self.store.length(seq)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvbench.engine.core import Engine, static_scales
 from kvbench.engine.layer import LayerPages, dtype_name, indexable
+from kvbench.engine.pages import SWAPPED
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat, kv_bytes
 from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
@@ -60,15 +61,17 @@ def examine(engine: Engine, *probes: Level, reads_due: bool) -> Evidence:
     reads = {**engine.store.reads, "due_tokens": engine.due_reads}
     e1, effective = _e1(engine)
     levels = [e1, _e3_reads(engine, reads, reads_due)]
-    for seq in list(engine.store.sequences()):
-        engine.free(seq)
+    for seq in engine.store.sequences():
+        give_up = engine.discard_swapped if engine.store.state(seq) == SWAPPED else engine.free
+        give_up(seq)
     seq, token = _write_probe(engine)
     levels += [_e2(engine), _e3(engine, seq, token), *probes]
     levels.sort(key=lambda level: LEVELS.index(level.name))
     dtypes = {dtype_name(getattr(p, s).dtype) for p in engine.store.layers for s in SIDES}
+    moved = [transfer.precision for transfer in engine.store.transfers]
     precision = {
         "storage": " + ".join(sorted(dtypes)),
-        "transfer": "not measured",
+        "transfer": " + ".join(dict.fromkeys(moved)) or "not measured",
         "execution": dtype_name(engine.model.dtype),
     }
     return Evidence(effective, tuple(levels), precision, reads)

@@ -9,15 +9,15 @@ Memory is left uninitialised: whatever a sequence does not own is cut away by sl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvbench.engine.layer import QUANTIZED_DTYPES, allocate_layer, check_scales, dtype_name, indexable
+from kvbench.engine.layer import QUANTIZED_DTYPES, allocate_layer, check_scales, indexable
 from kvbench.engine.pages import Copy, PageTable
+from kvbench.engine.swap import HostPages, Transfer, copy_in, copy_out
 from kvbench.errors import UsageError
-from kvbench.formats import KVBytes, KVFormat, KVShape, kv_bytes, pages_for
+from kvbench.formats import KVBytes, KVFormat, KVShape, pages_for
 from kvbench_kernels.offsets import flat_offset
 from kvbench_kernels.quantize import QUANTIZE, dequantize
 
@@ -57,6 +57,8 @@ class PagedKVStore:
             for shape, layer_scale in zip(self.shapes, checked, strict=True)
         ]
         self.table = PageTable(page_size, num_pages)
+        self.transfers: list[Transfer] = []  # every swap so far, each way
+        self._host: dict[int, HostPages] = {}
         self.reads = {"tokens": 0, "quantized_tokens": 0, "calls": 0}
         self._health = torch.zeros((len(self.layers), len(HEALTH)), dtype=torch.int64, device=self.device)
         self._written = [0] * len(self.layers)
@@ -83,8 +85,43 @@ class PagedKVStore:
         return self.table.length(seq)
 
     def sequences(self) -> list[int]:
-        """The sequences that are there."""
+        """The sequences that are there, swapped ones included."""
         return self.table.sequences()
+
+    def state(self, seq: int) -> str:
+        """`pages.RESIDENT` or `pages.SWAPPED`."""
+        return self.table.state(seq)
+
+    def swap_out(self, seq: int) -> Transfer:
+        """Move a sequence's used pages, scales included, to the host, and give all of its pages up.
+
+        Whatever raises leaves the sequence resident and untouched.
+        """
+        used = self.tables([seq])[0, : pages_for(self.length(seq), self.page_size)]
+        host = copy_out(self.layers, used)
+        self.table.swap_out(seq)
+        self._host[seq] = host
+        return self._log("out", host)
+
+    def swap_in(self, seq: int) -> Transfer:
+        """Bring a swapped sequence back into new pages; StoreFull when there are not enough.
+
+        Whatever raises leaves the sequence swapped, its bytes on the host and no page taken.
+        """
+        self.table.swap_in(seq)
+        host = self._host[seq]
+        try:
+            copy_in(host, self.layers, self.tables([seq])[0])
+        except BaseException:
+            self.table.swap_out(seq)
+            raise
+        del self._host[seq]
+        return self._log("in", host)
+
+    def discard_swapped(self, seq: int) -> None:
+        """Give up a swapped sequence and its bytes on the host; `free` refuses it."""
+        self.table.discard(seq)
+        del self._host[seq]
 
     def reserve(self, seq: int, n: int) -> None:
         """Pages for n more tokens; StoreFull when there are not enough."""
@@ -156,29 +193,6 @@ class PagedKVStore:
             self.reads["quantized_tokens"] += len(pages) * length
         return out[0], out[1]
 
-    def export_pages(self, seq: int) -> dict[str, Any]:
-        """A host copy of a sequence, bytes unchanged: its length, and payload and scales of its used pages a layer."""
-        length = self.length(seq)
-        used = self.tables([seq])[0, : pages_for(length, self.page_size)]
-        layers = [
-            {name: indexable(t)[used].view(t.dtype).cpu() for name, t in p.paged().items()}
-            for p in self.layers
-        ]
-        return {"length": length, "layers": layers}
-
-    def import_pages(self, seq: int, exported: dict[str, Any]) -> None:
-        """Put what export_pages gave into an empty sequence of a store of the same format and shapes."""
-        if self.length(seq):
-            raise ValueError(
-                f"Sequence {seq} has {self.length(seq)} tokens; pages are imported into an empty one."
-            )
-        self.reserve(seq, exported["length"])
-        used = self.tables([seq])[0, : pages_for(exported["length"], self.page_size)]
-        for pages, saved in zip(self.layers, exported["layers"], strict=True):
-            for name, tensor in pages.paged().items():
-                indexable(tensor)[used] = indexable(saved[name]).to(self.device)
-        self.commit(seq, exported["length"])
-
     # What is really there
 
     def health(self) -> list[dict[str, int]]:
@@ -194,11 +208,6 @@ class PagedKVStore:
         sizes = {name: t.numel() * t.element_size() for name, t in self.layers[layer].tensors().items()}
         return KVBytes(sizes["k"] + sizes["v"], sizes.get("k_scale", 0) + sizes.get("v_scale", 0))
 
-    def expected_bytes(self, layer: int) -> KVBytes:
-        """Bytes by the format's formula for all slots of the store."""
-        native = dtype_name(self.native_dtype)
-        return kv_bytes(self.fmt, self.shapes[layer], self.num_pages * self.page_size, native)
-
     def dtype(self, layer: int) -> torch.dtype:
         """The live payload dtype of K."""
         return self.layers[layer].k.dtype
@@ -206,6 +215,10 @@ class PagedKVStore:
     def page_table_bytes(self) -> int:
         """Bytes of the page tables as they go to the device (int64 entries)."""
         return self.table.entries() * 8
+
+    def _log(self, way: str, host: HostPages) -> Transfer:
+        self.transfers.append(Transfer(way, host.layer_bytes, host.precision))
+        return self.transfers[-1]
 
     def _copy_page(self, copy: Copy | None) -> None:
         if copy is None:
