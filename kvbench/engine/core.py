@@ -15,7 +15,9 @@ from torch import Tensor
 
 from kvbench.decision import Decision, LayerFacts
 from kvbench.engine.binding import Group, Step
+from kvbench.engine.layer import dtype_name
 from kvbench.engine.load import LoadedModel
+from kvbench.engine.memory import check_fits, free_bytes
 from kvbench.engine.store import PagedKVStore
 from kvbench.engine.swap import Transfer
 from kvbench.errors import KvbenchError, Refused
@@ -53,7 +55,8 @@ def static_scales(scale: Any, layers: int) -> list[tuple[float, float]] | None:
 class Engine:
     """Sequences of tokens over paged storage. Not thread-safe; several engines may share one LoadedModel.
 
-    sequences, tokens: capacity; the store holds `sequences * ceil(tokens / page_size)` pages.
+    sequences, tokens: capacity; the store holds `sequences * ceil(tokens / page_size)` pages. Raises
+    Refused("kv_does_not_fit"), before it is allocated, when the device has no room for it.
     """
 
     def __init__(
@@ -63,9 +66,14 @@ class Engine:
         self.layers: tuple[LayerFacts, ...] = model.layers
         fmt = store_format(decision)
         scales = static_scales(spec["scale"], len(self.layers)) if fmt.scale_kind == "static" else None
+        shapes = [layer.shape for layer in self.layers]
+        free = free_bytes(model.device)
+        if free is not None:
+            dtype = dtype_name(model.dtype)
+            check_fits(fmt, shapes, spec["page_size"], dtype, sequences, tokens, free)
         self.store = PagedKVStore(
             fmt,
-            [layer.shape for layer in self.layers],
+            shapes,
             spec["page_size"],
             sequences * pages_for(tokens, spec["page_size"]),
             model.dtype,

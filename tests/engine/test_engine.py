@@ -206,6 +206,23 @@ def test_a_swapped_sequence_takes_no_forward_and_its_neighbours_do(engine: Any) 
     assert made.store.sequences() == [here]
 
 
+def test_a_store_that_does_not_fit_is_refused_before_it_is_allocated(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tiny-llama in float32: 4 layers of 2 KV heads of 16, 4,096 B a page and layer native, 1,152 B int8_sym."""
+    from kvbench.engine import core
+
+    monkeypatch.setattr(core, "free_bytes", lambda device: 2 * 12 * 4 * 1_152)
+    monkeypatch.setattr(core, "PagedKVStore", None)
+    with pytest.raises(TypeError):  # as far as the allocation, which is not there
+        engine(kv_format="int8_sym", sequences=2, tokens=96)
+    with pytest.raises(Refused, match="largest context that fits is 96 tokens") as caught:
+        engine(kv_format="int8_sym", sequences=2, tokens=97)
+    assert caught.value.reason == "kv_does_not_fit"
+    with pytest.raises(Refused, match=r"The native KV cache of 2 sequence.* needs 196,608 B"):
+        engine(kv_format="native", sequences=2, tokens=96)
+
+
 @pytest.mark.parametrize(("value", "word"), [(1e7, "overflow"), (float("nan"), "nonfinite")])
 def test_a04_t4_what_the_format_cannot_hold_leaves_no_result(engine: Any, value: float, word: str) -> None:
     made = engine(kv_format="int8_sym")
