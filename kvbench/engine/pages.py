@@ -57,14 +57,14 @@ class PageTable:
 
     def swap_in(self, seq: int) -> list[int]:
         """Swapped to resident: new pages for its tokens, and no others; StoreFull, and still swapped, without them."""
-        self._expect_swapped(seq)
+        self.expect_swapped(seq)
         needed = pages_for(self.length(seq), self.page_size)
         self._pages[seq] = self._take(needed, f"swapping in sequence {seq}")
         return self._pages[seq]
 
     def discard(self, seq: int) -> None:
         """Forget a swapped sequence."""
-        self._expect_swapped(seq)
+        self.expect_swapped(seq)
         del self._lengths[seq]
 
     def fork(self, seq: int) -> tuple[int, Copy | None]:
@@ -138,6 +138,13 @@ class PageTable:
             )
         return self._pages[seq]
 
+    def expect_swapped(self, seq: int) -> None:
+        """KvbenchError for a resident sequence."""
+        if self.state(seq) != SWAPPED:
+            raise KvbenchError(
+                f"Sequence {seq} is resident: there is nothing of it on the host; swap it out first."
+            )
+
     def entries(self) -> int:
         """Entries of all page tables together."""
         return sum(len(pages) for pages in self._pages.values())
@@ -146,12 +153,6 @@ class PageTable:
         if seq not in self._lengths:
             raise KeyError(f"There is no sequence {seq}; it was never added, or is freed.")
         return seq
-
-    def _expect_swapped(self, seq: int) -> None:
-        if self.state(seq) != SWAPPED:
-            raise KvbenchError(
-                f"Sequence {seq} is resident: there is nothing of it on the host; swap it out first."
-            )
 
     def _take(self, n: int, what: str) -> list[int]:
         if n > len(self.free_pages):

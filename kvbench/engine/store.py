@@ -118,6 +118,11 @@ class PagedKVStore:
         del self._host[seq]
         return self._log("in", host)
 
+    def on_host(self, seq: int) -> HostPages:
+        """The host's buffers of a swapped sequence."""
+        self.table.expect_swapped(seq)
+        return self._host[seq]
+
     def discard_swapped(self, seq: int) -> None:
         """Give up a swapped sequence and its bytes on the host; `free` refuses it."""
         self.table.discard(seq)

@@ -33,6 +33,10 @@ class HostPages:
         return tuple(sum(t.numel() * t.element_size() for t in layer.values()) for layer in self.layers)
 
     @property
+    def pinned(self) -> bool:
+        return all(t.is_pinned() for layer in self.layers for t in layer.values())
+
+    @property
     def precision(self) -> str:
         """`int8 + float16 scales`: the dtypes that the buffers have, not those that they should have."""
         named = [(name.endswith("scale"), dtype_name(t.dtype)) for x in self.layers for name, t in x.items()]

@@ -67,8 +67,9 @@ def test_a08_t1_bytes_of_a_swap_and_pinned_buffers_gpu(fmt: str, length: int, pa
     store = make(fmt)
     seq = filled(store, length)
     assert store.swap_out(seq).layer_bytes == (PAGE[fmt] * pages,) * 2
-    for layer in store._host[seq].layers:
-        assert all(t.device.type == "cpu" and t.is_pinned() for t in layer.values())
+    for layer in store.on_host(seq).layers:
+        assert all(t.device.type == "cpu" for t in layer.values())
+    assert store.on_host(seq).pinned
     assert store.swap_in(seq).layer_bytes == (PAGE[fmt] * pages,) * 2
 
 
@@ -133,7 +134,7 @@ def test_a08_t4_payload_and_scales_do_not_overlap_gpu(fmt: str, name: str) -> No
     seq = filled(store, 33)
     raw = stored(store, seq)
     store.swap_out(seq)
-    for layer in store._host[seq].layers:
+    for layer in store.on_host(seq).layers:
         layer[name].view(torch.uint8).fill_(0xAA)
     store.swap_in(seq)
     names = list(store.layers[0].paged()) * 2

@@ -18,7 +18,8 @@ from kvbench.tasks import RUNNERS
 from tests.unit.made_run import BASE, CAND, MadeRun, chunks, layers, storage_facts, text_facts
 
 NAMES = """kv_bytes_total kv_bytes_payload kv_bytes_scales kv_bytes_per_token kv_bytes_difference kv_ratio kv_ratio_16bit
-weight_bytes page_table_bytes workspace_bytes device_peak_bytes parity_max_abs parity_cosine_min parity_bound_share
+weight_bytes page_table_bytes held_bytes workspace_bytes device_peak_bytes
+transfer_bytes transfer_bytes_difference transfer_ratio_16bit swap_out_gb_s swap_in_gb_s parity_max_abs parity_cosine_min parity_bound_share
 steps_argmax_agreement steps_max_abs ttft_ms itl_ms itl_p50_ms itl_p90_ms itl_p99_ms itl_max_ms decode_tok_s prefill_tok_s
 ttft_cold_ms ttft_ratio itl_ratio top1_teacher_forced first_divergence divergence_margin aa_disagreement native_distinct_4grams
 ppl ppl_delta_pct

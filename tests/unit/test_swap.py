@@ -121,7 +121,7 @@ def test_a08_t3_truncation_cuts_the_scales_that_are_swapped(fmt: str) -> None:
     raw, read = stored(store, seq), content(store, seq)
     store.swap_out(seq)
     dynamic = {"k_scale", "v_scale"} if KV_FORMATS[fmt].scale_kind == "dynamic" else set()
-    for layer in store._host[seq].layers:
+    for layer in store.on_host(seq).layers:
         assert set(layer) == {"k", "v"} | dynamic
         assert {len(tensor) for tensor in layer.values()} == {2}
     overwrite(store)
@@ -138,7 +138,7 @@ def test_a08_t4_host_buffers_of_payload_and_scales_do_not_overlap(fmt: str, name
     seq = filled(store, 33)
     raw = stored(store, seq)
     store.swap_out(seq)
-    for layer in store._host[seq].layers:
+    for layer in store.on_host(seq).layers:
         layer[name].view(torch.uint8).fill_(0xAA)
     store.swap_in(seq)
     names = list(store.layers[0].paged()) * 2
@@ -187,7 +187,7 @@ def test_swapped_pages_are_not_freed_but_discarded_on_purpose() -> None:
             gone(seq)
 
 
-@pytest.mark.parametrize("name", ["swap_in", "discard_swapped"])
+@pytest.mark.parametrize("name", ["swap_in", "discard_swapped", "on_host"])
 def test_a_resident_sequence_has_nothing_to_bring_back_or_discard(name: str) -> None:
     store = make("int8_sym")
     seq = filled(store, 17)
