@@ -17,8 +17,11 @@ from kvbench.decision import Decision, LayerFacts
 from kvbench.engine.attention import ATTENTION, Attention, Chunk
 from kvbench.engine.binding import Step
 from kvbench.engine.graph import DecodeGraph, bucket
+from kvbench.engine.layer import dtype_name
 from kvbench.engine.load import LoadedModel
+from kvbench.engine.memory import check_fits, free_bytes
 from kvbench.engine.store import PagedKVStore
+from kvbench.engine.swap import Transfer
 from kvbench.errors import KvbenchError, Refused
 from kvbench.formats import KV_FORMATS, KVFormat, pages_for
 from kvbench_kernels.launches import Launch, record
@@ -56,7 +59,8 @@ def static_scales(scale: Any, layers: int) -> list[tuple[float, float]] | None:
 class Engine:
     """Sequences of tokens over paged storage. Not thread-safe; several engines may share one LoadedModel.
 
-    sequences, tokens: capacity; the store holds `sequences * ceil(tokens / page_size)` pages.
+    sequences, tokens: capacity; the store holds `sequences * ceil(tokens / page_size)` pages. Raises
+    Refused("kv_does_not_fit"), before it is allocated, when the device has no room for it.
     """
 
     def __init__(
@@ -66,9 +70,14 @@ class Engine:
         self.layers: tuple[LayerFacts, ...] = model.layers
         fmt = store_format(decision)
         scales = static_scales(spec["scale"], len(self.layers)) if fmt.scale_kind == "static" else None
+        shapes = [layer.shape for layer in self.layers]
+        free = free_bytes(model.device)
+        if free is not None:
+            dtype = dtype_name(model.dtype)
+            check_fits(fmt, shapes, spec["page_size"], dtype, sequences, tokens, free)
         self.store = PagedKVStore(
             fmt,
-            [layer.shape for layer in self.layers],
+            shapes,
             spec["page_size"],
             sequences * pages_for(tokens, spec["page_size"]),
             model.dtype,
@@ -100,6 +109,17 @@ class Engine:
 
     def truncate(self, seq: int, length: int) -> None:
         self.store.truncate(seq, length)
+
+    def swap_out(self, seq: int) -> Transfer:
+        """Move a sequence's pages to the host; until `swap_in` nothing else can be done with it."""
+        return self.store.swap_out(seq)
+
+    def swap_in(self, seq: int) -> Transfer:
+        return self.store.swap_in(seq)
+
+    def discard_swapped(self, seq: int) -> None:
+        """Give up a swapped sequence, which `free` refuses to do."""
+        self.store.discard_swapped(seq)
 
     def length(self, seq: int) -> int:
         return self.store.length(seq)

@@ -19,6 +19,7 @@ from torch import Tensor
 from kvbench.engine.core import Engine, static_scales
 from kvbench.engine.kernels import declared_execution, kernels_level
 from kvbench.engine.layer import LayerPages, dtype_name, indexable
+from kvbench.engine.pages import SWAPPED
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat, kv_bytes
 from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
@@ -63,8 +64,9 @@ def examine(engine: Engine, *probes: Level, reads_due: bool) -> Evidence:
     reads = {**engine.store.reads, "due_tokens": engine.due_reads}
     e1, effective = _e1(engine)
     levels = [e1, _e3_reads(engine, reads, reads_due)]
-    for seq in list(engine.store.sequences()):
-        engine.free(seq)
+    for seq in engine.store.sequences():
+        give_up = engine.discard_swapped if engine.store.state(seq) == SWAPPED else engine.free
+        give_up(seq)
     with record() as prompt:
         seq, token = _write_probe(engine)
     levels += [_e2(engine), _e3(engine, seq, token)]
@@ -72,9 +74,10 @@ def examine(engine: Engine, *probes: Level, reads_due: bool) -> Evidence:
     levels += [kernels_level(engine, prompt, engine.launches_of_step(seq, token)), *probes]
     levels.sort(key=lambda level: LEVELS.index(level.name))
     dtypes = {dtype_name(getattr(p, s).dtype) for p in engine.store.layers for s in SIDES}
+    moved = [transfer.precision for transfer in engine.store.transfers]
     precision = {
         "storage": " + ".join(sorted(dtypes)),
-        "transfer": "not measured",
+        "transfer": " + ".join(dict.fromkeys(moved)) or "not measured",
         "execution": declared_execution(engine),
     }
     return Evidence(effective, tuple(levels), precision, reads)

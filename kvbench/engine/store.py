@@ -11,15 +11,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvbench.engine.layer import allocate_layer, check_scales, dtype_name, indexable
+from kvbench.engine.layer import allocate_layer, check_scales, indexable
 from kvbench.engine.pages import Copy, PageTable
+from kvbench.engine.swap import HostPages, Transfer, copy_in, copy_out
 from kvbench.errors import UsageError
-from kvbench.formats import KVBytes, KVFormat, KVShape, kv_bytes, pages_for
+from kvbench.formats import KVBytes, KVFormat, KVShape, pages_for
 from kvbench_kernels.offsets import flat_offset
 from kvbench_kernels.gather import paged_gather, paged_gather_torch
 from kvbench_kernels.write import paged_write, paged_write_torch
@@ -65,6 +65,8 @@ class PagedKVStore:
         self.table = PageTable(page_size, num_pages)
         # [tokens, of them from 8-bit payload]: counted by the kernels themselves, also when a CUDA graph runs them.
         self.device_reads = torch.zeros(2, dtype=torch.int64, device=self.device)
+        self.transfers: list[Transfer] = []  # every swap so far, each way
+        self._host: dict[int, HostPages] = {}
         self._health = torch.zeros((len(self.layers), len(HEALTH)), dtype=torch.int64, device=self.device)
         self._written = [0] * len(self.layers)
 
@@ -90,8 +92,48 @@ class PagedKVStore:
         return self.table.length(seq)
 
     def sequences(self) -> list[int]:
-        """The sequences that are there."""
+        """The sequences that are there, swapped ones included."""
         return self.table.sequences()
+
+    def state(self, seq: int) -> str:
+        """`pages.RESIDENT` or `pages.SWAPPED`."""
+        return self.table.state(seq)
+
+    def swap_out(self, seq: int) -> Transfer:
+        """Move a sequence's used pages, scales included, to the host, and give all of its pages up.
+
+        Whatever raises leaves the sequence resident and untouched.
+        """
+        used = self.tables([seq])[0, : pages_for(self.length(seq), self.page_size)]
+        host = copy_out(self.layers, used)
+        self.table.swap_out(seq)
+        self._host[seq] = host
+        return self._log("out", host)
+
+    def swap_in(self, seq: int) -> Transfer:
+        """Bring a swapped sequence back into new pages; StoreFull when there are not enough.
+
+        Whatever raises leaves the sequence swapped, its bytes on the host and no page taken.
+        """
+        self.table.swap_in(seq)
+        host = self._host[seq]
+        try:
+            copy_in(host, self.layers, self.tables([seq])[0])
+        except BaseException:
+            self.table.swap_out(seq)
+            raise
+        del self._host[seq]
+        return self._log("in", host)
+
+    def on_host(self, seq: int) -> HostPages:
+        """The host's buffers of a swapped sequence."""
+        self.table.expect_swapped(seq)
+        return self._host[seq]
+
+    def discard_swapped(self, seq: int) -> None:
+        """Give up a swapped sequence and its bytes on the host; `free` refuses it."""
+        self.table.discard(seq)
+        del self._host[seq]
 
     def reserve(self, seq: int, n: int) -> None:
         """Pages for n more tokens; StoreFull when there are not enough."""
@@ -170,29 +212,6 @@ class PagedKVStore:
             return 1
         return torch.cuda.get_device_properties(self.device).multi_processor_count
 
-    def export_pages(self, seq: int) -> dict[str, Any]:
-        """A host copy of a sequence, bytes unchanged: its length, and payload and scales of its used pages a layer."""
-        length = self.length(seq)
-        used = self.tables([seq])[0, : pages_for(length, self.page_size)]
-        layers = [
-            {name: indexable(t)[used].view(t.dtype).cpu() for name, t in p.paged().items()}
-            for p in self.layers
-        ]
-        return {"length": length, "layers": layers}
-
-    def import_pages(self, seq: int, exported: dict[str, Any]) -> None:
-        """Put what export_pages gave into an empty sequence of a store of the same format and shapes."""
-        if self.length(seq):
-            raise ValueError(
-                f"Sequence {seq} has {self.length(seq)} tokens; pages are imported into an empty one."
-            )
-        self.reserve(seq, exported["length"])
-        used = self.tables([seq])[0, : pages_for(exported["length"], self.page_size)]
-        for pages, saved in zip(self.layers, exported["layers"], strict=True):
-            for name, tensor in pages.paged().items():
-                indexable(tensor)[used] = indexable(saved[name]).to(self.device)
-        self.commit(seq, exported["length"])
-
     # What is really there
 
     def health(self) -> list[dict[str, int]]:
@@ -208,11 +227,6 @@ class PagedKVStore:
         sizes = {name: t.numel() * t.element_size() for name, t in self.layers[layer].tensors().items()}
         return KVBytes(sizes["k"] + sizes["v"], sizes.get("k_scale", 0) + sizes.get("v_scale", 0))
 
-    def expected_bytes(self, layer: int) -> KVBytes:
-        """Bytes by the format's formula for all slots of the store."""
-        native = dtype_name(self.native_dtype)
-        return kv_bytes(self.fmt, self.shapes[layer], self.num_pages * self.page_size, native)
-
     def dtype(self, layer: int) -> torch.dtype:
         """The live payload dtype of K."""
         return self.layers[layer].k.dtype
@@ -220,6 +234,10 @@ class PagedKVStore:
     def page_table_bytes(self) -> int:
         """Bytes of the page tables as they go to the device (int64 entries)."""
         return self.table.entries() * 8
+
+    def _log(self, way: str, host: HostPages) -> Transfer:
+        self.transfers.append(Transfer(way, host.layer_bytes, host.precision))
+        return self.transfers[-1]
 
     def _copy_page(self, copy: Copy | None) -> None:
         if copy is None:
@@ -229,9 +247,3 @@ class PagedKVStore:
             for tensor in pages.paged().values():
                 tensor[target].copy_(tensor[source])
 
-
-def _gather(paged: Tensor, pages: Tensor, length: int) -> Tensor:
-    """[pages, H, page_size, ...] and [B, P] -> [B, H, length, ...]: the used slots in order, the rest cut away."""
-    batch, columns = pages.shape
-    rows = paged.index_select(0, pages.reshape(-1)).view(batch, columns, *paged.shape[1:])
-    return rows.transpose(1, 2).flatten(2, 3)[:, :, :length]

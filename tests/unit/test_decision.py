@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from kvbench.decision import (
-    Accepted,
     Decision,
     LayerFacts,
     ModelFacts,
-    Rejected,
     Request,
     check_context,
     resolve,
@@ -20,6 +18,7 @@ from kvbench.decision import (
 from kvbench.errors import Refused, UsageError
 from kvbench.facts import facts_from_config
 from kvbench.formats import KV_FORMATS, KVShape
+from kvbench_kernels.support import Accepted, Rejected
 
 SHAPE = KVShape(2, 16, 16)
 REQUEST = Request("int8_sym", "native", "torch", "allow")
