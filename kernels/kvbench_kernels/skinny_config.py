@@ -20,8 +20,9 @@ class Tiling:
     block_n rows of w by block_k columns are one step of a CTA; splits CTAs share a row of tiles along K.
     stages: 1 = "vector" loads the next step into registers while it works on this one; more = a ring in shared
     memory. swap ("dot" only): the weights are the left operand, so that 64 rows of them can be one wgmma.
-    pdl: programmatic dependent launch; the CTAs start while the kernel before still runs and wait for it only
-    before they read x.
+    pdl: programmatic dependent launch (compute capability 9.0, ignored elsewhere); the CTAs start while the kernel
+    before still runs and wait for it only before they read x. "vector" with stages 1 has its first weights under way
+    by then, so no kernel right before it may write the weights.
     """
 
     kind: Literal["vector", "dot"]

@@ -13,6 +13,7 @@ CTAs share a tile along K: each stores its FP32 part, and the one that comes las
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -294,6 +295,7 @@ def skinny_linear_many(
         height = m if tiling.kind == "vector" else M_MAX
         parts = torch.empty((tiles, splits, height, tiling.block_n), dtype=torch.float32, device=x.device)
         tickets = _tickets_of(x.device, tiles)
+    pdl = tiling.pdl and x.is_cuda and _has_pdl(x.device)
     absent = range(len(rows), WEIGHTS_MAX)
     ws = [*weights, *(weights[0] for _ in absent)]
     bs = ws if biases is None else [*biases, *(biases[0] for _ in absent)]
@@ -302,10 +304,10 @@ def skinny_linear_many(
     arguments = (flat, *ws, *bs, *ys, parts, tickets, *ns, k, flat.stride(0))
     blocks = {
         "WEIGHTS": len(rows), "BIAS": biases is not None, "BLOCK_N": tiling.block_n, "BLOCK_K": tiling.block_k,
-        "SPLITS": splits, "STAGES": tiling.stages, "EVEN_K": k % tiling.block_k == 0, "PDL": tiling.pdl,
+        "SPLITS": splits, "STAGES": tiling.stages, "EVEN_K": k % tiling.block_k == 0, "PDL": pdl,
         "num_warps": tiling.warps,
     }  # fmt: skip
-    if tiling.pdl:
+    if pdl:
         blocks["launch_pdl"] = True
     if tiling.kind == "vector":
         skinny_linear_vector[(tiles, splits)](*arguments, M=m, **blocks)
@@ -344,6 +346,11 @@ def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None
                 f"A bias is {list(b.shape)} {b.dtype} on {b.device}; its weight asks for a contiguous "
                 f"[{w.shape[0]}] {x.dtype} on {x.device}."
             )
+
+
+@cache
+def _has_pdl(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _tickets_of(device: torch.device, tiles: int) -> Tensor:

@@ -87,6 +87,12 @@ def test_the_shape_of_x_is_kept_and_the_twin_agrees(device: str) -> None:
     torch.testing.assert_close(out, skinny_linear_torch(x, w, b), rtol=1e-5, atol=1e-5)
 
 
+def test_an_early_launch_is_ignored_where_there_is_none(device: str) -> None:
+    x, w = torch.randn(1, 16, device=device), torch.randn(8, 16, device=device)
+    early = skinny_linear(x, w, tiling=Tiling("vector", 4, 16, pdl=True))
+    assert torch.equal(early, skinny_linear(x, w, tiling=Tiling("vector", 4, 16)))
+
+
 @pytest.mark.parametrize("name", ["registers, split", "dot, split"])
 def test_a_split_product_gives_the_same_bits_and_leaves_its_tickets_at_zero(name: str, device: str) -> None:
     torch.manual_seed(0)
