@@ -29,7 +29,7 @@ def skinny_linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _skinny_linear_cuda(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     from kvbench_kernels.skinny_linear import skinny_linear
 
-    return skinny_linear(x, weight, bias)
+    return skinny_linear(x if x.stride(-1) == 1 else x.contiguous(), weight, bias)
 
 
 @skinny_linear_op.register_fake
@@ -47,7 +47,7 @@ def skinny_linear_many_op(x: Tensor, weights: list[Tensor], biases: list[Tensor]
 def _skinny_linear_many_cuda(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
     from kvbench_kernels.skinny_linear import skinny_linear_many
 
-    return list(skinny_linear_many(x, weights, biases or None))
+    return list(skinny_linear_many(x if x.stride(-1) == 1 else x.contiguous(), weights, biases or None))
 
 
 @skinny_linear_many_op.register_fake
