@@ -6,7 +6,7 @@ and in decode alike, so a quality number is measured on what the pages hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -90,6 +90,7 @@ class Engine:
         self.decode_mode = decision.decode.resolved
         self.compile_mode = decision.compile.resolved
         self.graphs: dict[tuple[int, int], DecodeGraph] = {}
+        self._watch: Callable[[Attention], Attention] | None = None
         self.graph_pool = torch.cuda.graph_pool_handle() if self.decode_mode == "graph" else None
         self.tap_layers: frozenset[int] = frozenset()
         self.taps: dict[int, tuple[Tensor, Tensor]] = {}
@@ -170,6 +171,8 @@ class Engine:
         attention = ATTENTION[self.backend](
             self.store, chunk, splits=self.spec["kv_splits"], fresh=self.spec["prefill_reads"] == "fresh"
         )
+        if self._watch is not None:
+            attention = self._watch(attention)
         ends = torch.tensor(chunk.counts).cumsum(0) - 1
         keep: Tensor | int = 0 if logits == "all" else ends.to(device) if logits == "last" else 1
         shape = "prefill" if max(chunk.counts) > 1 else None
@@ -248,15 +251,14 @@ class Engine:
         return self._graph(1, self.length(seq)).launches
 
     @contextmanager
-    def plainly(self) -> Iterator[None]:
-        """The reference way for a while: backend torch, kernel by kernel, nothing compiled."""
-        kept = self.backend, self.decode_mode, self.compile_mode, self.store.backend
-        self.backend = self.store.backend = "torch"
-        self.decode_mode, self.compile_mode = "eager", "off"
+    def eagerly(self, watch: Callable[[Attention], Attention]) -> Iterator[None]:
+        """Forwards inside the `with` run kernel by kernel, nothing compiled, and what they attend with is wrapped."""
+        kept = self.decode_mode, self.compile_mode, self._watch
+        self.decode_mode, self.compile_mode, self._watch = "eager", "off", watch
         try:
             yield
         finally:
-            self.backend, self.decode_mode, self.compile_mode, self.store.backend = kept
+            self.decode_mode, self.compile_mode, self._watch = kept
 
     def prefill(self, seq: int, tokens: Sequence[int], logits: Logits = "last") -> Tensor:
         """`tokens` in chunks of the cell's `prefill_chunk`; logits of all chunks joined for "all"."""

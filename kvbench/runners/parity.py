@@ -18,15 +18,11 @@ from torch import Tensor
 
 from kvbench.engine.attention import ATTENTION, Chunk
 from kvbench.engine.core import static_scales, store_format
-from kvbench.engine.probes import element_error
+from kvbench.engine.probes import TOLERANCE, element_error
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat, KVShape, pages_for
 from kvbench.runners import oracle
 from kvbench.runners.context import Context, Measurement
-
-# Largest error of an output element, as a share of the largest V in play (at least 1): 4 roundings of the query dtype
-# (dequantized V, scores, probabilities, output). float32 gets 3e-6: there summation order, not rounding, leads.
-TOLERANCE = {torch.float32: 3e-6, torch.float16: 4 * 2.0**-11, torch.bfloat16: 4 * 2.0**-8}
 
 # Shape of the model-free run: small, so that thousands of steps over a growing context take seconds.
 STEP_HEADS, STEP_SHAPE, STEP_VOCAB = 4, KVShape(2, 64, 64), 256
