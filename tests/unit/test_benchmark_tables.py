@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import kernels
-from benchmarks.kernels import Data, Ready, Row, evaluate, goal_lines, outcome
+from benchmarks import attention
+from benchmarks.attention import Data, Ready, Row, evaluate
+from benchmarks.goals import Goal, chosen, goal_lines, outcome
 from kvbench_kernels.quantize import dequantize
 
 GB = 10**9
@@ -18,28 +19,28 @@ def row(cell: str, entry: str, us: float | None, nbytes: int = GB) -> Row:
 
 
 def test_a_cell_is_a_batch_and_a_context() -> None:
-    assert kernels.lengths_of("3x20") == (20, 20, 20)
-    assert sum(kernels.lengths_of("mixed")) == 65536 + 31 * 4096
+    assert attention.lengths_of("3x20") == (20, 20, 20)
+    assert sum(attention.lengths_of("mixed")) == 65536 + 31 * 4096
     for wrong in ("8", "8x", "x8", "0x4", "8x-1", "axb"):
         with pytest.raises(SystemExit, match="neither BATCHxCONTEXT"):
-            kernels.lengths_of(wrong)
+            attention.lengths_of(wrong)
 
 
 def test_every_default_cell_is_one() -> None:
-    assert all(kernels.lengths_of(cell) for cell in kernels.CELLS.split(","))
+    assert all(attention.lengths_of(cell) for cell in attention.CELLS.split(","))
 
 
 def test_bytes_count_the_scales() -> None:
     # 8 heads x (K and V) x (128 codes and one scale) a token
-    assert kernels.bytes_of("int8_sym", (3, 4)) == 7 * 8 * 2 * (128 + 2)
-    assert kernels.bytes_of("fp8_e4m3", (1,)) == 8 * 2 * (128 + 4)
-    assert kernels.bytes_of("native", (1,)) == 8 * 2 * 256
-    assert kernels.PEERS["fi_xqa_fp8"].nbytes((10,)) == 10 * 8 * 2 * 128
-    assert kernels.PEERS["vllm_int8"].nbytes((10,)) == kernels.bytes_of("int8_sym", (10,))
+    assert attention.bytes_of("int8_sym", (3, 4)) == 7 * 8 * 2 * (128 + 2)
+    assert attention.bytes_of("fp8_e4m3", (1,)) == 8 * 2 * (128 + 4)
+    assert attention.bytes_of("native", (1,)) == 8 * 2 * 256
+    assert attention.PEERS["fi_xqa_fp8"].nbytes((10,)) == 10 * 8 * 2 * 128
+    assert attention.PEERS["vllm_int8"].nbytes((10,)) == attention.bytes_of("int8_sym", (10,))
 
 
 def test_a_share_is_of_the_copy_bandwidth() -> None:
-    goal = kernels.GOALS["A1 large"]
+    goal = attention.GOALS["A1 large"]
     (found,) = evaluate(goal, [row("8x32768", "int8_sym", 250.0)], b=4.0)  # 1 GB in 250 us: 4 TB/s
     assert (found.value, found.reached) == (1.0, True)
     (found,) = evaluate(goal, [row("8x32768", "int8_sym", 250.0)], b=4.5)
@@ -53,9 +54,9 @@ def test_goals_pick_cells_by_bytes_or_by_name() -> None:
         row("b", "int8_sym", 1.0, 500_000_000),
         row("64x4096", "int8_sym", 142.0),
     ]
-    assert [f.cell for f in evaluate(kernels.GOALS["A1 large"], rows, 4.0)] == ["b", "64x4096"]
-    assert [f.cell for f in evaluate(kernels.GOALS["A1 136 MB"], rows, 4.0)] == ["a"]
-    (found,) = evaluate(kernels.GOALS["A1 8x32k, 64x4k"], rows, 4.0)
+    assert [f.cell for f in evaluate(attention.GOALS["A1 large"], rows, 4.0)] == ["b", "64x4096"]
+    assert [f.cell for f in evaluate(attention.GOALS["A1 136 MB"], rows, 4.0)] == ["a"]
+    (found,) = evaluate(attention.GOALS["A1 8x32k, 64x4k"], rows, 4.0)
     assert (found.cell, found.reached) == ("64x4096", False)
 
 
@@ -66,7 +67,7 @@ def test_ratios_compare_entries_of_one_cell() -> None:
     ]  # fmt: skip
 
     def values(goal: str) -> dict[str, float | None]:
-        return {f"{f.cell} {f.entry}": f.value for f in evaluate(kernels.GOALS[goal], rows, 4.0)}
+        return {f"{f.cell} {f.entry}": f.value for f in evaluate(attention.GOALS[goal], rows, 4.0)}
 
     assert values("A4 everywhere") == {"a int8_sym": 2.0, "a fp8_e4m3": pytest.approx(10 / 5.5)}
     assert values("A3 SDPA") == {"a native": pytest.approx(10 / 9), "b native": None}
@@ -81,17 +82,17 @@ def test_the_size_can_be_another_entrys() -> None:
         row("b", "native", 1.0, GB - 1),
         row("b", "int8_sym", 1.0, GB),
     ]
-    (found,) = evaluate(kernels.GOALS["A4 large"], rows, 4.0)
+    (found,) = evaluate(attention.GOALS["A4 large"], rows, 4.0)
     assert (found.cell, found.reached) == ("a", False)
 
 
 def test_mixed_lengths_have_no_contiguous_peer() -> None:
-    assert evaluate(kernels.GOALS["A3 SDPA"], [row("mixed", "native", 1.0)], 4.0) == []
-    assert len(evaluate(kernels.GOALS["A5 mixed"], [row("mixed", "int8_sym", 1.0)], 4.0)) == 1
+    assert evaluate(attention.GOALS["A3 SDPA"], [row("mixed", "native", 1.0)], 4.0) == []
+    assert len(evaluate(attention.GOALS["A5 mixed"], [row("mixed", "int8_sym", 1.0)], 4.0)) == 1
 
 
 def test_a_goal_without_a_number_is_never_reached() -> None:
-    goal = kernels.GOALS["A4 everywhere"]
+    goal = attention.GOALS["A4 everywhere"]
     rows = [row("a", "native", 10.0), row("a", "int8_sym", 5.0)]
     assert outcome(evaluate(goal, rows, 4.0)) == "reached"
     assert outcome([]) == "not measured"
@@ -106,11 +107,18 @@ def test_a_goal_without_a_number_is_never_reached() -> None:
 
 def test_writes_are_one_launch_and_short() -> None:
     once = replace(row("write 8", "write int8_sym", 2.5), kernels=("kv_write",))
-    assert outcome(evaluate(kernels.GOALS["A5 time"], [once], 4.0)) == "reached"
-    assert outcome(evaluate(kernels.GOALS["A5 launches"], [once], 4.0)) == "reached"
+    assert outcome(evaluate(attention.GOALS["A5 time"], [once], 4.0)) == "reached"
+    assert outcome(evaluate(attention.GOALS["A5 launches"], [once], 4.0)) == "reached"
     twice = replace(once, kernels=("kv_write", "kv_write"))
-    assert outcome(evaluate(kernels.GOALS["A5 launches"], [twice], 4.0)) == "missed"
-    assert outcome(evaluate(kernels.GOALS["A5 launches"], [replace(once, kernels=())], 4.0)) == "not measured"
+    assert outcome(evaluate(attention.GOALS["A5 launches"], [twice], 4.0)) == "missed"
+    assert (
+        outcome(evaluate(attention.GOALS["A5 launches"], [replace(once, kernels=())], 4.0)) == "not measured"
+    )
+
+
+def lines_of(rows: list[Row], *names: str) -> list[str]:
+    goals: dict[str, Goal] = {name: attention.GOALS[name] for name in names or attention.GOALS}
+    return goal_lines(goals, lambda goal: evaluate(goal, rows, 4.0))
 
 
 def test_each_goal_is_printed_with_its_worst_number() -> None:
@@ -120,40 +128,28 @@ def test_each_goal_is_printed_with_its_worst_number() -> None:
         row("b", "native", 8.0),
         row("b", "int8_sym", 10.0),
     ]
-    lines = goal_lines(rows, 4.0, {"A4": kernels.GOALS["A4 everywhere"]})
-    assert lines[0].startswith("A4: missed. ")
+    lines = lines_of(rows, "A4 everywhere")
+    assert lines[0].startswith("A4 everywhere: missed. ")
     assert "(speedup >= 1.0; worst b int8_sym 0.8)" in lines[0]
     assert lines[1:] == ["    misses at b int8_sym 0.8"]
-    assert len([x for x in goal_lines([], 4.0) if not x.startswith(" ")]) == len(kernels.GOALS)
-    assert all(": not measured. " in x for x in goal_lines([], 4.0))
+    assert lines_of([row("a", "native", 1.0)], "A3 SDPA")[1:] == ["    a native no number"]
+    assert [": not measured. " in line for line in lines_of([])] == [True] * len(attention.GOALS)
 
 
 def test_the_worst_of_a_limit_from_above_is_the_largest() -> None:
     rows = [row("64x4096", "int8_sym", 120.0), row("8x32768", "int8_sym", 140.0)]
-    (line,) = goal_lines(rows, 4.0, {"A1": kernels.GOALS["A1 8x32k, 64x4k"]})
-    assert line.startswith("A1: reached. ")
+    (line,) = lines_of(rows, "A1 8x32k, 64x4k")
+    assert line.startswith("A1 8x32k, 64x4k: reached. ")
     assert "worst 8x32768 int8_sym 140)" in line
 
 
 def test_a_failed_entry_is_a_line_without_a_time() -> None:
-    text = kernels.table(
+    text = attention.table(
         [row("a", "native", 250.0), Row("a", "fi_xqa_fp8", GB, failed="cannot run: ImportError: no")], 4.0
     )
     lines = text.splitlines()
     assert lines[1].split() == ["a", "native", "250.00", "250.00", "-", "250.00", "4.00", "100.0%", "0.0e+00"]
     assert lines[2].split(maxsplit=2) == ["a", "fi_xqa_fp8", "cannot run: ImportError: no"]
-
-
-def test_splits_follow_the_work() -> None:
-    assert [kernels.splits_for((n,) * b) for b, n in ((1, 131072), (8, 16384), (32, 8192), (64, 8192))] == [
-        33,
-        4,
-        1,
-        1,
-    ]
-    assert kernels.splits_for((1024,)) == 4  # no shorter than 256 tokens
-    assert kernels.splits_for((5,)) == 1
-    assert kernels.splits_for(kernels.MIXED) > 8  # the long one is not left to one program
 
 
 def test_entries_take_turns_forwards_and_backwards() -> None:
@@ -164,18 +160,18 @@ def test_entries_take_turns_forwards_and_backwards() -> None:
         seen.append(entry.row.entry)
         return float(len(seen))
 
-    times = kernels.alternate(ready, 2, take)
+    times = attention.alternate(ready, 2, take)
     assert seen == ["x", "y", "z", "z", "y", "x"]
     assert times == [[1.0, 6.0], [2.0, 5.0], [3.0, 4.0]]
-    timed = kernels.timed(ready[0].row, [4.0, 9.0, 1.0])
+    timed = attention.timed(ready[0].row, [4.0, 9.0, 1.0])
     assert (timed.us, timed.us_min, timed.us_max) == (4.0, 1.0, 9.0)
 
 
 def test_names_of_a_list_are_checked() -> None:
-    assert kernels.chosen("a,b", ["a", "b", "c"], "The peer") == ["a", "b"]
-    assert kernels.chosen("", ["a"], "The peer") == []
+    assert chosen("a,b", ["a", "b", "c"], "The peer") == ["a", "b"]
+    assert chosen("", ["a"], "The peer") == []
     with pytest.raises(SystemExit, match="'d' is unknown; choose from a, b"):
-        kernels.chosen("a,d", ["a", "b"], "The peer")
+        chosen("a,d", ["a", "b"], "The peer")
 
 
 @pytest.mark.parametrize(
@@ -223,11 +219,11 @@ def test_layouts_hold_the_same_values() -> None:
 
 def test_nothing_unwritten_passes_the_comparison() -> None:
     wanted = torch.randn(2, 3, 4)
-    assert kernels.compare(wanted, wanted)[0] == pytest.approx(1.0, abs=1e-12)
+    assert attention.compare(wanted, wanted)[0] == pytest.approx(1.0, abs=1e-12)
     got = wanted.clone()
     got[1, 2, 0] = math.nan
-    cosine, _ = kernels.compare(got, wanted)
+    cosine, _ = attention.compare(got, wanted)
     assert math.isnan(cosine)
     assert not cosine >= 0.5
     got[1, 2] = -wanted[1, 2]
-    assert kernels.compare(got, wanted)[0] == pytest.approx(-1.0)
+    assert attention.compare(got, wanted)[0] == pytest.approx(-1.0)

@@ -1,8 +1,8 @@
 """Paged decode attention and the quantizing write on one GPU, beside public kernels in the same run.
 
-    python benchmarks/kernels.py [--cells 8x16384,64x8192] [--formats native,int8_sym,fp8_e4m3] [--peers sdpa_cudnn,...]
-                                 [--rounds 5] [--splits N] [--out DIR]
-    python benchmarks/kernels.py --warm all     # FlashInfer compiles at first use: all its peers, in parallel, beforehand
+    python benchmarks/attention.py [--cells 8x16384,64x8192] [--formats native,int8_sym,fp8_e4m3] [--peers sdpa_cudnn,...]
+                                   [--rounds 5] [--splits N] [--out DIR]
+    python benchmarks/attention.py --warm all   # FlashInfer compiles at first use: all its peers, in parallel, beforehand
 
 Geometry of Qwen3-8B: 32 query heads, 8 KV heads, head_dim 128, pages of 16 tokens. A cell is BATCHxCONTEXT, or `mixed`:
 one sequence of 65,536 tokens and 31 of 4,096.
@@ -19,7 +19,6 @@ of ours failed its check.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import os
@@ -35,6 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.goals import Finding, as_json, chosen, finding, goal_lines
 from kvbench.formats import KV_FORMATS, KVShape, kv_bytes, pages_for
 from kvbench_kernels.quantize import DYNAMIC, QUANTIZE, dequantize
 
@@ -140,16 +140,6 @@ MEASURES: dict[str, Callable[[Row, Here, float], float | None]] = {
 _NO_PEER = {("mixed", "over_sdpa")}
 
 
-@dataclass(frozen=True)
-class Finding:
-    """value None: not measured."""
-
-    cell: str
-    entry: str
-    value: float | None
-    reached: bool
-
-
 def evaluate(goal: Mapping[str, Any], rows: Sequence[Row], b: float) -> list[Finding]:
     """What a goal asks, cell by cell. b: copy bandwidth in TB/s."""
     cells: dict[str, dict[str, Row]] = {}
@@ -166,37 +156,8 @@ def evaluate(goal: Mapping[str, Any], rows: Sequence[Row], b: float) -> list[Fin
         if sized is None or not goal.get("min", 0) <= sized.nbytes < goal.get("max", math.inf):
             continue
         value = MEASURES[goal["measure"]](row, here, b)
-        reached = value is not None and goal.get("at_least", -math.inf) <= value <= goal.get(
-            "at_most", math.inf
-        )
-        found.append(Finding(row.cell, row.entry, value, reached))
+        found.append(finding(goal, row.cell, row.entry, value))
     return found
-
-
-def outcome(found: Sequence[Finding]) -> str:
-    """ "missed" when any finding misses, "not measured" when one has no value, or there is none."""
-    if any(f.value is not None and not f.reached for f in found):
-        return "missed"
-    return "not measured" if not found or any(f.value is None for f in found) else "reached"
-
-
-def goal_lines(rows: Sequence[Row], b: float, goals: Mapping[str, Mapping[str, Any]] = GOALS) -> list[str]:
-    """One line a goal, with the number nearest to its limit (or farthest beyond), then one for each cell that misses."""
-    lines = []
-    for name, goal in goals.items():
-        found = evaluate(goal, rows, b)
-        known = [f for f in found if f.value is not None]
-        worst = (min if "at_least" in goal else max)(known, key=lambda f: f.value or 0.0, default=None)
-        wanted = f">= {goal['at_least']}" if "at_least" in goal else f"<= {goal['at_most']}"
-        number = f"; worst {_finding(worst, goal)}" if worst else ""
-        lines.append(f"{name}: {outcome(found)}. {goal['sentence']} ({goal['measure']} {wanted}{number})")
-        lines += [f"    misses at {_finding(f, goal)}" for f in known if not f.reached]
-        lines += [f"    no number at {f.cell} {f.entry}" for f in found if f.value is None]
-    return lines
-
-
-def _finding(found: Finding, goal: Mapping[str, Any]) -> str:
-    return f"{found.cell} {found.entry} {found.value:.3g}"
 
 
 def table(rows: Sequence[Row], b: float) -> str:
@@ -387,34 +348,23 @@ class Entry:
         return sum(lengths) * 2 * KV_HEADS * HEAD_DIM * self.element_bytes
 
 
-def splits_for(lengths: Sequence[int]) -> int:
-    """Programs along a sequence: two waves of 132 multiprocessors' worth of work, none shorter than 256 tokens."""
-    longest = max(lengths)
-    return max(1, min(longest * 264 // (KV_HEADS * sum(lengths)), longest // 256))
-
-
-def ours(fmt: str, lengths: Sequence[int], splits: int | None) -> Callable[..., Tensor]:
+def ours(data: Data, fmt: str, splits: int | None) -> Callable[..., Tensor]:
     """The kernel that the engine takes: call(q, k_pages, v_pages, k_scale, v_scale, pages, lengths, scaling) -> out."""
-    from kvbench_kernels.decode import paged_decode
+    from kvbench_kernels.route import choose_splits, decode_kernel
 
-    kernel = paged_decode
-    if torch.cuda.get_device_capability()[0] == 9:
-        with contextlib.suppress(ImportError):
-            from kvbench_kernels.hopper_decode import paged_decode_hopper
+    processors = torch.cuda.get_device_properties(data.device).multi_processor_count
+    splits = splits or choose_splits(data.batch, KV_HEADS, max(data.lengths), processors)
 
-            kernel = paged_decode_hopper
-    chosen = splits or splits_for(lengths)
-
-    def call(q: Tensor, *cache: Any) -> Tensor:
-        out: Tensor = kernel(fmt, q, *cache, splits=chosen)
-        return out
+    def call(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+        kernel = decode_kernel(fmt, q, k, v, plain=True)
+        return kernel(fmt, q, k, v, *rest, splits=splits)
 
     return call
 
 
 def own_entry(fmt: str, splits: int | None = None) -> Entry:
     def build(data: Data) -> list[Call]:
-        kernel = ours(fmt, data.lengths, splits)
+        kernel = ours(data, fmt, splits)
         k, v, k_scale, v_scale = data.paged(fmt)
 
         def call(s: int) -> Tensor:
@@ -603,12 +553,12 @@ def prepare(cell: str, entry: Entry, data: Data) -> Ready | Row:
 
 def launched_by(call: Call) -> tuple[str, ...]:
     """Names of the kernels of ours that one call launches."""
-    from kvbench_kernels.launches import record
+    from kvbench_kernels.launches import recorded
 
-    with record() as names:
+    with recorded() as launches:
         call()
     torch.cuda.synchronize()
-    return tuple(str(name) for name in names)
+    return tuple(launch.name for launch in launches)
 
 
 def first_line(error: Exception) -> str:
@@ -736,7 +686,7 @@ def warm(names: Sequence[str]) -> None:
         return
     running = {
         n: subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__), "--warm", n], stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "benchmarks.attention", "--warm", n], stderr=subprocess.PIPE, text=True
         )
         for n in names
     }
@@ -744,16 +694,6 @@ def warm(names: Sequence[str]) -> None:
         _, error = process.communicate()
         tail = error.strip().splitlines()[-1:] if process.returncode else []
         print(f"warm {name}: {'; '.join(tail) or 'built'}", flush=True)
-
-
-def chosen(given: str, known: Iterable[str], what: str) -> list[str]:
-    """The names of a comma-separated list; SystemExit for one that is not known."""
-    names = [name for name in given.split(",") if name]
-    known = list(known)
-    for name in names:
-        if name not in known:
-            raise SystemExit(f"{what} {name!r} is unknown; choose from {', '.join(known)}.")
-    return names
 
 
 def main() -> None:
@@ -767,7 +707,7 @@ def main() -> None:
     parser.add_argument(
         "--splits", type=int, default=None, help="programs along a sequence, instead of the default's"
     )
-    parser.add_argument("--out", type=Path, default=None, help="folder for kernels.json")
+    parser.add_argument("--out", type=Path, default=None, help="folder for attention.json")
     parser.add_argument("--warm", default=None, metavar="PEERS", help="compile these peers (or all) and stop")
     args = parser.parse_args()
     os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
@@ -794,7 +734,7 @@ def main() -> None:
     rows += found
     after = copy_bandwidth()
     b = max(before, after)
-    lines = goal_lines(rows, b)
+    lines = goal_lines(GOALS, lambda goal: evaluate(goal, rows, b))
     print(
         f"B: {before:.3f} TB/s before, {after:.3f} after; {torch.cuda.get_device_name()}, torch {torch.__version__}"
     )
@@ -807,10 +747,9 @@ def main() -> None:
             "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
             "copy_tb_s": [before, after], "rounds": args.rounds, "splits": args.splits,
             "rows": [asdict(r) | {"tb_s": r.tb_s, "share": r.tb_s / b if r.tb_s else None} for r in rows],
-            "goals": {name: {"outcome": outcome(f := evaluate(goal, rows, b)), "sentence": goal["sentence"],
-                             "findings": [asdict(x) for x in f]} for name, goal in GOALS.items()},
+            "goals": as_json(GOALS, lambda goal: evaluate(goal, rows, b)),
         }  # fmt: skip
-        (args.out / "kernels.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+        (args.out / "attention.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     own = {*formats, *(f"write {fmt}" for fmt in formats)}
     if any(r.failed for r in rows if r.entry in own):
         raise SystemExit(1)
