@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from kvbench.catalog import ALIASES, TINY
+from kvbench.catalog import ALIASES, CONFIGS
 from kvbench.decision import LayerFacts, ModelFacts, Request, resolve
 from kvbench.engine.binding import Binding, bind
 from kvbench.engine.bytetokenizer import byte_tokenizer
@@ -209,9 +209,9 @@ def _random_config(spec: Mapping[str, Any], kind: str) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer
 
     name = str(spec["model"])
-    if kind in ("tiny", "alias"):
+    if kind in ("config", "alias"):
         return AutoConfig.for_model(
-            **(TINY[name] if kind == "tiny" else ALIASES[name].config)
+            **(CONFIGS[name] if kind == "config" else ALIASES[name].config)
         ), byte_tokenizer()
     source, options = _source(spec, kind)
     try:

@@ -196,7 +196,9 @@ def test_the_gate_is_found_beside_the_matrix(make: Make, tmp_path: Path) -> None
     assert make("axes: {batch: 1}\ngate: ~").gate is None
 
 
-@pytest.mark.parametrize(("name", "cells", "tasks"), [("smoke", 10, 50), ("int8", 8, 38)])
+@pytest.mark.parametrize(
+    ("name", "cells", "tasks"), [("smoke", 10, 50), ("int8", 8, 38), ("fp8_kv", 24, 48), ("kv_h200", 33, 69)]
+)
 def test_the_shipped_matrices_load(name: str, cells: int, tasks: int) -> None:
     matrix = load(ROOT / f"matrices/{name}.yaml")
     assert (matrix.name, len(matrix.cells), len(matrix.tasks)) == (name, cells, tasks)
