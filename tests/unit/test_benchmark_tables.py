@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import attention
+from benchmarks import attention, engine
 from benchmarks.attention import Data, Ready, Row, evaluate
+from benchmarks.engine import Result, result
 from benchmarks.goals import Goal, chosen, goal_lines, outcome
 from kvbench_kernels.quantize import dequantize
 
@@ -227,3 +228,69 @@ def test_nothing_unwritten_passes_the_comparison() -> None:
     assert not cosine >= 0.5
     got[1, 2] = -wanted[1, 2]
     assert attention.compare(got, wanted)[0] == pytest.approx(-1.0)
+
+
+def values_of(name: str, results: list[Result]) -> dict[str, float | None]:
+    return {f"{f.cell} {f.entry}": f.value for f in engine.evaluate(engine.GOALS[name], results)}
+
+
+def test_a_result_is_a_median_with_its_range() -> None:
+    assert result("itl_ms", "1x1024", "native", [3.0, 1.0, 8.0]) == Result(
+        "itl_ms", "1x1024", "native", 3.0, 1.0, 8.0, 3
+    )
+
+
+def test_the_slope_is_what_context_adds_over_what_it_adds_to_native() -> None:
+    results = [
+        Result("itl_ms", cell, entry, value)
+        for cell, entry, value in (
+            ("1x1024", "native", 4.0), ("1x1024", "int8_sym", 3.9), ("1x1024", "fp8_e4m3", 4.1),
+            ("1x131072", "native", 8.0), ("1x131072", "int8_sym", 5.9), ("1x131072", "fp8_e4m3", 6.6),
+        )
+    ]  # fmt: skip
+    assert values_of("C2 slope", results) == {
+        "1x131072 int8_sym": pytest.approx(0.5),
+        "1x131072 fp8_e4m3": pytest.approx(0.625),
+    }
+    assert outcome(engine.evaluate(engine.GOALS["C2 slope"], results)) == "missed"
+    assert values_of("C2 slope", results[3:]) == {"1x131072 int8_sym": None, "1x131072 fp8_e4m3": None}
+    assert values_of("C1 1x128k", results) == {"1x131072 native": 8.0}
+    assert outcome(engine.evaluate(engine.GOALS["C1 1x128k"], results)) == "reached"
+    assert values_of("C2 break-even", results) == {
+        "1x1024 int8_sym": pytest.approx(3.9 / 4),
+        "1x1024 fp8_e4m3": pytest.approx(4.1 / 4),
+    }
+    assert outcome(engine.evaluate(engine.GOALS["C2 break-even"], results)) == "missed"
+
+
+def test_ratios_stay_within_a_metric_and_a_cell() -> None:
+    results = [
+        Result("peer_itl_ms", "1x1024", "native", 4.0), Result("peer_itl_ms", "1x1024", "transformers", 6.8),
+        Result("itl_ms", "1x1024", "native", 1.0), Result("peer_itl_ms", "32x8192", "transformers", failed="failed: no memory"),
+    ]  # fmt: skip
+    assert values_of("C4 1x1k", results) == {"1x1024 transformers": pytest.approx(1.7)}
+    assert values_of("C4 32x8k", results) == {"32x8192 transformers": None}
+    assert outcome(engine.evaluate(engine.GOALS["C4 32x8k"], results)) == "not measured"
+    timed = [
+        Result("peer_itl_ms", "a", "native", 4.0, 3.0, 5.0, 3),
+        Result("peer_itl_ms", "a", "transformers", 6.8, 6.0, 7.0, 3),
+    ]
+    assert engine.table(timed).splitlines()[1].endswith("6.800  (6.000 - 7.000, n = 3)  1.700 of native")
+    assert engine.table(results).splitlines()[3].endswith("failed: no memory")
+
+
+def test_every_goal_of_the_engine_has_its_cells_in_the_default_run() -> None:
+    setup = engine.SETUPS["qwen3-8b"]
+    measured = {"itl_ms": setup.itl, "ttft_ms": setup.ttft, "peer_itl_ms": setup.peer}
+    for name, goal in engine.GOALS.items():
+        assert set(goal.get("cells", ())) <= set(measured.get(goal["metric"], "").split(",")), name
+    assert all(engine.shape_of(cell) for cells in measured.values() for cell in cells.split(","))
+    with pytest.raises(SystemExit, match="not BATCHxCONTEXT"):
+        engine.shape_of("mixed")
+
+
+def test_every_goal_of_the_kernels_has_its_cells_in_the_default_run() -> None:
+    for name, goal in attention.GOALS.items():
+        assert set(goal.get("cells", ())) <= set(attention.CELLS.split(",")), name
+        known = {*attention.FORMATS.split(","), *(f"write {f}" for f in attention.FORMATS.split(","))}
+        assert set(goal["entries"]) <= known, name
