@@ -553,9 +553,9 @@ def prepare(cell: str, entry: Entry, data: Data) -> Ready | Row:
 
 def launched_by(call: Call) -> tuple[str, ...]:
     """Names of the kernels of ours that one call launches."""
-    from kvbench_kernels.launches import recorded
+    from kvbench_kernels.launches import record
 
-    with recorded() as launches:
+    with record() as launches:
         call()
     torch.cuda.synchronize()
     return tuple(launch.name for launch in launches)

@@ -192,14 +192,16 @@ def shape_of(cell: str) -> tuple[int, int]:
 class FilledArm(EngineArm):
     """Decode on pages that hold `context` random tokens a sequence. Its TTFT is that of a decode step."""
 
-    def __init__(self, engine: Engine, batch: int, context: int) -> None:
-        super().__init__(engine, [[1]] * batch, 1)
+    def __init__(self, engine: Engine, batch: int, context: int, new_tokens: int) -> None:
+        super().__init__(engine, [[1]] * batch, 1, new_tokens)
         self.context = context
         self.seqs = [engine.add() for _ in range(batch)]
         for seq in self.seqs:
             fill(engine, seq, context)
 
     def submit(self) -> None:
+        for seq in self.seqs:
+            self.engine.store.reserve(seq, self.new_tokens)
         self.tokens = [prompt[0] for prompt in self.prompts]
         self.step()
 
@@ -327,9 +329,12 @@ class Bench:
 
 def itl(bench: Bench, cell: str) -> list[Result]:
     batch, context = shape_of(cell)
-    room = context + bench.setup.new_tokens + 1
-    arms = [(fmt, FilledArm(bench.engine(fmt, batch, room), batch, context)) for fmt in bench.formats]
-    times = bench.timed(arms, bench.setup.new_tokens)
+    new_tokens = bench.setup.new_tokens
+    room = context + new_tokens
+    arms = [
+        (fmt, FilledArm(bench.engine(fmt, batch, room), batch, context, new_tokens)) for fmt in bench.formats
+    ]
+    times = bench.timed(arms, new_tokens)
     return [result("itl_ms", cell, fmt, gaps) for fmt, (_, gaps) in times.items()]
 
 
@@ -337,14 +342,14 @@ def ttft(bench: Bench, cell: str) -> list[Result]:
     batch, context = shape_of(cell)
     prompts = random_prompts(bench.loaded, batch, context)
     chunk = bench.spec["prefill_chunk"]
-    arms = [(fmt, EngineArm(bench.engine(fmt, batch, context + 1), prompts, chunk)) for fmt in bench.formats]
+    arms = [(fmt, EngineArm(bench.engine(fmt, batch, context), prompts, chunk, 1)) for fmt in bench.formats]
     return [result("ttft_ms", cell, fmt, firsts) for fmt, (firsts, _) in bench.timed(arms, 1).items()]
 
 
 def peer(bench: Bench, cell: str) -> list[Result]:
     batch, context = shape_of(cell)
     new_tokens = bench.setup.new_tokens
-    ours = FilledArm(bench.engine("native", batch, context + new_tokens + 1), batch, context)
+    ours = FilledArm(bench.engine("native", batch, context + new_tokens), batch, context, new_tokens)
     theirs = TransformersArm(plain_transformers(bench.loaded), batch, context, new_tokens)
     times = bench.timed([("native", ours), ("transformers", theirs)], new_tokens)
     return [result("peer_itl_ms", cell, arm, gaps) for arm, (_, gaps) in times.items()]

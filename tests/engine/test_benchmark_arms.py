@@ -26,7 +26,7 @@ IDS = [7, 3, 200, 41, 41, 9]
 
 def test_a_filled_arm_decodes_at_its_context(engine: Callable[..., Any]) -> None:
     made = engine("tiny-llama", "int8_sym", sequences=2, tokens=64)
-    arm = FilledArm(made, 2, 33)
+    arm = FilledArm(made, 2, 33, 3)
     assert [made.length(seq) for seq in arm.seqs] == [33, 33]
     codes = made.store.layers[3].k.clone()
     timings = measure([("candidate", arm)], new_tokens=3, repeats=2, warmup=1)
