@@ -1,8 +1,8 @@
 """Paged decode attention and the quantizing write on one GPU, beside public kernels in the same run.
 
-    python benchmarks/attention.py [--cells 8x16384,64x8192] [--formats native,int8_sym,fp8_e4m3] [--peers sdpa_cudnn,...]
+    python -m benchmarks.attention [--cells 8x16384,64x8192] [--formats native,int8_sym,fp8_e4m3] [--peers sdpa_cudnn,...]
                                    [--rounds 5] [--splits N] [--out DIR]
-    python benchmarks/attention.py --warm all   # FlashInfer compiles at first use: all its peers, in parallel, beforehand
+    python -m benchmarks.attention --warm all   # FlashInfer compiles at first use: all its peers, in parallel, beforehand
 
 Geometry of Qwen3-8B: 32 query heads, 8 KV heads, head_dim 128, pages of 16 tokens. A cell is BATCHxCONTEXT, or `mixed`:
 one sequence of 65,536 tokens and 31 of 4,096.

@@ -1,8 +1,8 @@
 """ITL, TTFT and perplexity throughput of the engine on one GPU, beside transformers with a static cache.
 
-    python benchmarks/engine.py [--formats native,int8_sym,fp8_e4m3] [--parts itl,ttft,perplexity,peer] [--out DIR]
+    python -m benchmarks.engine [--formats native,int8_sym,fp8_e4m3] [--parts itl,ttft,perplexity,peer] [--out DIR]
                                 [--itl-cells 1x1024,...] [--ttft-cells 1x1024,...] [--repeats 5]
-    python benchmarks/engine.py --shape tiny         # the same on whatever is here, to try the script
+    python -m benchmarks.engine --shape tiny         # the same on whatever is here, to try the script
 
 A Qwen3-8B shape with random weights, loaded once. Everything is the code that the runners use: the engine with what the
 resolver chose, the latency runner's arms and timing loop (interleaved, TTFT and ITL as defined there, sampling
@@ -251,7 +251,7 @@ class TransformersArm:
             return logits[:, -1].argmax(dim=-1, keepdim=True)
 
         on_gpu = device.type == "cuda"
-        self.decode = torch.compile(decode, mode="reduce-overhead", fullgraph=True) if on_gpu else decode
+        self.decode = torch.compile(decode, mode="reduce-overhead") if on_gpu else decode
 
     def submit(self) -> None:
         for layer in self.cache.layers:
