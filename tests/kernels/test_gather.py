@@ -183,12 +183,12 @@ def test_a_table_that_is_a_view_of_a_wider_one(device: str) -> None:
 @pytest.mark.parametrize("gather", [paged_gather, paged_gather_torch])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_reads_count_tokens_once_a_sequence(device: str, fmt: str, gather) -> None:  # type: ignore[no-untyped-def]
-    pool = written(fmt, device, torch.float32, pages=4, heads=3, page_size=16, dim=64, value_dim=64)
+    pool = written(fmt, device, torch.float32, pages=8, heads=3, page_size=16, dim=64, value_dim=64)
     reads = torch.tensor([1000, 2000], device=device)
-    pages = torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0]], dtype=torch.int32, device=device)
-    for length in (64, 5):
+    pages = torch.tensor([[*range(8)], [*range(8)][::-1]], dtype=torch.int32, device=device)
+    for length in (100, 5):
         gather(fmt, *pool.tensors(), pages, length, torch.float32, reads)
-    assert reads.tolist() == [1000 + 2 * 69, 2000 + (0 if fmt == "native" else 2 * 69)]
+    assert reads.tolist() == [1000 + 2 * 105, 2000 + (0 if fmt == "native" else 2 * 105)]
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -168,6 +168,16 @@ def test_e4m3_scale_has_a_floor(device: str) -> None:
     assert pool.k_scale.item() == 2.0**-126
 
 
+def test_subnormal_bfloat16_keeps_its_value(device: str) -> None:
+    x = torch.tensor([1, 2, 16, 127, 64], dtype=torch.int16, device=device).view(torch.bfloat16)
+    pool = make_pool("fp8_e4m3_static", device, pages=1, heads=1, page_size=1, dim=5, scale=(2.0**-133, 1.0))
+    row = x.view(1, 1, 5)
+    paged_write("fp8_e4m3_static", row, row, slots_of(device, 0), *pool.tensors(), pool.health)
+    # 2^-133 is bfloat16's smallest number, so the codes count in it.
+    assert pool.k.float().flatten().tolist() == [1, 2, 16, 128, 64]
+    assert pool.v.float().flatten().tolist() == [0] * 5
+
+
 # Which rows are written, and what is counted
 
 
@@ -232,14 +242,14 @@ def test_native_pages_of_another_dtype_get_the_rounded_number(device: str) -> No
 # A06: E4M3 overflow and rounding
 
 
-def test_a06_t1_overflow_saturates(device: str) -> None:
+def test_a06_t1_stored_overflow_saturates(device: str) -> None:
     x = torch.tensor([448.0, 449, 463.9, 464, 465, 480, 1000, -1000, 3e38], device=device)
     codes, health = stored("fp8_e4m3_static", x)
     assert codes == [0x7E] * 7 + [0xFE, 0x7E]
     assert health == [5, 0, 0]  # from above 464
 
 
-def test_a06_t2_subnormals(device: str) -> None:
+def test_a06_t2_subnormals_are_stored(device: str) -> None:
     x = torch.tensor([2.0**-9, 1.5 * 2.0**-10, 2.0**-10, 0.00097, -(2.0**-9), -(2.0**-10)], device=device)
     codes, health = stored("fp8_e4m3_static", x)
     assert codes == [0x01, 0x01, 0x00, 0x00, 0x81, 0x80]
