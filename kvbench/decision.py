@@ -185,7 +185,9 @@ def resolve(
     _check_names(request, backends, weights)
     if facts is None:
         sentence = "The model's config is not here yet; this is decided when it is loaded."
-        return Decision(*(Choice(v, v, _AT_LOAD, (), sentence) for v in map(request.__getattribute__, ASPECTS)))
+        return Decision(
+            *(Choice(v, v, _AT_LOAD, (), sentence) for v in map(request.__getattribute__, ASPECTS))
+        )
     kv_format, backend = _resolve_attention(request, facts, backends)
     return Decision(
         kv_format,
@@ -225,10 +227,16 @@ def _resolve_attention(
     else:
         reason, sentence = rejections[-1][2].reason, rejections[-1][2].sentence
         raise Refused(reason, f"{sentence} Not even kv_format native can run on this model.")
-    if request.fallback == "refuse" and rejections and not (request.backend == AUTO and kv_format == request.kv_format):
+    if (
+        request.fallback == "refuse"
+        and rejections
+        and not (request.backend == AUTO and kv_format == request.kv_format)
+    ):
         raise _refused(rejections[0][2], f"kv_format {request.kv_format} on backend {request.backend}")
     if request.backend == AUTO and first == "torch":
-        rejections.insert(0, ("triton", kv_format, Rejected("no_gpu", "The Triton kernels need a CUDA device.")))
+        rejections.insert(
+            0, ("triton", kv_format, Rejected("no_gpu", "The Triton kernels need a CUDA device."))
+        )
     return (
         _choice(
             request.kv_format,

@@ -232,8 +232,8 @@ def paged_decode_split(
         at = out_row * splits + split
         tl.store(statistics_ptr + at * 2, m, mask=in_group < GROUP)
         tl.store(statistics_ptr + at * 2 + 1, total, mask=in_group < GROUP)
-        if begin < end:
-            tl.store(partial_ptr + at[:, None] * DV + v[None, :], acc, mask=stored)
+        # A split without a tile stores zeros: the combine then loads everything at once, waiting for no statistics.
+        tl.store(partial_ptr + at[:, None] * DV + v[None, :], acc, mask=stored)
     else:
         if sinks_ptr is not None:
             sink = tl.load(sinks_ptr + head, mask=in_group < GROUP, other=0.0)
@@ -270,14 +270,9 @@ def paged_decode_combine(
         split = start + tl.arange(0, CHUNK)
         m = tl.load(at + split * 2, mask=split < splits, other=float("-inf"))
         total = tl.load(at + split * 2 + 1, mask=split < splits, other=0.0)
-        # A split without a tile has stored no partial result; NaN is none of these two.
-        there = (m != float("-inf")) | (total != 0.0)
         scale = tl.exp2(m - largest)
-        part = tl.load(
-            partial_ptr + (out_row * splits + split)[:, None] * DV + v[None, :],
-            mask=there[:, None] & (v < DV)[None, :],
-            other=0.0,
-        )
+        part_at = partial_ptr + (out_row * splits + split)[:, None] * DV + v[None, :]
+        part = tl.load(part_at, mask=(split < splits)[:, None] & (v < DV)[None, :], other=0.0)
         acc += part * scale[:, None]
         weights += total * scale
     result = tl.sum(acc, 0)

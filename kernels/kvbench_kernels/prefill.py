@@ -75,7 +75,10 @@ def paged_prefill(
 
 
 def _tuning(options: dict[str, Any], max_new: int) -> dict[str, int]:
-    """Query rows and keys a tile, warps and stages: the largest tiles whose code spills no registers (compiled for sm_90)."""
+    """Query rows and keys a tile, warps and stages.
+
+    The largest tiles whose code spills no registers (compiled for sm_90), but for 8-bit pages of heads above 128.
+    """
     if options["OPERAND"] == tl.float32:  # plain multiply-adds, no tensor cores
         return {"M": 32, "N": 16, "num_warps": 8, "num_stages": 1}
     if max(options["BD"], options["BV"]) > 128:

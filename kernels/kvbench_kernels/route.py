@@ -13,7 +13,9 @@ from kvbench_kernels.decode import choose_splits, paged_decode
 __all__ = ["choose_splits", "decode_kernel", "execution"]
 
 
-def decode_kernel(fmt: str, q: Tensor, k_pages: Tensor, v_pages: Tensor, plain: bool) -> Callable[..., Tensor]:
+def decode_kernel(
+    fmt: str, q: Tensor, k_pages: Tensor, v_pages: Tensor, plain: bool
+) -> Callable[..., Tensor]:
     """The fastest kernel that takes this shape. plain: no sliding window, soft-cap or sinks."""
     return paged_decode
 

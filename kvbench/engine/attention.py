@@ -177,7 +177,12 @@ class TritonAttention:
 
 
 # In the order in which they are tried: cuDNN's is the fastest on Hopper.
-_FUSED = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_FUSED = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 # Backend -> what a forward attends with.
 ATTENTION: dict[str, Callable[..., Attention]] = {"torch": TorchAttention, "triton": TritonAttention.of}

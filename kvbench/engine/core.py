@@ -176,7 +176,9 @@ class Engine:
         ends = torch.tensor(chunk.counts).cumsum(0) - 1
         keep: Tensor | int = 0 if logits == "all" else ends.to(device) if logits == "last" else 1
         shape = "prefill" if max(chunk.counts) > 1 else None
-        return self.run_model(attention, ids[None].to(device), positions[None].to(device), keep, shape)[0].float()
+        return self.run_model(attention, ids[None].to(device), positions[None].to(device), keep, shape)[
+            0
+        ].float()
 
     def run_model(
         self, attention: Attention, ids: Tensor, positions: Tensor, keep: Tensor | int, compiled: str | None
@@ -220,7 +222,8 @@ class Engine:
             return given
         rounded = 1 << (longest - 1).bit_length()  # so that a graph serves until the context has doubled
         return max(
-            choose_splits(batch, layer.shape.kv_heads, rounded, self.store.multiprocessors) for layer in self.layers
+            choose_splits(batch, layer.shape.kv_heads, rounded, self.store.multiprocessors)
+            for layer in self.layers
         )
 
     def greedy_step(self, seqs: Sequence[int], tokens: Sequence[int]) -> list[int]:

@@ -36,7 +36,9 @@ class DecodeGraph:
         self.engine, self.splits, self.replays = engine, splits, 0
         columns = min(store.num_pages, pages_for(engine.tokens, store.page_size))
         self._ids = torch.zeros(1, batch, dtype=torch.long, device=device)
-        self._lengths = torch.full((batch,), -1, dtype=torch.int32, device=device)  # before the step; -1: no row
+        self._lengths = torch.full(
+            (batch,), -1, dtype=torch.int32, device=device
+        )  # before the step; -1: no row
         self._pages = torch.zeros(batch, columns, dtype=torch.int32, device=device)
         self._starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
         self._chosen = torch.empty(batch, dtype=torch.long, pin_memory=True)

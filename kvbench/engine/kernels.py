@@ -20,7 +20,9 @@ from kvbench_kernels.route import execution
 TWIN = "_torch"  # what the names of the reference implementations end with
 
 # mma.sync and wgmma in PTX: the dtypes of the accumulator and of both operands.
-_MMA = re.compile(r"\b(?:wgmma\.mma_async\.sync|mma\.sync)\.aligned\.m\d+n\d+k\d+\.(?:row\.col\.)?(\w+)\.(\w+)\.(\w+)")
+_MMA = re.compile(
+    r"\b(?:wgmma\.mma_async\.sync|mma\.sync)\.aligned\.m\d+n\d+k\d+\.(?:row\.col\.)?(\w+)\.(\w+)\.(\w+)"
+)
 _PTX_DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "s8": "int8", "e4m3": "float8_e4m3fn"}
 
 
@@ -43,9 +45,15 @@ def kernels_level(engine: Engine, prompt: Sequence[Launch], step: Sequence[Launc
         for layer, names in by_layer.items():
             if not names:
                 faults.append(f"layer {layer} launched nothing in a {phase}")
-            strangers = [n for n in names if (backend == "torch") != n.endswith(TWIN) and n != "scaled_dot_product_attention"]
+            strangers = [
+                n
+                for n in names
+                if (backend == "torch") != n.endswith(TWIN) and n != "scaled_dot_product_attention"
+            ]
             if strangers:
-                faults.append(f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend} was resolved")
+                faults.append(
+                    f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend} was resolved"
+                )
             elif names != by_layer[0]:
                 faults.append(f"layer {layer} launched {names} in a {phase}, layer 0 {by_layer[0]}")
     compiled, declared = compiled_execution(step), declared_execution(engine)
@@ -53,7 +61,9 @@ def kernels_level(engine: Engine, prompt: Sequence[Launch], step: Sequence[Launc
         faults.append(f"the kernels were compiled to {compiled}, and declare {declared}")
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        return Level("E4", MISMATCH, f"Other kernels ran: {faults[0]}{more}.", {**facts, "faults": len(faults)})
+        return Level(
+            "E4", MISMATCH, f"Other kernels ran: {faults[0]}{more}.", {**facts, "faults": len(faults)}
+        )
     names = ", ".join(dict.fromkeys(launch.name for launch in step if launch.layer is not None))
     replays = facts["graph_replays"]
     how = f" in a CUDA graph, replayed {replays} times" if engine.decode_mode == "graph" else ""
@@ -83,7 +93,9 @@ def declared_execution(engine: Engine) -> str:
 
 def compiled_execution(launches: Sequence[Launch]) -> str | None:
     """The same, from the matrix instructions of the compiled kernels; None where nothing was compiled for a GPU."""
-    codes = [asm["ptx"] for launch in launches if (asm := getattr(launch.compiled, "asm", None)) and "ptx" in asm]
+    codes = [
+        asm["ptx"] for launch in launches if (asm := getattr(launch.compiled, "asm", None)) and "ptx" in asm
+    ]
     found = {match.groups() for code in codes for match in _MMA.finditer(code)}
     if not found:
         return None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kvbench.engine.attention import Attention
 from kvbench.engine.core import Engine, static_scales
-from kvbench.engine.evidence import SIDES, changed, poison, probe_ids, same_bits, stored
+from kvbench.engine.evidence import SIDES, changed, poison, probe_ids, stored
 from kvbench.engine.layer import indexable
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat

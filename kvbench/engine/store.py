@@ -15,13 +15,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from kvbench.engine.layer import allocate_layer, check_scales, indexable
+from kvbench.engine.layer import allocate_layer, check_scales
 from kvbench.engine.pages import Copy, PageTable
 from kvbench.engine.swap import HostPages, Transfer, copy_in, copy_out
 from kvbench.errors import UsageError
 from kvbench.formats import KVBytes, KVFormat, KVShape, pages_for
-from kvbench_kernels.offsets import flat_offset
 from kvbench_kernels.gather import paged_gather, paged_gather_torch
+from kvbench_kernels.offsets import flat_offset
 from kvbench_kernels.write import paged_write, paged_write_torch
 
 HEALTH = ("clipped", "nonfinite", "overflow")
@@ -246,4 +246,3 @@ class PagedKVStore:
         for pages in self.layers:
             for tensor in pages.paged().values():
                 tensor[target].copy_(tensor[source])
-

@@ -66,7 +66,11 @@ def test_a_sound_engine_is_verified_at_every_level(engine: Any, kv_format: str) 
     e4 = levels["E4"].facts
     assert e4["backend"] == ("gpu" if torch.cuda.is_available() else "interpreter")
     assert e4["decode"] == {f"kv_write_{kv_format}": 1.0, "paged_decode_split": 1.0}
-    assert set(e4["prompt"]) == {f"kv_write_{kv_format}", f"kv_gather_{kv_format}", "scaled_dot_product_attention"}
+    assert set(e4["prompt"]) == {
+        f"kv_write_{kv_format}",
+        f"kv_gather_{kv_format}",
+        "scaled_dot_product_attention",
+    }
 
 
 def test_attention_by_torch_under_a_triton_request_is_named(

@@ -1,0 +1,207 @@
+"""Paged decode and prefill compiled on a GPU: shapes that an interpreter takes too long for, precision, addresses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench_kernels.decode import choose_splits, paged_decode, paged_decode_torch
+from kvbench_kernels.prefill import paged_prefill, paged_prefill_torch
+from tests.kernels.kv_pool import DTYPES, FORMATS, Pool, assert_close, make_pool, queries, random_pool
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DEVICE = "cuda"
+HEADS = [(1, 8), (3, 3), (7, 2), (4, 8), (24, 2), (71, 1)]  # group, KV heads
+
+
+def decoded(pool: Pool, q: torch.Tensor, splits: int, twin: bool = False, **options: Any) -> torch.Tensor:
+    function = paged_decode_torch if twin else paged_decode
+    return function(
+        pool.fmt, q, *pool.args[1:], pool.pages, pool.lengths, q.shape[-1] ** -0.5, splits=splits, **options
+    )
+
+
+def prefilled(
+    pool: Pool, q: torch.Tensor, new: list[int], twin: bool = False, **options: Any
+) -> torch.Tensor:
+    function = paged_prefill_torch if twin else paged_prefill
+    starts = torch.tensor([0, *new], device=DEVICE).cumsum(0).to(torch.int32)
+    where = (pool.pages, pool.lengths, starts, max(new), q.shape[-1] ** -0.5)
+    return function(pool.fmt, q, *pool.args[1:], *where, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_decode_and_prefill_equal_their_twins(fmt: str, head_dim: int, dtype: torch.dtype) -> None:
+    lengths = (1, 16, 333, 2048)
+    pool = random_pool(fmt, dtype, lengths, DEVICE, kv_heads=2, head_dim=head_dim, value_dim=head_dim)
+    q = queries(4, 8, head_dim, dtype=dtype, device=DEVICE)
+    for splits in (1, 7):
+        assert_close(decoded(pool, q, splits), decoded(pool, q, splits, twin=True))
+    new = [1, 16, 200, 130]
+    q = queries(sum(new), 8, head_dim, dtype=dtype, device=DEVICE)
+    assert_close(prefilled(pool, q, new), prefilled(pool, q, new, twin=True))
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (128, 64), (64, 256), (16, 16)])
+@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
+def test_values_of_another_width(fmt: str, head_dim: int, value_dim: int) -> None:
+    pool = random_pool(fmt, torch.bfloat16, (100, 700), DEVICE, head_dim=head_dim, value_dim=value_dim)
+    q = queries(2, 8, head_dim, dtype=torch.bfloat16, device=DEVICE)
+    assert_close(decoded(pool, q, 3), decoded(pool, q, 3, twin=True))
+    q = queries(170, 8, head_dim, dtype=torch.bfloat16, device=DEVICE)
+    assert_close(prefilled(pool, q, [70, 100]), prefilled(pool, q, [70, 100], twin=True))
+
+
+@pytest.mark.parametrize(("group", "kv_heads"), HEADS)
+@pytest.mark.parametrize("page_size", [16, 32, 64])
+@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
+def test_groups_and_page_sizes(fmt: str, page_size: int, group: int, kv_heads: int) -> None:
+    pool = random_pool(
+        fmt, torch.bfloat16, (5, 1000), DEVICE, kv_heads=kv_heads, head_dim=128, value_dim=128, page_size=page_size
+    )  # fmt: skip
+    q = queries(2, group * kv_heads, 128, dtype=torch.bfloat16, device=DEVICE)
+    assert_close(decoded(pool, q, 4), decoded(pool, q, 4, twin=True))
+    q = queries(85, group * kv_heads, 128, dtype=torch.bfloat16, device=DEVICE)
+    assert_close(prefilled(pool, q, [5, 80]), prefilled(pool, q, [5, 80], twin=True))
+
+
+@pytest.mark.parametrize("options", [{"sliding_window": 100}, {"softcap": 3.0}, {"sinks": True}, {"sliding_window": 100, "softcap": 3.0, "sinks": True}])  # fmt: skip
+@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3_static"])
+def test_windows_soft_caps_and_sinks(fmt: str, options: dict[str, Any]) -> None:
+    pool = random_pool(fmt, torch.bfloat16, (50, 1000), DEVICE, head_dim=128, value_dim=128)
+    given = dict(options)
+    if "sinks" in given:
+        given["sinks"] = torch.linspace(-2, 5, 8, device=DEVICE)
+    q = 4 * queries(2, 8, 128, dtype=torch.bfloat16, device=DEVICE)
+    for splits in (1, 5):
+        assert_close(decoded(pool, q, splits, **given), decoded(pool, q, splits, twin=True, **given))
+    q = 4 * queries(350, 8, 128, dtype=torch.bfloat16, device=DEVICE)
+    new = [50, 300]
+    assert_close(prefilled(pool, q, new, **given), prefilled(pool, q, new, twin=True, **given))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a07_t2_poison_order_and_batch_change_no_bit_on_a_gpu(fmt: str) -> None:
+    lengths = (1, 63, 64, 65, 3000)
+    make = {"kv_heads": 2, "head_dim": 128, "value_dim": 128}
+    clean = random_pool(fmt, torch.bfloat16, lengths, DEVICE, **make)
+    dirty = random_pool(fmt, torch.bfloat16, lengths, DEVICE, poison=True, order_seed=5, spare=3, **make)
+    q = queries(5, 8, 128, dtype=torch.bfloat16, device=DEVICE)
+    for splits in (1, 6):
+        out = decoded(clean, q, splits)
+        assert torch.equal(out, decoded(dirty, q, splits))
+        for row in range(5):
+            assert torch.equal(out[row : row + 1], decoded(dirty.row(row), q[row : row + 1], splits))
+    new = [1, 63, 10, 65, 500]
+    q = queries(sum(new), 8, 128, dtype=torch.bfloat16, device=DEVICE)
+    out = prefilled(clean, q, new)
+    assert out.isfinite().all()
+    assert torch.equal(out, prefilled(dirty, q, new))
+
+
+@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
+def test_the_shape_of_an_8b_model_at_its_own_splits(fmt: str) -> None:
+    lengths = (16_384, 1, 4000, 9999)
+    pool = random_pool(fmt, torch.bfloat16, lengths, DEVICE, kv_heads=8, head_dim=128, value_dim=128)
+    q = queries(4, 32, 128, dtype=torch.bfloat16, device=DEVICE)
+    splits = choose_splits(4, 8, max(lengths), torch.cuda.get_device_properties(0).multi_processor_count)
+    assert_close(decoded(pool, q, splits), decoded(pool, q, 1, twin=True))
+
+
+@pytest.mark.parametrize("fmt", ["native", "fp8_e4m3"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a11_t2_one_nan_in_k_is_seen_on_a_gpu(fmt: str, dtype: torch.dtype) -> None:
+    pool = random_pool(fmt, dtype, (500,), DEVICE)
+    page = int(pool.pages[0, 3])
+    if fmt == "native":
+        pool.k[page, 1, 5, 7] = torch.nan
+    else:
+        pool.k.view(torch.uint8)[page, 1, 5, 7] = 0x7F
+    q = queries(1, 4, 64, dtype=dtype, device=DEVICE)
+    for splits in (1, 4):
+        out = decoded(pool, q, splits)
+        assert out[:, 2:].isnan().all()
+        assert out[:, :2].isfinite().all()
+    out = prefilled(pool, queries(100, 4, 64, dtype=dtype, device=DEVICE), [100])
+    assert out[:, 2:].isnan().all()
+    assert out[:, :2].isfinite().all()
+
+
+@pytest.mark.parametrize("kernel", [decoded, prefilled])
+def test_a11_t4_float32_keeps_what_tf32_drops(kernel: Any) -> None:
+    """4096 equal weights: the mean is 1 + 2^-12 in float32 and exactly 1 in TF32, which has 10 bits of mantissa."""
+    keys = [torch.zeros(1, 4096, 64, device=DEVICE)]
+    values = [torch.full((1, 4096, 64), 1 + 2.0**-12, device=DEVICE)]
+    q = queries(1, 1, 64, dtype=torch.float32, device=DEVICE)
+    out = kernel(make_pool("native", keys, values), q, 1 if kernel is decoded else [1])
+    assert (out - (1 + 2.0**-12)).abs().max() < 1e-6
+
+
+def test_a11_t4_float32_logits_are_not_tf32() -> None:
+    """Two keys that differ by 2^-12 in each element, which TF32 rounds away."""
+    keys = [torch.ones(1, 2, 64, device=DEVICE)]
+    keys[0][:, 1] += 2.0**-12
+    values = [torch.tensor([0.0, 1.0], device=DEVICE).view(1, 2, 1).expand(1, 2, 64)]
+    q = torch.full((1, 1, 64), 8.0, device=DEVICE)
+    pool = make_pool("native", keys, values)
+    out = paged_decode("native", q, *pool.args[1:], pool.pages, pool.lengths, 1.0, splits=1)
+    wanted = torch.sigmoid(torch.tensor(64 * 8.0 * 2.0**-12, dtype=torch.float64)).item()
+    assert (out.double() - wanted).abs().max() < 1e-4  # with TF32: 0.5, which is 0.03 away
+
+
+def test_a12_t1_the_last_pages_of_a_pool_above_2_to_the_31_elements_are_attended() -> None:
+    """131,200 INT8 pages of 16 tokens, 8 heads of 128: 2.15 GB of K, and of V."""
+    if torch.cuda.mem_get_info()[0] < 8 * 2**30:
+        pytest.skip("needs 8 GiB of free GPU memory")
+    pages, used = 131_200, 8
+    small = random_pool(
+        "int8_sym", torch.bfloat16, (used * 16,), DEVICE, kv_heads=8, head_dim=128, value_dim=128
+    )
+    q = queries(1, 32, 128, dtype=torch.bfloat16, device=DEVICE)
+    prompt = queries(100, 32, 128, dtype=torch.bfloat16, device=DEVICE)
+    wanted = decoded(small, q, 2), prefilled(small, prompt, [100])
+    big = []
+    for codes in (small.k, small.v):
+        pool = torch.full((pages, *codes.shape[1:]), 77, dtype=torch.int8, device=DEVICE)
+        pool[-used:] = codes[small.pages[0, :used].long()]
+        big.append(pool)
+    assert big[0].numel() > 2**31
+    for scale in (small.k_scale, small.v_scale):
+        assert scale is not None
+        pool = torch.full((pages, *scale.shape[1:]), torch.nan, dtype=scale.dtype, device=DEVICE)
+        pool[-used:] = scale[small.pages[0, :used].long()]
+        big.append(pool)
+    table = torch.arange(pages - used, pages, dtype=torch.int32, device=DEVICE)[None]
+    moved = Pool("int8_sym", *big, table, small.lengths)
+    assert torch.equal(decoded(moved, q, 2), wanted[0])
+    assert torch.equal(prefilled(moved, prompt, [100]), wanted[1])
+
+
+def test_a_captured_decode_follows_lengths_tables_and_scales() -> None:
+    """Nothing in the wrapper waits for the device, and everything that changes from step to step is read there."""
+    pool = random_pool("int8_static", torch.bfloat16, (300, 40), DEVICE)
+    q = queries(2, 8, 64, dtype=torch.bfloat16, device=DEVICE)
+    reads = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    decoded(pool, q, 4, reads=reads)  # compiled before the capture
+    reads.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = decoded(pool, q, 4, reads=reads)
+    graph.replay()
+    first = out.clone()
+    assert torch.equal(first, decoded(pool, q, 4))
+    pool.lengths.copy_(torch.tensor([77, 0]))
+    pool.pages.copy_(pool.pages.flip(0))
+    assert pool.v_scale is not None
+    pool.v_scale.mul_(2)
+    graph.replay()
+    assert torch.equal(out, decoded(pool, q, 4))
+    assert not torch.equal(out, first)
+    assert reads.tolist() == [340 + 77, 340 + 77]
