@@ -310,11 +310,11 @@ def skinny_linear_many(
     if pdl:
         blocks["launch_pdl"] = True
     if tiling.kind == "vector":
-        skinny_linear_vector[(tiles, splits)](*arguments, M=m, **blocks)
-        launched(skinny_linear_vector.fn.__name__)
+        compiled = skinny_linear_vector[(tiles, splits)](*arguments, M=m, **blocks)
+        launched(skinny_linear_vector.fn.__name__, compiled)
     else:
-        skinny_linear_dot[(tiles, splits)](*arguments, m, SWAP=tiling.swap, **blocks)
-        launched(skinny_linear_dot.fn.__name__)
+        compiled = skinny_linear_dot[(tiles, splits)](*arguments, m, SWAP=tiling.swap, **blocks)
+        launched(skinny_linear_dot.fn.__name__, compiled)
     return tuple(outs)
 
 

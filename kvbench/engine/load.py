@@ -21,6 +21,7 @@ from kvbench.decision import LayerFacts, ModelFacts, Request, resolve
 from kvbench.engine.binding import Binding, bind
 from kvbench.engine.bytetokenizer import byte_tokenizer
 from kvbench.engine.compiled import CompiledLayers
+from kvbench.engine.linear import replace_linears
 from kvbench.engine.prepare import prepared
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.facts import facts_from_config
@@ -86,6 +87,8 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     load = _load_random if random else _load_checkpoint
     model, tokenizer = load(spec, kind_of(name), torch.device(device), DTYPES[dtype])
     model.eval().requires_grad_(False)
+    if torch.device(device).type == "cuda":
+        replace_linears(model)  # the same products for every backend and format of the run
     facts = facts_from_config(model.config.to_dict())
     resolve(Request("native", "native", "torch", "refuse"), facts)  # refuses what cannot even run natively
     where = torch.device(device)

@@ -95,7 +95,8 @@ def probe_values(make: Make, page_size: int) -> Level:
     given = static_scales(engine.spec["scale"], len(engine.layers)) if asked.scale_kind == "static" else None
     _disorder(engine.store)
     seq, beside = engine.add(), Beside(asked, len(engine.layers), given)
-    with engine.eagerly(lambda attention: Watched(attention, beside)):
+    fresh = engine.spec["prefill_reads"] == "fresh"
+    with engine.eagerly(lambda attention: Watched(attention, beside, fresh)):
         prompt = max(1, count - 2)
         engine.forward([(seq, ids[:prompt])])
         for token in ids[prompt:]:
@@ -123,17 +124,23 @@ def probe_values(make: Make, page_size: int) -> Level:
 
 @dataclass(frozen=True)
 class Watched:
-    """Attention of one forward, each layer's result compared with one taken beside the store."""
+    """Attention of one forward, each layer's result compared with one taken beside the store.
+
+    fresh: a prompt attends to its own chunk as computed, so only a decode step is due to attend to stored values.
+    """
 
     attention: Attention
     beside: Beside
+    fresh: bool
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None, softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
         out = self.attention.attend(layer, q, k, v, scaling, window, softcap, sinks)
-        self.beside.compare(out, layer, q, k, v, scaling, window, softcap, sinks)
+        self.beside.append(layer, k, v)
+        if not (self.fresh and len(q) > 1):
+            self.beside.compare(out, layer, q, scaling, window, softcap, sinks)
         return out
 
 
@@ -170,12 +177,15 @@ class Beside:
             "distance_from_native": self.from_native,
         }
 
-    def compare(
-        self, out: Tensor, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None,
-        softcap: float | None, sinks: Tensor | None,
-    ) -> None:  # fmt: skip
-        """out, q [N, Hq, D] of `layer`, and the k, v [N, H, D] that it wrote: the newest tokens of the sequence."""
+    def append(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """k, v [N, H, D]: the next tokens of the sequence in `layer`."""
         self._kept[layer].append((*self._stored(layer, k, v), k.double(), v.double()))
+
+    def compare(
+        self, out: Tensor, layer: int, q: Tensor, scaling: float, window: int | None, softcap: float | None,
+        sinks: Tensor | None,
+    ) -> None:  # fmt: skip
+        """out, q [N, Hq, D]: of the newest tokens in `layer`."""
         stored_k, stored_v, native_k, native_v = (
             torch.cat(x).transpose(0, 1)[None] for x in zip(*self._kept[layer], strict=True)
         )

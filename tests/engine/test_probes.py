@@ -135,7 +135,7 @@ def test_a_quantizer_that_breaks_its_format_is_found(
 
 def test_logits_that_are_native_are_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "store_format", lambda decision: KV_FORMATS["native"])
-    assert "equal native ones bit for bit" in values(engine).sentence
+    assert "as close to native values as to the stored ones" in values(engine).sentence
 
 
 def reads(made: Any) -> Level:
