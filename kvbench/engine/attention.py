@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -154,7 +154,9 @@ class TritonAttention:
         live = store.layers[layer]
         tensors = (live.k, live.v, live.k_scale, live.v_scale, self.pages, self.lengths)
         q = q if q.stride(-1) == 1 else q.contiguous()
-        extras = {"sliding_window": window, "softcap": softcap, "sinks": sinks, "reads": store.device_reads}
+        extras: dict[str, Any] = {
+            "sliding_window": window, "softcap": softcap, "sinks": sinks, "reads": store.device_reads,
+        }  # fmt: skip
         if self.new > 1:
             return paged_prefill(live.fmt, q, *tensors, self.query_starts, self.new, scaling, **extras)
         splits = self.splits

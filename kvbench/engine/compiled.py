@@ -30,7 +30,7 @@ class CompiledLayers:
             "prefill": {t: _compile(f, backend, True) for t, f in written.items()},
         }
         for layer in self._layers:
-            layer.forward = functools.partial(self._forward, layer)  # type: ignore[method-assign]
+            layer.forward = functools.partial(self._forward, layer)
 
     def _forward(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         kind = type(layer)

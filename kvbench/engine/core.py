@@ -7,7 +7,7 @@ and in decode alike, so a quality number is measured on what the pages hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -186,7 +186,7 @@ class Engine:
         """The model on packed ids and positions [1, N]: its logits [1, kept, V]. compiled: the form of the layers."""
         binding = self.model.binding
         step = binding.step = Step(attention, self.tap_layers, {})
-        layers = nullcontext()
+        layers: AbstractContextManager[None] = nullcontext()
         if compiled and self.compile_mode == "layer":
             layers = self.model.compiled.running(compiled)
         try:

@@ -44,7 +44,7 @@ class DecodeGraph:
         self._chosen = torch.empty(batch, dtype=torch.long, pin_memory=True)
         self._expects: tuple[object, ...] | None = None
         with torch.inference_mode(), store.not_counting():
-            side = torch.cuda.Stream(device)
+            side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(side):
                 for _ in range(WARMUP):

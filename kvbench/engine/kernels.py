@@ -42,20 +42,20 @@ def kernels_level(engine: Engine, prompt: Sequence[Launch], step: Sequence[Launc
         for launch in launches:
             if launch.layer is not None:
                 by_layer.setdefault(launch.layer, []).append(launch.name)
-        for layer, names in by_layer.items():
-            if not names:
+        for layer, ran in by_layer.items():
+            if not ran:
                 faults.append(f"layer {layer} launched nothing in a {phase}")
             strangers = [
                 n
-                for n in names
+                for n in ran
                 if (backend == "torch") != n.endswith(TWIN) and n != "scaled_dot_product_attention"
             ]
             if strangers:
                 faults.append(
                     f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend} was resolved"
                 )
-            elif names != by_layer[0]:
-                faults.append(f"layer {layer} launched {names} in a {phase}, layer 0 {by_layer[0]}")
+            elif ran != by_layer[0]:
+                faults.append(f"layer {layer} launched {ran} in a {phase}, layer 0 {by_layer[0]}")
     compiled, declared = compiled_execution(step), declared_execution(engine)
     if compiled is not None and compiled != declared:
         faults.append(f"the kernels were compiled to {compiled}, and declare {declared}")

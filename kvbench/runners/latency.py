@@ -49,8 +49,8 @@ class EngineArm:
             work = [(self.seqs[row], self.prompts[row][start:stop]) for row, start, stop in forward]
             logits = self.engine.forward(work, "last")
             last.update((row, out[-1]) for (row, _, _), out in zip(forward, logits, strict=True))
-        logits = torch.stack([last[row] for row in range(len(self.prompts))])
-        self.tokens = logits.argmax(dim=-1).tolist()  # on the host: part of the time
+        rows = torch.stack([last[row] for row in range(len(self.prompts))])
+        self.tokens = rows.argmax(dim=-1).tolist()  # on the host: part of the time
 
     def step(self) -> None:
         self.tokens = self.engine.greedy_step(self.seqs, self.tokens)
