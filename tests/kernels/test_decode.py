@@ -220,9 +220,9 @@ def test_values_whose_scales_leave_the_range_of_float16(fmt: str, magnitude: flo
 @pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3"])
 def test_a_huge_value_that_nobody_attends_to_costs_no_precision(fmt: str, at: int, device: str) -> None:
     q = torch.ones(1, 1, 64, dtype=torch.float16, device=device)
-    keys = rows_of((80,), 1, 64, torch.float16, device, 1)
-    values = rows_of((80,), 1, 64, torch.float16, device, 2)
-    keys[0][:, at], values[0][:, at] = -20.0, 2.0**15
+    keys = rows_of((80,), 1, 64, torch.float32, device, 1)
+    values = rows_of((80,), 1, 64, torch.float32, device, 2)
+    keys[0][:, at], values[0][:, at] = -20.0, 2.0**20
     assert_close(*both(make_pool(fmt, keys, values), q))
 
 
@@ -250,10 +250,13 @@ def test_launches_are_recorded_by_name(device: str) -> None:
     pool = random_pool("native", torch.float32, (5,), device)
     q = queries(1, 2, 64, dtype=torch.float32, device=device)
     with record() as all_of_them:
+        with record() as nothing:
+            pass
         both(pool, q, splits=1)
         with record() as inner:
             both(pool, q, splits=2)
     both(pool, q, splits=2)
+    assert nothing == []
     assert inner == ["paged_decode_split", "paged_decode_combine"]
     assert all_of_them == ["paged_decode_split", *inner]
 

@@ -142,17 +142,17 @@ def test_a11_t2_one_nan_in_the_pages_is_seen_by_prefill(fmt: str, part: str, dev
     assert out[:, :2].isfinite().all()
 
 
-@pytest.mark.parametrize(("fmt", "quantized"), [("native", 0), ("fp8_e4m3_static", 103)])
+@pytest.mark.parametrize(("fmt", "quantized"), [("native", 0), ("fp8_e4m3_static", 173)])
 def test_reads_are_counted_once_a_sequence(fmt: str, quantized: int, device: str) -> None:
-    pool = random_pool(fmt, torch.float16, (70, 33), device)
-    starts = torch.tensor([0, 70, 71], device=device, dtype=torch.int32)
+    pool = random_pool(fmt, torch.float16, (140, 33), device)
+    starts = torch.tensor([0, 140, 141], device=device, dtype=torch.int32)
     reads, twin = (torch.zeros(2, dtype=torch.int64, device=device) for _ in range(2))
-    q = queries(71, 4, 64, dtype=torch.float16, device=device)
-    where = (pool.pages, pool.lengths, starts, 70, 0.125)
+    q = queries(141, 2, 64, dtype=torch.float16, device=device)
+    where = (pool.pages, pool.lengths, starts, 140, 0.125)
     with record() as launched:
         paged_prefill(fmt, q, *pool.args[1:], *where, reads=reads)
     paged_prefill_torch(fmt, q, *pool.args[1:], *where, reads=twin)
-    assert reads.tolist() == twin.tolist() == [103, quantized]
+    assert reads.tolist() == twin.tolist() == [173, quantized]
     assert launched == ["paged_prefill_causal"]
 
 
