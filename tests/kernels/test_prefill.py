@@ -165,3 +165,11 @@ def test_nothing_new_launches_nothing(device: str) -> None:
         )  # fmt: skip
     assert out.shape == (0, 2, 64)
     assert launched == []
+
+
+@pytest.mark.parametrize("starts", [torch.tensor([0, 2]), torch.tensor([0, 1, 2], dtype=torch.int32)])
+def test_query_starts_that_do_not_fit_are_an_error(starts: torch.Tensor, device: str) -> None:
+    pool = random_pool("native", torch.float32, (5,), device)
+    q = queries(2, 2, 64, dtype=torch.float32, device=device)
+    with pytest.raises(ValueError, match="one more than the sequences"):
+        paged_prefill("native", q, *pool.args[1:], pool.pages, pool.lengths, starts.to(device), 2, 1.0)
