@@ -1,10 +1,12 @@
 """Kernels on whatever is here: compiled on a GPU, by Triton's interpreter on a CPU."""
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
@@ -26,3 +28,10 @@ if not torch.cuda.is_available():
 @pytest.fixture
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def _float32_twin() -> Iterator[None]:
+    """The attention twins by plain float32 matrix products, not by a fused kernel with other rounding."""
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
