@@ -77,10 +77,14 @@ def paged_decode(
     int64: the kernel adds the tokens of each sequence to the first, and to the second where the pages have 8 bits.
     splits: programs along a sequence; 1 switches splitting off. ValueError for what the kernels cannot do.
     """
-    check_arguments(fmt, q, k_pages, v_pages, k_scale, v_scale, pages, sliding_window, softcap, sinks)
+    check_arguments(
+        fmt, q, k_pages, v_pages, k_scale, v_scale, pages, lengths, sliding_window, softcap, sinks, reads
+    )  # fmt: skip
     if splits < 1:
         raise ValueError(f"{splits} splits; give 1 (off) or more, as choose_splits does.")
     batch, q_heads, _ = q.shape
+    if batch != len(lengths):
+        raise ValueError(f"{batch} queries for {len(lengths)} sequences; decode takes one query a sequence.")
     kv_heads, value_dim = v_pages.shape[1], v_pages.shape[3]
     out = torch.empty(batch, q_heads, value_dim, dtype=q.dtype, device=q.device)
     if batch == 0:

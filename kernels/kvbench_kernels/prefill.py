@@ -59,7 +59,14 @@ def paged_prefill(
     sequence b, of lengths[b] tokens in all. max_new: the largest number of them, for the grid; rows beyond it, and rows of
     no sequence, are left unwritten. The other arguments as in paged_decode.
     """
-    check_arguments(fmt, q, k_pages, v_pages, k_scale, v_scale, pages, sliding_window, softcap, sinks)
+    check_arguments(
+        fmt, q, k_pages, v_pages, k_scale, v_scale, pages, lengths, sliding_window, softcap, sinks, reads
+    )  # fmt: skip
+    if query_starts.dtype != torch.int32 or len(query_starts) != len(lengths) + 1:
+        raise ValueError(
+            f"Query starts {query_starts.dtype} {tuple(query_starts.shape)} for {len(lengths)} sequences; they must be "
+            f"int32, one more than the sequences."
+        )
     batch, (tokens, q_heads, _) = lengths.shape[0], q.shape
     out = torch.empty(tokens, q_heads, v_pages.shape[3], dtype=q.dtype, device=q.device)
     if batch == 0 or max_new < 1:

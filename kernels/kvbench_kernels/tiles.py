@@ -75,9 +75,11 @@ def check_arguments(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
     pages: Tensor,
+    lengths: Tensor,
     sliding_window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
+    reads: Tensor | None,
 ) -> None:
     """ValueError for what the kernels would read wrongly. Looks at shapes and dtypes only, never at values."""
     answer = supports(
@@ -116,10 +118,21 @@ def check_arguments(
             raise ValueError(
                 f"KV format {fmt!r} needs contiguous {name} scales {tuple(scale_shape)} in {scale_dtype}; given: {given}."
             )
-    if pages.dtype != torch.int32 or pages.stride(-1) != 1:
+    if pages.dtype != torch.int32 or pages.stride(-1) != 1 or lengths.dtype != torch.int32:
         raise ValueError(
-            f"The page table is {pages.dtype} with strides {pages.stride()}; it must be dense int32."
+            f"The page table is {pages.dtype} with strides {pages.stride()} and the lengths are {lengths.dtype}; both "
+            f"must be dense int32."
         )
+    if len(pages) != len(lengths):
+        raise ValueError(
+            f"{len(pages)} rows in the page table and {len(lengths)} lengths; give one of each a sequence."
+        )
+    if sinks is not None and (sinks.shape != (q.shape[1],) or not sinks.is_contiguous()):
+        raise ValueError(
+            f"Sinks {tuple(sinks.shape)} for {q.shape[1]} query heads; give one number a head, dense."
+        )
+    if reads is not None and (reads.dtype != torch.int64 or reads.shape != (2,)):
+        raise ValueError(f"The read counter is {reads.dtype} {tuple(reads.shape)}; it must be [2] int64.")
 
 
 @triton.jit

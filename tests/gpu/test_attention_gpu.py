@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvbench_kernels.decode import choose_splits, paged_decode, paged_decode_torch
 from kvbench_kernels.prefill import paged_prefill, paged_prefill_torch
@@ -17,6 +19,13 @@ pytestmark = [
 ]
 DEVICE = "cuda"
 HEADS = [(1, 8), (3, 3), (7, 2), (4, 8), (24, 2), (71, 1)]  # group, KV heads
+
+
+@pytest.fixture(autouse=True)
+def _float32_twin() -> Iterator[None]:
+    """The twin's attention by plain float32 matrix products, not by a fused kernel with other rounding."""
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def decoded(pool: Pool, q: torch.Tensor, splits: int, twin: bool = False, **options: Any) -> torch.Tensor:

@@ -1,10 +1,12 @@
 """Kernels on whatever is here: compiled on a GPU, by Triton's interpreter on a CPU (`tests/conftest.py`)."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import triton
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.runtime import interpreter
 
 if not torch.cuda.is_available() and triton.__version__.startswith("3.6."):
@@ -21,3 +23,10 @@ if not torch.cuda.is_available() and triton.__version__.startswith("3.6."):
 @pytest.fixture
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def _float32_twin() -> Iterator[None]:
+    """The attention twins by plain float32 matrix products, not by a fused kernel with other rounding."""
+    with sdpa_kernel(SDPBackend.MATH):
+        yield

@@ -76,7 +76,7 @@ def test_a09_t1_the_prefill_kernel_maps_query_heads_to_kv_heads(
         make_pool("native", keys, values), queries(4, q_heads, 64, dtype=torch.float32, device=device), (4,)
     )
     wanted = (torch.arange(q_heads, device=device) // (q_heads // kv_heads)).float()
-    assert torch.equal(out, wanted.view(1, -1, 1).expand(4, q_heads, 64))
+    assert (out - wanted.view(1, -1, 1)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -142,17 +142,17 @@ def test_a11_t2_one_nan_in_the_pages_is_seen_by_prefill(fmt: str, part: str, dev
     assert out[:, :2].isfinite().all()
 
 
-@pytest.mark.parametrize(("fmt", "quantized"), [("native", 0), ("fp8_e4m3_static", 103)])
+@pytest.mark.parametrize(("fmt", "quantized"), [("native", 0), ("fp8_e4m3_static", 173)])
 def test_reads_are_counted_once_a_sequence(fmt: str, quantized: int, device: str) -> None:
-    pool = random_pool(fmt, torch.float16, (70, 33), device)
-    starts = torch.tensor([0, 70, 71], device=device, dtype=torch.int32)
+    pool = random_pool(fmt, torch.float16, (140, 33), device)
+    starts = torch.tensor([0, 140, 141], device=device, dtype=torch.int32)
     reads, twin = (torch.zeros(2, dtype=torch.int64, device=device) for _ in range(2))
-    q = queries(71, 4, 64, dtype=torch.float16, device=device)
-    where = (pool.pages, pool.lengths, starts, 70, 0.125)
+    q = queries(141, 2, 64, dtype=torch.float16, device=device)
+    where = (pool.pages, pool.lengths, starts, 140, 0.125)
     with record() as launches:
         paged_prefill(fmt, q, *pool.args[1:], *where, reads=reads)
     paged_prefill_torch(fmt, q, *pool.args[1:], *where, reads=twin)
-    assert reads.tolist() == twin.tolist() == [103, quantized]
+    assert reads.tolist() == twin.tolist() == [173, quantized]
     assert [launch.name for launch in launches] == ["paged_prefill_causal"]
 
 
@@ -165,3 +165,11 @@ def test_nothing_new_launches_nothing(device: str) -> None:
         )  # fmt: skip
     assert out.shape == (0, 2, 64)
     assert not launches
+
+
+@pytest.mark.parametrize("starts", [torch.tensor([0, 2]), torch.tensor([0, 1, 2], dtype=torch.int32)])
+def test_query_starts_that_do_not_fit_are_an_error(starts: torch.Tensor, device: str) -> None:
+    pool = random_pool("native", torch.float32, (5,), device)
+    q = queries(2, 2, 64, dtype=torch.float32, device=device)
+    with pytest.raises(ValueError, match="one more than the sequences"):
+        paged_prefill("native", q, *pool.args[1:], pool.pages, pool.lengths, starts.to(device), 2, 1.0)
