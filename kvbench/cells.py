@@ -23,7 +23,10 @@ CELL_KEYS: dict[str, Any] = {
     "weights": "native",
     "kv_format": "native",
     "scale": None,  # static formats: one number, or {"k": x, "v": y} with numbers or a list a layer
-    "backend": "torch",
+    "backend": "torch",  # or "triton"; auto: triton where a GPU is found, else torch
+    "kv_splits": None,  # programs along a sequence in a Triton decode; 1: split-KV off; null: chosen from the shape
+    "decode": "auto",  # graph: a decode step is one CUDA graph; auto: where backend triton runs on a GPU, else eager
+    "compile": "auto",  # layer: decoder layers compiled one by one; auto: as for decode, else off
     "device": "auto",  # auto: cuda where there is one, else cpu; resolved before hashing
     "dtype": "auto",  # auto: float32 on cpu, bfloat16 on cuda; resolved before hashing
     "page_size": 16,

@@ -1,19 +1,20 @@
 """The resolver: what was asked for, what will run, and why. Pure: no torch, no files, no globals.
 
-`resolve(request, facts)` never drops anything in silence. Each aspect (kv_format, weights, backend) becomes a
-`Choice` with the requested and the resolved value, a reason, and the options that were rejected with theirs.
+`resolve(request, facts)` never drops anything in silence. Each aspect (kv_format, weights, backend, decode, compile)
+becomes a `Choice` with the requested and the resolved value, a reason, and the options that were rejected with theirs.
 Requested != resolved is a declared fallback (allowed only with `fallback: allow`); resolved != effective, found
-later from evidence, is a fault.
+later from evidence, is a fault. `auto` asks for the best that can run: what it becomes is no fallback, and has a reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from kvbench.errors import Refused, UsageError
 from kvbench.formats import KV_FORMATS, KVShape
-from kvbench_kernels.support import Accepted, Rejected
+from kvbench_kernels.support import Accepted, AttentionNeeds, Rejected, interpreting, supports
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,30 @@ class ModelFacts:
     unsupported: tuple[tuple[str, str], ...] = ()
 
 
+AUTO = "auto"
+
+
 @dataclass(frozen=True)
 class Request:
+    """What a cell asks for. interpreter: Triton kernels run in its interpreter, on the CPU."""
+
     kv_format: str
     weights: str
     backend: str
     fallback: str  # "allow" or "refuse"
+    device: str = "cpu"
+    dtype: str = "float32"
+    page_size: int = 16
+    prefill_reads: str = "stored"
+    decode: str = AUTO
+    compile: str = AUTO
+    interpreter: bool = False
+
+
+def request_of(spec: Mapping[str, Any]) -> Request:
+    """The request of a cell whose `device` and `dtype` are resolved."""
+    keys = ("kv_format", "weights", "backend", "fallback", "device", "dtype", "page_size", "prefill_reads", "decode", "compile")  # fmt: skip
+    return Request(**{key: spec[key] for key in keys}, interpreter=interpreting())
 
 
 @dataclass(frozen=True)
@@ -66,18 +85,26 @@ class Choice:
 
     @property
     def fell_back(self) -> bool:
-        return self.requested != self.resolved
+        return self.requested not in (AUTO, self.resolved)
 
 
 @dataclass(frozen=True)
 class Decision:
+    """decode: "graph" (a step is one CUDA graph) or "eager"; compile: "layer" (decoder layers compiled) or "off"."""
+
     kv_format: Choice
     weights: Choice
     backend: Choice
+    decode: Choice = Choice(AUTO, "eager", "default")
+    compile: Choice = Choice(AUTO, "off", "default")
 
     @property
     def fell_back(self) -> bool:
-        return any(c.fell_back for c in (self.kv_format, self.weights, self.backend))
+        return any(getattr(self, aspect).fell_back for aspect in ASPECTS)
+
+
+# What a decision decides, by the name of the cell key that asks for it.
+ASPECTS = tuple(f.name for f in fields(Decision))
 
 
 # A question put to a backend or a weight format. Each answers from the facts alone.
@@ -105,10 +132,22 @@ def _torch_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
 
 
 def _triton_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
-    return Rejected(
-        "triton_kernels_missing",
-        "This build has no Triton attention kernels; backend torch has every format.",
-    )
+    """What the kernels say they can do, in every layer, and the torch path takes too."""
+    for layer in facts.layers:
+        needs = AttentionNeeds(
+            request.kv_format, layer.q_heads, layer.shape.kv_heads, layer.shape.head_dim, layer.shape.value_dim,
+            request.page_size, request.dtype, request.device, request.interpreter, layer.sliding_window,
+            layer.softcap, layer.sinks,
+        )  # fmt: skip
+        answer = supports(needs)
+        if isinstance(answer, Rejected):
+            return answer
+    if request.prefill_reads != "stored":
+        return Rejected(
+            "fresh_reads",
+            "The Triton kernels read every token from the pages; prefill_reads: fresh runs on backend torch.",
+        )
+    return _torch_supports(request, facts)
 
 
 BACKENDS: dict[str, Support] = {"torch": _torch_supports, "triton": _triton_supports}
@@ -146,15 +185,23 @@ def resolve(
     _check_names(request, backends, weights)
     if facts is None:
         sentence = "The model's config is not here yet; this is decided when it is loaded."
-        return Decision(*(Choice(v, v, _AT_LOAD, (), sentence)
-                          for v in (request.kv_format, request.weights, request.backend)))  # fmt: skip
+        return Decision(
+            *(Choice(v, v, _AT_LOAD, (), sentence) for v in map(request.__getattribute__, ASPECTS))
+        )
     kv_format, backend = _resolve_attention(request, facts, backends)
-    return Decision(kv_format, _resolve_weights(request, facts, weights), backend)
+    return Decision(
+        kv_format,
+        _resolve_weights(request, facts, weights),
+        backend,
+        _resolve_speed(request, "decode", "graph", "eager", backend.resolved),
+        _resolve_speed(request, "compile", "layer", "off", backend.resolved),
+    )
 
 
 def _check_names(request: Request, backends: Mapping[str, Support], weights: Mapping[str, Support]) -> None:
-    accepted: dict[str, Mapping[str, object]] = {
-        "kv_format": KV_FORMATS, "weights": weights, "backend": backends, "fallback": {"allow": 0, "refuse": 0}}  # fmt: skip
+    accepted: dict[str, Iterable[str]] = {
+        "kv_format": KV_FORMATS, "weights": weights, "backend": (*backends, AUTO), "fallback": ("allow", "refuse"),
+        "decode": (AUTO, "graph", "eager"), "compile": (AUTO, "layer", "off")}  # fmt: skip
     for key, names in accepted.items():
         value = getattr(request, key)
         if value not in names:
@@ -164,13 +211,12 @@ def _check_names(request: Request, backends: Mapping[str, Support], weights: Map
 def _resolve_attention(
     request: Request, facts: ModelFacts, backends: Mapping[str, Support]
 ) -> tuple[Choice, Choice]:
+    first = request.backend
+    if first == AUTO:
+        # The interpreter is for tests: nobody who asks for the best backend means it.
+        first = "triton" if request.device == "cuda" else "torch"
     options = dict.fromkeys(
-        [
-            (request.backend, request.kv_format),
-            ("torch", request.kv_format),
-            (request.backend, "native"),
-            ("torch", "native"),
-        ]
+        [(first, request.kv_format), ("torch", request.kv_format), (first, "native"), ("torch", "native")]
     )
     rejections: list[tuple[str, str, Rejected]] = []
     for backend, kv_format in options:
@@ -181,8 +227,16 @@ def _resolve_attention(
     else:
         reason, sentence = rejections[-1][2].reason, rejections[-1][2].sentence
         raise Refused(reason, f"{sentence} Not even kv_format native can run on this model.")
-    if rejections and request.fallback == "refuse":
+    if (
+        request.fallback == "refuse"
+        and rejections
+        and not (request.backend == AUTO and kv_format == request.kv_format)
+    ):
         raise _refused(rejections[0][2], f"kv_format {request.kv_format} on backend {request.backend}")
+    if request.backend == AUTO and first == "torch":
+        rejections.insert(
+            0, ("triton", kv_format, Rejected("no_gpu", "The Triton kernels need a CUDA device."))
+        )
     return (
         _choice(
             request.kv_format,
@@ -202,6 +256,22 @@ def _resolve_weights(request: Request, facts: ModelFacts, weights: Mapping[str, 
     return _choice(request.weights, "native", [(request.weights, answer)])
 
 
+def _resolve_speed(request: Request, aspect: str, fast: str, plain: str, backend: str) -> Choice:
+    """CUDA graphs and compiled layers: both need the Triton backend on a GPU."""
+    asked: str = getattr(request, aspect)
+    if asked == plain:
+        return _choice(asked, plain, [])
+    if backend == "triton" and request.device == "cuda":
+        return _choice(asked, fast, [])
+    no = Rejected(
+        f"{fast}_needs_triton_on_gpu",
+        f"{aspect}: {fast} needs backend triton on a CUDA device; this cell runs on backend {backend}, {request.device}.",
+    )
+    if asked == fast and request.fallback == "refuse":
+        raise _refused(no, f"{aspect} {fast}")
+    return _choice(asked, plain, [(fast, no)])
+
+
 def _refused(answer: Rejected, what: str) -> Refused:
     return Refused(
         answer.reason,
@@ -216,7 +286,9 @@ def _choice(requested: str, resolved: str, rejections: Sequence[tuple[str, Rejec
     words = tuple((option, no.reason) for option, no in rejected.items())
     if requested == resolved:
         return Choice(requested, resolved, _REQUESTED, words, "It runs as asked.")
-    no = rejected[requested]
+    if requested == AUTO and not rejected:
+        return Choice(requested, resolved, "best_available", words, "Nothing stands against it.")
+    no = next(iter(rejected.values())) if requested == AUTO else rejected[requested]
     return Choice(requested, resolved, no.reason, words, no.sentence)
 
 

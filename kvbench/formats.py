@@ -10,7 +10,10 @@ parametrized tests pick it up by name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from kvbench.errors import UsageError
 
 DTYPE_BYTES: dict[str, int] = {
     "float32": 4,
@@ -117,13 +120,26 @@ def pages_for(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def last_page_length(tokens: int, page_size: int) -> int:
-    """Tokens on the last page: ((tokens - 1) mod page_size) + 1, so a full page reads page_size, never 0."""
-    if tokens < 1:
-        raise ValueError(f"A sequence of {tokens} tokens has no last page; it takes at least 1.")
-    return (tokens - 1) % page_size + 1
+def page_bytes(fmt: KVFormat, shape: KVShape, page_size: int, native_dtype: str) -> int:
+    """Bytes that belong to one page of one layer: payload, and scales a token; a per-tensor scale is no page's."""
+    empty, one = (kv_bytes(fmt, shape, tokens, native_dtype).total for tokens in (0, page_size))
+    return one - empty
 
 
-def human_bytes(n: int) -> str:
-    """`92274688` -> `92,274,688 B (88.0 MiB, 92.3 MB)`: always bytes first, both units with the right label."""
-    return f"{n:,} B ({n / 2**20:.1f} MiB, {n / 1e6:.1f} MB)"
+def get_max_kv_blocks(
+    budget_bytes: int, fmt: KVFormat, shapes: Sequence[KVShape], page_size: int, native_dtype: str
+) -> int:
+    """Pages that a budget holds, in all layers and with every scale counted; 0 when not one fits.
+
+    shapes: one a layer. Raises UsageError for a model without layers, a page without tokens or an unknown dtype.
+    """
+    if not shapes or page_size < 1:
+        raise UsageError(
+            f"Pages of {page_size} tokens in {len(shapes)} layers take no bytes, so no budget says how many there are; "
+            "both must be at least 1."
+        )
+    if native_dtype not in DTYPE_BYTES:
+        raise UsageError(f"dtype {native_dtype!r} is unknown; choose one of {', '.join(DTYPE_BYTES)}.")
+    fixed = sum(kv_bytes(fmt, shape, 0, native_dtype).total for shape in shapes)
+    page = sum(page_bytes(fmt, shape, page_size, native_dtype) for shape in shapes)
+    return max((budget_bytes - fixed) // page, 0)

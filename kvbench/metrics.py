@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
-from kvbench.derive import agreement, latency, mcq, parity, perplexity, storage
+from kvbench.derive import agreement, latency, mcq, parity, perplexity, storage, transfer
 from kvbench.derive.value import Value
 from kvbench.record import OK, Record
 
@@ -61,6 +61,7 @@ UNIT_DOMAIN: dict[str, tuple[float, float]] = {
     "ratio": (0.0, inf),
     "ms": (0.0, inf),
     "tok/s": (0.0, inf),
+    "GB/s": (0.0, inf),
     "share": (0.0, 1.0),
     "p-value": (0.0, 1.0),
     "cosine": (-1.0, 1.0),
@@ -84,6 +85,8 @@ _TIME = (
 _SPEED = (0.05, inf)
 # A model that is certain and right about every token of a text has seen the answer (a missing causal mask).
 _PPL = (1.0001, inf)
+# No link between a host and one device carries a TB/s: the clock was read before the copies were done.
+_BANDWIDTH = (1e-6, 1e3)
 _KLD = (-1e-4, inf)  # rounding may leave a divergence of equal distributions a hair below 0
 
 METRICS: dict[str, Metric] = {
@@ -102,8 +105,21 @@ METRICS: dict[str, Metric] = {
                "kv_bytes_total over a 2-byte native store of the same shape and slots", (0.01, 4.0)),
         Metric("weight_bytes", "storage", "B", "lower", "bytes of the model's parameters and buffers as they live", _BYTES),
         Metric("page_table_bytes", "storage", "B", "lower", "bytes of the page table", (0.0, inf)),
+        Metric("held_bytes", "storage", "B", "lower",
+               "device memory held beyond the weights before the pages were allocated: libraries' workspaces, buffers, rounding", (0.0, inf)),
         Metric("workspace_bytes", "storage", "B", "lower", "device peak beyond what was allocated before the run filled its pages", (0.0, inf)),
         Metric("device_peak_bytes", "storage", "B", "lower", "peak of allocated device memory, weights included", _BYTES),
+        # transfer
+        Metric("transfer_bytes", "transfer", "B", "lower",
+               "bytes of the host's buffers after the pages of the whole batch were swapped out, scales included", _BYTES),
+        Metric("transfer_bytes_difference", "transfer", "B", "lower",
+               "bytes by which what was moved and the formula differ, added up over layers, swaps and directions; exactly 0", (0.0, 0.0)),
+        Metric("transfer_ratio_16bit", "transfer", "ratio", "lower",
+               "transfer_bytes over those of the same pages in a 2-byte native format", (0.01, 4.0)),
+        Metric("swap_out_gb_s", "transfer", "GB/s", "higher",
+               "bytes over seconds from the device to the host, synchronised; median over repeats, 1 GB = 10^9 B", _BANDWIDTH),
+        Metric("swap_in_gb_s", "transfer", "GB/s", "higher",
+               "bytes over seconds from the host to the device, synchronised; median over repeats, 1 GB = 10^9 B", _BANDWIDTH),
         # parity
         Metric("parity_max_abs", "parity", "error", "lower",
                "largest absolute error of a decode output against the FP32 oracle on dequantized tensors, worst case", (0.0, inf)),
@@ -182,6 +198,7 @@ METRICS: dict[str, Metric] = {
 # A runner's values from one record and its baseline's (None: this is the baseline, or it has no result).
 DERIVE: dict[str, Callable[[Record, Record | None], Iterator[Value]]] = {
     "storage": storage.values,
+    "transfer": transfer.values,
     "parity": parity.values,
     "latency": latency.values,
     "agreement": agreement.values,

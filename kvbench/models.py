@@ -1,6 +1,6 @@
 """What a model name means: where its files are, what it is (facts), and which bytes it stands for (fingerprint).
 
-A name is, in this order: a tiny built-in model, an alias of the catalog, a .gguf file, a local folder, a hub id
+A name is, in this order: a config of the catalog, an alias of it, a .gguf file, a local folder, a hub id
 ("owner/name"). Nothing here imports torch or transformers, so `plan` and `gate` stay fast; the weights are loaded
 by `kvbench.engine.load`. The only download made here is that of an alias (`kvbench.fetch`).
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvbench.catalog import ALIASES, TINY
+from kvbench.catalog import ALIASES, CONFIGS
 from kvbench.cells import content_hash
 from kvbench.decision import ModelFacts
 from kvbench.digests import file_sha256
@@ -30,9 +30,9 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def kind_of(name: str) -> str:
-    """ "tiny", "alias", "gguf", "folder" or "hub". Raises UsageError for anything else, with the nearest name."""
-    if name in TINY:
-        return "tiny"
+    """ "config", "alias", "gguf", "folder" or "hub". Raises UsageError for anything else, with the nearest name."""
+    if name in CONFIGS:
+        return "config"
     if name in ALIASES:
         return "alias"
     path = Path(name).expanduser()
@@ -51,7 +51,7 @@ def kind_of(name: str) -> str:
     if path.is_dir():
         return "folder"
     if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
-        known = [*ALIASES, *TINY]
+        known = [*ALIASES, *CONFIGS]
         near = difflib.get_close_matches(name, known, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise UsageError(
@@ -68,8 +68,8 @@ _CONVERT = (
 
 
 def uses_random_weights(spec: Mapping[str, Any]) -> bool:
-    """Whether the cell runs on seeded random weights: asked for, or a tiny built-in model."""
-    return spec.get("model_weights", "checkpoint") == "random" or spec["model"] in TINY
+    """Whether the cell runs on seeded random weights: asked for, or a config of the catalog."""
+    return spec.get("model_weights", "checkpoint") == "random" or spec["model"] in CONFIGS
 
 
 def folder_config(folder: Path) -> dict[str, Any]:
@@ -139,8 +139,8 @@ def config_facts(spec: Mapping[str, Any]) -> ModelFacts:
 def _config(spec: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
     """The model's config as a dict, or None when only the hub has it."""
     name = str(spec["model"])
-    if kind == "tiny":
-        return dict(TINY[name])
+    if kind == "config":
+        return dict(CONFIGS[name])
     if kind == "alias":
         return dict(ALIASES[name].config)
     if kind == "folder":

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvbench.cells import Cell
-from kvbench.decision import Decision, ModelFacts, Request, check_context, resolve
+from kvbench.decision import ASPECTS, Decision, ModelFacts, check_context, request_of, resolve
 from kvbench.errors import NotAvailable, Refused
 from kvbench.formats import KV_FORMATS, kv_bytes, pages_for
 from kvbench.matrix import Matrix
@@ -27,7 +27,7 @@ class CellPlan:
 
 def plan_cell(cell: Cell) -> CellPlan:
     spec = cell.spec
-    request = Request(spec["kv_format"], spec["weights"], spec["backend"], spec["fallback"])
+    request = request_of(spec)
     try:
         facts = config_facts(spec)
         decision = resolve(request, facts)
@@ -85,7 +85,7 @@ def plan_text(matrix: Matrix, cells: list[CellPlan], tasks: Plan) -> str:
         if p.problem:
             lines.append(f"      {p.problem}")
         if p.decision:
-            for aspect in ("kv_format", "weights", "backend"):
+            for aspect in ASPECTS:
                 choice = getattr(p.decision, aspect)
                 lines.append(f"      {aspect}: {choice.requested} -> {choice.resolved} ({choice.reason})")
                 lines.extend(f"        rejected {option}: {reason}" for option, reason in choice.rejected)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from kvbench.decision import ASPECTS, AUTO
 from kvbench.record import LEVELS, OK, VERIFIED, Evidence, Level, Record
 from kvbench.values import text
 from kvbench.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
 
-ASPECTS = ("kv_format", "weights", "backend")
 LIMIT = "requested = resolved = effective, verified"
 
 Spec = Mapping[str, Any]
@@ -83,7 +83,7 @@ def _fault(spec: Spec, record: Record, allow_fallback: bool) -> tuple[str, str]:
                 f"the matrix asks for {aspect} {spec[aspect]}, but the resolver was asked for {choice['requested']}: "
                 "the request was dropped on the way."
             ), ""
-        if choice["resolved"] != choice["requested"]:
+        if choice["requested"] not in (AUTO, choice["resolved"]):
             fallbacks.append(
                 f"{aspect} {choice['requested']} fell back to {choice['resolved']}: {choice['reason']}"
             )

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from kvbench.decision import ASPECTS
 from kvbench.errors import UsageError
 
 SCHEMA_VERSION = 1
@@ -26,7 +27,7 @@ SCHEMA_VERSION = 1
 VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE = "verified", "mismatch", "unverified", "not_applicable"
 
 # The levels of evidence, in the order in which they are shown; a record of a measured cell has all of them.
-LEVELS = ("E1", "E2", "E3", "E3-layers", "E3-prefill", "E3-reads", "E5")
+LEVELS = ("E1", "E2", "E3", "E3-layers", "E3-prefill", "E3-reads", "E4", "E5")
 
 # How a task ended. `refused`: the cell may not run as asked; `not_evaluated`: what it needs is not here.
 OK, ERROR, REFUSED, NOT_EVALUATED = "ok", "error", "refused", "not_evaluated"
@@ -212,7 +213,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def _is_decision(data: Mapping[str, Any]) -> bool:
-    choices = [data.get(aspect) for aspect in ("kv_format", "weights", "backend")]
+    choices = [data.get(aspect) for aspect in ASPECTS]
     return all(
         isinstance(c, dict) and all(isinstance(c.get(k), str) for k in ("requested", "resolved", "reason"))
         for c in choices

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kvbench.cells import Task, content_hash
-from kvbench.decision import Choice, Decision, Request, check_context, resolve
+from kvbench.decision import Choice, Decision, check_context, request_of, resolve
 from kvbench.engine.core import Engine
 from kvbench.engine.evidence import examine
 from kvbench.engine.layerprobe import probe_layers
@@ -138,9 +138,7 @@ def _measure(
     if "context" not in decl.ignores:
         _check_before_loading(spec, new_tokens)
     model = session.model(spec)
-    decision = resolve(
-        Request(spec["kv_format"], spec["weights"], spec["backend"], spec["fallback"]), model.facts
-    )
+    decision = resolve(request_of(spec), model.facts)
     if "context" not in decl.ignores:
         check_context(model.facts, spec["context"], new_tokens)
     engines: list[Engine] = []
@@ -191,7 +189,7 @@ def _with_clips(measured: Measurement, engines: list[Engine]) -> Measurement:
 def native_of(decision: Decision) -> Decision:
     """The same decision with native KV and native weights: what a baseline arm runs on."""
     native = Choice("native", "native", "baseline")
-    return Decision(kv_format=native, weights=native, backend=decision.backend)
+    return replace(decision, kv_format=native, weights=native)
 
 
 def _evidence(

@@ -61,6 +61,10 @@ RUNNERS: dict[str, RunnerDecl] = {
     for r in (
         RunnerDecl("storage", 1, frozenset(), False, {},
                    "live bytes of the KV store at the cell's batch and context, per layer, against the formula", reads=False),
+        RunnerDecl("transfer", 1, frozenset(), False, {
+            "repeats": Option("int", 3, "measured swaps, each out and in again", minimum=1),
+            "warmup": Option("int", 1, "unmeasured swaps before them; reported apart", minimum=0),
+        }, "bytes and bandwidth of swapping the pages of the cell's batch and context to the host and back", reads=False),
         RunnerDecl("parity", 1, _SHAPE, False, {
             "lengths": Option("int", [1, 15, 16, 17, 257], "context lengths of the tensor-level decode", minimum=1, many=True),
             "steps": Option("int", 2048, "decode steps of the model-free run", minimum=1),

@@ -96,18 +96,18 @@ def paged_decode(
     if splits > 1:
         partial = torch.empty(batch, q_heads, splits, value_dim, dtype=torch.float32, device=q.device)
         statistics = torch.empty(batch, q_heads, splits, 2, dtype=torch.float32, device=q.device)
-    paged_decode_split[(batch, kv_heads * triton.cdiv(group, rows), splits)](
+    compiled = paged_decode_split[(batch, kv_heads * triton.cdiv(group, rows), splits)](
         q, k_pages, v_pages, k_scale, v_scale, pages, lengths, sinks, reads, out, partial, statistics,
         scaling, sliding_window, splits, q.stride(0), q.stride(1), pages.stride(0),
         **options, SOFTCAP=softcap, M=rows, **_tuning(options),
     )  # fmt: skip
-    launched(paged_decode_split.fn.__name__)
+    launched(paged_decode_split.fn.__name__, compiled)
     if splits > 1:
-        paged_decode_combine[(batch, q_heads)](
+        compiled = paged_decode_combine[(batch, q_heads)](
             partial, statistics, lengths, sinks, out, splits, Q_HEADS=q_heads, DV=value_dim, BV=options["BV"],
             CHUNK=16, INTERPRET=options["INTERPRET"], num_warps=4,
         )  # fmt: skip
-        launched(paged_decode_combine.fn.__name__)
+        launched(paged_decode_combine.fn.__name__, compiled)
     return out
 
 

@@ -1,26 +1,50 @@
-"""Which kernels were launched, by name: evidence that a kernel ran, and how often."""
+"""Which kernels were launched, by name: every wrapper says so right after its launch, and whoever records, hears it.
+
+A CUDA graph launches at its capture; a replay runs the same kernels again without a word, so count replays beside it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
-_recorders: list[list[str]] = []
+
+@dataclass(frozen=True)
+class Launch:
+    """name: the kernel's, as a profiler shows it; layer: the one at work, or None; compiled: what Triton made of it."""
+
+    name: str
+    layer: int | None
+    compiled: Any = None
+
+
+_heard: list[Launch] | None = None
+_layer: int | None = None
+
+
+def launched(name: str, compiled: Any = None) -> None:
+    """Called by a wrapper, with what the launch returned."""
+    if _heard is not None:
+        _heard.append(Launch(name, _layer, compiled))
+
+
+def at_layer(layer: int | None) -> None:
+    """Launches from here on belong to `layer`."""
+    global _layer
+    _layer = layer
 
 
 @contextmanager
-def record() -> Iterator[list[str]]:
-    """Names of the kernels launched inside the block, in order. Blocks may be nested; each sees all that is in it."""
-    names: list[str] = []
-    _recorders.append(names)
+def record() -> Iterator[list[Launch]]:
+    """The launches inside the `with`, in order. A recording inside another is heard by both."""
+    global _heard
+    outer, _heard = _heard, []
+    mine = _heard
     try:
-        yield names
+        yield mine
     finally:
-        # By identity: two recorders that saw the same are equal lists.
-        _recorders[:] = [recorder for recorder in _recorders if recorder is not names]
-
-
-def launched(name: str) -> None:
-    """Called by every wrapper right after a launch, with the kernel's function name."""
-    for names in _recorders:
-        names.append(name)
+        _heard = outer
+        if outer is not None:
+            outer.extend(mine)

@@ -73,11 +73,11 @@ def paged_prefill(
         return out
     options = kernel_options(fmt, q_heads, q.dtype, k_pages, v_pages)
     tuning = _tuning(options, max_new)
-    paged_prefill_causal[(triton.cdiv(max_new, tuning["M"]), q_heads, batch)](
+    compiled = paged_prefill_causal[(triton.cdiv(max_new, tuning["M"]), q_heads, batch)](
         q, k_pages, v_pages, k_scale, v_scale, pages, lengths, query_starts, sinks, reads, out,
         scaling, sliding_window, q.stride(0), q.stride(1), pages.stride(0), **options, SOFTCAP=softcap, **tuning,
     )  # fmt: skip
-    launched(paged_prefill_causal.fn.__name__)
+    launched(paged_prefill_causal.fn.__name__, compiled)
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 KV_FORMATS = ("native", "int8_sym", "int8_static", "fp8_e4m3", "fp8_e4m3_static")
@@ -43,6 +44,11 @@ class AttentionNeeds:
     sliding_window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+
+
+def interpreting() -> bool:
+    """Whether this process was told to run Triton kernels in the interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def supports(needs: AttentionNeeds) -> Accepted | Rejected:

@@ -11,6 +11,7 @@ from kvbench.record import Record
 FACTS = {
     "weight_bytes": "weights_bytes",
     "page_table_bytes": "page_table_bytes",
+    "held_bytes": "held_bytes",
     "workspace_bytes": "workspace_bytes",
     "device_peak_bytes": "device_peak_bytes",
 }

@@ -9,21 +9,20 @@ transformers built for the packed row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from kvbench.decision import LayerFacts, ModelFacts
+from kvbench.engine.attention import Attention
 from kvbench.errors import KvbenchError, Refused
 from kvbench.formats import KVShape
-from kvbench_kernels.attention import paged_attention_torch
-
-if TYPE_CHECKING:
-    from kvbench.engine.store import PagedKVStore
+from kvbench_kernels.launches import at_layer
 
 NAME = "kvbench"
 
@@ -35,40 +34,29 @@ _HARMLESS_ANY = frozenset({"position_ids", "cache_position", "layer_idx", "logit
 _UNDERSTOOD = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
 
 
-@dataclass(frozen=True)
-class Group:
-    """Sequences of one forward that bring the same number of new tokens and have the same total length.
-
-    tokens: their places in the packed row, LongTensor [B * T], or None when they are the whole row in order;
-    pages: LongTensor [B, P]; new: T; length: L, new tokens included.
-    """
-
-    tokens: Tensor | None
-    pages: Tensor
-    new: int
-    length: int
-
-
 @dataclass
 class Step:
     """One forward. `taps` maps a layer to the (k, v) it wrote, [N, H, D]; filled for the layers in `tap_layers`."""
 
-    store: PagedKVStore
-    slots: Tensor
-    groups: list[Group]
-    read_fresh: bool
+    attention: Attention
     tap_layers: frozenset[int]
     taps: dict[int, tuple[Tensor, Tensor]]
 
 
 class Binding:
-    """What an attention module of a bound model sees: the forward in progress, or the probe."""
+    """What the attention modules of a bound model see: the forward in progress."""
 
     def __init__(self) -> None:
         self.step: Step | None = None
+        self.number = next(_numbers)
+        _bindings[self.number] = self
 
 
+_numbers = itertools.count()
 _probe: list[dict[str, Any]] | None = None
+
+# Bindings by the number that their modules' handles hold.
+_bindings: WeakValueDictionary[int, Binding] = WeakValueDictionary()
 
 
 def attention(
@@ -81,6 +69,10 @@ def attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """query [1, Hq, N, D], key [1, H, N, D], value [1, H, N, Dv] -> ([1, N, Hq, Dv], None)."""
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    known = (kwargs.get("sliding_window"), kwargs.get("softcap"), kwargs.get("s_aux"))
+    if torch.compiler.is_compiling():
+        return torch.ops.kvbench.attend(query, key, value, module.kvbench_handle, scale, *known), None
     if _probe is not None:
         _probe.append(
             {
@@ -93,67 +85,65 @@ def attention(
             }
         )
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
-    binding: Binding | None = getattr(module, "kvbench_binding", None)
-    if binding is None or binding.step is None:
+    handle = getattr(module, "kvbench_handle", None)
+    if handle is None:
         raise KvbenchError(
             "The model was called outside of an engine's forward; its K/V would not be stored."
         )
-    layer: int = module.kvbench_layer  # type: ignore[assignment]
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    return attend(binding.step, layer, query, key, value, scale, kwargs), None
+    return attend(query, key, value, handle, scale, *known), None
 
 
 def attend(
-    step: Step,
-    layer: int,
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    handle: Tensor,
     scaling: float,
-    kwargs: Mapping[str, Any],
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """Store the new K/V of `layer`, then attend every group to the pages. Returns [1, N, Hq, Dv]."""
-    q, k, v = query[0], key[0].transpose(0, 1), value[0].transpose(0, 1)
+    """Store the new K/V of a layer and attend to the pages, in the forward in progress. Returns [1, N, Hq, Dv].
+
+    handle: int64 [2] on the CPU, (number of the binding, layer). A tensor and not a number, so that one compiled
+    layer serves all: a compiler specializes on numbers.
+    """
+    number, layer = handle.tolist()
+    step = _bindings[number].step
+    if step is None:
+        raise KvbenchError(
+            "The model was called outside of an engine's forward; its K/V would not be stored."
+        )
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if layer in step.tap_layers:
         step.taps[layer] = (k.clone(), v.clone())
-    step.store.write(layer, step.slots, k, v)
-    heads, tokens = q.shape[0], q.shape[1]
-    out: Tensor | None = None
-    for group in step.groups:
-        rows = group.pages.shape[0]
-        mine = q if group.tokens is None else q[:, group.tokens]
-        mine = mine.view(heads, rows, group.new, -1).transpose(0, 1)
-        past_k, past_v = read_pages(step, layer, group, k, v)
-        result = paged_attention_torch(
-            mine, past_k, past_v, scaling, group.length - group.new,
-            kwargs.get("sliding_window"), kwargs.get("softcap"), kwargs.get("s_aux"),
-        )  # fmt: skip
-        flat = result.transpose(1, 2).reshape(rows * group.new, heads, -1)
-        if group.tokens is None:
-            return flat.unsqueeze(0)
-        if out is None:
-            out = flat.new_empty(tokens, heads, flat.shape[-1])
-        out[group.tokens] = flat
-    assert out is not None
-    return out.unsqueeze(0)
+    at_layer(layer)
+    out = step.attention.attend(layer, q, k, v, scaling, sliding_window, softcap, sinks)
+    at_layer(None)
+    return out[None]
 
 
-def read_pages(step: Step, layer: int, group: Group, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """K [B, H, L, D] and V [B, H, L, Dv] of a group, from the pages.
+# The same for compiled layers: opaque to the compiler. What it changes are pages, which no compiled graph holds, so
+# no argument is declared as changed; its result is used, so no call can be dropped.
+_attend_op = torch.library.custom_op(
+    "kvbench::attend", attend, mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor handle, float scaling, int? sliding_window, "
+    "float? softcap, Tensor? sinks) -> Tensor",
+)  # fmt: skip
 
-    With `prefill_reads: fresh` a prompt's own chunk is taken as it was computed; only earlier tokens come from the
-    pages. That is a labelled mode: the default reads every token back as stored.
-    """
-    if not (step.read_fresh and group.new > 1):
-        return step.store.read(layer, group.pages, group.length, k.dtype)
-    old_k, old_v = step.store.read(layer, group.pages, group.length - group.new, k.dtype)
-    rows = group.pages.shape[0]
 
-    def own(x: Tensor) -> Tensor:
-        x = x if group.tokens is None else x[group.tokens]
-        return x.reshape(rows, group.new, *x.shape[1:]).transpose(1, 2)
-
-    return torch.cat([old_k, own(k)], dim=2), torch.cat([old_v, own(v)], dim=2)
+@_attend_op.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    handle: Tensor,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
@@ -187,7 +177,8 @@ def bind(model: nn.Module, facts: ModelFacts, device: torch.device) -> Binding:
 def _observe(index: int, call: dict[str, Any], binding: Binding) -> LayerFacts:
     module, kwargs = call["module"], call["kwargs"]
     where = f"Attention layer {index} ({type(module).__name__})"
-    if hasattr(module, "kvbench_binding") and module.kvbench_binding is binding:
+    held = getattr(module, "kvbench_handle", None)
+    if held is not None and int(held[0]) == binding.number:
         raise Refused(
             "shared_attention_module", f"{where} is called twice in a forward; its K/V cannot be kept apart."
         )
@@ -203,7 +194,7 @@ def _observe(index: int, call: dict[str, Any], binding: Binding) -> LayerFacts:
             "attention_argument",
             f"{where} passes {name}={value!r}, which the engine does not implement; it would be dropped.",
         )
-    module.kvbench_binding, module.kvbench_layer = binding, index
+    module.kvbench_handle = torch.tensor([binding.number, index])
     q_heads, kv_heads = call["query"].shape[1], call["key"].shape[1]
     window = kwargs.get("sliding_window")
     return LayerFacts(

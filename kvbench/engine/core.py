@@ -6,19 +6,26 @@ and in decode alike, so a quality number is measured on what the pages hold.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from kvbench.decision import Decision, LayerFacts
-from kvbench.engine.binding import Group, Step
+from kvbench.engine.attention import ATTENTION, Attention, Chunk
+from kvbench.engine.binding import Step
+from kvbench.engine.graph import DecodeGraph, bucket
+from kvbench.engine.layer import dtype_name
 from kvbench.engine.load import LoadedModel
+from kvbench.engine.memory import check_fits, free_bytes
 from kvbench.engine.store import PagedKVStore
+from kvbench.engine.swap import Transfer
 from kvbench.errors import KvbenchError, Refused
 from kvbench.formats import KV_FORMATS, KVFormat, pages_for
+from kvbench_kernels.launches import Launch, record
+from kvbench_kernels.route import choose_splits
 
 Logits = Literal["all", "last", "none"]
 
@@ -52,7 +59,8 @@ def static_scales(scale: Any, layers: int) -> list[tuple[float, float]] | None:
 class Engine:
     """Sequences of tokens over paged storage. Not thread-safe; several engines may share one LoadedModel.
 
-    sequences, tokens: capacity; the store holds `sequences * ceil(tokens / page_size)` pages.
+    sequences, tokens: capacity; the store holds `sequences * ceil(tokens / page_size)` pages. Raises
+    Refused("kv_does_not_fit"), before it is allocated, when the device has no room for it.
     """
 
     def __init__(
@@ -62,15 +70,28 @@ class Engine:
         self.layers: tuple[LayerFacts, ...] = model.layers
         fmt = store_format(decision)
         scales = static_scales(spec["scale"], len(self.layers)) if fmt.scale_kind == "static" else None
+        shapes = [layer.shape for layer in self.layers]
+        free = free_bytes(model.device)
+        if free is not None:
+            dtype = dtype_name(model.dtype)
+            check_fits(fmt, shapes, spec["page_size"], dtype, sequences, tokens, free)
         self.store = PagedKVStore(
             fmt,
-            [layer.shape for layer in self.layers],
+            shapes,
             spec["page_size"],
             sequences * pages_for(tokens, spec["page_size"]),
             model.dtype,
             model.device,
             scales,
+            decision.backend.resolved,
         )
+        self.sequences, self.tokens = sequences, tokens
+        self.backend = decision.backend.resolved
+        self.decode_mode = decision.decode.resolved
+        self.compile_mode = decision.compile.resolved
+        self.graphs: dict[tuple[int, int], DecodeGraph] = {}
+        self._watch: Callable[[Attention], Attention] | None = None
+        self.graph_pool = torch.cuda.graph_pool_handle() if self.decode_mode == "graph" else None
         self.tap_layers: frozenset[int] = frozenset()
         self.taps: dict[int, tuple[Tensor, Tensor]] = {}
         self.computed_tokens = 0
@@ -89,6 +110,17 @@ class Engine:
 
     def truncate(self, seq: int, length: int) -> None:
         self.store.truncate(seq, length)
+
+    def swap_out(self, seq: int) -> Transfer:
+        """Move a sequence's pages to the host; until `swap_in` nothing else can be done with it."""
+        return self.store.swap_out(seq)
+
+    def swap_in(self, seq: int) -> Transfer:
+        return self.store.swap_in(seq)
+
+    def discard_swapped(self, seq: int) -> None:
+        """Give up a swapped sequence, which `free` refuses to do."""
+        self.store.discard_swapped(seq)
 
     def length(self, seq: int) -> int:
         return self.store.length(seq)
@@ -113,63 +145,123 @@ class Engine:
             )
         for (seq, _), n in zip(work, counts, strict=True):
             self.store.reserve(seq, n)
-        device = self.model.device
-        ids = torch.tensor([t for _, tokens in work for t in tokens], dtype=torch.long)
-        positions = torch.cat(
-            [torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
-        )
-        slots = torch.cat(
-            [
-                self.store.slots_for(seq, start, n)
-                for (seq, _), start, n in zip(work, starts, counts, strict=True)
-            ]
-        )
-        step = Step(
-            self.store, slots, self._groups([seq for seq, _ in work], starts, counts),
-            self.spec["prefill_reads"] == "fresh", self.tap_layers, {},
-        )  # fmt: skip
-        ends = torch.tensor(counts).cumsum(0) - 1
-        keep: Tensor | int = 0 if logits == "all" else ends.to(device) if logits == "last" else 1
-        binding = self.model.binding
-        binding.step = step
-        try:
-            with torch.inference_mode():
-                output = self.model.model(
-                    input_ids=ids[None].to(device),
-                    position_ids=positions[None].to(device),
-                    use_cache=False,
-                    logits_to_keep=keep,
-                )
-        finally:
-            binding.step = None
-        for (seq, _), n in zip(work, counts, strict=True):
+        seqs = [seq for seq, _ in work]
+        if self.decode_mode == "graph" and max(counts) == 1 and not self.tap_layers:
+            rows = self._replay(seqs, starts, [tokens[0] for _, tokens in work])
+        else:
+            rows = self._eager(work, Chunk(seqs, starts, counts), logits)
+        for seq, n in zip(seqs, counts, strict=True):
             self.store.commit(seq, n)
         own = 0 if self.spec["prefill_reads"] == "fresh" else 1
         self.due_reads += len(self.layers) * sum(
             start + (n if n == 1 else own * n) for start, n in zip(starts, counts, strict=True)
         )
-        self.taps = step.taps
         self.computed_tokens += sum(counts)
-        rows: Tensor = output.logits[0].float()
         if logits == "none":
             return [rows[:0]] * len(work)
         return list(torch.split(rows, counts if logits == "all" else 1))
 
-    def _groups(self, seqs: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> list[Group]:
+    def _eager(self, work: Sequence[tuple[int, Sequence[int]]], chunk: Chunk, logits: Logits) -> Tensor:
+        """One packed forward, kernel by kernel: float32 logits of all tokens, or of each sequence's last."""
         device = self.model.device
-        members: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for index, (start, n) in enumerate(zip(starts, counts, strict=True)):
-            members[n, start + n].append(index)
-        offsets = [0]
-        for n in counts:
-            offsets.append(offsets[-1] + n)
-        groups = []
-        for (n, length), indexes in members.items():
-            tokens = None
-            if len(members) > 1:
-                tokens = torch.cat([torch.arange(offsets[i], offsets[i] + n) for i in indexes]).to(device)
-            groups.append(Group(tokens, self.store.tables([seqs[i] for i in indexes]), n, length))
-        return groups
+        ids = torch.tensor([t for _, tokens in work for t in tokens], dtype=torch.long)
+        positions = torch.cat(
+            [torch.arange(start, length) for start, length in zip(chunk.starts, chunk.lengths, strict=True)]
+        )
+        attention = ATTENTION[self.backend](
+            self.store, chunk, splits=self.spec["kv_splits"], fresh=self.spec["prefill_reads"] == "fresh"
+        )
+        if self._watch is not None:
+            attention = self._watch(attention)
+        ends = torch.tensor(chunk.counts).cumsum(0) - 1
+        keep: Tensor | int = 0 if logits == "all" else ends.to(device) if logits == "last" else 1
+        shape = "prefill" if max(chunk.counts) > 1 else None
+        return self.run_model(attention, ids[None].to(device), positions[None].to(device), keep, shape)[
+            0
+        ].float()
+
+    def run_model(
+        self, attention: Attention, ids: Tensor, positions: Tensor, keep: Tensor | int, compiled: str | None
+    ) -> Tensor:
+        """The model on packed ids and positions [1, N]: its logits [1, kept, V]. compiled: the form of the layers."""
+        binding = self.model.binding
+        step = binding.step = Step(attention, self.tap_layers, {})
+        layers = nullcontext()
+        if compiled and self.compile_mode == "layer":
+            layers = self.model.compiled.running(compiled)
+        try:
+            with torch.inference_mode(), layers:
+                output = self.model.model(
+                    input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep
+                )
+        finally:
+            binding.step = None
+        self.taps = step.taps
+        logits: Tensor = output.logits
+        return logits
+
+    def _replay(self, seqs: Sequence[int], starts: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """One token for each sequence by a CUDA graph, captured where there is none yet: float32 logits [B, V]."""
+        graph = self._graph(len(seqs), max(starts) + 1)
+        graph.load(seqs, starts, tokens)
+        graph.replay()
+        self.store.wrote(len(seqs))
+        return graph.logits[: len(seqs)].float()
+
+    def _graph(self, batch: int, longest: int) -> DecodeGraph:
+        batch = bucket(batch, self.sequences)
+        splits = self.splits(batch, longest)
+        if (batch, splits) not in self.graphs:
+            self.graphs[batch, splits] = DecodeGraph(self, batch, splits)
+        return self.graphs[batch, splits]
+
+    def splits(self, batch: int, longest: int) -> int:
+        """Programs along a sequence in a decode of `batch` sequences, the longest of `longest` tokens."""
+        given: int | None = self.spec["kv_splits"]
+        if given is not None:
+            return given
+        rounded = 1 << (longest - 1).bit_length()  # so that a graph serves until the context has doubled
+        return max(
+            choose_splits(batch, layer.shape.kv_heads, rounded, self.store.multiprocessors)
+            for layer in self.layers
+        )
+
+    def greedy_step(self, seqs: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """Append one token to each sequence; the argmax that follows, sampled on the device, on the host."""
+        if self.decode_mode != "graph":
+            return self.decode(seqs, tokens).argmax(dim=-1).tolist()
+        starts = [self.store.length(seq) for seq in seqs]
+        for seq in seqs:
+            self.store.reserve(seq, 1)
+        graph = self._graph(len(seqs), max(starts) + 1)
+        if not graph.continues(seqs, starts, tokens):
+            graph.load(seqs, starts, tokens)
+        graph.replay()
+        chosen = graph.chosen(seqs, starts)
+        self.store.wrote(len(seqs))
+        for seq in seqs:
+            self.store.commit(seq, 1)
+        self.due_reads += len(self.layers) * sum(start + 1 for start in starts)
+        self.computed_tokens += len(seqs)
+        return chosen
+
+    def launches_of_step(self, seq: int, token: int) -> Sequence[Launch]:
+        """The launches of one decode step of `seq`, which it appends; of a graph's replay, what its capture recorded."""
+        with record() as launches:
+            self.decode([seq], [token])
+        if self.decode_mode != "graph":
+            return launches
+        return self._graph(1, self.length(seq)).launches
+
+    @contextmanager
+    def eagerly(self, watch: Callable[[Attention], Attention]) -> Iterator[None]:
+        """Forwards inside the `with` run kernel by kernel, nothing compiled, and what they attend with is wrapped."""
+        kept = self.decode_mode, self.compile_mode, self._watch
+        self.decode_mode, self.compile_mode, self._watch = "eager", "off", watch
+        try:
+            yield
+        finally:
+            self.decode_mode, self.compile_mode, self._watch = kept
 
     def prefill(self, seq: int, tokens: Sequence[int], logits: Logits = "last") -> Tensor:
         """`tokens` in chunks of the cell's `prefill_chunk`; logits of all chunks joined for "all"."""

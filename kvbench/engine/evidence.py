@@ -5,6 +5,7 @@ E2        stored codes and scales equal the reference quantizer applied to the s
 E3        the read path of this very engine: changed payload or scales change the logits, restored ones restore
           them bit for bit, and poison outside the sequence changes nothing
 E3-reads  what the measured run itself read: all tokens that its forwards attended to, from quantized payload
+E4        the kernels that ran, by name and layer (`kvbench.engine.kernels`)
 E3-layers: `kvbench.engine.layerprobe`; E3-prefill, E5: `kvbench.engine.probes`
 
 A level that does not hold is a `mismatch` whose sentence names what was lost and in which layer.
@@ -16,10 +17,13 @@ import torch
 from torch import Tensor
 
 from kvbench.engine.core import Engine, static_scales
+from kvbench.engine.kernels import declared_execution, kernels_level
 from kvbench.engine.layer import LayerPages, dtype_name, indexable
+from kvbench.engine.pages import SWAPPED
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat, kv_bytes
 from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
+from kvbench_kernels.launches import record
 from kvbench_kernels.quantize import QUANTIZE
 
 SIDES = ("k", "v")
@@ -60,16 +64,21 @@ def examine(engine: Engine, *probes: Level, reads_due: bool) -> Evidence:
     reads = {**engine.store.reads, "due_tokens": engine.due_reads}
     e1, effective = _e1(engine)
     levels = [e1, _e3_reads(engine, reads, reads_due)]
-    for seq in list(engine.store.sequences()):
-        engine.free(seq)
-    seq, token = _write_probe(engine)
-    levels += [_e2(engine), _e3(engine, seq, token), *probes]
+    for seq in engine.store.sequences():
+        give_up = engine.discard_swapped if engine.store.state(seq) == SWAPPED else engine.free
+        give_up(seq)
+    with record() as prompt:
+        seq, token = _write_probe(engine)
+    levels += [_e2(engine), _e3(engine, seq, token)]
+    engine.truncate(seq, engine.store.page_size - 1)
+    levels += [kernels_level(engine, prompt, engine.launches_of_step(seq, token)), *probes]
     levels.sort(key=lambda level: LEVELS.index(level.name))
     dtypes = {dtype_name(getattr(p, s).dtype) for p in engine.store.layers for s in SIDES}
+    moved = [transfer.precision for transfer in engine.store.transfers]
     precision = {
         "storage": " + ".join(sorted(dtypes)),
-        "transfer": "not measured",
-        "execution": dtype_name(engine.model.dtype),
+        "transfer": " + ".join(dict.fromkeys(moved)) or "not measured",
+        "execution": declared_execution(engine),
     }
     return Evidence(effective, tuple(levels), precision, reads)
 
@@ -109,14 +118,14 @@ def _e1(engine: Engine) -> tuple[Level, str]:
 
 def _e3_reads(engine: Engine, reads: dict[str, int], due_at_all: bool) -> Level:
     asked = _asked(engine)
-    if reads["calls"] == 0 and due_at_all:
+    if reads["tokens"] == 0 and due_at_all and (reads["due_tokens"] or not engine.computed_tokens):
         return Level(
             "E3-reads",
             MISMATCH,
             "The measured run never read the KV store; its numbers come from elsewhere.",
             reads,
         )
-    if reads["calls"] == 0:
+    if reads["tokens"] == 0 and not due_at_all:
         return Level("E3-reads", NOT_APPLICABLE, "This runner makes no attention reads.", reads)
     if reads["tokens"] == 0 and due_at_all and asked.quantized:
         sentence = (

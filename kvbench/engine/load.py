@@ -6,6 +6,7 @@ or an alias that the matrix names.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,12 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from kvbench.catalog import ALIASES, TINY
+from kvbench.catalog import ALIASES, CONFIGS
 from kvbench.decision import LayerFacts, ModelFacts, Request, resolve
 from kvbench.engine.binding import Binding, bind
 from kvbench.engine.bytetokenizer import byte_tokenizer
+from kvbench.engine.compiled import CompiledLayers
+from kvbench.engine.linear import replace_linears
 from kvbench.engine.prepare import prepared
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.facts import facts_from_config
@@ -53,6 +56,11 @@ class LoadedModel:
     dtype: torch.dtype
     random: bool
 
+    @functools.cached_property
+    def compiled(self) -> CompiledLayers:
+        """The decoder layers in their compiled forms, made when first asked for."""
+        return CompiledLayers(self.model)
+
     @property
     def layers(self) -> tuple[LayerFacts, ...]:
         return self.facts.layers
@@ -79,6 +87,8 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     load = _load_random if random else _load_checkpoint
     model, tokenizer = load(spec, kind_of(name), torch.device(device), DTYPES[dtype])
     model.eval().requires_grad_(False)
+    if torch.device(device).type == "cuda":
+        replace_linears(model)  # the same products for every backend and format of the run
     facts = facts_from_config(model.config.to_dict())
     resolve(Request("native", "native", "torch", "refuse"), facts)  # refuses what cannot even run natively
     where = torch.device(device)
@@ -202,9 +212,9 @@ def _random_config(spec: Mapping[str, Any], kind: str) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer
 
     name = str(spec["model"])
-    if kind in ("tiny", "alias"):
+    if kind in ("config", "alias"):
         return AutoConfig.for_model(
-            **(TINY[name] if kind == "tiny" else ALIASES[name].config)
+            **(CONFIGS[name] if kind == "config" else ALIASES[name].config)
         ), byte_tokenizer()
     source, options = _source(spec, kind)
     try:

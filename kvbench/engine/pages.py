@@ -1,5 +1,8 @@
 """Which pages belong to which sequence: a free list, reference counts and a page table. No tensors.
 
+A sequence is resident (it holds pages) or swapped (it keeps its length and holds none); nothing but `swap_in` and
+`discard` may be done to a swapped one, and nothing is in between.
+
 A page that a sequence has filled only partly is never shared, so that writing to it can touch nobody else. `fork`
 and `truncate` therefore may hand back one (source, target) page that the owner of the tensors must copy.
 """
@@ -12,6 +15,8 @@ from kvbench.errors import KvbenchError
 from kvbench.formats import pages_for
 
 Copy = tuple[int, int]
+
+RESIDENT, SWAPPED = "resident", "swapped"
 
 
 class StoreFull(KvbenchError):
@@ -29,6 +34,7 @@ class PageTable:
         self._pages: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
         self._next = 0
+        self.version = 0  # changes whenever a sequence's pages do
 
     def add(self) -> int:
         """A new empty sequence's id; ids are never used twice."""
@@ -37,17 +43,40 @@ class PageTable:
         return seq
 
     def free(self, seq: int) -> None:
+        if self.state(seq) == SWAPPED:
+            raise KvbenchError(
+                f"Refusing to free swapped pages: sequence {seq} has its {self.length(seq)} tokens on the host. Swap it "
+                "in first, or discard what was swapped."
+            )
         self._release(self.pages(seq))
         del self._pages[seq], self._lengths[seq]
 
+    def swap_out(self, seq: int) -> None:
+        """Resident to swapped: its pages are released, and a shared one stays with whoever else holds it."""
+        self._release(self.pages(seq))
+        del self._pages[seq]
+
+    def swap_in(self, seq: int) -> list[int]:
+        """Swapped to resident: new pages for its tokens, and no others; StoreFull, and still swapped, without them."""
+        self.expect_swapped(seq)
+        needed = pages_for(self.length(seq), self.page_size)
+        self._pages[seq] = self._take(needed, f"swapping in sequence {seq}")
+        self.version += 1
+        return self._pages[seq]
+
+    def discard(self, seq: int) -> None:
+        """Forget a swapped sequence."""
+        self.expect_swapped(seq)
+        del self._lengths[seq]
+
     def fork(self, seq: int) -> tuple[int, Copy | None]:
         """A sequence with the same content: full pages are shared, a partly filled last one is to be copied."""
-        length = self.length(seq)
+        pages, length = self.pages(seq), self.length(seq)
         full = length // self.page_size
-        shared = self._pages[seq][:full]
+        shared = pages[:full]
         copy = None
         if length % self.page_size:
-            copy = (self._pages[seq][full], self._take(1, f"a fork of sequence {seq}")[0])
+            copy = (pages[full], self._take(1, f"a fork of sequence {seq}")[0])
         for page in shared:
             self.refs[page] += 1
         child = self.add()
@@ -62,7 +91,7 @@ class PageTable:
                 f"Sequence {seq} has {self.length(seq)} tokens and cannot be truncated to {length}; "
                 f"give a length from 0 to {self.length(seq)}."
             )
-        pages = self._pages[seq]
+        pages = self.pages(seq)
         keep = pages_for(length, self.page_size)
         copy = None
         if length % self.page_size and self.refs[pages[keep - 1]] > 1:
@@ -71,41 +100,61 @@ class PageTable:
             pages[keep - 1] = copy[1]
         self._release(pages[keep:])
         del pages[keep:]
+        self.version += 1
         self._lengths[seq] = length
         return copy
 
     def reserve(self, seq: int, n: int) -> None:
         """Make sure that n more tokens have pages; takes all that are missing or, raising StoreFull, none."""
-        missing = pages_for(self.length(seq) + n, self.page_size) - len(self._pages[seq])
+        pages = self.pages(seq)
+        missing = pages_for(self.length(seq) + n, self.page_size) - len(pages)
         if missing > 0:
-            self._pages[seq] += self._take(missing, f"{n} more tokens of sequence {seq}")
+            pages += self._take(missing, f"{n} more tokens of sequence {seq}")
+            self.version += 1
 
     def commit(self, seq: int, n: int) -> None:
         """Count n reserved tokens as written."""
-        length = self.length(seq) + n
-        if n < 0 or length > len(self._pages[seq]) * self.page_size:
+        pages, length = self.pages(seq), self.length(seq) + n
+        if n < 0 or length > len(pages) * self.page_size:
             raise ValueError(
-                f"Sequence {seq} cannot grow by {n} to {length} tokens: its {len(self._pages[seq])} pages hold "
-                f"{len(self._pages[seq]) * self.page_size}; reserve them first."
+                f"Sequence {seq} cannot grow by {n} to {length} tokens: its {len(pages)} pages hold "
+                f"{len(pages) * self.page_size}; reserve them first."
             )
         self._lengths[seq] = length
 
     def sequences(self) -> list[int]:
-        return list(self._pages)
+        """All of them, swapped ones included."""
+        return list(self._lengths)
+
+    def state(self, seq: int) -> str:
+        """RESIDENT or SWAPPED."""
+        return RESIDENT if self._known(seq) in self._pages else SWAPPED
 
     def length(self, seq: int) -> int:
         return self._lengths[self._known(seq)]
 
     def pages(self, seq: int) -> list[int]:
-        """The sequence's page ids in order, reserved ones included."""
-        return self._pages[self._known(seq)]
+        """The sequence's page ids in order, reserved ones included; KvbenchError for a swapped one, which has none."""
+        if self.state(seq) == SWAPPED:
+            raise KvbenchError(
+                f"Sequence {seq} is swapped out: its pages are on the host, so nothing can read, write, share or cut "
+                "them. Swap it in first."
+            )
+        return self._pages[seq]
+
+    def expect_swapped(self, seq: int) -> None:
+        """KvbenchError for a resident sequence."""
+        if self.state(seq) != SWAPPED:
+            raise KvbenchError(
+                f"Sequence {seq} is resident: there is nothing of it on the host; swap it out first."
+            )
 
     def entries(self) -> int:
         """Entries of all page tables together."""
         return sum(len(pages) for pages in self._pages.values())
 
     def _known(self, seq: int) -> int:
-        if seq not in self._pages:
+        if seq not in self._lengths:
             raise KeyError(f"There is no sequence {seq}; it was never added, or is freed.")
         return seq
 

@@ -8,18 +8,21 @@ Memory is left uninitialised: whatever a sequence does not own is cut away by sl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from kvbench.engine.layer import QUANTIZED_DTYPES, allocate_layer, check_scales, dtype_name, indexable
+from kvbench.engine.layer import allocate_layer, check_scales
 from kvbench.engine.pages import Copy, PageTable
+from kvbench.engine.swap import HostPages, Transfer, copy_in, copy_out
 from kvbench.errors import UsageError
-from kvbench.formats import KVBytes, KVFormat, KVShape, kv_bytes, pages_for
+from kvbench.formats import KVBytes, KVFormat, KVShape, pages_for
+from kvbench_kernels.gather import paged_gather, paged_gather_torch
 from kvbench_kernels.offsets import flat_offset
-from kvbench_kernels.quantize import QUANTIZE, dequantize
+from kvbench_kernels.write import paged_write, paged_write_torch
 
 HEALTH = ("clipped", "nonfinite", "overflow")
 
@@ -28,7 +31,8 @@ class PagedKVStore:
     """KV pages of all layers, and the sequences in them. One writer; not thread-safe.
 
     shapes: one a layer. native_dtype: the model's dtype, which `native` stores. scale: (K, V) a layer for a static
-    format, None for any other; UsageError, before anything is allocated, where it does not fit.
+    format, None for any other; UsageError, before anything is allocated, where it does not fit. backend: whose code
+    quantizes and dequantizes, "torch" or "triton"; the bytes are the same.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class PagedKVStore:
         native_dtype: torch.dtype,
         device: torch.device | str,
         scale: Sequence[tuple[float, float]] | None = None,
+        backend: str = "torch",
     ) -> None:
         checked = check_scales(fmt, len(shapes), scale)
         if page_size < 1 or num_pages < 1:
@@ -52,12 +57,16 @@ class PagedKVStore:
         self.num_pages = num_pages
         self.native_dtype = native_dtype
         self.device = torch.device(device)
+        self.backend = backend
         self.layers = [
             allocate_layer(fmt, shape, page_size, num_pages, native_dtype, self.device, layer_scale)
             for shape, layer_scale in zip(self.shapes, checked, strict=True)
         ]
         self.table = PageTable(page_size, num_pages)
-        self.reads = {"tokens": 0, "quantized_tokens": 0, "calls": 0}
+        # [tokens, of them from 8-bit payload]: counted by the kernels themselves, also when a CUDA graph runs them.
+        self.device_reads = torch.zeros(2, dtype=torch.int64, device=self.device)
+        self.transfers: list[Transfer] = []  # every swap so far, each way
+        self._host: dict[int, HostPages] = {}
         self._health = torch.zeros((len(self.layers), len(HEALTH)), dtype=torch.int64, device=self.device)
         self._written = [0] * len(self.layers)
 
@@ -83,8 +92,48 @@ class PagedKVStore:
         return self.table.length(seq)
 
     def sequences(self) -> list[int]:
-        """The sequences that are there."""
+        """The sequences that are there, swapped ones included."""
         return self.table.sequences()
+
+    def state(self, seq: int) -> str:
+        """`pages.RESIDENT` or `pages.SWAPPED`."""
+        return self.table.state(seq)
+
+    def swap_out(self, seq: int) -> Transfer:
+        """Move a sequence's used pages, scales included, to the host, and give all of its pages up.
+
+        Whatever raises leaves the sequence resident and untouched.
+        """
+        used = self.tables([seq])[0, : pages_for(self.length(seq), self.page_size)]
+        host = copy_out(self.layers, used)
+        self.table.swap_out(seq)
+        self._host[seq] = host
+        return self._log("out", host)
+
+    def swap_in(self, seq: int) -> Transfer:
+        """Bring a swapped sequence back into new pages; StoreFull when there are not enough.
+
+        Whatever raises leaves the sequence swapped, its bytes on the host and no page taken.
+        """
+        self.table.swap_in(seq)
+        host = self._host[seq]
+        try:
+            copy_in(host, self.layers, self.tables([seq])[0])
+        except BaseException:
+            self.table.swap_out(seq)
+            raise
+        del self._host[seq]
+        return self._log("in", host)
+
+    def on_host(self, seq: int) -> HostPages:
+        """The host's buffers of a swapped sequence."""
+        self.table.expect_swapped(seq)
+        return self._host[seq]
+
+    def discard_swapped(self, seq: int) -> None:
+        """Give up a swapped sequence and its bytes on the host; `free` refuses it."""
+        self.table.discard(seq)
+        del self._host[seq]
 
     def reserve(self, seq: int, n: int) -> None:
         """Pages for n more tokens; StoreFull when there are not enough."""
@@ -117,20 +166,9 @@ class PagedKVStore:
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Quantize k [n, kv_heads, head_dim] and v [n, kv_heads, value_dim] (any strides) into slots [n]."""
-        pages = self.layers[layer]
-        page, offset = slots // self.page_size, slots % self.page_size
-        quantized = pages.fmt != "native"
-        # K and V of one shape are quantized in one go: for a single token the number of operations is the cost.
-        together = quantized and k.shape == v.shape
-        for x, sides in ((torch.stack((k, v)), "kv"),) if together else ((k[None], "k"), (v[None], "v")):
-            result = QUANTIZE[pages.fmt](x, pages.static_scale(sides))
-            for i, side in enumerate(sides):
-                payload, scale = pages.side(side)
-                indexable(payload)[page, :, offset] = indexable(result.codes[i].to(payload.dtype))
-                if result.scales is not None and scale is not None:
-                    scale[page, :, offset] = result.scales[i]
-            if quantized:
-                self._health[layer] += torch.stack((result.clipped, result.nonfinite, result.overflow))
+        write = paged_write if self.backend == "triton" else paged_write_torch
+        live = self.layers[layer]
+        write(live.fmt, k, v, slots, live.k, live.v, live.k_scale, live.v_scale, self._health[layer])
         self._written[layer] += k.numel() + v.numel()
 
     def read(self, layer: int, pages: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -142,42 +180,37 @@ class PagedKVStore:
         needed = pages_for(length, self.page_size)
         if needed > pages.shape[1]:
             raise ValueError(f"{length} tokens need {needed} pages; the page table has {pages.shape[1]}.")
+        gather = paged_gather if self.backend == "triton" else paged_gather_torch
         live = self.layers[layer]
-        wanted = pages[:, :needed]
-        out = []
-        for payload, scale in map(live.side, "kv"):
-            codes = _gather(indexable(payload), wanted, length).view(payload.dtype)
-            if scale is not None and scale.ndim > 1:
-                scale = _gather(scale, wanted, length)
-            out.append(dequantize(live.fmt, codes, scale, dtype))
-        self.reads["calls"] += 1
-        self.reads["tokens"] += len(pages) * length
-        if live.k.dtype in QUANTIZED_DTYPES and live.v.dtype in QUANTIZED_DTYPES:
-            self.reads["quantized_tokens"] += len(pages) * length
-        return out[0], out[1]
+        tensors = (live.k, live.v, live.k_scale, live.v_scale, pages[:, :needed])
+        return gather(live.fmt, *tensors, length, dtype, self.device_reads)
 
-    def export_pages(self, seq: int) -> dict[str, Any]:
-        """A host copy of a sequence, bytes unchanged: its length, and payload and scales of its used pages a layer."""
-        length = self.length(seq)
-        used = self.tables([seq])[0, : pages_for(length, self.page_size)]
-        layers = [
-            {name: indexable(t)[used].view(t.dtype).cpu() for name, t in p.paged().items()}
-            for p in self.layers
-        ]
-        return {"length": length, "layers": layers}
+    def wrote(self, tokens: int) -> None:
+        """Count tokens that a CUDA graph has written in every layer."""
+        for layer, shape in enumerate(self.shapes):
+            self._written[layer] += tokens * shape.kv_heads * (shape.head_dim + shape.value_dim)
 
-    def import_pages(self, seq: int, exported: dict[str, Any]) -> None:
-        """Put what export_pages gave into an empty sequence of a store of the same format and shapes."""
-        if self.length(seq):
-            raise ValueError(
-                f"Sequence {seq} has {self.length(seq)} tokens; pages are imported into an empty one."
-            )
-        self.reserve(seq, exported["length"])
-        used = self.tables([seq])[0, : pages_for(exported["length"], self.page_size)]
-        for pages, saved in zip(self.layers, exported["layers"], strict=True):
-            for name, tensor in pages.paged().items():
-                indexable(tensor)[used] = indexable(saved[name]).to(self.device)
-        self.commit(seq, exported["length"])
+    @contextmanager
+    def not_counting(self) -> Iterator[None]:
+        """Writes inside the `with` have no rows, and are not counted."""
+        kept = list(self._written)
+        try:
+            yield
+        finally:
+            self._written = kept
+
+    @property
+    def reads(self) -> dict[str, int]:
+        """What was read from pages so far, over all layers: K/V tokens, and those of them from 8-bit payload."""
+        tokens, quantized = self.device_reads.tolist()
+        return {"tokens": tokens, "quantized_tokens": quantized}
+
+    @functools.cached_property
+    def multiprocessors(self) -> int:
+        """Of the device; 1 on a CPU."""
+        if self.device.type != "cuda":
+            return 1
+        return torch.cuda.get_device_properties(self.device).multi_processor_count
 
     # What is really there
 
@@ -194,11 +227,6 @@ class PagedKVStore:
         sizes = {name: t.numel() * t.element_size() for name, t in self.layers[layer].tensors().items()}
         return KVBytes(sizes["k"] + sizes["v"], sizes.get("k_scale", 0) + sizes.get("v_scale", 0))
 
-    def expected_bytes(self, layer: int) -> KVBytes:
-        """Bytes by the format's formula for all slots of the store."""
-        native = dtype_name(self.native_dtype)
-        return kv_bytes(self.fmt, self.shapes[layer], self.num_pages * self.page_size, native)
-
     def dtype(self, layer: int) -> torch.dtype:
         """The live payload dtype of K."""
         return self.layers[layer].k.dtype
@@ -207,6 +235,10 @@ class PagedKVStore:
         """Bytes of the page tables as they go to the device (int64 entries)."""
         return self.table.entries() * 8
 
+    def _log(self, way: str, host: HostPages) -> Transfer:
+        self.transfers.append(Transfer(way, host.layer_bytes, host.precision))
+        return self.transfers[-1]
+
     def _copy_page(self, copy: Copy | None) -> None:
         if copy is None:
             return
@@ -214,10 +246,3 @@ class PagedKVStore:
         for pages in self.layers:
             for tensor in pages.paged().values():
                 tensor[target].copy_(tensor[source])
-
-
-def _gather(paged: Tensor, pages: Tensor, length: int) -> Tensor:
-    """[pages, H, page_size, ...] and [B, P] -> [B, H, length, ...]: the used slots in order, the rest cut away."""
-    batch, columns = pages.shape
-    rows = paged.index_select(0, pages.reshape(-1)).view(batch, columns, *paged.shape[1:])
-    return rows.transpose(1, 2).flatten(2, 3)[:, :, :length]

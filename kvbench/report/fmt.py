@@ -18,7 +18,7 @@ NOT_MEASURED = "not measured"
 
 # Significant digits of a value that has no interval; with an interval its width decides. A bare number that is
 # exact in a few digits more (a ratio of bytes) is printed whole.
-_TIMES = ("ms", "tok/s", "s")
+_TIMES = ("ms", "tok/s", "GB/s", "s")
 _DIGITS = dict.fromkeys((*_TIMES, "%", "pt", "nat", "logit"), 4)
 _DEFAULT_DIGITS = 6
 _EXACT_DIGITS = 8

@@ -52,6 +52,7 @@ class VerdictLike(Protocol):
 # a run on a CPU has no device peak rather than a peak of 0.
 _FACT_METRICS = (
     ("page_table_bytes", "page_table_bytes"),
+    ("held_bytes", "held_bytes"),
     ("workspace_bytes", "workspace_bytes"),
     ("device_peak_bytes", "device_peak_bytes"),
 )

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvbench.decision import ASPECTS, AUTO
 from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Record
 from kvbench.report.fmt import NOT_MEASURED, fact, flatten, one_line, plain
 from kvbench.report.labels import Label, Labels
 from kvbench.report.model import Run
 
 _WORST_FIRST = (MISMATCH, UNVERIFIED, VERIFIED, NOT_APPLICABLE)
-ASPECTS = ("kv_format", "weights", "backend")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ChoiceLine:
     @property
     def fell_back(self) -> bool:
         """Declared: the resolver was asked for it and chose something else."""
-        return bool(self.resolved) and not self.dropped and self.requested != self.resolved
+        return bool(self.resolved) and not self.dropped and self.requested not in (AUTO, self.resolved)
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,24 @@ SECTIONS: tuple[Section, ...] = (
         ("kv_bytes_payload", "KV payload"),
         ("kv_bytes_scales", "KV scales"),
         ("page_table_bytes", "Page table"),
-        ("workspace_bytes", "Workspace"),
         ("weight_bytes", "Weights"),
+        ("held_bytes", "Held before"),
+        ("workspace_bytes", "Workspace"),
         ("device_peak_bytes", "Device peak"),
     ), frozenset({"kv_bytes_total", "kv_bytes_per_token", "kv_bytes_difference", "kv_ratio", "kv_ratio_16bit"}),
         "Bytes are counted from the live tensors and set against the format's formula, layer by layer. The ratio to "
         "the baseline divides by the baseline cell's live bytes, the ratio to 16-bit by a 2-byte native of the same "
-        "shape: in fp32 the two differ. MiB is 2^20 B, MB is 10^6 B."),
+        "shape: in fp32 the two differ. On a GPU the peak is weights, KV, what was held before the pages were made, and "
+        "workspace, each measured at its own moment. MiB is 2^20 B, MB is 10^6 B."),
+    Section("transfer", "Transfer", "transfer", (
+        ("transfer_bytes", "Bytes moved"),
+        ("transfer_ratio_16bit", "Ratio to 16-bit"),
+        ("transfer_bytes_difference", "Moved minus formula"),
+        ("swap_out_gb_s", "Swap out"),
+        ("swap_in_gb_s", "Swap in"),
+    ), frozenset({"transfer_bytes", "transfer_ratio_16bit", "transfer_bytes_difference", "swap_out_gb_s", "swap_in_gb_s"}),
+        "The pages of the cell's batch and context go to the host (pinned memory on a GPU) and come back, bit for bit, "
+        "scales included. 1 GB/s is 10^9 B a second."),
     Section("latency", "Latency", "latency", (
         ("itl_ms", "ITL mean"),
         ("itl_ratio", "ITL ratio"),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvbench.cells import content_hash
+from kvbench.engine.kernels import backend_label
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.timing import Timing, measure
 
@@ -29,30 +30,30 @@ SEED = 0
 class EngineArm:
     """A static batch on an engine: all prompts are submitted at once, each step gives every sequence one token.
 
-    prompts: one list of token ids a sequence; chunk: most tokens of a prefill forward, over all sequences.
+    prompts: one list of token ids a sequence; chunk: most tokens of a prefill forward, over all sequences; new_tokens:
+    tokens of a request, whose pages are reserved when it is submitted. Tokens are sampled (greedily) on the device.
     """
 
-    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], chunk: int) -> None:
-        self.engine, self.prompts = engine, prompts
+    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], chunk: int, new_tokens: int) -> None:
+        self.engine, self.prompts, self.new_tokens = engine, prompts, new_tokens
         self.plan = list(prefill_plan([len(p) for p in prompts], chunk))
         self.seqs: list[int] = []
         self.tokens: list[int] = []
 
     def submit(self) -> None:
         self.seqs = [self.engine.add() for _ in self.prompts]
+        for seq, prompt in zip(self.seqs, self.prompts, strict=True):
+            self.engine.store.reserve(seq, len(prompt) + self.new_tokens - 1)
         last: dict[int, Tensor] = {}
         for forward in self.plan:
             work = [(self.seqs[row], self.prompts[row][start:stop]) for row, start, stop in forward]
             logits = self.engine.forward(work, "last")
             last.update((row, out[-1]) for (row, _, _), out in zip(forward, logits, strict=True))
-        self._sample([last[row] for row in range(len(self.prompts))])
+        logits = torch.stack([last[row] for row in range(len(self.prompts))])
+        self.tokens = logits.argmax(dim=-1).tolist()  # on the host: part of the time
 
     def step(self) -> None:
-        work = [(seq, [token]) for seq, token in zip(self.seqs, self.tokens, strict=True)]
-        self._sample([out[-1] for out in self.engine.forward(work, "last")])
-
-    def _sample(self, logits: Sequence[Tensor]) -> None:
-        self.tokens = torch.stack(tuple(logits)).argmax(dim=-1).tolist()  # on the host: part of the time
+        self.tokens = self.engine.greedy_step(self.seqs, self.tokens)
 
     def synchronize(self) -> None:
         self.engine.synchronize()
@@ -97,9 +98,13 @@ def run(ctx: Context) -> Measurement:
     batch, context, new_tokens = ctx.spec["batch"], ctx.spec["context"], ctx.options["new_tokens"]
     prompts = random_prompts(ctx.model, batch, context)
     capacity = {"sequences": batch, "tokens": context + new_tokens}
-    arms = [("candidate", EngineArm(ctx.engine(**capacity), prompts, ctx.spec["prefill_chunk"]))]
+
+    def arm(engine: Engine) -> EngineArm:
+        return EngineArm(engine, prompts, ctx.spec["prefill_chunk"], new_tokens)
+
+    arms = [("candidate", arm(ctx.engine(**capacity)))]
     if not ctx.is_baseline:
-        arms.insert(0, ("baseline", EngineArm(ctx.native(**capacity), prompts, ctx.spec["prefill_chunk"])))
+        arms.insert(0, ("baseline", arm(ctx.native(**capacity))))
     load_before = os.getloadavg()[0]
     timings = measure(
         arms,
@@ -121,6 +126,10 @@ def run(ctx: Context) -> Measurement:
         "prompt": f"seeded random token ids (seed {SEED}), special tokens left out",
         "prompt_sha": content_hash(prompts),
         "prefill_forwards": len(arms[-1][1].plan),
+        "decode": arms[-1][1].engine.decode_mode,
+        "layers": arms[-1][1].engine.compile_mode,
+        "backend": backend_label(arms[-1][1].engine),
+        "kv_splits": arms[-1][1].engine.splits(batch, context + new_tokens),
         "repeats": ctx.options["repeats"],
         "warmup": ctx.options["warmup"],
     }

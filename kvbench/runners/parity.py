@@ -16,17 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvbench.engine.attention import ATTENTION, Chunk
 from kvbench.engine.core import static_scales, store_format
-from kvbench.engine.probes import element_error
+from kvbench.engine.probes import TOLERANCE, element_error
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat, KVShape, pages_for
 from kvbench.runners import oracle
 from kvbench.runners.context import Context, Measurement
-from kvbench_kernels.attention import paged_attention_torch
-
-# Largest error of an output element, as a share of the largest V in play (at least 1): 4 roundings of the query dtype
-# (dequantized V, scores, probabilities, output). float32 gets 3e-6: there summation order, not rounding, leads.
-TOLERANCE = {torch.float32: 3e-6, torch.float16: 4 * 2.0**-11, torch.bfloat16: 4 * 2.0**-8}
 
 # Shape of the model-free run: small, so that thousands of steps over a growing context take seconds.
 STEP_HEADS, STEP_SHAPE, STEP_VOCAB = 4, KVShape(2, 64, 64), 256
@@ -65,7 +61,10 @@ def _run(ctx: Context) -> Measurement:
     scales = static_scales(ctx.spec["scale"], len(engine.layers))
     stored, resolved = store_format(engine.decision), KV_FORMATS[engine.decision.kv_format.resolved]
     scale = scales[0] if scales and resolved.scale_kind == "static" else None
-    bench = Bench(stored, resolved, scale, ctx.spec["page_size"], model.device, ctx.options["seed"])
+    bench = Bench(
+        stored, resolved, scale, ctx.spec["page_size"], model.device, ctx.options["seed"], engine.backend,
+        ctx.spec["kv_splits"],
+    )  # fmt: skip
     own = engine.layers[0]
     cases = list(_cases(Geometry("model", own.q_heads, own.shape), ctx.options["lengths"]))
     total = len(cases) + 1
@@ -114,7 +113,10 @@ class ElementError:
 
 @dataclass(frozen=True)
 class Bench:
-    """stored: the format the store is made with; resolved: the one it must behave as; scale: (K, V) if static."""
+    """stored: the format the store is made with; resolved: the one it must behave as; scale: (K, V) if static.
+
+    backend, splits: whose kernels write and attend, and with how many programs along a sequence.
+    """
 
     stored: KVFormat
     resolved: KVFormat
@@ -122,6 +124,8 @@ class Bench:
     page_size: int
     device: torch.device
     seed: int
+    backend: str = "torch"
+    splits: int | None = None
 
     @property
     def scales(self) -> tuple[float | None, float | None]:
@@ -142,11 +146,9 @@ class Bench:
         store = self._store(self.stored, shape, 2 * pages_for(length, self.page_size) + 1, case.dtype)
         _shuffle(store, random.Random(self.seed))
         seq = store.add()
-        for start, n in ((0, length - 1), (length - 1, 1)):  # as a prefill and a decode step write it
-            if n:
-                _append(store, seq, k[start : start + n], v[start : start + n])
-        read_k, read_v = store.read(0, store.tables([seq]), length, case.dtype)
-        out = paged_attention_torch(q, read_k, read_v, scaling, length - 1)[0, :, 0].double()
+        if length > 1:  # as a prefill and a decode step write it
+            _append(store, seq, k[:-1], v[:-1])
+        out = self._decode(store, seq, q[:, :, 0], k[-1:], v[-1:], scaling)[0].double()
 
         pair = [
             (x, scale, oracle.dequantized(self.resolved, x, scale))
@@ -185,9 +187,8 @@ class Bench:
             store = self._store(fmt, STEP_SHAPE, pages_for(steps, self.page_size), dtype)
             seq, outputs = store.add(), []
             for step in range(steps):
-                _append(store, seq, k[step], v[step])
-                read_k, read_v = store.read(0, store.tables([seq]), step + 1, dtype)
-                outputs.append(paged_attention_torch(q[step], read_k, read_v, dim**-0.5, step).flatten())
+                out = self._decode(store, seq, q[step, :, :, 0], k[step], v[step], dim**-0.5)
+                outputs.append(out.flatten())
             logits.append(torch.stack(outputs).float() @ vocabulary)
         native, candidate = logits
         max_abs = (candidate - native).abs().amax(dim=-1)
@@ -198,9 +199,20 @@ class Bench:
             "cosine_min": F.cosine_similarity(candidate.double(), native.double(), dim=-1).min().item(),
         }
 
+    def _decode(
+        self, store: PagedKVStore, seq: int, q: Tensor, k: Tensor, v: Tensor, scaling: float
+    ) -> Tensor:
+        """One token through the backend that was resolved: q [1, Hq, D], k and v [1, H, D] -> [1, Hq, Dv]."""
+        start = store.length(seq)
+        store.reserve(seq, 1)
+        attention = ATTENTION[self.backend](store, Chunk([seq], [start], [1]), splits=self.splits)
+        out = attention.attend(0, q, k, v, scaling, None, None, None)
+        store.commit(seq, 1)
+        return out
+
     def _store(self, fmt: KVFormat, shape: KVShape, pages: int, dtype: torch.dtype) -> PagedKVStore:
         scale = [self.scale] if self.scale is not None and fmt.scale_kind == "static" else None
-        return PagedKVStore(fmt, [shape], self.page_size, pages, dtype, self.device, scale)
+        return PagedKVStore(fmt, [shape], self.page_size, pages, dtype, self.device, scale, self.backend)
 
 
 def _append(store: PagedKVStore, seq: int, k: Tensor, v: Tensor) -> None:

@@ -2,12 +2,16 @@
 
 The store is made for exactly `batch` sequences of `context` tokens and all of its pages are taken, so nothing is an
 estimate: bytes are those of the live tensors. What they hold does not change their size; on a GPU the pages are filled
-by a real prefill and one decode step, because there the peak that the run needs beyond weights and pages is measured.
+by a real prefill and one decode step, because there the peak of allocated memory is measured, and its parts each at a
+moment of its own: what is held before there is any page (weights, and beyond them `held_bytes`), the pages from their
+tensors, and what the run adds to what was there when it began (`workspace_bytes`). A store that keeps a second copy of
+its pages is in none of the parts, so they then miss the peak.
 The expected bytes come from the format that the decision resolved, never from the store's own idea of its format.
 """
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,11 +27,16 @@ if TYPE_CHECKING:
 
 def run(ctx: Context) -> Measurement:
     batch, context = ctx.spec["batch"], ctx.spec["context"]
+    weights = weights_bytes(ctx.model.model)
+    peak = workspace = held = None  # not measured on a CPU
+    on_gpu = _has_counters(ctx.model.device)
+    if on_gpu:
+        gc.collect()  # an engine of an earlier cell that nobody uses is not held
+        held = torch.cuda.memory_allocated(ctx.model.device) - weights
     engine = ctx.engine(sequences=batch, tokens=context)
     store = engine.store
     seqs = [engine.add() for _ in range(batch)]
-    peak = workspace = None  # not measured on a CPU
-    if ctx.model.device.type == "cuda":
+    if on_gpu:
         peak, workspace = _fill_on_gpu(engine, seqs, context)
     else:
         for seq in seqs:
@@ -59,8 +68,9 @@ def run(ctx: Context) -> Measurement:
     facts: dict[str, Any] = {
         "tokens": tokens,
         "page_table_bytes": table.numel() * table.element_size(),
+        "held_bytes": held,
         "workspace_bytes": workspace,
-        "weights_bytes": weights_bytes(ctx.model.model),
+        "weights_bytes": weights,
         "native_dtype": native_dtype,
         "native16_bytes": sum(
             kv_bytes(native, layer.shape, tokens, "float16").total for layer in engine.layers
@@ -74,6 +84,11 @@ def weights_bytes(model: nn.Module) -> int:
     """Bytes of the parameters and saved buffers; tensors that are one and the same in memory (tied) count once."""
     tensors = {(t.data_ptr(), t.numel() * t.element_size()) for t in model.state_dict().values() if t.numel()}
     return sum(size for _, size in tensors)
+
+
+def _has_counters(device: torch.device) -> bool:
+    """Whether torch counts what is allocated on the device."""
+    return device.type == "cuda"
 
 
 def _fill_on_gpu(engine: Engine, seqs: list[int], context: int) -> tuple[int, int]:

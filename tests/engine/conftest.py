@@ -41,7 +41,9 @@ def engine(tiny: Callable[[str], Any]) -> Callable[..., Any]:
         scale = 0.05 if kv_format.endswith("static") else None
         spec = {**CELL_KEYS, "model": model, "kv_format": kv_format, "scale": scale, **keys}
         loaded = tiny(model)
-        decision = resolve(Request(kv_format, "native", "torch", "refuse"), loaded.facts)
+        decision = resolve(
+            Request(kv_format, "native", spec["backend"], "refuse", interpreter=True), loaded.facts
+        )
         return Engine(loaded, decision, spec, sequences=sequences, tokens=tokens)
 
     return make

@@ -124,7 +124,7 @@ def test_a10_t2_logits_with_a_working_soft_cap_equal_eager(tiny: Any) -> None:
     for attention in (layer.self_attn for layer in model.model.layers):
         attention.q_proj.weight.data *= 12
         attention.k_proj.weight.data *= 12
-        del attention.kvbench_binding
+        del attention.kvbench_handle
     eager = copy.deepcopy(model)
     eager.set_attn_implementation("eager")
     binding = bind(model, source.facts, torch.device("cpu"))
@@ -174,14 +174,53 @@ def test_a08_t2_the_next_logits_after_a_swap_are_the_same(engine: Any, kv_format
     made.prefill(seq, ids(length))
     expected = made.decode([seq], [7])
     made.truncate(seq, length)
-    saved = made.store.export_pages(seq)
-    made.free(seq)
+    made.swap_out(seq)
     for pages in made.store.layers:
         for tensor in pages.paged().values():
             tensor.view(torch.uint8).fill_(0x7F)
-    back = made.add()
-    made.store.import_pages(back, saved)
-    assert torch.equal(made.decode([back], [7]), expected)
+    made.swap_in(seq)
+    assert torch.equal(made.decode([seq], [7]), expected)
+
+
+def test_a_swapped_sequence_takes_no_forward_and_its_neighbours_do(engine: Any) -> None:
+    made = engine(kv_format="int8_sym", sequences=3)
+    away, here = made.add(), made.add()
+    made.forward([(away, ids(17)), (here, ids(20, seed=1))])
+    expected = made.decode([here], [7])
+    made.truncate(here, 20)
+    made.swap_out(away)
+    computed = made.computed_tokens
+    for use in (
+        lambda: made.decode([here, away], [7, 7]),
+        lambda: made.prefill(away, [1, 2]),
+        lambda: made.fork(away),
+        lambda: made.truncate(away, 3),
+    ):
+        with pytest.raises(KvbenchError, match=f"Sequence {away} is swapped out"):
+            use()
+    with pytest.raises(KvbenchError, match="Refusing to free swapped pages"):
+        made.free(away)
+    assert (made.computed_tokens, made.length(here), made.length(away)) == (computed, 20, 17)
+    assert torch.equal(made.decode([here], [7]), expected)
+    made.discard_swapped(away)
+    assert made.store.sequences() == [here]
+
+
+def test_a_store_that_does_not_fit_is_refused_before_it_is_allocated(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tiny-llama in float32: 4 layers of 2 KV heads of 16, 4,096 B a page and layer native, 1,152 B int8_sym."""
+    from kvbench.engine import core
+
+    monkeypatch.setattr(core, "free_bytes", lambda device: 2 * 12 * 4 * 1_152)
+    monkeypatch.setattr(core, "PagedKVStore", None)
+    with pytest.raises(TypeError):  # as far as the allocation, which is not there
+        engine(kv_format="int8_sym", sequences=2, tokens=96)
+    with pytest.raises(Refused, match="largest context that fits is 96 tokens") as caught:
+        engine(kv_format="int8_sym", sequences=2, tokens=97)
+    assert caught.value.reason == "kv_does_not_fit"
+    with pytest.raises(Refused, match=r"The native KV cache of 2 sequence.* needs 196,608 B"):
+        engine(kv_format="native", sequences=2, tokens=96)
 
 
 @pytest.mark.parametrize(("value", "word"), [(1e7, "overflow"), (float("nan"), "nonfinite")])

@@ -45,8 +45,19 @@ def test_a_sound_engine_is_verified_at_every_level(engine: Any, kv_format: str) 
     found = take(engine, kv_format)
     assert found.state == VERIFIED
     assert found.effective == kv_format
-    assert [x.name for x in found.levels] == ["E1", "E2", "E3", "E3-layers", "E3-reads"]
+    assert [x.name for x in found.levels] == ["E1", "E2", "E3", "E3-layers", "E3-reads", "E4"]
     assert (found.reads["quantized_tokens"] > 0) == KV_FORMATS[kv_format].quantized
+
+
+def test_what_is_left_swapped_out_is_given_up_and_its_precision_told(engine: Any) -> None:
+    used = engine(kv_format="int8_sym", tokens=48)
+    away, here = used.add(), used.add()
+    used.forward([(away, list(range(40))), (here, list(range(7)))])
+    used.swap_out(away)
+    found = evidence.examine(used, reads_due=True)
+    assert found.state == VERIFIED
+    assert found.precision == {"storage": "int8", "transfer": "int8 + float16 scales", "execution": "float32"}
+    assert len(used.store.sequences()) == 1  # the probe's
 
 
 def test_a01_t1_a_format_dropped_before_the_store_is_named(
@@ -126,10 +137,12 @@ def test_a02_scales_that_are_zero_or_one_are_named(engine: Any, value: float) ->
 
 
 def test_a02_scales_never_written_are_named(engine: Any) -> None:
-    """The memory stays what it was: whatever it holds, it is not the reference."""
+    """The memory stays what it was. Fresh memory may hold what an engine before left there, even the right scales."""
 
     def unwritten(made: Any) -> None:
         write = made.store.write
+        for pages in made.store.layers:
+            pages.v_scale.fill_(7.0)
 
         def broken(layer: int, slots: Any, k: Any, v: Any) -> None:
             kept = made.store.layers[layer].v_scale.clone()

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.engine import binding, core, evidence, probes
+from kvbench.engine import core, evidence, probes
 from kvbench.engine import store as store_module
-from kvbench.engine.layer import LayerPages
+from kvbench.engine.attention import ATTENTION, TorchAttention
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS
 from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Level
-from kvbench_kernels import quantize
+from kvbench_kernels import gather, quantize
 
 LAYERS = 4  # of tiny-llama
 
@@ -53,16 +53,16 @@ def test_a_model_whose_rows_share_arithmetic_passes(engine: Any) -> None:
 
 def fresh(monkeypatch: pytest.MonkeyPatch, layer: int) -> None:
     """Attention of `layer` reads the pages, throws its own chunk away and takes the fresh K/V."""
-    honest = binding.read_pages
+    honest = TorchAttention._read
 
-    def read(step: Any, at: int, group: Any, k: Any, v: Any) -> Any:
-        old = honest(step, at, group, k, v)
+    def read(self: Any, at: int, group: Any, k: Any, v: Any) -> Any:
+        old = honest(self, at, group, k, v)
         if at != layer or group.new == 1:
             return old
         own = (x.reshape(len(group.pages), group.new, *x.shape[1:]).transpose(1, 2) for x in (k, v))
         return tuple(torch.cat([x[:, :, : -group.new], y], 2) for x, y in zip(old, own, strict=True))
 
-    monkeypatch.setattr(binding, "read_pages", read)
+    monkeypatch.setattr(TorchAttention, "_read", read)
 
 
 def test_a_prompt_that_is_not_read_back_in_one_layer_is_named(
@@ -81,34 +81,30 @@ def test_fresh_prefill_reads_are_a_mode_of_their_own(engine: Any) -> None:
 
 @pytest.mark.parametrize("axis", [1, 2])
 def test_the_scale_of_a_neighbour_is_found(engine: Any, monkeypatch: pytest.MonkeyPatch, axis: int) -> None:
-    honest = store_module.dequantize
+    honest = gather.dequantize
 
     def other(fmt: str, codes: Any, scale: Any, dtype: Any) -> Any:
         return honest(fmt, codes, scale if scale is None else scale.roll(1, axis), dtype)
 
-    monkeypatch.setattr(store_module, "dequantize", other)
+    monkeypatch.setattr(gather, "dequantize", other)
     assert values(engine).state == MISMATCH
 
 
 def test_halved_values_are_found(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = store_module.dequantize
-    monkeypatch.setattr(store_module, "dequantize", lambda *a: honest(*a) * 0.5)
+    honest = gather.dequantize
+    monkeypatch.setattr(gather, "dequantize", lambda *a: honest(*a) * 0.5)
     found = values(engine)
     assert found.state == MISMATCH
     assert "what the codes and scales stand for" in found.sentence
 
 
 def test_scales_swapped_between_k_and_v_are_found(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, read = LayerPages.side, PagedKVStore.read
+    honest = store_module.paged_gather_torch
 
-    def swapped(self: Any, *a: Any) -> Any:
-        with monkeypatch.context() as m:
-            m.setattr(
-                LayerPages, "side", lambda p, n: (getattr(p, n), honest(p, "v" if n == "k" else "k")[1])
-            )
-            return read(self, *a)
+    def swapped(fmt: str, k: Any, v: Any, k_scale: Any, v_scale: Any, *rest: Any) -> Any:
+        return honest(fmt, k, v, v_scale, k_scale, *rest)
 
-    monkeypatch.setattr(PagedKVStore, "read", swapped)
+    monkeypatch.setattr(store_module, "paged_gather_torch", swapped)
     assert values(engine).state == MISMATCH
 
 
@@ -139,7 +135,7 @@ def test_a_quantizer_that_breaks_its_format_is_found(
 
 def test_logits_that_are_native_are_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "store_format", lambda decision: KV_FORMATS["native"])
-    assert "equal native ones bit for bit" in values(engine).sentence
+    assert "as close to native values as to the stored ones" in values(engine).sentence
 
 
 def reads(made: Any) -> Level:
@@ -148,8 +144,7 @@ def reads(made: Any) -> Level:
 
 
 def test_a_run_that_read_less_than_it_attended_to_fails(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = core.Step
-    monkeypatch.setattr(core, "Step", lambda *a: step(*a[:3], True, *a[4:]))
+    monkeypatch.setitem(ATTENTION, "torch", lambda *a, **k: TorchAttention(*a, **{**k, "fresh": True}))
     made = engine(kv_format="int8_sym")
     seq = made.add()
     made.prefill(seq, list(range(10)))

@@ -36,7 +36,7 @@ def test_a24_t2_the_big_cell_first_and_the_columns_add_up(tmp_path: Path, kv_for
         assert record.error is None
         layers, facts = record.samples["layers"], record.facts
         parts = sum(x["payload"] + x["scales"] for x in layers)
-        parts += facts["weights_bytes"] + facts["workspace_bytes"]
+        parts += facts["weights_bytes"] + facts["held_bytes"] + facts["workspace_bytes"]
         assert parts == pytest.approx(facts["device_peak_bytes"], rel=0.01)
         peaks.append(facts["device_peak_bytes"])
     assert peaks[1] == peaks[2] < peaks[0]

@@ -257,8 +257,11 @@ def test_launches_are_recorded_by_name(device: str) -> None:
             both(pool, q, splits=2)
     both(pool, q, splits=2)
     assert nothing == []
-    assert inner == ["paged_decode_split", "paged_decode_combine"]
-    assert all_of_them == ["paged_decode_split", *inner]
+    assert [launch.name for launch in inner] == ["paged_decode_split", "paged_decode_combine"]
+    assert [launch.name for launch in all_of_them] == [
+        "paged_decode_split",
+        *(launch.name for launch in inner),
+    ]
 
 
 @pytest.mark.parametrize("splits", [1, 2])

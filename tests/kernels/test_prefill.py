@@ -149,22 +149,22 @@ def test_reads_are_counted_once_a_sequence(fmt: str, quantized: int, device: str
     reads, twin = (torch.zeros(2, dtype=torch.int64, device=device) for _ in range(2))
     q = queries(141, 2, 64, dtype=torch.float16, device=device)
     where = (pool.pages, pool.lengths, starts, 140, 0.125)
-    with record() as launched:
+    with record() as launches:
         paged_prefill(fmt, q, *pool.args[1:], *where, reads=reads)
     paged_prefill_torch(fmt, q, *pool.args[1:], *where, reads=twin)
     assert reads.tolist() == twin.tolist() == [173, quantized]
-    assert launched == ["paged_prefill_causal"]
+    assert [launch.name for launch in launches] == ["paged_prefill_causal"]
 
 
 def test_nothing_new_launches_nothing(device: str) -> None:
     pool = random_pool("native", torch.float32, (5,), device)
     starts = torch.zeros(2, device=device, dtype=torch.int32)
-    with record() as launched:
+    with record() as launches:
         out = paged_prefill(
             "native", torch.zeros(0, 2, 64, device=device), *pool.args[1:], pool.pages, pool.lengths, starts, 0, 1.0
         )  # fmt: skip
     assert out.shape == (0, 2, 64)
-    assert launched == []
+    assert not launches
 
 
 @pytest.mark.parametrize("starts", [torch.tensor([0, 2]), torch.tensor([0, 1, 2], dtype=torch.int32)])

@@ -123,7 +123,7 @@ def _tasks(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     variants = {"perplexity": ["wikitext2", "pydoc"], "mcq": ["cloze"]}
     tasks: dict[str, dict[str, Any]] = {}
     for cell in cells:
-        for runner, declared in RUNNERS.items():
+        for runner, declared in ((name, RUNNERS[name]) for name in RUNNERS if name in _VALUES):
             for variant in variants.get(runner, [""]):
                 spec = {key: value for key, value in cell["spec"].items() if key not in declared.ignores}
                 shape = [str(spec[key]) for key in ("kv_format", "batch", "context") if key in spec]
@@ -173,7 +173,7 @@ def _measured(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
             "expected_scales": n.scales,
             "dtype": "int8",
         }
-        facts = {"tokens": tokens, "page_table_bytes": tokens // 2, "workspace_bytes": 0, "weights_bytes": 538_060_032,
+        facts = {"tokens": tokens, "page_table_bytes": tokens // 2, "held_bytes": 0, "workspace_bytes": 0, "weights_bytes": 538_060_032,
                  "native_dtype": DTYPE, "device_peak_bytes": None}  # fmt: skip
         return {"layers": [{"layer": i, **layer} for i in range(LAYERS)]}, facts
     if runner == "latency":

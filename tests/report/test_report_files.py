@@ -14,7 +14,7 @@ from kvbench.report.jsonout import result_json
 from kvbench.report.model import Run
 from kvbench.report.write import write_all, write_text
 
-FACT_METRICS = {"page_table_bytes", "workspace_bytes", "device_peak_bytes"}
+FACT_METRICS = {"page_table_bytes", "held_bytes", "workspace_bytes", "device_peak_bytes"}
 
 
 def read(text):

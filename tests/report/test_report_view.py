@@ -87,6 +87,18 @@ def test_every_metric_of_the_rows_is_shown_even_one_that_no_table_names(passing)
     assert table(view, "other").lines[0].entries[0].shown.brief == "1.500 ms"
 
 
+def test_transfer_has_a_table_of_its_own_once_it_was_measured(passing):
+    assert not [t for t in build(*passing.args).tables if t.key == "transfer"]
+    cell = passing.cell(kv_format="int8_sym", batch=4, context=512)["id"]
+    moved = [
+        Row(cell, "transfer_bytes", "", 33_280, "B", 6),
+        Row(cell, "swap_out_gb_s", "", 53.125, "GB/s", 3),
+    ]
+    got = table(build(*replace(passing, rows=[*passing.rows, *moved]).args), "transfer")
+    shown = {c.metric: e.shown.brief for c, e in zip(got.columns, got.lines[0].entries, strict=True) if e}
+    assert shown == {"transfer_bytes": "33,280 B (0.0317 MiB, 0.03 MB)", "swap_out_gb_s": "53.12 GB/s"}
+
+
 def test_a24_t4_no_device_peak_on_a_cpu_is_not_measured_rather_than_zero(passing):
     got = entry(build(*passing.args), "storage", "device_peak_bytes", kv_format="int8_sym")
     assert (got.shown.text, got.shown.exact) == ("not measured", "")
@@ -99,6 +111,7 @@ def test_a24_t2_weights_payload_scales_and_workspace_are_columns_of_their_own(pa
         "kv_bytes_payload",
         "kv_bytes_scales",
         "page_table_bytes",
+        "held_bytes",
         "workspace_bytes",
     }
 

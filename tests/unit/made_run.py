@@ -129,6 +129,7 @@ def storage_facts(tokens: int, native16: int, **more: Any) -> dict[str, Any]:
         "native16_bytes": native16,
         "weights_bytes": 100,
         "page_table_bytes": 8,
+        "held_bytes": None,
         "workspace_bytes": None,
     }
     return {**facts, "native_dtype": "float32", "device_peak_bytes": None, **more}

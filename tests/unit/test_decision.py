@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from kvbench.decision import (
-    Accepted,
     Decision,
     LayerFacts,
     ModelFacts,
-    Rejected,
     Request,
     check_context,
     resolve,
@@ -20,6 +18,7 @@ from kvbench.decision import (
 from kvbench.errors import Refused, UsageError
 from kvbench.facts import facts_from_config
 from kvbench.formats import KV_FORMATS, KVShape
+from kvbench_kernels.support import Accepted, Rejected
 
 SHAPE = KVShape(2, 16, 16)
 REQUEST = Request("int8_sym", "native", "torch", "allow")
@@ -107,14 +106,14 @@ def test_a10_t3_unsupported_attributes_are_refused(fallback: str) -> None:
 
 def test_triton_falls_back_to_torch_and_keeps_the_format() -> None:
     decision = resolve(replace(REQUEST, backend="triton"), FULL)
-    assert (decision.backend.resolved, decision.backend.reason) == ("torch", "triton_kernels_missing")
-    assert decision.backend.rejected == (("triton", "triton_kernels_missing"),)
+    assert (decision.backend.resolved, decision.backend.reason) == ("torch", "no_gpu")
+    assert decision.backend.rejected == (("triton", "no_gpu"),)
     assert (decision.kv_format.resolved, decision.kv_format.rejected) == ("int8_sym", ())
 
 
 def test_both_aspects_can_fall_back_each_with_its_own_reason() -> None:
     decision = resolve(replace(REQUEST, backend="triton"), MLA)
-    assert decision.backend.rejected == (("triton", "triton_kernels_missing"),)
+    assert decision.backend.rejected == (("triton", "no_gpu"),)
     assert decision.kv_format.rejected == (("int8_sym", "mla_not_validated"),)
     assert (decision.backend.resolved, decision.kv_format.resolved) == ("torch", "native")
 
@@ -139,7 +138,7 @@ def test_fp8_weights_fall_back_with_a_reason() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"backend": "triton"}, "triton_kernels_missing"), ({"weights": "fp8_block128"}, "fp8_weights_missing")],
+    [({"backend": "triton"}, "no_gpu"), ({"weights": "fp8_block128"}, "fp8_weights_missing")],
 )
 def test_strict_mode_refuses_every_fallback(changes: dict[str, str], reason: str) -> None:
     with pytest.raises(Refused, match="Set fallback: allow") as e:

@@ -75,7 +75,7 @@ def test_a_sound_run_passes() -> None:
     assert [o.check for o in verdict.outcomes] == ["precision", "precision", "plausible", RATIO.name]
     assert verdict.outcomes[1].sentence == (
         "kv_format=int8_sym: int8_sym is requested, resolved and effective, verified by E1, E2, E3, E3-layers, E3-prefill, "
-        "E3-reads, E5 in storage."
+        "E3-reads, E4, E5 in storage."
     )
     last = verdict.outcomes[-1]
     assert (last.cell, last.value, last.metric) == (CAND, 0.515625, "kv_ratio_16bit")

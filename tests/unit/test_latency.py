@@ -259,7 +259,7 @@ def test_the_arms_run_in_their_own_formats(runner_context, as_baseline):
 def test_the_engine_arm_gives_each_prompt_its_own_greedy_text(runner_context):
     ctx = runner_context("latency", **KEYS)
     prompts = random_prompts(ctx.model, 3, 21)
-    arm = EngineArm(ctx.engine(sequences=3, tokens=26), prompts, 16)
+    arm = EngineArm(ctx.engine(sequences=3, tokens=26), prompts, 16, 5)
     for _ in range(2):  # a request leaves nothing behind that changes the next
         arm.submit()
         texts = [arm.tokens]

@@ -18,7 +18,7 @@ from kvbench import fetch as fetching
 from kvbench.catalog import ALIASES, TINY, Alias
 from kvbench.digests import cache_dir, file_sha256
 from kvbench.errors import KvbenchError, NotAvailable, UsageError
-from kvbench.formats import KVShape
+from kvbench.formats import KV_FORMATS, KVShape, kv_bytes
 from kvbench.models import config_facts, fingerprint, kind_of, uses_random_weights
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def spec(model: Any, **changes: Any) -> dict[str, Any]:
 def test_kinds_of_names(folder: Path, tmp_path: Path) -> None:
     gguf = tmp_path / "m.GGUF"
     gguf.write_bytes(b"GGUF")
-    assert kind_of("tiny-llama") == "tiny"
+    assert kind_of("tiny-llama") == kind_of("qwen3-8b-shape") == "config"
     assert kind_of("smollm2-135m-instruct") == "alias"
     assert kind_of(str(folder)) == "folder"
     assert kind_of(str(gguf)) == "gguf"
@@ -172,6 +172,20 @@ def test_facts_of_the_default_model() -> None:
 @pytest.mark.parametrize("name", TINY)
 def test_tiny_models_are_supported_in_full(name: str) -> None:
     assert config_facts(spec(name)).unsupported == ()
+
+
+def test_the_shape_of_a_real_model() -> None:
+    facts = config_facts(spec("qwen3-8b-shape"))
+    assert uses_random_weights(spec("qwen3-8b-shape"))
+    assert (len(facts.layers), facts.unsupported) == (36, ())
+    assert {(layer.kind, layer.q_heads, layer.shape) for layer in facts.layers} == {
+        ("full", 32, KVShape(8, 128, 128))
+    }
+    tokens = {name: sum(kv_bytes(KV_FORMATS[name], layer.shape, 1, "bfloat16").total for layer in facts.layers)
+              for name in ("native", "int8_sym", "fp8_e4m3")}  # fmt: skip
+    assert tokens == {"native": 147456, "int8_sym": 74880, "fp8_e4m3": 76032}
+    assert facts.max_context is not None
+    assert facts.max_context >= 131072 + 1024
 
 
 def test_facts_of_a_folder(folder: Path) -> None:

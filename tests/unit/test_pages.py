@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvbench.engine.pages import Copy, PageTable, StoreFull
+from kvbench.engine.pages import RESIDENT, SWAPPED, Copy, PageTable, StoreFull
+from kvbench.errors import KvbenchError
 from kvbench.formats import pages_for
 
 
 class Sharing(RuleBasedStateMachine):
-    """Add, append, fork, truncate and free in any order: nobody's tokens ever change, and no page is lost."""
+    """Add, append, fork, truncate, free and swap in any order: nobody's tokens ever change, and no page is lost.
+
+    model: the tokens of the resident sequences; away: those of the swapped ones.
+    """
 
     @initialize(page_size=st.integers(1, 4), num_pages=st.integers(1, 8))
     def start(self, page_size: int, num_pages: int) -> None:
         self.table = PageTable(page_size, num_pages)
         self.memory = [[-1] * page_size for _ in range(num_pages)]
         self.model: dict[int, list[int]] = {}
+        self.away: dict[int, list[int]] = {}
         self.written = 0
 
     def copy(self, pages: Copy | None) -> None:
@@ -83,13 +89,54 @@ class Sharing(RuleBasedStateMachine):
         self.table.free(seq)
         del self.model[seq]
 
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def swap_out(self, data: st.DataObject) -> None:
+        seq = self.some(data)
+        self.table.swap_out(seq)
+        self.away[seq] = self.model.pop(seq)
+
+    @precondition(lambda self: self.away)
+    @rule(data=st.data())
+    def swap_in(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.away)))
+        tokens, size = self.away[seq], self.table.page_size
+        try:
+            pages = self.table.swap_in(seq)
+        except StoreFull:
+            return
+        assert len(pages) == pages_for(len(tokens), size)
+        for at, token in enumerate(tokens):
+            self.memory[pages[at // size]][at % size] = token
+        self.model[seq] = self.away.pop(seq)
+
+    @precondition(lambda self: self.away)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.away)))
+        self.table.discard(seq)
+        del self.away[seq]
+
+    @precondition(lambda self: self.away)
+    @rule(data=st.data())
+    def use_what_is_swapped(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.away)))
+        use = data.draw(st.sampled_from(["pages", "free", "fork", "swap_out"]))
+        with pytest.raises(KvbenchError, match="swapped"):
+            getattr(self.table, use)(seq)
+
+    @invariant()
+    def every_sequence_is_resident_or_swapped(self) -> None:
+        assert sorted({*self.model, *self.away}) == self.table.sequences()
+        for seq in self.table.sequences():
+            assert self.table.state(seq) == (SWAPPED if seq in self.away else RESIDENT)
+            assert self.table.length(seq) == len((self.model | self.away)[seq])
+
     @invariant()
     def every_sequence_reads_its_own_tokens(self) -> None:
         size = self.table.page_size
-        assert sorted(self.model) == self.table.sequences()
         for seq, expected in self.model.items():
             slots = [slot for page in self.table.pages(seq) for slot in self.memory[page]]
-            assert self.table.length(seq) == len(expected)
             assert slots[: len(expected)] == expected
             assert len(self.table.pages(seq)) >= pages_for(len(expected), size)
 

@@ -45,10 +45,18 @@ def test_a24_t4_what_a_cpu_cannot_measure_is_null(runner_context):
     facts = storage.run(runner_context("storage", batch=1, context=16)).facts
     assert facts["device_peak_bytes"] is None
     assert facts["workspace_bytes"] is None
+    assert facts["held_bytes"] is None
 
 
-def test_a24_t2_the_peak_is_the_cells_own_and_its_parts_add_up(runner_context, monkeypatch):
-    """On an allocator that counts as CUDA's does (bytes live, their peak since the last reset), the big cell first."""
+HELD = 33_554_432  # what cuBLAS takes on Hopper with the first GEMM and keeps
+
+
+def facts_on_a_counting_device(runner_context, monkeypatch, contexts, copy):
+    """Facts and KV bytes of int8_sym cells one after the other, on an allocator that counts as CUDA's does.
+
+    It knows the bytes live and their peak since the last reset. Every forward has 1,000 B of workspace a token; an
+    engine's store is its pages and `copy` times as much again.
+    """
     live = peak = 0
 
     def use(size):
@@ -63,16 +71,15 @@ def test_a24_t2_the_peak_is_the_cells_own_and_its_parts_add_up(runner_context, m
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: live)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak)
-    ctx = runner_context("storage", kv_format="int8_sym")
-    weights = storage.weights_bytes(ctx.model.model)
-    use(weights)
-    found = {}
-    for context in (500, 20):
-        engine = ctx.engine(sequences=1, tokens=context)
-        kv = sum(engine.store.live_bytes(i).total for i in range(4))
-        forward = engine.forward
+    monkeypatch.setattr(storage, "_has_counters", lambda device: True)
+    plain = runner_context("storage").engine
 
-        def with_workspace(work, logits, forward=forward):
+    def engine(**size):
+        made = plain(**size)
+        use(kv_of(made) * (1 + copy))
+        forward = made.forward
+
+        def with_workspace(work, logits):
             size = sum(len(tokens) for _, tokens in work) * 1000
             use(size)
             try:
@@ -80,13 +87,40 @@ def test_a24_t2_the_peak_is_the_cells_own_and_its_parts_add_up(runner_context, m
             finally:
                 use(-size)
 
-        engine.forward = with_workspace
-        use(kv)
-        found[context] = (*storage._fill_on_gpu(engine, [engine.add()], context), kv)
-        use(-kv)
-    for context, (total, workspace, kv) in found.items():
-        assert workspace == (context - 1) * 1000
-        assert total == weights + kv + workspace
+        made.forward = with_workspace
+        return made
+
+    def kv_of(made):
+        return sum(made.store.live_bytes(i).total for i in range(4))
+
+    use(storage.weights_bytes(runner_context("storage").model.model) + HELD)
+    found = {}
+    for context in contexts:
+        ctx = runner_context("storage", kv_format="int8_sym", context=context)
+        plain = ctx.engine
+        object.__setattr__(ctx, "engine", engine)
+        measured = storage.run(ctx)
+        kv = sum(layer["payload"] + layer["scales"] for layer in measured.samples["layers"])
+        found[context] = measured.facts, kv
+        use(-kv * (1 + copy))
+    return found
+
+
+def parts(facts, kv):
+    return facts["weights_bytes"] + facts["held_bytes"] + kv + facts["workspace_bytes"]
+
+
+def test_a24_t2_the_peak_is_the_cells_own_and_its_parts_add_up(runner_context, monkeypatch):
+    """The big cell first."""
+    found = facts_on_a_counting_device(runner_context, monkeypatch, (500, 20), copy=0)
+    for context, (facts, kv) in found.items():
+        assert (facts["held_bytes"], facts["workspace_bytes"]) == (HELD, (context - 1) * 1000)
+        assert parts(facts, kv) == facts["device_peak_bytes"]
+
+
+def test_a24_t2_a_second_copy_of_the_pages_is_in_no_part(runner_context, monkeypatch):
+    (facts, kv) = facts_on_a_counting_device(runner_context, monkeypatch, (500,), copy=1)[500]
+    assert facts["device_peak_bytes"] - parts(facts, kv) == kv
 
 
 @pytest.mark.parametrize(("tokens", "slots"), [(1, 16), (15, 16), (16, 16), (17, 32)])

@@ -1,0 +1,98 @@
+"""A decode step as one CUDA graph: forward, sampling and the advance to the next token, with nothing from the host.
+
+All that changes from step to step lives in static tensors on the device: token ids, lengths, page tables. A replay
+appends each row's token, attends, takes the argmax and leaves everything as the next step needs it, so consecutive
+steps need no upload. Rows beyond the sequences at hand are not there (length -1): they store and attend to nothing.
+A graph belongs to one engine, one batch and one number of splits; the lengths may be anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvbench.engine.attention import TritonAttention
+from kvbench.formats import pages_for
+from kvbench_kernels.launches import record
+
+if TYPE_CHECKING:
+    from kvbench.engine.core import Engine
+
+WARMUP = 3  # steps before the capture, in which kernels are compiled and libraries allocate their workspaces
+
+
+def bucket(batch: int, capacity: int) -> int:
+    """Rows of the graph that serves `batch` sequences: the next power of two, at most the engine's capacity."""
+    return max(batch, min(1 << (batch - 1).bit_length(), capacity))
+
+
+class DecodeGraph:
+    """launches: what one replay launches of our kernels, in order. replays: steps so far."""
+
+    def __init__(self, engine: Engine, batch: int, splits: int) -> None:
+        store, device = engine.store, engine.store.device
+        self.engine, self.splits, self.replays = engine, splits, 0
+        columns = min(store.num_pages, pages_for(engine.tokens, store.page_size))
+        self._ids = torch.zeros(1, batch, dtype=torch.long, device=device)
+        self._lengths = torch.full(
+            (batch,), -1, dtype=torch.int32, device=device
+        )  # before the step; -1: no row
+        self._pages = torch.zeros(batch, columns, dtype=torch.int32, device=device)
+        self._starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
+        self._chosen = torch.empty(batch, dtype=torch.long, pin_memory=True)
+        self._expects: tuple[object, ...] | None = None
+        with torch.inference_mode(), store.not_counting():
+            side = torch.cuda.Stream(device)
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                for _ in range(WARMUP):
+                    self._step()
+            torch.cuda.current_stream(device).wait_stream(side)
+            torch.cuda.synchronize(device)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, pool=engine.graph_pool), record() as launches:
+                self.logits = self._step()  # [batch, V]
+        self.launches = tuple(launches)
+
+    def _step(self) -> torch.Tensor:
+        store = self.engine.store
+        there = self._lengths >= 0
+        held = self._lengths.clamp(min=0)
+        page = self._pages.gather(1, (held // store.page_size).long()[:, None])[:, 0].long()
+        slots = torch.where(there, page * store.page_size + held % store.page_size, -1)
+        attention = TritonAttention(
+            store, slots, self._pages, self._lengths + 1, self._starts, new=1, longest=0, alike=False, splits=self.splits
+        )  # fmt: skip
+        logits = self.engine.run_model(attention, self._ids, held.long()[None], 0, "decode")[0]
+        self._ids.copy_(logits.argmax(dim=-1)[None])
+        self._lengths.copy_(torch.where(there, self._lengths + 1, -1))
+        return logits
+
+    def load(self, seqs: Sequence[int], starts: Sequence[int], tokens: Sequence[int]) -> None:
+        """Make the next replay append `tokens` to `seqs`, which hold `starts` tokens and have pages for one more."""
+        rows, table = len(seqs), self.engine.store.tables(seqs)
+        self._ids[0, :rows].copy_(torch.tensor(tokens))
+        self._lengths.fill_(-1)
+        self._lengths[:rows].copy_(torch.tensor(starts))
+        self._pages[:rows, : table.shape[1]].copy_(table)
+        self._expects = None
+
+    def continues(self, seqs: Sequence[int], starts: Sequence[int], tokens: Sequence[int]) -> bool:
+        """Whether the last replay left everything as this step needs it."""
+        return self._expects == (list(seqs), list(starts), list(tokens), self.engine.store.table.version)
+
+    def replay(self) -> None:
+        self._graph.replay()
+        self.replays += 1
+        self._expects = None
+
+    def chosen(self, seqs: Sequence[int], starts: Sequence[int]) -> list[int]:
+        """The tokens that the last replay sampled, on the host."""
+        self._chosen.copy_(self._ids[0], non_blocking=True)
+        torch.cuda.current_stream(self.engine.store.device).synchronize()
+        tokens: list[int] = self._chosen[: len(seqs)].tolist()
+        after = [start + 1 for start in starts]
+        self._expects = (list(seqs), after, tokens, self.engine.store.table.version)
+        return tokens

@@ -1,0 +1,103 @@
+"""E4: the kernels that ran, by name, with their calls a layer; and the execution precision, read off what was compiled.
+
+Names come from the launches themselves (`kvbench_kernels.launches`), for a prompt and for a decode step of the measured
+engine. Where decode is a CUDA graph, they are what its capture recorded, and replays are counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from kvbench.engine.core import Engine
+from kvbench.engine.layer import dtype_name
+from kvbench.record import MISMATCH, VERIFIED, Level
+from kvbench_kernels.launches import Launch
+from kvbench_kernels.route import execution
+
+TWIN = "_torch"  # what the names of the reference implementations end with
+
+# mma.sync and wgmma in PTX: the dtypes of the accumulator and of both operands.
+_MMA = re.compile(
+    r"\b(?:wgmma\.mma_async\.sync|mma\.sync)\.aligned\.m\d+n\d+k\d+\.(?:row\.col\.)?(\w+)\.(\w+)\.(\w+)"
+)
+_PTX_DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "s8": "int8", "e4m3": "float8_e4m3fn"}
+
+
+def kernels_level(engine: Engine, prompt: Sequence[Launch], step: Sequence[Launch]) -> Level:
+    """The level, from what a prompt and a decode step launched."""
+    layers, backend = len(engine.layers), engine.backend
+    facts: dict[str, Any] = {
+        "backend": backend_label(engine),
+        "prompt": _per_layer(prompt, layers),
+        "decode": _per_layer(step, layers),
+        "decode_mode": engine.decode_mode,
+        "graph_replays": sum(graph.replays for graph in engine.graphs.values()),
+    }
+    faults = []
+    for phase, launches in (("prompt", prompt), ("decode step", step)):
+        by_layer: dict[int, list[str]] = {layer: [] for layer in range(layers)}
+        for launch in launches:
+            if launch.layer is not None:
+                by_layer.setdefault(launch.layer, []).append(launch.name)
+        for layer, names in by_layer.items():
+            if not names:
+                faults.append(f"layer {layer} launched nothing in a {phase}")
+            strangers = [
+                n
+                for n in names
+                if (backend == "torch") != n.endswith(TWIN) and n != "scaled_dot_product_attention"
+            ]
+            if strangers:
+                faults.append(
+                    f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend} was resolved"
+                )
+            elif names != by_layer[0]:
+                faults.append(f"layer {layer} launched {names} in a {phase}, layer 0 {by_layer[0]}")
+    compiled, declared = compiled_execution(step), declared_execution(engine)
+    if compiled is not None and compiled != declared:
+        faults.append(f"the kernels were compiled to {compiled}, and declare {declared}")
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        return Level(
+            "E4", MISMATCH, f"Other kernels ran: {faults[0]}{more}.", {**facts, "faults": len(faults)}
+        )
+    names = ", ".join(dict.fromkeys(launch.name for launch in step if launch.layer is not None))
+    replays = facts["graph_replays"]
+    how = f" in a CUDA graph, replayed {replays} times" if engine.decode_mode == "graph" else ""
+    return Level("E4", VERIFIED, f"Every layer of a decode step ran {names}{how}.", facts)
+
+
+def _per_layer(launches: Sequence[Launch], layers: int) -> dict[str, float]:
+    """Calls of each kernel, a layer."""
+    counts = Counter(launch.name for launch in launches if launch.layer is not None)
+    return {name: count / layers for name, count in sorted(counts.items())}
+
+
+def backend_label(engine: Engine) -> str:
+    """Where attention ran: "torch", "interpreter" or "gpu" (Triton kernels, not compiled or compiled)."""
+    if engine.backend == "torch":
+        return "torch"
+    return "gpu" if engine.model.device.type == "cuda" else "interpreter"
+
+
+def declared_execution(engine: Engine) -> str:
+    """Dtypes of the dot operands and of the accumulator in a decode step, as the backend declares them."""
+    dtype = dtype_name(engine.model.dtype)
+    if engine.backend == "torch":
+        return dtype
+    return execution(engine.store.fmt.name, dtype)
+
+
+def compiled_execution(launches: Sequence[Launch]) -> str | None:
+    """The same, from the matrix instructions of the compiled kernels; None where nothing was compiled for a GPU."""
+    codes = [
+        asm["ptx"] for launch in launches if (asm := getattr(launch.compiled, "asm", None)) and "ptx" in asm
+    ]
+    found = {match.groups() for code in codes for match in _MMA.finditer(code)}
+    if not found:
+        return None
+    named = {tuple(_PTX_DTYPES.get(word, word) for word in words) for words in found}
+    return " and ".join(sorted(f"{a} x {b} -> {accumulator}" for accumulator, a, b in named))

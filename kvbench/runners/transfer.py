@@ -1,0 +1,109 @@
+"""Swaps of a cell's batch to the host and back: bytes and seconds each way, and that every bit returns.
+
+The pages hold seeded random bytes, any of which a payload or a scale may be made of; what they mean changes neither
+what is moved nor how long it takes. While they are away the device's pages are overwritten.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kvbench.engine.layer import dtype_name
+from kvbench.errors import KvbenchError
+from kvbench.formats import KV_FORMATS, kv_bytes, page_bytes
+from kvbench.runners.context import Context, Measurement
+
+if TYPE_CHECKING:
+    from kvbench.engine.core import Engine
+    from kvbench.engine.store import PagedKVStore
+    from kvbench.engine.swap import Transfer
+
+OVERWRITTEN = 0x7F
+
+
+def run(ctx: Context) -> Measurement:
+    batch, context = ctx.spec["batch"], ctx.spec["context"]
+    warmup, repeats = ctx.options["warmup"], ctx.options["repeats"]
+    engine = ctx.engine(sequences=batch, tokens=context)
+    store = engine.store
+    seqs = [engine.add() for _ in range(batch)]
+    for seq in seqs:
+        store.reserve(seq, context)
+        store.commit(seq, context)
+    _fill(store, seqs)
+    swaps, pinned = [], True
+    for order in range(-warmup, repeats):
+        ctx.progress(warmup + order, warmup + repeats, "swap")
+        out = _timed(engine, engine.swap_out, seqs)
+        pinned = pinned and all(store.on_host(seq).pinned for seq in seqs)
+        for _, _, live in _tensors(store):
+            live.fill_(OVERWRITTEN)
+        back = _timed(engine, engine.swap_in, seqs)
+        _check(store, seqs)
+        swaps += [{"order": order, "way": way, **swap} for way, swap in (("out", out), ("in", back))]
+    fmt, native_dtype = KV_FORMATS[engine.decision.kv_format.resolved], dtype_name(ctx.model.dtype)
+    pages, shapes = store.tables(seqs).numel(), [layer.shape for layer in engine.layers]
+    facts: dict[str, Any] = {
+        "tokens": pages * store.page_size,
+        "pages": pages,
+        "expected_layer_bytes": [
+            pages * page_bytes(fmt, shape, store.page_size, native_dtype) for shape in shapes
+        ],
+        "native16_bytes": sum(
+            kv_bytes(KV_FORMATS["native"], shape, pages * store.page_size, "float16").total
+            for shape in shapes
+        ),
+        "pinned": pinned,
+        "clock": "perf_counter",
+        "synchronised": True,
+        "content": "seeded random bytes, compared bit for bit after every swap",
+    }
+    measured = [swap for swap in swaps if swap["order"] >= 0]
+    return Measurement({"swaps": measured, "warmup": swaps[: len(swaps) - len(measured)]}, facts)
+
+
+def _timed(engine: Engine, swap: Callable[[int], Transfer], seqs: Sequence[int]) -> dict[str, Any]:
+    """Swap all sequences one way; a swap returns when its bytes have arrived."""
+    engine.synchronize()
+    start = time.perf_counter()
+    moved = [swap(seq) for seq in seqs]
+    engine.synchronize()
+    seconds = time.perf_counter() - start
+    layers = zip(*(transfer.layer_bytes for transfer in moved), strict=True)
+    return {"seconds": seconds, "layer_bytes": [sum(layer) for layer in layers]}
+
+
+def _tensors(store: PagedKVStore) -> Iterator[tuple[int, str, Tensor]]:
+    """(layer, name, its bytes [pages, ...]) of all tensors that pages are made of."""
+    for index, layer in enumerate(store.layers):
+        for name, tensor in layer.paged().items():
+            yield index, name, tensor.view(torch.uint8)
+
+
+def _content(live: Tensor, pages: int, seed: int) -> Tensor:
+    """The bytes of `pages` pages of this tensor; made anew to compare, so that no second copy of a pool is kept."""
+    generator = torch.Generator(live.device).manual_seed(seed)
+    return live.new_empty((pages, *live.shape[1:])).random_(generator=generator)
+
+
+def _fill(store: PagedKVStore, seqs: Sequence[int]) -> None:
+    for seed, (seq, (_, _, live)) in enumerate(itertools.product(seqs, _tensors(store))):
+        pages = store.tables([seq])[0]
+        live[pages] = _content(live, len(pages), seed)
+
+
+def _check(store: PagedKVStore, seqs: Sequence[int]) -> None:
+    """Raises KvbenchError unless the sequences' pages, wherever they lie by now, hold what `_fill` wrote."""
+    for seed, (seq, (layer, name, live)) in enumerate(itertools.product(seqs, _tensors(store))):
+        pages = store.tables([seq])[0]
+        if not torch.equal(live[pages], _content(live, len(pages), seed)):
+            raise KvbenchError(
+                f"Layer {layer}: {name} of sequence {seq} is not what it was before its pages were swapped to the host "
+                "and back; such a swap loses the cache, so the cell has no result."
+            )

@@ -1,0 +1,165 @@
+"""Linear layers replaced for decode: nothing changes where the skinny path is not taken, and one op a group where it is."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from kvbench.engine import linear
+from kvbench.engine.linear import SkinnyLinear, replace_linears, takes_skinny
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def tiny(biased: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES)) if biased else LlamaForCausalLM(LlamaConfig(**SIZES))
+    return model.eval()
+
+
+@torch.no_grad()
+def logits(model: nn.Module) -> Tensor:
+    out: Tensor = model(torch.tensor([[3, 5, 7]]), use_cache=False).logits
+    return out
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The skinny path is taken on the CPU too (there the op is its torch twin): outputs of each op call."""
+    calls: list[int] = []
+
+    one, many = linear.skinny_linear_op, linear.skinny_linear_many_op
+
+    def one_call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        calls.append(1)
+        return one(x, weight, bias)
+
+    def many_call(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
+        calls.append(len(weights))
+        return many(x, weights, biases)
+
+    monkeypatch.setattr(linear, "takes_skinny", lambda x, weight: True)
+    monkeypatch.setattr(linear, "skinny_linear_op", one_call)
+    monkeypatch.setattr(linear, "skinny_linear_many_op", many_call)
+    return calls
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_on_a_cpu_nothing_changes(biased: bool) -> None:
+    model = tiny(biased)
+    before, names = logits(model), list(model.state_dict())
+    assert replace_linears(model) == 2 * 7 + 1
+    assert torch.equal(logits(model), before)
+    assert list(model.state_dict()) == names
+    assert {type(m) for m in model.modules() if isinstance(m, nn.Linear)} == {SkinnyLinear}
+    assert replace_linears(model) == 0
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_skinny_path_gives_the_same_with_one_op_a_group(biased: bool, taken: list[int]) -> None:
+    model = tiny(biased)
+    before = logits(model)
+    replace_linears(model)
+    assert torch.equal(logits(model), before)
+    assert taken == [3, 1, 2, 1] * 2 + [1]
+    assert all(m.ahead is None for m in model.modules() if isinstance(m, SkinnyLinear))
+    assert torch.equal(logits(copy.deepcopy(model)), before)
+
+
+def test_ungrouped_is_one_op_a_linear(taken: list[int]) -> None:
+    model = tiny()
+    before = logits(model)
+    replace_linears(model, grouped=False)
+    assert torch.equal(logits(model), before)
+    assert taken == [1] * 15
+
+
+def test_a_sibling_with_another_input_computes_for_itself(taken: list[int]) -> None:
+    model = nn.Module()
+    model.gate_proj, model.up_proj = nn.Linear(8, 4), nn.Linear(8, 4)
+    replace_linears(model)
+    a, b = torch.randn(1, 8), torch.randn(1, 8)
+    plain = nn.functional.linear
+    with torch.no_grad():
+        model.gate_proj(a)
+        assert torch.equal(model.up_proj(b), plain(b, model.up_proj.weight, model.up_proj.bias))
+        assert torch.equal(model.up_proj(a), plain(a, model.up_proj.weight, model.up_proj.bias))
+
+
+def test_subclasses_and_unlike_siblings_are_left_alone(taken: list[int]) -> None:
+    class Adapter(nn.Linear):
+        pass
+
+    model = nn.Module()
+    model.gate_proj, model.up_proj, model.q_proj = nn.Linear(8, 4), Adapter(8, 4), Adapter(8, 4)
+    assert replace_linears(model) == 1
+    assert type(model.up_proj) is Adapter
+    model = nn.Module()
+    model.gate_proj, model.up_proj = nn.Linear(8, 4), nn.Linear(8, 4, bias=False)
+    assert replace_linears(model) == 2
+    model.gate_proj(torch.zeros(1, 8))
+    assert taken == [1]
+
+
+def test_the_path_is_chosen_from_device_rows_shape_and_dtype() -> None:
+    weight = torch.empty(64, 32, dtype=torch.bfloat16, device="meta")
+
+    def on_cuda(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            return FakeTensor(mode, torch.empty(*shape, dtype=dtype, device="meta"), torch.device("cuda"))
+
+    assert takes_skinny(on_cuda(4, 1, 32), weight)
+    assert takes_skinny(on_cuda(1, 16, 32), weight)
+    assert not takes_skinny(on_cuda(1, 17, 32), weight)
+    assert not takes_skinny(on_cuda(0, 32), weight)
+    assert not takes_skinny(on_cuda(1, 32, dtype=torch.float32), weight)
+    assert not takes_skinny(on_cuda(1, 32), weight.T.contiguous().T)
+    assert not takes_skinny(on_cuda(1, 20), weight[:, :20].contiguous())
+    assert not takes_skinny(torch.empty(1, 32, dtype=torch.bfloat16), weight)
+
+
+@torch.no_grad()
+def test_ops_compile_in_one_graph_and_their_fakes_have_the_shapes() -> None:
+    x, a, b = torch.randn(2, 1, 8), torch.randn(4, 8), torch.randn(6, 8)
+    bias = torch.randn(4)
+    torch.library.opcheck(
+        linear.skinny_linear_op, (x, a, bias), test_utils=("test_schema", "test_faketensor")
+    )
+    torch.library.opcheck(
+        linear.skinny_linear_many_op, (x, [a, b], []), test_utils=("test_schema", "test_faketensor")
+    )
+
+    def both(x: Tensor) -> Tensor:
+        p, q = linear.skinny_linear_many_op(x, [a, b], [])
+        return linear.skinny_linear_op(x, a, bias) + p + q.sum()
+
+    assert torch.equal(torch.compile(both, fullgraph=True, backend="eager")(x), both(x))
+
+
+@torch.no_grad()
+def test_layers_compiled_one_by_one_share_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "takes_skinny", lambda x, weight: True)
+    model = tiny()
+    layers = model.model.layers
+    x, position = torch.randn(1, 1, 32), torch.zeros(1, 1, dtype=torch.long)
+    rope = model.model.rotary_emb(x, position)
+    before = [layer(x, position_embeddings=rope) for layer in layers]
+    replace_linears(model)
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    for layer in layers:
+        layer.compile(fullgraph=True, dynamic=False, backend=counter)
+    for _ in range(2):
+        for layer, out in zip(layers, before, strict=True):
+            torch.testing.assert_close(layer(x, position_embeddings=rope), out)
+    assert counter.frame_count <= 2

@@ -1,0 +1,122 @@
+"""What the interpreter cannot show of paged_write and paged_gather: graphs, kernel names, no waiting, prefill sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tests.kernels.kv_pages import FORMATS, hard_rows, make_pool, raw
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@contextmanager
+def no_sync() -> Iterator[None]:
+    """Any wait of the host for the device inside the block is an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_prefill_sizes(fmt: str) -> None:
+    """From 2^20 elements on a program takes more rows."""
+    from kvbench_kernels.write import paged_write, paged_write_torch
+
+    k, v = (hard_rows(2050, 8, 128, torch.bfloat16, "cuda", seed=s) for s in (1, 2))
+    slots = torch.randperm(2064, device="cuda")[:2050]
+    slots[1000:1010] = -1
+    ours, twin = (make_pool(fmt, "cuda", torch.bfloat16, pages=129, heads=8, dim=128) for _ in range(2))
+    paged_write(fmt, k, v, slots, *ours.tensors(), ours.health)
+    paged_write_torch(fmt, k, v, slots, *twin.tensors(), twin.health)
+    assert ours.content() == twin.content()
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_graph_holds_the_write_and_sees_new_inputs_slots_and_scales(fmt: str) -> None:
+    from kvbench_kernels.write import paged_write, paged_write_torch
+
+    k, v = (torch.zeros(4, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    slots = torch.full((4,), -1, device="cuda")
+    ours, twin = (make_pool(fmt, "cuda", torch.bfloat16) for _ in range(2))
+    paged_write(fmt, k, v, slots, *ours.tensors(), ours.health)  # compiles; stores nothing
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        paged_write(fmt, k, v, slots, *ours.tensors(), ours.health)
+    for step in range(3):
+        k.copy_(hard_rows(4, 2, 64, torch.bfloat16, "cuda", seed=2 * step))
+        v.copy_(hard_rows(4, 2, 64, torch.bfloat16, "cuda", seed=2 * step + 1))
+        slots.copy_(torch.tensor([step, 17 + step, -1, 63 - step]))
+        if fmt.endswith("static"):
+            for pool in (ours, twin):
+                assert pool.k_scale is not None
+                pool.k_scale.fill_(0.5 + step)
+        graph.replay()
+        paged_write_torch(fmt, k, v, slots, *twin.tensors(), twin.health)
+        assert ours.content() == twin.content()
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_the_profiler_sees_one_kernel_of_the_recorded_name(fmt: str) -> None:
+    from kvbench_kernels.gather import paged_gather
+    from kvbench_kernels.launches import record
+    from kvbench_kernels.write import paged_write
+
+    x = torch.ones(4, 2, 64, device="cuda", dtype=torch.bfloat16)
+    slots = torch.arange(4, device="cuda")
+    pages = torch.zeros((1, 1), dtype=torch.int32, device="cuda")
+    reads = torch.zeros(2, dtype=torch.int64, device="cuda")
+    pool = make_pool(fmt, "cuda", torch.bfloat16)
+
+    def both() -> None:
+        paged_write(fmt, x, x, slots, *pool.tensors(), pool.health)
+        paged_gather(fmt, *pool.tensors(), pages, 4, torch.bfloat16, reads)
+
+    both()
+    torch.cuda.synchronize()
+    with (
+        record() as names,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile,
+    ):
+        both()
+        torch.cuda.synchronize()
+    seen = [event.key for event in profile.key_averages() for _ in range(event.count) if "kv_" in event.key]
+    assert sorted(seen) == sorted(names) == [f"kv_gather_{fmt}", f"kv_write_{fmt}"]
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_neither_waits_for_the_device(fmt: str) -> None:
+    from kvbench_kernels.gather import paged_gather
+    from kvbench_kernels.write import paged_write
+
+    x = torch.ones(4, 2, 64, device="cuda", dtype=torch.bfloat16)
+    pool = make_pool(fmt, "cuda", torch.bfloat16)
+    pages = torch.zeros((1, 1), dtype=torch.int32, device="cuda")
+    slots = torch.arange(4, device="cuda")
+    with no_sync():
+        paged_write(fmt, x, x, slots, *pool.tensors(), pool.health)
+        k, _ = paged_gather(fmt, *pool.tensors(), pages, 4, torch.bfloat16, pool.health[:2])
+    assert pool.health.tolist() == [4, 0 if fmt == "native" else 4, 0]
+    assert torch.allclose(k, torch.ones_like(k), atol=0.03)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_gather_of_a_long_context(fmt: str) -> None:
+    from kvbench_kernels.gather import paged_gather, paged_gather_torch
+    from kvbench_kernels.write import paged_write
+
+    pool = make_pool(fmt, "cuda", torch.bfloat16, pages=300, heads=8, dim=128)
+    k, v = (torch.randn(4800, 8, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    paged_write(fmt, k, v, torch.arange(4800, device="cuda"), *pool.tensors(), pool.health)
+    pages = torch.randperm(300, device="cuda").to(torch.int32).view(2, 150)
+    ours = paged_gather(fmt, *pool.tensors(), pages, 2391, torch.bfloat16)
+    twin = paged_gather_torch(fmt, *pool.tensors(), pages, 2391, torch.bfloat16)
+    assert [raw(t) for t in ours] == [raw(t) for t in twin]

@@ -1,0 +1,208 @@
+"""A08 on a GPU: pages go to pinned memory and come back bit for bit, scales included, whole or not at all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvbench.engine import swap
+from kvbench.engine.pages import RESIDENT, SWAPPED, StoreFull
+from kvbench.engine.store import PagedKVStore
+from kvbench.errors import Refused
+from kvbench.formats import KV_FORMATS, KVShape
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+FORMATS = list(KV_FORMATS)
+SHAPE = KVShape(8, 128, 128)
+# One page of one layer: payload, and scales of its own.
+PAGE = {
+    "native": 65_536,
+    "int8_sym": 33_280,
+    "int8_static": 32_768,
+    "fp8_e4m3": 33_792,
+    "fp8_e4m3_static": 32_768,
+}
+
+
+def make(fmt: str, layers: int = 2, pages: int = 12) -> PagedKVStore:
+    scale = [(0.03, 0.05)] * layers if KV_FORMATS[fmt].scale_kind == "static" else None
+    return PagedKVStore(KV_FORMATS[fmt], [SHAPE] * layers, 16, pages, torch.bfloat16, "cuda", scale)
+
+
+def filled(store: PagedKVStore, n: int, seed: int = 0) -> int:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    seq = store.add()
+    store.reserve(seq, n)
+    slots = store.slots_for(seq, 0, n)
+    for layer in range(len(store.layers)):
+        k, v = (
+            torch.randn(n, 8, 128, device="cuda", dtype=torch.bfloat16, generator=generator) for _ in "kv"
+        )
+        store.write(layer, slots, k, v)
+    store.commit(seq, n)
+    return seq
+
+
+def stored(store: PagedKVStore, seq: int) -> list[torch.Tensor]:
+    pages = store.table.pages(seq)
+    return [t.view(torch.uint8)[pages] for layer in store.layers for t in layer.paged().values()]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def overwrite(store: PagedKVStore) -> None:
+    for layer in store.layers:
+        for tensor in layer.paged().values():
+            tensor.view(torch.uint8).fill_(0x7F)
+
+
+@pytest.mark.parametrize(("length", "pages"), [(1, 1), (16, 1), (17, 2), (33, 3)])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a08_t1_bytes_of_a_swap_and_pinned_buffers_gpu(fmt: str, length: int, pages: int) -> None:
+    store = make(fmt)
+    seq = filled(store, length)
+    assert store.swap_out(seq).layer_bytes == (PAGE[fmt] * pages,) * 2
+    for layer in store.on_host(seq).layers:
+        assert all(t.device.type == "cpu" for t in layer.values())
+    assert store.on_host(seq).pinned
+    assert store.swap_in(seq).layer_bytes == (PAGE[fmt] * pages,) * 2
+
+
+@pytest.mark.parametrize("staging", [1, 100_000, swap.STAGING_BYTES])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a08_t2_swapped_pages_come_back_bit_for_bit_gpu(
+    fmt: str, staging: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swap, "STAGING_BYTES", staging)
+    store = make(fmt)
+    seq, before = filled(store, 100), store.table.pages(0)
+    raw = stored(store, seq)
+    store.swap_out(seq)
+    overwrite(store)
+    other = filled(store, 20, seed=1)
+    neighbour = stored(store, other)
+    store.swap_in(seq)
+    assert store.table.pages(seq) != before
+    assert same(stored(store, seq), raw)
+    assert same(stored(store, other), neighbour)
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_a08_t2_the_next_logits_after_a_swap_are_the_same_gpu(kv_format: str) -> None:
+    from kvbench.cells import CELL_KEYS
+    from kvbench.decision import Request, resolve
+    from kvbench.engine.core import Engine
+    from kvbench.engine.load import load_model
+
+    scale = 0.05 if kv_format.endswith("static") else None
+    spec = {**CELL_KEYS, "model": "tiny-llama", "kv_format": kv_format, "scale": scale}
+    loaded = load_model(spec, "cuda", "bfloat16")
+    decision = resolve(Request(kv_format, "native", "torch", "refuse"), loaded.facts)
+    engine = Engine(loaded, decision, spec, sequences=2, tokens=96)
+    seq = engine.add()
+    engine.prefill(seq, [(7 * i + 3) % 250 for i in range(40)])
+    expected = engine.decode([seq], [7]).clone()
+    engine.truncate(seq, 40)
+    engine.swap_out(seq)
+    overwrite(engine.store)
+    engine.swap_in(seq)
+    assert torch.equal(engine.decode([seq], [7]), expected)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a08_t3_truncation_cuts_the_scales_that_are_swapped_gpu(fmt: str) -> None:
+    store = make(fmt)
+    seq = filled(store, 40)
+    store.truncate(seq, 17)
+    raw = stored(store, seq)
+    assert store.swap_out(seq).layer_bytes == (PAGE[fmt] * 2,) * 2
+    overwrite(store)
+    store.swap_in(seq)
+    assert (store.length(seq), len(store.table.free_pages)) == (17, 10)
+    assert same(stored(store, seq), raw)
+
+
+@pytest.mark.parametrize("name", ["k", "v", "k_scale", "v_scale"])
+@pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3"])
+def test_a08_t4_payload_and_scales_do_not_overlap_gpu(fmt: str, name: str) -> None:
+    store = make(fmt)
+    seq = filled(store, 33)
+    raw = stored(store, seq)
+    store.swap_out(seq)
+    for layer in store.on_host(seq).layers:
+        layer[name].view(torch.uint8).fill_(0xAA)
+    store.swap_in(seq)
+    names = list(store.layers[0].paged()) * 2
+    changed = {n for n, a, b in zip(names, raw, stored(store, seq), strict=True) if not torch.equal(a, b)}
+    assert changed == {name}
+
+
+def test_a_full_store_takes_nothing_back_gpu() -> None:
+    store = make("int8_sym", pages=4)
+    seq = filled(store, 40)
+    raw = stored(store, seq)
+    store.swap_out(seq)
+    other = filled(store, 20, seed=2)
+    with pytest.raises(StoreFull, match="swapping in sequence 0"):
+        store.swap_in(seq)
+    assert (store.state(seq), len(store.table.free_pages)) == (SWAPPED, 2)
+    store.free(other)
+    store.swap_in(seq)
+    assert store.state(seq) == RESIDENT
+    assert same(stored(store, seq), raw)
+
+
+def test_a_device_allocation_that_fails_leaves_the_sequence_swapped_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = make("int8_sym")
+    seq = filled(store, 33)
+    raw = stored(store, seq)
+    store.swap_out(seq)
+    honest = swap._parts
+
+    def broken(host: torch.Tensor, pages: torch.Tensor) -> object:
+        if host.dtype == torch.float16:
+            torch.empty(2**50, device="cuda")
+        return honest(host, pages)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(swap, "_parts", broken)
+        with pytest.raises(torch.OutOfMemoryError):
+            store.swap_in(seq)
+    assert (store.state(seq), len(store.table.free_pages)) == (SWAPPED, 12)
+    store.swap_in(seq)
+    assert same(stored(store, seq), raw)
+
+
+def test_swapping_out_gives_memory_to_others_while_the_device_copy_is_bounded_gpu() -> None:
+    """The staging beside a swap is STAGING_BYTES and what one copy of it needs, however large the sequence is."""
+    store = make("native", layers=1, pages=4096)  # 128 MiB a side
+    seq = filled(store, 4096 * 16)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    store.swap_out(seq)
+    store.swap_in(seq)
+    assert torch.cuda.max_memory_allocated() - before <= 3 * swap.STAGING_BYTES
+
+
+def test_a_store_that_does_not_fit_is_refused_before_it_is_allocated_gpu() -> None:
+    from kvbench.cells import CELL_KEYS
+    from kvbench.decision import Request, resolve
+    from kvbench.engine.core import Engine
+    from kvbench.engine.load import load_model
+
+    loaded = load_model({**CELL_KEYS, "model": "tiny-llama"}, "cuda", "bfloat16")
+    decision = resolve(Request("int8_sym", "native", "torch", "refuse"), loaded.facts)
+    before = torch.cuda.memory_allocated()
+    spec = {**CELL_KEYS, "model": "tiny-llama", "kv_format": "int8_sym"}
+    with pytest.raises(Refused, match="does not fit") as caught:
+        Engine(loaded, decision, spec, sequences=4, tokens=10**9)
+    assert caught.value.reason == "kv_does_not_fit"
+    assert torch.cuda.memory_allocated() == before

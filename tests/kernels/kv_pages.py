@@ -1,0 +1,89 @@
+"""Page pools for the kernels' tests: every byte known before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FORMATS = ("native", "int8_sym", "int8_static", "fp8_e4m3", "fp8_e4m3_static")
+QUANTIZED = FORMATS[1:]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FILL = 0xAA
+
+
+@dataclass
+class Pool:
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    health: Tensor
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """In the kernels' order of arguments."""
+        return self.k, self.v, self.k_scale, self.v_scale
+
+    def content(self) -> list[list[int] | bytes]:
+        """All bytes of all tensors, and the counts."""
+        return [*(raw(t) for t in self.tensors() if t is not None), self.health.tolist()]
+
+
+def raw(tensor: Tensor) -> bytes:
+    return bytes(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def filled(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Every byte 0xAA."""
+    return (
+        torch.full((*shape, dtype.itemsize), FILL, dtype=torch.uint8, device=device).view(dtype).squeeze(-1)
+    )
+
+
+def make_pool(
+    fmt: str,
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    pages: int = 4,
+    heads: int = 2,
+    page_size: int = 16,
+    dim: int = 64,
+    value_dim: int | None = None,
+    scale: tuple[float, float] = (0.05, 0.03),
+) -> Pool:
+    payload = {"native": dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[fmt.split("_")[0]]
+    rows = (pages, heads, page_size)
+    scales: list[Tensor | None] = [None, None]
+    if fmt.endswith("static"):
+        scales = [torch.tensor([s], device=device) for s in scale]
+    elif fmt != "native":
+        kind = torch.float16 if fmt == "int8_sym" else torch.float32
+        scales = [filled(rows, kind, device) for _ in range(2)]
+    return Pool(
+        filled((*rows, dim), payload, device),
+        filled((*rows, value_dim or dim), payload, device),
+        *scales,
+        torch.zeros(3, dtype=torch.int64, device=device),
+    )
+
+
+def hard_rows(tokens: int, heads: int, dim: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
+    """[tokens, heads, dim] of every magnitude, with zeros, ties, subnormals and non-finite elements among them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, heads, dim, generator=generator)
+    x *= 2.0 ** torch.randint(-30, 24, (tokens, heads, 1), generator=generator)
+    flat = x.view(tokens * heads, dim)
+    specials = [
+        torch.zeros(dim),
+        torch.full((dim,), 1e-42),
+        torch.arange(dim) + 0.5,
+        torch.tensor([127.0, *[i + 0.5 for i in range(dim - 1)]]),
+        torch.tensor([1e7, *[1.0] * (dim - 1)]),
+    ]
+    for i, row in enumerate(specials[: len(flat)]):
+        flat[-1 - i] = row
+    for i, bad in enumerate((torch.nan, torch.inf, -torch.inf)):
+        flat[i % len(flat), (7 * i) % dim] = bad
+    return x.to(dtype).to(device)

@@ -1,0 +1,168 @@
+"""Products with few rows: both kernels against float64, at their edges, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvbench_kernels import skinny_linear as module
+from kvbench_kernels.launches import record
+from kvbench_kernels.skinny_config import M_MAX, config, splits_used
+from kvbench_kernels.skinny_linear import (
+    Tiling,
+    skinny_linear,
+    skinny_linear_many,
+    skinny_linear_torch,
+    supports_skinny,
+)
+from kvbench_kernels.support import Accepted, Rejected
+
+VECTOR = {
+    "registers": Tiling("vector", 4, 32),
+    "registers, split": Tiling("vector", 4, 32, splits=3),
+    "ring": Tiling("vector", 4, 16, stages=3),
+    "ring, split": Tiling("vector", 8, 16, splits=2, stages=2),
+}
+DOT = {
+    "dot": Tiling("dot", 16, 32, stages=2),
+    "dot, split": Tiling("dot", 16, 16, splits=3, stages=2),
+    "swap": Tiling("dot", 16, 32, swap=True),
+    "swap, split": Tiling("dot", 16, 16, splits=2, swap=True),
+}
+CASES = [(name, m) for name in VECTOR for m in (1, 2, 3, 4)] + [(name, m) for name in DOT for m in (2, 16)]
+
+
+def dense_in_nan(rows: int, columns: int, dtype: torch.dtype, device: str, wide: bool = False) -> Tensor:
+    """Random [rows, columns] in the middle of NaN, which shows if anything beside it is read.
+
+    wide: the rows lie apart (a view into a wider tensor), else they are contiguous.
+    """
+    if wide:
+        out = torch.full((rows + 2, columns + 16), torch.nan, dtype=dtype, device=device)[1:-1, :columns]
+    else:
+        out = torch.full((rows + 2, columns), torch.nan, dtype=dtype, device=device)[1:-1]
+    return out.copy_(torch.randn(rows, columns, device=device))
+
+
+def close(out: Tensor, exact: Tensor) -> bool:
+    """The float64 value, rounded to out's dtype, up to the noise of float32 sums."""
+    rounding = torch.finfo(out.dtype).eps
+    allowed = exact.abs() * rounding + 1e-5 * exact.abs().max()
+    return out.shape == exact.shape and bool(((out.double() - exact).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("name", "m"), CASES)
+def test_against_float64(name: str, m: int, dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(m)
+    tiling = (VECTOR | DOT)[name]
+    # 72 columns are no multiple of a step, 19 and 5 rows no multiple of a tile, and 5 are fewer than one.
+    x = dense_in_nan(m, 72, dtype, device, wide=True)
+    weights = [dense_in_nan(n, 72, dtype, device) for n in (19, 8, 5)]
+    biases = [torch.randn(n, device=device).to(dtype) for n in (19, 8, 5)]
+    for count, use in ((3, biases), (2, None), (1, biases[:1])):
+        outs = skinny_linear_many(x, weights[:count], use and use[:count], tiling)
+        assert len(outs) == count
+        for i, out in enumerate(outs):
+            exact = x.double() @ weights[i].double().T
+            assert out.dtype == dtype
+            assert close(out, exact if use is None else exact + use[i].double())
+
+
+@pytest.mark.parametrize("name", ["registers", "dot, split"])
+def test_columns_that_are_whole_steps(name: str, device: str) -> None:
+    torch.manual_seed(0)
+    x = dense_in_nan(2, 96, torch.float32, device)
+    w = dense_in_nan(21, 96, torch.float32, device)
+    assert close(skinny_linear(x, w, tiling=(VECTOR | DOT)[name]), x.double() @ w.double().T)
+
+
+def test_the_shape_of_x_is_kept_and_the_twin_agrees(device: str) -> None:
+    x, w, b = (torch.randn(*shape, device=device) for shape in ((2, 1, 16), (24, 16), (24,)))
+    out = skinny_linear(x, w, b)
+    assert out.shape == (2, 1, 24)
+    torch.testing.assert_close(out, skinny_linear_torch(x, w, b), rtol=1e-5, atol=1e-5)
+
+
+def test_an_early_launch_is_ignored_where_there_is_none(device: str) -> None:
+    x, w = torch.randn(1, 16, device=device), torch.randn(8, 16, device=device)
+    early = skinny_linear(x, w, tiling=Tiling("vector", 4, 16, pdl=True))
+    assert torch.equal(early, skinny_linear(x, w, tiling=Tiling("vector", 4, 16)))
+
+
+@pytest.mark.parametrize("name", ["registers, split", "dot, split"])
+def test_a_split_product_gives_the_same_bits_and_leaves_its_tickets_at_zero(name: str, device: str) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 72, device=device), torch.randn(19, 72, device=device)
+    tiling = (VECTOR | DOT)[name]
+    first = skinny_linear(x, w, tiling=tiling)
+    (tickets,) = [t for d, t in module._tickets.items() if d == x.device]
+    assert not tickets.any()
+    assert torch.equal(first, skinny_linear(x, w, tiling=tiling))
+
+
+def test_one_launch_for_three_weights(device: str) -> None:
+    x, w = torch.randn(1, 16, device=device), torch.randn(8, 16, device=device)
+    with record() as names:
+        skinny_linear_many(x, (w, w, w))
+    assert names == ["skinny_linear_vector"]
+
+
+def test_what_is_refused(device: str) -> None:
+    x, w = torch.zeros(2, 16, device=device), torch.zeros(8, 16, device=device)
+    with pytest.raises(ValueError, match=r"17 rows of 16; it takes 1 to 16"):
+        skinny_linear(torch.zeros(17, 16, device=device), w)
+    with pytest.raises(ValueError, match=r"2 rows of 12; .* multiple of 8"):
+        skinny_linear(torch.zeros(2, 12, device=device), torch.zeros(8, 12, device=device))
+    with pytest.raises(ValueError, match="4 weights were given"):
+        skinny_linear_many(x, (w, w, w, w))
+    with pytest.raises(ValueError, match=r"A weight is \[8, 24\]"):
+        skinny_linear(x, torch.zeros(8, 24, device=device))
+    with pytest.raises(ValueError, match="float16"):
+        skinny_linear(x, w.half())
+    with pytest.raises(ValueError, match="must be contiguous"):
+        skinny_linear(x, torch.zeros(16, 8, device=device).T)
+    with pytest.raises(ValueError, match=r"A bias is \[7\]"):
+        skinny_linear(x, w, torch.zeros(7, device=device))
+    with pytest.raises(ValueError, match="zip"):
+        skinny_linear_many(x, (w, w), (torch.zeros(8, device=device),))
+    with pytest.raises(ValueError, match="1 to 4 rows of x, not 5"):
+        skinny_linear(torch.zeros(5, 16, device=device), w, tiling=VECTOR["registers"])
+    with pytest.raises(ValueError, match="must be dense"):
+        skinny_linear(torch.zeros(16, 2, device=device).T, w)
+
+
+def test_supports() -> None:
+    assert supports_skinny(1, 4096, 4096, "bfloat16") == Accepted()
+    assert supports_skinny(16, 576, 1536, "float16") == Accepted()
+    for arguments, reason in {
+        (17, 4096, 4096, "bfloat16"): "rows",
+        (0, 4096, 4096, "bfloat16"): "rows",
+        (1, 4096, 4096, "float32"): "dtype",
+        (1, 4096, 4100, "bfloat16"): "shape",
+        (1, 0, 4096, "bfloat16"): "shape",
+    }.items():
+        answer = supports_skinny(*arguments)
+        assert isinstance(answer, Rejected)
+        assert answer.reason == reason
+
+
+@given(st.integers(1, M_MAX), st.integers(1, 160_000), st.integers(1, 2048).map(lambda k: 8 * k))
+def test_the_chosen_tiling_can_run(m: int, n: int, k: int) -> None:
+    tiling = config(m, n, k)
+    assert tiling.kind == "dot" or m <= 4
+    assert all(b & (b - 1) == 0 for b in (tiling.block_n, tiling.block_k, tiling.warps))
+    if tiling.kind == "dot":
+        assert tiling.block_n >= 16
+        assert tiling.block_k >= 16
+
+
+@given(st.integers(1, 64), st.integers(1, 16))
+def test_no_split_is_empty(steps: int, splits: int) -> None:
+    used = splits_used(Tiling("vector", 4, 32, splits), 32 * steps)
+    assert 1 <= used <= splits
+    each = -(-steps // used)
+    assert (used - 1) * each < steps <= used * each

@@ -1,0 +1,420 @@
+"""Quantize + scatter: every stored byte against the torch quantizers, and nothing else touched."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench_kernels.launches import record
+from kvbench_kernels.quantize import QUANTIZE
+from kvbench_kernels.write import paged_write, paged_write_torch
+from tests.kernels.kv_pages import DTYPES, FILL, FORMATS, QUANTIZED, filled, hard_rows, make_pool, raw
+
+# The interpreter computes with numpy, which warns where IEEE says infinity.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in divide:RuntimeWarning")
+
+STATIC = ("int8_static", "fp8_e4m3_static")
+E4M3 = ("fp8_e4m3", "fp8_e4m3_static")
+
+
+def slots_of(device: str, *slots: int) -> Tensor:
+    return torch.tensor(slots, dtype=torch.int64, device=device)
+
+
+def stored(fmt: str, x: Tensor, scale: float = 1.0) -> tuple[list[int], list[int]]:
+    """Bytes of one row x [D] written to slot 0 as K, and the counts of K alone."""
+    pool = make_pool(fmt, str(x.device), pages=1, heads=1, page_size=1, dim=len(x), scale=(scale, scale))
+    row = x.view(1, 1, -1)
+    paged_write(fmt, row, torch.zeros_like(row), slots_of(str(x.device), 0), *pool.tensors(), pool.health)
+    return list(raw(pool.k)), pool.health.tolist()
+
+
+# The whole pool against the twin, byte for byte
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize(
+    ("heads", "dim", "value_dim", "page_size"),
+    [
+        (2, 64, 64, 16),
+        (3, 80, 48, 24),
+        (8, 128, 128, 32),
+        (1, 192, 128, 16),
+        (2, 112, 96, 64),
+        (1, 256, 256, 1),
+    ],
+)
+def test_stored_bytes_are_the_torch_quantizers(
+    device: str, fmt: str, dtype: torch.dtype, heads: int, dim: int, value_dim: int, page_size: int
+) -> None:
+    tokens = 5
+    k = hard_rows(tokens, heads, dim, dtype, device, seed=1)
+    v = hard_rows(tokens, heads, value_dim, dtype, device, seed=2)
+    sizes = {"pages": 12, "heads": heads, "page_size": page_size, "dim": dim, "value_dim": value_dim}
+    ours, twin = (make_pool(fmt, device, dtype, **sizes) for _ in range(2))
+    order = torch.randperm(12 * page_size, generator=torch.Generator().manual_seed(3))[:tokens].to(device)
+    order[4] = -1
+    paged_write(fmt, k, v, order, *ours.tensors(), ours.health)
+    paged_write_torch(fmt, k, v, order, *twin.tensors(), twin.health)
+    assert ours.content() == twin.content()
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_each_slot_holds_its_own_token(device: str, fmt: str) -> None:
+    """Against the quantizer itself, row by row: the twin's indexing is not trusted here."""
+    k, v = (hard_rows(3, 2, 64, torch.float32, device, seed=s) for s in (4, 5))
+    pool = make_pool(fmt, device)
+    paged_write(fmt, k, v, slots_of(device, 17, 63, 0), *pool.tensors(), pool.health)
+    counts = [0, 0, 0]
+    for side, x, payload, scales in (("k", k, pool.k, pool.k_scale), ("v", v, pool.v, pool.v_scale)):
+        for token, (page, offset) in enumerate([(1, 1), (3, 15), (0, 0)]):
+            for head in range(2):
+                expected = QUANTIZE[fmt](x[token, head], scales if fmt in STATIC else None)
+                assert raw(payload[page, head, offset]) == raw(expected.codes), (side, token, head)
+                if expected.scales is not None and scales is not None:
+                    assert raw(scales[page, head, offset]) == raw(expected.scales)
+                for i, count in enumerate((expected.clipped, expected.nonfinite, expected.overflow)):
+                    counts[i] += int(count)
+        written = torch.zeros(payload.shape[:3], dtype=torch.bool)
+        written[[1, 3, 0], :, [1, 15, 0]] = True
+        assert set(raw(payload[~written.to(device)])) == {FILL}
+    assert pool.health.tolist() == counts
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 0.0371])
+@pytest.mark.parametrize("fmt", STATIC)
+def test_every_16_bit_number_under_a_static_scale(
+    device: str, fmt: str, scale: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cpu":
+        monkeypatch.setattr(
+            "kvbench_kernels.write.SMALL_TILE", 2**14
+        )  # the interpreter's time goes by programs
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32, device=device).to(torch.int16).view(dtype)
+    every = every.view(-1, 1, 256)
+    pool = make_pool(fmt, device, pages=8, heads=1, page_size=32, dim=256, scale=(scale, 1.0))
+    slots = torch.arange(256, device=device)
+    paged_write(fmt, every, torch.zeros_like(every), slots, *pool.tensors(), pool.health)
+    expected = QUANTIZE[fmt](every, pool.k_scale)
+    assert raw(pool.k) == raw(expected.codes)
+    assert pool.health.tolist() == [int(expected.clipped), int(expected.nonfinite), 0]
+    assert int(expected.nonfinite) > 0
+
+
+@pytest.mark.parametrize("fmt", QUANTIZED)
+def test_any_float32_pattern(device: str, fmt: str) -> None:
+    generator = torch.Generator().manual_seed(6)
+    bits = torch.randint(-(2**31), 2**31, (2, 64, 2, 64), generator=generator).to(torch.int32)
+    k, v = bits.view(torch.float32).to(device)
+    # A row takes its scale from its largest element: without this no row would be small.
+    v = torch.where(
+        v.isfinite(), v.clamp(-1, 1) * 2.0 ** torch.arange(-130, -2, device=device).view(64, 2, 1), v
+    )
+    ours, twin = (make_pool(fmt, device) for _ in range(2))
+    slots = torch.arange(64, device=device)
+    paged_write(fmt, k, v, slots, *ours.tensors(), ours.health)
+    paged_write_torch(fmt, k, v, slots, *twin.tensors(), twin.health)
+    assert ours.content() == twin.content()
+
+
+@pytest.mark.parametrize(("fmt", "ties"), [("int8_sym", 127), ("fp8_e4m3", 448)])
+def test_ties_go_to_the_even_code(device: str, fmt: str, ties: int) -> None:
+    """With the largest element `ties` the scale is exactly 1."""
+    x = torch.tensor(
+        [ties, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 17, 19, 126.5], dtype=torch.float32, device=device
+    )
+    codes, _ = stored(fmt, x)
+    values = torch.tensor(codes, dtype=torch.uint8)
+    if fmt == "int8_sym":
+        assert values.view(torch.int8).tolist() == [127, 0, 2, 2, 0, -2, -2, 17, 19, 126]
+    else:
+        back = values.view(torch.float8_e4m3fn).float().tolist()
+        assert back == [448, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 16, 20, 128]
+
+
+@pytest.mark.parametrize(
+    ("amax", "bits"),
+    [
+        (127.0, 0x3C00),  # 1.0
+        (127.0 * (1 + 2**-10), 0x3C01),
+        (127.0 * (1 + 2**-20), 0x3C01),  # up, although 1.0 is nearer
+        (127.0 * 65504, 0x7BFF),
+        (127.0 * 65504 * (1 + 2**-22), 0x7BFF),
+        (1e9, 0x7BFF),
+        (1e-30, 0x0001),  # the smallest: 2^-24
+        (0.0, 0x0001),
+    ],
+)
+def test_int8_scale_is_rounded_up_to_fp16(device: str, amax: float, bits: int) -> None:
+    pool = make_pool("int8_sym", device, pages=1, heads=1, page_size=1)
+    x = torch.full((1, 1, 64), -amax, device=device)
+    paged_write("int8_sym", x, x, slots_of(device, 0), *pool.tensors(), pool.health)
+    for scale in (pool.k_scale, pool.v_scale):
+        assert scale is not None
+        assert scale.view(torch.int16).item() == bits
+    assert pool.health.tolist() == [0, 0, 2 if amax > 127.0 * 65504 else 0]
+
+
+def test_e4m3_scale_has_a_floor(device: str) -> None:
+    pool = make_pool("fp8_e4m3", device, pages=1, heads=1, page_size=1)
+    x = torch.full((1, 1, 64), 1e-42, device=device)
+    paged_write("fp8_e4m3", x, 0 * x, slots_of(device, 0), *pool.tensors(), pool.health)
+    assert pool.k_scale is not None
+    assert pool.k_scale.item() == 2.0**-126
+
+
+def test_subnormal_bfloat16_keeps_its_value(device: str) -> None:
+    x = torch.tensor([1, 2, 16, 127, 64], dtype=torch.int16, device=device).view(torch.bfloat16)
+    pool = make_pool("fp8_e4m3_static", device, pages=1, heads=1, page_size=1, dim=5, scale=(2.0**-133, 1.0))
+    row = x.view(1, 1, 5)
+    paged_write("fp8_e4m3_static", row, row, slots_of(device, 0), *pool.tensors(), pool.health)
+    # 2^-133 is bfloat16's smallest number, so the codes count in it.
+    assert pool.k.float().flatten().tolist() == [1, 2, 16, 128, 64]
+    assert pool.v.float().flatten().tolist() == [0] * 5
+
+
+# Which rows are written, and what is counted
+
+
+def test_rows_with_a_negative_slot_are_neither_stored_nor_counted(device: str) -> None:
+    x = torch.full((2, 2, 64), math.nan, device=device)
+    for fmt in FORMATS:
+        pool = make_pool(fmt, device)
+        before = pool.content()
+        paged_write(fmt, x, x, slots_of(device, -1, -(2**40)), *pool.tensors(), pool.health)
+        assert pool.content() == before
+
+
+def test_nothing_is_launched_for_no_tokens(device: str) -> None:
+    pool = make_pool("int8_sym", device)
+    before = pool.content()
+    x = torch.empty((0, 2, 64), device=device)
+    with record() as launches:
+        paged_write("int8_sym", x, x, slots_of(device), *pool.tensors(), pool.health)
+    assert not launches
+    assert pool.content() == before
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_k_and_v_take_one_launch(device: str, fmt: str) -> None:
+    pool = make_pool(fmt, device)
+    x = torch.ones((5, 2, 64), device=device)
+    with record() as launches:
+        paged_write(fmt, x, x, torch.arange(5, device=device), *pool.tensors(), pool.health)
+    assert [launch.name for launch in launches] == [f"kv_write_{fmt}"]
+
+
+def test_counts_are_added_to_what_is_there(device: str) -> None:
+    pool = make_pool("int8_static", device, scale=(1.0, 2.0))
+    pool.health += torch.tensor([100, 200, 300], device=device)
+    k, v = (torch.zeros((2, 2, 64), device=device) for _ in range(2))
+    k[0, 0, :5] = torch.tensor([127.4, 127.5, -128.0, 1e30, math.inf])
+    v[1, 1, :3] = torch.tensor([254.9, -255.0, math.nan])
+    paged_write("int8_static", k, v, slots_of(device, 5, 6), *pool.tensors(), pool.health)
+    assert pool.health.tolist() == [100 + 3 + 1, 200 + 1 + 1, 300]
+
+
+def test_counts_of_rows_that_are_all_bad(device: str) -> None:
+    """Two counts travel in one number inside a program; neither may run into the other."""
+    pool = make_pool("fp8_e4m3_static", device, scale=(1.0, 1.0))
+    x = torch.full((16, 2, 64), 1e6, device=device)
+    x[:, :, ::2] = math.nan
+    paged_write("fp8_e4m3_static", x, x, torch.arange(16, device=device), *pool.tensors(), pool.health)
+    half = 16 * 2 * 64
+    assert pool.health.tolist() == [half, half, 0]
+
+
+def test_native_pages_of_another_dtype_get_the_rounded_number(device: str) -> None:
+    x = hard_rows(4, 2, 64, torch.float32, device)
+    for dtype in (torch.bfloat16, torch.float32):
+        pool = make_pool("native", device, dtype)
+        paged_write("native", x, x, slots_of(device, 0, 1, 2, 3), *pool.tensors(), pool.health)
+        got = pool.k[0, :, :4].transpose(0, 1)
+        assert torch.equal(got.nan_to_num(7.0), x.to(dtype).nan_to_num(7.0))
+        assert pool.health.tolist() == [0, 0, 0]
+
+
+# A06: E4M3 overflow and rounding
+
+
+def test_a06_t1_stored_overflow_saturates(device: str) -> None:
+    x = torch.tensor([448.0, 449, 463.9, 464, 465, 480, 1000, -1000, 3e38], device=device)
+    codes, health = stored("fp8_e4m3_static", x)
+    assert codes == [0x7E] * 7 + [0xFE, 0x7E]
+    assert health == [5, 0, 0]  # from above 464
+
+
+def test_a06_t2_subnormals_are_stored(device: str) -> None:
+    x = torch.tensor([2.0**-9, 1.5 * 2.0**-10, 2.0**-10, 0.00097, -(2.0**-9), -(2.0**-10)], device=device)
+    codes, health = stored("fp8_e4m3_static", x)
+    assert codes == [0x01, 0x01, 0x00, 0x00, 0x81, 0x80]
+    assert health == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("fmt", QUANTIZED)
+def test_a06_t3_a_nonfinite_element_is_counted_and_never_laundered(
+    device: str, fmt: str, bad: float, dtype: torch.dtype
+) -> None:
+    x = torch.tensor([1.0, -2.0, bad, 3.0], dtype=dtype, device=device)
+    codes, health = stored(fmt, x)
+    assert health == [0, 1, 0]
+    assert codes[2] == (0x7F if fmt in E4M3 else 0)
+    finite, _ = stored(fmt, torch.where(x.isfinite(), x, 0))
+    assert codes[:2] + codes[3:] == finite[:2] + finite[3:]
+
+
+# A08: scales beside the payload, strides
+
+
+@pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3"])
+def test_a08_t4_scales_and_payload_do_not_touch_each_other(device: str, fmt: str) -> None:
+    """All tensors lie in one buffer with 64 bytes between them: payload alone or scales alone must not differ."""
+    model = make_pool(fmt, device, heads=3, dim=80)
+    tensors = [t for t in model.tensors() if t is not None]
+    size = sum(t.nbytes + 64 for t in tensors)
+    buffer = filled((size,), torch.uint8, device)
+    views, gaps, at = [], [], 0
+    for t in tensors:
+        views.append(buffer[at : at + t.nbytes].view(t.dtype).view(t.shape))
+        gaps.append(buffer[at + t.nbytes : at + t.nbytes + 64])
+        at += t.nbytes + 64
+    x = hard_rows(64, 3, 80, torch.float32, device)
+    slots = torch.arange(64, device=device)
+    paged_write(fmt, x, x, slots, *views, model.health)
+    paged_write_torch(fmt, x, x, slots, *model.tensors(), torch.zeros_like(model.health))
+    assert [raw(view) for view in views] == [raw(t) for t in tensors]
+    assert {byte for gap in gaps for byte in raw(gap)} == {FILL}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a08_t5_strided_views_store_what_their_contiguous_copy_does(
+    device: str, fmt: str, dtype: torch.dtype
+) -> None:
+    base = hard_rows(6, 6, 160, dtype, device)
+    views = {
+        "sliced": base[1:6, 1:3, 3:67],  # the storage offset breaks the alignment
+        "every other": base[:5, ::3, ::2][..., :64],
+        "heads first": base[:2, :5, :64].transpose(0, 1),
+        "dim first": base[:5, :2, :64].permute(2, 0, 1).contiguous().permute(1, 2, 0),
+        "one head expanded": base[:5, :1, :64].expand(5, 2, 64),
+    }
+    slots = slots_of(device, 3, 60, 21, 0, 47)
+    for name, x in views.items():
+        ours, copy = (make_pool(fmt, device, dtype) for _ in range(2))
+        paged_write(fmt, x, x.flip(0), slots, *ours.tensors(), ours.health)
+        dense = x.contiguous().clone()
+        paged_write(fmt, dense, dense.flip(0), slots, *copy.tensors(), copy.health)
+        assert ours.content() == copy.content(), name
+
+
+# A11: the interpreter is not the GPU. The same file runs on both; what NaN does is the usual difference.
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fmt", QUANTIZED)
+def test_a11_t2_one_nan_in_k_is_flagged(device: str, fmt: str, dtype: torch.dtype) -> None:
+    k = torch.ones((33, 2, 64), dtype=dtype, device=device)
+    v = torch.ones_like(k)
+    k[31, 1, 63] = math.nan
+    pool = make_pool(fmt, device, scale=(1.0, 1.0))
+    paged_write(fmt, k, v, torch.arange(33, device=device), *pool.tensors(), pool.health)
+    assert pool.health.tolist() == [0, 1, 0]
+
+
+# A12: offsets above 2^31. A pool of which a few pages are used takes address space only, no memory, on a CPU.
+
+
+def test_a12_t2_payload_above_2_to_the_31_elements(device: str) -> None:
+    heads, page_size, dim, pages = 8, 16, 128, 131_074
+    k = torch.empty((pages, heads, page_size, dim), dtype=torch.int8, device=device)
+    assert k[131_072].storage_offset() == 2**31
+    scale = torch.empty((pages, heads, page_size), dtype=torch.float16, device=device)
+    x = hard_rows(3, heads, dim, torch.float32, device)
+    slots = slots_of(device, 131_072 * 16 + 5, 131_073 * 16 + 15, 131_071 * 16)
+    health = torch.zeros(3, dtype=torch.int64, device=device)
+    paged_write("int8_sym", x, x, slots, k, k, scale, scale, health)
+    expected = QUANTIZE["int8_sym"](x, None)
+    for i, (page, offset) in enumerate([(131_072, 5), (131_073, 15), (131_071, 0)]):
+        assert raw(k[page, :, offset]) == raw(expected.codes[i])
+        assert expected.scales is not None
+        assert raw(scale[page, :, offset]) == raw(expected.scales[i])
+
+
+def test_a12_t3_scales_above_2_to_the_31_elements(device: str) -> None:
+    heads, page_size, pages = 8, 16, 2**24 + 2
+    k = torch.empty((pages, heads, page_size, 1), dtype=torch.int8, device=device)
+    scale = torch.empty((pages, heads, page_size), dtype=torch.float16, device=device)
+    assert scale[2**24].storage_offset() == 2**31
+    x = torch.arange(1.0, 17, device=device).view(2, 8, 1)
+    health = torch.zeros(3, dtype=torch.int64, device=device)
+    paged_write("int8_sym", x, x, slots_of(device, 2**28 + 3, 2**28 + 16), k, k, scale, scale, health)
+    expected = QUANTIZE["int8_sym"](x, None)
+    assert expected.scales is not None
+    for i, (page, offset) in enumerate([(2**24, 3), (2**24 + 1, 0)]):
+        assert k[page, :, offset, 0].tolist() == [127] * 8
+        assert raw(scale[page, :, offset]) == raw(expected.scales[i])
+
+
+def test_a12_t3_input_above_2_to_the_31_elements(device: str) -> None:
+    storage = torch.empty(2**31 + 128, dtype=torch.float16, device=device)
+    x = storage.as_strided((3, 2, 64), (2**30, 64, 1))
+    x.copy_(hard_rows(3, 2, 64, torch.float16, device))
+    ours, copy = (make_pool("int8_sym", device) for _ in range(2))
+    slots = slots_of(device, 0, 1, 2)
+    paged_write("int8_sym", x, x, slots, *ours.tensors(), ours.health)
+    paged_write_torch("int8_sym", x, x, slots, *copy.tensors(), copy.health)
+    assert ours.content() == copy.content()
+
+
+# What does not fit is refused before anything is launched
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fmt": "int4"}, "Unknown KV format 'int4'; known are native"),
+        ({"k": torch.zeros(3, 2, 63)}, r"k is torch.float32 \[3, 2, 63\]; pages \[4, 2, 16, 64\] take"),
+        ({"v": torch.zeros(3, 3, 64)}, "do not fit each other"),
+        ({"k": torch.zeros(3, 2, 64, dtype=torch.float64)}, "k is torch.float64"),
+        ({"slots": torch.zeros(3, dtype=torch.int32)}, "slots must be dense int64"),
+        ({"health": torch.zeros(2, dtype=torch.int64)}, r"health int64 \[3\]"),
+        ({"k_pages": torch.zeros(4, 2, 16, 64)}, "'int8_sym' hold torch.int8, not torch.float32"),
+        ({"v_pages": torch.zeros(4, 16, 2, 64, dtype=torch.int8).transpose(1, 2)}, "must be contiguous"),
+        ({"v_pages": torch.zeros(4, 2, 8, 64, dtype=torch.int8)}, "the same pages for K and V"),
+        ({"k_scale": None}, "k_scale of KV format 'int8_sym' must be .*; got None"),
+        ({"v_scale": torch.zeros(4, 2, 16)}, "must be contiguous torch.float16"),
+        ({"v_scale": torch.zeros(1, dtype=torch.float16)}, r"\[4, 2, 16\]; got torch.float16 \[1\]"),
+    ],
+)
+@pytest.mark.parametrize("write", [paged_write, paged_write_torch])
+def test_what_does_not_fit_is_refused(write, change: dict, message: str) -> None:  # type: ignore[no-untyped-def]
+    pool = make_pool("int8_sym", "cpu")
+    given = {
+        "fmt": "int8_sym",
+        "k": torch.zeros(3, 2, 64),
+        "v": torch.zeros(3, 2, 64),
+        "slots": torch.arange(3),
+        "k_pages": pool.k,
+        "v_pages": pool.v,
+        "k_scale": pool.k_scale,
+        "v_scale": pool.v_scale,
+        "health": pool.health,
+    }
+    with record() as launches, pytest.raises(ValueError, match=message):
+        write(**{**given, **change})
+    assert not launches
+
+
+def test_native_takes_no_scale() -> None:
+    pool = make_pool("native", "cpu")
+    x = torch.zeros(1, 2, 64)
+    with pytest.raises(ValueError, match="'native' has no scales; pass None for k_scale"):
+        paged_write("native", x, x, torch.arange(1), pool.k, pool.v, torch.ones(1), None, pool.health)

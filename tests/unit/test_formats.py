@@ -1,0 +1,109 @@
+"""Pools from a memory budget: as many pages as the exact byte formula allows, and the refusal before an allocation."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.engine.memory import RESERVE_BYTES, check_fits
+from kvbench.errors import Refused, UsageError
+from kvbench.formats import KV_FORMATS, KVFormat, KVShape, get_max_kv_blocks, kv_bytes, page_bytes
+
+QWEN3_8B = [KVShape(8, 128, 128)] * 36
+SHAPES = st.builds(KVShape, st.integers(1, 12), st.integers(1, 256), st.integers(1, 256))
+
+
+def pool(fmt: KVFormat, shapes: list[KVShape], pages: int, page_size: int, dtype: str) -> int:
+    return sum(kv_bytes(fmt, shape, pages * page_size, dtype).total for shape in shapes)
+
+
+@given(
+    fmt=st.sampled_from(list(KV_FORMATS.values())),
+    shapes=st.lists(SHAPES, min_size=1, max_size=4),
+    page_size=st.integers(1, 64),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+    budget=st.integers(-10, 2**34),
+)
+def test_a_budget_holds_as_many_pages_as_the_formula_allows(
+    fmt: KVFormat, shapes: list[KVShape], page_size: int, dtype: str, budget: int
+) -> None:
+    pages = get_max_kv_blocks(budget, fmt, shapes, page_size, dtype)
+    assert pool(fmt, shapes, pages + 1, page_size, dtype) > budget
+    assert pages == 0 or pool(fmt, shapes, pages, page_size, dtype) <= budget
+
+
+@given(
+    fmt=st.sampled_from(list(KV_FORMATS.values())),
+    shapes=st.lists(SHAPES, min_size=1, max_size=4),
+    page_size=st.integers(1, 64),
+    pages=st.integers(1, 10**6),
+)
+def test_exactly_the_bytes_of_a_pool_hold_it_and_one_byte_less_does_not(
+    fmt: KVFormat, shapes: list[KVShape], page_size: int, pages: int
+) -> None:
+    exact = pool(fmt, shapes, pages, page_size, "bfloat16")
+    assert get_max_kv_blocks(exact, fmt, shapes, page_size, "bfloat16") == pages
+    assert get_max_kv_blocks(exact - 1, fmt, shapes, page_size, "bfloat16") == pages - 1
+
+
+@pytest.mark.parametrize(
+    ("fmt", "page", "pages"),
+    [
+        ("native", 65_536, 29_127),
+        ("int8_sym", 33_280, 57_358),
+        ("int8_static", 32_768, 58_254),
+        ("fp8_e4m3", 33_792, 56_488),
+        ("fp8_e4m3_static", 32_768, 58_254),
+    ],
+)
+def test_pages_of_64_gib_at_qwen3_8b(fmt: str, page: int, pages: int) -> None:
+    assert page_bytes(KV_FORMATS[fmt], QWEN3_8B[0], 16, "bfloat16") == page
+    assert get_max_kv_blocks(64 * 2**30, KV_FORMATS[fmt], QWEN3_8B, 16, "bfloat16") == pages
+
+
+@pytest.mark.parametrize(
+    ("shapes", "page_size", "dtype", "words"),
+    [
+        ([], 16, "bfloat16", "Pages of 16 tokens in 0 layers"),
+        (QWEN3_8B, 0, "bfloat16", "Pages of 0 tokens in 36 layers"),
+        (QWEN3_8B, 16, "float64", "dtype 'float64' is unknown; choose one of float32, bfloat16"),
+    ],
+)
+def test_a_budget_without_a_page_size_or_layers_is_an_error(
+    shapes: list[KVShape], page_size: int, dtype: str, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        get_max_kv_blocks(10**9, KV_FORMATS["native"], shapes, page_size, dtype)
+
+
+def fits(fmt: str, sequences: int, tokens: int, free: int) -> None:
+    check_fits(KV_FORMATS[fmt], QWEN3_8B, 16, "bfloat16", sequences, tokens, free)
+
+
+def refusal(fmt: str, sequences: int, tokens: int, free: int) -> str:
+    with pytest.raises(Refused) as caught:
+        fits(fmt, sequences, tokens, free)
+    assert caught.value.reason == "kv_does_not_fit"
+    return str(caught.value)
+
+
+def test_a_store_that_does_not_fit_names_the_bytes_and_the_largest_context_that_does() -> None:
+    """At 32 GiB above the reserve int8_sym has 28,678 pages (int8: 33,280 B a layer), 7,169 for each of 4 sequences."""
+    free = RESERVE_BYTES + 32 * 2**30
+    longest = 28_678 // 4 * 16
+    fits("int8_sym", 4, longest, free)
+    assert refusal("int8_sym", 4, longest + 1, free) == (
+        f"The int8_sym KV cache of 4 sequence(s) of 114,705 tokens needs {4 * 7_170 * 36 * 33_280:,} B and does not "
+        f"fit: {free:,} B are free, of which 1,073,741,824 B are kept for what runs beside it; the largest context that "
+        "fits is 114,704 tokens a sequence, generated ones included."
+    )
+    assert "the largest context that fits is 58,240 tokens" in refusal("native", 4, longest, free)
+
+
+def test_a_busy_device_still_takes_a_tiny_store_and_refuses_the_rest() -> None:
+    page = 36 * 33_280
+    fits("int8_sym", 1, 16, 2 * page)
+    assert "1,198,080 B are kept" in refusal("int8_sym", 1, 17, 2 * page)
+    assert "not one page a sequence fits" in refusal("int8_sym", 1, 16, 2 * page - 2)
+    assert "not one page a sequence fits" in refusal("int8_sym", 5, 1, 8 * page)
