@@ -22,9 +22,6 @@ from tests.kernels.kv_pool import (
     rows_of,
 )
 
-# Rows of no tokens divide 0 by 0 before they are overwritten; NumPy says so, a GPU does not.
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-
 
 def both(
     pool: Pool, q: torch.Tensor, *, splits: int = 1, **options: Any
