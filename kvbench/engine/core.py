@@ -221,7 +221,7 @@ class Engine:
 
     def capture_prompts(self, batch: int, length: int) -> None:
         """Make whole prompts of this shape one CUDA graph from now on, where decode is one and they are short."""
-        short = 1 < length and batch * length <= GRAPH_TOKENS
+        short = length > 1 and batch * length <= GRAPH_TOKENS
         if self.decode_mode == "graph" and short and (batch, length) not in self.prompt_graphs:
             self.prompt_graphs[batch, length] = PromptGraph(self, batch, length)
 
