@@ -84,7 +84,7 @@ class DecodeGraph(StepGraph):
         page = self._pages.gather(1, (held // store.page_size).long()[:, None])[:, 0].long()
         slots = torch.where(there, page * store.page_size + held % store.page_size, -1)
         attention = TritonAttention(
-            store, slots, self._pages, self._lengths + 1, self._starts, new=1, longest=0, alike=False, splits=self.splits
+            store, slots, self._pages, self._lengths + 1, self._starts, new=1, longest=0, past=None, splits=self.splits
         )  # fmt: skip
         logits = self.engine.run_model(attention, self._ids, held.long()[None], 0, "decode")[0]
         self._ids.copy_(logits.argmax(dim=-1)[None])
@@ -144,7 +144,7 @@ class PromptGraph(StepGraph):
         slots = self._pages[:, self._column].long() * store.page_size + self._offset
         attention = TritonAttention(
             store, torch.where(self._stored, slots.flatten(), -1), self._pages, self._lengths, self._starts,
-            new=self.length, longest=self.length, alike=True, splits=None,
+            new=self.length, longest=self.length, past=0, splits=None,
         )  # fmt: skip
         return self.engine.run_model(attention, self._ids, self._positions, self._last, "prefill")[0]
 
