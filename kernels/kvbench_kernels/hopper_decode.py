@@ -16,35 +16,31 @@ from kvbench_kernels import hopper_kernel
 from kvbench_kernels.hopper_plan import (
     FAN,
     HEAD_DIMS,
+    KINDS,
     MAX_GROUP,
     MAX_SPLITS,
     PAGE_SIZES,
-    Tiling,
+    Plan,
     choose_splits,
-    choose_tiling,
     execution,
+    plan_decode,
     supports_hopper,
 )
 from kvbench_kernels.launches import launched
 
 __all__ = [
+    "Plan",
     "Workspace",
     "choose_splits",
     "execution",
     "paged_decode_hopper",
+    "plan_decode",
     "plan_workspace",
     "supports_hopper",
 ]
 
 _LOG2E = 1.4426950408889634
 _MERGED = max(FAN.values())  # slots for the results of the first level of merging
-_KINDS = {
-    "native": "native",
-    "int8_sym": "int8",
-    "int8_static": "int8",
-    "fp8_e4m3": "fp8",
-    "fp8_e4m3_static": "fp8",
-}
 # Dynamic scales are read two tokens a word.
 _SCALE_PAIRS = {"int8_sym": torch.int32, "fp8_e4m3": torch.int64}
 
@@ -111,32 +107,31 @@ def paged_decode_hopper(
     lengths: Tensor,
     scaling: float,
     *,
-    splits: int,
-    least: int = 1,
+    splits: int | Plan,
     reads: Tensor | None = None,
     out: Tensor | None = None,
     workspace: Workspace | None = None,
-    tiling: Tiling | None = None,
 ) -> Tensor:
     """q [B, Hq, D] -> [B, Hq, D] in q's dtype: each query stands at the last of its sequence's tokens.
 
     k_pages, v_pages [pages, Hkv, page_size, D]; scales [pages, Hkv, page_size], [1] or None as the format has them;
     all contiguous. pages [B, P] int32: entries beyond a sequence's length may hold anything. lengths [B] int32: tokens
-    to attend to, the query's own included; 0 gives zeros. scaling > 0. splits: most programs along a sequence, 1..256.
-    least: fewest tokens a program takes, so that short sequences of a batch use fewer programs. reads [2] int64: the
-    kernel adds the tokens of each sequence to the first, and to the second where the pages have 8 bits. out, workspace,
-    tiling: chosen here when None. ValueError for what the kernel cannot do.
+    to attend to, the query's own included; 0 gives zeros. scaling > 0. splits: plan_decode's answer, or just the most
+    programs along a sequence, 1 (off) to 256. reads [2] int64: the kernel adds the tokens of each sequence to the first,
+    and to the second where the pages have 8 bits. out, workspace: allocated or shared when None. ValueError for what
+    the kernel cannot do.
     """
-    kind = _check(fmt, q, k_pages, v_pages, k_scale, v_scale, pages, scaling, splits)
+    plan = splits if isinstance(splits, Plan) else Plan(splits)
+    kind = _check(fmt, q, k_pages, v_pages, k_scale, v_scale, pages, scaling, plan.splits)
     batch, q_heads, dim = q.shape
     kv_heads, page_size = k_pages.shape[1], k_pages.shape[2]
     group, half = q_heads // kv_heads, dim // 2
     out = torch.empty_like(q) if out is None else out
     if batch == 0:
         return out
-    if tiling is None:
-        sms = torch.cuda.get_device_properties(q.device).multi_processor_count
-        tiling = choose_tiling(k_pages.element_size() * 8, batch * kv_heads * splits, sms)
+    splits, tiling = plan.splits, plan.tiling
+    # A warp's share of a tile of the second product is 16 of the half's dims or more.
+    warps = min(tiling.warps, half // 16)
     if workspace is None:
         workspace = _shared_workspace(q, kv_heads, splits)
     if fmt in _SCALE_PAIRS:
@@ -149,10 +144,10 @@ def paged_decode_hopper(
         q, _boxes(k_pages, kind, box), _boxes(v_pages, kind, box), k_scale, v_scale, pages, lengths, out, reads,
         workspace.partial, workspace.statistics, workspace.counters,
         scaling * _LOG2E, q.stride(0), q.stride(1), out.stride(0), out.stride(1), pages.stride(0), pages.shape[1],
-        splits, _slots(splits), -(-least // tiling.tile),
+        splits, _slots(splits), -(-plan.least // tiling.tile),
         KIND=kind, DYNAMIC=fmt in _SCALE_PAIRS, HALF=half, GROUP=group, GP=_rows(group), ROWS=8 if group <= 8 else 16,
-        HKV=kv_heads, PAGE=page_size, TILE=tiling.tile, STAGES=tiling.stages, FAN=FAN[tiling.warps],
-        HAS_READS=reads is not None, WARPS=tiling.warps, num_warps=tiling.warps, launch_pdl=True,
+        HKV=kv_heads, PAGE=page_size, TILE=tiling.tile, STAGES=tiling.stages, FAN=FAN[warps],
+        HAS_READS=reads is not None, WARPS=warps, num_warps=warps, launch_pdl=True,
     )  # fmt: skip
     launched(paged.fn.__name__)
     return out
@@ -190,8 +185,8 @@ def _check(
     splits: int,
 ) -> str:
     """The kind of payload, or ValueError."""
-    if fmt not in _KINDS:
-        raise ValueError(f"KV format {fmt!r}; the Hopper kernel takes {', '.join(_KINDS)}.")
+    if fmt not in KINDS:
+        raise ValueError(f"KV format {fmt!r}; the Hopper kernel takes {', '.join(KINDS)}.")
     if not 1 <= splits <= MAX_SPLITS:
         raise ValueError(f"{splits} splits; give 1 (off) to {MAX_SPLITS}, as choose_splits does.")
     if not scaling > 0:
@@ -213,10 +208,10 @@ def _check(
             f"takes up to {MAX_GROUP} query heads a KV head, head_dim {HEAD_DIMS} for K and V, page_size {PAGE_SIZES}; "
             f"use paged_decode."
         )
-    if _KINDS[fmt] == "native" and k_pages.dtype not in (torch.float16, torch.bfloat16):
+    if KINDS[fmt] == "native" and k_pages.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"Native pages in {k_pages.dtype}; the Hopper kernel takes float16 and bfloat16.")
     if q.stride(2) != 1 or pages.stride(1) != 1 or not (k_pages.is_contiguous() and v_pages.is_contiguous()):
         raise ValueError("Pages must be contiguous, and q and the page table dense in their last axis.")
     if fmt != "native" and (k_scale is None or v_scale is None):
         raise ValueError(f"KV format {fmt!r} needs the scales of K and of V.")
-    return _KINDS[fmt]
+    return KINDS[fmt]

@@ -15,9 +15,10 @@ multiplies the accumulator, so neither a tiny nor a huge scale leaves FP16's ran
 moves only when a logit exceeds it by 2^8; P has room for that.
 """
 
-# Gluon code is Python in form only: its types are the compiler's, and it has no unpacking into tuples.
+# Gluon code is Python in form only: its types are the compiler's, tuples are not unpacked into others, and
+# compile-time conditions stand apart from run-time ones.
 # mypy: ignore-errors
-# ruff: noqa: RUF005
+# ruff: noqa: RUF005, SIM102
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ Every number here was measured on one H200 (132 SMs) with 32 query heads, 8 KV h
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kvbench_kernels.support import Accepted, AttentionNeeds, Rejected
@@ -19,6 +20,14 @@ HEAD_DIMS = (64, 128)
 PAGE_SIZES = (16, 32, 64)
 MAX_GROUP = 16  # query heads a KV head: the rows of one tensor core tile
 
+KINDS = {
+    "native": "native",
+    "int8_sym": "int8",
+    "int8_static": "int8",
+    "fp8_e4m3": "fp8",
+    "fp8_e4m3_static": "fp8",
+}
+
 
 @dataclass(frozen=True)
 class Tiling:
@@ -29,25 +38,73 @@ class Tiling:
     warps: int
 
 
-def choose_tiling(bits: int, programs: int, sms: int) -> Tiling:
-    """Few programs an SM need several warps each to hide latency; many need none of the synchronization.
+ONE_WARP = Tiling(32, 2, 1)
+ONE_WARP_DEEP = Tiling(32, 3, 1)
+TWO_WARPS = Tiling(64, 2, 2)
+FOUR_WARPS = Tiling(64, 2, 4)
+FOUR_WARPS_DEEP = Tiling(64, 3, 4)
 
-    bits: of a stored element. programs: of the whole call, batch * kv_heads * splits.
+
+@dataclass(frozen=True)
+class Plan:
+    """How a call is divided.
+
+    splits: most programs along a sequence. least: fewest tokens a program takes, so that a short sequence uses fewer.
     """
-    if programs <= 1.5 * sms:
-        return Tiling(64, 2, 4)
-    return Tiling(32, 2, 1)
+
+    splits: int
+    least: int = 1
+    tiling: Tiling = ONE_WARP
+
+
+def plan_decode(
+    fmt: str, batch: int, kv_heads: int, max_length: int, sms: int, mean_length: float | None = None
+) -> Plan:
+    """The division that was fastest. max_length, mean_length: tokens of the longest and the average sequence.
+
+    All programs are resident at once where the sequences are alike (a second wave, if it is not full, costs as much as
+    a full one). Little work is done by few programs of four warps, which hide latency within a tile; much work by many
+    programs of one or two, which need little or no synchronization. Where the longest sequence is more than twice the
+    average one, programs are smaller, so that the GPU's scheduler evens them out.
+    """
+    kind = KINDS[fmt]
+    mean = float(max_length if mean_length is None else mean_length)
+    rows = max(1, batch * kv_heads)
+    work = rows * mean
+    if max_length > 2 * mean:
+        least = max(128, round(work / (20 * sms)))
+        return _plan(
+            math.ceil(max_length / (4 * least)), max_length, ONE_WARP if kind == "fp8" else TWO_WARPS, least
+        )
+    if kind == "native":
+        if rows <= 16 and max_length <= 8192:
+            return _plan(16, max_length, FOUR_WARPS_DEEP)
+        splits = max(1, round(2 * sms / rows))
+        return _plan(splits, max_length, ONE_WARP_DEEP if rows * splits <= 2.5 * sms else ONE_WARP)
+    if kind == "int8":
+        little = 100_000 if rows < 16 else 550_000
+        if work <= little and 2 * rows <= 3 * sms:
+            return _plan(min(32, 3 * sms // rows), max_length, FOUR_WARPS)
+        if rows < 16:
+            return _plan((4 if work < 200_000 else 6) * sms // rows, max_length, ONE_WARP)
+        return _plan(4 * sms // rows, max_length, TWO_WARPS)
+    if rows <= 16 and max_length <= 4096:
+        return _plan(32, max_length, FOUR_WARPS)
+    if 8 * sms // rows <= 2:
+        return _plan(1, max_length, TWO_WARPS)
+    return _plan((4 if work < 400_000 else 8) * sms // rows, max_length, ONE_WARP)
 
 
 def choose_splits(
-    batch: int, kv_heads: int, max_length: int, sms: int, bits: int = 8, mean_length: float | None = None
+    fmt: str, batch: int, kv_heads: int, max_length: int, sms: int, mean_length: float | None = None
 ) -> int:
-    """Programs along the longest sequence, so that all programs of the call are resident at once.
+    """plan_decode's number of programs along a sequence."""
+    return plan_decode(fmt, batch, kv_heads, max_length, sms, mean_length).splits
 
-    max_length, mean_length: tokens of the longest sequence and of the average one (default: all are alike).
-    """
-    mean_length = max_length if mean_length is None else mean_length
-    return 1
+
+def _plan(splits: int, max_length: int, tiling: Tiling, least: int = 1) -> Plan:
+    tiles = max(1, -(-max_length // tiling.tile))
+    return Plan(max(1, min(splits, tiles, MAX_SPLITS)), least, tiling)
 
 
 def execution(fmt: str, dtype: str) -> str:

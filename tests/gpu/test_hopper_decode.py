@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbench_kernels.attention import paged_attention_torch
+from kvbench_kernels.hopper_plan import Plan, Tiling, plan_decode
 from kvbench_kernels.quantize import DYNAMIC, QUANTIZE, dequantize
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -96,7 +97,7 @@ def make(
     return Case(fmt, q, k, v, k_scale, v_scale, pages, given, scaling, expected)
 
 
-def run(case: Case, splits: int, **options: object) -> Tensor:
+def run(case: Case, splits: int | Plan, **options: object) -> Tensor:
     from kvbench_kernels.hopper_decode import paged_decode_hopper
 
     out = torch.full_like(case.q, torch.nan)
@@ -146,11 +147,16 @@ def test_page_sizes(fmt: str, page: int) -> None:
 @pytest.mark.parametrize("warps", [1, 2, 4])
 @pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
 def test_tilings(fmt: str, warps: int) -> None:
-    from kvbench_kernels.hopper_plan import Tiling
-
     case = make(fmt, [*RAGGED, 3000])
     for splits in (1, 5, 40):
-        assert_right(case, run(case, splits, tiling=Tiling(64, 3, warps)))
+        assert_right(case, run(case, Plan(splits, 1, Tiling(64, 3, warps))))
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 1000), (3, 20000), (40, 300)])
+@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
+def test_planned_divisions(fmt: str, batch: int, length: int) -> None:
+    case = make(fmt, [length] * batch)
+    assert_right(case, run(case, plan_decode(fmt, batch, 8, length, 132)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -162,13 +168,18 @@ def test_query_dtypes(fmt: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("q_size", [1e-6, 1e6])
 @pytest.mark.parametrize(
-    ("k_size", "v_size"), [(1e-3, 1e-3), (1e2, 1e4), (1.0, 1e-30), (1e-30, 1.0), (1e15, 1e30)]
+    ("fmt", "k_size", "v_size"),
+    [
+        ("int8_sym", 1e-3, 1e-3),
+        ("int8_sym", 1e2, 1e4),
+        ("fp8_e4m3", 1e-3, 1e4),
+        ("fp8_e4m3", 1.0, 1e-30),
+        ("fp8_e4m3", 1e-30, 1.0),
+        ("fp8_e4m3", 1e15, 1e30),
+    ],
 )
-@pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3"])
 def test_tiny_and_huge_values(fmt: str, k_size: float, v_size: float, q_size: float) -> None:
-    if fmt == "int8_sym" and not 1e-4 < k_size * v_size < 1e7:
-        pytest.skip("beyond FP16 scales")
-    case = make(fmt, [700, 33], k_size=k_size, v_size=v_size, q_size=q_size, dtype=torch.bfloat16)
+    case = make(fmt, [700, 33], k_size=k_size, v_size=v_size, q_size=q_size)
     assert_right(case, run(case, 4))
 
 
@@ -180,8 +191,6 @@ def test_v_rows_whose_sizes_span_twelve_bits(fmt: str) -> None:
 
 def test_a_late_large_logit_moves_the_reference() -> None:
     case = make("int8_sym", [2000])
-    loud = make("int8_sym", [2000], k_size=1.0)
-    assert torch.equal(case.q, loud.q)
     # Scaled up 40 times, the softmax is close to one-hot and the reference rises many times on the way.
     sharp = Case(**{**case.__dict__, "scaling": case.scaling * 40})
     keys = dequantize("int8_sym", case.k, case.k_scale, torch.float32)
@@ -207,6 +216,7 @@ def test_a_graph_is_replayed_with_new_lengths_and_gives_the_same_bits(fmt: str) 
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             out = run(case, 40, workspace=workspace, reads=reads)
+    torch.cuda.synchronize()
     for _ in range(3):
         graph.replay()
     torch.cuda.synchronize()
@@ -222,7 +232,7 @@ def test_a_graph_is_replayed_with_new_lengths_and_gives_the_same_bits(fmt: str) 
 
 def test_short_sequences_use_fewer_programs() -> None:
     case = make("int8_sym", [3000, 40, 600])
-    assert_right(case, run(case, 32, least=256))
+    assert_right(case, run(case, Plan(32, least=256)))
 
 
 def test_a12_pages_above_2_to_the_31_elements() -> None:
