@@ -13,7 +13,7 @@ from kvbench.engine.layerprobe import probe_layers
 from kvbench.engine.probes import probe_prefill, probe_values
 from kvbench.formats import KV_FORMATS
 from kvbench.record import MISMATCH, VERIFIED, Level
-from kvbench_kernels import quantize
+from kvbench_kernels import quantize, route
 
 IDS = [(37 * i + 11) % 97 for i in range(40)]
 FORMATS = ["native", "int8_sym", "fp8_e4m3_static"]
@@ -86,7 +86,7 @@ def test_attention_by_torch_under_a_triton_request_is_named(
 
 
 def test_a_scale_that_the_decode_kernel_drops_is_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = attention.decode_kernel
+    honest = route.decode_kernel
 
     def deaf(*shape: Any) -> Any:
         kernel = honest(*shape)
@@ -94,7 +94,7 @@ def test_a_scale_that_the_decode_kernel_drops_is_named(engine: Any, monkeypatch:
             fmt, q, k, v, torch.ones_like(ks), vs, *rest, **more
         )
 
-    monkeypatch.setattr(attention, "decode_kernel", deaf)
+    monkeypatch.setattr(route, "decode_kernel", deaf)
     levels = take(engine, "int8_sym")
     assert levels["E3"].state == MISMATCH
     assert "changing every stored K scale changes no logit" in levels["E3"].sentence
