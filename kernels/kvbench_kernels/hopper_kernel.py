@@ -18,7 +18,7 @@ moves only when a logit exceeds it by 2^8; P has room for that.
 # Gluon code is Python in form only: its types are the compiler's, tuples are not unpacked into others, and
 # compile-time conditions stand apart from run-time ones.
 # mypy: ignore-errors
-# ruff: noqa: RUF005, SIM102
+# ruff: noqa: RUF005, SIM102, SIM108
 
 from __future__ import annotations
 
