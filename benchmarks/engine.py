@@ -439,7 +439,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto", choices=("auto", "torch", "triton"))
     parser.add_argument("--decode", default="auto", choices=("auto", "graph", "eager"))
     parser.add_argument("--compile", default="auto", choices=("auto", "layer", "off"))
-    parser.add_argument("--prefill-chunk", type=int, default=8192)
+    parser.add_argument("--prefill-chunk", type=int, default=32768)
     parser.add_argument("--out", type=Path, default=None, help="folder for engine.json")
     args = parser.parse_args()
     setup = SETUPS[args.shape]

@@ -242,8 +242,8 @@ def paged_decode_split(
         if sinks_ptr is not None:
             sink = tl.load(sinks_ptr + head, mask=in_group < GROUP, other=0.0)
             acc, total = add_sink(acc, m, total, sink, INTERPRET)
-        # 0 / 0 stays NaN where there were tokens and all their weights are 0.
-        result = tl.where(length > 0, acc / total[:, None], 0.0)
+        # Only without tokens 0 / 0 is 0: where there are some and all their weights are 0, it stays NaN.
+        result = acc / tl.where(length > 0, total, 1.0)[:, None]
         result = round_to(result, out_ptr.dtype.element_ty, INTERPRET)
         tl.store(out_ptr + out_row[:, None] * DV + v[None, :], result, mask=stored)
 
@@ -283,5 +283,5 @@ def paged_decode_combine(
     weight = tl.sum(weights, 0)
     if sinks_ptr is not None:
         weight += tl.exp2(sink - largest)
-    result = tl.where(tl.load(lengths_ptr + row) > 0, result / weight, 0.0)
+    result = result / tl.where(tl.load(lengths_ptr + row) > 0, weight, 1.0)
     tl.store(out_ptr + out_row * DV + v, round_to(result, out_ptr.dtype.element_ty, INTERPRET), mask=v < DV)

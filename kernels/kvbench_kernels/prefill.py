@@ -157,7 +157,8 @@ def paged_prefill_causal(
             factor *= tl.load(k_scale_ptr)
 
         first = length - new + tile_row * M  # position of the tile's first query
-        position = first + tl.arange(0, M)
+        # Rows beyond the last query, which are not stored, stand where it stands: a window leaves them keys to see.
+        position = tl.minimum(first + tl.arange(0, M), length - 1)
         end = tl.minimum(first + M, length)
         # Tiles before `whole` are seen by every row. With a window none is taken for that; it only skips what none sees.
         whole = (first + 1) // N if window is None else tl.maximum(first - window + 1, 0) // N

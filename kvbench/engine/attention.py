@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 from kvbench.engine.store import PagedKVStore
 from kvbench_kernels.attention import paged_attention_torch
@@ -109,8 +110,8 @@ class TritonAttention:
     """Kernels over the pages: quantize and scatter in one launch, then decode, or prefill.
 
     slots [N] int64, -1 for a row that is not there; pages [B, P] and lengths [B] int32, new tokens included (0: a row
-    that is not there); query_starts [B + 1] int32; new: the largest count; alike: all sequences are new and equally
-    long, of this many tokens. splits: programs along a sequence in a decode, None to choose from the shape.
+    that is not there); query_starts [B + 1] int32; new: the largest count; longest: the largest length; past: tokens
+    that every sequence held before, where all bring the same count to the same number, else None. splits: programs along a sequence in a decode, None to choose from the shape.
     """
 
     store: PagedKVStore
@@ -120,7 +121,7 @@ class TritonAttention:
     query_starts: Tensor
     new: int
     longest: int
-    alike: bool
+    past: int | None
     splits: int | None
 
     @classmethod
@@ -138,7 +139,7 @@ class TritonAttention:
             starts.to(device),
             max(chunk.counts),
             max(lengths),
-            not any(chunk.starts) and len(set(chunk.counts)) == 1,
+            chunk.starts[0] if len(set(zip(chunk.starts, chunk.counts, strict=True))) == 1 else None,
             splits,
         )
 
@@ -149,8 +150,8 @@ class TritonAttention:
         store = self.store
         store.write(layer, self.slots, k, v)
         plain = window is None and softcap is None and sinks is None
-        if self.new > 1 and plain and self.alike:
-            return self._whole_prompts(layer, q, scaling)
+        if self.new > 1 and plain and self.past is not None:
+            return self._alike(layer, q, scaling, self.past)
         live = store.layers[layer]
         tensors = (live.k, live.v, live.k_scale, live.v_scale, self.pages, self.lengths)
         q = q if q.stride(-1) == 1 else q.contiguous()
@@ -165,15 +166,16 @@ class TritonAttention:
         decode = decode_kernel(live.fmt, q, live.k, live.v, plain)
         return decode(live.fmt, q, *tensors, scaling, splits=splits, **extras)
 
-    def _whole_prompts(self, layer: int, q: Tensor, scaling: float) -> Tensor:
-        """Prompts of one length from their first token on: dequantized once, then the fused attention of a library."""
-        rows = len(self.lengths)
-        k, v = self.store.read(layer, self.pages, self.new, q.dtype)
+    def _alike(self, layer: int, q: Tensor, scaling: float, past: int) -> Tensor:
+        """Chunks of one length at one place: pages dequantized once, then the fused attention of a library."""
+        rows, length = len(self.lengths), past + self.new
+        k, v = self.store.read(layer, self.pages, length, q.dtype)
         queries = q.reshape(rows, self.new, *q.shape[1:]).transpose(1, 2)
         with sdpa_kernel(_FUSED, set_priority=True):
             out = F.scaled_dot_product_attention(
-                queries, k, v, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
-            )
+                queries, k, v, attn_mask=causal_lower_right(self.new, length), scale=scaling,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )  # fmt: skip
         launched("scaled_dot_product_attention")
         return out.transpose(1, 2).reshape(rows * self.new, q.shape[1], -1)
 

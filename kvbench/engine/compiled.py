@@ -8,6 +8,7 @@ both (`kvbench.engine.binding`), so pages and page tables are nothing that the c
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,9 @@ import torch
 from torch import nn
 
 from kvbench.errors import KvbenchError
+
+# Compilations of one form: a batch size each, which an engine captures anyway.
+SHAPES = 64
 
 
 class CompiledLayers:
@@ -42,7 +46,8 @@ class CompiledLayers:
         """Layers run in this form inside the `with`. A layer that cannot be compiled is a KvbenchError."""
         self._form = form
         try:
-            yield
+            with torch._dynamo.config.patch(recompile_limit=SHAPES):
+                yield
         except torch._dynamo.exc.TorchDynamoException as e:
             first = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
             raise KvbenchError(
@@ -66,5 +71,11 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _compile(forward: Callable[..., Any], backend: str, dynamic: bool) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = torch.compile(forward, fullgraph=True, dynamic=dynamic, backend=backend)
+    """Of a copy of the function: what was compiled is kept by code object, and each form and model has its own."""
+    code = forward.__code__.replace(co_name=f"{forward.__code__.co_name}_{'any' if dynamic else 'fixed'}")
+    copy = types.FunctionType(
+        code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__
+    )
+    copy.__kwdefaults__ = forward.__kwdefaults__
+    compiled: Callable[..., Any] = torch.compile(copy, fullgraph=True, dynamic=dynamic, backend=backend)
     return compiled

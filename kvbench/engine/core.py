@@ -16,7 +16,7 @@ from torch import Tensor
 from kvbench.decision import Decision, LayerFacts
 from kvbench.engine.attention import ATTENTION, Attention, Chunk
 from kvbench.engine.binding import Step
-from kvbench.engine.graph import DecodeGraph, bucket
+from kvbench.engine.graph import DecodeGraph, PromptGraph, bucket
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.load import LoadedModel
 from kvbench.engine.memory import check_fits, free_bytes
@@ -28,6 +28,9 @@ from kvbench_kernels.launches import Launch, record
 from kvbench_kernels.route import choose_splits
 
 Logits = Literal["all", "last", "none"]
+
+# Longest prompts, in tokens of a forward, that are captured: beyond it the device is busy longer than the host.
+GRAPH_TOKENS = 4096
 
 
 def store_format(decision: Decision) -> KVFormat:
@@ -90,6 +93,7 @@ class Engine:
         self.decode_mode = decision.decode.resolved
         self.compile_mode = decision.compile.resolved
         self.graphs: dict[tuple[int, int], DecodeGraph] = {}
+        self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
         self._watch: Callable[[Attention], Attention] | None = None
         self.graph_pool = torch.cuda.graph_pool_handle() if self.decode_mode == "graph" else None
         self.tap_layers: frozenset[int] = frozenset()
@@ -146,7 +150,14 @@ class Engine:
         for (seq, _), n in zip(work, counts, strict=True):
             self.store.reserve(seq, n)
         seqs = [seq for seq, _ in work]
-        if self.decode_mode == "graph" and max(counts) == 1 and not self.tap_layers:
+        plain = self.decode_mode == "graph" and not self.tap_layers
+        prompts = self.prompt_graphs.get((len(work), counts[0])) if plain and logits == "last" else None
+        if prompts is not None and not any(starts) and len(set(counts)) == 1:
+            prompts.load(seqs, [tokens for _, tokens in work])
+            prompts.replay()
+            self.store.wrote(sum(counts))
+            rows = prompts.logits.float()
+        elif plain and max(counts) == 1:
             rows = self._replay(seqs, starts, [tokens[0] for _, tokens in work])
         else:
             rows = self._eager(work, Chunk(seqs, starts, counts), logits)
@@ -207,6 +218,12 @@ class Engine:
         graph.replay()
         self.store.wrote(len(seqs))
         return graph.logits[: len(seqs)].float()
+
+    def capture_prompts(self, batch: int, length: int) -> None:
+        """Make whole prompts of this shape one CUDA graph from now on, where decode is one and they are short."""
+        short = length > 1 and batch * length <= GRAPH_TOKENS
+        if self.decode_mode == "graph" and short and (batch, length) not in self.prompt_graphs:
+            self.prompt_graphs[batch, length] = PromptGraph(self, batch, length)
 
     def _graph(self, batch: int, longest: int) -> DecodeGraph:
         batch = bucket(batch, self.sequences)

@@ -1,21 +1,23 @@
-"""A decode step as one CUDA graph: forward, sampling and the advance to the next token, with nothing from the host.
+"""Steps as CUDA graphs. A decode step: forward, sampling and the advance to the next token, with nothing from the host.
 
 All that changes from step to step lives in static tensors on the device: token ids, lengths, page tables. A replay
 appends each row's token, attends, takes the argmax and leaves everything as the next step needs it, so consecutive
 steps need no upload. Rows beyond the sequences at hand are not there (length -1): they store and attend to nothing.
-A graph belongs to one engine, one batch and one number of splits; the lengths may be anything.
+A graph belongs to one engine, one batch and one number of splits; the lengths may be anything. Short prompts have
+graphs too, one a shape, where a caller asks for it: their launches take the host longer than the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from kvbench.engine.attention import TritonAttention
 from kvbench.formats import pages_for
-from kvbench_kernels.launches import record
+from kvbench_kernels.launches import Launch, record
 
 if TYPE_CHECKING:
     from kvbench.engine.core import Engine
@@ -28,12 +30,42 @@ def bucket(batch: int, capacity: int) -> int:
     return max(batch, min(1 << (batch - 1).bit_length(), capacity))
 
 
-class DecodeGraph:
-    """launches: what one replay launches of our kernels, in order. replays: steps so far."""
+class StepGraph:
+    """Captures a step after running it a few times. launches: what a replay launches of our kernels; replays: so far."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.replays = engine, 0
+        self.logits = torch.empty(0)
+        self.launches: tuple[Launch, ...] = ()
+        self._graph = torch.cuda.CUDAGraph()
+
+    def capture(self, step: Callable[[], Tensor]) -> None:
+        """step: rows that are not there, or not to be stored, must leave no trace in the store but in its counters."""
+        store, device = self.engine.store, self.engine.store.device
+        with torch.inference_mode(), store.not_counting():
+            side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                for _ in range(WARMUP):
+                    step()
+            torch.cuda.current_stream(device).wait_stream(side)
+            torch.cuda.synchronize(device)
+            with torch.cuda.graph(self._graph, pool=self.engine.graph_pool), record() as launches:
+                self.logits = step()
+        self.launches = tuple(launches)
+
+    def replay(self) -> None:
+        self._graph.replay()
+        self.replays += 1
+
+
+class DecodeGraph(StepGraph):
+    """One token for each of `batch` sequences. logits: [batch, V]."""
 
     def __init__(self, engine: Engine, batch: int, splits: int) -> None:
+        super().__init__(engine)
         store, device = engine.store, engine.store.device
-        self.engine, self.splits, self.replays = engine, splits, 0
+        self.splits = splits
         columns = min(store.num_pages, pages_for(engine.tokens, store.page_size))
         self._ids = torch.zeros(1, batch, dtype=torch.long, device=device)
         self._lengths = torch.full(
@@ -43,27 +75,16 @@ class DecodeGraph:
         self._starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
         self._chosen = torch.empty(batch, dtype=torch.long, pin_memory=True)
         self._expects: tuple[object, ...] | None = None
-        with torch.inference_mode(), store.not_counting():
-            side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
-                for _ in range(WARMUP):
-                    self._step()
-            torch.cuda.current_stream(device).wait_stream(side)
-            torch.cuda.synchronize(device)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=engine.graph_pool), record() as launches:
-                self.logits = self._step()  # [batch, V]
-        self.launches = tuple(launches)
+        self.capture(self._step)
 
-    def _step(self) -> torch.Tensor:
+    def _step(self) -> Tensor:
         store = self.engine.store
         there = self._lengths >= 0
         held = self._lengths.clamp(min=0)
         page = self._pages.gather(1, (held // store.page_size).long()[:, None])[:, 0].long()
         slots = torch.where(there, page * store.page_size + held % store.page_size, -1)
         attention = TritonAttention(
-            store, slots, self._pages, self._lengths + 1, self._starts, new=1, longest=0, alike=False, splits=self.splits
+            store, slots, self._pages, self._lengths + 1, self._starts, new=1, longest=0, past=None, splits=self.splits
         )  # fmt: skip
         logits = self.engine.run_model(attention, self._ids, held.long()[None], 0, "decode")[0]
         self._ids.copy_(logits.argmax(dim=-1)[None])
@@ -84,8 +105,7 @@ class DecodeGraph:
         return self._expects == (list(seqs), list(starts), list(tokens), self.engine.store.table.version)
 
     def replay(self) -> None:
-        self._graph.replay()
-        self.replays += 1
+        super().replay()
         self._expects = None
 
     def chosen(self, seqs: Sequence[int], starts: Sequence[int]) -> list[int]:
@@ -96,3 +116,40 @@ class DecodeGraph:
         after = [start + 1 for start in starts]
         self._expects = (list(seqs), after, tokens, self.engine.store.table.version)
         return tokens
+
+
+class PromptGraph(StepGraph):
+    """The whole prompts of `batch` new sequences, `length` tokens each. logits: [batch, V], of the last tokens."""
+
+    def __init__(self, engine: Engine, batch: int, length: int) -> None:
+        super().__init__(engine)
+        store, device = engine.store, engine.store.device
+        self.batch, self.length = batch, length
+        token = torch.arange(length, device=device)
+        self._column, self._offset = token // store.page_size, token % store.page_size
+        self._positions = token.repeat(batch)[None]
+        self._ids = torch.zeros(1, batch * length, dtype=torch.long, device=device)
+        self._stored = torch.zeros((), dtype=torch.bool, device=device)
+        self._pages = torch.zeros(batch, pages_for(length, store.page_size), dtype=torch.int32, device=device)
+        self._lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
+        self._starts = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+        self._last = torch.arange(1, batch + 1, device=device) * length - 1
+        reads = store.device_reads.clone()
+        self.capture(self._step)
+        store.device_reads.copy_(reads)  # the runs before the capture were none of a sequence
+        self._stored.fill_(True)
+
+    def _step(self) -> Tensor:
+        store = self.engine.store
+        slots = self._pages[:, self._column].long() * store.page_size + self._offset
+        attention = TritonAttention(
+            store, torch.where(self._stored, slots.flatten(), -1), self._pages, self._lengths, self._starts,
+            new=self.length, longest=self.length, past=0, splits=None,
+        )  # fmt: skip
+        return self.engine.run_model(attention, self._ids, self._positions, self._last, "prefill")[0]
+
+    def load(self, seqs: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        """Make the next replay the prompts of `seqs`, which are empty and have the pages."""
+        self._ids.copy_(torch.tensor(prompts).reshape(1, -1))
+        table = self.engine.store.tables(seqs)[:, : self._pages.shape[1]]
+        self._pages.copy_(table)

@@ -27,6 +27,8 @@ def skinny_linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @skinny_linear_op.register_kernel("cuda")
 def _skinny_linear_cuda(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if not takes_skinny(x, weight):
+        return F.linear(x, weight, bias)
     from kvbench_kernels.skinny_linear import skinny_linear
 
     return skinny_linear(x if x.stride(-1) == 1 else x.contiguous(), weight, bias)
@@ -45,6 +47,8 @@ def skinny_linear_many_op(x: Tensor, weights: list[Tensor], biases: list[Tensor]
 
 @skinny_linear_many_op.register_kernel("cuda")
 def _skinny_linear_many_cuda(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
+    if not all(takes_skinny(x, weight) for weight in weights):
+        return [F.linear(x, w, biases[i] if biases else None) for i, w in enumerate(weights)]
     from kvbench_kernels.skinny_linear import skinny_linear_many
 
     return list(skinny_linear_many(x if x.stride(-1) == 1 else x.contiguous(), weights, biases or None))
@@ -70,7 +74,9 @@ class SkinnyLinear(nn.Linear):
         ahead, self.ahead = self.ahead, None
         if ahead is not None and ahead[0] is input:
             return ahead[1]
-        if not takes_skinny(input, self.weight):
+        # Compiled code always calls the op, which decides when it runs: a choice here would be by the number of rows, and
+        # code that was compiled for any number would be compiled anew on either side of it.
+        if not (torch.compiler.is_compiling() and input.is_cuda) and not takes_skinny(input, self.weight):
             return F.linear(input, self.weight, self.bias)
         if len(self.group) < 2:
             return cast(Tensor, skinny_linear_op(input, self.weight, self.bias))

@@ -44,6 +44,9 @@ class EngineArm:
         self.seqs = [self.engine.add() for _ in self.prompts]
         for seq, prompt in zip(self.seqs, self.prompts, strict=True):
             self.engine.store.reserve(seq, len(prompt) + self.new_tokens - 1)
+        lengths = [len(prompt) for prompt in self.prompts]
+        if len(self.plan) == 1 and len(set(lengths)) == 1:
+            self.engine.capture_prompts(len(lengths), lengths[0])  # in the first request, a warm-up
         last: dict[int, Tensor] = {}
         for forward in self.plan:
             work = [(self.seqs[row], self.prompts[row][start:stop]) for row, start, stop in forward]

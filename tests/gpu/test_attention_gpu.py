@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kvbench_kernels.decode import choose_splits, paged_decode, paged_decode_torch
+from kvbench_kernels.decode import choose_splits, execution, paged_decode, paged_decode_torch
+from kvbench_kernels.launches import record
 from kvbench_kernels.prefill import paged_prefill, paged_prefill_torch
 from tests.kernels.kv_pool import DTYPES, FORMATS, Pool, assert_close, make_pool, queries, random_pool
 
@@ -122,6 +124,26 @@ def test_the_shape_of_an_8b_model_at_its_own_splits(fmt: str) -> None:
     q = queries(4, 32, 128, dtype=torch.bfloat16, device=DEVICE)
     splits = choose_splits(4, 8, max(lengths), torch.cuda.get_device_properties(0).multi_processor_count)
     assert_close(decoded(pool, q, splits), decoded(pool, q, 1, twin=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_the_instructions_are_what_execution_says_and_nothing_spills(fmt: str, dtype: torch.dtype) -> None:
+    pool = random_pool(fmt, dtype, (300,), DEVICE, kv_heads=2, head_dim=128, value_dim=128)
+    with record() as launches:
+        decoded(pool, queries(1, 8, 128, dtype=dtype, device=DEVICE), 2)
+        prefilled(pool, queries(100, 8, 128, dtype=dtype, device=DEVICE), [100])
+    wanted = {"float16": "f32.f16.f16", "bfloat16": "f32.bf16.bf16"}.get(
+        execution(fmt, dtype).split(" x ")[0]
+    )
+    for launch in launches:
+        products = set(
+            re.findall(r"m\d+n\d+k\d+\.(?:row\.col\.)?(f32\.\w+\.\w+)", launch.compiled.asm["ptx"])
+        )
+        combines = launch.name == "paged_decode_combine"
+        assert products == (set() if combines or wanted is None else {wanted})
+        # float32 is there to be exact, not fast: it may spill a register or two.
+        assert launch.compiled.n_spills == 0 or dtype == torch.float32
 
 
 @pytest.mark.parametrize("fmt", ["native", "fp8_e4m3"])
