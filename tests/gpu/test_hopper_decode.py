@@ -1,0 +1,281 @@
+"""The Hopper decode kernel against float64 attention over the dequantized pages, with poison around the sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench_kernels.attention import paged_attention_torch
+from kvbench_kernels.hopper_plan import Plan, Tiling, plan_decode
+from kvbench_kernels.quantize import DYNAMIC, QUANTIZE, dequantize
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
+FORMATS = ["native", "int8_sym", "int8_static", "fp8_e4m3", "fp8_e4m3_static"]
+RAGGED = [1, 15, 16, 17, 33, 0, 700]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call's arguments, with its right answer."""
+
+    fmt: str
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    pages: Tensor
+    lengths: Tensor
+    scaling: float
+    expected: Tensor
+
+
+def make(
+    fmt: str,
+    lengths: list[int],
+    q_heads: int = 32,
+    kv_heads: int = 8,
+    dim: int = 128,
+    page: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    k_size: float = 1.0,
+    v_size: float = 1.0,
+    q_size: float = 1.0,
+    spread: float = 0.0,
+) -> Case:
+    """Random pages; spread: bits over which the sizes of V's rows vary. What no sequence owns is NaN, inf or full scale."""
+    torch.manual_seed(1)
+    width = max(1, *(-(-length // page) for length in lengths))
+    count = len(lengths) * width + 3
+    shape = (count, kv_heads, page, dim)
+    static = torch.tensor([0.03], device="cuda") if fmt.endswith("static") else None
+    row_size = 2.0 ** (torch.rand(shape[:3], device="cuda") * spread).unsqueeze(-1)
+    stored = []
+    for size in (k_size, v_size * row_size):
+        x = torch.randn(shape, device="cuda") * size
+        quantized = QUANTIZE[fmt](x.to(dtype) if fmt == "native" else x, static)
+        stored.append((quantized.codes, quantized.scales if static is None else static))
+    (k, k_scale), (v, v_scale) = stored
+    q = (torch.randn(len(lengths), q_heads, dim, device="cuda") * q_size).to(dtype)
+    table = torch.randperm(count, device="cuda")[: len(lengths) * width].view(len(lengths), width).int()
+    scaling = dim**-0.5 / (q_size * k_size)
+    expected = torch.zeros(q.shape, dtype=torch.float64, device="cuda")
+    owned = torch.zeros(count, page, dtype=torch.bool, device="cuda")
+    for row, length in enumerate(lengths):
+        if not length:
+            continue
+        ids = table[row, : -(-length // page)].long()
+        keys, values = (
+            dequantize(fmt, c[ids], s[ids] if fmt in DYNAMIC else s, torch.float32)
+            .transpose(0, 1)
+            .reshape(1, kv_heads, -1, dim)[:, :, :length]
+            .double()
+            for c, s in stored
+        )
+        query = q[row].double()[None, :, None]
+        expected[row] = paged_attention_torch(query, keys, values, scaling, length - 1)[0, :, 0]
+        for at, page_id in enumerate(ids.tolist()):
+            owned[page_id, : max(0, length - at * page)] = True
+    free = ~owned[:, None].expand(shape[:3])
+    for codes, scales in ((k, k_scale), (v, v_scale)):
+        if codes.dtype == torch.float8_e4m3fn:
+            codes.view(torch.uint8)[free] = 0x7F
+        else:
+            codes[free] = -128 if codes.dtype == torch.int8 else torch.nan
+        if fmt in DYNAMIC and scales is not None:
+            scales[free] = torch.nan
+    # Behind a sequence's last page the table holds numbers that are no pages.
+    pages = torch.full((len(lengths), width + 3), 2**30, dtype=torch.int32, device="cuda")
+    for row, length in enumerate(lengths):
+        used = -(-length // page)
+        pages[row, :used] = table[row, :used]
+    given = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    return Case(fmt, q, k, v, k_scale, v_scale, pages, given, scaling, expected)
+
+
+def run(case: Case, splits: int | Plan, **options: object) -> Tensor:
+    from kvbench_kernels.hopper_decode import paged_decode_hopper
+
+    out = torch.full_like(case.q, torch.nan)
+    return paged_decode_hopper(
+        case.fmt, case.q, case.k, case.v, case.k_scale, case.v_scale, case.pages, case.lengths, case.scaling,
+        splits=splits, out=out, **options,
+    )  # fmt: skip
+
+
+def assert_right(case: Case, out: Tensor) -> None:
+    got, expected = out.double().flatten(1), case.expected.flatten(1)
+    active = case.lengths > 0
+    assert (got[~active] == 0).all()
+    got, expected = got[active], expected[active]
+    size = expected.abs().amax(1, keepdim=True)
+    cosine = torch.nn.functional.cosine_similarity(got / size, expected / size)
+    assert cosine.min() >= 0.99999
+    # Half a unit in the last place of the output, and P's rounding to 11 bits (8 for BF16 pages).
+    rounding = {torch.bfloat16: 2**-9, torch.float16: 2**-12, torch.float32: 0.0}[out.dtype]
+    operand = 2**-8 if case.k.dtype == torch.bfloat16 else 2**-11
+    assert ((got - expected).abs() / size).max() <= rounding + 2 * operand
+
+
+@pytest.mark.parametrize("splits", [1, 4, 16, 70])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_ragged_lengths_and_every_number_of_splits(fmt: str, splits: int) -> None:
+    case = make(fmt, [*RAGGED, 5000])
+    assert_right(case, run(case, splits))
+
+
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "dim"), [(9, 3, 64), (16, 1, 128), (32, 2, 64), (8, 8, 128), (14, 2, 128)]
+)
+@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
+def test_head_groups(fmt: str, q_heads: int, kv_heads: int, dim: int) -> None:
+    case = make(fmt, RAGGED, q_heads, kv_heads, dim)
+    assert_right(case, run(case, 3))
+
+
+@pytest.mark.parametrize("page", [32, 64])
+@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
+def test_page_sizes(fmt: str, page: int) -> None:
+    case = make(fmt, RAGGED, page=page)
+    assert_right(case, run(case, 3))
+
+
+@pytest.mark.parametrize("warps", [1, 2, 4])
+@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
+def test_tilings(fmt: str, warps: int) -> None:
+    case = make(fmt, [*RAGGED, 3000])
+    for splits in (1, 5, 40):
+        assert_right(case, run(case, Plan(splits, 1, Tiling(64, 3, warps))))
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 1000), (3, 20000), (40, 300)])
+@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
+def test_planned_divisions(fmt: str, batch: int, length: int) -> None:
+    case = make(fmt, [length] * batch)
+    assert_right(case, run(case, plan_decode(fmt, batch, 8, length, 132)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
+def test_query_dtypes(fmt: str, dtype: torch.dtype) -> None:
+    case = make(fmt, RAGGED, dtype=dtype)
+    assert_right(case, run(case, 4))
+
+
+@pytest.mark.parametrize("q_size", [1e-6, 1e6])
+@pytest.mark.parametrize(
+    ("fmt", "k_size", "v_size"),
+    [
+        ("int8_sym", 1e-3, 1e-3),
+        ("int8_sym", 1e2, 1e4),
+        ("fp8_e4m3", 1e-3, 1e4),
+        ("fp8_e4m3", 1.0, 1e-30),
+        ("fp8_e4m3", 1e-30, 1.0),
+        ("fp8_e4m3", 1e15, 1e30),
+    ],
+)
+def test_tiny_and_huge_values(fmt: str, k_size: float, v_size: float, q_size: float) -> None:
+    case = make(fmt, [700, 33], k_size=k_size, v_size=v_size, q_size=q_size)
+    assert_right(case, run(case, 4))
+
+
+@pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3"])
+def test_v_rows_whose_sizes_span_twelve_bits(fmt: str) -> None:
+    case = make(fmt, [3000, 33], spread=12.0)
+    assert_right(case, run(case, 8))
+
+
+def test_a_late_large_logit_moves_the_reference() -> None:
+    case = make("int8_sym", [2000])
+    # Scaled up 40 times, the softmax is close to one-hot and the reference rises many times on the way.
+    sharp = Case(**{**case.__dict__, "scaling": case.scaling * 40})
+    keys = dequantize("int8_sym", case.k, case.k_scale, torch.float32)
+    values = dequantize("int8_sym", case.v, case.v_scale, torch.float32)
+    ids = case.pages[0, :125].long()
+    keys, values = (x[ids].transpose(0, 1).reshape(1, 8, -1, 128).double() for x in (keys, values))
+    expected = paged_attention_torch(case.q.double()[:, :, None], keys, values, sharp.scaling, 1999)[:, :, 0]
+    assert_right(Case(**{**sharp.__dict__, "expected": expected}), run(sharp, 2))
+
+
+@pytest.mark.parametrize("fmt", ["native", "int8_sym"])
+def test_a_graph_is_replayed_with_new_lengths_and_gives_the_same_bits(fmt: str) -> None:
+    from kvbench_kernels.hopper_decode import plan_workspace
+
+    case = make(fmt, [900, 64, 5000])
+    workspace = plan_workspace(3, 32, 8, 128, 40, case.q.device)
+    first = run(case, 40, workspace=workspace)
+    reads = torch.zeros(2, dtype=torch.int64, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run(case, 40, workspace=workspace, reads=reads)
+        reads.zero_()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            out = run(case, 40, workspace=workspace, reads=reads)
+    torch.cuda.synchronize()
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, first)
+    assert not workspace.counters.any()
+    assert reads.tolist() == [3 * 5964, 0 if fmt == "native" else 3 * 5964]
+    case.lengths[1] = 0
+    graph.replay()
+    torch.cuda.synchronize()
+    assert not out[1].any()
+    assert torch.equal(out[::2], first[::2])
+
+
+def test_short_sequences_use_fewer_programs() -> None:
+    case = make("int8_sym", [3000, 40, 600])
+    assert_right(case, run(case, Plan(32, least=256)))
+
+
+def test_a12_pages_above_2_to_the_31_elements() -> None:
+    torch.manual_seed(1)
+    count = 131_200
+    k = torch.zeros(count, 8, 16, 128, dtype=torch.int8, device="cuda")
+    assert k.numel() > 2**31
+    scale = torch.ones(count, 8, 16, dtype=torch.float16, device="cuda")
+    q = torch.randn(1, 32, 128, device="cuda", dtype=torch.bfloat16)
+    outs = []
+    for first in (0, count - 3):
+        k[first : first + 3] = torch.randint(
+            -127, 128, (3, 8, 16, 128), generator=torch.Generator().manual_seed(2)
+        )
+        scale[first : first + 3] = 0.02
+        pages = torch.arange(first, first + 3, dtype=torch.int32, device="cuda")[None]
+        lengths = torch.tensor([40], dtype=torch.int32, device="cuda")
+        case = Case("int8_sym", q, k, k, scale, scale, pages, lengths, 128**-0.5, q)
+        outs.append(run(case, 2))
+    assert outs[0].abs().sum() > 0
+    assert torch.equal(outs[0], outs[1])
+
+
+def test_a_launch_is_recorded_by_name() -> None:
+    from kvbench_kernels.launches import record
+
+    case = make("int8_sym", [40])
+    with record() as names:
+        run(case, 2)
+    assert names == ["paged_decode_hopper"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fmt": "int4"}, "KV format 'int4'"),
+        ({"scaling": -1.0}, "Scaling -1.0"),
+        ({"k_scale": None}, "needs the scales"),
+    ],
+)
+def test_what_it_cannot_do_is_said(changes: dict[str, object], words: str) -> None:
+    case = Case(**{**make("int8_sym", [40]).__dict__, **changes})
+    with pytest.raises(ValueError, match=words):
+        run(case, 2)
+    with pytest.raises(ValueError, match="300 splits"):
+        run(make("int8_sym", [40]), 300)
