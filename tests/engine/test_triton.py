@@ -99,9 +99,7 @@ def test_a_sound_engine_is_verified_at_every_level(engine: Any, two_layers: Any)
 
 
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3_static"])
-def test_e4_names_the_kernels_of_a_prompt_and_of_a_decode_step(
-    engine: Any, two_layers: Any, kv_format: str
-) -> None:
+def test_a11_t3_e4_names_the_kernels_and_where_they_ran(engine: Any, two_layers: Any, kv_format: str) -> None:
     e4 = levels_of(maker(engine, two_layers("tiny-llama"), kv_format)(1, 32))["E4"]
     assert e4.state == VERIFIED
     assert e4.facts["backend"] == ("gpu" if torch.cuda.is_available() else "interpreter")

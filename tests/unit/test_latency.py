@@ -245,7 +245,7 @@ def test_a_candidate_is_interleaved_with_its_baseline_and_samples_are_whole(runn
 def test_a11_t3_a_latency_of_the_interpreter_is_refused(runner_context, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     ctx = runner_context("latency", backend="triton", kv_format="int8_sym", **KEYS)
-    with pytest.raises(Refused, match="interpreter runs the kernels .* backend: torch") as e:
+    with pytest.raises(Refused, match=r"interpreter runs the kernels .* backend: torch") as e:
         latency.run(ctx)
     assert e.value.reason == "interpreter_latency"
 
