@@ -86,15 +86,16 @@ def _explicit(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Plain float32 softmax attention, for what the fused call has no argument for."""
+    """Plain softmax attention in float32, or in float64 as q is, for what the fused call has no argument for."""
     batch, q_heads, queries, _ = q.shape
-    grouped = q.float().reshape(batch, k.shape[1], group, queries, q.shape[3])
-    scores = grouped @ k.float().transpose(-1, -2).unsqueeze(2) * scaling  # [B, Hkv, G, T, keys]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    grouped = q.to(dtype).reshape(batch, k.shape[1], group, queries, q.shape[3])
+    scores = grouped @ k.to(dtype).transpose(-1, -2).unsqueeze(2) * scaling  # [B, Hkv, G, T, keys]
     if softcap is not None:
         scores = soft_cap(scores, softcap)
     scores = scores.masked_fill(~mask, -torch.inf)
     if sinks is not None:
-        sink = sinks.float().reshape(1, k.shape[1], group, 1, 1).expand(batch, -1, -1, queries, 1)
+        sink = sinks.to(dtype).reshape(1, k.shape[1], group, 1, 1).expand(batch, -1, -1, queries, 1)
         scores = torch.cat((scores, sink), dim=-1)
     weights = scores.softmax(-1)[..., : k.shape[2]]
-    return (weights @ v.float().unsqueeze(2)).reshape(batch, q_heads, queries, v.shape[3]).to(q.dtype)
+    return (weights @ v.to(dtype).unsqueeze(2)).reshape(batch, q_heads, queries, v.shape[3]).to(q.dtype)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvbench.cells import content_hash
 from kvbench.engine.kernels import backend_label
+from kvbench.errors import Refused
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.timing import Timing, measure
 
@@ -105,7 +106,9 @@ def run(ctx: Context) -> Measurement:
     def arm(engine: Engine) -> EngineArm:
         return EngineArm(engine, prompts, ctx.spec["prefill_chunk"], new_tokens)
 
-    arms = [("candidate", arm(ctx.engine(**capacity)))]
+    engine = ctx.engine(**capacity)
+    _refuse_interpreter(engine)
+    arms = [("candidate", arm(engine))]
     if not ctx.is_baseline:
         arms.insert(0, ("baseline", arm(ctx.native(**capacity))))
     load_before = os.getloadavg()[0]
@@ -136,6 +139,15 @@ def run(ctx: Context) -> Measurement:
         "warmup": ctx.options["warmup"],
     }
     return Measurement(samples, facts)
+
+
+def _refuse_interpreter(engine: Engine) -> None:
+    if backend_label(engine) == "interpreter":
+        raise Refused(
+            "interpreter_latency",
+            "latency was asked for on backend triton without a CUDA device, where Triton's interpreter runs the kernels "
+            "and its times say nothing of them; measure on a CUDA device, or set backend: torch.",
+        )
 
 
 def _times(timing: Timing) -> dict[str, Any]:

@@ -12,14 +12,16 @@ from kvbench.cells import CELL_KEYS
 
 @pytest.fixture(scope="session")
 def tiny() -> Callable[[str], Any]:
-    """tiny(name): the LoadedModel of a built-in tiny model, float32 on the CPU."""
+    """tiny(name): the LoadedModel of a built-in tiny model or of a config's folder, random float32 weights on the CPU."""
     from kvbench.engine.load import load_model
 
     loaded: dict[str, Any] = {}
 
     def load(name: str) -> Any:
         if name not in loaded:
-            loaded[name] = load_model({**CELL_KEYS, "model": name}, "cpu", "float32")
+            loaded[name] = load_model(
+                {**CELL_KEYS, "model": name, "model_weights": "random"}, "cpu", "float32"
+            )
         return loaded[name]
 
     return load

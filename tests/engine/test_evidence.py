@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from kvbench.engine import core, evidence, layerprobe
-from kvbench.engine import store as store_module
 from kvbench.engine.layer import allocate_layer
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVShape
 from kvbench.record import MISMATCH, VERIFIED, Evidence, Level
+from kvbench_kernels.gather import paged_gather_torch
 
 FORMATS = list(KV_FORMATS)
 LAYERS = 4  # of tiny-llama
@@ -234,11 +234,8 @@ def test_a_native_shadow_that_is_read_instead_of_the_pages_is_named(engine: Any,
             k, v = read(layer, pages, length, dtype)  # keeps the counters looking right
             if only is not None and layer != only:
                 return k, v
-            needed = pages[:, : -(-length // store.page_size)]
-            return (
-                store_module._gather(copies[layer].k, needed, length),
-                store_module._gather(copies[layer].v, needed, length),
-            )
+            copy, needed = copies[layer], pages[:, : -(-length // store.page_size)]
+            return paged_gather_torch("native", copy.k, copy.v, None, None, needed, length, dtype)
 
         store.write, store.read = both, from_shadow
 

@@ -1,13 +1,18 @@
-"""The engine on the Triton backend, its kernels run by the interpreter where there is no GPU."""
+"""The engine on the Triton backend, its kernels run by the interpreter where there is no GPU.
+
+Two layers and few tokens: the interpreter takes some 20 ms for each program of a kernel.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from kvbench.catalog import TINY
 from kvbench.engine import attention, evidence
 from kvbench.engine.layerprobe import probe_layers
 from kvbench.engine.probes import probe_prefill, probe_values
@@ -16,7 +21,25 @@ from kvbench.record import MISMATCH, VERIFIED, Level
 from kvbench_kernels import quantize, route
 
 IDS = [(37 * i + 11) % 97 for i in range(40)]
-FORMATS = ["native", "int8_sym", "fp8_e4m3_static"]
+LAYERS = 2
+WINDOW = 8  # tokens; shorter than the prompts
+
+
+@pytest.fixture(scope="module")
+def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """two_layers(name): a folder with the config of the built-in tiny model `name` with two layers and a short window."""
+
+    def make(name: str) -> str:
+        folder = tmp_path_factory.getbasetemp() / f"two-layers-{name}"
+        if not folder.exists():
+            config = {**TINY[name], "num_hidden_layers": LAYERS}
+            if "sliding_window" in config:
+                config |= {"sliding_window": WINDOW, "layer_types": config["layer_types"][:LAYERS]}
+            folder.mkdir()
+            (folder / "config.json").write_text(json.dumps(config))
+        return str(folder)
+
+    return make
 
 
 def logits(made: Any) -> torch.Tensor:
@@ -31,61 +54,86 @@ def logits(made: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("kv_format", "splits"), [*((name, None) for name in KV_FORMATS), ("int8_sym", 1), ("int8_sym", 3)]
 )
-def test_logits_equal_those_of_the_torch_backend(engine: Any, kv_format: str, splits: int | None) -> None:
+def test_logits_equal_those_of_the_torch_backend(
+    engine: Any, two_layers: Any, kv_format: str, splits: int | None
+) -> None:
     """But for codes that lie on a tie: the last bits of a layer's output can move the next one's codes by one."""
-    due = logits(engine("tiny-llama", kv_format))
-    found = logits(engine("tiny-llama", kv_format, backend="triton", kv_splits=splits))
+    model = two_layers("tiny-llama")
+    due = logits(engine(model, kv_format))
+    found = logits(engine(model, kv_format, backend="triton", kv_splits=splits))
     share = 1e-5 if kv_format == "native" else 5e-2
     torch.testing.assert_close(found, due, rtol=0, atol=share * due.abs().max().item())
     assert torch.nn.functional.cosine_similarity(found, due, dim=-1).min() > 0.9995
 
 
-@pytest.mark.parametrize("model", ["tiny-gemma2", "tiny-gpt-oss"])
-def test_windows_soft_caps_and_sinks_equal_those_of_the_torch_backend(engine: Any, model: str) -> None:
-    due, found = (logits(engine(model, "native", backend=name, page_size=16)) for name in ("torch", "triton"))
+@pytest.mark.parametrize("name", ["tiny-gemma2", "tiny-gpt-oss"])
+def test_windows_soft_caps_and_sinks_equal_those_of_the_torch_backend(
+    engine: Any, two_layers: Any, name: str
+) -> None:
+    model = two_layers(name)
+    due, found = (logits(engine(model, "native", backend=backend)) for backend in ("torch", "triton"))
     torch.testing.assert_close(found, due, rtol=0, atol=1e-5 * due.abs().max().item())
 
 
-def take(engine: Callable[..., Any], kv_format: str) -> dict[str, Level]:
+def maker(engine: Any, model: str, kv_format: str) -> Callable[[int, int], Any]:
     def make(sequences: int, tokens: int) -> Any:
-        return engine("tiny-llama", kv_format, sequences=sequences, tokens=tokens, backend="triton")
+        return engine(model, kv_format, sequences=sequences, tokens=tokens, backend="triton")
 
-    made = make(1, 32)
+    return make
+
+
+def levels_of(made: Any, *probes: Level) -> dict[str, Level]:
+    """The evidence of an engine that has run a prompt and a decode step."""
     seq = made.add()
     made.prefill(seq, IDS[:6])
     made.decode([seq], [7])
-    layers = len(made.layers)
-    probes = (probe_layers(make, layers, 16), probe_prefill(make, layers), probe_values(make, 16))
     return {level.name: level for level in evidence.examine(made, *probes, reads_due=True).levels}
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
-def test_a_sound_engine_is_verified_at_every_level(engine: Any, kv_format: str) -> None:
-    levels = take(engine, kv_format)
+def test_a_sound_engine_is_verified_at_every_level(engine: Any, two_layers: Any) -> None:
+    make = maker(engine, two_layers("tiny-llama"), "int8_sym")
+    probes = (probe_layers(make, LAYERS, 16), probe_prefill(make, LAYERS), probe_values(make, 16))
+    levels = levels_of(make(1, 32), *probes)
+    assert set(levels) == {"E1", "E2", "E3", "E3-layers", "E3-prefill", "E3-reads", "E4", "E5"}
     assert {level.state for level in levels.values()} == {VERIFIED}, levels
-    e4 = levels["E4"].facts
-    assert e4["backend"] == ("gpu" if torch.cuda.is_available() else "interpreter")
-    assert e4["decode"] == {f"kv_write_{kv_format}": 1.0, "paged_decode_split": 1.0}
-    assert set(e4["prompt"]) == {
+
+
+@pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3_static"])
+def test_a11_t3_e4_names_the_kernels_and_where_they_ran(engine: Any, two_layers: Any, kv_format: str) -> None:
+    e4 = levels_of(maker(engine, two_layers("tiny-llama"), kv_format)(1, 32))["E4"]
+    assert e4.state == VERIFIED
+    assert e4.facts["backend"] == ("gpu" if torch.cuda.is_available() else "interpreter")
+    assert e4.facts["decode"] == {f"kv_write_{kv_format}": 1.0, "paged_decode_split": 1.0}
+    assert set(e4.facts["prompt"]) == {
         f"kv_write_{kv_format}",
         f"kv_gather_{kv_format}",
         "scaled_dot_product_attention",
     }
 
 
+@pytest.mark.parametrize("name", ["tiny-gemma2", "tiny-gpt-oss"])
+def test_windows_soft_caps_and_sinks_are_within_the_bound_of_e5(
+    engine: Any, two_layers: Any, name: str
+) -> None:
+    level = probe_values(maker(engine, two_layers(name), "int8_sym"), 16)
+    assert level.state == VERIFIED, level
+
+
 def test_attention_by_torch_under_a_triton_request_is_named(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dropped(store: Any, chunk: Any, **options: Any) -> Any:
         return attention.TorchAttention(store, chunk, **options)
 
     monkeypatch.setitem(attention.ATTENTION, "triton", dropped)
-    level = take(engine, "int8_sym")["E4"]
+    level = levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E4"]
     assert level.state == MISMATCH
     assert "ran paged_attention_torch in a prompt, and backend triton was resolved" in level.sentence
 
 
-def test_a_scale_that_the_decode_kernel_drops_is_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scale_that_the_decode_kernel_drops_is_named(
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest = route.decode_kernel
 
     def deaf(*shape: Any) -> Any:
@@ -95,13 +143,16 @@ def test_a_scale_that_the_decode_kernel_drops_is_named(engine: Any, monkeypatch:
         )
 
     monkeypatch.setattr(route, "decode_kernel", deaf)
-    levels = take(engine, "int8_sym")
+    make = maker(engine, two_layers("tiny-llama"), "int8_sym")
+    levels = levels_of(make(1, 32), probe_values(make, 16))
     assert levels["E3"].state == MISMATCH
     assert "changing every stored K scale changes no logit" in levels["E3"].sentence
     assert levels["E5"].state == MISMATCH
 
 
-def test_a_quantizer_that_writes_other_bytes_is_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quantizer_that_writes_other_bytes_is_named(
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest = quantize.quantize_int8_sym
     monkeypatch.setitem(quantize.QUANTIZE, "int8_sym", lambda x, scale: honest(x * 1.01))  # of the reference
-    assert take(engine, "int8_sym")["E2"].state == MISMATCH
+    assert levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E2"].state == MISMATCH

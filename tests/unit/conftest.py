@@ -19,7 +19,7 @@ def _tiny_models() -> dict[str, Any]:
 @pytest.fixture
 def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
     """make(runner, baseline=None, model="tiny-llama", **keys): keys of the cell's spec and the runner's options."""
-    from kvbench.decision import Request, resolve
+    from kvbench.decision import request_of, resolve
     from kvbench.engine.core import Engine
     from kvbench.engine.load import load_model
     from kvbench.runners.context import Context
@@ -39,9 +39,7 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
         if name not in _tiny_models:
             _tiny_models[name] = load_model(spec, spec["device"], spec["dtype"])
         loaded = _tiny_models[name]
-        decision = resolve(
-            Request(spec["kv_format"], spec["weights"], spec["backend"], spec["fallback"]), loaded.facts
-        )
+        decision = resolve(request_of(spec), loaded.facts)
 
         def engine(sequences: int, tokens: int) -> Engine:
             return Engine(loaded, decision, spec, sequences=sequences, tokens=tokens)

@@ -66,6 +66,8 @@ def test_attention_equals_the_oracle(
     got = paged_attention_torch(q, k, v, *args)
     assert got.shape == (2, 6, queries, 5)
     torch.testing.assert_close(got.double(), oracle(q, k, v, *args), rtol=2e-6, atol=2e-6)
+    exact = paged_attention_torch(q.double(), k.double(), v.double(), *args)  # what evidence compares with
+    torch.testing.assert_close(exact, oracle(q, k, v, *args), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from kvbench.cells import CELL_KEYS
 from kvbench.decision import (
+    Choice,
     Decision,
     LayerFacts,
     ModelFacts,
     Request,
     check_context,
+    request_of,
     resolve,
 )
 from kvbench.errors import Refused, UsageError
@@ -30,6 +33,9 @@ def facts(*layers: LayerFacts, **changes: Any) -> ModelFacts:
 
 
 FULL = facts()
+ODD = facts(
+    LayerFacts("full", 4, SHAPE), LayerFacts("full", 4, KVShape(2, 24, 24))
+)  # a head dim no kernel has
 MLA = facts(LayerFacts("mla", 4, KVShape(4, 24, 16)), LayerFacts("mla", 4, KVShape(4, 24, 16)))
 
 
@@ -146,6 +152,118 @@ def test_strict_mode_refuses_every_fallback(changes: dict[str, str], reason: str
     assert e.value.reason == reason
 
 
+@pytest.mark.parametrize("fallback", ["allow", "refuse"])
+@pytest.mark.parametrize(
+    ("model", "device", "interpreter", "resolved", "reason", "rejected"),
+    [
+        (FULL, "cpu", False, "torch", "no_gpu", (("triton", "no_gpu"),)),
+        (FULL, "cpu", True, "torch", "no_gpu", (("triton", "no_gpu"),)),  # the interpreter is never the best
+        (FULL, "cuda", False, "triton", "best_available", ()),
+        (ODD, "cuda", False, "torch", "head_dim", (("triton", "head_dim"),)),
+    ],
+    ids=["cpu", "interpreter", "cuda", "cuda, odd head dim"],
+)
+def test_auto_takes_the_best_backend_that_can_run_and_is_no_fallback(
+    model: ModelFacts,
+    device: str,
+    interpreter: bool,
+    resolved: str,
+    reason: str,
+    rejected: Any,
+    fallback: str,
+) -> None:
+    request = replace(REQUEST, backend="auto", device=device, interpreter=interpreter, fallback=fallback)
+    decision = resolve(request, model)
+    choice = decision.backend
+    assert (choice.requested, choice.resolved, choice.reason) == ("auto", resolved, reason)
+    assert choice.rejected == rejected
+    assert decision.kv_format == Choice("int8_sym", "int8_sym", "requested", (), "It runs as asked.")
+    assert not decision.fell_back
+
+
+def test_an_odd_head_dim_under_an_explicit_triton_is_a_fallback() -> None:
+    request = replace(REQUEST, backend="triton", device="cuda")
+    decision = resolve(request, ODD)
+    assert (decision.backend.resolved, decision.backend.reason) == ("torch", "head_dim")
+    assert "head_dim 24; they take multiples of 16" in decision.backend.sentence
+    assert decision.fell_back
+    with pytest.raises(Refused, match=r"int8_sym on backend triton .* head_dim 24") as e:
+        resolve(replace(request, fallback="refuse"), ODD)
+    assert e.value.reason == "head_dim"
+
+
+def test_a_format_that_no_backend_has_is_a_fallback_under_auto_too() -> None:
+    request = replace(REQUEST, backend="auto", device="cuda")
+    decision = resolve(request, MLA)
+    assert (decision.kv_format.resolved, decision.kv_format.reason) == ("native", "mla_not_validated")
+    assert decision.fell_back
+    with pytest.raises(Refused, match="int8_sym on backend auto"):
+        resolve(replace(request, fallback="refuse"), MLA)
+
+
+def test_triton_runs_on_the_interpreter_where_it_is_asked_for_by_name() -> None:
+    decision = resolve(replace(STRICT, backend="triton", interpreter=True), FULL)
+    assert (decision.backend.resolved, decision.backend.reason) == ("triton", "requested")
+    assert (decision.decode.resolved, decision.compile.resolved) == ("eager", "off")
+
+
+def test_fresh_prefill_reads_stay_on_torch() -> None:
+    request = replace(STRICT, backend="auto", device="cuda", prefill_reads="fresh")
+    assert resolve(request, FULL).backend.rejected == (("triton", "fresh_reads"),)
+
+
+SPEED = pytest.mark.parametrize(
+    ("aspect", "fast", "plain"), [("decode", "graph", "eager"), ("compile", "layer", "off")]
+)
+
+
+@SPEED
+def test_speed_is_taken_where_triton_runs_on_a_gpu(aspect: str, fast: str, plain: str) -> None:
+    on_gpu = replace(STRICT, backend="auto", device="cuda")
+    for asked, resolved, reason in (
+        ("auto", fast, "best_available"),
+        (fast, fast, "requested"),
+        (plain, plain, "requested"),
+    ):
+        choice = getattr(resolve(replace(on_gpu, **{aspect: asked}), FULL), aspect)
+        assert (choice.requested, choice.resolved, choice.reason) == (asked, resolved, reason)
+
+
+@SPEED
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"backend": "torch", "device": "cpu"},
+        {"backend": "torch", "device": "cuda"},
+        {"backend": "triton", "device": "cpu", "interpreter": True},
+    ],
+    ids=["cpu", "torch on cuda", "interpreter"],
+)
+def test_speed_that_cannot_be_had_is_plain_under_auto_and_a_fallback_by_name(
+    aspect: str, fast: str, plain: str, where: dict[str, Any]
+) -> None:
+    reason = f"{fast}_needs_triton_on_gpu"
+    for asked, fell_back in (("auto", False), (fast, True)):
+        decision = resolve(replace(REQUEST, **where, **{aspect: asked}), FULL)
+        choice = getattr(decision, aspect)
+        assert (choice.requested, choice.resolved, choice.reason) == (asked, plain, reason)
+        assert choice.rejected == ((fast, reason),)
+        assert decision.fell_back is fell_back
+    with pytest.raises(Refused, match=f"{aspect} {fast} was asked for and cannot run") as e:
+        resolve(replace(STRICT, **where, **{aspect: fast}), FULL)
+    assert e.value.reason == reason
+    assert getattr(resolve(replace(STRICT, **where, **{aspect: plain}), FULL), aspect).reason == "requested"
+
+
+def test_the_request_of_a_cell_has_all_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"kv_format": "fp8_e4m3", "weights": "fp8_block128", "backend": "auto", "fallback": "allow", "device": "cuda",
+             "dtype": "bfloat16", "page_size": 64, "prefill_reads": "fresh", "decode": "eager", "compile": "off"}  # fmt: skip
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert request_of({**CELL_KEYS, **asked}) == Request(**asked)  # type: ignore[arg-type]
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert request_of({**CELL_KEYS, **asked}).interpreter
+
+
 def test_without_facts_it_is_decided_at_load() -> None:
     decision = resolve(replace(STRICT, backend="triton"), None)
     assert [c.reason for c in (decision.kv_format, decision.weights, decision.backend)] == [
@@ -163,7 +281,9 @@ def test_without_facts_it_is_decided_at_load() -> None:
     [
         ("kv_format", "int8_sim", "native, int8_sym"),
         ("weights", "fp4", "native, fp8_block128"),
-        ("backend", "cuda", "torch, triton"),
+        ("backend", "cuda", "torch, triton, auto"),
+        ("decode", "on", "auto, graph, eager"),
+        ("compile", "model", "auto, layer, off"),
         ("fallback", "off", "allow, refuse"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvbench.decision import Choice
 from kvbench.gate import Outcome, Verdict, evaluate, load
 from kvbench.metrics import Row
 from kvbench.policy import Check, Gate
@@ -201,6 +202,43 @@ def test_a_declared_fallback_fails_unless_the_gate_allows_it() -> None:
         "a declared fallback, which the gate allows: kv_format int8_sym fell back to native: mla_not_validated"
         in (verdict.outcomes[1].sentence)
     )
+
+
+def made_on(requested: str, resolved: str, reason: str) -> MadeRun:
+    """`stored` on a backend."""
+    backend = asdict(Choice(requested, resolved, reason))
+    run = MadeRun(context=4096, backend=requested).measure("storage", INT8_LAYERS, NATIVE_LAYERS)
+    for cell, kv_format in ((BASE, "native"), (CAND, "int8_sym")):
+        run.change(cell, decision={**decision(kv_format), "backend": backend})
+    return run
+
+
+@pytest.mark.parametrize("resolved", ["torch", "triton"])
+def test_what_auto_becomes_is_no_fallback(resolved: str) -> None:
+    verdict = judge(made_on("auto", resolved, "no_gpu"), RATIO)
+    assert (verdict.exit_code, verdict.word) == (0, PASS)
+
+
+def test_a_backend_that_fell_back_fails_unless_the_gate_allows_it() -> None:
+    run = made_on("triton", "torch", "head_dim")
+    verdict = judge(run, RATIO)
+    assert verdict.exit_code == 1
+    assert {(o.cell, o.check) for o in of(verdict, FAIL)} == {(BASE, "precision"), (CAND, "precision")}
+    assert (
+        "backend triton fell back to torch: head_dim. Set allow_fallback: true"
+        in of(verdict, FAIL)[0].sentence
+    )
+    allowed = judge(run, RATIO, allow_fallback=True)
+    assert allowed.exit_code == 0
+    assert "a declared fallback, which the gate allows: backend triton" in allowed.outcomes[0].sentence
+
+
+def test_a_backend_that_the_resolver_was_not_asked_for_fails() -> None:
+    run = made_on("triton", "triton", "requested")
+    backend = asdict(Choice("torch", "torch", "requested"))
+    run.change(CAND, decision={**decision("int8_sym"), "backend": backend})
+    (fault,) = of(judge(run, RATIO, allow_fallback=True), FAIL)
+    assert "asks for backend triton, but the resolver was asked for torch" in fault.sentence
 
 
 def test_an_allowed_fallback_must_still_be_what_ran() -> None:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from kvbench.errors import Refused
 from kvbench.runners import latency
 from kvbench.runners.greedy import greedy
 from kvbench.runners.latency import EngineArm, prefill_plan, random_prompts
@@ -228,12 +229,25 @@ def test_a_candidate_is_interleaved_with_its_baseline_and_samples_are_whole(runn
         assert min(arm["itl_ms"]) > 0
         assert (arm["prefill_tokens"], arm["batch"], arm["new_tokens"]) == (63, 3, 5)
     assert [w["arm"] for w in measured.samples["warmup"]] == ["baseline", "candidate"]
+    assert (measured.facts["backend"], measured.facts["decode"], measured.facts["layers"]) == (
+        "torch",
+        "eager",
+        "off",
+    )
     assert measured.facts["prompt_sha"] == baseline.facts["prompt_sha"]
     assert (measured.facts["clock"], measured.facts["synchronised"], measured.facts["prefill_forwards"]) == (
         "perf_counter",
         True,
         4,
     )
+
+
+def test_a11_t3_a_latency_of_the_interpreter_is_refused(runner_context, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    ctx = runner_context("latency", backend="triton", kv_format="int8_sym", **KEYS)
+    with pytest.raises(Refused, match=r"interpreter runs the kernels .* backend: torch") as e:
+        latency.run(ctx)
+    assert e.value.reason == "interpreter_latency"
 
 
 def test_a20_t3_one_new_token_gives_no_itl_samples(runner_context):

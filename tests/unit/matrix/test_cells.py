@@ -29,6 +29,14 @@ def test_cells_are_complete_and_frozen_for_the_host(make: Make) -> None:
     assert on_cpu.spec["dtype"] == "float32"  # follows the cell's device, not the host's
 
 
+def test_a11_t3_work_on_a_cpu_and_on_a_gpu_shares_no_task(make: Make) -> None:
+    """The device is in every key, so no record of the interpreter stands beside one of a GPU."""
+    text = "engine: {backend: triton, dtype: float32}\naxes: {kv_format: int8_sym}"
+    cpu, gpu = ({task.key for task in make(text, host=Host(device)).tasks} for device in ("cpu", "cuda"))
+    assert len(cpu) == len(gpu) > 1
+    assert not cpu & gpu
+
+
 def test_equal_cells_are_merged_when_auto_is_resolved(make: Make) -> None:
     matrix = make("axes: {device: [auto, cpu], dtype: [float32, auto], batch: [1, 1]}")
     assert len(matrix.cells) == 1

@@ -33,7 +33,7 @@ def test_a22_t2_a_boolean_or_a_number_where_a_name_is_due(refused: Refused) -> N
         'm.yaml:1:41: kv_format is "on", which is not accepted; one of native, int8_sym, int8_static, fp8_e4m3, fp8_e4m3_static is due.',
         'm.yaml:2:20: fallback is "off", which is not accepted; one of refuse, allow is due.',
         "m.yaml:2:32: dtype is the boolean false where one of auto, float32, bfloat16, float16 is due.",
-        "m.yaml:2:48: backend is the number 1 where one of torch, triton is due; put it in quotes if it is a name.",
+        "m.yaml:2:48: backend is the number 1 where one of torch, triton, auto is due; put it in quotes if it is a name.",
     ]
 
 

@@ -99,7 +99,12 @@ def test_every_cell_is_complete_unique_and_has_a_baseline(tmp_path: Path, data: 
     assert len({task.key for task in matrix.tasks}) == len(matrix.tasks)
     for cell in matrix.cells:
         assert list(cell.spec) == list(CELL_KEYS)
-        assert "auto" not in cell.spec.values()
+        # What depends on the model's facts stays auto, and is decided when it is loaded.
+        assert {key for key, value in cell.spec.items() if value == "auto"} <= {
+            "backend",
+            "decode",
+            "compile",
+        }
         assert cell.spec["model"] is not None
         assert (cell.spec["scale"] is not None) == cell.spec["kv_format"].endswith("_static")
         native = {**cell.spec, "kv_format": "native", "weights": "native", "scale": None}

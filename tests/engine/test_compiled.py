@@ -1,0 +1,51 @@
+"""Compiled decoder layers of a real model: one compilation serves all layers, and changes no bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.cells import CELL_KEYS
+from kvbench.decision import Choice, Request, resolve
+from kvbench.engine.compiled import CompiledLayers
+from kvbench.engine.core import Engine
+from kvbench.engine.load import load_model
+
+IDS = list(range(5, 45))
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3"])
+def test_one_compilation_serves_all_layers_and_changes_no_bit(name: str) -> None:
+    compilations: list[Any] = []
+
+    def backend(graph: Any, example: Any) -> Any:
+        compilations.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    spec = {**CELL_KEYS, "model": name, "kv_format": "int8_sym"}
+    model = load_model(spec, "cpu", "float32")
+    model.__dict__["compiled"] = CompiledLayers(model.model, backend)  # type: ignore[arg-type]
+    decision = resolve(Request("int8_sym", "native", "torch", "refuse"), model.facts)
+    compiled, plain = (
+        Engine(model, replace(decision, compile=Choice(form, form, "")), spec, sequences=2, tokens=96)
+        for form in ("layer", "off")
+    )
+    assert len(compiled.layers) == 4
+
+    def logits(engine: Engine, count: int) -> torch.Tensor:
+        return engine.prefill(engine.add(), IDS[:count])
+
+    for count in (40, 33):
+        assert torch.equal(logits(compiled, count), logits(plain, count))
+        assert len(compilations) == 1
+
+    with model.compiled.running("decode"):
+        decoded = [compiled.decode([0], [token]) for token in (3, 4)]
+    assert len(compilations) == 2
+    assert all(
+        torch.equal(found, plain.decode([0], [token])) for found, token in zip(decoded, (3, 4), strict=True)
+    )
