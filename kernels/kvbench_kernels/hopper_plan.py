@@ -10,11 +10,8 @@ from dataclasses import dataclass
 
 from kvbench_kernels.support import Accepted, AttentionNeeds, Rejected
 
-FAN = {
-    1: 16,
-    2: 16,
-    4: 32,
-}  # partial results merged at a time, by warps a program; there are two levels of merging
+# Partial results merged at a time, by warps a program. There are two levels of merging.
+FAN = {1: 16, 2: 16, 4: 32}
 MAX_SPLITS = 256
 HEAD_DIMS = (64, 128)
 PAGE_SIZES = (16, 32, 64)
@@ -39,6 +36,7 @@ class Tiling:
 
 
 ONE_WARP = Tiling(32, 2, 1)
+ONE_WARP_DEEP = Tiling(32, 3, 1)
 TWO_WARPS = Tiling(64, 2, 2)
 FOUR_WARPS = Tiling(64, 2, 4)
 FOUR_WARPS_DEEP = Tiling(64, 3, 4)
@@ -77,7 +75,8 @@ def plan_decode(
     if kind == "native":
         if rows <= 16 and work <= 600_000:
             return _plan(16 if max_length <= 4096 or rows > 8 else 32, max_length, FOUR_WARPS_DEEP)
-        return _plan(round(2 * sms / rows), max_length, ONE_WARP)
+        long = rows <= 32 and work > 600_000
+        return _plan(round(2 * sms / rows), max_length, ONE_WARP_DEEP if long else ONE_WARP)
     few = rows <= 16 if kind == "fp8" else 2 * rows <= 3 * sms  # splitting E4M3 takes fewer instructions
     if few and work <= 1_100_000:
         return _plan(_four_warp_splits(3 * sms // rows, max_length), max_length, FOUR_WARPS)
