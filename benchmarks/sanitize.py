@@ -16,7 +16,7 @@ import torch
 
 from kvbench.engine.layer import allocate_layer
 from kvbench.formats import KV_FORMATS, KVShape
-from kvbench_kernels import decode, gather, prefill, skinny_linear, write
+from kvbench_kernels import decode, gather, prefill, skinny_linear, twins, write
 from kvbench_kernels.launches import record
 from kvbench_kernels.route import decode_kernel
 from kvbench_kernels.support import AttentionNeeds
@@ -62,12 +62,12 @@ def attention(fmt: str, q_heads: int, kv_heads: int, dim: int) -> int:
     ends = lengths.cumsum(0)
     starts = torch.cat((torch.zeros(1, device=DEVICE), ends)).int()
     wrong = 0
-    found, due = (f(fmt, *pages, table[2:], 70, torch.bfloat16, reads) for f in (gather.paged_gather, gather.paged_gather_torch))  # fmt: skip
+    found, due = (f(fmt, *pages, table[2:], 70, torch.bfloat16, reads) for f in (gather.paged_gather, twins.paged_gather_torch))  # fmt: skip
     wrong += report(f"gather {fmt} {dim}", found[0], due[0], 0)
     where = (table, lengths)
     last = q[ends - 1]
     needs = AttentionNeeds(fmt, q_heads, kv_heads, dim, dim, PAGE, "bfloat16", DEVICE)
-    due = decode.paged_decode_torch(fmt, last, *pages, *where, dim**-0.5, splits=1)
+    due = twins.paged_decode_torch(fmt, last, *pages, *where, dim**-0.5, splits=1)
     for splits in (1, 3):
         with record() as launches:
             kernel = decode_kernel(needs)
@@ -76,7 +76,7 @@ def attention(fmt: str, q_heads: int, kv_heads: int, dim: int) -> int:
         portable = decode.paged_decode(fmt, last, *pages, *where, dim**-0.5, splits=splits, reads=reads)
         wrong += report(f"paged_decode {fmt} {dim} splits {splits}", portable, due, 2e-2)
     chunk = (*where, starts, max(LENGTHS), dim**-0.5)
-    found, due = (f(fmt, q, *pages, *chunk) for f in (prefill.paged_prefill, prefill.paged_prefill_torch))
+    found, due = (f(fmt, q, *pages, *chunk) for f in (prefill.paged_prefill, twins.paged_prefill_torch))
     return wrong + report(f"prefill {fmt} {dim}", found, due, 2e-2)
 
 

@@ -17,12 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvbench_kernels.attention import paged_attention_torch
 from kvbench_kernels.launches import launched
-from kvbench_kernels.quantize import DYNAMIC, dequantize
 from kvbench_kernels.tiles import (
     LOG2E,
-    QUANTIZED_DTYPES,
     add_reads,
     add_sink,
     attend_tile,
@@ -37,7 +34,7 @@ from kvbench_kernels.tiles import (
     wide_offset,
 )
 
-__all__ = ["choose_splits", "execution", "paged_decode", "paged_decode_torch"]
+__all__ = ["choose_splits", "execution", "paged_decode"]
 
 LEAST_SPLIT = 128  # tokens; below it the combine costs more than the split brings
 LONG_SPLIT = (
@@ -117,70 +114,6 @@ def _tuning(options: dict[str, Any]) -> dict[str, int]:
     if options["OPERAND"] == tl.float32:  # plain multiply-adds, no tensor cores
         return {"N": 16, "num_warps": 8, "num_stages": 1}
     return {"N": 32 if wide else 64, "num_warps": 4, "num_stages": 3}
-
-
-def paged_decode_torch(
-    fmt: str,
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    pages: Tensor,
-    lengths: Tensor,
-    scaling: float,
-    *,
-    splits: int,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    reads: Tensor | None = None,
-) -> Tensor:
-    """The twin of paged_decode: sequence by sequence, dequantized, in float32. `splits` changes nothing here."""
-    out = q.new_zeros(q.shape[0], q.shape[1], v_pages.shape[3])
-    for row, length in enumerate(lengths.tolist()):
-        count_reads(reads, length, k_pages, v_pages)
-        if length:
-            k, v = gather_float(fmt, k_pages, v_pages, k_scale, v_scale, pages[row], length)
-            query = q[row].float()[None, :, None]
-            result = paged_attention_torch(query, k, v, scaling, length - 1, sliding_window, softcap, sinks)
-            out[row] = result[0, :, 0].to(q.dtype)
-    return out
-
-
-def gather_float(
-    fmt: str,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    pages: Tensor,
-    length: int,
-) -> tuple[Tensor, Tensor]:
-    """One sequence's K [1, Hkv, length, D] and V, dequantized to float32. pages: its row of the table."""
-    page_size = k_pages.shape[2]
-    used = pages[: -(-length // page_size)].long()
-    found = []
-    for codes, scale in ((k_pages, k_scale), (v_pages, v_scale)):
-        mine = _in_order(
-            codes.view(torch.uint8) if codes.dtype == torch.float8_e4m3fn else codes, used, length
-        )
-        if fmt in DYNAMIC and scale is not None:
-            scale = _in_order(scale, used, length)
-        found.append(dequantize(fmt, mine.view(codes.dtype), scale, torch.float32)[None])
-    return found[0], found[1]
-
-
-def _in_order(paged: Tensor, used: Tensor, length: int) -> Tensor:
-    return paged[used].transpose(0, 1).flatten(1, 2)[:, :length]
-
-
-def count_reads(reads: Tensor | None, length: int, k_pages: Tensor, v_pages: Tensor) -> None:
-    """What the kernels add to `reads` for one sequence."""
-    if reads is not None:
-        reads[0] += length
-        if k_pages.dtype in QUANTIZED_DTYPES and v_pages.dtype in QUANTIZED_DTYPES:
-            reads[1] += length
 
 
 @triton.jit(do_not_specialize=["window", "splits", "table_stride"])

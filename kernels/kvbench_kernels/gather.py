@@ -13,8 +13,7 @@ from torch import Tensor
 
 from kvbench_kernels.convert import decode_e4m3, narrow, widen
 from kvbench_kernels.launches import launched
-from kvbench_kernels.layout import check_pages
-from kvbench_kernels.quantize import DYNAMIC, dequantize
+from kvbench_kernels.layout import check_gather, signed
 
 TILE = 4096  # elements a program takes, 32 a thread
 
@@ -38,7 +37,7 @@ def paged_gather(
     B * length is added to reads[0] by the kernel, and to reads[1] where the payload is 8 bits wide. ValueError for
     a table that is too short and for tensors that do not fit.
     """
-    _check(fmt, k_pages, v_pages, k_scale, v_scale, pages, length)
+    check_gather(fmt, k_pages, v_pages, k_scale, v_scale, pages, length)
     _, heads, page_size, dim = k_pages.shape
     batch, value_dim = len(pages), v_pages.shape[3]
     k = torch.empty((batch, heads, length, dim), dtype=dtype, device=k_pages.device)
@@ -50,41 +49,13 @@ def paged_gather(
     tiles = triton.cdiv(length, tokens)
     # fmt: off
     compiled = _kv_gather[(tiles * batch * heads, 2)](
-        _signed(k_pages), _signed(v_pages), k_scale, v_scale, pages, k, v, reads, length, tiles, pages.stride(0),
+        signed(k_pages), signed(v_pages), k_scale, v_scale, pages, k, v, reads, length, tiles, pages.stride(0),
         FMT=fmt, HEADS=heads, DIM=dim, VALUE_DIM=value_dim, PAGE_SIZE=page_size, TOKENS=tokens,
         BLOCK=block, VALUE_BLOCK=value_block, num_warps=4,
     )
     # fmt: on
     launched(f"kv_gather_{fmt}", compiled)
     return k, v
-
-
-def paged_gather_torch(
-    fmt: str,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    pages: Tensor,
-    length: int,
-    dtype: torch.dtype,
-    reads: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The twin of paged_gather in torch."""
-    _check(fmt, k_pages, v_pages, k_scale, v_scale, pages, length)
-    token = torch.arange(length, device=pages.device)
-    page = pages[:, token // k_pages.shape[2]].long()  # [B, length]
-    offset = (token % k_pages.shape[2]).expand_as(page)
-    out = []
-    for payload, scale in ((k_pages, k_scale), (v_pages, v_scale)):
-        codes = _signed(payload)[page, :, offset].transpose(1, 2).contiguous().view(payload.dtype)
-        if scale is not None and fmt in DYNAMIC:
-            scale = scale[page, :, offset].transpose(1, 2)
-        out.append(dequantize(fmt, codes, scale, dtype))
-    if reads is not None:
-        reads += page.numel() * torch.tensor([1, int(k_pages.element_size() == 1)], device=reads.device)
-    launched("paged_gather_torch")
-    return out[0], out[1]
 
 
 def _kernel_name(kernel: object) -> str:
@@ -139,26 +110,3 @@ def _gather_rows(  # type: ignore[no-untyped-def]
         x = narrow(values * scale, out.dtype.element_ty)
     tl.store(out + (line * length + token)[:, None] * DIM + d, x, mask=mask)
 # fmt: on
-
-
-def _signed(pages: Tensor) -> Tensor:
-    """E4M3 as int8: its codes are taken apart with integers."""
-    return pages.view(torch.int8) if pages.dtype == torch.float8_e4m3fn else pages
-
-
-def _check(
-    fmt: str,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    pages: Tensor,
-    length: int,
-) -> None:
-    check_pages(fmt, k_pages, v_pages, k_scale, v_scale)
-    needed = -(-length // k_pages.shape[2])
-    if pages.ndim != 2 or needed > pages.shape[1] or (pages.shape[1] > 1 and pages.stride(1) != 1):
-        raise ValueError(
-            f"{length} tokens need a page table [B, {needed} or more] with dense rows; "
-            f"got {list(pages.shape)} with strides {list(pages.stride())}."
-        )

@@ -57,3 +57,66 @@ def check_pages(
             raise ValueError(
                 f"{name}_scale of KV format {fmt!r} must be contiguous {SCALE[fmt]} {list(shape)}; got {given}."
             )
+
+
+def check_write(
+    fmt: str,
+    k: Tensor,
+    v: Tensor,
+    slots: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    health: Tensor,
+) -> None:
+    if k.ndim != 3 or v.ndim != 3 or k.shape[:2] != v.shape[:2] or slots.shape != k.shape[:1]:
+        raise ValueError(
+            f"k {list(k.shape)}, v {list(v.shape)} and slots {list(slots.shape)} do not fit each other: "
+            f"[N, Hkv, D], [N, Hkv, Dv] and [N] are expected."
+        )
+    check_pages(fmt, k_pages, v_pages, k_scale, v_scale)
+    for name, x, pages in (("k", k, k_pages), ("v", v, v_pages)):
+        if x.dtype not in NATIVE or x.shape[1:] != (pages.shape[1], pages.shape[3]):
+            raise ValueError(
+                f"{name} is {x.dtype} {list(x.shape)}; pages {list(pages.shape)} take float16, bfloat16 or float32 "
+                f"[N, {pages.shape[1]}, {pages.shape[3]}]."
+            )
+    if (
+        slots.dtype != torch.int64
+        or slots.stride(0) != 1
+        or health.shape != (3,)
+        or health.dtype != torch.int64
+    ):
+        raise ValueError(
+            f"slots must be dense int64 and health int64 [3]; got {slots.dtype} with stride {slots.stride(0)}, "
+            f"and {health.dtype} {list(health.shape)}."
+        )
+
+
+def check_gather(
+    fmt: str,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    pages: Tensor,
+    length: int,
+) -> None:
+    check_pages(fmt, k_pages, v_pages, k_scale, v_scale)
+    needed = -(-length // k_pages.shape[2])
+    if pages.ndim != 2 or needed > pages.shape[1] or (pages.shape[1] > 1 and pages.stride(1) != 1):
+        raise ValueError(
+            f"{length} tokens need a page table [B, {needed} or more] with dense rows; "
+            f"got {list(pages.shape)} with strides {list(pages.stride())}."
+        )
+
+
+def unsigned(pages: Tensor) -> Tensor:
+    """E4M3 as uint8: its codes are made with integers."""
+    return pages.view(torch.uint8) if pages.dtype == torch.float8_e4m3fn else pages
+
+
+def signed(pages: Tensor) -> Tensor:
+    """E4M3 as int8: its codes are taken apart with integers."""
+    return pages.view(torch.int8) if pages.dtype == torch.float8_e4m3fn else pages

@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvbench_kernels.attention import paged_attention_torch
-from kvbench_kernels.decode import count_reads, gather_float
 from kvbench_kernels.launches import launched
 from kvbench_kernels.tiles import (
     add_reads,
@@ -32,7 +30,7 @@ from kvbench_kernels.tiles import (
     wide_offset,
 )
 
-__all__ = ["execution", "paged_prefill", "paged_prefill_torch"]
+__all__ = ["execution", "paged_prefill"]
 
 
 def paged_prefill(
@@ -93,40 +91,6 @@ def _tuning(options: dict[str, Any], max_new: int) -> dict[str, int]:
     if max_new <= 64:
         return {"M": 64, "N": 64, "num_warps": 4, "num_stages": 2}
     return {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}
-
-
-def paged_prefill_torch(
-    fmt: str,
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    pages: Tensor,
-    lengths: Tensor,
-    query_starts: Tensor,
-    max_new: int,
-    scaling: float,
-    *,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    reads: Tensor | None = None,
-) -> Tensor:
-    """The twin of paged_prefill: sequence by sequence, dequantized, in float32."""
-    out = q.new_zeros(q.shape[0], q.shape[1], v_pages.shape[3])
-    starts = query_starts.tolist()
-    for row, length in enumerate(lengths.tolist()):
-        begin, end = starts[row], starts[row + 1]
-        count_reads(reads, length, k_pages, v_pages)
-        if end > begin:
-            k, v = gather_float(fmt, k_pages, v_pages, k_scale, v_scale, pages[row], length)
-            query = q[begin:end].float().transpose(0, 1)[None]
-            result = paged_attention_torch(
-                query, k, v, scaling, length - (end - begin), sliding_window, softcap, sinks
-            )
-            out[begin:end] = result[0].transpose(0, 1).to(q.dtype)
-    return out
 
 
 @triton.jit(do_not_specialize=["window", "table_stride"])

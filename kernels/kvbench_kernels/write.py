@@ -9,15 +9,13 @@ numbered through all tokens and heads, so that any number of heads fills a progr
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kvbench_kernels.convert import encode_e4m3, encode_int8, narrow, widen
 from kvbench_kernels.launches import launched
-from kvbench_kernels.layout import NATIVE, check_pages
-from kvbench_kernels.quantize import DYNAMIC, QUANTIZE
+from kvbench_kernels.layout import check_write, unsigned
 
 # Elements a program takes. A correctly rounded division branches, so a thread does its divisions one after the other:
 # while the GPU has room for more programs a thread gets 4 elements, from 2^20 elements on 8 (a 16-byte load).
@@ -44,7 +42,7 @@ def paged_write(
     nonfinite, overflow) as `Quantized` defines them are added to it; native counts nothing. ValueError for tensors
     that do not fit each other.
     """
-    _check(fmt, k, v, slots, k_pages, v_pages, k_scale, v_scale, health)
+    check_write(fmt, k, v, slots, k_pages, v_pages, k_scale, v_scale, health)
     tokens, heads, dim = k.shape
     rows = tokens * heads
     if rows == 0:
@@ -55,37 +53,13 @@ def paged_write(
     rows_each = max(1, (SMALL_TILE if rows * widest < MANY else TILE) // widest)
     # fmt: off
     compiled = _kv_write[(triton.cdiv(rows, rows_each), 2)](
-        k, v, slots, _bytes(k_pages), _bytes(v_pages), k_scale, v_scale, health, rows,
+        k, v, slots, unsigned(k_pages), unsigned(v_pages), k_scale, v_scale, health, rows,
         k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
         FMT=fmt, HEADS=heads, DIM=dim, VALUE_DIM=value_dim, PAGE_SIZE=k_pages.shape[2], ROWS=rows_each,
         BLOCK=block, VALUE_BLOCK=value_block, num_warps=4,
     )
     # fmt: on
     launched(f"kv_write_{fmt}", compiled)
-
-
-def paged_write_torch(
-    fmt: str,
-    k: Tensor,
-    v: Tensor,
-    slots: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    health: Tensor,
-) -> None:
-    """The twin of paged_write in torch. It waits for the device: the stored rows are chosen by their slots."""
-    _check(fmt, k, v, slots, k_pages, v_pages, k_scale, v_scale, health)
-    stored = slots >= 0
-    page, offset = slots[stored] // k_pages.shape[2], slots[stored] % k_pages.shape[2]
-    for x, pages, scale in ((k, k_pages, k_scale), (v, v_pages, v_scale)):
-        result = QUANTIZE[fmt](x[stored], None if fmt in DYNAMIC else scale)
-        _bytes(pages)[page, :, offset] = _bytes(result.codes.to(pages.dtype))
-        if result.scales is not None and scale is not None:
-            scale[page, :, offset] = result.scales
-        health += torch.stack((result.clipped, result.nonfinite, result.overflow))
-    launched("paged_write_torch")
 
 
 def _kernel_name(kernel: object) -> str:
@@ -179,43 +153,3 @@ def _round_up_to_fp16(wanted):  # type: ignore[no-untyped-def]
     nearest = wanted.to(tl.float16)
     bits = nearest.to(tl.int16, bitcast=True).to(tl.int32) + (nearest.to(tl.float32) < wanted).to(tl.int32)
     return tl.maximum(bits, 1).to(tl.int16).to(tl.float16, bitcast=True)
-
-
-def _bytes(pages: Tensor) -> Tensor:
-    """E4M3 as uint8: its codes are made with integers."""
-    return pages.view(torch.uint8) if pages.dtype == torch.float8_e4m3fn else pages
-
-
-def _check(
-    fmt: str,
-    k: Tensor,
-    v: Tensor,
-    slots: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    health: Tensor,
-) -> None:
-    if k.ndim != 3 or v.ndim != 3 or k.shape[:2] != v.shape[:2] or slots.shape != k.shape[:1]:
-        raise ValueError(
-            f"k {list(k.shape)}, v {list(v.shape)} and slots {list(slots.shape)} do not fit each other: "
-            f"[N, Hkv, D], [N, Hkv, Dv] and [N] are expected."
-        )
-    check_pages(fmt, k_pages, v_pages, k_scale, v_scale)
-    for name, x, pages in (("k", k, k_pages), ("v", v, v_pages)):
-        if x.dtype not in NATIVE or x.shape[1:] != (pages.shape[1], pages.shape[3]):
-            raise ValueError(
-                f"{name} is {x.dtype} {list(x.shape)}; pages {list(pages.shape)} take float16, bfloat16 or float32 "
-                f"[N, {pages.shape[1]}, {pages.shape[3]}]."
-            )
-    if (
-        slots.dtype != torch.int64
-        or slots.stride(0) != 1
-        or health.shape != (3,)
-        or health.dtype != torch.int64
-    ):
-        raise ValueError(
-            f"slots must be dense int64 and health int64 [3]; got {slots.dtype} with stride {slots.stride(0)}, "
-            f"and {health.dtype} {list(health.shape)}."
-        )

@@ -23,11 +23,9 @@ from torch.nn.attention.bias import causal_lower_right
 
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.store import PagedKVStore
-from kvbench_kernels import route
 from kvbench_kernels.attention import paged_attention_torch
 from kvbench_kernels.hopper_plan import Plan
 from kvbench_kernels.launches import launched
-from kvbench_kernels.prefill import paged_prefill
 from kvbench_kernels.support import AttentionNeeds, interpreting
 
 
@@ -166,7 +164,11 @@ class TritonAttention:
             "sliding_window": window, "softcap": softcap, "sinks": sinks, "reads": store.device_reads,
         }  # fmt: skip
         if self.new > 1:
+            from kvbench_kernels.prefill import paged_prefill  # Triton, where it is needed
+
             return paged_prefill(live.fmt, q, *tensors, self.query_starts, self.new, scaling, **extras)
+        from kvbench_kernels import route
+
         needs = attention_needs(store, layer, q, window, softcap, sinks is not None)
         plan = route.plan(needs, len(self.lengths), self.longest, self.mean, self.splits)
         space = self.workspace(layer, needs, plan)
@@ -179,6 +181,8 @@ class TritonAttention:
         if self.workspaces is None:
             return None
         if needs not in self.workspaces:
+            from kvbench_kernels import route
+
             self.workspaces[needs] = route.workspace(needs, len(self.lengths), plan, self.store.device)
         return self.workspaces[needs]
 

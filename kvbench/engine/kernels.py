@@ -15,7 +15,6 @@ from kvbench.engine.core import Engine
 from kvbench.engine.layer import dtype_name
 from kvbench.record import MISMATCH, VERIFIED, Level
 from kvbench_kernels.launches import Launch
-from kvbench_kernels.route import execution
 from kvbench_kernels.support import AttentionNeeds, interpreting
 
 TWIN = "_torch"  # what the names of the reference implementations end with
@@ -89,6 +88,8 @@ def declared_execution(engine: Engine) -> str:
     dtype = dtype_name(engine.model.dtype)
     if engine.backend == "torch":
         return dtype
+    from kvbench_kernels.route import execution  # Triton, where it is needed
+
     needs = (
         AttentionNeeds(
             engine.store.fmt.name, facts.q_heads, facts.shape.kv_heads, facts.shape.head_dim, facts.shape.value_dim,

@@ -16,8 +16,6 @@ from torch import Tensor
 from kvbench.errors import UsageError
 from kvbench.formats import KVFormat, KVShape
 
-QUANTIZED_DTYPES = (torch.int8, torch.float8_e4m3fn)
-
 
 @dataclass
 class LayerPages:

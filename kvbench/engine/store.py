@@ -19,9 +19,8 @@ from kvbench.engine.pages import Copy, PageTable
 from kvbench.engine.swap import HostPages, Transfer, copy_in, copy_out
 from kvbench.errors import UsageError
 from kvbench.formats import KVBytes, KVFormat, KVShape, pages_for
-from kvbench_kernels.gather import paged_gather, paged_gather_torch
 from kvbench_kernels.offsets import flat_offset
-from kvbench_kernels.write import paged_write, paged_write_torch
+from kvbench_kernels.twins import paged_gather_torch, paged_write_torch
 
 HEALTH = ("clipped", "nonfinite", "overflow")
 
@@ -165,7 +164,9 @@ class PagedKVStore:
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Quantize k [n, kv_heads, head_dim] and v [n, kv_heads, value_dim] (any strides) into slots [n]."""
-        write = paged_write if self.backend == "triton" else paged_write_torch
+        write = paged_write_torch
+        if self.backend == "triton":
+            from kvbench_kernels.write import paged_write as write  # Triton, where it is needed
         live = self.layers[layer]
         write(live.fmt, k, v, slots, live.k, live.v, live.k_scale, live.v_scale, self._health[layer])
         self._written[layer] += k.numel() + v.numel()
@@ -179,7 +180,9 @@ class PagedKVStore:
         needed = pages_for(length, self.page_size)
         if needed > pages.shape[1]:
             raise ValueError(f"{length} tokens need {needed} pages; the page table has {pages.shape[1]}.")
-        gather = paged_gather if self.backend == "triton" else paged_gather_torch
+        gather = paged_gather_torch
+        if self.backend == "triton":
+            from kvbench_kernels.gather import paged_gather as gather
         live = self.layers[layer]
         tensors = (live.k, live.v, live.k_scale, live.v_scale, pages[:, :needed])
         return gather(live.fmt, *tensors, length, dtype, self.device_reads)

@@ -13,7 +13,7 @@ from kvbench.engine.layer import allocate_layer
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVShape
 from kvbench.record import MISMATCH, VERIFIED, Evidence, Level
-from kvbench_kernels.gather import paged_gather_torch
+from kvbench_kernels.twins import paged_gather_torch
 
 FORMATS = list(KV_FORMATS)
 LAYERS = 4  # of tiny-llama

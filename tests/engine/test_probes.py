@@ -14,7 +14,7 @@ from kvbench.engine.attention import ATTENTION, TorchAttention
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS
 from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Level
-from kvbench_kernels import gather, quantize
+from kvbench_kernels import quantize, twins
 
 LAYERS = 4  # of tiny-llama
 
@@ -81,18 +81,18 @@ def test_fresh_prefill_reads_are_a_mode_of_their_own(engine: Any) -> None:
 
 @pytest.mark.parametrize("axis", [1, 2])
 def test_the_scale_of_a_neighbour_is_found(engine: Any, monkeypatch: pytest.MonkeyPatch, axis: int) -> None:
-    honest = gather.dequantize
+    honest = twins.dequantize
 
     def other(fmt: str, codes: Any, scale: Any, dtype: Any) -> Any:
         return honest(fmt, codes, scale if scale is None else scale.roll(1, axis), dtype)
 
-    monkeypatch.setattr(gather, "dequantize", other)
+    monkeypatch.setattr(twins, "dequantize", other)
     assert values(engine).state == MISMATCH
 
 
 def test_halved_values_are_found(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = gather.dequantize
-    monkeypatch.setattr(gather, "dequantize", lambda *a: honest(*a) * 0.5)
+    honest = twins.dequantize
+    monkeypatch.setattr(twins, "dequantize", lambda *a: honest(*a) * 0.5)
     found = values(engine)
     assert found.state == MISMATCH
     assert "what the codes and scales stand for" in found.sentence

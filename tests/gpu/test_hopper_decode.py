@@ -273,9 +273,9 @@ def test_a_launch_is_recorded_by_name() -> None:
     from kvbench_kernels.launches import record
 
     case = make("int8_sym", [40])
-    with record() as names:
+    with record() as launches:
         run(case, 2)
-    assert names == ["paged_decode_hopper"]
+    assert [launch.name for launch in launches] == ["paged_decode_hopper"]
 
 
 @pytest.mark.parametrize(

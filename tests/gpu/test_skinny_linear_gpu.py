@@ -136,6 +136,7 @@ class Block(nn.Module):
         return y
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 @torch.no_grad()
 def test_a_model_with_its_linears_replaced_also_compiled() -> None:
     torch.manual_seed(0)

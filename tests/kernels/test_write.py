@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kvbench_kernels.launches import record
 from kvbench_kernels.quantize import QUANTIZE
-from kvbench_kernels.write import paged_write, paged_write_torch
+from kvbench_kernels.twins import paged_write_torch
+from kvbench_kernels.write import paged_write
 from tests.kernels.kv_pages import DTYPES, FILL, FORMATS, QUANTIZED, filled, hard_rows, make_pool, raw
 
 # The interpreter computes with numpy, which warns where IEEE says infinity.
