@@ -422,7 +422,7 @@ def paged_decode_hopper(
         if KIND != "native":
             k0, k1 = _split(k0, KIND)
         s = mma_v2(q0, k0, gl.zeros([16, TILE], gl.float32, mma_s))
-        if WARPS == 4:  # noqa: SIM108  # a warp has few tokens then: two short chains of products hide more than a long one
+        if WARPS == 4:  # a warp has few tokens then: two short chains of products hide more than a long one
             s = s + mma_v2(q1, k1, gl.zeros([16, TILE], gl.float32, mma_s))
         else:
             s = mma_v2(q1, k1, s)
