@@ -350,14 +350,26 @@ class Entry:
 
 def ours(data: Data, fmt: str, splits: int | None) -> Callable[..., Tensor]:
     """The kernel that the engine takes: call(q, k_pages, v_pages, k_scale, v_scale, pages, lengths, scaling) -> out."""
-    from kvbench_kernels.route import choose_splits, decode_kernel
+    from kvbench_kernels import route
+    from kvbench_kernels.support import AttentionNeeds, interpreting
 
-    processors = torch.cuda.get_device_properties(data.device).multi_processor_count
-    splits = splits or choose_splits(data.batch, KV_HEADS, max(data.lengths), processors)
+    needs = AttentionNeeds(
+        fmt,
+        Q_HEADS,
+        KV_HEADS,
+        HEAD_DIM,
+        HEAD_DIM,
+        PAGE,
+        "bfloat16",
+        torch.device(data.device).type,
+        interpreting(),
+    )
+    plan = route.plan(needs, data.batch, max(data.lengths), sum(data.lengths) // data.batch, splits)
+    space = route.workspace(needs, data.batch, plan, torch.device(data.device))
+    extras = {} if space is None else {"workspace": space}
 
     def call(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-        kernel = decode_kernel(fmt, q, k, v, plain=True)
-        return kernel(fmt, q, k, v, *rest, splits=splits)
+        return route.decode_kernel(needs)(fmt, q, k, v, *rest, splits=plan, **extras)
 
     return call
 

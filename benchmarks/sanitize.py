@@ -19,6 +19,7 @@ from kvbench.formats import KV_FORMATS, KVShape
 from kvbench_kernels import decode, gather, prefill, skinny_linear, write
 from kvbench_kernels.launches import record
 from kvbench_kernels.route import decode_kernel
+from kvbench_kernels.support import AttentionNeeds
 
 DEVICE, PAGE, LENGTHS = "cuda", 16, (1, 17, 70)
 SHAPES = ((8, 2, 128), (9, 3, 64), (4, 2, 80))  # query heads, KV heads, head dim
@@ -65,10 +66,12 @@ def attention(fmt: str, q_heads: int, kv_heads: int, dim: int) -> int:
     wrong += report(f"gather {fmt} {dim}", found[0], due[0], 0)
     where = (table, lengths)
     last = q[ends - 1]
+    needs = AttentionNeeds(fmt, q_heads, kv_heads, dim, dim, PAGE, "bfloat16", DEVICE)
     due = decode.paged_decode_torch(fmt, last, *pages, *where, dim**-0.5, splits=1)
     for splits in (1, 3):
         with record() as launches:
-            found = decode_kernel(fmt, last, live.k, live.v, True)(fmt, last, *pages, *where, dim**-0.5, splits=splits, reads=reads)  # fmt: skip
+            kernel = decode_kernel(needs)
+            found = kernel(fmt, last, *pages, *where, dim**-0.5, splits=splits, reads=reads)
         wrong += report(f"{launches[0].name} {fmt} {dim} splits {splits}", found, due, 2e-2)
         portable = decode.paged_decode(fmt, last, *pages, *where, dim**-0.5, splits=splits, reads=reads)
         wrong += report(f"paged_decode {fmt} {dim} splits {splits}", portable, due, 2e-2)

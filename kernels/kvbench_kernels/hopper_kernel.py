@@ -1,24 +1,24 @@
 """Paged decode attention for Hopper GPUs, in Gluon: one query token a sequence, K and V read once, no second launch.
 
-A program is one warp. It owns a run of tiles of one (sequence, KV head), brings each tile from its pages by the
-bulk tensor copy engine into a ring in shared memory, and keeps a softmax state of its own. The last program of a
-(sequence, KV head) to finish merges all of them.
+A program is one, two or four warps. It takes every n-th tile of tokens of one (sequence, KV head), brings each from
+its pages by the bulk tensor copy engine into a ring in shared memory, and keeps a softmax state of its own. The last
+program of a (sequence, KV head) to finish merges the results of all, in a fixed order: the same call gives the same bits.
 
 8-bit payloads are copied and loaded as 16-bit words, two neighbouring dims a word, so that ldmatrix gives them in
 the layout of the tensor core's operand; each 32-bit register is then split into the even and the odd dims in FP16.
 Q.K is the sum of two products over half the dims. The second product is transposed, O^T = V^T P^T: the upper rows
 of a 16-row tile are empty for up to 8 query heads a KV head, and the logits' registers are already P^T's operand.
 
-Numbers. Each query row is scaled by a power of two to at most 2^15, undone in the logits, so a BF16 query cannot
+Numbers. Each query row is scaled by a power of two to less than 2^15, undone in the logits, so a BF16 query cannot
 overflow FP16. K's scale multiplies the logits; V's multiplies P, relative to the largest scale seen so far, which
-multiplies the accumulator, so neither a tiny nor a huge scale leaves FP16's range. The softmax reference (and V's)
-moves only when a logit exceeds it by 2^8; P has room for that.
+multiplies the accumulator, so neither a tiny nor a huge scale leaves FP16's range. The softmax reference moves only
+when a logit exceeds it by 2^8; P has room for that.
 """
 
 # Gluon code is Python in form only: its types are the compiler's, tuples are not unpacked into others, and
 # compile-time conditions stand apart from run-time ones.
 # mypy: ignore-errors
-# ruff: noqa: RUF005, SIM102
+# ruff: noqa: RUF005, SIM102, SIM108
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ _FP8_SPLIT = gl.constexpr(
     cvt.rn.f16x2.e4m3x2 $1, o;
     }"""
 )
+COUNTERS = gl.constexpr(33)  # of arrived programs, a (sequence, KV head): 32 bundles and the second level
 # Added to every exponent: P runs up to 2^7 at the reference and to 2^15 when the reference lags by 2^8.
-COUNTERS = gl.constexpr(33)
 _SHIFT = gl.constexpr(7.0)
 _LIMIT = gl.constexpr(15.0)
 
@@ -141,6 +141,7 @@ def _fetch(
     HALF: gl.constexpr,
     BOX: gl.constexpr,
 ):
+    """Start the copies of a tile of K and of V into a slot of the ring."""
     bar = bars.index(slot)
     mbarrier.expect(bar, 2 * HALVES * BOXES * BOX * HALF * 2)
     for half in gl.static_range(HALVES):
@@ -190,9 +191,8 @@ def _unpack(pairs, layout: gl.constexpr, TILE: gl.constexpr):
 @gluon.jit
 def _merge(partial, lse, count, GP: gl.constexpr, D: gl.constexpr, FAN: gl.constexpr, WARPS: gl.constexpr):
     """Merge `count` normalised results: (sum of outputs [GP, D], its weight [GP], log2 reference [GP])."""
-    CH: gl.constexpr = min(
-        FAN, max(1, 4096 * WARPS // (GP * D))
-    )  # 128 registers of partial results in flight
+    # Results at a time: 128 registers of them in flight.
+    CH: gl.constexpr = min(FAN, max(1, 4096 * WARPS // (GP * D)))
     LANES: gl.constexpr = min(32, D // 4)
     BY_ROW: gl.constexpr = min(WARPS, GP)
     layout: gl.constexpr = gl.BlockedLayout(
@@ -271,6 +271,7 @@ def paged_decode_hopper(
     ROWS: gl.constexpr, HKV: gl.constexpr, PAGE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
     FAN: gl.constexpr, HAS_READS: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
+    """Grid (KV heads, splits, sequences). The arguments are those of hopper_decode.paged_decode_hopper."""
     BOX: gl.constexpr = min(PAGE, TILE)
     BOXES: gl.constexpr = TILE // BOX
     HALVES: gl.constexpr = 2 if KIND == "native" else 1
@@ -289,7 +290,7 @@ def paged_decode_hopper(
     split = gl.program_id(1)
     seq = gl.program_id(2)
 
-    # The ring: [stage][half][box] boxes for the copy engine, [stage][half] tiles for the tensor cores.
+    # The ring: [stage][half] tiles; the copy engine fills a tile box by box, a box being (part of) a page.
     boxes_layout: gl.constexpr = k_desc.layout
     k_ring = gl.allocate_shared_memory(CELL, [STAGES * HALVES, TILE, HALF], boxes_layout)
     v_ring = gl.allocate_shared_memory(CELL, [STAGES * HALVES, TILE, HALF], boxes_layout)
@@ -303,7 +304,7 @@ def paged_decode_hopper(
     barrier()  # so that no load moves up across the wait
     gdc_launch_dependents()
 
-    # Logits live in `rows8` [ROWS, TILE]: for 8 rows the upper half of the tensor core's tile is dropped.
+    # Logits are [ROWS, TILE]: for 8 rows the upper half of the tensor core's tile is dropped.
     if ROWS == 8:
         logits: gl.constexpr = _lower_rows(TILE, WARPS)
     else:
@@ -380,9 +381,12 @@ def paged_decode_hopper(
 
     top = gl.maximum(gl.max(gl.abs(x0), 1), gl.max(gl.abs(x1), 1))
     exponent = gl.minimum(gl.maximum((top.to(gl.int32, bitcast=True) >> 23) - 127, -112), 127)
+    exponent = gl.where(
+        top == 0.0, 0, exponent
+    )  # a factor that underflows to 0 would turn a masked -inf into NaN
     up = ((141 - exponent) << 23).to(
         gl.float32, bitcast=True
-    )  # 2^(14 - exponent), so the row's largest is < 2^15
+    )  # 2^(14 - exponent): the row's largest is < 2^15
     down = ((exponent + 113) << 23).to(gl.float32, bitcast=True)  # its inverse
     q0 = gl.convert_layout((x0 * gl.expand_dims(up, 1)).to(DOT), q_operand)
     q1 = gl.convert_layout((x1 * gl.expand_dims(up, 1)).to(DOT), q_operand)
@@ -422,7 +426,7 @@ def paged_decode_hopper(
         if KIND != "native":
             k0, k1 = _split(k0, KIND)
         s = mma_v2(q0, k0, gl.zeros([16, TILE], gl.float32, mma_s))
-        if WARPS == 4:  # a warp has few tokens then: two short chains of products hide more than a long one
+        if WARPS == 4:
             s = s + mma_v2(q1, k1, gl.zeros([16, TILE], gl.float32, mma_s))
         else:
             s = mma_v2(q1, k1, s)
@@ -464,9 +468,8 @@ def paged_decode_hopper(
         p = gl.convert_layout(gl.permute(p.to(DOT), [1, 0]), p_operand, assert_trivial=WARPS == 1)
         v0, v1 = _load_halves(v_ring, slot, v_operand, KIND)
         if KIND != "int8":
-            if (
-                left_tokens < TILE
-            ):  # 0 * NaN is NaN: what lies behind the sequence's end must not be multiplied
+            # 0 * NaN is NaN: what lies behind the sequence's end must not be multiplied.
+            if left_tokens < TILE:
                 seen = gl.expand_dims(gl.arange(0, TILE, gl.SliceLayout(0, v_operand)) < left_tokens, 0)
                 v0 = gl.where(seen, v0, gl.zeros_like(v0))
                 v1 = gl.where(seen, v1, gl.zeros_like(v1))

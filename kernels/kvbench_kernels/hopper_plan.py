@@ -1,6 +1,6 @@
 """When the Hopper decode kernel serves, and how a call is divided. Pure functions: no torch, no triton.
 
-Every number here was measured on one H200 (132 SMs) with 32 query heads, 8 KV heads, head_dim 128 and page 16.
+The numbers were measured on an H200 (132 SMs) with 32 query heads, 8 KV heads, head_dim 128 and page 16.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class Tiling:
 
 
 ONE_WARP = Tiling(32, 2, 1)
-ONE_WARP_DEEP = Tiling(32, 3, 1)
 TWO_WARPS = Tiling(64, 2, 2)
 FOUR_WARPS = Tiling(64, 2, 4)
 FOUR_WARPS_DEEP = Tiling(64, 3, 4)
@@ -72,27 +71,28 @@ def plan_decode(
     rows = max(1, batch * kv_heads)
     work = rows * mean
     if max_length > 2 * mean:
-        least = max(128, round(work / (20 * sms)))
-        return _plan(
-            math.ceil(max_length / (4 * least)), max_length, ONE_WARP if kind == "fp8" else TWO_WARPS, least
-        )
+        least = max(128, round(work / (22 * sms)))
+        wanted = math.ceil(max_length / (4 * least))
+        return _plan(wanted, max_length, TWO_WARPS if kind == "int8" else ONE_WARP, least)
     if kind == "native":
-        if rows <= 16 and max_length <= 8192:
-            return _plan(16, max_length, FOUR_WARPS_DEEP)
-        splits = max(1, round(2 * sms / rows))
-        return _plan(splits, max_length, ONE_WARP_DEEP if rows * splits <= 2.5 * sms else ONE_WARP)
-    if kind == "int8":
-        little = 100_000 if rows < 16 else 550_000
-        if work <= little and 2 * rows <= 3 * sms:
-            return _plan(min(32, 3 * sms // rows), max_length, FOUR_WARPS)
-        if rows < 16:
-            return _plan((4 if work < 200_000 else 6) * sms // rows, max_length, ONE_WARP)
+        if rows <= 16 and work <= 600_000:
+            return _plan(16 if max_length <= 4096 or rows > 8 else 32, max_length, FOUR_WARPS_DEEP)
+        return _plan(round(2 * sms / rows), max_length, ONE_WARP)
+    few = rows <= 16 if kind == "fp8" else 2 * rows <= 3 * sms  # splitting E4M3 takes fewer instructions
+    if few and work <= 1_100_000:
+        return _plan(_four_warp_splits(3 * sms // rows, max_length), max_length, FOUR_WARPS)
+    if work <= 400_000:
+        return _plan(4 * sms // rows, max_length, ONE_WARP)
+    if kind == "int8" or rows < 64 or 8 * sms // rows <= 2:
         return _plan(4 * sms // rows, max_length, TWO_WARPS)
-    if rows <= 16 and max_length <= 4096:
-        return _plan(32, max_length, FOUR_WARPS)
-    if 8 * sms // rows <= 2:
-        return _plan(1, max_length, TWO_WARPS)
-    return _plan((4 if work < 400_000 else 8) * sms // rows, max_length, ONE_WARP)
+    return _plan(8 * sms // rows, max_length, ONE_WARP)
+
+
+def _four_warp_splits(wanted: int, max_length: int) -> int:
+    """Two tiles a program where there are more than 16; a second level of merging only from four tiles a program on."""
+    tiles = -(-max_length // FOUR_WARPS.tile)
+    splits = min(wanted, max(16, tiles // 2))
+    return FAN[4] if FAN[4] < splits and tiles < 4 * splits else splits
 
 
 def choose_splits(
@@ -124,6 +124,10 @@ def supports_hopper(needs: AttentionNeeds, capability: tuple[int, int]) -> Accep
         )
         return Rejected(
             "no_hopper", f"The Hopper kernel needs a GPU of compute capability 9 and found {found}."
+        )
+    if needs.kv_format not in KINDS:
+        return Rejected(
+            "kv_format", f"KV format {needs.kv_format!r}; the Hopper kernel takes {', '.join(KINDS)}."
         )
     if needs.dtype not in ("float16", "bfloat16"):
         return Rejected(

@@ -21,11 +21,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
+from kvbench.engine.layer import dtype_name
 from kvbench.engine.store import PagedKVStore
+from kvbench_kernels import route
 from kvbench_kernels.attention import paged_attention_torch
+from kvbench_kernels.hopper_plan import Plan
 from kvbench_kernels.launches import launched
 from kvbench_kernels.prefill import paged_prefill
-from kvbench_kernels.route import choose_splits, decode_kernel
+from kvbench_kernels.support import AttentionNeeds, interpreting
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,9 @@ class TritonAttention:
     """Kernels over the pages: quantize and scatter in one launch, then decode, or prefill.
 
     slots [N] int64, -1 for a row that is not there; pages [B, P] and lengths [B] int32, new tokens included (0: a row
-    that is not there); query_starts [B + 1] int32; new: the largest count; longest: the largest length; past: tokens
-    that every sequence held before, where all bring the same count to the same number, else None. splits: programs along a sequence in a decode, None to choose from the shape.
+    that is not there); query_starts [B + 1] int32; new: the largest count; longest, mean: of the lengths; past: tokens
+    that every sequence held before, where all bring the same count to the same number, else None. splits: programs along a sequence in a decode, None to choose from the shape. workspaces: where a
+    CUDA graph keeps the kernels' memory, None to share it with all other forwards.
     """
 
     store: PagedKVStore
@@ -121,8 +125,10 @@ class TritonAttention:
     query_starts: Tensor
     new: int
     longest: int
+    mean: int
     past: int | None
     splits: int | None
+    workspaces: dict[AttentionNeeds, Any] | None = None
 
     @classmethod
     def of(
@@ -139,6 +145,7 @@ class TritonAttention:
             starts.to(device),
             max(chunk.counts),
             max(lengths),
+            sum(lengths) // len(lengths),
             chunk.starts[0] if len(set(zip(chunk.starts, chunk.counts, strict=True))) == 1 else None,
             splits,
         )
@@ -160,11 +167,20 @@ class TritonAttention:
         }  # fmt: skip
         if self.new > 1:
             return paged_prefill(live.fmt, q, *tensors, self.query_starts, self.new, scaling, **extras)
-        splits = self.splits
-        if splits is None:
-            splits = choose_splits(len(self.lengths), live.k.shape[1], self.longest, store.multiprocessors)
-        decode = decode_kernel(live.fmt, q, live.k, live.v, plain)
-        return decode(live.fmt, q, *tensors, scaling, splits=splits, **extras)
+        needs = attention_needs(store, layer, q, window, softcap, sinks is not None)
+        plan = route.plan(needs, len(self.lengths), self.longest, self.mean, self.splits)
+        space = self.workspace(layer, needs, plan)
+        if space is not None:
+            extras["workspace"] = space
+        return route.decode_kernel(needs)(live.fmt, q, *tensors, scaling, splits=plan, **extras)
+
+    def workspace(self, layer: int, needs: AttentionNeeds, plan: int | Plan) -> Any:
+        """This forward's own memory of the kernel, one for all layers that need as much; None to share."""
+        if self.workspaces is None:
+            return None
+        if needs not in self.workspaces:
+            self.workspaces[needs] = route.workspace(needs, len(self.lengths), plan, self.store.device)
+        return self.workspaces[needs]
 
     def _alike(self, layer: int, q: Tensor, scaling: float, past: int) -> Tensor:
         """Chunks of one length at one place: pages dequantized once, then the fused attention of a library."""
@@ -190,6 +206,18 @@ _FUSED = [
 
 # Backend -> what a forward attends with.
 ATTENTION: dict[str, Callable[..., Attention]] = {"torch": TorchAttention, "triton": TritonAttention.of}
+
+
+def attention_needs(
+    store: PagedKVStore, layer: int, q: Tensor, window: int | None, softcap: float | None, sinks: bool
+) -> AttentionNeeds:
+    """What a decode of q [B, Hq, D] asks of the kernels, from the live tensors."""
+    live = store.layers[layer]
+    _, kv_heads, page_size, head_dim = live.k.shape
+    return AttentionNeeds(
+        live.fmt, q.shape[1], kv_heads, head_dim, live.v.shape[3], page_size, dtype_name(q.dtype), q.device.type,
+        interpreting(), window, softcap, sinks,
+    )  # fmt: skip
 
 
 def chunk_slots(store: PagedKVStore, chunk: Chunk) -> Tensor:

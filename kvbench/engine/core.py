@@ -16,7 +16,7 @@ from torch import Tensor
 from kvbench.decision import Decision, LayerFacts
 from kvbench.engine.attention import ATTENTION, Attention, Chunk
 from kvbench.engine.binding import Step
-from kvbench.engine.graph import DecodeGraph, PromptGraph, bucket
+from kvbench.engine.graph import DecodeGraph, PromptGraph, about, bucket
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.load import LoadedModel
 from kvbench.engine.memory import check_fits, free_bytes
@@ -25,7 +25,6 @@ from kvbench.engine.swap import Transfer
 from kvbench.errors import KvbenchError, Refused
 from kvbench.formats import KV_FORMATS, KVFormat, pages_for
 from kvbench_kernels.launches import Launch, record
-from kvbench_kernels.route import choose_splits
 
 Logits = Literal["all", "last", "none"]
 
@@ -92,7 +91,7 @@ class Engine:
         self.backend = decision.backend.resolved
         self.decode_mode = decision.decode.resolved
         self.compile_mode = decision.compile.resolved
-        self.graphs: dict[tuple[int, int], DecodeGraph] = {}
+        self.graphs: dict[tuple[int, int, int], DecodeGraph] = {}
         self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
         self._watch: Callable[[Attention], Attention] | None = None
         self.graph_pool = torch.cuda.graph_pool_handle() if self.decode_mode == "graph" else None
@@ -213,7 +212,7 @@ class Engine:
 
     def _replay(self, seqs: Sequence[int], starts: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """One token for each sequence by a CUDA graph, captured where there is none yet: float32 logits [B, V]."""
-        graph = self._graph(len(seqs), max(starts) + 1)
+        graph = self._graph(starts)
         graph.load(seqs, starts, tokens)
         graph.replay()
         self.store.wrote(len(seqs))
@@ -225,23 +224,16 @@ class Engine:
         if self.decode_mode == "graph" and short and (batch, length) not in self.prompt_graphs:
             self.prompt_graphs[batch, length] = PromptGraph(self, batch, length)
 
-    def _graph(self, batch: int, longest: int) -> DecodeGraph:
-        batch = bucket(batch, self.sequences)
-        splits = self.splits(batch, longest)
-        if (batch, splits) not in self.graphs:
-            self.graphs[batch, splits] = DecodeGraph(self, batch, splits)
-        return self.graphs[batch, splits]
-
-    def splits(self, batch: int, longest: int) -> int:
-        """Programs along a sequence in a decode of `batch` sequences, the longest of `longest` tokens."""
-        given: int | None = self.spec["kv_splits"]
-        if given is not None:
-            return given
-        rounded = 1 << (longest - 1).bit_length()  # so that a graph serves until the context has doubled
-        return max(
-            choose_splits(batch, layer.shape.kv_heads, rounded, self.store.multiprocessors)
-            for layer in self.layers
+    def _graph(self, lengths: Sequence[int]) -> DecodeGraph:
+        """The graph for sequences that hold so many tokens, captured where there is none yet."""
+        key = (
+            bucket(len(lengths), self.sequences),
+            about(max(lengths) + 1),
+            about(sum(lengths) // len(lengths) + 1),
         )
+        if key not in self.graphs:
+            self.graphs[key] = DecodeGraph(self, *key)
+        return self.graphs[key]
 
     def greedy_step(self, seqs: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """Append one token to each sequence; the argmax that follows, sampled on the device, on the host."""
@@ -250,7 +242,7 @@ class Engine:
         starts = [self.store.length(seq) for seq in seqs]
         for seq in seqs:
             self.store.reserve(seq, 1)
-        graph = self._graph(len(seqs), max(starts) + 1)
+        graph = self._graph(starts)
         if not graph.continues(seqs, starts, tokens):
             graph.load(seqs, starts, tokens)
         graph.replay()
@@ -268,7 +260,7 @@ class Engine:
             self.decode([seq], [token])
         if self.decode_mode != "graph":
             return launches
-        return self._graph(1, self.length(seq)).launches
+        return self._graph([self.length(seq) - 1]).launches
 
     @contextmanager
     def eagerly(self, watch: Callable[[Attention], Attention]) -> Iterator[None]:

@@ -3,14 +3,15 @@
 All that changes from step to step lives in static tensors on the device: token ids, lengths, page tables. A replay
 appends each row's token, attends, takes the argmax and leaves everything as the next step needs it, so consecutive
 steps need no upload. Rows beyond the sequences at hand are not there (length -1): they store and attend to nothing.
-A graph belongs to one engine, one batch and one number of splits; the lengths may be anything. Short prompts have
+A graph belongs to one engine, one batch and one division of the work; the lengths may be anything. Short prompts have
 graphs too, one a shape, where a caller asks for it: their launches take the host longer than the device.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,11 +19,17 @@ from torch import Tensor
 from kvbench.engine.attention import TritonAttention
 from kvbench.formats import pages_for
 from kvbench_kernels.launches import Launch, record
+from kvbench_kernels.support import AttentionNeeds
 
 if TYPE_CHECKING:
     from kvbench.engine.core import Engine
 
 WARMUP = 3  # steps before the capture, in which kernels are compiled and libraries allocate their workspaces
+
+
+def about(length: int) -> int:
+    """The power of two nearest to a length: what the division of the work in a graph is chosen for."""
+    return 1 << round(math.log2(max(length, 1)))
 
 
 def bucket(batch: int, capacity: int) -> int:
@@ -60,12 +67,12 @@ class StepGraph:
 
 
 class DecodeGraph(StepGraph):
-    """One token for each of `batch` sequences. logits: [batch, V]."""
+    """One token for each of `batch` sequences. logits: [batch, V]. longest, mean: about how many tokens they hold."""
 
-    def __init__(self, engine: Engine, batch: int, splits: int) -> None:
+    def __init__(self, engine: Engine, batch: int, longest: int, mean: int) -> None:
         super().__init__(engine)
         store, device = engine.store, engine.store.device
-        self.splits = splits
+        self._longest, self._mean, self._workspaces = longest, mean, dict[AttentionNeeds, Any]()
         columns = min(store.num_pages, pages_for(engine.tokens, store.page_size))
         self._ids = torch.zeros(1, batch, dtype=torch.long, device=device)
         self._lengths = torch.full(
@@ -84,7 +91,8 @@ class DecodeGraph(StepGraph):
         page = self._pages.gather(1, (held // store.page_size).long()[:, None])[:, 0].long()
         slots = torch.where(there, page * store.page_size + held % store.page_size, -1)
         attention = TritonAttention(
-            store, slots, self._pages, self._lengths + 1, self._starts, new=1, longest=0, past=None, splits=self.splits
+            store, slots, self._pages, self._lengths + 1, self._starts, new=1, longest=self._longest, mean=self._mean,
+            past=None, splits=self.engine.spec["kv_splits"], workspaces=self._workspaces,
         )  # fmt: skip
         logits = self.engine.run_model(attention, self._ids, held.long()[None], 0, "decode")[0]
         self._ids.copy_(logits.argmax(dim=-1)[None])
@@ -144,7 +152,7 @@ class PromptGraph(StepGraph):
         slots = self._pages[:, self._column].long() * store.page_size + self._offset
         attention = TritonAttention(
             store, torch.where(self._stored, slots.flatten(), -1), self._pages, self._lengths, self._starts,
-            new=self.length, longest=self.length, past=0, splits=None,
+            new=self.length, longest=self.length, mean=self.length, past=0, splits=None,
         )  # fmt: skip
         return self.engine.run_model(attention, self._ids, self._positions, self._last, "prefill")[0]
 

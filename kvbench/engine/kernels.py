@@ -16,6 +16,7 @@ from kvbench.engine.layer import dtype_name
 from kvbench.record import MISMATCH, VERIFIED, Level
 from kvbench_kernels.launches import Launch
 from kvbench_kernels.route import execution
+from kvbench_kernels.support import AttentionNeeds, interpreting
 
 TWIN = "_torch"  # what the names of the reference implementations end with
 
@@ -88,7 +89,15 @@ def declared_execution(engine: Engine) -> str:
     dtype = dtype_name(engine.model.dtype)
     if engine.backend == "torch":
         return dtype
-    return execution(engine.store.fmt.name, dtype)
+    needs = (
+        AttentionNeeds(
+            engine.store.fmt.name, facts.q_heads, facts.shape.kv_heads, facts.shape.head_dim, facts.shape.value_dim,
+            engine.store.page_size, dtype, engine.model.device.type, interpreting(), facts.sliding_window, facts.softcap,
+            facts.sinks,
+        )
+        for facts in engine.layers
+    )  # fmt: skip
+    return " and ".join(sorted({execution(need) for need in needs}))
 
 
 def compiled_execution(launches: Sequence[Launch]) -> str | None:

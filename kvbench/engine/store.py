@@ -8,7 +8,6 @@ Memory is left uninitialised: whatever a sequence does not own is cut away by sl
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -204,13 +203,6 @@ class PagedKVStore:
         """What was read from pages so far, over all layers: K/V tokens, and those of them from 8-bit payload."""
         tokens, quantized = self.device_reads.tolist()
         return {"tokens": tokens, "quantized_tokens": quantized}
-
-    @functools.cached_property
-    def multiprocessors(self) -> int:
-        """Of the device; 1 on a CPU."""
-        if self.device.type != "cuda":
-            return 1
-        return torch.cuda.get_device_properties(self.device).multi_processor_count
 
     # What is really there
 

@@ -135,7 +135,6 @@ def run(ctx: Context) -> Measurement:
         "decode": arms[-1][1].engine.decode_mode,
         "layers": arms[-1][1].engine.compile_mode,
         "backend": backend_label(arms[-1][1].engine),
-        "kv_splits": arms[-1][1].engine.splits(batch, context + new_tokens),
         "repeats": ctx.options["repeats"],
         "warmup": ctx.options["warmup"],
     }
