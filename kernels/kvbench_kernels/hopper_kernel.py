@@ -25,240 +25,27 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Two names that changed after Triton 3.6, which has the second of each.
-barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-copy_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+from kvbench_kernels.hopper_merge import merge, store_merged
+from kvbench_kernels.hopper_tiles import (
+    box_rows,
+    fetch,
+    load_halves,
+    load_pairs,
+    lower_rows,
+    rows_inside,
+    split_words,
+    unpack,
+)
 
-_INT8_SPLIT = gl.constexpr(
-    """{
-    .reg .b32 x, e, o, m;
-    xor.b32 x, $2, 0x80808080;
-    mov.b32 m, 0x64806480;
-    prmt.b32 e, x, 0x64646464, 0x4240;
-    prmt.b32 o, x, 0x64646464, 0x4341;
-    sub.f16x2 $0, e, m;
-    sub.f16x2 $1, o, m;
-    }"""
-)
-_FP8_SPLIT = gl.constexpr(
-    """{
-    .reg .b32 x;
-    .reg .b16 e, o;
-    prmt.b32 x, $2, 0, 0x3120;
-    mov.b32 {e, o}, x;
-    cvt.rn.f16x2.e4m3x2 $0, e;
-    cvt.rn.f16x2.e4m3x2 $1, o;
-    }"""
-)
+# A name that changed after Triton 3.6, which has the second.
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 COUNTERS = gl.constexpr(33)  # of arrived programs, a (sequence, KV head): 32 bundles and the second level
 # Added to every exponent: P runs up to 2^7 at the reference and to 2^15 when the reference lags by 2^8.
 _SHIFT = gl.constexpr(7.0)
 _LIMIT = gl.constexpr(15.0)
-
-
-@gluon.constexpr_function
-def _lower_rows(tile, warps):
-    """Layout of rows 0..7 of a 16-row tensor core result [16, tile]: the registers of the other rows are left out."""
-    first = 2 + warps.bit_length()  # warps take the token bits from 3 on, registers the rest
-    registers = [[0, 1]] + [[0, 1 << bit] for bit in range(first, tile.bit_length() - 1)]
-    warp = [[0, 1 << bit] for bit in range(3, first)]
-    return gl.DistributedLinearLayout(
-        registers, [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], warp, [], [8, tile]
-    )
-
-
-@gluon.jit
-def _split(x, KIND: gl.constexpr):
-    """Words of two neighbouring 8-bit dims -> the even and the odd dims in FP16, exactly."""
-    if KIND == "int8":
-        return gl.inline_asm_elementwise(
-            _INT8_SPLIT, "=r,=r,r", [x], dtype=(gl.float16, gl.float16), is_pure=True, pack=2
-        )
-    return gl.inline_asm_elementwise(
-        _FP8_SPLIT, "=r,=r,r", [x], dtype=(gl.float16, gl.float16), is_pure=True, pack=2
-    )
-
-
-@gluon.jit
-def _load_halves(ring, slot, layout: gl.constexpr, KIND: gl.constexpr):
-    """One tile of the ring as two operands over half the dims each: [HALF, TILE]."""
-    if KIND == "native":
-        return (
-            ring.index(slot * 2).permute([1, 0]).load(layout),
-            ring.index(slot * 2 + 1).permute([1, 0]).load(layout),
-        )
-    raw = ring.index(slot).permute([1, 0]).load(layout)
-    return raw, raw
-
-
-@gluon.jit
-def _rows(
-    pages_row,
-    tile,
-    last_page,
-    head,
-    HKV: gl.constexpr,
-    PAGE: gl.constexpr,
-    TILE: gl.constexpr,
-    BOX: gl.constexpr,
-):
-    """First row of each of a tile's boxes in the flat [pages * heads * page_size] rows. Past the end: the last page."""
-    rows = ()
-    for box in gl.static_range(TILE // BOX):
-        token = tile * TILE + box * BOX
-        page = gl.load(pages_row + gl.minimum(token // PAGE, last_page))
-        rows = rows + ((page * HKV + head) * PAGE + token % PAGE,)
-    return rows
-
-
-@gluon.jit
-def _inside(ready, first, stride, length, TILE: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr):
-    """Boxes that lie behind the end of the sequence are replaced by the first box, which never does."""
-    safe = ()
-    for stage in gl.static_range(STAGES):
-        rows = ()
-        for box in gl.static_range(TILE // BOX):
-            token = (first + stage * stride) * TILE + box * BOX
-            rows = rows + (gl.where(token < length, ready[stage][box], ready[0][0]),)
-        safe = safe + (rows,)
-    return safe
-
-
-@gluon.jit
-def _fetch(
-    k_desc,
-    v_desc,
-    k_ring,
-    v_ring,
-    bars,
-    slot,
-    rows,
-    BOXES: gl.constexpr,
-    HALVES: gl.constexpr,
-    HALF: gl.constexpr,
-    BOX: gl.constexpr,
-):
-    """Start the copies of a tile of K and of V into a slot of the ring."""
-    bar = bars.index(slot)
-    mbarrier.expect(bar, 2 * HALVES * BOXES * BOX * HALF * 2)
-    for half in gl.static_range(HALVES):
-        for box in gl.static_range(BOXES):
-            part = k_ring.index(slot * HALVES + half).slice(box * BOX, BOX)
-            copy_box(k_desc, [rows[box], half * HALF], bar, part)
-    for half in gl.static_range(HALVES):
-        for box in gl.static_range(BOXES):
-            part = v_ring.index(slot * HALVES + half).slice(box * BOX, BOX)
-            copy_box(v_desc, [rows[box], half * HALF], bar, part)
-
-
-@gluon.constexpr_function
-def _pairs(tokens, warps):
-    """Layout of one word for every two tokens, as the columns of a tensor core result hold them."""
-    first = 1 + warps.bit_length()
-    registers = [[1 << bit] for bit in range(first, (tokens // 2).bit_length() - 1)]
-    warp = [[1 << bit] for bit in range(2, first)]
-    return gl.DistributedLinearLayout(registers, [[1], [2], [0], [0], [0]], warp, [], [tokens // 2])
-
-
-@gluon.jit
-def _load_pairs(scale, rows, BOX: gl.constexpr, BOXES: gl.constexpr, WARPS: gl.constexpr):
-    """A tile's scales as stored, two tokens a word: [TILE // 2]."""
-    pairs = gl.arange(0, BOX * BOXES // 2, _pairs(BOX * BOXES, WARPS))
-    base = rows[0] // 2 + gl.zeros_like(pairs)
-    for box in gl.static_range(1, BOXES):
-        base = gl.where(pairs >= box * BOX // 2, rows[box] // 2, base)
-    return gl.load(scale + (base + pairs % (BOX // 2)))
-
-
-@gluon.jit
-def _unpack(pairs, layout: gl.constexpr, TILE: gl.constexpr):
-    """Words of two scales -> FP32 [TILE]. 64-bit words hold FP32 scales, 32-bit words FP16."""
-    if pairs.dtype == gl.int64:
-        first, second = gl.inline_asm_elementwise(
-            "mov.b64 {$0, $1}, $2;", "=r,=r,l", [pairs], dtype=(gl.float32, gl.float32), is_pure=True, pack=1
-        )
-    else:
-        first, second = gl.inline_asm_elementwise(
-            "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; }",
-            "=r,=r,r", [pairs], dtype=(gl.float32, gl.float32), is_pure=True, pack=1,
-        )  # fmt: skip
-    return gl.convert_layout(gl.reshape(gl.join(first, second), [TILE]), layout, assert_trivial=True)
-
-
-@gluon.jit
-def _merge(partial, lse, count, GP: gl.constexpr, D: gl.constexpr, FAN: gl.constexpr, WARPS: gl.constexpr):
-    """Merge `count` normalised results: (sum of outputs [GP, D], its weight [GP], log2 reference [GP])."""
-    # Results at a time: 128 registers of them in flight.
-    CH: gl.constexpr = min(FAN, max(1, 4096 * WARPS // (GP * D)))
-    LANES: gl.constexpr = min(32, D // 4)
-    BY_ROW: gl.constexpr = min(WARPS, GP)
-    layout: gl.constexpr = gl.BlockedLayout(
-        [1, 1, 4], [1, 32 // LANES, LANES], [WARPS // BY_ROW, BY_ROW, 1], [2, 1, 0]
-    )
-    per_row: gl.constexpr = gl.SliceLayout(2, layout)
-    i = gl.arange(0, CH, gl.SliceLayout(1, per_row))
-    g = gl.arange(0, GP, gl.SliceLayout(0, per_row))
-    i3 = gl.arange(0, CH, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
-    g3 = gl.arange(0, GP, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
-    d3 = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
-    inner = gl.expand_dims(gl.expand_dims(g3, 0) + gl.expand_dims(i3, 1) * GP, 2) * D
-    inner = inner + gl.expand_dims(gl.expand_dims(d3, 0), 1)
-    acc = gl.zeros([GP, D], gl.float32, gl.SliceLayout(0, layout))
-    top = gl.full([GP], -1e30, gl.float32, gl.SliceLayout(0, per_row))
-    total = gl.zeros([GP], gl.float32, gl.SliceLayout(0, per_row))
-    for first in range(0, count, CH):
-        there = gl.expand_dims(first + i < count, 1)
-        w = gl.load(
-            lse + first * GP + gl.expand_dims(i, 1) * GP + gl.expand_dims(g, 0),
-            mask=there,
-            other=float("-inf"),
-            cache_modifier=".cg",
-        )
-        o = gl.load(
-            partial + first * GP * D + inner,
-            mask=gl.expand_dims(gl.expand_dims(first + i3 < count, 1), 2),
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        new = gl.maximum(top, gl.max(w, 0))
-        alpha = gl.exp2(top - new)
-        w = gl.exp2(w - gl.expand_dims(new, 0))
-        total = total * alpha + gl.sum(w, 0)
-        acc = acc * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, gl.SliceLayout(0, layout))), 1)
-        acc = acc + gl.sum(o * gl.expand_dims(w, 2), 0)
-        top = new
-    return (
-        acc,
-        gl.convert_layout(total, gl.SliceLayout(1, gl.SliceLayout(0, layout))),
-        gl.convert_layout(top, gl.SliceLayout(1, gl.SliceLayout(0, layout))),
-    )
-
-
-@gluon.jit
-def _store_merged(
-    out_row,
-    out_stride_h,
-    acc,
-    total,
-    GROUP: gl.constexpr,
-    GP: gl.constexpr,
-    D: gl.constexpr,
-    KIND: gl.constexpr,
-    WARPS: gl.constexpr,
-):
-    """acc [GP, D], dims ordered as (half, position) -> the output's rows in their natural order."""
-    o = acc / gl.expand_dims(total, 1)
-    if KIND != "native":
-        o = gl.reshape(gl.permute(gl.reshape(o, [GP, 2, D // 2]), [0, 2, 1]), [GP, D])
-    LANES: gl.constexpr = min(32, D // 4)
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-    o = gl.convert_layout(o, layout)
-    g = gl.expand_dims(gl.arange(0, GP, gl.SliceLayout(1, layout)), 1)
-    d = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, layout)), 0)
-    gl.store(out_row + g * out_stride_h + d, o.to(out_row.dtype.element_ty), mask=g < GROUP)
 
 
 @gluon.jit(do_not_specialize=["pages_stride", "pages_width", "splits", "slots", "min_tiles"])
@@ -306,7 +93,7 @@ def paged_decode_hopper(
 
     # Logits are [ROWS, TILE]: for 8 rows the upper half of the tensor core's tile is dropped.
     if ROWS == 8:
-        logits: gl.constexpr = _lower_rows(TILE, WARPS)
+        logits: gl.constexpr = lower_rows(TILE, WARPS)
     else:
         logits: gl.constexpr = mma_s
     per_token: gl.constexpr = gl.SliceLayout(0, logits)
@@ -334,7 +121,7 @@ def paged_decode_hopper(
     ready = ()
     for stage in gl.static_range(STAGES):
         ready = ready + (
-            _rows(pages_row, split + stage * splits, pages_width - 1, head, HKV, PAGE, TILE, BOX),
+            box_rows(pages_row, split + stage * splits, pages_width - 1, head, HKV, PAGE, TILE, BOX),
         )
     if HAS_READS:
         if (head == 0) & (split == 0):
@@ -360,22 +147,24 @@ def paged_decode_hopper(
     if active != splits:
         again = ()
         for stage in gl.static_range(STAGES):
-            again = again + (_rows(pages_row, split + stage * active, last_page, head, HKV, PAGE, TILE, BOX),)
+            again = again + (
+                box_rows(pages_row, split + stage * active, last_page, head, HKV, PAGE, TILE, BOX),
+            )
         ready = again
-    ready = _inside(ready, split, active, length, TILE, BOX, STAGES)
+    ready = rows_inside(ready, split, active, length, TILE, BOX, STAGES)
 
     if DYNAMIC:
         # The scales of every tile in the ring, oldest first. Asked for before the tiles: behind them they would queue.
         waiting = ()
         for stage in gl.static_range(STAGES - 1):
             waiting = waiting + (
-                _load_pairs(k_scale, ready[stage], BOX, BOXES, WARPS),
-                _load_pairs(v_scale, ready[stage], BOX, BOXES, WARPS),
+                load_pairs(k_scale, ready[stage], BOX, BOXES, WARPS),
+                load_pairs(v_scale, ready[stage], BOX, BOXES, WARPS),
             )
     # Fill the ring.
     for stage in gl.static_range(STAGES - 1):
         if stage < count:
-            _fetch(k_desc, v_desc, k_ring, v_ring, bars, stage, ready[stage], BOXES, HALVES, HALF, BOX)
+            fetch(k_desc, v_desc, k_ring, v_ring, bars, stage, ready[stage], BOXES, HALVES, HALF, BOX)
     rows_fetch = ready[STAGES - 1]
     tokens = gl.arange(0, TILE, per_token)
 
@@ -410,21 +199,21 @@ def paged_decode_hopper(
         barrier()  # every lane has read the slot that is filled next
         if DYNAMIC:
             waiting = waiting + (
-                _load_pairs(k_scale, rows_fetch, BOX, BOXES, WARPS),
-                _load_pairs(v_scale, rows_fetch, BOX, BOXES, WARPS),
+                load_pairs(k_scale, rows_fetch, BOX, BOXES, WARPS),
+                load_pairs(v_scale, rows_fetch, BOX, BOXES, WARPS),
             )
             ks = waiting[0]
             vs = waiting[1]
             waiting = waiting[2:]
         if i + STAGES - 1 < count:
-            _fetch(k_desc, v_desc, k_ring, v_ring, bars, slot_fetch, rows_fetch, BOXES, HALVES, HALF, BOX)
-        rows_fetch = _rows(pages_row, split + (i + STAGES) * active, last_page, head, HKV, PAGE, TILE, BOX)
+            fetch(k_desc, v_desc, k_ring, v_ring, bars, slot_fetch, rows_fetch, BOXES, HALVES, HALF, BOX)
+        rows_fetch = box_rows(pages_row, split + (i + STAGES) * active, last_page, head, HKV, PAGE, TILE, BOX)
         left_tokens = length - (split + i * active) * TILE
 
         mbarrier.wait(bars.index(slot), phase)
-        k0, k1 = _load_halves(k_ring, slot, k_operand, KIND)
+        k0, k1 = load_halves(k_ring, slot, k_operand, KIND)
         if KIND != "native":
-            k0, k1 = _split(k0, KIND)
+            k0, k1 = split_words(k0, KIND)
         s = mma_v2(q0, k0, gl.zeros([16, TILE], gl.float32, mma_s))
         if WARPS == 4:
             s = s + mma_v2(q1, k1, gl.zeros([16, TILE], gl.float32, mma_s))
@@ -434,8 +223,8 @@ def paged_decode_hopper(
             s, _unused = gl.split(gl.permute(gl.reshape(s, [2, 8, TILE]), [1, 2, 0]))
             s = gl.convert_layout(s, logits, assert_trivial=True)
         if DYNAMIC:
-            vf = _unpack(vs, per_token, TILE)
-            s = s * gl.expand_dims(_unpack(ks, per_token, TILE), 0)
+            vf = unpack(vs, per_token, TILE)
+            s = s * gl.expand_dims(unpack(ks, per_token, TILE), 0)
         if left_tokens < TILE:
             s = gl.where(gl.expand_dims(tokens < left_tokens, 0), s, float("-inf"))
             if DYNAMIC:
@@ -466,7 +255,7 @@ def paged_decode_hopper(
         if DYNAMIC:
             p = p * gl.expand_dims(vf * v_gain, 0)
         p = gl.convert_layout(gl.permute(p.to(DOT), [1, 0]), p_operand, assert_trivial=WARPS == 1)
-        v0, v1 = _load_halves(v_ring, slot, v_operand, KIND)
+        v0, v1 = load_halves(v_ring, slot, v_operand, KIND)
         if KIND != "int8":
             # 0 * NaN is NaN: what lies behind the sequence's end must not be multiplied.
             if left_tokens < TILE:
@@ -474,7 +263,7 @@ def paged_decode_hopper(
                 v0 = gl.where(seen, v0, gl.zeros_like(v0))
                 v1 = gl.where(seen, v1, gl.zeros_like(v1))
         if KIND != "native":
-            v0, v1 = _split(v0, KIND)
+            v0, v1 = split_words(v0, KIND)
         acc0 = mma_v2(v0, p, acc0)
         acc1 = mma_v2(v1, p, acc1)
         slot_fetch = slot
@@ -520,11 +309,11 @@ def paged_decode_hopper(
     arrived = gl.atomic_add(counter + bundle, 1, sem="acq_rel", scope="gpu")
     if arrived == members - 1:
         gl.store(counter + bundle, 0)
-        acc, total_m, top_m = _merge(
+        acc, total_m, top_m = merge(
             partial_row + bundle * FAN * (GP * D), lse_row + bundle * FAN * GP, members, GP, D, FAN, WARPS
         )
         if bundles == 1:
-            _store_merged(out_row, out_stride_h, acc, total_m, GROUP, GP, D, KIND, WARPS)
+            store_merged(out_row, out_stride_h, acc, total_m, GROUP, GP, D, KIND, WARPS)
         else:
             ml: gl.constexpr = acc.type.layout
             g2 = gl.arange(0, GP, gl.SliceLayout(1, ml))
@@ -539,7 +328,7 @@ def paged_decode_hopper(
             arrived2 = gl.atomic_add(counter + FAN, 1, sem="acq_rel", scope="gpu")
             if arrived2 == bundles - 1:
                 gl.store(counter + FAN, 0)
-                acc2, total2, _top2 = _merge(
+                acc2, total2, _top2 = merge(
                     partial_row + splits * (GP * D), lse_row + splits * GP, bundles, GP, D, FAN, WARPS
                 )
-                _store_merged(out_row, out_stride_h, acc2, total2, GROUP, GP, D, KIND, WARPS)
+                store_merged(out_row, out_stride_h, acc2, total2, GROUP, GP, D, KIND, WARPS)
