@@ -140,7 +140,7 @@ def paged_decode_hopper(
         k_scale, v_scale = k_scale.view(_SCALE_PAIRS[fmt]), v_scale.view(_SCALE_PAIRS[fmt])
     box = min(page_size, tiling.tile)
     paged = hopper_kernel.paged_decode_hopper
-    paged[(kv_heads, splits, batch)](
+    compiled = paged[(kv_heads, splits, batch)](
         q, _boxes(k_pages, kind, box), _boxes(v_pages, kind, box), k_scale, v_scale, pages, lengths, out, reads,
         workspace.partial, workspace.statistics, workspace.counters,
         scaling * _LOG2E, q.stride(0), q.stride(1), out.stride(0), out.stride(1), pages.stride(0), pages.shape[1],
@@ -149,7 +149,7 @@ def paged_decode_hopper(
         HKV=kv_heads, PAGE=page_size, TILE=tiling.tile, STAGES=tiling.stages, FAN=FAN[warps],
         HAS_READS=reads is not None, WARPS=warps, num_warps=warps, launch_pdl=True,
     )  # fmt: skip
-    launched(paged.fn.__name__)
+    launched(paged.fn.__name__, compiled)
     return out
 
 

@@ -276,6 +276,7 @@ def test_a_launch_is_recorded_by_name() -> None:
     with record() as launches:
         run(case, 2)
     assert [launch.name for launch in launches] == ["paged_decode_hopper"]
+    assert "mma.sync" in launches[0].compiled.asm["ptx"]  # what evidence reads the execution precision from
 
 
 @pytest.mark.parametrize(
