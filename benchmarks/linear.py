@@ -1,6 +1,6 @@
 """Skinny linear layers against cuBLAS: which tiling is fastest for each shape of Qwen3-8B and each number of rows.
 
-    python benchmarks/linear.py [--out linear.json] [--rows 1,2,4,8,16] [--shapes qkv,o,...] [--rounds 5]
+    python -m benchmarks.linear [--out linear.json] [--rows 1,2,4,8,16] [--shapes qkv,o,...] [--rounds 5]
 
 Every variant is checked against float64 before its time counts. Times are of CUDA-graph replays over weights that
 rotate through at least 240 MB (four times the L2), medians of rounds that alternate between the variants and cuBLAS
@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.attention import copy_bandwidth
 from kvbench_kernels.skinny_config import Tiling, splits_used
 from kvbench_kernels.skinny_linear import skinny_linear_many
 
@@ -150,14 +151,6 @@ def medians(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int) -> dict[str, t
         for key, graph in graphs.items():
             times[key].append(replay_us(graph, 3))
     return {key: (statistics.median(t), (max(t) - min(t)) / 2) for key, t in times.items()}
-
-
-def copy_bandwidth() -> float:
-    """Bytes read and written a second by a device-to-device copy of 1 GiB."""
-    a = torch.randn(2**28, device="cuda")
-    b = torch.empty_like(a)
-    graph = graph_of([lambda: b.copy_(a)] * 4)
-    return 4 * 2 * a.numel() * 4 / (medians({"copy": graph}, 5)["copy"][0] * 1e-6)
 
 
 def made_weights(ns: Sequence[int], k: int) -> tuple[Tensor, ...]:
@@ -313,7 +306,7 @@ def main() -> None:
     faults = compile_all(jobs, args.processes)
     compiled = time.perf_counter() - started
     print(f"{len(jobs)} kernels in {compiled:.0f} s, {len(faults)} that failed: {faults[:3]}", flush=True)
-    bandwidth = copy_bandwidth()
+    bandwidth = copy_bandwidth() * 1e12
     result: dict[str, Any] = {"device": torch.cuda.get_device_name(), "copy_tb_s": bandwidth / 1e12}
     records: list[dict[str, Any]] = []
     for shape in shapes:
@@ -323,7 +316,7 @@ def main() -> None:
         result |= {"records": records, "compile_faults": faults}
         args.out.write_text(json.dumps(result, indent=1))
     result["layers"] = [layers(records, m, args.rounds) for m in rows]
-    result["copy_tb_s_end"] = copy_bandwidth() / 1e12
+    result["copy_tb_s_end"] = copy_bandwidth()
     result["measured"] = [
         f"({r['m']}, {sum(r['n'])}, {r['k']}): {Tiling(**r['tiling'])!r},  # {r['us']:.1f} us"
         for r in records

@@ -1,0 +1,179 @@
+"""The engine on a GPU: CUDA graphs and compiled layers give what eager steps give, and see what changes after a capture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.cells import CELL_KEYS
+from kvbench.engine import evidence
+from kvbench.formats import KV_FORMATS
+from kvbench.record import VERIFIED
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the compiler's own imports
+]
+
+PROMPTS = [
+    [(37 * i + 11 * row) % 251 for i in range(9 + 20 * row)] for row in range(3)
+]  # 9, 29 and 49 tokens
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from kvbench.engine.load import load_model
+
+    return load_model({**CELL_KEYS, "model": "tiny-llama"}, "cuda", "bfloat16")
+
+
+def made(model: Any, kv_format: str = "int8_sym", **keys: Any) -> Any:
+    from kvbench.decision import request_of, resolve
+    from kvbench.engine.core import Engine
+
+    scale = 0.05 if kv_format.endswith("static") else None
+    spec = {
+        **CELL_KEYS, "model": "tiny-llama", "kv_format": kv_format, "scale": scale, "backend": "triton", "device": "cuda",
+        "dtype": "bfloat16", **keys,
+    }  # fmt: skip
+    decision = resolve(request_of(spec), model.facts)
+    return Engine(model, decision, spec, sequences=len(PROMPTS), tokens=96)
+
+
+def text(engine: Any, steps: int = 24) -> list[list[int]]:
+    """Greedy tokens of three ragged sequences, a step for all at a time: over a page's end, and more."""
+    seqs = [engine.add() for _ in PROMPTS]
+    logits = engine.forward(list(zip(seqs, PROMPTS, strict=True)))
+    tokens = [int(out[-1].argmax()) for out in logits]
+    out = [tokens]
+    for _ in range(steps):
+        tokens = engine.greedy_step(seqs, tokens)
+        out.append(tokens)
+    for seq in seqs:
+        engine.free(seq)
+    return out
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_graph_and_eager_give_the_same_tokens(model: Any, kv_format: str) -> None:
+    plain = text(made(model, kv_format, decode="eager", compile="off"))
+    engine = made(model, kv_format, decode="graph", compile="off")
+    assert text(engine) == plain
+    assert text(engine) == plain  # a second request on the graphs of the first
+    assert sum(graph.replays for graph in engine.graphs.values()) == 48
+
+
+def test_compiled_layers_give_the_logits_of_plain_ones_but_for_rounding(model: Any) -> None:
+    def logits(compile: str) -> torch.Tensor:
+        engine = made(model, decode="graph", compile=compile)
+        seq = engine.add()
+        engine.prefill(seq, PROMPTS[2])
+        return engine.decode([seq], [7])
+
+    plain, compiled = logits("off"), logits("layer")
+    torch.testing.assert_close(compiled, plain, rtol=0, atol=0.05 * plain.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
+def test_a_scale_changed_after_the_capture_changes_the_logits(model: Any, name: str) -> None:
+    engine = made(model, decode="graph", compile="off")
+    seq = engine.add()
+    engine.prefill(seq, PROMPTS[1])
+
+    def decode() -> torch.Tensor:
+        engine.truncate(seq, len(PROMPTS[1]))
+        return engine.decode([seq], [7]).clone()
+
+    before = decode()
+    (graph,) = engine.graphs.values()
+    live = getattr(engine.store.layers[2], name)
+    kept = live.clone()
+    live.mul_(2)
+    changed = decode()
+    live.copy_(kept)
+    assert not torch.equal(changed, before)
+    assert torch.equal(decode(), before)
+    assert list(engine.graphs.values()) == [graph]  # the very graph that was captured before
+    assert graph.replays == 3
+
+
+def test_fewer_sequences_than_the_graph_has_rows(model: Any) -> None:
+    engine = made(model, decode="graph", compile="off")
+    alone = made(model, decode="eager", compile="off")
+    for rows in (3, 2, 3, 1):
+        seqs, others = ([e.add() for _ in range(rows)] for e in (engine, alone))
+        for e, mine in ((engine, seqs), (alone, others)):
+            e.forward(list(zip(mine, PROMPTS, strict=False)))
+        found, due = engine.decode(seqs, [5] * rows), alone.decode(others, [5] * rows)
+        torch.testing.assert_close(found, due, rtol=0, atol=0.05 * due.abs().max().item())
+        for e, mine in ((engine, seqs), (alone, others)):
+            for seq in mine:
+                e.free(seq)
+
+
+def test_a_swap_between_two_steps_of_a_graph(model: Any) -> None:
+    engine = made(model, decode="graph", compile="off")
+    seq = engine.add()
+    engine.prefill(seq, PROMPTS[1])
+    first = engine.greedy_step([seq], [7])
+    due = engine.decode([seq], first).clone()
+    engine.truncate(seq, len(PROMPTS[1]) + 1)
+    engine.swap_out(seq)
+    for live in engine.store.layers:
+        live.k.fill_(127)
+        live.v.fill_(127)
+    engine.add()  # other pages are the first free ones now
+    engine.swap_in(seq)
+    assert torch.equal(engine.decode([seq], first), due)
+
+
+@pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3_static"])
+def test_the_evidence_of_a_graph_is_verified(model: Any, kv_format: str) -> None:
+    engine = made(model, kv_format)
+    assert (engine.decode_mode, engine.compile_mode) == ("graph", "layer")
+    text(engine, 4)
+    found = evidence.examine(engine, reads_due=True)
+    assert found.state == VERIFIED, found.levels
+    e4 = next(level for level in found.levels if level.name == "E4")
+    assert e4.facts["backend"] == "gpu"
+    assert e4.facts["graph_replays"] > 4
+    assert e4.facts["decode"][f"kv_write_{kv_format}"] == 1
+
+
+def test_a21_t1_a_shape_seen_first_costs_a_warm_up_and_no_measured_request(model: Any) -> None:
+    from kvbench.runners.latency import EngineArm, random_prompts
+    from kvbench.runners.timing import measure
+
+    arm = EngineArm(made(model), random_prompts(model, 3, 21), 512, 6)
+    timings = measure([("candidate", arm)], new_tokens=6, repeats=3, warmup=1)
+    warm = timings.warmup[0]
+    # Capture and compilation take a second or more, a step of this model about a millisecond.
+    assert max(warm.ttft_ms, *warm.itl_ms) > 10 * max(max(t.ttft_ms, *t.itl_ms) for t in timings.measured)
+
+
+def test_a21_t3_a_step_is_timed_to_its_end_on_the_device(model: Any) -> None:
+    """A queue of work on the device before the step: its time is the step's, for the token is not there before."""
+    from kvbench.runners.latency import EngineArm, random_prompts
+    from kvbench.runners.timing import time_request
+
+    arm = EngineArm(made(model), random_prompts(model, 1, 21), 512, 3)
+    time_request("warm", -1, arm, 3)
+    honest = arm.step
+    big = torch.randn(8192, 8192, device="cuda")
+
+    def busy() -> None:
+        for _ in range(20):
+            big.matmul(big)
+        honest()
+
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(20):
+        big.matmul(big)
+    stop.record()
+    torch.cuda.synchronize()
+    arm.step = busy
+    assert min(time_request("busy", 0, arm, 3).itl_ms) > 0.5 * start.elapsed_time(stop)
