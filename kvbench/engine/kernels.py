@@ -103,8 +103,11 @@ def declared_execution(engine: Engine) -> str:
 
 def compiled_execution(launches: Sequence[Launch]) -> str | None:
     """The same, from the matrix instructions of the compiled kernels; None where nothing was compiled for a GPU."""
+    attention = [
+        launch for launch in launches if launch.layer is not None
+    ]  # linear layers are launched outside of it
     codes = [
-        asm["ptx"] for launch in launches if (asm := getattr(launch.compiled, "asm", None)) and "ptx" in asm
+        asm["ptx"] for launch in attention if (asm := getattr(launch.compiled, "asm", None)) and "ptx" in asm
     ]
     found = {match.groups() for code in codes for match in _MMA.finditer(code)}
     if not found:
