@@ -23,10 +23,10 @@ PROMPTS = [
 ]  # 9, 29 and 49 tokens
 
 
-def loaded() -> Any:
+def loaded(dtype: str = "bfloat16") -> Any:
     from kvbench.engine.load import load_model
 
-    return load_model({**CELL_KEYS, "model": "tiny-llama"}, "cuda", "bfloat16")
+    return load_model({**CELL_KEYS, "model": "tiny-llama"}, "cuda", dtype)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,18 @@ def test_compiled_layers_give_the_logits_of_plain_ones_but_for_rounding(model: A
 
     plain, compiled = logits("off"), logits("layer")
     torch.testing.assert_close(compiled, plain, rtol=0, atol=0.05 * plain.abs().max().item())
+
+
+def test_logits_that_were_handed_out_outlive_the_next_step() -> None:
+    """In float32 too, where they need no conversion: the graph's own are overwritten by its next replay."""
+    engine = made(loaded("float32"), "native", dtype="float32", decode="graph", compile="off")
+    seq = engine.add()
+    engine.prefill(seq, PROMPTS[1])
+    (first,) = engine.forward([(seq, [7])])
+    kept = first.clone()
+    (second,) = engine.forward([(seq, [8])])
+    assert torch.equal(first, kept)
+    assert not torch.equal(second, kept)
 
 
 @pytest.mark.parametrize("name", ["k_scale", "v_scale"])
