@@ -21,6 +21,7 @@ from kvbench.decision import LayerFacts, ModelFacts, Request, resolve
 from kvbench.engine.binding import Binding, bind
 from kvbench.engine.bytetokenizer import byte_tokenizer
 from kvbench.engine.compiled import CompiledLayers
+from kvbench.engine.layer import dtype_name
 from kvbench.engine.linear import replace_linears
 from kvbench.engine.prepare import prepared
 from kvbench.errors import KvbenchError, UsageError
@@ -71,7 +72,7 @@ class LoadedModel:
 
     @property
     def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        return dtype_name(self.dtype)
 
 
 def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:

@@ -52,7 +52,9 @@ def test_a_sound_engine_is_verified_at_every_level(engine: Any, kv_format: str) 
 def test_a11_t3_e4_says_that_torch_attended(engine: Any) -> None:
     facts = level(take(engine), "E4").facts
     assert facts["backend"] == "torch"
-    assert facts["decode"] == dict.fromkeys(("paged_attention_torch", "paged_gather_torch", "paged_write_torch"), 1.0)
+    assert facts["decode"] == dict.fromkeys(
+        ("paged_attention_torch", "paged_gather_torch", "paged_write_torch"), 1.0
+    )
 
 
 def test_what_is_left_swapped_out_is_given_up_and_its_precision_told(engine: Any) -> None:
