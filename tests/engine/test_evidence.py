@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.engine import core, evidence, layerprobe
+from kvbench.engine import attention, core, evidence, layerprobe
 from kvbench.engine.layer import allocate_layer
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVShape
 from kvbench.record import MISMATCH, VERIFIED, Evidence, Level
+from kvbench_kernels.launches import launched
 from kvbench_kernels.twins import paged_gather_torch
 
 FORMATS = list(KV_FORMATS)
@@ -55,6 +56,13 @@ def test_a11_t3_e4_says_that_torch_attended(engine: Any) -> None:
     assert facts["decode"] == dict.fromkeys(
         ("paged_attention_torch", "paged_gather_torch", "paged_write_torch"), 1.0
     )
+
+
+def test_fused_attention_under_a_torch_request_is_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "launched", lambda name: launched("scaled_dot_product_attention"))
+    e4 = level(take(engine), "E4")
+    assert e4.state == MISMATCH
+    assert "ran scaled_dot_product_attention in a prompt, and backend torch was resolved" in e4.sentence
 
 
 def test_what_is_left_swapped_out_is_given_up_and_its_precision_told(engine: Any) -> None:
