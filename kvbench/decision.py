@@ -28,6 +28,15 @@ class LayerFacts:
     softcap: float | None = None
     sinks: bool = False
 
+    def needs(
+        self, kv_format: str, page_size: int, dtype: str, device: str, interpreter: bool
+    ) -> AttentionNeeds:
+        """What the layer asks of the attention kernels."""
+        return AttentionNeeds(
+            kv_format, self.q_heads, self.shape.kv_heads, self.shape.head_dim, self.shape.value_dim, page_size,
+            dtype, device, interpreter, self.sliding_window, self.softcap, self.sinks,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -134,11 +143,9 @@ def _torch_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
 def _triton_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
     """What the kernels say they can do, in every layer, and the torch path takes too."""
     for layer in facts.layers:
-        needs = AttentionNeeds(
-            request.kv_format, layer.q_heads, layer.shape.kv_heads, layer.shape.head_dim, layer.shape.value_dim,
-            request.page_size, request.dtype, request.device, request.interpreter, layer.sliding_window,
-            layer.softcap, layer.sinks,
-        )  # fmt: skip
+        needs = layer.needs(
+            request.kv_format, request.page_size, request.dtype, request.device, request.interpreter
+        )
         answer = supports(needs)
         if isinstance(answer, Rejected):
             return answer

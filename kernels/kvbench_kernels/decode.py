@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvbench_kernels.convert import narrow, widen
 from kvbench_kernels.launches import launched
 from kvbench_kernels.tiles import (
     LOG2E,
@@ -28,9 +29,7 @@ from kvbench_kernels.tiles import (
     in_ones,
     kernel_options,
     query_operand,
-    round_to,
     start_state,
-    to_float32,
     wide_offset,
 )
 
@@ -102,7 +101,7 @@ def paged_decode(
     if splits > 1:
         compiled = paged_decode_combine[(batch, q_heads)](
             partial, statistics, lengths, sinks, out, splits, Q_HEADS=q_heads, DV=value_dim, BV=options["BV"],
-            CHUNK=16, INTERPRET=options["INTERPRET"], num_warps=4,
+            CHUNK=16, num_warps=4,
         )  # fmt: skip
         launched(paged_decode_combine.fn.__name__, compiled)
     return out
@@ -122,7 +121,7 @@ def paged_decode_split(
     statistics_ptr, scaling, window, splits, q_stride_row, q_stride_head, table_stride,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BD: tl.constexpr, BV: tl.constexpr, OPERAND: tl.constexpr, SCALES: tl.constexpr, EIGHT_BIT: tl.constexpr,
-    INTERPRET: tl.constexpr, SOFTCAP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    SOFTCAP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     HEAD_TILES: tl.constexpr = (GROUP + M - 1) // M
@@ -137,7 +136,7 @@ def paged_decode_split(
     d = tl.arange(0, BD)
     q_at = q_ptr + wide_offset(row, q_stride_row) + wide_offset(head, q_stride_head)[:, None] + d[None, :]
     q = tl.load(q_at, mask=(in_group < GROUP)[:, None] & (d < D)[None, :], other=0.0)
-    q, factor = query_operand(q, scaling, OPERAND, INTERPRET)
+    q, factor = query_operand(q, scaling, OPERAND)
     if SCALES == "tensor":
         factor *= tl.load(k_scale_ptr)
 
@@ -158,7 +157,7 @@ def paged_decode_split(
             inside = inside & (j >= first)
         acc, m, total, unit = attend_tile(
             acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, inside[None, :],
-            KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True, INTERPRET,
+            KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True,
         )  # fmt: skip
     acc = in_ones(acc, unit, v_scale_ptr, SCALES)
 
@@ -174,17 +173,17 @@ def paged_decode_split(
     else:
         if sinks_ptr is not None:
             sink = tl.load(sinks_ptr + head, mask=in_group < GROUP, other=0.0)
-            acc, total = add_sink(acc, m, total, sink, INTERPRET)
+            acc, total = add_sink(acc, m, total, sink)
         # Only without tokens 0 / 0 is 0: where there are some and all their weights are 0, it stays NaN.
         result = acc / tl.where(length > 0, total, 1.0)[:, None]
-        result = round_to(result, out_ptr.dtype.element_ty, INTERPRET)
+        result = narrow(result, out_ptr.dtype.element_ty)
         tl.store(out_ptr + out_row[:, None] * DV + v[None, :], result, mask=stored)
 
 
 @triton.jit(do_not_specialize=["splits"])
 def paged_decode_combine(
     partial_ptr, statistics_ptr, lengths_ptr, sinks_ptr, out_ptr, splits,
-    Q_HEADS: tl.constexpr, DV: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr, INTERPRET: tl.constexpr,
+    Q_HEADS: tl.constexpr, DV: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -197,7 +196,7 @@ def paged_decode_combine(
         m = tl.maximum(m, tl.load(at + split * 2, mask=split < splits, other=float("-inf")))
     largest = tl.max(m, 0)
     if sinks_ptr is not None:
-        sink = to_float32(tl.load(sinks_ptr + head), INTERPRET) * LOG2E
+        sink = widen(tl.load(sinks_ptr + head)) * LOG2E
         largest = tl.maximum(largest, sink)
     largest = tl.where(largest == float("-inf"), 0.0, largest)
     v = tl.arange(0, BV)
@@ -217,4 +216,4 @@ def paged_decode_combine(
     if sinks_ptr is not None:
         weight += tl.exp2(sink - largest)
     result = result / tl.where(tl.load(lengths_ptr + row) > 0, weight, 1.0)
-    tl.store(out_ptr + out_row * DV + v, round_to(result, out_ptr.dtype.element_ty, INTERPRET), mask=v < DV)
+    tl.store(out_ptr + out_row * DV + v, narrow(result, out_ptr.dtype.element_ty), mask=v < DV)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvbench_kernels.quantize import DYNAMIC, QUANTIZE
+from kvbench_kernels.support import AttentionNeeds, interpreting
 
 PAYLOAD = {
     "int8_sym": torch.int8,
@@ -57,6 +58,23 @@ def check_pages(
             raise ValueError(
                 f"{name}_scale of KV format {fmt!r} must be contiguous {SCALE[fmt]} {list(shape)}; got {given}."
             )
+
+
+def attention_needs(
+    fmt: str,
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: bool,
+) -> AttentionNeeds:
+    """What attention of q [N, Hq, D] over these pages asks of the kernels."""
+    _, kv_heads, page_size, head_dim = k_pages.shape
+    return AttentionNeeds(
+        fmt, q.shape[1], kv_heads, head_dim, v_pages.shape[3], page_size, str(q.dtype).removeprefix("torch."),
+        q.device.type, interpreting(), sliding_window, softcap, sinks,
+    )  # fmt: skip
 
 
 def check_write(

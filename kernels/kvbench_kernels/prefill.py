@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvbench_kernels.convert import narrow
 from kvbench_kernels.launches import launched
 from kvbench_kernels.tiles import (
     add_reads,
@@ -25,7 +26,6 @@ from kvbench_kernels.tiles import (
     in_ones,
     kernel_options,
     query_operand,
-    round_to,
     start_state,
     wide_offset,
 )
@@ -99,7 +99,7 @@ def paged_prefill_causal(
     scaling, window, q_stride_row, q_stride_head, table_stride,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BD: tl.constexpr, BV: tl.constexpr, OPERAND: tl.constexpr, SCALES: tl.constexpr, EIGHT_BIT: tl.constexpr,
-    INTERPRET: tl.constexpr, SOFTCAP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    SOFTCAP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     # The last tiles have the most keys; they start first.
     tile_row = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -116,7 +116,7 @@ def paged_prefill_causal(
         d = tl.arange(0, BD)
         q_at = q_ptr + wide_offset(start + query, q_stride_row) + wide_offset(head, q_stride_head)
         q = tl.load(q_at[:, None] + d[None, :], mask=(query < new)[:, None] & (d < D)[None, :], other=0.0)
-        q, factor = query_operand(q, scaling, OPERAND, INTERPRET)
+        q, factor = query_operand(q, scaling, OPERAND)
         if SCALES == "tensor":
             factor *= tl.load(k_scale_ptr)
 
@@ -134,7 +134,7 @@ def paged_prefill_causal(
                 inside = j < length
                 acc, m, total, unit = attend_tile(
                     acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, inside[None, :],
-                    KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, False, INTERPRET,
+                    KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, False,
                 )  # fmt: skip
         for tile in range(whole, tl.cdiv(end, N)):
             j = tile * N + tl.arange(0, N)
@@ -146,12 +146,12 @@ def paged_prefill_causal(
             visible = visible & inside[None, :]
             acc, m, total, unit = attend_tile(
                 acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, visible,
-                KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True, INTERPRET,
+                KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True,
             )  # fmt: skip
         acc = in_ones(acc, unit, v_scale_ptr, SCALES)
         if sinks_ptr is not None:
-            acc, total = add_sink(acc, m, total, tl.load(sinks_ptr + head), INTERPRET)
+            acc, total = add_sink(acc, m, total, tl.load(sinks_ptr + head))
         v = tl.arange(0, BV)
         at = wide_offset(wide_offset(start + query, Q_HEADS) + head, DV)
-        result = round_to(acc / total[:, None], out_ptr.dtype.element_ty, INTERPRET)
+        result = narrow(acc / total[:, None], out_ptr.dtype.element_ty)
         tl.store(out_ptr + at[:, None] + v[None, :], result, mask=(query < new)[:, None] & (v < DV)[None, :])

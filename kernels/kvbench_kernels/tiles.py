@@ -13,8 +13,8 @@ in the softmax, so that the operands of both products are the codes themselves, 
   of two rows of V whose scales are 2^20 apart the smaller still has 20 bits.
 - With float32 queries everything is float32, and "ieee": the default on a GPU would be TF32.
 
-INTERPRET: Triton's interpreter casts bfloat16 by cutting, multiplies its bit patterns in `tl.dot` and takes E4M3's NaN
-for 480. There, and only there, these conversions go through the bits.
+Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot`: there, and only there, such products are of
+float32. Numbers are converted by `convert.py`.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -28,7 +28,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvbench_kernels.support import AttentionNeeds, Rejected, supports
+from kvbench_kernels.convert import INTERPRET, decode_e4m3, narrow, widen
+from kvbench_kernels.layout import attention_needs, check_pages
+from kvbench_kernels.support import Rejected, supports
 
 LOG2E = tl.constexpr(1.4426950408889634)
 QUANTIZED_DTYPES = (torch.int8, torch.float8_e4m3fn)
@@ -63,7 +65,6 @@ def kernel_options(
         "OPERAND": _TL_DTYPE[operand_dtype(fmt, dtype)],
         "SCALES": SCALES.get(fmt, "tensor"),
         "EIGHT_BIT": k_pages.dtype in QUANTIZED_DTYPES and v_pages.dtype in QUANTIZED_DTYPES,
-        "INTERPRET": triton.knobs.runtime.interpret,
     }
 
 
@@ -82,42 +83,20 @@ def check_arguments(
     reads: Tensor | None,
 ) -> None:
     """ValueError for what the kernels would read wrongly. Looks at shapes and dtypes only, never at values."""
-    answer = supports(
-        AttentionNeeds(
-            fmt, q.shape[1], k_pages.shape[1], k_pages.shape[3], v_pages.shape[3], k_pages.shape[2],
-            str(q.dtype).removeprefix("torch."), q.device.type, triton.knobs.runtime.interpret,
-            sliding_window, softcap, sinks is not None,
-        )
-    )  # fmt: skip
+    needs = attention_needs(fmt, q, k_pages, v_pages, sliding_window, softcap, sinks is not None)
+    answer = supports(needs)
     if isinstance(answer, Rejected):
         raise ValueError(answer.sentence)
-    if q.shape[2] != k_pages.shape[3] or k_pages.shape[:3] != v_pages.shape[:3] or q.stride(2) != 1:
+    check_pages(fmt, k_pages, v_pages, k_scale, v_scale)
+    if q.shape[2] != k_pages.shape[3] or q.stride(2) != 1:
         raise ValueError(
-            f"q {tuple(q.shape)} with strides {q.stride()}, K pages {tuple(k_pages.shape)} and V pages "
-            f"{tuple(v_pages.shape)} do not fit; q needs K's head dim, dense, and K and V the same pages."
+            f"q {tuple(q.shape)} with strides {q.stride()} and K pages {tuple(k_pages.shape)} do not fit; q needs K's "
+            f"head dim, dense."
         )
-    payload = {"native": q.dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[fmt.split("_")[0]]
-    scale_dtype = torch.float16 if fmt == "int8_sym" else torch.float32
-    scale_shape = k_pages.shape[:3] if SCALES.get(fmt) == "token" else (1,)
-    for name, codes, scale in (("K", k_pages, k_scale), ("V", v_pages, v_scale)):
-        if codes.dtype != payload or not codes.is_contiguous():
-            raise ValueError(
-                f"{name} pages of KV format {fmt!r} are {codes.dtype}, contiguous: {codes.is_contiguous()}; the "
-                f"kernels read contiguous {payload}."
-            )
-        if fmt == "native":
-            if scale is not None:
-                raise ValueError(f"KV format native has no scales, but a {name} scale was given; give None.")
-        elif (
-            scale is None
-            or scale.dtype != scale_dtype
-            or scale.shape != scale_shape
-            or not scale.is_contiguous()
-        ):
-            given = "none" if scale is None else f"{scale.dtype} {tuple(scale.shape)}"
-            raise ValueError(
-                f"KV format {fmt!r} needs contiguous {name} scales {tuple(scale_shape)} in {scale_dtype}; given: {given}."
-            )
+    if fmt == "native" and not k_pages.dtype == v_pages.dtype == q.dtype:
+        raise ValueError(
+            f"q is {q.dtype} and native pages hold K in {k_pages.dtype} and V in {v_pages.dtype}; all must be the same."
+        )
     if pages.dtype != torch.int32 or pages.stride(-1) != 1 or lengths.dtype != torch.int32:
         raise ValueError(
             f"The page table is {pages.dtype} with strides {pages.stride()} and the lengths are {lengths.dtype}; both "
@@ -142,48 +121,26 @@ def wide_offset(index, stride):
 
 
 @triton.jit
-def to_float32(x, INTERPRET: tl.constexpr):
-    if INTERPRET and x.dtype == tl.bfloat16:
-        return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-    return x.to(tl.float32)
-
-
-@triton.jit
-def round_to(x, dtype: tl.constexpr, INTERPRET: tl.constexpr):
-    """float32 to dtype, to nearest even."""
-    if INTERPRET and dtype == tl.bfloat16:
-        bits = x.to(tl.uint32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        return tl.where(x == x, bits, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    return x.to(dtype)
-
-
-@triton.jit
-def codes_to(x, dtype: tl.constexpr, INTERPRET: tl.constexpr):
+def codes_to(x, dtype: tl.constexpr):
     """Stored codes as operands, exactly."""
     if INTERPRET and x.dtype == tl.float8e4nv:
-        bits = x.to(tl.uint8, bitcast=True).to(tl.uint16)
-        # The 7 bits of exponent and mantissa under those of FP16, whose bias is 8 larger.
-        half = (((bits & 0x7F) << 7) | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True).to(
-            tl.float32
-        ) * 256.0
-        return tl.where((bits & 0x7F) == 0x7F, float("nan"), half).to(dtype)
+        return decode_e4m3(x.to(tl.int8, bitcast=True)).to(dtype)
     return x.to(dtype)
 
 
 @triton.jit
-def product(a, b, acc, INTERPRET: tl.constexpr):
+def product(a, b, acc):
     """acc [M, N] float32 + a [M, K] @ b [K, N]."""
     if INTERPRET and a.dtype == tl.bfloat16:
-        return tl.dot(to_float32(a, INTERPRET), to_float32(b, INTERPRET), acc, input_precision="ieee")
+        return tl.dot(widen(a), widen(b), acc, input_precision="ieee")
     return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit
-def query_operand(q, scaling, operand: tl.constexpr, INTERPRET: tl.constexpr):
+def query_operand(q, scaling, operand: tl.constexpr):
     """q [M, BD] as an operand, and the factor [M] that makes its products logits."""
     if q.dtype == tl.bfloat16 and operand == tl.float16:
-        x = to_float32(q, INTERPRET)
+        x = widen(q) if INTERPRET else q.to(tl.float32)  # the same numbers
         # A row's largest element is brought to [2^14, 2^15) by an exact power of two; an all-zero row stays one.
         exponent = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) >> 23
         exponent = tl.maximum(exponent, 15)
@@ -209,7 +166,7 @@ def load_rows(ptr, rows, inside, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.c
 def attend_tile(
     acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, j, inside, visible,
     KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
-    OPERAND: tl.constexpr, SCALES: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, INTERPRET: tl.constexpr,
+    OPERAND: tl.constexpr, SCALES: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax. State: acc [M, BV] in `unit`s, m [M] largest logit so far (base 2), total [M] sum of
     weights, unit: largest V scale so far (SCALES "token" only).
@@ -220,8 +177,8 @@ def attend_tile(
     page_at = table_ptr + j // PAGE
     page = tl.load(page_at, mask=inside, other=0) if MASKED else tl.load(page_at)
     rows = wide_offset(page, KV_HEADS * PAGE) + (kv_head * PAGE + j % PAGE)
-    k = codes_to(load_rows(k_ptr, rows, inside, D, BD, MASKED), OPERAND, INTERPRET)
-    s = product(q, tl.trans(k), tl.zeros([m.shape[0], j.shape[0]], tl.float32), INTERPRET) * factor[:, None]
+    k = codes_to(load_rows(k_ptr, rows, inside, D, BD, MASKED), OPERAND)
+    s = product(q, tl.trans(k), tl.zeros([m.shape[0], j.shape[0]], tl.float32)) * factor[:, None]
     if SCALES == "token":
         s *= load_scales(k_scale_ptr, rows, inside, MASKED)[None, :]
     if SOFTCAP is not None:
@@ -241,8 +198,8 @@ def attend_tile(
         p *= (v_scale * (1.0 / new_unit) * 32768.0)[None, :]
         keep *= unit / new_unit
         unit = new_unit
-    v = codes_to(load_rows(v_ptr, rows, inside, DV, BV, MASKED), OPERAND, INTERPRET)
-    acc = product(round_to(p, OPERAND, INTERPRET), v, acc * keep[:, None], INTERPRET)
+    v = codes_to(load_rows(v_ptr, rows, inside, DV, BV, MASKED), OPERAND)
+    acc = product(narrow(p, OPERAND), v, acc * keep[:, None])
     return acc, new_m, total, unit
 
 
@@ -271,9 +228,9 @@ def in_ones(acc, unit, v_scale_ptr, SCALES: tl.constexpr):
 
 
 @triton.jit
-def add_sink(acc, m, total, sink, INTERPRET: tl.constexpr):
+def add_sink(acc, m, total, sink):
     """acc and total with one more logit that has no value. sink: [M] or a number."""
-    sink = to_float32(sink, INTERPRET) * LOG2E
+    sink = widen(sink) * LOG2E
     base = tl.maximum(m, sink)
     keep = tl.exp2(m - base)
     return acc * keep[:, None], total * keep + tl.exp2(sink - base)

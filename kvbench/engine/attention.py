@@ -21,12 +21,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from kvbench.engine.layer import dtype_name
 from kvbench.engine.store import PagedKVStore
 from kvbench_kernels.attention import paged_attention_torch
 from kvbench_kernels.hopper_plan import Plan
 from kvbench_kernels.launches import launched
-from kvbench_kernels.support import AttentionNeeds, interpreting
+from kvbench_kernels.layout import attention_needs
+from kvbench_kernels.support import AttentionNeeds
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class TritonAttention:
             return paged_prefill(live.fmt, q, *tensors, self.query_starts, self.new, scaling, **extras)
         from kvbench_kernels import route
 
-        needs = attention_needs(store, layer, q, window, softcap, sinks is not None)
+        needs = attention_needs(live.fmt, q, live.k, live.v, window, softcap, sinks is not None)
         plan = route.plan(needs, len(self.lengths), self.longest, self.mean, self.splits)
         space = self.workspace(layer, needs, plan)
         if space is not None:
@@ -210,18 +210,6 @@ _FUSED = [
 
 # Backend -> what a forward attends with.
 ATTENTION: dict[str, Callable[..., Attention]] = {"torch": TorchAttention, "triton": TritonAttention.of}
-
-
-def attention_needs(
-    store: PagedKVStore, layer: int, q: Tensor, window: int | None, softcap: float | None, sinks: bool
-) -> AttentionNeeds:
-    """What a decode of q [B, Hq, D] asks of the kernels, from the live tensors."""
-    live = store.layers[layer]
-    _, kv_heads, page_size, head_dim = live.k.shape
-    return AttentionNeeds(
-        live.fmt, q.shape[1], kv_heads, head_dim, live.v.shape[3], page_size, dtype_name(q.dtype), q.device.type,
-        interpreting(), window, softcap, sinks,
-    )  # fmt: skip
 
 
 def chunk_slots(store: PagedKVStore, chunk: Chunk) -> Tensor:

@@ -135,10 +135,29 @@ class Engine:
         tensor a pair: [n, V] for "all", [1, V] for "last", [0, V] for "none". Raises Refused past the model's
         context, KvbenchError when the store is full.
         """
-        counts = [len(tokens) for _, tokens in work]
+        seqs, counts = [seq for seq, _ in work], [len(tokens) for _, tokens in work]
         if not work or min(counts) < 1:
             raise KvbenchError("A forward needs at least one token for each of its sequences.")
-        starts = [self.store.length(seq) for seq, _ in work]
+        starts = self._make_room(seqs, counts)
+        plain = self.decode_mode == "graph" and not self.tap_layers
+        prompts = self.prompt_graphs.get((len(work), counts[0])) if plain and logits == "last" else None
+        if prompts is not None and not any(starts) and len(set(counts)) == 1:
+            prompts.load(seqs, [tokens for _, tokens in work])
+            prompts.replay()
+            self.store.wrote(sum(counts))
+            rows = prompts.logits.to(torch.float32, copy=True)
+        elif plain and max(counts) == 1:
+            rows = self._replay(seqs, starts, [tokens[0] for _, tokens in work])
+        else:
+            rows = self._eager(work, Chunk(seqs, starts, counts), logits)
+        self._appended(seqs, starts, counts)
+        if logits == "none":
+            return [rows[:0]] * len(work)
+        return list(torch.split(rows, counts if logits == "all" else 1))
+
+    def _make_room(self, seqs: Sequence[int], counts: Sequence[int]) -> list[int]:
+        """Pages for so many more tokens of each sequence; what each holds now."""
+        starts = [self.store.length(seq) for seq in seqs]
         limit = self.model.facts.max_context
         longest = max(start + n for start, n in zip(starts, counts, strict=True))
         if limit is not None and longest > limit:
@@ -146,20 +165,12 @@ class Engine:
                 "invalid_context",
                 f"A sequence of {longest} tokens exceeds the model's limit of {limit}; shorten it.",
             )
-        for (seq, _), n in zip(work, counts, strict=True):
+        for seq, n in zip(seqs, counts, strict=True):
             self.store.reserve(seq, n)
-        seqs = [seq for seq, _ in work]
-        plain = self.decode_mode == "graph" and not self.tap_layers
-        prompts = self.prompt_graphs.get((len(work), counts[0])) if plain and logits == "last" else None
-        if prompts is not None and not any(starts) and len(set(counts)) == 1:
-            prompts.load(seqs, [tokens for _, tokens in work])
-            prompts.replay()
-            self.store.wrote(sum(counts))
-            rows = prompts.logits.float()
-        elif plain and max(counts) == 1:
-            rows = self._replay(seqs, starts, [tokens[0] for _, tokens in work])
-        else:
-            rows = self._eager(work, Chunk(seqs, starts, counts), logits)
+        return starts
+
+    def _appended(self, seqs: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
+        """Count tokens that a forward has written in every layer, and what it must have read for them."""
         for seq, n in zip(seqs, counts, strict=True):
             self.store.commit(seq, n)
         own = 0 if self.spec["prefill_reads"] == "fresh" else 1
@@ -167,9 +178,6 @@ class Engine:
             start + (n if n == 1 else own * n) for start, n in zip(starts, counts, strict=True)
         )
         self.computed_tokens += sum(counts)
-        if logits == "none":
-            return [rows[:0]] * len(work)
-        return list(torch.split(rows, counts if logits == "all" else 1))
 
     def _eager(self, work: Sequence[tuple[int, Sequence[int]]], chunk: Chunk, logits: Logits) -> Tensor:
         """One packed forward, kernel by kernel: float32 logits of all tokens, or of each sequence's last."""
@@ -185,15 +193,15 @@ class Engine:
             attention = self._watch(attention)
         ends = torch.tensor(chunk.counts).cumsum(0) - 1
         keep: Tensor | int = 0 if logits == "all" else ends.to(device) if logits == "last" else 1
-        shape = "prefill" if max(chunk.counts) > 1 else None
-        return self.run_model(attention, ids[None].to(device), positions[None].to(device), keep, shape)[
-            0
-        ].float()
+        form = "prefill" if max(chunk.counts) > 1 else None
+        kept = self.run_model(attention, ids[None].to(device), positions[None].to(device), keep, form)
+        return kept[0].float()
 
     def run_model(
         self, attention: Attention, ids: Tensor, positions: Tensor, keep: Tensor | int, compiled: str | None
     ) -> Tensor:
-        """The model on packed ids and positions [1, N]: its logits [1, kept, V]. compiled: the form of the layers."""
+        """The model on packed ids and positions [1, N]: its logits [1, kept, V]. compiled: the form of the layers that runs
+        where they are compiled; None for the layers as they were written."""
         binding = self.model.binding
         step = binding.step = Step(attention, self.tap_layers, {})
         layers: AbstractContextManager[None] = nullcontext()
@@ -216,7 +224,8 @@ class Engine:
         graph.load(seqs, starts, tokens)
         graph.replay()
         self.store.wrote(len(seqs))
-        return graph.logits[: len(seqs)].float()
+        # A copy for float32 models too: the next replay overwrites the graph's own.
+        return graph.logits[: len(seqs)].to(torch.float32, copy=True)
 
     def capture_prompts(self, batch: int, length: int) -> None:
         """Make whole prompts of this shape one CUDA graph from now on, where decode is one and they are short."""
@@ -239,19 +248,15 @@ class Engine:
         """Append one token to each sequence; the argmax that follows, sampled on the device, on the host."""
         if self.decode_mode != "graph":
             return self.decode(seqs, tokens).argmax(dim=-1).tolist()
-        starts = [self.store.length(seq) for seq in seqs]
-        for seq in seqs:
-            self.store.reserve(seq, 1)
+        counts = [1] * len(seqs)
+        starts = self._make_room(seqs, counts)
         graph = self._graph(starts)
         if not graph.continues(seqs, starts, tokens):
             graph.load(seqs, starts, tokens)
         graph.replay()
         chosen = graph.chosen(seqs, starts)
         self.store.wrote(len(seqs))
-        for seq in seqs:
-            self.store.commit(seq, 1)
-        self.due_reads += len(self.layers) * sum(start + 1 for start in starts)
-        self.computed_tokens += len(seqs)
+        self._appended(seqs, starts, counts)
         return chosen
 
     def launches_of_step(self, seq: int, token: int) -> Sequence[Launch]:

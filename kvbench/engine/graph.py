@@ -75,9 +75,8 @@ class DecodeGraph(StepGraph):
         self._longest, self._mean, self._workspaces = longest, mean, dict[AttentionNeeds, Any]()
         columns = min(store.num_pages, pages_for(engine.tokens, store.page_size))
         self._ids = torch.zeros(1, batch, dtype=torch.long, device=device)
-        self._lengths = torch.full(
-            (batch,), -1, dtype=torch.int32, device=device
-        )  # before the step; -1: no row
+        # Tokens that each row holds before the step; -1: the row is not there.
+        self._lengths = torch.full((batch,), -1, dtype=torch.int32, device=device)
         self._pages = torch.zeros(batch, columns, dtype=torch.int32, device=device)
         self._starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
         self._chosen = torch.empty(batch, dtype=torch.long, pin_memory=True)
@@ -132,7 +131,7 @@ class PromptGraph(StepGraph):
     def __init__(self, engine: Engine, batch: int, length: int) -> None:
         super().__init__(engine)
         store, device = engine.store, engine.store.device
-        self.batch, self.length = batch, length
+        self._length = length
         token = torch.arange(length, device=device)
         self._column, self._offset = token // store.page_size, token % store.page_size
         self._positions = token.repeat(batch)[None]
@@ -152,7 +151,7 @@ class PromptGraph(StepGraph):
         slots = self._pages[:, self._column].long() * store.page_size + self._offset
         attention = TritonAttention(
             store, torch.where(self._stored, slots.flatten(), -1), self._pages, self._lengths, self._starts,
-            new=self.length, longest=self.length, mean=self.length, past=0, splits=None,
+            new=self._length, longest=self._length, mean=self._length, past=0, splits=None,
         )  # fmt: skip
         return self.engine.run_model(attention, self._ids, self._positions, self._last, "prefill")[0]
 

@@ -15,7 +15,7 @@ from kvbench.engine.core import Engine
 from kvbench.engine.layer import dtype_name
 from kvbench.record import MISMATCH, VERIFIED, Level
 from kvbench_kernels.launches import Launch
-from kvbench_kernels.support import AttentionNeeds, interpreting
+from kvbench_kernels.support import interpreting
 
 TWIN = "_torch"  # what the names of the reference implementations end with
 
@@ -45,11 +45,7 @@ def kernels_level(engine: Engine, prompt: Sequence[Launch], step: Sequence[Launc
         for layer, ran in by_layer.items():
             if not ran:
                 faults.append(f"layer {layer} launched nothing in a {phase}")
-            strangers = [
-                n
-                for n in ran
-                if (backend == "torch") != n.endswith(TWIN) and n != "scaled_dot_product_attention"
-            ]
+            strangers = [n for n in ran if (backend == "torch") != n.endswith(TWIN)]
             if strangers:
                 faults.append(
                     f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend} was resolved"
@@ -90,14 +86,10 @@ def declared_execution(engine: Engine) -> str:
         return dtype
     from kvbench_kernels.route import execution  # Triton, where it is needed
 
-    needs = (
-        AttentionNeeds(
-            engine.store.fmt.name, facts.q_heads, facts.shape.kv_heads, facts.shape.head_dim, facts.shape.value_dim,
-            engine.store.page_size, dtype, engine.model.device.type, interpreting(), facts.sliding_window, facts.softcap,
-            facts.sinks,
-        )
-        for facts in engine.layers
-    )  # fmt: skip
+    store, device = engine.store, engine.model.device.type
+    needs = {
+        layer.needs(store.fmt.name, store.page_size, dtype, device, interpreting()) for layer in engine.layers
+    }
     return " and ".join(sorted({execution(need) for need in needs}))
 
 

@@ -21,6 +21,7 @@ from kvbench.decision import LayerFacts, ModelFacts, Request, resolve
 from kvbench.engine.binding import Binding, bind
 from kvbench.engine.bytetokenizer import byte_tokenizer
 from kvbench.engine.compiled import CompiledLayers
+from kvbench.engine.layer import dtype_name
 from kvbench.engine.linear import replace_linears
 from kvbench.engine.prepare import prepared
 from kvbench.errors import KvbenchError, UsageError
@@ -71,7 +72,7 @@ class LoadedModel:
 
     @property
     def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        return dtype_name(self.dtype)
 
 
 def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
@@ -116,6 +117,7 @@ def _load_checkpoint(
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as e:
         raise KvbenchError(_load_sentence(name, kind, e)) from e
     _check_complete(name, info)
+    _check_finite(name, model)
     _check_tokenizer(name, tokenizer)
     return model.to(device), tokenizer
 
@@ -156,6 +158,20 @@ def _check_complete(name: str, info: Mapping[str, Any]) -> None:
                 f"The checkpoint {name} has {len(keys)} {what.replace('_', ' ')}, the first is {keys[0]}; the model "
                 "would run on random numbers there. Fetch the checkpoint again, or correct its config.json."
             )
+
+
+def _check_finite(name: str, model: nn.Module) -> None:
+    """A NaN among the weights (in E4M3 the byte 0x7F or 0xFF, an overflow when it was exported) spoils every result."""
+    for key, tensor in model.state_dict().items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        if all(bound.isfinite() for bound in tensor.aminmax()):  # no mask as large as the tensor
+            continue
+        at = (~tensor.isfinite()).nonzero()[0].tolist()
+        raise KvbenchError(
+            f"The tensor {key} of the checkpoint {name} holds {tensor[tuple(at)].item()} at index {at}; no result on such "
+            "weights means anything. Fetch the checkpoint again, or export it anew."
+        )
 
 
 def _check_tokenizer(name: str, tokenizer: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvbench.errors import KvbenchError, Refused
+from kvbench.formats import KV_FORMATS
 
 FAMILIES = [
     "tiny-llama",
@@ -221,6 +222,22 @@ def test_a_store_that_does_not_fit_is_refused_before_it_is_allocated(
     assert caught.value.reason == "kv_does_not_fit"
     with pytest.raises(Refused, match=r"The native KV cache of 2 sequence.* needs 196,608 B"):
         engine(kv_format="native", sequences=2, tokens=96)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("kv_format", [name for name, fmt in KV_FORMATS.items() if fmt.quantized])
+def test_a06_t3_a_nonfinite_element_leaves_no_result(engine: Any, kv_format: str, value: float) -> None:
+    """One element of one row, on the V side."""
+    made = engine(kv_format=kv_format)
+    seq = made.add()
+    made.prefill(seq, ids(3))
+    made.check_health()
+    shape = made.store.shapes[2]
+    v = torch.ones(1, shape.kv_heads, shape.value_dim)
+    v[0, 1, 5] = value
+    made.store.write(2, made.store.slots_for(seq, 1, 1), torch.ones_like(v), v)
+    with pytest.raises(KvbenchError, match=r"Layer 2: 1 nonfinite K/V values"):
+        made.check_health()
 
 
 @pytest.mark.parametrize(("value", "word"), [(1e7, "overflow"), (float("nan"), "nonfinite")])

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.engine import core, evidence, layerprobe
+from kvbench.engine import attention, core, evidence, layerprobe
 from kvbench.engine.layer import allocate_layer
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVShape
 from kvbench.record import MISMATCH, VERIFIED, Evidence, Level
+from kvbench_kernels.launches import launched
 from kvbench_kernels.twins import paged_gather_torch
 
 FORMATS = list(KV_FORMATS)
@@ -47,6 +48,21 @@ def test_a_sound_engine_is_verified_at_every_level(engine: Any, kv_format: str) 
     assert found.effective == kv_format
     assert [x.name for x in found.levels] == ["E1", "E2", "E3", "E3-layers", "E3-reads", "E4"]
     assert (found.reads["quantized_tokens"] > 0) == KV_FORMATS[kv_format].quantized
+
+
+def test_a11_t3_e4_says_that_torch_attended(engine: Any) -> None:
+    facts = level(take(engine), "E4").facts
+    assert facts["backend"] == "torch"
+    assert facts["decode"] == dict.fromkeys(
+        ("paged_attention_torch", "paged_gather_torch", "paged_write_torch"), 1.0
+    )
+
+
+def test_fused_attention_under_a_torch_request_is_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "launched", lambda name: launched("scaled_dot_product_attention"))
+    e4 = level(take(engine), "E4")
+    assert e4.state == MISMATCH
+    assert "ran scaled_dot_product_attention in a prompt, and backend torch was resolved" in e4.sentence
 
 
 def test_what_is_left_swapped_out_is_given_up_and_its_precision_told(engine: Any) -> None:
@@ -310,10 +326,23 @@ def test_codes_that_are_truncated_for_rounded_are_named(engine: Any) -> None:
     assert "layer 0 V: stored codes differ" in level(found, "E2").sentence
 
 
-def test_a08_t5_strided_keys_store_what_contiguous_ones_do(engine: Any) -> None:
-    """K and V reach the store as transposed views of the packed row; the codes are those of a contiguous copy."""
-    made = engine(kv_format="fp8_e4m3")
-    evidence._write_probe(made)
+def strided(x: torch.Tensor) -> torch.Tensor:
+    """x [N, H, D] as a transposed view of every other element of wider rows, from an offset on."""
+    view = x.new_zeros(x.shape[1], x.shape[0] + 1, 2 * x.shape[2])[:, 1:, ::2].transpose(0, 1)
+    return view.copy_(x)
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_a08_t5_strided_keys_store_what_contiguous_ones_do(engine: Any, kv_format: str) -> None:
+    """K and V reach the store of one engine as strided views, and that of the other as contiguous tensors."""
+    plain, made = engine(kv_format=kv_format), engine(kv_format=kv_format)
+    write = made.store.write
+    made.store.write = lambda layer, slots, k, v: write(layer, slots, strided(k), strided(v))
+    for one in (plain, made):
+        evidence._write_probe(one)
     assert evidence._e2(made).state == VERIFIED
-    for k, _ in made.taps.values():
-        assert k.shape[0] == 15
+    slots = torch.arange(15)
+    for live, copy in zip(made.store.layers, plain.store.layers, strict=True):
+        for name, tensor in live.paged().items():
+            theirs = evidence.stored(plain.store, copy.tensors()[name], slots)
+            assert evidence.same_bits(evidence.stored(made.store, tensor, slots), theirs)

@@ -286,13 +286,16 @@ def test_a11_t2_one_nan_in_the_pages_is_seen_by_decode(fmt: str, part: str, spli
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"k_scale": None}, "needs contiguous K scales"),
-        ({"v_scale": torch.ones(1)}, "needs contiguous V scales"),
+        ({"k_scale": None}, "k_scale of KV format 'int8_sym' must be contiguous"),
+        ({"v_scale": torch.ones(1)}, "v_scale of KV format 'int8_sym' must be contiguous"),
         ({"pages": torch.zeros(1, 2, dtype=torch.int64)}, "must be dense int32"),
         ({"q": torch.zeros(1, 2, 80)}, "do not fit"),
         ({"fmt": "int4"}, "have no KV format 'int4'"),
-        ({"fmt": "fp8_e4m3"}, "K pages of KV format 'fp8_e4m3' are torch.int8"),
-        ({"k_pages": torch.zeros(3, 2, 64, 16, dtype=torch.int8).transpose(2, 3)}, "contiguous: False"),
+        ({"fmt": "fp8_e4m3"}, "'fp8_e4m3' hold torch.float8_e4m3fn, not torch.int8"),
+        (
+            {"k_pages": torch.zeros(3, 2, 64, 16, dtype=torch.int8).transpose(2, 3)},
+            "k_pages must be contiguous",
+        ),
         ({"splits": 0}, "0 splits"),
         ({"lengths": torch.tensor([20])}, "the lengths are torch.int64"),
         ({"lengths": torch.tensor([20, 1], dtype=torch.int32)}, "1 rows in the page table and 2 lengths"),
@@ -333,7 +336,7 @@ def test_native_pages_take_no_scale_and_have_the_dtype_of_the_queries(device: st
             1.0,
             splits=1,
         )
-    with pytest.raises(ValueError, match=r"are torch\.float32"):
+    with pytest.raises(ValueError, match=r"q is torch\.float16 and native pages hold K in torch\.float32"):
         paged_decode("native", q.half(), pool.k, pool.v, None, None, pool.pages, pool.lengths, 1.0, splits=1)
 
 

@@ -13,10 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kvbench_kernels.tiles import codes_to, execution, product, round_to, to_float32, wide_offset
+from kvbench_kernels.convert import narrow, widen
+from kvbench_kernels.tiles import codes_to, execution, product, wide_offset
 
 ROOT = Path(__file__).parents[2]
-INTERPRET = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
@@ -26,24 +26,24 @@ def offsets_of(index_ptr, out_ptr, stride, N: tl.constexpr):
 
 
 @triton.jit
-def product_of(a_ptr, b_ptr, out_ptr, N: tl.constexpr, INTERPRET: tl.constexpr):
+def product_of(a_ptr, b_ptr, out_ptr, N: tl.constexpr):
     at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
     acc = tl.zeros([N, N], tl.float32)
-    tl.store(out_ptr + at, product(tl.load(a_ptr + at), tl.load(b_ptr + at), acc, INTERPRET))
+    tl.store(out_ptr + at, product(tl.load(a_ptr + at), tl.load(b_ptr + at), acc))
 
 
 @triton.jit
-def codes_of(codes_ptr, out_ptr, N: tl.constexpr, INTERPRET: tl.constexpr):
+def codes_of(codes_ptr, out_ptr, N: tl.constexpr):
     i = tl.arange(0, N)
-    tl.store(out_ptr + i, codes_to(tl.load(codes_ptr + i), out_ptr.dtype.element_ty, INTERPRET))
+    tl.store(out_ptr + i, codes_to(tl.load(codes_ptr + i), out_ptr.dtype.element_ty))
 
 
 @triton.jit
-def bfloat16_and_back(x_ptr, out_ptr, back_ptr, N: tl.constexpr, INTERPRET: tl.constexpr):
+def bfloat16_and_back(x_ptr, out_ptr, back_ptr, N: tl.constexpr):
     i = tl.arange(0, N)
-    rounded = round_to(tl.load(x_ptr + i), tl.bfloat16, INTERPRET)
+    rounded = narrow(tl.load(x_ptr + i), tl.bfloat16)
     tl.store(out_ptr + i, rounded)
-    tl.store(back_ptr + i, to_float32(rounded, INTERPRET))
+    tl.store(back_ptr + i, widen(rounded))
 
 
 def wide(indices: list[int], stride: int, device: str) -> list[int]:
@@ -71,7 +71,7 @@ def test_a11_t1_products_of_small_integers_are_exact(dtype: torch.dtype, device:
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randint(-2, 3, (16, 16), generator=generator) for _ in range(2))
     out = torch.empty(16, 16, device=device)
-    product_of[(1,)](a.to(device, dtype), b.to(device, dtype), out, 16, INTERPRET.value)
+    product_of[(1,)](a.to(device, dtype), b.to(device, dtype), out, 16)
     assert torch.equal(out.cpu().long(), a @ b)
 
 
@@ -79,7 +79,7 @@ def test_a11_t1_products_of_small_integers_are_exact(dtype: torch.dtype, device:
 def test_a11_every_e4m3_code_has_its_value_and_nan_stays_nan(dtype: torch.dtype, device: str) -> None:
     codes = torch.arange(256, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
     out = torch.empty(256, dtype=dtype, device=device)
-    codes_of[(1,)](codes, out, 256, INTERPRET.value)
+    codes_of[(1,)](codes, out, 256)
     assert torch.equal(out.nan_to_num(nan=1e3), codes.float().nan_to_num(nan=1e3).to(dtype))
 
 
@@ -88,7 +88,7 @@ def test_a11_bfloat16_is_rounded_to_nearest_even_and_keeps_nan(device: str) -> N
     x[:6] = torch.tensor([1.00390625, 1.01171875, float("nan"), float("inf"), -0.0, 3.4e38], device=device)
     out = torch.empty(256, dtype=torch.bfloat16, device=device)
     back = torch.empty(256, device=device)
-    bfloat16_and_back[(1,)](x, out, back, 256, INTERPRET.value)
+    bfloat16_and_back[(1,)](x, out, back, 256)
     wanted = x.bfloat16()
     assert torch.equal(out.nan_to_num(nan=7.0), wanted.nan_to_num(nan=7.0))
     assert torch.equal(back.nan_to_num(nan=7.0), wanted.float().nan_to_num(nan=7.0))
