@@ -19,6 +19,9 @@ from kvbench_kernels.support import interpreting
 
 TWIN = "_torch"  # what the names of the reference implementations end with
 
+LIBRARY = "scaled_dot_product_attention"
+ATTENDS = ("paged_decode", "paged_prefill", "paged_attention")  # what the names of attention kernels start with
+
 # mma.sync and wgmma in PTX: the dtypes of the accumulator and of both operands.
 _MMA = re.compile(
     r"\b(?:wgmma\.mma_async\.sync|mma\.sync)\.aligned\.m\d+n\d+k\d+\.(?:row\.col\.)?(\w+)\.(\w+)\.(\w+)"
@@ -28,7 +31,7 @@ _PTX_DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "s8": "in
 
 def kernels_level(engine: Engine, prompt: Sequence[Launch], step: Sequence[Launch]) -> Level:
     """The level, from what a prompt and a decode step launched."""
-    layers, backend = len(engine.layers), engine.backend
+    layers = len(engine.layers)
     facts: dict[str, Any] = {
         "backend": backend_label(engine),
         "prompt": _per_layer(prompt, layers),
@@ -36,22 +39,9 @@ def kernels_level(engine: Engine, prompt: Sequence[Launch], step: Sequence[Launc
         "decode_mode": engine.decode_mode,
         "graph_replays": sum(graph.replays for graph in engine.graphs.values()),
     }
-    faults = []
+    faults = _dropped(engine)
     for phase, launches in (("prompt", prompt), ("decode step", step)):
-        by_layer: dict[int, list[str]] = {layer: [] for layer in range(layers)}
-        for launch in launches:
-            if launch.layer is not None:
-                by_layer.setdefault(launch.layer, []).append(launch.name)
-        for layer, ran in by_layer.items():
-            if not ran:
-                faults.append(f"layer {layer} launched nothing in a {phase}")
-            strangers = [n for n in ran if (backend == "torch") != n.endswith(TWIN)]
-            if strangers:
-                faults.append(
-                    f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend} was resolved"
-                )
-            elif ran != by_layer[0]:
-                faults.append(f"layer {layer} launched {ran} in a {phase}, layer 0 {by_layer[0]}")
+        faults += _strangers(engine, phase, launches)
     compiled, declared = compiled_execution(step), declared_execution(engine)
     if compiled is not None and compiled != declared:
         faults.append(f"the kernels were compiled to {compiled}, and declare {declared}")
@@ -64,6 +54,39 @@ def kernels_level(engine: Engine, prompt: Sequence[Launch], step: Sequence[Launc
     replays = facts["graph_replays"]
     how = f" in a CUDA graph, replayed {replays} times" if engine.decode_mode == "graph" else ""
     return Level("E4", VERIFIED, f"Every layer of a decode step ran {names}{how}.", facts)
+
+
+def _dropped(engine: Engine) -> list[str]:
+    """What the engine, or its store, runs other than as resolved."""
+    runs = {"backend": engine.backend, "decode": engine.decode_mode, "compile": engine.compile_mode}
+    due = {aspect: getattr(engine.decision, aspect).resolved for aspect in runs}
+    faults = [f"the engine runs {k} {runs[k]}, and {due[k]} was resolved" for k in runs if runs[k] != due[k]]
+    if engine.store.backend != due["backend"]:
+        faults.append(f"the store runs backend {engine.store.backend}, and {due['backend']} was resolved")
+    return faults
+
+
+def _strangers(engine: Engine, phase: str, launches: Sequence[Launch]) -> list[str]:
+    """Layers that launched no attention, another backend's kernels, or other ones than the first layer of their kind."""
+    backend = engine.decision.backend.resolved
+    by_layer: dict[int, list[str]] = {layer: [] for layer in range(len(engine.layers))}
+    for launch in launches:
+        if launch.layer is not None:
+            by_layer.setdefault(launch.layer, []).append(launch.name)
+    # Pages gathered for a library's attention serve a prompt; a decode step attends to the pages themselves.
+    library = LIBRARY if backend == "triton" and phase == "prompt" else None
+    faults, first = [], dict[Any, tuple[int, list[str]]]()
+    for layer, ran in by_layer.items():
+        if not any(name == library or name.startswith(ATTENDS) for name in ran):
+            what = f"only {', '.join(ran)}" if ran else "nothing"
+            faults.append(f"layer {layer} launched {what} in a {phase}, and no attention")
+        strangers = [n for n in ran if n != library and (n == LIBRARY or (backend == "torch") != n.endswith(TWIN))]
+        like, due = first.setdefault(engine.layers[layer], (layer, ran))
+        if strangers:
+            faults.append(f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend} was resolved")
+        elif ran != due:
+            faults.append(f"layer {layer} launched {ran} in a {phase}, layer {like}, of the same kind, {due}")
+    return faults
 
 
 def _per_layer(launches: Sequence[Launch], layers: int) -> dict[str, float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from kvbench.engine.layerprobe import probe_layers
 from kvbench.engine.probes import probe_prefill, probe_values
 from kvbench.formats import KV_FORMATS
 from kvbench.record import MISMATCH, VERIFIED, Level
-from kvbench_kernels import quantize, route
+from kvbench_kernels import quantize, route, twins
 from kvbench_kernels.support import interpreting
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="Kernels are compiled for a GPU here.")
@@ -132,6 +133,58 @@ def test_attention_by_torch_under_a_triton_request_is_named(
     level = levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E4"]
     assert level.state == MISMATCH
     assert "ran paged_attention_torch in a prompt, and backend triton was resolved" in level.sentence
+
+
+@pytest.mark.parametrize("attribute", ["backend", "decode_mode", "compile_mode"])
+def test_a_choice_lost_between_decision_and_engine_is_named(
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch, attribute: str
+) -> None:
+    made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32)
+    if attribute == "backend":
+        made.backend = made.store.backend = "torch"  # both, so that all kernels are of one backend
+    else:  # as if a GPU had been asked for: the engine itself stays eager and uncompiled
+        aspect, resolved = {"decode_mode": ("decode", "graph"), "compile_mode": ("compile", "layer")}[attribute]
+        choice = replace(getattr(made.decision, aspect), resolved=resolved)
+        made.decision = replace(made.decision, **{aspect: choice})
+    level = levels_of(made)["E4"]
+    assert level.state == MISMATCH
+    assert f"the engine runs {attribute.removesuffix('_mode')} " in level.sentence
+
+
+def test_a_decode_step_by_gather_and_a_library_is_named(
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = attention.TritonAttention.attend
+
+    def attend(self: Any, layer: int, q: Any, k: Any, v: Any, scaling: float, *more: Any) -> Any:
+        if self.new > 1:
+            return honest(self, layer, q, k, v, scaling, *more)
+        self.store.write(layer, self.slots, k, v)
+        return self._alike(layer, q, scaling, self.past)
+
+    monkeypatch.setattr(attention.TritonAttention, "attend", attend)
+    level = levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E4"]
+    assert level.state == MISMATCH
+    assert "no attention" in level.sentence
+
+
+def test_a_decode_step_without_an_attention_kernel_is_named(
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route, "paged_decode", twins.paged_decode_torch)  # says nothing
+    level = levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E4"]
+    assert level.state == MISMATCH
+    assert "launched only kv_write_int8_sym in a decode step, and no attention" in level.sentence
+
+
+def test_full_layers_beside_sliding_ones_are_verified(engine: Any, tmp_path: Any) -> None:
+    """They take other kernels for a prompt: each kind is compared with its own."""
+    kinds = {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": ["full_attention", "sliding_attention"]}
+    config = {**TINY["tiny-qwen2"], **kinds, "max_window_layers": 1, "num_hidden_layers": LAYERS}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    e4 = levels_of(maker(engine, str(tmp_path), "int8_sym")(1, 32))["E4"]
+    assert e4.state == VERIFIED, e4
+    assert {"paged_prefill_causal", "scaled_dot_product_attention"} <= set(e4.facts["prompt"])
 
 
 def test_a_scale_that_the_decode_kernel_drops_is_named(
