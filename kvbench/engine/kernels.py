@@ -20,7 +20,11 @@ from kvbench_kernels.support import interpreting
 TWIN = "_torch"  # what the names of the reference implementations end with
 
 LIBRARY = "scaled_dot_product_attention"
-ATTENDS = ("paged_decode", "paged_prefill", "paged_attention")  # what the names of attention kernels start with
+ATTENDS = (
+    "paged_decode",
+    "paged_prefill",
+    "paged_attention",
+)  # what the names of attention kernels start with
 
 # mma.sync and wgmma in PTX: the dtypes of the accumulator and of both operands.
 _MMA = re.compile(
@@ -80,10 +84,14 @@ def _strangers(engine: Engine, phase: str, launches: Sequence[Launch]) -> list[s
         if not any(name == library or name.startswith(ATTENDS) for name in ran):
             what = f"only {', '.join(ran)}" if ran else "nothing"
             faults.append(f"layer {layer} launched {what} in a {phase}, and no attention")
-        strangers = [n for n in ran if n != library and (n == LIBRARY or (backend == "torch") != n.endswith(TWIN))]
+        strangers = [
+            n for n in ran if n != library and (n == LIBRARY or (backend == "torch") != n.endswith(TWIN))
+        ]
         like, due = first.setdefault(engine.layers[layer], (layer, ran))
         if strangers:
-            faults.append(f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend} was resolved")
+            faults.append(
+                f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend} was resolved"
+            )
         elif ran != due:
             faults.append(f"layer {layer} launched {ran} in a {phase}, layer {like}, of the same kind, {due}")
     return faults

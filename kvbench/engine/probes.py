@@ -9,6 +9,7 @@ E5          each layer's attention is that over what the codes and scales stand 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,23 +85,31 @@ def probe_prefill(make: Make, layers: int) -> Level:
 
 @torch.inference_mode()
 def probe_values(make: Make, page_size: int) -> Level:
-    """A prompt and two decode steps; in each layer the attention that ran is set against attention beside the store.
+    """A prompt in chunks, another beside its last one, and two decode steps of both; in each layer the attention that ran
+    is set against attention beside the store.
 
     Layer by layer, from the very K/V that the layer wrote, so that no difference in one layer moves the codes of the next.
+    The chunks are what takes other ways through a backend: the first, one after earlier ones, and unlike ones together.
     """
-    engine = make(1, LONGEST)
+    engine = make(2, LONGEST)
     count = min(2 * page_size + 2, LONGEST, engine.model.facts.max_context or LONGEST)
     ids = probe_ids(engine, count)
     asked = KV_FORMATS[engine.decision.kv_format.resolved]
     given = static_scales(engine.spec["scale"], len(engine.layers)) if asked.scale_kind == "static" else None
     _disorder(engine.store)
-    seq, beside = engine.add(), Beside(asked, len(engine.layers), given)
+    one, two, beside = engine.add(), engine.add(), Beside(asked, given)
     fresh = engine.spec["prefill_reads"] == "fresh"
-    with engine.eagerly(lambda attention: Watched(attention, beside, fresh)):
-        prompt = max(1, count - 2)
-        engine.forward([(seq, ids[:prompt])])
-        for token in ids[prompt:]:
-            engine.decode([seq], [token])
+    prompt = max(1, count - 2)
+    third, other = prompt // 3, max(1, 2 * prompt // 3)
+    forwards = [
+        [(one, ids[:third])], [(one, ids[third : 2 * third])], [(one, ids[2 * third : prompt]), (two, ids[:other])],
+        *([(one, [token]), (two, [token])] for token in ids[prompt:]),
+    ]  # fmt: skip
+    for work in forwards:
+        if work[0][1]:
+            parts = tuple((seq, len(tokens)) for seq, tokens in work)
+            with engine.eagerly(_watching(beside, parts, fresh)):
+                engine.forward(work)
     tolerance = TOLERANCE[engine.model.dtype]
     facts = {**beside.facts(), "allowed": tolerance, "tokens": count}
     faults = []
@@ -126,11 +135,12 @@ def probe_values(make: Make, page_size: int) -> Level:
 class Watched:
     """Attention of one forward, each layer's result compared with one taken beside the store.
 
-    fresh: a prompt attends to its own chunk as computed, so only a decode step is due to attend to stored values.
+    parts: (sequence, its new tokens) in packed order. fresh: a prompt attends to its own chunk as computed, so only a decode step is due to attend to stored values.
     """
 
     attention: Attention
     beside: Beside
+    parts: tuple[tuple[int, int], ...]
     fresh: bool
 
     def attend(
@@ -138,14 +148,24 @@ class Watched:
         sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
         out = self.attention.attend(layer, q, k, v, scaling, window, softcap, sinks)
-        self.beside.append(layer, k, v)
-        if not (self.fresh and len(q) > 1):
-            self.beside.compare(out, layer, q, scaling, window, softcap, sinks)
+        start = 0
+        for seq, count in self.parts:
+            rows = slice(start, start + count)
+            self.beside.append(seq, layer, k[rows], v[rows])
+            if not (self.fresh and count > 1):
+                self.beside.compare(out[rows], seq, layer, q[rows], scaling, window, softcap, sinks)
+            start += count
         return out
 
 
+def _watching(
+    beside: Beside, parts: tuple[tuple[int, int], ...], fresh: bool
+) -> Callable[[Attention], Attention]:
+    return lambda attention: Watched(attention, beside, parts, fresh)
+
+
 class Beside:
-    """The K/V of one sequence as `fmt` gives them back, in float64, kept in order and in no page; and how far what ran
+    """The K/V of each sequence as `fmt` gives them back, in float64, kept in order and in no page; and how far what ran
     is from attention over them.
 
     share: worst element of K/V, as a share of the format's bound; error: worst element of an attention output, as a
@@ -153,13 +173,13 @@ class Beside:
     over the stored values, and over the K/V as they were computed.
     """
 
-    def __init__(self, fmt: KVFormat, layers: int, scales: Sequence[tuple[float, float]] | None) -> None:
+    def __init__(self, fmt: KVFormat, scales: Sequence[tuple[float, float]] | None) -> None:
         self.fmt, self.scales = fmt, scales
         self.share, self.share_at = 0.0, ""
         self.error, self.error_at = 0.0, ""
         self.finite = True
         self._squares = [0.0, 0.0]
-        self._kept: list[list[tuple[Tensor, ...]]] = [[] for _ in range(layers)]
+        self._kept: dict[tuple[int, int], list[tuple[Tensor, ...]]] = defaultdict(list)
 
     @property
     def from_stored(self) -> float:
@@ -177,17 +197,17 @@ class Beside:
             "distance_from_native": self.from_native,
         }
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def append(self, seq: int, layer: int, k: Tensor, v: Tensor) -> None:
         """k, v [N, H, D]: the next tokens of the sequence in `layer`."""
-        self._kept[layer].append((*self._stored(layer, k, v), k.double(), v.double()))
+        self._kept[seq, layer].append((*self._stored(layer, k, v), k.double(), v.double()))
 
     def compare(
-        self, out: Tensor, layer: int, q: Tensor, scaling: float, window: int | None, softcap: float | None,
+        self, out: Tensor, seq: int, layer: int, q: Tensor, scaling: float, window: int | None, softcap: float | None,
         sinks: Tensor | None,
     ) -> None:  # fmt: skip
-        """out, q [N, Hq, D]: of the newest tokens in `layer`."""
+        """out, q [N, Hq, D]: of the sequence's newest tokens in `layer`."""
         stored_k, stored_v, native_k, native_v = (
-            torch.cat(x).transpose(0, 1)[None] for x in zip(*self._kept[layer], strict=True)
+            torch.cat(x).transpose(0, 1)[None] for x in zip(*self._kept[seq, layer], strict=True)
         )
         queries, past = q.double().transpose(0, 1)[None], stored_k.shape[2] - len(q)
         for at, (keys, values) in enumerate(((stored_k, stored_v), (native_k, native_v))):

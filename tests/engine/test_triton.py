@@ -17,9 +17,10 @@ from kvbench.catalog import TINY
 from kvbench.engine import attention, evidence
 from kvbench.engine.layerprobe import probe_layers
 from kvbench.engine.probes import probe_prefill, probe_values
+from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS
 from kvbench.record import MISMATCH, VERIFIED, Level
-from kvbench_kernels import quantize, route, twins
+from kvbench_kernels import prefill, quantize, route, twins
 from kvbench_kernels.support import interpreting
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="Kernels are compiled for a GPU here.")
@@ -143,7 +144,9 @@ def test_a_choice_lost_between_decision_and_engine_is_named(
     if attribute == "backend":
         made.backend = made.store.backend = "torch"  # both, so that all kernels are of one backend
     else:  # as if a GPU had been asked for: the engine itself stays eager and uncompiled
-        aspect, resolved = {"decode_mode": ("decode", "graph"), "compile_mode": ("compile", "layer")}[attribute]
+        aspect, resolved = {"decode_mode": ("decode", "graph"), "compile_mode": ("compile", "layer")}[
+            attribute
+        ]
         choice = replace(getattr(made.decision, aspect), resolved=resolved)
         made.decision = replace(made.decision, **{aspect: choice})
     level = levels_of(made)["E4"]
@@ -179,7 +182,11 @@ def test_a_decode_step_without_an_attention_kernel_is_named(
 
 def test_full_layers_beside_sliding_ones_are_verified(engine: Any, tmp_path: Any) -> None:
     """They take other kernels for a prompt: each kind is compared with its own."""
-    kinds = {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": ["full_attention", "sliding_attention"]}
+    kinds = {
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "layer_types": ["full_attention", "sliding_attention"],
+    }
     config = {**TINY["tiny-qwen2"], **kinds, "max_window_layers": 1, "num_hidden_layers": LAYERS}
     (tmp_path / "config.json").write_text(json.dumps(config))
     e4 = levels_of(maker(engine, str(tmp_path), "int8_sym")(1, 32))["E4"]
@@ -201,6 +208,58 @@ def test_a_scale_that_the_decode_kernel_drops_is_named(
     assert levels["E3"].state == MISMATCH
     assert "changing every stored K scale changes no logit" in levels["E3"].sentence
     assert levels["E5"].state == MISMATCH
+
+
+def test_a_later_chunk_that_is_not_read_back_is_named(
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages are read, and counted, in full; then the chunk's own K/V are taken as computed."""
+    written: dict[int, tuple[Any, Any]] = {}
+    write, read = PagedKVStore.write, PagedKVStore.read
+
+    def noted(self: Any, layer: int, slots: Any, k: Any, v: Any) -> None:
+        written[layer] = k.clone(), v.clone()
+        write(self, layer, slots, k, v)
+
+    def late(self: Any, layer: int, pages: Any, length: int, dtype: Any) -> Any:
+        stored = read(self, layer, pages, length, dtype)
+        new = len(written[layer][0]) // len(pages)
+        if length > new > 1:
+            for x, own in zip(stored, written[layer], strict=True):
+                x[:, :, -new:] = own.reshape(len(pages), new, *own.shape[1:]).transpose(1, 2)
+        return stored
+
+    monkeypatch.setattr(PagedKVStore, "write", noted)
+    monkeypatch.setattr(PagedKVStore, "read", late)
+    assert probe_values(maker(engine, two_layers("tiny-llama"), "int8_sym"), 16).state == MISMATCH
+
+
+def test_unlike_prompts_that_lose_their_scales_are_named(
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = prefill.paged_prefill
+
+    def deaf(fmt: str, q: Any, k: Any, v: Any, ks: Any, *rest: Any, **more: Any) -> Any:
+        return honest(fmt, q, k, v, torch.ones_like(ks), *rest, **more)
+
+    monkeypatch.setattr(prefill, "paged_prefill", deaf)
+    assert probe_values(maker(engine, two_layers("tiny-llama"), "int8_sym"), 16).state == MISMATCH
+
+
+def test_a_row_that_reads_another_rows_pages_is_named(
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = route.paged_decode
+
+    def crossed(
+        fmt: str, q: Any, k: Any, v: Any, ks: Any, vs: Any, pages: Any, *rest: Any, **more: Any
+    ) -> Any:
+        mixed = pages.clone()
+        mixed[1:, 1:] = pages[0, 1:]  # from the second page on
+        return honest(fmt, q, k, v, ks, vs, mixed, *rest, **more)
+
+    monkeypatch.setattr(route, "paged_decode", crossed)
+    assert probe_values(maker(engine, two_layers("tiny-llama"), "int8_sym"), 16).state == MISMATCH
 
 
 def test_a_quantizer_that_writes_other_bytes_is_named(
