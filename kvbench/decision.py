@@ -69,12 +69,13 @@ class Request:
     prefill_reads: str = "stored"
     decode: str = AUTO
     compile: str = AUTO
+    kv_splits: int | None = None
     interpreter: bool = False
 
 
 def request_of(spec: Mapping[str, Any]) -> Request:
     """The request of a cell whose `device` and `dtype` are resolved."""
-    keys = ("kv_format", "weights", "backend", "fallback", "device", "dtype", "page_size", "prefill_reads", "decode", "compile")  # fmt: skip
+    keys = ("kv_format", "weights", "backend", "fallback", "device", "dtype", "page_size", "prefill_reads", "decode", "compile", "kv_splits")  # fmt: skip
     return Request(**{key: spec[key] for key in keys}, interpreter=interpreting())
 
 
@@ -187,7 +188,7 @@ def resolve(
     facts None: the model has not been seen yet; each choice is the request, with the reason `decided_at_load`.
     Fallbacks are tried in this order: the same format on the torch backend, then native on the requested backend,
     then native on torch. Raises UsageError for an unknown name; Refused when `fallback` is "refuse" and the request
-    cannot run as asked, and always when not even native on torch can.
+    cannot run as asked, and always when not even native on torch can, or `kv_splits` is given where nothing splits.
     """
     _check_names(request, backends, weights)
     if facts is None:
@@ -196,6 +197,12 @@ def resolve(
             *(Choice(v, v, _AT_LOAD, (), sentence) for v in map(request.__getattribute__, ASPECTS))
         )
     kv_format, backend = _resolve_attention(request, facts, backends)
+    if request.kv_splits is not None and backend.resolved == "torch":
+        raise Refused(
+            "splits_need_triton",
+            f"kv_splits: {request.kv_splits} was asked for, and the cell runs on backend torch, which has no splits; remove it, "
+            "or ask for backend triton where its kernels run.",
+        )
     return Decision(
         kv_format,
         _resolve_weights(request, facts, weights),

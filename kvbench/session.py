@@ -134,6 +134,12 @@ def _measure(
             else f"ended as {baseline.status}: {(baseline.error or {}).get('message')}"
         )
         raise NotAvailable(f"{task.runner} compares with its native baseline, which {why}.")
+    if spec["device"] == "cuda" and not torch.cuda.is_available():
+        raise Refused(
+            "no_cuda_device",
+            f"device cuda was asked for, and this machine has none: {session.environment.get('device_reason')}. Use "
+            "device: auto, or run on a machine with a GPU.",
+        )
     new_tokens = task.options.get("new_tokens", 0)
     if "context" not in decl.ignores:
         _check_before_loading(spec, new_tokens)

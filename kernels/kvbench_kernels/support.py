@@ -48,7 +48,13 @@ class AttentionNeeds:
 
 def interpreting() -> bool:
     """Whether this process was told to run Triton kernels in the interpreter."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    return os.environ.get("TRITON_INTERPRET", "").lower() in (
+        "1",
+        "true",
+        "on",
+        "y",
+        "yes",
+    )  # as Triton reads it
 
 
 def supports(needs: AttentionNeeds) -> Accepted | Rejected:

@@ -6,6 +6,7 @@ and in decode alike, so a quality number is measured on what the pages hold.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
@@ -92,7 +93,9 @@ class Engine:
         self.decode_mode = decision.decode.resolved
         self.compile_mode = decision.compile.resolved
         self.graphs: dict[tuple[int, int, int], DecodeGraph] = {}
+        self._launches: Counter[tuple[int, str]] = Counter()  # of forwards that were no graph's replay
         self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
+        self._splits: int | None = spec["kv_splits"]
         self._watch: Callable[[Attention], Attention] | None = None
         self.graph_pool = torch.cuda.graph_pool_handle() if self.decode_mode == "graph" else None
         self.tap_layers: frozenset[int] = frozenset()
@@ -187,15 +190,27 @@ class Engine:
             [torch.arange(start, length) for start, length in zip(chunk.starts, chunk.lengths, strict=True)]
         )
         attention = ATTENTION[self.backend](
-            self.store, chunk, splits=self.spec["kv_splits"], fresh=self.spec["prefill_reads"] == "fresh"
+            self.store, chunk, splits=self._splits, fresh=self.spec["prefill_reads"] == "fresh"
         )
         if self._watch is not None:
             attention = self._watch(attention)
         ends = torch.tensor(chunk.counts).cumsum(0) - 1
         keep: Tensor | int = 0 if logits == "all" else ends.to(device) if logits == "last" else 1
         form = "prefill" if max(chunk.counts) > 1 else None
-        kept = self.run_model(attention, ids[None].to(device), positions[None].to(device), keep, form)
+        with record() as launches:
+            kept = self.run_model(attention, ids[None].to(device), positions[None].to(device), keep, form)
+        self._launches.update((launch.layer, launch.name) for launch in launches if launch.layer is not None)
         return kept[0].float()
+
+    @property
+    def launches(self) -> Counter[tuple[int, str]]:
+        """(layer, kernel) -> calls, in all forwards so far, replays of graphs included."""
+        calls = Counter(self._launches)
+        for graph in (*self.graphs.values(), *self.prompt_graphs.values()):
+            for launch in graph.launches:
+                if launch.layer is not None:
+                    calls[launch.layer, launch.name] += graph.replays
+        return calls
 
     def run_model(
         self, attention: Attention, ids: Tensor, positions: Tensor, keep: Tensor | int, compiled: str | None
@@ -268,14 +283,18 @@ class Engine:
         return self._graph([self.length(seq) - 1]).launches
 
     @contextmanager
-    def eagerly(self, watch: Callable[[Attention], Attention]) -> Iterator[None]:
-        """Forwards inside the `with` run kernel by kernel, nothing compiled, and what they attend with is wrapped."""
-        kept = self.decode_mode, self.compile_mode, self._watch
+    def eagerly(self, watch: Callable[[Attention], Attention], splits: int | None = None) -> Iterator[None]:
+        """Forwards inside the `with` run kernel by kernel, nothing compiled, and what they attend with is wrapped.
+
+        splits: programs along a sequence in a decode, where the cell leaves them to the engine.
+        """
+        kept = self.decode_mode, self.compile_mode, self._watch, self._splits
         self.decode_mode, self.compile_mode, self._watch = "eager", "off", watch
+        self._splits = self._splits if splits is None or self._splits is not None else splits
         try:
             yield
         finally:
-            self.decode_mode, self.compile_mode, self._watch = kept
+            self.decode_mode, self.compile_mode, self._watch, self._splits = kept
 
     def prefill(self, seq: int, tokens: Sequence[int], logits: Logits = "last") -> Tensor:
         """`tokens` in chunks of the cell's `prefill_chunk`; logits of all chunks joined for "all"."""

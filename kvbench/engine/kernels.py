@@ -13,7 +13,7 @@ from typing import Any
 
 from kvbench.engine.core import Engine
 from kvbench.engine.layer import dtype_name
-from kvbench.record import MISMATCH, VERIFIED, Level
+from kvbench.record import MISMATCH, UNVERIFIED, VERIFIED, Level
 from kvbench_kernels.launches import Launch
 from kvbench_kernels.support import interpreting
 
@@ -42,13 +42,20 @@ def kernels_level(engine: Engine, prompt: Sequence[Launch], step: Sequence[Launc
         "decode": _per_layer(step, layers),
         "decode_mode": engine.decode_mode,
         "graph_replays": sum(graph.replays for graph in engine.graphs.values()),
+        "measured_run": {name: count / layers for name, count in sorted(_run_by_name(engine).items())},
     }
     faults = _dropped(engine)
     for phase, launches in (("prompt", prompt), ("decode step", step)):
         faults += _strangers(engine, phase, launches)
+    faults += _strangers_of_the_run(engine)
+    faults += _splits(engine, step)
     compiled, declared = compiled_execution(step), declared_execution(engine)
     if compiled is not None and compiled != declared:
         faults.append(f"the kernels were compiled to {compiled}, and declare {declared}")
+    silent = facts["backend"] == "gpu" and compiled is None and not declared.startswith("float32")
+    if silent and not faults:
+        sentence = f"The kernels declare {declared}, and no compiled matrix instruction of theirs was found."
+        return Level("E4", UNVERIFIED, sentence, facts)
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         return Level(
@@ -97,6 +104,33 @@ def _strangers(engine: Engine, phase: str, launches: Sequence[Launch]) -> list[s
     return faults
 
 
+def _run_by_name(engine: Engine) -> Counter[str]:
+    """Launches of the measured run, over all layers."""
+    names: Counter[str] = Counter()
+    for (_, name), count in engine.launches.items():
+        names[name] += count
+    return names
+
+
+def _strangers_of_the_run(engine: Engine) -> list[str]:
+    """Launches of the measured run, however many, that are not the resolved backend's."""
+    backend = engine.decision.backend.resolved
+    return [
+        f"layer {layer} ran {name} {count} times in the measured run, and backend {backend} was resolved"
+        for (layer, name), count in engine.launches.items()
+        if name.endswith(TWIN) != (backend == "torch") and not (name == LIBRARY and backend == "triton")
+    ]
+
+
+def _splits(engine: Engine, step: Sequence[Launch]) -> list[str]:
+    """Whether the portable kernel was split as asked: with more than one program along a sequence it needs a combine."""
+    asked = engine.spec["kv_splits"]
+    names = {launch.name for launch in step}
+    if asked is None or "paged_decode_split" not in names or ("paged_decode_combine" in names) == (asked > 1):
+        return []
+    return [f"kv_splits {asked} was asked for, and the decode step launched {', '.join(sorted(names))}"]
+
+
 def _per_layer(launches: Sequence[Launch], layers: int) -> dict[str, float]:
     """Calls of each kernel, a layer."""
     counts = Counter(launch.name for launch in launches if launch.layer is not None)
@@ -107,7 +141,7 @@ def backend_label(engine: Engine) -> str:
     """Where attention ran: "torch", "interpreter" or "gpu" (Triton kernels, not compiled or compiled)."""
     if engine.backend == "torch":
         return "torch"
-    return "gpu" if engine.model.device.type == "cuda" else "interpreter"
+    return "interpreter" if interpreting() else "gpu"
 
 
 def declared_execution(engine: Engine) -> str:

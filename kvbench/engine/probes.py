@@ -105,10 +105,12 @@ def probe_values(make: Make, page_size: int) -> Level:
         [(one, ids[:third])], [(one, ids[third : 2 * third])], [(one, ids[2 * third : prompt]), (two, ids[:other])],
         *([(one, [token]), (two, [token])] for token in ids[prompt:]),
     ]  # fmt: skip
-    for work in forwards:
+    for at, work in enumerate(forwards):
         if work[0][1]:
             parts = tuple((seq, len(tokens)) for seq, tokens in work)
-            with engine.eagerly(_watching(beside, parts, fresh)):
+            # The last step is split where nothing else was asked for: longer contexts than a probe's are.
+            splits = 2 if at == len(forwards) - 1 else None
+            with engine.eagerly(_watching(beside, parts, fresh), splits):
                 engine.forward(work)
     tolerance = TOLERANCE[engine.model.dtype]
     facts = {**beside.facts(), "allowed": tolerance, "tokens": count}

@@ -347,3 +347,15 @@ def test_two_runs_into_one_folder_do_not_mix(job: Job, tmp_path: Path) -> None:
         result = job()
     assert result.exit_code == 2
     assert "Another kvbench run" in result.output
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_the_model_is_loaded(
+    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = job("--set", "engine.device=cuda", "--set", "runners={storage: {}}")
+    assert result.exit_code in (1, 3)
+    found = records_of(tmp_path / "out")
+    assert {(r["status"], r["error"]["reason"]) for r in found} == {("refused", "no_cuda_device")}

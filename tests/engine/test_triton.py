@@ -21,6 +21,7 @@ from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS
 from kvbench.record import MISMATCH, VERIFIED, Level
 from kvbench_kernels import prefill, quantize, route, twins
+from kvbench_kernels.launches import launched
 from kvbench_kernels.support import interpreting
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="Kernels are compiled for a GPU here.")
@@ -268,3 +269,59 @@ def test_a_quantizer_that_writes_other_bytes_is_named(
     honest = quantize.quantize_int8_sym
     monkeypatch.setitem(quantize.QUANTIZE, "int8_sym", lambda x, scale: honest(x * 1.01))  # of the reference
     assert levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E2"].state == MISMATCH
+
+
+def test_splits_that_are_dropped_on_the_way_are_named(
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = route.plan
+    monkeypatch.setattr(
+        route, "plan", lambda needs, batch, longest, mean, splits: honest(needs, batch, longest, mean, None)
+    )
+    made = engine(two_layers("tiny-llama"), "int8_sym", sequences=1, tokens=32, backend="triton", kv_splits=3)
+    level = levels_of(made)["E4"]
+    assert level.state == MISMATCH
+    assert "kv_splits 3 was asked for, and the decode step launched" in level.sentence
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_splits_that_are_kept_are_verified(engine: Any, two_layers: Any, splits: int) -> None:
+    made = engine(
+        two_layers("tiny-llama"), "int8_sym", sequences=1, tokens=32, backend="triton", kv_splits=splits
+    )
+    level = levels_of(made)["E4"]
+    assert level.state == VERIFIED, level
+    assert ("paged_decode_combine" in level.facts["decode"]) == (splits > 1)
+
+
+def test_a_twin_that_ran_in_the_measured_run_alone_is_named(
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 20 tokens on, which no probe of E4 has: what ran is told by the measured run."""
+    honest = route.paged_decode
+
+    def decode(
+        fmt: str, q: Any, k: Any, v: Any, ks: Any, vs: Any, pages: Any, lengths: Any, *rest: Any, **more: Any
+    ) -> Any:
+        if lengths.max() < 20:
+            return honest(fmt, q, k, v, ks, vs, pages, lengths, *rest, **more)
+        launched("paged_decode_torch")
+        return twins.paged_decode_torch(fmt, q, k, v, ks, vs, pages, lengths, *rest, **more)
+
+    monkeypatch.setattr(route, "paged_decode", decode)
+    made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 48)
+    made.prefill(seq := made.add(), IDS[:20])
+    made.decode([seq], [7])
+    level = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    assert level.state == MISMATCH
+    assert "ran paged_decode_torch 1 times in the measured run" in level.sentence
+
+
+def test_a_probe_of_values_goes_through_the_split_kernel_and_its_combine(
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    honest = route.paged_decode
+    monkeypatch.setattr(route, "paged_decode", lambda *a, **k: seen.append(k["splits"]) or honest(*a, **k))
+    assert probe_values(maker(engine, two_layers("tiny-llama"), "int8_sym"), 16).state == VERIFIED
+    assert {1, 2} == set(seen)

@@ -14,7 +14,7 @@ import pytest
 from kvbench.cells import CELL_KEYS
 from kvbench.formats import KV_FORMATS, KVShape, kv_bytes
 from kvbench.metrics import Row
-from kvbench.record import Record
+from kvbench.record import SCHEMA_VERSION, Record
 from kvbench.tasks import RUNNERS
 
 LAYERS, SHAPE, DTYPE = 30, KVShape(3, 64, 64), "float32"
@@ -92,7 +92,7 @@ def make(
     records = [_record(task) for task in tasks]
     rows = [row for task, record in zip(tasks, records, strict=True) for row in _rows(task, record, cells)]
     manifest = {
-        "schema": 1,
+        "schema": SCHEMA_VERSION,
         "name": "int8",
         "matrix": {"path": "matrices/int8.yaml", "sha": "9f2c1a7e0b44", "source": {"name": "int8", "axes": {"kv_format": list(formats), "batch": list(batches), "context": list(contexts)}}},
         "command": ["kvbench", "run", "matrices/int8.yaml"],

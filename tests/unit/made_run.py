@@ -8,7 +8,7 @@ from typing import Any
 from kvbench.cells import CELL_KEYS
 from kvbench.decision import Choice, Decision
 from kvbench.metrics import Row, derive
-from kvbench.record import LEVELS, OK, VERIFIED, Evidence, Level, Record
+from kvbench.record import LEVELS, OK, SCHEMA_VERSION, VERIFIED, Evidence, Level, Record
 from kvbench.tasks import RUNNERS
 
 BASE, CAND = "base", "cand"
@@ -94,7 +94,13 @@ class MadeRun:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        return {"schema": 1, "name": "made", "cells": self.cells, "tasks": self.tasks, "gate": None}
+        return {
+            "schema": SCHEMA_VERSION,
+            "name": "made",
+            "cells": self.cells,
+            "tasks": self.tasks,
+            "gate": None,
+        }
 
     def rows(self) -> list[Row]:
         return derive(self.manifest, self.records)

@@ -316,3 +316,10 @@ def test_a19_t4_edges(context: int, new_tokens: int, fits: bool) -> None:
 
 def test_a_model_without_a_limit_takes_any_context() -> None:
     check_context(replace(FULL, max_context=None), 10**6, 1)
+
+
+@pytest.mark.parametrize("fallback", ["allow", "refuse"])
+def test_splits_where_nothing_splits_are_refused_not_dropped(fallback: str) -> None:
+    with pytest.raises(Refused, match="kv_splits: 4 was asked for, and the cell runs on backend torch") as e:
+        resolve(replace(REQUEST, kv_splits=4, fallback=fallback), FULL)
+    assert e.value.reason == "splits_need_triton"

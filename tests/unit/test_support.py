@@ -66,3 +66,16 @@ def test_the_resolver_and_the_kernels_speak_of_the_same_answers() -> None:
 
 def test_the_kernels_know_every_format_of_the_engine() -> None:
     assert set(support.KV_FORMATS) == set(KV_FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("value", "due"), [("1", True), ("true", True), ("ON", True), ("0", False), ("", False), (None, False)]
+)
+def test_the_interpreter_is_told_as_triton_tells_it(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, due: bool
+) -> None:
+    if value is None:
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    else:
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+    assert support.interpreting() is due
