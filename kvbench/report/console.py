@@ -97,7 +97,7 @@ def _precision(console: Console, view: View, terminal: bool) -> None:
         "Evidence",
         "Backend",
     ):
-        table.add_column(head)
+        table.add_column(head, overflow="fold")  # cut short, int8_sym and int8_static are the same word
     for group in view.precision:
         line = group.line
         name = _places(group.where, 1)

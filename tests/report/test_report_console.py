@@ -107,6 +107,15 @@ def test_the_backend_is_what_was_resolved_and_why_where_it_is_not_what_was_asked
     assert [quantized[0], quantized[-1]] == ["int8_sym (4 cells)", "torch (no_gpu)"]
 
 
+def test_a_narrow_terminal_cuts_no_word_of_the_precision_table(maker, printed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", printed(maker(formats=["native", "int8_static"]), Terminal()))
+    table = text[text.index("Precision") : text.index("Storage\n")]
+    assert "…" not in table
+    assert max(map(len, table.splitlines())) == 80
+
+
 def test_a_cell_without_a_decision_has_no_backend(passing, printed):
     made = passing.with_records(lambda r: replace(r, decision=None))
     assert {row[-1] for row in rows_of(printed(made, io.StringIO()), "Precision")} == {"not resolved"}
