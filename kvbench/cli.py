@@ -196,13 +196,13 @@ def plan(
         from kvbench.record import RunDir
         from kvbench.run import plan_tasks
 
-        loaded, _ = _load(matrix, set_, k, data_dir)
+        loaded, environment = _load(matrix, set_, k, data_dir)
         tasks = plan_tasks(loaded, RunDir(out or Path("runs") / loaded.name), _rerun(rerun))
         cells = [plan_cell(cell) for cell in loaded.cells]
         if json_:
             print(json.dumps(plan_json(loaded, cells, tasks), ensure_ascii=False))
         else:
-            print(plan_text(loaded, cells, tasks))
+            print(plan_text(loaded, cells, tasks, environment))
 
 
 @app.command()

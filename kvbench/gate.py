@@ -16,6 +16,7 @@ from kvbench.metrics import METRICS, Row
 from kvbench.policy import Check, Gate, load
 from kvbench.precision import precision
 from kvbench.record import Record
+from kvbench.values import text
 from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome, Verdict, exit_code_of
 
 __all__ = ["Check", "Gate", "Outcome", "Verdict", "evaluate", "load"]
@@ -47,7 +48,7 @@ def _check(check: Check, gate: Gate, manifest: Mapping[str, Any], rows: Sequence
     names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
     cells = [cell for cell in manifest["cells"] if _matches(check.where, cell["spec"])]
     if not cells:
-        chosen = ", ".join(f"{key}={value}" for key, value in check.where.items() if key != "variant")
+        chosen = ", ".join(f"{key}={text(value)}" for key, value in check.where.items() if key != "variant")
         yield _missing(
             check, (), f"{check.metric} was not measured: no cell of this run has {chosen or 'anything'}."
         )

@@ -75,9 +75,10 @@ def plan_json(matrix: Matrix, cells: list[CellPlan], tasks: Plan) -> dict[str, A
     }
 
 
-def plan_text(matrix: Matrix, cells: list[CellPlan], tasks: Plan) -> str:
+def plan_text(matrix: Matrix, cells: list[CellPlan], tasks: Plan, environment: Mapping[str, Any]) -> str:
+    """The plan for a person. environment: that of `kvbench.environment.host()`, for the device that is here."""
     lines = [f"{matrix.name}: {len(cells)} cells, {len(matrix.tasks)} tasks "
-             f"({len(tasks.todo)} to run, {len(tasks.reused)} reused)", ""]  # fmt: skip
+             f"({len(tasks.todo)} to run, {len(tasks.reused)} reused)", *_device_note(cells, environment), ""]  # fmt: skip
     for p in cells:
         size = f"{p.kv_bytes:,} B of KV" if p.kv_bytes is not None else "KV bytes unknown"
         role = "  [baseline]" if p.cell.is_baseline else ""
@@ -87,7 +88,10 @@ def plan_text(matrix: Matrix, cells: list[CellPlan], tasks: Plan) -> str:
         if p.decision:
             for aspect in ASPECTS:
                 choice = getattr(p.decision, aspect)
-                lines.append(f"      {aspect}: {choice.requested} -> {choice.resolved} ({choice.reason})")
+                fell = ", fell back" if choice.fell_back else ""
+                lines.append(
+                    f"      {aspect}: {choice.requested} -> {choice.resolved}{fell} ({choice.reason})"
+                )
                 lines.extend(f"        rejected {option}: {reason}" for option, reason in choice.rejected)
     lines.append("")
     reused = {t.key for t in tasks.reused}
@@ -95,4 +99,20 @@ def plan_text(matrix: Matrix, cells: list[CellPlan], tasks: Plan) -> str:
         what = f"{t.runner} {t.variant}".strip()
         action = "reuse" if t.key in reused else "run  "
         lines.append(f"  {action}  {t.key}  {what} on {len(t.cells)} cell{'s' if len(t.cells) > 1 else ''}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_reasons(cells)])
+
+
+def _device_note(cells: list[CellPlan], environment: Mapping[str, Any]) -> list[str]:
+    need = sum(p.cell.spec["device"] == "cuda" for p in cells)
+    if not need or environment["device"] == "cuda":
+        return []
+    who = "cells need" if need == len(cells) else f"{need} of {len(cells)} cells need"
+    return [f"note: {who} a CUDA device and this machine has none ({environment['device_reason']}); planned as for a "
+            "GPU, a run here is refused."]  # fmt: skip
+
+
+def _reasons(cells: list[CellPlan]) -> list[str]:
+    """What the reason words of the rejections mean, each sentence once."""
+    choices = [getattr(p.decision, aspect) for p in cells if p.decision for aspect in ASPECTS]
+    said = dict.fromkeys(f"  {choice.reason}: {choice.sentence}" for choice in choices if choice.rejected)
+    return ["", *said] if said else []

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvbench import values
 from kvbench.cells import CELL_KEYS
 from kvbench.document import DataPath, Document, Problems, show, suggestion, unknown_key
 from kvbench.formats import KV_FORMATS, WEIGHT_FORMATS
@@ -53,7 +54,7 @@ class Check:
 
     @property
     def name(self) -> str:
-        chosen = ", ".join(f"{key}={value}" for key, value in self.where.items())
+        chosen = ", ".join(f"{key}={values.text(value)}" for key, value in self.where.items())
         return f"{self.metric} {self.limit}" + (f" where {chosen}" if chosen else "")
 
 

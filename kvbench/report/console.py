@@ -16,6 +16,7 @@ from kvbench.record import Record
 from kvbench.report.findings import Finding
 from kvbench.report.labels import Label
 from kvbench.report.model import VerdictLike
+from kvbench.report.precision import ChoiceLine
 from kvbench.report.tables import Entry, MetricTable
 from kvbench.report.view import View, build
 
@@ -94,19 +95,29 @@ def _precision(console: Console, view: View, terminal: bool) -> None:
         "Transfer",
         "Execution",
         "Evidence",
+        "Backend",
     ):
-        table.add_column(head)
+        table.add_column(head, overflow="fold")  # cut short, int8_sym and int8_static are the same word
     for group in view.precision:
         line = group.line
         name = _places(group.where, 1)
         style = "red" if line.state == "mismatch" else "dim" if line.label.baseline else ""
         cells = (name, line.kv.requested, line.kv.resolved or "not resolved", line.effective,
-                 line.storage, line.transfer, line.execution, line.state)  # fmt: skip
+                 line.storage, line.transfer, line.execution, line.state, _backend(line.backend))  # fmt: skip
         table.add_row(*_texts(cells), style=style)
     console.print(table)
 
 
+def _backend(choice: ChoiceLine) -> str:
+    """`triton`, or `torch (no_gpu)` where something stood against what was asked for."""
+    if not choice.resolved:
+        return "not resolved"
+    return f"{choice.resolved} ({choice.reason})" if choice.rejected else choice.resolved
+
+
 def _metrics(console: Console, table: MetricTable, terminal: bool) -> None:
+    from rich.text import Text
+
     shown = [i for i, column in enumerate(table.columns) if column.brief]
     _title(console, table.title)
     out = _table(terminal)
@@ -122,6 +133,8 @@ def _metrics(console: Console, table: MetricTable, terminal: bool) -> None:
         cells = [marked, *values]
         out.add_row(*_texts(cells), style="dim" if line.label.baseline else "")
     console.print(out)
+    if table.footnote:
+        console.print(Text(table.footnote, style="dim"), soft_wrap=True)
 
 
 def _value(entry: Entry | None) -> str:

@@ -21,20 +21,35 @@ from kvbench.report.precision import PrecisionLine, precision_lines
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 
 _ROW_COLUMNS = ("metric", "variant", "value", "unit", "low", "high", "n", "baseline", "partial", "note")
-_STATE_COLUMNS = ("requested", "resolved", "effective", "storage", "transfer", "execution", "evidence")
+# Cell keys that may be `auto`: what they became stands in a column of its own beside the key.
+_DECIDED = ("backend", "decode", "compile")
+_DECIDED_COLUMNS = tuple(f"{aspect}_resolved" for aspect in _DECIDED)
+_STATE_COLUMNS = (
+    "requested",
+    "resolved",
+    *_DECIDED_COLUMNS,
+    "effective",
+    "storage",
+    "transfer",
+    "execution",
+    "evidence",
+)
 
 
 def long_csv(run: Run) -> str:
-    """cell id and name, the cell's keys, then the row: metric, variant, value, unit, interval, n, baseline, ..."""
+    """cell id and name, the cell's keys, what they resolved to, then the row: metric, variant, value, unit, ..."""
+    run = run.with_fact_rows()
     labels = Labels(run.manifest)
     keys = _keys(labels)
-    lines: list[list[Any]] = [["cell", "name", *keys, *_ROW_COLUMNS]]
-    for row in run.with_fact_rows().rows:
+    decided = {line.label.cells[0]: _decided(line) for line in precision_lines(run, labels)}
+    lines: list[list[Any]] = [["cell", "name", *keys, *_DECIDED_COLUMNS, *_ROW_COLUMNS]]
+    for row in run.rows:
         cell = labels.cells.get(row.cell, {"name": "", "spec": {}})
         spec = [cell["spec"].get(key) for key in keys]
         values = [row.metric, row.variant, row.value, row.unit, row.low, row.high, row.n, row.baseline,
                   row.partial, row.note]  # fmt: skip
-        lines.append([row.cell, cell["name"], *spec, *values])
+        resolved = decided.get(row.cell, [None] * len(_DECIDED))
+        lines.append([row.cell, cell["name"], *spec, *resolved, *values])
     return _text(lines)
 
 
@@ -71,12 +86,19 @@ def _states(line: PrecisionLine) -> Sequence[str]:
     return (
         line.kv.requested,
         line.kv.resolved,
+        *_decided(line),
         line.effective,
         line.storage,
         line.transfer,
         line.execution,
         line.state,
     )
+
+
+def _decided(line: PrecisionLine) -> list[str]:
+    """What `_DECIDED` resolved to, "" where the cell's records hold no decision."""
+    resolved = {choice.aspect: choice.resolved for choice in line.choices}
+    return [resolved[aspect] for aspect in _DECIDED]
 
 
 def _text(lines: Iterable[Sequence[Any]]) -> str:

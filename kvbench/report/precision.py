@@ -73,6 +73,10 @@ class PrecisionLine:
     def kv(self) -> ChoiceLine:
         return self.choices[0]
 
+    @property
+    def backend(self) -> ChoiceLine:
+        return next(choice for choice in self.choices if choice.aspect == "backend")
+
 
 @dataclass(frozen=True)
 class PrecisionGroup:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Section:
     """key: anchor on the page; runner: whose records it shows, or None; columns: (metric, heading) pairs;
-    brief: the metrics that a console has room for; note: how to read the table, in one or two sentences.
+    brief: the metrics that a console has room for; note: how to read the table, in one or two sentences; footnote:
+    what a console, which has no room for the note, says under a table that compares with baselines.
     """
 
     key: str
@@ -20,6 +21,7 @@ class Section:
     columns: tuple[tuple[str, str], ...]
     brief: frozenset[str]
     note: str
+    footnote: str = ""
 
 
 SECTIONS: tuple[Section, ...] = (
@@ -65,7 +67,8 @@ SECTIONS: tuple[Section, ...] = (
     ), frozenset({"itl_ms", "itl_ratio", "ttft_ms", "ttft_ratio", "decode_tok_s"}),
         "ITL is the gap between consecutive tokens of one sequence, TTFT the time to the first token; neither holds "
         "warm-up, which is the cold column. Ratios are paired with baseline arms that were run interleaved; below 1 "
-        "the candidate is faster."),
+        "the candidate is faster.",
+        "Ratios are paired with the baseline's requests that ran interleaved with the candidate's, not with the row above."),
     Section("quality", "Quality", "perplexity", (
         ("ppl", "Perplexity"),
         ("ppl_delta_pct", "Perplexity delta"),
@@ -88,8 +91,8 @@ SECTIONS: tuple[Section, ...] = (
         ("native_distinct_4grams", "Native text, distinct 4-grams"),
     ), frozenset({"top1_teacher_forced", "first_divergence", "aa_disagreement", "native_distinct_4grams"}),
         "Teacher-forced: the share of steps on which the candidate picks the native token along the native history. "
-        "A first divergence at the last step means that none was seen. A divergence where the native margin is "
-        "within the A/A noise is a near-tie."),
+        "The first divergence is counted from step 0. One where the native margin is within the A/A noise is a "
+        "near-tie."),
     Section("mcq", "Multiple choice", "mcq", (
         ("mcq_accuracy", "Accuracy"),
         ("mcq_delta_pt", "Accuracy delta"),

@@ -70,7 +70,7 @@ class Column:
 
 @dataclass(frozen=True)
 class MetricTable:
-    """`lines` is empty when the runner was asked for and gave nothing."""
+    """`lines` is empty when the runner was asked for and gave nothing. footnote: "" where no value is a comparison."""
 
     key: str
     title: str
@@ -78,6 +78,7 @@ class MetricTable:
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
     facts: tuple[Facts, ...]
+    footnote: str = ""
 
 
 def metric_tables(run: Run, labels: Labels) -> tuple[MetricTable, ...]:
@@ -97,7 +98,11 @@ def metric_tables(run: Run, labels: Labels) -> tuple[MetricTable, ...]:
             columns = _columns(section, headings, rows)
             lines = _lines(section, columns, rows, labels, checks)
             facts = tuple(_facts(section, run, labels))
-            tables.append(MetricTable(section.key, section.title, section.note, columns, lines, facts))
+            compares = any(entry and entry.baseline for line in lines for entry in line.entries)
+            footnote = section.footnote if compares else ""
+            tables.append(
+                MetricTable(section.key, section.title, section.note, columns, lines, facts, footnote)
+            )
     return tuple(tables)
 
 

@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ def printed(monkeypatch):
         return file.getvalue()
 
     return go
+
+
+def rows_of(text, title):
+    """The body of a table off a terminal, a list of cells a row."""
+    lines = text.splitlines()
+    lines = lines[lines.index(title) :]
+    lines = lines[: lines.index("")] if "" in lines else lines
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")][
+        1:
+    ]
 
 
 def test_off_a_terminal_it_is_plain_text(passing, printed):
@@ -75,10 +86,60 @@ def test_names_are_printed_and_never_obeyed(maker, printed, name):
 
 
 def test_partial_lines_are_marked(passing, printed):
-    from dataclasses import replace
-
     made = passing.with_rows(lambda r: replace(r, partial="limited") if r.metric == "ppl" else r)
     assert "int8_sym wikitext2 stream512 (partial)" in printed(made, io.StringIO())
+
+
+def test_the_backend_is_what_was_resolved_and_why_where_it_is_not_what_was_asked_for(maker, printed):
+    chosen = {
+        "requested": "auto",
+        "resolved": "torch",
+        "reason": "no_gpu",
+        "rejected": [["triton", "no_gpu"]],
+    }
+    made = maker(fixed={"backend": "auto"}).with_records(
+        lambda r: (
+            replace(r, decision={**r.decision, "backend": chosen}) if r.spec["kv_format"] == "int8_sym" else r
+        )
+    )
+    native, quantized = rows_of(printed(made, io.StringIO()), "Precision")
+    assert [native[0], native[-1]] == ["native (4 cells)", "torch"]
+    assert [quantized[0], quantized[-1]] == ["int8_sym (4 cells)", "torch (no_gpu)"]
+
+
+def test_a_narrow_terminal_cuts_no_word_of_the_precision_table(maker, printed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", printed(maker(formats=["native", "int8_static"]), Terminal()))
+    table = text[text.index("Precision") : text.index("Storage\n")]
+    assert "…" not in table
+    assert max(map(len, table.splitlines())) == 80
+
+
+def test_a_cell_without_a_decision_has_no_backend(passing, printed):
+    made = passing.with_records(lambda r: replace(r, decision=None))
+    assert {row[-1] for row in rows_of(printed(made, io.StringIO()), "Precision")} == {"not resolved"}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(2048, "none in 2,048"), (2047, "2,047 step"), (0, "0 step"), (None, "not measured")]
+)
+def test_a_divergence_that_was_not_seen_is_no_step(passing, printed, value, text):
+    made = passing.with_rows(lambda r: replace(r, value=value) if r.metric == "first_divergence" else r)
+    _, candidate = rows_of(printed(made, io.StringIO()), "Token agreement")
+    assert text in candidate
+
+
+def test_what_ratios_are_paired_with_is_said_under_their_table_alone(passing, printed):
+    note = "Ratios are paired with the baseline's requests that ran interleaved with the candidate's, not with the row above."
+    lines = printed(passing, io.StringIO()).splitlines()
+    at = lines.index("Latency")
+    assert lines[lines.index("", at) - 1] == note
+    assert lines.count(note) == 1
+
+
+def test_a_table_without_a_ratio_needs_no_word_on_ratios(maker, printed):
+    assert "Ratios" not in printed(maker(formats=["native"]), io.StringIO())
 
 
 def test_print_result_writes_to_stdout(passing, capsys):

@@ -60,6 +60,53 @@ def test_the_wide_csv_has_a_line_a_cell_and_a_column_a_metric_and_variant(passin
     assert lines[0]["ppl_delta_pct (wikitext2 stream512)"] == ""
 
 
+AUTO = {
+    "backend": {
+        "requested": "auto",
+        "resolved": "torch",
+        "reason": "no_gpu",
+        "rejected": [["triton", "no_gpu"]],
+    },
+    "decode": {
+        "requested": "auto",
+        "resolved": "eager",
+        "reason": "no_gpu",
+        "rejected": [["graph", "no_gpu"]],
+    },
+    "compile": {
+        "requested": "auto",
+        "resolved": "off",
+        "reason": "no_gpu",
+        "rejected": [["layer", "no_gpu"]],
+    },
+}
+
+
+def test_both_csvs_hold_what_auto_became_on_each_cell(maker):
+    made = maker(fixed={"backend": "auto", "decode": "auto", "compile": "auto"})
+    made = made.with_records(
+        lambda r: replace(r, decision={**r.decision, **AUTO}) if r.spec["kv_format"] == "int8_sym" else r
+    )
+    made = made.with_records(
+        lambda r: replace(r, decision=None) if r.spec["kv_format"] == "native" and r.runner != "parity" else r
+    )
+    want = {"native": ("torch", "", ""), "int8_sym": ("torch", "eager", "off")}
+    for lines in (read(wide_csv(Run(*made.args))), read(long_csv(Run(*made.args)))):
+        for line in lines:
+            assert (line["backend"], line["decode"], line["compile"]) == ("auto",) * 3
+            found = (line["backend_resolved"], line["decode_resolved"], line["compile_resolved"])
+            assert found == want[line["kv_format"]]
+    heads = list(read(wide_csv(Run(*made.args)))[0])
+    first = heads.index("resolved")
+    assert heads[first + 1 : first + 4] == ["backend_resolved", "decode_resolved", "compile_resolved"]
+
+
+def test_a_row_of_a_cell_that_the_manifest_does_not_have_keeps_its_columns(passing):
+    made = replace(passing, rows=[replace(passing.rows[0], cell="gone", note="kept")])
+    line = next(line for line in read(long_csv(Run(*made.args))) if line["cell"] == "gone")
+    assert (line["backend_resolved"], line["metric"], line["note"]) == ("", made.rows[0].metric, "kept")
+
+
 def test_a24_t4_unmeasured_is_empty_and_nan_is_nan(passing):
     made = passing.with_rows(lambda r: replace(r, value=math.nan) if r.metric == "itl_ms" else r)
     line = read(wide_csv(Run(*made.args)))[0]

@@ -526,6 +526,14 @@ def test_a23_t2_a_cell_that_is_not_in_the_results_fails() -> None:
     )
 
 
+def test_a_cell_that_is_not_in_the_results_is_named_as_a_matrix_writes_it() -> None:
+    verdict = judge(stored(), RATIO, check("kv_ratio", 0, 1, kv_splits=None, batch=8))
+    assert (
+        verdict.outcomes[-1].sentence
+        == "kv_ratio was not measured: no cell of this run has kv_splits=null, batch=8."
+    )
+
+
 def test_a_variant_that_is_not_in_the_results_fails() -> None:
     verdict = judge(scored(), check("ppl_delta_pct", -1, 1, variant="wikitext2 rows512"))
     assert verdict.exit_code == 1

@@ -52,6 +52,12 @@ checks:
     assert (second.low, second.high, second.limit, second.required) == (-1, 1, "within [-1, 1]", False)
 
 
+def test_a_check_names_what_it_picks_as_a_matrix_writes_it(tmp_path: Path) -> None:
+    where = "{kv_splits: null, plumbing: true, scale: 0.05, batch: 8}"
+    (check,) = one(tmp_path, f"{{metric: itl_ratio, where: {where}, at_most: 1}}").checks
+    assert check.name == "itl_ratio at most 1 where kv_splits=null, plumbing=true, scale=0.05, batch=8"
+
+
 def test_the_name_defaults_to_the_files(tmp_path: Path) -> None:
     assert gate_of(tmp_path, "checks: []").name == "g"
 

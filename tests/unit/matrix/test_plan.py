@@ -1,0 +1,77 @@
+"""What `kvbench plan` prints: fallbacks, reasons in a sentence, and a device that this machine lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvbench.plan import plan_cell, plan_text
+from kvbench.record import RunDir
+from kvbench.run import plan_tasks
+
+CPU = {"device": "cpu", "device_reason": "no NVIDIA driver"}
+CUDA = {"device": "cuda", "device_reason": "1 GPU(s) visible"}
+NO_GPU = "  no_gpu: The Triton kernels need a CUDA device and the cache is on 'cpu'; use torch."
+NOTE = (
+    "a CUDA device and this machine has none (no NVIDIA driver); planned as for a GPU, a run here is refused."
+)
+
+
+@pytest.fixture
+def planned(make: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """planned(matrix, environment): the lines of the plan."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+    def lines(text: str, environment: dict[str, str] = CPU) -> list[str]:
+        matrix = make(text if "axes:" in text else "axes: {batch: [1]}\n" + text)
+        tasks = plan_tasks(matrix, RunDir(tmp_path / "run"), "missing")
+        return plan_text(matrix, [plan_cell(cell) for cell in matrix.cells], tasks, environment).splitlines()
+
+    return lines
+
+
+def test_a_fallback_says_that_it_is_one_and_why_once(planned):
+    lines = planned(
+        "axes: {kv_format: [native, int8_sym], batch: [1, 2]}\n"
+        "engine: {backend: triton, fallback: allow, device: cpu}"
+    )
+    assert lines.count("      backend: triton -> torch, fell back (no_gpu)") == 4
+    assert lines.count("        rejected triton: no_gpu") == 4
+    assert lines[-4:] == [
+        "",
+        NO_GPU,
+        "  graph_needs_triton_on_gpu: decode: graph needs backend triton on a CUDA device; this cell runs on backend torch, cpu.",
+        "  layer_needs_triton_on_gpu: compile: layer needs backend triton on a CUDA device; this cell runs on backend torch, cpu.",
+    ]
+
+
+def test_what_auto_became_is_no_fallback(planned):
+    lines = planned("engine: {backend: auto, device: cpu}")
+    assert lines.count("      backend: auto -> torch (no_gpu)") == 1
+    assert not any("fell back" in line for line in lines)
+    assert "  no_gpu: The Triton kernels need a CUDA device." in lines
+
+
+def test_what_runs_as_asked_needs_no_sentence(planned):
+    lines = planned("engine: {backend: torch, decode: eager, compile: 'off', device: cpu}")
+    assert lines[-1].startswith("  run    ")
+
+
+@pytest.mark.parametrize(
+    ("devices", "who"),
+    [
+        ("axes: {batch: [1, 2]}\nengine: {device: cuda}", "cells need"),
+        ("axes: {device: [cpu, cuda]}", "1 of 2 cells need"),
+    ],
+)
+def test_a_cuda_device_that_is_not_here_is_said_first(planned, devices, who):
+    assert planned(devices)[1:3] == [f"note: {who} {NOTE}", ""]
+
+
+@pytest.mark.parametrize(
+    ("device", "environment"), [("cuda", CUDA), ("cpu", CPU), ("cpu", CUDA), ("auto", CPU)]
+)
+def test_a_device_that_is_here_needs_no_note(planned, device, environment):
+    assert not any(line.startswith("note:") for line in planned(f"engine: {{device: {device}}}", environment))
