@@ -14,7 +14,7 @@ from typing import Any
 
 from kvbench.errors import Refused, UsageError
 from kvbench.formats import KV_FORMATS, KVShape
-from kvbench_kernels.support import Accepted, AttentionNeeds, Rejected, interpreting, supports
+from kvbench_kernels.support import NO_GPU, Accepted, AttentionNeeds, Rejected, interpreting, supports
 
 
 @dataclass(frozen=True)
@@ -248,9 +248,7 @@ def _resolve_attention(
     ):
         raise _refused(rejections[0][2], f"kv_format {request.kv_format} on backend {request.backend}")
     if request.backend == AUTO and first == "torch":
-        rejections.insert(
-            0, ("triton", kv_format, Rejected("no_gpu", "The Triton kernels need a CUDA device."))
-        )
+        rejections.insert(0, ("triton", kv_format, Rejected("no_gpu", NO_GPU.format(request.device))))
     return (
         _choice(
             request.kv_format,
