@@ -8,6 +8,7 @@ from dataclasses import dataclass
 KV_FORMATS = ("native", "int8_sym", "int8_static", "fp8_e4m3", "fp8_e4m3_static")
 PAGE_SIZES = (16, 32, 64)
 HEAD_DIMS = range(16, 257, 16)
+NO_GPU = "The Triton kernels need a CUDA device, and the cache is on {}; use torch."
 DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -60,10 +61,7 @@ def interpreting() -> bool:
 def supports(needs: AttentionNeeds) -> Accepted | Rejected:
     """Whether paged_decode and paged_prefill can do it; the first thing that they cannot do otherwise."""
     if needs.device != "cuda" and not needs.interpreter:
-        return Rejected(
-            "no_gpu",
-            f"The Triton kernels need a CUDA device and the cache is on {needs.device!r}; use torch.",
-        )
+        return Rejected("no_gpu", NO_GPU.format(needs.device))
     if needs.kv_format not in KV_FORMATS:
         return _rejected("kv_format", "KV format", repr(needs.kv_format), ", ".join(KV_FORMATS))
     if needs.dtype not in DTYPES:
