@@ -8,7 +8,7 @@ from dataclasses import dataclass
 KV_FORMATS = ("native", "int8_sym", "int8_static", "fp8_e4m3", "fp8_e4m3_static")
 PAGE_SIZES = (16, 32, 64)
 HEAD_DIMS = range(16, 257, 16)
-NO_GPU = "The Triton kernels need a CUDA device, and the cache is on {}; use torch."
+NO_GPU = "The Triton kernels need a CUDA device, and the cache is on {!r}; use torch."
 DTYPES = ("float16", "bfloat16", "float32")
 
 

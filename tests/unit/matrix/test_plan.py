@@ -13,7 +13,7 @@ from kvbench.run import plan_tasks
 
 CPU = {"device": "cpu", "device_reason": "no NVIDIA driver"}
 CUDA = {"device": "cuda", "device_reason": "1 GPU(s) visible"}
-NO_GPU = "  no_gpu: The Triton kernels need a CUDA device and the cache is on 'cpu'; use torch."
+NO_GPU = "  no_gpu: The Triton kernels need a CUDA device, and the cache is on 'cpu'; use torch."
 NOTE = (
     "a CUDA device and this machine has none (no NVIDIA driver); planned as for a GPU, a run here is refused."
 )
@@ -51,7 +51,7 @@ def test_what_auto_became_is_no_fallback(planned):
     lines = planned("engine: {backend: auto, device: cpu}")
     assert lines.count("      backend: auto -> torch (no_gpu)") == 1
     assert not any("fell back" in line for line in lines)
-    assert "  no_gpu: The Triton kernels need a CUDA device." in lines
+    assert "  no_gpu: The Triton kernels need a CUDA device, and the cache is on 'cpu'; use torch." in lines
 
 
 def test_what_runs_as_asked_needs_no_sentence(planned):
