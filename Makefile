@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint clean
+.PHONY: help run test gpu bench lint clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
@@ -15,6 +15,13 @@ run: $(STAMP) ## measure, judge and report matrices/int8.yaml (another: make run
 
 test: $(STAMP) ## all tests that need no GPU and no peer tool (make test ARGS="-k pages")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not peer" $(ARGS)
+
+gpu: $(STAMP) ## the tests that need a GPU, and the kernels' tests compiled
+	$(BIN)/python -m pytest -q -n 8 --dist loadfile tests/gpu tests/kernels $(ARGS)
+
+bench: $(STAMP) ## attention kernels and engine on a GPU (make bench ARGS="--out results")
+	PYTHONPATH=kernels:. $(BIN)/python -m benchmarks.attention $(ARGS)
+	PYTHONPATH=kernels:. $(BIN)/python -m benchmarks.engine $(ARGS)
 
 lint: $(STAMP) ## ruff (rules and format) and mypy (strict)
 	$(BIN)/ruff check .

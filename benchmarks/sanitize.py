@@ -3,7 +3,8 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck  python -m benchmarks.sanitize
     compute-sanitizer --tool racecheck python -m benchmarks.sanitize
 
-Without the caching allocator every tensor is an allocation of its own, so that memcheck sees an access past its end.
+Run it once without compute-sanitizer first: it then finds the kernels compiled, which takes longest under it. Without the
+caching allocator every tensor is an allocation of its own, so that memcheck sees an access past its end.
 Prints one line a kernel and shape; exit code 1 when a result is wrong (compute-sanitizer has its own for what it finds).
 """
 
