@@ -321,6 +321,11 @@ def skinny_linear_many(
 def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None) -> None:
     """ValueError for what would be read wrongly. float32 passes (the tests' oracle); supports_skinny refuses it."""
     m, k = x.shape
+    if x.dtype == torch.bfloat16 and x.device.type == "cpu":
+        # Triton's interpreter multiplies the bit patterns of bfloat16.
+        raise ValueError(
+            "The skinny products take no bfloat16 in the interpreter; use float16 or float32 there."
+        )
     if not 1 <= len(weights) <= WEIGHTS_MAX:
         raise ValueError(f"{len(weights)} weights were given; one launch takes 1 to {WEIGHTS_MAX}.")
     if not 1 <= m <= M_MAX or k < 8 or k % 8:

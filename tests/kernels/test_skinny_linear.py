@@ -166,3 +166,11 @@ def test_no_split_is_empty(steps: int, splits: int) -> None:
     assert 1 <= used <= splits
     each = -(-steps // used)
     assert (used - 1) * each < steps <= used * each
+
+
+def test_a11_t1_bfloat16_is_refused_where_the_interpreter_would_multiply_its_bits(device: str) -> None:
+    if device == "cuda":
+        pytest.skip("Compiled kernels multiply bfloat16 as numbers.")
+    x = torch.ones(5, 16, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="no bfloat16 in the interpreter"):
+        skinny_linear(x, torch.ones(16, 16, dtype=torch.bfloat16))
