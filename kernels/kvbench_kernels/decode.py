@@ -97,7 +97,7 @@ def paged_decode(
         scaling, sliding_window, splits, q.stride(0), q.stride(1), pages.stride(0),
         **options, SOFTCAP=softcap, M=rows, **_tuning(options),
     )  # fmt: skip
-    launched(paged_decode_split.fn.__name__, compiled)
+    launched(paged_decode_split.fn.__name__, compiled, splits)
     if splits > 1:
         compiled = paged_decode_combine[(batch, q_heads)](
             partial, statistics, lengths, sinks, out, splits, Q_HEADS=q_heads, DV=value_dim, BV=options["BV"],

@@ -149,7 +149,7 @@ def paged_decode_hopper(
         HKV=kv_heads, PAGE=page_size, TILE=tiling.tile, STAGES=tiling.stages, FAN=FAN[warps],
         HAS_READS=reads is not None, WARPS=warps, num_warps=warps, launch_pdl=True,
     )  # fmt: skip
-    launched(paged.fn.__name__, compiled)
+    launched(paged.fn.__name__, compiled, splits)
     return out
 
 

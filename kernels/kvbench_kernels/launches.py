@@ -13,21 +13,24 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Launch:
-    """name: the kernel's, as a profiler shows it; layer: the one at work, or None; compiled: what Triton made of it."""
+    """name: the kernel's, as a profiler shows it; layer: the one at work, or None; compiled: what Triton made of it;
+    splits: programs along a sequence that its grid had, of a paged decode.
+    """
 
     name: str
     layer: int | None
     compiled: Any = None
+    splits: int | None = None
 
 
 _heard: list[Launch] | None = None
 _layer: int | None = None
 
 
-def launched(name: str, compiled: Any = None) -> None:
+def launched(name: str, compiled: Any = None, splits: int | None = None) -> None:
     """Called by a wrapper, with what the launch returned."""
     if _heard is not None:
-        _heard.append(Launch(name, _layer, compiled))
+        _heard.append(Launch(name, _layer, compiled, splits))
 
 
 def at_layer(layer: int | None) -> None:

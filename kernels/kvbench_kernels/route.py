@@ -1,7 +1,7 @@
 """Which decode kernel serves a shape, how it divides the work, and what it computes in: chosen from measurements.
 
 The Gluon kernel (`hopper_decode.py`) serves what it takes, on a GPU of compute capability 9; the portable one
-(`decode.py`) everything else. A new kernel is one more line in `decode_kernel`, `plan` and `execution`.
+(`decode.py`) everything else. A new kernel is one more line in `decode_kernel`, `plan`, `workspace` and `execution`.
 """
 
 from __future__ import annotations

@@ -112,8 +112,9 @@ class TritonAttention:
 
     slots [N] int64, -1 for a row that is not there; pages [B, P] and lengths [B] int32, new tokens included (0: a row
     that is not there); query_starts [B + 1] int32; new: the largest count; longest, mean: of the lengths; past: tokens
-    that every sequence held before, where all bring the same count to the same number, else None. splits: programs along a sequence in a decode, None to choose from the shape. workspaces: where a
-    CUDA graph keeps the kernels' memory, None to share it with all other forwards.
+    that every sequence held before, where all bring the same count to the same number, else None.
+    splits: programs along a sequence in a decode, None to choose from the shape. workspaces: where a CUDA graph keeps the
+    kernels' memory, None to share it with all other forwards.
     """
 
     store: PagedKVStore

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvbench.engine.core import Engine
@@ -20,11 +21,8 @@ from kvbench_kernels.support import interpreting
 TWIN = "_torch"  # what the names of the reference implementations end with
 
 LIBRARY = "scaled_dot_product_attention"
-ATTENDS = (
-    "paged_decode",
-    "paged_prefill",
-    "paged_attention",
-)  # what the names of attention kernels start with
+# What the names of attention kernels start with.
+ATTENDS = ("paged_decode", "paged_prefill", "paged_attention")
 
 # mma.sync and wgmma in PTX: the dtypes of the accumulator and of both operands.
 _MMA = re.compile(
@@ -33,21 +31,37 @@ _MMA = re.compile(
 _PTX_DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "s8": "int8", "e4m3": "float8_e4m3fn"}
 
 
-def kernels_level(engine: Engine, prompt: Sequence[Launch], step: Sequence[Launch]) -> Level:
-    """The level, from what a prompt and a decode step launched."""
+@dataclass(frozen=True)
+class Run:
+    """What the measured run launched, taken before any probe. calls: (layer, kernel) -> launches; tokens: computed."""
+
+    calls: Counter[tuple[int, str]]
+    graph_replays: int
+    tokens: int
+
+
+def run_of(engine: Engine) -> Run:
+    """The run so far."""
+    return Run(
+        engine.launches, sum(graph.replays for graph in engine.graphs.values()), engine.computed_tokens
+    )
+
+
+def kernels_level(engine: Engine, run: Run, prompt: Sequence[Launch], step: Sequence[Launch]) -> Level:
+    """The level, from what the measured run, a prompt and a decode step launched."""
     layers = len(engine.layers)
     facts: dict[str, Any] = {
         "backend": backend_label(engine),
-        "prompt": _per_layer(prompt, layers),
-        "decode": _per_layer(step, layers),
+        "prompt": _per_layer(_calls(prompt), layers),
+        "decode": _per_layer(_calls(step), layers),
         "decode_mode": engine.decode_mode,
-        "graph_replays": sum(graph.replays for graph in engine.graphs.values()),
-        "measured_run": {name: count / layers for name, count in sorted(_run_by_name(engine).items())},
+        "graph_replays": run.graph_replays,
+        "measured_run": _per_layer(run.calls, layers),
     }
     faults = _dropped(engine)
     for phase, launches in (("prompt", prompt), ("decode step", step)):
         faults += _strangers(engine, phase, launches)
-    faults += _strangers_of_the_run(engine)
+    faults += _strangers_of_the_run(engine, run)
     faults += _splits(engine, step)
     compiled, declared = compiled_execution(step), declared_execution(engine)
     if compiled is not None and compiled != declared:
@@ -62,8 +76,11 @@ def kernels_level(engine: Engine, prompt: Sequence[Launch], step: Sequence[Launc
             "E4", MISMATCH, f"Other kernels ran: {faults[0]}{more}.", {**facts, "faults": len(faults)}
         )
     names = ", ".join(dict.fromkeys(launch.name for launch in step if launch.layer is not None))
-    replays = facts["graph_replays"]
-    how = f" in a CUDA graph, replayed {replays} times" if engine.decode_mode == "graph" else ""
+    how = (
+        f" in a CUDA graph, replayed {run.graph_replays} times in the measured run"
+        if engine.decode_mode == "graph"
+        else ""
+    )
     return Level("E4", VERIFIED, f"Every layer of a decode step ran {names}{how}.", facts)
 
 
@@ -104,37 +121,40 @@ def _strangers(engine: Engine, phase: str, launches: Sequence[Launch]) -> list[s
     return faults
 
 
-def _run_by_name(engine: Engine) -> Counter[str]:
-    """Launches of the measured run, over all layers."""
-    names: Counter[str] = Counter()
-    for (_, name), count in engine.launches.items():
-        names[name] += count
-    return names
-
-
-def _strangers_of_the_run(engine: Engine) -> list[str]:
-    """Launches of the measured run, however many, that are not the resolved backend's."""
+def _strangers_of_the_run(engine: Engine, run: Run) -> list[str]:
+    """Launches of the measured run that are not the resolved backend's, and layers that it never attended in."""
     backend = engine.decision.backend.resolved
-    return [
+    faults = [
         f"layer {layer} ran {name} {count} times in the measured run, and backend {backend} was resolved"
-        for (layer, name), count in engine.launches.items()
+        for (layer, name), count in run.calls.items()
         if name.endswith(TWIN) != (backend == "torch") and not (name == LIBRARY and backend == "triton")
     ]
+    attended = {layer for layer, name in run.calls if name.startswith(ATTENDS) or name == LIBRARY}
+    if run.tokens:
+        silent = set(range(len(engine.layers))) - attended
+        faults += [f"layer {layer} launched no attention in the measured run" for layer in sorted(silent)]
+    return faults
 
 
 def _splits(engine: Engine, step: Sequence[Launch]) -> list[str]:
-    """Whether the portable kernel was split as asked: with more than one program along a sequence it needs a combine."""
+    """Whether the decode was split as asked."""
     asked = engine.spec["kv_splits"]
-    names = {launch.name for launch in step}
-    if asked is None or "paged_decode_split" not in names or ("paged_decode_combine" in names) == (asked > 1):
+    ran = {launch.splits for launch in step if launch.splits is not None}
+    if asked is None or ran == {asked}:
         return []
-    return [f"kv_splits {asked} was asked for, and the decode step launched {', '.join(sorted(names))}"]
+    return [f"kv_splits {asked} was asked for, and the decode step was split in {sorted(ran) or 'none'}"]
 
 
-def _per_layer(launches: Sequence[Launch], layers: int) -> dict[str, float]:
+def _calls(launches: Sequence[Launch]) -> Counter[tuple[int, str]]:
+    return Counter((launch.layer, launch.name) for launch in launches if launch.layer is not None)
+
+
+def _per_layer(calls: Counter[tuple[int, str]], layers: int) -> dict[str, float]:
     """Calls of each kernel, a layer."""
-    counts = Counter(launch.name for launch in launches if launch.layer is not None)
-    return {name: count / layers for name, count in sorted(counts.items())}
+    names: Counter[str] = Counter()
+    for (_, name), count in calls.items():
+        names[name] += count
+    return {name: count / layers for name, count in sorted(names.items())}
 
 
 def backend_label(engine: Engine) -> str:
@@ -160,9 +180,7 @@ def declared_execution(engine: Engine) -> str:
 
 def compiled_execution(launches: Sequence[Launch]) -> str | None:
     """The same, from the matrix instructions of the compiled kernels; None where nothing was compiled for a GPU."""
-    attention = [
-        launch for launch in launches if launch.layer is not None
-    ]  # linear layers are launched outside of it
+    attention = [launch for launch in launches if launch.layer is not None]  # linear layers belong to none
     codes = [
         asm["ptx"] for launch in attention if (asm := getattr(launch.compiled, "asm", None)) and "ptx" in asm
     ]

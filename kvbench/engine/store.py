@@ -67,6 +67,7 @@ class PagedKVStore:
         self._host: dict[int, HostPages] = {}
         self._health = torch.zeros((len(self.layers), len(HEALTH)), dtype=torch.int64, device=self.device)
         self._written = [0] * len(self.layers)
+        self._replayed = 0  # tokens that graphs have written, in every layer
 
     # Sequences
 
@@ -189,8 +190,7 @@ class PagedKVStore:
 
     def wrote(self, tokens: int) -> None:
         """Count tokens that a CUDA graph has written in every layer."""
-        for layer, shape in enumerate(self.shapes):
-            self._written[layer] += tokens * shape.kv_heads * (shape.head_dim + shape.value_dim)
+        self._replayed += tokens
 
     @contextmanager
     def not_counting(self) -> Iterator[None]:
@@ -212,8 +212,9 @@ class PagedKVStore:
     def health(self) -> list[dict[str, int]]:
         """Counts a layer since the store was made: elements written, clipped, nonfinite; rows that overflow."""
         counts = self._health.tolist()
+        by_graphs = [self._replayed * s.kv_heads * (s.head_dim + s.value_dim) for s in self.shapes]
         return [
-            {"layer": i, "elements": self._written[i], **dict(zip(HEALTH, row, strict=True))}
+            {"layer": i, "elements": self._written[i] + by_graphs[i], **dict(zip(HEALTH, row, strict=True))}
             for i, row in enumerate(counts)
         ]
 

@@ -281,7 +281,7 @@ def test_splits_that_are_dropped_on_the_way_are_named(
     made = engine(two_layers("tiny-llama"), "int8_sym", sequences=1, tokens=32, backend="triton", kv_splits=3)
     level = levels_of(made)["E4"]
     assert level.state == MISMATCH
-    assert "kv_splits 3 was asked for, and the decode step launched" in level.sentence
+    assert "kv_splits 3 was asked for, and the decode step was split in [1]" in level.sentence
 
 
 @pytest.mark.parametrize("splits", [1, 3])
@@ -325,3 +325,32 @@ def test_a_probe_of_values_goes_through_the_split_kernel_and_its_combine(
     monkeypatch.setattr(route, "paged_decode", lambda *a, **k: seen.append(k["splits"]) or honest(*a, **k))
     assert probe_values(maker(engine, two_layers("tiny-llama"), "int8_sym"), 16).state == VERIFIED
     assert {1, 2} == set(seen)
+
+
+def test_a_run_that_never_attended_in_a_layer_is_named(
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silence in the measured run is no proof: here layer 1 attends from the probes on."""
+    honest, probing = attention.TritonAttention.attend, []
+
+    def attend(self: Any, layer: int, q: Any, *rest: Any) -> Any:
+        return honest(self, layer, q, *rest) if probing or layer == 0 else q.clone()
+
+    monkeypatch.setattr(attention.TritonAttention, "attend", attend)
+    made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32)
+    made.prefill(made.add(), IDS[:6])
+    probing.append(True)
+    level = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    assert level.state == MISMATCH
+    assert "layer 1 launched no attention in the measured run" in level.sentence
+
+
+def test_the_measured_run_of_e4_is_counted_without_the_probes(engine: Any, two_layers: Any) -> None:
+    made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32)
+    made.prefill(seq := made.add(), IDS[:6])
+    made.decode([seq], [7])
+    made.decode([seq], [8])
+    e4 = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    assert e4.facts["measured_run"] == {
+        "kv_gather_int8_sym": 1, "kv_write_int8_sym": 3, "paged_decode_split": 2, "scaled_dot_product_attention": 1
+    }  # fmt: skip

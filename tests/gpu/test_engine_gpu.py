@@ -164,7 +164,7 @@ def test_the_evidence_of_a_graph_is_verified(model: Any, kv_format: str) -> None
     assert found.state == VERIFIED, found.levels
     e4 = next(level for level in found.levels if level.name == "E4")
     assert e4.facts["backend"] == "gpu"
-    assert e4.facts["graph_replays"] > 4
+    assert e4.facts["graph_replays"] == 4  # of the run, not of the probes
     assert e4.facts["decode"][f"kv_write_{kv_format}"] == 1
 
 
