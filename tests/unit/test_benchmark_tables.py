@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import attention, engine
-from benchmarks.attention import Data, Ready, Row, evaluate
+from benchmarks import attention, attention_data, attention_entries, attention_goals, engine
+from benchmarks.attention import Ready
+from benchmarks.attention_data import Data
+from benchmarks.attention_goals import Row, evaluate
 from benchmarks.engine import Result, result
 from benchmarks.goals import Goal, chosen, goal_lines, outcome
 from kvbench_kernels.quantize import dequantize
@@ -20,28 +22,28 @@ def row(cell: str, entry: str, us: float | None, nbytes: int = GB) -> Row:
 
 
 def test_a_cell_is_a_batch_and_a_context() -> None:
-    assert attention.lengths_of("3x20") == (20, 20, 20)
-    assert sum(attention.lengths_of("mixed")) == 65536 + 31 * 4096
+    assert attention_data.lengths_of("3x20") == (20, 20, 20)
+    assert sum(attention_data.lengths_of("mixed")) == 65536 + 31 * 4096
     for wrong in ("8", "8x", "x8", "0x4", "8x-1", "axb"):
         with pytest.raises(SystemExit, match="neither BATCHxCONTEXT"):
-            attention.lengths_of(wrong)
+            attention_data.lengths_of(wrong)
 
 
 def test_every_default_cell_is_one() -> None:
-    assert all(attention.lengths_of(cell) for cell in attention.CELLS.split(","))
+    assert all(attention_data.lengths_of(cell) for cell in attention.CELLS.split(","))
 
 
 def test_bytes_count_the_scales() -> None:
     # 8 heads x (K and V) x (128 codes and one scale) a token
-    assert attention.bytes_of("int8_sym", (3, 4)) == 7 * 8 * 2 * (128 + 2)
-    assert attention.bytes_of("fp8_e4m3", (1,)) == 8 * 2 * (128 + 4)
-    assert attention.bytes_of("native", (1,)) == 8 * 2 * 256
-    assert attention.PEERS["fi_xqa_fp8"].nbytes((10,)) == 10 * 8 * 2 * 128
-    assert attention.PEERS["vllm_int8"].nbytes((10,)) == attention.bytes_of("int8_sym", (10,))
+    assert attention_data.bytes_of("int8_sym", (3, 4)) == 7 * 8 * 2 * (128 + 2)
+    assert attention_data.bytes_of("fp8_e4m3", (1,)) == 8 * 2 * (128 + 4)
+    assert attention_data.bytes_of("native", (1,)) == 8 * 2 * 256
+    assert attention_entries.PEERS["fi_xqa_fp8"].nbytes((10,)) == 10 * 8 * 2 * 128
+    assert attention_entries.PEERS["vllm_int8"].nbytes((10,)) == attention_data.bytes_of("int8_sym", (10,))
 
 
 def test_a_share_is_of_the_copy_bandwidth() -> None:
-    goal = attention.GOALS["A1 large"]
+    goal = attention_goals.GOALS["A1 large"]
     (found,) = evaluate(goal, [row("8x32768", "int8_sym", 250.0)], b=4.0)  # 1 GB in 250 us: 4 TB/s
     assert (found.value, found.reached) == (1.0, True)
     (found,) = evaluate(goal, [row("8x32768", "int8_sym", 250.0)], b=4.5)
@@ -55,9 +57,9 @@ def test_goals_pick_cells_by_bytes_or_by_name() -> None:
         row("b", "int8_sym", 1.0, 500_000_000),
         row("64x4096", "int8_sym", 142.0),
     ]
-    assert [f.cell for f in evaluate(attention.GOALS["A1 large"], rows, 4.0)] == ["b", "64x4096"]
-    assert [f.cell for f in evaluate(attention.GOALS["A1 136 MB"], rows, 4.0)] == ["a"]
-    (found,) = evaluate(attention.GOALS["A1 8x32k, 64x4k"], rows, 4.0)
+    assert [f.cell for f in evaluate(attention_goals.GOALS["A1 large"], rows, 4.0)] == ["b", "64x4096"]
+    assert [f.cell for f in evaluate(attention_goals.GOALS["A1 136 MB"], rows, 4.0)] == ["a"]
+    (found,) = evaluate(attention_goals.GOALS["A1 8x32k, 64x4k"], rows, 4.0)
     assert (found.cell, found.reached) == ("64x4096", False)
 
 
@@ -68,7 +70,7 @@ def test_ratios_compare_entries_of_one_cell() -> None:
     ]  # fmt: skip
 
     def values(goal: str) -> dict[str, float | None]:
-        return {f"{f.cell} {f.entry}": f.value for f in evaluate(attention.GOALS[goal], rows, 4.0)}
+        return {f"{f.cell} {f.entry}": f.value for f in evaluate(attention_goals.GOALS[goal], rows, 4.0)}
 
     assert values("A4 everywhere") == {"a int8_sym": 2.0, "a fp8_e4m3": pytest.approx(10 / 5.5)}
     assert values("A3 SDPA") == {"a native": pytest.approx(10 / 9), "b native": None}
@@ -83,17 +85,17 @@ def test_the_size_can_be_another_entrys() -> None:
         row("b", "native", 1.0, GB - 1),
         row("b", "int8_sym", 1.0, GB),
     ]
-    (found,) = evaluate(attention.GOALS["A4 large"], rows, 4.0)
+    (found,) = evaluate(attention_goals.GOALS["A4 large"], rows, 4.0)
     assert (found.cell, found.reached) == ("a", False)
 
 
 def test_mixed_lengths_have_no_contiguous_peer() -> None:
-    assert evaluate(attention.GOALS["A3 SDPA"], [row("mixed", "native", 1.0)], 4.0) == []
-    assert len(evaluate(attention.GOALS["A5 mixed"], [row("mixed", "int8_sym", 1.0)], 4.0)) == 1
+    assert evaluate(attention_goals.GOALS["A3 SDPA"], [row("mixed", "native", 1.0)], 4.0) == []
+    assert len(evaluate(attention_goals.GOALS["A5 mixed"], [row("mixed", "int8_sym", 1.0)], 4.0)) == 1
 
 
 def test_a_goal_without_a_number_is_never_reached() -> None:
-    goal = attention.GOALS["A4 everywhere"]
+    goal = attention_goals.GOALS["A4 everywhere"]
     rows = [row("a", "native", 10.0), row("a", "int8_sym", 5.0)]
     assert outcome(evaluate(goal, rows, 4.0)) == "reached"
     assert outcome([]) == "not measured"
@@ -108,17 +110,18 @@ def test_a_goal_without_a_number_is_never_reached() -> None:
 
 def test_writes_are_one_launch_and_short() -> None:
     once = replace(row("write 8", "write int8_sym", 2.5), kernels=("kv_write",))
-    assert outcome(evaluate(attention.GOALS["A5 time"], [once], 4.0)) == "reached"
-    assert outcome(evaluate(attention.GOALS["A5 launches"], [once], 4.0)) == "reached"
+    assert outcome(evaluate(attention_goals.GOALS["A5 time"], [once], 4.0)) == "reached"
+    assert outcome(evaluate(attention_goals.GOALS["A5 launches"], [once], 4.0)) == "reached"
     twice = replace(once, kernels=("kv_write", "kv_write"))
-    assert outcome(evaluate(attention.GOALS["A5 launches"], [twice], 4.0)) == "missed"
+    assert outcome(evaluate(attention_goals.GOALS["A5 launches"], [twice], 4.0)) == "missed"
     assert (
-        outcome(evaluate(attention.GOALS["A5 launches"], [replace(once, kernels=())], 4.0)) == "not measured"
+        outcome(evaluate(attention_goals.GOALS["A5 launches"], [replace(once, kernels=())], 4.0))
+        == "not measured"
     )
 
 
 def lines_of(rows: list[Row], *names: str) -> list[str]:
-    goals: dict[str, Goal] = {name: attention.GOALS[name] for name in names or attention.GOALS}
+    goals: dict[str, Goal] = {name: attention_goals.GOALS[name] for name in names or attention_goals.GOALS}
     return goal_lines(goals, lambda goal: evaluate(goal, rows, 4.0))
 
 
@@ -134,7 +137,7 @@ def test_each_goal_is_printed_with_its_worst_number() -> None:
     assert "(speedup >= 1.0; worst b int8_sym 0.8)" in lines[0]
     assert lines[1:] == ["    misses at b int8_sym 0.8"]
     assert lines_of([row("a", "native", 1.0)], "A3 SDPA")[1:] == ["    a native no number"]
-    assert [": not measured. " in line for line in lines_of([])] == [True] * len(attention.GOALS)
+    assert [": not measured. " in line for line in lines_of([])] == [True] * len(attention_goals.GOALS)
 
 
 def test_the_worst_of_a_limit_from_above_is_the_largest() -> None:
@@ -145,7 +148,7 @@ def test_the_worst_of_a_limit_from_above_is_the_largest() -> None:
 
 
 def test_a_failed_entry_is_a_line_without_a_time() -> None:
-    text = attention.table(
+    text = attention_goals.table(
         [row("a", "native", 250.0), Row("a", "fi_xqa_fp8", GB, failed="cannot run: ImportError: no")], 4.0
     )
     lines = text.splitlines()
@@ -220,14 +223,14 @@ def test_layouts_hold_the_same_values() -> None:
 
 def test_nothing_unwritten_passes_the_comparison() -> None:
     wanted = torch.randn(2, 3, 4)
-    assert attention.compare(wanted, wanted)[0] == pytest.approx(1.0, abs=1e-12)
+    assert attention_data.compare(wanted, wanted)[0] == pytest.approx(1.0, abs=1e-12)
     got = wanted.clone()
     got[1, 2, 0] = math.nan
-    cosine, _ = attention.compare(got, wanted)
+    cosine, _ = attention_data.compare(got, wanted)
     assert math.isnan(cosine)
     assert not cosine >= 0.5
     got[1, 2] = -wanted[1, 2]
-    assert attention.compare(got, wanted)[0] == pytest.approx(-1.0)
+    assert attention_data.compare(got, wanted)[0] == pytest.approx(-1.0)
 
 
 def values_of(name: str, results: list[Result]) -> dict[str, float | None]:
@@ -290,7 +293,7 @@ def test_every_goal_of_the_engine_has_its_cells_in_the_default_run() -> None:
 
 
 def test_every_goal_of_the_kernels_has_its_cells_in_the_default_run() -> None:
-    for name, goal in attention.GOALS.items():
+    for name, goal in attention_goals.GOALS.items():
         assert set(goal.get("cells", ())) <= set(attention.CELLS.split(",")), name
         known = {*attention.FORMATS.split(","), *(f"write {f}" for f in attention.FORMATS.split(","))}
         assert set(goal["entries"]) <= known, name
