@@ -196,7 +196,7 @@ class Engine:
             attention = self._watch(attention)
         ends = torch.tensor(chunk.counts).cumsum(0) - 1
         keep: Tensor | int = 0 if logits == "all" else ends.to(device) if logits == "last" else 1
-        form = "prefill" if max(chunk.counts) > 1 else None
+        form = "prefill" if max(chunk.counts) > 1 else "decode"
         with record() as launches:
             kept = self.run_model(attention, ids[None].to(device), positions[None].to(device), keep, form)
         self._launches.update((launch.layer, launch.name) for launch in launches if launch.layer is not None)
@@ -213,15 +213,15 @@ class Engine:
         return calls
 
     def run_model(
-        self, attention: Attention, ids: Tensor, positions: Tensor, keep: Tensor | int, compiled: str | None
+        self, attention: Attention, ids: Tensor, positions: Tensor, keep: Tensor | int, form: str
     ) -> Tensor:
-        """The model on packed ids and positions [1, N]: its logits [1, kept, V]. compiled: the form of the layers that runs
-        where they are compiled; None for the layers as they were written."""
+        """The model on packed ids and positions [1, N]: its logits [1, kept, V]. form: "prefill" or "decode", of the layers
+        where they are compiled."""
         binding = self.model.binding
         step = binding.step = Step(attention, self.tap_layers, {})
         layers: AbstractContextManager[None] = nullcontext()
-        if compiled and self.compile_mode == "layer":
-            layers = self.model.compiled.running(compiled)
+        if self.compile_mode == "layer":
+            layers = self.model.compiled.running(form)
         try:
             with torch.inference_mode(), layers:
                 output = self.model.model(
