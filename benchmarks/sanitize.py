@@ -3,7 +3,8 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck  python -m benchmarks.sanitize
     compute-sanitizer --tool racecheck python -m benchmarks.sanitize
 
-Run it once without compute-sanitizer first: it then finds the kernels compiled, which takes longest under it. Without the
+Run it once without compute-sanitizer first: it then finds the kernels compiled, which takes longest under it. Formats after
+the command (`int8_sym native`) are the only ones that run, so that several can run side by side. Without the
 caching allocator every tensor is an allocation of its own, so that memcheck sees an access past its end.
 Prints one line a kernel and shape; exit code 1 when a result is wrong (compute-sanitizer has its own for what it finds).
 """
@@ -29,8 +30,8 @@ SHAPES = ((8, 2, 128), (9, 3, 64), (4, 2, 80))  # query heads, KV heads, head di
 
 def main() -> int:
     torch.manual_seed(0)
-    wrong = 0
-    for fmt in KV_FORMATS:
+    formats, wrong = sys.argv[1:] or list(KV_FORMATS), 0
+    for fmt in formats:
         for heads in SHAPES:
             wrong += attention(fmt, *heads)
     for m in (1, 5, 16):
@@ -38,7 +39,7 @@ def main() -> int:
         wrong += report("skinny_linear", skinny_linear.skinny_linear(x, w), x.double() @ w.double().T, 2e-2)
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    print("all as their twins" if not wrong else f"{wrong} wrong")
+    print(f"{', '.join(formats)}: " + ("all as their twins" if not wrong else f"{wrong} wrong"))
     return 1 if wrong else 0
 
 

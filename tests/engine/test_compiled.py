@@ -48,3 +48,28 @@ def test_one_compilation_serves_all_layers_and_changes_no_bit(name: str) -> None
     assert all(
         torch.equal(found, plain.decode([0], [token])) for found, token in zip(decoded, (3, 4), strict=True)
     )
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma2"])  # a fused attention, and one with a soft-cap
+def test_attention_lies_in_memory_as_the_compiler_was_told(name: str) -> None:
+    """A compiled kernel behind it takes that on trust."""
+    found: list[bool] = []
+
+    class Watched(torch.fx.Interpreter):
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            out = super().call_function(target, args, kwargs)
+            if target is torch.ops.kvbench.attend:
+                found.append(out.is_contiguous())
+            return out
+
+    torch._dynamo.reset()
+    spec = {**CELL_KEYS, "model": name, "kv_format": "int8_sym"}
+    model = load_model(spec, "cpu", "float32")
+    model.__dict__["compiled"] = CompiledLayers(model.model, lambda graph, _: Watched(graph).run)  # type: ignore[arg-type]
+    decision = resolve(Request("int8_sym", "native", "torch", "refuse"), model.facts)
+    engine = Engine(
+        model, replace(decision, compile=Choice("layer", "layer", "")), spec, sequences=2, tokens=96
+    )
+    engine.prefill(engine.add(), IDS)
+    engine.decode([0], [3])
+    assert found == [True] * 2 * len(engine.layers)

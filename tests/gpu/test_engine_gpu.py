@@ -70,9 +70,12 @@ def test_graph_and_eager_give_the_same_tokens(model: Any, kv_format: str) -> Non
     assert sum(graph.replays for graph in engine.graphs.values()) == 48
 
 
-def test_compiled_layers_give_the_logits_of_plain_ones_but_for_rounding(model: Any) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])  # another attention of the library for each
+def test_compiled_layers_give_the_logits_of_plain_ones_but_for_rounding(dtype: str) -> None:
+    mine = loaded(dtype)
+
     def logits(compile: str) -> torch.Tensor:
-        engine = made(model, decode="graph", compile=compile)
+        engine = made(mine, dtype=dtype, decode="graph", compile=compile)
         seq = engine.add()
         engine.prefill(seq, PROMPTS[2])
         return engine.decode([seq], [7])
