@@ -18,8 +18,8 @@ from kvbench_kernels.launches import launched
 from kvbench_kernels.layout import check_write, unsigned
 
 # Elements a program takes. A correctly rounded division branches, so a thread does its divisions one after the other:
-# while the GPU has room for more programs a thread gets 4 elements, from 2^20 elements on 8 (a 16-byte load).
-SMALL_TILE, TILE, MANY = 512, 1024, 2**20
+# while the GPU has room for more programs a thread gets 4 elements, from 2^20 elements on 16 (two 16-byte loads).
+SMALL_TILE, TILE, MANY = 512, 2048, 2**20
 
 
 def paged_write(

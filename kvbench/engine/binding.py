@@ -120,7 +120,7 @@ def attend(
     at_layer(layer)
     out = step.attention.attend(layer, q, k, v, scaling, sliding_window, softcap, sinks)
     at_layer(None)
-    return out[None].contiguous()  # as the operator promises the compiler; some attentions return a strided view
+    return out[None].contiguous()  # what the operator's fake promises; some attentions return a strided view
 
 
 # The same for compiled layers: opaque to the compiler. What it changes are pages, which no compiled graph holds, so

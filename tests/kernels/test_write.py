@@ -64,6 +64,22 @@ def test_stored_bytes_are_the_torch_quantizers(
     assert ours.content() == twin.content()
 
 
+@pytest.mark.parametrize("tokens", [1, 16, 19])  # a part of a large tile, one or two whole ones, and a rest
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_large_tiles_store_the_same_bytes(
+    device: str, fmt: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a prompt: more elements a program than the few rows of a decode step are given."""
+    monkeypatch.setattr("kvbench_kernels.write.MANY", 1)
+    sizes = {"pages": 4, "heads": 2, "page_size": 8, "dim": 64, "value_dim": 128}
+    k, v = (hard_rows(tokens, 2, dim, torch.bfloat16, device, seed=6) for dim in (64, 128))
+    ours, twin = (make_pool(fmt, device, torch.bfloat16, **sizes) for _ in range(2))
+    order = torch.randperm(32, generator=torch.Generator().manual_seed(7))[:tokens].to(device)
+    paged_write(fmt, k, v, order, *ours.tensors(), ours.health)
+    paged_write_torch(fmt, k, v, order, *twin.tensors(), twin.health)
+    assert ours.content() == twin.content()
+
+
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_each_slot_holds_its_own_token(device: str, fmt: str) -> None:
     """Against the quantizer itself, row by row: the twin's indexing is not trusted here."""
