@@ -17,7 +17,7 @@ test: $(STAMP) ## all tests that need no GPU and no peer tool (make test ARGS="-
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not peer" $(ARGS)
 
 gpu: $(STAMP) ## the tests that need a GPU, and the kernels' tests compiled
-	$(BIN)/python -m pytest -q -n 8 --dist loadfile tests/gpu tests/kernels $(ARGS)
+	$(BIN)/python -m pytest -q -n 8 --dist load tests/gpu tests/kernels $(ARGS)
 
 bench: $(STAMP) ## attention kernels and engine on a GPU (make bench ARGS="--out results")
 	PYTHONPATH=kernels:. $(BIN)/python -m benchmarks.attention $(ARGS)
