@@ -12,20 +12,29 @@ Prints one line a kernel and shape; exit code 1 when a result is wrong (compute-
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kvbench.engine.layer import allocate_layer
 from kvbench.formats import KV_FORMATS, KVShape
-from kvbench_kernels import decode, gather, prefill, skinny_linear, twins, write
+from kvbench_kernels import decode, gather, hopper_plan, prefill, skinny_config, skinny_linear, twins, write
 from kvbench_kernels.launches import record
 from kvbench_kernels.route import decode_kernel
 from kvbench_kernels.support import AttentionNeeds
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there by the interpreter: TRITON_INTERPRET=1
+HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 PAGE, LENGTHS = 16, (1, 17, 70)
 SHAPES = ((8, 2, 128), (9, 3, 64), (4, 2, 80))  # query heads, KV heads, head dim
+LONG = 2200  # tokens: more tiles than the merge of a program takes at a time, with any tiling
+TILINGS = (
+    hopper_plan.ONE_WARP, hopper_plan.ONE_WARP_DEEP, hopper_plan.TWO_WARPS, hopper_plan.FOUR_WARPS,
+    hopper_plan.FOUR_WARPS_DEEP,
+)  # fmt: skip
 
 
 def main() -> int:
@@ -34,57 +43,121 @@ def main() -> int:
     for fmt in formats:
         for heads in SHAPES:
             wrong += attention(fmt, *heads)
-    for m in (1, 5, 16):
-        x, w = (torch.randn(n, 576, device=DEVICE, dtype=torch.float16) for n in (m, 200))
-        wrong += report("skinny_linear", skinny_linear.skinny_linear(x, w), x.double() @ w.double().T, 2e-2)
+        if HOPPER:
+            wrong += hopper_tilings(fmt)
+    wrong += skinny()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     print(f"{', '.join(formats)}: " + ("all as their twins" if not wrong else f"{wrong} wrong"))
     return 1 if wrong else 0
 
 
-def attention(fmt: str, q_heads: int, kv_heads: int, dim: int) -> int:
-    """Write, gather, decode and prefill of three ragged sequences."""
-    counts = [-(-n // PAGE) for n in LENGTHS]
+@dataclass(frozen=True)
+class Filled:
+    """Scattered pages that hold K and V of ragged sequences: payload and scales, then page table and lengths."""
+
+    fmt: str
+    q: Tensor  # [tokens, Hq, D] of all sequences, packed
+    pages: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+    where: tuple[Tensor, Tensor]
+
+    @property
+    def ends(self) -> Tensor:
+        return self.where[1].cumsum(0)
+
+
+def fill(fmt: str, q_heads: int, kv_heads: int, dim: int, lengths: Sequence[int]) -> Filled:
+    """Written by the kernel itself."""
+    counts = [-(-n // PAGE) for n in lengths]
     scale = (0.05, 0.05) if KV_FORMATS[fmt].scale_kind == "static" else None
     shape = KVShape(kv_heads, dim, dim)
     live = allocate_layer(KV_FORMATS[fmt], shape, PAGE, sum(counts), torch.bfloat16, DEVICE, scale)
-    table = torch.full((len(LENGTHS), max(counts)), -1, dtype=torch.int32, device=DEVICE)
+    table = torch.full((len(lengths), max(counts)), -1, dtype=torch.int32, device=DEVICE)
     order = torch.randperm(sum(counts), device=DEVICE).int()
     slots, first = [], 0
-    for row, (n, count) in enumerate(zip(LENGTHS, counts, strict=True)):
+    for row, (n, count) in enumerate(zip(lengths, counts, strict=True)):
         table[row, :count] = order[first : first + count]
         token = torch.arange(n, device=DEVICE)
         slots.append(table[row, token // PAGE].long() * PAGE + token % PAGE)
         first += count
-    tokens = sum(LENGTHS)
-    q, k, v = (randn(tokens, heads, dim) for heads in (q_heads, kv_heads, kv_heads))
-    health, reads = (torch.zeros(n, dtype=torch.int64, device=DEVICE) for n in (3, 2))
+    q, k, v = (randn(sum(lengths), heads, dim) for heads in (q_heads, kv_heads, kv_heads))
     pages = (live.k, live.v, live.k_scale, live.v_scale)
-    write.paged_write(fmt, k, v, torch.cat(slots), *pages, health)
-    lengths = torch.tensor(LENGTHS, dtype=torch.int32, device=DEVICE)
-    ends = lengths.cumsum(0)
-    starts = torch.cat((torch.zeros(1, device=DEVICE), ends)).int()
+    write.paged_write(fmt, k, v, torch.cat(slots), *pages, torch.zeros(3, dtype=torch.int64, device=DEVICE))
+    return Filled(fmt, q, pages, (table, torch.tensor(lengths, dtype=torch.int32, device=DEVICE)))
+
+
+def attention(fmt: str, q_heads: int, kv_heads: int, dim: int) -> int:
+    """Write, gather, decode (what the route chooses, and the portable one) and prefill of three ragged sequences."""
+    data = fill(fmt, q_heads, kv_heads, dim, LENGTHS)
+    pages, q, table = data.pages, data.q, data.where[0]
+    reads = torch.zeros(2, dtype=torch.int64, device=DEVICE)
     wrong = 0
-    found, due = (f(fmt, *pages, table[2:], 70, torch.bfloat16, reads) for f in (gather.paged_gather, twins.paged_gather_torch))  # fmt: skip
-    wrong += report(f"gather {fmt} {dim}", found[0], due[0], 0)
-    where = (table, lengths)
-    last = q[ends - 1]
+    gathers = (gather.paged_gather, twins.paged_gather_torch)
+    ours, twins_ = (f(fmt, *pages, table[2:], LENGTHS[2], torch.bfloat16, reads) for f in gathers)
+    for side in (0, 1):
+        wrong += report(f"gather {fmt} {dim}", ours[side], twins_[side], 0)
+    last = q[data.ends - 1]
     needs = AttentionNeeds(fmt, q_heads, kv_heads, dim, dim, PAGE, "bfloat16", DEVICE)
-    due = twins.paged_decode_torch(fmt, last, *pages, *where, dim**-0.5, splits=1)
-    for splits in (1, 3):
-        with record() as launches:
-            kernel = decode_kernel(needs)
-            found = kernel(fmt, last, *pages, *where, dim**-0.5, splits=splits, reads=reads)
-        wrong += report(f"{launches[0].name} {fmt} {dim} splits {splits}", found, due, 2e-2)
-        portable = decode.paged_decode(fmt, last, *pages, *where, dim**-0.5, splits=splits, reads=reads)
-        wrong += report(f"paged_decode {fmt} {dim} splits {splits}", portable, due, 2e-2)
-    chunk = (*where, starts, max(LENGTHS), dim**-0.5)
-    found, due = (f(fmt, q, *pages, *chunk) for f in (prefill.paged_prefill, twins.paged_prefill_torch))
-    return wrong + report(f"prefill {fmt} {dim}", found, due, 2e-2)
+    variants: list[dict[str, Any]] = [{}]
+    if q_heads % 2 == 0:
+        sinks = torch.randn(q_heads, device=DEVICE)
+        variants += [{"sliding_window": 20}, {"softcap": 5.0}, {"sinks": sinks}]
+    starts = torch.cat((torch.zeros(1, device=DEVICE), data.ends)).int()
+    for extra in variants:
+        name = f"{fmt} {dim} {next(iter(extra), '')}"
+        due = twins.paged_decode_torch(fmt, last, *pages, *data.where, dim**-0.5, splits=1, **extra)
+        for splits in (1, 3):
+            kernels = [decode.paged_decode] if extra else [decode_kernel(needs), decode.paged_decode]
+            for kernel in kernels:
+                with record() as launches:
+                    found = kernel(
+                        fmt, last, *pages, *data.where, dim**-0.5, splits=splits, reads=reads, **extra
+                    )
+                wrong += report(f"{launches[0].name} {name} splits {splits}", found, due, 2e-2)
+        found, due = (
+            f(fmt, q, *pages, *data.where, starts, max(LENGTHS), dim**-0.5, **extra)
+            for f in (prefill.paged_prefill, twins.paged_prefill_torch)
+        )
+        wrong += report(f"prefill {name}", found, due, 2e-2)
+    return wrong
 
 
-def randn(*shape: int) -> torch.Tensor:
+def hopper_tilings(fmt: str) -> int:
+    """Every tiling of the Hopper kernel: one program along a sequence, some, and so many that parts are merged twice."""
+    from kvbench_kernels.hopper_decode import paged_decode_hopper
+
+    wrong = 0
+    for dim in hopper_plan.HEAD_DIMS:
+        data = fill(fmt, 8, 2, dim, (33, LONG))
+        last = data.q[data.ends - 1]
+        arguments = (fmt, last, *data.pages, *data.where, dim**-0.5)
+        due = twins.paged_decode_torch(*arguments, splits=1)
+        for tiling in TILINGS:
+            for splits, least in ((1, 1), (5, 1), (LONG // tiling.tile, 1), (5, 512)):
+                found = paged_decode_hopper(*arguments, splits=hopper_plan.Plan(splits, least, tiling))
+                wrong += report(
+                    f"hopper {fmt} {dim} {tiling} splits {splits} least {least}", found, due, 2e-2
+                )
+    return wrong
+
+
+def skinny() -> int:
+    """Each kind of tiling that was measured fastest somewhere, on one weight and on three of unlike sizes."""
+    wrong = 0
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+    for tiling in sorted(set(skinny_config.MEASURED.values()), key=str):
+        for m in (1, 3) if tiling.kind == "vector" else (5, 16):
+            for rows in ((200,), (200, 40, 40)):
+                x, *weights = (torch.randn(n, 1160, device=DEVICE, dtype=dtype) for n in (m, *rows))
+                found = skinny_linear.skinny_linear_many(x, weights, tiling=tiling)
+                for out, w in zip(found, weights, strict=True):
+                    wrong += report(
+                        f"skinny_linear {m} {rows} {tiling}", out, x.double() @ w.double().T, 2e-2
+                    )
+    return wrong
+
+
+def randn(*shape: int) -> Tensor:
     return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)
 
 
