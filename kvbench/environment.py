@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import kvbench
+from kvbench_kernels.support import interpreting
 
 PACKAGES = (
     "torch", "transformers", "triton", "accelerate", "tokenizers", "safetensors", "gguf", "huggingface-hub",
@@ -58,6 +59,7 @@ def host() -> Host:
         "kvbench": source_digest(measuring_only=True),
         "torch": versions["torch"] or "absent",
         "transformers": versions["transformers"] or "absent",
+        "triton": (versions["triton"] or "absent") + (", interpreted" if interpreting() else ""),
         "device": f"{device}: {gpus[0]['name'] if device == 'cuda' else cpu}",
     }
     environment = {

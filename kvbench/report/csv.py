@@ -28,6 +28,7 @@ _STATE_COLUMNS = (
     "requested",
     "resolved",
     *_DECIDED_COLUMNS,
+    "ran_on",
     "effective",
     "storage",
     "transfer",
@@ -37,18 +38,18 @@ _STATE_COLUMNS = (
 
 
 def long_csv(run: Run) -> str:
-    """cell id and name, the cell's keys, what they resolved to, then the row: metric, variant, value, unit, ..."""
+    """cell id and name, the cell's keys, what they resolved to, where attention ran, then the row: metric, variant, ..."""
     run = run.with_fact_rows()
     labels = Labels(run.manifest)
     keys = _keys(labels)
-    decided = {line.label.cells[0]: _decided(line) for line in precision_lines(run, labels)}
-    lines: list[list[Any]] = [["cell", "name", *keys, *_DECIDED_COLUMNS, *_ROW_COLUMNS]]
+    decided = {line.label.cells[0]: [*_decided(line), line.ran_on] for line in precision_lines(run, labels)}
+    lines: list[list[Any]] = [["cell", "name", *keys, *_DECIDED_COLUMNS, "ran_on", *_ROW_COLUMNS]]
     for row in run.rows:
         cell = labels.cells.get(row.cell, {"name": "", "spec": {}})
         spec = [cell["spec"].get(key) for key in keys]
         values = [row.metric, row.variant, row.value, row.unit, row.low, row.high, row.n, row.baseline,
                   row.partial, row.note]  # fmt: skip
-        resolved = decided.get(row.cell, [None] * len(_DECIDED))
+        resolved = decided.get(row.cell, [None] * (len(_DECIDED) + 1))
         lines.append([row.cell, cell["name"], *spec, *resolved, *values])
     return _text(lines)
 
@@ -87,6 +88,7 @@ def _states(line: PrecisionLine) -> Sequence[str]:
         line.kv.requested,
         line.kv.resolved,
         *_decided(line),
+        line.ran_on,
         line.effective,
         line.storage,
         line.transfer,

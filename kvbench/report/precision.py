@@ -54,8 +54,9 @@ class LevelLine:
 
 @dataclass(frozen=True)
 class PrecisionLine:
-    """state: verified, mismatch or unverified; storage, transfer, execution: precisions; reads: (record, tokens read
-    from pages, of them quantized); chips: (state, names of the levels whose worst state it is) pairs, worst first.
+    """state: verified, mismatch or unverified; storage, transfer, execution: precisions; ran_on: where attention ran by
+    E4, torch, interpreter or gpu; reads: (record, tokens read from pages, of them quantized); chips: (state, names of
+    the levels whose worst state it is) pairs, worst first.
     """
 
     label: Label
@@ -65,6 +66,7 @@ class PrecisionLine:
     storage: str
     transfer: str
     execution: str
+    ran_on: str
     reads: tuple[tuple[str, int, int], ...]
     chips: tuple[tuple[str, str], ...]
     levels: tuple[LevelLine, ...]
@@ -150,6 +152,12 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
         storage=_joined(evidence["precision"].get("storage") for evidence in found),
         transfer=_joined(evidence["precision"].get("transfer") for evidence in found),
         execution=_joined(evidence["precision"].get("execution") for evidence in found),
+        ran_on=_joined(
+            level["facts"].get("backend")
+            for evidence in found
+            for level in evidence["levels"]
+            if level["name"] == "E4"
+        ),
         reads=tuple(_read(record.key, record.evidence) for record in records if record.evidence is not None),
         chips=tuple((state, text) for state, text in names.items() if text),
         levels=levels,

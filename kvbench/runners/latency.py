@@ -145,8 +145,8 @@ def _refuse_interpreter(engine: Engine) -> None:
     if backend_label(engine) == "interpreter":
         raise Refused(
             "interpreter_latency",
-            "latency was asked for on backend triton without a CUDA device, where Triton's interpreter runs the kernels "
-            "and its times say nothing of them; measure on a CUDA device, or set backend: torch.",
+            "latency was asked for on backend triton where TRITON_INTERPRET is set: Triton's interpreter runs the kernels "
+            "and its times say nothing of them; measure on a CUDA device without it, or set backend: torch.",
         )
 
 

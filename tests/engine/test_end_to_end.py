@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 import json
 import os
@@ -75,6 +76,8 @@ def test_a_sound_run_passes_and_is_judged_again_without_measuring(job: Job, tmp_
         for r in before.values()
         for level in r["evidence"]["levels"]
     )
+    rows = csv.DictReader((tmp_path / "out" / "results_long.csv").read_text().splitlines())
+    assert {row["ran_on"] for row in rows} == {"torch"}
     again = CliRunner().invoke(app, ["gate", str(tmp_path / "out")])
     assert again.exit_code == 0
     assert job().exit_code == 0

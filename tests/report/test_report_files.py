@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 
 from kvbench.cells import CELL_KEYS
+from kvbench.record import VERIFIED, Level
 from kvbench.report.csv import long_csv, wide_csv
 from kvbench.report.jsonout import result_json
 from kvbench.report.model import Run
 from kvbench.report.write import write_all, write_text
+from tests.unit.made_run import evidence
 
 FACT_METRICS = {"page_table_bytes", "held_bytes", "workspace_bytes", "device_peak_bytes"}
 
@@ -98,7 +100,27 @@ def test_both_csvs_hold_what_auto_became_on_each_cell(maker):
             assert found == want[line["kv_format"]]
     heads = list(read(wide_csv(Run(*made.args)))[0])
     first = heads.index("resolved")
-    assert heads[first + 1 : first + 4] == ["backend_resolved", "decode_resolved", "compile_resolved"]
+    assert heads[first + 1 : first + 5] == [
+        "backend_resolved",
+        "decode_resolved",
+        "compile_resolved",
+        "ran_on",
+    ]
+
+
+def test_a11_t3_every_row_says_whether_a_gpu_the_interpreter_or_torch_ran(maker):
+    made = maker().with_records(
+        lambda r: (
+            replace(r, evidence=evidence("native", Level("E4", VERIFIED, "so", {"backend": "interpreter"})))
+            if r.spec["kv_format"] == "native"
+            else replace(r, evidence=evidence("int8_sym", Level("E4", VERIFIED, "so", {"backend": "gpu"})))
+        )
+    )
+    for lines in (read(wide_csv(Run(*made.args))), read(long_csv(Run(*made.args)))):
+        assert {(line["kv_format"], line["ran_on"]) for line in lines} == {
+            ("native", "interpreter"),
+            ("int8_sym", "gpu"),
+        }
 
 
 def test_a_row_of_a_cell_that_the_manifest_does_not_have_keeps_its_columns(passing):

@@ -1,5 +1,6 @@
 """A runner's context on a tiny model with real engines, real resolver and real baseline records."""
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -72,3 +73,10 @@ def as_baseline() -> Callable[..., Any]:
                       {}, None, None, "", 0.0)  # fmt: skip
 
     return record
+
+
+@pytest.fixture
+def backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wall clock that goes back an hour whenever it is asked."""
+    moments = itertools.count(10**9, -3600)
+    monkeypatch.setattr("time.time", lambda: float(next(moments)))

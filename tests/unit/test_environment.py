@@ -31,7 +31,7 @@ def test_host_is_json_and_names_no_machine() -> None:
 
 
 def test_identity_holds_code_libraries_and_device() -> None:
-    assert set(host().identity) == {"kvbench", "torch", "transformers", "device"}
+    assert set(host().identity) == {"kvbench", "torch", "transformers", "triton", "device"}
     assert all(isinstance(value, str) and value for value in host().identity.values())
 
 
@@ -98,3 +98,15 @@ def test_device_needs_a_gpu_and_a_torch_that_can_use_it(
     found, why = environment._device(gpus, "no driver", torch)
     assert found == device
     assert reason in why
+
+
+def test_a11_t3_the_interpreter_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with a GPU too, where the device's name alone would let its records be taken for compiled ones."""
+    found = set()
+    for value in ("1", "0"):
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+        host.cache_clear()
+        found.add(host().identity["triton"])
+    host.cache_clear()
+    assert len(found) == 2
+    assert sum(name.endswith(", interpreted") for name in found) == 1

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kvbench.errors import Refused
-from kvbench.runners import latency
+from kvbench.runners import latency, transfer
 from kvbench.runners.greedy import greedy
 from kvbench.runners.latency import EngineArm, prefill_plan, random_prompts
 from kvbench.runners.timing import measure, time_request
@@ -251,6 +251,27 @@ def test_a_candidate_is_interleaved_with_its_baseline_and_samples_are_whole(runn
         True,
         4,
     )
+
+
+def test_a21_t3_the_engines_arm_waits_for_its_device(runner_context, monkeypatch):
+    """The loop's waiting is tested with fake arms; this is the real one's."""
+    ctx = runner_context("latency", **KEYS)
+    arm = EngineArm(ctx.engine(sequences=1, tokens=8), [[1, 2]], 16, 1)
+    waited = []
+    monkeypatch.setattr(arm.engine, "synchronize", lambda: waited.append("device"))
+    arm.synchronize()
+    assert waited == ["device"]
+
+
+@pytest.mark.parametrize("runner", [latency, transfer])
+def test_a21_t4_no_runner_looks_at_the_wall_clock(runner, runner_context, backwards):
+    name = runner.__name__.rpartition(".")[2]
+    samples = runner.run(runner_context(name, batch=1, context=33, repeats=1)).samples
+    times = [arm["ttft_ms"] for arm in samples.get("arms", ())]
+    times += [gap for arm in samples.get("arms", ()) for gap in arm["itl_ms"]]
+    times += [swap["seconds"] for swap in samples.get("swaps", ())]
+    assert times
+    assert all(0 < value < 60_000 for value in times)
 
 
 def test_a11_t3_a_latency_of_the_interpreter_is_refused(runner_context, monkeypatch):

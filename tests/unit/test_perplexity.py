@@ -55,6 +55,11 @@ def test_a17_t1_uniform_logits_give_the_vocabulary_size(
     assert sum(c["tokens"] for c in measured.samples["chunks"]) == measured.facts["scored"]
 
 
+def test_a21_t4_a_pass_is_not_timed_by_the_wall_clock(model: Any, text: Path, backwards: None) -> None:
+    facts = measure(model, text).facts
+    assert 0 < facts["seconds_candidate"] < 60
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_native_sums_are_those_of_a_plain_forward(model: Any, text: Path, protocol: str) -> None:
     measured = measure(model, text, protocol=protocol)

@@ -30,7 +30,7 @@ def test_cells_are_complete_and_frozen_for_the_host(make: Make) -> None:
 
 
 def test_a11_t3_work_on_a_cpu_and_on_a_gpu_shares_no_task(make: Make) -> None:
-    """The device is in every key, so no record of the interpreter stands beside one of a GPU."""
+    """The device is in every key; whether Triton is interpreted is another part of it (test_environment.py)."""
     text = "engine: {backend: triton, dtype: float32}\naxes: {kv_format: int8_sym}"
     cpu, gpu = ({task.key for task in make(text, host=Host(device)).tasks} for device in ("cpu", "cuda"))
     assert len(cpu) == len(gpu) > 1
