@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -23,10 +24,10 @@ PROMPTS = [
 ]  # 9, 29 and 49 tokens
 
 
-def loaded(dtype: str = "bfloat16") -> Any:
+def loaded(dtype: str = "bfloat16", name: str = "tiny-llama") -> Any:
     from kvbench.engine.load import load_model
 
-    return load_model({**CELL_KEYS, "model": "tiny-llama"}, "cuda", dtype)
+    return load_model({**CELL_KEYS, "model": name, "model_weights": "random"}, "cuda", dtype)
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +170,34 @@ def test_the_evidence_of_a_graph_is_verified(model: Any, kv_format: str) -> None
     assert e4.facts["backend"] == "gpu"
     assert e4.facts["graph_replays"] == 4  # of the run, not of the probes
     assert e4.facts["decode"][f"kv_write_{kv_format}"] == 1
+
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+
+
+@pytest.fixture(scope="module")
+def wide_heads(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """tiny-llama with the head_dim that the Gluon kernel takes."""
+    from kvbench.catalog import TINY
+
+    folder = tmp_path_factory.mktemp("wide")
+    (folder / "config.json").write_text(json.dumps({**TINY["tiny-llama"], "head_dim": 64}))
+    return loaded("bfloat16", str(folder))
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_the_gluon_kernel_has_the_same_evidence_and_the_same_tokens_in_a_graph(
+    wide_heads: Any, kv_format: str
+) -> None:
+    engine = made(wide_heads, kv_format)
+    tokens = text(engine, 4)
+    found = evidence.examine(engine, reads_due=True)
+    assert found.state == VERIFIED, found.levels
+    e4 = next(level for level in found.levels if level.name == "E4")
+    assert e4.facts["decode"]["paged_decode_hopper"] == 1
+    # Compiled layers in both: on eager steps they are the same code.
+    assert tokens == text(made(wide_heads, kv_format, decode="eager"), 4)
 
 
 def test_a21_t1_a_shape_seen_first_costs_a_warm_up_and_no_measured_request() -> None:
