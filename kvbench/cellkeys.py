@@ -5,13 +5,20 @@ from __future__ import annotations
 from kvbench.cells import CELL_KEYS
 from kvbench.formats import KV_FORMATS, WEIGHT_FORMATS
 from kvbench.tasks import Option
+from kvbench_kernels.support import MAX_SPLITS
 
 
 def _key(
-    name: str, kind: str, help: str, *, choices: tuple[str, ...] = (), minimum: int | None = None
+    name: str,
+    kind: str,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    minimum: int | None = None,
+    maximum: int | None = None,
 ) -> tuple[str, Option]:
     optional = CELL_KEYS[name] is None and name != "model"
-    return name, Option(kind, CELL_KEYS[name], help, choices, minimum, optional)
+    return name, Option(kind, CELL_KEYS[name], help, choices, minimum, optional, maximum=maximum)
 
 
 CELL_OPTIONS: dict[str, Option] = dict(
@@ -27,7 +34,7 @@ CELL_OPTIONS: dict[str, Option] = dict(
         _key("backend", "str", "the code that executes attention; auto: triton where a GPU is found, else torch",
              choices=("torch", "triton", "auto")),
         _key("kv_splits", "int", "programs along a sequence in a Triton decode; 1: split-KV off; null: chosen from the shape",
-             minimum=1),
+             minimum=1, maximum=MAX_SPLITS),
         _key("decode", "str", "graph: a decode step is one CUDA graph", choices=("auto", "graph", "eager")),
         _key("compile", "str", "layer: decoder layers compiled one by one", choices=("auto", "layer", "off")),
         _key("device", "str", "auto: cuda where there is one, else cpu", choices=("auto", "cpu", "cuda")),

@@ -151,6 +151,8 @@ def _plain(option: Option) -> Schema:
         schema["pattern"] = r"\S"
     if option.minimum is not None:
         schema["minimum"] = option.minimum
+    if option.maximum is not None:
+        schema["maximum"] = option.maximum
     return schema
 
 

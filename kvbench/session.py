@@ -131,7 +131,7 @@ def _measure(
         why = (
             "has not run"
             if baseline is None
-            else f"ended as {baseline.status}: {(baseline.error or {}).get('message')}"
+            else f"ended as {baseline.status}: {str((baseline.error or {}).get('message')).rstrip('.')}"
         )
         raise NotAvailable(f"{task.runner} compares with its native baseline, which {why}.")
     if spec["device"] == "cuda" and not torch.cuda.is_available():

@@ -19,7 +19,8 @@ from typing import Any
 class Option:
     """One option of a runner. kind: "int", "float", "bool", "str"; `many`: a list (a scalar becomes [scalar]).
 
-    choices: accepted values, or () for any; minimum: smallest accepted number; optional: null is accepted.
+    choices: accepted values, or () for any; minimum, maximum: smallest and largest accepted number; optional: null is
+    accepted.
     fans_out: each value of the list becomes a task of its own, whose options hold that one value in the list's place.
     names_data: the value names evaluation data, whose digest belongs to the task's key.
     """
@@ -33,6 +34,7 @@ class Option:
     many: bool = False
     fans_out: bool = False
     names_data: bool = False
+    maximum: float | None = None
 
 
 @dataclass(frozen=True)

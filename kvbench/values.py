@@ -33,6 +33,8 @@ def complaint(option: Option, value: Any) -> str | None:
         return f"is {show(value)}, which is not accepted; {due} is due.{suggestion(value, map(str, option.choices))}"
     if option.minimum is not None and value < option.minimum:
         return f"is {show(value)}; the smallest accepted is {show(option.minimum)}."
+    if option.maximum is not None and value > option.maximum:
+        return f"is {show(value)}; the largest accepted is {show(option.maximum)}."
     return None
 
 

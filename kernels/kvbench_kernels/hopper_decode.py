@@ -18,7 +18,6 @@ from kvbench_kernels.hopper_plan import (
     HEAD_DIMS,
     KINDS,
     MAX_GROUP,
-    MAX_SPLITS,
     PAGE_SIZES,
     Plan,
     choose_splits,
@@ -27,6 +26,7 @@ from kvbench_kernels.hopper_plan import (
     supports_hopper,
 )
 from kvbench_kernels.launches import launched
+from kvbench_kernels.support import MAX_SPLITS
 
 __all__ = [
     "Plan",

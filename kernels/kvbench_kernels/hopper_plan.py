@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvbench_kernels.support import Accepted, AttentionNeeds, Rejected
+from kvbench_kernels.support import MAX_SPLITS, Accepted, AttentionNeeds, Rejected
 
 # Partial results merged at a time, by warps a program. There are two levels of merging.
 FAN = {1: 16, 2: 16, 4: 32}
-MAX_SPLITS = 256
 HEAD_DIMS = (64, 128)
 PAGE_SIZES = (16, 32, 64)
 MAX_GROUP = 16  # query heads a KV head: the rows of one tensor core tile

@@ -10,6 +10,7 @@ PAGE_SIZES = (16, 32, 64)
 HEAD_DIMS = range(16, 257, 16)
 NO_GPU = "The Triton kernels need a CUDA device, and the cache is on {!r}; use torch."
 DTYPES = ("float16", "bfloat16", "float32")
+MAX_SPLITS = 256  # programs along a sequence of a decode
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,7 @@ def paged_decode_torch(
             query = q[row].float()[None, :, None]
             result = paged_attention_torch(query, k, v, scaling, length - 1, sliding_window, softcap, sinks)
             out[row] = result[0, :, 0].to(q.dtype)
+    launched("paged_decode_torch", splits=splits)
     return out
 
 
@@ -161,4 +162,5 @@ def paged_prefill_torch(
                 query, k, v, scaling, length - (end - begin), sliding_window, softcap, sinks
             )
             out[begin:end] = result[0].transpose(0, 1).to(q.dtype)
+    launched("paged_prefill_torch")
     return out

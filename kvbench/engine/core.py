@@ -93,14 +93,16 @@ class Engine:
         self.decode_mode = decision.decode.resolved
         self.compile_mode = decision.compile.resolved
         self.graphs: dict[tuple[int, int, int], DecodeGraph] = {}
-        self._launches: Counter[tuple[int, str]] = Counter()  # of forwards that were no graph's replay
+        self._launches: Counter[tuple[int, str, int | None]] = (
+            Counter()
+        )  # of forwards that were no graph's replay
         self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
         self._splits: int | None = spec["kv_splits"]
         self._watch: Callable[[Attention], Attention] | None = None
         self.graph_pool = torch.cuda.graph_pool_handle() if self.decode_mode == "graph" else None
         self.tap_layers: frozenset[int] = frozenset()
         self.taps: dict[int, tuple[Tensor, Tensor]] = {}
-        self.computed_tokens = 0
+        self.computed_tokens, self.forwards = 0, 0
         self.due_reads = 0  # K/V tokens, over all layers, that the forwards so far must have read from pages
 
     def add(self) -> int:
@@ -173,7 +175,8 @@ class Engine:
         return starts
 
     def _appended(self, seqs: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
-        """Count tokens that a forward has written in every layer, and what it must have read for them."""
+        """Count a forward, the tokens that it has written in every layer, and what it must have read for them."""
+        self.forwards += 1
         for seq, n in zip(seqs, counts, strict=True):
             self.store.commit(seq, n)
         own = 0 if self.spec["prefill_reads"] == "fresh" else 1
@@ -199,17 +202,19 @@ class Engine:
         form = "prefill" if max(chunk.counts) > 1 else "decode"
         with record() as launches:
             kept = self.run_model(attention, ids[None].to(device), positions[None].to(device), keep, form)
-        self._launches.update((launch.layer, launch.name) for launch in launches if launch.layer is not None)
+        self._launches.update(
+            (launch.layer, launch.name, launch.splits) for launch in launches if launch.layer is not None
+        )
         return kept[0].float()
 
     @property
-    def launches(self) -> Counter[tuple[int, str]]:
-        """(layer, kernel) -> calls, in all forwards so far, replays of graphs included."""
+    def launches(self) -> Counter[tuple[int, str, int | None]]:
+        """(layer, kernel, splits) -> calls, in all forwards so far, replays of graphs included."""
         calls = Counter(self._launches)
         for graph in (*self.graphs.values(), *self.prompt_graphs.values()):
             for launch in graph.launches:
                 if launch.layer is not None:
-                    calls[launch.layer, launch.name] += graph.replays
+                    calls[launch.layer, launch.name, launch.splits] += graph.replays
         return calls
 
     def run_model(

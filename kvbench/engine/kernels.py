@@ -21,8 +21,11 @@ from kvbench_kernels.support import interpreting
 TWIN = "_torch"  # what the names of the reference implementations end with
 
 LIBRARY = "scaled_dot_product_attention"
-# What the names of attention kernels start with.
+# What the names of attention kernels start with, of those that store K/V, and of those that gather pages.
 ATTENDS = ("paged_decode", "paged_prefill", "paged_attention")
+STORES = ("kv_write", "paged_write")
+GATHERS = ("kv_gather", "paged_gather")
+COMBINE = "paged_decode_combine"  # the second launch of a split decode
 
 # mma.sync and wgmma in PTX: the dtypes of the accumulator and of both operands.
 _MMA = re.compile(
@@ -33,18 +36,24 @@ _PTX_DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "s8": "in
 
 @dataclass(frozen=True)
 class Run:
-    """What the measured run launched, taken before any probe. calls: (layer, kernel) -> launches; tokens: computed."""
+    """What the measured run launched, taken before any probe.
+
+    calls: (layer, kernel) -> launches; splits: of its decodes; forwards: each a store and an attention a layer.
+    """
 
     calls: Counter[tuple[int, str]]
+    splits: frozenset[int]
+    forwards: int
     graph_replays: int
-    tokens: int
 
 
 def run_of(engine: Engine) -> Run:
     """The run so far."""
-    return Run(
-        engine.launches, sum(graph.replays for graph in engine.graphs.values()), engine.computed_tokens
-    )
+    calls: Counter[tuple[int, str]] = Counter()
+    for (layer, name, _), count in engine.launches.items():
+        calls[layer, name] += count
+    splits = frozenset(splits for _, _, splits in engine.launches if splits is not None)
+    return Run(calls, splits, engine.forwards, sum(graph.replays for graph in engine.graphs.values()))
 
 
 def kernels_level(engine: Engine, run: Run, prompt: Sequence[Launch], step: Sequence[Launch]) -> Level:
@@ -57,12 +66,14 @@ def kernels_level(engine: Engine, run: Run, prompt: Sequence[Launch], step: Sequ
         "decode_mode": engine.decode_mode,
         "graph_replays": run.graph_replays,
         "measured_run": _per_layer(run.calls, layers),
+        "forwards": run.forwards,
     }
     faults = _dropped(engine)
     for phase, launches in (("prompt", prompt), ("decode step", step)):
         faults += _strangers(engine, phase, launches)
     faults += _strangers_of_the_run(engine, run)
-    faults += _splits(engine, step)
+    faults += _counts(engine, run)
+    faults += _splits(engine, step, run)
     compiled, declared = compiled_execution(step), declared_execution(engine)
     if compiled is not None and compiled != declared:
         faults.append(f"the kernels were compiled to {compiled}, and declare {declared}")
@@ -108,6 +119,8 @@ def _strangers(engine: Engine, phase: str, launches: Sequence[Launch]) -> list[s
         if not any(name == library or name.startswith(ATTENDS) for name in ran):
             what = f"only {', '.join(ran)}" if ran else "nothing"
             faults.append(f"layer {layer} launched {what} in a {phase}, and no attention")
+        if not any(name.startswith(STORES) for name in ran):
+            faults.append(f"layer {layer} launched nothing in a {phase} that stores K/V")
         strangers = [
             n for n in ran if n != library and (n == LIBRARY or (backend == "torch") != n.endswith(TWIN))
         ]
@@ -122,27 +135,51 @@ def _strangers(engine: Engine, phase: str, launches: Sequence[Launch]) -> list[s
 
 
 def _strangers_of_the_run(engine: Engine, run: Run) -> list[str]:
-    """Launches of the measured run that are not the resolved backend's, and layers that it never attended in."""
+    """Launches of the measured run that are not the resolved backend's."""
     backend = engine.decision.backend.resolved
-    faults = [
+    return [
         f"layer {layer} ran {name} {count} times in the measured run, and backend {backend} was resolved"
         for (layer, name), count in run.calls.items()
         if name.endswith(TWIN) != (backend == "torch") and not (name == LIBRARY and backend == "triton")
     ]
-    attended = {layer for layer, name in run.calls if name.startswith(ATTENDS) or name == LIBRARY}
-    if run.tokens:
-        silent = set(range(len(engine.layers))) - attended
-        faults += [f"layer {layer} launched no attention in the measured run" for layer in sorted(silent)]
+
+
+def _counts(engine: Engine, run: Run) -> list[str]:
+    """Layers that did not store and attend in every forward of the measured run: silence is no proof."""
+    triton, faults = engine.decision.backend.resolved == "triton", []
+    for layer in range(len(engine.layers)):
+        mine = {name: count for (at, name), count in run.calls.items() if at == layer}
+
+        def calls(starts: tuple[str, ...], mine: dict[str, int] = mine) -> int:
+            return sum(count for name, count in mine.items() if name.startswith(starts) and name != COMBINE)
+
+        library = mine.get(LIBRARY, 0)
+        attended = calls(ATTENDS) + library
+        many = f"in the {run.forwards} forwards of the measured run"
+        if calls(STORES) != run.forwards:
+            faults.append(f"layer {layer} stored K/V {calls(STORES)} times {many}")
+        # Torch attends to each group of like sequences by itself.
+        if attended < run.forwards or (triton and attended > run.forwards):
+            faults.append(f"layer {layer} attended {attended} times {many}")
+        due = library if triton else attended
+        if calls(GATHERS) != due:
+            faults.append(f"layer {layer} gathered pages {calls(GATHERS)} times {many}, and {due} are due")
     return faults
 
 
-def _splits(engine: Engine, step: Sequence[Launch]) -> list[str]:
-    """Whether the decode was split as asked."""
+def _splits(engine: Engine, step: Sequence[Launch], run: Run) -> list[str]:
+    """Whether decodes were split as asked: the probed step, and those of the measured run."""
     asked = engine.spec["kv_splits"]
-    ran = {launch.splits for launch in step if launch.splits is not None}
-    if asked is None or ran == {asked}:
+    if asked is None:
         return []
-    return [f"kv_splits {asked} was asked for, and the decode step was split in {sorted(ran) or 'none'}"]
+    ran = {launch.splits for launch in step if launch.splits is not None}
+    if ran != {asked}:
+        return [f"kv_splits {asked} was asked for, and the decode step was split in {sorted(ran) or 'none'}"]
+    if run.splits - {asked}:
+        return [
+            f"kv_splits {asked} was asked for, and the measured run has decodes split in {sorted(run.splits)}"
+        ]
+    return []
 
 
 def _calls(launches: Sequence[Launch]) -> Counter[tuple[int, str]]:

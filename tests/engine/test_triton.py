@@ -5,6 +5,7 @@ Two layers and few tokens: the interpreter takes some 20 ms for each program of 
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,6 @@ from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS
 from kvbench.record import MISMATCH, VERIFIED, Level
 from kvbench_kernels import prefill, quantize, route, twins
-from kvbench_kernels.launches import launched
 from kvbench_kernels.support import interpreting
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="Kernels are compiled for a GPU here.")
@@ -175,7 +175,7 @@ def test_a_decode_step_by_gather_and_a_library_is_named(
 def test_a_decode_step_without_an_attention_kernel_is_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(route, "paged_decode", twins.paged_decode_torch)  # says nothing
+    monkeypatch.setattr(route, "paged_decode", lambda fmt, q, *rest, **more: q.clone())  # says nothing
     level = levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E4"]
     assert level.state == MISMATCH
     assert "launched only kv_write_int8_sym in a decode step, and no attention" in level.sentence
@@ -305,7 +305,6 @@ def test_a_twin_that_ran_in_the_measured_run_alone_is_named(
     ) -> Any:
         if lengths.max() < 20:
             return honest(fmt, q, k, v, ks, vs, pages, lengths, *rest, **more)
-        launched("paged_decode_torch")
         return twins.paged_decode_torch(fmt, q, k, v, ks, vs, pages, lengths, *rest, **more)
 
     monkeypatch.setattr(route, "paged_decode", decode)
@@ -342,7 +341,55 @@ def test_a_run_that_never_attended_in_a_layer_is_named(
     probing.append(True)
     level = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
     assert level.state == MISMATCH
-    assert "layer 1 launched no attention in the measured run" in level.sentence
+    assert "layer 1 stored K/V 0 times in the 1 forwards of the measured run" in level.sentence
+
+
+@pytest.mark.parametrize(
+    ("module", "kernel", "sentence"),
+    [
+        ("prefill", "paged_prefill", "attended 2 times in the 3 forwards"),
+        ("decode", "paged_decode", "attended 2 times in the 3 forwards"),
+        ("write", "paged_write", "stored K/V 0 times in the 3 forwards"),
+        (
+            "gather",
+            "paged_gather",
+            "gathered pages 0 times in the 3 forwards of the measured run, and 1 are due",
+        ),
+    ],
+)
+def test_a_kernel_that_was_silently_replaced_in_the_measured_run_alone_is_named(
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch, module: str, kernel: str, sentence: str
+) -> None:
+    """By the right numbers of a twin that says nothing. The run has unlike prompts, one alone, and a decode step."""
+    where = route if module == "decode" else importlib.import_module(f"kvbench_kernels.{module}")
+    made = maker(engine, two_layers("tiny-llama"), "int8_sym")(3, 32)
+    with monkeypatch.context() as patch:
+        patch.setattr(twins, "launched", lambda *a, **k: None)
+        patch.setattr(where, kernel, getattr(twins, f"{kernel}_torch"))
+        seqs = [made.add() for _ in range(3)]
+        made.forward([(seqs[0], IDS[:6]), (seqs[1], IDS[:9])])
+        made.prefill(seqs[2], IDS[:6])
+        made.decode(seqs, [7, 7, 7])
+    level = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    assert level.state == MISMATCH
+    assert sentence in level.sentence
+
+
+def test_splits_that_are_dropped_in_the_measured_run_alone_are_named(
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 20 tokens on, which no probe of E4 has."""
+    honest = route.plan
+    monkeypatch.setattr(
+        route, "plan",
+        lambda needs, batch, longest, mean, splits: honest(needs, batch, longest, mean, splits if longest < 20 else 1),
+    )  # fmt: skip
+    made = engine(two_layers("tiny-llama"), "int8_sym", sequences=1, tokens=48, backend="triton", kv_splits=3)
+    made.prefill(seq := made.add(), IDS[:20])
+    made.decode([seq], [7])
+    level = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    assert level.state == MISMATCH
+    assert "kv_splits 3 was asked for, and the measured run has decodes split in [1]" in level.sentence
 
 
 def test_the_measured_run_of_e4_is_counted_without_the_probes(engine: Any, two_layers: Any) -> None:

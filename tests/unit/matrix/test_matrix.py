@@ -111,6 +111,12 @@ def test_a22_t5_nothing_is_cast(refused: Refused, value: str, sentence: str) -> 
     assert refused(f"axes: {{batch: {value}}}") == [f"m.yaml:1:19: {sentence}"]
 
 
+def test_more_splits_than_a_kernel_takes_are_refused(refused: Refused) -> None:
+    assert refused("axes: {kv_splits: [256, 257]}") == [
+        "m.yaml:1:25: kv_splits is 257; the largest accepted is 256."
+    ]
+
+
 def test_a22_t5_nan_is_refused_wherever_a_number_is_due(refused: Refused) -> None:
     assert refused(
         """\
