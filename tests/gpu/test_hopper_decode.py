@@ -243,6 +243,44 @@ def test_a_graph_is_replayed_with_new_lengths_and_gives_the_same_bits(fmt: str) 
     assert torch.equal(out[::2], first[::2])
 
 
+def spoil(case: Case, part: str) -> Tensor:
+    """NaN in one element of K, or in one scale: token 100 of the last sequence, KV head 5. Which outputs it reaches."""
+    tensor = getattr(case, part)
+    page = case.k.shape[2]
+    at = (int(case.pages[-1, 100 // page]), 5, 100 % page, *([7] if part == "k" else []))
+    if tensor.dtype == torch.float8_e4m3fn:
+        tensor.view(torch.uint8)[at] = 0x7F
+    else:
+        tensor[at] = torch.nan
+    reached = torch.zeros(case.q.shape, dtype=torch.bool, device="cuda")
+    group = case.q.shape[1] // case.k.shape[1]
+    reached[-1, 5 * group : 6 * group] = True
+    return reached
+
+
+@pytest.mark.parametrize("splits", [1, 4, 70])
+@pytest.mark.parametrize(
+    ("fmt", "part"),
+    [
+        ("native", "k"),
+        ("fp8_e4m3", "k"),
+        ("fp8_e4m3_static", "k"),
+        ("int8_sym", "k_scale"),
+        ("int8_sym", "v_scale"),
+        ("fp8_e4m3", "k_scale"),
+        ("fp8_e4m3", "v_scale"),
+    ],
+)
+def test_a11_t2_one_nan_is_seen_by_its_own_heads_alone(fmt: str, part: str, splits: int) -> None:
+    case = make(fmt, [*RAGGED, 5000])
+    clean = run(case, splits)
+    reached = spoil(case, part)
+    out = run(case, splits)
+    assert torch.equal(right_answer(case).isnan(), reached)
+    assert torch.equal(out.isnan(), reached)
+    assert torch.equal(out[~reached], clean[~reached])
+
+
 def test_short_sequences_use_fewer_programs() -> None:
     case = make("int8_sym", [3000, 40, 600])
     assert_right(case, run(case, Plan(32, least=256)))

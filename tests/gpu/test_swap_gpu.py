@@ -142,6 +142,20 @@ def test_a08_t4_payload_and_scales_do_not_overlap_gpu(fmt: str, name: str) -> No
     assert changed == {name}
 
 
+@pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3", "int8_static"])
+def test_a08_t4_live_payload_and_scales_do_not_overlap_gpu(fmt: str) -> None:
+    """Each region of each layer is filled in turn where it lies on the device, all its pages."""
+    store = make(fmt)
+    filled(store, 33)
+    regions = {(i, n): t for i, layer in enumerate(store.layers) for n, t in layer.tensors().items()}
+    assert {name for _, name in regions} == {"k", "v", "k_scale", "v_scale"}
+    for name, region in regions.items():
+        before = {n: t.view(torch.uint8).clone() for n, t in regions.items()}
+        region.view(torch.uint8).fill_(0xAA)
+        changed = {n for n, t in regions.items() if not torch.equal(t.view(torch.uint8), before[n])}
+        assert changed == {name}
+
+
 def test_a_full_store_takes_nothing_back_gpu() -> None:
     store = make("int8_sym", pages=4)
     seq = filled(store, 40)

@@ -11,6 +11,7 @@ from kvbench_kernels.launches import record
 from kvbench_kernels.quantize import dequantize
 from kvbench_kernels.twins import paged_gather_torch, paged_write_torch
 from kvbench_kernels.write import paged_write
+from tests.kernels.address_space import address_space
 from tests.kernels.kv_pages import DTYPES, FORMATS, QUANTIZED, Pool, hard_rows, make_pool, raw
 
 # The interpreter computes with numpy, which warns where IEEE says infinity.
@@ -205,13 +206,13 @@ def test_k_and_v_take_one_launch(device: str, fmt: str) -> None:
     assert not launches
 
 
-# A12: offsets above 2^31. A pool of which a few pages are used takes address space only, no memory, on a CPU.
+# A12: offsets above 2^31
 
 
 def test_a12_t2_payload_above_2_to_the_31_elements(device: str) -> None:
     heads, page_size, dim, pages = 8, 16, 128, 131_074
-    k = torch.empty((pages, heads, page_size, dim), dtype=torch.int8, device=device)
-    scale = torch.empty((pages, heads, page_size), dtype=torch.float16, device=device)
+    k = address_space(pages, heads, page_size, dim, dtype=torch.int8, device=device)
+    scale = address_space(pages, heads, page_size, dtype=torch.float16, device=device)
     x = hard_rows(32, heads, dim, torch.float32, device)
     health = torch.zeros(3, dtype=torch.int64, device=device)
     outs = []
@@ -226,8 +227,8 @@ def test_a12_t2_payload_above_2_to_the_31_elements(device: str) -> None:
 
 
 def test_a12_t3_scales_above_2_to_the_31_elements(device: str) -> None:
-    k = torch.empty((2**24 + 1, 8, 16, 1), dtype=torch.int8, device=device)
-    scale = torch.empty((2**24 + 1, 8, 16), dtype=torch.float16, device=device)
+    k = address_space(2**24 + 1, 8, 16, 1, dtype=torch.int8, device=device)
+    scale = address_space(2**24 + 1, 8, 16, dtype=torch.float16, device=device)
     k[2**24], scale[2**24] = 2, torch.arange(1.0, 129, device=device).view(8, 16).half()
     pages = torch.tensor([[2**24]], dtype=torch.int32, device=device)
     out, _ = paged_gather("int8_sym", k, k, scale, scale, pages, 16, torch.float32)

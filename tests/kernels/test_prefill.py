@@ -124,15 +124,19 @@ def test_a_sequence_without_new_tokens_is_left_out(device: str) -> None:
     assert_close(*both(pool, queries(5, 1, 64, dtype=torch.float16, device=device), (0, 5)))
 
 
-@pytest.mark.parametrize(("fmt", "part"), [("native", "k"), ("fp8_e4m3", "v"), ("int8_sym", "v_scale")])
+@pytest.mark.parametrize(
+    ("fmt", "part"),
+    [("native", "k"), ("fp8_e4m3", "k"), ("fp8_e4m3_static", "k"), ("fp8_e4m3", "v"), ("int8_sym", "k_scale"), ("int8_sym", "v_scale")],
+)  # fmt: skip
 def test_a11_t2_one_nan_in_the_pages_is_seen_by_prefill(fmt: str, part: str, device: str) -> None:
+    """One element of K or one scale; of V a row, since an element of it is seen in its own column alone."""
     pool = random_pool(fmt, torch.float16, (40,), device)
     tensor = getattr(pool, part)
-    page = int(pool.pages[0, 0])
+    at = (int(pool.pages[0, 0]), 1, 3, *([7] if part == "k" else []))
     if tensor.dtype == torch.float8_e4m3fn:
-        tensor.view(torch.uint8)[page, 1, 3] = 0x7F
+        tensor.view(torch.uint8)[at] = 0x7F
     else:
-        tensor[page, 1, 3] = torch.nan
+        tensor[at] = torch.nan
     starts = torch.tensor([0, 5], device=device, dtype=torch.int32)
     q = queries(5, 4, 64, dtype=torch.float16, device=device)
     out = paged_prefill(fmt, q, *pool.args[1:], pool.pages, pool.lengths, starts, 5, 0.125)
