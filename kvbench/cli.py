@@ -26,6 +26,8 @@ app = typer.Typer(
     help="Proves which precision an engine ran in, measures what it costs and gains, and judges whether it may ship.",
 )
 
+KEPT_GATE = "gate.yaml"  # the policy that judged a run, in its folder
+
 MatrixArg = Annotated[Path, typer.Argument(help="YAML matrix, e.g. matrices/int8.yaml")]
 RunArg = Annotated[Path, typer.Argument(help="Run directory that `kvbench run` wrote")]
 SetOption = Annotated[
@@ -137,7 +139,7 @@ def _judge(run_dir: Path, gate: Path | None, as_json: bool) -> int:
     require_not_empty(run_dir)
     run = RunDir(run_dir)
     manifest, records = run.manifest(), list(run.records())
-    named = gate or (Path(manifest["gate"]) if manifest["gate"] else None)
+    named = gate or (_policy_of(run_dir, manifest["gate"]) if manifest["gate"] else None)
     policy = gates.load(named) if named else None
     rows = derive(manifest, records)
     verdict = gates.evaluate(policy, manifest, records, rows)
@@ -148,6 +150,12 @@ def _judge(run_dir: Path, gate: Path | None, as_json: bool) -> int:
     else:
         print_result(manifest, records, rows, verdict, paths)
     return int(verdict.exit_code)
+
+
+def _policy_of(run_dir: Path, named: str) -> Path:
+    """The gate that the run's matrix names, or, where that is not here, the copy that the run keeps."""
+    kept = run_dir / KEPT_GATE
+    return kept if kept.is_file() and not Path(named).is_file() else Path(named)
 
 
 @app.command()
@@ -177,6 +185,10 @@ def run(
         run_matrix(
             loaded, RunDir(target), environment, command_line(), watcher(json_), data_dir, _rerun(rerun)
         )
+        if policy is not None:
+            from kvbench.report.write import write_text
+
+            write_text(target / KEPT_GATE, policy.read_text(encoding="utf-8"))
         raise typer.Exit(_judge(target, policy, json_))
 
 

@@ -72,9 +72,11 @@ def shown(value: float | None, unit: str = "", *, low: float | None = None, high
     decimals = _interval_decimals(low, high)
     interval = ""
     if low is not None and high is not None:
-        interval = f"[{number(low, unit, decimals, signed)}, {number(high, unit, decimals, signed)}]"
+        ends = (number(end, unit, _two_digits(end, decimals), signed) for end in (low, high))
+        interval = f"[{', '.join(ends)}]"
     also = f"({in_megabytes(value)})" if unit == "B" and value else ""
-    return Shown(number(value, unit, decimals, signed), unit, also, interval, count, exact(value))
+    text = number(value, unit, _two_digits(value, decimals), signed)
+    return Shown(text, unit, also, interval, count, exact(value))
 
 
 def shown_row(row: Row) -> Shown:
@@ -119,6 +121,13 @@ def non_finite(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"
+
+
+def _two_digits(value: float, decimals: int | None) -> int | None:
+    """As many decimals as the interval asks for, or, up to six, as show two digits of a value that it would round away."""
+    if decimals is None or not value or not math.isfinite(value):
+        return decimals
+    return max(decimals, min(1 - math.floor(math.log10(abs(value))), 6))
 
 
 def _interval_decimals(low: float | None, high: float | None) -> int | None:

@@ -84,6 +84,20 @@ def test_a_sound_run_passes_and_is_judged_again_without_measuring(job: Job, tmp_
     assert records(tmp_path) == before, "a finished run measured something again"
 
 
+def test_a_run_that_was_moved_is_judged_by_the_policy_it_keeps(job: Job, tmp_path: Path) -> None:
+    assert job().exit_code == 0
+    moved = (tmp_path / "out").rename(tmp_path / "moved")
+    policy = tmp_path / "gate.yaml"
+    policy.write_text(GATE.replace("at_most: 0.7", "at_most: 0.1"))
+    assert (
+        CliRunner().invoke(app, ["gate", str(moved)]).exit_code == 1
+    )  # the policy that the matrix names, where it is
+    policy.unlink()
+    again = CliRunner().invoke(app, ["gate", str(moved)])
+    assert again.exit_code == 0, again.output
+    assert CliRunner().invoke(app, ["report", str(moved)]).exit_code == 0
+
+
 def test_json_is_one_object_on_stdout(job: Job) -> None:
     result = job("--json")
     answer = json.loads(result.stdout)

@@ -79,6 +79,12 @@ def test_an_interval_decides_the_decimals_of_its_value():
     assert got.spread == "[1.0412, 1.0993], n = 3"
 
 
+def test_a_wide_interval_rounds_no_value_to_another():
+    got = shown(0.591823, "ratio", low=0.0003, high=1132.0, n=2)
+    assert (got.text, got.interval) == ("0.59", "[0.00030, 1,132]")
+    assert shown(0.0, "%", low=-1000.0, high=1e-12).interval == "[-1,000, 0.000000]"
+
+
 @pytest.mark.parametrize(("low", "high"), [(2.0, 2.0), (math.nan, 3.0), (None, 3.0), (-math.inf, 3.0)])
 def test_an_interval_that_is_none_does_not_break_the_value(low, high):
     assert shown(2.0, "ratio", low=low, high=high).text == "2"
