@@ -344,7 +344,7 @@ def ttft(bench: Bench, cell: str) -> list[Result]:
     prompts = random_prompts(bench.loaded, batch, context)
     chunk = bench.spec["prefill_chunk"]
     arms = [(fmt, EngineArm(bench.engine(fmt, batch, context), prompts, chunk, 1)) for fmt in bench.formats]
-    # A GPU's clock falls in the first half second of full load, and the arm that comes first gains by it.
+    # The first requests under full load are the fastest, and the arm that comes first gains by it.
     repeats = max(bench.repeats, TTFT_TOKENS // (batch * context))
     times = bench.timed(arms, 1, repeats)
     return [result("ttft_ms", cell, fmt, firsts) for fmt, (firsts, _) in times.items()]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite
 from typing import Any
 
 from kvbench.metrics import METRICS, Row, implausible, problem
 from kvbench.record import ERROR, OK, REFUSED, Record
 from kvbench.record import NOT_EVALUATED as NOT_AVAILABLE
-from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome
+from kvbench.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
 
 Manifest = Mapping[str, Any]
+_BUSY = " Where other work had the machine, measure more: --set runners.latency.repeats=10."
 
 
 def failed_tasks(manifest: Manifest, records: Sequence[Record]) -> Iterator[Outcome]:
@@ -83,35 +83,14 @@ def implausible_values(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outc
             low, high = metric.plausible or (float("-inf"), float("inf"))
             limit = f"within [{low:g}, {high:g}]"
             note = f" ({row.note})" if row.note else ""
-            status, more = FAIL, ""
-            if (
-                metric.runner == "latency"
-                and metric.unit == "ratio"
-                and isfinite(row.value)
-                and not _decided(row, low, high)
-            ):
-                status = INCONCLUSIVE
-                more = " What is measured may be the machine's other work: measure more, as with --set runners.latency.repeats=10."
+            more = _BUSY if metric.runner == "latency" and metric.unit == "ratio" else ""
             sentence = f"{label(row)} on {some(cells, names)} is {say(row.value, row.unit)}, which cannot be: a possible value lies {limit}{note}.{more}"
             yield Outcome(
-                "plausible",
-                row.metric,
-                cells[0],
-                row.variant,
-                status,
-                row.value,
-                limit,
-                sentence,
-                cells=cells,
+                "plausible", row.metric, cells[0], row.variant, FAIL, row.value, limit, sentence, cells=cells
             )
     if measured and not found:
         sentence = f"all {len(measured)} measured values are finite and possible."
         yield Outcome("plausible", "", None, "", PASS, None, "", sentence)
-
-
-def _decided(row: Row, low: float, high: float) -> bool:
-    """Whether a time is an impossible one for certain: several requests, and an interval all outside [low, high]."""
-    return row.low is not None and row.high is not None and (row.high < low or row.low > high)
 
 
 def by_task(manifest: Manifest, rows: Iterable[Row]) -> list[tuple[Row, tuple[str, ...]]]:

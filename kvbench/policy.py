@@ -7,7 +7,7 @@
       - metric: ppl_delta_pct
         where: {kv_format: int8_sym, variant: wikitext2 stream512}
         within: [-1, 1]            # or at_most: x, at_least: x, equals: x, equals: {value: x, tolerance: t}
-        required: false            # default true: not evaluated means exit code 3, inconclusive 4
+        required: false            # default true: not evaluated means exit code 3
         why: the release target
 
 The precision, error and plausibility checks always run; no key of a policy removes or weakens them.

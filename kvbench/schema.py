@@ -78,11 +78,7 @@ def gate_schema() -> Schema:
             "minItems": 2,
             "description": "[low, high]",
         },
-        "required": {
-            "type": "boolean",
-            "default": True,
-            "description": "false: it may stay unevaluated or inconclusive",
-        },
+        "required": {"type": "boolean", "default": True, "description": "false: it may stay unevaluated"},
         "why": {"type": "string", "description": "where the limit comes from; printed with the outcome"},
     }
     predicates = ("at_most", "at_least", "equals", "within")

@@ -15,7 +15,7 @@ class Outcome:
     check: its name ("precision", "cell error", "ppl_delta_pct within [-1, 1]"); metric, variant: "" where it is not
     about one; cell: id of the cell, or of the first of `cells` when several share the value, or None;
     status: pass, fail, inconclusive or not_evaluated; limit: in words ("at most 0.01"), or "";
-    required: whether not_evaluated and inconclusive count; why: the policy's reason for the limit.
+    required: whether not_evaluated counts; why: the policy's reason for the limit.
     """
 
     check: str
@@ -45,12 +45,11 @@ class Verdict:
 
 
 def exit_code_of(outcomes: Iterable[Outcome]) -> int:
-    """1 a failure; else 3 something required was not evaluated (or nothing was at all); else 4 something required is
-    inconclusive; else 0."""
+    """1 a failure; else 3 something required was not evaluated (or nothing was at all); else 4 inconclusive; else 0."""
     kept = list(outcomes)
     statuses = {o.status for o in kept}
     if FAIL in statuses:
         return 1
     if not statuses - {NOT_EVALUATED} or any(o.status == NOT_EVALUATED and o.required for o in kept):
         return 3
-    return 4 if any(o.status == INCONCLUSIVE and o.required for o in kept) else 0
+    return 4 if INCONCLUSIVE in statuses else 0

@@ -93,9 +93,8 @@ class Engine:
         self.decode_mode = decision.decode.resolved
         self.compile_mode = decision.compile.resolved
         self.graphs: dict[tuple[int, int, int], DecodeGraph] = {}
-        self._launches: Counter[tuple[int, str, int | None]] = (
-            Counter()
-        )  # of forwards that were no graph's replay
+        # Of forwards that were no graph's replay.
+        self._launches: Counter[tuple[int, str, int | None]] = Counter()
         self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
         self._splits: int | None = spec["kv_splits"]
         self._watch: Callable[[Attention], Attention] | None = None

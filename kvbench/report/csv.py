@@ -23,12 +23,11 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 _ROW_COLUMNS = ("metric", "variant", "value", "unit", "low", "high", "n", "baseline", "partial", "note")
 # Cell keys that may be `auto`: what they became stands in a column of its own beside the key.
 _DECIDED = ("backend", "decode", "compile")
-_DECIDED_COLUMNS = tuple(f"{aspect}_resolved" for aspect in _DECIDED)
+_RAN_COLUMNS = (*(f"{aspect}_resolved" for aspect in _DECIDED), "ran_on")
 _STATE_COLUMNS = (
     "requested",
     "resolved",
-    *_DECIDED_COLUMNS,
-    "ran_on",
+    *_RAN_COLUMNS,
     "effective",
     "storage",
     "transfer",
@@ -42,15 +41,14 @@ def long_csv(run: Run) -> str:
     run = run.with_fact_rows()
     labels = Labels(run.manifest)
     keys = _keys(labels)
-    decided = {line.label.cells[0]: [*_decided(line), line.ran_on] for line in precision_lines(run, labels)}
-    lines: list[list[Any]] = [["cell", "name", *keys, *_DECIDED_COLUMNS, "ran_on", *_ROW_COLUMNS]]
+    ran = {line.label.cells[0]: _ran(line) for line in precision_lines(run, labels)}
+    lines: list[list[Any]] = [["cell", "name", *keys, *_RAN_COLUMNS, *_ROW_COLUMNS]]
     for row in run.rows:
         cell = labels.cells.get(row.cell, {"name": "", "spec": {}})
         spec = [cell["spec"].get(key) for key in keys]
         values = [row.metric, row.variant, row.value, row.unit, row.low, row.high, row.n, row.baseline,
                   row.partial, row.note]  # fmt: skip
-        resolved = decided.get(row.cell, [None] * (len(_DECIDED) + 1))
-        lines.append([row.cell, cell["name"], *spec, *resolved, *values])
+        lines.append([row.cell, cell["name"], *spec, *ran.get(row.cell, [None] * len(_RAN_COLUMNS)), *values])
     return _text(lines)
 
 
@@ -87,8 +85,7 @@ def _states(line: PrecisionLine) -> Sequence[str]:
     return (
         line.kv.requested,
         line.kv.resolved,
-        *_decided(line),
-        line.ran_on,
+        *_ran(line),
         line.effective,
         line.storage,
         line.transfer,
@@ -97,10 +94,10 @@ def _states(line: PrecisionLine) -> Sequence[str]:
     )
 
 
-def _decided(line: PrecisionLine) -> list[str]:
-    """What `_DECIDED` resolved to, "" where the cell's records hold no decision."""
+def _ran(line: PrecisionLine) -> list[str]:
+    """What `_DECIDED` resolved to, "" where the cell's records hold no decision, and where attention ran."""
     resolved = {choice.aspect: choice.resolved for choice in line.choices}
-    return [resolved[aspect] for aspect in _DECIDED]
+    return [*(resolved[aspect] for aspect in _DECIDED), line.ran_on]
 
 
 def _text(lines: Iterable[Sequence[Any]]) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Rows of a slice. CPU: 32 x 49,152 float32 = 6 MiB, which stays in its cache. GPU: its dozen small kernels a slice of 32
-# took the host longer than the model's forward took the device; 512 x 151,936 float32 = 297 MiB.
+# Rows of a slice. CPU: 32 x 49,152 float32 = 6 MiB, which stays in its cache. GPU: the dozen small kernels a slice of 32 kept
+# it waiting for the host for a third of a pass; 512 x 151,936 float32 = 297 MiB.
 ROWS = {"cpu": 32, "cuda": 512}
 FAR = 20.0  # a logit's gap from the mean gap beyond which a distribution is not near another
 

@@ -377,11 +377,14 @@ def test_a23_t3_latency_97_percent_below_the_baseline_is_implausible() -> None:
     assert judge(timed(0.5), check("itl_ratio", high=1.2)).exit_code == 0
 
 
-def test_one_pair_of_requests_on_a_busy_machine_is_no_proof_of_an_impossible_time() -> None:
+def test_one_pair_of_requests_is_enough_for_an_impossible_time_and_the_sentence_says_how_to_measure_more() -> (
+    None
+):
     verdict = bare(timed(0.03, pairs=1))
-    assert verdict.exit_code == 4
-    assert {o.metric for o in of(verdict, INCONCLUSIVE)} == {"ttft_ratio", "itl_ratio"}
-    assert all("--set runners.latency.repeats=10" in o.sentence for o in of(verdict, INCONCLUSIVE))
+    assert verdict.exit_code == 1
+    faults = of(verdict, FAIL)
+    assert {o.metric for o in faults} == {"ttft_ratio", "itl_ratio"}
+    assert all("--set runners.latency.repeats=10" in o.sentence for o in faults)
 
 
 def test_a01_t2_bytes_off_the_formula_fail_without_any_check() -> None:
@@ -626,7 +629,7 @@ def outcome(status: str, required: bool = True) -> Outcome:
         ([outcome(PASS), outcome(NOT_EVALUATED), outcome(INCONCLUSIVE)], 3),
         ([outcome(PASS), outcome(NOT_EVALUATED, required=False), outcome(INCONCLUSIVE)], 4),
         ([outcome(PASS), outcome(NOT_EVALUATED, required=False)], 0),
-        ([outcome(PASS), outcome(INCONCLUSIVE, required=False)], 0),
+        ([outcome(PASS), outcome(INCONCLUSIVE, required=False)], 4),
         ([outcome(NOT_EVALUATED, required=False)], 3),
     ],
 )
