@@ -20,24 +20,9 @@ from kvbench_kernels.hopper_plan import (
     MAX_GROUP,
     PAGE_SIZES,
     Plan,
-    choose_splits,
-    execution,
-    plan_decode,
-    supports_hopper,
 )
 from kvbench_kernels.launches import launched
 from kvbench_kernels.support import MAX_SPLITS
-
-__all__ = [
-    "Plan",
-    "Workspace",
-    "choose_splits",
-    "execution",
-    "paged_decode_hopper",
-    "plan_decode",
-    "plan_workspace",
-    "supports_hopper",
-]
 
 _LOG2E = 1.4426950408889634
 _MERGED = max(FAN.values())  # slots for the results of the first level of merging
@@ -188,7 +173,7 @@ def _check(
     if fmt not in KINDS:
         raise ValueError(f"KV format {fmt!r}; the Hopper kernel takes {', '.join(KINDS)}.")
     if not 1 <= splits <= MAX_SPLITS:
-        raise ValueError(f"{splits} splits; give 1 (off) to {MAX_SPLITS}, as choose_splits does.")
+        raise ValueError(f"{splits} splits; give 1 (off) to {MAX_SPLITS}, as plan_decode does.")
     if not scaling > 0:
         raise ValueError(
             f"Scaling {scaling}; the Hopper kernel takes numbers above 0, usually head_dim ** -0.5."

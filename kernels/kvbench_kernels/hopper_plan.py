@@ -93,13 +93,6 @@ def _four_warp_splits(wanted: int, max_length: int) -> int:
     return FAN[4] if FAN[4] < splits and tiles < 4 * splits else splits
 
 
-def choose_splits(
-    fmt: str, batch: int, kv_heads: int, max_length: int, sms: int, mean_length: float | None = None
-) -> int:
-    """plan_decode's number of programs along a sequence."""
-    return plan_decode(fmt, batch, kv_heads, max_length, sms, mean_length).splits
-
-
 def _plan(splits: int, max_length: int, tiling: Tiling, least: int = 1) -> Plan:
     tiles = max(1, -(-max_length // tiling.tile))
     return Plan(max(1, min(splits, tiles, MAX_SPLITS)), least, tiling)
