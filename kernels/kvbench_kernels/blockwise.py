@@ -1,0 +1,95 @@
+"""FP8 E4M3FN with block scales, in torch: the reference that every kernel and checkpoint must match.
+
+Weights [N, K] have one scale a 128x128 block, activations [M, K] one a row and 128 columns. Blocks at the end of a
+dimension that is no multiple of 128 are smaller: 192 columns are 128 and 64, never 96 and 96. A scale multiplies, also
+where a checkpoint calls it `weight_scale_inv`.
+
+Quantizing follows `kvbench_kernels.quantize.quantize_fp8_e4m3` with a block for a row: s = amax/448 in float32, at least
+2^-126, codes rounded to nearest even and saturated at 448, a non-finite element coded as NaN.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvbench_kernels.launches import launched
+from kvbench_kernels.quantize import e4m3_to_float, quantize_fp8_e4m3
+
+BLOCK = 128
+SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+# Rows that the reference product dequantizes at a time: whole blocks, small beside a large weight.
+REFERENCE_ROWS = 8 * BLOCK
+
+
+def blocks(size: int) -> int:
+    """Blocks along a dimension of `size`: ceil(size / 128)."""
+    return -(-size // BLOCK)
+
+
+def scale_shape(n: int, k: int) -> tuple[int, int]:
+    """Shape of the scales of a weight [n, k]: 576 x 2048 has 5 x 16."""
+    return blocks(n), blocks(k)
+
+
+def quantize_blocks(w: Tensor) -> tuple[Tensor, Tensor]:
+    """w [N, K] float -> codes [N, K] float8_e4m3fn, scales [ceil(N/128), ceil(K/128)] float32.
+
+    The largest magnitude of a block is taken over its real elements only. An all-zero block has codes 0 and a scale > 0.
+    """
+    n, k = w.shape
+    nb, kb = scale_shape(n, k)
+    whole = F.pad(w.float(), (0, kb * BLOCK - k, 0, nb * BLOCK - n))
+    rows = whole.view(nb, BLOCK, kb, BLOCK).permute(0, 2, 1, 3).reshape(nb, kb, BLOCK * BLOCK)
+    q = quantize_fp8_e4m3(rows)
+    assert q.scales is not None
+    # As bytes: not every torch release copies float8 through a permuted view.
+    codes = q.codes.view(torch.uint8).view(nb, kb, BLOCK, BLOCK).permute(0, 2, 1, 3)
+    codes = codes.reshape(nb * BLOCK, kb * BLOCK)[:n, :k].contiguous()
+    return codes.view(torch.float8_e4m3fn), q.scales
+
+
+def dequantize_blocks(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """codes [N, K], scales [ceil(N/128), ceil(K/128)] of any of `SCALE_DTYPES` -> [N, K]: product in float32, one rounding."""
+    n, k = codes.shape
+    wide = scales.float().repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
+    return (e4m3_to_float(codes) * wide).to(dtype)
+
+
+def quantize_activation_torch(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [M, K] float -> codes [M, K] float8_e4m3fn, scales [M, ceil(K/128)] float32: one a row and 128 columns.
+
+    Scales stand column by column in memory, each column padded to a multiple of 4 (stride (1, 4 * ceil(M/4))), as matrix
+    products that fetch them in 16-byte pieces want them.
+    """
+    m, k = x.shape
+    kb = blocks(k)
+    q = quantize_fp8_e4m3(F.pad(x.float(), (0, kb * BLOCK - k)).view(m, kb, BLOCK))
+    assert q.scales is not None
+    codes = q.codes.view(torch.uint8).view(m, kb * BLOCK)[:, :k].contiguous().view(torch.float8_e4m3fn)
+    scales = empty_activation_scales(m, k, x.device)
+    scales.copy_(q.scales)
+    launched("fp8_quantize_activation_torch")
+    return codes, scales
+
+
+def empty_activation_scales(m: int, k: int, device: torch.device) -> Tensor:
+    """[M, ceil(K/128)] float32 with stride (1, 4 * ceil(M/4))."""
+    return torch.empty(blocks(k), -(-m // 4) * 4, dtype=torch.float32, device=device)[:, :m].t()
+
+
+def fp8_dequantize_matmul_torch(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The reference product: x [M, K] times the dequantized weight [N, K] (rounded to x's dtype) -> [M, N].
+
+    Only `REFERENCE_ROWS` rows of the weight exist in x's dtype at a time.
+    """
+    n = codes.shape[0]
+    y = x.new_empty(x.shape[0], n)
+    for start in range(0, n, REFERENCE_ROWS):
+        end = min(start + REFERENCE_ROWS, n)
+        w = dequantize_blocks(codes[start:end], scales[start // BLOCK : blocks(end)], x.dtype)
+        y[:, start:end] = F.linear(x, w, None if bias is None else bias[start:end])
+    launched("fp8_dequantize_matmul_torch")
+    return y
