@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvbench.cells import CELL_KEYS
 from kvbench.formats import KV_FORMATS, WEIGHT_FORMATS
 from kvbench.tasks import Option
-from kvbench_kernels.support import MAX_SPLITS
+from kvbench_kernels.support import GEMMS, MAX_SPLITS
 
 
 def _key(
@@ -26,9 +26,12 @@ CELL_OPTIONS: dict[str, Option] = dict(
         _key("model", "str", "alias, hub id, folder or .gguf file"),
         _key("model_weights", "str", "random: drawn from the config, for timing only", choices=("checkpoint", "random")),
         _key("model_revision", "str", "revision of a hub model"),
+        _key("native_model", "str", "the unquantized model that cells with native weights run on, where model is an FP8 checkpoint"),
         _key("trust_remote_code", "bool", "let transformers run the checkpoint's own code"),
         _key("plumbing", "bool", "quality runners accept random weights, and mark every result partial"),
         _key("weights", "str", "storage format of the weights", choices=tuple(WEIGHT_FORMATS)),
+        _key("gemm", "str", "path of the products of FP8 weights; auto: the fastest measured for (M, N, K), reference on backend "
+             "torch", choices=GEMMS),
         _key("kv_format", "str", "storage format of keys and values", choices=tuple(KV_FORMATS)),
         _key("scale", "scale", "scale of a static format: a number, or {k: x, v: y} of numbers or lists (one a layer)"),
         _key("backend", "str", "the code that executes attention; auto: triton where a GPU is found, else torch",
@@ -54,6 +57,7 @@ MODEL_KEYS: dict[str, str] = {
     "source": "model",
     "weights": "model_weights",
     "revision": "model_revision",
+    "native": "native_model",
     "trust_remote_code": "trust_remote_code",
     "plumbing": "plumbing",
 }

@@ -18,9 +18,11 @@ CELL_KEYS: dict[str, Any] = {
     "model": None,  # required: alias, hub id, folder, .gguf file
     "model_weights": "checkpoint",  # or "random": from the config; timing only
     "model_revision": None,
+    "native_model": None,  # the unquantized model that cells with native weights run on, where `model` is an FP8 checkpoint
     "trust_remote_code": False,
     "plumbing": False,  # True: quality runners accept random weights, and mark every result partial
     "weights": "native",
+    "gemm": "auto",  # path of FP8 linear layers: reference, w8a16, w8a8; auto: by (M, N, K), reference on backend torch
     "kv_format": "native",
     "scale": None,  # static formats: one number, or {"k": x, "v": y} with numbers or a list a layer
     "backend": "torch",  # or "triton"; auto: triton where a GPU is found, else torch

@@ -1,7 +1,7 @@
 """The resolver: what was asked for, what will run, and why. Pure: no torch, no files, no globals.
 
-`resolve(request, facts)` never drops anything in silence. Each aspect (kv_format, weights, backend, decode, compile)
-becomes a `Choice` with the requested and the resolved value, a reason, and the options that were rejected with theirs.
+`resolve(request, facts)` never drops anything in silence. Each aspect (kv_format, weights, gemm, backend, decode,
+compile) becomes a `Choice` with the requested and the resolved value, a reason, and the options that were rejected with theirs.
 Requested != resolved is a declared fallback (allowed only with `fallback: allow`); resolved != effective, found
 later from evidence, is a fault. `auto` asks for the best that can run: what it becomes is no fallback, and has a reason.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from kvbench.errors import Refused, UsageError
 from kvbench.formats import KV_FORMATS, KVShape
-from kvbench_kernels.support import NO_GPU, Accepted, AttentionNeeds, Rejected, interpreting, supports
+from kvbench_kernels.support import GEMMS, NO_GPU, Accepted, AttentionNeeds, Rejected, interpreting, supports
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,13 @@ class Request:
     decode: str = AUTO
     compile: str = AUTO
     kv_splits: int | None = None
+    gemm: str = AUTO
     interpreter: bool = False
 
 
 def request_of(spec: Mapping[str, Any]) -> Request:
     """The request of a cell whose `device` and `dtype` are resolved."""
-    keys = ("kv_format", "weights", "backend", "fallback", "device", "dtype", "page_size", "prefill_reads", "decode", "compile", "kv_splits")  # fmt: skip
+    keys = ("kv_format", "weights", "backend", "gemm", "fallback", "device", "dtype", "page_size", "prefill_reads", "decode", "compile", "kv_splits")  # fmt: skip
     return Request(**{key: spec[key] for key in keys}, interpreter=interpreting())
 
 
@@ -100,11 +101,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Decision:
-    """decode: "graph" (a step is one CUDA graph) or "eager"; compile: "layer" (decoder layers compiled) or "off"."""
+    """gemm: "native" (weights are), "by_shape" (each product of FP8 weights by the path that its shape has), or the one path
+    of all; decode: "graph" (a step is one CUDA graph) or "eager"; compile: "layer" (decoder layers compiled) or "off".
+    """
 
     kv_format: Choice
     weights: Choice
     backend: Choice
+    gemm: Choice = Choice(AUTO, "native", "native_weights")
     decode: Choice = Choice(AUTO, "eager", "default")
     compile: Choice = Choice(AUTO, "off", "default")
 
@@ -166,9 +170,8 @@ def _native_weights(request: Request, facts: ModelFacts) -> Accepted | Rejected:
 
 
 def _fp8_weights(request: Request, facts: ModelFacts) -> Accepted | Rejected:
-    return Rejected(
-        "fp8_weights_missing", "This build has no FP8 weight GEMM; weights native run on every backend."
-    )
+    """Every linear layer has at least the reference product; the loader refuses by name what is no linear layer."""
+    return Accepted()
 
 
 WEIGHTS: dict[str, Support] = {"native": _native_weights, "fp8_block128": _fp8_weights}
@@ -203,10 +206,12 @@ def resolve(
             f"kv_splits: {request.kv_splits} was asked for, and the cell runs on backend torch, which has no splits; remove it, "
             "or ask for backend triton where its kernels run.",
         )
+    stored = _resolve_weights(request, facts, weights)
     return Decision(
         kv_format,
-        _resolve_weights(request, facts, weights),
+        stored,
         backend,
+        _resolve_gemm(request, stored.resolved, backend.resolved),
         _resolve_speed(request, "decode", "graph", "eager", backend.resolved),
         _resolve_speed(request, "compile", "layer", "off", backend.resolved),
     )
@@ -215,7 +220,7 @@ def resolve(
 def _check_names(request: Request, backends: Mapping[str, Support], weights: Mapping[str, Support]) -> None:
     accepted: dict[str, Iterable[str]] = {
         "kv_format": KV_FORMATS, "weights": weights, "backend": (*backends, AUTO), "fallback": ("allow", "refuse"),
-        "decode": (AUTO, "graph", "eager"), "compile": (AUTO, "layer", "off")}  # fmt: skip
+        "gemm": GEMMS, "decode": (AUTO, "graph", "eager"), "compile": (AUTO, "layer", "off")}  # fmt: skip
     for key, names in accepted.items():
         value = getattr(request, key)
         if value not in names:
@@ -266,6 +271,26 @@ def _resolve_weights(request: Request, facts: ModelFacts, weights: Mapping[str, 
     if request.fallback == "refuse":
         raise _refused(answer, f"weights {request.weights}")
     return _choice(request.weights, "native", [(request.weights, answer)])
+
+
+def _resolve_gemm(request: Request, weights: str, backend: str) -> Choice:
+    """The path of FP8 products: the fused ones are Triton kernels."""
+    asked = request.gemm
+    if weights == "native":
+        no = Rejected("native_weights", "Native weights have no FP8 product.")
+        return Choice(asked, "native", no.reason, (), no.sentence)
+    if backend == "triton":
+        return _choice(asked, "by_shape" if asked == AUTO else asked, [])
+    if asked in (AUTO, "reference"):
+        return _choice(asked, "reference", [])
+    no = Rejected(
+        "gemm_needs_triton",
+        f"gemm: {asked} is a Triton kernel, and this cell runs on backend {backend}; ask for backend triton where its "
+        "kernels run, or gemm: reference.",
+    )
+    if request.fallback == "refuse":
+        raise _refused(no, f"gemm {asked}")
+    return _choice(asked, "reference", [(asked, no)])
 
 
 def _resolve_speed(request: Request, aspect: str, fast: str, plain: str, backend: str) -> Choice:

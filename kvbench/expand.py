@@ -7,7 +7,8 @@
    of its own keys and the fixed ones, and later entries do not add to it.
 4. What is still open is filled from the fixed keys (`model`, `engine`) and the defaults, `auto` is resolved, and equal
    cells are merged.
-5. Every cell gets its baseline: the same cell with native KV and weights, added where the matrix has it not.
+5. Every cell gets its baseline: the same cell with native KV and weights, added where the matrix has it not. Cells with
+   native weights run on `native_model` where one is named.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kvbench.formats import KV_FORMATS
 from kvbench.outline import Outline, Point
 from kvbench.values import text
 
-BASELINE: dict[str, Any] = {"weights": "native", "kv_format": "native", "scale": None}
+BASELINE: dict[str, Any] = {"weights": "native", "gemm": "auto", "kv_format": "native", "scale": None}
 _AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
 
 
@@ -63,7 +64,8 @@ def expand(
         if KV_FORMATS[spec["kv_format"]].scale_kind == "static":
             used_scale = used_scale or "scale" in combination.axis
         _settle_scale(spec, combination, outline, problems)
-        spec = _resolve_auto(spec, host)
+        _settle_gemm(spec, combination, problems)
+        spec = _on_native_model(_resolve_auto(spec, host))
         specs.setdefault(content_hash(spec), (spec, combination.path))
     if "scale" in outline.axes and not used_scale and combinations:
         problems.add(
@@ -146,6 +148,32 @@ def _settle_scale(
         spec["scale"] = None
 
 
+def _settle_gemm(spec: dict[str, Any], combination: _Combination, problems: Problems) -> None:
+    """Native weights have one path: an axis of paths does not reach them, and a named path is a mistake."""
+    if spec["weights"] != "native" or spec["gemm"] == "auto":
+        return
+    if "gemm" not in combination.axis:
+        problems.add(
+            combination.added_at.get("gemm", ("engine", "gemm")),
+            f"gemm: {spec['gemm']} is given to a cell with native weights, which have no FP8 product; move it to axes, "
+            "where it reaches only FP8 weights, or ask for weights: fp8_block128.",
+        )
+    spec["gemm"] = "auto"
+
+
+def baseline_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a cell's native baseline; of a task's, which are some of a cell's, those."""
+    native = _on_native_model({**spec, **BASELINE})
+    return {key: native[key] for key in spec}
+
+
+def _on_native_model(spec: dict[str, Any]) -> dict[str, Any]:
+    """Cells with native weights run on the unquantized model, where one is named."""
+    if spec["weights"] != "native" or spec["native_model"] is None:
+        return spec
+    return {**spec, "model": spec["native_model"], "model_revision": None, "native_model": None}
+
+
 def _resolve_auto(spec: dict[str, Any], host: Host) -> dict[str, Any]:
     device = host.device if spec["device"] == "auto" else spec["device"]
     dtype = _AUTO_DTYPE[device] if spec["dtype"] == "auto" else spec["dtype"]
@@ -160,7 +188,7 @@ def _cells(
     baselines: dict[str, dict[str, Any]] = {}
     baseline_of: dict[str, str] = {}
     for key, (spec, _) in specs.items():
-        native = {**spec, **BASELINE}
+        native = baseline_spec(spec)
         baseline_of[key] = content_hash(native)
         baselines[baseline_of[key]] = native
     whole = {**baselines, **{key: spec for key, (spec, _) in specs.items()}}

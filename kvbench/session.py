@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from kvbench.cells import Task, content_hash
-from kvbench.decision import Choice, Decision, check_context, request_of, resolve
+from kvbench.decision import AUTO, Choice, Decision, check_context, request_of, resolve
 from kvbench.engine.core import Engine
 from kvbench.engine.evidence import examine
 from kvbench.engine.layerprobe import probe_layers
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.engine.probes import probe_prefill, probe_values
+from kvbench.expand import baseline_spec
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
 from kvbench.models import config_facts, uses_random_weights
 from kvbench.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, VERIFIED, Evidence, Level, Record
@@ -36,19 +37,25 @@ _NOT_ENGINE = ("batch", "context", "fallback", "plumbing")
 
 @dataclass
 class Session:
-    """What the tasks of one run share: the loaded model (one at a time) and the probes already taken."""
+    """What the tasks of one run share: loaded models (one, and its native one where both run) and the probes taken."""
 
     data_dir: Path | None
     environment: Mapping[str, Any]
     _models: dict[str, LoadedModel] = field(default_factory=dict)
     _probes: dict[str, tuple[Level, ...]] = field(default_factory=dict)
 
-    def model(self, spec: Mapping[str, Any]) -> LoadedModel:
-        keys = ("model", "model_weights", "model_revision", "trust_remote_code", "weights", "device", "dtype")
-        key = content_hash({k: spec[k] for k in keys})
-        if key not in self._models:
-            self._models.clear()
+    def model(
+        self, spec: Mapping[str, Any], beside: Mapping[str, Any] | None = None, alone: bool = False
+    ) -> LoadedModel:
+        """The cell's model. beside: the spec of a model that stays loaded; alone: no other one stays, as bytes are
+        counted.
+        """
+        key = _model_key(spec)
+        if key not in self._models or alone:
+            keep = {key} if beside is None else {key, _model_key(beside)}
+            self._models = {k: m for k, m in self._models.items() if k in keep}
             gc.collect()
+        if key not in self._models:
             self._models[key] = load_model(spec, spec["device"], spec["dtype"])
         return self._models[key]
 
@@ -65,6 +72,11 @@ class Session:
                 probe_values(make, spec["page_size"]),
             )
         return self._probes[key]
+
+
+def _model_key(spec: Mapping[str, Any]) -> str:
+    keys = ("model", "model_weights", "model_revision", "trust_remote_code", "weights", "device", "dtype")
+    return content_hash({k: spec[k] for k in keys})
 
 
 def execute(task: Task, session: Session, baseline: Record | None, progress: Progress) -> Record:
@@ -143,27 +155,32 @@ def _measure(
     new_tokens = task.options.get("new_tokens", 0)
     if "context" not in decl.ignores:
         _check_before_loading(spec, new_tokens)
-    model = session.model(spec)
+    model = session.model(spec, alone=not decl.beside)
     decision = resolve(request_of(spec), model.facts)
     if "context" not in decl.ignores:
         check_context(model.facts, spec["context"], new_tokens)
     engines: list[Engine] = []
     natives: list[Engine] = []
 
-    def factory(made: list[Engine], choice: Decision) -> Callable[..., Engine]:
-        def make(sequences: int = 1, tokens: int = spec["prefill_chunk"]) -> Engine:
-            made.append(Engine(model, choice, spec, sequences=sequences, tokens=tokens))
-            return made[-1]
+    native_spec = baseline_spec(spec)
 
-        return make
+    def make(sequences: int = 1, tokens: int = spec["prefill_chunk"]) -> Engine:
+        engines.append(Engine(model, decision, spec, sequences=sequences, tokens=tokens))
+        return engines[-1]
+
+    def make_native(sequences: int = 1, tokens: int = spec["prefill_chunk"]) -> Engine:
+        beside = session.model(native_spec, beside=spec)
+        choice = native_of(decision)
+        natives.append(Engine(beside, choice, native_spec, sequences=sequences, tokens=tokens))
+        return natives[-1]
 
     context = Context(
         spec=spec,
         options=task.options,
         variant=task.variant,
         model=model,
-        engine=factory(engines, decision),
-        native=factory(natives, native_of(decision)),
+        engine=make,
+        native=make_native,
         baseline=baseline,
         data_dir=session.data_dir,
         progress=progress,
@@ -195,7 +212,7 @@ def _with_clips(measured: Measurement, engines: list[Engine]) -> Measurement:
 def native_of(decision: Decision) -> Decision:
     """The same decision with native KV and native weights: what a baseline arm runs on."""
     native = Choice("native", "native", "baseline")
-    return replace(decision, kv_format=native, weights=native)
+    return replace(decision, kv_format=native, weights=native, gemm=Choice(AUTO, "native", "native_weights"))
 
 
 def _evidence(
@@ -222,14 +239,13 @@ def _evidence(
     if not natives:
         return worst
     native = native_of(decision)
-    native_spec = {**context.spec, "kv_format": "native", "scale": None}
-    native_probes = session.probes(context.model, native, native_spec)
+    native_probes = session.probes(natives[0].model, native, baseline_spec(context.spec))
     shown = [examine(n, *native_probes, reads_due=reads_due) for n in natives]
-    bad = [e for e in shown if e.state != VERIFIED or e.effective != "native"]
+    bad = [e for e in shown if e.state != VERIFIED or {e.effective, e.effective_weights} != {"native"}]
     level = Level("native-arm", VERIFIED, f"{len(natives)} native engine(s) beside it are native.")
     if bad:
         sentences = [x.sentence for x in bad[0].levels if x.state == bad[0].state != VERIFIED]
-        lost = sentences[0] if sentences else f"it stores {bad[0].effective}."
+        lost = sentences[0] if sentences else f"it stores {bad[0].effective} and {bad[0].effective_weights} weights."
         state = MISMATCH if bad[0].state == VERIFIED else bad[0].state
         level = Level("native-arm", state, f"The native arm is not native: {lost}")
     elif own < beside:
@@ -238,4 +254,4 @@ def _evidence(
             "the measured engine's alone."
         )
         level = Level("native-arm", MISMATCH, sentence)
-    return Evidence(worst.effective, (*worst.levels, level), worst.precision, worst.reads)
+    return replace(worst, levels=(*worst.levels, level))

@@ -42,6 +42,7 @@ class RunnerDecl:
     """ignores: the cell keys the result does not depend on. quality: refused on random weights.
 
     reads: the runner's number comes from attention over the pages, so a run that read none is a fault.
+    beside: a native engine runs beside the measured one.
     variant: what tells the runner's tasks apart in rows and gates, a template over its options; "" when there is one.
     """
 
@@ -53,6 +54,7 @@ class RunnerDecl:
     help: str
     reads: bool = True
     variant: str = ""
+    beside: bool = False
 
 
 _SHAPE = frozenset({"batch", "context"})
@@ -76,7 +78,7 @@ RUNNERS: dict[str, RunnerDecl] = {
             "new_tokens": Option("int", 16, "tokens generated a request", minimum=1),
             "repeats": Option("int", 3, "measured requests an arm; the baseline is interleaved with its candidates (A B B A)", minimum=1),
             "warmup": Option("int", 1, "unmeasured requests of the same shape; reported apart", minimum=0),
-        }, "TTFT and ITL, interleaved with the baseline"),
+        }, "TTFT and ITL, interleaved with the baseline", beside=True),
         RunnerDecl("agreement", 1, _SHAPE, True, {
             "steps": Option("int", 2048, "greedy steps", minimum=1),
             "prompt_tokens": Option("int", 64, "tokens of the prompt, from the head of `data`", minimum=1),
@@ -90,7 +92,8 @@ RUNNERS: dict[str, RunnerDecl] = {
             "split": Option("str", "test", "split of wikitext2", choices=("test", "validation")),
             "limit_chunks": Option("int", None, "score only n chunks, evenly over the text (the result is partial)", minimum=1, optional=True),
             "kld": Option("bool", True, "compare full next-token distributions with a native pass over the same chunks"),
-        }, "perplexity, and KLD, top-1 agreement and delta-p against the baseline", variant="{data} {protocol}"),
+        }, "perplexity, and KLD, top-1 agreement and delta-p against the baseline",
+            variant="{data} {protocol}", beside=True),
         RunnerDecl("mcq", 1, _SHAPE, True, {
             "tasks": Option("str", ["cloze"], "question sets", choices=("cloze", "mmlu", "ceval", "arc_easy", "arc_challenge"),
                             many=True, fans_out=True, names_data=True),

@@ -48,6 +48,7 @@ def tasks_of(
                 "options": options,
                 "host": dict(host.identity),
                 "model": model_digest(cell.spec),
+                "native": model_digest(by_id[cell.baseline].spec),
                 "data": [
                     data_digest(name, options.get("split", "test")) for name in _data_names(runner, options)
                 ],

@@ -17,6 +17,7 @@ from torch import Tensor
 from kvbench.decision import Decision, LayerFacts
 from kvbench.engine.attention import ATTENTION, Attention, Chunk
 from kvbench.engine.binding import Step
+from kvbench.engine.fp8linear import using
 from kvbench.engine.graph import DecodeGraph, PromptGraph, about, bucket
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.load import LoadedModel
@@ -28,6 +29,10 @@ from kvbench.formats import KV_FORMATS, KVFormat, pages_for
 from kvbench_kernels.launches import Launch, record
 
 Logits = Literal["all", "last", "none"]
+Product = tuple[int, int, int]
+
+# What the decision calls the paths that each product chooses for itself.
+GEMM = {"native": "auto", "by_shape": "auto"}
 
 # Longest prompts, in tokens of a forward, that are captured: beyond it the device is busy longer than the host.
 GRAPH_TOKENS = 4096
@@ -36,6 +41,11 @@ GRAPH_TOKENS = 4096
 def store_format(decision: Decision) -> KVFormat:
     """The hop from decision to store: the resolved KV format's descriptor."""
     return KV_FORMATS[decision.kv_format.resolved]
+
+
+def products_of(launches: Sequence[Launch]) -> Counter[tuple[str, Product]]:
+    """(kernel, (M, N, K)) -> launches for FP8 linear layers."""
+    return Counter((launch.name, launch.product) for launch in launches if launch.product is not None)
 
 
 def static_scales(scale: Any, layers: int) -> list[tuple[float, float]] | None:
@@ -92,9 +102,11 @@ class Engine:
         self.backend = decision.backend.resolved
         self.decode_mode = decision.decode.resolved
         self.compile_mode = decision.compile.resolved
+        self.gemm = decision.gemm.resolved
         self.graphs: dict[tuple[int, int, int], DecodeGraph] = {}
         # Of forwards that were no graph's replay.
         self._launches: Counter[tuple[int, str, int | None]] = Counter()
+        self._products: Counter[tuple[str, Product]] = Counter()
         self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
         self._splits: int | None = spec["kv_splits"]
         self._watch: Callable[[Attention], Attention] | None = None
@@ -204,6 +216,7 @@ class Engine:
         self._launches.update(
             (launch.layer, launch.name, launch.splits) for launch in launches if launch.layer is not None
         )
+        self._products.update(products_of(launches))
         return kept[0].float()
 
     @property
@@ -214,6 +227,15 @@ class Engine:
             for launch in graph.launches:
                 if launch.layer is not None:
                     calls[launch.layer, launch.name, launch.splits] += graph.replays
+        return calls
+
+    @property
+    def products(self) -> Counter[tuple[str, Product]]:
+        """(kernel, (M, N, K)) -> calls of FP8 linear layers, in all forwards so far, replays of graphs included."""
+        calls = Counter(self._products)
+        for graph in (*self.graphs.values(), *self.prompt_graphs.values()):
+            for key, count in products_of(graph.launches).items():
+                calls[key] += count * graph.replays
         return calls
 
     def run_model(
@@ -227,7 +249,7 @@ class Engine:
         if self.compile_mode == "layer":
             layers = self.model.compiled.running(form)
         try:
-            with torch.inference_mode(), layers:
+            with torch.inference_mode(), layers, using(GEMM.get(self.gemm, self.gemm)):
                 output = self.model.model(
                     input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep
                 )
