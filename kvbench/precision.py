@@ -95,14 +95,18 @@ def _fault(spec: Spec, record: Record, allow_fallback: bool) -> tuple[str, str]:
     evidence = Evidence(
         **{**record.evidence, "levels": tuple(Level(**level) for level in record.evidence["levels"])}
     )
-    resolved = record.decision["kv_format"]["resolved"]
-    if evidence.state != VERIFIED or evidence.effective != resolved:
+    shown = {"kv_format": evidence.effective, "weights": evidence.effective_weights}
+    off = [aspect for aspect in shown if shown[aspect] != record.decision[aspect]["resolved"]]
+    if evidence.state != VERIFIED or off:
+        of = off or ["kv_format"]
+        resolved = " and ".join(record.decision[aspect]["resolved"] for aspect in of)
+        effective = " and ".join(shown[aspect] for aspect in of)
         lost = [
             f"{level.name}: {level.sentence}" for level in evidence.levels if level.state == evidence.state
         ]
         reason = " ".join(lost) if lost and evidence.state != VERIFIED else "No level of evidence says why."
         state = evidence.state if evidence.state != VERIFIED else "mismatch"
-        return f"{state}: {resolved} was resolved, the evidence shows {evidence.effective}. {reason}", ""
+        return f"{state}: {resolved} was resolved, the evidence shows {effective}. {reason}", ""
     lacking = [name for name in LEVELS if name not in {level.name for level in evidence.levels}]
     if lacking:
         return f"unverified: the evidence lacks {', '.join(lacking)}; run the matrix again.", ""
@@ -119,7 +123,8 @@ def _praise(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str]) -> 
     shown = f"verified by {', '.join(levels)} in {', '.join(dict.fromkeys(r.runner for r in records))}."
     if fallbacks:
         return f"a declared fallback, which the gate allows: {'; '.join(fallbacks)}; {shown}"
-    return f"{spec['kv_format']} is requested, resolved and effective, {shown}"
+    weights = "" if spec["weights"] == "native" else f" with {spec['weights']} weights"
+    return f"{spec['kv_format']}{weights} is requested, resolved and effective, {shown}"
 
 
 # Numbers of a record that no quantized cache leaves as they are, to the last bit.
@@ -139,14 +144,16 @@ def _identical(record: Record, baseline: Record | None) -> str:
     numbers = _NUMBERS.get(record.runner)
     if baseline is None or numbers is None or record.decision is None:
         return ""
-    if record.decision["kv_format"]["resolved"] == "native":
+    quantized = [a for a in ("kv_format", "weights") if record.decision[a]["resolved"] != "native"]
+    if not quantized:
         return ""
     if record.spec["prefill_reads"] != "stored" or record.spec["model_weights"] == "random":
         return ""
     own, native = numbers(record.samples), numbers(baseline.samples)
     if not own or own != native:
         return ""
+    formats = " with ".join(record.decision[aspect]["resolved"] for aspect in quantized)
+    what = "a quantized cache" if quantized[0] == "kv_format" else "quantized weights"
     return (
-        f"E5: all {len(own)} numbers equal the native ones bit for bit, which "
-        f"{record.decision['kv_format']['resolved']} cannot give: nothing read a quantized cache."
+        f"E5: all {len(own)} numbers equal the native ones bit for bit, which {formats} cannot give: nothing read {what}."
     )

@@ -21,13 +21,14 @@ from typing import Any
 from kvbench.decision import ASPECTS
 from kvbench.errors import UsageError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # What can be said of one piece of evidence, and of a record as a whole (the worst level counts).
 VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE = "verified", "mismatch", "unverified", "not_applicable"
 
 # The levels of evidence, in the order in which they are shown; a record of a measured cell has all of them.
-LEVELS = ("E1", "E2", "E3", "E3-layers", "E3-prefill", "E3-reads", "E4", "E5")
+LEVELS = ("E1", "E2", "E3", "E3-layers", "E3-prefill", "E3-reads", "E4", "E5",
+          "E1-weights", "E2-weights", "E3-weights", "E4-weights", "E5-weights")  # fmt: skip
 
 # How a task ended. `refused`: the cell may not run as asked; `not_evaluated`: what it needs is not here.
 OK, ERROR, REFUSED, NOT_EVALUATED = "ok", "error", "refused", "not_evaluated"
@@ -47,12 +48,15 @@ class Level:
 class Evidence:
     """What the live tensors and the read path prove, set against what was resolved.
 
-    effective: the format that the evidence shows ("int8_sym", "native", "mixed", "unknown").
-    precision: {"storage": dtype, "transfer": dtype or "not measured", "execution": dtype}.
+    effective, effective_weights: the KV and the weight format that the evidence shows ("int8_sym", "native", "mixed",
+    "unknown").
+    precision: {"storage": dtype, "transfer": dtype or "not measured", "execution": dtype} of the cache, {"weights": dtype,
+    "gemm": paths of the products} of the weights.
     reads: {"tokens": tokens read from pages, "quantized_tokens": of them from quantized payload, "calls": n}.
     """
 
     effective: str
+    effective_weights: str
     levels: tuple[Level, ...]
     precision: Mapping[str, str]
     reads: Mapping[str, int]
@@ -224,7 +228,7 @@ def _is_evidence(data: Mapping[str, Any]) -> bool:
     levels = data.get("levels")
     return (
         set(data) == {f.name for f in fields(Evidence)}
-        and isinstance(data["effective"], str)
+        and all(isinstance(data[name], str) for name in ("effective", "effective_weights"))
         and all(isinstance(data[name], dict) for name in ("precision", "reads"))
         and isinstance(levels, list)
         and all(

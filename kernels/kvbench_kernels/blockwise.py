@@ -75,6 +75,11 @@ def quantize_activation_torch(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
+def dequantize_activation(codes: Tensor, scales: Tensor) -> Tensor:
+    """codes [M, K], scales [M, ceil(K/128)] -> [M, K] float32."""
+    return e4m3_to_float(codes) * scales.repeat_interleave(BLOCK, 1)[:, : codes.shape[1]]
+
+
 def empty_activation_scales(m: int, k: int, device: torch.device) -> Tensor:
     """[M, ceil(K/128)] float32 with stride (1, 4 * ceil(M/4))."""
     return torch.empty(blocks(k), -(-m // 4) * 4, dtype=torch.float32, device=device)[:, :m].t()

@@ -21,6 +21,14 @@ Path = Literal["reference", "w8a16", "w8a8", "hopper"]
 # capability 8.9 on, one of 9.0.
 Target = Literal["torch", "interpreter", "cuda", "hopper"]
 
+# What the names of the kernels begin with that multiply, by path.
+_KERNELS: dict[str, Path] = {
+    "fp8_dequantize_matmul": "reference",
+    "w8a16": "w8a16",
+    "w8a8": "w8a8",
+    "hopper_w8a8": "hopper",
+}
+
 # Most rows of x for which w8a16 was the fastest, by (N, K).
 W8A16_MAX: dict[tuple[int, int], int] = {}
 
@@ -39,3 +47,8 @@ def route(m: int, n: int, k: int, dtype: str, target: Target, gemm: str = "auto"
     if not isinstance(supports_w8a8(m, n, k, dtype), Accepted):
         return "reference"
     return "w8a8"
+
+
+def path_of_kernel(name: str) -> Path | None:
+    """The path that a multiplying kernel belongs to, by its name; None for a stranger's."""
+    return next((path for start, path in _KERNELS.items() if name.startswith(start)), None)

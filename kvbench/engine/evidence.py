@@ -16,11 +16,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvbench.engine.bits import same_bits
 from kvbench.engine.core import Engine, static_scales
 from kvbench.engine.kernels import declared_execution, kernels_level, run_of
 from kvbench.engine.layer import LayerPages, dtype_name, indexable
 from kvbench.engine.pages import SWAPPED
+from kvbench.engine.products import products_level
 from kvbench.engine.store import PagedKVStore
+from kvbench.engine.weightevidence import stored_weights, weights_level
 from kvbench.formats import KV_FORMATS, KVFormat, kv_bytes
 from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
 from kvbench_kernels.launches import record
@@ -31,15 +34,6 @@ SIDES = ("k", "v")
 # Logits of a captured or compiled step may differ by this share of the largest from an eager step's: compilers keep float32
 # where eager layers round to 16 bits, over all layers, and a code on a tie moves by a whole step.
 APART = 0.125
-
-
-def bits(x: Tensor) -> Tensor:
-    """The raw bytes of a tensor, so that NaN payloads and signed zeros compare as what they are."""
-    return x.contiguous().reshape(-1).view(torch.uint8)
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
 
 
 def live_format(pages: LayerPages, side: str, native_dtype: torch.dtype) -> str:
@@ -65,8 +59,9 @@ def examine(engine: Engine, *probes: Level, reads_due: bool) -> Evidence:
     probes: the levels of this configuration, from `probe_layers` and `kvbench.engine.probes`. reads_due: the runner's number comes
     from attention over the pages, so an engine that read none is a mismatch.
     """
-    reads, run = {**engine.store.reads, "due_tokens": engine.due_reads}, run_of(engine)
+    reads, run, products = {**engine.store.reads, "due_tokens": engine.due_reads}, run_of(engine), engine.products
     e1, effective = _e1(engine)
+    e1_weights, effective_weights = weights_level(engine.model, engine.decision)
     levels = [e1, _e3_reads(engine, reads, reads_due)]
     for seq in engine.store.sequences():
         give_up = engine.discard_swapped if engine.store.state(seq) == SWAPPED else engine.free
@@ -75,7 +70,9 @@ def examine(engine: Engine, *probes: Level, reads_due: bool) -> Evidence:
         seq, token = _write_probe(engine)
     levels += [_e2(engine), _e3(engine, seq, token)]
     engine.truncate(seq, engine.store.page_size - 1)
-    levels += [kernels_level(engine, run, prompt, engine.launches_of_step(seq, token)), *probes]
+    step = engine.launches_of_step(seq, token)
+    e4_weights, multiplied = products_level(engine, products, run.forwards, step)
+    levels += [kernels_level(engine, run, prompt, step), e1_weights, e4_weights, *probes]
     levels.sort(key=lambda level: LEVELS.index(level.name))
     dtypes = {dtype_name(getattr(p, s).dtype) for p in engine.store.layers for s in SIDES}
     moved = [transfer.precision for transfer in engine.store.transfers]
@@ -83,8 +80,10 @@ def examine(engine: Engine, *probes: Level, reads_due: bool) -> Evidence:
         "storage": " + ".join(sorted(dtypes)),
         "transfer": " + ".join(dict.fromkeys(moved)) or "not measured",
         "execution": declared_execution(engine),
+        "weights": stored_weights(engine.model),
+        "gemm": multiplied,
     }
-    return Evidence(effective, tuple(levels), precision, reads)
+    return Evidence(effective, effective_weights, tuple(levels), precision, reads)
 
 
 def _asked(engine: Engine) -> KVFormat:

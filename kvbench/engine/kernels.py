@@ -215,11 +215,24 @@ def declared_execution(engine: Engine) -> str:
     return " and ".join(sorted({execution(need) for need in needs}))
 
 
+def compiled_products(launches: Sequence[Launch]) -> dict[str, str]:
+    """Matrix instructions of the kernels that computed FP8 linear layers, by kernel, as `compiled_execution` has them."""
+    found: dict[str, str] = {}
+    for launch in launches:
+        if launch.product is not None:
+            instructions = _instructions([launch])
+            found[launch.name] = instructions or "none: multiplied and added in registers, or not compiled"
+    return found
+
+
 def compiled_execution(launches: Sequence[Launch]) -> str | None:
     """The same, from the matrix instructions of the compiled kernels; None where nothing was compiled for a GPU."""
-    attention = [launch for launch in launches if launch.layer is not None]  # linear layers belong to none
+    return _instructions([launch for launch in launches if launch.layer is not None])  # linear layers belong to none
+
+
+def _instructions(launches: Sequence[Launch]) -> str | None:
     codes = [
-        asm["ptx"] for launch in attention if (asm := getattr(launch.compiled, "asm", None)) and "ptx" in asm
+        asm["ptx"] for launch in launches if (asm := getattr(launch.compiled, "asm", None)) and "ptx" in asm
     ]
     found = {match.groups() for code in codes for match in _MMA.finditer(code)}
     if not found:

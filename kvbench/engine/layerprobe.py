@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvbench.engine.bits import same_bits
 from kvbench.engine.core import Engine
-from kvbench.engine.evidence import changed, probe_ids, same_bits, words
+from kvbench.engine.evidence import changed, probe_ids, words
 from kvbench.engine.store import PagedKVStore
 from kvbench.record import MISMATCH, VERIFIED, Level
 

@@ -1,0 +1,93 @@
+"""E4-weights: the paths that FP8 linear layers took in the measured run, by (M, N, K), counted against its forwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvbench.engine.core import GEMM, Engine, Product
+from kvbench.engine.kernels import compiled_products
+from kvbench.engine.layer import dtype_name
+from kvbench.engine.weightevidence import groups
+from kvbench.record import MISMATCH, VERIFIED, Level
+from kvbench_kernels.fp8_linear import target_of
+from kvbench_kernels.fp8_route import path_of_kernel, route
+from kvbench_kernels.launches import Launch
+
+QUANTIZES = ("fp8_quantize_activation", "fp8_quantize_activation_torch")
+
+Products = Counter[tuple[str, Product]]
+
+
+def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[Launch]) -> tuple[Level, str]:
+    """The level, and the execution precision of the products: "native", or each path with the operands of its kernels.
+
+    run, forwards: of the measured run, taken before any probe; step: the launches of one decode step.
+    """
+    due = Counter((sum(m.out_features for _, m in group), group[0][1].in_features) for group in groups(engine.model.model))
+    if not due and not run:
+        return Level("E4-weights", VERIFIED, "No product of FP8 weights ran."), "native"
+    faults = [*_routed(engine, run), *_counted(due, run, forwards)]
+    table = list(_table(run))
+    facts: dict[str, Any] = {"gemm": engine.gemm, "forwards": forwards, "products_a_forward": due.total(),
+                             "calls": _calls(run), "routes": table, "compiled": compiled_products(step)}  # fmt: skip
+    paths = dict.fromkeys(row["path"] for row in table)
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        return Level("E4-weights", MISMATCH, f"Other products ran: {faults[0]}{more}.", {**facts, "faults": len(faults)}), " and ".join(paths)
+    calls = ", ".join(f"{path} {sum(r['calls'] for r in table if r['path'] == path)} times" for path in paths)
+    sentence = f"Every FP8 layer was computed in each of {forwards} forwards: {calls or 'none ran'}."
+    return Level("E4-weights", VERIFIED, sentence, facts), " and ".join(paths) or "not measured"
+
+
+def _routed(engine: Engine, run: Products) -> Iterator[str]:
+    """Products by another path than the decision's and the shape's."""
+    dtype, target = dtype_name(engine.model.dtype), target_of(engine.model.device)
+    gemm = GEMM.get(engine.gemm, engine.gemm)
+    if engine.gemm != engine.decision.gemm.resolved:
+        yield f"the engine runs gemm {engine.gemm}, and {engine.decision.gemm.resolved} was resolved"
+    for (kernel, (m, n, k)), count in run.items():
+        if kernel in QUANTIZES:
+            continue
+        path, due = path_of_kernel(kernel), route(m, n, k, dtype, target, gemm)
+        if path != due:
+            yield f"{kernel} computed {m} x {n} x {k} {count} times, and path {due} is due"
+
+
+def _counted(due: Counter[tuple[int, int]], run: Products, forwards: int) -> Iterator[str]:
+    """Every layer is computed once a forward, and each W8A8 product quantizes its input once: silence is no proof."""
+    ran: Counter[tuple[int, int]] = Counter()
+    inputs: Counter[Product] = Counter()
+    for (kernel, (m, n, k)), count in run.items():
+        if kernel in QUANTIZES:
+            inputs[m, n, k] -= count
+            continue
+        ran[n, k] += count
+        if path_of_kernel(kernel) in ("w8a8", "hopper"):
+            inputs[m, n, k] += count
+    for n, k in ran | due:
+        if ran[n, k] != due[n, k] * forwards:
+            yield (f"weights of {n} x {k} were multiplied {ran[n, k]} times in {forwards} forwards, and {due[n, k]} a "
+                   "forward are due")  # fmt: skip
+    for (m, n, k), count in inputs.items():
+        if count:
+            yield f"products of {m} x {n} x {k} by FP8 activations and quantizations of their inputs differ by {count}"
+
+
+def _calls(run: Products) -> dict[str, int]:
+    calls: Counter[str] = Counter()
+    for (kernel, _), count in run.items():
+        calls[kernel] += count
+    return dict(sorted(calls.items()))
+
+
+def _table(run: Products) -> Iterator[dict[str, Any]]:
+    """The route map of the run: for each weight shape and kernel, its calls and the rows that it had."""
+    rows: dict[tuple[int, int, str], list[tuple[int, int]]] = {}
+    for (kernel, (m, n, k)), count in run.items():
+        if kernel not in QUANTIZES:
+            rows.setdefault((n, k, kernel), []).append((m, count))
+    for (n, k, kernel), seen in sorted(rows.items()):
+        yield {"n": n, "k": k, "path": path_of_kernel(kernel), "kernel": kernel, "calls": sum(c for _, c in seen),
+               "m_min": min(m for m, _ in seen), "m_max": max(m for m, _ in seen)}  # fmt: skip

@@ -1,0 +1,321 @@
+"""The effective precision of the weights, from the live modules, their stored codes and scales, and what they compute.
+
+E1-weights  every converted module holds codes and scales of the resolved format, with the formula's bytes and no copy of
+            its weight in another dtype; every other linear layer is native
+E2-weights  sampled codes and scales equal the source: the reference quantizer of the native weight, or the checkpoint
+E3-weights  each module's output follows its stored scales and codes, and comes back bit for bit when they are restored
+E5-weights  each module's output is the product with what its codes and scales stand for, and no fused product makes the
+            weight anew in 16 bits
+E4-weights: `kvbench.engine.products`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from kvbench.decision import Decision
+from kvbench.engine.bits import same_bits
+from kvbench.engine.core import GEMM
+from kvbench.engine.fp8linear import Fp8Linear, using
+from kvbench.engine.layer import dtype_name
+from kvbench.engine.load import LoadedModel
+from kvbench.formats import WEIGHT_FORMATS, weight_bytes
+from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Level
+from kvbench_kernels.blockwise import (
+    BLOCK,
+    dequantize_activation,
+    dequantize_blocks,
+    quantize_activation_torch,
+)
+from kvbench_kernels.fp8_linear import target_of
+from kvbench_kernels.fp8_route import Path, route
+
+# Rows of the probes: of a decode step, and of a prompt.
+ROWS = (1, 130)
+
+# Largest distance of an output from the product in float64, as a share of its norm: weights and outputs rounded once to
+# the dtype. FP8 tensor cores keep about 14 bits of a sum of 32 to 128 products.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+TOLERANCE_W8A8 = 2.0**-8
+
+
+def fp8_modules(model: nn.Module) -> dict[str, Fp8Linear]:
+    """The FP8 linear layers by name, in the model's order."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, Fp8Linear)}
+
+
+def groups(model: nn.Module) -> list[list[tuple[str, Fp8Linear]]]:
+    """The FP8 linear layers as they are called: those that are one product together, in the order of their columns."""
+    named = fp8_modules(model)
+    names = {id(module): name for name, module in named.items()}
+    followers = {id(m) for module in named.values() for m in module.group[1:]}
+    return [
+        [(names[id(m)], m) for m in (module.group or (module,))]
+        for module in named.values()
+        if id(module) not in followers
+    ]
+
+
+def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
+    """E1-weights, and the format that the live modules show: one of `WEIGHT_FORMATS`, or "mixed"."""
+    asked = WEIGHT_FORMATS[decision.weights.resolved]
+    found, wrong, total, payload, scales = set(), [], 0, 0, 0
+    for name, module in loaded.model.named_modules():
+        live = live_format(module)
+        if live is None:
+            continue
+        due = asked.name if name in loaded.weights.modules else "native"
+        if due != "native" or live != "native":
+            found.add(live)
+        if live != due:
+            dtype = dtype_name(module.weight.dtype)  # type: ignore[arg-type]
+            wrong.append(f"{name} is stored as {live} ({dtype}), due is {due}")
+        elif isinstance(module, Fp8Linear):
+            total += 1
+            expected = weight_bytes(asked, *module.weight.shape, dtype_name(loaded.dtype),
+                                    dtype_name(module.weight_scale_inv.dtype))  # fmt: skip
+            held = [t.numel() * t.element_size() for t in (module.weight, module.weight_scale_inv)]
+            payload, scales = payload + held[0], scales + held[1]
+            if held != [expected.payload, expected.scales]:
+                wrong.append(f"{name} holds {sum(held)} B, {asked.name} takes {expected.total} B")
+            copies = [n for n, t in _own_tensors(module) if t.numel() >= module.weight.numel() and t.dtype != module.weight.dtype]
+            if copies:
+                wrong.append(f"{name} holds its weight a second time, as {copies[0]}")
+    if asked.name != "native" and not loaded.weights.modules:
+        wrong.append("no module was converted")
+    effective = "native" if not found else found.pop() if len(found) == 1 else "mixed"
+    facts = {"modules": total, "payload": payload, "scales": scales, "source": loaded.weights.source,
+             "faults": len(wrong), "first_faults": wrong[:4]}  # fmt: skip
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        return Level("E1-weights", MISMATCH, f"weights {asked.name} are not what the model holds: {wrong[0]}{more}.", facts), effective
+    if asked.name == "native":
+        return Level("E1-weights", VERIFIED, f"Every linear layer holds its weight in {dtype_name(loaded.dtype)}.", facts), effective
+    sentence = f"{total} linear layers hold {asked.name} codes and scales and nothing else; live bytes equal the formula."
+    return Level("E1-weights", VERIFIED, sentence, facts), effective
+
+
+def live_format(module: nn.Module) -> str | None:
+    """The format of a linear layer's weight, told by its tensors alone; None for what is no linear layer."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(module, (nn.Linear, Fp8Linear)) or not isinstance(weight, Tensor):
+        return None
+    if not isinstance(module, Fp8Linear):
+        return "native" if weight.dtype in TOLERANCE else dtype_name(weight.dtype)
+    for fmt in WEIGHT_FORMATS.values():
+        if fmt.payload_dtype == dtype_name(weight.dtype):
+            return fmt.name
+    return "native"  # dequantized
+
+
+def stored_weights(loaded: LoadedModel) -> str:
+    """Dtypes of the weights of the linear layers, with those of their scales."""
+    kinds = dict.fromkeys(
+        dtype_name(m.weight.dtype) + (f" + {dtype_name(m.weight_scale_inv.dtype)} scales" if isinstance(m, Fp8Linear) else "")
+        for m in loaded.model.modules()
+        if live_format(m) is not None
+    )
+    return " and ".join(sorted(kinds))
+
+
+def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that a module keeps, as parameters, buffers or plain attributes, or in lists of them."""
+    yield from module.named_parameters(recurse=False)
+    yield from module.named_buffers(recurse=False)
+    for name, value in vars(module).items():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, Tensor):
+                yield name, item
+
+
+@torch.inference_mode()
+def probe_weights(loaded: LoadedModel, decision: Decision) -> tuple[Level, ...]:
+    """E2-, E3- and E5-weights of a loaded model."""
+    if decision.weights.resolved == "native":
+        sentence = "Native weights are not quantized."
+        return tuple(Level(f"{e}-weights", NOT_APPLICABLE, sentence) for e in ("E2", "E3", "E5"))
+    probe = _Probe(loaded, GEMM.get(decision.gemm.resolved, decision.gemm.resolved))
+    with using(probe.gemm):
+        for group in groups(loaded.model):
+            for rows in ROWS:
+                probe.product(group, rows)
+    return _e2(loaded), probe.e3(), probe.e5()
+
+
+Group = Sequence[tuple[str, Fp8Linear]]
+
+
+@dataclass
+class _Probe:
+    """What the products of a model showed so far. unread, wrong: faults in words; error: the largest one, by path;
+    native: distances of the sampled outputs from those of native weights and of the stored ones, squared; peak: most bytes that a
+    fused product of one row took beyond its output, as a share of its codes.
+    """
+
+    loaded: LoadedModel
+    gemm: str
+    unread: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    error: dict[str, float] = field(default_factory=dict)
+    from_native: float = 0.0
+    from_stored: float = 0.0
+    peak: float | None = None
+    changes: int = 0
+
+    def product(self, group: Group, rows: int) -> None:
+        """One product at so many rows: what it gives, and whether it follows what each of its modules stores."""
+        x = self._input(rows, group[0][1].in_features)
+        biases = [None if m.bias is None else m.bias.data.clone() for _, m in group]
+        for _, m in group:
+            if m.bias is not None:
+                m.bias.data.zero_()  # so that twice the scales give exactly twice the output
+        try:
+            before = self._watched(group, x)
+            for at, (name, m) in enumerate(group):
+                self._value(name, m, x, before[at])
+                self._reads(group, at, x, before[at])
+        finally:
+            for (_, m), bias in zip(group, biases, strict=True):
+                if m.bias is not None and bias is not None:
+                    m.bias.data.copy_(bias)
+
+    def _input(self, rows: int, k: int) -> Tensor:
+        x = torch.randn(rows, k, generator=torch.Generator().manual_seed(rows))
+        x[:, :: max(1, k // 4)] *= 30  # a few large channels, as activations have
+        return x.to(self.loaded.device, self.loaded.dtype)
+
+    def _path(self, m: Fp8Linear, rows: int) -> Path:
+        n = sum(other.out_features for other in m.group) or m.out_features
+        dtype = dtype_name(self.loaded.dtype)
+        return route(rows, n, m.in_features, dtype, target_of(self.loaded.device), self.gemm)
+
+    def _watched(self, group: Group, x: Tensor) -> list[Tensor]:
+        """The outputs; and whether making them took as much memory as the weight in 16 bits would."""
+        _outputs(group, x)  # compiles, and allocates what stays
+        fused = self._path(group[0][1], len(x)) != "reference"
+        if x.device.type != "cuda" or not fused or len(x) > 1:
+            return _outputs(group, x)
+        torch.cuda.synchronize(x.device)
+        torch.cuda.reset_peak_memory_stats(x.device)
+        held = torch.cuda.memory_allocated(x.device)
+        out = _outputs(group, x)
+        taken = torch.cuda.max_memory_allocated(x.device) - held
+        size = sum(m.weight.numel() for _, m in group)
+        share = (taken - 2 * sum(o.numel() * o.element_size() for o in out)) / size
+        self.peak = max(self.peak or 0.0, share)
+        if share >= 1:
+            name = group[0][0]
+            self.wrong.append(f"{name} takes {taken} B for a product of one row: its {size} weights are made anew in 16 bits")
+        return out
+
+    def _value(self, name: str, m: Fp8Linear, x: Tensor, y: Tensor) -> None:
+        """y against the product in float64 with what codes and scales stand for."""
+        path = self._path(m, len(x))
+        used = dequantize_activation(*quantize_activation_torch(x)) if path in W8A8 else x.float()
+        stored = dequantize_blocks(m.weight.data, m.weight_scale_inv.data)
+        due = (used.double() @ stored.double().t()).float()
+        error = _distance(y.float(), due)
+        self.error[path] = max(self.error.get(path, 0.0), error)
+        allowed = TOLERANCE[self.loaded.dtype]
+        if path in W8A8:
+            allowed = max(allowed, TOLERANCE_W8A8)
+        if not error <= allowed:
+            self.wrong.append(f"{name} is {error:.3g} of its norm away from the product with its codes and scales, by path {path}")
+        for sample in self.loaded.weights.samples:
+            if sample.module == name and sample.native is not None:
+                native = used.double() @ sample.native.to(x.device).double().t()
+                mine = slice(sample.row, sample.row + len(sample.native))
+                self.from_native += (y[:, mine].double() - native).square().sum().item()
+                self.from_stored += (y[:, mine].double() - due[:, mine].double()).square().sum().item()
+
+    def _reads(self, group: Group, at: int, x: Tensor, before: Tensor) -> None:
+        name, m = group[at]
+        raw = m.weight.data.view(torch.uint8)
+        m.weight_scale_inv.data.mul_(2)
+        doubled = _outputs(group, x)[at]
+        m.weight_scale_inv.data.mul_(0.5)
+        raw.bitwise_xor_(0x80)
+        negated = _outputs(group, x)[at]
+        raw.bitwise_xor_(0x80)
+        restored = _outputs(group, x)[at]
+        self.changes += 2
+        if not torch.equal(doubled, 2 * before):
+            self.unread.append(f"doubling the scales of {name} does not double its output")
+        # Not to the bit: FP8 tensor cores cut the last bits of a sum, and what is cut depends on its sign.
+        if not _distance(negated.float(), -before.float()) <= max(TOLERANCE[before.dtype], TOLERANCE_W8A8):
+            self.unread.append(f"negating the codes of {name} does not negate its output")
+        if not torch.equal(restored, before):
+            self.unread.append(f"restoring what {name} stores does not restore its output bit for bit")
+
+    def e3(self) -> Level:
+        facts = {"changes": self.changes, "rows": list(ROWS), "faults": len(self.unread), "first_faults": self.unread[:4]}
+        if self.unread:
+            sentence = f"Products do not read what the model stores: {self.unread[0]}{_more(self.unread)}."
+            return Level("E3-weights", MISMATCH, sentence, facts)
+        sentence = f"{self.changes} changes of stored scales and codes each moved their module's output as they must."
+        return Level("E3-weights", VERIFIED, sentence, facts)
+
+    def e5(self) -> Level:
+        quantized_from_native = self.from_native == 0.0 or self.from_native > 4 * self.from_stored
+        if not quantized_from_native:
+            self.wrong.append("outputs are as close to those of native weights as to those of the stored ones")
+        facts = {
+            "error": self.error,
+            "distance_from_stored": self.from_stored**0.5,
+            "distance_from_native": self.from_native**0.5 if self.from_native else None,
+            "peak_share_of_codes": self.peak,
+            "faults": len(self.wrong),
+            "first_faults": self.wrong[:4],
+        }
+        if self.wrong:
+            sentence = f"Products are not those of the stored weights: {self.wrong[0]}{_more(self.wrong)}."
+            return Level("E5-weights", MISMATCH, sentence, facts)
+        errors = ", ".join(f"{path} within {error:.2g}" for path, error in self.error.items())
+        return Level("E5-weights", VERIFIED, f"Products are those of what codes and scales stand for: {errors}.", facts)
+
+
+W8A8: tuple[Path, ...] = ("w8a8", "hopper")
+
+
+def _outputs(group: Group, x: Tensor) -> list[Tensor]:
+    return [m(x).clone() for _, m in group]
+
+
+def _distance(y: Tensor, due: Tensor) -> float:
+    """Of the norms; infinite where y is not finite."""
+    distance = ((y - due).norm() / due.norm().clamp(min=1e-30)).item()
+    return distance if distance == distance else float("inf")
+
+
+def _more(faults: Sequence[str]) -> str:
+    return f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+
+
+def _e2(loaded: LoadedModel) -> Level:
+    """The samples kept when the model was loaded, against what its modules hold now."""
+    modules, wrong, samples = fp8_modules(loaded.model), [], loaded.weights.samples
+    for sample in samples:
+        module = modules.get(sample.module)
+        if module is None:
+            wrong.append(f"{sample.module} is no FP8 module")
+            continue
+        rows = slice(sample.row, sample.row + len(sample.codes))
+        first = sample.row // BLOCK
+        codes = module.weight.data[rows].cpu()
+        scales = module.weight_scale_inv.data[first : first + len(sample.scales)].cpu()
+        where = f"{sample.module}, rows from {sample.row}"
+        if not same_bits(scales, sample.scales):
+            wrong.append(f"{where}: the stored scales differ from the source's")
+        if not same_bits(codes, sample.codes):
+            wrong.append(f"{where}: the stored codes differ from the source's")
+    facts = {"samples": len(samples), "faults": len(wrong), "first_faults": wrong[:4]}
+    if not samples:
+        return Level("E2-weights", UNVERIFIED, "No sample of the source was kept when the model was loaded.", facts)
+    if wrong:
+        return Level("E2-weights", MISMATCH, f"Stored weights are not the source's: {wrong[0]}{_more(wrong)}.", facts)
+    source = "the reference quantizer's" if samples[0].native is not None else "the checkpoint's"
+    return Level("E2-weights", VERIFIED, f"Codes and scales of {len(samples)} sampled strips are {source}.", facts)
