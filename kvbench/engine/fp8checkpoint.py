@@ -20,6 +20,7 @@ from kvbench.engine.finite import check_finite
 from kvbench.engine.fp8linear import Fp8Linear
 from kvbench.engine.fp8tensors import read_codes, read_scales
 from kvbench.engine.tensorfiles import TensorFiles
+from kvbench.engine.weights import Sample, sampled, samples_of_checkpoint
 from kvbench.errors import KvbenchError
 from kvbench.fp8config import SKIPPED, Fp8Config, converted_modules
 
@@ -35,6 +36,7 @@ class Fp8Model:
     converted: tuple[str, ...]
     warnings: tuple[str, ...]
     scale_dtypes: dict[str, int]
+    samples: tuple[Sample, ...]
 
 
 def load_fp8(
@@ -56,18 +58,22 @@ def load_fp8(
     with TensorFiles(folder, where) as files:
         plan = _plan(name, model, files, fp8)
         dtypes: Counter[str] = Counter()
+        kept, samples = sampled(list(plan.scales)), list[Sample]()
         for module_name, scale_key in plan.scales.items():
             linear = model.get_submodule(module_name)
             codes = read_codes(name, files, f"{module_name}.weight", tuple(linear.weight.shape))
             scales, stored_dtype = read_scales(name, files, scale_key, codes, fp8)
             dtypes[stored_dtype] += 1
+            if module_name in kept:
+                samples += samples_of_checkpoint(module_name, codes, scales)
             model.set_submodule(module_name, Fp8Linear(codes, scales, linear.bias))
         for key, stored_key in plan.native.items():
             _put(model, key, _native(name, files, key, stored_key, model, dtype))
         _check_ties(name, files, plan.ties)
     model.tie_weights()
     model.to(device)  # the buffers that no file holds
-    return Fp8Model(model, tuple(plan.scales), (*plan.warnings, *_notes(dtypes)), dict(dtypes))
+    warnings = (*plan.warnings, *_notes(dtypes))
+    return Fp8Model(model, tuple(plan.scales), warnings, dict(dtypes), tuple(samples))
 
 
 def _skeleton(config: Any, dtype: torch.dtype, remote: bool) -> Any:

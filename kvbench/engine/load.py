@@ -26,6 +26,7 @@ from kvbench.engine.bytetokenizer import byte_tokenizer
 from kvbench.engine.compiled import CompiledLayers
 from kvbench.engine.finite import check_finite
 from kvbench.engine.fp8checkpoint import load_fp8
+from kvbench.engine.fp8linear import join_siblings
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.linear import replace_linears
 from kvbench.engine.prepare import prepared
@@ -104,7 +105,8 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     model, tokenizer, weights = load(spec, kind_of(name), where, DTYPES[dtype])
     model.eval().requires_grad_(False)
     if spec.get("weights", "native") == "fp8_block128" and weights.source != CHECKPOINT:
-        weights = WeightFacts("fp8_block128", ON_LOAD, quantize_model(model, name))
+        weights = quantize_model(model, name)
+    join_siblings(model)
     if where.type == "cuda":
         replace_linears(model)  # the same products for every backend and format of the run
         torch.cuda.synchronize(where)
@@ -161,7 +163,7 @@ def _load_fp8(
     folder = _snapshot(spec) if kind == "hub" else Path(name).expanduser()
     loaded = load_fp8(name, folder, config, fp8, device, dtype, remote)
     return loaded.model, WeightFacts(
-        "fp8_block128", CHECKPOINT, loaded.converted, loaded.warnings, loaded.scale_dtypes
+        "fp8_block128", CHECKPOINT, loaded.converted, loaded.warnings, loaded.scale_dtypes, loaded.samples
     )
 
 

@@ -6,14 +6,15 @@ from torch import nn
 
 from kvbench.engine.finite import check_finite
 from kvbench.engine.fp8linear import Fp8Linear
+from kvbench.engine.weights import ON_LOAD, WeightFacts, sampled, samples_of_native
 from kvbench.errors import UsageError
 
 # Linear layers that choose experts: a code's error there sends a token elsewhere, so every FP8 checkpoint leaves them.
 ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 
 
-def quantize_model(model: nn.Module, name: str) -> tuple[str, ...]:
-    """Makes every plain nn.Linear of the decoder layers FP8 with block scales; their dotted names, in order.
+def quantize_model(model: nn.Module, name: str) -> WeightFacts:
+    """Makes every plain nn.Linear of the decoder layers FP8 with block scales.
 
     Output layer, embeddings, norms and routers stay native. Raises KvbenchError naming a weight that is not finite, and
     UsageError for a model whose layers hold weights in anything but plain linear layers: they would stay native unseen.
@@ -31,12 +32,15 @@ def quantize_model(model: nn.Module, name: str) -> tuple[str, ...]:
                 "Use weights: native for it."
             )
     converted = tuple(n for n in linears if n not in routers)
+    kept, samples = sampled(converted), []
     for module_name in converted:
         linear = linears.pop(module_name)
         check_finite(name, [(f"{module_name}.weight", linear.weight)])
+        if module_name in kept:
+            samples += samples_of_native(module_name, linear.weight)
         model.set_submodule(module_name, Fp8Linear.quantized(linear))
         del linear  # its weight goes before the next one is quantized
-    return converted
+    return WeightFacts("fp8_block128", ON_LOAD, converted, samples=tuple(samples))
 
 
 def _decoder_layers(model: nn.Module, name: str) -> tuple[str, nn.ModuleList]:
