@@ -25,8 +25,8 @@ class Tiling:
     pdl: programmatic dependent launch (compute capability 9.0, ignored elsewhere); the CTAs start while the kernel
     before still runs and wait for it only before they read x. "vector" with stages 1 has its first weights under way
     by then, so no kernel right before it may write the weights.
-    cvt ("dot" with bfloat16 only): codes become bfloat16 by the conversion instructions, over float16 and float32,
-    rather than by moving their bits.
+    cvt ("dot" with bfloat16 only): codes become bfloat16 by the conversion instructions, over float16 and float32;
+    otherwise by moving their bits, which is more instructions of another kind.
     """
 
     kind: Literal["vector", "dot"]
@@ -37,7 +37,7 @@ class Tiling:
     stages: int = 1
     swap: bool = False
     pdl: bool = False
-    cvt: bool = False
+    cvt: bool = True
 
 
 def supports_w8a16(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:

@@ -31,17 +31,17 @@ from kvbench_kernels.w8a16_config import M_MAX, rows_padded, splits_used
 
 ROOT = Path(__file__).resolve().parents[2]
 VECTOR = {
-    "registers": Tiling("vector", 8, 256),
-    "registers, split": Tiling("vector", 4, 128, splits=3),
-    "ring": Tiling("vector", 16, 64, stages=3),
-    "ring, split": Tiling("vector", 8, 1024, splits=2, stages=2),
+    "registers": Tiling("vector", 32, 256),
+    "registers, split": Tiling("vector", 64, 128, splits=3),
+    "ring": Tiling("vector", 64, 64, stages=3),
+    "ring, split": Tiling("vector", 16, 1024, splits=2, stages=2),
 }
 DOT = {
-    "dot": Tiling("dot", 32, 128, warps=2, stages=2),
-    "dot, split": Tiling("dot", 16, 64, splits=3, warps=1, stages=2, cvt=True),
+    "dot": Tiling("dot", 32, 128, warps=2, stages=2, cvt=False),
+    "dot, split": Tiling("dot", 16, 64, splits=3, warps=1, stages=2),
     "dot, two blocks a step": Tiling("dot", 64, 256, stages=2),
     "dot, two blocks of rows": Tiling("dot", 256, 64, stages=2),
-    "swap": Tiling("dot", 64, 128, stages=2, swap=True, cvt=True),
+    "swap": Tiling("dot", 64, 128, stages=2, swap=True),
     "swap, split": Tiling("dot", 32, 256, splits=2, warps=2, stages=2, swap=True),
     "swap, two blocks of rows": Tiling("dot", 256, 128, stages=2, swap=True),
 }
@@ -344,10 +344,10 @@ print(json.dumps([facts(*case) for case in json.loads(sys.argv[1])]))
 EXPECTED: list[tuple[int, Tiling, list[str]]] = [
     (1, Tiling("vector", 8, 1024, stages=3), []),
     (4, Tiling("vector", 4, 512, warps=2), []),
-    (16, Tiling("dot", 32, 128, warps=2, stages=4), ["mma.sync m16n8k16"]),
-    (16, Tiling("dot", 64, 128, warps=2, stages=4, swap=True, cvt=True), ["mma.sync m16n8k16"]),
-    (16, Tiling("dot", 64, 128, stages=4, swap=True, cvt=True), ["wgmma.mma_async m64n16k16"]),
-    (64, Tiling("dot", 128, 128, warps=8, stages=3, swap=True, cvt=True), ["wgmma.mma_async m64n64k16"]),
+    (16, Tiling("dot", 32, 128, warps=2, stages=4, cvt=False), ["mma.sync m16n8k16"]),
+    (16, Tiling("dot", 64, 128, warps=2, stages=4, swap=True), ["mma.sync m16n8k16"]),
+    (16, Tiling("dot", 64, 128, stages=4, swap=True), ["wgmma.mma_async m64n16k16"]),
+    (64, Tiling("dot", 128, 128, warps=8, stages=3, swap=True), ["wgmma.mma_async m64n64k16"]),
 ]
 
 
