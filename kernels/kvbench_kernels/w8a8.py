@@ -49,17 +49,20 @@ OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _codes(operand, first, start, rows, columns, k, ROWS: tl.constexpr, EVEN_K: tl.constexpr, TMA: tl.constexpr):  # type: ignore
-    """[ROWS, 128] codes from column `start` on; 0 beyond the last column. Rows beyond the last are any row's or 0.
+def _codes(operand, first, start, rows, columns, k, EVEN_K: tl.constexpr, TMA: tl.constexpr):  # type: ignore
+    """[rows, 128] codes from column `start` on; 0 beyond the last column. Rows beyond the last are any row's or 0.
 
     operand: a tensor descriptor with TMA, else a pointer to row `first`; rows: what to read there.
     """
     if TMA:
-        return operand.load([first, start])
-    pointers = operand + start + rows[:, None] * k + columns[None, :]
-    if EVEN_K:
-        return tl.load(pointers)
-    return tl.load(pointers, mask=(columns < k - start)[None, :], other=0.0)
+        codes = operand.load([first, start])
+    else:
+        pointers = operand + start + rows[:, None] * k + columns[None, :]
+        if EVEN_K:
+            codes = tl.load(pointers)
+        else:
+            codes = tl.load(pointers, mask=(columns < k - start)[None, :], other=0.0)
+    return codes
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -71,105 +74,158 @@ def _product(left, right):  # type: ignore
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _sum(parts, kept, splits, PART: tl.constexpr):  # type: ignore
+    """The parts of a tile, PART elements apart, in the order of K."""
+    total = tl.load(parts, mask=kept, other=0.0, cache_modifier=".cg")
+    for s in range(1, splits):
+        total += tl.load(parts + s * PART, mask=kept, other=0.0, cache_modifier=".cg")
+    return total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _result(  # type: ignore
+    total, first_m, first_n, bias, y, m, n, stride_y,
+    BIAS: tl.constexpr, BLOCK_M: tl.constexpr, HALF: tl.constexpr, SWAP: tl.constexpr,
+):  # fmt: skip
+    """Stores a finished tile."""
+    rows = tl.arange(0, BLOCK_M)
+    outs = tl.arange(0, HALF)
+    in_m = rows < m - first_m
+    in_n = outs < n - first_n
+    y += first_m.to(tl.int64) * stride_y + first_n
+    rows = rows.to(tl.int64) * stride_y
+    if BIAS:
+        b = widen(tl.load(bias + first_n + outs, mask=in_n, other=0.0))
+    if SWAP:
+        if BIAS:
+            total += b[:, None]
+        y += rows[None, :] + outs[:, None]
+        kept = in_n[:, None] & in_m[None, :]
+    else:
+        if BIAS:
+            total += b[None, :]
+        y += rows[:, None] + outs[None, :]
+        kept = in_m[:, None] & in_n[None, :]
+    tl.store(y, narrow(total, y.dtype.scalar.element_ty), mask=kept)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _item(  # type: ignore
-    item, x, sx, w, sw, bias, y, parts, tickets, m, n, k, stride_sx, stride_y,
-    BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
-    STAGES: tl.constexpr, GROUP: tl.constexpr, SWAP: tl.constexpr, EVEN_K: tl.constexpr, TMA: tl.constexpr,
+    item, x, sx, w, sw, bias, y, parts, tickets, m, n, k, fours_sx, stride_y, splits, group,
+    BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
+    SWAP: tl.constexpr, EVEN_K: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """One split of one tile."""
-    tile = item // SPLITS
-    split = item % SPLITS
+    tile = item // splits if SPLIT else item
     tiles_m = tl.cdiv(m, BLOCK_M)
-    wide = GROUP * tl.cdiv(n, BLOCK_N)
-    top = (tile // wide) * GROUP
-    height = tl.minimum(tiles_m - top, GROUP)
+    wide = group * tl.cdiv(n, BLOCK_N)
+    top = (tile // wide) * group
+    height = tl.minimum(tiles_m - top, group)
     first_m = (top + (tile % wide) % height) * BLOCK_M
     first_n = ((tile % wide) // height) * BLOCK_N
 
+    HALF: tl.constexpr = min(BLOCK_N, 128)
     rows = tl.arange(0, BLOCK_M)
-    outs = tl.arange(0, BLOCK_N)
+    outs = tl.arange(0, HALF)
     columns = tl.arange(0, 128)
     in_m = rows < m - first_m
-    in_n = outs < n - first_n
     # Rows beyond the last read the last one again and are never stored.
     read_m = tl.minimum(rows, m - first_m - 1)
     read_n = tl.minimum(outs, n - first_n - 1)
+    read_n1 = tl.minimum(outs + HALF, n - first_n - 1)
     if not TMA:
         x += first_m.to(tl.int64) * k
         w += first_n.to(tl.int64) * k
     k_blocks = tl.cdiv(k, 128)
-    steps = tl.cdiv(k_blocks, SPLITS)
-    begin = split * steps
-    end = tl.minimum(begin + steps, k_blocks)
-    sx += first_m + read_m
-    sw += (first_n // 128).to(tl.int64) * k_blocks
-
-    # total is [rows of x, rows of w], or the transpose with SWAP.
-    if SWAP:
-        total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    if SPLIT:
+        split = item % splits
+        steps = tl.cdiv(k_blocks, splits)
+        begin = split * steps
+        end = tl.minimum(begin + steps, k_blocks)
     else:
-        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for block in tl.range(begin, end, num_stages=STAGES):
-        scale = tl.load(sx + block * stride_sx) * widen(tl.load(sw + block))
-        of_x = _codes(x, first_m, block * 128, read_m, columns, k, BLOCK_M, EVEN_K, TMA)
-        of_w = _codes(w, first_n, block * 128, read_n, columns, k, BLOCK_N, EVEN_K, TMA)
+        begin = 0
+        end = k_blocks
+    # In fours, as the columns of scales are padded; what belongs to no row is not stored. (NumPy would warn of it.)
+    EACH: tl.constexpr = 1 if INTERPRET else 4
+    sx += first_m + tl.minimum(rows // EACH, (m - first_m - 1) // EACH) * EACH + rows % EACH
+    block_n = first_n // 128
+    sw0 = sw + block_n.to(tl.int64) * k_blocks
+    sw1 = sw + tl.minimum(block_n + 1, tl.cdiv(n, 128) - 1).to(tl.int64) * k_blocks
+
+    # A total is [rows of x, rows of w], or the transpose with SWAP; the second one is of the columns from 128 on.
+    if SWAP:
+        total0 = tl.zeros((HALF, BLOCK_M), tl.float32)
+    else:
+        total0 = tl.zeros((BLOCK_M, HALF), tl.float32)
+    total1 = total0
+    # Scales come to registers a step ahead.
+    following = tl.load(sx + begin * 4 * fours_sx)
+    following0 = tl.load(sw0 + begin)
+    following1 = tl.load(sw1 + begin)
+    for block in range(begin, end):
+        of_rows = following
+        scale0 = widen(following0)
+        scale1 = widen(following1)
+        after = tl.minimum(block + 1, end - 1)
+        following = tl.load(sx + after * 4 * fours_sx)
+        following0 = tl.load(sw0 + after)
+        of_x = _codes(x, first_m, block * 128, read_m, columns, k, EVEN_K, TMA)
+        of_w = _codes(w, first_n, block * 128, read_n, columns, k, EVEN_K, TMA)
         if SWAP:
-            total += _product(of_w, of_x) * scale[None, :]
+            total0 += _product(of_w, of_x) * (of_rows * scale0)[None, :]
         else:
-            total += _product(of_x, of_w) * scale[:, None]
+            total0 += _product(of_x, of_w) * (of_rows * scale0)[:, None]
+        if BLOCK_N > HALF:
+            following1 = tl.load(sw1 + after)
+            of_w1 = _codes(w, first_n + HALF, block * 128, read_n1, columns, k, EVEN_K, TMA)
+            total1 += _product(of_x, of_w1) * (of_rows * scale1)[:, None]
 
-    y += first_m.to(tl.int64) * stride_y + first_n
-    if SWAP:
-        kept = in_n[:, None] & in_m[None, :]
-        to_y = rows[None, :].to(tl.int64) * stride_y + outs[:, None]
-        to_part = rows[None, :] * BLOCK_N + outs[:, None]
+    if SPLIT:
+        # parts [tiles, splits, BLOCK_N / HALF, BLOCK_M, HALF], of which the rows of x are used
+        PART: tl.constexpr = BLOCK_M * BLOCK_N
+        if SWAP:
+            kept = in_m[None, :]
+            parts += rows[None, :] * HALF + outs[:, None]
+        else:
+            kept = in_m[:, None]
+            parts += rows[:, None] * HALF + outs[None, :]
+        parts += tile.to(tl.int64) * splits * PART
+        tl.store(parts + split * PART, total0, mask=kept)
+        if BLOCK_N > HALF:
+            tl.store(parts + split * PART + BLOCK_M * HALF, total1, mask=kept)
+        if _is_last(tickets, tile, splits):
+            total0 = _sum(parts, kept, splits, PART)
+            _result(total0, first_m, first_n, bias, y, m, n, stride_y, BIAS, BLOCK_M, HALF, SWAP)
+            if BLOCK_N > HALF:
+                total1 = _sum(parts + BLOCK_M * HALF, kept, splits, PART)
+                _result(total1, first_m, first_n + HALF, bias, y, m, n, stride_y, BIAS, BLOCK_M, HALF, SWAP)
     else:
-        kept = in_m[:, None] & in_n[None, :]
-        to_y = rows[:, None].to(tl.int64) * stride_y + outs[None, :]
-        to_part = rows[:, None] * BLOCK_N + outs[None, :]
-    if BIAS:
-        b = widen(tl.load(bias + first_n + read_n))
-        b = b[:, None] if SWAP else b[None, :]
-    if SPLITS == 1:
-        if BIAS:
-            total += b
-        tl.store(y + to_y, narrow(total, y.dtype.element_ty), mask=kept)
-    else:
-        # parts [tiles, SPLITS, BLOCK_M, BLOCK_N]
-        parts += tile.to(tl.int64) * (SPLITS * BLOCK_M * BLOCK_N) + to_part
-        tl.store(parts + split * (BLOCK_M * BLOCK_N), total, mask=kept)
-        if _is_last(tickets, tile, SPLITS):
-            total = tl.zeros_like(total)
-            for s in tl.static_range(SPLITS):
-                total += tl.load(
-                    parts + s * (BLOCK_M * BLOCK_N), mask=kept, other=0.0, cache_modifier=".cg"
-                )
-            if BIAS:
-                total += b
-            tl.store(y + to_y, narrow(total, y.dtype.element_ty), mask=kept)
+        _result(total0, first_m, first_n, bias, y, m, n, stride_y, BIAS, BLOCK_M, HALF, SWAP)
+        if BLOCK_N > HALF:
+            _result(total1, first_m, first_n + HALF, bias, y, m, n, stride_y, BIAS, BLOCK_M, HALF, SWAP)
 
 
-@triton.jit(do_not_specialize=["m"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["m", "fours_sx", "splits", "group"])  # type: ignore[untyped-decorator]
 def fp8_matmul_w8a8(  # type: ignore
-    x, sx, w, sw, bias, y, parts, tickets, m, n, k, stride_sx, stride_y,
-    BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
-    STAGES: tl.constexpr, GROUP: tl.constexpr, SWAP: tl.constexpr, EVEN_K: tl.constexpr, TMA: tl.constexpr,
+    x, sx, w, sw, bias, y, parts, tickets, m, n, k, fours_sx, stride_y, splits, group,
+    BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
+    SWAP: tl.constexpr, EVEN_K: tl.constexpr, TMA: tl.constexpr,
     WALK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x, w: codes [m, k] and [n, k], as pointers or (TMA) tensor descriptors; sx, sw: their scales."""
+    """x [m, k], w [n, k]: codes; sx, sw: their scales. x and w are pointers or (TMA) tensor descriptors."""
     if PDL:
         gdc_wait()
     if WALK:
-        items = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N) * SPLITS
+        items = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N) * splits
         for item in tl.range(tl.program_id(0), items, tl.num_programs(0), num_stages=1):
             _item(
-                item, x, sx, w, sw, bias, y, parts, tickets, m, n, k, stride_sx, stride_y,
-                BIAS, BLOCK_M, BLOCK_N, SPLITS, STAGES, GROUP, SWAP, EVEN_K, TMA,
+                item, x, sx, w, sw, bias, y, parts, tickets, m, n, k, fours_sx, stride_y, splits, group,
+                BIAS, BLOCK_M, BLOCK_N, SPLIT, SWAP, EVEN_K, TMA,
             )  # fmt: skip
     else:
         _item(
-            tl.program_id(0), x, sx, w, sw, bias, y, parts, tickets, m, n, k, stride_sx, stride_y,
-            BIAS, BLOCK_M, BLOCK_N, SPLITS, STAGES, GROUP, SWAP, EVEN_K, TMA,
+            tl.program_id(0), x, sx, w, sw, bias, y, parts, tickets, m, n, k, fours_sx, stride_y, splits, group,
+            BIAS, BLOCK_M, BLOCK_N, SPLIT, SWAP, EVEN_K, TMA,
         )  # fmt: skip
 
 
@@ -185,7 +241,7 @@ def w8a8(
 ) -> Tensor:
     """codes_x [M, K], codes_w [N, K] float8_e4m3fn, bias [N] in out_dtype or None -> [M, N] in out_dtype.
 
-    scales_x [M, ceil(K/128)] float32 with dense columns, as quantize_activation gives them; scales_w
+    scales_x [M, ceil(K/128)] float32 in the memory layout of `empty_activation_scales`; scales_w
     [ceil(N/128), ceil(K/128)] contiguous, of any of `SCALE_DTYPES`. out: where to put the result (last axis dense,
     any row stride), None for new memory. tiling: None for the chosen one. ValueError for what the kernel does not take.
     With splits > 1, calls on one device must be on one stream at a time (they share their tickets).
@@ -219,14 +275,16 @@ def w8a8(
         programs = min(programs, tiling.ctas * _multiprocessors(out.device))
     # The copy engine wants rows and the first byte at multiples of 16.
     tma = tiling.tma and codes_x.data_ptr() % 16 == 0 and codes_w.data_ptr() % 16 == 0
-    x, w = _operand(codes_x, tiling.block_m, tma), _operand(codes_w, tiling.block_n, tma)
+    x, w = _integers(codes_x), _integers(codes_w)
+    if tma:
+        x = TensorDescriptor.from_tensor(x, [tiling.block_m, BLOCK])
+        w = TensorDescriptor.from_tensor(w, [min(tiling.block_n, BLOCK), BLOCK])
     pdl = tiling.pdl and out.is_cuda and _has_pdl(out.device)
     compiled = fp8_matmul_w8a8[(programs,)](
         x, scales_x, w, scales_w, out if bias is None else bias, out, parts, tickets, m, n, k,
-        scales_x.stride(1), out.stride(0),
-        BIAS=bias is not None, BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, SPLITS=splits, STAGES=tiling.stages,
-        GROUP=tiling.group, SWAP=tiling.swap, EVEN_K=k % BLOCK == 0, TMA=tma, WALK=tiling.ctas > 0, PDL=pdl,
-        num_warps=tiling.warps, **({"launch_pdl": True} if pdl else {}),
+        scales_x.stride(1) // 4, out.stride(0), splits, tiling.group,
+        BIAS=bias is not None, BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, SPLIT=splits > 1, SWAP=tiling.swap, EVEN_K=k % BLOCK == 0, TMA=tma, WALK=tiling.ctas > 0, PDL=pdl,
+        num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers or None, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     launched(fp8_matmul_w8a8.fn.__name__, compiled)
     return out
@@ -265,10 +323,9 @@ def fp8_linear_w8a8_torch(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor
     return w8a8_torch(codes_x, scales_x, codes, scales, bias, x.dtype)
 
 
-def _operand(codes: Tensor, rows: int, tma: bool) -> Any:
-    """What the kernel gets for codes. Triton's interpreter has no true E4M3: there the codes travel as integers."""
-    seen = codes if codes.is_cuda else codes.view(torch.int8)
-    return TensorDescriptor.from_tensor(seen, [rows, BLOCK]) if tma else seen
+def _integers(codes: Tensor) -> Any:
+    """Triton's interpreter has no true E4M3: there the codes travel as int8."""
+    return codes if codes.is_cuda else codes.view(torch.int8)
 
 
 def _check(
@@ -303,12 +360,15 @@ def _check(
         scales_x.shape != (m, blocks(k))
         or scales_x.dtype != torch.float32
         or (m > 1 and scales_x.stride(0) != 1)
+        or scales_x.stride(1) % 4
+        or scales_x.stride(1) < m
+        or scales_x.data_ptr() % 16
         or scales_x.device != codes_x.device
     ):
         raise ValueError(
             f"Scales of x are {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()} on "
-            f"{scales_x.device}; they must be [{m}, {blocks(k)}] float32 with dense columns on {codes_x.device}, "
-            "as quantize_activation gives them."
+            f"{scales_x.device}; they must be [{m}, {blocks(k)}] float32 with dense columns padded to a multiple of 4 "
+            f"on {codes_x.device}, as quantize_activation gives them."
         )
     if (
         scales_w.shape != scale_shape(n, k)
@@ -335,10 +395,10 @@ def _check(
 
 
 def _check_tiling(tiling: Tiling) -> None:
-    if tiling.block_n not in BLOCKS_N or tiling.block_m not in (BLOCKS_M if tiling.swap else (64, 128)):
+    if tiling.block_n not in BLOCKS_N[: 2 if tiling.swap else 3] or tiling.block_m not in BLOCKS_M[0 if tiling.swap else 2 :]:
         raise ValueError(
-            f"A tile of {tiling.block_m} rows of x by {tiling.block_n} of the weight has no kernel; block_n is 64 or "
-            "128, block_m 64 or 128, with swap also 16 or 32."
+            f"A tile of {tiling.block_m} rows of x by {tiling.block_n} of the weight has no kernel; block_n is 64, "
+            "128 or, without swap, 256; block_m 64 or 128, with swap also 16 or 32."
         )
 
 

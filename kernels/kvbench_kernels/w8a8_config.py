@@ -8,7 +8,7 @@ from kvbench_kernels.support import Accepted, Rejected
 
 DTYPES = ("bfloat16", "float16")
 BLOCKS_M = (16, 32, 64, 128)
-BLOCKS_N = (64, 128)
+BLOCKS_N = (64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Tiling:
     and x may have as few as 16 (block_m); without it block_m is at least 64. tma: tiles come by the bulk copy engine,
     else by 16-byte copies a thread. ctas: 0 = one CTA a tile; more = that many CTAs a multiprocessor, each walking
     through tiles. pdl: programmatic dependent launch (compute capability 9.0, ignored elsewhere).
+    registers: at most so many a thread (128 with 8 warps leave room for two CTAs a multiprocessor), 0 = no limit.
     """
 
     block_m: int
@@ -33,6 +34,7 @@ class Tiling:
     tma: bool = True
     ctas: int = 0
     pdl: bool = True
+    registers: int = 0
 
 
 def supports_w8a8(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:
