@@ -41,8 +41,9 @@ def saturated_e4m3(x):  # type: ignore[no-untyped-def]
 def _quotients(values, scale):  # type: ignore[no-untyped-def]
     """values [ROWS, 128] / scale [ROWS], correctly rounded wherever E4M3 does not round to 0; NaN for non-finite."""
     if INTERPRET:
-        quotient = tl.math.div_rn(values, scale[:, None])
-        return tl.where(tl.abs(values) <= 3.4028234663852886e38, quotient, float("nan"))
+        finite = tl.abs(values) <= 3.4028234663852886e38
+        quotient = tl.math.div_rn(tl.where(finite, values, 0.0), scale[:, None])
+        return tl.where(finite, quotient, float("nan"))
     larger = tl.where(scale < 8.673617379884035e-19, 1.8446744073709552e19, 1.0)  # 2^-60, 2^64
     s = scale * larger
     r = tl.math.div_rn(1.0, s)[:, None]

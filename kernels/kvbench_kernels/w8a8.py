@@ -360,9 +360,7 @@ def _check(
         scales_x.shape != (m, blocks(k))
         or scales_x.dtype != torch.float32
         or (m > 1 and scales_x.stride(0) != 1)
-        or scales_x.stride(1) % 4
-        or scales_x.stride(1) < m
-        or scales_x.data_ptr() % 16
+        or (m > 0 and (scales_x.stride(1) % 4 or scales_x.stride(1) < m or scales_x.data_ptr() % 16))
         or scales_x.device != codes_x.device
     ):
         raise ValueError(
