@@ -1,0 +1,183 @@
+"""Block-scaled FP8 matrix products for Hopper GPUs, in Gluon: y = x w^T with a scale a row and 128 columns of x.
+
+A CTA is one warp that copies tiles into a ring in shared memory and one or two groups of four warps that multiply. It
+takes every n-th tile of y, and the copies of its next tile run while the last one is stored.
+
+Numbers. The tensor core adds FP8 products with 14 bits or so, so a sum ends after 128 columns: it starts from zero
+and is added, times both scales, to an FP32 sum of its own registers. One group does that while the other multiplies.
+"""
+
+# Gluon code, as in hopper_kernel.py.
+# mypy: ignore-errors
+# ruff: noqa: RUF005, SIM102, SIM108
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+# Names that changed after Triton 3.6, which has the second of each.
+copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+
+BLOCK_K = gl.constexpr(128)  # columns that share scales: one step
+ROWS = gl.constexpr(64)  # of x in one instruction, and in one box of the copy engine
+
+
+@gluon.jit
+def _place(tile, m_tiles, n_tiles, GROUP: gl.constexpr):
+    """(row of tiles, column of tiles): down GROUP rows, then the next column, so that what runs together shares reads."""
+    group = tile // (GROUP * n_tiles)
+    height = gl.minimum(m_tiles - group * GROUP, GROUP)
+    inside = tile - group * GROUP * n_tiles
+    return group * GROUP + inside % height, inside // height
+
+
+@gluon.jit
+def _next(slot, phase, STAGES: gl.constexpr):
+    """The slot after this one, and the parity of the barrier's phase there."""
+    last = slot == STAGES - 1
+    return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
+
+
+@gluon.jit
+def _copy(
+    x_desc, w_desc, x_ring, w_ring, full, empty, steps, m_tiles, n_tiles,
+    BOXES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """The copying warp. A slot is filled once every multiplying group has said that it has read it."""
+    slot = 0
+    phase = 0
+    for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
+        i, j = _place(tile, m_tiles, n_tiles, GROUP)
+        for step in range(steps):
+            # On a fresh barrier, the phase before the first counts as complete.
+            mbarrier.wait(empty.index(slot), phase ^ 1)
+            bar = full.index(slot)
+            mbarrier.expect(bar, (BOXES * ROWS + BLOCK_N) * BLOCK_K)
+            copy_in(w_desc, [j * BLOCK_N, step * BLOCK_K], bar, w_ring.index(slot))
+            for box in gl.static_range(BOXES):
+                row = (i * BOXES + box) * ROWS
+                copy_in(x_desc, [row, step * BLOCK_K], bar, x_ring.index(slot * BOXES + box))
+            slot, phase = _next(slot, phase, STAGES)
+
+
+@gluon.jit
+def _multiply(
+    x_ring, w_ring, full, empty, y_desc, y_buffer, x_scales, w_scales, bias, m, stride_scales, steps, m_tiles, n_tiles,
+    WHO: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr,
+):  # fmt: skip
+    """Group WHO of GROUPS: PARTS times 64 rows of the tile."""
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
+    BOXES: gl.constexpr = GROUPS * PARTS
+    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, mma)
+    slot = 0
+    phase = 0
+    for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
+        i, j = _place(tile, m_tiles, n_tiles, GROUP)
+        w_row = w_scales + (j * BLOCK_N // BLOCK_K) * steps
+        first = (i * BOXES + WHO * PARTS) * ROWS
+        # Rows beyond x take the scale of its last one; their codes are zeros, and they are not stored.
+        rows = ()
+        sums = ()
+        for part in gl.static_range(PARTS):
+            row = first + part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, mma))
+            rows = rows + (gl.minimum(row, m - 1),)
+            sums = sums + (zero,)
+        product = zero
+        for step in range(steps):
+            # Under way while the tensor core multiplies.
+            w_scale = gl.load(w_row + step)
+            scales = ()
+            for part in gl.static_range(PARTS):
+                scales = scales + (gl.load(x_scales + (rows[part] + step * stride_scales)),)
+            mbarrier.wait(full.index(slot), phase)
+            added = ()
+            for part in gl.static_range(PARTS):
+                x = x_ring.index(slot * BOXES + WHO * PARTS + part)
+                w = w_ring.index(slot).permute((1, 0))
+                product = warpgroup_mma(x, w, product, use_acc=steps < 0, is_async=True)
+                product = warpgroup_mma_wait(0, deps=[product])
+                if part == PARTS - 1:
+                    mbarrier.arrive(empty.index(slot))
+                more = sums[part] + product * gl.expand_dims(scales[part] * w_scale, 1)
+                if part != PARTS - 1:
+                    # Pins the additions here: after the next product they would need its registers twice.
+                    more = warpgroup_mma_wait(0, deps=[more])
+                added = added + (more,)
+            sums = added
+            slot, phase = _next(slot, phase, STAGES)
+        if HAS_BIAS:
+            column = j * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma))
+            shift = gl.expand_dims(gl.load(bias + column).to(gl.float32), 0)
+        for part in gl.static_range(PARTS):
+            out = sums[part]
+            if HAS_BIAS:
+                out = out + shift
+            tma.store_wait(0)  # the buffer's last rows are out
+            y_buffer.store(out.to(y_desc.dtype))
+            fence_async_shared()
+            copy_out(y_desc, [first + part * ROWS, j * BLOCK_N], y_buffer)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["m", "steps", "m_tiles", "n_tiles"])
+def hopper_w8a8_groups(
+    x_desc, w_desc, y_desc, x_scales, w_scales, bias, m, stride_scales, steps, m_tiles, n_tiles,
+    GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    HAS_BIAS: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Grid (programs,), any number. x_desc: boxes [64, 128]; w_desc: [BLOCK_N, 128]; y_desc: [64, BLOCK_N]."""
+    BOXES: gl.constexpr = GROUPS * PARTS
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BOXES, ROWS, BLOCK_K], x_desc.layout)
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
+    y_buffers = gl.allocate_shared_memory(y_desc.dtype, [GROUPS, ROWS, BLOCK_N], y_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=GROUPS)
+    fence_async_shared()
+    # The tuples stand in the calls: assigned to a name, their constants would become run-time values.
+    if GROUPS == 1:
+        gl.warp_specialize(
+            [
+                (_multiply, (
+                    x_ring, w_ring, full, empty, y_desc, y_buffers.index(0), x_scales, w_scales, bias, m,
+                    stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS,
+                )),
+                (_copy, (
+                    x_desc, w_desc, x_ring, w_ring, full, empty, steps, m_tiles, n_tiles,
+                    BOXES, BLOCK_N, STAGES, GROUP,
+                )),
+            ],
+            [1],
+            [24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply, (
+                    x_ring, w_ring, full, empty, y_desc, y_buffers.index(0), x_scales, w_scales, bias, m,
+                    stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS,
+                )),
+                (_multiply, (
+                    x_ring, w_ring, full, empty, y_desc, y_buffers.index(1), x_scales, w_scales, bias, m,
+                    stride_scales, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS,
+                )),
+                (_copy, (
+                    x_desc, w_desc, x_ring, w_ring, full, empty, steps, m_tiles, n_tiles,
+                    BOXES, BLOCK_N, STAGES, GROUP,
+                )),
+            ],
+            [4, 1],
+            [REGISTERS, 24],
+        )  # fmt: skip
