@@ -71,16 +71,20 @@ def _copy(
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, full, empty, y_desc, y_buffer, x_scales, w_scales, bias, m, stride_scales, steps, m_tiles, n_tiles,
+    x_ring, w_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m, stride_scales, steps, m_tiles, n_tiles,
     WHO: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr,
+    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
-    """Group WHO of GROUPS: PARTS times 64 rows of the tile."""
+    """Group WHO of GROUPS: PARTS times 64 rows of the tile.
+
+    With TURNS the groups hand products to the tensor core in turn, so that it works on one while the other adds up.
+    """
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
     BOXES: gl.constexpr = GROUPS * PARTS
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, mma)
     slot = 0
     phase = 0
+    turn = 1 - WHO  # the first group's first turn comes without the other's word
     for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
         i, j = _place(tile, m_tiles, n_tiles, GROUP)
         w_row = w_scales + (j * BLOCK_N // BLOCK_K) * steps
@@ -88,23 +92,34 @@ def _multiply(
         # Rows beyond x take the scale of its last one; their codes are zeros, and they are not stored.
         rows = ()
         sums = ()
+        scales = ()
         for part in gl.static_range(PARTS):
             row = first + part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, mma))
             rows = rows + (gl.minimum(row, m - 1),)
             sums = sums + (zero,)
+            scales = scales + (gl.load(x_scales + rows[part]),)
+        w_scale = gl.load(w_row).to(gl.float32)
         product = zero
         for step in range(steps):
-            # Under way while the tensor core multiplies.
-            w_scale = gl.load(w_row + step)
-            scales = ()
-            for part in gl.static_range(PARTS):
-                scales = scales + (gl.load(x_scales + (rows[part] + step * stride_scales)),)
+            following = gl.minimum(step + 1, steps - 1)
             mbarrier.wait(full.index(slot), phase)
             added = ()
             for part in gl.static_range(PARTS):
                 x = x_ring.index(slot * BOXES + WHO * PARTS + part)
                 w = w_ring.index(slot).permute((1, 0))
+                if TURNS:
+                    mbarrier.wait(turns.index(WHO), turn)
+                    turn = turn ^ 1
                 product = warpgroup_mma(x, w, product, use_acc=steps < 0, is_async=True)
+                if TURNS:
+                    mbarrier.arrive(turns.index(1 - WHO))
+                if part == 0:
+                    # The next step's scales, asked for once the tensor core has work: a warp that needs one too soon
+                    # would not hand it the rest.
+                    w_coming = gl.load(w_row + following).to(gl.float32)
+                    coming = ()
+                    for p in gl.static_range(PARTS):
+                        coming = coming + (gl.load(x_scales + (rows[p] + following * stride_scales)),)
                 product = warpgroup_mma_wait(0, deps=[product])
                 if part == PARTS - 1:
                     mbarrier.arrive(empty.index(slot))
@@ -114,6 +129,8 @@ def _multiply(
                     more = warpgroup_mma_wait(0, deps=[more])
                 added = added + (more,)
             sums = added
+            scales = coming
+            w_scale = w_coming
             slot, phase = _next(slot, phase, STAGES)
         if HAS_BIAS:
             column = j * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma))
@@ -122,26 +139,34 @@ def _multiply(
             out = sums[part]
             if HAS_BIAS:
                 out = out + shift
-            tma.store_wait(0)  # the buffer's last rows are out
-            y_buffer.store(out.to(y_desc.dtype))
+            buffer = y_buffers.index(WHO * BUFFERS + part % BUFFERS)
+            tma.store_wait(BUFFERS - 1)  # what the buffer held is out
+            buffer.store(out.to(y_desc.dtype))
             fence_async_shared()
-            copy_out(y_desc, [first + part * ROWS, j * BLOCK_N], y_buffer)
+            copy_out(y_desc, [first + part * ROWS, j * BLOCK_N], buffer)
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["m", "steps", "m_tiles", "n_tiles"])
+@gluon.jit(do_not_specialize=["m", "stride_scales", "steps", "m_tiles", "n_tiles"])
 def hopper_w8a8_groups(
     x_desc, w_desc, y_desc, x_scales, w_scales, bias, m, stride_scales, steps, m_tiles, n_tiles,
     GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    HAS_BIAS: gl.constexpr, REGISTERS: gl.constexpr,
+    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,), any number. x_desc: boxes [64, 128]; w_desc: [BLOCK_N, 128]; y_desc: [64, BLOCK_N]."""
+    """Grid (programs,), any number. Boxes of x_desc are [64, 128], of w_desc [BLOCK_N, 128], of y_desc [64, BLOCK_N].
+
+    w_scales [N/128, steps]; x_scales [M, steps] with stride (1, stride_scales); steps = K/128. A tile has
+    GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128. Torch twin: hopper_gemm.hopper_w8a8_torch.
+    """
     BOXES: gl.constexpr = GROUPS * PARTS
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BOXES, ROWS, BLOCK_K], x_desc.layout)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
-    y_buffers = gl.allocate_shared_memory(y_desc.dtype, [GROUPS, ROWS, BLOCK_N], y_desc.layout)
+    y_buffers = gl.allocate_shared_memory(y_desc.dtype, [GROUPS * BUFFERS, ROWS, BLOCK_N], y_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for who in gl.static_range(2):
+        mbarrier.init(turns.index(who), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=GROUPS)
@@ -151,8 +176,9 @@ def hopper_w8a8_groups(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    x_ring, w_ring, full, empty, y_desc, y_buffers.index(0), x_scales, w_scales, bias, m,
+                    x_ring, w_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
                     stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS,
+                    BUFFERS, TURNS,
                 )),
                 (_copy, (
                     x_desc, w_desc, x_ring, w_ring, full, empty, steps, m_tiles, n_tiles,
@@ -166,12 +192,14 @@ def hopper_w8a8_groups(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    x_ring, w_ring, full, empty, y_desc, y_buffers.index(0), x_scales, w_scales, bias, m,
+                    x_ring, w_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
                     stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS,
+                    BUFFERS, TURNS,
                 )),
                 (_multiply, (
-                    x_ring, w_ring, full, empty, y_desc, y_buffers.index(1), x_scales, w_scales, bias, m,
+                    x_ring, w_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
                     stride_scales, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS,
+                    BUFFERS, TURNS,
                 )),
                 (_copy, (
                     x_desc, w_desc, x_ring, w_ring, full, empty, steps, m_tiles, n_tiles,
@@ -179,5 +207,5 @@ def hopper_w8a8_groups(
                 )),
             ],
             [4, 1],
-            [REGISTERS, 24],
+            [240, 24],
         )  # fmt: skip
