@@ -127,7 +127,9 @@ def _check(
             f"{list(scale_shape(n, k))} of float32, bfloat16 or float16."
         )
     if bias is not None and (bias.shape != (n,) or bias.dtype != out_dtype or not bias.is_contiguous()):
-        raise ValueError(f"The bias is {list(bias.shape)} {bias.dtype}; it must be a contiguous [{n}] of {out_dtype}.")
+        raise ValueError(
+            f"The bias is {list(bias.shape)} {bias.dtype}; it must be a contiguous [{n}] of {out_dtype}."
+        )
     if out is not None and (
         out.shape != (m, n) or out.dtype != out_dtype or not out.is_contiguous() or out.data_ptr() % 16
     ):

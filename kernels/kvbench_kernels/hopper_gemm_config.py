@@ -49,13 +49,13 @@ class HopperTiling:
                 "it takes 1 or 2 groups, 1 or 2 parts and 64 or 128 columns."
             )
         if self.stages < 2 or self.height < 1:
-            return (
-                f"{self.stages} stages and height {self.height} are too few; it takes 2 stages and height 1 or more."
-            )
+            return f"{self.stages} stages and height {self.height} are too few; it takes 2 stages and height 1 or more."
         if self.ctas not in (1, 2) or self.ctas * self.groups > 2:
             return f"{self.ctas} CTAs of {self.groups} groups exceed a multiprocessor's registers; it has two groups'."
         if self.buffers not in (1, 2) or (self.turns and self.groups != 2):
-            return f"{self.buffers} buffers, turns {self.turns}: it takes 1 or 2 buffers, and turns of 2 groups."
+            return (
+                f"{self.buffers} buffers, turns {self.turns}: it takes 1 or 2 buffers, and turns of 2 groups."
+            )
         room = min(SHARED_BYTES, _SHARED_PER_PROCESSOR // self.ctas - 1024)
         if self.shared_bytes > room:
             return f"{self.stages} stages take {self.shared_bytes} bytes of shared memory, and {room} exist; use fewer."
@@ -70,7 +70,8 @@ def supports_hopper_gemm(m: int, n: int, k: int, dtype: str) -> Accepted | Rejec
         return Rejected("rows", f"{m} rows of x are no product; it takes 1 or more.")
     if n < BLOCK or n % BLOCK or k < BLOCK or k % BLOCK:
         return Rejected(
-            "shape", f"A weight of {n} x {k} is no whole number of 128 x 128 blocks, which the Hopper product takes."
+            "shape",
+            f"A weight of {n} x {k} is no whole number of 128 x 128 blocks, which the Hopper product takes.",
         )
     return Accepted()
 

@@ -9,7 +9,7 @@ and is added, times both scales, to an FP32 sum of its own registers. One group 
 
 # Gluon code, as in hopper_kernel.py.
 # mypy: ignore-errors
-# ruff: noqa: RUF005, SIM102, SIM108
+# ruff: noqa: RUF005
 
 from __future__ import annotations
 
