@@ -20,7 +20,7 @@ __all__ = ["HopperTiling", "config", "hopper_w8a8", "hopper_w8a8_torch", "suppor
 
 # A thread's registers at the start, a number of groups. The groups then take 232 or 240 and leave the copying warp 24;
 # 128 with one group is half of a multiprocessor's, so that two CTAs fit.
-REGISTERS = {1: 128, 2: 168}
+REGISTERS = {0: 240, 1: 128, 2: 168}
 _CODES = torch.float8_e4m3fn
 _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -52,14 +52,23 @@ def hopper_w8a8(
     if out is None:
         out = torch.empty(m, n, dtype=out_dtype, device=codes_x.device)
     m_tiles, n_tiles = -(-m // tiling.block_m), n // tiling.block_n
-    kernel = hopper_gemm_kernel.hopper_w8a8_groups
-    compiled = kernel[(min(m_tiles * n_tiles, _multiprocessors(codes_x.device) * tiling.ctas),)](
+    arguments = (
         _boxes(codes_x, 64, BLOCK), _boxes(codes_w, tiling.block_n, BLOCK), _boxes(out, 64, tiling.block_n),
         scales_x, scales_w, bias, m, scales_x.stride(1), k // BLOCK, m_tiles, n_tiles,
-        GROUPS=tiling.groups, PARTS=tiling.parts, BLOCK_N=tiling.block_n, STAGES=tiling.stages, GROUP=tiling.height,
-        HAS_BIAS=bias is not None, BUFFERS=tiling.buffers, TURNS=tiling.turns, num_warps=4,
-        maxnreg=REGISTERS[tiling.groups],
     )  # fmt: skip
+    constants = {
+        "PARTS": tiling.parts, "BLOCK_N": tiling.block_n, "STAGES": tiling.stages, "GROUP": tiling.height,
+        "HAS_BIAS": bias is not None, "num_warps": 4, "maxnreg": REGISTERS[tiling.groups],
+    }  # fmt: skip
+    if tiling.groups == 0:
+        kernel = hopper_gemm_kernel.hopper_w8a8_single
+        compiled = kernel[(m_tiles * n_tiles,)](*arguments, **constants)
+    else:
+        kernel = hopper_gemm_kernel.hopper_w8a8_groups
+        programs = min(m_tiles * n_tiles, _multiprocessors(codes_x.device) * tiling.ctas)
+        compiled = kernel[(programs,)](
+            *arguments, GROUPS=tiling.groups, BUFFERS=tiling.buffers, TURNS=tiling.turns, **constants
+        )
     launched(kernel.fn.__name__, compiled)
     return out
 

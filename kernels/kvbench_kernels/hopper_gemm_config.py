@@ -17,7 +17,8 @@ _MULTIPROCESSORS = 132
 class HopperTiling:
     """How one launch cuts y[M, N] = x[M, K] w[N, K]^T.
 
-    A tile of y has groups * parts * 64 rows and block_n columns. groups: of four warps that multiply, 1 or 2. parts: of
+    A tile of y has groups * parts * 64 rows and block_n columns. groups: of four warps that multiply, 1 or 2, beside one
+    warp that copies; 0 is one group that copies too, and runs once a tile. parts: of
     64 rows that a group multiplies one after the other. stages: steps of 128 columns in the ring. height: rows of tiles
     that are walked down before the next column of tiles. ctas: at a time on a multiprocessor.
     """
@@ -33,24 +34,24 @@ class HopperTiling:
 
     @property
     def block_m(self) -> int:
-        return self.groups * self.parts * 64
+        return max(self.groups, 1) * self.parts * 64
 
     @property
     def shared_bytes(self) -> int:
         """Of a CTA: the ring, the buffers for results, barriers."""
         ring = self.stages * (self.block_m + self.block_n) * BLOCK
-        return ring + self.groups * self.buffers * 64 * self.block_n * 2 + 512
+        return ring + max(self.groups, 1) * self.buffers * 64 * self.block_n * 2 + 512
 
     def problem(self) -> str | None:
         """Why no kernel can be built with these numbers, or None."""
-        if (self.groups, self.parts) not in ((1, 1), (1, 2), (2, 1), (2, 2)) or self.block_n not in (64, 128):
+        if self.groups not in (0, 1, 2) or self.parts not in (1, 2) or self.block_n not in (64, 128):
             return (
                 f"{self.groups} groups of {self.parts} parts and {self.block_n} columns make no tile; "
-                "it takes 1 or 2 groups, 1 or 2 parts and 64 or 128 columns."
+                "it takes 0 to 2 groups, 1 or 2 parts and 64 or 128 columns."
             )
         if self.stages < 2 or self.height < 1:
             return f"{self.stages} stages and height {self.height} are too few; it takes 2 stages and height 1 or more."
-        if self.ctas not in (1, 2) or self.ctas * self.groups > 2:
+        if not 1 <= self.ctas <= (2, 2, 1)[self.groups]:
             return f"{self.ctas} CTAs of {self.groups} groups exceed a multiprocessor's registers; it has two groups'."
         if self.buffers not in (1, 2) or (self.turns and self.groups != 2):
             return (

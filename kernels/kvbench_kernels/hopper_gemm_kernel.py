@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 # Names that changed after Triton 3.6, which has the second of each.
 copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 BLOCK_K = gl.constexpr(128)  # columns that share scales: one step
@@ -209,3 +210,89 @@ def hopper_w8a8_groups(
             [4, 1],
             [240, 24],
         )  # fmt: skip
+
+
+@gluon.jit
+def _fill(
+    x_desc, w_desc, x_ring, w_ring, full, slot, i, j, step, PARTS: gl.constexpr, BLOCK_N: gl.constexpr,
+):  # fmt: skip
+    """Start the copies of a step into a slot."""
+    bar = full.index(slot)
+    mbarrier.expect(bar, (PARTS * ROWS + BLOCK_N) * BLOCK_K)
+    copy_in(w_desc, [j * BLOCK_N, step * BLOCK_K], bar, w_ring.index(slot))
+    for part in gl.static_range(PARTS):
+        copy_in(x_desc, [(i * PARTS + part) * ROWS, step * BLOCK_K], bar, x_ring.index(slot * PARTS + part))
+
+
+@gluon.jit(do_not_specialize=["m", "stride_scales", "steps", "m_tiles", "n_tiles"])
+def hopper_w8a8_single(
+    x_desc, w_desc, y_desc, x_scales, w_scales, bias, m, stride_scales, steps, m_tiles, n_tiles,
+    PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, HAS_BIAS: gl.constexpr,
+):  # fmt: skip
+    """As hopper_w8a8_groups, with one group of warps that copies too: a program a tile, several on a multiprocessor."""
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * PARTS, ROWS, BLOCK_K], x_desc.layout)
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
+    buffer = gl.allocate_shared_memory(y_desc.dtype, [ROWS, BLOCK_N], y_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+    fence_async_shared()
+    barrier()
+    i, j = _place(gl.program_id(0), m_tiles, n_tiles, GROUP)
+    for stage in gl.static_range(STAGES - 1):
+        if stage < steps:
+            _fill(x_desc, w_desc, x_ring, w_ring, full, stage, i, j, stage, PARTS, BLOCK_N)
+    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, mma)
+    w_row = w_scales + (j * BLOCK_N // BLOCK_K) * steps
+    first = i * PARTS * ROWS
+    rows = ()
+    sums = ()
+    scales = ()
+    for part in gl.static_range(PARTS):
+        row = first + part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, mma))
+        rows = rows + (gl.minimum(row, m - 1),)
+        sums = sums + (zero,)
+        scales = scales + (gl.load(x_scales + rows[part]),)
+    w_scale = gl.load(w_row).to(gl.float32)
+    product = zero
+    slot = 0
+    phase = 0
+    for step in range(steps):
+        barrier()  # every warp is done with the slot that is filled next
+        before = gl.where(slot == 0, STAGES - 1, slot - 1)
+        if step + STAGES - 1 < steps:
+            _fill(x_desc, w_desc, x_ring, w_ring, full, before, i, j, step + STAGES - 1, PARTS, BLOCK_N)
+        following = gl.minimum(step + 1, steps - 1)
+        mbarrier.wait(full.index(slot), phase)
+        added = ()
+        for part in gl.static_range(PARTS):
+            x = x_ring.index(slot * PARTS + part)
+            w = w_ring.index(slot).permute((1, 0))
+            product = warpgroup_mma(x, w, product, use_acc=steps < 0, is_async=True)
+            if part == 0:
+                w_coming = gl.load(w_row + following).to(gl.float32)
+                coming = ()
+                for p in gl.static_range(PARTS):
+                    coming = coming + (gl.load(x_scales + (rows[p] + following * stride_scales)),)
+            product = warpgroup_mma_wait(0, deps=[product])
+            more = sums[part] + product * gl.expand_dims(scales[part] * w_scale, 1)
+            if part != PARTS - 1:
+                more = warpgroup_mma_wait(0, deps=[more])
+            added = added + (more,)
+        sums = added
+        scales = coming
+        w_scale = w_coming
+        slot, phase = _next(slot, phase, STAGES)
+    if HAS_BIAS:
+        column = j * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma))
+        shift = gl.expand_dims(gl.load(bias + column).to(gl.float32), 0)
+    for part in gl.static_range(PARTS):
+        out = sums[part]
+        if HAS_BIAS:
+            out = out + shift
+        tma.store_wait(0)
+        buffer.store(out.to(y_desc.dtype))
+        fence_async_shared()
+        copy_out(y_desc, [first + part * ROWS, j * BLOCK_N], buffer)
+    tma.store_wait(0)

@@ -16,7 +16,7 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU"),
-    pytest.mark.timeout(60),
+    pytest.mark.timeout(60, method="thread"),  # a deadlock holds the process inside the driver
 ]
 TILINGS = {
     "256 x 128": HopperTiling(2, 2, 128, 4),
@@ -28,6 +28,8 @@ TILINGS = {
     "128 x 64": HopperTiling(2, 1, 64, 8),
     "64 x 128, two CTAs": HopperTiling(1, 1, 128, 4, ctas=2),
     "64 x 64": HopperTiling(1, 1, 64, 12),
+    "128 x 128, single": HopperTiling(0, 2, 128, 3, ctas=2),
+    "64 x 64, single": HopperTiling(0, 1, 64, 6, ctas=2),
 }
 
 
