@@ -82,10 +82,12 @@ def test_a16_t1_4097_rows(device: str) -> None:
 
 
 def test_a16_t1_odd_m_takes_the_path_of_its_neighbours() -> None:
-    """M % 4 != 0 is no reason for another path than its neighbours have."""
-    for target, m in itertools.product(("cuda", "hopper"), (65, 67, 129, 1023, 4097)):
-        paths = {route(near, 6144, 4096, "bfloat16", target) for near in (m - 1, m, m + 1)}  # type: ignore[arg-type]
-        assert len(paths) == 1, (target, m)
+    """M % 4 != 0 is no reason for another path: each path has one range of M."""
+    shapes = ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (576, 1536))
+    for target, shape in itertools.product(("cuda", "hopper"), shapes):
+        paths = [route(m, *shape, "bfloat16", target) for m in range(1, 4100)]  # type: ignore[arg-type]
+        ranges = [path for path, _ in itertools.groupby(paths)]
+        assert len(ranges) == len(set(ranges)), (target, shape, ranges)
 
 
 @pytest.mark.parametrize("gemm", ["auto", "w8a16", "w8a8"])
@@ -134,7 +136,8 @@ def test_bias_and_strided_x(gemm: str, device: str) -> None:
 def test_float32_is_exact_unless_a_path_is_asked_for() -> None:
     for target in ("cuda", "hopper", "interpreter"):
         assert route(1, N, K, "float32", target) == "reference"  # type: ignore[arg-type]
-    assert route(64, N, K, "float32", "cuda", "w8a8") == "w8a8"
+    assert route(1, N, K, "float32", "cuda", "w8a16") == "w8a16"
+    assert route(64, N, K, "float32", "cuda", "w8a8") == "reference"  # there is none for float32
 
 
 def test_torch_has_the_reference_only() -> None:
