@@ -80,17 +80,18 @@ _FLOAT16_TO_BF16 = tl.constexpr("""{
 def _to_operand(codes, dtype: tl.constexpr, CVT: tl.constexpr):  # type: ignore
     """E4M3 as int8 to `dtype` (bfloat16, float16), exactly; to float32 in the interpreter, whose bfloat16 is none."""
     if INTERPRET:
-        return decode_e4m3(codes)
-    if dtype == tl.bfloat16 and not CVT:
-        return tl.inline_asm_elementwise(
+        operand = decode_e4m3(codes)
+    elif dtype == tl.bfloat16 and not CVT:
+        operand = tl.inline_asm_elementwise(
             _E4M3_TO_BF16, "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4
         )
-    halves = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
-    if dtype == tl.float16:
-        return halves
-    return tl.inline_asm_elementwise(
-        _FLOAT16_TO_BF16, "=r,r", [halves], dtype=tl.bfloat16, is_pure=True, pack=2
-    )
+    else:
+        operand = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        if dtype == tl.bfloat16:
+            operand = tl.inline_asm_elementwise(
+                _FLOAT16_TO_BF16, "=r,r", [operand], dtype=tl.bfloat16, is_pure=True, pack=2
+            )
+    return operand
 
 
 @triton.jit  # type: ignore[untyped-decorator]
