@@ -28,7 +28,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FEW, MANY = 1024, 2**21
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def saturated_e4m3(x):  # type: ignore[no-untyped-def]
     """float32 to the byte of E4M3FN, rounded to nearest even, saturated at 448; NaN is 0x7F, an infinity 448."""
     if INTERPRET:
@@ -37,7 +37,7 @@ def saturated_e4m3(x):  # type: ignore[no-untyped-def]
     return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _quotients(values, scale):  # type: ignore[no-untyped-def]
     """values [ROWS, 128] / scale [ROWS], correctly rounded wherever E4M3 does not round to 0; NaN for non-finite."""
     if INTERPRET:

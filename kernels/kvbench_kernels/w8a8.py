@@ -65,12 +65,43 @@ def _codes(operand, first, start, rows, columns, k, EVEN_K: tl.constexpr, TMA: t
     return codes
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _product(left, right):  # type: ignore
     """left [A, 128] times right [B, 128] transposed, of codes -> [A, B] float32."""
     if INTERPRET:
         return tl.dot(decode_e4m3(left), tl.trans(decode_e4m3(right)), input_precision="ieee")
     return tl.dot(left, tl.trans(right))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _place(item, m, n, splits, group, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr):  # type: ignore
+    """Of one split of one tile: (the tile, its first row of x, its first row of w)."""
+    tile = item // splits if SPLIT else item
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    wide = group * tl.cdiv(n, BLOCK_N)
+    top = (tile // wide) * group
+    height = tl.minimum(tiles_m - top, group)
+    first_m = (top + (tile % wide) % height) * BLOCK_M
+    first_n = ((tile % wide) // height) * BLOCK_N
+    return tile, first_m, first_n
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _prefetch(  # type: ignore
+    item, w, m, n, k, splits, group, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr
+):
+    """Has the first 512 columns of an item's weights on their way to L2 while the kernel before still runs."""
+    _, _, first_n = _place(item, m, n, splits, group, BLOCK_M, BLOCK_N, SPLIT)
+    start = 0
+    if SPLIT:
+        start = (item % splits) * tl.cdiv(tl.cdiv(k, 128), splits) * 128
+    if k >= 512:
+        rows = tl.minimum(first_n + tl.arange(0, BLOCK_N), n - 1)
+        address = (w + rows.to(tl.int64) * k + tl.minimum(start, k - 512)).to(tl.int64)
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.prefetch.L2.global [$1], 512; mov.u32 $0, 0;",
+            "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -116,13 +147,7 @@ def _item(  # type: ignore
     SWAP: tl.constexpr, EVEN_K: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """One split of one tile."""
-    tile = item // splits if SPLIT else item
-    tiles_m = tl.cdiv(m, BLOCK_M)
-    wide = group * tl.cdiv(n, BLOCK_N)
-    top = (tile // wide) * group
-    height = tl.minimum(tiles_m - top, group)
-    first_m = (top + (tile % wide) % height) * BLOCK_M
-    first_n = ((tile % wide) // height) * BLOCK_N
+    tile, first_m, first_n = _place(item, m, n, splits, group, BLOCK_M, BLOCK_N, SPLIT)
 
     HALF: tl.constexpr = min(BLOCK_N, 128)
     rows = tl.arange(0, BLOCK_M)
@@ -153,10 +178,7 @@ def _item(  # type: ignore
     sw1 = sw + tl.minimum(block_n + 1, tl.cdiv(n, 128) - 1).to(tl.int64) * k_blocks
 
     # A total is [rows of x, rows of w], or the transpose with SWAP; the second one is of the columns from 128 on.
-    if SWAP:
-        total0 = tl.zeros((HALF, BLOCK_M), tl.float32)
-    else:
-        total0 = tl.zeros((BLOCK_M, HALF), tl.float32)
+    total0 = tl.zeros((HALF, BLOCK_M) if SWAP else (BLOCK_M, HALF), tl.float32)
     total1 = total0
     # Scales come to registers a step ahead.
     following = tl.load(sx + begin * 4 * fours_sx)
@@ -207,13 +229,18 @@ def _item(  # type: ignore
 
 @triton.jit(do_not_specialize=["m", "fours_sx", "splits", "group"])  # type: ignore[untyped-decorator]
 def fp8_matmul_w8a8(  # type: ignore
-    x, sx, w, sw, bias, y, parts, tickets, m, n, k, fours_sx, stride_y, splits, group,
+    x, sx, w, w_memory, sw, bias, y, parts, tickets, m, n, k, fours_sx, stride_y, splits, group,
     BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
     SWAP: tl.constexpr, EVEN_K: tl.constexpr, TMA: tl.constexpr,
-    WALK: tl.constexpr, PDL: tl.constexpr,
+    WALK: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """x [m, k], w [n, k]: codes; sx, sw: their scales. x and w are pointers or (TMA) tensor descriptors."""
+    """x [m, k], w [n, k]: codes; sx, sw: their scales. x and w are pointers or (TMA) tensor descriptors.
+
+    w_memory is w as a pointer in any case.
+    """
     if PDL:
+        if PREFETCH:
+            _prefetch(tl.program_id(0), w_memory, m, n, k, splits, group, BLOCK_M, BLOCK_N, SPLIT)
         gdc_wait()
     if WALK:
         items = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N) * splits
@@ -281,9 +308,10 @@ def w8a8(
         w = TensorDescriptor.from_tensor(w, [min(tiling.block_n, BLOCK), BLOCK])
     pdl = tiling.pdl and out.is_cuda and _has_pdl(out.device)
     compiled = fp8_matmul_w8a8[(programs,)](
-        x, scales_x, w, scales_w, out if bias is None else bias, out, parts, tickets, m, n, k,
+        x, scales_x, w, _integers(codes_w), scales_w, out if bias is None else bias, out, parts, tickets, m, n, k,
         scales_x.stride(1) // 4, out.stride(0), splits, tiling.group,
         BIAS=bias is not None, BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, SPLIT=splits > 1, SWAP=tiling.swap, EVEN_K=k % BLOCK == 0, TMA=tma, WALK=tiling.ctas > 0, PDL=pdl,
+        PREFETCH=pdl and tiling.prefetch,
         num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers or None, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     launched(fp8_matmul_w8a8.fn.__name__, compiled)
@@ -347,11 +375,7 @@ def _check(
     if n < 1 or k < 16 or k % 16:
         raise ValueError(f"A weight is {n} x {k}; it takes N >= 1 and a multiple of 16 as K. Use F.linear.")
     for name, codes in (("x", codes_x), ("the weight", codes_w)):
-        if (
-            codes.dtype != torch.float8_e4m3fn
-            or not codes.is_contiguous()
-            or codes.device != codes_x.device
-        ):
+        if codes.dtype != torch.float8_e4m3fn or not codes.is_contiguous() or codes.device != codes_x.device:
             raise ValueError(
                 f"Codes of {name} are {codes.dtype} with strides {codes.stride()} on {codes.device}; they must be "
                 f"contiguous float8_e4m3fn on {codes_x.device}."
@@ -393,7 +417,8 @@ def _check(
 
 
 def _check_tiling(tiling: Tiling) -> None:
-    if tiling.block_n not in BLOCKS_N[: 2 if tiling.swap else 3] or tiling.block_m not in BLOCKS_M[0 if tiling.swap else 2 :]:
+    blocks_m, blocks_n = (BLOCKS_M, (64, 128)) if tiling.swap else ((64, 128), BLOCKS_N)
+    if tiling.block_m not in blocks_m or tiling.block_n not in blocks_n:
         raise ValueError(
             f"A tile of {tiling.block_m} rows of x by {tiling.block_n} of the weight has no kernel; block_n is 64, "
             "128 or, without swap, 256; block_m 64 or 128, with swap also 16 or 32."

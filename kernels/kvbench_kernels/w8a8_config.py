@@ -22,6 +22,8 @@ class Tiling:
     else by 16-byte copies a thread. ctas: 0 = one CTA a tile; more = that many CTAs a multiprocessor, each walking
     through tiles. pdl: programmatic dependent launch (compute capability 9.0, ignored elsewhere).
     registers: at most so many a thread (128 with 8 warps leave room for two CTAs a multiprocessor), 0 = no limit.
+    prefetch (with pdl): the first 512 columns of a CTA's weights go to L2 while the kernel before still runs, which
+    must not be the one that writes the weights.
     """
 
     block_m: int
@@ -35,6 +37,7 @@ class Tiling:
     ctas: int = 0
     pdl: bool = True
     registers: int = 0
+    prefetch: bool = False
 
 
 def supports_w8a8(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +31,7 @@ from kvbench_kernels.w8a8 import (
 )
 from kvbench_kernels.w8a8_config import BLOCKS_M, BLOCKS_N, splits_used
 
+ROOT = Path(__file__).parents[2]
 TILINGS = {
     "pointers": Tiling(64, 64, tma=False),
     "descriptors": Tiling(64, 128),
@@ -105,7 +111,9 @@ def test_powers_of_two_are_exact_and_every_scale_is_its_own(name: str, device: s
     w = 2.0 ** torch.randint(-2, 3, (n, k), device=device).float()
     scales_x = empty_activation_scales(m, k, torch.device(device))
     scales_x.copy_(2.0 ** torch.randint(-3, 4, scales_x.shape, device=device))
-    scales_w = 2.0 ** torch.arange(blocks(n) * blocks(k), device=device).float().view(blocks(n), blocks(k)).sub(8)
+    scales_w = 2.0 ** torch.arange(blocks(n) * blocks(k), device=device).float().view(
+        blocks(n), blocks(k)
+    ).sub(8)
     four = (x.to(torch.float8_e4m3fn), scales_x, w.to(torch.float8_e4m3fn), scales_w)
     value, _ = exact(*four)
     assert torch.equal(w8a8(*four, None, torch.float32, TILINGS[name]).double(), value)
@@ -128,7 +136,13 @@ def test_every_code_of_the_weight_and_of_x(device: str) -> None:
         ):
             sx, sw = scales_x[: len(x)], scales_w[: blocks(len(w))]
             out = w8a8(
-                x.to(torch.float8_e4m3fn), sx, w.to(torch.float8_e4m3fn), sw, None, torch.float32, TILINGS[name]
+                x.to(torch.float8_e4m3fn),
+                sx,
+                w.to(torch.float8_e4m3fn),
+                sw,
+                None,
+                torch.float32,
+                TILINGS[name],
             )
             assert torch.equal(out, expected)
 
@@ -154,7 +168,9 @@ def test_rows_beyond_the_last_are_neither_read_nor_written(name: str, m: int, de
     more_w = torch.full((300, 192), 0x7F, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
     more_w.view(torch.uint8)[:100] = codes_w.view(torch.uint8)
     held = torch.full((132, 150), torch.nan, dtype=torch.float16, device=device)
-    out = w8a8(codes_x[:m], scales_x[:m], more_w[:100], scales_w, None, torch.float16, TILINGS[name], held[:m, :100])
+    out = w8a8(
+        codes_x[:m], scales_x[:m], more_w[:100], scales_w, None, torch.float16, TILINGS[name], held[:m, :100]
+    )
     assert out.data_ptr() == held.data_ptr()
     assert torch.equal(out, clean)
     assert not out.isnan().any()
@@ -168,7 +184,9 @@ def test_scales_of_16_bits(name: str, dtype: torch.dtype, device: str) -> None:
     codes_x, scales_x, codes_w, scales_w = operands(9, 300, 192, device)
     narrow = scales_w.to(dtype)
     out = w8a8(codes_x, scales_x, codes_w, narrow, None, torch.float32, TILINGS[name])
-    assert torch.equal(out, w8a8(codes_x, scales_x, codes_w, narrow.float(), None, torch.float32, TILINGS[name]))
+    assert torch.equal(
+        out, w8a8(codes_x, scales_x, codes_w, narrow.float(), None, torch.float32, TILINGS[name])
+    )
 
 
 @pytest.mark.parametrize("name", TILINGS)
@@ -198,7 +216,9 @@ def test_a_linear_layer_agrees_with_its_twin(dtype: torch.dtype, device: str) ->
     assert [launch.name for launch in launches] == ["fp8_quantize_activation", "fp8_matmul_w8a8"]
     assert out.dtype == dtype
     twin = fp8_linear_w8a8_torch(x, codes, scales, bias)
-    torch.testing.assert_close(out, twin, rtol=2 * torch.finfo(dtype).eps, atol=2e-2 if device == "cuda" else 1e-4)
+    torch.testing.assert_close(
+        out, twin, rtol=2 * torch.finfo(dtype).eps, atol=2e-2 if device == "cuda" else 1e-4
+    )
     assert w8a8_torch(*quantize_activation(x), codes, scales, None, dtype).dtype == dtype
 
 
@@ -267,3 +287,18 @@ def test_no_split_is_empty(steps: int, splits: int) -> None:
     assert 1 <= used <= splits
     each = -(-steps // used)
     assert (used - 1) * each < steps <= used * each
+
+
+def test_the_tensor_cores_multiply_the_codes_and_nothing_is_spilled() -> None:
+    """Compiled for an H200 in a process of its own, since this one may interpret; no GPU is needed."""
+    code = "from tests.kernels.offline_w8a8 import facts; import json; print(json.dumps(facts()))"
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    clean["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    done = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True)
+    facts = json.loads(done.stdout)
+    assert set(facts) == {"128x128", "64x128 split", "64x64 swap", "32x64 swap pointers"}
+    for name, (products, stack) in facts.items():
+        assert len(products) == 1, name
+        assert products[0].startswith("wgmma.mma_async.sync.aligned.m64"), name
+        assert products[0].endswith(".f32.e4m3.e4m3"), name
+        assert stack == 0, name
