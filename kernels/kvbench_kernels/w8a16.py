@@ -286,7 +286,7 @@ def w8a16_dot(  # type: ignore
                     values = widen(values)
                 total += tl.dot(_to_operand(weights, dtype, CVT), values, input_precision="ieee") * scale
         kept = (rows < n - first)[:, None] & (tokens < m)[None, :]
-        to_y = tokens[None, :] * stride_y.to(tl.int64) + first + rows[:, None]
+        to_y = tokens[None, :] * tl.cast(stride_y, tl.int64) + first + rows[:, None]
         to_part = tokens[None, :] * BLOCK_N + rows[:, None]
     else:
         total = tl.zeros((M_PAD, BLOCK_N), tl.float32)
@@ -307,7 +307,7 @@ def w8a16_dot(  # type: ignore
                     values = widen(values)
                 total += tl.dot(values, _to_operand(weights, dtype, CVT), input_precision="ieee") * scale
         kept = (rows < n - first)[None, :] & (tokens < m)[:, None]
-        to_y = tokens[:, None] * stride_y.to(tl.int64) + first + rows[None, :]
+        to_y = tokens[:, None] * tl.cast(stride_y, tl.int64) + first + rows[None, :]
         to_part = tokens[:, None] * BLOCK_N + rows[None, :]
 
     if BIAS:
