@@ -77,13 +77,14 @@ class Ready:
 
 
 def captured(calls: Sequence[Call], device: torch.device) -> tuple[Callable[[], Any], list[Tensor]]:
-    """(what runs all calls again, what each returned); the first call runs before, so that it may compile.
+    """(what runs all calls again, what each returned); each runs once before, so that it may compile.
 
     Without torch.cuda.graph, which empties the allocator's cache for each of many hundred graphs.
     """
     if device.type != "cuda":
         return lambda: [call() for call in calls], [call() for call in calls]
-    calls[0]()
+    for call in calls:
+        call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -202,7 +203,7 @@ class Layer:
 
 
 def warm(name: str, shape: str, rows: Sequence[int], device: torch.device) -> None:
-    """Every kernel of an entry for one shape, compiled; the first error at the end."""
+    """Every kernel of an entry for one shape, compiled; the first error last."""
     layer, entry, fault = Layer(shape, device, cold=False), ENTRIES[name], None
     weights = layer.weights
     for m in rows:
@@ -219,30 +220,27 @@ def warm(name: str, shape: str, rows: Sequence[int], device: torch.device) -> No
 
 
 def warm_all(names: Sequence[str], shapes: Sequence[str], rows: Sequence[int], odd: Sequence[int]) -> None:
-    """Each entry and shape in a process of its own, as many at a time as there are processors."""
+    """Each entry and shape in processes of their own, as many at a time as there are processors."""
 
-    def one(job: tuple[str, str]) -> str:
-        name, shape = job
-        wanted = sorted({*rows, *(odd if ENTRIES[name].own else ())})
-        listed = ",".join(map(str, wanted))
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.fp8_linear",
-            "--warm",
-            name,
-            "--shapes",
-            shape,
-            "--m",
-            listed,
-        ]
+    def one(job: tuple[str, str, list[int]]) -> str:
+        name, shape, part = job
+        command = [sys.executable, "-m", "benchmarks.fp8_linear", "--warm", name, "--shapes", shape]
         began = time.perf_counter()
-        done = subprocess.run([*command, "--odd", ""], capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, "--m", ",".join(map(str, part)), "--odd", ""], capture_output=True, text=True
+        )
         tail = done.stderr.strip().splitlines()[-1:] if done.returncode else []
         took = time.perf_counter() - began
-        return f"warm {name} {shape}: {'; '.join(tail)[:160] or 'built'} ({took:.0f} s)"
+        return (
+            f"warm {name} {shape} M={part[0]}..{part[-1]}: {'; '.join(tail)[:160] or 'built'} ({took:.0f} s)"
+        )
 
-    jobs = [(name, shape) for name in names for shape in shapes]
+    jobs = []
+    for name in names:
+        wanted = sorted({*rows, *(odd if ENTRIES[name].own else ())})
+        size = -(-len(wanted) // max(ENTRIES[name].compiled, 1))
+        parts = [wanted[i : i + size] for i in range(0, len(wanted), size)]
+        jobs += [(name, shape, part) for shape in shapes for part in parts]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for text in pool.map(one, jobs):
             print(text, flush=True)

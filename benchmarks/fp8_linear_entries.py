@@ -20,8 +20,8 @@ class Entry:
     """bind(weights)(x) -> one call a weight, each giving a new [M, N].
 
     numerics: "native" (16-bit weights), "w8a16" or "w8a8"; "" = as the route says. quantizes: whether the time includes
-    what x needs (w8a8 alone has that). takes(m, n, k, dtype): why there is no such product, or "". compiled: at its
-    first use, for so long that `--warm` is worth it.
+    what x needs (w8a8 alone has that). takes(m, n, k, dtype): why there is no such product, or "". compiled: by how
+    many processes a shape is warmed, 0 where nothing compiles for long at its first use.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Entry:
     quantizes: bool = True
     own: bool = False
     takes: Callable[[int, int, int, str], str] = lambda m, n, k, dtype: ""
-    compiled: bool = True
+    compiled: int = 1
 
 
 # Ours -------------------------------------------------------------------------------------------------------------
@@ -115,12 +115,12 @@ def _each(weights: Weights, call: Callable[[int], Tensor]) -> list[Call]:
 OWN: dict[str, Entry] = {
     e.name: e
     for e in (
-        Entry("ours", routed, "", own=True),
+        Entry("ours", routed, "", own=True, compiled=0),
         Entry("w8a16", path("w8a16"), "w8a16", own=True, takes=_takes_w8a16),
         Entry("w8a8", path("w8a8"), "w8a8", own=True, takes=_takes_w8a8),
         Entry("hopper", path("hopper"), "w8a8", own=True, takes=_takes_hopper),
-        Entry("w8a8_alone", product("w8a8"), "w8a8", quantizes=False, own=True, takes=_takes_w8a8),
-        Entry("hopper_alone", product("hopper"), "w8a8", quantizes=False, own=True, takes=_takes_hopper),
+        Entry("w8a8_alone", product("w8a8"), "w8a8", False, own=True, takes=_takes_w8a8, compiled=0),
+        Entry("hopper_alone", product("hopper"), "w8a8", False, own=True, takes=_takes_hopper, compiled=0),
     )
 }
 ROUTED = "ours"
@@ -231,12 +231,12 @@ def _fours(m: int, n: int, k: int, dtype: str) -> str:
 PEERS: dict[str, Entry] = {
     e.name: e
     for e in (
-        Entry("cublas", cublas, "native", compiled=False),
-        Entry("scaled_mm", torch_scaled_mm(False), "w8a8", quantizes=False, takes=_fours, compiled=False),
-        Entry("scaled_mm_q", torch_scaled_mm(True), "w8a8", takes=_fours, compiled=False),
-        Entry("deepgemm", deep_gemm(""), "w8a8", quantizes=False),
-        Entry("deepgemm_q", deep_gemm("own"), "w8a8", compiled=False),
-        Entry("deepgemm_oq", deep_gemm("ours"), "w8a8", compiled=False),
+        Entry("cublas", cublas, "native", compiled=0),
+        Entry("scaled_mm", torch_scaled_mm(False), "w8a8", quantizes=False, takes=_fours, compiled=0),
+        Entry("scaled_mm_q", torch_scaled_mm(True), "w8a8", takes=_fours, compiled=0),
+        Entry("deepgemm", deep_gemm(""), "w8a8", quantizes=False, compiled=3),
+        Entry("deepgemm_q", deep_gemm("own"), "w8a8", compiled=0),
+        Entry("deepgemm_oq", deep_gemm("ours"), "w8a8", compiled=0),
         Entry("flashinfer_q", flashinfer, "w8a8"),
         Entry("humming", humming, "w8a16"),
     )
