@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from kvbench_kernels.hopper_gemm_config import supports_hopper_gemm
 from kvbench_kernels.support import Accepted
 from kvbench_kernels.w8a16_config import supports_w8a16
 from kvbench_kernels.w8a8_config import supports_w8a8
@@ -25,12 +26,14 @@ Target = Literal["torch", "interpreter", "cuda", "hopper"]
 _KERNELS: dict[str, Path] = {
     "fp8_dequantize_matmul": "reference",
     "w8a16": "w8a16",
-    "w8a8": "w8a8",
+    "fp8_matmul_w8a8": "w8a8",
     "hopper_w8a8": "hopper",
 }
 
-# Most rows of x for which w8a16 was the fastest, by (N, K).
+# Most rows of x for which w8a16 was the fastest, and fewest for which hopper was, by (N, K); measured.
 W8A16_MAX: dict[tuple[int, int], int] = {}
+HOPPER_MIN: dict[tuple[int, int], int] = {}
+_W8A16_MAX, _HOPPER_MIN = 64, 128  # of shapes that were not measured
 
 
 def route(m: int, n: int, k: int, dtype: str, target: Target, gemm: str = "auto") -> Path:
@@ -42,11 +45,12 @@ def route(m: int, n: int, k: int, dtype: str, target: Target, gemm: str = "auto"
     if target == "torch" or gemm == "reference" or (gemm == "auto" and dtype == "float32"):
         return "reference"
     few = isinstance(supports_w8a16(m, n, k, dtype), Accepted)
-    if gemm == "w8a16" or (gemm == "auto" and few and m <= W8A16_MAX.get((n, k), 32)):
+    if gemm == "w8a16" or (gemm == "auto" and few and m <= W8A16_MAX.get((n, k), _W8A16_MAX)):
         return "w8a16" if few else "reference"
     if not isinstance(supports_w8a8(m, n, k, dtype), Accepted):
         return "reference"
-    return "w8a8"
+    hopper = target == "hopper" and isinstance(supports_hopper_gemm(m, n, k, dtype), Accepted)
+    return "hopper" if hopper and m >= HOPPER_MIN.get((n, k), _HOPPER_MIN) else "w8a8"
 
 
 def path_of_kernel(name: str) -> Path | None:

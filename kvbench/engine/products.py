@@ -32,7 +32,7 @@ def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[
     table = list(_table(run))
     facts: dict[str, Any] = {"gemm": engine.gemm, "forwards": forwards, "products_a_forward": due.total(),
                              "calls": _calls(run), "routes": table, "compiled": compiled_products(step)}  # fmt: skip
-    paths = dict.fromkeys(row["path"] for row in table)
+    paths = dict.fromkeys(str(row["path"]) for row in table)
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         return Level("E4-weights", MISMATCH, f"Other products ran: {faults[0]}{more}.", {**facts, "faults": len(faults)}), " and ".join(paths)
@@ -89,5 +89,5 @@ def _table(run: Products) -> Iterator[dict[str, Any]]:
         if kernel not in QUANTIZES:
             rows.setdefault((n, k, kernel), []).append((m, count))
     for (n, k, kernel), seen in sorted(rows.items()):
-        yield {"n": n, "k": k, "path": path_of_kernel(kernel), "kernel": kernel, "calls": sum(c for _, c in seen),
+        yield {"n": n, "k": k, "path": path_of_kernel(kernel) or "unknown", "kernel": kernel, "calls": sum(c for _, c in seen),
                "m_min": min(m for m, _ in seen), "m_max": max(m for m, _ in seen)}  # fmt: skip

@@ -54,7 +54,7 @@ def groups(model: nn.Module) -> list[list[tuple[str, Fp8Linear]]]:
     names = {id(module): name for name, module in named.items()}
     followers = {id(m) for module in named.values() for m in module.group[1:]}
     return [
-        [(names[id(m)], m) for m in (module.group or (module,))]
+        [(names[id(m)], m) for m in (module.group or (module,)) if id(m) in names]
         for module in named.values()
         if id(module) not in followers
     ]
