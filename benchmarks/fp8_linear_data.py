@@ -81,9 +81,9 @@ def distance(found: list[Tensor], due: list[Tensor]) -> tuple[float, float]:
     """(relative error of the norm, largest error over the root mean square) of the worst tensor; NaN stays NaN."""
     rows = []
     for got, exact in zip(found, due, strict=True):
-        off = got.float().sub_(exact)
+        off = got.float() - exact
         norm = exact.norm()
-        rows.append(torch.stack((off.norm() / norm, off.abs_().max() * exact.numel() ** 0.5 / norm)))
+        rows.append(torch.stack((off.norm() / norm, off.abs().max() * exact.numel() ** 0.5 / norm)))
     worst = torch.stack(rows).amax(0)  # NaN where any is
     return float(worst[0]), float(worst[1])
 
