@@ -204,6 +204,9 @@ def failures(rows: Sequence[Row]) -> list[str]:
 # Route ------------------------------------------------------------------------------------------------------------
 
 
+NEVER = 2**30  # rows
+
+
 def threshold(times: Mapping[int, tuple[float, float]]) -> int:
     """Most rows that should take the first way, where times[m] is (first, second) in us; 0 for none.
 
@@ -218,7 +221,7 @@ def threshold(times: Mapping[int, tuple[float, float]]) -> int:
 
 
 def suggested_route(rows: Sequence[Row]) -> list[str]:
-    """Lines for `kvbench_kernels.fp8_route`: most rows for W8A16, and least rows for the Hopper kernel."""
+    """Lines for `kvbench_kernels.fp8_route`: most rows for W8A16, and, beyond those, fewest for the Hopper kernel."""
     first: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
     second: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
     names: dict[tuple[int, int], str] = {}
@@ -233,7 +236,12 @@ def suggested_route(rows: Sequence[Row]) -> list[str]:
         if tiled and hopper:
             second.setdefault(at, {})[some.m] = tiled, hopper
     lines = ["# Most rows of x for which w8a16 was the fastest, by (N, K).", "W8A16_MAX = {"]
-    lines += [f"    {at}: {threshold(times)},  # {names[at]}" for at, times in first.items()]
-    lines += ["}", "# Rows of x up to which w8a8 was faster than hopper, by (N, K).", "W8A8_MAX = {"]
-    lines += [f"    {at}: {threshold(times)},  # {names[at]}" for at, times in second.items()]
+    tops = {at: threshold(times) for at, times in first.items()}
+    lines += [f"    {at}: {top},  # {names[at]}" for at, top in tops.items()]
+    lines += ["}", "# Fewest for which hopper was.", "HOPPER_MIN = {"]
+    for at, times in second.items():
+        many = {m: pair for m, pair in times.items() if m > tops.get(at, 0)}
+        top = threshold(many)
+        least = min((m for m in many if m > top), default=NEVER)
+        lines.append(f"    {at}: {least},  # {names[at]}")
     return [*lines, "}"]

@@ -229,11 +229,15 @@ def test_the_route_suggested_is_by_shape() -> None:
         row(1, "w8a16", 8.0), row(1, "w8a8", 12.0), row(1, "hopper", 10.0),
         row(64, "w8a16", 14.0), row(64, "w8a8", 11.0), row(64, "hopper", 12.0),
         row(4096, "w8a8", 150.0), row(4096, "hopper", 110.0), row(3, ROUTED, 1.0),
+        row(1, "w8a16", 8.0, "qkv"), row(1, "w8a8", 9.0, "qkv"), row(1, "hopper", 1.0, "qkv"),
+        row(64, "w8a8", 11.0, "qkv"), row(64, "hopper", 12.0, "qkv"),
     ]  # fmt: skip
-    text = suggested_route(rows)
-    assert "    (4096, 4096): 1,  # o" in text
-    assert text.index("W8A16_MAX = {") < text.index("    (4096, 4096): 1,  # o") < text.index("W8A8_MAX = {")
-    assert text[-2:] == ["    (4096, 4096): 0,  # o", "}"]
+    assert suggested_route(rows)[1:-1] == [
+        "W8A16_MAX = {", "    (4096, 4096): 1,  # o", "    (6144, 4096): 0,  # qkv", "}",
+        "# Fewest for which hopper was.", "HOPPER_MIN = {", "    (4096, 4096): 4096,  # o", "    (6144, 4096): 1,  # qkv",
+    ]  # fmt: skip
+    slower = [row(64, "w8a8", 11.0), row(64, "hopper", 12.0)]
+    assert f"    (4096, 4096): {fp8_linear_goals.NEVER},  # o" in suggested_route(slower)
 
 
 def test_numbers_are_checked() -> None:
