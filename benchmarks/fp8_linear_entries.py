@@ -234,10 +234,10 @@ PEERS: dict[str, Entry] = {
         Entry("cublas", cublas, "native", compiled=0),
         Entry("scaled_mm", torch_scaled_mm(False), "w8a8", quantizes=False, takes=_fours, compiled=0),
         Entry("scaled_mm_q", torch_scaled_mm(True), "w8a8", takes=_fours, compiled=0),
+        Entry("flashinfer_q", flashinfer, "w8a8"),
         Entry("deepgemm", deep_gemm(""), "w8a8", quantizes=False, compiled=3),
         Entry("deepgemm_q", deep_gemm("own"), "w8a8", compiled=0),
         Entry("deepgemm_oq", deep_gemm("ours"), "w8a8", compiled=0),
-        Entry("flashinfer_q", flashinfer, "w8a8"),
         Entry("humming", humming, "w8a16"),
     )
 }
