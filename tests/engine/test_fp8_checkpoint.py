@@ -381,7 +381,7 @@ def test_codes_of_another_shape_are_an_error(folder: Path) -> None:
 
 
 def test_a15_t1_the_list_decides_by_whole_names(tmp_path: Path) -> None:
-    """`mlp.gate` is a linear layer of its own beside gate_proj in a mixture; here `k_proj` plays it against `k_proj_2`."""
+    """A name of the list that is the beginning of another one: `up` is nothing here, `up_proj` is one layer's."""
     made(tmp_path)
     skipped = "model.layers.1.mlp.up_proj"
 
