@@ -23,6 +23,7 @@ def read(**said: Any) -> Fp8Config | None:
 def test_a_config_without_quantization_is_native() -> None:
     assert fp8_config({"model_type": "llama"}, "x") is None
     assert fp8_config({"quantization_config": None}, "x") is None
+    assert fp8_config({"quantization_config": {}}, "x") is None
 
 
 @pytest.mark.parametrize(
