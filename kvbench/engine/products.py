@@ -12,7 +12,7 @@ from kvbench.engine.layer import dtype_name
 from kvbench.engine.weightevidence import groups
 from kvbench.record import MISMATCH, VERIFIED, Level
 from kvbench_kernels.fp8_linear import target_of
-from kvbench_kernels.fp8_route import path_of_kernel, route
+from kvbench_kernels.fp8_route import W8A8, path_of_kernel, route
 from kvbench_kernels.launches import Launch
 
 QUANTIZES = ("fp8_quantize_activation", "fp8_quantize_activation_torch")
@@ -64,7 +64,7 @@ def _counted(due: Counter[tuple[int, int]], run: Products, forwards: int) -> Ite
             inputs[m, n, k] -= count
             continue
         ran[n, k] += count
-        if path_of_kernel(kernel) in ("w8a8", "hopper"):
+        if path_of_kernel(kernel) in W8A8:
             inputs[m, n, k] += count
     for n, k in ran | due:
         if ran[n, k] != due[n, k] * forwards:

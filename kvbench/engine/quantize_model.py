@@ -21,18 +21,21 @@ def quantize_model(model: nn.Module, name: str) -> WeightFacts:
     """
     layers_name, layers = _decoder_layers(model, name)
     linears = {f"{layers_name}.{n}": m for n, m in layers.named_modules() if type(m) is nn.Linear}
-    routers = {n for n in linears if n.rsplit(".", 1)[-1] in ROUTERS}
     plain = {id(m.weight) for m in linears.values()}
-    for key, parameter in layers.named_parameters():
-        if parameter.ndim > 1 and id(parameter) not in plain:
-            owner = model.get_submodule(f"{layers_name}.{key}".rsplit(".", 1)[0])
+    for key, parameter in layers.named_parameters(prefix=layers_name):
+        owner = key.rpartition(".")[0]
+        if parameter.ndim > 1 and id(parameter) not in plain and not _routes(owner):
             raise UsageError(
-                f"The model {name} cannot be quantized to fp8_block128: {layers_name}.{key} is a weight of a "
-                f"{type(owner).__name__}, and only plain nn.Linear layers are (no experts of a mixture, no fused modules). "
+                f"The model {name} cannot be quantized to fp8_block128: {key} is a weight of a "
+                f"{type(model.get_submodule(owner)).__name__}, and only plain nn.Linear layers are (no experts of a mixture, no fused modules). "
                 "Use weights: native for it."
             )
+<<<<<<< HEAD
     converted = tuple(n for n in linears if n not in routers)
     kept, samples = sampled(converted), []
+=======
+    converted = tuple(n for n in linears if not _routes(n))
+>>>>>>> ckpt
     for module_name in converted:
         linear = linears.pop(module_name)
         check_finite(name, [(f"{module_name}.weight", linear.weight)])
@@ -41,6 +44,10 @@ def quantize_model(model: nn.Module, name: str) -> WeightFacts:
         model.set_submodule(module_name, Fp8Linear.quantized(linear))
         del linear  # its weight goes before the next one is quantized
     return WeightFacts("fp8_block128", ON_LOAD, converted, samples=tuple(samples))
+
+
+def _routes(module_name: str) -> bool:
+    return module_name.rpartition(".")[2] in ROUTERS
 
 
 def _decoder_layers(model: nn.Module, name: str) -> tuple[str, nn.ModuleList]:

@@ -32,7 +32,7 @@ from kvbench_kernels.blockwise import (
     quantize_activation_torch,
 )
 from kvbench_kernels.fp8_linear import target_of
-from kvbench_kernels.fp8_route import Path, route
+from kvbench_kernels.fp8_route import W8A8, Path, route
 
 # Rows of the probes: of a decode step, and of a prompt.
 ROWS = (1, 130)
@@ -276,9 +276,6 @@ class _Probe:
             return Level("E5-weights", MISMATCH, sentence, facts)
         errors = ", ".join(f"{path} within {error:.2g}" for path, error in self.error.items())
         return Level("E5-weights", VERIFIED, f"Products are those of what codes and scales stand for: {errors}.", facts)
-
-
-W8A8: tuple[Path, ...] = ("w8a8", "hopper")
 
 
 def _outputs(group: Group, x: Tensor) -> list[Tensor]:

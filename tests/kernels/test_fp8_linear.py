@@ -16,14 +16,13 @@ from kvbench_kernels.blockwise import (
     quantize_blocks,
 )
 from kvbench_kernels.fp8_linear import fp8_linear, target_of
-from kvbench_kernels.fp8_route import path_of_kernel, route
+from kvbench_kernels.fp8_route import W8A8, path_of_kernel, route
 from kvbench_kernels.launches import record
 
 ROWS = (0, 1, 7, 8, 9, 16, 31, 32, 33, 63, 64, 65)
 N, K = 192, 256
-W8A8 = ("w8a8", "hopper")
 # Share of the output's norm: one rounding to float16, and FP8 tensor cores that keep 14 bits of a sum of 128.
-TOLERANCE = {"reference": 2.0**-9, "w8a16": 2.0**-10, "w8a8": 2.0**-9, "hopper": 2.0**-9}
+TOLERANCE = {"reference": 2.0**-9, "w8a16": 2.0**-10, "w8a8": 2.0**-9, "hopper": 2.0**-9, "scaled_mm": 2.0**-9}
 
 
 def weight(n: int = N, k: int = K, device: str = "cpu") -> tuple[Tensor, Tensor]:
@@ -166,4 +165,4 @@ def test_what_does_not_fit_is_refused(change: dict[str, object], said: str) -> N
 
 def test_kernels_of_no_path_have_none() -> None:
     assert path_of_kernel("cublas") is None
-    assert set(fp8_route._KERNELS.values()) == {"reference", "w8a16", "w8a8", "hopper"}
+    assert set(fp8_route._KERNELS.values()) == {"reference", *fp8_route._SUPPORTS}
