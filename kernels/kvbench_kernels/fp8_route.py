@@ -17,8 +17,8 @@ from typing import Literal
 from kvbench_kernels.hopper_gemm_config import supports_hopper_gemm
 from kvbench_kernels.scaled_mm_config import supports_scaled_mm
 from kvbench_kernels.support import Accepted, Rejected
-from kvbench_kernels.w8a16_config import supports_w8a16
 from kvbench_kernels.w8a8_config import supports_w8a8
+from kvbench_kernels.w8a16_config import supports_w8a16
 
 Path = Literal["reference", "w8a16", "w8a8", "hopper", "scaled_mm"]
 # Where a product runs: torch alone (a CPU, or a GPU without E4M3), Triton's interpreter, a CUDA device from compute
@@ -73,7 +73,9 @@ def route(m: int, n: int, k: int, dtype: str, target: Target, gemm: str = "auto"
         wanted = ["w8a16"]
     elif gemm == "w8a8":
         wanted = [path for path in wanted if path in W8A8]
-    return next((path for path in wanted if isinstance(_SUPPORTS[path](m, n, k, dtype), Accepted)), "reference")
+    return next(
+        (path for path in wanted if isinstance(_SUPPORTS[path](m, n, k, dtype), Accepted)), "reference"
+    )
 
 
 def path_of_kernel(name: str) -> Path | None:

@@ -13,6 +13,7 @@ def supports_scaled_mm(m: int, n: int, k: int, dtype: str) -> Accepted | Rejecte
         return Rejected("dtype", f"Results of {dtype} have no block-scaled torch product; it gives bfloat16.")
     if m < 1 or n < BLOCK or n % BLOCK or k < BLOCK or k % BLOCK:
         return Rejected(
-            "shape", f"{m} rows by a weight of {n} x {k}: torch takes 1 row or more and whole 128 x 128 blocks."
+            "shape",
+            f"{m} rows by a weight of {n} x {k}: torch takes 1 row or more and whole 128 x 128 blocks.",
         )
     return Accepted()

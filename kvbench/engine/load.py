@@ -32,7 +32,7 @@ from kvbench.engine.linear import replace_linears
 from kvbench.engine.prepare import prepared
 from kvbench.engine.quantize_model import quantize_model
 from kvbench.engine.tensorfiles import TensorFiles
-from kvbench.engine.weights import CHECKPOINT, ON_LOAD, WeightFacts
+from kvbench.engine.weights import CHECKPOINT, WeightFacts
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.facts import facts_from_config
 from kvbench.fetch import fetch

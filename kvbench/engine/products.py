@@ -25,7 +25,10 @@ def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[
 
     run, forwards: of the measured run, taken before any probe; step: the launches of one decode step.
     """
-    due = Counter((sum(m.out_features for _, m in group), group[0][1].in_features) for group in groups(engine.model.model))
+    due = Counter(
+        (sum(m.out_features for _, m in group), group[0][1].in_features)
+        for group in groups(engine.model.model)
+    )
     if not due and not run:
         return Level("E4-weights", VERIFIED, "No product of FP8 weights ran."), "native"
     faults = [*_routed(engine, run), *_counted(due, run, forwards)]
@@ -35,7 +38,12 @@ def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[
     paths = dict.fromkeys(str(row["path"]) for row in table)
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        return Level("E4-weights", MISMATCH, f"Other products ran: {faults[0]}{more}.", {**facts, "faults": len(faults)}), " and ".join(paths)
+        return Level(
+            "E4-weights",
+            MISMATCH,
+            f"Other products ran: {faults[0]}{more}.",
+            {**facts, "faults": len(faults)},
+        ), " and ".join(paths)
     calls = ", ".join(f"{path} {sum(r['calls'] for r in table if r['path'] == path)} times" for path in paths)
     sentence = f"Every FP8 layer was computed in each of {forwards} forwards: {calls or 'none ran'}."
     return Level("E4-weights", VERIFIED, sentence, facts), " and ".join(paths) or "not measured"

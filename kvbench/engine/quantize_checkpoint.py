@@ -64,7 +64,7 @@ def quantize_checkpoint(name: str, out: Path, dtype: str | None = None) -> Writt
     loaded = load_model({"model": name}, "cpu", own or "float32")
     rest = dtype or own or "bfloat16"
     model: Any = loaded.model
-    converted = quantize_model(model, name)
+    converted = quantize_model(model, name).modules
     model.to(DTYPES[rest])
     native = [n for n, m in model.named_modules() if type(m) is nn.Linear]
     model.config.quantization_config = Fp8Config(skipped=tuple(native)).as_dict()

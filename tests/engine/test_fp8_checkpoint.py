@@ -26,7 +26,7 @@ from kvbench.engine.fp8tensors import read_scales
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.engine.quantize_model import quantize_model
 from kvbench.engine.tensorfiles import TensorFiles
-from kvbench.errors import KvbenchError, UsageError
+from kvbench.errors import KvbenchError, Refused, UsageError
 from kvbench.formats import WEIGHT_FORMATS, weight_bytes
 from kvbench.fp8config import Fp8Config, fp8_config
 from kvbench.runners.storage import weights_bytes
@@ -661,7 +661,7 @@ def test_only_the_layers_linear_modules_are_quantized() -> None:
 
     model = Model()
     biases = [block.gate_proj.bias for block in model.layers]
-    assert quantize_model(model, "m") == ("layers.0.gate_proj", "layers.1.gate_proj")
+    assert quantize_model(model, "m").modules == ("layers.0.gate_proj", "layers.1.gate_proj")
     assert type(model.head) is nn.Linear
     assert type(model.layers[0].gate) is nn.Linear
     assert [b.gate_proj.bias.data_ptr() for b in model.layers] == [b.data_ptr() for b in biases]
@@ -687,6 +687,6 @@ def test_a_weight_that_is_not_finite_is_not_quantized() -> None:
 )  # fmt: skip
 def test_a_model_whose_weights_are_elsewhere_is_refused_by_name(config: dict[str, Any], what: str) -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
-    with pytest.raises(UsageError, match=f"cannot be quantized to fp8_block128: {re.escape(what)}"):
+    with pytest.raises(Refused, match=f"cannot be quantized to fp8_block128: {re.escape(what)}"):
         quantize_model(model, "m")
     assert not any(isinstance(m, Fp8Linear) for m in model.modules())
