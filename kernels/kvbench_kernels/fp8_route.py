@@ -69,6 +69,8 @@ def route(m: int, n: int, k: int, dtype: str, target: Target, gemm: str = "auto"
     ranges = MEASURED.get((n, k), _DEFAULT) if target == "hopper" else _PORTABLE
     fastest = next(path for rows, path in ranges if m <= rows)
     wanted: list[Path] = [fastest, "w8a8", "w8a16"]
+    if fastest == "scaled_mm":
+        wanted.insert(1, "hopper")
     if gemm == "w8a16":
         wanted = ["w8a16"]
     elif gemm == "w8a8":
