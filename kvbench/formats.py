@@ -71,10 +71,61 @@ KV_FORMATS: dict[str, KVFormat] = {
     )
 }  # fmt: skip
 
-WEIGHT_FORMATS: dict[str, str] = {
-    "native": "the checkpoint's own dtype, cast to the engine's dtype",
-    "fp8_block128": "FP8 E4M3FN with one F32 scale a 128x128 block",
-}
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """How the weight [N, K] of a linear layer is stored; norms, embeddings and biases keep the engine's dtype.
+
+    payload_dtype: storage dtype name, or None for the engine's own dtype (`native`). scale_dtype: dtype name of the
+    scales that quantizing makes (a checkpoint may store narrower ones), or None. block: rows and columns that share a
+    scale, or None.
+    """
+
+    name: str
+    payload_dtype: str | None
+    scale_dtype: str | None
+    block: tuple[int, int] | None
+    summary: str
+
+    @property
+    def quantized(self) -> bool:
+        return self.payload_dtype is not None
+
+
+WEIGHT_FORMATS: dict[str, WeightFormat] = {
+    f.name: f
+    for f in (
+        WeightFormat("native", None, None, None, "the checkpoint's own dtype, cast to the engine's dtype"),
+        WeightFormat("fp8_block128", "float8_e4m3fn", "float32", (128, 128),
+                     "FP8 E4M3FN with one F32 scale a 128x128 block"),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """Bytes of one linear layer's weight. All integers."""
+
+    payload: int
+    scales: int
+
+    @property
+    def total(self) -> int:
+        return self.payload + self.scales
+
+
+def weight_bytes(
+    fmt: WeightFormat, n: int, k: int, native_dtype: str, scale_dtype: str = "float32"
+) -> WeightBytes:
+    """Exact bytes of a weight [n, k]. A block at the end of a dimension costs a whole scale, however small it is.
+
+    scale_dtype: dtype name of the stored scales; a checkpoint may hold bfloat16 or float16 ones.
+    """
+    payload = n * k * DTYPE_BYTES[fmt.payload_dtype or native_dtype]
+    if fmt.block is None:
+        return WeightBytes(payload, 0)
+    rows, columns = fmt.block
+    return WeightBytes(payload, -(-n // rows) * -(-k // columns) * DTYPE_BYTES[scale_dtype])
 
 
 @dataclass(frozen=True)

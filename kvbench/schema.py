@@ -19,7 +19,10 @@ Schema = dict[str, Any]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string"}
-_MEANINGS = {"kv_format": {f.name: f.summary for f in KV_FORMATS.values()}, "weights": WEIGHT_FORMATS}
+_MEANINGS = {
+    "kv_format": {f.name: f.summary for f in KV_FORMATS.values()},
+    "weights": {f.name: f.summary for f in WEIGHT_FORMATS.values()},
+}
 
 
 def matrix_schema() -> Schema:

@@ -85,7 +85,9 @@ def empty_activation_scales(m: int, k: int, device: torch.device) -> Tensor:
     return torch.empty(blocks(k), -(-m // 4) * 4, dtype=torch.float32, device=device)[:, :m].t()
 
 
-def fp8_dequantize_matmul_torch(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+def fp8_dequantize_matmul_torch(
+    x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """The reference product: x [M, K] times the dequantized weight [N, K] (rounded to x's dtype) -> [M, N].
 
     Only `REFERENCE_ROWS` rows of the weight exist in x's dtype at a time.

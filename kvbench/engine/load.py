@@ -1,5 +1,7 @@
 """Loads a model for the engine: weights from safetensors or GGUF, or seeded random ones from a config.
 
+Weights are native, or FP8 with block scales: stored so by the checkpoint, or quantized here once loaded.
+
 Never pickled weights; remote code only when the cell says `trust_remote_code: true`; the network only for a hub id
 or an alias that the matrix names.
 """
@@ -7,8 +9,9 @@ or an alias that the matrix names.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +24,19 @@ from kvbench.decision import LayerFacts, ModelFacts, Request, resolve
 from kvbench.engine.binding import Binding, bind
 from kvbench.engine.bytetokenizer import byte_tokenizer
 from kvbench.engine.compiled import CompiledLayers
+from kvbench.engine.finite import check_finite
+from kvbench.engine.fp8checkpoint import load_fp8
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.linear import replace_linears
 from kvbench.engine.prepare import prepared
+from kvbench.engine.quantize_model import quantize_model
+from kvbench.engine.tensorfiles import TensorFiles
+from kvbench.engine.weights import CHECKPOINT, ON_LOAD, WeightFacts
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.facts import facts_from_config
 from kvbench.fetch import fetch
+from kvbench.fp8config import Fp8Config, fp8_config
+from kvbench.hub import cached_file
 from kvbench.models import (
     RANDOM_SEED,
     check_folder_weights,
@@ -45,6 +55,7 @@ class LoadedModel:
 
     facts: from its config, confirmed by what its modules did in one forward. binding: where an engine puts its step.
     sha: `kvbench.models.fingerprint` of the cell. random: seeded random weights, no quality may be measured.
+    weights: the format that they were loaded in.
     """
 
     model: nn.Module
@@ -56,6 +67,7 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     random: bool
+    weights: WeightFacts = field(default_factory=WeightFacts)
 
     @functools.cached_property
     def compiled(self) -> CompiledLayers:
@@ -78,48 +90,110 @@ class LoadedModel:
 def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     """Loads the cell's `model` (keys model, model_weights, model_revision, trust_remote_code) to `device` as `dtype`.
 
-    device: "cpu" or "cuda"; dtype: a name of `DTYPES`. Raises UsageError for a name, folder or file that cannot be
-    used, KvbenchError when fetching or loading fails, Refused when the engine would have to drop something it needs.
+    weights, a key of the spec: native, or fp8_block128, as which a native checkpoint is quantized here. device: "cpu" or
+    "cuda"; dtype: a name of `DTYPES`, of all that is not quantized. Raises UsageError for a name, folder or file that
+    cannot be used, KvbenchError when fetching or loading fails, Refused when the engine would have to drop something it
+    needs.
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
-    name = str(spec["model"])
+    name, started = str(spec["model"]), time.perf_counter()
     random = uses_random_weights(spec)
     load = _load_random if random else _load_checkpoint
-    model, tokenizer = load(spec, kind_of(name), torch.device(device), DTYPES[dtype])
+    where = torch.device(device)
+    model, tokenizer, weights = load(spec, kind_of(name), where, DTYPES[dtype])
     model.eval().requires_grad_(False)
-    if torch.device(device).type == "cuda":
+    if spec.get("weights", "native") == "fp8_block128" and weights.source != CHECKPOINT:
+        weights = WeightFacts("fp8_block128", ON_LOAD, quantize_model(model, name))
+    if where.type == "cuda":
         replace_linears(model)  # the same products for every backend and format of the run
+        torch.cuda.synchronize(where)
+    weights = replace(weights, load_seconds=time.perf_counter() - started)
     facts = facts_from_config(model.config.to_dict())
     resolve(Request("native", "native", "torch", "refuse"), facts)  # refuses what cannot even run natively
-    where = torch.device(device)
     binding = bind(model, facts, where)
     return LoadedModel(
-        model, tokenizer, facts, binding, name, fingerprint(spec), where, DTYPES[dtype], random
+        model, tokenizer, facts, binding, name, fingerprint(spec), where, DTYPES[dtype], random, weights
     )
 
 
 def _load_checkpoint(
     spec: Mapping[str, Any], kind: str, device: torch.device, dtype: torch.dtype
-) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+) -> tuple[Any, Any, WeightFacts]:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     name = str(spec["model"])
     source, options = _source(spec, kind)
     if kind != "hub":
         check_folder_weights(Path(source))
     try:
-        _refuse_quantized(name, source, options)
+        config = AutoConfig.from_pretrained(source, **options)
+        fp8 = fp8_config(config.to_dict(), name)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model, info = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
-        )
+        if fp8 is not None:
+            model, weights = _load_fp8(spec, kind, config, fp8, device, dtype)
+        else:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+            )
+            _check_no_fp8(name, _folder(spec, kind, source))
+            _check_complete(name, info)
+            check_finite(name, model.state_dict().items())
+            model, weights = model.to(device), WeightFacts()
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as e:
         raise KvbenchError(_load_sentence(name, kind, e)) from e
-    _check_complete(name, info)
-    _check_finite(name, model)
     _check_tokenizer(name, tokenizer)
-    return model.to(device), tokenizer
+    return model, tokenizer, weights
+
+
+def _load_fp8(
+    spec: Mapping[str, Any], kind: str, config: Any, fp8: Fp8Config, device: torch.device, dtype: torch.dtype
+) -> tuple[Any, WeightFacts]:
+    """A checkpoint that is FP8 already, in the cell that asks for it."""
+    name = str(spec["model"])
+    if spec.get("weights", "native") != "fp8_block128":
+        raise UsageError(
+            f"The checkpoint {name} is already quantized (fp8, 128x128 blocks), so it cannot be loaded as weights: native; "
+            "its native weights are not in it, and dequantized ones are not native. Write weights: fp8_block128, or give "
+            "the unquantized checkpoint."
+        )
+    remote = bool(spec.get("trust_remote_code"))
+    folder = _snapshot(spec) if kind == "hub" else Path(name).expanduser()
+    loaded = load_fp8(name, folder, config, fp8, device, dtype, remote)
+    return loaded.model, WeightFacts(
+        "fp8_block128", CHECKPOINT, loaded.converted, loaded.warnings, loaded.scale_dtypes
+    )
+
+
+def _snapshot(spec: Mapping[str, Any]) -> Path:
+    """The local folder of a hub model, fetched where the hub cache has it not: safetensors only, never pickles."""
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.safetensors", "*.json", *(["*.py"] if spec.get("trust_remote_code") else [])]
+    revision = spec.get("model_revision") or "main"
+    folder = snapshot_download(
+        str(spec["model"]), revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]
+    )
+    return Path(folder)
+
+
+def _folder(spec: Mapping[str, Any], kind: str, source: str) -> Path:
+    """Where the files are that were just loaded."""
+    if kind != "hub":
+        return Path(source)
+    cached = cached_file(str(spec["model"]), spec.get("model_revision"), "config.json")
+    return cached.parent if cached else Path()
+
+
+def _check_no_fp8(name: str, folder: Path) -> None:
+    """transformers casts an 8-bit float like any other number, and its scale is never looked for."""
+    with TensorFiles(folder) as files:
+        if found := files.fp8():
+            raise KvbenchError(
+                f"The checkpoint {name} holds {found[0]} as {files.stored[found[0]].dtype}, but its config.json has no "
+                "quantization_config that says with which scale. Give the FP8 checkpoint with its own config.json, or the "
+                "unquantized one."
+            )
 
 
 def _source(spec: Mapping[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
@@ -137,18 +211,6 @@ def _source(spec: Mapping[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
     return str(folder), {**options, "local_files_only": True}
 
 
-def _refuse_quantized(name: str, source: str, options: Mapping[str, Any]) -> None:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(source, **options)
-    method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
-    if method:
-        raise UsageError(
-            f"The checkpoint {name} is already quantized ({method}); kvbench loads checkpoints of plain float32, "
-            "bfloat16 or float16 weights, and GGUF files. Give the unquantized checkpoint."
-        )
-
-
 def _check_complete(name: str, info: Mapping[str, Any]) -> None:
     """transformers draws a missing tensor at random and goes on; here it is an error that names it."""
     for what in ("missing_keys", "mismatched_keys"):
@@ -158,20 +220,6 @@ def _check_complete(name: str, info: Mapping[str, Any]) -> None:
                 f"The checkpoint {name} has {len(keys)} {what.replace('_', ' ')}, the first is {keys[0]}; the model "
                 "would run on random numbers there. Fetch the checkpoint again, or correct its config.json."
             )
-
-
-def _check_finite(name: str, model: nn.Module) -> None:
-    """A NaN among the weights (in E4M3 the byte 0x7F or 0xFF, an overflow when it was exported) spoils every result."""
-    for key, tensor in model.state_dict().items():
-        if not tensor.is_floating_point() or not tensor.numel():
-            continue
-        if all(bound.isfinite() for bound in tensor.aminmax()):  # no mask as large as the tensor
-            continue
-        at = (~tensor.isfinite()).nonzero()[0].tolist()
-        raise KvbenchError(
-            f"The tensor {key} of the checkpoint {name} holds {tensor[tuple(at)].item()} at index {at}; no result on such "
-            "weights means anything. Fetch the checkpoint again, or export it anew."
-        )
 
 
 def _check_tokenizer(name: str, tokenizer: Any) -> None:
@@ -197,7 +245,7 @@ def _load_sentence(name: str, kind: str, error: Exception) -> str:
 
 def _load_random(
     spec: Mapping[str, Any], kind: str, device: torch.device, dtype: torch.dtype
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, WeightFacts]:
     """Weights from a fixed seed; the same numbers on every run of the same device and dtype.
 
     Biases, which models start at zero, are drawn too: a code path that drops one must change the output.
@@ -220,7 +268,7 @@ def _load_random(
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("bias"):
                 nn.init.normal_(parameter.data, std=std)
-    return model, tokenizer
+    return model, tokenizer, WeightFacts()
 
 
 def _random_config(spec: Mapping[str, Any], kind: str) -> tuple[Any, Any]:

@@ -1,0 +1,50 @@
+"""Quantizes the linear layers of a loaded native model in place, one by one, so that little memory is needed beside it."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from kvbench.engine.finite import check_finite
+from kvbench.engine.fp8linear import Fp8Linear
+from kvbench.errors import UsageError
+
+# Linear layers that choose experts: a code's error there sends a token elsewhere, so every FP8 checkpoint leaves them.
+ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+
+
+def quantize_model(model: nn.Module, name: str) -> tuple[str, ...]:
+    """Makes every plain nn.Linear of the decoder layers FP8 with block scales; their dotted names, in order.
+
+    Output layer, embeddings, norms and routers stay native. Raises KvbenchError naming a weight that is not finite, and
+    UsageError for a model whose layers hold weights in anything but plain linear layers: they would stay native unseen.
+    """
+    layers_name, layers = _decoder_layers(model, name)
+    linears = {f"{layers_name}.{n}": m for n, m in layers.named_modules() if type(m) is nn.Linear}
+    routers = {n for n in linears if n.rsplit(".", 1)[-1] in ROUTERS}
+    plain = {id(m.weight) for m in linears.values()}
+    for key, parameter in layers.named_parameters():
+        if parameter.ndim > 1 and id(parameter) not in plain:
+            owner = model.get_submodule(f"{layers_name}.{key}".rsplit(".", 1)[0])
+            raise UsageError(
+                f"The model {name} cannot be quantized to fp8_block128: {layers_name}.{key} is a weight of a "
+                f"{type(owner).__name__}, and only plain nn.Linear layers are (no experts of a mixture, no fused modules). "
+                "Use weights: native for it."
+            )
+    converted = tuple(n for n in linears if n not in routers)
+    for module_name in converted:
+        linear = linears.pop(module_name)
+        check_finite(name, [(f"{module_name}.weight", linear.weight)])
+        model.set_submodule(module_name, Fp8Linear.quantized(linear))
+        del linear  # its weight goes before the next one is quantized
+    return converted
+
+
+def _decoder_layers(model: nn.Module, name: str) -> tuple[str, nn.ModuleList]:
+    """The longest list of blocks that is in no other list; experts are lists inside it."""
+    lists = {n: m for n, m in model.named_modules() if isinstance(m, nn.ModuleList)}
+    outer = {n: m for n, m in lists.items() if not any(n.startswith(f"{o}.") for o in lists)}
+    if not outer:
+        raise UsageError(
+            f"The model {name} has no list of decoder layers, so nothing says what to quantize; use weights: native."
+        )
+    return max(outer.items(), key=lambda item: len(item[1]))
