@@ -23,6 +23,7 @@ from kvbench.engine.layerprobe import probe_layers
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.engine.probes import probe_prefill, probe_values
 from kvbench.expand import baseline_spec
+from kvbench.engine.weightevidence import probe_weights
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
 from kvbench.models import config_facts, uses_random_weights
 from kvbench.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, VERIFIED, Evidence, Level, Record
@@ -71,6 +72,14 @@ class Session:
                 probe_prefill(make, len(model.layers)),
                 probe_values(make, spec["page_size"]),
             )
+        return self._probes[key] + self._weight_probes(model, decision, spec)
+
+    def _weight_probes(
+        self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any]
+    ) -> tuple[Level, ...]:
+        key = content_hash([_model_key(spec), decision.gemm.resolved])
+        if key not in self._probes:
+            self._probes[key] = probe_weights(model, decision)
         return self._probes[key]
 
 
