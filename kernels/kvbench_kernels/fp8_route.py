@@ -26,6 +26,7 @@ _KERNELS: dict[str, Path] = {
     "fp8_dequantize_matmul": "reference",
     "w8a16": "w8a16",
     "w8a8": "w8a8",
+    "fp8_matmul_w8a8": "w8a8",
     "hopper_w8a8": "hopper",
 }
 

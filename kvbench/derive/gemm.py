@@ -47,7 +47,10 @@ def _first_row(products: Sequence[Mapping[str, Any]]) -> Iterator[Value]:
         yield from (Value(name, None, 0, note="one number of rows has nothing to compare") for name in names)
         return
     places = [
-        (row["row0_diff"], f"{_shape(product)}, {before['m']} rows {before['path']} to {row['m']} rows {row['path']}")
+        (
+            row["row0_diff"],
+            f"{_shape(product)}, {before['m']} rows {before['path']} to {row['m']} rows {row['path']}",
+        )
         for product, before, row in steps
     ]
     worst = largest(value for value, _ in places)

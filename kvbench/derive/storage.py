@@ -65,7 +65,11 @@ def _weights(facts: Mapping[str, Any], baseline: Record | None) -> Iterator[Valu
         yield Value("weight_ratio_16bit", total / facts["weight_native16_bytes"])
     if baseline:
         native = baseline.facts.get("weights_bytes")
-        yield Value("weight_ratio", total / native if native else None, note="" if native else "the baseline holds no weights")
+        yield Value(
+            "weight_ratio",
+            total / native if native else None,
+            note="" if native else "the baseline holds no weights",
+        )
 
 
 def _difference(layer: dict[str, int]) -> tuple[int, int]:

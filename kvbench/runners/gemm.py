@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,7 @@ from kvbench_kernels.fp8_route import path_of_kernel, route
 from kvbench_kernels.launches import Launch, record
 
 NATIVE = "native"
+Linear = nn.Linear | Fp8Linear
 
 # A timing on a GPU: so many calls queued behind a kernel that only waits, so that the device and not the host is timed.
 CALLS, ROUNDS, WAIT_CYCLES = 5, 5, 8_000_000
@@ -49,7 +51,7 @@ class Product:
     """
 
     names: tuple[str, ...]
-    modules: tuple[nn.Module, ...]
+    modules: tuple[Linear, ...]
     n: int
     k: int
     count: int
@@ -63,14 +65,14 @@ class Product:
 
     @property
     def bias(self) -> Tensor | None:
-        biases = [cast("Tensor | None", module.bias) for module in self.modules]
-        return None if biases[0] is None else torch.cat([b for b in biases if b is not None])
+        biases: list[Tensor] = [module.bias for module in self.modules if module.bias is not None]
+        return torch.cat(biases) if biases else None
 
     def stored(self) -> tuple[Tensor, Tensor]:
         """Codes [N, K] and scales of FP8 modules."""
-        codes = [cast(Tensor, m.weight).data.view(torch.uint8) for m in self.modules]
-        scales = [cast(Tensor, m.weight_scale_inv).data for m in self.modules]
-        return torch.cat(codes).view(torch.float8_e4m3fn), torch.cat(scales)
+        fp8 = [m for m in self.modules if isinstance(m, Fp8Linear)]
+        codes = torch.cat([m.weight.data.view(torch.uint8) for m in fp8])
+        return codes.view(torch.float8_e4m3fn), torch.cat([m.weight_scale_inv.data for m in fp8])
 
     def weight(self) -> Tensor:
         """[N, K] in float32: what codes and scales stand for, or the native weight."""
@@ -78,7 +80,7 @@ class Product:
             [
                 dequantize_blocks(m.weight.data, m.weight_scale_inv.data)
                 if isinstance(m, Fp8Linear)
-                else cast(Tensor, m.weight).data.float()
+                else m.weight.data.float()
                 for m in self.modules
             ]
         )
@@ -101,7 +103,9 @@ def run(ctx: Context) -> Measurement:
         "dtype": dtype_name(model.dtype),
         "seed": ctx.options["seed"],
         "error_is": "distance of an output row from float64 x and dequantized weight, as a share of its norm; worst row",
-        "bounds": {path: bench.bound(path) for path in dict.fromkeys(r["path"] for p in measured for r in p["rows"])},
+        "bounds": {
+            path: bench.bound(path) for path in dict.fromkeys(r["path"] for p in measured for r in p["rows"])
+        },
         "timed_with": "CUDA events, weights warm in L2" if bench.timing else None,
     }
     return Measurement({"products": measured}, facts)
@@ -109,20 +113,23 @@ def run(ctx: Context) -> Measurement:
 
 def products(model: nn.Module) -> list[Product]:
     """The FP8 linear layers of a model, or all but the output layer of one that has none; one a shape."""
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    linears: dict[str, nn.Module] = dict(fp8_modules(model)) or {
+    output = getattr(model, "get_output_embeddings", None)
+    head = output() if callable(output) else None
+    linears: dict[str, Linear] = {**fp8_modules(model)} or {
         name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head
     }
     names = {id(m): name for name, m in linears.items()}
-    groups = [tuple(getattr(m, "group", ())) or (m,) for m in linears.values()]
+    groups: list[tuple[Linear, ...]] = [tuple(getattr(m, "group", ())) or (m,) for m in linears.values()]
     followers = {id(m) for group in groups for m in group[1:]}
-    calls: dict[tuple[int, int], list[tuple[nn.Module, ...]]] = {}
+    calls: dict[tuple[int, int], list[tuple[Linear, ...]]] = {}
     for group in groups:
         if id(group[0]) not in followers:
             shape = (sum(m.out_features for m in group), group[0].in_features)
             calls.setdefault(shape, []).append(group)
     if not calls:
-        raise KvbenchError("The model has no linear layer beside its output layer, so there is no product to measure.")
+        raise KvbenchError(
+            "The model has no linear layer beside its output layer, so there is no product to measure."
+        )
     return [
         Product(tuple(names[id(m)] for m in same[0]), same[0], n, k, len(same))
         for (n, k), same in calls.items()
@@ -161,12 +168,14 @@ class Bench:
         exact = weight.double()
         self._check_no_rows(product, x)
         first = _with_bias(x[:1].double() @ exact.t(), product)[0]
-        before, rows = first, []
+        before, rows = first, list[dict[str, Any]]()
         for m in sweep:
             row, now = self._row(product, x[:m], exact)
             row["row0_diff"] = _distances(now[None], before[None]) if rows else 0.0
             row["row0_argmax"] = int(now.argmax())
-            row["row0_argmax_equal"] = row["row0_argmax"] == (rows[-1]["row0_argmax"] if rows else row["row0_argmax"])
+            row["row0_argmax_equal"] = row["row0_argmax"] == (
+                rows[-1]["row0_argmax"] if rows else row["row0_argmax"]
+            )
             before = now
             rows.append(row)
         if self.timing:
@@ -220,17 +229,10 @@ class Bench:
         stored = product.stored() if product.quantized else None
         for row in rows:
             part = x[: row["m"]]
-
-            def routed(part: Tensor = part) -> None:
-                for module in product.modules:
-                    module(part)
-
-            row["us"] = microseconds(routed)
-            row["us_native"] = microseconds(lambda part=part: F.linear(part, native, bias))
+            row["us"] = microseconds(partial(_call, product.modules, part))
+            row["us_native"] = microseconds(partial(F.linear, part, native, bias))
             if stored is not None:
-                row["us_reference"] = microseconds(
-                    lambda part=part: fp8_dequantize_matmul_torch(part, *stored, bias)
-                )
+                row["us_reference"] = microseconds(partial(fp8_dequantize_matmul_torch, part, *stored, bias))
 
 
 def draw(seed: int, rows: int, k: int) -> Tensor:
@@ -268,10 +270,10 @@ def ran(launches: Sequence[Launch]) -> tuple[str, list[str]]:
 def microseconds(call: Callable[[], Any]) -> float:
     """Median over rounds of the device's time a call."""
     call()  # compiles
-    taken = []
+    taken: list[float] = []
     for _ in range(ROUNDS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(WAIT_CYCLES)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(WAIT_CYCLES)  # type: ignore[no-untyped-call]
         start.record()
         for _ in range(CALLS):
             call()
@@ -279,6 +281,12 @@ def microseconds(call: Callable[[], Any]) -> float:
         end.synchronize()
         taken.append(1e3 * start.elapsed_time(end) / CALLS)
     return median(taken)
+
+
+def _call(modules: Sequence[Linear], x: Tensor) -> None:
+    """As the model calls them, their outputs left apart."""
+    for module in modules:
+        module(x)
 
 
 def _names(launches: Sequence[Launch]) -> list[str]:
@@ -303,4 +311,4 @@ def _with_bias(y: Tensor, product: Product) -> Tensor:
 
 def _distances(y: Tensor, due: Tensor) -> float:
     """Largest distance of a row from its due one, as a share of that one's norm; NaN stays NaN."""
-    return ((y - due).norm(dim=-1) / due.norm(dim=-1).clamp(min=1e-30)).amax().item()
+    return float(((y - due).norm(dim=-1) / due.norm(dim=-1).clamp(min=1e-30)).amax())

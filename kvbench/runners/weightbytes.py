@@ -54,7 +54,8 @@ def formula(loaded: LoadedModel, weights: str) -> dict[str, int]:
         name = converted.get(key)
         if asked.quantized and name is not None:
             scale = dtype_name(live[name].weight_scale_inv.dtype) if name in live else str(asked.scale_dtype)
-            due = weight_bytes(asked, *tensor.shape, dtype_name(loaded.dtype), scale)
+            n, k = tensor.shape
+            due = weight_bytes(asked, n, k, dtype_name(loaded.dtype), scale)
             bytes_["payload"] += due.payload
             bytes_["scales"] += due.scales
         else:

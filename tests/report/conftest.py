@@ -145,15 +145,17 @@ def _record(task: Mapping[str, Any]) -> Record:
     samples, facts = _measured(task)
     return Record(
         key=task["key"], runner=task["runner"], protocol=1, status="ok", spec=spec, options={},
-        decision={"kv_format": choice, "weights": NATIVE, "backend": NATIVE | {"requested": "torch", "resolved": "torch"}},
+        decision={"kv_format": choice, "weights": NATIVE, "backend": NATIVE | {"requested": "torch", "resolved": "torch"},
+                  "gemm": NATIVE | {"requested": "auto", "reason": "native_weights"}},
         evidence={
             "effective": fmt,
+            "effective_weights": "native",
             "levels": [
                 {"name": "E1", "state": "verified", "sentence": f"All {LAYERS} layers store {storage}; bytes equal the formula.", "facts": {"layers": LAYERS, "difference": 0}},
                 {"name": "E2", "state": "verified" if fmt != "native" else "not_applicable", "sentence": "4,096 sampled codes equal the reference quantizer.", "facts": {"codes": 4096, "clipped": 0}},
                 {"name": "E3", "state": "verified", "sentence": "Changing a stored payload moves the logits; restoring it restores them bit for bit.", "facts": {}},
             ],
-            "precision": {"storage": storage, "transfer": "not measured", "execution": DTYPE},
+            "precision": {"storage": storage, "transfer": "not measured", "execution": DTYPE, "weights": DTYPE, "gemm": "native"},
             "reads": {"tokens": 12000, "quantized_tokens": 0 if fmt == "native" else 12000, "calls": 900},
         },
         samples=samples, facts=facts, environment={}, partial=None, error=None,
