@@ -175,7 +175,7 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
         effective_weights=weights,
         stored_weights=_joined(evidence["precision"].get("weights") for evidence in found),
         products=_joined(
-            path for evidence in found for path in evidence["precision"].get("gemm", "").split(" and ")
+            sorted({p for evidence in found for p in evidence["precision"].get("gemm", "").split(" and ")})
         ),
         ran_on=_joined(
             level["facts"].get("backend")
