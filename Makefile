@@ -19,8 +19,9 @@ test: $(STAMP) ## all tests that need no GPU and no peer tool (make test ARGS="-
 gpu: $(STAMP) ## the tests that need a GPU, and the kernels' tests compiled
 	$(BIN)/python -m pytest -q -n 8 --dist load tests/gpu tests/kernels $(ARGS)
 
-bench: $(STAMP) ## attention kernels and engine on a GPU (make bench ARGS="--out results")
+bench: $(STAMP) ## attention kernels, FP8 linear layers and engine on a GPU (make bench ARGS="--out results")
 	PYTHONPATH=kernels:. $(BIN)/python -m benchmarks.attention $(ARGS)
+	PYTHONPATH=kernels:. $(BIN)/python -m benchmarks.fp8_linear $(ARGS)
 	PYTHONPATH=kernels:. $(BIN)/python -m benchmarks.engine $(ARGS)
 
 lint: $(STAMP) ## ruff (rules and format) and mypy (strict)

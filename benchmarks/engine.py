@@ -1,6 +1,7 @@
 """ITL, TTFT and perplexity throughput of the engine on one GPU, beside transformers with a static cache.
 
-    python -m benchmarks.engine [--formats native,int8_sym,fp8_e4m3] [--parts itl,ttft,perplexity,peer] [--out DIR]
+    python -m benchmarks.engine [--formats native,int8_sym,fp8_e4m3] [--weights native,fp8_block128]
+                                [--parts itl,ttft,perplexity,peer,weights_itl,weights_ttft] [--out DIR]
                                 [--itl-cells 1x1024,...] [--ttft-cells 1x1024,...] [--repeats 5]
     python -m benchmarks.engine --shape tiny         # the same on whatever is here, to try the script
 
@@ -13,6 +14,8 @@ included), the perplexity runner's passes.
     peer        transformers' model on the same weight tensors, its decode compiled with mode reduce-overhead on a static
                 cache filled with random values, interleaved with the native engine
     perplexity  chunks of 512 random tokens through the pages, logits scored
+    weights_*   itl and ttft of FP8 weights, an arm "fp8_block128/int8_sym" beside the native one: weights, then KV. The
+                weights are those of the native arm, quantized on load; both models stay on the device
 
 Medians over the repeats with their range. The goals are a table (`GOALS`), each printed as reached, missed or not
 measured.
@@ -30,7 +33,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +45,21 @@ from kvbench.cells import CELL_KEYS
 from kvbench.decision import request_of, resolve
 from kvbench.engine.core import Engine
 from kvbench.engine.load import LoadedModel, load_model
-from kvbench.formats import KV_FORMATS, KVShape
+from kvbench.formats import KV_FORMATS, WEIGHT_FORMATS, KVShape
 from kvbench.runners.chunking import SIZE, Chunk
 from kvbench.runners.feed import budget, packed
 from kvbench.runners.latency import EngineArm, random_prompts
 from kvbench.runners.likelihood import logprobs
 from kvbench.runners.perplexity import Pass
 from kvbench.runners.timing import Arm, measure
+from kvbench_kernels.support import GEMMS
 
-PARTS = ("itl", "ttft", "perplexity", "peer")
+# What a part measures; perplexity measures two things, of which the second fails with the first.
+METRICS = {"itl": "itl_ms", "ttft": "ttft_ms", "perplexity": "pass_s", "peer": "peer_itl_ms",
+           "weights_itl": "weights_itl_ms", "weights_ttft": "weights_ttft_ms"}  # fmt: skip
+PARTS = tuple(METRICS)
+# The KV formats that quantized weights are timed with.
+KV_OF_ITL, KV_OF_TTFT = "int8_sym", "native"
 SEED = 0
 STATIC_SCALE = 0.05
 TTFT_TOKENS = 65536  # of an arm's prompts of one cell, all repeats together, where --repeats is fewer
@@ -58,7 +67,9 @@ TTFT_TOKENS = 65536  # of an arm's prompts of one cell, all repeats together, wh
 
 @dataclass(frozen=True)
 class Setup:
-    """What is measured on a model. Cells are BATCHxCONTEXT; new_tokens: of an ITL request; chunks: of a perplexity pass."""
+    """What is measured on a model. Cells are BATCHxCONTEXT; new_tokens: of an ITL request; chunks: of a perplexity pass;
+    weights_*: cells of quantized weights.
+    """
 
     model: str
     itl: str
@@ -66,18 +77,56 @@ class Setup:
     peer: str
     new_tokens: int
     chunks: int
+    weights_itl: str = ""
+    weights_ttft: str = ""
 
 
 SETUPS = {
     "qwen3-8b": Setup("qwen3-8b-shape", "1x1024,1x32768,1x131072,8x4096,8x16384,32x8192,64x1024,64x4096",
-                      "1x1024,1x8192,1x32768", "1x1024,32x8192", 33, 64),
-    "tiny": Setup("tiny-llama", "1x33,2x64", "1x33,2x64", "1x33", 4, 4),
+                      "1x1024,1x8192,1x32768", "1x1024,32x8192", 33, 64,
+                      "1x1024,1x32768,1x131072,8x16384,32x8192,64x1024,64x4096", "1x1024,1x8192"),
+    "tiny": Setup("tiny-llama", "1x33,2x64", "1x33,2x64", "1x33", 4, 4, "1x33", "2x64"),
 }  # fmt: skip
 
 
 # Goals ------------------------------------------------------------------------------------------------------------
 
 QUANTIZED = ("int8_sym", "fp8_e4m3")
+# ITL of FP8 weights and INT8 KV, ms.
+FP8_LIMITS = {
+    "1x1024": 2.6,
+    "1x32768": 3.2,
+    "1x131072": 5.0,
+    "8x16384": 5.1,
+    "32x8192": 7.9,
+    "64x1024": 4.1,
+    "64x4096": 7.9,
+}
+
+
+def _shown(cell: str) -> str:
+    """8x16384 as 8x16k."""
+    batch, context = shape_of(cell)
+    return f"{batch}x{context // 1024}k"
+
+
+def _fp8_goals() -> dict[str, Goal]:
+    return {
+        f"C1 FP8 {_shown(cell)}": {
+            "metric": "weights_itl_ms", "measure": "value", "cells": (cell,), "entries": ("fp8_block128/int8_sym",),
+            "at_most": limit, "sentence": f"ITL of FP8 weights and INT8 KV at {_shown(cell)} is at most {limit} ms",
+        }
+        for cell, limit in FP8_LIMITS.items()
+    }  # fmt: skip
+
+
+def shape_of(cell: str) -> tuple[int, int]:
+    """(batch, context) of a cell; SystemExit for anything else."""
+    batch, _, context = cell.partition("x")
+    if not (batch.isdecimal() and context.isdecimal() and int(batch) and int(context)):
+        raise SystemExit(f"The cell {cell!r} is not BATCHxCONTEXT, as in 8x16384.")
+    return int(batch), int(context)
+
 
 # `metric`: what was measured; `measure` (one of MEASURES): what is asked of it, at `cells` (or all) for `entries`.
 GOALS: dict[str, Goal] = {
@@ -85,6 +134,7 @@ GOALS: dict[str, Goal] = {
                 "sentence": "ITL of bf16 weights and bf16 KV at 1x1k is at most 4.2 ms"},
     "C1 1x128k": {"metric": "itl_ms", "measure": "value", "cells": ("1x131072",), "entries": ("native",), "at_most": 9.0,
                   "sentence": "ITL of bf16 weights and bf16 KV at 1x128k is at most 9.0 ms"},
+    **_fp8_goals(),
     "C2 slope": {"metric": "itl_ms", "measure": "slope", "cells": ("1x131072",), "entries": QUANTIZED, "at_most": 0.56,
                  "sentence": "from 1k to 128k, a quantized KV cache adds at most 0.56 of what bf16 adds to the ITL"},
     "C2 break-even": {"metric": "itl_ms", "measure": "over_native", "cells": ("1x1024",), "entries": QUANTIZED,
@@ -99,6 +149,9 @@ GOALS: dict[str, Goal] = {
                "sentence": "TTFT at 32k is at most 1350 ms"},
     "C3 quantized": {"metric": "ttft_ms", "measure": "over_native", "entries": QUANTIZED, "at_most": 1.01,
                      "sentence": "a quantized KV cache adds at most 1% to TTFT"},
+    "C3 FP8 8k": {"metric": "weights_ttft_ms", "measure": "native_over", "cells": ("1x8192",),
+                  "entries": ("fp8_block128/native",), "at_least": 1.25,
+                  "sentence": "FP8 weights make TTFT at 8k 1.25x as fast or more"},
     "C4 1x1k": {"metric": "peer_itl_ms", "measure": "over_native", "cells": ("1x1024",), "entries": ("transformers",),
                 "at_least": 1.5, "sentence": "transformers, compiled, with a static cache, takes 1.5x our ITL or more at 1x1k"},
     "C4 32x8k": {"metric": "peer_itl_ms", "measure": "over_native", "cells": ("32x8192",), "entries": ("transformers",),
@@ -137,6 +190,11 @@ def _over_native(row: Result, results: Sequence[Result]) -> float | None:
     return row.value / native if row.value and native else None
 
 
+def _native_over(row: Result, results: Sequence[Result]) -> float | None:
+    over = _over_native(row, results)
+    return 1 / over if over else None
+
+
 def _slope(row: Result, results: Sequence[Result]) -> float | None:
     """What the context from 1x1k to this cell adds to the ITL, over what it adds to the native one."""
     own, native = (
@@ -151,6 +209,7 @@ def _slope(row: Result, results: Sequence[Result]) -> float | None:
 MEASURES: dict[str, Callable[[Result, Sequence[Result]], float | None]] = {
     "value": lambda row, results: row.value,
     "over_native": _over_native,
+    "native_over": _native_over,
     "slope": _slope,
 }
 
@@ -169,7 +228,7 @@ def evaluate(goal: Goal, results: Sequence[Result]) -> list[Finding]:
 def table(results: Sequence[Result]) -> str:
     lines = []
     for r in results:
-        head = f"{r.metric:>12} {r.cell:>9}  {r.entry:14}"
+        head = f"{r.metric:>15} {r.cell:>9}  {r.entry:21}"
         if r.value is None or r.low is None or r.high is None:
             lines.append(f"{head} {r.failed}")
             continue
@@ -180,14 +239,6 @@ def table(results: Sequence[Result]) -> str:
 
 
 # Arms -------------------------------------------------------------------------------------------------------------
-
-
-def shape_of(cell: str) -> tuple[int, int]:
-    """(batch, context) of a cell; SystemExit for anything else."""
-    batch, _, context = cell.partition("x")
-    if not (batch.isdecimal() and context.isdecimal() and int(batch) and int(context)):
-        raise SystemExit(f"The cell {cell!r} is not BATCHxCONTEXT, as in 8x16384.")
-    return int(batch), int(context)
 
 
 class FilledArm(EngineArm):
@@ -302,19 +353,38 @@ def plain_transformers(loaded: LoadedModel) -> Any:
 
 @dataclass(frozen=True)
 class Bench:
-    """The model and what every cell's spec has in common."""
+    """The model and what every cell's spec has in common. weights: formats of the weights_* parts; models: those loaded."""
 
     loaded: LoadedModel
     spec: Mapping[str, Any]
     setup: Setup
     formats: Sequence[str]
     repeats: int
+    weights: Sequence[str] = ()
+    models: dict[str, LoadedModel] = field(default_factory=dict)
 
-    def engine(self, fmt: str, sequences: int, tokens: int) -> Engine:
+    def engine(self, entry: str, sequences: int, tokens: int) -> Engine:
+        """entry: a KV format, or "weights/KV format"."""
+        weights, _, fmt = entry.rpartition("/")
         scale = STATIC_SCALE if KV_FORMATS[fmt].scale_kind == "static" else None
         spec = {**self.spec, "kv_format": fmt, "scale": scale, "batch": sequences, "context": tokens}
-        decision = resolve(request_of(spec), self.loaded.facts)
-        return Engine(self.loaded, decision, spec, sequences=sequences, tokens=tokens)
+        if weights:
+            spec["weights"] = weights
+        model = self.model(weights)
+        return Engine(model, resolve(request_of(spec), model.facts), spec, sequences=sequences, tokens=tokens)
+
+    def model(self, weights: str) -> LoadedModel:
+        """The model with weights of this format ("" for the native ones), loaded at its first use and kept."""
+        if weights in ("", "native"):
+            return self.loaded
+        if weights not in self.models:
+            spec = {**self.spec, "weights": weights}
+            self.models[weights] = load_model(spec, spec["device"], spec["dtype"])
+        return self.models[weights]
+
+    def beside(self, fmt: str) -> list[str]:
+        """The arms of a weights_* part: the native one, and each quantized weight format with the KV format `fmt`."""
+        return ["native", *(f"{w}/{fmt}" for w in self.weights if w != "native")]
 
     def timed(
         self, arms: Sequence[tuple[str, Arm]], new_tokens: int, repeats: int | None = None
@@ -329,25 +399,39 @@ class Bench:
 
 
 def itl(bench: Bench, cell: str) -> list[Result]:
+    return _itl(bench, cell, bench.formats, "itl_ms")
+
+
+def weights_itl(bench: Bench, cell: str) -> list[Result]:
+    return _itl(bench, cell, bench.beside(KV_OF_ITL), "weights_itl_ms")
+
+
+def _itl(bench: Bench, cell: str, entries: Sequence[str], metric: str) -> list[Result]:
     batch, context = shape_of(cell)
     new_tokens = bench.setup.new_tokens
     room = context + new_tokens
-    arms = [
-        (fmt, FilledArm(bench.engine(fmt, batch, room), batch, context, new_tokens)) for fmt in bench.formats
-    ]
+    arms = [(e, FilledArm(bench.engine(e, batch, room), batch, context, new_tokens)) for e in entries]
     times = bench.timed(arms, new_tokens)
-    return [result("itl_ms", cell, fmt, gaps) for fmt, (_, gaps) in times.items()]
+    return [result(metric, cell, entry, gaps) for entry, (_, gaps) in times.items()]
 
 
 def ttft(bench: Bench, cell: str) -> list[Result]:
+    return _ttft(bench, cell, bench.formats, "ttft_ms")
+
+
+def weights_ttft(bench: Bench, cell: str) -> list[Result]:
+    return _ttft(bench, cell, bench.beside(KV_OF_TTFT), "weights_ttft_ms")
+
+
+def _ttft(bench: Bench, cell: str, entries: Sequence[str], metric: str) -> list[Result]:
     batch, context = shape_of(cell)
     prompts = random_prompts(bench.loaded, batch, context)
     chunk = bench.spec["prefill_chunk"]
-    arms = [(fmt, EngineArm(bench.engine(fmt, batch, context), prompts, chunk, 1)) for fmt in bench.formats]
+    arms = [(e, EngineArm(bench.engine(e, batch, context), prompts, chunk, 1)) for e in entries]
     # The first requests under full load are the fastest, and the arm that comes first gains by it.
     repeats = max(bench.repeats, TTFT_TOKENS // (batch * context))
     times = bench.timed(arms, 1, repeats)
-    return [result("ttft_ms", cell, fmt, firsts) for fmt, (firsts, _) in times.items()]
+    return [result(metric, cell, entry, firsts) for entry, (firsts, _) in times.items()]
 
 
 def peer(bench: Bench, cell: str) -> list[Result]:
@@ -413,9 +497,11 @@ def attempt(part: Callable[[Bench, str], list[Result]], bench: Bench, cell: str)
     except Exception as e:  # the other cells still have their numbers
         if "CUDA error" in str(e):
             raise  # sticky: nothing after it would be true
-        metric = {"itl": "itl_ms", "ttft": "ttft_ms", "peer": "peer_itl_ms"}.get(part.__name__, "pass_s")
+        metric = METRICS[part.__name__]
         first = next((line.strip() for line in str(e).splitlines() if line.strip()), "")
-        entries = ("transformers",) if part is peer else bench.formats
+        entries = {
+            "peer": ["transformers"], "weights_itl": bench.beside(KV_OF_ITL), "weights_ttft": bench.beside(KV_OF_TTFT)
+        }.get(part.__name__, bench.formats)  # fmt: skip
         found = [
             Result(metric, cell, entry, failed=f"failed: {type(e).__name__}: {first[:150]}")
             for entry in entries
@@ -435,10 +521,18 @@ def main() -> None:
     )
     parser.add_argument("--shape", choices=tuple(SETUPS), default="qwen3-8b")
     parser.add_argument("--formats", default="native,int8_sym,fp8_e4m3")
+    parser.add_argument(
+        "--weights",
+        default="native,fp8_block128",
+        help="of the weights_* parts; native has an arm in any case",
+    )
+    parser.add_argument("--gemm", default="auto", choices=GEMMS, help="path of the products of FP8 weights")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--itl-cells", default=None)
     parser.add_argument("--ttft-cells", default=None)
     parser.add_argument("--peer-cells", default=None)
+    parser.add_argument("--weights-itl-cells", default=None)
+    parser.add_argument("--weights-ttft-cells", default=None)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--backend", default="auto", choices=("auto", "torch", "triton"))
     parser.add_argument("--decode", default="auto", choices=("auto", "graph", "eager"))
@@ -448,17 +542,21 @@ def main() -> None:
     args = parser.parse_args()
     setup = SETUPS[args.shape]
     formats = chosen(args.formats, KV_FORMATS, "The format")
+    weights = chosen(args.weights, WEIGHT_FORMATS, "The weight format")
     parts = chosen(args.parts, PARTS, "The part")
+    if not set(weights) - {"native"}:
+        parts = [part for part in parts if not part.startswith("weights_")]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and args.shape != "tiny":
         raise SystemExit("torch sees no CUDA device; --shape tiny runs anywhere.")
     spec = {
         **CELL_KEYS, "model": setup.model, "device": device, "dtype": "bfloat16" if device == "cuda" else "float32",
         "backend": args.backend, "decode": args.decode, "compile": args.compile, "prefill_chunk": args.prefill_chunk,
+        "gemm": args.gemm,
     }  # fmt: skip
     began = time.perf_counter()
     loaded = load_model(spec, spec["device"], spec["dtype"])
-    bench = Bench(loaded, spec, setup, formats, args.repeats)
+    bench = Bench(loaded, spec, setup, formats, args.repeats, weights)
     decision = bench.engine("native", 1, 16).decision
     print(f"{setup.model} loaded in {time.perf_counter() - began:.1f} s; {decision}", flush=True)
     work = {
@@ -466,6 +564,8 @@ def main() -> None:
         "ttft": (ttft, args.ttft_cells or setup.ttft),
         "peer": (peer, args.peer_cells or setup.peer),
         "perplexity": (perplexity, f"{setup.chunks}x{SIZE}"),
+        "weights_itl": (weights_itl, args.weights_itl_cells or setup.weights_itl),
+        "weights_ttft": (weights_ttft, args.weights_ttft_cells or setup.weights_ttft),
     }
     jobs = [(work[part][0], cell) for part in parts for cell in work[part][1].split(",")]
     results = list(itertools.chain.from_iterable(attempt(part, bench, cell) for part, cell in jobs))
@@ -474,7 +574,7 @@ def main() -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         out = {
             "device": torch.cuda.get_device_name() if device == "cuda" else device, "torch": torch.__version__,
-            "spec": spec, "decision": asdict(decision), "repeats": args.repeats,
+            "spec": spec, "decision": asdict(decision), "repeats": args.repeats, "weights": weights,
             "results": [asdict(r) for r in results], "goals": as_json(GOALS, lambda goal: evaluate(goal, results)),
         }  # fmt: skip
         (args.out / "engine.json").write_text(json.dumps(out, indent=1), encoding="utf-8")

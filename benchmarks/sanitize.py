@@ -3,8 +3,9 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck  python -m benchmarks.sanitize
     compute-sanitizer --tool racecheck python -m benchmarks.sanitize
 
-Run it once without compute-sanitizer first: it then finds the kernels compiled, which takes longest under it. Formats after
-the command (`int8_sym native`) are the only ones that run, so that several can run side by side. Without the
+Run it once without compute-sanitizer first: it then finds the kernels compiled, which takes longest under it. KV formats
+after the command (`int8_sym native`), and `weights` for the kernels of FP8 weights, are the only ones that run, so that
+several can run side by side. Without the
 caching allocator every tensor is an allocation of its own, so that memcheck sees an access past its end.
 Prints one line a kernel and shape; exit code 1 when a result is wrong (compute-sanitizer has its own for what it finds).
 """
@@ -19,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks import sanitize_weights
+from benchmarks.goals import chosen
 from kvbench.engine.layer import allocate_layer
 from kvbench.formats import KV_FORMATS, KVShape
 from kvbench_kernels import decode, gather, hopper_plan, prefill, skinny_config, skinny_linear, twins, write
@@ -26,6 +29,7 @@ from kvbench_kernels.launches import record
 from kvbench_kernels.route import decode_kernel
 from kvbench_kernels.support import AttentionNeeds
 
+WEIGHTS = "weights"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there by the interpreter: TRITON_INTERPRET=1
 HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 PAGE, LENGTHS = 16, (1, 17, 70)
@@ -39,16 +43,20 @@ TILINGS = (
 
 def main() -> int:
     torch.manual_seed(0)
-    formats, wrong = sys.argv[1:] or list(KV_FORMATS), 0
-    for fmt in formats:
+    names, wrong = chosen(",".join(sys.argv[1:]), (*KV_FORMATS, WEIGHTS), "The part"), 0
+    names = names or [*KV_FORMATS, WEIGHTS]
+    for fmt in (name for name in names if name != WEIGHTS):
         for heads in SHAPES:
             wrong += attention(fmt, *heads)
         if HOPPER:
             wrong += hopper_tilings(fmt)
-    wrong += skinny()
+    if WEIGHTS in names:
+        wrong += sanitize_weights.weights(DEVICE, report)
+    if names != [WEIGHTS]:
+        wrong += skinny()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    print(f"{', '.join(formats)}: " + ("all as their twins" if not wrong else f"{wrong} wrong"))
+    print(f"{', '.join(names)}: " + ("all as their twins" if not wrong else f"{wrong} wrong"))
     return 1 if wrong else 0
 
 

@@ -73,6 +73,9 @@ _SLIDING_AND_FULL = ["sliding_attention", "full_attention"] * 2
 
 TINY: dict[str, Mapping[str, Any]] = {
     "tiny-llama": {**_SMALL, "model_type": "llama"},  # GQA, group of 2
+    # Weights of several 128x128 blocks: q, k and v of whole ones, the last of gate, up and down cut short.
+    "tiny-wide": {**_SMALL, "model_type": "llama", "hidden_size": 256, "intermediate_size": 320, "head_dim": 64,
+                  "initializer_range": 0.15},
     "tiny-qwen2": {**_SMALL, "model_type": "qwen2", "num_attention_heads": 7, "num_key_value_heads": 1,
                    "hidden_size": 112, "use_sliding_window": False},  # MQA, group of 7; biases on Q, K, V
     "tiny-qwen3": {**_SMALL, "model_type": "qwen3", "num_key_value_heads": 4},  # MHA; norms on Q and K

@@ -254,7 +254,11 @@ def _evidence(
     level = Level("native-arm", VERIFIED, f"{len(natives)} native engine(s) beside it are native.")
     if bad:
         sentences = [x.sentence for x in bad[0].levels if x.state == bad[0].state != VERIFIED]
-        lost = sentences[0] if sentences else f"it stores {bad[0].effective} and {bad[0].effective_weights} weights."
+        lost = (
+            sentences[0]
+            if sentences
+            else f"it stores {bad[0].effective} and {bad[0].effective_weights} weights."
+        )
         state = MISMATCH if bad[0].state == VERIFIED else bad[0].state
         level = Level("native-arm", state, f"The native arm is not native: {lost}")
     elif own < beside:

@@ -7,7 +7,6 @@ shape, and every key is used; anything else is an error that names the key.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from kvbench.engine.finite import check_finite
 from kvbench.engine.fp8linear import Fp8Linear
 from kvbench.engine.fp8tensors import read_codes, read_scales
 from kvbench.engine.tensorfiles import TensorFiles
+from kvbench.engine.weights import Sample, sampled, samples_of_checkpoint
 from kvbench.errors import KvbenchError
 from kvbench.fp8config import SKIPPED, Fp8Config, converted_modules
 
@@ -35,6 +35,7 @@ class Fp8Model:
     converted: tuple[str, ...]
     warnings: tuple[str, ...]
     scale_dtypes: dict[str, int]
+    samples: tuple[Sample, ...]
 
 
 def load_fp8(
@@ -54,20 +55,25 @@ def load_fp8(
     model = _skeleton(config, dtype, remote)
     where = "cpu" if device.type == "cpu" else str(device)
     with TensorFiles(folder, where) as files:
+        files.ignore([*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$"])
         plan = _plan(name, model, files, fp8)
         dtypes: Counter[str] = Counter()
+        kept, samples = sampled(list(plan.scales)), list[Sample]()
         for module_name, scale_key in plan.scales.items():
             linear = model.get_submodule(module_name)
             codes = read_codes(name, files, f"{module_name}.weight", tuple(linear.weight.shape))
             scales, stored_dtype = read_scales(name, files, scale_key, codes, fp8)
             dtypes[stored_dtype] += 1
+            if module_name in kept:
+                samples += samples_of_checkpoint(module_name, codes, scales)
             model.set_submodule(module_name, Fp8Linear(codes, scales, linear.bias))
         for key, stored_key in plan.native.items():
             _put(model, key, _native(name, files, key, stored_key, model, dtype))
         _check_ties(name, files, plan.ties)
     model.tie_weights()
     model.to(device)  # the buffers that no file holds
-    return Fp8Model(model, tuple(plan.scales), (*plan.warnings, *_notes(dtypes)), dict(dtypes))
+    warnings = (*plan.warnings, *_notes(dtypes))
+    return Fp8Model(model, tuple(plan.scales), warnings, dict(dtypes), tuple(samples))
 
 
 def _skeleton(config: Any, dtype: torch.dtype, remote: bool) -> Any:
@@ -106,7 +112,7 @@ def _plan(name: str, model: Any, files: TensorFiles, fp8: Fp8Config) -> _Plan:
     scales = {module_name: _scale_key(name, files, module_name) for module_name in converted}
     native, ties = _native_keys(name, model, files, set(converted), tied)
     used = {*scales.values(), *native.values(), *(f"{m}.weight" for m in converted), *(t for t, _ in ties)}
-    _check_all_used(name, model, set(files.stored) - used)
+    _check_all_used(name, set(files.stored) - used)
     return _Plan(scales, native, warnings, ties)
 
 
@@ -174,10 +180,8 @@ def _native_keys(
     return native, ties
 
 
-def _check_all_used(name: str, model: Any, left: set[str]) -> None:
+def _check_all_used(name: str, left: set[str]) -> None:
     """A scale that nothing uses is how FP8 weights come to be read without it; other leftovers mean another model."""
-    ignored = [*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$"]
-    left = {key for key in left if not any(re.search(pattern, key) for pattern in ignored)}
     scales = sorted(key for key in left if "scale" in key.rsplit(".", 1)[-1])
     for what, keys in (("scales", scales), ("tensors", sorted(left))):
         if keys:

@@ -7,15 +7,16 @@ it, the others take their columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from kvbench.engine.linear import SHARED_INPUT
-from kvbench_kernels.blockwise import BLOCK, quantize_blocks
+from kvbench.errors import KvbenchError
+from kvbench_kernels.blockwise import BLOCK, quantize_blocks, scale_shape
 from kvbench_kernels.fp8_linear import fp8_linear
 
 _gemm = "auto"
@@ -52,23 +53,29 @@ class Fp8Linear(nn.Module):
     group: after `join`, the modules whose product this one's call computes, itself first, on the first of them only.
     """
 
+    weight: nn.Parameter
+    weight_scale_inv: nn.Parameter
+    bias: nn.Parameter | None
     group: tuple[Fp8Linear, ...]
     _joined: tuple[Tensor, Tensor, Tensor | None] | None
     _ahead: tuple[Tensor, Tensor] | None
 
     def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         super().__init__()
+        due = scale_shape(*codes.shape)
+        if tuple(scales.shape) != due:
+            raise ValueError(f"Codes {list(codes.shape)} need scales {list(due)}, not {list(scales.shape)}.")
         self.out_features, self.in_features = codes.shape
         self.weight = nn.Parameter(codes, requires_grad=False)
         self.weight_scale_inv = nn.Parameter(scales, requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        held = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.register_parameter("bias", held)
         self.group, self._joined, self._ahead = (), None, None
 
     @classmethod
     def quantized(cls, linear: nn.Linear) -> Fp8Linear:
-        """The linear layer, quantized."""
-        bias = None if linear.bias is None else linear.bias.detach()
-        return cls(*quantize_blocks(linear.weight.detach()), bias)
+        """The same layer with its weight quantized; the bias is shared."""
+        return cls(*quantize_blocks(linear.weight.detach()), linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         ahead, self._ahead = self._ahead, None
@@ -80,10 +87,26 @@ class Fp8Linear(nn.Module):
         first, *others = torch.split(y, [m.out_features for m in self.group], dim=-1)
         for module, out in zip(self.group[1:], others, strict=True):
             module._ahead = (x, out)
-        return cast(Tensor, first)
+        return first
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """`.to(device)` moves everything; `.to(dtype)` must not touch codes and scales: cast, they are other numbers."""
+        if self._joined is not None:
+            raise KvbenchError(
+                "FP8 layers that are one product cannot be moved or cast; do that before join_siblings."
+            )
+        stored = {name: getattr(self, name).data for name in ("weight", "weight_scale_inv")}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, data in stored.items():
+            now = getattr(self, name)
+            if now.dtype != data.dtype:
+                now.data = data.to(now.device)
+        return self
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        )
 
 
 def join_siblings(model: nn.Module) -> int:

@@ -26,12 +26,13 @@ from kvbench.engine.bytetokenizer import byte_tokenizer
 from kvbench.engine.compiled import CompiledLayers
 from kvbench.engine.finite import check_finite
 from kvbench.engine.fp8checkpoint import load_fp8
+from kvbench.engine.fp8linear import join_siblings
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.linear import replace_linears
 from kvbench.engine.prepare import prepared
 from kvbench.engine.quantize_model import quantize_model
 from kvbench.engine.tensorfiles import TensorFiles
-from kvbench.engine.weights import CHECKPOINT, ON_LOAD, WeightFacts
+from kvbench.engine.weights import CHECKPOINT, WeightFacts
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.facts import facts_from_config
 from kvbench.fetch import fetch
@@ -104,7 +105,8 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     model, tokenizer, weights = load(spec, kind_of(name), where, DTYPES[dtype])
     model.eval().requires_grad_(False)
     if spec.get("weights", "native") == "fp8_block128" and weights.source != CHECKPOINT:
-        weights = WeightFacts("fp8_block128", ON_LOAD, quantize_model(model, name))
+        weights = quantize_model(model, name)
+    join_siblings(model)
     if where.type == "cuda":
         replace_linears(model)  # the same products for every backend and format of the run
         torch.cuda.synchronize(where)
@@ -136,7 +138,8 @@ def _load_checkpoint(
             model, info = AutoModelForCausalLM.from_pretrained(
                 source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
             )
-            _check_no_fp8(name, _folder(spec, kind, source))
+            if folder := _folder(spec, kind, source):
+                _check_no_fp8(name, folder)
             _check_complete(name, info)
             check_finite(name, model.state_dict().items())
             model, weights = model.to(device), WeightFacts()
@@ -161,7 +164,7 @@ def _load_fp8(
     folder = _snapshot(spec) if kind == "hub" else Path(name).expanduser()
     loaded = load_fp8(name, folder, config, fp8, device, dtype, remote)
     return loaded.model, WeightFacts(
-        "fp8_block128", CHECKPOINT, loaded.converted, loaded.warnings, loaded.scale_dtypes
+        "fp8_block128", CHECKPOINT, loaded.converted, loaded.warnings, loaded.scale_dtypes, loaded.samples
     )
 
 
@@ -177,12 +180,12 @@ def _snapshot(spec: Mapping[str, Any]) -> Path:
     return Path(folder)
 
 
-def _folder(spec: Mapping[str, Any], kind: str, source: str) -> Path:
-    """Where the files are that were just loaded."""
+def _folder(spec: Mapping[str, Any], kind: str, source: str) -> Path | None:
+    """Where the files are that were just loaded; None where the hub cache is switched off."""
     if kind != "hub":
         return Path(source)
     cached = cached_file(str(spec["model"]), spec.get("model_revision"), "config.json")
-    return cached.parent if cached else Path()
+    return cached.parent if cached else None
 
 
 def _check_no_fp8(name: str, folder: Path) -> None:

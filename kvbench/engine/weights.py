@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
+from kvbench_kernels.blockwise import BLOCK, quantize_blocks
+
 CHECKPOINT, ON_LOAD, NATIVE = "checkpoint", "quantized on load", "native"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a block row of a module's weight must be, taken from its source and kept on the host.
+
+    row: where the strip begins, a multiple of 128; codes [r, K], scales [1, ceil(K/128)], of the checkpoint, or of the
+    reference quantizer on `native` [r, K], which is None for a checkpoint.
+    """
+
+    module: str
+    row: int
+    codes: Tensor
+    scales: Tensor
+    native: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -14,6 +34,7 @@ class WeightFacts:
 
     modules: dotted names of the quantized linear layers, in the model's order. warnings: sentences for the report.
     scale_dtypes: dtype names of the scales as the checkpoint stores them, with how many tensors have each.
+    samples: of the modules of the first, the middle and the last layer.
     load_seconds: from the call until the weights are on the device, by a monotonic clock.
     """
 
@@ -22,4 +43,32 @@ class WeightFacts:
     modules: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     scale_dtypes: Mapping[str, int] = field(default_factory=dict)
+    samples: tuple[Sample, ...] = ()
     load_seconds: float = 0.0
+
+
+def sampled(modules: Sequence[str]) -> frozenset[str]:
+    """Those of the first, the middle and the last layer: of the numbers that the names hold first."""
+    layer = {name: int(found[0]) for name in modules if (found := re.findall(r"\.(\d+)\.", name))}
+    last = max(layer.values(), default=0)
+    return frozenset(name for name, at in layer.items() if at in (0, last // 2, last))
+
+
+def strips(rows: int) -> Iterator[slice]:
+    """The first and the last block row of a weight with so many rows."""
+    for start in sorted({0, (rows - 1) // BLOCK * BLOCK}):
+        yield slice(start, min(start + BLOCK, rows))
+
+
+def samples_of_native(module: str, weight: Tensor) -> Iterator[Sample]:
+    """weight [N, K], before it is quantized."""
+    for rows in strips(len(weight)):
+        native = weight[rows].detach().cpu().clone()
+        yield Sample(module, rows.start, *quantize_blocks(native), native)
+
+
+def samples_of_checkpoint(module: str, codes: Tensor, scales: Tensor) -> Iterator[Sample]:
+    """codes [N, K] and scales, as read."""
+    for rows in strips(len(codes)):
+        first = rows.start // BLOCK
+        yield Sample(module, rows.start, codes[rows].cpu().clone(), scales[first : first + 1].cpu().clone())

@@ -23,7 +23,7 @@ from kvbench.engine.core import GEMM
 from kvbench.engine.fp8linear import Fp8Linear, using
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.products import QUANTIZES
-from kvbench.engine.weightevidence import TOLERANCE, TOLERANCE_W8A8, W8A8, fp8_modules
+from kvbench.engine.weightevidence import TOLERANCE, TOLERANCE_W8A8, fp8_modules
 from kvbench.errors import KvbenchError
 from kvbench.runners.context import Context, Measurement
 from kvbench_kernels.blockwise import (
@@ -33,7 +33,7 @@ from kvbench_kernels.blockwise import (
     quantize_activation_torch,
 )
 from kvbench_kernels.fp8_linear import target_of
-from kvbench_kernels.fp8_route import path_of_kernel, route
+from kvbench_kernels.fp8_route import W8A8, path_of_kernel, route
 from kvbench_kernels.launches import Launch, record
 
 NATIVE = "native"

@@ -17,6 +17,8 @@ from benchmarks.engine import (
     perplexity,
     plain_transformers,
     random_chunks,
+    weights_itl,
+    weights_ttft,
 )
 from kvbench.cells import CELL_KEYS
 from kvbench.runners.timing import measure
@@ -98,3 +100,28 @@ def test_a_perplexity_pass_scores_every_token_but_the_first_of_a_chunk(tiny: Cal
     assert seconds.low is not None
     assert rate.high == pytest.approx(2 * 511 / seconds.low)
     assert random_chunks(2, 258) == random_chunks(2, 258)
+
+
+def test_fp8_weights_run_beside_the_native_ones(tiny: Callable[[str], Any]) -> None:
+    spec = {**CELL_KEYS, "model": "tiny-llama", "device": "cpu", "dtype": "float32"}
+    setup = Setup("tiny-llama", "", "", "", 3, 0)
+    bench = Bench(tiny("tiny-llama"), spec, setup, ["native"], 1, ["native", "fp8_block128"])
+    assert bench.models == {}
+    found = weights_itl(bench, "2x33")
+    assert [(r.metric, r.entry) for r in found] == [
+        ("weights_itl_ms", "native"),
+        ("weights_itl_ms", "fp8_block128/int8_sym"),
+    ]
+    assert all(r.value for r in found)
+    made = bench.engine("fp8_block128/int8_sym", 1, 16)
+    assert made.model is bench.models["fp8_block128"] is not bench.loaded
+    assert (made.decision.weights.resolved, made.decision.kv_format.resolved) == ("fp8_block128", "int8_sym")
+    layer = made.model.model.model.layers[0].self_attn.q_proj
+    native = bench.loaded.model.model.layers[0].self_attn.q_proj
+    assert layer.weight.dtype == torch.float8_e4m3fn
+    wide = layer.weight_scale_inv.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    n, k = native.weight.shape
+    close = layer.weight.float() * wide[:n, :k] - native.weight
+    assert close.norm() < 0.04 * native.weight.norm()  # the same random weights
+    assert bench.engine("int8_sym", 1, 16).model is bench.loaded
+    assert [r.entry for r in weights_ttft(bench, "1x40")] == ["native", "fp8_block128/native"]

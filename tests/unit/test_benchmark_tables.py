@@ -284,12 +284,31 @@ def test_ratios_stay_within_a_metric_and_a_cell() -> None:
 
 def test_every_goal_of_the_engine_has_its_cells_in_the_default_run() -> None:
     setup = engine.SETUPS["qwen3-8b"]
-    measured = {"itl_ms": setup.itl, "ttft_ms": setup.ttft, "peer_itl_ms": setup.peer}
+    measured = {
+        "itl_ms": setup.itl, "ttft_ms": setup.ttft, "peer_itl_ms": setup.peer, "weights_itl_ms": setup.weights_itl,
+        "weights_ttft_ms": setup.weights_ttft,
+    }  # fmt: skip
     for name, goal in engine.GOALS.items():
         assert set(goal.get("cells", ())) <= set(measured.get(goal["metric"], "").split(",")), name
     assert all(engine.shape_of(cell) for cells in measured.values() for cell in cells.split(","))
     with pytest.raises(SystemExit, match="not BATCHxCONTEXT"):
         engine.shape_of("mixed")
+
+
+def test_fp8_weights_have_goals_of_their_own_metrics() -> None:
+    results = [
+        Result("weights_itl_ms", "8x16384", "native", 8.0), Result("weights_itl_ms", "8x16384", "fp8_block128/int8_sym", 5.0),
+        Result("weights_ttft_ms", "1x8192", "native", 200.0), Result("weights_ttft_ms", "1x8192", "fp8_block128/native", 160.0),
+    ]  # fmt: skip
+    assert values_of("C1 FP8 8x16k", results) == {"8x16384 fp8_block128/int8_sym": 5.0}
+    assert outcome(engine.evaluate(engine.GOALS["C1 FP8 8x16k"], results)) == "reached"
+    assert values_of("C1 FP8 1x1k", results) == {}
+    assert values_of("C3 FP8 8k", results) == {"1x8192 fp8_block128/native": 1.25}
+    assert outcome(engine.evaluate(engine.GOALS["C3 FP8 8k"], results)) == "reached"
+    assert values_of("C2 every cell", results) == {}  # the other parts' numbers are none of these
+    assert set(engine.METRICS.values()) >= {
+        g["metric"] for n, g in engine.GOALS.items() if not n.startswith("D1")
+    }
 
 
 def test_every_goal_of_the_kernels_has_its_cells_in_the_default_run() -> None:

@@ -1,0 +1,132 @@
+"""The kernels of FP8 weights on small shapes, every kind of tiling, each result set against its torch twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbench_kernels import activation, blockwise, w8a8, w8a8_config, w8a16, w8a16_config
+from kvbench_kernels.launches import record
+
+Report = Callable[
+    [str, Any, Any, float], int
+]  # name, found, due, share of the largest that it may be off -> 1 if it is
+
+# Rows of weights and columns: no whole blocks of 128, then whole ones, which the copy engine and Hopper's kernel take.
+RAGGED, WHOLE = (200, 720), (256, 640)
+W8A16 = (
+    w8a16.Tiling("vector", 8, 512, warps=2), w8a16.Tiling("vector", 4, 256, splits=2, warps=2, stages=3, pdl=True),
+    w8a16.Tiling("dot", 16, 128, warps=1, stages=4), w8a16.Tiling("dot", 64, 256, splits=2, stages=3, pdl=True),
+    w8a16.Tiling("dot", 64, 128, splits=3, stages=4, swap=True), w8a16.Tiling("dot", 128, 128, stages=3, swap=True),
+    w8a16.Tiling("dot", 64, 128, stages=3, swap=True, cvt=False),
+)  # fmt: skip
+W8A8 = (
+    w8a8.Tiling(16, 64, splits=3, swap=True), w8a8.Tiling(32, 128, swap=True, tma=False),
+    w8a8.Tiling(64, 64, swap=True, stages=6, pdl=False), w8a8.Tiling(64, 128, splits=2, tma=False),
+    w8a8.Tiling(128, 128, warps=8, stages=3, registers=128), w8a8.Tiling(128, 256, warps=8, stages=3),
+    w8a8.Tiling(64, 256, splits=2, stages=3), w8a8.Tiling(64, 64, stages=3, ctas=1, group=2),
+)  # fmt: skip
+OFF = 2e-2
+
+
+def weights(device: str, report: Report) -> int:
+    """How many results were wrong."""
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float16  # the interpreter's bfloat16 is none
+    wrong = quantizer(device, report)
+    wrong += few_rows(device, dtype, report)
+    wrong += many_rows(device, dtype, report)
+    if device == "cuda" and torch.cuda.get_device_capability()[0] == 9:
+        wrong += hopper(device, dtype, report)
+    return wrong
+
+
+def _operands(
+    m: int, n: int, k: int, device: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x [m, k], codes [n, k], scales, bias [n]."""
+    x, w, bias = (torch.randn(*shape, device=device, dtype=dtype) for shape in ((m, k), (n, k), (n,)))
+    return x, *blockwise.quantize_blocks(w), bias
+
+
+def _named(run: Callable[[], Tensor]) -> tuple[str, Tensor]:
+    """(the kernel's name, its result)."""
+    with record() as launches:
+        found = run()
+    return launches[-1].name, found
+
+
+def quantizer(device: str, report: Report) -> int:
+    """Bytes and scales of the activation quantizer, few elements a thread and many."""
+    wrong = 0
+    for m, k in ((1, 128), (3, 1168), (37, 640), (530, 4096)):
+        if device != "cuda" and m * k > activation.MANY // 64:
+            continue  # the interpreter would take minutes
+        for dtype in activation.DTYPES:
+            x = torch.randn(m, k, device=device).to(dtype)
+            found, due = activation.quantize_activation(x), blockwise.quantize_activation_torch(x)
+            name = f"fp8_quantize_activation {m}x{k} {dtype}"
+            wrong += report(f"{name} codes", found[0].view(torch.uint8), due[0].view(torch.uint8), 0)
+            wrong += report(f"{name} scales", found[1], due[1], 0)
+    return wrong
+
+
+def few_rows(device: str, dtype: torch.dtype, report: Report) -> int:
+    wrong = 0
+    for tiling in (*W8A16, *_measured(w8a16_config.MEASURED)):
+        for m in (1, 3) if tiling.kind == "vector" else (5, 33, 100):
+            for n, k in (RAGGED, WHOLE):
+                x, codes, scales, bias = _operands(m, n, k, device, dtype)
+                name, found = _named(lambda: w8a16.w8a16(x, codes, scales, bias, tiling))  # noqa: B023
+                due = blockwise.fp8_dequantize_matmul_torch(x.float(), codes, scales, bias.float())
+                wrong += report(f"{name} {m} {n}x{k} {tiling}", found, due, OFF)
+    return wrong
+
+
+def many_rows(device: str, dtype: torch.dtype, report: Report) -> int:
+    wrong = 0
+    for tiling in (*W8A8, *_measured(w8a8_config.MEASURED)):
+        for m in (1, 70, 200):
+            for n, k in (RAGGED, WHOLE):
+                x, codes, scales, bias = _operands(m, n, k, device, dtype)
+                given = (*activation.quantize_activation(x, pdl=tiling.pdl), codes, scales)
+                name, found = _named(lambda: w8a8.w8a8(*given, bias, dtype, tiling))  # noqa: B023
+                due = w8a8.w8a8_torch(*given, bias.float(), torch.float32)
+                wrong += report(f"{name} {m} {n}x{k} {tiling}", found, due, OFF)
+    return wrong
+
+
+def hopper(device: str, dtype: torch.dtype, report: Report) -> int:
+    from kvbench_kernels import hopper_gemm, hopper_gemm_config
+
+    def kinds() -> Iterator[hopper_gemm.HopperTiling]:
+        for groups, parts, block_n in product((0, 1, 2), (1, 2), (64, 128)):
+            for ctas, buffers in ((1, 1), (2, 1), (1, 2)):
+                turns = buffers == 2 and groups == 2
+                tiling = hopper_gemm.HopperTiling(
+                    groups, parts, block_n, 2, ctas=ctas, buffers=buffers, turns=turns
+                )
+                if tiling.problem() is None:
+                    yield tiling
+
+    wrong = 0
+    n, k = WHOLE
+    for tiling in (*kinds(), *_measured(hopper_gemm_config.MEASURED)):
+        for m in (1, 70, 300):
+            x, codes, scales, bias = _operands(m, n, k, device, dtype)
+            given = (*activation.quantize_activation(x), codes, scales)
+            for added in (None, bias):
+                name, found = _named(lambda: hopper_gemm.hopper_w8a8(*given, added, dtype, tiling=tiling))  # noqa: B023
+                due = hopper_gemm.hopper_w8a8_torch(
+                    *given, None if added is None else added.float(), torch.float32
+                )
+                wrong += report(f"{name} {m} {n}x{k} {tiling} bias {added is not None}", found, due, OFF)
+    return wrong
+
+
+def _measured(tilings: dict[tuple[int, int, int], Any]) -> list[Any]:
+    return sorted(set(tilings.values()), key=str)

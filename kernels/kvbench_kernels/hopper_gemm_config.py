@@ -1,0 +1,163 @@
+"""Which block-scaled FP8 products the Hopper kernel takes, and with which tiles. Pure: no torch, no triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench_kernels.support import Accepted, Rejected
+
+BLOCK = 128  # columns of x, and rows and columns of the weight, that share a scale
+DTYPES = ("bfloat16", "float16")
+SHARED_BYTES = 232_448  # of a CTA, on compute capability 9.0
+_SHARED_PER_PROCESSOR = 233_472  # of which each CTA costs 1024 more than it asks for
+_MULTIPROCESSORS = 132
+
+
+@dataclass(frozen=True)
+class HopperTiling:
+    """How one launch cuts y[M, N] = x[M, K] w[N, K]^T.
+
+    A tile of y has groups * parts * 64 rows and block_n columns. groups: of four warps that multiply, 1 or 2, beside one
+    warp that copies; 0 is one group that copies too, and runs once a tile. parts: of
+    64 rows that a group multiplies one after the other. stages: steps of 128 columns in the ring. height: rows of tiles
+    that are walked down before the next column of tiles. ctas: at a time on a multiprocessor.
+    """
+
+    groups: int
+    parts: int
+    block_n: int
+    stages: int
+    height: int = 8
+    ctas: int = 1
+    buffers: int = 1
+    turns: bool = False
+
+    @property
+    def block_m(self) -> int:
+        return max(self.groups, 1) * self.parts * 64
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a CTA: the ring, the buffers for results, barriers."""
+        ring = self.stages * (self.block_m + self.block_n) * BLOCK
+        return ring + max(self.groups, 1) * self.buffers * 64 * self.block_n * 2 + 512
+
+    def problem(self) -> str | None:
+        """Why no kernel can be built with these numbers, or None."""
+        if self.groups not in (0, 1, 2) or self.parts not in (1, 2) or self.block_n not in (64, 128):
+            return (
+                f"{self.groups} groups of {self.parts} parts and {self.block_n} columns make no tile; "
+                "it takes 0 to 2 groups, 1 or 2 parts and 64 or 128 columns."
+            )
+        if self.stages < 2 or self.height < 1:
+            return f"{self.stages} stages and height {self.height} are too few; it takes 2 stages and height 1 or more."
+        if not 1 <= self.ctas <= (2, 2, 1)[self.groups]:
+            return f"{self.ctas} CTAs of {self.groups} groups exceed a multiprocessor's registers; it has two groups'."
+        if self.buffers not in (1, 2) or (self.turns and self.groups != 2):
+            return (
+                f"{self.buffers} buffers, turns {self.turns}: it takes 1 or 2 buffers, and turns of 2 groups."
+            )
+        room = min(SHARED_BYTES, _SHARED_PER_PROCESSOR // self.ctas - 1024)
+        if self.shared_bytes > room:
+            return f"{self.stages} stages take {self.shared_bytes} bytes of shared memory, and {room} exist; use fewer."
+        return None
+
+
+def supports_hopper_gemm(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:
+    """Whether hopper_w8a8 takes x [m, k] and w [n, k] with results of `dtype` ("bfloat16", "float16")."""
+    if dtype not in DTYPES:
+        return Rejected("dtype", f"Results of {dtype} have no Hopper product; it gives {', '.join(DTYPES)}.")
+    if m < 1:
+        return Rejected("rows", f"{m} rows of x are no product; it takes 1 or more.")
+    if n < BLOCK or n % BLOCK or k < BLOCK or k % BLOCK:
+        return Rejected(
+            "shape",
+            f"A weight of {n} x {k} is no whole number of 128 x 128 blocks, which the Hopper product takes.",
+        )
+    return Accepted()
+
+
+# Fastest tiling measured for rows of x up to the first number, rows of weights, columns; those of Qwen3-8B.
+# H200, torch 2.11.0, triton 3.6.0, 2026-11-29; times of the run, cuBLAS in bfloat16 beside.
+MEASURED: dict[tuple[int, int, int], HopperTiling] = {
+    (128, 6144, 4096): HopperTiling(1, 1, 128, 4, height=16, ctas=2),  # 13.4 us, 482 TFLOP/s, cuBLAS 16.5
+    (256, 6144, 4096): HopperTiling(2, 1, 128, 6, height=16, turns=True),  # 17.2 us, 750 TFLOP/s, cuBLAS 22.1
+    (512, 6144, 4096): HopperTiling(0, 2, 128, 3, height=16, ctas=2),  # 32.5 us, 793 TFLOP/s, cuBLAS 36.5
+    (1024, 6144, 4096): HopperTiling(
+        2, 1, 128, 6, height=16, turns=True
+    ),  # 48.7 us, 1059 TFLOP/s, cuBLAS 70.8
+    (2048, 6144, 4096): HopperTiling(
+        2, 1, 128, 6, height=16, turns=True
+    ),  # 98.2 us, 1050 TFLOP/s, cuBLAS 147.1
+    (4096, 6144, 4096): HopperTiling(
+        2, 1, 128, 6, height=16, turns=True
+    ),  # 201.1 us, 1025 TFLOP/s, cuBLAS 296.5
+    (8192, 6144, 4096): HopperTiling(2, 2, 128, 4, height=4),  # 389.5 us, 1059 TFLOP/s, cuBLAS 585.6
+    (128, 4096, 4096): HopperTiling(1, 1, 64, 6, height=16, ctas=2),  # 11.8 us, 364 TFLOP/s, cuBLAS 14.2
+    (256, 4096, 4096): HopperTiling(1, 1, 128, 4, height=16, ctas=2),  # 12.9 us, 665 TFLOP/s, cuBLAS 16.9
+    (512, 4096, 4096): HopperTiling(2, 1, 128, 6, height=16, turns=True),  # 18.7 us, 917 TFLOP/s, cuBLAS 24.7
+    (1024, 4096, 4096): HopperTiling(
+        2, 1, 128, 6, height=16, turns=True
+    ),  # 34.6 us, 993 TFLOP/s, cuBLAS 48.2
+    (2048, 4096, 4096): HopperTiling(
+        2, 1, 128, 6, height=16, turns=True
+    ),  # 66.3 us, 1036 TFLOP/s, cuBLAS 96.5
+    (4096, 4096, 4096): HopperTiling(2, 2, 128, 4, height=4),  # 134.6 us, 1021 TFLOP/s, cuBLAS 195.3
+    (8192, 4096, 4096): HopperTiling(2, 2, 128, 4, height=4),  # 259.4 us, 1060 TFLOP/s, cuBLAS 384.9
+    (128, 24576, 4096): HopperTiling(1, 1, 64, 6, height=16, ctas=2),  # 41.5 us, 620 TFLOP/s, cuBLAS 54.7
+    (256, 24576, 4096): HopperTiling(
+        2, 1, 128, 6, height=16, turns=True
+    ),  # 58.2 us, 886 TFLOP/s, cuBLAS 75.0
+    (512, 24576, 4096): HopperTiling(
+        2, 1, 128, 6, height=16, turns=True
+    ),  # 104.1 us, 990 TFLOP/s, cuBLAS 141.8
+    (1024, 24576, 4096): HopperTiling(
+        2, 1, 128, 6, height=16, turns=True
+    ),  # 198.0 us, 1041 TFLOP/s, cuBLAS 296.0
+    (2048, 24576, 4096): HopperTiling(
+        2, 1, 128, 6, height=16, turns=True
+    ),  # 387.6 us, 1064 TFLOP/s, cuBLAS 598.0
+    (4096, 24576, 4096): HopperTiling(
+        2, 1, 128, 6, height=16, turns=True
+    ),  # 765.6 us, 1077 TFLOP/s, cuBLAS 1205.8
+    (8192, 24576, 4096): HopperTiling(2, 2, 128, 4, height=4),  # 1541.3 us, 1070 TFLOP/s, cuBLAS 2336.6
+    (128, 4096, 12288): HopperTiling(1, 1, 128, 4, height=16, ctas=2),  # 43.3 us, 297 TFLOP/s, cuBLAS 33.4
+    (256, 4096, 12288): HopperTiling(1, 1, 128, 4, height=16, ctas=2),  # 45.0 us, 573 TFLOP/s, cuBLAS 43.2
+    (512, 4096, 12288): HopperTiling(1, 1, 128, 4, height=16, ctas=2),  # 56.1 us, 919 TFLOP/s, cuBLAS 69.6
+    (1024, 4096, 12288): HopperTiling(
+        1, 2, 128, 3, height=16, ctas=2
+    ),  # 100.2 us, 1029 TFLOP/s, cuBLAS 138.8
+    (2048, 4096, 12288): HopperTiling(
+        1, 2, 128, 3, height=16, ctas=2
+    ),  # 197.8 us, 1042 TFLOP/s, cuBLAS 275.9
+    (4096, 4096, 12288): HopperTiling(
+        1, 2, 128, 3, height=16, ctas=2
+    ),  # 394.6 us, 1045 TFLOP/s, cuBLAS 562.1
+    (8192, 4096, 12288): HopperTiling(2, 2, 128, 4, height=4),  # 799.5 us, 1031 TFLOP/s, cuBLAS 1113.1
+}
+_M_MEASURED = (128, 256, 512, 1024, 2048, 4096, 8192)
+
+# From the largest tile to the smallest.
+_BY_SIZE = (
+    HopperTiling(2, 2, 128, 4),
+    HopperTiling(2, 1, 128, 6),
+    HopperTiling(2, 1, 64, 8),
+    HopperTiling(1, 1, 64, 12),
+)
+
+
+def config(m: int, n: int, k: int) -> HopperTiling:
+    """The tiling for x [m, k] and w [n, k]."""
+    bucket = next((top for top in _M_MEASURED if m <= top), _M_MEASURED[-1])
+    measured = MEASURED.get((bucket, n, k))
+    return measured if measured is not None else _default(m, n)
+
+
+def _default(m: int, n: int) -> HopperTiling:
+    """For shapes that were not measured: the largest tile that fills nine tenths of its waves, else the smallest."""
+    for tiling in _BY_SIZE:
+        tiles = -(-m // tiling.block_m) * (n // tiling.block_n)
+        waves = -(-tiles // _MULTIPROCESSORS)
+        if tiles >= 0.9 * waves * _MULTIPROCESSORS:
+            return tiling
+    return _BY_SIZE[1] if m * n >= _MULTIPROCESSORS * 128 * 128 else _BY_SIZE[-1]

@@ -1,0 +1,123 @@
+"""Which products of FP8 operands `w8a8` takes, and with which tiles. Pure: no torch, no triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench_kernels.support import Accepted, Rejected
+
+DTYPES = ("bfloat16", "float16")
+BLOCKS_M = (16, 32, 64, 128)
+BLOCKS_N = (64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How one launch cuts y[M, N] = x[M, K] @ w[N, K]^T. A step along K is always one block of 128 columns.
+
+    block_m rows of x by block_n rows of w are one tile; splits CTAs share a tile along K. stages: steps under way in
+    the ring in shared memory. group: rows of tiles that are walked together, column by column, so that the operands
+    of neighbouring CTAs meet in L2. swap: the weights are the left operand, so that 64 rows of them fill an instruction
+    and x may have as few as 16 (block_m); without it block_m is at least 64. tma: tiles come by the bulk copy engine,
+    else by 16-byte copies a thread. ctas: 0 = one CTA a tile; more = that many CTAs a multiprocessor, each walking
+    through tiles. pdl: programmatic dependent launch (compute capability 9.0, ignored elsewhere).
+    registers: at most so many a thread (128 with 8 warps leave room for two CTAs a multiprocessor), 0 = no limit.
+    prefetch (with pdl): the first 512 columns of a CTA's weights go to L2 while the kernel before still runs, which
+    must not be the one that writes the weights.
+    """
+
+    block_m: int
+    block_n: int
+    splits: int = 1
+    warps: int = 4
+    stages: int = 4
+    group: int = 8
+    swap: bool = False
+    tma: bool = True
+    ctas: int = 0
+    pdl: bool = True
+    registers: int = 0
+    prefetch: bool = False
+
+
+def supports_w8a8(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:
+    """Whether quantize_activation and w8a8 take x [m, k] of `dtype` ("bfloat16", "float16") and codes [n, k]."""
+    if dtype not in DTYPES:
+        return Rejected(
+            "dtype", f"dtype {dtype} has no W8A8 product; it takes {', '.join(DTYPES)}. Use F.linear."
+        )
+    if m < 1:
+        return Rejected("rows", f"{m} rows of x: there is nothing to multiply; at least 1 is needed.")
+    if n < 1 or k < 16 or k % 16:
+        return Rejected(
+            "shape",
+            f"A weight of {n} x {k} has rows that are no whole number of 16-byte loads; K must be a multiple of 16.",
+        )
+    return Accepted()
+
+
+# Fastest tiling measured, quantization included, for rows of x up to the first number, rows of weights, columns; those
+# of Qwen3-8B.
+# H200, torch 2.11.0, triton 3.6.0, 2026-11-29; times of the run, cuBLAS in bfloat16 beside.
+MEASURED: dict[tuple[int, int, int], Tiling] = {
+    (32, 4096, 4096): Tiling(32, 64, splits=4, swap=True),  # 10.6 us, cuBLAS 13.8
+    (64, 4096, 4096): Tiling(64, 64, splits=2, stages=6),  # 11.5 us, cuBLAS 11.8
+    (128, 4096, 4096): Tiling(64, 64, splits=2, stages=6),  # 13.4 us, cuBLAS 13.7
+    (256, 4096, 4096): Tiling(128, 64, splits=2),  # 19.1 us, cuBLAS 18.3
+    (512, 4096, 4096): Tiling(128, 128, warps=8, stages=6, ctas=1),  # 24.9 us, cuBLAS 24.3
+    (1024, 4096, 4096): Tiling(128, 256, warps=8, ctas=1),  # 43.0 us, cuBLAS 44.7
+    (4096, 4096, 4096): Tiling(128, 256, warps=8, group=16, ctas=1),  # 164.8 us, cuBLAS 175.3
+    (32, 4096, 12288): Tiling(32, 64, splits=4, swap=True),  # 20.5 us, cuBLAS 29.8
+    (64, 4096, 12288): Tiling(64, 64, splits=4, stages=6),  # 22.5 us, cuBLAS 31.9
+    (128, 4096, 12288): Tiling(128, 64, splits=4, swap=True),  # 28.9 us, cuBLAS 33.5
+    (256, 4096, 12288): Tiling(128, 64, splits=2, pdl=False),  # 39.4 us, cuBLAS 42.6
+    (512, 4096, 12288): Tiling(128, 128, warps=8, stages=6, ctas=1, pdl=False),  # 66.6 us, cuBLAS 67.1
+    (1024, 4096, 12288): Tiling(128, 256, warps=8, ctas=1),  # 114.8 us, cuBLAS 127.7
+    (4096, 4096, 12288): Tiling(128, 256, warps=8, group=16, ctas=1),  # 449.5 us, cuBLAS 507.2
+    (32, 6144, 4096): Tiling(32, 64, splits=2, swap=True),  # 12.9 us, cuBLAS 16.2
+    (64, 6144, 4096): Tiling(64, 64, splits=2, stages=6),  # 14.4 us, cuBLAS 16.4
+    (128, 6144, 4096): Tiling(64, 64, stages=5, swap=True),  # 17.4 us, cuBLAS 16.9
+    (256, 6144, 4096): Tiling(64, 64),  # 23.1 us, cuBLAS 22.0
+    (512, 6144, 4096): Tiling(128, 64, stages=3, swap=True),  # 31.7 us, cuBLAS 36.1
+    (1024, 6144, 4096): Tiling(128, 64, stages=3, swap=True),  # 60.5 us, cuBLAS 68.5
+    (4096, 6144, 4096): Tiling(128, 256, warps=8, group=16, ctas=1),  # 233.6 us, cuBLAS 260.3
+    (32, 24576, 4096): Tiling(32, 64, swap=True),  # 29.4 us, cuBLAS 50.1
+    (64, 24576, 4096): Tiling(64, 64, swap=True),  # 30.3 us, cuBLAS 51.2
+    (128, 24576, 4096): Tiling(64, 128, stages=3),  # 34.5 us, cuBLAS 54.3
+    (256, 24576, 4096): Tiling(128, 64, stages=3, swap=True),  # 59.5 us, cuBLAS 72.4
+    (512, 24576, 4096): Tiling(128, 64, stages=3, swap=True),  # 113.0 us, cuBLAS 134.8
+    (1024, 24576, 4096): Tiling(128, 256, warps=8, ctas=1),  # 219.3 us, cuBLAS 264.1
+    (4096, 24576, 4096): Tiling(128, 256, warps=8, group=16, ctas=1),  # 948.4 us, cuBLAS 1058.8
+}
+M_MEASURED = (32, 64, 128, 256, 512, 1024, 4096)
+
+
+def config(m: int, n: int, k: int) -> Tiling:
+    """The tiling for x [m, k] and a weight [n, k]."""
+    bucket = next((top for top in M_MEASURED if m <= top), M_MEASURED[-1])
+    measured = MEASURED.get((bucket, n, k))
+    return measured if measured is not None else _default(m, n, k)
+
+
+def _default(m: int, n: int, k: int) -> Tiling:
+    """For shapes that were not measured: tiles as large as leave two CTAs for each of an H200's 132 multiprocessors."""
+    if m <= 64:
+        block_m = next(size for size in BLOCKS_M if m <= size)
+        tiles = -(-n // 64)
+        return Tiling(block_m, 64, splits=_splits(tiles, k), stages=6, swap=True)
+    for block_m in (128, 64):
+        tiles = -(-m // block_m) * -(-n // 128)
+        if tiles >= 264:
+            return Tiling(block_m, 128, warps=block_m // 16, stages=3)
+    return Tiling(64, 128, splits=_splits(tiles, k), stages=4)
+
+
+def _splits(tiles: int, k: int) -> int:
+    """About two CTAs a multiprocessor, each with at least four steps along K."""
+    return max(1, min(8, -(-k // 512), 264 // tiles))
+
+
+def splits_used(tiling: Tiling, k: int) -> int:
+    """Splits along K of which none is empty: at most tiling.splits; 5 steps in 4 splits of 2 need only 3."""
+    steps = -(-k // 128)
+    return -(-steps // -(-steps // tiling.splits))

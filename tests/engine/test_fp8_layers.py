@@ -1,0 +1,116 @@
+"""FP8 linear layers in a model: joined siblings, compiled layers, moves."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from kvbench.engine.fp8linear import Fp8Linear, join_siblings, using
+from kvbench.engine.quantize_model import quantize_model
+from kvbench.errors import KvbenchError
+from kvbench_kernels.launches import record
+
+# 4 heads of 64 on 2: q has 256 rows, k and v 128 each, whole blocks; gate and up have 320, which are not.
+SIZES = {
+    "vocab_size": 64, "hidden_size": 256, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def fp8_model(biased: bool = False, joined: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    made: Any = Qwen2ForCausalLM(Qwen2Config(**SIZES)) if biased else LlamaForCausalLM(LlamaConfig(**SIZES))
+    model: nn.Module = made.eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter)
+    quantize_model(model, "a test")
+    if joined:
+        join_siblings(model)
+    return model
+
+
+@torch.inference_mode()
+def logits(model: nn.Module) -> Tensor:
+    out: Tensor = model(torch.tensor([[3, 5, 7]]), use_cache=False).logits
+    return out
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_joined_siblings_give_the_same_in_fewer_products(biased: bool) -> None:
+    model = fp8_model(biased, joined=False)
+    with record() as alone:
+        apart = logits(model)
+    assert join_siblings(model) == 2  # q, k, v of each layer; gate and up have no whole blocks
+    with record() as together:
+        assert torch.equal(logits(model), apart)
+    assert (len(alone), len(together)) == (2 * 7, 2 * 5)
+    assert [launch.product for launch in together][:2] == [(3, 512, 256), (3, 256, 256)]
+
+
+def test_joining_holds_nothing_twice() -> None:
+    model = fp8_model()
+    first = next(m for m in model.modules() if isinstance(m, Fp8Linear) and m.group)
+    assert first._joined is not None
+    joined = first._joined[0].untyped_storage().data_ptr()
+    assert {m.weight.untyped_storage().data_ptr() for m in first.group} == {joined}
+    assert first._joined[0].shape == (512, 256)
+    assert sum(m.weight.numel() for m in first.group) == first._joined[0].numel()
+
+
+def test_only_the_very_same_input_takes_a_sibling_s_product() -> None:
+    model = fp8_model()
+    attention: Any = model.get_submodule("model.layers.0.self_attn")
+    x = torch.randn(2, 256)
+    q, k = attention.q_proj(x), attention.k_proj(2 * x)
+    apart = fp8_model(joined=False).get_submodule("model.layers.0.self_attn")
+    assert torch.equal(q, apart.q_proj(x))  # type: ignore[operator]
+    assert torch.equal(k, apart.k_proj(2 * x))  # type: ignore[operator]
+
+
+def test_one_compilation_serves_all_layers() -> None:
+    model = fp8_model()
+    expected = logits(model)
+    counter = CompileCounter()
+    layers: Any = model.get_submodule("model.layers")
+    kind = type(layers[0])
+    compiled = torch.compile(kind.forward, backend=counter, fullgraph=True, dynamic=False)
+    for layer in layers:
+        layer.forward = compiled.__get__(layer)
+    assert torch.equal(logits(model), expected)
+    assert counter.frame_count == 1
+
+
+def test_joined_layers_refuse_to_be_moved_and_cast() -> None:
+    with pytest.raises(KvbenchError, match="before join_siblings"):
+        fp8_model().to(torch.bfloat16)
+
+
+def test_a14_t4_a_cast_of_the_model_leaves_codes_and_scales_as_they_are() -> None:
+    model = fp8_model(joined=False)
+    before = copy.deepcopy(model)
+    model.to(torch.bfloat16)
+    for a, b in zip(model.modules(), before.modules(), strict=True):
+        if isinstance(a, Fp8Linear) and isinstance(b, Fp8Linear):
+            assert torch.equal(a.weight.data.view(torch.uint8), b.weight.data.view(torch.uint8))
+            assert a.weight_scale_inv.dtype == torch.float32
+            assert torch.equal(a.weight_scale_inv.data, b.weight_scale_inv.data)
+
+
+def test_the_path_is_put_back_after_a_forward() -> None:
+    from kvbench.engine import fp8linear
+
+    def fails() -> None:
+        with using("reference"):
+            assert fp8linear._gemm == "reference"
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fails()
+    assert fp8linear._gemm == "auto"

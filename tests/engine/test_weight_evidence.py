@@ -1,0 +1,266 @@
+"""Evidence of the weights' precision: what a sound FP8 model shows, and what each injected fault is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kvbench.cells import CELL_KEYS
+from kvbench.decision import Choice, Decision, request_of, resolve
+from kvbench.engine import evidence, fp8linear, weightevidence
+from kvbench.engine.core import Engine
+from kvbench.engine.fp8linear import Fp8Linear
+from kvbench.engine.load import LoadedModel, load_model
+from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
+from kvbench_kernels import blockwise, fp8_linear
+from kvbench_kernels.blockwise import dequantize_blocks
+from kvbench_kernels.launches import launched
+
+LAYERS = 4  # of tiny-llama and tiny-wide
+MODULES = 7 * LAYERS
+
+
+def spec_of(weights: str, **keys: Any) -> dict[str, Any]:
+    return {
+        **CELL_KEYS,
+        "model": "tiny-llama",
+        "weights": weights,
+        "device": "cpu",
+        "dtype": "float32",
+        **keys,
+    }
+
+
+@pytest.fixture
+def fp8() -> LoadedModel:
+    """A tiny model with FP8 weights, that a test may spoil."""
+    return load_model(spec_of("fp8_block128"), "cpu", "float32")
+
+
+def decided(loaded: LoadedModel, weights: str = "fp8_block128") -> Decision:
+    return resolve(request_of(spec_of(weights)), loaded.facts)
+
+
+def take(loaded: LoadedModel, weights: str = "fp8_block128") -> Evidence:
+    """Measure a little and take the evidence."""
+    spec, decision = spec_of(weights), decided(loaded, weights)
+    probes = weightevidence.probe_weights(loaded, decision)
+    used = Engine(loaded, decision, spec, sequences=1, tokens=48)
+    seq = used.add()
+    used.prefill(seq, list(range(40)))
+    used.decode([seq], [3])
+    return evidence.examine(used, *probes, reads_due=True)
+
+
+def level(found: Evidence, name: str) -> Level:
+    return next(x for x in found.levels if x.name == f"{name}-weights")
+
+
+def some(loaded: LoadedModel, name: str = "layers.2.mlp.up_proj") -> tuple[str, Fp8Linear]:
+    return next((n, m) for n, m in loaded.model.named_modules() if n.endswith(name))  # type: ignore[return-value]
+
+
+def test_fp8_weights_are_verified_at_every_level(fp8: LoadedModel) -> None:
+    found = take(fp8)
+    assert found.state == VERIFIED
+    assert (found.effective, found.effective_weights) == ("native", "fp8_block128")
+    assert [x.name for x in found.levels if x.name.endswith("weights")] == [
+        f"{e}-weights" for e in ("E1", "E2", "E3", "E4", "E5")
+    ]
+    assert found.precision["weights"] == "float32 and float8_e4m3fn + float32 scales"
+    assert found.precision["gemm"] == "reference"
+    e1, e4 = level(found, "E1").facts, level(found, "E4").facts
+    assert (e1["modules"], e1["source"]) == (MODULES, "quantized on load")
+    # Two forwards; q, k, v have 64, 32 and 32 rows, which are no whole blocks, so each is a product of its own.
+    assert e4["products_a_forward"] * 2 == sum(e4["calls"].values())
+
+
+def test_native_weights_are_verified_native() -> None:
+    found = take(load_model(spec_of("native"), "cpu", "float32"), "native")
+    assert (found.state, found.effective_weights) == (VERIFIED, "native")
+    assert [level(found, e).state for e in ("E1", "E2", "E3", "E4", "E5")] == [
+        VERIFIED, NOT_APPLICABLE, NOT_APPLICABLE, VERIFIED, NOT_APPLICABLE]  # fmt: skip
+
+
+def test_weights_that_were_never_quantized_are_native() -> None:
+    """The request is dropped at the hop from the spec to the loader."""
+    found = take(load_model(spec_of("native"), "cpu", "float32"))
+    assert (found.state, found.effective_weights) == (MISMATCH, "native")
+    assert "no module was converted" in level(found, "E1").sentence
+
+
+def test_a_baseline_with_fp8_weights_is_not_native(fp8: LoadedModel) -> None:
+    found = take(fp8, "native")
+    assert (found.state, found.effective_weights) == (MISMATCH, "fp8_block128")
+    assert "is stored as fp8_block128 (float8_e4m3fn), due is native" in level(found, "E1").sentence
+
+
+def test_dequantized_weights_are_effectively_native(fp8: LoadedModel) -> None:
+    for module in fp8.model.modules():
+        if isinstance(module, Fp8Linear):
+            module.weight.data = dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
+            module._joined = None
+    level_, effective = weightevidence.weights_level(fp8, decided(fp8))
+    assert (level_.state, effective) == (MISMATCH, "native")
+
+
+def test_one_native_layer_is_named(fp8: LoadedModel) -> None:
+    name, module = some(fp8)
+    plain = nn.Linear(module.in_features, module.out_features, bias=False)
+    plain.weight.data = dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
+    fp8.model.set_submodule(name, plain.requires_grad_(False))
+    found = take(fp8)
+    assert found.effective_weights == "mixed"
+    assert f"{name} is stored as native (float32), due is fp8_block128" in level(found, "E1").sentence
+
+
+def test_a_layer_that_the_loader_left_out_is_named(fp8: LoadedModel) -> None:
+    """The loader's own list does not have it, so only the model itself can tell."""
+    name, module = some(fp8)
+    plain = nn.Linear(module.in_features, module.out_features, bias=False).requires_grad_(False)
+    fp8.model.set_submodule(name, plain)
+    kept = tuple(n for n in fp8.weights.modules if n != name)
+    object.__setattr__(fp8.weights, "modules", kept)
+    sentence = level(take(fp8), "E1").sentence
+    assert f"{name} was left native, beside layers that were quantized" in sentence
+
+
+@pytest.mark.parametrize("where", ["attribute", "buffer", "list"])
+def test_a_second_copy_of_a_weight_is_named(fp8: LoadedModel, where: str) -> None:
+    name, module = some(fp8)
+    copy = dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
+    if where == "buffer":
+        module.register_buffer("shadow", copy)
+    else:
+        module.shadow = [copy] if where == "list" else copy  # type: ignore[assignment]
+    sentence = level(take(fp8), "E1").sentence
+    assert f"{name} holds its weight a second time, as shadow" in sentence
+
+
+def shadowed(module: Fp8Linear) -> Callable[[Tensor], Tensor]:
+    """A forward on a dequantized copy that no attribute holds."""
+    copy = dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
+
+    def forward(x: Tensor) -> Tensor:
+        with fp8_linear.product(x.numel() // x.shape[-1], *copy.shape):
+            launched("fp8_dequantize_matmul_torch")  # it even says what is due
+        return nn.functional.linear(x, copy)
+
+    return forward
+
+
+def test_a_shadow_of_the_weight_is_not_read_from_the_store(fp8: LoadedModel) -> None:
+    name, module = some(fp8)
+    module.forward = shadowed(module)  # type: ignore[method-assign]
+    e3 = level(take(fp8), "E3")
+    assert e3.state == MISMATCH
+    assert f"doubling the scales of {name} does not double its output" in e3.sentence
+
+
+def ignoring_scales(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    return blockwise.fp8_dequantize_matmul_torch(x, codes, torch.ones_like(scales), bias)
+
+
+def transposed_scales(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    return blockwise.fp8_dequantize_matmul_torch(x, codes, scales.flip(0).flip(1), bias)
+
+
+def rounded_scales(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    return blockwise.fp8_dequantize_matmul_torch(x, codes, scales.bfloat16(), bias)
+
+
+@pytest.mark.parametrize(
+    ("product", "name", "said"),
+    [
+        (ignoring_scales, "E3", "does not double its output"),
+        (ignoring_scales, "E5", "away from the product with its codes and scales"),
+        (transposed_scales, "E5", "away from the product with its codes and scales"),
+        (rounded_scales, "E5", "away from the product with its codes and scales"),
+    ],
+)
+def test_a_product_that_misuses_the_scales_is_named(
+    monkeypatch: pytest.MonkeyPatch, product: Any, name: str, said: str
+) -> None:
+    loaded = load_model(spec_of("fp8_block128", model="tiny-wide"), "cpu", "float32")
+    monkeypatch.setitem(fp8_linear._PATHS, "reference", product)
+    found = level(take(loaded), name)
+    assert found.state == MISMATCH
+    assert said in found.sentence
+
+
+@pytest.fixture
+def tampered(fp8: LoadedModel) -> tuple[LoadedModel, str, Fp8Linear]:
+    return fp8, *some(fp8, "layers.0.mlp.up_proj")
+
+
+def test_codes_changed_after_loading_are_not_the_source(tampered: tuple[LoadedModel, str, Fp8Linear]) -> None:
+    loaded, name, module = tampered
+    module.weight.data.view(torch.uint8)[0, 0] ^= 1
+    e2 = level(take(loaded), "E2")
+    assert e2.state == MISMATCH
+    assert f"{name}, rows from 0: the stored codes differ from the source's" in e2.sentence
+
+
+def test_scales_replaced_after_loading_are_not_the_source(
+    tampered: tuple[LoadedModel, str, Fp8Linear],
+) -> None:
+    loaded, name, module = tampered
+    module.weight_scale_inv.data.fill_(1.0)
+    e2 = level(take(loaded), "E2")
+    assert f"{name}, rows from 0: the stored scales differ from the source's" in e2.sentence
+
+
+def test_without_samples_the_source_is_unverified(fp8: LoadedModel) -> None:
+    object.__setattr__(fp8.weights, "samples", ())
+    assert level(take(fp8), "E2").state == UNVERIFIED
+
+
+def test_products_that_nobody_recorded_are_missed(fp8: LoadedModel) -> None:
+    _, module = some(fp8, "layers.1.mlp.down_proj")
+    module.forward = lambda x: x.new_zeros(*x.shape[:-1], module.out_features)  # type: ignore[method-assign]
+    e4 = level(take(fp8), "E4")
+    assert e4.state == MISMATCH
+    assert "times in 2 forwards" in e4.sentence
+
+
+def test_another_path_than_the_decided_one_is_named(
+    fp8: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def native(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        launched("cublas")
+        return nn.functional.linear(x, dequantize_blocks(codes, scales, x.dtype), bias)
+
+    monkeypatch.setitem(fp8_linear._PATHS, "reference", native)
+    e4 = level(take(fp8), "E4")
+    assert e4.state == MISMATCH
+    assert "cublas computed" in e4.sentence
+    assert "path reference is due" in e4.sentence
+
+
+def test_a_gemm_dropped_between_decision_and_engine_is_named(fp8: LoadedModel) -> None:
+    decision = replace(decided(fp8), gemm=Choice("w8a16", "w8a16", "requested"))
+    used = Engine(fp8, decision, spec_of("fp8_block128"), sequences=1, tokens=48)
+    used.gemm = "reference"
+    used.prefill(used.add(), list(range(8)))
+    sentence = level(evidence.examine(used, reads_due=True), "E4").sentence
+    assert "the engine runs gemm reference, and w8a16 was resolved" in sentence
+
+
+def test_biases_are_whole_after_the_probe() -> None:
+    loaded = load_model(spec_of("fp8_block128", model="tiny-qwen2"), "cpu", "float32")
+    before = {n: p.clone() for n, p in loaded.model.named_parameters() if n.endswith("bias")}
+    assert before
+    assert level(take(loaded), "E3").state == VERIFIED
+    assert all(torch.equal(p, before[n]) for n, p in loaded.model.named_parameters() if n in before)
+
+
+def test_the_op_is_the_module(fp8: LoadedModel) -> None:
+    """What a compiler calls is what the probes call."""
+    _, module = some(fp8)
+    x = torch.randn(3, module.in_features)
+    assert torch.equal(module(x), fp8linear.fp8_linear_op(x, module.weight, module.weight_scale_inv, None))

@@ -1,0 +1,141 @@
+"""The Hopper FP8 product on its GPU against float64 products of the dequantized operands, and what must not be touched."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench_kernels.blockwise import dequantize_blocks, empty_activation_scales, quantize_blocks
+from kvbench_kernels.hopper_gemm_config import HopperTiling
+from kvbench_kernels.launches import record
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU"),
+    pytest.mark.timeout(60, method="thread"),  # a deadlock holds the process inside the driver
+]
+TILINGS = {
+    "256 x 128": HopperTiling(2, 2, 128, 4),
+    "256 x 128, turns": HopperTiling(2, 2, 128, 3, buffers=2, turns=True),
+    "256 x 64": HopperTiling(2, 2, 64, 5),
+    "128 x 128": HopperTiling(2, 1, 128, 6, height=3),
+    "128 x 128, two stages": HopperTiling(2, 1, 128, 2),
+    "128 x 128, two CTAs": HopperTiling(1, 2, 128, 3, ctas=2),
+    "128 x 64": HopperTiling(2, 1, 64, 8),
+    "64 x 128, two CTAs": HopperTiling(1, 1, 128, 4, ctas=2),
+    "64 x 64": HopperTiling(1, 1, 64, 12),
+    "128 x 128, single": HopperTiling(0, 2, 128, 3, ctas=2),
+    "64 x 64, single": HopperTiling(0, 1, 64, 6, ctas=2),
+}
+
+
+@pytest.fixture
+def module() -> ModuleType:
+    from kvbench_kernels import hopper_gemm
+
+    return hopper_gemm
+
+
+def operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Quantized random values. Behind x's rows lie NaN codes, and NaN in the scales' padding."""
+    from kvbench_kernels.blockwise import quantize_activation_torch
+
+    torch.manual_seed(m + n)
+    row_size = 2.0 ** (torch.rand(m, 1, device="cuda") * 8 - 4)
+    codes, scales = quantize_activation_torch(torch.randn(m, k, device="cuda") * row_size)
+    room = torch.full((m + 64, k), 0x7F, dtype=torch.uint8, device="cuda")
+    room[:m] = codes.view(torch.uint8)
+    padded = empty_activation_scales(m, k, codes.device)
+    base = torch.as_strided(padded, (k // 128, padded.stride(1)), (padded.stride(1), 1))
+    base.fill_(torch.nan)
+    padded.copy_(scales)
+    w = quantize_blocks(torch.randn(n, k, device="cuda") * k**-0.5)
+    return room[:m].view(torch.float8_e4m3fn), padded, *w
+
+
+def exact(x: Tensor, sx: Tensor, w: Tensor, sw: Tensor) -> Tensor:
+    return (x.double() * sx.double().repeat_interleave(128, 1)) @ dequantize_blocks(w, sw).double().T
+
+
+def check(out: Tensor, right: Tensor) -> None:
+    """Half a unit of the output's dtype, and 13 bits of the row's size for sums over 128 columns in the tensor core."""
+    size = right.pow(2).mean(1, keepdim=True).sqrt()
+    allowed = right.abs() * torch.finfo(out.dtype).eps / 2 * 1.01 + size * 2**-7
+    wrong = ~((out.double() - right).abs() <= allowed)
+    assert not wrong.any(), f"{int(wrong.sum())} wrong, first {wrong.nonzero()[0].tolist()}"
+    off = (out.double() - right).norm() / right.norm()
+    assert off <= torch.finfo(out.dtype).eps / 2 + 2**-11
+
+
+@pytest.mark.parametrize("m", [1, 63, 64, 65, 300, 1000])
+@pytest.mark.parametrize("name", TILINGS)
+def test_against_float64(name: str, m: int, module: ModuleType) -> None:
+    dtype = torch.float16 if m % 2 else torch.bfloat16
+    for n, k in ((128, 128), (384, 640), (6144, 1024)):
+        case = operands(m, n, k)
+        room = torch.full((m + 2, n), 7.0, dtype=dtype, device="cuda")
+        out = module.hopper_w8a8(*case, None, dtype, tiling=TILINGS[name], out=room[1:-1])
+        check(out, exact(*case))
+        assert (room[0] == 7).all()
+        assert (room[-1] == 7).all()
+
+
+@pytest.mark.parametrize("m", [128, 513, 4096])
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)])
+def test_the_chosen_tiling_at_the_shapes_of_a_model(m: int, n: int, k: int, module: ModuleType) -> None:
+    case = operands(m, n, k)
+    first = module.hopper_w8a8(*case)
+    check(first, exact(*case))
+    for _ in range(3):
+        assert torch.equal(module.hopper_w8a8(*case), first)
+
+
+@pytest.mark.parametrize("scales", [torch.float32, torch.bfloat16, torch.float16])
+def test_bias_and_scale_dtypes(scales: torch.dtype, module: ModuleType) -> None:
+    x, sx, w, sw = operands(200, 512, 512)
+    sw = sw.to(scales)
+    bias = torch.randn(512, device="cuda").bfloat16()
+    out = module.hopper_w8a8(x, sx, w, sw, bias)
+    right = exact(x, sx, w, sw) + bias.double()
+    check(out, right)
+    assert torch.equal(module.hopper_w8a8(x, sx, w, sw, bias, tiling=TILINGS["64 x 64"]), out)
+
+
+def test_the_tile_does_not_change_a_bit(module: ModuleType) -> None:
+    case = operands(700, 1024, 2048)
+    outs = [module.hopper_w8a8(*case, tiling=tiling) for tiling in TILINGS.values()]
+    for out in outs[1:]:
+        assert torch.equal(out, outs[0])
+
+
+def test_a_nan_stays_in_its_row_and_column(module: ModuleType) -> None:
+    x, sx, w, sw = operands(300, 256, 256)
+    clean = module.hopper_w8a8(x, sx, w, sw)
+    x.view(torch.uint8)[77, 200] = 0x7F
+    out = module.hopper_w8a8(x, sx, w, sw)
+    assert out[77].isnan().all()
+    assert torch.equal(out[:77], clean[:77])
+    assert torch.equal(out[78:], clean[78:])
+
+
+def test_a_graph_is_replayed_with_new_codes(module: ModuleType) -> None:
+    x, sx, w, sw = operands(300, 256, 256)
+    module.hopper_w8a8(x, sx, w, sw)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = module.hopper_w8a8(x, sx, w, sw)
+    x.copy_(x.flip(0).contiguous())
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, module.hopper_w8a8(x, sx, w, sw))
+
+
+def test_a_launch_is_recorded_by_name(module: ModuleType) -> None:
+    with record() as launches:
+        module.hopper_w8a8(*operands(64, 128, 128))
+    assert [launch.name for launch in launches if "w8a8" in launch.name] == ["hopper_w8a8_groups"]
+    assert "wgmma.mma_async" in launches[-1].compiled.asm["ptx"]

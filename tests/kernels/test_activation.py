@@ -1,0 +1,189 @@
+"""Activations in FP8: every byte and every scale is the torch reference's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvbench_kernels import activation
+from kvbench_kernels.activation import quantize_activation, saturated_e4m3
+from kvbench_kernels.blockwise import quantize_activation_torch
+from kvbench_kernels.convert import decode_e4m3
+from kvbench_kernels.launches import record
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# Around the largest code: 464 is the tie between 448 and the first that does not exist, 480.
+BOUNDARIES = (448.0, 449.0, 463.9, 464.0, 465.0, 480.0, 1000.0, -1000.0, 447.0, 432.0, 440.0, -448.0, 65504.0)
+
+
+@triton.jit
+def _encode(x, codes, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(codes + i, saturated_e4m3(tl.load(x + i, mask=i < n, other=0.0)), mask=i < n)
+
+
+@triton.jit
+def _decode(codes, x, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.arange(0, BLOCK)
+    tl.store(x + i, decode_e4m3(tl.load(codes + i)))
+
+
+def encoded(x: Tensor) -> Tensor:
+    """The bytes of float32 x, made by the kernel's own conversion."""
+    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    _encode[(triton.cdiv(x.numel(), 4096),)](x, codes, x.numel(), BLOCK=4096)
+    return codes
+
+
+def assert_encoded(x: Tensor) -> None:
+    """The bytes of float32 x are those of torch's cast, saturated; NaN is 0x7F, whatever sign torch gives it."""
+    reference = x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    assert torch.equal(encoded(x), reference.masked_fill(x.isnan(), 0x7F))
+
+
+def assert_same(x: Tensor) -> None:
+    codes, scales = quantize_activation(x)
+    expected, expected_scales = quantize_activation_torch(x)
+    assert codes.dtype == torch.float8_e4m3fn
+    assert codes.is_contiguous()
+    assert scales.stride() == expected_scales.stride()
+    assert torch.equal(scales.view(torch.int32), expected_scales.view(torch.int32))
+    wrong = codes.view(torch.uint8) != expected.view(torch.uint8)
+    first = wrong.nonzero()[0].tolist() if wrong.any() else None
+    assert first is None, f"{int(wrong.sum())} bytes differ, first at {first}: {x[tuple(first)]}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("m", "k"), [(1, 128), (1, 16), (2, 192), (3, 576), (7, 128), (8, 256), (33, 192), (130, 320)]
+)
+def test_random_rows(m: int, k: int, dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(m)
+    x = torch.randn(m, k, device=device) * torch.logspace(-3, 3, k, device=device)
+    assert_same(x.to(dtype))
+
+
+def test_many_rows(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    # Above MANY elements a program takes more rows.
+    monkeypatch.setattr(activation, "MANY", 2**12)
+    assert_same(torch.randn(75, 192, device=device).bfloat16())
+
+
+@pytest.mark.parametrize("m", [0, 1])
+def test_no_row_and_one(m: int, device: str) -> None:
+    x = torch.ones(m, 192, dtype=torch.bfloat16, device=device)
+    assert_same(x)
+    with record() as launches:
+        quantize_activation(x)
+    assert [launch.name for launch in launches] == ["fp8_quantize_activation"] * m
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_apart_in_memory_and_nothing_beside_them_is_read(dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(0)
+    whole = torch.full((11, 400), torch.nan, dtype=dtype, device=device)
+    x = whole[1:10, 16:208]
+    x.copy_(torch.randn(9, 192, device=device))
+    assert_same(x)
+    one = whole[3].expand(4, 400)[:, 16:208]  # the same row four times: stride 0
+    assert_same(one)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_boundaries_under_a_scale_of_one(dtype: torch.dtype, device: str) -> None:
+    # A row whose largest magnitude is 448 has the scale 1, and a larger element has a row of its own.
+    values = torch.tensor(BOUNDARIES, device=device)
+    x = torch.zeros(len(values), 256, device=device)
+    x[:, 5] = values
+    x[:, 130] = 448.0
+    x[:, 131:144] = values.clamp(-448.0, 448.0)
+    assert_same(x.to(dtype))
+    assert (quantize_activation(x.to(dtype))[1][:, 1] == 1.0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zero_tiny_and_huge_rows(dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(0)
+    largest = torch.finfo(dtype).max
+    smallest = (
+        2.0**-149 if dtype == torch.float32 else torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    )
+    rows = [torch.zeros(256), -torch.zeros(256), torch.full((256,), largest), torch.full((256,), smallest)]
+    rows += [
+        torch.randn(256) * 2.0**power
+        for power in (-146, -140, -133, -126, -120, -110, -100, -70, -60, -51, -20, 15)
+    ]
+    rows += [torch.linspace(-1, 1, 256) * largest, torch.randint(-500, 500, (256,)) * smallest]
+    assert_same(torch.stack(rows).to(device).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_becomes_nan_and_leaves_the_scale_alone(dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 192, device=device)
+    x[0, 3], x[1, 130], x[2, 7] = torch.inf, -torch.inf, torch.nan
+    x[3], x[4, 128:] = torch.nan, torch.inf
+    assert_same(x.to(dtype))
+    codes, scales = quantize_activation(x.to(dtype))
+    assert (codes.view(torch.uint8)[3] == 0x7F).all()
+    assert scales.isfinite().all()
+
+
+def test_ties_and_quotients_next_to_them(device: str) -> None:
+    # Codes' midpoints times scales, and the float32 numbers around the products: the quotient must round as a division.
+    torch.manual_seed(0)
+    finite = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    ties = (finite[1:] + finite[:-1]) / 2
+    for power in (-125, -70, -60, -59, -20, 0, 60, 118):
+        scale = (1 + torch.rand(16, 1)) * 2.0**power
+        x = ties.expand(16, -1) * scale
+        x = torch.cat((x, torch.nextafter(x, 2 * x), torch.nextafter(x, 0 * x)))
+        x = torch.cat((x, 448.0 * scale.repeat(3, 1), -x[:, :1]), 1)
+        assert_same(x.to(device))
+
+
+def test_every_fp16_value(device: str) -> None:
+    values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    small = values[values.abs() <= 448]
+    small = torch.cat((small, small.new_zeros(-len(small) % 127))).view(-1, 127)
+    x = torch.cat((small, torch.full_like(small[:, :1], 448.0)), 1).to(device)  # scale 1
+    assert_same(x)
+    assert_same(values.view(512, 128).to(device))
+    assert_encoded(values.float().to(device))
+
+
+def test_every_midpoint(device: str) -> None:
+    finite = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    ties = torch.cat(
+        ((finite[1:] + finite[:-1]) / 2, torch.tensor([464.0, 480.0, 1e9, torch.inf, torch.nan]))
+    )
+    x = torch.cat(
+        (ties, torch.nextafter(ties, 2 * ties), torch.nextafter(ties, 0 * ties), torch.tensor(BOUNDARIES))
+    )
+    x = torch.cat((x, -x)).to(device)
+    assert_encoded(x)
+
+
+def test_every_code_decodes_as_torch_does(device: str) -> None:
+    codes = torch.arange(256, dtype=torch.int32, device=device).to(torch.uint8)
+    values = torch.empty(256, device=device)
+    _decode[(1,)](codes.view(torch.int8), values, BLOCK=256)
+    expected = codes.view(torch.float8_e4m3fn).float()
+    assert torch.equal(values.isnan(), expected.isnan())
+    number = ~expected.isnan()
+    assert torch.equal(values[number].view(torch.int32), expected[number].view(torch.int32))
+    # And back: every number has its own code.
+    assert torch.equal(encoded(values)[number], codes[number])
+
+
+def test_what_is_refused(device: str) -> None:
+    with pytest.raises(ValueError, match=r"\[2, 3, 16\] torch.float32; it takes \[M, K\]"):
+        quantize_activation(torch.zeros(2, 3, 16, device=device))
+    with pytest.raises(ValueError, match=r"torch\.int8; it takes"):
+        quantize_activation(torch.zeros(2, 16, dtype=torch.int8, device=device))
+    with pytest.raises(ValueError, match="stride 2; it must be dense"):
+        quantize_activation(torch.zeros(16, 2, device=device).t())

@@ -1,0 +1,209 @@
+"""The Hopper FP8 product without a GPU: its tile table, what it refuses, its twin, and what the compiler makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench_kernels.blockwise import (
+    dequantize_blocks,
+    empty_activation_scales,
+    quantize_activation_torch,
+    quantize_blocks,
+)
+from kvbench_kernels.hopper_gemm import hopper_w8a8, hopper_w8a8_torch
+from kvbench_kernels.hopper_gemm_config import (
+    _BY_SIZE,
+    MEASURED,
+    HopperTiling,
+    config,
+    supports_hopper_gemm,
+)
+from kvbench_kernels.support import Accepted, Rejected
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILED = [
+    HopperTiling(2, 2, 128, 4),
+    HopperTiling(2, 2, 128, 3, buffers=2, turns=True),
+    HopperTiling(2, 1, 64, 8),
+    HopperTiling(1, 1, 128, 4, ctas=2),
+    HopperTiling(0, 2, 128, 3, ctas=2),
+]
+
+
+def facts(numbers: list[Any], bias: bool) -> dict[str, Any]:
+    """What compiling for an H200 gives. Called in a process that does not interpret."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    from kvbench_kernels.hopper_gemm import REGISTERS
+    from kvbench_kernels.hopper_gemm_kernel import hopper_w8a8_groups, hopper_w8a8_single
+
+    tiling = HopperTiling(*numbers)
+    kernel = hopper_w8a8_groups if tiling.groups else hopper_w8a8_single
+
+    def boxes(dtype: str, bits: int, rows: int, columns: int) -> str:
+        return f"tensordesc<{dtype}[{rows}, {columns}],{NVMMASharedLayout(128, bits, 2)!r}>"
+
+    constants = {
+        "PARTS": tiling.parts, "BLOCK_N": tiling.block_n, "STAGES": tiling.stages, "GROUP": tiling.height,
+        "HAS_BIAS": bias,
+    }  # fmt: skip
+    if tiling.groups:
+        constants |= {"GROUPS": tiling.groups, "BUFFERS": tiling.buffers, "TURNS": tiling.turns}
+    types = {
+        "x_desc": boxes("fp8e4nv", 8, 64, 128), "w_desc": boxes("fp8e4nv", 8, tiling.block_n, 128),
+        "y_desc": boxes("bf16", 16, 64, tiling.block_n), "x_scales": "*fp32", "w_scales": "*fp32", "bias": "*bf16",
+    }  # fmt: skip
+    names = [parameter.name for parameter in kernel.params]
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    aligned = {
+        (i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")
+    }
+    built = triton.compile(
+        GluonASTSource(kernel, signature, constants, aligned),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": 4, "maxnreg": REGISTERS[tiling.groups]},
+    )
+    ptx = built.asm["ptx"]
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    cubin = Path(os.environ["WORK"]) / "kernel.cubin"
+    cubin.write_bytes(built.asm["cubin"])
+    usage = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    return {
+        "products": sorted(set(re.findall(r"wgmma\.mma_async\S+", ptx))),
+        "count": len(re.findall(r"wgmma\.mma_async", ptx)),
+        "registers": "setmaxnreg" in ptx,
+        "warps": built.metadata.num_warps,
+        "shared": built.metadata.shared,
+        "usage": usage,
+    }
+
+
+def compiled(tiling: HopperTiling, where: Path, bias: bool = False) -> dict[str, Any]:
+    code = "from tests.kernels.test_hopper_gemm import facts; import json, sys; print(json.dumps(facts(*json.loads(sys.argv[1]))))"
+    numbers = [getattr(tiling, name) for name in HopperTiling.__dataclass_fields__]
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    clean |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]), "WORK": str(where)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps([numbers, bias])], env=clean, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+@pytest.mark.parametrize("tiling", COMPILED, ids=str)
+def test_the_compiler_gives_fp8_products_without_spilled_registers(
+    tiling: HopperTiling, tmp_path: Path
+) -> None:
+    found = compiled(tiling, tmp_path, bias=tiling.turns)
+    shape = f"m64n{tiling.block_n}k32"
+    assert found["products"] == [f"wgmma.mma_async.sync.aligned.{shape}.f32.e4m3.e4m3"]
+    assert found["count"] == 4 * max(tiling.groups, 1) * tiling.parts  # 128 columns
+    assert found["registers"] == (tiling.groups > 0)
+    assert found["warps"] == 4 * (tiling.groups + 1)
+    assert found["shared"] <= tiling.shared_bytes
+    assert "STACK:0 " in found["usage"]
+
+
+def test_every_tiling_of_the_table_can_be_built() -> None:
+    for tiling in [*MEASURED.values(), *_BY_SIZE, *COMPILED]:
+        assert tiling.problem() is None
+    for m in (1, 64, 100, 128, 500, 4096, 100_000):
+        for n, k in ((128, 128), (6144, 4096), (4096, 12288)):
+            assert config(m, n, k).problem() is None
+
+
+def test_defaults_grow_with_the_product() -> None:
+    sizes = [t.block_m * t.block_n for t in (config(m, 5120, 5120) for m in (64, 1024, 16384))]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+    assert config(16384, 5120, 5120) == _BY_SIZE[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"groups": 3}, "3 groups of 2 parts and 128 columns make no tile"),
+        ({"block_n": 96}, "96 columns make no tile"),
+        ({"stages": 1}, "1 stages and height 8 are too few"),
+        ({"stages": 5}, "5 stages take 279040 bytes of shared memory, and 232448 exist"),
+        ({"ctas": 2}, "2 CTAs of 2 groups exceed"),
+        ({"buffers": 3}, "3 buffers"),
+        ({"groups": 1, "turns": True}, "turns of 2 groups"),
+    ],
+)
+def test_what_is_no_tiling(changes: dict[str, Any], words: str) -> None:
+    problem = replace(COMPILED[0], **changes).problem()
+    assert problem is not None
+    assert words in problem
+
+
+def test_supports() -> None:
+    assert supports_hopper_gemm(1, 128, 128, "bfloat16") == Accepted()
+    assert supports_hopper_gemm(4096, 24576, 4096, "float16") == Accepted()
+    for arguments, reason in {
+        (4096, 24576, 4096, "float32"): "dtype",
+        (0, 128, 128, "bfloat16"): "rows",
+        (8, 192, 128, "bfloat16"): "shape",
+        (8, 128, 576, "bfloat16"): "shape",
+        (8, 0, 128, "bfloat16"): "shape",
+    }.items():
+        answer = supports_hopper_gemm(*arguments)
+        assert isinstance(answer, Rejected)
+        assert answer.reason == reason
+
+
+def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return (*quantize_activation_torch(torch.randn(m, k)), *quantize_blocks(torch.randn(n, k)))
+
+
+def test_the_twin_is_the_product_of_the_dequantized_operands() -> None:
+    x, sx, w, sw = operands(5, 128, 256)
+    bias = torch.randn(128).bfloat16()
+    exact = (x.double() * sx.double().repeat_interleave(128, 1)) @ dequantize_blocks(w, sw).double().T
+    torch.testing.assert_close(
+        hopper_w8a8_torch(x, sx, w, sw, None, torch.float16), exact.half(), rtol=2e-3, atol=1e-3
+    )
+    torch.testing.assert_close(
+        hopper_w8a8_torch(x, sx, w, sw, bias), (exact + bias.double()).bfloat16(), rtol=1e-2, atol=1e-3
+    )
+
+
+def test_what_is_refused() -> None:
+    x, sx, w, sw = operands(5, 128, 256)
+    with pytest.raises(ValueError, match="on cpu; the Hopper product takes one CUDA device"):
+        hopper_w8a8(x, sx, w, sw)
+    with pytest.raises(ValueError, match=r"codes of x are \[5, 256\] torch.float32"):
+        hopper_w8a8(x.float(), sx, w, sw)
+    with pytest.raises(ValueError, match=r"strides .*contiguous"):
+        hopper_w8a8(x, sx, w[:, :128], sw)
+    with pytest.raises(ValueError, match="128 x 128 cannot multiply x of 5 x 256"):
+        hopper_w8a8(x, sx, w[:, :128].contiguous(), sw)
+    with pytest.raises(ValueError, match="A weight of 64 x 256 is no whole number"):
+        hopper_w8a8(x, sx, w[:64], sw)
+    with pytest.raises(ValueError, match="Results of float32"):
+        hopper_w8a8(x, sx, w, sw, out_dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"dense along M\. Make them with empty_activation_scales"):
+        hopper_w8a8(x, sx.contiguous(), w, sw)
+    with pytest.raises(ValueError, match=r"scales of x are \[4, 2\]"):
+        hopper_w8a8(x, empty_activation_scales(4, 256, x.device), w, sw)
+    with pytest.raises(ValueError, match=r"scales of w are \[1, 1\]"):
+        hopper_w8a8(x, sx, w, sw[:, :1])
+    with pytest.raises(ValueError, match=r"bias is \[128\] torch.float32"):
+        hopper_w8a8(x, sx, w, sw, torch.zeros(128))
+    with pytest.raises(ValueError, match=r"out is \[5, 64\]"):
+        hopper_w8a8(x, sx, w, sw, out=torch.empty(5, 64, dtype=torch.bfloat16))

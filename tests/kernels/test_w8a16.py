@@ -1,0 +1,374 @@
+"""W8A16: both kernels against float64 at their edges, every E4M3 code, block scales, what is refused, what is compiled."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvbench_kernels import w8a16 as module
+from kvbench_kernels.blockwise import (
+    BLOCK,
+    dequantize_blocks,
+    fp8_dequantize_matmul_torch,
+    quantize_blocks,
+    scale_shape,
+)
+from kvbench_kernels.launches import record
+from kvbench_kernels.quantize import e4m3_to_float
+from kvbench_kernels.support import Accepted, Rejected
+from kvbench_kernels.w8a16 import Tiling, config, supports_w8a16, w8a16
+from kvbench_kernels.w8a16_config import M_MAX, rows_padded, splits_used
+
+ROOT = Path(__file__).resolve().parents[2]
+VECTOR = {
+    "registers": Tiling("vector", 32, 256),
+    "registers, split": Tiling("vector", 64, 128, splits=3),
+    "ring": Tiling("vector", 64, 64, stages=3),
+    "ring, split": Tiling("vector", 16, 1024, splits=2, stages=2),
+}
+DOT = {
+    "dot": Tiling("dot", 32, 128, warps=2, stages=2, cvt=False),
+    "dot, split": Tiling("dot", 16, 64, splits=3, warps=1, stages=2),
+    "dot, two blocks a step": Tiling("dot", 64, 256, stages=2),
+    "dot, two blocks of rows": Tiling("dot", 256, 64, stages=2),
+    "swap": Tiling("dot", 64, 128, stages=2, swap=True),
+    "swap, split": Tiling("dot", 32, 256, splits=2, warps=2, stages=2, swap=True),
+    "swap, two blocks of rows": Tiling("dot", 256, 128, stages=2, swap=True),
+}
+TILINGS = VECTOR | DOT
+# N and K of the weight: fewer than a tile, whole blocks, half blocks at the end, many blocks.
+SHAPES = [(1, 16), (100, 128), (192, 192), (576, 192), (192, 576), (1000, 128), (100, 2048)]
+ROWS = (1, 7, 8, 9, 16, 31, 32, 33, 63, 64)
+
+
+def cases() -> list[tuple[str, int, int, int, torch.dtype]]:
+    """Every tiling with every shape, every number of rows with both kernels that swap and do not, dtypes in turn."""
+    found = []
+    for i, (n, k) in enumerate(SHAPES):
+        found += [(name, (1, 2, 3, 4)[(i + j) % 4], n, k) for j, name in enumerate(VECTOR)]
+        found += [(name, ROWS[(3 * i + j) % len(ROWS)], n, k) for j, name in enumerate(DOT)]
+    for m in ROWS:
+        found += [("swap", m, 192, 192), ("dot", m, 100, 192)]
+    found += [("swap", 128, 100, 192), ("dot", 65, 100, 192)]
+    dtypes = {True: (torch.bfloat16, torch.float16, torch.float32), False: (torch.bfloat16, torch.float16)}
+    turns = [dtypes[case[0] in VECTOR] for case in found]
+    return [(*case, turn[i % len(turn)]) for i, (case, turn) in enumerate(zip(found, turns, strict=True))]
+
+
+def poisoned(rows: int, columns: int, dtype: torch.dtype, device: str) -> Tensor:
+    """[rows, columns] of NaN in the middle of a larger NaN tensor, so that its rows lie apart."""
+    return torch.full((rows + 2, columns + 16), torch.nan, dtype=dtype, device=device)[1:-1, :columns]
+
+
+def made_x(m: int, k: int, dtype: torch.dtype, device: str) -> Tensor:
+    return poisoned(m, k, dtype, device).copy_(torch.randn(m, k, device=device))
+
+
+def made_weight(
+    n: int, k: int, device: str, scale_dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    codes, scales = quantize_blocks(torch.randn(n, k, device=device) / k**0.5)
+    return codes, scales.to(scale_dtype)
+
+
+def exact_of(x: Tensor, codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """The float64 product, and the product of the magnitudes."""
+    n, k = codes.shape
+    wide = scales.double().repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
+    w = e4m3_to_float(codes).double() * wide
+    return x.double() @ w.T, x.double().abs() @ w.abs().T
+
+
+def check(out: Tensor, exact: Tensor, magnitude: Tensor, k: int) -> None:
+    """Half a last place of out's dtype, and what K additions (one rounding a scale, two a bias) lose in float32."""
+    half = torch.finfo(out.dtype).eps / 2
+    noise = 1.01 * (k + 4) * 2**-24 * magnitude
+    allowed = (exact.abs() + noise) * half + noise + torch.finfo(out.dtype).smallest_normal * half
+    assert out.shape == exact.shape
+    wrong = ~((out.double() - exact).abs() <= allowed)
+    assert not wrong.any(), f"{int(wrong.sum())} wrong, first {wrong.nonzero()[0].tolist()}"
+
+
+@pytest.mark.parametrize(("name", "m", "n", "k", "dtype"), cases())
+def test_against_float64(name: str, m: int, n: int, k: int, dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(m + n + k)
+    scale_dtype = (torch.float32, torch.bfloat16, torch.float16)[(m + n) % 3]
+    x = made_x(m, k, dtype, device)
+    codes, scales = made_weight(n, k, device, scale_dtype)
+    exact, magnitude = exact_of(x, codes, scales)
+    out = poisoned(m, n, dtype, device)
+    assert w8a16(x, codes, scales, tiling=TILINGS[name], out=out) is out
+    check(out, exact, magnitude, k)
+    # What lies around out is as it was.
+    assert out._base is not None
+    assert int(out._base.isnan().sum()) == out._base.numel() - out.numel()
+
+    if k > 600 and device == "cpu":
+        return  # The interpreter takes seconds for it.
+    bias = torch.randn(n, device=device).to(dtype)
+    check(
+        w8a16(x, codes, scales, bias, TILINGS[name]),
+        exact + bias.double(),
+        magnitude + bias.double().abs(),
+        k,
+    )
+
+
+@pytest.mark.parametrize("name", TILINGS)
+def test_powers_of_two_are_exact(name: str, device: str) -> None:
+    torch.manual_seed(0)
+    m, n, k = (3, 300, 320)
+    x = torch.randint(-4, 5, (m, k), device=device).to(torch.bfloat16)
+    codes = torch.randint(-8, 9, (n, k), device=device).to(torch.float8_e4m3fn)
+    scales = 2.0 ** torch.randint(-2, 3, scale_shape(n, k), device=device)
+    bias = torch.randint(-4, 5, (n,), device=device).to(torch.bfloat16)
+    exact, _ = exact_of(x, codes, scales)
+    assert torch.equal(
+        w8a16(x, codes, scales, bias, TILINGS[name]), (exact + bias.double()).float().to(torch.bfloat16)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("name", TILINGS)
+def test_every_code_comes_out_as_its_value(name: str, dtype: torch.dtype, device: str) -> None:
+    # 256 rows of one code and 127 zeros; the row of x that is one at the code's column gives it back.
+    codes = torch.zeros(256, 128, dtype=torch.uint8, device=device)
+    codes[:, 37] = torch.arange(256, device=device)
+    weight = codes.view(torch.float8_e4m3fn)
+    x = torch.zeros(2, 128, dtype=dtype, device=device)
+    x[0, 37] = 1
+    out = w8a16(x, weight, torch.ones(2, 1, device=device), tiling=TILINGS[name])
+    expected = e4m3_to_float(weight)[:, 37].to(dtype)
+    assert int(expected.isnan().sum()) == 2
+    torch.testing.assert_close(out[0], expected, rtol=0, atol=0, equal_nan=True)
+    # Zero times a number is zero, zero times NaN is NaN.
+    torch.testing.assert_close(out[1], expected * 0, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", TILINGS)
+def test_a13_t2_each_block_has_its_own_scale(name: str, device: str) -> None:
+    # 1000 rows are 8 blocks, the last of 104: 128 * (2^0 + .. + 2^6) + 104 * 2^7 = 29,568.
+    scales = (2.0 ** torch.arange(8, device=device))[:, None]
+    codes = torch.ones(1000, 128, device=device).to(torch.float8_e4m3fn)
+    x = torch.zeros(2, 128, dtype=torch.float16, device=device)
+    x[0, 5] = 1
+    out = w8a16(x, codes, scales, tiling=TILINGS[name])
+    assert out[0].double().sum().item() == 29_568
+    assert not out[1].any()
+    # The same along K, which takes multiples of 16: 128 * (2^0 + .. + 2^6) + 112 * 2^7 = 30,592.
+    wide = torch.ones(128, 1008, device=device).to(torch.float8_e4m3fn)
+    ones = torch.ones(1, 1008, dtype=torch.float16, device=device)
+    down = w8a16(ones, wide, scales.T.contiguous(), tiling=TILINGS[name])
+    assert torch.equal(down, torch.full((1, 128), 30_592.0, device=device).half())
+
+
+@pytest.mark.parametrize("name", ["registers", "ring", "dot", "swap"])
+def test_a_scale_beyond_16_bits_still_counts(name: str, device: str) -> None:
+    # 2^-100 and 2^100 leave float16, and 1 + 2^-20 is no bfloat16: only a float32 scale gives these products.
+    codes = torch.ones(1, 384, device=device).to(torch.float8_e4m3fn)
+    x = torch.zeros(3, 384, dtype=torch.float16, device=device)
+    for row in range(3):
+        x[row, 128 * row] = 1
+    big = torch.tensor([[2.0**-10, 1 + 2.0**-8, 60000.0]], device=device)
+    out = w8a16(x, codes, big, tiling=TILINGS[name])
+    assert out[:, 0].tolist() == [2.0**-10, 1 + 2.0**-8, 60000.0]
+    tiny = torch.tensor([[2.0**-100, 2.0**100, 1.0]], device=device)
+    wide = w8a16(x.to(torch.bfloat16), codes, tiny, tiling=TILINGS[name])
+    assert wide[:, 0].tolist() == [2.0**-100, 2.0**100, 1.0]
+
+
+@pytest.mark.parametrize("name", ["registers, split", "dot", "swap"])
+def test_blocks_of_zeros_and_an_amax_in_the_tail(name: str, device: str) -> None:
+    w = torch.zeros(192, 192, device=device)
+    w[191, 191] = -448.0  # the last element of the last, smaller block decides its scale alone
+    w[0, 0] = 3.5
+    codes, scales = quantize_blocks(w)
+    x = torch.ones(2, 192, dtype=torch.bfloat16, device=device)
+    out = w8a16(x, codes, scales, tiling=TILINGS[name])
+    expected = w.double().sum(1).to(torch.bfloat16).expand(2, -1)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("name", ["registers, split", "ring, split", "dot, split", "swap, split"])
+def test_a_split_product_gives_the_same_bits_and_leaves_its_tickets_at_zero(name: str, device: str) -> None:
+    torch.manual_seed(0)
+    x, (codes, scales) = made_x(2, 2048, torch.bfloat16, device), made_weight(100, 2048, device)
+    first = w8a16(x, codes, scales, tiling=TILINGS[name])
+    (tickets,) = [t for d, t in module._tickets.items() if d == x.device]
+    assert not tickets.any()
+    assert torch.equal(first, w8a16(x, codes, scales, tiling=TILINGS[name]))
+
+
+def test_the_twin_agrees(device: str) -> None:
+    torch.manual_seed(0)
+    x, (codes, scales) = made_x(4, 256, torch.float32, device), made_weight(200, 256, device)
+    bias = torch.randn(200, device=device)
+    torch.testing.assert_close(
+        w8a16(x, codes, scales, bias),
+        fp8_dequantize_matmul_torch(x, codes, scales, bias),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+    assert torch.equal(
+        dequantize_blocks(codes, scales)[:1, :1], e4m3_to_float(codes)[:1, :1] * scales[:1, :1]
+    )
+
+
+@pytest.mark.parametrize(("m", "name"), [(1, "w8a16_vector"), (64, "w8a16_dot")])
+def test_a_launch_says_its_name(m: int, name: str, device: str) -> None:
+    codes, scales = made_weight(64, 128, device)
+    with record() as launches:
+        w8a16(torch.ones(m, 128, dtype=torch.float16, device=device), codes, scales)
+    assert [launch.name for launch in launches] == [name]
+
+
+def test_an_early_launch_is_ignored_where_there_is_none(device: str) -> None:
+    x, (codes, scales) = made_x(1, 128, torch.float16, device), made_weight(8, 128, device)
+    early = w8a16(x, codes, scales, tiling=Tiling("vector", 8, 128, pdl=True))
+    assert torch.equal(early, w8a16(x, codes, scales, tiling=Tiling("vector", 8, 128)))
+
+
+def test_what_is_refused(device: str) -> None:
+    x = torch.zeros(2, 128, dtype=torch.float16, device=device)
+    codes, scales = made_weight(200, 128, device)
+    with pytest.raises(ValueError, match="129 rows of x are outside 1 to 128"):
+        w8a16(x[:1].expand(129, -1).contiguous(), codes, scales)
+    with pytest.raises(ValueError, match=r"5 rows of float32 .* takes 1 to 4 of them"):
+        w8a16(torch.zeros(5, 128, device=device), codes, scales)
+    with pytest.raises(ValueError, match="dtype float64"):
+        w8a16(x.double(), codes, scales)
+    with pytest.raises(ValueError, match=r"x is \[2, 128\] and codes \[200, 64\]"):
+        w8a16(x, codes[:, :64].contiguous(), scales)
+    with pytest.raises(ValueError, match=r"200 x 24 .* multiple of 16"):
+        w8a16(x[:, :24], codes[:, :24].contiguous(), scales)
+    with pytest.raises(ValueError, match="must be dense"):
+        w8a16(torch.zeros(128, 2, dtype=torch.float16, device=device).T, codes, scales)
+    with pytest.raises(ValueError, match=r"codes are torch.uint8"):
+        w8a16(x, codes.view(torch.uint8), scales)
+    with pytest.raises(ValueError, match=r"contiguous float8_e4m3fn"):
+        w8a16(x, torch.zeros(128, 200, device=device).to(torch.float8_e4m3fn).T, scales)
+    with pytest.raises(ValueError, match=r"scales are \[1, 2\] .* contiguous \[2, 1\]"):
+        w8a16(x, codes, scales.T.contiguous())
+    with pytest.raises(ValueError, match=r"scales are \[2, 1\] torch.float64"):
+        w8a16(x, codes, scales.double())
+    with pytest.raises(ValueError, match=r"The bias is \[199\]"):
+        w8a16(x, codes, scales, torch.zeros(199, dtype=torch.float16, device=device))
+    with pytest.raises(ValueError, match=r"out is \[2, 199\]"):
+        w8a16(x, codes, scales, out=torch.zeros(2, 199, dtype=torch.float16, device=device))
+    with pytest.raises(ValueError, match="1 to 4 rows of x, not 5"):
+        w8a16(x[:1].expand(5, -1).contiguous(), codes, scales, tiling=VECTOR["registers"])
+
+
+def test_supports() -> None:
+    assert supports_w8a16(1, 4096, 4096, "bfloat16") == Accepted()
+    assert supports_w8a16(128, 576, 192, "float16") == Accepted()
+    assert supports_w8a16(4, 1, 16, "float32") == Accepted()
+    for arguments, reason in {
+        (129, 4096, 4096, "bfloat16"): "rows",
+        (0, 4096, 4096, "bfloat16"): "rows",
+        (5, 4096, 4096, "float32"): "dtype",
+        (1, 4096, 4096, "int8"): "dtype",
+        (1, 4096, 4104, "bfloat16"): "shape",
+        (1, 4096, 0, "bfloat16"): "shape",
+        (1, 0, 4096, "bfloat16"): "shape",
+    }.items():
+        answer = supports_w8a16(*arguments)
+        assert isinstance(answer, Rejected)
+        assert answer.reason == reason
+
+
+@given(st.integers(1, 160_000), st.integers(1, 1024).map(lambda k: 16 * k))
+def test_the_chosen_tiling_can_run(n: int, k: int) -> None:
+    for m in range(1, M_MAX + 1):
+        tiling = config(m, n, k)
+        assert tiling.kind == "dot" or m <= 4
+        assert m <= rows_padded(m) <= 128
+        assert all(b & (b - 1) == 0 for b in (tiling.block_n, tiling.block_k, tiling.warps))
+        assert tiling.block_k >= 16
+        assert tiling.block_n >= 16 or tiling.kind == "vector"
+        assert tiling.block_n <= 128 or tiling.kind == "dot"
+
+
+@given(st.integers(1, 64), st.integers(1, 16))
+def test_no_split_is_empty(steps: int, splits: int) -> None:
+    used = splits_used(Tiling("vector", 4, 32, splits), 32 * steps)
+    assert 1 <= used <= splits
+    each = -(-steps // used)
+    assert (used - 1) * each < steps <= used * each
+
+
+# Compiles for compute capability 9.0 without a GPU, in a process in which Triton does not interpret.
+_COMPILE = """
+import json, re, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kvbench_kernels import w8a16
+from kvbench_kernels.w8a16_config import Tiling, rows_padded, splits_used
+
+def facts(m, dtype, fields):
+    tiling = Tiling(**fields)
+    kernel = w8a16.w8a16_vector if tiling.kind == "vector" else w8a16.w8a16_dot
+    fixed = dict(BIAS=True, BLOCK_N=tiling.block_n, BLOCK_K=tiling.block_k, SPLITS=splits_used(tiling, 4096),
+                 STAGES=tiling.stages, EVEN_K=True, PDL=False)
+    if tiling.kind == "vector":
+        fixed |= dict(M=m)
+    else:
+        fixed |= dict(M_PAD=rows_padded(m), SWAP=tiling.swap, CVT=tiling.cvt)
+    pointers = dict(x=dtype, codes="i8", scales="fp32", bias=dtype, y=dtype, parts="fp32", tickets="i32")
+    names = kernel.arg_names
+    signature = {a: "constexpr" if a in fixed else "*" + pointers[a] if a in pointers else "i32" for a in names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(names) if a not in fixed and a != "m"}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=fixed, attrs=aligned)
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tiling.warps})
+    ptx = built.asm["ptx"]
+    shapes = {f"{a} {b}" for a, b in re.findall(r"(mma\\.sync|wgmma\\.mma_async)[\\w.]*?\\.(m\\d+n\\d+k\\d+)", ptx)}
+    return {"mma": sorted(shapes), "local": len(re.findall(r"(?:ld|st)\\.local", ptx)),
+            "loads": sorted(set(re.findall(r"cp\\.async\\.c[ag]\\.shared\\.global \\[ [^\\]]*\\], \\[ [^\\]]*\\], (0x\\w+)", ptx))),
+            "stack": w8a16_stack(built)}
+
+def w8a16_stack(built):
+    import os, subprocess, tempfile
+    tool = os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/cuobjdump")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True).stdout
+    return int(re.search(r"STACK:(\\d+)", text).group(1))
+
+print(json.dumps([facts(*case) for case in json.loads(sys.argv[1])]))
+"""
+EXPECTED: list[tuple[int, Tiling, list[str]]] = [
+    (1, Tiling("vector", 8, 1024, stages=3), []),
+    (4, Tiling("vector", 4, 512, warps=2), []),
+    (16, Tiling("dot", 32, 128, warps=2, stages=4, cvt=False), ["mma.sync m16n8k16"]),
+    (16, Tiling("dot", 64, 128, warps=2, stages=4, swap=True), ["mma.sync m16n8k16"]),
+    (16, Tiling("dot", 64, 128, stages=4, swap=True), ["wgmma.mma_async m64n16k16"]),
+    (64, Tiling("dot", 128, 128, warps=8, stages=3, swap=True), ["wgmma.mma_async m64n64k16"]),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_what_is_compiled_for_an_h200(dtype: str) -> None:
+    cases = [(m, dtype, vars(tiling)) for m, tiling, _ in EXPECTED]
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "kernels"), str(ROOT)])
+    run = subprocess.run(
+        [sys.executable, "-c", _COMPILE, json.dumps(cases)], env=env, capture_output=True, text=True, cwd=ROOT
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    found: list[dict[str, Any]] = json.loads(run.stdout)
+    for (_, tiling, mma), facts in zip(EXPECTED, found, strict=True):
+        assert facts["mma"] == mma, tiling
+        assert facts["stack"] == 0, tiling
+        assert facts["local"] == 0, tiling
