@@ -145,7 +145,9 @@ def _record(task: Mapping[str, Any]) -> Record:
     samples, facts = _measured(task)
     quantized = spec["weights"] != "native"
     weights = NATIVE | {"requested": spec["weights"], "resolved": spec["weights"]}
-    path = {"requested": spec["gemm"], "resolved": "by_shape", "reason": "best_available"} if quantized else {}
+    path = (
+        {"requested": spec["gemm"], "resolved": "by_shape", "reason": "best_available"} if quantized else {}
+    )
     return Record(
         key=task["key"], runner=task["runner"], protocol=1, status="ok", spec=spec, options={},
         decision={"kv_format": choice, "weights": weights, "backend": NATIVE | {"requested": "torch", "resolved": "torch"},
