@@ -152,7 +152,12 @@ def _check(
             f"The scales of x are {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()}; they must be "
             f"float32 [{m}, {k // BLOCK}], dense along M, with columns at multiples of 16 bytes. Make them with empty_activation_scales."
         )
-    if scales_w.shape != scale_shape(n, k) or scales_w.dtype not in _SCALES or not scales_w.is_contiguous() or scales_w.data_ptr() % 16:
+    if (
+        scales_w.shape != scale_shape(n, k)
+        or scales_w.dtype not in _SCALES
+        or not scales_w.is_contiguous()
+        or scales_w.data_ptr() % 16
+    ):
         raise ValueError(
             f"The scales of w are {list(scales_w.shape)} {scales_w.dtype}; they must be contiguous, 16-byte aligned "
             f"{list(scale_shape(n, k))} of float32, bfloat16 or float16."

@@ -57,9 +57,7 @@ class HopperTiling:
         if not 1 <= self.ctas <= (2 if self.groups == 1 else 1):
             return f"{self.ctas} CTAs of {self.groups} groups exceed a multiprocessor's registers; use 1."
         if self.buffers not in (1, 2) or not 0 <= self.turns <= (3 if self.groups > 1 else 0):
-            return (
-                f"{self.buffers} buffers, turns {self.turns}: it takes 1 or 2 buffers, and turns 0 to 3 of 2 or 3 groups."
-            )
+            return f"{self.buffers} buffers, turns {self.turns}: it takes 1 or 2 buffers, and turns 0 to 3 of 2 or 3 groups."
         if not 1 <= self.splits <= 8:
             return f"{self.splits} splits of K are no choice; it takes 1 to 8."
         room = min(SHARED_BYTES, _SHARED_PER_PROCESSOR // self.ctas - 1024)

@@ -30,7 +30,7 @@ copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_sh
 
 BLOCK_K = gl.constexpr(128)  # columns that share scales: one step
 ROWS = gl.constexpr(64)  # of x in one instruction, and in one box of the copy engine
-SCALE_BYTES = gl.constexpr(128)  # of the weight's scales that are copied a step: what shared memory is aligned to
+SCALE_BYTES = gl.constexpr(128)  # of the weight's scales copied a step; a slot must be aligned to as much
 
 
 @gluon.jit
@@ -99,6 +99,7 @@ def _multiply(
     is passed on 1: with the product handed over; 2: half-way through it; 3: after a quarter of it.
     """
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
+    rows: gl.constexpr = gl.SliceLayout(1, mma)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     BOXES: gl.constexpr = GROUPS * PARTS
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, mma)
@@ -125,22 +126,27 @@ def _multiply(
                 x = x_ring.index(box)
                 w = w_ring.index(slot)
                 if TURNS < 2:
-                    product = warpgroup_mma(x, w.permute((1, 0)), product, use_acc=steps < 0, is_async=True)
+                    product = warpgroup_mma(
+                        x, w.permute((1, 0)), product, use_acc=end <= begin, is_async=True
+                    )
                 else:
                     # In two halves, to pass the turn between them.
                     product = warpgroup_mma(
                         x.slice(0, FIRST, dim=1), w.slice(0, FIRST, dim=1).permute((1, 0)), product,
-                        use_acc=steps < 0, is_async=True,
+                        use_acc=end <= begin, is_async=True,
                     )  # fmt: skip
                     if FIRST == 32:
                         product = warpgroup_mma(
-                            x.slice(32, 32, dim=1), w.slice(32, 32, dim=1).permute((1, 0)), product, is_async=True
+                            x.slice(32, 32, dim=1),
+                            w.slice(32, 32, dim=1).permute((1, 0)),
+                            product,
+                            is_async=True,
                         )
                     product = warpgroup_mma(
                         x.slice(64, 64, dim=1), w.slice(64, 64, dim=1).permute((1, 0)), product, is_async=True
                     )
                 x_scale = x_scale_ring.index(box)._reinterpret(gl.float32, [ROWS], flat)
-                scale = x_scale.load(gl.SliceLayout(1, mma)) * w_scale.load(gl.SliceLayout(1, mma)).to(gl.float32)
+                scale = x_scale.load(rows) * w_scale.load(rows).to(gl.float32)
                 if TURNS > 1:
                     product = warpgroup_mma_wait(64 // FIRST, deps=[product])
                 if TURNS > 0:
@@ -158,7 +164,7 @@ def _multiply(
         if SPLITS > 1:
             # In the order of the splits, whichever comes last: the same bits on every call.
             tile = item // SPLITS
-            inside = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, mma)) * BLOCK_N, 1)
+            inside = gl.expand_dims(gl.arange(0, ROWS, rows) * BLOCK_N, 1)
             inside = inside + gl.expand_dims(gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma)), 0)
             own = parts + (item.to(gl.int64) * BOXES + WHO * PARTS) * (ROWS * BLOCK_N)
             for part in gl.static_range(PARTS):
@@ -172,8 +178,8 @@ def _multiply(
                 for part in gl.static_range(PARTS):
                     total = zero
                     for split in gl.static_range(SPLITS):
-                        at = parts + ((tile.to(gl.int64) * SPLITS + split) * BOXES + WHO * PARTS + part) * (ROWS * BLOCK_N)
-                        total = total + gl.load(at + inside, cache_modifier=".cg")
+                        box = (tile.to(gl.int64) * SPLITS + split) * BOXES + WHO * PARTS + part
+                        total = total + gl.load(parts + box * (ROWS * BLOCK_N) + inside, cache_modifier=".cg")
                     totals = totals + (total,)
                 _store(totals, y_desc, y_buffers, bias, first, j, mma, WHO, PARTS, BLOCK_N, HAS_BIAS, BUFFERS)
         else:
