@@ -26,6 +26,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 # Names that changed after Triton 3.6, which has the second of each.
 copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+reinterpret = (
+    getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret
+)
 copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 BLOCK_K = gl.constexpr(128)  # columns that share scales: one step
@@ -117,7 +120,7 @@ def _multiply(
         for _step in range(begin, end):
             mbarrier.wait(full.index(slot), phase)
             added = ()
-            w_scale = w_scale_ring.index(slot)._reinterpret(w_scale_ring.dtype, [1], flat)
+            w_scale = reinterpret(w_scale_ring.index(slot), w_scale_ring.dtype, [1], flat)
             for part in gl.static_range(PARTS):
                 box = slot * BOXES + WHO * PARTS + part
                 if TURNS > 0:
@@ -145,7 +148,7 @@ def _multiply(
                     product = warpgroup_mma(
                         x.slice(64, 64, dim=1), w.slice(64, 64, dim=1).permute((1, 0)), product, is_async=True
                     )
-                x_scale = x_scale_ring.index(box)._reinterpret(gl.float32, [ROWS], flat)
+                x_scale = reinterpret(x_scale_ring.index(box), gl.float32, [ROWS], flat)
                 scale = x_scale.load(rows) * w_scale.load(rows).to(gl.float32)
                 if TURNS > 1:
                     product = warpgroup_mma_wait(64 // FIRST, deps=[product])

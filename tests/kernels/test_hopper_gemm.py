@@ -37,7 +37,7 @@ COMPILED = [
     HopperTiling(2, 2, 128, 3, buffers=2, turns=3),
     HopperTiling(2, 1, 64, 7, turns=1),
     HopperTiling(1, 1, 128, 3, ctas=2, splits=2),
-    HopperTiling(2, 2, 128, 3, buffers=2, turns=2, splits=3),
+    HopperTiling(2, 1, 128, 5, turns=2, splits=4),
 ]
 
 
