@@ -81,63 +81,7 @@ def supports_hopper_gemm(m: int, n: int, k: int, dtype: str) -> Accepted | Rejec
 
 
 # Fastest tiling measured for rows of x up to the first number, rows of weights, columns; those of Qwen3-8B.
-# H200, torch 2.11.0, triton 3.6.0, 2026-11-29; times of the run, cuBLAS in bfloat16 beside.
-MEASURED: dict[tuple[int, int, int], HopperTiling] = {
-    (128, 6144, 4096): HopperTiling(1, 1, 128, 4, height=16, ctas=2),  # 13.4 us, 482 TFLOP/s, cuBLAS 16.5
-    (256, 6144, 4096): HopperTiling(2, 1, 128, 6, height=16, turns=True),  # 17.2 us, 750 TFLOP/s, cuBLAS 22.1
-    (512, 6144, 4096): HopperTiling(0, 2, 128, 3, height=16, ctas=2),  # 32.5 us, 793 TFLOP/s, cuBLAS 36.5
-    (1024, 6144, 4096): HopperTiling(
-        2, 1, 128, 6, height=16, turns=True
-    ),  # 48.7 us, 1059 TFLOP/s, cuBLAS 70.8
-    (2048, 6144, 4096): HopperTiling(
-        2, 1, 128, 6, height=16, turns=True
-    ),  # 98.2 us, 1050 TFLOP/s, cuBLAS 147.1
-    (4096, 6144, 4096): HopperTiling(
-        2, 1, 128, 6, height=16, turns=True
-    ),  # 201.1 us, 1025 TFLOP/s, cuBLAS 296.5
-    (8192, 6144, 4096): HopperTiling(2, 2, 128, 4, height=4),  # 389.5 us, 1059 TFLOP/s, cuBLAS 585.6
-    (128, 4096, 4096): HopperTiling(1, 1, 64, 6, height=16, ctas=2),  # 11.8 us, 364 TFLOP/s, cuBLAS 14.2
-    (256, 4096, 4096): HopperTiling(1, 1, 128, 4, height=16, ctas=2),  # 12.9 us, 665 TFLOP/s, cuBLAS 16.9
-    (512, 4096, 4096): HopperTiling(2, 1, 128, 6, height=16, turns=True),  # 18.7 us, 917 TFLOP/s, cuBLAS 24.7
-    (1024, 4096, 4096): HopperTiling(
-        2, 1, 128, 6, height=16, turns=True
-    ),  # 34.6 us, 993 TFLOP/s, cuBLAS 48.2
-    (2048, 4096, 4096): HopperTiling(
-        2, 1, 128, 6, height=16, turns=True
-    ),  # 66.3 us, 1036 TFLOP/s, cuBLAS 96.5
-    (4096, 4096, 4096): HopperTiling(2, 2, 128, 4, height=4),  # 134.6 us, 1021 TFLOP/s, cuBLAS 195.3
-    (8192, 4096, 4096): HopperTiling(2, 2, 128, 4, height=4),  # 259.4 us, 1060 TFLOP/s, cuBLAS 384.9
-    (128, 24576, 4096): HopperTiling(1, 1, 64, 6, height=16, ctas=2),  # 41.5 us, 620 TFLOP/s, cuBLAS 54.7
-    (256, 24576, 4096): HopperTiling(
-        2, 1, 128, 6, height=16, turns=True
-    ),  # 58.2 us, 886 TFLOP/s, cuBLAS 75.0
-    (512, 24576, 4096): HopperTiling(
-        2, 1, 128, 6, height=16, turns=True
-    ),  # 104.1 us, 990 TFLOP/s, cuBLAS 141.8
-    (1024, 24576, 4096): HopperTiling(
-        2, 1, 128, 6, height=16, turns=True
-    ),  # 198.0 us, 1041 TFLOP/s, cuBLAS 296.0
-    (2048, 24576, 4096): HopperTiling(
-        2, 1, 128, 6, height=16, turns=True
-    ),  # 387.6 us, 1064 TFLOP/s, cuBLAS 598.0
-    (4096, 24576, 4096): HopperTiling(
-        2, 1, 128, 6, height=16, turns=True
-    ),  # 765.6 us, 1077 TFLOP/s, cuBLAS 1205.8
-    (8192, 24576, 4096): HopperTiling(2, 2, 128, 4, height=4),  # 1541.3 us, 1070 TFLOP/s, cuBLAS 2336.6
-    (128, 4096, 12288): HopperTiling(1, 1, 128, 4, height=16, ctas=2),  # 43.3 us, 297 TFLOP/s, cuBLAS 33.4
-    (256, 4096, 12288): HopperTiling(1, 1, 128, 4, height=16, ctas=2),  # 45.0 us, 573 TFLOP/s, cuBLAS 43.2
-    (512, 4096, 12288): HopperTiling(1, 1, 128, 4, height=16, ctas=2),  # 56.1 us, 919 TFLOP/s, cuBLAS 69.6
-    (1024, 4096, 12288): HopperTiling(
-        1, 2, 128, 3, height=16, ctas=2
-    ),  # 100.2 us, 1029 TFLOP/s, cuBLAS 138.8
-    (2048, 4096, 12288): HopperTiling(
-        1, 2, 128, 3, height=16, ctas=2
-    ),  # 197.8 us, 1042 TFLOP/s, cuBLAS 275.9
-    (4096, 4096, 12288): HopperTiling(
-        1, 2, 128, 3, height=16, ctas=2
-    ),  # 394.6 us, 1045 TFLOP/s, cuBLAS 562.1
-    (8192, 4096, 12288): HopperTiling(2, 2, 128, 4, height=4),  # 799.5 us, 1031 TFLOP/s, cuBLAS 1113.1
-}
+MEASURED: dict[tuple[int, int, int], HopperTiling] = {}
 _M_MEASURED = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 # From the largest tile to the smallest.
