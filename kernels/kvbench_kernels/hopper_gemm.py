@@ -14,6 +14,7 @@ from kvbench_kernels.blockwise import dequantize_blocks, scale_shape
 from kvbench_kernels.hopper_gemm_config import BLOCK, HopperTiling, config, supports_hopper_gemm
 from kvbench_kernels.launches import launched
 from kvbench_kernels.quantize import e4m3_to_float
+from kvbench_kernels.splitk import tickets_of
 from kvbench_kernels.support import Rejected
 
 __all__ = ["HopperTiling", "config", "hopper_w8a8", "hopper_w8a8_torch", "supports_hopper_gemm"]
@@ -21,8 +22,6 @@ __all__ = ["HopperTiling", "config", "hopper_w8a8", "hopper_w8a8_torch", "suppor
 # A thread's registers at the start, a number of groups. The groups then take 232, 240 or 160 and leave the copying
 # warp 24; 128 with one group is half of a multiprocessor's, so that two CTAs fit.
 REGISTERS = {1: 128, 2: 168, 3: 128}
-_MAX_TICKETS = 4096
-_tickets: dict[torch.device, Tensor] = {}
 _CODES = torch.float8_e4m3fn
 _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -61,7 +60,7 @@ def hopper_w8a8(
     if tiling.splits > 1:
         shape = (tiles, tiling.splits, tiling.block_m, tiling.block_n)
         parts = torch.empty(shape, dtype=torch.float32, device=codes_x.device)
-        tickets = _tickets_of(codes_x.device, tiles * tiling.groups)
+        tickets = tickets_of(codes_x.device, tiles * tiling.groups)
     kernel = hopper_gemm_kernel.hopper_w8a8_groups
     compiled = kernel[(min(tiles * tiling.splits, _multiprocessors(codes_x.device) * tiling.ctas),)](
         _boxes(codes_x, 64, BLOCK), _boxes(codes_w, tiling.block_n, BLOCK), _boxes(out, 64, tiling.block_n),
@@ -100,17 +99,6 @@ def _lines(tensor: Tensor, columns: int, rows: int, stride: int, length: int) ->
     """What the copy engine reads pieces of a row of a matrix of scales of."""
     layout = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=tensor.element_size() * 8, rank=2)
     return TensorDescriptor(tensor, [rows, columns], [stride, 1], [1, length], layout)
-
-
-def _tickets_of(device: torch.device, count: int) -> Tensor:
-    """Int32 zeros, made once a device and left at zero by every launch."""
-    if count > _MAX_TICKETS:
-        raise ValueError(f"{count} sums cannot be split along K; at most {_MAX_TICKETS}. Use splits=1.")
-    if device not in _tickets:
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("The first split product of a device cannot be captured; run it once before.")
-        _tickets[device] = torch.zeros(_MAX_TICKETS, dtype=torch.int32, device=device)
-    return _tickets[device]
 
 
 @cache

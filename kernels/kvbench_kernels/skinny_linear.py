@@ -13,7 +13,6 @@ CTAs share a tile along K: each stores its FP32 part, and the one that comes las
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kvbench_kernels.launches import launched
 from kvbench_kernels.skinny_config import M_MAX, VECTOR_M_MAX, Tiling, config, splits_used, supports_skinny
+from kvbench_kernels.splitk import has_pdl, is_last, tickets_of
 
 __all__ = [
     "Tiling",
@@ -35,8 +35,6 @@ __all__ = [
 ]
 
 WEIGHTS_MAX = 3
-_MAX_TILES = 65536
-_tickets: dict[torch.device, Tensor] = {}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -71,16 +69,6 @@ def _load_x(x, columns, start, k, EVEN_K: tl.constexpr):  # type: ignore
     if EVEN_K:
         return tl.load(x + start + columns, eviction_policy="evict_last").to(tl.float32)
     return tl.load(x + start + columns, mask=columns < k - start, other=0.0).to(tl.float32)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _is_last(tickets, tile, SPLITS: tl.constexpr):  # type: ignore
-    """Called after the part of a tile was stored: True in the CTA that comes last. Leaves its ticket at zero."""
-    tl.debug_barrier()
-    last = tl.atomic_add(tickets + tile, 1, sem="acq_rel") == SPLITS - 1
-    if last:
-        tl.store(tickets + tile, 0)
-    return last
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -169,7 +157,7 @@ def skinny_linear_vector(  # type: ignore
             tl.store(mine + 2 * BLOCK_N, tl.sum(sum2, 1))
         if M > 3:
             tl.store(mine + 3 * BLOCK_N, tl.sum(sum3, 1))
-        if _is_last(tickets, tile, SPLITS):
+        if is_last(tickets, tile, SPLITS):
             for m in tl.static_range(M):
                 total = bias
                 for s in tl.static_range(SPLITS):
@@ -243,7 +231,7 @@ def skinny_linear_dot(  # type: ignore
         # parts [tiles, SPLITS, M_PAD, BLOCK_N], of which the first m rows are used
         parts += tile * SPLITS * M_PAD * BLOCK_N + to_part
         tl.store(parts + split * M_PAD * BLOCK_N, total, mask=kept)
-        if _is_last(tickets, tile, SPLITS):
+        if is_last(tickets, tile, SPLITS):
             total = tl.zeros_like(total)
             for s in tl.static_range(SPLITS):
                 total += tl.load(parts + s * M_PAD * BLOCK_N, mask=kept, other=0.0, cache_modifier=".cg")
@@ -294,8 +282,8 @@ def skinny_linear_many(
     if splits > 1:
         height = m if tiling.kind == "vector" else M_MAX
         parts = torch.empty((tiles, splits, height, tiling.block_n), dtype=torch.float32, device=x.device)
-        tickets = _tickets_of(x.device, tiles)
-    pdl = tiling.pdl and x.is_cuda and _has_pdl(x.device)
+        tickets = tickets_of(x.device, tiles)
+    pdl = tiling.pdl and x.is_cuda and has_pdl(x.device)
     absent = range(len(rows), WEIGHTS_MAX)
     ws = [*weights, *(weights[0] for _ in absent)]
     bs = ws if biases is None else [*biases, *(biases[0] for _ in absent)]
@@ -351,19 +339,3 @@ def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None
                 f"A bias is {list(b.shape)} {b.dtype} on {b.device}; its weight asks for a contiguous "
                 f"[{w.shape[0]}] {x.dtype} on {x.device}."
             )
-
-
-@cache
-def _has_pdl(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def _tickets_of(device: torch.device, tiles: int) -> Tensor:
-    """One int32 zero a tile, made once a device and left at zero by every launch."""
-    if tiles > _MAX_TILES:
-        raise ValueError(f"{tiles} tiles cannot be split along K; at most {_MAX_TILES}. Use splits=1.")
-    if device not in _tickets:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("The first split product of a device cannot be captured; run it once before.")
-        _tickets[device] = torch.zeros(_MAX_TILES, dtype=torch.int32, device=device)
-    return _tickets[device]
