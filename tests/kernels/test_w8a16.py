@@ -99,6 +99,17 @@ def check(out: Tensor, exact: Tensor, magnitude: Tensor, k: int) -> None:
     assert not wrong.any(), f"{int(wrong.sum())} wrong, first {wrong.nonzero()[0].tolist()}"
 
 
+@pytest.mark.parametrize("name", [name for name, tiling in TILINGS.items() if tiling.kind == "dot"])
+def test_a16_t3_9_rows_in_a_tile_of_16_leave_the_others_alone(name: str, device: str) -> None:
+    rows = made_x(16, 256, torch.float16, device)
+    rows[9:] = torch.nan  # what lies behind x in memory
+    codes, scales = made_weight(192, 256, device)
+    out = torch.full((16, 192), torch.nan, dtype=torch.float16, device=device)
+    w8a16(rows[:9], codes, scales, tiling=TILINGS[name], out=out[:9])
+    check(out[:9], *exact_of(rows[:9], codes, scales), 256)
+    assert out[9:].isnan().all()
+
+
 @pytest.mark.parametrize(("name", "m", "n", "k", "dtype"), cases())
 def test_against_float64(name: str, m: int, n: int, k: int, dtype: torch.dtype, device: str) -> None:
     torch.manual_seed(m + n + k)
