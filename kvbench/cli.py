@@ -232,6 +232,30 @@ def report(run_dir: RunArg, gate: GateOption = None, json_: JsonOption = False) 
 
 
 @app.command()
+def quantize(
+    model: Annotated[
+        str, typer.Argument(help="A native checkpoint: folder, .gguf file, hub id or built-in name")
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet, or be empty")],
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="float32|bfloat16|float16",
+            help="Of what stays native (default: the checkpoint's own, or bfloat16)",
+        ),
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Write a checkpoint with FP8 weights (E4M3, one scale a 128x128 block), for weights: fp8_block128."""
+    with handled():
+        from kvbench.engine.quantize_checkpoint import quantize_checkpoint
+
+        written = quantize_checkpoint(model, out, dtype)
+        print(json.dumps(written.as_json(), ensure_ascii=False) if json_ else written.as_text())
+
+
+@app.command()
 def schema(kind: Annotated[str, typer.Argument(help="matrix or gate")] = "matrix") -> None:
     """Print the JSON Schema of matrix or gate files, for editors."""
     with handled():

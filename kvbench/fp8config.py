@@ -72,7 +72,7 @@ def matches(pattern: str, name: str) -> bool:
 def fp8_config(config: Mapping[str, Any], name: str) -> Fp8Config | None:
     """What config.json says of its weights: None for native ones. Raises UsageError for any other quantization."""
     said = config.get("quantization_config")
-    if said is None:
+    if said is None or said == {}:
         return None
     if not isinstance(said, Mapping):
         raise _refused(name, "quantization_config", said, "a mapping", "")

@@ -106,7 +106,9 @@ def _judge(check: Check, gate: Gate, row: Row, cells: tuple[str, ...], subject: 
     else:
         low, high = value if row.low is None else row.low, value if row.high is None else row.high
         status = _status(check, low, high)
-        sentence = f"{subject} is {say(value, row.unit)}{_spread(row)}; {_REASONS[status].format(limit=check.limit)}."
+        reason = _REASONS[status].format(limit=check.limit)
+        power = f" ({row.note})" if status == INCONCLUSIVE and row.note else ""
+        sentence = f"{subject} is {say(value, row.unit)}{_spread(row)}; {reason}{power}."
     return _outcome(check, status, sentence, value, cells, row.variant)
 
 

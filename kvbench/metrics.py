@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
-from kvbench.derive import agreement, latency, mcq, parity, perplexity, storage, transfer
+from kvbench.derive import agreement, gemm, latency, mcq, parity, perplexity, storage, transfer
 from kvbench.derive.value import Value
 from kvbench.record import OK, Record
 
@@ -69,6 +69,8 @@ UNIT_DOMAIN: dict[str, tuple[float, float]] = {
     "logit": (0.0, inf),
     "step": (0.0, inf),
     "questions": (0.0, inf),
+    "paths": (0.0, inf),
+    "s": (0.0, inf),
     "ppl": (1.0, inf),
     "nat": (0.0, inf),
     "%": (-100.0, inf),
@@ -103,7 +105,19 @@ METRICS: dict[str, Metric] = {
         Metric("kv_ratio", "storage", "ratio", "lower", "kv_bytes_total over the baseline cell's, both live", (0.01, 4.0), paired=True),
         Metric("kv_ratio_16bit", "storage", "ratio", "lower",
                "kv_bytes_total over a 2-byte native store of the same shape and slots", (0.01, 4.0)),
-        Metric("weight_bytes", "storage", "B", "lower", "bytes of the model's parameters and buffers as they live", _BYTES),
+        Metric("weight_bytes", "storage", "B", "lower",
+               "bytes of the model's parameters and saved buffers as they live, tied ones once", _BYTES),
+        Metric("weight_payload_bytes", "storage", "B", "lower", "bytes of the weights stored as FP8 codes; 0 where all are native", (0.0, inf)),
+        Metric("weight_scale_bytes", "storage", "B", "lower", "bytes of their block scales", (0.0, inf)),
+        Metric("weight_native_bytes", "storage", "B", "lower",
+               "weight_bytes less codes and scales: embeddings, norms, output layer, tied ones once", (0.0, inf)),
+        Metric("weight_bytes_difference", "storage", "B", "lower",
+               "bytes by which live weights and formula differ, codes, scales and the rest added up apart; exactly 0", (0.0, 0.0)),
+        Metric("weight_ratio", "storage", "ratio", "lower", "weight_bytes over the baseline cell's, both live", (0.01, 4.0), paired=True),
+        Metric("weight_ratio_16bit", "storage", "ratio", "lower",
+               "weight_bytes over 2 bytes for each number that the model has, tied ones once: the published convention", (0.01, 4.0)),
+        Metric("model_load_s", "storage", "s", "lower",
+               "from the call that loads the model until its weights are on the device, quantizing included; files may be cached", (0.0, inf)),
         Metric("page_table_bytes", "storage", "B", "lower", "bytes of the page table", (0.0, inf)),
         Metric("held_bytes", "storage", "B", "lower",
                "device memory held beyond the weights before the pages were allocated: libraries' workspaces, buffers, rounding", (0.0, inf)),
@@ -130,6 +144,22 @@ METRICS: dict[str, Metric] = {
         Metric("steps_argmax_agreement", "parity", "share", "higher",
                "share of the model-free decode steps whose argmax equals the native one", _SHARE),
         Metric("steps_max_abs", "parity", "error", "lower", "largest absolute error over the model-free decode steps", (0.0, inf)),
+        # gemm
+        Metric("gemm_error_max", "gemm", "error", "lower",
+               "largest distance of an output row from float64 x times the dequantized weight, as a share of its norm", (0.0, inf)),
+        Metric("gemm_bound_share", "gemm", "ratio", "lower",
+               "largest distance of an output row from the product that its path stands for (W8A8: with x as the reference "
+               "quantizer leaves it) over what rounding gives the path; above 1 the path computes something else", (0.0, inf)),
+        Metric("gemm_boundary_diff", "gemm", "error", "lower",
+               "largest change of the first output row, its input the same, from one number of rows of the sweep to the next, "
+               "both sides of every boundary of the route among them, as a share of its norm", (0.0, inf)),
+        Metric("gemm_boundary_argmax", "gemm", "share", "higher",
+               "share of these steps on which the argmax of that row stays", _SHARE),
+        Metric("gemm_paths", "gemm", "paths", "", "paths that ran over the sweep; which rows have which stands in the note", (1.0, inf)),
+        Metric("gemm_native_time_ratio", "gemm", "ratio", "lower",
+               "worst time of a product over F.linear on the dequantized weight in the engine's dtype; GPU, weights warm in L2", _SPEED),
+        Metric("gemm_reference_time_ratio", "gemm", "ratio", "lower",
+               "worst time of a product over the reference path, which dequantizes and multiplies; GPU, weights warm in L2", (1e-4, inf)),
         # latency
         Metric("ttft_ms", "latency", "ms", "lower",
                "request submitted to first token on the host, synchronised, sampling included; median over repeats", _TIME),
@@ -186,6 +216,9 @@ METRICS: dict[str, Metric] = {
         Metric("mcq_delta_pt", "mcq", "pt", "",
                "accuracy less the baseline's on the questions both scored, in points; Bonett-Price interval on the discordant pairs",
                (-100.0, 100.0), paired=True),
+        Metric("mcq_mde_pt", "mcq", "pt", "lower",
+               "minimum detectable effect: the smallest true change of accuracy found significant with 80% power, given this many "
+               "discordant pairs (at least 1 taken)", (0.0, inf), paired=True),
         Metric("mcq_agreement", "mcq", "share", "higher",
                "share of the questions both scored where both pick the same choice; Wilson interval", _SHARE, paired=True),
         Metric("mcq_mcnemar_p", "mcq", "p-value", "",
@@ -200,6 +233,7 @@ DERIVE: dict[str, Callable[[Record, Record | None], Iterator[Value]]] = {
     "storage": storage.values,
     "transfer": transfer.values,
     "parity": parity.values,
+    "gemm": gemm.values,
     "latency": latency.values,
     "agreement": agreement.values,
     "perplexity": perplexity.values,

@@ -154,6 +154,4 @@ def _identical(record: Record, baseline: Record | None) -> str:
         return ""
     formats = " with ".join(record.decision[aspect]["resolved"] for aspect in quantized)
     what = "a quantized cache" if quantized[0] == "kv_format" else "quantized weights"
-    return (
-        f"E5: all {len(own)} numbers equal the native ones bit for bit, which {formats} cannot give: nothing read {what}."
-    )
+    return f"E5: all {len(own)} numbers equal the native ones bit for bit, which {formats} cannot give: nothing read {what}."

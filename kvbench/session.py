@@ -22,9 +22,9 @@ from kvbench.engine.evidence import examine
 from kvbench.engine.layerprobe import probe_layers
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.engine.probes import probe_prefill, probe_values
-from kvbench.expand import baseline_spec
 from kvbench.engine.weightevidence import probe_weights
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
+from kvbench.expand import baseline_spec
 from kvbench.models import config_facts, uses_random_weights
 from kvbench.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, VERIFIED, Evidence, Level, Record
 from kvbench.runners.context import Context, Measurement
@@ -254,7 +254,11 @@ def _evidence(
     level = Level("native-arm", VERIFIED, f"{len(natives)} native engine(s) beside it are native.")
     if bad:
         sentences = [x.sentence for x in bad[0].levels if x.state == bad[0].state != VERIFIED]
-        lost = sentences[0] if sentences else f"it stores {bad[0].effective} and {bad[0].effective_weights} weights."
+        lost = (
+            sentences[0]
+            if sentences
+            else f"it stores {bad[0].effective} and {bad[0].effective_weights} weights."
+        )
         state = MISMATCH if bad[0].state == VERIFIED else bad[0].state
         level = Level("native-arm", state, f"The native arm is not native: {lost}")
     elif own < beside:

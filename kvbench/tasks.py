@@ -74,6 +74,13 @@ RUNNERS: dict[str, RunnerDecl] = {
             "steps": Option("int", 2048, "decode steps of the model-free run", minimum=1),
             "seed": Option("int", 0, "seed of the random tensors", minimum=0),
         }, "decode through the store against an FP32 oracle on dequantized tensors, and a model-free run of many steps", reads=False),
+        RunnerDecl("gemm", 1, _SHAPE, False, {
+            "rows": Option("int", [1, 2, 4, 8, 9, 16, 31, 32, 33, 63, 64, 65, 128, 257, 513],
+                           "rows of x, beside both sides of every boundary of the route", minimum=1, many=True),
+            "max_rows": Option("int", 8192, "boundaries of the route are looked for up to so many rows", minimum=1),
+            "seed": Option("int", 0, "seed of x", minimum=0),
+        }, "products of the linear layers by path and number of rows, against float64 on the dequantized weight; times on a GPU",
+            reads=False),
         RunnerDecl("latency", 1, frozenset(), False, {
             "new_tokens": Option("int", 16, "tokens generated a request", minimum=1),
             "repeats": Option("int", 3, "measured requests an arm; the baseline is interleaved with its candidates (A B B A)", minimum=1),

@@ -55,10 +55,9 @@ def _w8a16(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Ten
 
 
 def _w8a8(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    from kvbench_kernels.activation import quantize_activation
-    from kvbench_kernels.w8a8 import w8a8
+    from kvbench_kernels.w8a8 import fp8_linear_w8a8
 
-    return w8a8(*quantize_activation(x), codes, scales, bias, x.dtype)
+    return fp8_linear_w8a8(x, codes, scales, bias)
 
 
 def _hopper(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
@@ -68,11 +67,19 @@ def _hopper(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Te
     return hopper_w8a8(*quantize_activation(x), codes, scales, bias, x.dtype)
 
 
+def _scaled_mm(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    from kvbench_kernels.activation import quantize_activation
+    from kvbench_kernels.scaled_mm import scaled_mm
+
+    return scaled_mm(*quantize_activation(x), codes, scales, bias)
+
+
 _PATHS: dict[Path, Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]] = {
     "reference": fp8_dequantize_matmul_torch,
     "w8a16": _w8a16,
     "w8a8": _w8a8,
     "hopper": _hopper,
+    "scaled_mm": _scaled_mm,
 }
 
 

@@ -18,9 +18,11 @@ from kvbench_kernels.support import Rejected
 
 __all__ = ["HopperTiling", "config", "hopper_w8a8", "hopper_w8a8_torch", "supports_hopper_gemm"]
 
-# A thread's registers at the start, a number of groups. The groups then take 232 or 240 and leave the copying warp 24;
-# 128 with one group is half of a multiprocessor's, so that two CTAs fit.
-REGISTERS = {0: 240, 1: 128, 2: 168}
+# A thread's registers at the start, a number of groups. The groups then take 232, 240 or 160 and leave the copying
+# warp 24; 128 with one group is half of a multiprocessor's, so that two CTAs fit.
+REGISTERS = {1: 128, 2: 168, 3: 128}
+_MAX_TICKETS = 4096
+_tickets: dict[torch.device, Tensor] = {}
 _CODES = torch.float8_e4m3fn
 _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -42,6 +44,8 @@ def hopper_w8a8(
     N and K are multiples of 128. scales_x is float32 with stride (1, S), as blockwise.empty_activation_scales makes it;
     scales_w is contiguous float32, bfloat16 or float16. bias [N] and `out` have out_dtype, bfloat16 or float16.
     tiling: None for the chosen one. Raises ValueError for what the kernel does not take.
+
+    Calls on one device must be on one stream at a time (those that split K share their tickets).
     """
     _check(codes_x, scales_x, codes_w, scales_w, bias, out_dtype, out)
     (m, k), n = codes_x.shape, codes_w.shape[0]
@@ -52,23 +56,22 @@ def hopper_w8a8(
     if out is None:
         out = torch.empty(m, n, dtype=out_dtype, device=codes_x.device)
     m_tiles, n_tiles = -(-m // tiling.block_m), n // tiling.block_n
-    arguments = (
+    tiles = m_tiles * n_tiles
+    parts, tickets = None, None
+    if tiling.splits > 1:
+        shape = (tiles, tiling.splits, tiling.block_m, tiling.block_n)
+        parts = torch.empty(shape, dtype=torch.float32, device=codes_x.device)
+        tickets = _tickets_of(codes_x.device, tiles * tiling.groups)
+    kernel = hopper_gemm_kernel.hopper_w8a8_groups
+    compiled = kernel[(min(tiles * tiling.splits, _multiprocessors(codes_x.device) * tiling.ctas),)](
         _boxes(codes_x, 64, BLOCK), _boxes(codes_w, tiling.block_n, BLOCK), _boxes(out, 64, tiling.block_n),
-        scales_x, scales_w, bias, m, scales_x.stride(1), k // BLOCK, m_tiles, n_tiles,
+        _lines(scales_x, m, k // BLOCK, scales_x.stride(1), 64),
+        _lines(scales_w, scales_w.numel(), 1, -(-scales_w.numel() // 8) * 8, 128 // scales_w.element_size()),
+        bias, parts, tickets, k // BLOCK, m_tiles, n_tiles, GROUPS=tiling.groups, PARTS=tiling.parts,
+        BLOCK_N=tiling.block_n, STAGES=tiling.stages, GROUP=tiling.height, HAS_BIAS=bias is not None,
+        BUFFERS=tiling.buffers, TURNS=tiling.turns, SPLITS=tiling.splits, num_warps=4,
+        maxnreg=REGISTERS[tiling.groups],
     )  # fmt: skip
-    constants = {
-        "PARTS": tiling.parts, "BLOCK_N": tiling.block_n, "STAGES": tiling.stages, "GROUP": tiling.height,
-        "HAS_BIAS": bias is not None, "num_warps": 4, "maxnreg": REGISTERS[tiling.groups],
-    }  # fmt: skip
-    if tiling.groups == 0:
-        kernel = hopper_gemm_kernel.hopper_w8a8_single
-        compiled = kernel[(m_tiles * n_tiles,)](*arguments, **constants)
-    else:
-        kernel = hopper_gemm_kernel.hopper_w8a8_groups
-        programs = min(m_tiles * n_tiles, _multiprocessors(codes_x.device) * tiling.ctas)
-        compiled = kernel[(programs,)](
-            *arguments, GROUPS=tiling.groups, BUFFERS=tiling.buffers, TURNS=tiling.turns, **constants
-        )
     launched(kernel.fn.__name__, compiled)
     return out
 
@@ -91,6 +94,23 @@ def _boxes(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """What the copy engine reads or writes [rows, columns] boxes of; 128-byte rows in shared memory are swizzled."""
     layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=tensor.element_size() * 8, rank=2)
     return TensorDescriptor.from_tensor(tensor, [rows, columns], layout)
+
+
+def _lines(tensor: Tensor, columns: int, rows: int, stride: int, length: int) -> TensorDescriptor:
+    """What the copy engine reads pieces of a row of a matrix of scales of."""
+    layout = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=tensor.element_size() * 8, rank=2)
+    return TensorDescriptor(tensor, [rows, columns], [stride, 1], [1, length], layout)
+
+
+def _tickets_of(device: torch.device, count: int) -> Tensor:
+    """Int32 zeros, made once a device and left at zero by every launch."""
+    if count > _MAX_TICKETS:
+        raise ValueError(f"{count} sums cannot be split along K; at most {_MAX_TICKETS}. Use splits=1.")
+    if device not in _tickets:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("The first split product of a device cannot be captured; run it once before.")
+        _tickets[device] = torch.zeros(_MAX_TICKETS, dtype=torch.int32, device=device)
+    return _tickets[device]
 
 
 @cache
@@ -125,14 +145,21 @@ def _check(
         or scales_x.dtype != torch.float32
         or (m > 1 and scales_x.stride(0) != 1)
         or scales_x.stride(1) < m
+        or scales_x.stride(1) % 4
+        or scales_x.data_ptr() % 16
     ):
         raise ValueError(
             f"The scales of x are {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()}; they must be "
-            f"float32 [{m}, {k // BLOCK}], dense along M. Make them with empty_activation_scales."
+            f"float32 [{m}, {k // BLOCK}], dense along M, with columns at multiples of 16 bytes. Make them with empty_activation_scales."
         )
-    if scales_w.shape != scale_shape(n, k) or scales_w.dtype not in _SCALES or not scales_w.is_contiguous():
+    if (
+        scales_w.shape != scale_shape(n, k)
+        or scales_w.dtype not in _SCALES
+        or not scales_w.is_contiguous()
+        or scales_w.data_ptr() % 16
+    ):
         raise ValueError(
-            f"The scales of w are {list(scales_w.shape)} {scales_w.dtype}; they must be contiguous "
+            f"The scales of w are {list(scales_w.shape)} {scales_w.dtype}; they must be contiguous, 16-byte aligned "
             f"{list(scale_shape(n, k))} of float32, bfloat16 or float16."
         )
     if bias is not None and (bias.shape != (n,) or bias.dtype != out_dtype or not bias.is_contiguous()):

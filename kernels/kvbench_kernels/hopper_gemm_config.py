@@ -11,16 +11,18 @@ DTYPES = ("bfloat16", "float16")
 SHARED_BYTES = 232_448  # of a CTA, on compute capability 9.0
 _SHARED_PER_PROCESSOR = 233_472  # of which each CTA costs 1024 more than it asks for
 _MULTIPROCESSORS = 132
+_ROWS = ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1))  # groups and parts
 
 
 @dataclass(frozen=True)
 class HopperTiling:
     """How one launch cuts y[M, N] = x[M, K] w[N, K]^T.
 
-    A tile of y has groups * parts * 64 rows and block_n columns. groups: of four warps that multiply, 1 or 2, beside one
-    warp that copies; 0 is one group that copies too, and runs once a tile. parts: of
-    64 rows that a group multiplies one after the other. stages: steps of 128 columns in the ring. height: rows of tiles
-    that are walked down before the next column of tiles. ctas: at a time on a multiprocessor.
+    A tile of y has groups * parts * 64 rows and block_n columns. groups: of four warps that multiply, 1 to 3, beside one
+    warp that copies. parts: of 64 rows that a group multiplies one after the other. stages: steps of 128 columns in the
+    ring. height: rows of tiles that are walked down before the next column of tiles. ctas: at a time on a
+    multiprocessor. buffers: for results on their way out, a group. turns: whether the groups
+    use the tensor core in turn, and when the turn is passed on, 0 to 3. splits: of K, whose sums the last to come adds up.
     """
 
     groups: int
@@ -30,33 +32,34 @@ class HopperTiling:
     height: int = 8
     ctas: int = 1
     buffers: int = 1
-    turns: bool = False
+    turns: int = 0
+    splits: int = 1
 
     @property
     def block_m(self) -> int:
-        return max(self.groups, 1) * self.parts * 64
+        return self.groups * self.parts * 64
 
     @property
     def shared_bytes(self) -> int:
         """Of a CTA: the ring, the buffers for results, barriers."""
-        ring = self.stages * (self.block_m + self.block_n) * BLOCK
-        return ring + max(self.groups, 1) * self.buffers * 64 * self.block_n * 2 + 512
+        ring = self.stages * ((self.block_m + self.block_n) * BLOCK + self.block_m * 4 + 128)
+        return ring + self.groups * self.buffers * 64 * self.block_n * 2 + 512
 
     def problem(self) -> str | None:
         """Why no kernel can be built with these numbers, or None."""
-        if self.groups not in (0, 1, 2) or self.parts not in (1, 2) or self.block_n not in (64, 128):
+        if (self.groups, self.parts) not in _ROWS or self.block_n not in (64, 128):
             return (
                 f"{self.groups} groups of {self.parts} parts and {self.block_n} columns make no tile; "
-                "it takes 0 to 2 groups, 1 or 2 parts and 64 or 128 columns."
+                "it takes 1 or 2 groups of 1 or 2 parts, or 3 of 1, and 64 or 128 columns."
             )
         if self.stages < 2 or self.height < 1:
             return f"{self.stages} stages and height {self.height} are too few; it takes 2 stages and height 1 or more."
-        if not 1 <= self.ctas <= (2, 2, 1)[self.groups]:
-            return f"{self.ctas} CTAs of {self.groups} groups exceed a multiprocessor's registers; it has two groups'."
-        if self.buffers not in (1, 2) or (self.turns and self.groups != 2):
-            return (
-                f"{self.buffers} buffers, turns {self.turns}: it takes 1 or 2 buffers, and turns of 2 groups."
-            )
+        if not 1 <= self.ctas <= (2 if self.groups == 1 else 1):
+            return f"{self.ctas} CTAs of {self.groups} groups exceed a multiprocessor's registers; use 1."
+        if self.buffers not in (1, 2) or not 0 <= self.turns <= (3 if self.groups > 1 else 0):
+            return f"{self.buffers} buffers, turns {self.turns}: it takes 1 or 2 buffers, and turns 0 to 3 of 2 or 3 groups."
+        if not 1 <= self.splits <= 8:
+            return f"{self.splits} splits of K are no choice; it takes 1 to 8."
         room = min(SHARED_BYTES, _SHARED_PER_PROCESSOR // self.ctas - 1024)
         if self.shared_bytes > room:
             return f"{self.stages} stages take {self.shared_bytes} bytes of shared memory, and {room} exist; use fewer."
@@ -83,10 +86,10 @@ _M_MEASURED = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 # From the largest tile to the smallest.
 _BY_SIZE = (
-    HopperTiling(2, 2, 128, 4),
-    HopperTiling(2, 1, 128, 6),
-    HopperTiling(2, 1, 64, 8),
-    HopperTiling(1, 1, 64, 12),
+    HopperTiling(3, 1, 128, 4),
+    HopperTiling(2, 1, 128, 5),
+    HopperTiling(2, 1, 64, 7),
+    HopperTiling(1, 1, 64, 11),
 )
 
 

@@ -26,10 +26,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 # Names that changed after Triton 3.6, which has the second of each.
 copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+reinterpret = (
+    getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret
+)
 copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 BLOCK_K = gl.constexpr(128)  # columns that share scales: one step
 ROWS = gl.constexpr(64)  # of x in one instruction, and in one box of the copy engine
+SCALE_BYTES = gl.constexpr(128)  # of the weight's scales copied a step; a slot must be aligned to as much
 
 
 @gluon.jit
@@ -49,124 +53,188 @@ def _next(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def _work(item, m_tiles, n_tiles, steps, GROUP: gl.constexpr, SPLITS: gl.constexpr):
+    """(row of tiles, column of tiles, first step, step after the last) of an item: a tile, or one of its SPLITS parts."""
+    i, j = _place(item // SPLITS, m_tiles, n_tiles, GROUP)
+    each = (steps + SPLITS - 1) // SPLITS
+    begin = (item % SPLITS) * each
+    return i, j, begin, gl.minimum(begin + each, steps)
+
+
+@gluon.jit
 def _copy(
-    x_desc, w_desc, x_ring, w_ring, full, empty, steps, m_tiles, n_tiles,
-    BOXES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    x_desc, w_desc, x_scales, w_scales, x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, steps, m_tiles, n_tiles,
+    BOXES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
     """The copying warp. A slot is filled once every multiplying group has said that it has read it."""
+    # Scales come with the codes that they belong to: a load of the multiplying groups' own would hold up each step.
+    BYTES: gl.constexpr = (BOXES * ROWS + BLOCK_N) * BLOCK_K + BOXES * ROWS * 4 + SCALE_BYTES
     slot = 0
     phase = 0
-    for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
-        i, j = _place(tile, m_tiles, n_tiles, GROUP)
-        for step in range(steps):
+    for item in range(gl.program_id(0), m_tiles * n_tiles * SPLITS, gl.num_programs(0)):
+        i, j, begin, end = _work(item, m_tiles, n_tiles, steps, GROUP, SPLITS)
+        w_row = (j * BLOCK_N // BLOCK_K) * steps
+        for step in range(begin, end):
             # On a fresh barrier, the phase before the first counts as complete.
             mbarrier.wait(empty.index(slot), phase ^ 1)
             bar = full.index(slot)
-            mbarrier.expect(bar, (BOXES * ROWS + BLOCK_N) * BLOCK_K)
+            mbarrier.expect(bar, BYTES)
             copy_in(w_desc, [j * BLOCK_N, step * BLOCK_K], bar, w_ring.index(slot))
             for box in gl.static_range(BOXES):
                 row = (i * BOXES + box) * ROWS
                 copy_in(x_desc, [row, step * BLOCK_K], bar, x_ring.index(slot * BOXES + box))
+                copy_in(x_scales, [step, row], bar, x_scale_ring.index(slot * BOXES + box))
+            copy_in(w_scales, [0, w_row + step], bar, w_scale_ring.index(slot))
             slot, phase = _next(slot, phase, STAGES)
 
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m, stride_scales, steps, m_tiles, n_tiles,
+    x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, turns, y_desc, y_buffers, bias, parts, tickets,
+    steps, m_tiles, n_tiles,
     WHO: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr,
+    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Group WHO of GROUPS: PARTS times 64 rows of the tile.
 
-    With TURNS the groups hand products to the tensor core in turn, so that it works on one while the other adds up.
+    With TURNS the groups hand products to the tensor core in turn, so that it works on one while the others add up: its
+    instructions come from all warps that have some, so groups that start together end together, and it waits. The turn
+    is passed on 1: with the product handed over; 2: half-way through it; 3: after a quarter of it.
     """
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
+    rows: gl.constexpr = gl.SliceLayout(1, mma)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     BOXES: gl.constexpr = GROUPS * PARTS
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, mma)
     slot = 0
     phase = 0
-    turn = 1 - WHO  # the first group's first turn comes without the other's word
-    for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
-        i, j = _place(tile, m_tiles, n_tiles, GROUP)
-        w_row = w_scales + (j * BLOCK_N // BLOCK_K) * steps
+    turn = 1 if WHO == 0 else 0  # the first group's first turn comes without another's word
+    FIRST: gl.constexpr = 64 if TURNS == 2 else 32
+    for item in range(gl.program_id(0), m_tiles * n_tiles * SPLITS, gl.num_programs(0)):
+        i, j, begin, end = _work(item, m_tiles, n_tiles, steps, GROUP, SPLITS)
         first = (i * BOXES + WHO * PARTS) * ROWS
-        # Rows beyond x take the scale of its last one; their codes are zeros, and they are not stored.
-        rows = ()
         sums = ()
-        scales = ()
-        for part in gl.static_range(PARTS):
-            row = first + part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, mma))
-            rows = rows + (gl.minimum(row, m - 1),)
+        for _ in gl.static_range(PARTS):
             sums = sums + (zero,)
-            scales = scales + (gl.load(x_scales + rows[part]),)
-        w_scale = gl.load(w_row).to(gl.float32)
         product = zero
-        for step in range(steps):
-            following = gl.minimum(step + 1, steps - 1)
+        for _step in range(begin, end):
             mbarrier.wait(full.index(slot), phase)
             added = ()
+            w_scale = reinterpret(w_scale_ring.index(slot), w_scale_ring.dtype, [1], flat)
             for part in gl.static_range(PARTS):
-                x = x_ring.index(slot * BOXES + WHO * PARTS + part)
-                w = w_ring.index(slot).permute((1, 0))
-                if TURNS:
+                box = slot * BOXES + WHO * PARTS + part
+                if TURNS > 0:
                     mbarrier.wait(turns.index(WHO), turn)
                     turn = turn ^ 1
-                product = warpgroup_mma(x, w, product, use_acc=steps < 0, is_async=True)
-                if TURNS:
-                    mbarrier.arrive(turns.index(1 - WHO))
-                if part == 0:
-                    # The next step's scales, asked for once the tensor core has work: a warp that needs one too soon
-                    # would not hand it the rest.
-                    w_coming = gl.load(w_row + following).to(gl.float32)
-                    coming = ()
-                    for p in gl.static_range(PARTS):
-                        coming = coming + (gl.load(x_scales + (rows[p] + following * stride_scales)),)
+                x = x_ring.index(box)
+                w = w_ring.index(slot)
+                if TURNS < 2:
+                    product = warpgroup_mma(
+                        x, w.permute((1, 0)), product, use_acc=end <= begin, is_async=True
+                    )
+                else:
+                    # In two halves, to pass the turn between them.
+                    product = warpgroup_mma(
+                        x.slice(0, FIRST, dim=1), w.slice(0, FIRST, dim=1).permute((1, 0)), product,
+                        use_acc=end <= begin, is_async=True,
+                    )  # fmt: skip
+                    if FIRST == 32:
+                        product = warpgroup_mma(
+                            x.slice(32, 32, dim=1),
+                            w.slice(32, 32, dim=1).permute((1, 0)),
+                            product,
+                            is_async=True,
+                        )
+                    product = warpgroup_mma(
+                        x.slice(64, 64, dim=1), w.slice(64, 64, dim=1).permute((1, 0)), product, is_async=True
+                    )
+                x_scale = reinterpret(x_scale_ring.index(box), gl.float32, [ROWS], flat)
+                scale = x_scale.load(rows) * w_scale.load(rows).to(gl.float32)
+                if TURNS > 1:
+                    product = warpgroup_mma_wait(64 // FIRST, deps=[product])
+                if TURNS > 0:
+                    mbarrier.arrive(turns.index((WHO + 1) % GROUPS))
                 product = warpgroup_mma_wait(0, deps=[product])
                 if part == PARTS - 1:
                     mbarrier.arrive(empty.index(slot))
-                more = sums[part] + product * gl.expand_dims(scales[part] * w_scale, 1)
+                more = sums[part] + product * gl.expand_dims(scale, 1)
                 if part != PARTS - 1:
                     # Pins the additions here: after the next product they would need its registers twice.
                     more = warpgroup_mma_wait(0, deps=[more])
                 added = added + (more,)
             sums = added
-            scales = coming
-            w_scale = w_coming
             slot, phase = _next(slot, phase, STAGES)
-        if HAS_BIAS:
-            column = j * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma))
-            shift = gl.expand_dims(gl.load(bias + column).to(gl.float32), 0)
-        for part in gl.static_range(PARTS):
-            out = sums[part]
-            if HAS_BIAS:
-                out = out + shift
-            buffer = y_buffers.index(WHO * BUFFERS + part % BUFFERS)
-            tma.store_wait(BUFFERS - 1)  # what the buffer held is out
-            buffer.store(out.to(y_desc.dtype))
-            fence_async_shared()
-            copy_out(y_desc, [first + part * ROWS, j * BLOCK_N], buffer)
+        if SPLITS > 1:
+            # In the order of the splits, whichever comes last: the same bits on every call.
+            tile = item // SPLITS
+            inside = gl.expand_dims(gl.arange(0, ROWS, rows) * BLOCK_N, 1)
+            inside = inside + gl.expand_dims(gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma)), 0)
+            own = parts + (item.to(gl.int64) * BOXES + WHO * PARTS) * (ROWS * BLOCK_N)
+            for part in gl.static_range(PARTS):
+                gl.store(own + part * ROWS * BLOCK_N + inside, sums[part])
+            barrier()
+            ticket = tickets + tile * GROUPS + WHO
+            last = gl.atomic_add(ticket, 1, sem="acq_rel") == SPLITS - 1
+            if last:
+                gl.store(ticket, 0)
+                totals = ()
+                for part in gl.static_range(PARTS):
+                    total = zero
+                    for split in gl.static_range(SPLITS):
+                        box = (tile.to(gl.int64) * SPLITS + split) * BOXES + WHO * PARTS + part
+                        total = total + gl.load(parts + box * (ROWS * BLOCK_N) + inside, cache_modifier=".cg")
+                    totals = totals + (total,)
+                _store(totals, y_desc, y_buffers, bias, first, j, mma, WHO, PARTS, BLOCK_N, HAS_BIAS, BUFFERS)
+        else:
+            _store(sums, y_desc, y_buffers, bias, first, j, mma, WHO, PARTS, BLOCK_N, HAS_BIAS, BUFFERS)
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["m", "stride_scales", "steps", "m_tiles", "n_tiles"])
+@gluon.jit
+def _store(
+    sums, y_desc, y_buffers, bias, first, j, mma: gl.constexpr, WHO: gl.constexpr, PARTS: gl.constexpr,
+    BLOCK_N: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr,
+):  # fmt: skip
+    """A group's rows of a tile, rounded, to y; the copies may still run at the end."""
+    if HAS_BIAS:
+        column = j * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma))
+        shift = gl.expand_dims(gl.load(bias + column).to(gl.float32), 0)
+    for part in gl.static_range(PARTS):
+        out = sums[part]
+        if HAS_BIAS:
+            out = out + shift
+        buffer = y_buffers.index(WHO * BUFFERS + part % BUFFERS)
+        tma.store_wait(BUFFERS - 1)  # what the buffer held is out
+        buffer.store(out.to(y_desc.dtype))
+        fence_async_shared()
+        copy_out(y_desc, [first + part * ROWS, j * BLOCK_N], buffer)
+
+
+@gluon.jit(do_not_specialize=["steps", "m_tiles", "n_tiles"])
 def hopper_w8a8_groups(
-    x_desc, w_desc, y_desc, x_scales, w_scales, bias, m, stride_scales, steps, m_tiles, n_tiles,
+    x_desc, w_desc, y_desc, x_scales, w_scales, bias, parts, tickets, steps, m_tiles, n_tiles,
     GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr,
+    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Grid (programs,), any number. Boxes of x_desc are [64, 128], of w_desc [BLOCK_N, 128], of y_desc [64, BLOCK_N].
 
-    w_scales [N/128, steps]; x_scales [M, steps] with stride (1, stride_scales); steps = K/128. A tile has
-    GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128. Torch twin: hopper_gemm.hopper_w8a8_torch.
+    Descriptors of scales: w_scales [1, N/128 * steps] in boxes of 128 bytes, of which the first is used; x_scales
+    [steps, M] in boxes [1, 64]; steps = K/128. A tile has GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128.
+    With SPLITS > 1 a program sums a part of K; parts [tiles, SPLITS, GROUPS * PARTS * 64, BLOCK_N] float32 holds the
+    sums, tickets [tiles, GROUPS] int32 zeros count them. Torch twin: hopper_gemm.hopper_w8a8_torch.
     """
     BOXES: gl.constexpr = GROUPS * PARTS
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BOXES, ROWS, BLOCK_K], x_desc.layout)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
+    x_scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES * BOXES, 1, ROWS], x_scales.layout)
+    w_scale_ring = gl.allocate_shared_memory(
+        w_scales.dtype, [STAGES, 1, SCALE_BYTES * 8 // w_scales.dtype.primitive_bitwidth], w_scales.layout
+    )
     y_buffers = gl.allocate_shared_memory(y_desc.dtype, [GROUPS * BUFFERS, ROWS, BLOCK_N], y_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for who in gl.static_range(2):
+    turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    for who in gl.static_range(GROUPS):
         mbarrier.init(turns.index(who), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
@@ -177,122 +245,62 @@ def hopper_w8a8_groups(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    x_ring, w_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS,
-                    BUFFERS, TURNS,
+                    x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, turns, y_desc, y_buffers, bias, parts,
+                    tickets, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
+                    TURNS, SPLITS,
                 )),
                 (_copy, (
-                    x_desc, w_desc, x_ring, w_ring, full, empty, steps, m_tiles, n_tiles,
-                    BOXES, BLOCK_N, STAGES, GROUP,
+                    x_desc, w_desc, x_scales, w_scales, x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, steps,
+                    m_tiles, n_tiles, BOXES, BLOCK_N, STAGES, GROUP, SPLITS,
                 )),
             ],
             [1],
             [24],
         )  # fmt: skip
-    else:
+    elif GROUPS == 2:
         gl.warp_specialize(
             [
                 (_multiply, (
-                    x_ring, w_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS,
-                    BUFFERS, TURNS,
+                    x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, turns, y_desc, y_buffers, bias, parts,
+                    tickets, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
+                    TURNS, SPLITS,
                 )),
                 (_multiply, (
-                    x_ring, w_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS,
-                    BUFFERS, TURNS,
+                    x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, turns, y_desc, y_buffers, bias, parts,
+                    tickets, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
+                    TURNS, SPLITS,
                 )),
                 (_copy, (
-                    x_desc, w_desc, x_ring, w_ring, full, empty, steps, m_tiles, n_tiles,
-                    BOXES, BLOCK_N, STAGES, GROUP,
+                    x_desc, w_desc, x_scales, w_scales, x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, steps,
+                    m_tiles, n_tiles, BOXES, BLOCK_N, STAGES, GROUP, SPLITS,
                 )),
             ],
             [4, 1],
             [240, 24],
         )  # fmt: skip
-
-
-@gluon.jit
-def _fill(
-    x_desc, w_desc, x_ring, w_ring, full, slot, i, j, step, PARTS: gl.constexpr, BLOCK_N: gl.constexpr,
-):  # fmt: skip
-    """Start the copies of a step into a slot."""
-    bar = full.index(slot)
-    mbarrier.expect(bar, (PARTS * ROWS + BLOCK_N) * BLOCK_K)
-    copy_in(w_desc, [j * BLOCK_N, step * BLOCK_K], bar, w_ring.index(slot))
-    for part in gl.static_range(PARTS):
-        copy_in(x_desc, [(i * PARTS + part) * ROWS, step * BLOCK_K], bar, x_ring.index(slot * PARTS + part))
-
-
-@gluon.jit(do_not_specialize=["m", "stride_scales", "steps", "m_tiles", "n_tiles"])
-def hopper_w8a8_single(
-    x_desc, w_desc, y_desc, x_scales, w_scales, bias, m, stride_scales, steps, m_tiles, n_tiles,
-    PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, HAS_BIAS: gl.constexpr,
-):  # fmt: skip
-    """As hopper_w8a8_groups, with one group of warps that copies too: a program a tile, several on a multiprocessor."""
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
-    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * PARTS, ROWS, BLOCK_K], x_desc.layout)
-    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
-    buffer = gl.allocate_shared_memory(y_desc.dtype, [ROWS, BLOCK_N], y_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-    fence_async_shared()
-    barrier()
-    i, j = _place(gl.program_id(0), m_tiles, n_tiles, GROUP)
-    for stage in gl.static_range(STAGES - 1):
-        if stage < steps:
-            _fill(x_desc, w_desc, x_ring, w_ring, full, stage, i, j, stage, PARTS, BLOCK_N)
-    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, mma)
-    w_row = w_scales + (j * BLOCK_N // BLOCK_K) * steps
-    first = i * PARTS * ROWS
-    rows = ()
-    sums = ()
-    scales = ()
-    for part in gl.static_range(PARTS):
-        row = first + part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, mma))
-        rows = rows + (gl.minimum(row, m - 1),)
-        sums = sums + (zero,)
-        scales = scales + (gl.load(x_scales + rows[part]),)
-    w_scale = gl.load(w_row).to(gl.float32)
-    product = zero
-    slot = 0
-    phase = 0
-    for step in range(steps):
-        barrier()  # every warp is done with the slot that is filled next
-        before = gl.where(slot == 0, STAGES - 1, slot - 1)
-        if step + STAGES - 1 < steps:
-            _fill(x_desc, w_desc, x_ring, w_ring, full, before, i, j, step + STAGES - 1, PARTS, BLOCK_N)
-        following = gl.minimum(step + 1, steps - 1)
-        mbarrier.wait(full.index(slot), phase)
-        added = ()
-        for part in gl.static_range(PARTS):
-            x = x_ring.index(slot * PARTS + part)
-            w = w_ring.index(slot).permute((1, 0))
-            product = warpgroup_mma(x, w, product, use_acc=steps < 0, is_async=True)
-            if part == 0:
-                w_coming = gl.load(w_row + following).to(gl.float32)
-                coming = ()
-                for p in gl.static_range(PARTS):
-                    coming = coming + (gl.load(x_scales + (rows[p] + following * stride_scales)),)
-            product = warpgroup_mma_wait(0, deps=[product])
-            more = sums[part] + product * gl.expand_dims(scales[part] * w_scale, 1)
-            if part != PARTS - 1:
-                more = warpgroup_mma_wait(0, deps=[more])
-            added = added + (more,)
-        sums = added
-        scales = coming
-        w_scale = w_coming
-        slot, phase = _next(slot, phase, STAGES)
-    if HAS_BIAS:
-        column = j * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma))
-        shift = gl.expand_dims(gl.load(bias + column).to(gl.float32), 0)
-    for part in gl.static_range(PARTS):
-        out = sums[part]
-        if HAS_BIAS:
-            out = out + shift
-        tma.store_wait(0)
-        buffer.store(out.to(y_desc.dtype))
-        fence_async_shared()
-        copy_out(y_desc, [first + part * ROWS, j * BLOCK_N], buffer)
-    tma.store_wait(0)
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply, (
+                    x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, turns, y_desc, y_buffers, bias, parts,
+                    tickets, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
+                    TURNS, SPLITS,
+                )),
+                (_multiply, (
+                    x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, turns, y_desc, y_buffers, bias, parts,
+                    tickets, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
+                    TURNS, SPLITS,
+                )),
+                (_multiply, (
+                    x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, turns, y_desc, y_buffers, bias, parts,
+                    tickets, steps, m_tiles, n_tiles, 2, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
+                    TURNS, SPLITS,
+                )),
+                (_copy, (
+                    x_desc, w_desc, x_scales, w_scales, x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, steps,
+                    m_tiles, n_tiles, BOXES, BLOCK_N, STAGES, GROUP, SPLITS,
+                )),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )  # fmt: skip

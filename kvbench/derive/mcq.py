@@ -100,7 +100,7 @@ def _paired(own: Mapping[Any, Judged], native: Mapping[Any, Judged], note: str) 
         note = "no question was scored on both sides"
     if note or not all(a.picks and b.picks for a, b in pairs):
         value, note = (None, note) if note else (math.nan, "a question has a choice without a number")
-        for name in ("mcq_delta_pt", "mcq_agreement", "mcq_mcnemar_p"):
+        for name in ("mcq_delta_pt", "mcq_mde_pt", "mcq_agreement", "mcq_mcnemar_p"):
             yield Value(name, value, n, note=note)
         return
     gained = sum(a.right and not b.right for a, b in pairs)
@@ -109,5 +109,6 @@ def _paired(own: Mapping[Any, Judged], native: Mapping[Any, Judged], note: str) 
     detectable = 100 * detectable_difference(gained, lost, n)
     note = f"{gained} gained, {lost} lost of {n} paired; minimum detectable effect {detectable:.2g} pt"
     yield with_interval("mcq_delta_pt", 100 * (gained - lost) / n, n, (100 * low, 100 * high), note)
+    yield Value("mcq_mde_pt", detectable, n, note=f"{gained + lost} of {n} pairs discordant; at 80% power")
     yield share("mcq_agreement", sum(a.picks[0] == b.picks[0] for a, b in pairs), n)
     yield Value("mcq_mcnemar_p", mcnemar_p(gained, lost), n, note=f"{gained} gained, {lost} lost")

@@ -59,7 +59,11 @@ def examine(engine: Engine, *probes: Level, reads_due: bool) -> Evidence:
     probes: the levels of this configuration, from `probe_layers` and `kvbench.engine.probes`. reads_due: the runner's number comes
     from attention over the pages, so an engine that read none is a mismatch.
     """
-    reads, run, products = {**engine.store.reads, "due_tokens": engine.due_reads}, run_of(engine), engine.products
+    reads, run, products = (
+        {**engine.store.reads, "due_tokens": engine.due_reads},
+        run_of(engine),
+        engine.products,
+    )
     e1, effective = _e1(engine)
     e1_weights, effective_weights = weights_level(engine.model, engine.decision)
     levels = [e1, _e3_reads(engine, reads, reads_due)]

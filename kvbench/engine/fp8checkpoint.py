@@ -7,7 +7,6 @@ shape, and every key is used; anything else is an error that names the key.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +55,7 @@ def load_fp8(
     model = _skeleton(config, dtype, remote)
     where = "cpu" if device.type == "cpu" else str(device)
     with TensorFiles(folder, where) as files:
+        files.ignore([*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$"])
         plan = _plan(name, model, files, fp8)
         dtypes: Counter[str] = Counter()
         kept, samples = sampled(list(plan.scales)), list[Sample]()
@@ -112,7 +112,7 @@ def _plan(name: str, model: Any, files: TensorFiles, fp8: Fp8Config) -> _Plan:
     scales = {module_name: _scale_key(name, files, module_name) for module_name in converted}
     native, ties = _native_keys(name, model, files, set(converted), tied)
     used = {*scales.values(), *native.values(), *(f"{m}.weight" for m in converted), *(t for t, _ in ties)}
-    _check_all_used(name, model, set(files.stored) - used)
+    _check_all_used(name, set(files.stored) - used)
     return _Plan(scales, native, warnings, ties)
 
 
@@ -180,10 +180,8 @@ def _native_keys(
     return native, ties
 
 
-def _check_all_used(name: str, model: Any, left: set[str]) -> None:
+def _check_all_used(name: str, left: set[str]) -> None:
     """A scale that nothing uses is how FP8 weights come to be read without it; other leftovers mean another model."""
-    ignored = [*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$"]
-    left = {key for key in left if not any(re.search(pattern, key) for pattern in ignored)}
     scales = sorted(key for key in left if "scale" in key.rsplit(".", 1)[-1])
     for what, keys in (("scales", scales), ("tensors", sorted(left))):
         if keys:

@@ -87,12 +87,14 @@ class Fp8Linear(nn.Module):
         first, *others = torch.split(y, [m.out_features for m in self.group], dim=-1)
         for module, out in zip(self.group[1:], others, strict=True):
             module._ahead = (x, out)
-        return cast(Tensor, first)
+        return first
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """`.to(device)` moves everything; `.to(dtype)` must not touch codes and scales: cast, they are other numbers."""
         if self._joined is not None:
-            raise KvbenchError("FP8 layers that are one product cannot be moved or cast; do that before join_siblings.")
+            raise KvbenchError(
+                "FP8 layers that are one product cannot be moved or cast; do that before join_siblings."
+            )
         stored = {name: getattr(self, name).data for name in ("weight", "weight_scale_inv")}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, data in stored.items():
@@ -102,7 +104,9 @@ class Fp8Linear(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        )
 
 
 def join_siblings(model: nn.Module) -> int:

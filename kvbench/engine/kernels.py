@@ -227,7 +227,9 @@ def compiled_products(launches: Sequence[Launch]) -> dict[str, str]:
 
 def compiled_execution(launches: Sequence[Launch]) -> str | None:
     """The same, from the matrix instructions of the compiled kernels; None where nothing was compiled for a GPU."""
-    return _instructions([launch for launch in launches if launch.layer is not None])  # linear layers belong to none
+    return _instructions(
+        [launch for launch in launches if launch.layer is not None]
+    )  # linear layers belong to none
 
 
 def _instructions(launches: Sequence[Launch]) -> str | None:

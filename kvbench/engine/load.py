@@ -32,7 +32,7 @@ from kvbench.engine.linear import replace_linears
 from kvbench.engine.prepare import prepared
 from kvbench.engine.quantize_model import quantize_model
 from kvbench.engine.tensorfiles import TensorFiles
-from kvbench.engine.weights import CHECKPOINT, ON_LOAD, WeightFacts
+from kvbench.engine.weights import CHECKPOINT, WeightFacts
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.facts import facts_from_config
 from kvbench.fetch import fetch
@@ -138,7 +138,8 @@ def _load_checkpoint(
             model, info = AutoModelForCausalLM.from_pretrained(
                 source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
             )
-            _check_no_fp8(name, _folder(spec, kind, source))
+            if folder := _folder(spec, kind, source):
+                _check_no_fp8(name, folder)
             _check_complete(name, info)
             check_finite(name, model.state_dict().items())
             model, weights = model.to(device), WeightFacts()
@@ -179,12 +180,12 @@ def _snapshot(spec: Mapping[str, Any]) -> Path:
     return Path(folder)
 
 
-def _folder(spec: Mapping[str, Any], kind: str, source: str) -> Path:
-    """Where the files are that were just loaded."""
+def _folder(spec: Mapping[str, Any], kind: str, source: str) -> Path | None:
+    """Where the files are that were just loaded; None where the hub cache is switched off."""
     if kind != "hub":
         return Path(source)
     cached = cached_file(str(spec["model"]), spec.get("model_revision"), "config.json")
-    return cached.parent if cached else Path()
+    return cached.parent if cached else None
 
 
 def _check_no_fp8(name: str, folder: Path) -> None:

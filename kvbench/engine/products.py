@@ -12,7 +12,7 @@ from kvbench.engine.layer import dtype_name
 from kvbench.engine.weightevidence import groups
 from kvbench.record import MISMATCH, VERIFIED, Level
 from kvbench_kernels.fp8_linear import target_of
-from kvbench_kernels.fp8_route import path_of_kernel, route
+from kvbench_kernels.fp8_route import W8A8, path_of_kernel, route
 from kvbench_kernels.launches import Launch
 
 QUANTIZES = ("fp8_quantize_activation", "fp8_quantize_activation_torch")
@@ -25,7 +25,10 @@ def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[
 
     run, forwards: of the measured run, taken before any probe; step: the launches of one decode step.
     """
-    due = Counter((sum(m.out_features for _, m in group), group[0][1].in_features) for group in groups(engine.model.model))
+    due = Counter(
+        (sum(m.out_features for _, m in group), group[0][1].in_features)
+        for group in groups(engine.model.model)
+    )
     if not due and not run:
         return Level("E4-weights", VERIFIED, "No product of FP8 weights ran."), "native"
     faults = [*_routed(engine, run), *_counted(due, run, forwards)]
@@ -35,7 +38,12 @@ def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[
     paths = dict.fromkeys(str(row["path"]) for row in table)
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        return Level("E4-weights", MISMATCH, f"Other products ran: {faults[0]}{more}.", {**facts, "faults": len(faults)}), " and ".join(paths)
+        return Level(
+            "E4-weights",
+            MISMATCH,
+            f"Other products ran: {faults[0]}{more}.",
+            {**facts, "faults": len(faults)},
+        ), " and ".join(paths)
     calls = ", ".join(f"{path} {sum(r['calls'] for r in table if r['path'] == path)} times" for path in paths)
     sentence = f"Every FP8 layer was computed in each of {forwards} forwards: {calls or 'none ran'}."
     return Level("E4-weights", VERIFIED, sentence, facts), " and ".join(paths) or "not measured"
@@ -64,7 +72,7 @@ def _counted(due: Counter[tuple[int, int]], run: Products, forwards: int) -> Ite
             inputs[m, n, k] -= count
             continue
         ran[n, k] += count
-        if path_of_kernel(kernel) in ("w8a8", "hopper"):
+        if path_of_kernel(kernel) in W8A8:
             inputs[m, n, k] += count
     for n, k in ran | due:
         if ran[n, k] != due[n, k] * forwards:

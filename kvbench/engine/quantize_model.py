@@ -6,8 +6,8 @@ from torch import nn
 
 from kvbench.engine.finite import check_finite
 from kvbench.engine.fp8linear import Fp8Linear
-from kvbench.engine.weights import ON_LOAD, WeightFacts, sampled, samples_of_native
-from kvbench.errors import UsageError
+from kvbench.engine.weights import ON_LOAD, Sample, WeightFacts, sampled, samples_of_native
+from kvbench.errors import Refused
 
 # Linear layers that choose experts: a code's error there sends a token elsewhere, so every FP8 checkpoint leaves them.
 ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
@@ -17,22 +17,22 @@ def quantize_model(model: nn.Module, name: str) -> WeightFacts:
     """Makes every plain nn.Linear of the decoder layers FP8 with block scales.
 
     Output layer, embeddings, norms and routers stay native. Raises KvbenchError naming a weight that is not finite, and
-    UsageError for a model whose layers hold weights in anything but plain linear layers: they would stay native unseen.
+    Refused for a model whose layers hold weights in anything but plain linear layers: they would stay native unseen.
     """
     layers_name, layers = _decoder_layers(model, name)
     linears = {f"{layers_name}.{n}": m for n, m in layers.named_modules() if type(m) is nn.Linear}
-    routers = {n for n in linears if n.rsplit(".", 1)[-1] in ROUTERS}
     plain = {id(m.weight) for m in linears.values()}
-    for key, parameter in layers.named_parameters():
-        if parameter.ndim > 1 and id(parameter) not in plain:
-            owner = model.get_submodule(f"{layers_name}.{key}".rsplit(".", 1)[0])
-            raise UsageError(
-                f"The model {name} cannot be quantized to fp8_block128: {layers_name}.{key} is a weight of a "
-                f"{type(owner).__name__}, and only plain nn.Linear layers are (no experts of a mixture, no fused modules). "
-                "Use weights: native for it."
+    for key, parameter in layers.named_parameters(prefix=layers_name):
+        owner = key.rpartition(".")[0]
+        if parameter.ndim > 1 and id(parameter) not in plain and not _routes(owner):
+            raise Refused(
+                "weights_not_linear",
+                f"The model {name} cannot be quantized to fp8_block128: {key} is a weight of a "
+                f"{type(model.get_submodule(owner)).__name__}, and only plain nn.Linear layers are (no experts of a "
+                "mixture, no fused modules). Use weights: native for it.",
             )
-    converted = tuple(n for n in linears if n not in routers)
-    kept, samples = sampled(converted), []
+    converted = tuple(n for n in linears if not _routes(n))
+    kept, samples = sampled(converted), list[Sample]()
     for module_name in converted:
         linear = linears.pop(module_name)
         check_finite(name, [(f"{module_name}.weight", linear.weight)])
@@ -43,12 +43,17 @@ def quantize_model(model: nn.Module, name: str) -> WeightFacts:
     return WeightFacts("fp8_block128", ON_LOAD, converted, samples=tuple(samples))
 
 
+def _routes(module_name: str) -> bool:
+    return module_name.rpartition(".")[2] in ROUTERS
+
+
 def _decoder_layers(model: nn.Module, name: str) -> tuple[str, nn.ModuleList]:
     """The longest list of blocks that is in no other list; experts are lists inside it."""
     lists = {n: m for n, m in model.named_modules() if isinstance(m, nn.ModuleList)}
     outer = {n: m for n, m in lists.items() if not any(n.startswith(f"{o}.") for o in lists)}
     if not outer:
-        raise UsageError(
-            f"The model {name} has no list of decoder layers, so nothing says what to quantize; use weights: native."
+        raise Refused(
+            "no_decoder_layers",
+            f"The model {name} has no list of decoder layers, so nothing says what to quantize; use weights: native.",
         )
     return max(outer.items(), key=lambda item: len(item[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,10 @@ class TensorFiles:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+
+    def ignore(self, patterns: list[str]) -> None:
+        """Forget the tensors that a regular expression finds: parts that the model class says it does not load."""
+        self.stored = {k: s for k, s in self.stored.items() if not any(re.search(p, k) for p in patterns)}
 
     def read(self, key: str) -> Tensor:
         tensor: Tensor = self.stored[key].file.get_tensor(key)

@@ -23,6 +23,8 @@ from kvbench.engine.core import GEMM
 from kvbench.engine.fp8linear import Fp8Linear, using
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.load import LoadedModel
+from kvbench.engine.quantize_model import ROUTERS
+from kvbench.engine.weights import ON_LOAD
 from kvbench.formats import WEIGHT_FORMATS, weight_bytes
 from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Level
 from kvbench_kernels.blockwise import (
@@ -32,7 +34,7 @@ from kvbench_kernels.blockwise import (
     quantize_activation_torch,
 )
 from kvbench_kernels.fp8_linear import target_of
-from kvbench_kernels.fp8_route import Path, route
+from kvbench_kernels.fp8_route import W8A8, Path, route
 
 # Rows of the probes: of a decode step, and of a prompt.
 ROWS = (1, 130)
@@ -72,19 +74,24 @@ def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
         if due != "native" or live != "native":
             found.add(live)
         if live != due:
-            dtype = dtype_name(module.weight.dtype)  # type: ignore[arg-type]
-            wrong.append(f"{name} is stored as {live} ({dtype}), due is {due}")
+            wrong.append(f"{name} is stored as {live} ({_dtype_of(module)}), due is {due}")
         elif isinstance(module, Fp8Linear):
             total += 1
-            expected = weight_bytes(asked, *module.weight.shape, dtype_name(loaded.dtype),
-                                    dtype_name(module.weight_scale_inv.dtype))  # fmt: skip
+            (n, k), scale = module.weight.shape, dtype_name(module.weight_scale_inv.dtype)
+            expected = weight_bytes(asked, n, k, dtype_name(loaded.dtype), scale)
             held = [t.numel() * t.element_size() for t in (module.weight, module.weight_scale_inv)]
             payload, scales = payload + held[0], scales + held[1]
             if held != [expected.payload, expected.scales]:
                 wrong.append(f"{name} holds {sum(held)} B, {asked.name} takes {expected.total} B")
-            copies = [n for n, t in _own_tensors(module) if t.numel() >= module.weight.numel() and t.dtype != module.weight.dtype]
+            copies = [
+                attribute
+                for attribute, tensor in _own_tensors(module)
+                if tensor.numel() >= module.weight.numel() and tensor.dtype != module.weight.dtype
+            ]
             if copies:
                 wrong.append(f"{name} holds its weight a second time, as {copies[0]}")
+        elif live == "native" and _left_out(name, loaded):
+            wrong.append(f"{name} was left native, beside layers that were quantized")
     if asked.name != "native" and not loaded.weights.modules:
         wrong.append("no module was converted")
     effective = "native" if not found else found.pop() if len(found) == 1 else "mixed"
@@ -92,11 +99,38 @@ def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
              "faults": len(wrong), "first_faults": wrong[:4]}  # fmt: skip
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        return Level("E1-weights", MISMATCH, f"weights {asked.name} are not what the model holds: {wrong[0]}{more}.", facts), effective
+        return Level(
+            "E1-weights",
+            MISMATCH,
+            f"weights {asked.name} are not what the model holds: {wrong[0]}{more}.",
+            facts,
+        ), effective
     if asked.name == "native":
-        return Level("E1-weights", VERIFIED, f"Every linear layer holds its weight in {dtype_name(loaded.dtype)}.", facts), effective
+        return Level(
+            "E1-weights",
+            VERIFIED,
+            f"Every linear layer holds its weight in {dtype_name(loaded.dtype)}.",
+            facts,
+        ), effective
     sentence = f"{total} linear layers hold {asked.name} codes and scales and nothing else; live bytes equal the formula."
     return Level("E1-weights", VERIFIED, sentence, facts), effective
+
+
+def _left_out(name: str, loaded: LoadedModel) -> bool:
+    """Whether a native linear layer stands among the decoder layers of a model that was quantized when it was loaded.
+
+    A checkpoint may have such layers; its config names them, and the loader holds the files to it.
+    """
+    if loaded.weights.source != ON_LOAD or name.rpartition(".")[2] in ROUTERS:
+        return False
+    layers = loaded.weights.modules[0].split(".0.")[0]
+    return name.startswith(f"{layers}.")
+
+
+def _dtype_of(module: nn.Module) -> str:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return dtype_name(weight.dtype)
 
 
 def live_format(module: nn.Module) -> str | None:
@@ -114,11 +148,13 @@ def live_format(module: nn.Module) -> str | None:
 
 def stored_weights(loaded: LoadedModel) -> str:
     """Dtypes of the weights of the linear layers, with those of their scales."""
-    kinds = dict.fromkeys(
-        dtype_name(m.weight.dtype) + (f" + {dtype_name(m.weight_scale_inv.dtype)} scales" if isinstance(m, Fp8Linear) else "")
-        for m in loaded.model.modules()
-        if live_format(m) is not None
-    )
+    kinds = set()
+    for module in loaded.model.modules():
+        if isinstance(module, Fp8Linear):
+            scales = dtype_name(module.weight_scale_inv.dtype)
+            kinds.add(f"{dtype_name(module.weight.dtype)} + {scales} scales")
+        elif isinstance(module, nn.Linear):
+            kinds.add(dtype_name(module.weight.dtype))
     return " and ".join(sorted(kinds))
 
 
@@ -209,7 +245,9 @@ class _Probe:
         self.peak = max(self.peak or 0.0, share)
         if share >= 1:
             name = group[0][0]
-            self.wrong.append(f"{name} takes {taken} B for a product of one row: its {size} weights are made anew in 16 bits")
+            self.wrong.append(
+                f"{name} takes {taken} B for a product of one row: its {size} weights are made anew in 16 bits"
+            )
         return out
 
     def _value(self, name: str, m: Fp8Linear, x: Tensor, y: Tensor) -> None:
@@ -224,7 +262,9 @@ class _Probe:
         if path in W8A8:
             allowed = max(allowed, TOLERANCE_W8A8)
         if not error <= allowed:
-            self.wrong.append(f"{name} is {error:.3g} of its norm away from the product with its codes and scales, by path {path}")
+            self.wrong.append(
+                f"{name} is {error:.3g} of its norm away from the product with its codes and scales, by path {path}"
+            )
         for sample in self.loaded.weights.samples:
             if sample.module == name and sample.native is not None:
                 native = used.double() @ sample.native.to(x.device).double().t()
@@ -252,7 +292,12 @@ class _Probe:
             self.unread.append(f"restoring what {name} stores does not restore its output bit for bit")
 
     def e3(self) -> Level:
-        facts = {"changes": self.changes, "rows": list(ROWS), "faults": len(self.unread), "first_faults": self.unread[:4]}
+        facts = {
+            "changes": self.changes,
+            "rows": list(ROWS),
+            "faults": len(self.unread),
+            "first_faults": self.unread[:4],
+        }
         if self.unread:
             sentence = f"Products do not read what the model stores: {self.unread[0]}{_more(self.unread)}."
             return Level("E3-weights", MISMATCH, sentence, facts)
@@ -262,7 +307,9 @@ class _Probe:
     def e5(self) -> Level:
         quantized_from_native = self.from_native == 0.0 or self.from_native > 4 * self.from_stored
         if not quantized_from_native:
-            self.wrong.append("outputs are as close to those of native weights as to those of the stored ones")
+            self.wrong.append(
+                "outputs are as close to those of native weights as to those of the stored ones"
+            )
         facts = {
             "error": self.error,
             "distance_from_stored": self.from_stored**0.5,
@@ -275,10 +322,9 @@ class _Probe:
             sentence = f"Products are not those of the stored weights: {self.wrong[0]}{_more(self.wrong)}."
             return Level("E5-weights", MISMATCH, sentence, facts)
         errors = ", ".join(f"{path} within {error:.2g}" for path, error in self.error.items())
-        return Level("E5-weights", VERIFIED, f"Products are those of what codes and scales stand for: {errors}.", facts)
-
-
-W8A8: tuple[Path, ...] = ("w8a8", "hopper")
+        return Level(
+            "E5-weights", VERIFIED, f"Products are those of what codes and scales stand for: {errors}.", facts
+        )
 
 
 def _outputs(group: Group, x: Tensor) -> list[Tensor]:
@@ -314,8 +360,14 @@ def _e2(loaded: LoadedModel) -> Level:
             wrong.append(f"{where}: the stored codes differ from the source's")
     facts = {"samples": len(samples), "faults": len(wrong), "first_faults": wrong[:4]}
     if not samples:
-        return Level("E2-weights", UNVERIFIED, "No sample of the source was kept when the model was loaded.", facts)
+        return Level(
+            "E2-weights", UNVERIFIED, "No sample of the source was kept when the model was loaded.", facts
+        )
     if wrong:
-        return Level("E2-weights", MISMATCH, f"Stored weights are not the source's: {wrong[0]}{_more(wrong)}.", facts)
+        return Level(
+            "E2-weights", MISMATCH, f"Stored weights are not the source's: {wrong[0]}{_more(wrong)}.", facts
+        )
     source = "the reference quantizer's" if samples[0].native is not None else "the checkpoint's"
-    return Level("E2-weights", VERIFIED, f"Codes and scales of {len(samples)} sampled strips are {source}.", facts)
+    return Level(
+        "E2-weights", VERIFIED, f"Codes and scales of {len(samples)} sampled strips are {source}.", facts
+    )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from kvbench.metrics import Row
 from kvbench.record import Record
 from kvbench.report.findings import Finding
+from kvbench.report.fmt import NOT_MEASURED
 from kvbench.report.labels import Label
 from kvbench.report.model import VerdictLike
 from kvbench.report.precision import ChoiceLine
@@ -104,6 +105,25 @@ def _precision(console: Console, view: View, terminal: bool) -> None:
         style = "red" if line.state == "mismatch" else "dim" if line.label.baseline else ""
         cells = (name, line.kv.requested, line.kv.resolved or "not resolved", line.effective,
                  line.storage, line.transfer, line.execution, line.state, _backend(line.backend))  # fmt: skip
+        table.add_row(*_texts(cells), style=style)
+    console.print(table)
+    _weights(console, view, terminal)
+
+
+def _weights(console: Console, view: View, terminal: bool) -> None:
+    """A table of its own where some cell has, or asks for, other weights than native ones."""
+    words = {word for g in view.precision for word in (g.line.weights.requested, g.line.effective_weights)}
+    if words <= {"native", NOT_MEASURED}:
+        return
+    _title(console, "Precision of the weights")
+    table = _table(terminal)
+    for head in ("Cell", "Requested", "Resolved", "Effective", "Storage", "gemm", "Products that ran"):
+        table.add_column(head, overflow="fold")
+    for group in view.precision:
+        line = group.line
+        style = "red" if line.state == "mismatch" else "dim" if line.label.baseline else ""
+        cells = (_places(group.where, 1), line.weights.requested, line.weights.resolved or "not resolved",
+                 line.effective_weights, line.stored_weights, line.gemm.resolved or "not resolved", line.products)  # fmt: skip
         table.add_row(*_texts(cells), style=style)
     console.print(table)
 

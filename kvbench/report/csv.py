@@ -22,7 +22,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 
 _ROW_COLUMNS = ("metric", "variant", "value", "unit", "low", "high", "n", "baseline", "partial", "note")
 # Cell keys that may be `auto`: what they became stands in a column of its own beside the key.
-_DECIDED = ("backend", "decode", "compile")
+_DECIDED = ("backend", "weights", "gemm", "decode", "compile")
 _RAN_COLUMNS = (*(f"{aspect}_resolved" for aspect in _DECIDED), "ran_on")
 _STATE_COLUMNS = (
     "requested",
@@ -32,6 +32,9 @@ _STATE_COLUMNS = (
     "storage",
     "transfer",
     "execution",
+    "effective_weights",
+    "stored_weights",
+    "products",
     "evidence",
 )
 
@@ -90,6 +93,9 @@ def _states(line: PrecisionLine) -> Sequence[str]:
         line.storage,
         line.transfer,
         line.execution,
+        line.effective_weights,
+        line.stored_weights,
+        line.products,
         line.state,
     )
 

@@ -23,9 +23,9 @@ _DIGITS = dict.fromkeys((*_TIMES, "%", "pt", "nat", "logit"), 4)
 _DEFAULT_DIGITS = 6
 _EXACT_DIGITS = 8
 # Units that only say what kind of number it is; a table names them in its heading, not beside each value.
-KINDS = frozenset({"", "ratio", "share", "p-value", "cosine", "error", "ppl"})
+KINDS = frozenset({"", "ratio", "share", "p-value", "cosine", "error", "ppl", "paths"})
 # Units of things that are counted: printed whole where they are whole.
-_WHOLE = ("B", "B/token", "step", "questions")
+_WHOLE = ("B", "B/token", "step", "questions", "paths")
 
 
 @dataclass(frozen=True)

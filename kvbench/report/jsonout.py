@@ -60,7 +60,14 @@ def _cell(cell: Mapping[str, Any], line: PrecisionLine) -> dict[str, Any]:
         "spec": strict(cell["spec"]),
         "choices": {choice.aspect: asdict(choice) for choice in line.choices},
         "effective": line.effective,
-        "precision": {"storage": line.storage, "transfer": line.transfer, "execution": line.execution},
+        "effective_weights": line.effective_weights,
+        "precision": {
+            "storage": line.storage,
+            "transfer": line.transfer,
+            "execution": line.execution,
+            "weights": line.stored_weights,
+            "gemm": line.products,
+        },
         "evidence": {"state": line.state, "levels": [asdict(level) for level in line.levels]},
     }
 

@@ -54,7 +54,9 @@ class LevelLine:
 
 @dataclass(frozen=True)
 class PrecisionLine:
-    """state: verified, mismatch or unverified; storage, transfer, execution: precisions; ran_on: where attention ran by
+    """state: verified, mismatch or unverified; storage, transfer, execution: precisions of the cache; effective_weights,
+    stored_weights, products: format of the weights that the evidence shows, dtypes that they lie in, paths of their
+    products ("native", or those of FP8 weights that ran: W8A16 and W8A8 are other numbers); ran_on: where attention ran by
     E4, torch, interpreter or gpu; reads: (record, tokens read from pages, of them quantized); chips: (state, names of
     the levels whose worst state it is) pairs, worst first.
     """
@@ -66,6 +68,9 @@ class PrecisionLine:
     storage: str
     transfer: str
     execution: str
+    effective_weights: str
+    stored_weights: str
+    products: str
     ran_on: str
     reads: tuple[tuple[str, int, int], ...]
     chips: tuple[tuple[str, str], ...]
@@ -76,8 +81,19 @@ class PrecisionLine:
         return self.choices[0]
 
     @property
+    def weights(self) -> ChoiceLine:
+        return self._choice("weights")
+
+    @property
+    def gemm(self) -> ChoiceLine:
+        return self._choice("gemm")
+
+    @property
     def backend(self) -> ChoiceLine:
-        return next(choice for choice in self.choices if choice.aspect == "backend")
+        return self._choice("backend")
+
+    def _choice(self, aspect: str) -> ChoiceLine:
+        return next(choice for choice in self.choices if choice.aspect == aspect)
 
 
 @dataclass(frozen=True)
@@ -94,7 +110,7 @@ def grouped(lines: Sequence[PrecisionLine], labels: Labels) -> tuple[PrecisionGr
     groups: dict[tuple[object, ...], list[PrecisionLine]] = {}
     for line in lines:
         key = (line.label.baseline, line.choices, line.effective, line.state, line.storage, line.transfer,
-               line.execution, line.chips)  # fmt: skip
+               line.execution, line.effective_weights, line.stored_weights, line.products, line.chips)  # fmt: skip
         groups.setdefault(key, []).append(line)
     return tuple(
         PrecisionGroup(
@@ -136,13 +152,17 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
     choices = tuple(_choice(aspect, spec, records) for aspect in ASPECTS)
     found = [record.evidence for record in records if record.evidence is not None]
     effective = _joined(evidence["effective"] for evidence in found)
+    weights = _joined(evidence["effective_weights"] for evidence in found)
     levels = _levels(records)
     worst = {level.name: _worst(x.state for x in levels if x.name == level.name) for level in levels}
     names = {state: ", ".join(name for name in worst if worst[name] == state) for state in _WORST_FIRST}
     states = {level.state for level in levels} - {NOT_APPLICABLE}
     state = _worst(states) if states else UNVERIFIED
-    wrong = found and choices[0].resolved and effective not in (choices[0].resolved, "unknown")
-    if wrong or any(choice.dropped for choice in choices):
+    shown = {"kv_format": effective, "weights": weights}
+    wrong = [
+        c for c in choices if c.resolved and shown.get(c.aspect, c.resolved) not in (c.resolved, "unknown")
+    ]
+    if (found and wrong) or any(choice.dropped for choice in choices):
         state = MISMATCH
     return PrecisionLine(
         label=label,
@@ -152,6 +172,11 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
         storage=_joined(evidence["precision"].get("storage") for evidence in found),
         transfer=_joined(evidence["precision"].get("transfer") for evidence in found),
         execution=_joined(evidence["precision"].get("execution") for evidence in found),
+        effective_weights=weights,
+        stored_weights=_joined(evidence["precision"].get("weights") for evidence in found),
+        products=_joined(
+            sorted({p for evidence in found for p in evidence["precision"].get("gemm", "").split(" and ")})
+        ),
         ran_on=_joined(
             level["facts"].get("backend")
             for evidence in found

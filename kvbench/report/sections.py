@@ -12,7 +12,8 @@ from dataclasses import dataclass
 class Section:
     """key: anchor on the page; runner: whose records it shows, or None; columns: (metric, heading) pairs;
     brief: the metrics that a console has room for; note: how to read the table, in one or two sentences; footnote:
-    what a console, which has no room for the note, says under a table that compares with baselines.
+    what a console, which has no room for the note, says under a table that compares with baselines; facts: whether how its
+    runner measured stands under it.
     """
 
     key: str
@@ -22,6 +23,7 @@ class Section:
     brief: frozenset[str]
     note: str
     footnote: str = ""
+    facts: bool = True
 
 
 SECTIONS: tuple[Section, ...] = (
@@ -34,7 +36,6 @@ SECTIONS: tuple[Section, ...] = (
         ("kv_bytes_payload", "KV payload"),
         ("kv_bytes_scales", "KV scales"),
         ("page_table_bytes", "Page table"),
-        ("weight_bytes", "Weights"),
         ("held_bytes", "Held before"),
         ("workspace_bytes", "Workspace"),
         ("device_peak_bytes", "Device peak"),
@@ -43,6 +44,32 @@ SECTIONS: tuple[Section, ...] = (
         "the baseline divides by the baseline cell's live bytes, the ratio to 16-bit by a 2-byte native of the same "
         "shape: in fp32 the two differ. On a GPU the peak is weights, KV, what was held before the pages were made, and "
         "workspace, each measured at its own moment. MiB is 2^20 B, MB is 10^6 B."),
+    Section("weights", "Weights", "storage", (
+        ("weight_bytes", "Weights"),
+        ("weight_ratio_16bit", "Ratio to 16-bit"),
+        ("weight_ratio", "Ratio to baseline"),
+        ("weight_bytes_difference", "Live minus formula"),
+        ("weight_payload_bytes", "FP8 codes"),
+        ("weight_scale_bytes", "Scales"),
+        ("weight_native_bytes", "Native remainder"),
+        ("model_load_s", "Load time"),
+    ), frozenset({"weight_bytes", "weight_ratio_16bit", "weight_ratio", "weight_bytes_difference", "model_load_s"}),
+        "The native remainder is embeddings, output layer and norms, tied ones once: where it is large, FP8 weights take well "
+        "over half. The ratio to 16-bit divides by 2 bytes for each number of the model, the published convention; the ratio "
+        "to the baseline by its live bytes, which are 4 each in fp32. Load times are of files that may be cached.", facts=False),
+    Section("gemm", "Products", "gemm", (
+        ("gemm_error_max", "Worst error"),
+        ("gemm_bound_share", "Worst share of bound"),
+        ("gemm_boundary_diff", "Worst step of row 0"),
+        ("gemm_boundary_argmax", "Steps with equal argmax"),
+        ("gemm_native_time_ratio", "Worst time to native"),
+        ("gemm_reference_time_ratio", "Worst time to reference"),
+        ("gemm_paths", "Paths, by rows"),
+    ), frozenset({"gemm_error_max", "gemm_bound_share", "gemm_boundary_diff", "gemm_native_time_ratio", "gemm_paths"}),
+        "Linear layers over a sweep of rows (M), against float64 on the dequantized weight. Paths: reference dequantizes and "
+        "multiplies; w8a16 keeps x as it is; w8a8, hopper and scaled_mm quantize x too, which costs some 3% of error. The bound is of what a "
+        "path computes, so the quantization of x is not in it. Row 0 has the same input at every M: what it steps by where the "
+        "route changes is what a token's value depends on its neighbours in a batch."),
     Section("transfer", "Transfer", "transfer", (
         ("transfer_bytes", "Bytes moved"),
         ("transfer_ratio_16bit", "Ratio to 16-bit"),
@@ -96,6 +123,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("mcq", "Multiple choice", "mcq", (
         ("mcq_accuracy", "Accuracy"),
         ("mcq_delta_pt", "Accuracy delta"),
+        ("mcq_mde_pt", "Detectable at 80% power"),
         ("mcq_agreement", "Same pick"),
         ("mcq_mcnemar_p", "McNemar p"),
         ("mcq_macro", "Macro average"),
@@ -103,8 +131,9 @@ SECTIONS: tuple[Section, ...] = (
         ("mcq_accuracy_norm_char", "Accuracy by character"),
         ("mcq_scored", "Scored"),
         ("truncated_share", "Truncated"),
-    ), frozenset({"mcq_accuracy", "mcq_delta_pt", "mcq_agreement", "mcq_mcnemar_p", "mcq_scored"}),
-        "Choices are scored by summed logprob; the delta is paired question by question with the baseline."),
+    ), frozenset({"mcq_accuracy", "mcq_delta_pt", "mcq_mde_pt", "mcq_agreement", "mcq_mcnemar_p", "mcq_scored"}),
+        "Choices are scored by summed logprob; the delta is paired question by question with the baseline. A "
+        "delta smaller than what is detectable at 80% power may be there unseen: such a sample decides nothing about it."),
     Section("parity", "Parity with the oracle", "parity", (
         ("parity_max_abs", "Worst absolute error"),
         ("parity_bound_share", "Worst share of bound"),

@@ -196,7 +196,7 @@ def _content(row: Row) -> tuple[str, ...]:
 
 
 def _facts(section: Section, run: Run, labels: Labels) -> Iterable[Facts]:
-    for record, task in run.done():
+    for record, task in run.done() if section.facts else ():
         if record.runner == section.runner and record.status == OK:
             yield Facts(labels.task(task), one_line(task["variant"]), _fact_pairs(record))
 

@@ -7,6 +7,8 @@ moment of its own: what is held before there is any page (weights, and beyond th
 tensors, and what the run adds to what was there when it began (`workspace_bytes`). A store that keeps a second copy of
 its pages is in none of the parts, so they then miss the peak.
 The expected bytes come from the format that the decision resolved, never from the store's own idea of its format.
+The bytes of the weights (`kvbench.runners.weightbytes`) and the time to load them are those of the cell's model, whatever
+its batch and context.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ import gc
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from kvbench.errors import KvbenchError
 from kvbench.formats import KV_FORMATS, kv_bytes
 from kvbench.runners.context import Context, Measurement
+from kvbench.runners.weightbytes import weight_facts, weights_bytes
 
 if TYPE_CHECKING:
     from kvbench.engine.core import Engine
@@ -70,7 +72,7 @@ def run(ctx: Context) -> Measurement:
         "page_table_bytes": table.numel() * table.element_size(),
         "held_bytes": held,
         "workspace_bytes": workspace,
-        "weights_bytes": weights,
+        **weight_facts(ctx.model, engine.decision.weights.resolved),
         "native_dtype": native_dtype,
         "native16_bytes": sum(
             kv_bytes(native, layer.shape, tokens, "float16").total for layer in engine.layers
@@ -78,12 +80,6 @@ def run(ctx: Context) -> Measurement:
         "device_peak_bytes": peak,
     }
     return Measurement({"layers": layers}, facts)
-
-
-def weights_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters and saved buffers; tensors that are one and the same in memory (tied) count once."""
-    tensors = {(t.data_ptr(), t.numel() * t.element_size()) for t in model.state_dict().values() if t.numel()}
-    return sum(size for _, size in tensors)
 
 
 def _has_counters(device: torch.device) -> bool:

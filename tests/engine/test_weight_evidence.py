@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,14 @@ MODULES = 7 * LAYERS
 
 
 def spec_of(weights: str, **keys: Any) -> dict[str, Any]:
-    return {**CELL_KEYS, "model": "tiny-llama", "weights": weights, "device": "cpu", "dtype": "float32", **keys}
+    return {
+        **CELL_KEYS,
+        "model": "tiny-llama",
+        "weights": weights,
+        "device": "cpu",
+        "dtype": "float32",
+        **keys,
+    }
 
 
 @pytest.fixture
@@ -112,6 +119,17 @@ def test_one_native_layer_is_named(fp8: LoadedModel) -> None:
     assert f"{name} is stored as native (float32), due is fp8_block128" in level(found, "E1").sentence
 
 
+def test_a_layer_that_the_loader_left_out_is_named(fp8: LoadedModel) -> None:
+    """The loader's own list does not have it, so only the model itself can tell."""
+    name, module = some(fp8)
+    plain = nn.Linear(module.in_features, module.out_features, bias=False).requires_grad_(False)
+    fp8.model.set_submodule(name, plain)
+    kept = tuple(n for n in fp8.weights.modules if n != name)
+    object.__setattr__(fp8.weights, "modules", kept)
+    sentence = level(take(fp8), "E1").sentence
+    assert f"{name} was left native, beside layers that were quantized" in sentence
+
+
 @pytest.mark.parametrize("where", ["attribute", "buffer", "list"])
 def test_a_second_copy_of_a_weight_is_named(fp8: LoadedModel, where: str) -> None:
     name, module = some(fp8)
@@ -176,8 +194,8 @@ def test_a_product_that_misuses_the_scales_is_named(
 
 
 @pytest.fixture
-def tampered(fp8: LoadedModel) -> Iterator[tuple[LoadedModel, str, Fp8Linear]]:
-    yield fp8, *some(fp8, "layers.0.mlp.up_proj")
+def tampered(fp8: LoadedModel) -> tuple[LoadedModel, str, Fp8Linear]:
+    return fp8, *some(fp8, "layers.0.mlp.up_proj")
 
 
 def test_codes_changed_after_loading_are_not_the_source(tampered: tuple[LoadedModel, str, Fp8Linear]) -> None:
@@ -188,7 +206,9 @@ def test_codes_changed_after_loading_are_not_the_source(tampered: tuple[LoadedMo
     assert f"{name}, rows from 0: the stored codes differ from the source's" in e2.sentence
 
 
-def test_scales_replaced_after_loading_are_not_the_source(tampered: tuple[LoadedModel, str, Fp8Linear]) -> None:
+def test_scales_replaced_after_loading_are_not_the_source(
+    tampered: tuple[LoadedModel, str, Fp8Linear],
+) -> None:
     loaded, name, module = tampered
     module.weight_scale_inv.data.fill_(1.0)
     e2 = level(take(loaded), "E2")
@@ -208,7 +228,9 @@ def test_products_that_nobody_recorded_are_missed(fp8: LoadedModel) -> None:
     assert "times in 2 forwards" in e4.sentence
 
 
-def test_another_path_than_the_decided_one_is_named(fp8: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_path_than_the_decided_one_is_named(
+    fp8: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def native(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         launched("cublas")
         return nn.functional.linear(x, dequantize_blocks(codes, scales, x.dtype), bias)

@@ -16,19 +16,26 @@ from kvbench_kernels.blockwise import (
     quantize_blocks,
 )
 from kvbench_kernels.fp8_linear import fp8_linear, target_of
-from kvbench_kernels.fp8_route import path_of_kernel, route
+from kvbench_kernels.fp8_route import W8A8, path_of_kernel, route
 from kvbench_kernels.launches import record
 
 ROWS = (0, 1, 7, 8, 9, 16, 31, 32, 33, 63, 64, 65)
 N, K = 192, 256
-W8A8 = ("w8a8", "hopper")
 # Share of the output's norm: one rounding to float16, and FP8 tensor cores that keep 14 bits of a sum of 128.
-TOLERANCE = {"reference": 2.0**-9, "w8a16": 2.0**-10, "w8a8": 2.0**-9, "hopper": 2.0**-9}
+TOLERANCE = {
+    "reference": 2.0**-9,
+    "w8a16": 2.0**-10,
+    "w8a8": 2.0**-9,
+    "hopper": 2.0**-9,
+    "scaled_mm": 2.0**-9,
+}
 
 
 def weight(n: int = N, k: int = K, device: str = "cpu") -> tuple[Tensor, Tensor]:
     w = torch.randn(n, k, generator=torch.Generator().manual_seed(0))
-    w *= 2.0 ** torch.arange(-(-n // 128)).repeat_interleave(128)[:n, None]  # each block row has scales of its own
+    w *= (
+        2.0 ** torch.arange(-(-n // 128)).repeat_interleave(128)[:n, None]
+    )  # each block row has scales of its own
     codes, scales = quantize_blocks(w)
     return codes.to(device), scales.to(device)
 
@@ -149,12 +156,21 @@ def test_torch_has_the_reference_only() -> None:
     ("change", "said"),
     [
         ({"gemm": "marlin"}, "gemm 'marlin' is unknown; choose one of auto, reference, w8a16, w8a8"),
-        ({"x": torch.zeros(2, K + 128)}, r"x is \[2, 384\] torch.float32; the codes ask for a float \[M, 256\]"),
+        (
+            {"x": torch.zeros(2, K + 128)},
+            r"x is \[2, 384\] torch.float32; the codes ask for a float \[M, 256\]",
+        ),
         ({"x": torch.zeros(2, K, dtype=torch.int8)}, "the codes ask for a float"),
         ({"codes": torch.zeros(N, K)}, "must be a contiguous"),
-        ({"scales": torch.ones(2, 3)}, r"The scales are \[2, 3\] torch.float32; codes of \[192, 256\] ask for \[2, 2\]"),
+        (
+            {"scales": torch.ones(2, 3)},
+            r"The scales are \[2, 3\] torch.float32; codes of \[192, 256\] ask for \[2, 2\]",
+        ),
         ({"scales": torch.ones(2, 2, dtype=torch.float64)}, "in float32, bfloat16 or float16"),
-        ({"bias": torch.zeros(N, dtype=torch.float64)}, r"The bias is \[192\] torch.float64; it must be \[192\]"),
+        (
+            {"bias": torch.zeros(N, dtype=torch.float64)},
+            r"The bias is \[192\] torch.float64; it must be \[192\]",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, object], said: str) -> None:
@@ -166,4 +182,4 @@ def test_what_does_not_fit_is_refused(change: dict[str, object], said: str) -> N
 
 def test_kernels_of_no_path_have_none() -> None:
     assert path_of_kernel("cublas") is None
-    assert set(fp8_route._KERNELS.values()) == {"reference", "w8a16", "w8a8", "hopper"}
+    assert set(fp8_route._KERNELS.values()) == {"reference", *fp8_route._SUPPORTS}

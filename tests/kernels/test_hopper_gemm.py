@@ -32,11 +32,12 @@ from kvbench_kernels.support import Accepted, Rejected
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILED = [
-    HopperTiling(2, 2, 128, 4),
-    HopperTiling(2, 2, 128, 3, buffers=2, turns=True),
-    HopperTiling(2, 1, 64, 8),
-    HopperTiling(1, 1, 128, 4, ctas=2),
-    HopperTiling(0, 2, 128, 3, ctas=2),
+    HopperTiling(3, 1, 128, 4),
+    HopperTiling(3, 1, 128, 4, turns=2),
+    HopperTiling(2, 2, 128, 3, buffers=2, turns=3),
+    HopperTiling(2, 1, 64, 7, turns=1),
+    HopperTiling(1, 1, 128, 3, ctas=2, splits=2),
+    HopperTiling(2, 1, 128, 5, turns=2, splits=4),
 ]
 
 
@@ -48,23 +49,23 @@ def facts(numbers: list[Any], bias: bool) -> dict[str, Any]:
     from triton.experimental.gluon.language import NVMMASharedLayout
 
     from kvbench_kernels.hopper_gemm import REGISTERS
-    from kvbench_kernels.hopper_gemm_kernel import hopper_w8a8_groups, hopper_w8a8_single
+    from kvbench_kernels.hopper_gemm_kernel import hopper_w8a8_groups as kernel
 
     tiling = HopperTiling(*numbers)
-    kernel = hopper_w8a8_groups if tiling.groups else hopper_w8a8_single
 
-    def boxes(dtype: str, bits: int, rows: int, columns: int) -> str:
-        return f"tensordesc<{dtype}[{rows}, {columns}],{NVMMASharedLayout(128, bits, 2)!r}>"
+    def boxes(dtype: str, bits: int, rows: int, columns: int, swizzle: int = 128) -> str:
+        return f"tensordesc<{dtype}[{rows}, {columns}],{NVMMASharedLayout(swizzle, bits, 2)!r}>"
 
     constants = {
         "PARTS": tiling.parts, "BLOCK_N": tiling.block_n, "STAGES": tiling.stages, "GROUP": tiling.height,
-        "HAS_BIAS": bias,
+        "HAS_BIAS": bias, "GROUPS": tiling.groups, "BUFFERS": tiling.buffers, "TURNS": tiling.turns,
+        "SPLITS": tiling.splits,
     }  # fmt: skip
-    if tiling.groups:
-        constants |= {"GROUPS": tiling.groups, "BUFFERS": tiling.buffers, "TURNS": tiling.turns}
     types = {
         "x_desc": boxes("fp8e4nv", 8, 64, 128), "w_desc": boxes("fp8e4nv", 8, tiling.block_n, 128),
-        "y_desc": boxes("bf16", 16, 64, tiling.block_n), "x_scales": "*fp32", "w_scales": "*fp32", "bias": "*bf16",
+        "y_desc": boxes("bf16", 16, 64, tiling.block_n), "x_scales": boxes("fp32", 32, 1, 64, 0),
+        "w_scales": boxes("bf16", 16, 1, 64, 0) if bias else boxes("fp32", 32, 1, 32, 0), "bias": "*bf16",
+        "parts": "*fp32", "tickets": "*i32",
     }  # fmt: skip
     names = [parameter.name for parameter in kernel.params]
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
@@ -108,11 +109,11 @@ def compiled(tiling: HopperTiling, where: Path, bias: bool = False) -> dict[str,
 def test_the_compiler_gives_fp8_products_without_spilled_registers(
     tiling: HopperTiling, tmp_path: Path
 ) -> None:
-    found = compiled(tiling, tmp_path, bias=tiling.turns)
+    found = compiled(tiling, tmp_path, bias=tiling.turns > 1)
     shape = f"m64n{tiling.block_n}k32"
     assert found["products"] == [f"wgmma.mma_async.sync.aligned.{shape}.f32.e4m3.e4m3"]
-    assert found["count"] == 4 * max(tiling.groups, 1) * tiling.parts  # 128 columns
-    assert found["registers"] == (tiling.groups > 0)
+    assert found["count"] == 4 * tiling.groups * tiling.parts  # 128 columns
+    assert found["registers"]
     assert found["warps"] == 4 * (tiling.groups + 1)
     assert found["shared"] <= tiling.shared_bytes
     assert "STACK:0 " in found["usage"]
@@ -136,13 +137,16 @@ def test_defaults_grow_with_the_product() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"groups": 3}, "3 groups of 2 parts and 128 columns make no tile"),
+        ({"groups": 4}, "4 groups of 1 parts and 128 columns make no tile"),
+        ({"parts": 2}, "3 groups of 2 parts and 128 columns make no tile"),
         ({"block_n": 96}, "96 columns make no tile"),
         ({"stages": 1}, "1 stages and height 8 are too few"),
-        ({"stages": 5}, "5 stages take 279040 bytes of shared memory, and 232448 exist"),
-        ({"ctas": 2}, "2 CTAs of 2 groups exceed"),
+        ({"stages": 5}, "5 stages take 258944 bytes of shared memory, and 232448 exist"),
+        ({"ctas": 2}, "2 CTAs of 3 groups exceed"),
         ({"buffers": 3}, "3 buffers"),
-        ({"groups": 1, "turns": True}, "turns of 2 groups"),
+        ({"turns": 4}, "turns 0 to 3"),
+        ({"groups": 1, "turns": 1}, "turns 0 to 3 of 2 or 3 groups"),
+        ({"splits": 9}, "9 splits of K"),
     ],
 )
 def test_what_is_no_tiling(changes: dict[str, Any], words: str) -> None:
@@ -197,7 +201,9 @@ def test_what_is_refused() -> None:
         hopper_w8a8(x, sx, w[:64], sw)
     with pytest.raises(ValueError, match="Results of float32"):
         hopper_w8a8(x, sx, w, sw, out_dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"dense along M\. Make them with empty_activation_scales"):
+    with pytest.raises(
+        ValueError, match=r"dense along M, with columns at .* Make them with empty_activation_scales"
+    ):
         hopper_w8a8(x, sx.contiguous(), w, sw)
     with pytest.raises(ValueError, match=r"scales of x are \[4, 2\]"):
         hopper_w8a8(x, empty_activation_scales(4, 256, x.device), w, sw)

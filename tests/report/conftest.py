@@ -143,22 +143,37 @@ def _record(task: Mapping[str, Any]) -> Record:
     storage = KV_FORMATS[fmt].payload_dtype or DTYPE
     choice = NATIVE | {"requested": fmt, "resolved": fmt}
     samples, facts = _measured(task)
+    quantized = spec["weights"] != "native"
+    weights = NATIVE | {"requested": spec["weights"], "resolved": spec["weights"]}
+    path = (
+        {"requested": spec["gemm"], "resolved": "by_shape", "reason": "best_available"} if quantized else {}
+    )
     return Record(
         key=task["key"], runner=task["runner"], protocol=1, status="ok", spec=spec, options={},
-        decision={"kv_format": choice, "weights": NATIVE, "backend": NATIVE | {"requested": "torch", "resolved": "torch"}},
+        decision={"kv_format": choice, "weights": weights, "backend": NATIVE | {"requested": "torch", "resolved": "torch"},
+                  "gemm": NATIVE | {"requested": "auto", "reason": "native_weights"} | path},
         evidence={
             "effective": fmt,
+            "effective_weights": spec["weights"],
             "levels": [
                 {"name": "E1", "state": "verified", "sentence": f"All {LAYERS} layers store {storage}; bytes equal the formula.", "facts": {"layers": LAYERS, "difference": 0}},
                 {"name": "E2", "state": "verified" if fmt != "native" else "not_applicable", "sentence": "4,096 sampled codes equal the reference quantizer.", "facts": {"codes": 4096, "clipped": 0}},
                 {"name": "E3", "state": "verified", "sentence": "Changing a stored payload moves the logits; restoring it restores them bit for bit.", "facts": {}},
             ],
-            "precision": {"storage": storage, "transfer": "not measured", "execution": DTYPE},
+            "precision": {"storage": storage, "transfer": "not measured", "execution": DTYPE, "weights": _FP8 if quantized else DTYPE, "gemm": _products(task) if quantized else "native"},
             "reads": {"tokens": 12000, "quantized_tokens": 0 if fmt == "native" else 12000, "calls": 900},
         },
         samples=samples, facts=facts, environment={}, partial=None, error=None,
         started_at="2026-10-01T12:00:00+00:00", seconds=3.25,
     )  # fmt: skip
+
+
+_FP8 = "bfloat16 and float8_e4m3fn + float32 scales"
+
+
+def _products(task: Mapping[str, Any]) -> str:
+    """The paths of the products that a task made: prompts have many rows, decode steps few, storage none."""
+    return {"storage": "not measured", "latency": "w8a16 and w8a8"}.get(task["runner"], "w8a8")
 
 
 def _measured(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -100,8 +100,10 @@ def test_both_csvs_hold_what_auto_became_on_each_cell(maker):
             assert found == want[line["kv_format"]]
     heads = list(read(wide_csv(Run(*made.args)))[0])
     first = heads.index("resolved")
-    assert heads[first + 1 : first + 5] == [
+    assert heads[first + 1 : first + 7] == [
         "backend_resolved",
+        "weights_resolved",
+        "gemm_resolved",
         "decode_resolved",
         "compile_resolved",
         "ran_on",
@@ -189,7 +191,9 @@ def test_json_holds_run_cells_rows_outcomes_and_exit_code(failing):
     bad = data["cells"][-1]
     assert (bad["evidence"]["state"], bad["effective"]) == ("mismatch", "int8_sym + mixed")
     assert bad["choices"]["kv_format"]["requested"] == "int8_sym"
-    assert bad["precision"] == {"storage": "int8", "transfer": "not measured", "execution": "float32"}
+    assert bad["precision"] == {"storage": "int8", "transfer": "not measured", "execution": "float32",
+                                "weights": "float32", "gemm": "native"}  # fmt: skip
+    assert bad["effective_weights"] == "native"
 
 
 def test_non_finite_numbers_deep_inside_are_words(passing):

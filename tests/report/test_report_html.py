@@ -177,7 +177,7 @@ def test_the_page_can_be_used_by_keyboard_and_by_ear(failing_html):
 
 def test_the_sections_come_in_the_order_of_a_readers_questions(passing_html):
     ids = [a["id"] for tag, a, _ in Page(passing_html).tags if tag == "section" and "id" in a]
-    assert ids == ["verdict", "failures", "checks", "precision", "storage", "latency", "quality", "agreement",
+    assert ids == ["verdict", "failures", "checks", "precision", "storage", "weights", "latency", "quality", "agreement",
                    "mcq", "parity", "cells", "environment", "reproduce"]  # fmt: skip
 
 

@@ -23,10 +23,17 @@ def decision(kv_format: str, resolved: str | None = None, reason: str = "as aske
     )
 
 
-def evidence(effective: str, *levels: Level) -> dict[str, Any]:
+def evidence(effective: str, *levels: Level, weights: str = "native") -> dict[str, Any]:
     shown = levels or tuple(Level(name, VERIFIED, "it is as it should be") for name in LEVELS)
-    precision = {"storage": effective, "transfer": "not measured", "execution": "float32"}
-    return asdict(Evidence(effective, shown, precision, {"tokens": 1, "quantized_tokens": 1, "calls": 1}))
+    precision = {
+        "storage": effective,
+        "transfer": "not measured",
+        "execution": "float32",
+        "weights": "float32",
+        "gemm": "native",
+    }
+    reads = {"tokens": 1, "quantized_tokens": 1, "calls": 1}
+    return asdict(Evidence(effective, weights, shown, precision, reads))
 
 
 class MadeRun:

@@ -136,15 +136,44 @@ def test_a_backend_that_lacks_a_format_gives_way_before_the_format_does() -> Non
     assert decision.backend.reason == "no_int8"
 
 
-def test_fp8_weights_fall_back_with_a_reason() -> None:
-    choice = resolve(replace(REQUEST, weights="fp8_block128"), FULL).weights
-    assert (choice.resolved, choice.reason) == ("native", "fp8_weights_missing")
-    assert choice.rejected == (("fp8_block128", "fp8_weights_missing"),)
+FP8 = replace(REQUEST, weights="fp8_block128")
+
+
+@pytest.mark.parametrize(
+    ("changes", "resolved", "reason", "rejected"),
+    [
+        ({}, "reference", "best_available", ()),
+        ({"gemm": "reference"}, "reference", "requested", ()),
+        ({"gemm": "w8a16"}, "reference", "gemm_needs_triton", (("w8a16", "gemm_needs_triton"),)),
+        ({"weights": "native"}, "native", "native_weights", ()),
+    ],
+    ids=["auto", "reference", "w8a16 on torch", "native weights"],
+)
+def test_the_path_of_fp8_products_is_decided(
+    changes: dict[str, str], resolved: str, reason: str, rejected: tuple[tuple[str, str], ...]
+) -> None:
+    decision = resolve(replace(FP8, **changes), FULL)  # type: ignore[arg-type]
+    assert (decision.weights.resolved, decision.weights.reason) == (
+        changes.get("weights", "fp8_block128"),
+        "requested",
+    )
+    gemm = decision.gemm
+    assert (gemm.resolved, gemm.reason, gemm.rejected) == (resolved, reason, rejected)
+    assert gemm.fell_back == bool(rejected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "resolved"),
+    [("auto", "by_shape"), ("w8a16", "w8a16"), ("w8a8", "w8a8"), ("reference", "reference")],
+)
+def test_triton_on_a_gpu_has_every_path(asked: str, resolved: str) -> None:
+    gemm = resolve(replace(FP8, backend="triton", device="cuda", gemm=asked), FULL).gemm
+    assert (gemm.resolved, gemm.fell_back) == (resolved, False)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"backend": "triton"}, "no_gpu"), ({"weights": "fp8_block128"}, "fp8_weights_missing")],
+    [({"backend": "triton"}, "no_gpu"), ({"weights": "fp8_block128", "gemm": "w8a8"}, "gemm_needs_triton")],
 )
 def test_strict_mode_refuses_every_fallback(changes: dict[str, str], reason: str) -> None:
     with pytest.raises(Refused, match="Set fallback: allow") as e:
@@ -257,7 +286,7 @@ def test_speed_that_cannot_be_had_is_plain_under_auto_and_a_fallback_by_name(
 
 def test_the_request_of_a_cell_has_all_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"kv_format": "fp8_e4m3", "weights": "fp8_block128", "backend": "auto", "fallback": "allow", "device": "cuda",
-             "dtype": "bfloat16", "page_size": 64, "prefill_reads": "fresh", "decode": "eager", "compile": "off"}  # fmt: skip
+             "dtype": "bfloat16", "page_size": 64, "prefill_reads": "fresh", "decode": "eager", "compile": "off", "gemm": "w8a8"}  # fmt: skip
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert request_of({**CELL_KEYS, **asked}) == Request(**asked)  # type: ignore[arg-type]
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -282,6 +311,7 @@ def test_without_facts_it_is_decided_at_load() -> None:
         ("kv_format", "int8_sim", "native, int8_sym"),
         ("weights", "fp4", "native, fp8_block128"),
         ("backend", "cuda", "torch, triton, auto"),
+        ("gemm", "fp8", "auto, reference, w8a16, w8a8"),
         ("decode", "on", "auto, graph, eager"),
         ("compile", "model", "auto, layer, off"),
         ("fallback", "off", "allow, refuse"),

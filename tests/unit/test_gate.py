@@ -76,7 +76,7 @@ def test_a_sound_run_passes() -> None:
     assert [o.check for o in verdict.outcomes] == ["precision", "precision", "plausible", RATIO.name]
     assert verdict.outcomes[1].sentence == (
         "kv_format=int8_sym: int8_sym is requested, resolved and effective, verified by E1, E2, E3, E3-layers, E3-prefill, "
-        "E3-reads, E4, E5 in storage."
+        "E3-reads, E4, E5, E1-weights, E2-weights, E3-weights, E4-weights, E5-weights in storage."
     )
     last = verdict.outcomes[-1]
     assert (last.cell, last.value, last.metric) == (CAND, 0.515625, "kv_ratio_16bit")
@@ -161,6 +161,43 @@ def test_weights_and_backend_are_part_of_the_precision() -> None:
     assert (
         "the matrix asks for weights fp8_block128, but the resolver was asked for native"
         in of(bare(run), FAIL)[0].sentence
+    )
+
+
+def test_dequantized_weights_are_not_effective_whatever_the_request_says() -> None:
+    run = stored()
+    run.cells[1]["spec"]["weights"] = "fp8_block128"
+    asked = decision("int8_sym")
+    asked["weights"] = {**asked["weights"], "requested": "fp8_block128", "resolved": "fp8_block128"}
+    run.change(CAND, decision=asked)
+    (fault,) = of(bare(run), FAIL)
+    assert "fp8_block128 was resolved, the evidence shows native" in fault.sentence
+    run.change(CAND, evidence=evidence("int8_sym", weights="fp8_block128"))
+    verdict = bare(run)
+    assert verdict.exit_code == 0
+    assert (
+        "int8_sym with fp8_block128 weights is requested, resolved and effective"
+        in verdict.outcomes[1].sentence
+    )
+
+
+def test_a_sample_too_small_for_half_a_point_is_inconclusive_and_says_what_it_could_have_found() -> None:
+    """24 questions, none with another outcome: no fault is seen, and none under 11.7 points would be."""
+
+    def asked(best: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        scores = [[best, -2.0]] * 20 + [[-2.0, best]] * 4
+        questions = [
+            {"id": i, "subject": "s", "answer": 0, "scores": pair, "tokens": [1, 1], "chars": [4, 4],
+             "skipped": None, "truncated": False} for i, pair in enumerate(scores)]  # fmt: skip
+        facts = {"task": "cloze", "shots": 0, "choice_ids": [], "prompt_policy": "raw", "bos": "none"}
+        return {"questions": questions}, {**facts, "total": 24, "data_sha": "d"}
+
+    run = stored().measure("mcq", asked(-1.0), asked(-1.1), variant="cloze 0-shot")
+    verdict = judge(run, check("mcq_delta_pt", -0.5, 0.5, kv_format="int8_sym"))
+    assert verdict.exit_code == 4
+    (outcome,) = of(verdict, INCONCLUSIVE)
+    assert outcome.sentence.endswith(
+        "so more data must decide (0 gained, 0 lost of 24 paired; minimum detectable effect 12 pt)."
     )
 
 

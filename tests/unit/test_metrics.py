@@ -24,7 +24,10 @@ steps_argmax_agreement steps_max_abs ttft_ms itl_ms itl_p50_ms itl_p90_ms itl_p9
 ttft_cold_ms ttft_ratio itl_ratio top1_teacher_forced first_divergence divergence_margin aa_disagreement native_distinct_4grams
 ppl ppl_delta_pct
 kld_mean kld_p50 kld_p90 kld_p99 kld_p999 kld_max top1_agreement delta_p_mean mcq_accuracy mcq_accuracy_norm
-mcq_accuracy_norm_char mcq_macro mcq_delta_pt mcq_agreement mcq_mcnemar_p mcq_scored truncated_share""".split()  # noqa: SIM905
+mcq_accuracy_norm_char mcq_macro mcq_delta_pt mcq_mde_pt mcq_agreement mcq_mcnemar_p mcq_scored truncated_share
+weight_payload_bytes weight_scale_bytes weight_native_bytes weight_bytes_difference weight_ratio weight_ratio_16bit model_load_s
+gemm_error_max gemm_bound_share gemm_boundary_diff gemm_boundary_argmax gemm_paths gemm_native_time_ratio
+gemm_reference_time_ratio""".split()  # noqa: SIM905
 
 
 def test_the_names_are_fixed() -> None:
@@ -554,6 +557,7 @@ def test_a_choice_without_a_number_makes_the_shares_nan() -> None:
         "mcq_accuracy_norm",
         "mcq_macro",
         "mcq_delta_pt",
+        "mcq_mde_pt",
         "mcq_agreement",
         "mcq_mcnemar_p",
     ):
@@ -574,6 +578,10 @@ def test_paired_difference_and_mcnemar() -> None:
     half = 1.959964 * math.sqrt((7 / 22 - (3 / 22) ** 2) / 22)
     assert (row.low, row.high) == pytest.approx((100 * (-3 / 22 - half), 100 * (-3 / 22 + half)), rel=1e-6)
     assert row.note.startswith("1 gained, 4 lost of 20 paired; minimum detectable effect 31 pt")
+    mde = run.row("mcq_mde_pt")
+    # (1.959964 + 0.841621) * sqrt(5) / 20: 5 discordant pairs of 20.
+    assert (mde.value, mde.n, mde.baseline) == (pytest.approx(31.322675, rel=1e-7), 20, BASE)
+    assert mde.note == "5 of 20 pairs discordant; at 80% power"
     assert run.row("mcq_mcnemar_p").value == pytest.approx(2 * 6 / 32)
     assert run.row("mcq_agreement").value == 15 / 20
 

@@ -104,8 +104,7 @@ def test_codes_cannot_be_dequantized_without_their_scale(fmt: str) -> None:
         dequantize(fmt, torch.zeros(1, 4, dtype=torch.int8), None, torch.float32)
 
 
-# A03: zeros. T1 (a 256x256 weight in 128x128 blocks) does not apply: no weight is quantized here, and `fp8_block128`
-# falls back or is refused with a reason (test_decision.py); KV rows have a scale a token and head.
+# A03: zeros (T1, a weight in blocks: test_blockwise.py)
 
 
 @pytest.mark.parametrize("fmt", QUANTIZED)

@@ -203,7 +203,15 @@ def test_the_gate_is_found_beside_the_matrix(make: Make, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "cells", "tasks"), [("smoke", 10, 50), ("int8", 8, 38), ("fp8_kv", 24, 48), ("kv_h200", 33, 69)]
+    ("name", "cells", "tasks"),
+    [
+        ("smoke", 10, 55),
+        ("int8", 8, 38),
+        ("fp8_kv", 24, 48),
+        ("kv_h200", 33, 69),
+        ("fp8_weights", 15, 33),
+        ("fp8_quality", 4, 24),
+    ],
 )
 def test_the_shipped_matrices_load(name: str, cells: int, tasks: int) -> None:
     matrix = load(ROOT / f"matrices/{name}.yaml")

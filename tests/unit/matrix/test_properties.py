@@ -102,6 +102,7 @@ def test_every_cell_is_complete_unique_and_has_a_baseline(tmp_path: Path, data: 
         # What depends on the model's facts stays auto, and is decided when it is loaded.
         assert {key for key, value in cell.spec.items() if value == "auto"} <= {
             "backend",
+            "gemm",
             "decode",
             "compile",
         }

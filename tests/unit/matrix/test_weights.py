@@ -52,7 +52,9 @@ def test_native_weights_run_on_the_model_that_is_named_for_them(make: Make, pick
 
 
 def test_the_baseline_of_a_task_has_the_task_s_keys(make: Make) -> None:
-    spec = dict(make("model: {source: tiny-wide, native: tiny-llama}\naxes: {weights: [fp8_block128]}").cells[-1].spec)
+    spec = dict(
+        make("model: {source: tiny-wide, native: tiny-llama}\naxes: {weights: [fp8_block128]}").cells[-1].spec
+    )
     without = {key: value for key, value in spec.items() if key not in ("batch", "context")}
     assert baseline_spec(without) == {
         **without, "weights": "native", "model": "tiny-llama", "native_model": None}  # fmt: skip

@@ -1,0 +1,314 @@
+"""The products of the model's linear layers, by path: how far each is from the dequantized weight, and how long it takes.
+
+For the first module of each shape (N, K), as the model calls it, with the codes and scales that it holds: x is seeded,
+with a few large channels as activations have, and its first M rows are multiplied for every M of the sweep, on which
+both sides of every boundary of the route are. Each output is compared with the product in float64 of x and the
+dequantized weight. Paths and kernels are what ran, told by the launches; where that is not the path that is due, the
+cell has no result. Rows of an output buffer beyond M are the kernels' own tests' matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kvbench.engine.core import GEMM
+from kvbench.engine.fp8linear import Fp8Linear, using
+from kvbench.engine.layer import dtype_name
+from kvbench.engine.products import QUANTIZES
+from kvbench.engine.weightevidence import TOLERANCE, TOLERANCE_W8A8, fp8_modules
+from kvbench.errors import KvbenchError
+from kvbench.runners.context import Context, Measurement
+from kvbench_kernels.blockwise import (
+    dequantize_activation,
+    dequantize_blocks,
+    fp8_dequantize_matmul_torch,
+    quantize_activation_torch,
+)
+from kvbench_kernels.fp8_linear import target_of
+from kvbench_kernels.fp8_route import W8A8, path_of_kernel, route
+from kvbench_kernels.launches import Launch, record
+
+NATIVE = "native"
+Linear = nn.Linear | Fp8Linear
+
+# A timing on a GPU: so many calls queued behind a kernel that only waits, so that the device and not the host is timed.
+CALLS, ROUNDS, WAIT_CYCLES = 5, 5, 8_000_000
+
+
+@dataclass(frozen=True)
+class Product:
+    """Modules that one call computes together (q, k, v; gate, up; or one alone), the first of their shape.
+
+    count: how many calls of this shape a forward makes.
+    """
+
+    names: tuple[str, ...]
+    modules: tuple[Linear, ...]
+    n: int
+    k: int
+    count: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([module(x) for module in self.modules], dim=-1)
+
+    @property
+    def quantized(self) -> bool:
+        return isinstance(self.modules[0], Fp8Linear)
+
+    @property
+    def bias(self) -> Tensor | None:
+        biases: list[Tensor] = [module.bias for module in self.modules if module.bias is not None]
+        return torch.cat(biases) if biases else None
+
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """Codes [N, K] and scales of FP8 modules."""
+        fp8 = [m for m in self.modules if isinstance(m, Fp8Linear)]
+        codes = torch.cat([m.weight.data.view(torch.uint8) for m in fp8])
+        return codes.view(torch.float8_e4m3fn), torch.cat([m.weight_scale_inv.data for m in fp8])
+
+    def weight(self) -> Tensor:
+        """[N, K] in float32: what codes and scales stand for, or the native weight."""
+        return torch.cat(
+            [
+                dequantize_blocks(m.weight.data, m.weight_scale_inv.data)
+                if isinstance(m, Fp8Linear)
+                else m.weight.data.float()
+                for m in self.modules
+            ]
+        )
+
+
+def run(ctx: Context) -> Measurement:
+    decision, model = ctx.engine(sequences=1, tokens=ctx.spec["page_size"]).decision, ctx.model
+    gemm = GEMM.get(decision.gemm.resolved, decision.gemm.resolved)
+    found = products(model.model)
+    bench = Bench(gemm, model.device, model.dtype, ctx.options)
+    with torch.inference_mode(), using(gemm):
+        measured = []
+        for index, product in enumerate(found):
+            ctx.progress(index, len(found), f"{product.n} x {product.k}")
+            measured.append(bench.measure(product))
+    facts = {
+        "routes": {f"{p['n']} x {p['k']}": route_map(p["routes"]) for p in measured},
+        "kernels": _kernels(measured),
+        "gemm": gemm,
+        "dtype": dtype_name(model.dtype),
+        "seed": ctx.options["seed"],
+        "error_is": "distance of an output row from float64 x and dequantized weight, as a share of its norm; worst row",
+        "bounds": {
+            path: bench.bound(path) for path in dict.fromkeys(r["path"] for p in measured for r in p["rows"])
+        },
+        "timed_with": "CUDA events, weights warm in L2" if bench.timing else None,
+    }
+    return Measurement({"products": measured}, facts)
+
+
+def products(model: nn.Module) -> list[Product]:
+    """The FP8 linear layers of a model, or all but the output layer of one that has none; one a shape."""
+    output = getattr(model, "get_output_embeddings", None)
+    head = output() if callable(output) else None
+    linears: dict[str, Linear] = {**fp8_modules(model)} or {
+        name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head
+    }
+    names = {id(m): name for name, m in linears.items()}
+    groups: list[tuple[Linear, ...]] = [tuple(getattr(m, "group", ())) or (m,) for m in linears.values()]
+    followers = {id(m) for group in groups for m in group[1:]}
+    calls: dict[tuple[int, int], list[tuple[Linear, ...]]] = {}
+    for group in groups:
+        if id(group[0]) not in followers:
+            shape = (sum(m.out_features for m in group), group[0].in_features)
+            calls.setdefault(shape, []).append(group)
+    if not calls:
+        raise KvbenchError(
+            "The model has no linear layer beside its output layer, so there is no product to measure."
+        )
+    return [
+        Product(tuple(names[id(m)] for m in same[0]), same[0], n, k, len(same))
+        for (n, k), same in calls.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """gemm: one of `kvbench_kernels.support.GEMMS`; options: the runner's."""
+
+    gemm: str
+    device: torch.device
+    dtype: torch.dtype
+    options: Mapping[str, Any]
+
+    @property
+    def timing(self) -> bool:
+        return self.device.type == "cuda"
+
+    def due(self, product: Product, m: int) -> str:
+        if not product.quantized:
+            return NATIVE
+        return route(m, product.n, product.k, dtype_name(self.dtype), target_of(self.device), self.gemm)
+
+    def bound(self, path: str) -> float:
+        """Largest distance, of its norm, of an output row from the product that the path stands for."""
+        rounding = TOLERANCE[self.dtype]
+        return max(rounding, TOLERANCE_W8A8) if path in W8A8 else rounding
+
+    def measure(self, product: Product) -> dict[str, Any]:
+        routes = runs(lambda m: self.due(product, m), self.options["max_rows"])
+        edges = [m for _, last, _ in routes[:-1] for m in (last, last + 1)]
+        sweep = sorted({*self.options["rows"], *edges})
+        x = draw(self.options["seed"], max(sweep), product.k).to(self.device, self.dtype)
+        weight = product.weight()
+        exact = weight.double()
+        self._check_no_rows(product, x)
+        first = _with_bias(x[:1].double() @ exact.t(), product)[0]
+        before, rows = first, list[dict[str, Any]]()
+        for m in sweep:
+            row, now = self._row(product, x[:m], exact)
+            row["row0_diff"] = _distances(now[None], before[None]) if rows else 0.0
+            row["row0_argmax"] = int(now.argmax())
+            row["row0_argmax_equal"] = row["row0_argmax"] == (
+                rows[-1]["row0_argmax"] if rows else row["row0_argmax"]
+            )
+            before = now
+            rows.append(row)
+        if self.timing:
+            self._time(product, x, weight, rows)
+        return {
+            "n": product.n,
+            "k": product.k,
+            "modules": list(product.names),
+            "calls_a_forward": product.count,
+            "routes": routes,
+            "boundaries": edges,
+            "exact_row0_argmax": int(first.argmax()),
+            "rows": rows,
+        }
+
+    def _check_no_rows(self, product: Product, x: Tensor) -> None:
+        empty = tuple(product(x[:0]).shape)
+        if empty != (0, product.n):
+            raise KvbenchError(
+                f"{product.names[0]} gives {list(empty)} for no rows; it must be [0, {product.n}]."
+            )
+
+    def _row(self, product: Product, x: Tensor, exact: Tensor) -> tuple[dict[str, Any], Tensor]:
+        """One M of the sweep, and its first row of output in float64."""
+        with record() as launches:
+            y = product(x).double()
+        m = len(x)
+        path, kernels = ran(launches) if product.quantized else (NATIVE, _names(launches))
+        if path != (due := self.due(product, m)):
+            raise KvbenchError(
+                f"{product.names[0]} ({m} x {product.n} x {product.k}) was computed by path {path} "
+                f"({', '.join(kernels) or 'no kernel that said its name'}), and path {due} is due."
+            )
+        error = _distances(y, _with_bias(x.double() @ exact.t(), product))
+        distance = error
+        if path in W8A8:
+            used = dequantize_activation(*quantize_activation_torch(x)).double()
+            distance = _distances(y, _with_bias(used @ exact.t(), product))
+        return {
+            "m": m,
+            "path": path,
+            "kernels": kernels,
+            "error": error,
+            "distance": distance,
+            "bound": self.bound(path),
+        }, y[0]
+
+    def _time(self, product: Product, x: Tensor, weight: Tensor, rows: list[dict[str, Any]]) -> None:
+        """Microseconds a call of the path that runs, of the reference path, and of F.linear on the dequantized weight."""
+        native, bias = weight.to(self.dtype), product.bias
+        stored = product.stored() if product.quantized else None
+        for row in rows:
+            part = x[: row["m"]]
+            row["us"] = microseconds(partial(_call, product.modules, part))
+            row["us_native"] = microseconds(partial(F.linear, part, native, bias))
+            if stored is not None:
+                row["us_reference"] = microseconds(partial(fp8_dequantize_matmul_torch, part, *stored, bias))
+
+
+def draw(seed: int, rows: int, k: int) -> Tensor:
+    """N(0, 1) with four channels of k thirty times as large; the first rows are the same for any number of rows."""
+    x = torch.randn(rows, k, generator=torch.Generator().manual_seed(seed))
+    x[:, :: max(1, k // 4)] *= 30
+    return x
+
+
+def runs(path: Callable[[int], str], last: int) -> list[list[Any]]:
+    """[first M, last M, path] of each stretch of M from 1 to `last` that has one path; the last one is open."""
+    found: list[list[Any]] = []
+    for m in range(1, last + 1):
+        if not found or found[-1][2] != path(m):
+            found.append([m, m, path(m)])
+        found[-1][1] = m
+    return found
+
+
+def route_map(routes: Sequence[Sequence[Any]]) -> str:
+    """`1..64 w8a16, 65.. w8a8`"""
+    closed = [f"{first}..{last} {path}" for first, last, path in routes[:-1]]
+    return ", ".join([*closed, f"{routes[-1][0]}.. {routes[-1][2]}"])
+
+
+def ran(launches: Sequence[Launch]) -> tuple[str, list[str]]:
+    """The path that the multiplying kernels belong to, "mixed" or "unknown"; and the names of all kernels."""
+    names = _names(launches)
+    paths = {path_of_kernel(name) for name in names if name not in QUANTIZES}
+    if len(paths) != 1:
+        return "mixed" if paths else "unknown", names
+    return paths.pop() or "unknown", names
+
+
+def microseconds(call: Callable[[], Any]) -> float:
+    """Median over rounds of the device's time a call."""
+    call()  # compiles
+    taken: list[float] = []
+    for _ in range(ROUNDS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(WAIT_CYCLES)  # type: ignore[no-untyped-call]
+        start.record()
+        for _ in range(CALLS):
+            call()
+        end.record()
+        end.synchronize()
+        taken.append(1e3 * start.elapsed_time(end) / CALLS)
+    return median(taken)
+
+
+def _call(modules: Sequence[Linear], x: Tensor) -> None:
+    """As the model calls them, their outputs left apart."""
+    for module in modules:
+        module(x)
+
+
+def _names(launches: Sequence[Launch]) -> list[str]:
+    return list(dict.fromkeys(launch.name for launch in launches))
+
+
+def _kernels(measured: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """The kernels of each path that ran."""
+    found: dict[str, dict[str, None]] = {}
+    for path, names in _paths(measured):
+        found.setdefault(path, {}).update(dict.fromkeys(names))
+    return {path: list(names) for path, names in found.items()}
+
+
+def _paths(measured: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[str]]]:
+    return ((row["path"], row["kernels"]) for product in measured for row in product["rows"])
+
+
+def _with_bias(y: Tensor, product: Product) -> Tensor:
+    return y if product.bias is None else y + product.bias.double()
+
+
+def _distances(y: Tensor, due: Tensor) -> float:
+    """Largest distance of a row from its due one, as a share of that one's norm; NaN stays NaN."""
+    return float(((y - due).norm(dim=-1) / due.norm(dim=-1).clamp(min=1e-30)).amax())

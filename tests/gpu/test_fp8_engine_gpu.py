@@ -1,0 +1,137 @@
+"""FP8 weights in an engine on a GPU: verified in every mode, the paths of the route, and no weight made anew in 16 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.cells import CELL_KEYS
+from kvbench.decision import request_of, resolve
+from kvbench.record import MISMATCH, VERIFIED, Evidence, Level
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the compiler's own imports
+]
+
+
+def spec_of(**keys: Any) -> dict[str, Any]:
+    return {
+        **CELL_KEYS, "model": "tiny-wide", "weights": "fp8_block128", "backend": "triton", "device": "cuda",
+        "dtype": "bfloat16", **keys,
+    }  # fmt: skip
+
+
+def loaded(**keys: Any) -> Any:
+    from kvbench.engine.load import load_model
+
+    spec = spec_of(**keys)
+    return load_model(spec, "cuda", spec["dtype"])
+
+
+def measured(model: Any, prompt: int = 40, steps: int = 3, **keys: Any) -> tuple[Evidence, list[int]]:
+    """The evidence after a prompt and a few greedy steps, and their tokens."""
+    from kvbench.engine import evidence, weightevidence
+    from kvbench.engine.core import Engine
+
+    spec = spec_of(**keys)
+    decision = resolve(request_of(spec), model.facts)
+    probes = weightevidence.probe_weights(model, decision)
+    engine = Engine(model, decision, spec, sequences=1, tokens=512)
+    seq = engine.add()
+    tokens = [int(engine.prefill(seq, [i % 251 for i in range(prompt)])[-1].argmax())]
+    for _ in range(steps):
+        tokens += engine.greedy_step([seq], tokens[-1:])
+    return evidence.examine(engine, *probes, reads_due=True), tokens
+
+
+def level(found: Evidence, name: str) -> Level:
+    return next(x for x in found.levels if x.name == f"{name}-weights")
+
+
+@pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3"])
+@pytest.mark.parametrize(("decode", "compile"), [("eager", "off"), ("graph", "off"), ("graph", "layer")])
+def test_fp8_weights_are_verified_in_every_mode(decode: str, compile: str, kv_format: str) -> None:
+    found, _ = measured(loaded(), decode=decode, compile=compile, kv_format=kv_format)
+    assert [(x.name, x.sentence) for x in found.levels if x.state == MISMATCH] == []
+    assert found.state == VERIFIED
+    assert (found.effective, found.effective_weights) == (kv_format, "fp8_block128")
+    facts = level(found, "E4").facts
+    assert (
+        sum(row["calls"] for row in facts["routes"]) == facts["products_a_forward"] * 4
+    )  # a prompt and 3 steps
+    share = level(found, "E5").facts["peak_share_of_codes"]
+    assert share is not None
+    assert share < 1
+
+
+def test_graph_eager_and_compiled_steps_give_the_same_tokens() -> None:
+    model = loaded()
+    tokens = [measured(model, decode=d, compile="off")[1] for d in ("eager", "graph")]
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize(
+    ("gemm", "paths"), [("reference", {"reference"}), ("w8a16", {"w8a16", "reference"}), ("w8a8", None)]
+)
+def test_a_forced_path_is_the_one_that_runs(gemm: str, paths: set[str] | None) -> None:
+    from kvbench_kernels.fp8_route import W8A8
+
+    found, _ = measured(loaded(), prompt=300, gemm=gemm)
+    assert found.state == VERIFIED
+    ran = {row["path"] for row in level(found, "E4").facts["routes"]}
+    assert ran <= (W8A8 if paths is None else paths)
+
+
+def test_w8a16_and_w8a8_are_told_apart() -> None:
+    """One step in 16-bit activations, one prompt in FP8 ones: the record names both, with both errors."""
+    found, _ = measured(loaded(), prompt=300)
+    paths = found.precision["gemm"].split(" and ")
+    assert len(paths) == 2
+    assert "w8a16" in paths
+
+
+def test_a_product_that_dequantizes_the_whole_weight_is_caught_by_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from kvbench_kernels import fp8_linear
+    from kvbench_kernels.blockwise import dequantize_blocks
+    from kvbench_kernels.launches import launched
+
+    def whole(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        launched("w8a16_vector")  # it even says what is due
+        return torch.nn.functional.linear(x, dequantize_blocks(codes, scales, x.dtype), bias)
+
+    model = loaded()
+    monkeypatch.setitem(fp8_linear._PATHS, "w8a16", whole)
+    e5 = level(measured(model)[0], "E5")
+    assert e5.state == MISMATCH
+    assert "weights are made anew in 16 bits" in e5.sentence
+
+
+def test_float32_weights_run_by_the_reference() -> None:
+    found, _ = measured(loaded(dtype="float32"), dtype="float32")
+    assert found.state == VERIFIED
+    assert found.precision["gemm"] == "reference"
+
+
+def test_weights_changed_after_the_capture_of_a_graph_are_read() -> None:
+    from kvbench.engine.core import Engine
+    from kvbench.engine.fp8linear import Fp8Linear
+
+    model, spec = loaded(), spec_of(decode="graph", compile="off")
+    engine = Engine(model, resolve(request_of(spec), model.facts), spec, sequences=1, tokens=64)
+    seq = engine.add()
+    engine.prefill(seq, list(range(20)))
+    before = engine.decode([seq], [3]).clone()
+    engine.truncate(seq, 20)
+    module = next(m for m in model.model.modules() if isinstance(m, Fp8Linear))
+    module.weight_scale_inv.data.mul_(2)
+    assert not torch.equal(engine.decode([seq], [3]), before)
+    engine.truncate(seq, 20)
+    module.weight_scale_inv.data.mul_(0.5)
+    assert torch.equal(engine.decode([seq], [3]), before)

@@ -1,0 +1,149 @@
+"""FP8 weights in every output: requested, resolved, effective, how they are stored, and by which paths they were computed."""
+
+import csv
+import io
+import re
+from dataclasses import replace
+
+import pytest
+
+from kvbench.metrics import Row
+from kvbench.report.console import show
+from kvbench.report.csv import wide_csv
+from kvbench.report.html import render
+from kvbench.report.jsonout import result_json
+from kvbench.report.model import Run
+from kvbench.report.view import build
+
+STORED = "bfloat16 and float8_e4m3fn + float32 scales"
+ROUTE = "1..64 w8a16, 65.. w8a8 (N x K: 576 x 576)"
+
+
+@pytest.fixture
+def fp8(maker):
+    """Cells with FP8 weights, whose prompts ran on W8A8 and whose decode steps on W8A16; and what the sweep of rows gave."""
+    made = maker(batches=(1,), contexts=(128,), fixed={"weights": "fp8_block128", "gemm": "auto"})
+    found = [("gemm_error_max", 0.0312, "error", "w8a16 0.0042, w8a8 0.031"), ("gemm_bound_share", 0.43, "ratio", ""),
+             ("gemm_paths", 2, "paths", ROUTE), ("weight_scale_bytes", 30_000, "B", ""), ("model_load_s", 2.5, "s", "")]  # fmt: skip
+    more = [
+        Row(c["id"], metric, "", value, unit, note=note)
+        for c in made.manifest["cells"]
+        for metric, value, unit, note in found
+    ]
+    return replace(made, rows=[*made.rows, *more])
+
+
+def dequantized(made):
+    """The same run, where the weights of one cell turned out to be native."""
+
+    def change(record):
+        if "int8_sym" not in record.key:
+            return record
+        return replace(record, evidence={**record.evidence, "effective_weights": "native"})
+
+    return made.with_records(change)
+
+
+def table(view, key):
+    return next(t for t in view.tables if t.key == key)
+
+
+def text_of(page):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+
+
+def printed(made):
+    file = io.StringIO()
+    show(build(*made.args), file)
+    return file.getvalue()
+
+
+def test_w8a8_and_w8a16_are_told_apart_in_the_precision_of_every_output(fp8):
+    (line, *_) = [group.line for group in build(*fp8.args).precision]
+    assert (line.weights.requested, line.weights.resolved, line.effective_weights) == ("fp8_block128",) * 3
+    assert (line.gemm.resolved, line.stored_weights, line.products) == ("by_shape", STORED, "w8a16 + w8a8")
+    assert line.state == "verified"
+
+    wide = next(iter(csv.DictReader(io.StringIO(wide_csv(Run(*fp8.args))))))
+    assert (wide["weights"], wide["weights_resolved"], wide["effective_weights"]) == ("fp8_block128",) * 3
+    assert (wide["gemm"], wide["gemm_resolved"]) == ("auto", "by_shape")
+    assert (wide["stored_weights"], wide["products"]) == (STORED, "w8a16 + w8a8")
+
+    cell = result_json(*fp8.args)["cells"][0]
+    assert (cell["effective_weights"], cell["choices"]["gemm"]["resolved"]) == ("fp8_block128", "by_shape")
+    assert cell["precision"] == {"storage": "float32", "transfer": "not measured", "execution": "float32",
+                                 "weights": STORED, "gemm": "w8a16 + w8a8"}  # fmt: skip
+
+    assert f"fp8_block128 fp8_block128 fp8_block128 {STORED} w8a16 + w8a8" in text_of(
+        render(build(*fp8.args))
+    )
+    console = printed(fp8)
+    shown = console[console.index("Precision of the weights") :].splitlines()[4]
+    cells = [cell.strip() for cell in shown.strip("|").split("|")]
+    assert cells[1:] == ["fp8_block128"] * 3 + [STORED, "by_shape", "w8a16 + w8a8"]
+
+
+def test_a_run_of_native_weights_needs_no_second_table_on_a_console(passing):
+    assert "Precision of the weights" not in printed(passing)
+    assert "native native native float32 native" in text_of(render(build(*passing.args)))
+
+
+def test_weights_that_were_dequantized_are_a_mismatch_though_every_level_says_verified(fp8):
+    view = build(*dequantized(fp8).args)
+    states = {group.line.label.text: group.line.state for group in view.precision}
+    assert states == {
+        "native · batch 1 · context 128": "verified",
+        "int8_sym · batch 1 · context 128": "mismatch",
+    }
+    page = render(view)
+    assert '<td class="is-fail"><strong>native</strong></td>' in page
+    cells = {c["spec"]["kv_format"]: c for c in result_json(*dequantized(fp8).args)["cells"]}
+    assert (cells["int8_sym"]["effective_weights"], cells["int8_sym"]["evidence"]["state"]) == (
+        "native",
+        "mismatch",
+    )
+
+
+def test_a_fallback_to_native_weights_is_shown_as_one(fp8):
+    native = {
+        "requested": "fp8_block128",
+        "resolved": "native",
+        "reason": "no_kernel",
+        "rejected": [["fp8_block128", "no_kernel"]],
+    }
+    made = fp8.with_records(
+        lambda r: replace(
+            r,
+            decision={**r.decision, "weights": native},
+            evidence={**r.evidence, "effective_weights": "native"},
+        )
+    )
+    view = build(*made.args)
+    assert {f.choice.aspect for f in view.fallbacks} == {"weights"}
+    assert '<strong class="fell">native</strong><small>fallback</small>' in render(view)
+
+
+def test_products_and_weights_have_tables_of_their_own_and_the_route_map_is_in_one(fp8):
+    view = build(*fp8.args)
+    assert [(c.metric, c.heading) for c in table(view, "gemm").columns] == [
+        ("gemm_error_max", "Worst error"),
+        ("gemm_bound_share", "Worst share of bound"),
+        ("gemm_paths", "Paths, by rows"),
+    ]
+    assert [c.metric for c in table(view, "weights").columns] == [
+        "weight_bytes",
+        "weight_scale_bytes",
+        "model_load_s",
+    ]
+    page = render(view)
+    assert ROUTE in page
+    assert "w8a16 0.0042, w8a8 0.031" in page
+    assert "30,000 B (0.0286 MiB, 0.03 MB)" in page.replace('</data> <span class="unit">', " ").replace(
+        "</span><small>", " "
+    )
+
+
+def test_how_storage_was_measured_is_said_once(passing):
+    view = build(*passing.args)
+    assert table(view, "storage").facts
+    assert table(view, "weights").facts == ()

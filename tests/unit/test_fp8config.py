@@ -1,0 +1,178 @@
+"""What the quantization_config of a checkpoint says, what is refused, and which modules it converts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvbench.errors import UsageError
+from kvbench.fp8config import Fp8Config, converted_modules, fp8_config, matches
+
+MLP = [
+    f"model.layers.{i}.mlp.{part}" for i in range(2) for part in ("gate", "gate_proj", "up_proj", "down_proj")
+]
+
+
+def read(**said: Any) -> Fp8Config | None:
+    base = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    merged = {k: v for k, v in {**base, **said}.items() if v != "absent"}
+    return fp8_config({"quantization_config": merged}, "owner/name")
+
+
+def test_a_config_without_quantization_is_native() -> None:
+    assert fp8_config({"model_type": "llama"}, "x") is None
+    assert fp8_config({"quantization_config": None}, "x") is None
+    assert fp8_config({"quantization_config": {}}, "x") is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"activation_scheme": "absent"},
+        {"activation_scheme": None, "fmt": None, "modules_to_convert": None},
+        {
+            "fmt": "e4m3",
+            "scale_fmt": "float",
+            "expert_dtype": "fp8",
+            "dequantize": False,
+            "modules_to_convert": [],
+        },
+        {"weight_block_size": (128, 128), "is_checkpoint_fp8_serialized": True},
+    ],
+)
+def test_the_layout_that_is_read_under_all_its_spellings(said: dict[str, Any]) -> None:
+    assert read(**said) == Fp8Config()
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ({"quant_method": "compressed-tensors"}, "quant_method is compressed-tensors, accepted is fp8"),
+        ({"quant_method": "fbgemm_fp8"}, "quant_method is fbgemm_fp8"),
+        ({"quant_method": "absent"}, "quant_method is not given"),
+        ({"weight_block_size": "absent"}, r"weight_block_size is not given, accepted is \[128, 128\] \(without a block"),
+        ({"weight_block_size": None}, "weight_block_size is not given"),
+        ({"weight_block_size": [64, 128]}, r"weight_block_size is \[64, 128\]"),
+        ({"weight_block_size": [128]}, r"weight_block_size is \[128\]"),
+        ({"weight_block_size": 128}, "weight_block_size is 128"),
+        ({"activation_scheme": "static"}, "activation_scheme is static, accepted is dynamic or no value"),
+        ({"fmt": "e4m3fnuz"}, "fmt is e4m3fnuz, accepted is e4m3 or e4m3fn or no value"),
+        ({"fmt": "e5m2"}, "fmt is e5m2"),
+        ({"scale_fmt": "e8m0"}, "scale_fmt is e8m0, accepted is float or ue8m0"),
+        ({"expert_dtype": "fp4"}, "expert_dtype is fp4"),
+        ({"modules_to_convert": ["embed_tokens"]}, "modules_to_convert is"),
+        ({"is_checkpoint_fp8_serialized": False}, "is_checkpoint_fp8_serialized is False"),
+        ({"is_checkpoint_fp8_serialized": 1}, "is_checkpoint_fp8_serialized is 1"),
+        ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is lm_head, accepted is a list"),
+        ({"modules_to_not_convert": ["lm_head", 3]}, "modules_to_not_convert is"),
+        ({"modules_to_not_convert": [""]}, "modules_to_not_convert is"),
+        ({"modules_to_not_convert": ["a"], "ignored_layers": ["b"]}, "accepted is the same list as"),
+        ({"modules_not_to_convert": ["lm_head"]}, "modules_not_to_convert is .* accepted is no key but quant_method"),
+        ({"kv_cache_scheme": {"bits": 8}}, "kv_cache_scheme is"),
+    ],
+)  # fmt: skip
+def test_every_other_quantization_is_refused_by_name(said: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=rf"The checkpoint owner/name is already quantized, .*{what}") as e:
+        read(**said)
+    assert "or the unquantized checkpoint, of which `kvbench quantize` makes one." in str(e.value)
+
+
+def test_a_quantization_config_that_is_no_mapping_is_refused() -> None:
+    with pytest.raises(UsageError, match="quantization_config is fp8, accepted is a mapping"):
+        fp8_config({"quantization_config": "fp8"}, "x")
+
+
+def test_powers_of_two_are_known_from_the_config() -> None:
+    config = read(scale_fmt="ue8m0")
+    assert config is not None
+    assert config.ue8m0
+
+
+def test_what_is_written_is_what_is_read() -> None:
+    config = Fp8Config(("lm_head", "model.layers.0.mlp.gate"))
+    assert fp8_config({"quantization_config": config.as_dict()}, "x") == config
+
+
+def test_the_list_goes_by_two_names() -> None:
+    assert (
+        read(ignored_layers=["lm_head"])
+        == read(modules_to_not_convert=["lm_head"])
+        == Fp8Config(("lm_head",))
+    )
+    both = read(ignored_layers=["lm_head"], modules_to_not_convert=["lm_head"])
+    assert both == Fp8Config(("lm_head",))
+
+
+def test_a15_t1_gate_is_not_gate_proj() -> None:
+    config = Fp8Config(("layers.0.mlp.gate", "lm_head"))
+    linears = [*MLP[:4], "lm_head"]
+    converted, warnings = converted_modules(config, linears, linears, "lm_head", ["lm_head"])
+    assert converted == (
+        "model.layers.0.mlp.gate_proj",
+        "model.layers.0.mlp.up_proj",
+        "model.layers.0.mlp.down_proj",
+    )
+    assert warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate", True),
+        ("layers.0.mlp.gate", "model.layers.0.mlp.gate", True),
+        ("model.layers.0.mlp.gate", "layers.0.mlp.gate", True),
+        ("mlp.gate", "model.layers.0.mlp.gate", True),
+        ("gate", "model.layers.0.mlp.gate", True),
+        ("gate", "model.layers.0.mlp.gate_proj", False),
+        ("mlp.gate", "model.layers.0.mlp.gate_proj", False),
+        ("ate", "model.layers.0.mlp.gate", False),
+        ("layers.1", "model.layers.1.mlp.gate", True),
+        ("layers.1", "model.layers.11.mlp.gate", False),
+        ("model.layers.1", "model.layers.11", False),
+        ("model", "model.layers.1.mlp.up_proj", True),
+        ("model", "lm_head", False),
+        ("lm_head", "lm_head", True),
+        ("lm", "lm_head", False),
+        ("layers.*.gate", "model.layers.0.gate", False),
+        ("layers?0", "model.layers.0", False),
+    ],
+)  # fmt: skip
+def test_a15_t1_whole_components_only(pattern: str, name: str, expected: bool) -> None:
+    assert matches(pattern, name) is expected
+
+
+@pytest.mark.parametrize(
+    "pattern", ["model.layers.0.mlp.gate", "layers.0.mlp.gate", "mlp.gate", "lm_head", "gate"]
+)
+def test_a15_t1_transformers_reads_such_a_list_the_same(pattern: str) -> None:
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    for name in [*MLP, "lm_head"]:
+        assert matches(pattern, name) is not should_convert_module(name, [pattern])
+
+
+def test_a15_t2_a_pattern_that_matches_nothing_is_a_warning() -> None:
+    config = Fp8Config(("language_model.layers.0.mlp.gate", "model.norm", "lm_head"))
+    names = [*MLP, "lm_head", "model.norm"]
+    converted, warnings = converted_modules(config, [*MLP, "lm_head"], names, "lm_head", [])
+    assert converted == tuple(MLP)
+    assert warnings == (
+        "modules_to_not_convert lists 'language_model.layers.0.mlp.gate', which is no module of the model: nothing stays "
+        "native because of it.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("skipped", "stored", "converts"),
+    [((), [], False), ((), ["lm_head"], True), (("lm_head",), ["lm_head"], False)],
+)
+def test_an_empty_list_stays_empty_and_the_head_is_what_the_file_holds(
+    skipped: tuple[str, ...], stored: list[str], converts: bool
+) -> None:
+    config = read(modules_to_not_convert=list(skipped))
+    assert config == Fp8Config(skipped)
+    assert config is not None
+    converted, _ = converted_modules(config, [MLP[1], "lm_head"], [MLP[1], "lm_head"], "lm_head", stored)
+    assert converted == ((MLP[1], "lm_head") if converts else (MLP[1],))

@@ -1,0 +1,272 @@
+"""Products of linear layers by path: the sweep of rows, the route map, and the metrics that come of them (A13, A16)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kvbench.derive import gemm as derived
+from kvbench.engine import fp8linear
+from kvbench.engine.fp8linear import Fp8Linear, join_siblings
+from kvbench.errors import KvbenchError
+from kvbench.record import OK, Record
+from kvbench.runners import gemm
+from kvbench_kernels.blockwise import dequantize_blocks
+from kvbench_kernels.launches import launched
+
+A16_ROWS = [1, 7, 8, 9, 16, 31, 32, 33, 63, 64, 65]
+
+
+class Attention(nn.Module):
+    """Three projections that share an input, and one that does not."""
+
+    def __init__(self, width: int = 384, kv: int = 128, ragged: int = 192) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, kv)
+        self.v_proj, self.o_proj = nn.Linear(width, kv), nn.Linear(width, ragged)
+
+
+class Model(nn.Module):
+    """Two blocks and an output layer."""
+
+    def __init__(self, fp8: bool = True, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Attention() for _ in range(2))
+        self.lm_head = nn.Linear(384, 1000)
+        self.to(dtype)
+        for block in self.layers if fp8 else ():
+            for name, module in list(block.named_children()):
+                setattr(block, name, Fp8Linear.quantized(module))  # type: ignore[arg-type]
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+
+def bench(rows: list[int], dtype: torch.dtype = torch.float32, path: str = "auto") -> gemm.Bench:
+    return gemm.Bench(path, torch.device("cpu"), dtype, {"rows": rows, "max_rows": 70, "seed": 0})
+
+
+def test_each_shape_is_measured_once_and_siblings_that_are_one_product_are_one() -> None:
+    model = Model()
+    assert join_siblings(model) == 2
+    found = gemm.products(model)
+    assert [(p.n, p.k, p.count, p.names) for p in found] == [
+        (640, 384, 2, tuple(f"layers.0.{name}_proj" for name in "qkv")),
+        (192, 384, 2, ("layers.0.o_proj",)),
+    ]
+    x = torch.randn(3, 384)
+    block = model.layers[0]
+    due = torch.cat([block.q_proj(x), block.k_proj(x), block.v_proj(x)], -1)  # type: ignore[operator]
+    assert torch.equal(found[0](x), due)
+    codes, scales = found[0].stored()
+    assert torch.equal(dequantize_blocks(codes, scales), found[0].weight())
+
+
+def test_native_weights_are_measured_without_the_output_layer() -> None:
+    assert [(p.n, p.k, p.quantized) for p in gemm.products(Model(fp8=False))] == [
+        (384, 384, False),
+        (128, 384, False),
+        (192, 384, False),
+    ]
+    with pytest.raises(KvbenchError, match="no linear layer beside its output layer"):
+        gemm.products(nn.Sequential(nn.LayerNorm(4)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a16_t1_every_number_of_rows_is_the_product_with_the_dequantized_weight(dtype: torch.dtype) -> None:
+    """K = 384, N = 640 and a ragged 192: the bias is part of the product, and so is the tail block (A13 T3)."""
+    for product in gemm.products(Model(dtype=dtype)):
+        with fp8linear.using("reference"):
+            measured = bench(A16_ROWS, dtype, "reference").measure(product)
+        assert [row["m"] for row in measured["rows"]] == A16_ROWS
+        assert {row["path"] for row in measured["rows"]} == {"reference"}
+        assert {tuple(row["kernels"]) for row in measured["rows"]} == {("fp8_dequantize_matmul_torch",)}
+        assert all(row["distance"] <= row["bound"] for row in measured["rows"])
+        assert measured["routes"] == [[1, 70, "reference"]]
+
+
+def test_a13_t3_576_by_2048_with_one_row() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(Fp8Linear.quantized(nn.Linear(2048, 576)))
+    (product,) = gemm.products(model)
+    (row,) = bench([1]).measure(product)["rows"]
+    assert (row["error"], row["bound"]) == (pytest.approx(0, abs=1e-6), 1e-5)
+
+
+def test_a_wrong_tail_block_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of the output from 128 on computed with the scales of the block before: what reading 96-row blocks gives."""
+    right = fp8linear.fp8_linear
+
+    def wrong(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, path: str) -> Tensor:
+        y = right(x, codes, scales, bias, path)
+        y[:, 128:] *= 1.01
+        return y
+
+    monkeypatch.setattr(fp8linear, "fp8_linear", wrong)
+    measured = bench([1, 9]).measure(gemm.products(Model())[-1])
+    assert all(row["distance"] > 100 * row["bound"] for row in measured["rows"])
+
+
+def test_a_path_that_was_not_due_gives_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, path: str) -> Tensor:
+        launched("w8a16_dot")
+        return x @ dequantize_blocks(codes, scales).t()
+
+    monkeypatch.setattr(fp8linear, "fp8_linear", other)
+    with pytest.raises(
+        KvbenchError, match=r"computed by path w8a16 \(w8a16_dot\), and path reference is due"
+    ):
+        bench([1]).measure(gemm.products(Model())[0])
+
+
+def test_no_rows_are_handled_or_the_cell_has_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = gemm.products(Model())[0]
+    assert product(torch.empty(0, 384)).shape == (0, 384)
+    with pytest.raises(KvbenchError, match=r"gives \[1, 384\] for no rows; it must be \[0, 384\]"):
+        bench([1])._check_no_rows(
+            replace(product, modules=(lambda x: torch.empty(1, 384),)), torch.empty(2, 384)
+        )  # type: ignore[arg-type]
+
+
+def routed(monkeypatch: pytest.MonkeyPatch, off: float = 0.0) -> dict[str, Any]:
+    """What `measure` gives where up to 32 rows go to w8a16 and more to w8a8; off: what w8a16 adds to its output."""
+    real = fp8linear.fp8_linear
+
+    def path(m: int, *_: Any) -> str:
+        return "w8a16" if m <= 32 else "w8a8"
+
+    def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, _: str) -> Tensor:
+        if path(len(x)) == "w8a16":
+            launched("w8a16_dot")
+            return x @ dequantize_blocks(codes, scales).t() + bias + off
+        launched("fp8_quantize_activation")
+        launched("w8a8")
+        used = gemm.dequantize_activation(*gemm.quantize_activation_torch(x))
+        return used @ dequantize_blocks(codes, scales).t() + bias
+
+    monkeypatch.setattr(gemm, "route", path)
+    monkeypatch.setattr(fp8linear, "fp8_linear", product)
+    measured = bench([1, 9]).measure(gemm.products(Model())[0])
+    monkeypatch.setattr(fp8linear, "fp8_linear", real)
+    return measured
+
+
+def test_a16_t2_both_sides_of_a_boundary_are_measured_with_the_same_first_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = routed(monkeypatch)
+    rows = measured["rows"]
+    assert measured["routes"] == [[1, 32, "w8a16"], [33, 70, "w8a8"]]
+    assert measured["boundaries"] == [32, 33]
+    assert [(row["m"], row["path"]) for row in rows] == [
+        (1, "w8a16"),
+        (9, "w8a16"),
+        (32, "w8a16"),
+        (33, "w8a8"),
+    ]
+    assert max(row["row0_diff"] for row in rows[:3]) < 1e-6
+    # The step is what the quantization of x costs: W8A8 and W8A16 are other numbers, and neither is beyond its bound.
+    assert 0.005 < rows[3]["row0_diff"] < 0.0625
+    assert rows[3]["error"] > 1000 * rows[2]["error"]
+    assert all(row["distance"] <= row["bound"] for row in rows)
+
+
+def test_routes_are_found_and_written_as_a_person_reads_them() -> None:
+    found = gemm.runs(lambda m: "w8a16" if m <= 64 else "w8a8", 8192)
+    assert found == [[1, 64, "w8a16"], [65, 8192, "w8a8"]]
+    assert gemm.route_map(found) == "1..64 w8a16, 65.. w8a8"
+    assert gemm.route_map([[1, 8, "reference"]]) == "1.. reference"
+
+
+def test_the_first_rows_of_x_are_the_same_for_any_number_of_rows() -> None:
+    assert torch.equal(gemm.draw(3, 513, 64)[:5], gemm.draw(3, 5, 64))
+    x = gemm.draw(0, 2000, 64)
+    assert x[:, ::16].std() > 25 > 1.1 > x[:, 1].std()
+
+
+def test_the_runner_measures_a_loaded_model(runner_context: Callable[..., Any]) -> None:
+    measured = gemm.run(runner_context("gemm", rows=[1, 3]))
+    assert measured.facts["routes"] == dict.fromkeys(measured.facts["routes"], "1.. native")
+    assert (measured.facts["timed_with"], measured.facts["dtype"]) == (None, "float32")
+    assert {row["path"] for p in measured.samples["products"] for row in p["rows"]} == {"native"}
+
+
+# derive
+
+
+def row(m: int, path: str, error: float, **more: Any) -> dict[str, Any]:
+    kept = {
+        "m": m,
+        "path": path,
+        "kernels": [],
+        "error": error,
+        "distance": error,
+        "bound": 0.01,
+        "row0_diff": 0.0,
+    }
+    return {**kept, "row0_argmax": 5, "row0_argmax_equal": True, **more}
+
+
+def values(rows: list[dict[str, Any]], **facts: Any) -> dict[str, Any]:
+    product = {"n": 576, "k": 192, "modules": ["o_proj"], "calls_a_forward": 1, "routes": [], "rows": rows}
+    facts = {
+        "routes": {"576 x 192": "1..32 w8a16, 33.. w8a8", "192 x 576": "1.. w8a8", "64 x 576": "1.. w8a8"},
+        **facts,
+    }
+    record = Record(
+        "k", "gemm", 1, OK, {}, {}, None, None, {"products": [product]}, facts, {}, None, None, "", 0.0
+    )
+    return {value.metric: value for value in derived.values(record, None)}
+
+
+SWEEP = [
+    row(32, "w8a16", 0.004, us=5.0, us_native=10.0, us_reference=100.0),
+    row(33, "w8a8", 0.03, distance=0.002, row0_diff=0.027, row0_argmax_equal=False, us=12.0, us_native=10.0, us_reference=80.0),
+    row(64, "w8a8", 0.02, distance=0.001, us=8.0, us_native=10.0, us_reference=80.0),
+]  # fmt: skip
+
+
+def test_the_worst_case_counts_and_each_path_is_told_apart() -> None:
+    found = values(SWEEP)
+    assert (found["gemm_error_max"].value, found["gemm_error_max"].note) == (0.03, "w8a16 0.004, w8a8 0.03")
+    share = found["gemm_bound_share"]
+    assert (share.value, share.n, share.note) == (0.4, 3, "worst: 576 x 192, 32 rows, w8a16")
+
+
+def test_a16_t2_the_step_over_a_boundary_is_named() -> None:
+    found = values(SWEEP)
+    step = found["gemm_boundary_diff"]
+    assert (step.value, step.n) == (0.027, 2)
+    assert step.note == "worst: 576 x 192, 32 rows w8a16 to 33 rows w8a8"
+    assert (found["gemm_boundary_argmax"].value, found["gemm_boundary_argmax"].n) == (0.5, 2)
+    assert values(SWEEP[:1])["gemm_boundary_diff"].value is None
+
+
+def test_the_route_map_stands_with_the_number_of_paths() -> None:
+    paths = values(SWEEP)["gemm_paths"]
+    assert paths.value == 2
+    assert paths.note == "1..32 w8a16, 33.. w8a8 (N x K: 576 x 192); 1.. w8a8 (N x K: 192 x 576, 64 x 576)"
+
+
+def test_times_are_the_worst_ratio_and_none_where_nothing_was_timed() -> None:
+    found = values(SWEEP)
+    native = found["gemm_native_time_ratio"]
+    assert (native.value, native.n, native.note) == (1.2, 3, "worst: 576 x 192, 33 rows, w8a8")
+    assert found["gemm_reference_time_ratio"].value == 0.15
+    for rows in ([row(1, "reference", 0.0)], [row(1, "native", 0.0, us=1.0, us_native=1.0)]):
+        ratio = values(rows)["gemm_native_time_ratio"]
+        assert (ratio.value, ratio.note) == (None, "times are measured of FP8 weights on a GPU")
+
+
+def test_nan_is_kept_and_placed() -> None:
+    found = values([row(1, "w8a16", 0.004), row(2, "w8a16", math.nan)])
+    assert math.isnan(found["gemm_error_max"].value)
+    assert math.isnan(found["gemm_bound_share"].value)
+    assert found["gemm_bound_share"].note == "worst: 576 x 192, 2 rows, w8a16"

@@ -1,0 +1,275 @@
+"""`kvbench quantize`: what it writes, what transformers makes of that, and that OUT is there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from typer.testing import CliRunner, Result
+
+from kvbench.catalog import TINY
+from kvbench.cli import app
+from kvbench.engine import quantize_checkpoint as module
+from kvbench.engine.bytetokenizer import byte_tokenizer
+from kvbench.engine.load import load_model
+from kvbench.formats import WEIGHT_FORMATS, weight_bytes
+from kvbench_kernels.blockwise import dequantize_blocks, quantize_blocks
+
+EVEN = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "num_hidden_layers": 2}
+RAGGED = {"hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 1}
+
+
+def native(folder: Path, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
+    """A folder with a random native model."""
+    config = AutoConfig.for_model(**{**TINY["tiny-llama"], **changes})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.generation_config.max_new_tokens = 7
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def quantize(model: Path | str, out: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, ["quantize", str(model), str(out), *options])
+
+
+def written(model: Path | str, out: Path, *options: str) -> dict[str, Any]:
+    result = quantize(model, out, "--json", *options)
+    assert result.exit_code == 0, result.output
+    data: dict[str, Any] = json.loads(result.stdout)
+    return data
+
+
+def logits(model: Any) -> torch.Tensor:
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        out: torch.Tensor = model(torch.arange(20)[None], use_cache=False).logits
+    return out
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_transformers_dequantizes_to_the_same_values(tmp_path: Path, dtype: torch.dtype, tied: bool) -> None:
+    """Every dimension is a multiple of 128, or one block: see the next test for the others."""
+    source, out = native(tmp_path / "in", tie_word_embeddings=tied, **EVEN), tmp_path / "out"
+    data = written(source, out)
+    theirs, info = AutoModelForCausalLM.from_pretrained(out, dtype=dtype, output_loading_info=True)
+    assert not any(info[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ours = load_model(
+        {"model": str(out), "weights": "fp8_block128"}, "cpu", str(dtype).removeprefix("torch.")
+    )
+    assert ours.weights.modules == tuple(data["converted"])
+    assert len(data["converted"]) == 14
+    for name in data["converted"]:
+        layer = ours.model.get_submodule(name)
+        expected = dequantize_blocks(layer.weight, layer.weight_scale_inv, dtype)
+        assert torch.equal(theirs.get_submodule(name).weight, expected), name
+    near = {torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
+    expected = logits(theirs)
+    torch.testing.assert_close(logits(ours.model), expected, atol=near * expected.abs().max().item(), rtol=0)
+    assert (theirs.lm_head.weight is theirs.model.embed_tokens.weight) == tied
+
+
+def test_tails_are_told_of_and_read_back(tmp_path: Path) -> None:
+    source, out = native(tmp_path / "in", torch.float32, **RAGGED), tmp_path / "out"
+    data = written(source, out)
+    assert len(data["warnings"]) == 1
+    assert data["warnings"][0].startswith(
+        "Dimensions above 128 that are no multiple of it (192 of model.layers.0.self_attn.q_proj, 320 of "
+        "model.layers.0.mlp.gate_proj) end in a smaller block."
+    )
+    held, stored = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
+    assert {k for k in stored if k not in held} == {f"{n}.weight_scale_inv" for n in data["converted"]}
+    loaded = load_model({"model": str(out), "weights": "fp8_block128"}, "cpu", "float32").model.state_dict()
+    for name in data["converted"]:
+        codes, scales = quantize_blocks(held[f"{name}.weight"])
+        for tensors in (stored, loaded):
+            assert torch.equal(raw(tensors[f"{name}.weight"]), raw(codes))
+            assert torch.equal(tensors[f"{name}.weight_scale_inv"], scales)
+    rest = [k for k in stored if k in held and k.removesuffix(".weight") not in data["converted"]]
+    assert rest
+    assert all(torch.equal(stored[k], held[k]) for k in rest)
+
+
+def test_the_folder_has_all_that_a_model_needs(tmp_path: Path) -> None:
+    source, out = native(tmp_path / "in", tie_word_embeddings=True), tmp_path / "out"
+    written(source, out)
+    config = json.loads((out / "config.json").read_text())
+    assert config["quantization_config"] == {
+        "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["lm_head"],
+    }  # fmt: skip
+    assert config["dtype"] == "bfloat16"
+    assert "kvbench" not in json.dumps(config)
+    assert json.loads((out / "generation_config.json").read_text())["max_new_tokens"] == 7
+    assert (out / "tokenizer.json").is_file()
+    assert "lm_head.weight" not in load_file(out / "model.safetensors")
+    assert {p.stat().st_mode & 0o777 for p in out.iterdir()} == {(out / "config.json").stat().st_mode & 0o777}
+    assert [p.name for p in tmp_path.iterdir() if p.name not in ("in", "out")] == []
+
+
+def test_a15_t4_bytes_count_the_native_remainder(tmp_path: Path) -> None:
+    source, out = native(tmp_path / "in", **RAGGED), tmp_path / "out"
+    data = written(source, out)
+    stored = load_file(out / "model.safetensors")
+    assert data["bytes_after"] == sum(t.numel() * t.element_size() for t in stored.values())
+    assert data["bytes_before"] == sum(
+        t.numel() * 2 for t in load_file(source / "model.safetensors").values()
+    )
+    fp8 = WEIGHT_FORMATS["fp8_block128"]
+    converted = sum(
+        weight_bytes(fp8, *stored[f"{n}.weight"].shape, "bfloat16").total for n in data["converted"]
+    )
+    rest = 2 * 258 * 192 * 2 + 3 * 192 * 2  # embedding and output layer, three norms
+    assert data["bytes_after"] == converted + rest
+    assert data["ratio"] == data["bytes_after"] / data["bytes_before"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("own", "option", "expected"),
+    [("float16", None, "float16"), ("float32", None, "float32"), ("float32", "bfloat16", "bfloat16")],
+)
+def test_the_rest_keeps_its_dtype_and_codes_come_of_the_stored_values(
+    tmp_path: Path, own: str, option: str | None, expected: str
+) -> None:
+    source, out = native(tmp_path / "in", getattr(torch, own)), tmp_path / "out"
+    data = written(source, out, *(["--dtype", option] if option else []))
+    held, stored = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
+    assert data["dtype"] == expected
+    assert {str(stored[k].dtype) for k in stored if "norm" in k or "embed" in k or "head" in k} == {
+        f"torch.{expected}"
+    }
+    for name in data["converted"]:
+        codes, scales = quantize_blocks(held[f"{name}.weight"])
+        assert torch.equal(raw(stored[f"{name}.weight"]), raw(codes))
+        assert torch.equal(stored[f"{name}.weight_scale_inv"], scales)
+
+
+def test_a_folder_of_shards_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHARD", "50KB")
+    written(native(tmp_path / "in"), tmp_path / "out")
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
+    loaded = load_model({"model": str(tmp_path / "out"), "weights": "fp8_block128"}, "cpu", "bfloat16")
+    assert len(loaded.weights.modules) == 28
+
+
+def test_what_it_prints(tmp_path: Path) -> None:
+    result = quantize(native(tmp_path / "in", **EVEN), tmp_path / "out")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines == [
+        f"{tmp_path / 'out'}: 14 linear layers in FP8 (E4M3, one float32 scale a 128x128 block), the rest bfloat16.",
+        "Weights: 2,232,832 B before, 1,250,032 B after, ratio 0.5598.",
+    ]
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    written(native(tmp_path / "in"), tmp_path / "out")
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_what_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    source = native(tmp_path / "in")
+    full, file = tmp_path / "full", tmp_path / "file"
+    full.mkdir()
+    (full / "x").write_text("mine")
+    file.write_text("mine")
+    out = tmp_path / "out"
+    cases: list[tuple[Path | str, Path, tuple[str, ...], str]] = [
+        (
+            source,
+            full,
+            (),
+            f"{full} is there already; give a folder that does not exist yet, or an empty one.",
+        ),
+        (source, file, (), f"{file} is there already"),
+        (
+            source,
+            out,
+            ("--dtype", "int8"),
+            "dtype 'int8' is unknown; choose one of float32, bfloat16, float16.",
+        ),
+        ("tiny-llama", out, (), "The model tiny-llama is a config with random weights"),
+        ("tiny-lama", out, (), "Did you mean tiny-llama?"),
+        (tmp_path, out, (), "has no config.json"),
+    ]
+    for model, target, options, sentence in cases:
+        result = quantize(model, target, *options)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert sentence in result.stderr
+        assert "Traceback" not in result.stderr
+    assert (full / "x").read_text() == file.read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full", "in"]
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
+    written(native(tmp_path / "in"), tmp_path / "out")
+    result = quantize(tmp_path / "out", tmp_path / "again")
+    assert result.exit_code == 2
+    assert "already quantized (fp8, 128x128 blocks)" in result.stderr
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    source = native(tmp_path / "in")
+    monkeypatch.setattr(module, "_sync", full)
+    result = quantize(source, tmp_path / "out")
+    assert result.exit_code == 3
+    assert "No space left on device" in result.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_killed_process_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
+    source, out = native(tmp_path / "in"), tmp_path / "out"
+    code = (
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from kvbench.engine import quantize_checkpoint as q\n"
+        "q._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"q.quantize_checkpoint({str(source)!r}, Path({str(out)!r}))"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=False)
+    assert done.returncode == -9
+    assert not out.exists()
+    assert [p.name.rpartition("-")[0] for p in tmp_path.iterdir() if p != source] == ["out.part"]
+    written(source, out)  # what was left is in nobody's way
+    assert (out / "model.safetensors").is_file()
+
+
+@pytest.mark.model
+def test_the_default_model_speaks_in_fp8(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    data = written("smollm2-135m-instruct", out)
+    assert (len(data["converted"]), data["dtype"]) == (210, "bfloat16")
+    assert (data["bytes_before"], data["bytes_after"]) == (269_030_016, 162_891_696)
+    loaded = load_model({"model": str(out), "weights": "fp8_block128"}, "cpu", "float32")
+    on_load = load_model({"model": "smollm2-135m-instruct", "weights": "fp8_block128"}, "cpu", "float32")
+    assert loaded.weights.modules == on_load.weights.modules
+    for name in data["converted"]:
+        ours, other = (m.model.get_submodule(name) for m in (loaded, on_load))
+        assert torch.equal(raw(ours.weight.data), raw(other.weight.data))
+        assert torch.equal(ours.weight_scale_inv, other.weight_scale_inv)
+    loaded.model.set_attn_implementation("eager")
+    ids = torch.tensor([loaded.tokenizer("The capital of France is")["input_ids"]])
+    with torch.inference_mode():
+        best = loaded.model(ids, use_cache=False).logits[0, -1].argmax().item()
+    assert loaded.tokenizer.decode([best]) == " Paris"
