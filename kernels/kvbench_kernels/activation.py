@@ -103,13 +103,12 @@ def fp8_quantize_activation(  # type: ignore[no-untyped-def]
     block = tl.program_id(0) * GROUPS
     first = (tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * ROWS
     left = tl.minimum(m - first, ROWS).to(tl.int32)
-    if left <= 0:
-        return
     rows = tl.arange(0, ROWS)[:, None, None]
     groups = tl.arange(0, GROUPS)[None, :, None]
     # A thread takes VECTOR columns in a row.
     columns = groups * 128 + tl.max_contiguous(tl.arange(0, 128), VECTOR)[None, None, :]
-    # Rows beyond the last read the last one instead: a load without a mask needs no zeros.
+    # Rows beyond the last read the last one instead: a load without a mask needs no zeros. A program with `left` <= 0
+    # reads that row too, and stores nothing.
     x += first * stride_x + block * 128 + tl.minimum(rows, left - 1).to(tl.int64) * stride_x + columns
     inside = rows < left
     if EVEN_K:
