@@ -1,20 +1,17 @@
 """Activations to FP8 E4M3FN with one scale a row and 128 columns, in one launch: the left operand of `w8a8`.
 
 The bytes and scales are those of `blockwise.quantize_activation_torch`, on a GPU and in Triton's interpreter.
-
-A correctly rounded division branches and takes a reciprocal an element. Here a row's 128 quotients share one
-correctly rounded reciprocal r of the scale s: q = x*r, corrected twice by (x - q*s)*r in fused multiply-adds. The first
-correction brings q within one unit in the last place, after which the second gives the correctly rounded quotient
-(Markstein 1990). The remainder must be exact for that, so rows with tiny scales are taken 2^64 times as large.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, libdevice
 
 from kvbench_kernels.blockwise import BLOCK, blocks, empty_activation_scales
 from kvbench_kernels.convert import INTERPRET, encode_e4m3, widen
@@ -23,9 +20,31 @@ from kvbench_kernels.layout import unsigned
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-# Elements a program takes: up to MANY in all, programs of 4 warps have 8 a thread, so that few rows spread over the
-# GPU; beyond, 32 a thread, which keeps more loads under way and divides less often.
-FEW, MANY = 1024, 2**21
+
+@dataclass(frozen=True)
+class Launch:
+    """What a program takes: `rows` rows of `groups` blocks of 128 columns, by `warps` warps. All are powers of two.
+
+    vector: columns next to each other that a thread takes, at most. 8 columns of 16 bits are one load of 16 bytes and
+    neighbouring threads read neighbouring bytes; 16 are two loads, one store of 16 bytes, and half the work for a scale.
+    """
+
+    rows: int
+    groups: int
+    warps: int
+    vector: int = 8
+
+
+# Up to MANY elements a thread has 8 of them, so that few rows spread over the GPU. Beyond, 32: more loads under way.
+MANY = 2**21
+# Programs along the second and third axis of a launch, at most.
+AXIS = 65535
+
+
+def launch_shape(m: int, k: int) -> Launch:
+    """The launch for x [m, k], m > 0. From 8 rows on, a program writes whole sectors (32 bytes) of scales."""
+    rows = min(triton.next_power_of_2(m), 8 if m * k <= MANY else 32)
+    return Launch(rows, 1, max(1, min(4, rows // 2)))
 
 
 @triton.jit
@@ -38,63 +57,87 @@ def saturated_e4m3(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _quotients(values, scale):  # type: ignore[no-untyped-def]
-    """values [ROWS, 128] / scale [ROWS], correctly rounded wherever E4M3 does not round to 0; NaN for non-finite."""
+def _finite_or_nan(x):  # type: ignore[no-untyped-def]
+    """float32 with NaN for an infinity: one instruction, as infinity * 0 is NaN. A zero keeps its sign."""
     if INTERPRET:
-        finite = tl.abs(values) <= 3.4028234663852886e38
-        quotient = tl.math.div_rn(tl.where(finite, values, 0.0), scale[:, None])
-        return tl.where(finite, quotient, float("nan"))
-    larger = tl.where(scale < 8.673617379884035e-19, 1.8446744073709552e19, 1.0)  # 2^-60, 2^64
-    s = scale * larger
-    r = tl.math.div_rn(1.0, s)[:, None]
-    s = s[:, None]
-    x = values * larger[:, None]
-    # An infinity turns NaN in its own remainder.
-    q = x * r
-    q = tl.fma(tl.fma(-q, s, x), r, q)
-    q = tl.fma(tl.fma(-q, s, x), r, q)
-    # -0 would lose its sign.
-    bits = (q.to(tl.uint32, bitcast=True) & 0x7FFFFFFF) | (values.to(tl.uint32, bitcast=True) & 0x80000000)
-    return bits.to(tl.float32, bitcast=True)
+        return tl.where(tl.abs(x) <= 3.4028234663852886e38, x, float("nan"))
+    return tl.fma(x, 0.0, x)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _largest(x, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The largest magnitude along an axis; of NaN alone it is NaN or 0."""
+    if INTERPRET:
+        return tl.max(tl.where(x == x, tl.abs(x), 0.0), AXIS)
+    return tl.max(tl.abs(x), AXIS)  # a GPU's maximum of a number and NaN is the number
+
+
+@triton.jit
+def _by_448(x):  # type: ignore[no-untyped-def]
+    """x >= 0 over 448, correctly rounded from 2^-126 on and below that still below it; NaN stays."""
+    if INTERPRET:
+        return tl.math.div_rn(x, 448.0)
+    # A division takes some ten instructions and a branch. One correction by the exact remainder makes the product with
+    # the rounded 1/448 correct (Markstein 1990); the remainder is a multiple of 2^-143, so it is exact down there too.
+    inverse = 0.002232142857142857
+    quotient = x * inverse
+    return tl.fma(tl.fma(quotient, -448.0, x), inverse, quotient)
+
+
+@triton.jit
+def _reciprocal(x):  # type: ignore[no-untyped-def]
+    """1/x, correctly rounded, of a scale: it and its reciprocal are normal, so that flushing to 0 does not matter."""
+    if INTERPRET:
+        return tl.math.div_rn(1.0, x)
+    return libdevice.rcp_rn(x)
 
 
 @triton.jit(do_not_specialize=["m"])  # type: ignore[untyped-decorator]
 def fp8_quantize_activation(  # type: ignore[no-untyped-def]
     x, codes, scales, m, k, stride_x, stride_scales,
-    ROWS: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr, VECTOR: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program takes ROWS rows of one block of 128 columns; neighbours take neighbouring columns."""
+    """One program takes ROWS rows of GROUPS blocks of 128 columns; neighbours take neighbouring columns."""
     if PDL:
         gdc_launch_dependents()
-    column_blocks = tl.cdiv(k, 128)
-    block = tl.program_id(0) % column_blocks
-    first = (tl.program_id(0) // column_blocks).to(tl.int64) * ROWS
-    rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, 128)
-    inside = rows < m - first
-    mask = inside[:, None] if EVEN_K else inside[:, None] & (columns < k - block * 128)[None, :]
-    x += first * stride_x + block * 128
-    values = widen(
-        tl.load(x + rows[:, None].to(tl.int64) * stride_x + columns[None, :], mask=mask, other=0.0)
-    )
-    size = tl.abs(values)
-    size = tl.where(size <= 3.4028234663852886e38, size, 0.0)  # NaN compares as false
-    scale = tl.maximum(tl.math.div_rn(tl.max(size, 1), 448.0), 1.1754943508222875e-38)
-    tl.store(scales + block.to(tl.int64) * stride_scales + first + rows, scale, mask=inside)
-    codes += first * k + block * 128
-    tl.store(
-        codes + rows[:, None].to(tl.int64) * k + columns[None, :],
-        saturated_e4m3(_quotients(values, scale)),
-        mask=mask,
-    )
+    block = tl.program_id(0) * GROUPS
+    first = (tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * ROWS
+    left = tl.minimum(m - first, ROWS).to(tl.int32)
+    rows = tl.arange(0, ROWS)[:, None, None]
+    groups = tl.arange(0, GROUPS)[None, :, None]
+    # A thread takes VECTOR columns in a row.
+    columns = groups * 128 + tl.max_contiguous(tl.arange(0, 128), VECTOR)[None, None, :]
+    # Rows beyond the last read the last one instead: a load without a mask needs no zeros. A program with `left` <= 0
+    # reads that row too, and stores nothing.
+    x += first * stride_x + block * 128 + tl.minimum(rows, left - 1).to(tl.int64) * stride_x + columns
+    inside = rows < left
+    if EVEN_K:
+        values = tl.load(x)
+    else:
+        within = columns < k - block * 128
+        values = tl.load(x, mask=within, other=0.0)
+        inside = inside & within
+    values = _finite_or_nan(widen(values))
+    # The comparison with 2^-126 also takes NaN away.
+    scale = tl.maximum(_by_448(_largest(values, 2)), 1.1754943508222875e-38)
+    inverse = _reciprocal(scale)
+    codes += first * k + block * 128 + rows.to(tl.int64) * k + columns
+    tl.store(codes, saturated_e4m3(values * inverse[:, :, None]), mask=inside)
+    rows = tl.arange(0, ROWS)[:, None]
+    groups = tl.arange(0, GROUPS)[None, :]
+    scales += block.to(tl.int64) * stride_scales + first + groups.to(tl.int64) * stride_scales + rows
+    inside = rows < left
+    if not EVEN_K:
+        inside = inside & (groups < tl.cdiv(k, 128) - block)
+    tl.store(scales, scale, mask=inside)
 
 
-def quantize_activation(x: Tensor, pdl: bool = False) -> tuple[Tensor, Tensor]:
+def quantize_activation(x: Tensor, pdl: bool = False, launch: Launch | None = None) -> tuple[Tensor, Tensor]:
     """x [M, K] float -> codes [M, K] float8_e4m3fn, scales [M, ceil(K/128)] float32 with stride (1, 4 * ceil(M/4)).
 
     x: bfloat16, float16 or float32, last axis dense, any row stride; M may be 0. pdl: lets a kernel behind that was
     launched for it (`w8a8` with a tiling's pdl) start early; it waits for the end of this one before it reads.
-    ValueError for other tensors. Torch twin: `blockwise.quantize_activation_torch`.
+    launch: None for `launch_shape`'s. ValueError for other tensors. Torch twin: `blockwise.quantize_activation_torch`.
     """
     if x.dim() != 2 or x.dtype not in DTYPES:
         raise ValueError(
@@ -109,12 +152,13 @@ def quantize_activation(x: Tensor, pdl: bool = False) -> tuple[Tensor, Tensor]:
     scales = empty_activation_scales(m, k, x.device)
     if m == 0 or k == 0:
         return codes, scales
-    each = FEW if m * k <= MANY else 4 * FEW
-    rows = min(triton.next_power_of_2(m), each // BLOCK)
-    early = pdl and x.is_cuda
-    compiled = fp8_quantize_activation[(blocks(k) * triton.cdiv(m, rows),)](
+    shape = launch or launch_shape(m, k)
+    down = triton.cdiv(m, shape.rows)
+    deep = triton.cdiv(down, AXIS)
+    compiled = fp8_quantize_activation[(triton.cdiv(blocks(k), shape.groups), triton.cdiv(down, deep), deep)](
         x, unsigned(codes), scales, m, k, x.stride(0), scales.stride(1),
-        ROWS=rows, EVEN_K=k % BLOCK == 0, PDL=early, num_warps=max(1, min(4, rows // 2)),
+        ROWS=shape.rows, GROUPS=shape.groups, VECTOR=shape.vector, EVEN_K=k % (shape.groups * BLOCK) == 0,
+        PDL=pdl and x.is_cuda, num_warps=shape.warps,
     )  # fmt: skip
     launched(fp8_quantize_activation.fn.__name__, compiled)
     return codes, scales

@@ -5,7 +5,8 @@ dimension that is no multiple of 128 are smaller: 192 columns are 128 and 64, ne
 where a checkpoint calls it `weight_scale_inv`.
 
 Quantizing follows `kvbench_kernels.quantize.quantize_fp8_e4m3` with a block for a row: s = amax/448 in float32, at least
-2^-126, codes rounded to nearest even and saturated at 448, a non-finite element coded as NaN.
+2^-126, codes rounded to nearest even and saturated at 448, a non-finite element coded as NaN. Activations alone differ in
+one step: an element is multiplied by the float32 reciprocal of its scale, 1/s rounded once, where a weight is divided by s.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvbench_kernels.launches import launched
-from kvbench_kernels.quantize import e4m3_to_float, quantize_fp8_e4m3
+from kvbench_kernels.quantize import E4M3_MAX, E4M3_MIN_SCALE, e4m3_to_float, quantize_fp8_e4m3
 
 BLOCK = 128
 SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -66,13 +67,19 @@ def quantize_activation_torch(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     m, k = x.shape
     kb = blocks(k)
-    q = quantize_fp8_e4m3(F.pad(x.float(), (0, kb * BLOCK - k)).view(m, kb, BLOCK))
-    assert q.scales is not None
-    codes = q.codes.view(torch.uint8).view(m, kb * BLOCK)[:, :k].contiguous().view(torch.float8_e4m3fn)
+    wide = F.pad(x.float(), (0, kb * BLOCK - k)).view(m, kb, BLOCK)
+    broken = (wide - wide) != 0  # NaN and infinities
+    finite = wide.masked_fill(broken, 0.0)
+    # Each division is by a tensor: torch on CUDA multiplies by the reciprocal of a Python number.
+    s = (finite.abs().amax(-1) / wide.new_full((), E4M3_MAX)).clamp_(min=E4M3_MIN_SCALE)
+    inverse = torch.ones_like(s) / s
+    scaled = (finite * inverse.unsqueeze(-1)).clamp_(-E4M3_MAX, E4M3_MAX).masked_fill_(broken, torch.nan)
+    # As bytes: not every torch release copies float8 through a cut view.
+    codes = scaled.to(torch.float8_e4m3fn).view(torch.uint8).view(m, kb * BLOCK)[:, :k].contiguous()
     scales = empty_activation_scales(m, k, x.device)
-    scales.copy_(q.scales)
+    scales.copy_(s)
     launched("fp8_quantize_activation_torch")
-    return codes, scales
+    return codes.view(torch.float8_e4m3fn), scales
 
 
 def dequantize_activation(codes: Tensor, scales: Tensor) -> Tensor:

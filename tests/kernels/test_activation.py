@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.interpreter import interpreter_builder
 
 from kvbench_kernels import activation
-from kvbench_kernels.activation import quantize_activation, saturated_e4m3
-from kvbench_kernels.blockwise import quantize_activation_torch
+from kvbench_kernels.activation import Launch, quantize_activation, saturated_e4m3
+from kvbench_kernels.blockwise import blocks, quantize_activation_torch
 from kvbench_kernels.convert import decode_e4m3
 from kvbench_kernels.launches import record
 
+ROOT = Path(__file__).parents[2]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Around the largest code: 464 is the tie between 448 and the first that does not exist, 480.
 BOUNDARIES = (448.0, 449.0, 463.9, 464.0, 465.0, 480.0, 1000.0, -1000.0, 447.0, 432.0, 440.0, -448.0, 65504.0)
+
+LAUNCHES = (Launch(8, 2, 4), Launch(4, 4, 2, 16), Launch(1, 2, 1), Launch(16, 1, 1, 16))
 
 
 @triton.jit
@@ -38,14 +49,20 @@ def encoded(x: Tensor) -> Tensor:
     return codes
 
 
+def elements(x: Tensor) -> Tensor:
+    """The addresses of x's elements."""
+    rows = torch.arange(x.shape[0])[:, None] * x.stride(0) + torch.arange(x.shape[1]) * x.stride(1)
+    return (x.data_ptr() + rows * x.element_size()).view(-1)
+
+
 def assert_encoded(x: Tensor) -> None:
     """The bytes of float32 x are those of torch's cast, saturated; NaN is 0x7F, whatever sign torch gives it."""
     reference = x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
     assert torch.equal(encoded(x), reference.masked_fill(x.isnan(), 0x7F))
 
 
-def assert_same(x: Tensor) -> None:
-    codes, scales = quantize_activation(x)
+def assert_same(x: Tensor, launch: Launch | None = None) -> None:
+    codes, scales = quantize_activation(x, launch=launch)
     expected, expected_scales = quantize_activation_torch(x)
     assert codes.dtype == torch.float8_e4m3fn
     assert codes.is_contiguous()
@@ -71,6 +88,58 @@ def test_many_rows(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Above MANY elements a program takes more rows.
     monkeypatch.setattr(activation, "MANY", 2**12)
     assert_same(torch.randn(75, 192, device=device).bfloat16())
+
+
+def test_more_rows_than_one_axis_of_a_launch_takes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    # 10 programs of 8 rows on 3 x 4 places: two have no row.
+    monkeypatch.setattr(activation, "AXIS", 3)
+    assert_same(torch.randn(75, 192, device=device).bfloat16())
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize(("m", "k"), [(1, 512), (7, 192), (19, 400), (33, 1024)])
+def test_every_kind_of_launch(launch: Launch, m: int, k: int, device: str) -> None:
+    torch.manual_seed(m)
+    whole = torch.full((m + 1, k + 128), torch.nan, device=device, dtype=torch.bfloat16)
+    x = whole[:m, :k].copy_(torch.randn(m, k))
+    assert_same(x, launch)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="The interpreter's loads and stores are watched.")
+@pytest.mark.parametrize("launch", [None, *LAUNCHES])
+def test_nothing_outside_the_operands_is_touched(
+    launch: Launch | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Tensor] = []
+    written: list[Tensor] = []
+
+    def watch(name: str, seen: list[Tensor], mask_at: int) -> None:
+        call = getattr(interpreter_builder, name)
+
+        def watched(*arguments: Any) -> Any:
+            addresses, mask = arguments[0].data, arguments[mask_at].data
+            seen.append(torch.from_numpy(addresses[mask.astype(bool)].astype("int64").reshape(-1)))
+            inside = seen is read or bool(torch.isin(seen[-1], allowed).all())
+            assert inside, "a store outside codes and scales"
+            return call(*arguments)
+
+        monkeypatch.setattr(interpreter_builder, name, watched)
+
+    m, k = 19, 272  # 3 blocks of columns; programs of one row stand on 3 x 7 places
+    monkeypatch.setattr(activation, "AXIS", 3)
+    x = torch.randn(m + 20, k + 128)[:m, :k]
+    codes = torch.empty(m, k, dtype=torch.float8_e4m3fn)
+    scales = torch.empty(blocks(k), 20)[:, :m].t()
+    allowed = torch.cat((elements(codes), elements(scales)))
+    monkeypatch.setattr(activation, "empty_activation_scales", lambda *_: scales)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: codes)
+    watch("create_masked_load", read, 1)
+    watch("create_masked_store", written, 2)
+    quantize_activation(x, launch=launch)
+    monkeypatch.undo()
+    assert torch.equal(torch.cat(read).unique(), elements(x).unique())
+    assert torch.equal(torch.cat(written).sort()[0], allowed.sort()[0])
 
 
 @pytest.mark.parametrize("m", [0, 1])
@@ -133,8 +202,8 @@ def test_what_is_not_finite_becomes_nan_and_leaves_the_scale_alone(dtype: torch.
     assert scales.isfinite().all()
 
 
-def test_ties_and_quotients_next_to_them(device: str) -> None:
-    # Codes' midpoints times scales, and the float32 numbers around the products: the quotient must round as a division.
+def test_ties_and_products_next_to_them(device: str) -> None:
+    # Codes' midpoints times scales, and the float32 numbers around them: the product must round as float32 does.
     torch.manual_seed(0)
     finite = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     ties = (finite[1:] + finite[:-1]) / 2
@@ -144,6 +213,24 @@ def test_ties_and_quotients_next_to_them(device: str) -> None:
         x = torch.cat((x, torch.nextafter(x, 2 * x), torch.nextafter(x, 0 * x)))
         x = torch.cat((x, 448.0 * scale.repeat(3, 1), -x[:, :1]), 1)
         assert_same(x.to(device))
+
+
+def test_an_element_is_multiplied_by_the_rounded_reciprocal_of_its_scale(device: str) -> None:
+    # The scale is 441/448 and 1/scale is rounded up: 8.3671875 / scale is the tie 8.5, which would go down to 8.
+    x = torch.zeros(1, 128, device=device)
+    x[0, 0], x[0, 1] = 441.0, 8.3671875
+    for codes, scales in (quantize_activation(x), quantize_activation_torch(x)):
+        assert scales.item() == 0.984375
+        assert codes.float()[0, :2].tolist() == [448.0, 9.0]
+
+
+def test_every_largest_magnitude_of_bfloat16(device: str) -> None:
+    step = 1 if device == "cuda" else 31  # the interpreter would take a minute
+    bits = torch.arange(0, 0x7F80, step, dtype=torch.int32).to(torch.int16)
+    largest = bits.view(torch.bfloat16)[:, None]
+    torch.manual_seed(0)
+    x = torch.cat((largest, (largest.float() * torch.rand(1, 15)).bfloat16()), 1).to(device)
+    assert_same(x)
 
 
 def test_every_fp16_value(device: str) -> None:
@@ -187,3 +274,20 @@ def test_what_is_refused(device: str) -> None:
         quantize_activation(torch.zeros(2, 16, dtype=torch.int8, device=device))
     with pytest.raises(ValueError, match="stride 2; it must be dense"):
         quantize_activation(torch.zeros(16, 2, device=device).t())
+
+
+def test_few_instructions_move_the_bytes_and_nothing_is_spilled() -> None:
+    """Compiled for an H200 in a process of its own, since this one may interpret; no GPU is needed."""
+    code = "from tests.kernels.offline_activation import facts; import json; print(json.dumps(facts()))"
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    clean["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    done = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True)
+    facts = json.loads(done.stdout)
+    assert len(facts) == 12
+    for name, (instructions, stack) in facts.items():
+        assert stack == 0, name
+        assert "cvt.rn.satfinite.e4m3x2.f32" in instructions, name
+        assert not [i for i in instructions if i.startswith("div")], name
+        if not name.startswith("1 "):  # one row has 4 columns a thread
+            assert "ld.global.v4.b32" in instructions, name
+            assert "st.global.v2.b32" in instructions, name
