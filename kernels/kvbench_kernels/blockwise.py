@@ -55,8 +55,12 @@ def quantize_blocks(w: Tensor) -> tuple[Tensor, Tensor]:
 def dequantize_blocks(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """codes [N, K], scales [ceil(N/128), ceil(K/128)] of any of `SCALE_DTYPES` -> [N, K]: product in float32, one rounding."""
     n, k = codes.shape
-    wide = scales.float().repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
-    return (e4m3_to_float(codes) * wide).to(dtype)
+    wide = scales.float().repeat_interleave(BLOCK, 1)[:, :k]
+    values, whole = e4m3_to_float(codes), n // BLOCK
+    values[: whole * BLOCK].view(whole, BLOCK, k).mul_(wide[:whole, None])
+    if n % BLOCK:
+        values[whole * BLOCK :].mul_(wide[-1])
+    return values.to(dtype)
 
 
 def quantize_activation_torch(x: Tensor) -> tuple[Tensor, Tensor]:
