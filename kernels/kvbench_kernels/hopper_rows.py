@@ -65,14 +65,14 @@ def hopper_rows(
     parts, tickets = out, out
     if sharing > 1:
         parts = torch.empty(programs * 2 * tiling.rows * tokens, dtype=torch.float32, device=out.device)
-        tickets = _tickets_of(out.device, tiles * tiling.groups)
+        tickets = _tickets_of(out.device, tiles * tiling.across)
     stride = scales_x.stride(1) if k > BLOCK else -(-m // 4) * 4
     numbers = scales_x.as_strided(((steps - 1) * stride + m,), (1,))
     compiled = hopper_w8a8_rows[(programs,)](
         _boxes(codes_w, [64, BLOCK], 128), _boxes(codes_x, [tokens, BLOCK], 128), _boxes(numbers, [tokens], 0),
         _boxes(out, [tokens, 64], 128), scales_w, bias, parts, tickets, steps, tiles * steps, stride,
         GROUPS=tiling.groups, PARTS=tiling.parts, TOKENS=tokens, STAGES=tiling.stages, PIECES=sharing,
-        HAS_BIAS=bias is not None, EARLY=tiling.early,
+        HAS_BIAS=bias is not None, EARLY=tiling.early, TURNS=tiling.turns,
         num_warps=4, maxnreg=REGISTERS[tiling.groups], launch_pdl=True,
     )  # fmt: skip
     launched(hopper_w8a8_rows.fn.__name__, compiled)

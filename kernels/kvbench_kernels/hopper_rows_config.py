@@ -19,7 +19,8 @@ class RowsTiling:
     """How one launch cuts y[M, N] = x[M, K] w[N, K]^T.
 
     A tile is groups * parts * 64 rows of w and all of x's, padded to `tokens`. groups: of four warps that multiply, 1 or
-    2, beside one warp that copies. parts: of 64 rows that a group multiplies one after the other. stages: steps of 128
+    2, beside one warp that copies. turns: two groups take steps of the same parts * 64 rows in turn instead of dividing
+    the rows. parts: of 64 rows that a group multiplies one after the other. stages: steps of 128
     columns in the ring. programs: CTAs that share all steps of all tiles evenly, 0 for one a tile. early: the first
     weights are read before the kernel in front has ended, which must not be the one that writes them.
     """
@@ -30,17 +31,24 @@ class RowsTiling:
     stages: int
     programs: int = 0
     early: bool = True
+    turns: bool = False
 
     @property
     def rows(self) -> int:
         """Of w, in a tile."""
-        return self.groups * self.parts * 64
+        return self.across * self.parts * 64
+
+    @property
+    def across(self) -> int:
+        """Groups that divide a tile's rows."""
+        return 1 if self.turns else self.groups
 
     @property
     def shared_bytes(self) -> int:
         """Of a CTA: the ring, the buffers for results, barriers."""
         step = (self.rows + self.tokens) * BLOCK + self.tokens * 4
-        return self.stages * (step + 16) + self.groups * self.tokens * 64 * 2 + 512
+        exchange = self.parts * 64 * self.tokens * 4 if self.turns else 0
+        return self.stages * (step + 16) + self.across * self.tokens * 64 * 2 + exchange + 512
 
     def problem(self, m: int = 1) -> str | None:
         """Why no kernel can be built with these numbers, or takes m rows of x, or None."""
@@ -49,6 +57,8 @@ class RowsTiling:
                 f"{self.groups} groups of {self.parts} parts and {self.tokens} tokens make no tile; "
                 "it takes 1 or 2 groups, 1 or 2 parts and 32, 64 or 128 tokens."
             )
+        if self.turns and self.groups != 2:
+            return f"turns of {self.groups} groups; it takes turns of 2."
         if self.tokens < m:
             return f"{m} rows of x exceed the tile's {self.tokens}; use the next larger tile."
         if self.stages < 2 or self.programs < 0:

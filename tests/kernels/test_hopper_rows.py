@@ -31,6 +31,8 @@ COMPILED = [
     (RowsTiling(2, 1, 128, 5), 4),
     (RowsTiling(2, 2, 128, 4), 3),
     (RowsTiling(1, 1, 32, 8), 1),
+    (RowsTiling(2, 1, 64, 11, turns=True), 2),
+    (RowsTiling(2, 2, 32, 9, turns=True), 2),
 ]
 
 
@@ -51,7 +53,7 @@ def facts(numbers: list[Any], sharing: int, bias: bool) -> dict[str, Any]:
 
     constants = {
         "GROUPS": tiling.groups, "PARTS": tiling.parts, "TOKENS": tiling.tokens, "STAGES": tiling.stages,
-        "PIECES": sharing, "HAS_BIAS": bias, "EARLY": tiling.early,
+        "PIECES": sharing, "HAS_BIAS": bias, "EARLY": tiling.early, "TURNS": tiling.turns,
     }  # fmt: skip
     types = {
         "w_desc": boxes("fp8e4nv", 8, [64, 128], 128), "x_desc": boxes("fp8e4nv", 8, [tiling.tokens, 128], 128),
@@ -110,8 +112,8 @@ def test_the_compiler_gives_fp8_products_without_spilled_registers(
     shape = f"m64n{tiling.tokens}k32"
     assert found["products"] == [f"wgmma.mma_async.sync.aligned.{shape}.f32.e4m3.e4m3"]
     assert found["count"] == 4 * tiling.groups * tiling.parts  # 128 columns
-    assert found["atomics"] == (tiling.groups if sharing > 1 else 0)
-    assert found["waits"] == tiling.groups + 1
+    assert found["atomics"] == (tiling.across if sharing > 1 else 0)
+    assert found["waits"] == tiling.across + 1
     assert found["warps"] == 4 * (tiling.groups + 1)
     assert found["shared"] <= tiling.shared_bytes
     assert "STACK:0 " in found["usage"]
