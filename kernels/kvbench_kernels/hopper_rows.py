@@ -56,7 +56,9 @@ def hopper_rows(
     if (problem := tiling.problem(m)) is not None:
         raise ValueError(problem)
     if n % tiling.rows:
-        raise ValueError(f"{n} rows of w are no whole number of the tile's {tiling.rows}; use a smaller tile.")
+        raise ValueError(
+            f"{n} rows of w are no whole number of the tile's {tiling.rows}; use a smaller tile."
+        )
     if out is None:
         out = torch.empty(m, n, dtype=out_dtype, device=codes_x.device)
     tiles, steps, tokens = n // tiling.rows, k // BLOCK, tiling.tokens
