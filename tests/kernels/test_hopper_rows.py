@@ -28,8 +28,8 @@ from kvbench_kernels.support import Accepted, Rejected
 ROOT = Path(__file__).resolve().parents[2]
 COMPILED = [
     (RowsTiling(2, 1, 64, 8), 4),
-    (RowsTiling(2, 1, 128, 5), 4),
-    (RowsTiling(2, 2, 128, 4), 3),
+    (RowsTiling(2, 1, 128, 5), 3),
+    (RowsTiling(2, 2, 64, 5), 4),
     (RowsTiling(1, 1, 32, 8), 1),
     (RowsTiling(2, 1, 64, 11, turns=True), 2),
     (RowsTiling(2, 2, 32, 9, turns=True), 2),
