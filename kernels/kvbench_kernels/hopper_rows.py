@@ -18,7 +18,7 @@ from kvbench_kernels.hopper_rows_config import (
 )
 from kvbench_kernels.hopper_rows_kernel import hopper_w8a8_rows
 from kvbench_kernels.launches import launched
-from kvbench_kernels.skinny_linear import _tickets_of
+from kvbench_kernels.splitk import tickets_of
 from kvbench_kernels.support import Rejected
 
 __all__ = ["RowsTiling", "config", "hopper_rows", "hopper_rows_torch", "supports_hopper_rows"]
@@ -67,7 +67,7 @@ def hopper_rows(
     parts, tickets = out, out
     if sharing > 1:
         parts = torch.empty(programs * 2 * tiling.rows * tokens, dtype=torch.float32, device=out.device)
-        tickets = _tickets_of(out.device, tiles * tiling.across)
+        tickets = tickets_of(out.device, tiles * tiling.across)
     stride = scales_x.stride(1) if k > BLOCK else -(-m // 4) * 4
     numbers = scales_x.as_strided(((steps - 1) * stride + m,), (1,))
     compiled = hopper_w8a8_rows[(programs,)](
