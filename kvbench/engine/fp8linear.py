@@ -19,7 +19,7 @@ from kvbench.errors import KvbenchError
 from kvbench_kernels.blockwise import BLOCK, quantize_blocks, scale_shape
 from kvbench_kernels.fp8_linear import fp8_linear
 
-_gemm = "auto"
+_gemm = "reference"  # of a model that is called outside of an engine
 
 
 @contextmanager

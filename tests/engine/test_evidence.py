@@ -46,7 +46,8 @@ def test_a_sound_engine_is_verified_at_every_level(engine: Any, kv_format: str) 
     found = take(engine, kv_format)
     assert found.state == VERIFIED
     assert found.effective == kv_format
-    assert [x.name for x in found.levels] == ["E1", "E2", "E3", "E3-layers", "E3-reads", "E4"]
+    assert [x.name for x in found.levels] == [
+        "E1", "E2", "E3", "E3-layers", "E3-reads", "E4", "E1-weights", "E4-weights"]  # fmt: skip
     assert (found.reads["quantized_tokens"] > 0) == KV_FORMATS[kv_format].quantized
 
 
@@ -72,7 +73,10 @@ def test_what_is_left_swapped_out_is_given_up_and_its_precision_told(engine: Any
     used.swap_out(away)
     found = evidence.examine(used, reads_due=True)
     assert found.state == VERIFIED
-    assert found.precision == {"storage": "int8", "transfer": "int8 + float16 scales", "execution": "float32"}
+    assert found.precision == {
+        "storage": "int8", "transfer": "int8 + float16 scales", "execution": "float32", "weights": "float32",
+        "gemm": "native",
+    }  # fmt: skip
     assert len(used.store.sequences()) == 1  # the probe's
 
 

@@ -107,10 +107,10 @@ def test_the_path_is_put_back_after_a_forward() -> None:
     from kvbench.engine import fp8linear
 
     def fails() -> None:
-        with using("reference"):
-            assert fp8linear._gemm == "reference"
+        with using("w8a8"):
+            assert fp8linear._gemm == "w8a8"
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fails()
-    assert fp8linear._gemm == "auto"
+    assert fp8linear._gemm == "reference"

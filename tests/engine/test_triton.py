@@ -100,7 +100,18 @@ def test_a_sound_engine_is_verified_at_every_level(engine: Any, two_layers: Any)
     make = maker(engine, two_layers("tiny-llama"), "int8_sym")
     probes = (probe_layers(make, LAYERS, 16), probe_prefill(make, LAYERS), probe_values(make, 16))
     levels = levels_of(make(1, 32), *probes)
-    assert set(levels) == {"E1", "E2", "E3", "E3-layers", "E3-prefill", "E3-reads", "E4", "E5"}
+    assert set(levels) == {
+        "E1",
+        "E2",
+        "E3",
+        "E3-layers",
+        "E3-prefill",
+        "E3-reads",
+        "E4",
+        "E5",
+        "E1-weights",
+        "E4-weights",
+    }
     assert {level.state for level in levels.values()} == {VERIFIED}, levels
 
 

@@ -83,10 +83,9 @@ def test_random_rows(m: int, k: int, dtype: torch.dtype, device: str) -> None:
     assert_same(x.to(dtype))
 
 
-def test_many_rows(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows(device: str) -> None:
     torch.manual_seed(0)
-    # Above MANY elements a program takes more rows.
-    monkeypatch.setattr(activation, "MANY", 2**12)
+    # Beyond 64 rows a program takes more of them.
     assert_same(torch.randn(75, 192, device=device).bfloat16())
 
 
@@ -290,4 +289,4 @@ def test_few_instructions_move_the_bytes_and_nothing_is_spilled() -> None:
         assert not [i for i in instructions if i.startswith("div")], name
         if not name.startswith("1 "):  # one row has 4 columns a thread
             assert "ld.global.v4.b32" in instructions, name
-            assert "st.global.v2.b32" in instructions, name
+            assert {"st.global.v2.b32", "st.global.v4.b32"} & set(instructions), name  # 8 or 16 codes

@@ -147,7 +147,7 @@ def routed(monkeypatch: pytest.MonkeyPatch, off: float = 0.0) -> dict[str, Any]:
             launched("w8a16_dot")
             return x @ dequantize_blocks(codes, scales).t() + bias + off
         launched("fp8_quantize_activation")
-        launched("w8a8")
+        launched("fp8_matmul_w8a8")
         used = gemm.dequantize_activation(*gemm.quantize_activation_torch(x))
         return used @ dequantize_blocks(codes, scales).t() + bias
 

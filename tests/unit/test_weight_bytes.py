@@ -65,7 +65,7 @@ def quantized() -> Any:
               "num_attention_heads": 3, "num_key_value_heads": 1}  # fmt: skip
     made = AutoConfig.for_model(config.pop("model_type"), **config)
     model = AutoModelForCausalLM.from_config(made)
-    names = quantize_model(model, "m")
+    names = quantize_model(model, "m").modules
     weights = WeightFacts("fp8_block128", ON_LOAD, names, load_seconds=1.5)
     return SimpleNamespace(model=model, dtype=torch.float32, weights=weights)
 
