@@ -170,7 +170,9 @@ def _multiply(
                         for p in gl.static_range(PARTS):
                             coming = coming + (gl.load(x_scales + (rows[p] + following * stride_scales)),)
                 if COPIED:
-                    scale = reinterpret(scale_ring.index(box), gl.float32, [ROWS], flat).load(of_row) * w_scale
+                    scale = (
+                        reinterpret(scale_ring.index(box), gl.float32, [ROWS], flat).load(of_row) * w_scale
+                    )
                 else:
                     scale = scales[part] * w_scale
                 product = warpgroup_mma_wait(0, deps=[product])
