@@ -64,12 +64,10 @@ def hopper_w8a8(
     kernel = hopper_gemm_kernel.hopper_w8a8_groups
     compiled = kernel[(min(tiles * tiling.splits, _multiprocessors(codes_x.device) * tiling.ctas),)](
         _boxes(codes_x, 64, BLOCK), _boxes(codes_w, tiling.block_n, BLOCK), _boxes(out, 64, tiling.block_n),
-        _lines(scales_x, m, k // BLOCK, scales_x.stride(1), 64),
-        _lines(scales_w, scales_w.numel(), 1, -(-scales_w.numel() // 8) * 8, 128 // scales_w.element_size()),
-        bias, parts, tickets, k // BLOCK, m_tiles, n_tiles, GROUPS=tiling.groups, PARTS=tiling.parts,
-        BLOCK_N=tiling.block_n, STAGES=tiling.stages, GROUP=tiling.height, HAS_BIAS=bias is not None,
-        BUFFERS=tiling.buffers, TURNS=tiling.turns, SPLITS=tiling.splits, num_warps=4,
-        maxnreg=REGISTERS[tiling.groups],
+        _scales(scales_x) if tiling.copied else None, scales_x, scales_w, bias, parts, tickets, m, scales_x.stride(1),
+        k // BLOCK, m_tiles, n_tiles, GROUPS=tiling.groups, PARTS=tiling.parts, BLOCK_N=tiling.block_n,
+        STAGES=tiling.stages, GROUP=tiling.height, HAS_BIAS=bias is not None, BUFFERS=tiling.buffers,
+        TURNS=tiling.turns, SPLITS=tiling.splits, COPIED=tiling.copied, num_warps=4, maxnreg=REGISTERS[tiling.groups],
     )  # fmt: skip
     launched(kernel.fn.__name__, compiled)
     return out
@@ -95,10 +93,11 @@ def _boxes(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(tensor, [rows, columns], layout)
 
 
-def _lines(tensor: Tensor, columns: int, rows: int, stride: int, length: int) -> TensorDescriptor:
-    """What the copy engine reads pieces of a row of a matrix of scales of."""
-    layout = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=tensor.element_size() * 8, rank=2)
-    return TensorDescriptor(tensor, [rows, columns], [stride, 1], [1, length], layout)
+def _scales(scales: Tensor) -> TensorDescriptor:
+    """What the copy engine reads 64 rows' scales of one step of; boxes must begin at multiples of 16 bytes."""
+    m, steps = scales.shape
+    layout = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    return TensorDescriptor(scales, [steps, m], [scales.stride(1), 1], [1, 64], layout)
 
 
 @cache
@@ -140,14 +139,9 @@ def _check(
             f"The scales of x are {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()}; they must be "
             f"float32 [{m}, {k // BLOCK}], dense along M, with columns at multiples of 16 bytes. Make them with empty_activation_scales."
         )
-    if (
-        scales_w.shape != scale_shape(n, k)
-        or scales_w.dtype not in _SCALES
-        or not scales_w.is_contiguous()
-        or scales_w.data_ptr() % 16
-    ):
+    if scales_w.shape != scale_shape(n, k) or scales_w.dtype not in _SCALES or not scales_w.is_contiguous():
         raise ValueError(
-            f"The scales of w are {list(scales_w.shape)} {scales_w.dtype}; they must be contiguous, 16-byte aligned "
+            f"The scales of w are {list(scales_w.shape)} {scales_w.dtype}; they must be contiguous "
             f"{list(scale_shape(n, k))} of float32, bfloat16 or float16."
         )
     if bias is not None and (bias.shape != (n,) or bias.dtype != out_dtype or not bias.is_contiguous()):

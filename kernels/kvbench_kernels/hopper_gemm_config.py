@@ -23,6 +23,7 @@ class HopperTiling:
     ring. height: rows of tiles that are walked down before the next column of tiles. ctas: at a time on a
     multiprocessor. buffers: for results on their way out, a group. turns: whether the groups
     use the tensor core in turn, and when the turn is passed on, 0 to 3. splits: of K, whose sums the last to come adds up.
+    copied: whether the scales of x come through the ring, or are loaded by the groups that multiply.
     """
 
     groups: int
@@ -34,6 +35,7 @@ class HopperTiling:
     buffers: int = 1
     turns: int = 0
     splits: int = 1
+    copied: bool = False
 
     @property
     def block_m(self) -> int:
@@ -42,7 +44,7 @@ class HopperTiling:
     @property
     def shared_bytes(self) -> int:
         """Of a CTA: the ring, the buffers for results, barriers."""
-        ring = self.stages * ((self.block_m + self.block_n) * BLOCK + self.block_m * 4 + 128)
+        ring = self.stages * ((self.block_m + self.block_n) * BLOCK + self.block_m * 4 * self.copied)
         return ring + self.groups * self.buffers * 64 * self.block_n * 2 + 512
 
     def problem(self) -> str | None:
@@ -86,8 +88,8 @@ _M_MEASURED = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 # From the largest tile to the smallest.
 _BY_SIZE = (
-    HopperTiling(3, 1, 128, 4),
-    HopperTiling(2, 1, 128, 5),
+    HopperTiling(2, 2, 128, 4, height=4),
+    HopperTiling(2, 1, 128, 6, height=16, turns=1),
     HopperTiling(2, 1, 64, 7),
     HopperTiling(1, 1, 64, 11),
 )

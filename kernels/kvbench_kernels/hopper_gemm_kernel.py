@@ -33,7 +33,6 @@ copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_sh
 
 BLOCK_K = gl.constexpr(128)  # columns that share scales: one step
 ROWS = gl.constexpr(64)  # of x in one instruction, and in one box of the copy engine
-SCALE_BYTES = gl.constexpr(128)  # of the weight's scales copied a step; a slot must be aligned to as much
 
 
 @gluon.jit
@@ -63,17 +62,15 @@ def _work(item, m_tiles, n_tiles, steps, GROUP: gl.constexpr, SPLITS: gl.constex
 
 @gluon.jit
 def _copy(
-    x_desc, w_desc, x_scales, w_scales, x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, steps, m_tiles, n_tiles,
-    BOXES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SPLITS: gl.constexpr,
+    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles, BOXES: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SPLITS: gl.constexpr, COPIED: gl.constexpr,
 ):  # fmt: skip
     """The copying warp. A slot is filled once every multiplying group has said that it has read it."""
-    # Scales come with the codes that they belong to: a load of the multiplying groups' own would hold up each step.
-    BYTES: gl.constexpr = (BOXES * ROWS + BLOCK_N) * BLOCK_K + BOXES * ROWS * 4 + SCALE_BYTES
+    BYTES: gl.constexpr = (BOXES * ROWS + BLOCK_N) * BLOCK_K + (BOXES * ROWS * 4 if COPIED else 0)
     slot = 0
     phase = 0
     for item in range(gl.program_id(0), m_tiles * n_tiles * SPLITS, gl.num_programs(0)):
         i, j, begin, end = _work(item, m_tiles, n_tiles, steps, GROUP, SPLITS)
-        w_row = (j * BLOCK_N // BLOCK_K) * steps
         for step in range(begin, end):
             # On a fresh barrier, the phase before the first counts as complete.
             mbarrier.wait(empty.index(slot), phase ^ 1)
@@ -83,17 +80,19 @@ def _copy(
             for box in gl.static_range(BOXES):
                 row = (i * BOXES + box) * ROWS
                 copy_in(x_desc, [row, step * BLOCK_K], bar, x_ring.index(slot * BOXES + box))
-                copy_in(x_scales, [step, row], bar, x_scale_ring.index(slot * BOXES + box))
-            copy_in(w_scales, [0, w_row + step], bar, w_scale_ring.index(slot))
+                if COPIED:
+                    # A box begins at a multiple of 16 bytes or is an illegal instruction: a weight's scale cannot come so.
+                    copy_in(scale_desc, [step, row], bar, scale_ring.index(slot * BOXES + box))
             slot, phase = _next(slot, phase, STAGES)
 
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, turns, y_desc, y_buffers, bias, parts, tickets,
-    steps, m_tiles, n_tiles,
+    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, parts, tickets,
+    m, stride_scales, steps, m_tiles, n_tiles,
     WHO: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, SPLITS: gl.constexpr,
+    COPIED: gl.constexpr,
 ):  # fmt: skip
     """Group WHO of GROUPS: PARTS times 64 rows of the tile.
 
@@ -102,7 +101,7 @@ def _multiply(
     is passed on 1: with the product handed over; 2: half-way through it; 3: after a quarter of it.
     """
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
-    rows: gl.constexpr = gl.SliceLayout(1, mma)
+    of_row: gl.constexpr = gl.SliceLayout(1, mma)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     BOXES: gl.constexpr = GROUPS * PARTS
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, mma)
@@ -113,14 +112,24 @@ def _multiply(
     for item in range(gl.program_id(0), m_tiles * n_tiles * SPLITS, gl.num_programs(0)):
         i, j, begin, end = _work(item, m_tiles, n_tiles, steps, GROUP, SPLITS)
         first = (i * BOXES + WHO * PARTS) * ROWS
+        w_row = w_scales + (j * BLOCK_N // BLOCK_K) * steps
+        # Rows beyond x take the scale of its last one; their codes are zeros, and they are not stored.
+        rows = ()
         sums = ()
-        for _ in gl.static_range(PARTS):
+        scales = ()
+        start = gl.minimum(begin, steps - 1)
+        for part in gl.static_range(PARTS):
+            row = first + part * ROWS + gl.arange(0, ROWS, of_row)
+            rows = rows + (gl.minimum(row, m - 1),)
             sums = sums + (zero,)
+            if not COPIED:
+                scales = scales + (gl.load(x_scales + (rows[part] + start * stride_scales)),)
+        w_scale = gl.load(w_row + start).to(gl.float32)
         product = zero
-        for _step in range(begin, end):
+        for step in range(begin, end):
+            following = gl.minimum(step + 1, steps - 1)
             mbarrier.wait(full.index(slot), phase)
             added = ()
-            w_scale = reinterpret(w_scale_ring.index(slot), w_scale_ring.dtype, [1], flat)
             for part in gl.static_range(PARTS):
                 box = slot * BOXES + WHO * PARTS + part
                 if TURNS > 0:
@@ -148,12 +157,24 @@ def _multiply(
                     product = warpgroup_mma(
                         x.slice(64, 64, dim=1), w.slice(64, 64, dim=1).permute((1, 0)), product, is_async=True
                     )
-                x_scale = reinterpret(x_scale_ring.index(box), gl.float32, [ROWS], flat)
-                scale = x_scale.load(rows) * w_scale.load(rows).to(gl.float32)
                 if TURNS > 1:
                     product = warpgroup_mma_wait(64 // FIRST, deps=[product])
                 if TURNS > 0:
                     mbarrier.arrive(turns.index((WHO + 1) % GROUPS))
+                if part == 0:
+                    # The next step's scales, asked for once the tensor core has work: a warp that needs one too soon
+                    # would not hand it the rest.
+                    w_coming = gl.load(w_row + following).to(gl.float32)
+                    coming = ()
+                    if not COPIED:
+                        for p in gl.static_range(PARTS):
+                            coming = coming + (gl.load(x_scales + (rows[p] + following * stride_scales)),)
+                if COPIED:
+                    scale = (
+                        reinterpret(scale_ring.index(box), gl.float32, [ROWS], flat).load(of_row) * w_scale
+                    )
+                else:
+                    scale = scales[part] * w_scale
                 product = warpgroup_mma_wait(0, deps=[product])
                 if part == PARTS - 1:
                     mbarrier.arrive(empty.index(slot))
@@ -163,11 +184,13 @@ def _multiply(
                     more = warpgroup_mma_wait(0, deps=[more])
                 added = added + (more,)
             sums = added
+            scales = coming
+            w_scale = w_coming
             slot, phase = _next(slot, phase, STAGES)
         if SPLITS > 1:
             # In the order of the splits, whichever comes last: the same bits on every call.
             tile = item // SPLITS
-            inside = gl.expand_dims(gl.arange(0, ROWS, rows) * BLOCK_N, 1)
+            inside = gl.expand_dims(gl.arange(0, ROWS, of_row) * BLOCK_N, 1)
             inside = inside + gl.expand_dims(gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma)), 0)
             own = parts + (item.to(gl.int64) * BOXES + WHO * PARTS) * (ROWS * BLOCK_N)
             for part in gl.static_range(PARTS):
@@ -210,26 +233,26 @@ def _store(
         copy_out(y_desc, [first + part * ROWS, j * BLOCK_N], buffer)
 
 
-@gluon.jit(do_not_specialize=["steps", "m_tiles", "n_tiles"])
+@gluon.jit(do_not_specialize=["m", "stride_scales", "steps", "m_tiles", "n_tiles"])
 def hopper_w8a8_groups(
-    x_desc, w_desc, y_desc, x_scales, w_scales, bias, parts, tickets, steps, m_tiles, n_tiles,
+    x_desc, w_desc, y_desc, scale_desc, x_scales, w_scales, bias, parts, tickets, m, stride_scales, steps, m_tiles, n_tiles,
     GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, SPLITS: gl.constexpr,
+    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, SPLITS: gl.constexpr, COPIED: gl.constexpr,
 ):  # fmt: skip
     """Grid (programs,), any number. Boxes of x_desc are [64, 128], of w_desc [BLOCK_N, 128], of y_desc [64, BLOCK_N].
 
-    Descriptors of scales: w_scales [1, N/128 * steps] in boxes of 128 bytes, of which the first is used; x_scales
-    [steps, M] in boxes [1, 64]; steps = K/128. A tile has GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128.
+    w_scales [N/128, steps]; x_scales [M, steps] with stride (1, stride_scales); steps = K/128. A tile has
+    GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128. With COPIED the scales of x come through the ring, by
+    scale_desc [steps, M] in boxes [1, 64]: stride_scales is a multiple of 4. Else scale_desc is None.
     With SPLITS > 1 a program sums a part of K; parts [tiles, SPLITS, GROUPS * PARTS * 64, BLOCK_N] float32 holds the
     sums, tickets [tiles, GROUPS] int32 zeros count them. Torch twin: hopper_gemm.hopper_w8a8_torch.
     """
     BOXES: gl.constexpr = GROUPS * PARTS
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BOXES, ROWS, BLOCK_K], x_desc.layout)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
-    x_scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES * BOXES, 1, ROWS], x_scales.layout)
-    w_scale_ring = gl.allocate_shared_memory(
-        w_scales.dtype, [STAGES, 1, SCALE_BYTES * 8 // w_scales.dtype.primitive_bitwidth], w_scales.layout
-    )
+    scale_ring = x_ring
+    if COPIED:
+        scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES * BOXES, 1, ROWS], scale_desc.layout)
     y_buffers = gl.allocate_shared_memory(y_desc.dtype, [GROUPS * BUFFERS, ROWS, BLOCK_N], y_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -245,13 +268,13 @@ def hopper_w8a8_groups(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, turns, y_desc, y_buffers, bias, parts,
-                    tickets, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
-                    TURNS, SPLITS,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, parts,
+                    tickets, m, stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
+                    HAS_BIAS, BUFFERS, TURNS, SPLITS, COPIED,
                 )),
                 (_copy, (
-                    x_desc, w_desc, x_scales, w_scales, x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, steps,
-                    m_tiles, n_tiles, BOXES, BLOCK_N, STAGES, GROUP, SPLITS,
+                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
+                    BOXES, BLOCK_N, STAGES, GROUP, SPLITS, COPIED,
                 )),
             ],
             [1],
@@ -261,18 +284,18 @@ def hopper_w8a8_groups(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, turns, y_desc, y_buffers, bias, parts,
-                    tickets, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
-                    TURNS, SPLITS,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, parts,
+                    tickets, m, stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
+                    HAS_BIAS, BUFFERS, TURNS, SPLITS, COPIED,
                 )),
                 (_multiply, (
-                    x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, turns, y_desc, y_buffers, bias, parts,
-                    tickets, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
-                    TURNS, SPLITS,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, parts,
+                    tickets, m, stride_scales, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
+                    HAS_BIAS, BUFFERS, TURNS, SPLITS, COPIED,
                 )),
                 (_copy, (
-                    x_desc, w_desc, x_scales, w_scales, x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, steps,
-                    m_tiles, n_tiles, BOXES, BLOCK_N, STAGES, GROUP, SPLITS,
+                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
+                    BOXES, BLOCK_N, STAGES, GROUP, SPLITS, COPIED,
                 )),
             ],
             [4, 1],
@@ -282,23 +305,23 @@ def hopper_w8a8_groups(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, turns, y_desc, y_buffers, bias, parts,
-                    tickets, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
-                    TURNS, SPLITS,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, parts,
+                    tickets, m, stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
+                    HAS_BIAS, BUFFERS, TURNS, SPLITS, COPIED,
                 )),
                 (_multiply, (
-                    x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, turns, y_desc, y_buffers, bias, parts,
-                    tickets, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
-                    TURNS, SPLITS,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, parts,
+                    tickets, m, stride_scales, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
+                    HAS_BIAS, BUFFERS, TURNS, SPLITS, COPIED,
                 )),
                 (_multiply, (
-                    x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, turns, y_desc, y_buffers, bias, parts,
-                    tickets, steps, m_tiles, n_tiles, 2, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
-                    TURNS, SPLITS,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, parts,
+                    tickets, m, stride_scales, steps, m_tiles, n_tiles, 2, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
+                    HAS_BIAS, BUFFERS, TURNS, SPLITS, COPIED,
                 )),
                 (_copy, (
-                    x_desc, w_desc, x_scales, w_scales, x_ring, w_ring, x_scale_ring, w_scale_ring, full, empty, steps,
-                    m_tiles, n_tiles, BOXES, BLOCK_N, STAGES, GROUP, SPLITS,
+                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
+                    BOXES, BLOCK_N, STAGES, GROUP, SPLITS, COPIED,
                 )),
             ],
             [4, 4, 1],

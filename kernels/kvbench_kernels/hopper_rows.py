@@ -114,12 +114,12 @@ def _check(
         scales_x.shape != (m, k // BLOCK)
         or scales_x.dtype != torch.float32
         or (m > 1 and scales_x.stride(0) != 1)
-        or (k > BLOCK and scales_x.stride(1) < m)
+        or (k > BLOCK and (scales_x.stride(1) < m or scales_x.stride(1) % 4))
         or scales_x.data_ptr() % 16
     ):
         raise ValueError(
             f"The scales of x are {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()}; they must be "
-            f"16-byte aligned float32 [{m}, {k // BLOCK}], dense along M. Make them with empty_activation_scales."
+            f"float32 [{m}, {k // BLOCK}], dense along M, with columns at multiples of 16 bytes. Make them with empty_activation_scales."
         )
     if scales_w.shape != scale_shape(n, k) or scales_w.dtype not in _SCALES or not scales_w.is_contiguous():
         raise ValueError(

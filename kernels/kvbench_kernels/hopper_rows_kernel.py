@@ -75,6 +75,7 @@ def _copy_x(x_desc, s_desc, x_ring, s_ring, full, slot, unit, steps, stride_scal
     step = unit % steps
     bar = full.index(slot)
     copy_in(x_desc, [0, step * BLOCK_K], bar, x_ring.index(slot))
+    # A box begins at a multiple of 16 bytes or is an illegal instruction: stride_scales is a multiple of 4.
     copy_in(s_desc, [step * stride_scales], bar, s_ring.index(slot))
 
 

@@ -210,8 +210,13 @@ def test_what_is_refused() -> None:
         hopper_rows(x, sx, w, sw, out_dtype=torch.float32)
     with pytest.raises(ValueError, match="129 rows of x; it takes 1 to 128"):
         hopper_rows(x[:1].expand(129, 256).contiguous(), empty_activation_scales(129, 256, x.device), w, sw)
-    with pytest.raises(ValueError, match=r"dense along M\. Make them with empty_activation_scales"):
+    with pytest.raises(
+        ValueError, match=r"dense along M, with columns at .* Make them with empty_activation_scales"
+    ):
         hopper_rows(x, sx.contiguous(), w, sw)
+    # The copy engine cannot begin at the second column of these.
+    with pytest.raises(ValueError, match="columns at multiples of 16 bytes"):
+        hopper_rows(x, torch.empty(2, 5).t(), w, sw)
     with pytest.raises(ValueError, match=r"scales of w are \[1, 1\]"):
         hopper_rows(x, sx, w, sw[:, :1])
     with pytest.raises(ValueError, match=r"bias is \[128\] torch.float32"):
