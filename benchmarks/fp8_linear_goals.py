@@ -204,44 +204,18 @@ def failures(rows: Sequence[Row]) -> list[str]:
 # Route ------------------------------------------------------------------------------------------------------------
 
 
-NEVER = 2**30  # rows
-
-
-def threshold(times: Mapping[int, tuple[float, float]]) -> int:
-    """Most rows that should take the first way, where times[m] is (first, second) in us; 0 for none.
-
-    One number for all: that of which the product of all times is smallest.
-    """
-    rows = sorted(times)
-
-    def cost(top: int) -> float:
-        return sum(math.log(times[m][0 if m <= top else 1]) for m in rows)
-
-    return min((0, *rows), key=cost)
+# The entries that are a path of `fp8_route`, quantization of x included.
+PATHS = {"w8a16": "w8a16", "w8a8": "w8a8", "hopper": "hopper", "scaled_mm_q": "scaled_mm"}
 
 
 def suggested_route(rows: Sequence[Row]) -> list[str]:
-    """Lines for `kvbench_kernels.fp8_route`: most rows for W8A16, and, beyond those, fewest for the Hopper kernel."""
-    first: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
-    second: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
-    names: dict[tuple[int, int], str] = {}
+    """For `MEASURED` of `kvbench_kernels.fp8_route`: the fastest path of each shape at the rows that were measured."""
+    fastest: dict[tuple[int, int, str], list[str]] = {}
     for here in by_cell(rows).values():
-        some = next(iter(here.values()))
-        at = some.n, some.k
-        names[at] = some.shape
-        few, tiled, hopper = (_best(here, [name]) for name in ("w8a16", "w8a8", "hopper"))
-        both = _best(here, ["w8a8", "hopper"])
-        if few and both:
-            first.setdefault(at, {})[some.m] = few, both
-        if tiled and hopper:
-            second.setdefault(at, {})[some.m] = tiled, hopper
-    lines = ["# Most rows of x for which w8a16 was the fastest, by (N, K).", "W8A16_MAX = {"]
-    tops = {at: threshold(times) for at, times in first.items()}
-    lines += [f"    {at}: {top},  # {names[at]}" for at, top in tops.items()]
-    lines += ["}", "# Fewest for which hopper was.", "HOPPER_MIN = {"]
-    for at, times in second.items():
-        many = {m: pair for m, pair in times.items() if m > tops.get(at, 0)}
-        top = threshold(many)
-        least = min((m for m in many if m > top), default=NEVER)
-        lines.append(f"    {at}: {least},  # {names[at]}")
-    return [*lines, "}"]
+        timed = [row for entry in PATHS if (row := here.get(entry)) and row.us is not None]
+        if timed:
+            best = min(timed, key=lambda row: row.us or 0.0)
+            told = f"{best.m} {PATHS[best.entry]} {best.us:.1f}"
+            fastest.setdefault((best.n, best.k, best.shape), []).append(told)
+    return ["# Fastest path by (N, K): rows of x, path, us.",
+            *(f"    ({n}, {k}): {', '.join(told)}  # {shape}" for (n, k, shape), told in fastest.items())]  # fmt: skip

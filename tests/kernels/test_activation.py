@@ -21,6 +21,7 @@ from kvbench_kernels.activation import Launch, quantize_activation, saturated_e4
 from kvbench_kernels.blockwise import blocks, quantize_activation_torch
 from kvbench_kernels.convert import decode_e4m3
 from kvbench_kernels.launches import record
+from kvbench_kernels.scaled_mm import _rows
 
 ROOT = Path(__file__).parents[2]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -290,3 +291,16 @@ def test_few_instructions_move_the_bytes_and_nothing_is_spilled() -> None:
         if not name.startswith("1 "):  # one row has 4 columns a thread
             assert "ld.global.v4.b32" in instructions, name
             assert {"st.global.v2.b32", "st.global.v4.b32"} & set(instructions), name  # 8 or 16 codes
+
+
+@pytest.mark.parametrize("m", [1, 3, 4, 5])
+def test_there_is_memory_for_whole_fours_of_rows(m: int, device: str) -> None:
+    """torch's product reads them."""
+    codes, scales = quantize_activation(torch.randn(m, 256, device=device))
+    for x in (codes.view(torch.uint8), scales):
+        assert torch.equal(_rows(x, 8 if m > 4 else 4)[:m], x)
+
+
+def test_rows_without_memory_are_refused() -> None:
+    with pytest.raises(ValueError, match="There is no memory for 4 rows behind x's 3"):
+        _rows(torch.zeros(3, 16), 4)

@@ -205,7 +205,7 @@ def test_the_gate_is_found_beside_the_matrix(make: Make, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "cells", "tasks"),
     [
-        ("smoke", 10, 55),
+        ("smoke", 12, 66),
         ("int8", 8, 38),
         ("fp8_kv", 24, 48),
         ("kv_h200", 33, 69),
