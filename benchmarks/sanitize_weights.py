@@ -104,11 +104,12 @@ def hopper(device: str, dtype: torch.dtype, report: Report) -> int:
     from kvbench_kernels import hopper_gemm, hopper_gemm_config
 
     def kinds() -> Iterator[hopper_gemm.HopperTiling]:
-        for groups, parts, block_n in product((0, 1, 2), (1, 2), (64, 128)):
-            for ctas, buffers in ((1, 1), (2, 1), (1, 2)):
-                turns = buffers == 2 and groups == 2
+        for groups, parts, block_n in product((1, 2, 3), (1, 2), (64, 128)):
+            for ctas, buffers, turns, copied in (
+                (1, 1, False, False), (2, 1, False, True), (1, 2, False, True), (1, 2, True, False), (1, 1, True, True),
+            ):  # fmt: skip
                 tiling = hopper_gemm.HopperTiling(
-                    groups, parts, block_n, 2, ctas=ctas, buffers=buffers, turns=turns
+                    groups, parts, block_n, 2, ctas=ctas, buffers=buffers, turns=turns, copied=copied
                 )
                 if tiling.problem() is None:
                     yield tiling

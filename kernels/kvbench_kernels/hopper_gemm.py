@@ -14,7 +14,6 @@ from kvbench_kernels.blockwise import dequantize_blocks, scale_shape
 from kvbench_kernels.hopper_gemm_config import BLOCK, HopperTiling, config, supports_hopper_gemm
 from kvbench_kernels.launches import launched
 from kvbench_kernels.quantize import e4m3_to_float
-from kvbench_kernels.splitk import tickets_of
 from kvbench_kernels.support import Rejected
 
 __all__ = ["HopperTiling", "config", "hopper_w8a8", "hopper_w8a8_torch", "supports_hopper_gemm"]
@@ -43,8 +42,6 @@ def hopper_w8a8(
     N and K are multiples of 128. scales_x is float32 with stride (1, S), as blockwise.empty_activation_scales makes it;
     scales_w is contiguous float32, bfloat16 or float16. bias [N] and `out` have out_dtype, bfloat16 or float16.
     tiling: None for the chosen one. Raises ValueError for what the kernel does not take.
-
-    Calls on one device must be on one stream at a time (those that split K share their tickets).
     """
     _check(codes_x, scales_x, codes_w, scales_w, bias, out_dtype, out)
     (m, k), n = codes_x.shape, codes_w.shape[0]
@@ -55,19 +52,13 @@ def hopper_w8a8(
     if out is None:
         out = torch.empty(m, n, dtype=out_dtype, device=codes_x.device)
     m_tiles, n_tiles = -(-m // tiling.block_m), n // tiling.block_n
-    tiles = m_tiles * n_tiles
-    parts, tickets = None, None
-    if tiling.splits > 1:
-        shape = (tiles, tiling.splits, tiling.block_m, tiling.block_n)
-        parts = torch.empty(shape, dtype=torch.float32, device=codes_x.device)
-        tickets = tickets_of(codes_x.device, tiles * tiling.groups)
     kernel = hopper_gemm_kernel.hopper_w8a8_groups
-    compiled = kernel[(min(tiles * tiling.splits, _multiprocessors(codes_x.device) * tiling.ctas),)](
+    compiled = kernel[(min(m_tiles * n_tiles, _multiprocessors(codes_x.device) * tiling.ctas),)](
         _boxes(codes_x, 64, BLOCK), _boxes(codes_w, tiling.block_n, BLOCK), _boxes(out, 64, tiling.block_n),
-        _scales(scales_x) if tiling.copied else None, scales_x, scales_w, bias, parts, tickets, m, scales_x.stride(1),
+        _scales(scales_x) if tiling.copied else None, scales_x, scales_w, bias, m, scales_x.stride(1),
         k // BLOCK, m_tiles, n_tiles, GROUPS=tiling.groups, PARTS=tiling.parts, BLOCK_N=tiling.block_n,
         STAGES=tiling.stages, GROUP=tiling.height, HAS_BIAS=bias is not None, BUFFERS=tiling.buffers,
-        TURNS=tiling.turns, SPLITS=tiling.splits, COPIED=tiling.copied, num_warps=4, maxnreg=REGISTERS[tiling.groups],
+        TURNS=tiling.turns, COPIED=tiling.copied, num_warps=4, maxnreg=REGISTERS[tiling.groups],
     )  # fmt: skip
     launched(kernel.fn.__name__, compiled)
     return out

@@ -1,10 +1,10 @@
 """Block-scaled FP8 matrix products for Hopper GPUs, in Gluon: y = x w^T with a scale a row and 128 columns of x.
 
-A CTA is one warp that copies tiles into a ring in shared memory and one or two groups of four warps that multiply. It
+A CTA is one warp that copies tiles into a ring in shared memory and one to three groups of four warps that multiply. It
 takes every n-th tile of y, and the copies of its next tile run while the last one is stored.
 
 Numbers. The tensor core adds FP8 products with 14 bits or so, so a sum ends after 128 columns: it starts from zero
-and is added, times both scales, to an FP32 sum of its own registers. One group does that while the other multiplies.
+and is added, times both scales, to an FP32 sum of its own registers. One group does that while another multiplies.
 """
 
 # Gluon code, as in hopper_kernel.py.
@@ -25,7 +25,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 # Names that changed after Triton 3.6, which has the second of each.
 copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 reinterpret = (
     getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret
 )
@@ -52,26 +51,17 @@ def _next(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _work(item, m_tiles, n_tiles, steps, GROUP: gl.constexpr, SPLITS: gl.constexpr):
-    """(row of tiles, column of tiles, first step, step after the last) of an item: a tile, or one of its SPLITS parts."""
-    i, j = _place(item // SPLITS, m_tiles, n_tiles, GROUP)
-    each = (steps + SPLITS - 1) // SPLITS
-    begin = (item % SPLITS) * each
-    return i, j, begin, gl.minimum(begin + each, steps)
-
-
-@gluon.jit
 def _copy(
     x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles, BOXES: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SPLITS: gl.constexpr, COPIED: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, COPIED: gl.constexpr,
 ):  # fmt: skip
     """The copying warp. A slot is filled once every multiplying group has said that it has read it."""
     BYTES: gl.constexpr = (BOXES * ROWS + BLOCK_N) * BLOCK_K + (BOXES * ROWS * 4 if COPIED else 0)
     slot = 0
     phase = 0
-    for item in range(gl.program_id(0), m_tiles * n_tiles * SPLITS, gl.num_programs(0)):
-        i, j, begin, end = _work(item, m_tiles, n_tiles, steps, GROUP, SPLITS)
-        for step in range(begin, end):
+    for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
+        i, j = _place(tile, m_tiles, n_tiles, GROUP)
+        for step in range(steps):
             # On a fresh barrier, the phase before the first counts as complete.
             mbarrier.wait(empty.index(slot), phase ^ 1)
             bar = full.index(slot)
@@ -88,17 +78,15 @@ def _copy(
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, parts, tickets,
-    m, stride_scales, steps, m_tiles, n_tiles,
+    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
+    stride_scales, steps, m_tiles, n_tiles,
     WHO: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, SPLITS: gl.constexpr,
-    COPIED: gl.constexpr,
+    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, COPIED: gl.constexpr,
 ):  # fmt: skip
     """Group WHO of GROUPS: PARTS times 64 rows of the tile.
 
     With TURNS the groups hand products to the tensor core in turn, so that it works on one while the others add up: its
-    instructions come from all warps that have some, so groups that start together end together, and it waits. The turn
-    is passed on 1: with the product handed over; 2: half-way through it; 3: after a quarter of it.
+    instructions come from all warps that have some, so groups that start together end together, and it waits.
     """
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
     of_row: gl.constexpr = gl.SliceLayout(1, mma)
@@ -108,16 +96,15 @@ def _multiply(
     slot = 0
     phase = 0
     turn = 1 if WHO == 0 else 0  # the first group's first turn comes without another's word
-    FIRST: gl.constexpr = 64 if TURNS == 2 else 32
-    for item in range(gl.program_id(0), m_tiles * n_tiles * SPLITS, gl.num_programs(0)):
-        i, j, begin, end = _work(item, m_tiles, n_tiles, steps, GROUP, SPLITS)
+    for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
+        i, j = _place(tile, m_tiles, n_tiles, GROUP)
         first = (i * BOXES + WHO * PARTS) * ROWS
         w_row = w_scales + (j * BLOCK_N // BLOCK_K) * steps
         # Rows beyond x take the scale of its last one; their codes are zeros, and they are not stored.
         rows = ()
         sums = ()
         scales = ()
-        start = gl.minimum(begin, steps - 1)
+        start = gl.minimum(0, steps - 1)  # 0; written so, the generated code is the one that was measured
         for part in gl.static_range(PARTS):
             row = first + part * ROWS + gl.arange(0, ROWS, of_row)
             rows = rows + (gl.minimum(row, m - 1),)
@@ -126,40 +113,19 @@ def _multiply(
                 scales = scales + (gl.load(x_scales + (rows[part] + start * stride_scales)),)
         w_scale = gl.load(w_row + start).to(gl.float32)
         product = zero
-        for step in range(begin, end):
+        for step in range(steps):
             following = gl.minimum(step + 1, steps - 1)
             mbarrier.wait(full.index(slot), phase)
             added = ()
             for part in gl.static_range(PARTS):
                 box = slot * BOXES + WHO * PARTS + part
-                if TURNS > 0:
+                if TURNS:
                     mbarrier.wait(turns.index(WHO), turn)
                     turn = turn ^ 1
-                x = x_ring.index(box)
-                w = w_ring.index(slot)
-                if TURNS < 2:
-                    product = warpgroup_mma(
-                        x, w.permute((1, 0)), product, use_acc=end <= begin, is_async=True
-                    )
-                else:
-                    # In two halves, to pass the turn between them.
-                    product = warpgroup_mma(
-                        x.slice(0, FIRST, dim=1), w.slice(0, FIRST, dim=1).permute((1, 0)), product,
-                        use_acc=end <= begin, is_async=True,
-                    )  # fmt: skip
-                    if FIRST == 32:
-                        product = warpgroup_mma(
-                            x.slice(32, 32, dim=1),
-                            w.slice(32, 32, dim=1).permute((1, 0)),
-                            product,
-                            is_async=True,
-                        )
-                    product = warpgroup_mma(
-                        x.slice(64, 64, dim=1), w.slice(64, 64, dim=1).permute((1, 0)), product, is_async=True
-                    )
-                if TURNS > 1:
-                    product = warpgroup_mma_wait(64 // FIRST, deps=[product])
-                if TURNS > 0:
+                product = warpgroup_mma(
+                    x_ring.index(box), w_ring.index(slot).permute((1, 0)), product, use_acc=steps <= 0, is_async=True
+                )  # fmt: skip
+                if TURNS:
                     mbarrier.arrive(turns.index((WHO + 1) % GROUPS))
                 if part == 0:
                     # The next step's scales, asked for once the tensor core has work: a warp that needs one too soon
@@ -187,29 +153,7 @@ def _multiply(
             scales = coming
             w_scale = w_coming
             slot, phase = _next(slot, phase, STAGES)
-        if SPLITS > 1:
-            # In the order of the splits, whichever comes last: the same bits on every call.
-            tile = item // SPLITS
-            inside = gl.expand_dims(gl.arange(0, ROWS, of_row) * BLOCK_N, 1)
-            inside = inside + gl.expand_dims(gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma)), 0)
-            own = parts + (item.to(gl.int64) * BOXES + WHO * PARTS) * (ROWS * BLOCK_N)
-            for part in gl.static_range(PARTS):
-                gl.store(own + part * ROWS * BLOCK_N + inside, sums[part])
-            barrier()
-            ticket = tickets + tile * GROUPS + WHO
-            last = gl.atomic_add(ticket, 1, sem="acq_rel") == SPLITS - 1
-            if last:
-                gl.store(ticket, 0)
-                totals = ()
-                for part in gl.static_range(PARTS):
-                    total = zero
-                    for split in gl.static_range(SPLITS):
-                        box = (tile.to(gl.int64) * SPLITS + split) * BOXES + WHO * PARTS + part
-                        total = total + gl.load(parts + box * (ROWS * BLOCK_N) + inside, cache_modifier=".cg")
-                    totals = totals + (total,)
-                _store(totals, y_desc, y_buffers, bias, first, j, mma, WHO, PARTS, BLOCK_N, HAS_BIAS, BUFFERS)
-        else:
-            _store(sums, y_desc, y_buffers, bias, first, j, mma, WHO, PARTS, BLOCK_N, HAS_BIAS, BUFFERS)
+        _store(sums, y_desc, y_buffers, bias, first, j, mma, WHO, PARTS, BLOCK_N, HAS_BIAS, BUFFERS)
     tma.store_wait(0)
 
 
@@ -235,17 +179,16 @@ def _store(
 
 @gluon.jit(do_not_specialize=["m", "stride_scales", "steps", "m_tiles", "n_tiles"])
 def hopper_w8a8_groups(
-    x_desc, w_desc, y_desc, scale_desc, x_scales, w_scales, bias, parts, tickets, m, stride_scales, steps, m_tiles, n_tiles,
+    x_desc, w_desc, y_desc, scale_desc, x_scales, w_scales, bias, m, stride_scales, steps, m_tiles, n_tiles,
     GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, SPLITS: gl.constexpr, COPIED: gl.constexpr,
+    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, COPIED: gl.constexpr,
 ):  # fmt: skip
     """Grid (programs,), any number. Boxes of x_desc are [64, 128], of w_desc [BLOCK_N, 128], of y_desc [64, BLOCK_N].
 
     w_scales [N/128, steps]; x_scales [M, steps] with stride (1, stride_scales); steps = K/128. A tile has
     GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128. With COPIED the scales of x come through the ring, by
     scale_desc [steps, M] in boxes [1, 64]: stride_scales is a multiple of 4. Else scale_desc is None.
-    With SPLITS > 1 a program sums a part of K; parts [tiles, SPLITS, GROUPS * PARTS * 64, BLOCK_N] float32 holds the
-    sums, tickets [tiles, GROUPS] int32 zeros count them. Torch twin: hopper_gemm.hopper_w8a8_torch.
+    Torch twin: hopper_gemm.hopper_w8a8_torch.
     """
     BOXES: gl.constexpr = GROUPS * PARTS
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BOXES, ROWS, BLOCK_K], x_desc.layout)
@@ -268,13 +211,13 @@ def hopper_w8a8_groups(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, parts,
-                    tickets, m, stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLITS, COPIED,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
+                    stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
+                    TURNS, COPIED,
                 )),
                 (_copy, (
                     x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    BOXES, BLOCK_N, STAGES, GROUP, SPLITS, COPIED,
+                    BOXES, BLOCK_N, STAGES, GROUP, COPIED,
                 )),
             ],
             [1],
@@ -284,18 +227,18 @@ def hopper_w8a8_groups(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, parts,
-                    tickets, m, stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLITS, COPIED,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
+                    stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
+                    TURNS, COPIED,
                 )),
                 (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, parts,
-                    tickets, m, stride_scales, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLITS, COPIED,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
+                    stride_scales, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
+                    TURNS, COPIED,
                 )),
                 (_copy, (
                     x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    BOXES, BLOCK_N, STAGES, GROUP, SPLITS, COPIED,
+                    BOXES, BLOCK_N, STAGES, GROUP, COPIED,
                 )),
             ],
             [4, 1],
@@ -305,23 +248,23 @@ def hopper_w8a8_groups(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, parts,
-                    tickets, m, stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLITS, COPIED,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
+                    stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
+                    TURNS, COPIED,
                 )),
                 (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, parts,
-                    tickets, m, stride_scales, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLITS, COPIED,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
+                    stride_scales, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
+                    TURNS, COPIED,
                 )),
                 (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, parts,
-                    tickets, m, stride_scales, steps, m_tiles, n_tiles, 2, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLITS, COPIED,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
+                    stride_scales, steps, m_tiles, n_tiles, 2, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
+                    TURNS, COPIED,
                 )),
                 (_copy, (
                     x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    BOXES, BLOCK_N, STAGES, GROUP, SPLITS, COPIED,
+                    BOXES, BLOCK_N, STAGES, GROUP, COPIED,
                 )),
             ],
             [4, 4, 1],

@@ -20,22 +20,20 @@ pytestmark = [
 ]
 TILINGS = {
     "192 x 128": HopperTiling(3, 1, 128, 4, height=3),
-    "192 x 128, turns": HopperTiling(3, 1, 128, 4, turns=2),
-    "256 x 128": HopperTiling(2, 2, 128, 3, buffers=2),
-    "256 x 128, turns": HopperTiling(2, 2, 128, 3, buffers=2, turns=3),
+    "192 x 128, turns": HopperTiling(3, 1, 128, 4, turns=True),
+    "192 x 128, turns, copied": HopperTiling(3, 1, 128, 4, height=11, turns=True, copied=True),
+    "256 x 128": HopperTiling(2, 2, 128, 4, height=4),
+    "256 x 128, copied": HopperTiling(2, 2, 128, 3, height=4, buffers=2, copied=True),
+    "256 x 128, turns": HopperTiling(2, 2, 128, 3, buffers=2, turns=True),
     "256 x 64": HopperTiling(2, 2, 64, 4),
-    "128 x 128": HopperTiling(2, 1, 128, 5, height=3, turns=1),
+    "128 x 128": HopperTiling(2, 1, 128, 5, height=3, turns=True),
+    "128 x 128, turns, copied": HopperTiling(2, 1, 128, 5, height=16, turns=True, copied=True),
+    "128 x 128, two CTAs": HopperTiling(1, 2, 128, 3, height=16, ctas=2),
     "128 x 128, two stages": HopperTiling(2, 1, 128, 2),
-    "128 x 64": HopperTiling(2, 1, 64, 7, turns=2),
+    "128 x 64": HopperTiling(2, 1, 64, 7, turns=True),
     "64 x 128, two CTAs": HopperTiling(1, 1, 128, 3, ctas=2),
+    "64 x 128, two CTAs, copied": HopperTiling(1, 1, 128, 3, height=16, ctas=2, copied=True),
     "64 x 64": HopperTiling(1, 1, 64, 11),
-}
-# Sums of parts of K, whose last bits differ from those of the whole.
-SPLIT = {
-    "192 x 128, 2 splits": HopperTiling(3, 1, 128, 4, turns=2, splits=2),
-    "256 x 128, 3 splits": HopperTiling(2, 2, 128, 3, buffers=2, splits=3),
-    "128 x 128, 4 splits": HopperTiling(2, 1, 128, 5, turns=2, splits=4),
-    "64 x 64, 8 splits": HopperTiling(1, 1, 64, 6, ctas=2, splits=8),
 }
 
 
@@ -78,13 +76,13 @@ def check(out: Tensor, right: Tensor) -> None:
 
 
 @pytest.mark.parametrize("m", [1, 63, 64, 65, 300, 1000])
-@pytest.mark.parametrize("name", [*TILINGS, *SPLIT])
+@pytest.mark.parametrize("name", TILINGS)
 def test_against_float64(name: str, m: int, module: ModuleType) -> None:
     dtype = torch.float16 if m % 2 else torch.bfloat16
     for n, k in ((128, 128), (384, 640), (6144, 1024)):
         case = operands(m, n, k)
         room = torch.full((m + 2, n), 7.0, dtype=dtype, device="cuda")
-        out = module.hopper_w8a8(*case, None, dtype, tiling=(TILINGS | SPLIT)[name], out=room[1:-1])
+        out = module.hopper_w8a8(*case, None, dtype, tiling=TILINGS[name], out=room[1:-1])
         check(out, exact(*case))
         assert (room[0] == 7).all()
         assert (room[-1] == 7).all()
@@ -116,15 +114,6 @@ def test_the_tile_does_not_change_a_bit(module: ModuleType) -> None:
     outs = [module.hopper_w8a8(*case, tiling=tiling) for tiling in TILINGS.values()]
     for out in outs[1:]:
         assert torch.equal(out, outs[0])
-
-
-@pytest.mark.parametrize("name", SPLIT)
-def test_splits_give_the_same_bits_on_every_call(name: str, module: ModuleType) -> None:
-    case = operands(300, 4096, 4096)
-    first = module.hopper_w8a8(*case, tiling=SPLIT[name])
-    check(first, exact(*case))
-    for _ in range(20):
-        assert torch.equal(module.hopper_w8a8(*case, tiling=SPLIT[name]), first)
 
 
 def test_a_nan_stays_in_its_row_and_column(module: ModuleType) -> None:

@@ -23,8 +23,10 @@ from kvbench_kernels.blockwise import (
 from kvbench_kernels.hopper_gemm import hopper_w8a8, hopper_w8a8_torch
 from kvbench_kernels.hopper_gemm_config import (
     _BY_SIZE,
+    _M_MEASURED,
     MEASURED,
     HopperTiling,
+    _default,
     config,
     supports_hopper_gemm,
 )
@@ -33,13 +35,14 @@ from kvbench_kernels.support import Accepted, Rejected
 ROOT = Path(__file__).resolve().parents[2]
 COMPILED = [
     HopperTiling(3, 1, 128, 4),
-    HopperTiling(3, 1, 128, 4, turns=2, copied=True),
+    HopperTiling(3, 1, 128, 4, turns=True, copied=True),
     HopperTiling(2, 2, 128, 4),
-    HopperTiling(2, 2, 128, 3, buffers=2, turns=3, copied=True),
-    HopperTiling(2, 1, 64, 7, turns=1),
-    HopperTiling(1, 1, 128, 4, ctas=2, splits=2),
+    HopperTiling(2, 2, 128, 3, buffers=2, turns=True, copied=True),
+    HopperTiling(2, 1, 64, 7, turns=True),
+    HopperTiling(2, 1, 128, 5, height=16, turns=True, copied=True),
+    HopperTiling(1, 1, 128, 3, ctas=2, copied=True),
+    HopperTiling(1, 1, 64, 6, ctas=2),
     HopperTiling(1, 2, 128, 3, ctas=2),
-    HopperTiling(2, 1, 128, 5, turns=2, splits=4),
 ]
 
 
@@ -61,13 +64,12 @@ def facts(numbers: list[Any], bias: bool) -> dict[str, Any]:
     constants = {
         "PARTS": tiling.parts, "BLOCK_N": tiling.block_n, "STAGES": tiling.stages, "GROUP": tiling.height,
         "HAS_BIAS": bias, "GROUPS": tiling.groups, "BUFFERS": tiling.buffers, "TURNS": tiling.turns,
-        "SPLITS": tiling.splits, "COPIED": tiling.copied,
+        "COPIED": tiling.copied,
     }  # fmt: skip
     types = {
         "x_desc": boxes("fp8e4nv", 8, 64, 128), "w_desc": boxes("fp8e4nv", 8, tiling.block_n, 128),
         "y_desc": boxes("bf16", 16, 64, tiling.block_n), "scale_desc": boxes("fp32", 32, 1, 64, 0),
         "x_scales": "*fp32", "w_scales": "*bf16" if bias else "*fp32", "bias": "*bf16",
-        "parts": "*fp32", "tickets": "*i32",
     }  # fmt: skip
     if not tiling.copied:
         constants["scale_desc"] = None
@@ -113,7 +115,7 @@ def compiled(tiling: HopperTiling, where: Path, bias: bool = False) -> dict[str,
 def test_the_compiler_gives_fp8_products_without_spilled_registers(
     tiling: HopperTiling, tmp_path: Path
 ) -> None:
-    found = compiled(tiling, tmp_path, bias=tiling.turns > 1)
+    found = compiled(tiling, tmp_path, bias=tiling.turns)
     shape = f"m64n{tiling.block_n}k32"
     assert found["products"] == [f"wgmma.mma_async.sync.aligned.{shape}.f32.e4m3.e4m3"]
     assert found["count"] == 4 * tiling.groups * tiling.parts  # 128 columns
@@ -124,6 +126,7 @@ def test_the_compiler_gives_fp8_products_without_spilled_registers(
 
 
 def test_every_tiling_of_the_table_can_be_built() -> None:
+    assert all(m in _M_MEASURED for m, _, _ in MEASURED)
     for tiling in [*MEASURED.values(), *_BY_SIZE, *COMPILED]:
         assert tiling.problem() is None
     for m in (1, 64, 100, 128, 500, 4096, 100_000):
@@ -132,10 +135,26 @@ def test_every_tiling_of_the_table_can_be_built() -> None:
 
 
 def test_defaults_grow_with_the_product() -> None:
-    sizes = [t.block_m * t.block_n for t in (config(m, 5120, 5120) for m in (64, 1024, 16384))]
+    sizes = [t.block_m * t.block_n for t in (config(m, 5120, 5120) for m in (64, 1024, 8192))]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
-    assert config(16384, 5120, 5120) == _BY_SIZE[0]
+    assert config(8192, 5120, 5120) == _BY_SIZE[0]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "rows", "columns"),
+    [
+        (128, 4096, 64, 64),
+        (256, 4096, 64, 128),
+        (512, 4096, 128, 128),
+        (1024, 4096, 256, 128),
+        (1024, 6144, 128, 128),
+        (8192, 4096, 256, 128),
+    ],
+)
+def test_the_default_is_the_tile_that_was_fastest(m: int, n: int, rows: int, columns: int) -> None:
+    for tiling in (MEASURED[m, n, 4096], _default(m, n)):
+        assert (tiling.block_m, tiling.block_n) == (rows, columns)
 
 
 @pytest.mark.parametrize(
@@ -147,10 +166,8 @@ def test_defaults_grow_with_the_product() -> None:
         ({"stages": 1}, "1 stages and height 8 are too few"),
         ({"stages": 5}, "5 stages take 254464 bytes of shared memory, and 232448 exist"),
         ({"ctas": 2}, "2 CTAs of 3 groups exceed"),
-        ({"buffers": 3}, "3 buffers"),
-        ({"turns": 4}, "turns 0 to 3"),
-        ({"groups": 1, "turns": 1}, "turns 0 to 3 of 2 or 3 groups"),
-        ({"splits": 9}, "9 splits of K"),
+        ({"buffers": 3}, "3 buffers of a group are no choice"),
+        ({"groups": 1, "turns": True}, "One group has none to take turns with"),
     ],
 )
 def test_what_is_no_tiling(changes: dict[str, Any], words: str) -> None:
