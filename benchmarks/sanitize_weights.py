@@ -122,9 +122,7 @@ def hopper(device: str, dtype: torch.dtype, report: Report) -> int:
             given = (*activation.quantize_activation(x), codes, scales)
             for added in (None, bias):
                 name, found = _named(lambda: hopper_gemm.hopper_w8a8(*given, added, dtype, tiling=tiling))  # noqa: B023
-                due = hopper_gemm.hopper_w8a8_torch(
-                    *given, None if added is None else added.float(), torch.float32
-                )
+                due = w8a8.w8a8_torch(*given, None if added is None else added.float(), torch.float32)
                 wrong += report(f"{name} {m} {n}x{k} {tiling} bias {added is not None}", found, due, OFF)
     return wrong
 

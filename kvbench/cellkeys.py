@@ -31,7 +31,7 @@ CELL_OPTIONS: dict[str, Option] = dict(
         _key("plumbing", "bool", "quality runners accept random weights, and mark every result partial"),
         _key("weights", "str", "storage format of the weights", choices=tuple(WEIGHT_FORMATS)),
         _key("gemm", "str", "path of the products of FP8 weights; auto: the fastest measured for (M, N, K), reference on backend "
-             "torch", choices=GEMMS),
+             "torch; what a path does not take runs as reference, and the record says so", choices=GEMMS),
         _key("kv_format", "str", "storage format of keys and values", choices=tuple(KV_FORMATS)),
         _key("scale", "scale", "scale of a static format: a number, or {k: x, v: y} of numbers or lists (one a layer)"),
         _key("backend", "str", "the code that executes attention; auto: triton where a GPU is found, else torch",

@@ -10,20 +10,17 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvbench_kernels import hopper_gemm_kernel
-from kvbench_kernels.blockwise import dequantize_blocks, scale_shape
+from kvbench_kernels.blockwise import SCALE_DTYPES, scale_shape
 from kvbench_kernels.hopper_gemm_config import BLOCK, HopperTiling, config, supports_hopper_gemm
 from kvbench_kernels.launches import launched
-from kvbench_kernels.quantize import e4m3_to_float
 from kvbench_kernels.support import Rejected
 
-__all__ = ["HopperTiling", "config", "hopper_w8a8", "hopper_w8a8_torch", "supports_hopper_gemm"]
+__all__ = ["HopperTiling", "config", "hopper_w8a8", "supports_hopper_gemm"]
 
 # A thread's registers at the start, a number of groups. The groups then take 232, 240 or 160 and leave the copying
 # warp 24; 128 with one group is half of a multiprocessor's, so that two CTAs fit.
 REGISTERS = {1: 128, 2: 168, 3: 128}
 _CODES = torch.float8_e4m3fn
-_SCALES = (torch.float32, torch.bfloat16, torch.float16)
-_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def hopper_w8a8(
@@ -62,20 +59,6 @@ def hopper_w8a8(
     )  # fmt: skip
     launched(kernel.fn.__name__, compiled)
     return out
-
-
-def hopper_w8a8_torch(
-    codes_x: Tensor,
-    scales_x: Tensor,
-    codes_w: Tensor,
-    scales_w: Tensor,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-) -> Tensor:
-    """Torch twin of `hopper_w8a8`: the product of the two dequantized operands in float32, one rounding."""
-    x = e4m3_to_float(codes_x) * scales_x.repeat_interleave(BLOCK, 1)[:, : codes_x.shape[1]]
-    y = x @ dequantize_blocks(codes_w, scales_w).t()
-    return (y if bias is None else y + bias.float()).to(out_dtype)
 
 
 def _boxes(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
@@ -130,7 +113,11 @@ def _check(
             f"The scales of x are {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()}; they must be "
             f"float32 [{m}, {k // BLOCK}], dense along M, with columns at multiples of 16 bytes. Make them with empty_activation_scales."
         )
-    if scales_w.shape != scale_shape(n, k) or scales_w.dtype not in _SCALES or not scales_w.is_contiguous():
+    if (
+        scales_w.shape != scale_shape(n, k)
+        or scales_w.dtype not in SCALE_DTYPES
+        or not scales_w.is_contiguous()
+    ):
         raise ValueError(
             f"The scales of w are {list(scales_w.shape)} {scales_w.dtype}; they must be contiguous "
             f"{list(scale_shape(n, k))} of float32, bfloat16 or float16."
@@ -150,5 +137,5 @@ def _check(
     if len(devices) > 1 or codes_x.device.type != "cuda":
         raise ValueError(
             f"The operands are on {', '.join(sorted(map(str, devices)))}; the Hopper product takes one CUDA device. "
-            "Use hopper_w8a8_torch elsewhere."
+            "Use w8a8 elsewhere."
         )

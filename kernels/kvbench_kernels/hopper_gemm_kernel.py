@@ -188,7 +188,7 @@ def hopper_w8a8_groups(
     w_scales [N/128, steps]; x_scales [M, steps] with stride (1, stride_scales); steps = K/128. A tile has
     GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128. With COPIED the scales of x come through the ring, by
     scale_desc [steps, M] in boxes [1, 64]: stride_scales is a multiple of 4. Else scale_desc is None.
-    Torch twin: hopper_gemm.hopper_w8a8_torch.
+    Torch twin: w8a8.w8a8_torch.
     """
     BOXES: gl.constexpr = GROUPS * PARTS
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BOXES, ROWS, BLOCK_K], x_desc.layout)

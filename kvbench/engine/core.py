@@ -31,8 +31,6 @@ from kvbench_kernels.launches import Launch, record
 Logits = Literal["all", "last", "none"]
 Product = tuple[int, int, int]
 
-# What the decision calls the paths that each product chooses for itself.
-GEMM = {"native": "auto", "by_shape": "auto"}
 
 # Longest prompts, in tokens of a forward, that are captured: beyond it the device is busy longer than the host.
 GRAPH_TOKENS = 4096
@@ -41,6 +39,11 @@ GRAPH_TOKENS = 4096
 def store_format(decision: Decision) -> KVFormat:
     """The hop from decision to store: the resolved KV format's descriptor."""
     return KV_FORMATS[decision.kv_format.resolved]
+
+
+def path_asked(resolved: str) -> str:
+    """What a resolved `gemm` asks of each product: one path, or "auto" where each has its own, or native weights none."""
+    return "auto" if resolved in ("native", "by_shape") else resolved
 
 
 def products_of(launches: Sequence[Launch]) -> Counter[tuple[str, Product]]:
@@ -249,7 +252,7 @@ class Engine:
         if self.compile_mode == "layer":
             layers = self.model.compiled.running(form)
         try:
-            with torch.inference_mode(), layers, using(GEMM.get(self.gemm, self.gemm)):
+            with torch.inference_mode(), layers, using(path_asked(self.gemm)):
                 output = self.model.model(
                     input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep
                 )

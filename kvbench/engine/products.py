@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvbench.engine.core import GEMM, Engine, Product
+from kvbench.engine.core import Engine, Product, path_asked
 from kvbench.engine.kernels import compiled_products
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.weightevidence import groups
@@ -52,7 +52,7 @@ def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[
 def _routed(engine: Engine, run: Products) -> Iterator[str]:
     """Products by another path than the decision's and the shape's."""
     dtype, target = dtype_name(engine.model.dtype), target_of(engine.model.device)
-    gemm = GEMM.get(engine.gemm, engine.gemm)
+    gemm = path_asked(engine.gemm)
     if engine.gemm != engine.decision.gemm.resolved:
         yield f"the engine runs gemm {engine.gemm}, and {engine.decision.gemm.resolved} was resolved"
     for (kernel, (m, n, k)), count in run.items():

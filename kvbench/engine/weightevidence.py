@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from kvbench.decision import Decision
 from kvbench.engine.bits import same_bits
-from kvbench.engine.core import GEMM
+from kvbench.engine.core import path_asked
 from kvbench.engine.fp8linear import Fp8Linear, using
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.load import LoadedModel
@@ -38,6 +38,9 @@ from kvbench_kernels.fp8_route import W8A8, Path, route
 
 # Rows of the probes: of a decode step, and of a prompt.
 ROWS = (1, 130)
+
+# Columns from which on a product's memory tells whether its weight was made anew, with more than one row.
+TELLING_COLUMNS = 2048
 
 # Largest distance of an output from the product in float64, as a share of its norm: weights and outputs rounded once to
 # the dtype. FP8 tensor cores keep about 14 bits of a sum of 32 to 128 products.
@@ -174,7 +177,7 @@ def probe_weights(loaded: LoadedModel, decision: Decision) -> tuple[Level, ...]:
     if decision.weights.resolved == "native":
         sentence = "Native weights are not quantized."
         return tuple(Level(f"{e}-weights", NOT_APPLICABLE, sentence) for e in ("E2", "E3", "E5"))
-    probe = _Probe(loaded, GEMM.get(decision.gemm.resolved, decision.gemm.resolved))
+    probe = _Probe(loaded, path_asked(decision.gemm.resolved))
     with using(probe.gemm):
         for group in groups(loaded.model):
             for rows in ROWS:
@@ -189,7 +192,7 @@ Group = Sequence[tuple[str, Fp8Linear]]
 class _Probe:
     """What the products of a model showed so far. unread, wrong: faults in words; error: the largest one, by path;
     native: distances of the sampled outputs from those of native weights and of the stored ones, squared; peak: most bytes that a
-    fused product of one row took beyond its output, as a share of its codes.
+    fused product took beyond its output and x, as a share of its codes.
     """
 
     loaded: LoadedModel
@@ -204,7 +207,7 @@ class _Probe:
 
     def product(self, group: Group, rows: int) -> None:
         """One product at so many rows: what it gives, and whether it follows what each of its modules stores."""
-        x = self._input(rows, group[0][1].in_features)
+        x = probe_input(rows, rows, group[0][1].in_features).to(self.loaded.device, self.loaded.dtype)
         biases = [None if m.bias is None else m.bias.data.clone() for _, m in group]
         for _, m in group:
             if m.bias is not None:
@@ -219,21 +222,21 @@ class _Probe:
                 if m.bias is not None and bias is not None:
                     m.bias.data.copy_(bias)
 
-    def _input(self, rows: int, k: int) -> Tensor:
-        x = torch.randn(rows, k, generator=torch.Generator().manual_seed(rows))
-        x[:, :: max(1, k // 4)] *= 30  # a few large channels, as activations have
-        return x.to(self.loaded.device, self.loaded.dtype)
-
     def _path(self, m: Fp8Linear, rows: int) -> Path:
         n = sum(other.out_features for other in m.group) or m.out_features
         dtype = dtype_name(self.loaded.dtype)
         return route(rows, n, m.in_features, dtype, target_of(self.loaded.device), self.gemm)
 
     def _watched(self, group: Group, x: Tensor) -> list[Tensor]:
-        """The outputs; and whether making them took as much memory as the weight in 16 bits would."""
+        """The outputs; and whether making them took as much memory as half of the weight in 16 bits would.
+
+        Beside the outputs and x in FP8, a product that is split along K keeps its parts: with many rows and few columns they
+        are as large as the weight, and nothing can be told.
+        """
         _outputs(group, x)  # compiles, and allocates what stays
-        fused = self._path(group[0][1], len(x)) != "reference"
-        if x.device.type != "cuda" or not fused or len(x) > 1:
+        rows, k = x.shape
+        fused = self._path(group[0][1], rows) != "reference"
+        if x.device.type != "cuda" or not fused or (rows > 1 and k < TELLING_COLUMNS):
             return _outputs(group, x)
         torch.cuda.synchronize(x.device)
         torch.cuda.reset_peak_memory_stats(x.device)
@@ -241,12 +244,13 @@ class _Probe:
         out = _outputs(group, x)
         taken = torch.cuda.max_memory_allocated(x.device) - held
         size = sum(m.weight.numel() for _, m in group)
-        share = (taken - 2 * sum(o.numel() * o.element_size() for o in out)) / size
+        due = 2 * sum(o.numel() * o.element_size() for o in out) + 2 * x.numel()
+        share = (taken - due) / size
         self.peak = max(self.peak or 0.0, share)
         if share >= 1:
-            name = group[0][0]
+            row = "row" if rows == 1 else "rows"
             self.wrong.append(
-                f"{name} takes {taken} B for a product of one row: its {size} weights are made anew in 16 bits"
+                f"{group[0][0]} takes {taken} B for a product of {rows} {row}: its {size} weights are made anew in 16 bits"
             )
         return out
 
@@ -325,6 +329,15 @@ class _Probe:
         return Level(
             "E5-weights", VERIFIED, f"Products are those of what codes and scales stand for: {errors}.", facts
         )
+
+
+def probe_input(seed: int, rows: int, k: int) -> Tensor:
+    """N(0, 1) with four channels of k thirty times as large, as activations have; the first rows are the same for any number
+    of rows. [rows, k] float32.
+    """
+    x = torch.randn(rows, k, generator=torch.Generator().manual_seed(seed))
+    x[:, :: max(1, k // 4)] *= 30
+    return x
 
 
 def _outputs(group: Group, x: Tensor) -> list[Tensor]:

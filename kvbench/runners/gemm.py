@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kvbench.engine.core import GEMM
+from kvbench.engine.core import path_asked
 from kvbench.engine.fp8linear import Fp8Linear, using
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.products import QUANTIZES
-from kvbench.engine.weightevidence import TOLERANCE, TOLERANCE_W8A8, fp8_modules
+from kvbench.engine.weightevidence import TOLERANCE, TOLERANCE_W8A8, fp8_modules, probe_input
 from kvbench.errors import KvbenchError
 from kvbench.runners.context import Context, Measurement
 from kvbench_kernels.blockwise import (
@@ -88,7 +88,7 @@ class Product:
 
 def run(ctx: Context) -> Measurement:
     decision, model = ctx.engine(sequences=1, tokens=ctx.spec["page_size"]).decision, ctx.model
-    gemm = GEMM.get(decision.gemm.resolved, decision.gemm.resolved)
+    gemm = path_asked(decision.gemm.resolved)
     found = products(model.model)
     bench = Bench(gemm, model.device, model.dtype, ctx.options)
     with torch.inference_mode(), using(gemm):
@@ -163,7 +163,7 @@ class Bench:
         routes = runs(lambda m: self.due(product, m), self.options["max_rows"])
         edges = [m for _, last, _ in routes[:-1] for m in (last, last + 1)]
         sweep = sorted({*self.options["rows"], *edges})
-        x = draw(self.options["seed"], max(sweep), product.k).to(self.device, self.dtype)
+        x = probe_input(self.options["seed"], max(sweep), product.k).to(self.device, self.dtype)
         weight = product.weight()
         exact = weight.double()
         self._check_no_rows(product, x)
@@ -233,13 +233,6 @@ class Bench:
             row["us_native"] = microseconds(partial(F.linear, part, native, bias))
             if stored is not None:
                 row["us_reference"] = microseconds(partial(fp8_dequantize_matmul_torch, part, *stored, bias))
-
-
-def draw(seed: int, rows: int, k: int) -> Tensor:
-    """N(0, 1) with four channels of k thirty times as large; the first rows are the same for any number of rows."""
-    x = torch.randn(rows, k, generator=torch.Generator().manual_seed(seed))
-    x[:, :: max(1, k // 4)] *= 30
-    return x
 
 
 def runs(path: Callable[[int], str], last: int) -> list[list[Any]]:

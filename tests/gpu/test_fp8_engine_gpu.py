@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,6 +115,38 @@ def test_a_product_that_dequantizes_the_whole_weight_is_caught_by_its_memory(
     e5 = level(measured(model)[0], "E5")
     assert e5.state == MISMATCH
     assert "weights are made anew in 16 bits" in e5.sentence
+
+
+@pytest.mark.parametrize(
+    ("path", "kernel"), [("w8a8", "fp8_matmul_w8a8"), ("hopper", "hopper_w8a8"), ("scaled_mm", "scaled_mm")]
+)
+def test_so_is_one_of_a_prompt_s_products(
+    path: str, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a layer wide enough to tell; whichever path its 130 rows have."""
+    from transformers import AutoConfig
+
+    from kvbench.catalog import TINY
+    from kvbench_kernels import fp8_linear, fp8_route
+    from kvbench_kernels.blockwise import dequantize_blocks
+    from kvbench_kernels.launches import launched
+
+    config = {**TINY["tiny-wide"], "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 1}
+    AutoConfig.for_model(**config).save_pretrained(tmp_path)
+    model = loaded(model=str(tmp_path), model_weights="random")
+    monkeypatch.setattr(fp8_route, "_DEFAULT", ((32, "w8a16"), (fp8_route._ALL, path)))
+    assert measured(model)[0].state == VERIFIED
+
+    def whole(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        launched(kernel)
+        launched("fp8_quantize_activation")
+        return torch.nn.functional.linear(x, dequantize_blocks(codes, scales, x.dtype), bias)
+
+    monkeypatch.setitem(fp8_linear._PATHS, path, whole)
+    e5 = level(measured(model)[0], "E5")
+    assert e5.state == MISMATCH
+    assert "weights are made anew in 16 bits" in e5.sentence or "away from the product" in e5.sentence
+    assert e5.facts["peak_share_of_codes"] > 1
 
 
 def test_float32_weights_run_by_the_reference() -> None:

@@ -16,7 +16,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("scales", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("m", [1, 129, 130, 131, 132, 513])
-def test_any_number_of_rows_against_the_twin(m: int, scales: torch.dtype) -> None:
+def test_a16_t3_any_number_of_rows_against_the_twin(m: int, scales: torch.dtype) -> None:
     from kvbench_kernels.activation import quantize_activation
     from kvbench_kernels.scaled_mm import scaled_mm
     from kvbench_kernels.w8a8 import w8a8_torch

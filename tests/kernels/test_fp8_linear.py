@@ -88,6 +88,18 @@ def test_a16_t1_4097_rows(device: str) -> None:
     assert distance(y, due(x, codes, scales, path)) < TOLERANCE[path]
 
 
+@pytest.mark.parametrize(
+    ("shape", "target", "paths"),
+    [
+        ((576, 576), "cuda", {1: "w8a16", 8: "w8a16", 9: "w8a16", 32: "w8a16", 33: "w8a8", 4097: "w8a8"}),
+        ((4096, 4096), "hopper", {1: "w8a16", 32: "w8a16", 33: "w8a8", 128: "w8a8", 129: "hopper", 257: "scaled_mm"}),
+        ((4096, 12288), "hopper", {16: "w8a16", 17: "w8a8", 256: "w8a8", 257: "scaled_mm", 4097: "scaled_mm"}),
+    ],
+)  # fmt: skip
+def test_a16_t1_thresholds(shape: tuple[int, int], target: fp8_route.Target, paths: dict[int, str]) -> None:
+    assert {m: route(m, *shape, "bfloat16", target) for m in paths} == paths
+
+
 def test_a16_t1_odd_m_takes_the_path_of_its_neighbours() -> None:
     """M % 4 != 0 is no reason for another path: paths change at the ends of the measured ranges and nowhere else."""
     for target, shape in itertools.product(("cuda", "hopper"), (*fp8_route.MEASURED, (576, 1536))):
@@ -113,10 +125,10 @@ def test_a16_t2_row_0_is_the_same_on_both_sides_of_every_boundary(gemm: str, dev
 
 
 @pytest.mark.parametrize("gemm", ["w8a16", "w8a8"])
-@pytest.mark.parametrize(("n", "k"), [(576, 192), (192, 576), (100, 128), (1, 16)])
+@pytest.mark.parametrize(("n", "k"), [(576, 192), (192, 576), (100, 128), (1, 16), (576, 2048)])
 def test_a16_t4_ragged_blocks_are_computed_and_named(n: int, k: int, gemm: str, device: str) -> None:
     codes, scales = weight(n, k, device)
-    x = rows_of(9, k, device)
+    x = rows_of(1 if k == 2048 else 9, k, device)
     with record() as launches:
         y = fp8_linear(x, codes, scales, gemm=gemm)
     assert ran(launches) == [gemm]

@@ -160,7 +160,7 @@ def test_a_nan_code_stays_in_its_row_and_column(device: str) -> None:
 
 @pytest.mark.parametrize("name", TILINGS)
 @pytest.mark.parametrize("m", [1, 7, 33, 65])
-def test_a16_t3_rows_beyond_the_last_are_neither_read_nor_written(name: str, m: int, device: str) -> None:
+def test_a16_t3_rows_beyond_the_last_are_not_written_and_do_not_count(name: str, m: int, device: str) -> None:
     codes_x, scales_x, codes_w, scales_w = operands(132, 100, 192, device)
     clean = w8a8(codes_x[:m], scales_x[:m], codes_w, scales_w, None, torch.float16, TILINGS[name])
     codes_x.view(torch.uint8)[m:] = 0x7F

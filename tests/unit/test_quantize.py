@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from kvbench.formats import KV_FORMATS
+from kvbench_kernels.blockwise import quantize_activation_torch, quantize_blocks
 from kvbench_kernels.quantize import (
     DYNAMIC,
     FP16_MAX,
@@ -226,6 +229,27 @@ def test_a06_t1_saturation_is_the_same_everywhere() -> None:
     assert raw(result.codes) == [0x7E] * 7 + [0xFE, 0x7E]
     assert result.clipped.item() == 5  # up to 464, rounding alone gives 448
     assert result.nonfinite.item() == 0
+
+
+class _Casts(TorchFunctionMode):
+    """The largest magnitude that was cast to E4M3."""
+
+    largest = 0.0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.to and torch.float8_e4m3fn in args:
+            self.largest = max(self.largest, args[0].nan_to_num(0.0).abs().max().item())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a06_t1_nothing_beyond_448_is_left_to_the_cast() -> None:
+    """Which torch before 2.12 turns into NaN, and later ones saturate."""
+    with _Casts() as casts:
+        quantize_fp8_e4m3_static(torch.tensor([465.0, -1000.0, 3e38]), torch.tensor(1.0))
+        quantize_fp8_e4m3(torch.tensor([[1.1754e-38, 3e38, -7.0]]))
+        quantize_activation_torch(torch.tensor([[465.0, -1000.0, 3.1e38]]))
+        quantize_blocks(torch.tensor([[465.0, -1000.0, 3.1e38]]))
+    assert casts.largest == 448.0
 
 
 def test_a06_t2_subnormals() -> None:
