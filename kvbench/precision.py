@@ -24,7 +24,14 @@ def precision(
 ) -> Iterator[Outcome]:
     """One outcome a cell, or one for each distinct fault of its records. A cell without any evidence never passes."""
     done = {record.key: record for record in records if record.status == OK}
+    specs = {cell["id"]: cell["spec"] for cell in manifest["cells"]}
     for cell in manifest["cells"]:
+        beside = specs[cell["baseline"]]
+        other = [f"{key} {text(beside[key])}" for key in ("weights", "kv_format") if beside[key] != "native"]
+        if other:
+            yield _outcome(
+                cell, FAIL, f"the baseline that it is compared with is not native: {', '.join(other)}."
+            )
         tasks = [task for task in manifest["tasks"] if cell["id"] in task["cells"] and task["key"] in done]
         ran = [done[task["key"]] for task in tasks]
         faults: dict[str, list[str]] = {}
@@ -107,6 +114,13 @@ def _fault(spec: Spec, record: Record, allow_fallback: bool) -> tuple[str, str]:
         reason = " ".join(lost) if lost and evidence.state != VERIFIED else "No level of evidence says why."
         state = evidence.state if evidence.state != VERIFIED else "mismatch"
         return f"{state}: {resolved} was resolved, the evidence shows {effective}. {reason}", ""
+    if record.decision["weights"]["resolved"] != "native":
+        silent = [x.name for x in evidence.levels if x.name.endswith("-weights") and x.state != VERIFIED]
+        if silent:
+            return (
+                f"unverified: {', '.join(silent)} say nothing of the quantized weights; run the matrix again.",
+                "",
+            )
     lacking = [name for name in LEVELS if name not in {level.name for level in evidence.levels}]
     if lacking:
         return f"unverified: the evidence lacks {', '.join(lacking)}; run the matrix again.", ""

@@ -7,6 +7,7 @@ import importlib
 import os
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -44,6 +45,7 @@ class Session:
     environment: Mapping[str, Any]
     _models: dict[str, LoadedModel] = field(default_factory=dict)
     _probes: dict[str, tuple[Level, ...]] = field(default_factory=dict)
+    _weights: dict[str, tuple[weakref.ref[Any], tuple[Level, ...]]] = field(default_factory=dict)
 
     def model(
         self, spec: Mapping[str, Any], beside: Mapping[str, Any] | None = None, alone: bool = False
@@ -77,10 +79,13 @@ class Session:
     def _weight_probes(
         self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any]
     ) -> tuple[Level, ...]:
+        """Of the very modules that are loaded now: a model that was loaded again is probed again."""
         key = content_hash([_model_key(spec), decision.gemm.resolved])
-        if key not in self._probes:
-            self._probes[key] = probe_weights(model, decision)
-        return self._probes[key]
+        of, levels = self._weights.get(key, (None, ()))
+        if of is None or of() is not model.model:
+            levels = probe_weights(model, decision)
+            self._weights[key] = weakref.ref(model.model), levels
+        return levels
 
 
 def _model_key(spec: Mapping[str, Any]) -> str:
@@ -179,6 +184,7 @@ def _measure(
 
     def make_native(sequences: int = 1, tokens: int = spec["prefill_chunk"]) -> Engine:
         beside = session.model(native_spec, beside=spec)
+        _check_same_model(model, beside)
         choice = native_of(decision)
         natives.append(Engine(beside, choice, native_spec, sequences=sequences, tokens=tokens))
         return natives[-1]
@@ -198,6 +204,23 @@ def _measure(
     measured = _with_clips(runner.run(context), engines)
     evidence = _evidence(context, engines, natives, decision, session, decl.reads)
     return decision, measured, evidence
+
+
+def _check_same_model(model: LoadedModel, native: LoadedModel) -> None:
+    """Raises Refused when the model of the native cells is another one: what would be compared is not the weights' format."""
+    for what, own, other in (
+        ("layers", model.facts.layers, native.facts.layers),
+        ("model_type", model.facts.model_type, native.facts.model_type),
+        ("vocabulary", model.vocab_size, native.vocab_size),
+        ("random weights", model.random, native.random),
+    ):
+        if own != other:
+            shown = "" if what == "layers" else f" ({other}, not {own})"
+            raise Refused(
+                "native_is_another_model",
+                f"The native cells run on {native.name}, whose {what} are not those of {model.name}{shown}; name its unquantized "
+                "model, as in model: {source: ..., native: ...}.",
+            )
 
 
 def _check_before_loading(spec: Mapping[str, Any], new_tokens: int) -> None:

@@ -19,7 +19,7 @@ from kvbench.engine.finite import check_finite
 from kvbench.engine.fp8linear import Fp8Linear
 from kvbench.engine.fp8tensors import read_codes, read_scales
 from kvbench.engine.tensorfiles import TensorFiles
-from kvbench.engine.weights import Sample, sampled, samples_of_checkpoint
+from kvbench.engine.weights import Sample, checksum, sampled, samples_of_checkpoint
 from kvbench.errors import KvbenchError
 from kvbench.fp8config import SKIPPED, Fp8Config, converted_modules
 
@@ -36,6 +36,7 @@ class Fp8Model:
     warnings: tuple[str, ...]
     scale_dtypes: dict[str, int]
     samples: tuple[Sample, ...]
+    checksums: dict[str, int]
 
 
 def load_fp8(
@@ -58,14 +59,16 @@ def load_fp8(
         files.ignore([*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$"])
         plan = _plan(name, model, files, fp8)
         dtypes: Counter[str] = Counter()
-        kept, samples = sampled(list(plan.scales)), list[Sample]()
+        kept, samples, checksums = sampled(list(plan.scales)), list[Sample](), dict[str, int]()
         for module_name, scale_key in plan.scales.items():
             linear = model.get_submodule(module_name)
             codes = read_codes(name, files, f"{module_name}.weight", tuple(linear.weight.shape))
             scales, stored_dtype = read_scales(name, files, scale_key, codes, fp8)
             dtypes[stored_dtype] += 1
-            if module_name in kept:
-                samples += samples_of_checkpoint(module_name, codes, scales)
+            checksums[module_name] = checksum(codes, scales)
+            if module_name in kept:  # read once more, past all that is done to codes and scales on their way
+                raw = files.read(f"{module_name}.weight"), files.read(scale_key)
+                samples += samples_of_checkpoint(module_name, *raw)
             model.set_submodule(module_name, Fp8Linear(codes, scales, linear.bias))
         for key, stored_key in plan.native.items():
             _put(model, key, _native(name, files, key, stored_key, model, dtype))
@@ -73,7 +76,7 @@ def load_fp8(
     model.tie_weights()
     model.to(device)  # the buffers that no file holds
     warnings = (*plan.warnings, *_notes(dtypes))
-    return Fp8Model(model, tuple(plan.scales), warnings, dict(dtypes), tuple(samples))
+    return Fp8Model(model, tuple(plan.scales), warnings, dict(dtypes), tuple(samples), checksums)
 
 
 def _skeleton(config: Any, dtype: torch.dtype, remote: bool) -> Any:

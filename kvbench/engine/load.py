@@ -164,7 +164,13 @@ def _load_fp8(
     folder = _snapshot(spec) if kind == "hub" else Path(name).expanduser()
     loaded = load_fp8(name, folder, config, fp8, device, dtype, remote)
     return loaded.model, WeightFacts(
-        "fp8_block128", CHECKPOINT, loaded.converted, loaded.warnings, loaded.scale_dtypes, loaded.samples
+        "fp8_block128",
+        CHECKPOINT,
+        loaded.converted,
+        loaded.warnings,
+        loaded.scale_dtypes,
+        loaded.samples,
+        loaded.checksums,
     )
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from kvbench.engine.finite import check_finite
 from kvbench.engine.fp8linear import Fp8Linear
-from kvbench.engine.weights import ON_LOAD, Sample, WeightFacts, sampled, samples_of_native
+from kvbench.engine.weights import ON_LOAD, Sample, WeightFacts, checksum, sampled, samples_of_native
 from kvbench.errors import Refused
 
 # Linear layers that choose experts: a code's error there sends a token elsewhere, so every FP8 checkpoint leaves them.
@@ -32,15 +32,17 @@ def quantize_model(model: nn.Module, name: str) -> WeightFacts:
                 "mixture, no fused modules). Use weights: native for it.",
             )
     converted = tuple(n for n in linears if not _routes(n))
-    kept, samples = sampled(converted), list[Sample]()
+    kept, samples, checksums = sampled(converted), list[Sample](), dict[str, int]()
     for module_name in converted:
         linear = linears.pop(module_name)
         check_finite(name, [(f"{module_name}.weight", linear.weight)])
         if module_name in kept:
             samples += samples_of_native(module_name, linear.weight)
-        model.set_submodule(module_name, Fp8Linear.quantized(linear))
+        layer = Fp8Linear.quantized(linear)
+        checksums[module_name] = checksum(layer.weight, layer.weight_scale_inv)
+        model.set_submodule(module_name, layer)
         del linear  # its weight goes before the next one is quantized
-    return WeightFacts("fp8_block128", ON_LOAD, converted, samples=tuple(samples))
+    return WeightFacts("fp8_block128", ON_LOAD, converted, samples=tuple(samples), checksums=checksums)
 
 
 def _routes(module_name: str) -> bool:

@@ -24,7 +24,7 @@ from kvbench.engine.fp8linear import Fp8Linear, using
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.load import LoadedModel
 from kvbench.engine.quantize_model import ROUTERS
-from kvbench.engine.weights import ON_LOAD
+from kvbench.engine.weights import ON_LOAD, checksum
 from kvbench.formats import WEIGHT_FORMATS, weight_bytes
 from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Level
 from kvbench_kernels.blockwise import (
@@ -86,13 +86,12 @@ def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
             payload, scales = payload + held[0], scales + held[1]
             if held != [expected.payload, expected.scales]:
                 wrong.append(f"{name} holds {sum(held)} B, {asked.name} takes {expected.total} B")
-            copies = [
-                attribute
-                for attribute, tensor in _own_tensors(module)
-                if tensor.numel() >= module.weight.numel() and tensor.dtype != module.weight.dtype
-            ]
-            if copies:
-                wrong.append(f"{name} holds its weight a second time, as {copies[0]}")
+            beside = _beside(module)
+            if sum(beside.values()) >= held[0]:
+                what = max(beside, key=lambda attribute: beside[attribute])
+                wrong.append(
+                    f"{name} holds {sum(beside.values())} B beside its codes, in {what}: its weight a second time"
+                )
         elif live == "native" and _left_out(name, loaded):
             wrong.append(f"{name} was left native, beside layers that were quantized")
     if asked.name != "native" and not loaded.weights.modules:
@@ -124,7 +123,7 @@ def _left_out(name: str, loaded: LoadedModel) -> bool:
 
     A checkpoint may have such layers; its config names them, and the loader holds the files to it.
     """
-    if loaded.weights.source != ON_LOAD or name.rpartition(".")[2] in ROUTERS:
+    if loaded.weights.source != ON_LOAD or not loaded.weights.modules or name.rpartition(".")[2] in ROUTERS:
         return False
     layers = loaded.weights.modules[0].split(".0.")[0]
     return name.startswith(f"{layers}.")
@@ -161,14 +160,34 @@ def stored_weights(loaded: LoadedModel) -> str:
     return " and ".join(sorted(kinds))
 
 
-def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that a module keeps, as parameters, buffers or plain attributes, or in lists of them."""
-    yield from module.named_parameters(recurse=False)
-    yield from module.named_buffers(recurse=False)
+def _beside(module: Fp8Linear) -> dict[str, int]:
+    """Bytes that a module keeps in other memory than its codes', scales' and bias's, by attribute.
+
+    `_ahead` is the output of a call under way, and no part of the layer.
+    """
+    known = [module.weight, module.weight_scale_inv, module.bias, *(module._joined or ())]
+    seen = {t.untyped_storage().data_ptr() for t in known if t is not None}
+    found: dict[str, int] = {}
     for name, value in vars(module).items():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(item, Tensor):
-                yield name, item
+        for tensor in _tensors(value) if name not in ("_ahead", "group") else ():
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                found[name] = found.get(name, 0) + storage.nbytes()
+    return found
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    """The tensors in a value, and in what it holds."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from _tensors(vars(value))
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from _tensors(item)
 
 
 @torch.inference_mode()
@@ -221,6 +240,16 @@ class _Probe:
             for (_, m), bias in zip(group, biases, strict=True):
                 if m.bias is not None and bias is not None:
                     m.bias.data.copy_(bias)
+        for (name, _), bias, y, plain in zip(group, biases, _outputs(group, x), before, strict=True):
+            if bias is not None and not _distance(y.float(), plain.float() + bias.float()) <= self._allowed(
+                group, rows
+            ):
+                self.wrong.append(f"{name} does not add its bias")
+
+    def _allowed(self, group: Group, rows: int) -> float:
+        """How far an output may be from what is due, as a share of its norm."""
+        allowed = TOLERANCE[self.loaded.dtype]
+        return max(allowed, TOLERANCE_W8A8) if self._path(group[0][1], rows) in W8A8 else allowed
 
     def _path(self, m: Fp8Linear, rows: int) -> Path:
         n = sum(other.out_features for other in m.group) or m.out_features
@@ -371,7 +400,16 @@ def _e2(loaded: LoadedModel) -> Level:
             wrong.append(f"{where}: the stored scales differ from the source's")
         if not same_bits(codes, sample.codes):
             wrong.append(f"{where}: the stored codes differ from the source's")
-    facts = {"samples": len(samples), "faults": len(wrong), "first_faults": wrong[:4]}
+        if sample.native is not None and (share := _share_of_bound(sample.native, codes, scales)) > 1:
+            wrong.append(
+                f"{where}: stored values are up to {share:.3g} times E4M3's rounding from the native weight"
+            )
+    for name, module in modules.items():
+        if loaded.weights.checksums.get(name) != checksum(module.weight.data, module.weight_scale_inv.data):
+            wrong.append(f"{name}: codes or scales are not those that the layer was loaded with")
+    facts = {
+        "samples": len(samples), "checksums": len(loaded.weights.checksums), "faults": len(wrong), "first_faults": wrong[:4],
+    }  # fmt: skip
     if not samples:
         return Level(
             "E2-weights", UNVERIFIED, "No sample of the source was kept when the model was loaded.", facts
@@ -381,6 +419,21 @@ def _e2(loaded: LoadedModel) -> Level:
             "E2-weights", MISMATCH, f"Stored weights are not the source's: {wrong[0]}{_more(wrong)}.", facts
         )
     source = "the reference quantizer's" if samples[0].native is not None else "the checkpoint's"
-    return Level(
-        "E2-weights", VERIFIED, f"Codes and scales of {len(samples)} sampled strips are {source}.", facts
+    sentence = (
+        f"Codes and scales of {len(samples)} sampled strips are {source}, and those of all {len(modules)} layers as they were "
+        "loaded."
     )
+    return Level("E2-weights", VERIFIED, sentence, facts)
+
+
+def _share_of_bound(native: Tensor, codes: Tensor, scales: Tensor) -> float:
+    """Worst distance of what codes and scales stand for from the native weight, as a share of E4M3's rounding: a 16th of the
+    element, or half of the smallest step that the block's largest element gives.
+    """
+    w = native.double()
+    k = w.shape[1]
+    largest = torch.stack([part.abs().amax() for part in torch.split(w, BLOCK, 1)])
+    step = (largest / 448).repeat_interleave(BLOCK)[:k]
+    bound = torch.maximum(w.abs() / 16, step * 2.0**-10) * (1 + 1e-5)
+    off = (dequantize_blocks(codes, scales).double() - w).abs()
+    return (off / bound.clamp(min=1e-300)).max().item()

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kvbench_kernels.blockwise import BLOCK, quantize_blocks
@@ -34,7 +36,8 @@ class WeightFacts:
 
     modules: dotted names of the quantized linear layers, in the model's order. warnings: sentences for the report.
     scale_dtypes: dtype names of the scales as the checkpoint stores them, with how many tensors have each.
-    samples: of the modules of the first, the middle and the last layer.
+    samples: of the modules of the first, the middle and the last layer. checksums: of every module's codes and scales, as
+    they were when they were made or read.
     load_seconds: from the call until the weights are on the device, by a monotonic clock.
     """
 
@@ -44,6 +47,7 @@ class WeightFacts:
     warnings: tuple[str, ...] = ()
     scale_dtypes: Mapping[str, int] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
+    checksums: Mapping[str, int] = field(default_factory=dict)
     load_seconds: float = 0.0
 
 
@@ -68,7 +72,23 @@ def samples_of_native(module: str, weight: Tensor) -> Iterator[Sample]:
 
 
 def samples_of_checkpoint(module: str, codes: Tensor, scales: Tensor) -> Iterator[Sample]:
-    """codes [N, K] and scales, as read."""
+    """codes [N, K] and scales as the file holds them; scales of one byte, which are powers of two, as float32."""
+    one_byte = scales.element_size() == 1
+    held = scales.view(torch.float8_e8m0fnu).float() if one_byte else scales
     for rows in strips(len(codes)):
         first = rows.start // BLOCK
-        yield Sample(module, rows.start, codes[rows].cpu().clone(), scales[first : first + 1].cpu().clone())
+        yield Sample(module, rows.start, codes[rows].cpu().clone(), held[first : first + 1].cpu().clone())
+
+
+def checksum(codes: Tensor, scales: Tensor) -> int:
+    """One number of all bytes and their places: a change of any, or an exchange of two, gives another."""
+    total = 0
+    for tensor in (codes, scales):
+        values = tensor.detach().contiguous().view(torch.uint8).flatten()
+        words = F.pad(values, (0, -len(values) % 8)).view(torch.int64)
+        places = torch.arange(1, len(words) + 1, device=words.device) * _ODD + 1
+        total = (total * _ODD + int((words * places).sum())) % (1 << 63)
+    return total
+
+
+_ODD = 0x5851F42D4C957F2D  # of 64 bits; products wrap around

@@ -90,6 +90,12 @@ def run(ctx: Context) -> Measurement:
     decision, model = ctx.engine(sequences=1, tokens=ctx.spec["page_size"]).decision, ctx.model
     gemm = path_asked(decision.gemm.resolved)
     found = products(model.model)
+    quantized = decision.weights.resolved != "native"
+    if any(product.quantized != quantized for product in found):
+        raise KvbenchError(
+            f"weights {decision.weights.resolved} were resolved, and the model {model.name} that would be measured holds others; "
+            "its products are not this cell's."
+        )
     bench = Bench(gemm, model.device, model.dtype, ctx.options)
     with torch.inference_mode(), using(gemm):
         measured = []

@@ -9,6 +9,7 @@ from torch import nn
 
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.weightevidence import fp8_modules
+from kvbench.errors import KvbenchError
 from kvbench.formats import DTYPE_BYTES, WEIGHT_FORMATS, weight_bytes
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ def weight_facts(loaded: LoadedModel, weights: str) -> dict[str, Any]:
     """weights: the resolved format. The formula takes shapes from a model made anew from the config, without storage, and
     formats from the decision, so that a weight which was dequantized or is held twice does not vouch for itself.
     """
+    if (weights != "native") != bool(loaded.weights.modules):
+        raise KvbenchError(
+            f"weights {weights} were resolved, and {len(loaded.weights.modules)} layers of the model {loaded.name} that would be "
+            "measured are quantized; its bytes are not this cell's."
+        )
     live = weights_bytes(loaded.model)
     modules = fp8_modules(loaded.model).values()
     payload = sum(_size(m.weight) for m in modules)

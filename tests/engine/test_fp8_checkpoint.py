@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbench.catalog import SHAPES, TINY
+from kvbench.engine import fp8checkpoint, weightevidence
 from kvbench.engine.bytetokenizer import byte_tokenizer
 from kvbench.engine.fp8checkpoint import load_fp8
 from kvbench.engine.fp8linear import Fp8Linear
@@ -690,3 +691,22 @@ def test_a_model_whose_weights_are_elsewhere_is_refused_by_name(config: dict[str
     with pytest.raises(Refused, match=f"cannot be quantized to fp8_block128: {re.escape(what)}"):
         quantize_model(model, "m")
     assert not any(isinstance(m, Fp8Linear) for m in model.modules())
+
+
+@pytest.mark.parametrize(
+    "spoil", [torch.ones_like, lambda s: s.flip(0).flip(1), lambda s: s.bfloat16().float()]
+)
+def test_scales_spoilt_between_file_and_layer_are_not_the_checkpoint_s(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Tensor]
+) -> None:
+    honest = fp8checkpoint.read_scales
+
+    def spoilt(*args: Any) -> tuple[Tensor, str]:
+        scales, dtype = honest(*args)
+        return spoil(scales), dtype
+
+    assert weightevidence._e2(load(folder)).state == "verified"
+    monkeypatch.setattr(fp8checkpoint, "read_scales", spoilt)
+    e2 = weightevidence._e2(load(folder))
+    assert e2.state == "mismatch"
+    assert "the stored scales differ from the source's" in e2.sentence

@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kvbench import session
 from kvbench.cells import CELL_KEYS
 from kvbench.decision import Choice, Decision, request_of, resolve
-from kvbench.engine import evidence, fp8linear, weightevidence
+from kvbench.engine import evidence, fp8linear, weightevidence, weights
 from kvbench.engine.core import Engine
 from kvbench.engine.fp8linear import Fp8Linear
 from kvbench.engine.load import LoadedModel, load_model
+from kvbench.errors import Refused
 from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
 from kvbench_kernels import blockwise, fp8_linear
 from kvbench_kernels.blockwise import dequantize_blocks
@@ -130,16 +132,21 @@ def test_a_layer_that_the_loader_left_out_is_named(fp8: LoadedModel) -> None:
     assert f"{name} was left native, beside layers that were quantized" in sentence
 
 
-@pytest.mark.parametrize("where", ["attribute", "buffer", "list"])
+@pytest.mark.parametrize("where", ["attribute", "buffer", "list", "dict", "halves", "module"])
 def test_a_second_copy_of_a_weight_is_named(fp8: LoadedModel, where: str) -> None:
     name, module = some(fp8)
     copy = dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
+    held: Any = {
+        "attribute": copy, "list": [copy], "dict": {"w": copy}, "halves": tuple(x.clone() for x in copy.split(8)),
+        "module": nn.ParameterList([nn.Parameter(copy)]),
+    }  # fmt: skip
     if where == "buffer":
         module.register_buffer("shadow", copy)
     else:
-        module.shadow = [copy] if where == "list" else copy  # type: ignore[assignment]
+        module.shadow = held[where]
     sentence = level(take(fp8), "E1").sentence
-    assert f"{name} holds its weight a second time, as shadow" in sentence
+    assert f"{name} holds 32768 B beside its codes, in " in sentence
+    assert "its weight a second time" in sentence
 
 
 def shadowed(module: Fp8Linear) -> Callable[[Tensor], Tensor]:
@@ -264,3 +271,64 @@ def test_the_op_is_the_module(fp8: LoadedModel) -> None:
     _, module = some(fp8)
     x = torch.randn(3, module.in_features)
     assert torch.equal(module(x), fp8linear.fp8_linear_op(x, module.weight, module.weight_scale_inv, None))
+
+
+def test_a_layer_between_the_samples_is_held_to_what_was_loaded(fp8: LoadedModel) -> None:
+    name, module = some(fp8, "layers.2.mlp.down_proj")  # samples are of layers 0, 1 and 3
+    assert not any(sample.module == name for sample in fp8.weights.samples)
+    module.weight_scale_inv.data.mul_(1.5)
+    e2 = level(take(fp8), "E2")
+    assert e2.state == MISMATCH
+    assert f"{name}: codes or scales are not those that the layer was loaded with" in e2.sentence
+
+
+def test_exchanged_layers_are_not_those_that_were_loaded(fp8: LoadedModel) -> None:
+    (_, gate), (_, up) = some(fp8, "layers.2.mlp.gate_proj"), some(fp8, "layers.2.mlp.up_proj")
+    kept = gate.weight.data.clone()
+    gate.weight.data.copy_(up.weight.data)
+    up.weight.data.copy_(kept)
+    assert level(take(fp8), "E2").state == MISMATCH
+
+
+def test_a_quantizer_that_is_wrong_for_layer_and_sample_alike_is_outside_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cut(w: Tensor) -> tuple[Tensor, Tensor]:
+        codes, scales = blockwise.quantize_blocks(w)
+        return (codes.view(torch.uint8) & 0xFE).view(torch.float8_e4m3fn), scales
+
+    monkeypatch.setattr(fp8linear, "quantize_blocks", cut)
+    monkeypatch.setattr(weights, "quantize_blocks", cut)
+    e2 = level(take(load_model(spec_of("fp8_block128"), "cpu", "float32")), "E2")
+    assert e2.state == MISMATCH
+    assert "times E4M3's rounding from the native weight" in e2.sentence
+
+
+def test_a_bias_that_is_not_added_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_model(spec_of("fp8_block128", model="tiny-qwen2"), "cpu", "float32")
+
+    def lost(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        return blockwise.fp8_dequantize_matmul_torch(x, codes, scales)
+
+    monkeypatch.setitem(fp8_linear._PATHS, "reference", lost)
+    e5 = level(take(loaded), "E5")
+    assert e5.state == MISMATCH
+    assert "q_proj does not add its bias" in e5.sentence
+
+
+def test_a_model_that_is_loaded_again_is_probed_again(fp8: LoadedModel) -> None:
+    held = session.Session(None, {})
+    spec, decision = spec_of("fp8_block128"), decided(fp8)
+    assert all(x.state == VERIFIED for x in held._weight_probes(fp8, decision, spec))
+    again = load_model(spec, "cpu", "float32")
+    some(again, "layers.2.mlp.down_proj")[1].weight_scale_inv.data.mul_(1.5)
+    assert MISMATCH in {x.state for x in held._weight_probes(again, decision, spec)}
+
+
+def test_native_cells_on_another_model_are_refused(fp8: LoadedModel) -> None:
+    other = load_model(spec_of("native", model="tiny-qwen3"), "cpu", "float32")
+    with pytest.raises(
+        Refused, match="The native cells run on tiny-qwen3, whose layers are not those of tiny-llama"
+    ):
+        session._check_same_model(fp8, other)
+    session._check_same_model(fp8, load_model(spec_of("native"), "cpu", "float32"))

@@ -107,6 +107,39 @@ def test_a01_t1_a_dropped_format_fails_whatever_the_numbers_and_the_gate() -> No
         assert verdict.outcomes.index(fault) < 2
 
 
+def test_quantized_weights_of_which_the_evidence_says_nothing_fail() -> None:
+    run = stored()
+    choice = {
+        "requested": "fp8_block128",
+        "resolved": "fp8_block128",
+        "reason": "requested",
+        "rejected": [],
+        "sentence": "",
+    }
+    run.cells[1]["spec"]["weights"] = "fp8_block128"
+    run.tasks[1]["spec"]["weights"] = "fp8_block128"
+    silent = [Level(x, NOT_APPLICABLE if x.endswith("-weights") else VERIFIED, "said so") for x in LEVELS]
+    whole = decision("int8_sym") | {"weights": choice}
+    spec = {**run.tasks[1]["spec"]}
+    run.change(
+        CAND, spec=spec, decision=whole, evidence=evidence("int8_sym", *silent, weights="fp8_block128")
+    )
+    (fault,) = of(bare(run), FAIL)
+    assert (
+        "unverified: E1-weights, E2-weights, E3-weights, E4-weights, E5-weights say nothing" in fault.sentence
+    )
+
+
+def test_a_baseline_that_is_not_native_fails() -> None:
+    run = stored()
+    run.cells[1]["baseline"] = CAND
+    faults = of(bare(run), FAIL)
+    assert any(
+        "the baseline that it is compared with is not native: kv_format int8_sym." in f.sentence
+        for f in faults
+    )
+
+
 def test_a01_t3_the_sentence_names_the_layer() -> None:
     levels = (Level("E1", MISMATCH, "layer 7 of 22 is native"), Level("E3", VERIFIED, "pages are read"))
     run = stored().change(CAND, evidence=evidence("mixed", *levels))
