@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner, Result
 
-from kvbench.catalog import TINY
+from kvbench.catalog import ALIASES, TINY
 from kvbench.cli import app
 from kvbench.engine import quantize_checkpoint as module
 from kvbench.engine.bytetokenizer import byte_tokenizer
@@ -271,5 +272,20 @@ def test_the_default_model_speaks_in_fp8(tmp_path: Path) -> None:
     loaded.model.set_attn_implementation("eager")
     ids = torch.tensor([loaded.tokenizer("The capital of France is")["input_ids"]])
     with torch.inference_mode():
-        best = loaded.model(ids, use_cache=False).logits[0, -1].argmax().item()
-    assert loaded.tokenizer.decode([best]) == " Paris"
+        found = loaded.model(ids, use_cache=False).logits[0]
+    assert loaded.tokenizer.decode([found[-1].argmax().item()]) == " Paris"
+
+    # transformers cannot dequantize blocks of 576 columns by itself, so its model is given what the file stands for.
+    stored = load_file(out / "model.safetensors")
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**ALIASES["smollm2-135m-instruct"].config))
+    values = {k: v.float() for k, v in stored.items() if not k.endswith("weight_scale_inv")}
+    for name in data["converted"]:
+        scales, (n, k) = stored[f"{name}.weight_scale_inv"], stored[f"{name}.weight"].shape
+        for row, column in itertools.product(range(-(-n // 128)), range(-(-k // 128))):
+            block = values[f"{name}.weight"][128 * row : 128 * row + 128, 128 * column : 128 * column + 128]
+            block *= scales[row, column]
+    missing = theirs.load_state_dict(values, strict=False)
+    assert (missing.missing_keys, missing.unexpected_keys) == (["lm_head.weight"], [])  # tied
+    with torch.inference_mode():
+        expected = theirs.eval()(ids, use_cache=False).logits[0]
+    torch.testing.assert_close(found, expected, atol=1e-4 * expected.abs().max().item(), rtol=0)
