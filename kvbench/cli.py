@@ -53,18 +53,17 @@ RerunOption = Annotated[
 
 
 @contextmanager
-def handled() -> Iterator[None]:
-    """A user's mistake is a sentence and an exit code, not a traceback."""
+def handled(
+    kept: str = "the records written so far are kept, run the same command to go on",
+) -> Iterator[None]:
+    """A user's mistake is a sentence and an exit code, not a traceback. kept: what is there after an interrupt."""
     try:
         yield
     except KvbenchError as e:
         print(f"kvbench: {e}", file=sys.stderr)
         raise typer.Exit(e.exit_code) from None
     except KeyboardInterrupt:
-        print(
-            "kvbench: interrupted; the records written so far are kept, run the same command to go on.",
-            file=sys.stderr,
-        )
+        print(f"kvbench: interrupted; {kept}.", file=sys.stderr)
         raise typer.Exit(130) from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -248,7 +247,7 @@ def quantize(
     json_: JsonOption = False,
 ) -> None:
     """Write a checkpoint with FP8 weights (E4M3, one scale a 128x128 block), for weights: fp8_block128."""
-    with handled():
+    with handled("nothing was written, run the same command to start again"):
         from kvbench.engine.quantize_checkpoint import quantize_checkpoint
 
         written = quantize_checkpoint(model, out, dtype)

@@ -24,6 +24,7 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _Q_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
+_SIZES = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "head_dim")
 _LAYER_KINDS = ("layer_types", "layers_block_type")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 
@@ -84,6 +85,12 @@ def facts_from_config(config: Mapping[str, Any]) -> ModelFacts:
     layers = tuple(_layer({**text, **overrides.get(i, {})}, model_type, kinds[i], i) for i in range(n_layers))
     unsupported = (*_outside_decoder(config, text), *_unsupported(text, model_type, layers))
     return ModelFacts(model_type, layers, _max_context(text), tuple(dict.fromkeys(unsupported)))
+
+
+def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes that every decoder has, as far as the config gives them; lists, one value a layer, are left out."""
+    text = _text_part(config)
+    return {k: text[k] for k in _SIZES if text.get(k) is not None and not isinstance(text[k], list)}
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -109,11 +109,21 @@ def _shown(value: Any) -> str:
 def _refused(name: str, key: str, value: Any, accepted: str, why: str) -> UsageError:
     shown = str(value)
     shown = shown if len(shown) <= 80 else shown[:80] + "..."
-    what = f"{key} is {'not given' if value is None else shown}"
+    where = "config.json" if key == "quantization_config" else "quantization_config"
+    what = f"in its {where} {key} is {'not given' if value is None else shown}"
     return UsageError(
-        f"The checkpoint {name} is already quantized, in a way that is not loaded here: in its quantization_config {what}, "
+        f"The checkpoint {name} is already quantized, in a way that is not loaded here: {what}, "
         f"accepted is {accepted}{f' ({why})' if why else ''}. Give an FP8 checkpoint with 128x128 block scales, or the "
         "unquantized checkpoint, of which `kvbench quantize` makes one."
+    )
+
+
+def not_native(name: str) -> UsageError:
+    """An FP8 checkpoint in a cell with native weights."""
+    return UsageError(
+        f"The checkpoint {name} is already quantized (fp8, 128x128 blocks), so it cannot be loaded as weights: native; its "
+        "native weights are not in it, and dequantized ones are not native. Name the model that cells with native weights "
+        f"run on, model: {{source: {name}, native: THE_UNQUANTIZED_MODEL}}, or write weights: fp8_block128."
     )
 
 

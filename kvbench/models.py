@@ -18,11 +18,13 @@ from kvbench.cells import content_hash
 from kvbench.decision import ModelFacts
 from kvbench.digests import file_sha256
 from kvbench.errors import NotAvailable, UsageError
-from kvbench.facts import facts_from_config
+from kvbench.facts import facts_from_config, sizes_of
+from kvbench.fp8config import Fp8Config, fp8_config, not_native
 from kvbench.hub import cached_file, offline
 from kvbench.record import read_json
 
 RANDOM_SEED = 0
+FETCH_AGAIN = "fetch the checkpoint again, or export it anew"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # What makes a model folder's behaviour: config and tokenizer (.json, .model, .txt, .jinja), weights, own code.
 _COUNTED = (".json", ".safetensors", ".model", ".txt", ".jinja", ".py")
@@ -73,15 +75,20 @@ def uses_random_weights(spec: Mapping[str, Any]) -> bool:
 
 
 def folder_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder, as it is. Raises UsageError when there is none."""
+    """config.json of a model folder, as it is. Raises UsageError when there is none, or a size in it is none."""
     path = folder / "config.json"
     if not path.is_file():
         raise UsageError(
             f"The folder {folder} has no config.json; give a folder that holds a transformers model."
         )
-    config = read_json(path)
+    config = read_json(path, FETCH_AGAIN)
     if not isinstance(config, dict):
         raise UsageError(f"{path} holds no mapping; give a folder that holds a transformers model.")
+    for key, value in sizes_of(config).items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UsageError(
+                f"{path} has {value!r:.80} for {key}, where a positive whole number is due; correct it, {FETCH_AGAIN}."
+            )
     return config
 
 
@@ -134,6 +141,22 @@ def config_facts(spec: Mapping[str, Any]) -> ModelFacts:
             f"`kvbench run`, or after `hf download {spec['model']} config.json`."
         )
     return facts_from_config(config)
+
+
+def stored_fp8(spec: Mapping[str, Any]) -> Fp8Config | None:
+    """How the checkpoint holds its weights, by the config.json of a folder or of a cached hub model; None for native ones,
+    and where nothing says it yet. Raises UsageError for a quantization that is not loaded."""
+    name = str(spec["model"])
+    kind = kind_of(name)
+    if kind not in ("folder", "hub") or uses_random_weights(spec):
+        return None
+    return fp8_config(_config(spec, kind) or {}, name)
+
+
+def check_stored(spec: Mapping[str, Any]) -> None:
+    """Raises UsageError for a cell that cannot be loaded, because of how its checkpoint holds its weights."""
+    if stored_fp8(spec) is not None and spec.get("weights", "native") == "native":
+        raise not_native(str(spec["model"]))
 
 
 def _config(spec: Mapping[str, Any], kind: str) -> dict[str, Any] | None:

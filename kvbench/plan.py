@@ -8,10 +8,10 @@ from typing import Any
 
 from kvbench.cells import Cell
 from kvbench.decision import ASPECTS, Decision, ModelFacts, check_context, request_of, resolve
-from kvbench.errors import NotAvailable, Refused
+from kvbench.errors import NotAvailable, Refused, UsageError
 from kvbench.formats import KV_FORMATS, kv_bytes, pages_for
 from kvbench.matrix import Matrix
-from kvbench.models import config_facts
+from kvbench.models import check_stored, config_facts
 from kvbench.run import Plan
 
 
@@ -28,6 +28,10 @@ class CellPlan:
 def plan_cell(cell: Cell) -> CellPlan:
     spec = cell.spec
     request = request_of(spec)
+    try:
+        check_stored(spec)
+    except UsageError as e:
+        return CellPlan(cell, None, f"fails at load: {e}", None)
     try:
         facts = config_facts(spec)
         decision = resolve(request, facts)

@@ -119,8 +119,10 @@ def write_json(path: Path, data: Any) -> None:
         temp.unlink(missing_ok=True)
 
 
-def read_json(path: Path) -> Any:
-    """Raises UsageError naming the file when it is not there, cannot be read or is not JSON."""
+def read_json(
+    path: Path, advice: str = "delete that file and run the matrix again to measure it anew"
+) -> Any:
+    """Raises UsageError naming the file when it is not there, cannot be read or is not JSON; advice: what to do then."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -128,9 +130,7 @@ def read_json(path: Path) -> Any:
     except OSError as e:
         raise UsageError(f"{path} cannot be read ({e.strerror}); check the path.") from None
     except (ValueError, RecursionError) as e:
-        raise UsageError(
-            f"{path} is not valid JSON ({e}); delete that file and run the matrix again to measure it anew."
-        ) from None
+        raise UsageError(f"{path} is not valid JSON ({e}); {advice}.") from None
 
 
 @dataclass(frozen=True)

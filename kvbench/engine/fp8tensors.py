@@ -9,6 +9,7 @@ from kvbench.engine.tensorfiles import E4M3, SCALE_DTYPES, TensorFiles
 from kvbench.errors import KvbenchError
 from kvbench.fp8config import Fp8Config
 from kvbench_kernels.blockwise import BLOCK, scale_shape
+from kvbench_kernels.quantize import E4M3_MAX
 
 _MAGNITUDE = 0x7F  # all bits but the sign; all of them set is the NaN
 
@@ -42,7 +43,7 @@ def read_scales(name: str, files: TensorFiles, key: str, codes: Tensor, fp8: Fp8
     """(scales of `codes`, dtype name in the file): float32, bfloat16 and float16 as stored, powers of two as float32.
 
     Raises KvbenchError naming key and index for another shape or dtype, or a scale that is none: NaN, infinite,
-    negative, or 0 over codes that are not.
+    negative, 0 over codes that are not, or so large that a code times it is no float32.
     """
     stored, wanted = files.stored[key], scale_shape(*codes.shape)
     if stored.shape != wanted:
@@ -68,6 +69,8 @@ def read_scales(name: str, files: TensorFiles, key: str, codes: Tensor, fp8: Fp8
 def _check_scales(name: str, key: str, codes: Tensor, scales: Tensor, fp8: Fp8Config) -> None:
     values = scales.float()
     wrong, why = ~values.isfinite() | (values < 0), "a scale is a finite number above 0"
+    if not wrong.any():
+        wrong, why = ~(values * E4M3_MAX).isfinite(), "times 448, the largest code, it overflows float32"
     if not wrong.any() and (values == 0).any():
         wrong, why = _zero_over_codes(codes, values), "the codes of that block are not all 0"
     if not wrong.any() and fp8.ue8m0:

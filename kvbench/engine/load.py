@@ -31,14 +31,15 @@ from kvbench.engine.layer import dtype_name
 from kvbench.engine.linear import replace_linears
 from kvbench.engine.prepare import prepared
 from kvbench.engine.quantize_model import quantize_model
-from kvbench.engine.tensorfiles import TensorFiles
+from kvbench.engine.tensorfiles import TensorFiles, weight_files
 from kvbench.engine.weights import CHECKPOINT, WeightFacts
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.facts import facts_from_config
 from kvbench.fetch import fetch
-from kvbench.fp8config import Fp8Config, fp8_config
+from kvbench.fp8config import Fp8Config, fp8_config, not_native
 from kvbench.hub import cached_file
 from kvbench.models import (
+    FETCH_AGAIN,
     RANDOM_SEED,
     check_folder_weights,
     fingerprint,
@@ -128,6 +129,8 @@ def _load_checkpoint(
     source, options = _source(spec, kind)
     if kind != "hub":
         check_folder_weights(Path(source))
+        weight_files(Path(source))  # an index that is none fails in transformers without a word of it
+        fp8_config(folder_config(Path(source)), name)  # likewise a quantization_config that is no mapping
     try:
         config = AutoConfig.from_pretrained(source, **options)
         fp8 = fp8_config(config.to_dict(), name)
@@ -143,7 +146,7 @@ def _load_checkpoint(
             _check_complete(name, info)
             check_finite(name, model.state_dict().items())
             model, weights = model.to(device), WeightFacts()
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as e:
+    except load_faults() as e:
         raise KvbenchError(_load_sentence(name, kind, e)) from e
     _check_tokenizer(name, tokenizer)
     return model, tokenizer, weights
@@ -155,11 +158,7 @@ def _load_fp8(
     """A checkpoint that is FP8 already, in the cell that asks for it."""
     name = str(spec["model"])
     if spec.get("weights", "native") != "fp8_block128":
-        raise UsageError(
-            f"The checkpoint {name} is already quantized (fp8, 128x128 blocks), so it cannot be loaded as weights: native; "
-            "its native weights are not in it, and dequantized ones are not native. Write weights: fp8_block128, or give "
-            "the unquantized checkpoint."
-        )
+        raise not_native(name)
     remote = bool(spec.get("trust_remote_code"))
     folder = _snapshot(spec) if kind == "hub" else Path(name).expanduser()
     loaded = load_fp8(name, folder, config, fp8, device, dtype, remote)
@@ -242,14 +241,27 @@ def _check_tokenizer(name: str, tokenizer: Any) -> None:
         )
 
 
+def load_faults() -> tuple[type[Exception], ...]:
+    """What transformers raises for files and configs that it cannot use: a size of 0 is a ZeroDivisionError."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    of_files = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
+    return (*of_files, AttributeError, TypeError, ZeroDivisionError, AssertionError, StrictDataclassError)
+
+
 def _load_sentence(name: str, kind: str, error: Exception) -> str:
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    hint = (
-        "check the id, the revision and the network, or give a local folder"
-        if kind == "hub"
-        else "check that the folder is a whole transformers model with its tokenizer"
-    )
-    return f"The model {name} could not be loaded ({type(error).__name__}: {first}); {hint}."
+    from huggingface_hub.errors import StrictDataclassError
+
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    of_config = isinstance(error, StrictDataclassError)  # says in a second line what is wrong with the key
+    said = " ".join(lines[: 2 if of_config else 1])
+    if kind == "hub":
+        hint = "check the id, the revision and the network, or give a local folder"
+    elif of_config:
+        hint = f"correct its config.json, {FETCH_AGAIN}"
+    else:
+        hint = "check that the folder is a whole transformers model with its tokenizer, and its config.json"
+    return f"The model {name} could not be loaded ({type(error).__name__}: {said}); {hint}."
 
 
 def _load_random(
@@ -270,9 +282,12 @@ def _load_random(
     devices = [torch.cuda.current_device()] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(device):
         torch.manual_seed(RANDOM_SEED)
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, trust_remote_code=bool(spec.get("trust_remote_code"))
-        )
+        try:
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, trust_remote_code=bool(spec.get("trust_remote_code"))
+            )
+        except (ValueError, AttributeError, TypeError, ZeroDivisionError, AssertionError) as e:
+            raise KvbenchError(_load_sentence(str(spec["model"]), kind, e)) from e
         std = getattr(config, "initializer_range", None) or 0.02
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("bias"):
@@ -294,6 +309,6 @@ def _random_config(spec: Mapping[str, Any], kind: str) -> tuple[Any, Any]:
         config = AutoConfig.from_pretrained(source, **options)
         has_tokenizer = kind == "hub" or (Path(source) / "tokenizer_config.json").is_file()
         tokenizer = AutoTokenizer.from_pretrained(source, **options) if has_tokenizer else byte_tokenizer()
-    except (OSError, ValueError, KeyError, ImportError) as e:
+    except load_faults() as e:
         raise KvbenchError(_load_sentence(name, kind, e)) from e
     return config, tokenizer

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +16,12 @@ from typing import Any
 from torch import nn
 
 from kvbench.engine.fp8linear import Fp8Linear
-from kvbench.engine.load import DTYPES, load_model
+from kvbench.engine.load import DTYPES, load_faults, load_model
 from kvbench.engine.quantize_model import quantize_model
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.formats import DTYPE_BYTES
 from kvbench.fp8config import BLOCK, Fp8Config
-from kvbench.models import folder_config, kind_of, uses_random_weights
+from kvbench.models import folder_config, kind_of, stored_fp8, uses_random_weights
 
 SHARD = "5GB"
 
@@ -56,11 +60,16 @@ def quantize_checkpoint(name: str, out: Path, dtype: str | None = None) -> Writt
     """Reads the native checkpoint `name` and writes `out`, whole or not at all.
 
     dtype: of what stays native; None for the checkpoint's own, bfloat16 where it has none. Codes are made of the values
-    that the checkpoint stores, whatever dtype the rest gets. Raises UsageError for an `out` that is there and for a
-    model without native weights.
+    that the checkpoint stores, whatever dtype the rest gets. Raises UsageError for an `out` that is there or cannot
+    be, and for a model without native weights, before anything is loaded.
     """
-    _check(name, out, dtype)
+    out = _checked(name, out, dtype)
     own = _own_dtype(name)
+    if stored_fp8({"model": name}) is not None:
+        raise UsageError(
+            f"The checkpoint {name} is already quantized (fp8, 128x128 blocks), so there is nothing to do; use it as it is, "
+            "with weights: fp8_block128."
+        )
     loaded = load_model({"model": name}, "cpu", own or "float32")
     rest = dtype or own or "bfloat16"
     model: Any = loaded.model
@@ -69,12 +78,13 @@ def quantize_checkpoint(name: str, out: Path, dtype: str | None = None) -> Writt
     native = [n for n, m in model.named_modules() if type(m) is nn.Linear]
     model.config.quantization_config = Fp8Config(skipped=tuple(native)).as_dict()
     before, after = _bytes(model, rest)
+    written = Written(name, str(out), rest, converted, before, after, _ragged(model, converted))
     _write(model, loaded.tokenizer, out)
-    return Written(name, str(out), rest, converted, before, after, _ragged(model, converted))
+    return written
 
 
-def _check(name: str, out: Path, dtype: str | None) -> None:
-    """What can be refused before anything is loaded."""
+def _checked(name: str, out: Path, dtype: str | None) -> Path:
+    """`out` as a whole path, when nothing speaks against it or the rest that can be known before anything is loaded."""
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
     kind_of(name)
@@ -83,6 +93,43 @@ def _check(name: str, out: Path, dtype: str | None) -> None:
             f"The model {name} is a config with random weights, of which a checkpoint would say nothing; give a folder, a "
             ".gguf file, a hub id or smollm2-135m-instruct. A matrix takes it as it is, with weights: fp8_block128."
         )
+    try:
+        return _checked_out(name, out)
+    except (OSError, RuntimeError) as e:  # RuntimeError: ~nobody, or a link to itself
+        raise UsageError(
+            f"{out} cannot be written ({getattr(e, 'strerror', None) or e}); give a folder that does not exist yet, where "
+            "you may write."
+        ) from None
+
+
+def _checked_out(name: str, out: Path) -> Path:
+    given = out.expanduser()
+    if given.is_symlink() and not given.exists():
+        raise UsageError(
+            f"{out} is a link to {given.readlink()}, which is not there; give a folder that does not exist yet, or an empty "
+            "one."
+        )
+    out = given.resolve()
+    if kind_of(name) == "folder":
+        model = Path(name).expanduser().resolve()
+        folder_config(model)  # a folder without one is no model
+        if model == out or model in out.parents:
+            raise UsageError(
+                f"{out} is the folder of the model {name}, or lies in it; give a folder outside, so that the model stays as "
+                "it is."
+            )
+    _check_free(out)
+    above = next(p for p in out.parents if os.path.lexists(p))
+    for folder in (above, out) if out.exists() else (above,):
+        os.rmdir(tempfile.mkdtemp(dir=folder, prefix=".kvbench-"))  # a mode does not say it of /proc
+    if out.exists() and out.stat().st_dev != above.stat().st_dev:
+        raise UsageError(
+            f"{out} is a mount point, where nothing can be put at once; give a folder that is in it."
+        )
+    return out
+
+
+def _check_free(out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UsageError(f"{out} is there already; give a folder that does not exist yet, or an empty one.")
 
@@ -98,11 +145,11 @@ def _own_dtype(name: str) -> str | None:
 
         try:
             said = str(AutoConfig.from_pretrained(name).dtype).removeprefix("torch.")
-        except (OSError, ValueError):
+        except load_faults():
             return None  # loading says what is wrong
     else:
         return None
-    return said if said in DTYPES else None
+    return said if isinstance(said, str) and said in DTYPES else None
 
 
 def _bytes(model: nn.Module, dtype: str) -> tuple[int, int]:
@@ -118,32 +165,116 @@ def _bytes(model: nn.Module, dtype: str) -> tuple[int, int]:
 
 
 def _write(model: Any, tokenizer: Any, out: Path) -> None:
-    """`out` appears when all of it is on the disk. A process killed before leaves a folder beside it, `out` never."""
+    """`out` has its files when all of them are on the disk. A process killed before leaves a folder beside it, which the
+    next one removes; any other end leaves nothing."""
+    made = [p for p in out.parents if not p.exists()]  # the deepest first
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with _part(out) as part:
+            _save(model, tokenizer, part, out)
+            for path in [*part.iterdir(), part]:
+                if path.suffix == ".safetensors":  # they come readable by their owner only
+                    path.chmod((part / "config.json").stat().st_mode)
+                _sync(path)
+            _place(part, out)
+    except BaseException as e:
+        for path in made:
+            with suppress(OSError):  # another process has put something there
+                path.rmdir()
+        if isinstance(e, OSError):
+            raise KvbenchError(_no_room(out, e.strerror or str(e))) from e
+        raise
+
+
+def _no_room(out: Path, why: str) -> str:
+    return f"{out} could not be written ({why}); nothing was left of it. Mend that and run the same command again."
+
+
+@contextmanager
+def _part(out: Path) -> Iterator[Path]:
+    """A new folder beside `out`, gone at the end; what killed processes have left of theirs goes first."""
+    for left in out.parent.iterdir():
+        prefix, _, pid = left.name.rpartition("-")
+        if prefix == f"{out.name}.part" and pid.isdecimal() and left.is_dir() and not left.is_symlink():
+            _remove_left(left, int(pid))
+    part = out.with_name(f"{out.name}.part-{os.getpid()}")
+    part.mkdir()
+    try:
+        with _locked(part, required=False):
+            yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _remove_left(left: Path, pid: int) -> None:
+    if pid != os.getpid():
+        try:
+            os.kill(pid, 0)
+            return  # it still runs
+        except PermissionError:
+            return
+        except (ProcessLookupError, OverflowError):
+            pass
+    with suppress(OSError), _locked(left):  # a process of another container has a number that is unknown here
+        shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path, required: bool = True) -> Iterator[None]:
+    """required: raises OSError while another process has it, and where the file system locks no folders."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if required:
+                raise
+        yield
+    finally:
+        os.close(handle)
+
+
+def _save(model: Any, tokenizer: Any, part: Path, out: Path) -> None:
     from transformers.utils import logging
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(f"{out.name}.part-{os.getpid()}")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
     try:
-        try:
-            model.save_pretrained(part, max_shard_size=SHARD)
-            tokenizer.save_pretrained(part)
-        except (ValueError, NotImplementedError, RuntimeError) as e:
-            raise KvbenchError(
-                f"transformers cannot write {type(model).__name__} as a folder ({type(e).__name__}: {e}); nothing was left at "
-                f"{out}."
-            ) from e
-        for path in [*part.iterdir(), part]:
-            if path.suffix == ".safetensors":
-                path.chmod((part / "config.json").stat().st_mode)  # they come readable by their owner only
-            _sync(path)
-        part.replace(out)
+        model.save_pretrained(part, max_shard_size=SHARD)
+        tokenizer.save_pretrained(part)
+    except (ValueError, NotImplementedError, RuntimeError) as e:
+        raise KvbenchError(
+            f"transformers cannot write {type(model).__name__} as a folder ({type(e).__name__}: {e}); nothing was left at "
+            f"{out}."
+        ) from e
+    except OSError:
+        raise
+    except (
+        Exception
+    ) as e:  # a full disk: a SafetensorError of the weights, of the tokenizer no more than this
+        raise KvbenchError(_no_room(out, str(e))) from e
+
+
+def _place(part: Path, out: Path) -> None:
+    """A folder that is there stays the same one, as a shell may be in it; its config.json, without which it is no model,
+    comes last."""
+    _check_free(out)
+    files = sorted((p.name for p in part.iterdir()), key=lambda name: name == "config.json")
+    there = out.is_dir()
+    try:
+        if there:
+            for name in files:
+                (part / name).replace(out / name)
+            _sync(out)
+        else:
+            part.replace(out)
         _sync(out.parent)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    except BaseException:
+        for path in [out / name for name in files if not (part / name).exists()]:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        if not there and not part.exists():
+            out.rmdir()
+        raise
 
 
 def _sync(path: Path) -> None:

@@ -284,6 +284,7 @@ def test_a13_t4_transposed_scales_are_named_with_their_tensor(folder: Path) -> N
     [
         (float("nan"), "hold nan at index [1, 1]; a scale is a finite number above 0"),
         (float("inf"), "hold inf at index [1, 1]; a scale is a finite number above 0"),
+        (3e38, "at index [1, 1]; times 448, the largest code, it overflows float32"),
         (-0.5, "hold -0.5 at index [1, 1]; a scale is a finite number above 0"),
         (0.0, "hold 0.0 at index [1, 1]; the codes of that block are not all 0"),
     ],
@@ -621,7 +622,10 @@ def test_an_fp8_checkpoint_is_not_native(whole: Path) -> None:
         UsageError, match=r"already quantized \(fp8, 128x128 blocks\).* cannot be loaded as weights: native"
     ) as e:
         load(whole, weights="native")
-    assert "Write weights: fp8_block128, or give the unquantized checkpoint." in str(e.value)
+    assert (
+        f"model: {{source: {whole}, native: THE_UNQUANTIZED_MODEL}}, or write weights: fp8_block128."
+        in str(e.value)
+    )
 
 
 def test_a_native_model_is_quantized_on_load_where_that_is_asked(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from kvbench.cli import app
 from kvbench.engine import quantize_checkpoint as module
 from kvbench.engine.bytetokenizer import byte_tokenizer
 from kvbench.engine.load import load_model
+from kvbench.errors import KvbenchError
 from kvbench.formats import WEIGHT_FORMATS, weight_bytes
 from kvbench_kernels.blockwise import dequantize_blocks, quantize_blocks
 
@@ -49,6 +50,12 @@ def written(model: Path | str, out: Path, *options: str) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     data: dict[str, Any] = json.loads(result.stdout)
     return data
+
+
+def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, *args]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -179,9 +186,59 @@ def test_what_it_prints(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    written(native(tmp_path / "in"), tmp_path / "out")
-    assert (tmp_path / "out" / "config.json").is_file()
+    out = tmp_path / "out"
+    out.mkdir()
+    same = out.stat().st_ino
+    written(native(tmp_path / "in"), out)
+    assert (out / "config.json").is_file()
+    assert out.stat().st_ino == same
+
+
+def test_the_folder_that_one_is_in_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, here = native(tmp_path / "in"), tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    data = written(source, Path())
+    assert data["folder"] == str(here)
+    assert Path("config.json").is_file()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["here", "in"]
+
+
+def test_a_link_to_an_empty_folder_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    written(native(tmp_path / "in"), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "config.json").is_file()
+
+
+def test_an_out_that_cannot_be_is_known_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = native(tmp_path / "in")
+    file = tmp_path / "file"
+    file.write_text("mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "back").symlink_to("in")
+    monkeypatch.setattr(module, "load_model", lambda *args: pytest.fail("loaded"))
+    cases = [
+        (tmp_path / "link", "link is a link to nowhere, which is not there; give a folder"),
+        (tmp_path / "loop", "loop is a link to loop, which is not there"),
+        (file / "sub", "cannot be written (Not a directory); give a folder that does not exist yet"),
+        (file / "sub" / "deep", "cannot be written (Not a directory)"),
+        (Path("/proc/xx"), "/proc/xx cannot be written (No such file or directory)"),
+        (Path("~no-such-user/x"), "~no-such-user/x cannot be written ("),
+        (source, f"is the folder of the model {source}, or lies in it; give a folder outside"),
+        (source / "deep" / "out", f"is the folder of the model {source}, or lies in it"),
+        (tmp_path / "back" / "out", f"is the folder of the model {source}, or lies in it"),
+    ]
+    before = sorted(p.name for p in [*tmp_path.iterdir(), *source.iterdir()])
+    for out, sentence in cases:
+        result = quantize(source, out)
+        assert (result.exit_code, result.stdout) == (2, ""), out
+        assert sentence in result.stderr
+    assert sorted(p.name for p in [*tmp_path.iterdir(), *source.iterdir()]) == before
 
 
 def test_what_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -222,7 +279,9 @@ def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
     written(native(tmp_path / "in"), tmp_path / "out")
     result = quantize(tmp_path / "out", tmp_path / "again")
     assert result.exit_code == 2
-    assert "already quantized (fp8, 128x128 blocks)" in result.stderr
+    assert (
+        "already quantized (fp8, 128x128 blocks), so there is nothing to do; use it as it is" in result.stderr
+    )
     assert not (tmp_path / "again").exists()
 
 
@@ -238,6 +297,58 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
 
 
+@pytest.mark.parametrize("where", ["deep/er/out", "empty"])
+@pytest.mark.parametrize("limit", [10_000, 300_000], ids=["tokenizer or config", "weights"])
+def test_files_that_may_not_grow_leave_nothing(tmp_path: Path, limit: int, where: str) -> None:
+    """As on a full disk: safetensors and tokenizers have errors of their own for it."""
+    source = native(tmp_path / "in", vocab_size=2048)
+    (tmp_path / "empty").mkdir()
+    code = (
+        "import resource, sys\n"
+        "from kvbench.engine import quantize_checkpoint as q\n"
+        "count = q._bytes\n"
+        "def small(*args):\n"
+        f"    resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.RLIM_INFINITY))\n"
+        "    return count(*args)\n"
+        "q._bytes = small\n"
+        "from kvbench.cli import main\n"
+        "main()"
+    )
+    done = run_python(code, "quantize", str(source), str(tmp_path / where))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(f"kvbench: {tmp_path / where} could not be written (")
+    assert "File too large" in done.stderr
+    assert "nothing was left of it. Mend that and run the same command again." in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.iterdir()) == ["empty", "in"]
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
+@pytest.mark.parametrize("last", ["load_model", "_sync"])
+def test_an_interrupt_leaves_nothing_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, there: bool
+) -> None:
+    source, out = native(tmp_path / "in"), tmp_path / "out"
+    real = getattr(module, last)
+
+    def interrupted(*args: Any) -> Any:
+        if last == "load_model" or args[0] == tmp_path:  # the very last thing that is done
+            raise KeyboardInterrupt
+        return real(*args)
+
+    if there:
+        out.mkdir()
+    monkeypatch.setattr(module, last, interrupted)
+    result = quantize(source, out)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert (
+        result.stderr == "kvbench: interrupted; nothing was written, run the same command to start again.\n"
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == (["in", "out"] if there else ["in"])
+    assert not there or list(out.iterdir()) == []
+
+
 def test_a_killed_process_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
     source, out = native(tmp_path / "in"), tmp_path / "out"
     code = (
@@ -247,13 +358,95 @@ def test_a_killed_process_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
         "q._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"q.quantize_checkpoint({str(source)!r}, Path({str(out)!r}))"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=False)
+    done = run_python(code)
     assert done.returncode == -9
     assert not out.exists()
     assert [p.name.rpartition("-")[0] for p in tmp_path.iterdir() if p != source] == ["out.part"]
-    written(source, out)  # what was left is in nobody's way
+    others = [f"out.part-{os.getppid()}", "out.part-x", "other.part-99999999", "out.part-99999999"]
+    for name in others:
+        (tmp_path / name).mkdir()
+    with module._locked(tmp_path / others[-1]):  # by a process whose number means nothing here
+        written(source, out)
     assert (out / "model.safetensors").is_file()
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["in", "out", *others])
+
+
+def test_a_file_system_without_locks_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*args: Any) -> None:
+        raise OSError(9, "Bad file descriptor")  # a folder on NFS
+
+    left = tmp_path / "out.part-99999999"
+    left.mkdir()
+    monkeypatch.setattr(module.fcntl, "flock", unknown)
+    written(native(tmp_path / "in"), tmp_path / "out")
+    assert (tmp_path / "out" / "config.json").is_file()
+    assert left.is_dir()
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "hidden_size": (
+        {"hidden_size": -1},
+        "config.json has -1 for hidden_size, where a positive whole number is due",
+    ),
+    "hidden_size text": ({"hidden_size": "64"}, "config.json has '64' for hidden_size"),
+    "hidden_size null": ({"hidden_size": None}, "'hidden_size'"),
+    "vocab_size": ({"vocab_size": 0}, "config.json has 0 for vocab_size"),
+    "heads": ({"num_attention_heads": 0}, "config.json has 0 for num_attention_heads"),
+    "head_dim": ({"head_dim": 0}, "config.json has 0 for head_dim"),
+    "rope": ({"rope_parameters": "x"}, "'rope_parameters'"),
+    "eps": ({"rms_norm_eps": "x"}, "'rms_norm_eps'"),
+    "tied": ({"pad_token_id": 10**6}, "could not be loaded (AssertionError: Padding_idx"),
+    "quantization": ({"quantization_config": "fp8"}, "quantization_config is fp8, accepted is a mapping"),
+    "quantizations": ({"quantization_config": [1]}, "quantization_config is [1], accepted is a mapping"),
+    "quantization number": ({"quantization_config": 1}, "quantization_config is 1, accepted is a mapping"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_config_is_a_sentence(tmp_path: Path, name: str) -> None:
+    changes, sentence = BROKEN[name]
+    source = native(tmp_path / "in")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | changes))
+    refused_alike(source, sentence)
+    with pytest.raises(KvbenchError) as e:  # random weights of it
+        load_model({"model": str(source), "model_weights": "random"}, "cpu", "float32")
+    assert "quantization" in name or sentence in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"weight_map": null}', '{"weight_map": ["a"]}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": null}}',
+             "[]", "{}"],
+)  # fmt: skip
+def test_an_index_that_is_none_is_a_sentence(tmp_path: Path, text: str) -> None:
+    source = native(tmp_path / "in")
+    (source / "model.safetensors").rename(source / "model-00001-of-00001.safetensors")
+    index = source / "model.safetensors.index.json"
+    index.write_text(text)
+    refused_alike(source, f"{index} has no weight_map of tensor names to file names")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors.index.json", "config.json"])
+def test_a_file_of_a_checkpoint_that_is_no_json_is_fetched_again(tmp_path: Path, file: str) -> None:
+    source = native(tmp_path / "in")
+    (source / "model.safetensors").rename(source / "model-00001-of-00001.safetensors")
+    (source / file).write_text("{bad")
+    assert "fetch the checkpoint again, or export it anew." in refused_alike(source, "is not valid JSON")
+
+
+def refused_alike(source: Path, sentence: str) -> str:
+    """By the command and, as a cell of a matrix, by the loader; the command's words."""
+    for weights in ("native", "fp8_block128"):
+        with pytest.raises(KvbenchError) as e:
+            load_model({"model": str(source), "weights": weights}, "cpu", "float32")
+        assert sentence in str(e.value)
+        assert str(source) in str(e.value)
+        assert "the matrix again" not in str(e.value)
+    result = quantize(source, source.parent / "out")
+    assert result.exit_code in (2, 3), result.exception
+    assert sentence in result.stderr
+    assert not (source.parent / "out").exists()
+    return result.stderr
 
 
 @pytest.mark.model

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from kvbench.catalog import CONFIGS
+from kvbench.fp8config import Fp8Config
 from kvbench.plan import plan_cell, plan_text
 from kvbench.record import RunDir
 from kvbench.run import plan_tasks
@@ -75,3 +78,33 @@ def test_a_cuda_device_that_is_not_here_is_said_first(planned, devices, who):
 )
 def test_a_device_that_is_here_needs_no_note(planned, device, environment):
     assert not any(line.startswith("note:") for line in planned(f"engine: {{device: {device}}}", environment))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder whose config.json says FP8."""
+    folder = tmp_path / "fp8"
+    folder.mkdir()
+    config = {**CONFIGS["tiny-llama"], "quantization_config": Fp8Config(("lm_head",)).as_dict()}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"x")
+    return folder
+
+
+def test_fp8_weights_that_cannot_be_loaded_as_native_are_the_cell_s_problem(planned, checkpoint):
+    axes = "axes: {weights: [native, fp8_block128]}\nengine: {device: cpu}\n"
+    lines = planned(f"{axes}model: {checkpoint}")
+    problems = [line for line in lines if "fails at load" in line]
+    assert len(problems) == 1
+    assert f"The checkpoint {checkpoint} is already quantized (fp8, 128x128 blocks)" in problems[0]
+    assert f"model: {{source: {checkpoint}, native: THE_UNQUANTIZED_MODEL}}" in problems[0]
+    lines = planned(f"{axes}model: {{source: {checkpoint}, native: tiny-llama}}")
+    assert not any("fails at load" in line for line in lines)
+
+
+def test_a_quantization_that_is_not_loaded_is_the_problem_of_every_cell(planned, checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["quantization_config"]["quant_method"] = "gptq"
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    lines = planned(f"axes: {{weights: [native, fp8_block128]}}\nmodel: {checkpoint}")
+    assert sum("fails at load" in line and "quant_method is gptq" in line for line in lines) == 2
