@@ -139,11 +139,11 @@ def fp8_quantize_activation(  # type: ignore[no-untyped-def]
 
 
 def quantize_activation(x: Tensor, pdl: bool = False, launch: Launch | None = None) -> tuple[Tensor, Tensor]:
-    """x [M, K] float -> codes [M, K] float8_e4m3fn, scales [M, ceil(K/128)] float32 with stride (1, 4 * ceil(M/4)).
+    """x [M, K] float -> codes [M, K] float8_e4m3fn, scales [M, ceil(K/128)] float32 with stride (1, 128 * ceil(M/128)).
 
     x: bfloat16, float16 or float32, last axis dense, any row stride; M may be 0. pdl: lets a kernel behind that was
     launched for it (`w8a8` with a tiling's pdl) start early; it waits for the end of this one before it reads.
-    The memory behind the codes has room for a multiple of 4 rows, as that behind the scales has; nothing is written there.
+    The memory behind the codes has room for a multiple of 128 rows, as that behind the scales has; nothing is written there.
     launch: None for `launch_shape`'s. ValueError for other tensors. Torch twin: `blockwise.quantize_activation_torch`.
     """
     if x.dim() != 2 or x.dtype not in DTYPES:
@@ -155,7 +155,7 @@ def quantize_activation(x: Tensor, pdl: bool = False, launch: Launch | None = No
         raise ValueError(
             f"x has a last axis of stride {x.stride(1)}; it must be dense. Call contiguous() on it."
         )
-    codes = torch.empty(-(-m // 4) * 4, k, dtype=torch.float8_e4m3fn, device=x.device)[:m]
+    codes = torch.empty(blocks(m) * BLOCK, k, dtype=torch.float8_e4m3fn, device=x.device)[:m]
     scales = empty_activation_scales(m, k, x.device)
     if m == 0 or k == 0:
         return codes, scales

@@ -66,7 +66,7 @@ def dequantize_blocks(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.
 def quantize_activation_torch(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [M, K] float -> codes [M, K] float8_e4m3fn, scales [M, ceil(K/128)] float32: one a row and 128 columns.
 
-    Scales stand column by column in memory, each column padded to a multiple of 4 (stride (1, 4 * ceil(M/4))), as matrix
+    Scales stand column by column in memory, each column padded to a multiple of 128 (`empty_activation_scales`), as matrix
     products that fetch them in 16-byte pieces want them.
     """
     m, k = x.shape
@@ -92,8 +92,20 @@ def dequantize_activation(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def empty_activation_scales(m: int, k: int, device: torch.device) -> Tensor:
-    """[M, ceil(K/128)] float32 with stride (1, 4 * ceil(M/4))."""
-    return torch.empty(blocks(k), -(-m // 4) * 4, dtype=torch.float32, device=device)[:, :m].t()
+    """[M, ceil(K/128)] float32 with stride (1, 128 * ceil(M/128))."""
+    return torch.empty(blocks(k), blocks(m) * BLOCK, dtype=torch.float32, device=device)[:, :m].t()
+
+
+def with_rows_behind(x: Tensor) -> Tensor:
+    """x [M, columns] with the rows that lie behind it in memory, up to a multiple of 128; x itself where there is no room.
+
+    What those rows hold is undefined. A tile that reaches beyond x reads them faster than the copy engine makes up zeros: a
+    product of 65 rows took 1.2 to 1.5 times that of 128 (docs/notes.md), and torch's product takes multiples of 4 rows only.
+    """
+    rows = blocks(len(x)) * BLOCK
+    last = x.storage_offset() + (rows - 1) * x.stride(0) + (x.shape[1] - 1) * x.stride(1)
+    there = (last + 1) * x.element_size() <= x.untyped_storage().nbytes()
+    return x.as_strided((rows, x.shape[1]), x.stride()) if there else x
 
 
 def fp8_dequantize_matmul_torch(

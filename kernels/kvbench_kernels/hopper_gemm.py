@@ -10,7 +10,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvbench_kernels import hopper_gemm_kernel
-from kvbench_kernels.blockwise import SCALE_DTYPES, scale_shape
+from kvbench_kernels.blockwise import SCALE_DTYPES, scale_shape, with_rows_behind
 from kvbench_kernels.hopper_gemm_config import BLOCK, HopperTiling, config, supports_hopper_gemm
 from kvbench_kernels.launches import launched
 from kvbench_kernels.support import Rejected
@@ -51,8 +51,8 @@ def hopper_w8a8(
     m_tiles, n_tiles = -(-m // tiling.block_m), n // tiling.block_n
     kernel = hopper_gemm_kernel.hopper_w8a8_groups
     compiled = kernel[(min(m_tiles * n_tiles, _multiprocessors(codes_x.device) * tiling.ctas),)](
-        _boxes(codes_x, 64, BLOCK), _boxes(codes_w, tiling.block_n, BLOCK), _boxes(out, 64, tiling.block_n),
-        _scales(scales_x) if tiling.copied else None, scales_x, scales_w, bias, m, scales_x.stride(1),
+        _boxes(with_rows_behind(codes_x), 64, BLOCK), _boxes(codes_w, tiling.block_n, BLOCK), _boxes(out, 64, tiling.block_n),
+        _scales(with_rows_behind(scales_x)) if tiling.copied else None, scales_x, scales_w, bias, m, scales_x.stride(1),
         k // BLOCK, m_tiles, n_tiles, GROUPS=tiling.groups, PARTS=tiling.parts, BLOCK_N=tiling.block_n,
         STAGES=tiling.stages, GROUP=tiling.height, HAS_BIAS=bias is not None, BUFFERS=tiling.buffers,
         TURNS=tiling.turns, COPIED=tiling.copied, num_warps=4, maxnreg=REGISTERS[tiling.groups],

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import ScalingType
 
+from kvbench_kernels.blockwise import with_rows_behind
 from kvbench_kernels.launches import launched
 
 ROWS = 4  # the product takes multiples of so many rows
@@ -17,28 +18,18 @@ def scaled_mm(
 ) -> Tensor:
     """codes_x [M, K] with scales_x [M, K/128], codes_w [N, K] with scales_w [N/128, K/128] -> [M, N] bfloat16.
 
-    Codes and scales of x as `activation.quantize_activation` makes them: where M is no multiple of 4, the rows up to the
-    next one are read too, whatever they hold, and their products cut off. Scales of w that are not float32 are widened
-    first. Raises ValueError where there is no memory behind x's rows. Torch twin: `w8a8.w8a8_torch`.
+    Codes and scales of x as `activation.quantize_activation` makes them: the rows behind them up to a multiple of 128 are
+    multiplied too, whatever they hold, and cut off. Scales of w that are not float32 are widened first. Raises ValueError where
+    there is no room for those rows. Torch twin: `w8a8.w8a8_torch`.
     """
-    m = len(codes_x)
-    rows = -(-m // ROWS) * ROWS
+    m, x, sx = len(codes_x), with_rows_behind(codes_x), with_rows_behind(scales_x)
+    if len(x) % ROWS or len(x) != len(sx):
+        raise ValueError(
+            f"There is no memory for whole {ROWS}s of rows behind the {m} of x; make codes and scales with quantize_activation."
+        )
     y = F.scaled_mm(
-        _rows(codes_x, rows), codes_w.t(), _rows(scales_x, rows), ScalingType.BlockWise1x128, scales_w.float().t(),
+        x, codes_w.t(), sx, ScalingType.BlockWise1x128, scales_w.float().t(),
         ScalingType.BlockWise128x128, output_dtype=torch.bfloat16,
     )[:m]  # fmt: skip
     launched("scaled_mm")
     return y if bias is None else y.add_(bias)
-
-
-def _rows(x: Tensor, rows: int) -> Tensor:
-    """x with the rows that lie behind it in memory."""
-    if rows == len(x):
-        return x
-    last = x.storage_offset() + (rows - 1) * x.stride(0) + (x.shape[1] - 1) * x.stride(1)
-    if (last + 1) * x.element_size() > x.untyped_storage().nbytes():
-        raise ValueError(
-            f"There is no memory for {rows} rows behind x's {len(x)}, and torch's product takes multiples of {ROWS}; make codes "
-            "and scales with quantize_activation."
-        )
-    return x.as_strided((rows, x.shape[1]), x.stride())

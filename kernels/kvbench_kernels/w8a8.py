@@ -26,6 +26,7 @@ from kvbench_kernels.blockwise import (
     dequantize_blocks,
     quantize_activation_torch,
     scale_shape,
+    with_rows_behind,
 )
 from kvbench_kernels.launches import launched
 from kvbench_kernels.quantize import e4m3_to_float
@@ -94,7 +95,7 @@ def w8a8(
     tma = tiling.tma and codes_x.data_ptr() % 16 == 0 and codes_w.data_ptr() % 16 == 0
     x, w = _integers(codes_x), _integers(codes_w)
     if tma:
-        x = TensorDescriptor.from_tensor(x, [tiling.block_m, BLOCK])
+        x = TensorDescriptor.from_tensor(with_rows_behind(x), [tiling.block_m, BLOCK])
         w = TensorDescriptor.from_tensor(w, [min(tiling.block_n, BLOCK), BLOCK])
     pdl = tiling.pdl and out.is_cuda and has_pdl(out.device)
     compiled = fp8_matmul_w8a8[(programs,)](

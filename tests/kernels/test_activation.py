@@ -18,10 +18,10 @@ from triton.runtime.interpreter import interpreter_builder
 
 from kvbench_kernels import activation
 from kvbench_kernels.activation import Launch, quantize_activation, saturated_e4m3
-from kvbench_kernels.blockwise import blocks, quantize_activation_torch
+from kvbench_kernels.blockwise import blocks, quantize_activation_torch, with_rows_behind
 from kvbench_kernels.convert import decode_e4m3
 from kvbench_kernels.launches import record
-from kvbench_kernels.scaled_mm import _rows
+from kvbench_kernels.scaled_mm import scaled_mm
 
 ROOT = Path(__file__).parents[2]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -293,14 +293,19 @@ def test_few_instructions_move_the_bytes_and_nothing_is_spilled() -> None:
             assert {"st.global.v2.b32", "st.global.v4.b32"} & set(instructions), name  # 8 or 16 codes
 
 
-@pytest.mark.parametrize("m", [1, 3, 4, 5])
-def test_there_is_memory_for_whole_fours_of_rows(m: int, device: str) -> None:
-    """torch's product reads them."""
+@pytest.mark.parametrize(("m", "rows"), [(1, 128), (127, 128), (128, 128), (129, 256)])
+def test_there_is_room_behind_the_rows(m: int, rows: int, device: str) -> None:
+    """Products read whole tiles of them."""
     codes, scales = quantize_activation(torch.randn(m, 256, device=device))
     for x in (codes.view(torch.uint8), scales):
-        assert torch.equal(_rows(x, 8 if m > 4 else 4)[:m], x)
+        behind = with_rows_behind(x)
+        assert behind.shape == (rows, x.shape[1])
+        assert torch.equal(behind[:m], x)
+        assert behind.data_ptr() == x.data_ptr()
 
 
-def test_rows_without_memory_are_refused() -> None:
-    with pytest.raises(ValueError, match="There is no memory for 4 rows behind x's 3"):
-        _rows(torch.zeros(3, 16), 4)
+def test_rows_without_room_stay_as_they_are() -> None:
+    x = torch.zeros(3, 16)
+    assert with_rows_behind(x) is x
+    with pytest.raises(ValueError, match="There is no memory for whole 4s of rows behind the 3 of x"):
+        scaled_mm(x, x, x, x, None)
