@@ -49,9 +49,17 @@ _SUPPORTS: dict[Path, Callable[[int, int, int, str], Accepted | Rejected]] = {
 Ranges = tuple[tuple[int, Path], ...]
 _ALL = 1 << 62
 MEASURED: dict[tuple[int, int], Ranges] = {
-    (6144, 4096): ((32, "w8a16"), (64, "w8a8"), (128, "hopper"), (2048, "scaled_mm"), (_ALL, "hopper")),
+    (6144, 4096): (
+        (32, "w8a16"),
+        (64, "w8a8"),
+        (128, "hopper"),
+        (256, "scaled_mm"),
+        (512, "w8a8"),
+        (1536, "scaled_mm"),
+        (_ALL, "hopper"),
+    ),  # fmt: skip
     (4096, 4096): ((32, "w8a16"), (128, "w8a8"), (256, "hopper"), (_ALL, "scaled_mm")),
-    (24576, 4096): ((16, "w8a16"), (128, "w8a8"), (4096, "scaled_mm"), (_ALL, "hopper")),
+    (24576, 4096): ((16, "w8a16"), (128, "w8a8"), (1024, "scaled_mm"), (_ALL, "hopper")),
     (4096, 12288): ((16, "w8a16"), (256, "w8a8"), (_ALL, "scaled_mm")),
 }
 _DEFAULT: Ranges = ((32, "w8a16"), (128, "w8a8"), (_ALL, "scaled_mm"))  # of shapes that were not measured

@@ -39,8 +39,9 @@ from kvbench_kernels.fp8_route import W8A8, Path, route
 # Rows of the probes: of a decode step, and of a prompt.
 ROWS = (1, 130)
 
-# Columns from which on a product's memory tells whether its weight was made anew, with more than one row.
-TELLING_COLUMNS = 2048
+# Columns from which on the memory of a W8A8 product with more than one row tells whether its weight was made anew: at most 8
+# parts of 256 rows in float32 are less than that.
+TELLING_COLUMNS = 8 * 256 * 4
 
 # Largest distance of an output from the product in float64, as a share of its norm: weights and outputs rounded once to
 # the dtype. FP8 tensor cores keep about 14 bits of a sum of 32 to 128 products.
@@ -259,13 +260,14 @@ class _Probe:
     def _watched(self, group: Group, x: Tensor) -> list[Tensor]:
         """The outputs; and whether making them took as much memory as half of the weight in 16 bits would.
 
-        Beside the outputs and x in FP8, a product that is split along K keeps its parts: with many rows and few columns they
-        are as large as the weight, and nothing can be told.
+        Beside the outputs and x in FP8, the portable W8A8 product keeps the parts of a sum that is split along K: with many
+        rows and few columns they are as large as the weight, and nothing can be told.
         """
         _outputs(group, x)  # compiles, and allocates what stays
         rows, k = x.shape
-        fused = self._path(group[0][1], rows) != "reference"
-        if x.device.type != "cuda" or not fused or (rows > 1 and k < TELLING_COLUMNS):
+        path = self._path(group[0][1], rows)
+        parts = path == "w8a8" and rows > 1 and k < TELLING_COLUMNS
+        if x.device.type != "cuda" or path == "reference" or parts:
             return _outputs(group, x)
         torch.cuda.synchronize(x.device)
         torch.cuda.reset_peak_memory_stats(x.device)

@@ -131,7 +131,10 @@ def test_so_is_one_of_a_prompt_s_products(
     from kvbench_kernels.blockwise import dequantize_blocks
     from kvbench_kernels.launches import launched
 
-    config = {**TINY["tiny-wide"], "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 1}
+    sizes = (
+        {"intermediate_size": 8192} if path == "w8a8" else {"hidden_size": 2048, "intermediate_size": 2048}
+    )
+    config = {**TINY["tiny-wide"], **sizes, "num_hidden_layers": 1}
     AutoConfig.for_model(**config).save_pretrained(tmp_path)
     model = loaded(model=str(tmp_path), model_weights="random")
     monkeypatch.setattr(fp8_route, "_DEFAULT", ((32, "w8a16"), (fp8_route._ALL, path)))
