@@ -23,7 +23,7 @@ from kvbench.engine.evidence import examine
 from kvbench.engine.layerprobe import probe_layers
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.engine.probes import probe_prefill, probe_values
-from kvbench.engine.weightevidence import probe_weights
+from kvbench.engine.weightprobe import probe_weights
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
 from kvbench.expand import baseline_spec
 from kvbench.models import config_facts, uses_random_weights

@@ -57,7 +57,7 @@ MEASURED: dict[tuple[int, int], Ranges] = {
         (512, "w8a8"),
         (1536, "scaled_mm"),
         (_ALL, "hopper"),
-    ),  # fmt: skip
+    ),
     (4096, 4096): ((32, "w8a16"), (128, "w8a8"), (256, "hopper"), (_ALL, "scaled_mm")),
     (24576, 4096): ((16, "w8a16"), (128, "w8a8"), (1024, "scaled_mm"), (_ALL, "hopper")),
     (4096, 12288): ((16, "w8a16"), (256, "w8a8"), (_ALL, "scaled_mm")),

@@ -23,7 +23,8 @@ from kvbench.engine.core import path_asked
 from kvbench.engine.fp8linear import Fp8Linear, using
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.products import QUANTIZES
-from kvbench.engine.weightevidence import TOLERANCE, TOLERANCE_W8A8, fp8_modules, probe_input
+from kvbench.engine.weightevidence import fp8_modules
+from kvbench.engine.weightprobe import TOLERANCE, TOLERANCE_W8A8, probe_input
 from kvbench.errors import KvbenchError
 from kvbench.runners.context import Context, Measurement
 from kvbench_kernels.blockwise import (

@@ -709,8 +709,8 @@ def test_scales_spoilt_between_file_and_layer_are_not_the_checkpoint_s(
         scales, dtype = honest(*args)
         return spoil(scales), dtype
 
-    assert weightevidence._e2(load(folder)).state == "verified"
+    assert weightevidence.source_level(load(folder)).state == "verified"
     monkeypatch.setattr(fp8checkpoint, "read_scales", spoilt)
-    e2 = weightevidence._e2(load(folder))
+    e2 = weightevidence.source_level(load(folder))
     assert e2.state == "mismatch"
     assert "the stored scales differ from the source's" in e2.sentence

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kvbench import session
 from kvbench.cells import CELL_KEYS
 from kvbench.decision import Choice, Decision, request_of, resolve
-from kvbench.engine import evidence, fp8linear, weightevidence, weights
+from kvbench.engine import evidence, fp8linear, weightevidence, weightprobe, weights
 from kvbench.engine.core import Engine
 from kvbench.engine.fp8linear import Fp8Linear
 from kvbench.engine.load import LoadedModel, load_model
@@ -51,7 +51,7 @@ def decided(loaded: LoadedModel, weights: str = "fp8_block128") -> Decision:
 def take(loaded: LoadedModel, weights: str = "fp8_block128") -> Evidence:
     """Measure a little and take the evidence."""
     spec, decision = spec_of(weights), decided(loaded, weights)
-    probes = weightevidence.probe_weights(loaded, decision)
+    probes = weightprobe.probe_weights(loaded, decision)
     used = Engine(loaded, decision, spec, sequences=1, tokens=48)
     seq = used.add()
     used.prefill(seq, list(range(40)))

@@ -36,12 +36,12 @@ def loaded(**keys: Any) -> Any:
 
 def measured(model: Any, prompt: int = 40, steps: int = 3, **keys: Any) -> tuple[Evidence, list[int]]:
     """The evidence after a prompt and a few greedy steps, and their tokens."""
-    from kvbench.engine import evidence, weightevidence
+    from kvbench.engine import evidence, weightprobe
     from kvbench.engine.core import Engine
 
     spec = spec_of(**keys)
     decision = resolve(request_of(spec), model.facts)
-    probes = weightevidence.probe_weights(model, decision)
+    probes = weightprobe.probe_weights(model, decision)
     engine = Engine(model, decision, spec, sequences=1, tokens=512)
     seq = engine.add()
     tokens = [int(engine.prefill(seq, [i % 251 for i in range(prompt)])[-1].argmax())]

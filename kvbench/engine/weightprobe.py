@@ -1,0 +1,222 @@
+"""What the products of FP8 layers read and give, and the memory that they take: E3- and E5-weights of a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvbench.decision import Decision
+from kvbench.engine.core import path_asked
+from kvbench.engine.fp8linear import Fp8Linear, using
+from kvbench.engine.layer import dtype_name
+from kvbench.engine.load import LoadedModel
+from kvbench.engine.weightevidence import and_more, groups, source_level
+from kvbench.record import MISMATCH, NOT_APPLICABLE, VERIFIED, Level
+from kvbench_kernels.blockwise import dequantize_activation, dequantize_blocks, quantize_activation_torch
+from kvbench_kernels.fp8_linear import target_of
+from kvbench_kernels.fp8_route import W8A8, Path, route
+
+# Rows of the probes: of a decode step, and of a prompt.
+ROWS = (1, 130)
+
+# Columns from which on the memory of a W8A8 product with more than one row tells whether its weight was made anew: at most 8
+# parts of 256 rows in float32 are less than that.
+TELLING_COLUMNS = 8 * 256 * 4
+
+# Largest distance of an output from the product in float64, as a share of its norm: weights and outputs rounded once to
+# the dtype. FP8 tensor cores keep about 14 bits of a sum of 32 to 128 products.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+TOLERANCE_W8A8 = 2.0**-8
+
+
+@torch.inference_mode()
+def probe_weights(loaded: LoadedModel, decision: Decision) -> tuple[Level, ...]:
+    """E2-, E3- and E5-weights of a loaded model."""
+    if decision.weights.resolved == "native":
+        sentence = "Native weights are not quantized."
+        return tuple(Level(f"{e}-weights", NOT_APPLICABLE, sentence) for e in ("E2", "E3", "E5"))
+    probe = _Probe(loaded, path_asked(decision.gemm.resolved))
+    with using(probe.gemm):
+        for group in groups(loaded.model):
+            for rows in ROWS:
+                probe.product(group, rows)
+    return source_level(loaded), probe.e3(), probe.e5()
+
+
+Group = Sequence[tuple[str, Fp8Linear]]
+
+
+@dataclass
+class _Probe:
+    """What the products of a model showed so far. unread, wrong: faults in words; error: the largest one, by path;
+    native: distances of the sampled outputs from those of native weights and of the stored ones, squared; peak: most bytes that a
+    fused product took beyond its output and x, as a share of its codes.
+    """
+
+    loaded: LoadedModel
+    gemm: str
+    unread: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    error: dict[str, float] = field(default_factory=dict)
+    from_native: float = 0.0
+    from_stored: float = 0.0
+    peak: float | None = None
+    changes: int = 0
+
+    def product(self, group: Group, rows: int) -> None:
+        """One product at so many rows: what it gives, and whether it follows what each of its modules stores."""
+        x = probe_input(rows, rows, group[0][1].in_features).to(self.loaded.device, self.loaded.dtype)
+        biases = [None if m.bias is None else m.bias.data.clone() for _, m in group]
+        for _, m in group:
+            if m.bias is not None:
+                m.bias.data.zero_()  # so that twice the scales give exactly twice the output
+        try:
+            before = self._watched(group, x)
+            for at, (name, m) in enumerate(group):
+                self._value(name, m, x, before[at])
+                self._reads(group, at, x, before[at])
+        finally:
+            for (_, m), bias in zip(group, biases, strict=True):
+                if m.bias is not None and bias is not None:
+                    m.bias.data.copy_(bias)
+        for (name, _), bias, y, plain in zip(group, biases, _outputs(group, x), before, strict=True):
+            if bias is not None and not _distance(y.float(), plain.float() + bias.float()) <= self._allowed(
+                group, rows
+            ):
+                self.wrong.append(f"{name} does not add its bias")
+
+    def _allowed(self, group: Group, rows: int) -> float:
+        """How far an output may be from what is due, as a share of its norm."""
+        allowed = TOLERANCE[self.loaded.dtype]
+        return max(allowed, TOLERANCE_W8A8) if self._path(group[0][1], rows) in W8A8 else allowed
+
+    def _path(self, m: Fp8Linear, rows: int) -> Path:
+        n = sum(other.out_features for other in m.group) or m.out_features
+        dtype = dtype_name(self.loaded.dtype)
+        return route(rows, n, m.in_features, dtype, target_of(self.loaded.device), self.gemm)
+
+    def _watched(self, group: Group, x: Tensor) -> list[Tensor]:
+        """The outputs; and whether making them took as much memory as half of the weight in 16 bits would.
+
+        Beside the outputs and x in FP8, the portable W8A8 product keeps the parts of a sum that is split along K: with many
+        rows and few columns they are as large as the weight, and nothing can be told.
+        """
+        _outputs(group, x)  # compiles, and allocates what stays
+        rows, k = x.shape
+        path = self._path(group[0][1], rows)
+        parts = path == "w8a8" and rows > 1 and k < TELLING_COLUMNS
+        if x.device.type != "cuda" or path == "reference" or parts:
+            return _outputs(group, x)
+        torch.cuda.synchronize(x.device)
+        torch.cuda.reset_peak_memory_stats(x.device)
+        held = torch.cuda.memory_allocated(x.device)
+        out = _outputs(group, x)
+        taken = torch.cuda.max_memory_allocated(x.device) - held
+        size = sum(m.weight.numel() for _, m in group)
+        due = 2 * sum(o.numel() * o.element_size() for o in out) + 2 * x.numel()
+        share = (taken - due) / size
+        self.peak = max(self.peak or 0.0, share)
+        if share >= 1:
+            row = "row" if rows == 1 else "rows"
+            self.wrong.append(
+                f"{group[0][0]} takes {taken} B for a product of {rows} {row}: its {size} weights are made anew in 16 bits"
+            )
+        return out
+
+    def _value(self, name: str, m: Fp8Linear, x: Tensor, y: Tensor) -> None:
+        """y against the product in float64 with what codes and scales stand for."""
+        path = self._path(m, len(x))
+        used = dequantize_activation(*quantize_activation_torch(x)) if path in W8A8 else x.float()
+        stored = dequantize_blocks(m.weight.data, m.weight_scale_inv.data)
+        due = (used.double() @ stored.double().t()).float()
+        error = _distance(y.float(), due)
+        self.error[path] = max(self.error.get(path, 0.0), error)
+        allowed = TOLERANCE[self.loaded.dtype]
+        if path in W8A8:
+            allowed = max(allowed, TOLERANCE_W8A8)
+        if not error <= allowed:
+            self.wrong.append(
+                f"{name} is {error:.3g} of its norm away from the product with its codes and scales, by path {path}"
+            )
+        for sample in self.loaded.weights.samples:
+            if sample.module == name and sample.native is not None:
+                native = used.double() @ sample.native.to(x.device).double().t()
+                mine = slice(sample.row, sample.row + len(sample.native))
+                self.from_native += (y[:, mine].double() - native).square().sum().item()
+                self.from_stored += (y[:, mine].double() - due[:, mine].double()).square().sum().item()
+
+    def _reads(self, group: Group, at: int, x: Tensor, before: Tensor) -> None:
+        name, m = group[at]
+        raw = m.weight.data.view(torch.uint8)
+        m.weight_scale_inv.data.mul_(2)
+        doubled = _outputs(group, x)[at]
+        m.weight_scale_inv.data.mul_(0.5)
+        raw.bitwise_xor_(0x80)
+        negated = _outputs(group, x)[at]
+        raw.bitwise_xor_(0x80)
+        restored = _outputs(group, x)[at]
+        self.changes += 2
+        if not torch.equal(doubled, 2 * before):
+            self.unread.append(f"doubling the scales of {name} does not double its output")
+        # Not to the bit: FP8 tensor cores cut the last bits of a sum, and what is cut depends on its sign.
+        if not _distance(negated.float(), -before.float()) <= max(TOLERANCE[before.dtype], TOLERANCE_W8A8):
+            self.unread.append(f"negating the codes of {name} does not negate its output")
+        if not torch.equal(restored, before):
+            self.unread.append(f"restoring what {name} stores does not restore its output bit for bit")
+
+    def e3(self) -> Level:
+        facts = {
+            "changes": self.changes,
+            "rows": list(ROWS),
+            "faults": len(self.unread),
+            "first_faults": self.unread[:4],
+        }
+        if self.unread:
+            sentence = f"Products do not read what the model stores: {self.unread[0]}{and_more(self.unread)}."
+            return Level("E3-weights", MISMATCH, sentence, facts)
+        sentence = f"{self.changes} changes of stored scales and codes each moved their module's output as they must."
+        return Level("E3-weights", VERIFIED, sentence, facts)
+
+    def e5(self) -> Level:
+        quantized_from_native = self.from_native == 0.0 or self.from_native > 4 * self.from_stored
+        if not quantized_from_native:
+            self.wrong.append(
+                "outputs are as close to those of native weights as to those of the stored ones"
+            )
+        facts = {
+            "error": self.error,
+            "distance_from_stored": self.from_stored**0.5,
+            "distance_from_native": self.from_native**0.5 if self.from_native else None,
+            "peak_share_of_codes": self.peak,
+            "faults": len(self.wrong),
+            "first_faults": self.wrong[:4],
+        }
+        if self.wrong:
+            sentence = f"Products are not those of the stored weights: {self.wrong[0]}{and_more(self.wrong)}."
+            return Level("E5-weights", MISMATCH, sentence, facts)
+        errors = ", ".join(f"{path} within {error:.2g}" for path, error in self.error.items())
+        return Level(
+            "E5-weights", VERIFIED, f"Products are those of what codes and scales stand for: {errors}.", facts
+        )
+
+
+def probe_input(seed: int, rows: int, k: int) -> Tensor:
+    """N(0, 1) with four channels of k thirty times as large, as activations have; the first rows are the same for any number
+    of rows. [rows, k] float32.
+    """
+    x = torch.randn(rows, k, generator=torch.Generator().manual_seed(seed))
+    x[:, :: max(1, k // 4)] *= 30
+    return x
+
+
+def _outputs(group: Group, x: Tensor) -> list[Tensor]:
+    return [m(x).clone() for _, m in group]
+
+
+def _distance(y: Tensor, due: Tensor) -> float:
+    """Of the norms; infinite where y is not finite."""
+    distance = ((y - due).norm() / due.norm().clamp(min=1e-30)).item()
+    return distance if distance == distance else float("inf")
