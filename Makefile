@@ -5,10 +5,12 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test gpu bench lint clean
+.PHONY: help setup run test gpu bench lint clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
+
+setup: $(STAMP) ## only the virtual environment, in .venv
 
 run: $(STAMP) ## measure, judge and report matrices/int8.yaml (another: make run MATRIX=matrices/smoke.yaml)
 	$(BIN)/kvbench run $(MATRIX) $(ARGS)

@@ -279,15 +279,21 @@ def _resolve_gemm(request: Request, weights: str, backend: str) -> Choice:
     if weights == "native":
         no = Rejected("native_weights", "Native weights have no FP8 product.")
         return Choice(asked, "native", no.reason, (), no.sentence)
-    if backend == "triton":
+    if backend == "triton" and not (asked == "w8a8" and request.dtype == "float32"):
         return _choice(asked, "by_shape" if asked == AUTO else asked, [])
     if asked in (AUTO, "reference"):
         return _choice(asked, "reference", [])
-    no = Rejected(
-        "gemm_needs_triton",
-        f"gemm: {asked} is a Triton kernel, and this cell runs on backend {backend}; ask for backend triton where its "
-        "kernels run, or gemm: reference.",
-    )
+    if backend == "triton":
+        no = Rejected(
+            "gemm_needs_16_bits",
+            "gemm: w8a8 gives 16-bit results, and this cell's dtype is float32; ask for bfloat16 or float16, or gemm: reference.",
+        )
+    else:
+        no = Rejected(
+            "gemm_needs_triton",
+            f"gemm: {asked} is a Triton kernel, and this cell runs on backend {backend}; ask for backend triton where its "
+            "kernels run, or gemm: reference.",
+        )
     if request.fallback == "refuse":
         raise _refused(no, f"gemm {asked}")
     return _choice(asked, "reference", [(asked, no)])

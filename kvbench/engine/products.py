@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvbench.engine.core import Engine, Product, path_asked
+from kvbench.engine.core import Engine, Product, path_asked, products_of
 from kvbench.engine.kernels import compiled_products
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.weightevidence import groups
@@ -31,6 +31,9 @@ def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[
     )
     if not due and not run:
         return Level("E4-weights", VERIFIED, "No product of FP8 weights ran."), "native"
+    probed = not forwards
+    if probed:  # a runner without forwards: what can be shown is the probe's
+        run, forwards = products_of(step), 1
     faults = [*_routed(engine, run), *_counted(due, run, forwards)]
     table = list(_table(run))
     facts: dict[str, Any] = {"gemm": engine.gemm, "forwards": forwards, "products_a_forward": due.total(),
@@ -45,8 +48,9 @@ def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[
             {**facts, "faults": len(faults)},
         ), " and ".join(paths)
     calls = ", ".join(f"{path} {sum(r['calls'] for r in table if r['path'] == path)} times" for path in paths)
-    sentence = f"Every FP8 layer was computed in each of {forwards} forwards: {calls or 'none ran'}."
-    return Level("E4-weights", VERIFIED, sentence, facts), " and ".join(paths) or "not measured"
+    where = "a probed decode step" if probed else f"each of {forwards} forwards"
+    sentence = f"Every FP8 layer was computed in {where}: {calls}."
+    return Level("E4-weights", VERIFIED, sentence, facts), "not measured" if probed else " and ".join(paths)
 
 
 def _routed(engine: Engine, run: Products) -> Iterator[str]:

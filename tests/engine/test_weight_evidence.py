@@ -82,6 +82,16 @@ def test_fp8_weights_are_verified_at_every_level(fp8: LoadedModel) -> None:
     assert e4["products_a_forward"] * 2 == sum(e4["calls"].values())
 
 
+def test_without_a_forward_a_probed_step_shows_the_products(fp8: LoadedModel) -> None:
+    """As of the runners that measure bytes or products."""
+    idle = Engine(fp8, decided(fp8), spec_of("fp8_block128"), sequences=1, tokens=48)
+    found = evidence.examine(idle, reads_due=False)
+    e4 = level(found, "E4")
+    assert (e4.state, e4.sentence) == (
+        VERIFIED, "Every FP8 layer was computed in a probed decode step: reference 24 times.")  # fmt: skip
+    assert found.precision["gemm"] == "not measured"
+
+
 def test_native_weights_are_verified_native() -> None:
     found = take(load_model(spec_of("native"), "cpu", "float32"), "native")
     assert (found.state, found.effective_weights) == (VERIFIED, "native")

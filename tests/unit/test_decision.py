@@ -167,7 +167,7 @@ def test_the_path_of_fp8_products_is_decided(
     [("auto", "by_shape"), ("w8a16", "w8a16"), ("w8a8", "w8a8"), ("reference", "reference")],
 )
 def test_triton_on_a_gpu_has_every_path(asked: str, resolved: str) -> None:
-    gemm = resolve(replace(FP8, backend="triton", device="cuda", gemm=asked), FULL).gemm
+    gemm = resolve(replace(FP8, backend="triton", device="cuda", dtype="bfloat16", gemm=asked), FULL).gemm
     assert (gemm.resolved, gemm.fell_back) == (resolved, False)
 
 
@@ -179,6 +179,16 @@ def test_strict_mode_refuses_every_fallback(changes: dict[str, str], reason: str
     with pytest.raises(Refused, match="Set fallback: allow") as e:
         resolve(replace(STRICT, **changes), FULL)
     assert e.value.reason == reason
+
+
+def test_w8a8_in_float32_would_never_run_and_is_refused() -> None:
+    request = replace(STRICT, weights="fp8_block128", gemm="w8a8", backend="triton", device="cuda")
+    with pytest.raises(Refused, match="this cell's dtype is float32; ask for bfloat16 or float16") as e:
+        resolve(replace(request, dtype="float32"), FULL)
+    assert e.value.reason == "gemm_needs_16_bits"
+    assert resolve(replace(request, dtype="bfloat16"), FULL).gemm.resolved == "w8a8"
+    fallen = resolve(replace(request, dtype="float32", fallback="allow"), FULL).gemm
+    assert (fallen.resolved, fallen.fell_back) == ("reference", True)
 
 
 @pytest.mark.parametrize("fallback", ["allow", "refuse"])
