@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,11 @@ class Level:
     state: str
     sentence: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def and_more(faults: Sequence[str]) -> str:
+    """What a level's sentence puts behind the first of several faults."""
+    return f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,10 @@ def level(found: Evidence, name: str) -> Level:
 
 def some(loaded: LoadedModel, name: str = "layers.2.mlp.up_proj") -> tuple[str, Fp8Linear]:
     return next((n, m) for n, m in loaded.model.named_modules() if n.endswith(name))  # type: ignore[return-value]
+
+
+def modules_of(loaded: LoadedModel) -> dict[str, Fp8Linear]:
+    return {n: m for n, m in loaded.model.named_modules() if isinstance(m, Fp8Linear)}
 
 
 def test_fp8_weights_are_verified_at_every_level(fp8: LoadedModel) -> None:
@@ -243,6 +248,38 @@ def test_products_that_nobody_recorded_are_missed(fp8: LoadedModel) -> None:
     e4 = level(take(fp8), "E4")
     assert e4.state == MISMATCH
     assert "times in 2 forwards" in e4.sentence
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_that_was_fp8_once_is_verified(fp8: LoadedModel, tmp_path: Path, dtype: str) -> None:
+    native = load_model(spec_of("native"), "cpu", "float32")
+    for name, module in modules_of(fp8).items():
+        stored = dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
+        native.model.get_submodule(name).weight.data.copy_(stored)
+    native.model.to(getattr(torch, dtype)).save_pretrained(tmp_path)
+    native.tokenizer.save_pretrained(tmp_path)
+    loaded = load_model(spec_of("fp8_block128", model=str(tmp_path), dtype=dtype), "cpu", dtype)
+    e2, e3, e5 = weightprobe.probe_weights(loaded, decided(loaded))
+    assert (e2.state, e3.state, e5.state) == (VERIFIED, VERIFIED, VERIFIED), e5.sentence
+    assert e5.facts["distance_from_native"] < 4 * e5.facts["distance_from_stored"]
+
+
+def test_outputs_of_native_weights_are_named_where_the_tolerance_lets_them_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = load_model(spec_of("fp8_block128"), "cpu", "float32")
+    natives = load_model(spec_of("native"), "cpu", "float32").model
+    weight = {m: natives.get_submodule(n).weight for n, m in modules_of(loaded).items()}
+    by_codes = {m.weight.data_ptr(): torch.cat([weight[x] for x in m.group or (m,)]) for m in weight}
+
+    def native(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        return nn.functional.linear(x, by_codes[codes.data_ptr()], bias)
+
+    monkeypatch.setitem(fp8_linear._PATHS, "reference", native)
+    monkeypatch.setitem(weightprobe.TOLERANCE, torch.float32, 1.0)
+    e5 = weightprobe.probe_weights(loaded, decided(loaded))[2]
+    assert e5.state == MISMATCH
+    assert "outputs are closer to those of native weights than to those of the stored ones" in e5.sentence
 
 
 def test_another_path_than_the_decided_one_is_named(
