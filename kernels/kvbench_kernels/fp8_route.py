@@ -6,7 +6,8 @@
     hopper      as w8a8, by the kernel for compute capability 9.0
     scaled_mm   as w8a8, by torch's own product
 
-W8A16 and W8A8 are other numbers: relative errors against the dequantized weight are about 4e-3 and 3e-2 in bfloat16.
+W8A16 and W8A8 are other numbers: relative errors against the dequantized weight are about 1.7e-3 and 2.6e-2 in bfloat16 (H200,
+README).
 """
 
 from __future__ import annotations

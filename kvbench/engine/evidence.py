@@ -25,7 +25,7 @@ from kvbench.engine.products import products_level
 from kvbench.engine.store import PagedKVStore
 from kvbench.engine.weightevidence import stored_weights, weights_level
 from kvbench.formats import KV_FORMATS, KVFormat, kv_bytes
-from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
+from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level, and_more
 from kvbench_kernels.launches import record
 from kvbench_kernels.quantize import QUANTIZE
 
@@ -117,8 +117,7 @@ def _e1(engine: Engine) -> tuple[Level, str]:
     facts = {"layers": len(store.layers), "bytes": total, "first_faults": wrong[:4], "faults": len(wrong)}
     if wrong:
         lost = f"kv_format {asked.name} did not reach the store: {wrong[0]}"
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        return Level("E1", MISMATCH, lost + more + ".", facts), effective
+        return Level("E1", MISMATCH, f"{lost}{and_more(wrong)}.", facts), effective
     sentence = f"All {len(store.layers)} layers store {asked.name}; live bytes equal the formula."
     return Level("E1", VERIFIED, sentence, facts), effective
 
@@ -217,9 +216,11 @@ def _e2(engine: Engine) -> Level:
         "faults": len(wrong),
     }
     if wrong:
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         return Level(
-            "E2", MISMATCH, f"Stored data is not {asked.name} of the same K/V: {wrong[0]}{more}.", facts
+            "E2",
+            MISMATCH,
+            f"Stored data is not {asked.name} of the same K/V: {wrong[0]}{and_more(wrong)}.",
+            facts,
         )
     return Level(
         "E2", VERIFIED, f"Codes and scales of {slots.numel()} tokens equal the reference quantizer.", facts

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvbench.engine.core import Engine
 from kvbench.engine.layer import dtype_name
-from kvbench.record import MISMATCH, UNVERIFIED, VERIFIED, Level
+from kvbench.record import MISMATCH, UNVERIFIED, VERIFIED, Level, and_more
 from kvbench_kernels.launches import Launch
 from kvbench_kernels.support import interpreting
 
@@ -82,9 +82,11 @@ def kernels_level(engine: Engine, run: Run, prompt: Sequence[Launch], step: Sequ
         sentence = f"The kernels declare {declared}, and no compiled matrix instruction of theirs was found."
         return Level("E4", UNVERIFIED, sentence, facts)
     if faults:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         return Level(
-            "E4", MISMATCH, f"Other kernels ran: {faults[0]}{more}.", {**facts, "faults": len(faults)}
+            "E4",
+            MISMATCH,
+            f"Other kernels ran: {faults[0]}{and_more(faults)}.",
+            {**facts, "faults": len(faults)},
         )
     names = ", ".join(dict.fromkeys(launch.name for launch in step if launch.layer is not None))
     how = (

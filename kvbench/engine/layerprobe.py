@@ -12,7 +12,7 @@ from kvbench.engine.bits import same_bits
 from kvbench.engine.core import Engine
 from kvbench.engine.evidence import changed, probe_ids, words
 from kvbench.engine.store import PagedKVStore
-from kvbench.record import MISMATCH, VERIFIED, Level
+from kvbench.record import MISMATCH, VERIFIED, Level, and_more
 
 Make = Callable[[int, int], Engine]
 
@@ -85,8 +85,9 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
     faults += _probe_shared(store, shared, lambda: decode([first]), where)
     facts = {"probes": len(rows) + len(shared), "faults": len(faults), "first_faults": faults[:4]}
     if faults:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        return Level("E3-layers", MISMATCH, f"The read path is not the store: {faults[0]}{more}.", facts)
+        return Level(
+            "E3-layers", MISMATCH, f"The read path is not the store: {faults[0]}{and_more(faults)}.", facts
+        )
     return Level(
         "E3-layers",
         VERIFIED,

@@ -24,7 +24,7 @@ from kvbench.engine.evidence import SIDES, changed, poison, probe_ids, stored
 from kvbench.engine.layer import indexable
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat
-from kvbench.record import MISMATCH, NOT_APPLICABLE, VERIFIED, Level
+from kvbench.record import MISMATCH, NOT_APPLICABLE, VERIFIED, Level, and_more
 from kvbench_kernels.attention import paged_attention_torch
 from kvbench_kernels.quantize import QUANTIZE
 
@@ -74,8 +74,7 @@ def probe_prefill(make: Make, layers: int) -> Level:
     ]
     facts = {"probes": len(seqs) - 1, "faults": len(unread), "first_faults": unread[:4]}
     if unread:
-        more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
-        sentence = f"A prompt's own chunk is not read back from the pages: {unread[0]}{more}."
+        sentence = f"A prompt's own chunk is not read back from the pages: {unread[0]}{and_more(unread)}."
         return Level("E3-prefill", MISMATCH, sentence, facts)
     sentence = (
         f"{facts['probes']} changes of a prompt's own chunk, one a layer and side, each moved the logits."

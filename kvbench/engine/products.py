@@ -10,7 +10,7 @@ from kvbench.engine.core import Engine, Product, path_asked, products_of
 from kvbench.engine.kernels import compiled_products
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.weightevidence import groups
-from kvbench.record import MISMATCH, VERIFIED, Level
+from kvbench.record import MISMATCH, VERIFIED, Level, and_more
 from kvbench_kernels.fp8_linear import target_of
 from kvbench_kernels.fp8_route import W8A8, path_of_kernel, route
 from kvbench_kernels.launches import Launch
@@ -40,11 +40,10 @@ def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[
                              "calls": _calls(run), "routes": table, "compiled": compiled_products(step)}  # fmt: skip
     paths = dict.fromkeys(str(row["path"]) for row in table)
     if faults:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         return Level(
             "E4-weights",
             MISMATCH,
-            f"Other products ran: {faults[0]}{more}.",
+            f"Other products ran: {faults[0]}{and_more(faults)}.",
             {**facts, "faults": len(faults)},
         ), " and ".join(paths)
     calls = ", ".join(f"{path} {sum(r['calls'] for r in table if r['path'] == path)} times" for path in paths)

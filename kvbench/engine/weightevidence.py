@@ -8,7 +8,7 @@ E3-, E5-weights: `kvbench.engine.weightprobe`; E4-weights: `kvbench.engine.produ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from kvbench.engine.load import DTYPES, LoadedModel
 from kvbench.engine.quantize_model import ROUTERS
 from kvbench.engine.weights import ON_LOAD, checksum
 from kvbench.formats import WEIGHT_FORMATS, weight_bytes
-from kvbench.record import MISMATCH, UNVERIFIED, VERIFIED, Level
+from kvbench.record import MISMATCH, UNVERIFIED, VERIFIED, Level, and_more
 from kvbench_kernels.blockwise import (
     BLOCK,
     dequantize_blocks,
@@ -80,11 +80,10 @@ def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
     facts = {"modules": total, "payload": payload, "scales": scales, "source": loaded.weights.source,
              "faults": len(wrong), "first_faults": wrong[:4]}  # fmt: skip
     if wrong:
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         return Level(
             "E1-weights",
             MISMATCH,
-            f"weights {asked.name} are not what the model holds: {wrong[0]}{more}.",
+            f"weights {asked.name} are not what the model holds: {wrong[0]}{and_more(wrong)}.",
             facts,
         ), effective
     if asked.name == "native":
@@ -168,11 +167,6 @@ def _tensors(value: object) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple, set)):
         for item in value:
             yield from _tensors(item)
-
-
-def and_more(faults: Sequence[str]) -> str:
-    """What is put behind the first of several faults."""
-    return f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
 
 
 def source_level(loaded: LoadedModel) -> Level:
