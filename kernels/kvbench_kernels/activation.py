@@ -11,12 +11,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, libdevice
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
 
 from kvbench_kernels.blockwise import BLOCK, blocks, empty_activation_scales
 from kvbench_kernels.convert import INTERPRET, encode_e4m3, widen
 from kvbench_kernels.launches import launched
 from kvbench_kernels.layout import unsigned
+from kvbench_kernels.splitk import has_pdl
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -105,6 +106,8 @@ def fp8_quantize_activation(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One program takes ROWS rows of GROUPS blocks of 128 columns; neighbours take neighbouring columns."""
     if PDL:
+        # In this order: what starts early behind this launch may rely on all in front of it having ended.
+        gdc_wait()
         gdc_launch_dependents()
     block = tl.program_id(0) * GROUPS
     first = (tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * ROWS
@@ -138,11 +141,12 @@ def fp8_quantize_activation(  # type: ignore[no-untyped-def]
     tl.store(scales, scale, mask=inside)
 
 
-def quantize_activation(x: Tensor, pdl: bool = False, launch: Launch | None = None) -> tuple[Tensor, Tensor]:
+def quantize_activation(x: Tensor, launch: Launch | None = None) -> tuple[Tensor, Tensor]:
     """x [M, K] float -> codes [M, K] float8_e4m3fn, scales [M, ceil(K/128)] float32 with stride (1, 128 * ceil(M/128)).
 
-    x: bfloat16, float16 or float32, last axis dense, any row stride; M may be 0. pdl: lets a kernel behind that was
-    launched for it (`w8a8` with a tiling's pdl) start early; it waits for the end of this one before it reads.
+    x: bfloat16, float16 or float32, last axis dense, any row stride; M may be 0.
+    On Hopper GPUs the launch is a programmatic dependent one, and a product behind that is too starts early: it waits for
+    the end of this one before it reads what this one writes.
     The memory behind the codes has room for a multiple of 128 rows, as that behind the scales has; nothing is written there.
     launch: None for `launch_shape`'s. ValueError for other tensors. Torch twin: `blockwise.quantize_activation_torch`.
     """
@@ -162,10 +166,11 @@ def quantize_activation(x: Tensor, pdl: bool = False, launch: Launch | None = No
     shape = launch or launch_shape(m, k)
     down = triton.cdiv(m, shape.rows)
     deep = triton.cdiv(down, AXIS)
+    pdl = x.is_cuda and has_pdl(x.device)
     compiled = fp8_quantize_activation[(triton.cdiv(blocks(k), shape.groups), triton.cdiv(down, deep), deep)](
         x, unsigned(codes), scales, m, k, x.stride(0), scales.stride(1),
         ROWS=shape.rows, GROUPS=shape.groups, VECTOR=shape.vector, EVEN_K=k % (shape.groups * BLOCK) == 0,
-        PDL=pdl and x.is_cuda, num_warps=shape.warps,
+        PDL=pdl, num_warps=shape.warps, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     launched(fp8_quantize_activation.fn.__name__, compiled)
     return codes, scales

@@ -11,8 +11,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvbench_kernels import hopper_gemm_kernel
 from kvbench_kernels.blockwise import SCALE_DTYPES, scale_shape, with_rows_behind
-from kvbench_kernels.hopper_gemm_config import BLOCK, HopperTiling, config, supports_hopper_gemm
+from kvbench_kernels.hopper_gemm_config import BLOCK, HopperTiling, config, supports_hopper_gemm, waves
 from kvbench_kernels.launches import launched
+from kvbench_kernels.splitk import tickets_of
 from kvbench_kernels.support import Rejected
 
 __all__ = ["HopperTiling", "config", "hopper_w8a8", "supports_hopper_gemm"]
@@ -38,7 +39,8 @@ def hopper_w8a8(
 
     N and K are multiples of 128. scales_x is float32 with stride (1, S), as blockwise.empty_activation_scales makes it;
     scales_w is contiguous float32, bfloat16 or float16. bias [N] and `out` have out_dtype, bfloat16 or float16.
-    tiling: None for the chosen one. Raises ValueError for what the kernel does not take.
+    tiling: None for the chosen one. Raises ValueError for what the kernel does not take. Calls on one device must be on
+    one stream at a time (they may share tickets), and no kernel right before may write the weight: it is read early.
     """
     _check(codes_x, scales_x, codes_w, scales_w, bias, out_dtype, out)
     (m, k), n = codes_x.shape, codes_w.shape[0]
@@ -48,14 +50,21 @@ def hopper_w8a8(
         raise ValueError(problem)
     if out is None:
         out = torch.empty(m, n, dtype=out_dtype, device=codes_x.device)
-    m_tiles, n_tiles = -(-m // tiling.block_m), n // tiling.block_n
+    m_tiles, n_tiles, steps = -(-m // tiling.block_m), n // tiling.block_n, k // BLOCK
+    programs = _multiprocessors(codes_x.device) * tiling.ctas
+    whole, rest, splits = waves(m_tiles * n_tiles, programs, steps, tiling.splits)
+    parts, tickets = None, None
+    if splits > 1:
+        parts = torch.empty(rest * splits * tiling.block_m * tiling.block_n, dtype=torch.float32, device=out.device)
+        tickets = tickets_of(out.device, rest * tiling.groups)
     kernel = hopper_gemm_kernel.hopper_w8a8_groups
-    compiled = kernel[(min(m_tiles * n_tiles, _multiprocessors(codes_x.device) * tiling.ctas),)](
+    compiled = kernel[(min(whole + rest * splits, programs),)](
         _boxes(with_rows_behind(codes_x), 64, BLOCK), _boxes(codes_w, tiling.block_n, BLOCK), _boxes(out, 64, tiling.block_n),
-        _scales(with_rows_behind(scales_x)) if tiling.copied else None, scales_x, scales_w, bias, m, scales_x.stride(1),
-        k // BLOCK, m_tiles, n_tiles, GROUPS=tiling.groups, PARTS=tiling.parts, BLOCK_N=tiling.block_n,
-        STAGES=tiling.stages, GROUP=tiling.height, HAS_BIAS=bias is not None, BUFFERS=tiling.buffers,
-        TURNS=tiling.turns, COPIED=tiling.copied, num_warps=4, maxnreg=REGISTERS[tiling.groups],
+        _scales(with_rows_behind(scales_x)) if tiling.copied else None, scales_x, scales_w, bias, parts, tickets, m,
+        scales_x.stride(1), steps, m_tiles, n_tiles, whole, rest, splits, GROUPS=tiling.groups, PARTS=tiling.parts,
+        BLOCK_N=tiling.block_n, STAGES=tiling.stages, GROUP=tiling.height, HAS_BIAS=bias is not None, BUFFERS=tiling.buffers,
+        TURNS=tiling.turns, COPIED=tiling.copied, SPLIT=splits > 1,
+        num_warps=4, maxnreg=REGISTERS[tiling.groups], launch_pdl=True,
     )  # fmt: skip
     launched(kernel.fn.__name__, compiled)
     return out

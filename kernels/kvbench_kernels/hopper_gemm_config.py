@@ -11,6 +11,8 @@ DTYPES = ("bfloat16", "float16")
 SHARED_BYTES = 232_448  # of a CTA, on compute capability 9.0
 _SHARED_PER_PROCESSOR = 233_472  # of which each CTA costs 1024 more than it asks for
 _MULTIPROCESSORS = 132
+SPLITS_MAX = 8
+_STEPS_MIN = 4  # that a part of a tile is worth
 _ROWS = ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1))  # groups and parts
 
 
@@ -22,7 +24,8 @@ class HopperTiling:
     warp that copies. parts: of 64 rows that a group multiplies one after the other. stages: steps of 128 columns in the
     ring. height: rows of tiles that are walked down before the next column of tiles. ctas: at a time on a
     multiprocessor. buffers: for results on their way out, a group. turns: whether the groups use the tensor core in turn.
-    copied: whether the scales of x come through the ring, or are loaded by the groups that multiply.
+    copied: whether the scales of x come through the ring, or are loaded by the groups that multiply. splits: CTAs that
+    may share a tile of the last wave along K.
     """
 
     groups: int
@@ -34,6 +37,7 @@ class HopperTiling:
     buffers: int = 1
     turns: bool = False
     copied: bool = False
+    splits: int = 1
 
     @property
     def block_m(self) -> int:
@@ -58,12 +62,25 @@ class HopperTiling:
             return f"{self.ctas} CTAs of {self.groups} groups exceed a multiprocessor's registers; use 1."
         if self.buffers not in (1, 2):
             return f"{self.buffers} buffers of a group are no choice; it takes 1 or 2."
+        if not 1 <= self.splits <= SPLITS_MAX:
+            return f"{self.splits} CTAs cannot share a tile; it takes 1 to {SPLITS_MAX}."
         if self.turns and self.groups == 1:
             return "One group has none to take turns with; use 2 or 3, or no turns."
         room = min(SHARED_BYTES, _SHARED_PER_PROCESSOR // self.ctas - 1024)
         if self.shared_bytes > room:
             return f"{self.stages} stages take {self.shared_bytes} bytes of shared memory, and {room} exist; use fewer."
         return None
+
+
+def waves(tiles: int, programs: int, steps: int, splits: int) -> tuple[int, int, int]:
+    """(whole tiles, tiles that are shared, CTAs that share each) of a launch that `programs` CTAs can work on at a time.
+
+    The whole ones fill waves; what is left is shared by at most `splits` CTAs a tile, where that many are free and each
+    has steps of 128 columns enough.
+    """
+    rest = tiles % programs
+    shared = min(splits, programs // rest, steps // _STEPS_MIN) if rest else 1
+    return (tiles - rest, rest, shared) if shared > 1 else (tiles, 0, 1)
 
 
 def supports_hopper_gemm(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:

@@ -1,7 +1,11 @@
 """Block-scaled FP8 matrix products for Hopper GPUs, in Gluon: y = x w^T with a scale a row and 128 columns of x.
 
 A CTA is one warp that copies tiles into a ring in shared memory and one to three groups of four warps that multiply. It
-takes every n-th tile of y, and the copies of its next tile run while the last one is stored.
+takes every n-th item of work, and the copies of its next one run while the last one is stored. An item is a tile of y or,
+of the tiles of the last wave, which are fewer than the CTAs, a part of its columns of x and w: several CTAs share such a
+tile, and the one that comes last adds the parts, in the order of K, so that the bits are the same on every call.
+
+The weights do not depend on the kernel in front, which quantizes x: the ring is filled with them before the wait for it.
 
 Numbers. The tensor core adds FP8 products with 14 bits or so, so a sum ends after 128 columns: it starts from zero
 and is added, times both scales, to an FP32 sum of its own registers. One group does that while another multiplies.
@@ -22,12 +26,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # Names that changed after Triton 3.6, which has the second of each.
 copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 reinterpret = (
     getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret
 )
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 BLOCK_K = gl.constexpr(128)  # columns that share scales: one step
@@ -44,6 +50,21 @@ def _place(tile, m_tiles, n_tiles, GROUP: gl.constexpr):
 
 
 @gluon.jit
+def _item(item, whole, rest, splits, steps, SPLIT: gl.constexpr):
+    """(tile, first step, step behind the last): items are `whole` tiles, then the parts of the `rest`, of each the first part first."""
+    tile = item
+    first = gl.minimum(0, steps - 1)  # 0; written so, the generated code is the one that was measured
+    end = steps
+    if SPLIT:
+        if item >= whole:
+            part = (item - whole) // rest
+            tile = whole + (item - whole) % rest
+            first = part * steps // splits
+            end = (part + 1) * steps // splits
+    return tile, first, end
+
+
+@gluon.jit
 def _next(slot, phase, STAGES: gl.constexpr):
     """The slot after this one, and the parity of the barrier's phase there."""
     last = slot == STAGES - 1
@@ -51,22 +72,40 @@ def _next(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def _copy_w(w_desc, w_ring, bar, slot, j, step, BYTES: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Starts the copy of one step's weights; the barrier then waits for as many bytes as the step has in all."""
+    mbarrier.expect(bar, BYTES)
+    copy_in(w_desc, [j * BLOCK_N, step * BLOCK_K], bar, w_ring.index(slot))
+
+
+@gluon.jit
 def _copy(
-    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles, BOXES: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, COPIED: gl.constexpr,
+    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles, whole, rest, splits,
+    BOXES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, COPIED: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):  # fmt: skip
     """The copying warp. A slot is filled once every multiplying group has said that it has read it."""
     BYTES: gl.constexpr = (BOXES * ROWS + BLOCK_N) * BLOCK_K + (BOXES * ROWS * 4 if COPIED else 0)
+    tile, first, end = _item(gl.program_id(0), whole, rest, splits, steps, SPLIT)
+    i, j = _place(tile, m_tiles, n_tiles, GROUP)
+    early = gl.minimum(end - first, STAGES)
+    for step in range(early):
+        _copy_w(w_desc, w_ring, full.index(step), step, j, first + step, BYTES, BLOCK_N)
+    gdc_wait()
+    barrier()  # so that no copy moves up across the wait
     slot = 0
     phase = 0
-    for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
+    for item in range(gl.program_id(0), whole + rest * splits, gl.num_programs(0)):
+        tile, first, end = _item(item, whole, rest, splits, steps, SPLIT)
         i, j = _place(tile, m_tiles, n_tiles, GROUP)
-        for step in range(steps):
-            # On a fresh barrier, the phase before the first counts as complete.
-            mbarrier.wait(empty.index(slot), phase ^ 1)
+        for step in range(first, end):
             bar = full.index(slot)
-            mbarrier.expect(bar, BYTES)
-            copy_in(w_desc, [j * BLOCK_N, step * BLOCK_K], bar, w_ring.index(slot))
+            if early > 0:
+                early -= 1
+            else:
+                # On a fresh barrier, the phase before the first counts as complete.
+                mbarrier.wait(empty.index(slot), phase ^ 1)
+                _copy_w(w_desc, w_ring, bar, slot, j, step, BYTES, BLOCK_N)
             for box in gl.static_range(BOXES):
                 row = (i * BOXES + box) * ROWS
                 copy_in(x_desc, [row, step * BLOCK_K], bar, x_ring.index(slot * BOXES + box))
@@ -74,14 +113,16 @@ def _copy(
                     # A box begins at a multiple of 16 bytes or is an illegal instruction: a weight's scale cannot come so.
                     copy_in(scale_desc, [step, row], bar, scale_ring.index(slot * BOXES + box))
             slot, phase = _next(slot, phase, STAGES)
+    gdc_launch_dependents()
 
 
 @gluon.jit
 def _multiply(
     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-    stride_scales, steps, m_tiles, n_tiles,
+    stride_scales, steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets,
     WHO: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, COPIED: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Group WHO of GROUPS: PARTS times 64 rows of the tile.
 
@@ -96,7 +137,10 @@ def _multiply(
     slot = 0
     phase = 0
     turn = 1 if WHO == 0 else 0  # the first group's first turn comes without another's word
-    for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
+    gdc_wait()
+    barrier()
+    for item in range(gl.program_id(0), whole + rest * splits, gl.num_programs(0)):
+        tile, start, end = _item(item, whole, rest, splits, steps, SPLIT)
         i, j = _place(tile, m_tiles, n_tiles, GROUP)
         first = (i * BOXES + WHO * PARTS) * ROWS
         w_row = w_scales + (j * BLOCK_N // BLOCK_K) * steps
@@ -104,7 +148,6 @@ def _multiply(
         rows = ()
         sums = ()
         scales = ()
-        start = gl.minimum(0, steps - 1)  # 0; written so, the generated code is the one that was measured
         for part in gl.static_range(PARTS):
             row = first + part * ROWS + gl.arange(0, ROWS, of_row)
             rows = rows + (gl.minimum(row, m - 1),)
@@ -113,8 +156,8 @@ def _multiply(
                 scales = scales + (gl.load(x_scales + (rows[part] + start * stride_scales)),)
         w_scale = gl.load(w_row + start).to(gl.float32)
         product = zero
-        for step in range(steps):
-            following = gl.minimum(step + 1, steps - 1)
+        for step in range(start, end):
+            following = gl.minimum(step + 1, end - 1)
             mbarrier.wait(full.index(slot), phase)
             added = ()
             for part in gl.static_range(PARTS):
@@ -153,8 +196,42 @@ def _multiply(
             scales = coming
             w_scale = w_coming
             slot, phase = _next(slot, phase, STAGES)
-        _store(sums, y_desc, y_buffers, bias, first, j, mma, WHO, PARTS, BLOCK_N, HAS_BIAS, BUFFERS)
+        if SPLIT:
+            if item >= whole:
+                _share(
+                    sums, parts, tickets, (item - whole) % rest, (item - whole) // rest, splits, y_desc, y_buffers, bias,
+                    first, j, mma, WHO, GROUPS, PARTS, BLOCK_N, HAS_BIAS, BUFFERS,
+                )  # fmt: skip
+            else:
+                _store(sums, y_desc, y_buffers, bias, first, j, mma, WHO, PARTS, BLOCK_N, HAS_BIAS, BUFFERS)
+        else:
+            _store(sums, y_desc, y_buffers, bias, first, j, mma, WHO, PARTS, BLOCK_N, HAS_BIAS, BUFFERS)
     tma.store_wait(0)
+
+
+@gluon.jit
+def _share(
+    sums, parts, tickets, tile, split, splits, y_desc, y_buffers, bias, first, j, mma: gl.constexpr, WHO: gl.constexpr,
+    GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr,
+):  # fmt: skip
+    """Stores one part of a group's rows of a tile; the group that comes last adds all of them and stores the result."""
+    PIECE: gl.constexpr = ROWS * BLOCK_N
+    rows = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, mma)), 1)
+    inside = rows * BLOCK_N + gl.expand_dims(gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma)), 0)
+    mine = parts + (tile * GROUPS + WHO) * splits * PARTS * PIECE
+    for part in gl.static_range(PARTS):
+        gl.store(mine + (split * PARTS + part) * PIECE + inside, sums[part])
+    barrier()  # all of this group's part is stored
+    ticket = tickets + tile * GROUPS + WHO
+    arrived = gl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu")
+    if arrived == splits - 1:
+        gl.store(ticket, 0)
+        for part in gl.static_range(PARTS):
+            piece = mine + part * PIECE + inside
+            total = gl.load(piece, cache_modifier=".cg")
+            for s in range(1, splits):
+                total += gl.load(piece + s * PARTS * PIECE, cache_modifier=".cg")
+            _store_rows(total, y_desc, y_buffers, bias, first, j, part, mma, WHO, BLOCK_N, HAS_BIAS, BUFFERS)
 
 
 @gluon.jit
@@ -163,31 +240,43 @@ def _store(
     BLOCK_N: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
     """A group's rows of a tile, rounded, to y; the copies may still run at the end."""
+    for part in gl.static_range(PARTS):
+        _store_rows(sums[part], y_desc, y_buffers, bias, first, j, part, mma, WHO, BLOCK_N, HAS_BIAS, BUFFERS)
+
+
+@gluon.jit
+def _store_rows(
+    out, y_desc, y_buffers, bias, first, j, part: gl.constexpr, mma: gl.constexpr, WHO: gl.constexpr,
+    BLOCK_N: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr,
+):  # fmt: skip
+    """64 of these rows."""
     if HAS_BIAS:
         column = j * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma))
-        shift = gl.expand_dims(gl.load(bias + column).to(gl.float32), 0)
-    for part in gl.static_range(PARTS):
-        out = sums[part]
-        if HAS_BIAS:
-            out = out + shift
-        buffer = y_buffers.index(WHO * BUFFERS + part % BUFFERS)
-        tma.store_wait(BUFFERS - 1)  # what the buffer held is out
-        buffer.store(out.to(y_desc.dtype))
-        fence_async_shared()
-        copy_out(y_desc, [first + part * ROWS, j * BLOCK_N], buffer)
+        out = out + gl.expand_dims(gl.load(bias + column).to(gl.float32), 0)
+    buffer = y_buffers.index(WHO * BUFFERS + part % BUFFERS)
+    tma.store_wait(BUFFERS - 1)  # what the buffer held is out
+    buffer.store(out.to(y_desc.dtype))
+    fence_async_shared()
+    copy_out(y_desc, [first + part * ROWS, j * BLOCK_N], buffer)
 
 
-@gluon.jit(do_not_specialize=["m", "stride_scales", "steps", "m_tiles", "n_tiles"])
+@gluon.jit(
+    do_not_specialize=["m", "stride_scales", "steps", "m_tiles", "n_tiles", "whole", "rest", "splits"]
+)
 def hopper_w8a8_groups(
-    x_desc, w_desc, y_desc, scale_desc, x_scales, w_scales, bias, m, stride_scales, steps, m_tiles, n_tiles,
+    x_desc, w_desc, y_desc, scale_desc, x_scales, w_scales, bias, parts, tickets, m, stride_scales, steps, m_tiles, n_tiles,
+    whole, rest, splits,
     GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, COPIED: gl.constexpr,
+    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, COPIED: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Grid (programs,), any number. Boxes of x_desc are [64, 128], of w_desc [BLOCK_N, 128], of y_desc [64, BLOCK_N].
 
     w_scales [N/128, steps]; x_scales [M, steps] with stride (1, stride_scales); steps = K/128. A tile has
     GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128. With COPIED the scales of x come through the ring, by
     scale_desc [steps, M] in boxes [1, 64]: stride_scales is a multiple of 4. Else scale_desc is None.
+    whole + rest = m_tiles * n_tiles; each of the rest is shared by `splits` items, at most one a step.
+    parts: float32 [rest, GROUPS, splits, PARTS, 64, BLOCK_N]; tickets: a zero a tile of the rest and group, left at zero;
+    both None without SPLIT, where the rest is 0.
     Torch twin: w8a8.w8a8_torch.
     """
     BOXES: gl.constexpr = GROUPS * PARTS
@@ -212,12 +301,12 @@ def hopper_w8a8_groups(
             [
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
-                    TURNS, COPIED,
+                    stride_scales, steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N,
+                    STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, COPIED, SPLIT,
                 )),
                 (_copy, (
                     x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    BOXES, BLOCK_N, STAGES, GROUP, COPIED,
+                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, COPIED, SPLIT,
                 )),
             ],
             [1],
@@ -228,17 +317,17 @@ def hopper_w8a8_groups(
             [
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
-                    TURNS, COPIED,
+                    stride_scales, steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N,
+                    STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, COPIED, SPLIT,
                 )),
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
-                    TURNS, COPIED,
+                    stride_scales, steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N,
+                    STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, COPIED, SPLIT,
                 )),
                 (_copy, (
                     x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    BOXES, BLOCK_N, STAGES, GROUP, COPIED,
+                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, COPIED, SPLIT,
                 )),
             ],
             [4, 1],
@@ -249,22 +338,22 @@ def hopper_w8a8_groups(
             [
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
-                    TURNS, COPIED,
+                    stride_scales, steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N,
+                    STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, COPIED, SPLIT,
                 )),
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
-                    TURNS, COPIED,
+                    stride_scales, steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N,
+                    STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, COPIED, SPLIT,
                 )),
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, 2, GROUPS, PARTS, BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS,
-                    TURNS, COPIED,
+                    stride_scales, steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 2, GROUPS, PARTS, BLOCK_N,
+                    STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, COPIED, SPLIT,
                 )),
                 (_copy, (
                     x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    BOXES, BLOCK_N, STAGES, GROUP, COPIED,
+                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, COPIED, SPLIT,
                 )),
             ],
             [4, 4, 1],

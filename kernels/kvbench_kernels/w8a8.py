@@ -116,7 +116,7 @@ def fp8_linear_w8a8(
 
     x is rounded to E4M3 first, one scale a row and 128 columns. Torch twin: `fp8_linear_w8a8_torch`.
     """
-    codes_x, scales_x = quantize_activation(x, pdl=True)
+    codes_x, scales_x = quantize_activation(x)
     return w8a8(codes_x, scales_x, codes, scales, bias, x.dtype, tiling)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kvbench_kernels.convert import INTERPRET, decode_e4m3, narrow, widen
 from kvbench_kernels.splitk import is_last
@@ -204,6 +204,7 @@ def fp8_matmul_w8a8(  # type: ignore
         if PREFETCH:
             _prefetch(tl.program_id(0), w_memory, m, n, k, splits, group, BLOCK_M, BLOCK_N, SPLIT)
         gdc_wait()
+        gdc_launch_dependents()
     if WALK:
         items = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N) * splits
         for item in tl.range(tl.program_id(0), items, tl.num_programs(0), num_stages=1):
