@@ -125,7 +125,7 @@ OWN: dict[str, Entry] = {
 }
 ROUTED = "ours"
 # The entry that is the product alone of a path that quantizes x.
-ALONE = {"w8a8": "w8a8_alone", "hopper": "hopper_alone", "scaled_mm": "scaled_mm"}
+ALONE = {"w8a8": "w8a8_alone", "hopper": "hopper_alone"}
 
 
 # Peers ------------------------------------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ def failures(rows: Sequence[Row]) -> list[str]:
 
 
 # The entries that are a path of `fp8_route`, quantization of x included.
-PATHS = {"w8a16": "w8a16", "w8a8": "w8a8", "hopper": "hopper", "scaled_mm_q": "scaled_mm"}
+PATHS = ("w8a16", "w8a8", "hopper")
 
 
 def suggested_route(rows: Sequence[Row]) -> list[str]:
@@ -215,7 +215,7 @@ def suggested_route(rows: Sequence[Row]) -> list[str]:
         timed = [row for entry in PATHS if (row := here.get(entry)) and row.us is not None]
         if timed:
             best = min(timed, key=lambda row: row.us or 0.0)
-            told = f"{best.m} {PATHS[best.entry]} {best.us:.1f}"
+            told = f"{best.m} {best.entry} {best.us:.1f}"
             fastest.setdefault((best.n, best.k, best.shape), []).append(told)
     return ["# Fastest path by (N, K): rows of x, path, us.",
             *(f"    ({n}, {k}): {', '.join(told)}  # {shape}" for (n, k, shape), told in fastest.items())]  # fmt: skip

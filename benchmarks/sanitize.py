@@ -3,10 +3,10 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck  python -m benchmarks.sanitize
     compute-sanitizer --tool racecheck python -m benchmarks.sanitize
 
-Run it once without compute-sanitizer first: it then finds the kernels compiled, which takes longest under it. KV formats
-after the command (`int8_sym native`), and `weights` for the kernels of FP8 weights, are the only ones that run, so that
-several can run side by side. Without the
-caching allocator every tensor is an allocation of its own, so that memcheck sees an access past its end.
+Run it once without compute-sanitizer first: it then finds the kernels compiled, which takes longest under it. Parts named
+after the command are the only ones that run, so that several can run side by side: KV formats (`int8_sym native`), and
+`quantizer`, `w8a16`, `w8a8`, `hopper_gemm` for the kernels of FP8 weights. Without the caching allocator every tensor is an
+allocation of its own, so that memcheck sees an access past its end.
 Prints one line a kernel and shape; exit code 1 when a result is wrong (compute-sanitizer has its own for what it finds).
 """
 
@@ -29,7 +29,6 @@ from kvbench_kernels.launches import record
 from kvbench_kernels.route import decode_kernel
 from kvbench_kernels.support import AttentionNeeds
 
-WEIGHTS = "weights"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there by the interpreter: TRITON_INTERPRET=1
 HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 PAGE, LENGTHS = 16, (1, 17, 70)
@@ -43,17 +42,22 @@ TILINGS = (
 
 def main() -> int:
     torch.manual_seed(0)
-    names, wrong = chosen(",".join(sys.argv[1:]), (*KV_FORMATS, WEIGHTS), "The part"), 0
-    names = names or [*KV_FORMATS, WEIGHTS]
-    for fmt in (name for name in names if name != WEIGHTS):
+    parts, wrong = (*KV_FORMATS, *sanitize_weights.PARTS), 0
+    names = chosen(",".join(sys.argv[1:]), parts, "The part") or list(parts)
+    formats = [name for name in names if name in KV_FORMATS]
+    for fmt in formats:
         for heads in SHAPES:
             wrong += attention(fmt, *heads)
         if HOPPER:
             wrong += hopper_tilings(fmt)
-    if WEIGHTS in names:
-        wrong += sanitize_weights.weights(DEVICE, report)
-    if names != [WEIGHTS]:
+    if formats:
         wrong += skinny()
+    # The interpreter's bfloat16 is none.
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+    for name in names:
+        if name not in formats:
+            torch.manual_seed(0)
+            wrong += sanitize_weights.PARTS[name](DEVICE, dtype, report)
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     print(f"{', '.join(names)}: " + ("all as their twins" if not wrong else f"{wrong} wrong"))

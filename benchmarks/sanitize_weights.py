@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -18,6 +19,7 @@ Report = Callable[
 
 # Rows of weights and columns: no whole blocks of 128, then whole ones, which the copy engine and Hopper's kernel take.
 RAGGED, WHOLE = (200, 720), (256, 640)
+LONG = (256, 1152)  # steps enough for two parts of a tile
 W8A16 = (
     w8a16.Tiling("vector", 8, 512, warps=2), w8a16.Tiling("vector", 4, 256, splits=2, warps=2, stages=3, pdl=True),
     w8a16.Tiling("dot", 16, 128, warps=1, stages=4), w8a16.Tiling("dot", 64, 256, splits=2, stages=3, pdl=True),
@@ -32,18 +34,6 @@ W8A8 = (
 )  # fmt: skip
 SHARED_BYTES = 224 * 1024  # of a program on a Hopper GPU
 OFF = 2e-2
-
-
-def weights(device: str, report: Report) -> int:
-    """How many results were wrong."""
-    torch.manual_seed(0)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float16  # the interpreter's bfloat16 is none
-    wrong = quantizer(device, report)
-    wrong += few_rows(device, dtype, report)
-    wrong += many_rows(device, dtype, report)
-    if device == "cuda" and torch.cuda.get_device_capability()[0] == 9:
-        wrong += hopper(device, dtype, report)
-    return wrong
 
 
 def _operands(
@@ -61,77 +51,81 @@ def _named(run: Callable[[], Tensor]) -> tuple[str, Tensor]:
     return launches[-1].name, found
 
 
-def quantizer(device: str, report: Report) -> int:
-    """Bytes and scales of the activation quantizer, few elements a thread and many."""
+def quantizer(device: str, dtype: torch.dtype, report: Report) -> int:
+    """Bytes and scales of the activation quantizer in every dtype, few elements a thread and many."""
     wrong = 0
     for m, k in ((1, 128), (3, 1168), (37, 640), (530, 4096)):
         if device != "cuda" and m * k > 2**15:
             continue  # the interpreter would take minutes
-        for dtype in activation.DTYPES:
-            x = torch.randn(m, k, device=device).to(dtype)
+        for of_x in activation.DTYPES:
+            x = torch.randn(m, k, device=device).to(of_x)
             found, due = activation.quantize_activation(x), blockwise.quantize_activation_torch(x)
-            name = f"fp8_quantize_activation {m}x{k} {dtype}"
+            name = f"fp8_quantize_activation {m}x{k} {of_x}"
             wrong += report(f"{name} codes", found[0].view(torch.uint8), due[0].view(torch.uint8), 0)
             wrong += report(f"{name} scales", found[1], due[1], 0)
     return wrong
 
 
 def few_rows(device: str, dtype: torch.dtype, report: Report) -> int:
+    """Every kind of tiling on ragged and whole blocks; those that were measured at the rows that they are for."""
+    kinds = [(t, m) for t in W8A16 for m in ((1, 3) if t.kind == "vector" else (5, 33, 100))]
+    cases = [(*kind, *shape) for kind in kinds for shape in (RAGGED, WHOLE)]
+    cases += [(t, m, *WHOLE) for (m, _, _), t in sorted(w8a16_config.MEASURED.items(), key=str)]
     wrong = 0
-    for tiling in (*W8A16, *_measured(w8a16_config.MEASURED)):
-        for m in (1, 3) if tiling.kind == "vector" else (5, 33, 100):
-            if (
-                tiling.stages * tiling.block_k * (tiling.block_n + 2 * w8a16_config.rows_padded(m))
-                > SHARED_BYTES
-            ):
-                continue  # made for fewer rows
-            for n, k in (RAGGED, WHOLE):
-                x, codes, scales, bias = _operands(m, n, k, device, dtype)
-                name, found = _named(lambda: w8a16.w8a16(x, codes, scales, bias, tiling))  # noqa: B023
-                due = blockwise.fp8_dequantize_matmul_torch(x.float(), codes, scales, bias.float())
-                wrong += report(f"{name} {m} {n}x{k} {tiling}", found, due, OFF)
+    for tiling, m, n, k in dict.fromkeys(cases):
+        if tiling.stages * tiling.block_k * (tiling.block_n + 2 * w8a16_config.rows_padded(m)) > SHARED_BYTES:
+            continue  # made for fewer rows
+        x, codes, scales, bias = _operands(m, n, k, device, dtype)
+        name, found = _named(lambda: w8a16.w8a16(x, codes, scales, bias, tiling))  # noqa: B023
+        due = blockwise.fp8_dequantize_matmul_torch(x.float(), codes, scales, bias.float())
+        wrong += report(f"{name} {m} {n}x{k} {tiling}", found, due, OFF)
     return wrong
 
 
 def many_rows(device: str, dtype: torch.dtype, report: Report) -> int:
+    """As `few_rows`, of the portable kernel that quantizes x."""
+    cases = [(t, m, *shape) for t in W8A8 for m in (1, 70, 200) for shape in (RAGGED, WHOLE)]
+    cases += [(t, min(m, 200), *WHOLE) for (m, _, _), t in sorted(w8a8_config.MEASURED.items(), key=str)]
     wrong = 0
-    for tiling in (*W8A8, *_measured(w8a8_config.MEASURED)):
-        for m in (1, 70, 200):
-            for n, k in (RAGGED, WHOLE):
-                x, codes, scales, bias = _operands(m, n, k, device, dtype)
-                given = (*activation.quantize_activation(x), codes, scales)
-                name, found = _named(lambda: w8a8.w8a8(*given, bias, dtype, tiling))  # noqa: B023
-                due = w8a8.w8a8_torch(*given, bias.float(), torch.float32)
-                wrong += report(f"{name} {m} {n}x{k} {tiling}", found, due, OFF)
+    for tiling, m, n, k in dict.fromkeys(cases):
+        x, codes, scales, bias = _operands(m, n, k, device, dtype)
+        given = (*activation.quantize_activation(x), codes, scales)
+        name, found = _named(lambda: w8a8.w8a8(*given, bias, dtype, tiling))  # noqa: B023
+        due = w8a8.w8a8_torch(*given, bias.float(), torch.float32)
+        wrong += report(f"{name} {m} {n}x{k} {tiling}", found, due, OFF)
     return wrong
 
 
 def hopper(device: str, dtype: torch.dtype, report: Report) -> int:
+    """Every kind of tiling of the Hopper kernel with two stages, with a bias and shared tiles or without, and those that were measured."""
+    if device != "cuda" or torch.cuda.get_device_capability()[0] != 9:
+        return 0
     from kvbench_kernels import hopper_gemm, hopper_gemm_config
 
-    def kinds() -> Iterator[hopper_gemm.HopperTiling]:
-        for groups, parts, block_n in product((1, 2, 3), (1, 2), (64, 128)):
-            for ctas, buffers, turns, copied in (
-                (1, 1, False, False), (2, 1, False, True), (1, 2, False, True), (1, 2, True, False), (1, 1, True, True),
-            ):  # fmt: skip
-                tiling = hopper_gemm.HopperTiling(
-                    groups, parts, block_n, 2, ctas=ctas, buffers=buffers, turns=turns, copied=copied
-                )
-                if tiling.problem() is None:
-                    yield tiling
-
     wrong = 0
-    n, k = WHOLE
-    for tiling in (*kinds(), *_measured(hopper_gemm_config.MEASURED)):
+    cases: list[tuple[hopper_gemm.HopperTiling, bool]] = []
+    for groups, parts, block_n in product((1, 2, 3), (1, 2), (64, 128)):
+        tiling = hopper_gemm.HopperTiling(groups, parts, block_n, 2, splits=2)
+        other = replace(tiling, splits=1, buffers=2, ctas=2 if groups == 1 else 1, turns=groups > 1)
+        cases += [(t, t is tiling) for t in (tiling, other) if t.problem() is None]
+    measured = {tiling for ranges in hopper_gemm_config.MEASURED.values() for _, tiling in ranges}
+    cases += [(tiling, False) for tiling in sorted(measured, key=str)]
+    n, k = LONG
+    for tiling, biased in cases:
         for m in (1, 70, 300):
             x, codes, scales, bias = _operands(m, n, k, device, dtype)
+            added = bias if biased else None
             given = (*activation.quantize_activation(x), codes, scales)
-            for added in (None, bias):
-                name, found = _named(lambda: hopper_gemm.hopper_w8a8(*given, added, dtype, tiling=tiling))  # noqa: B023
-                due = w8a8.w8a8_torch(*given, None if added is None else added.float(), torch.float32)
-                wrong += report(f"{name} {m} {n}x{k} {tiling} bias {added is not None}", found, due, OFF)
+            name, found = _named(lambda: hopper_gemm.hopper_w8a8(*given, added, dtype, tiling=tiling))  # noqa: B023
+            due = w8a8.w8a8_torch(*given, None if added is None else added.float(), torch.float32)
+            wrong += report(f"{name} {m} {n}x{k} {tiling} bias {biased}", found, due, OFF)
     return wrong
 
 
-def _measured(tilings: dict[tuple[int, int, int], Any]) -> list[Any]:
-    return sorted(set(tilings.values()), key=str)
+# What can be run by itself: (device, dtype of x, report) -> how many results were wrong.
+PARTS: dict[str, Callable[[str, torch.dtype, Report], int]] = {
+    "quantizer": quantizer,
+    "w8a16": few_rows,
+    "w8a8": many_rows,
+    "hopper_gemm": hopper,
+}

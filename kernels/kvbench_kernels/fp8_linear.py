@@ -67,19 +67,11 @@ def _hopper(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Te
     return hopper_w8a8(*quantize_activation(x), codes, scales, bias, x.dtype)
 
 
-def _scaled_mm(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    from kvbench_kernels.activation import quantize_activation
-    from kvbench_kernels.scaled_mm import scaled_mm
-
-    return scaled_mm(*quantize_activation(x), codes, scales, bias)
-
-
 _PATHS: dict[Path, Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]] = {
     "reference": fp8_dequantize_matmul_torch,
     "w8a16": _w8a16,
     "w8a8": _w8a8,
     "hopper": _hopper,
-    "scaled_mm": _scaled_mm,
 }
 
 

@@ -4,7 +4,6 @@
     w8a16       the weight stays FP8 and is widened in registers; x stays as it is
     w8a8        x is quantized too, one scale a row and 128 columns; FP8 tensor cores
     hopper      as w8a8, by the kernel for compute capability 9.0
-    scaled_mm   as w8a8, by torch's own product
 
 W8A16 and W8A8 are other numbers: relative errors against the dequantized weight are about 1.7e-3 and 2.6e-2 in bfloat16 (H200,
 README).
@@ -16,18 +15,17 @@ from collections.abc import Callable
 from typing import Literal
 
 from kvbench_kernels.hopper_gemm_config import supports_hopper_gemm
-from kvbench_kernels.scaled_mm_config import supports_scaled_mm
 from kvbench_kernels.support import Accepted, Rejected
 from kvbench_kernels.w8a8_config import supports_w8a8
 from kvbench_kernels.w8a16_config import supports_w8a16
 
-Path = Literal["reference", "w8a16", "w8a8", "hopper", "scaled_mm"]
+Path = Literal["reference", "w8a16", "w8a8", "hopper"]
 # Where a product runs: torch alone (a CPU, or a GPU without E4M3), Triton's interpreter, a CUDA device from compute
 # capability 8.9 on, one of 9.0.
 Target = Literal["torch", "interpreter", "cuda", "hopper"]
 
 # The paths that quantize x; to ask for "w8a8" is to ask for one of them.
-W8A8: frozenset[Path] = frozenset({"w8a8", "hopper", "scaled_mm"})
+W8A8: frozenset[Path] = frozenset({"w8a8", "hopper"})
 
 # What the names of the kernels begin with that multiply, by path.
 _KERNELS: dict[str, Path] = {
@@ -35,35 +33,25 @@ _KERNELS: dict[str, Path] = {
     "w8a16": "w8a16",
     "fp8_matmul_w8a8": "w8a8",
     "hopper_w8a8": "hopper",
-    "scaled_mm": "scaled_mm",
 }
 
 _SUPPORTS: dict[Path, Callable[[int, int, int, str], Accepted | Rejected]] = {
     "w8a16": supports_w8a16,
     "w8a8": supports_w8a8,
     "hopper": supports_hopper_gemm,
-    "scaled_mm": supports_scaled_mm,
 }
 
 # The fastest path by (N, K): up to so many rows of x, quantization included.
-# H200, torch 2.11.0, triton 3.6.0, 2026-11-29, bfloat16, by benchmarks/fp8_linear.py.
+# H200, torch 2.11.0, triton 3.6.0, 2026-11-30, bfloat16; docs/notes.md has the sweep.
 Ranges = tuple[tuple[int, Path], ...]
 _ALL = 1 << 62
 MEASURED: dict[tuple[int, int], Ranges] = {
-    (6144, 4096): (
-        (32, "w8a16"),
-        (64, "w8a8"),
-        (128, "hopper"),
-        (256, "scaled_mm"),
-        (512, "w8a8"),
-        (1536, "scaled_mm"),
-        (_ALL, "hopper"),
-    ),
-    (4096, 4096): ((32, "w8a16"), (128, "w8a8"), (256, "hopper"), (_ALL, "scaled_mm")),
-    (24576, 4096): ((16, "w8a16"), (128, "w8a8"), (1024, "scaled_mm"), (_ALL, "hopper")),
-    (4096, 12288): ((16, "w8a16"), (256, "w8a8"), (_ALL, "scaled_mm")),
+    (6144, 4096): ((16, "w8a16"), (_ALL, "hopper")),
+    (4096, 4096): ((16, "w8a16"), (64, "w8a8"), (_ALL, "hopper")),
+    (24576, 4096): ((16, "w8a16"), (128, "w8a8"), (_ALL, "hopper")),
+    (4096, 12288): ((16, "w8a16"), (32, "w8a8"), (_ALL, "hopper")),
 }
-_DEFAULT: Ranges = ((32, "w8a16"), (128, "w8a8"), (_ALL, "scaled_mm"))  # of shapes that were not measured
+_DEFAULT: Ranges = ((16, "w8a16"), (64, "w8a8"), (_ALL, "hopper"))  # of shapes that were not measured
 _PORTABLE: Ranges = ((32, "w8a16"), (_ALL, "w8a8"))  # where there is no Hopper GPU
 
 
@@ -78,8 +66,6 @@ def route(m: int, n: int, k: int, dtype: str, target: Target, gemm: str = "auto"
     ranges = MEASURED.get((n, k), _DEFAULT) if target == "hopper" else _PORTABLE
     fastest = next(path for rows, path in ranges if m <= rows)
     wanted: list[Path] = [fastest, "w8a8", "w8a16"]
-    if fastest == "scaled_mm":
-        wanted.insert(1, "hopper")
     if gemm == "w8a16":
         wanted = ["w8a16"]
     elif gemm == "w8a8":

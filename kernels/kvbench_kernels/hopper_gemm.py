@@ -55,15 +55,16 @@ def hopper_w8a8(
     whole, rest, splits = waves(m_tiles * n_tiles, programs, steps, tiling.splits)
     parts, tickets = None, None
     if splits > 1:
-        parts = torch.empty(rest * splits * tiling.block_m * tiling.block_n, dtype=torch.float32, device=out.device)
+        parts = torch.empty(
+            rest * splits * tiling.block_m * tiling.block_n, dtype=torch.float32, device=out.device
+        )
         tickets = tickets_of(out.device, rest * tiling.groups)
     kernel = hopper_gemm_kernel.hopper_w8a8_groups
     compiled = kernel[(min(whole + rest * splits, programs),)](
         _boxes(with_rows_behind(codes_x), 64, BLOCK), _boxes(codes_w, tiling.block_n, BLOCK), _boxes(out, 64, tiling.block_n),
-        _scales(with_rows_behind(scales_x)) if tiling.copied else None, scales_x, scales_w, bias, parts, tickets, m,
-        scales_x.stride(1), steps, m_tiles, n_tiles, whole, rest, splits, GROUPS=tiling.groups, PARTS=tiling.parts,
-        BLOCK_N=tiling.block_n, STAGES=tiling.stages, GROUP=tiling.height, HAS_BIAS=bias is not None, BUFFERS=tiling.buffers,
-        TURNS=tiling.turns, COPIED=tiling.copied, SPLIT=splits > 1,
+        _scales(with_rows_behind(scales_x)), scales_w, bias, parts, tickets, steps, m_tiles, n_tiles, whole, rest, splits,
+        GROUPS=tiling.groups, PARTS=tiling.parts, BLOCK_N=tiling.block_n, STAGES=tiling.stages, GROUP=tiling.height,
+        HAS_BIAS=bias is not None, BUFFERS=tiling.buffers, TURNS=tiling.turns, SPLIT=splits > 1,
         num_warps=4, maxnreg=REGISTERS[tiling.groups], launch_pdl=True,
     )  # fmt: skip
     launched(kernel.fn.__name__, compiled)

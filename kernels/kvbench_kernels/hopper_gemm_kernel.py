@@ -13,7 +13,7 @@ and is added, times both scales, to an FP32 sum of its own registers. One group 
 
 # Gluon code, as in hopper_kernel.py.
 # mypy: ignore-errors
-# ruff: noqa: RUF005
+# ruff: noqa: RUF005, SIM102
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 BLOCK_K = gl.constexpr(128)  # columns that share scales: one step
+EARLY = gl.constexpr(
+    2
+)  # steps whose weights are asked for before the wait; more are in the way of the first of x
 ROWS = gl.constexpr(64)  # of x in one instruction, and in one box of the copy engine
 
 
@@ -53,7 +56,7 @@ def _place(tile, m_tiles, n_tiles, GROUP: gl.constexpr):
 def _item(item, whole, rest, splits, steps, SPLIT: gl.constexpr):
     """(tile, first step, step behind the last): items are `whole` tiles, then the parts of the `rest`, of each the first part first."""
     tile = item
-    first = gl.minimum(0, steps - 1)  # 0; written so, the generated code is the one that was measured
+    first = 0
     end = steps
     if SPLIT:
         if item >= whole:
@@ -81,14 +84,13 @@ def _copy_w(w_desc, w_ring, bar, slot, j, step, BYTES: gl.constexpr, BLOCK_N: gl
 @gluon.jit
 def _copy(
     x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles, whole, rest, splits,
-    BOXES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, COPIED: gl.constexpr,
-    SPLIT: gl.constexpr,
+    BOXES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """The copying warp. A slot is filled once every multiplying group has said that it has read it."""
-    BYTES: gl.constexpr = (BOXES * ROWS + BLOCK_N) * BLOCK_K + (BOXES * ROWS * 4 if COPIED else 0)
+    BYTES: gl.constexpr = (BOXES * ROWS + BLOCK_N) * BLOCK_K + BOXES * ROWS * 4  # codes, and the scales of x
     tile, first, end = _item(gl.program_id(0), whole, rest, splits, steps, SPLIT)
     i, j = _place(tile, m_tiles, n_tiles, GROUP)
-    early = gl.minimum(end - first, STAGES)
+    early = gl.minimum(end - first, EARLY)
     for step in range(early):
         _copy_w(w_desc, w_ring, full.index(step), step, j, first + step, BYTES, BLOCK_N)
     gdc_wait()
@@ -109,20 +111,18 @@ def _copy(
             for box in gl.static_range(BOXES):
                 row = (i * BOXES + box) * ROWS
                 copy_in(x_desc, [row, step * BLOCK_K], bar, x_ring.index(slot * BOXES + box))
-                if COPIED:
-                    # A box begins at a multiple of 16 bytes or is an illegal instruction: a weight's scale cannot come so.
-                    copy_in(scale_desc, [step, row], bar, scale_ring.index(slot * BOXES + box))
+                # A box begins at a multiple of 16 bytes or is an illegal instruction: a weight's scale cannot come so.
+                copy_in(scale_desc, [step, row], bar, scale_ring.index(slot * BOXES + box))
             slot, phase = _next(slot, phase, STAGES)
     gdc_launch_dependents()
 
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-    stride_scales, steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets,
+    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps, m_tiles, n_tiles, whole,
+    rest, splits, parts, tickets,
     WHO: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, COPIED: gl.constexpr,
-    SPLIT: gl.constexpr,
+    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Group WHO of GROUPS: PARTS times 64 rows of the tile.
 
@@ -144,16 +144,9 @@ def _multiply(
         i, j = _place(tile, m_tiles, n_tiles, GROUP)
         first = (i * BOXES + WHO * PARTS) * ROWS
         w_row = w_scales + (j * BLOCK_N // BLOCK_K) * steps
-        # Rows beyond x take the scale of its last one; their codes are zeros, and they are not stored.
-        rows = ()
         sums = ()
-        scales = ()
-        for part in gl.static_range(PARTS):
-            row = first + part * ROWS + gl.arange(0, ROWS, of_row)
-            rows = rows + (gl.minimum(row, m - 1),)
+        for _part in gl.static_range(PARTS):
             sums = sums + (zero,)
-            if not COPIED:
-                scales = scales + (gl.load(x_scales + (rows[part] + start * stride_scales)),)
         w_scale = gl.load(w_row + start).to(gl.float32)
         product = zero
         for step in range(start, end):
@@ -171,19 +164,10 @@ def _multiply(
                 if TURNS:
                     mbarrier.arrive(turns.index((WHO + 1) % GROUPS))
                 if part == 0:
-                    # The next step's scales, asked for once the tensor core has work: a warp that needs one too soon
+                    # The next step's scale, asked for once the tensor core has work: a warp that needs one too soon
                     # would not hand it the rest.
                     w_coming = gl.load(w_row + following).to(gl.float32)
-                    coming = ()
-                    if not COPIED:
-                        for p in gl.static_range(PARTS):
-                            coming = coming + (gl.load(x_scales + (rows[p] + following * stride_scales)),)
-                if COPIED:
-                    scale = (
-                        reinterpret(scale_ring.index(box), gl.float32, [ROWS], flat).load(of_row) * w_scale
-                    )
-                else:
-                    scale = scales[part] * w_scale
+                scale = reinterpret(scale_ring.index(box), gl.float32, [ROWS], flat).load(of_row) * w_scale
                 product = warpgroup_mma_wait(0, deps=[product])
                 if part == PARTS - 1:
                     mbarrier.arrive(empty.index(slot))
@@ -193,7 +177,6 @@ def _multiply(
                     more = warpgroup_mma_wait(0, deps=[more])
                 added = added + (more,)
             sums = added
-            scales = coming
             w_scale = w_coming
             slot, phase = _next(slot, phase, STAGES)
         if SPLIT:
@@ -228,9 +211,10 @@ def _share(
         gl.store(ticket, 0)
         for part in gl.static_range(PARTS):
             piece = mine + part * PIECE + inside
-            total = gl.load(piece, cache_modifier=".cg")
-            for s in range(1, splits):
-                total += gl.load(piece + s * PARTS * PIECE, cache_modifier=".cg")
+            total = gl.zeros([ROWS, BLOCK_N], gl.float32, mma)
+            for s in range(splits):
+                more = gl.load(piece + s * PARTS * PIECE, mask=s != split, other=0.0, cache_modifier=".cg")
+                total += gl.where(s == split, sums[part], more)
             _store_rows(total, y_desc, y_buffers, bias, first, j, part, mma, WHO, BLOCK_N, HAS_BIAS, BUFFERS)
 
 
@@ -260,14 +244,11 @@ def _store_rows(
     copy_out(y_desc, [first + part * ROWS, j * BLOCK_N], buffer)
 
 
-@gluon.jit(
-    do_not_specialize=["m", "stride_scales", "steps", "m_tiles", "n_tiles", "whole", "rest", "splits"]
-)
+@gluon.jit(do_not_specialize=["steps", "m_tiles", "n_tiles", "whole", "rest", "splits"])
 def hopper_w8a8_groups(
-    x_desc, w_desc, y_desc, scale_desc, x_scales, w_scales, bias, parts, tickets, m, stride_scales, steps, m_tiles, n_tiles,
-    whole, rest, splits,
+    x_desc, w_desc, y_desc, scale_desc, w_scales, bias, parts, tickets, steps, m_tiles, n_tiles, whole, rest, splits,
     GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, COPIED: gl.constexpr, SPLIT: gl.constexpr,
+    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Grid (programs,), any number. Boxes of x_desc are [64, 128], of w_desc [BLOCK_N, 128], of y_desc [64, BLOCK_N].
 
@@ -282,9 +263,7 @@ def hopper_w8a8_groups(
     BOXES: gl.constexpr = GROUPS * PARTS
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BOXES, ROWS, BLOCK_K], x_desc.layout)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
-    scale_ring = x_ring
-    if COPIED:
-        scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES * BOXES, 1, ROWS], scale_desc.layout)
+    scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES * BOXES, 1, ROWS], scale_desc.layout)
     y_buffers = gl.allocate_shared_memory(y_desc.dtype, [GROUPS * BUFFERS, ROWS, BLOCK_N], y_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -300,13 +279,13 @@ def hopper_w8a8_groups(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N,
-                    STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, COPIED, SPLIT,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
+                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_copy, (
                     x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, COPIED, SPLIT,
+                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
                 )),
             ],
             [1],
@@ -316,18 +295,18 @@ def hopper_w8a8_groups(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N,
-                    STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, COPIED, SPLIT,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
+                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N,
-                    STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, COPIED, SPLIT,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
+                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_copy, (
                     x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, COPIED, SPLIT,
+                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
                 )),
             ],
             [4, 1],
@@ -337,23 +316,23 @@ def hopper_w8a8_groups(
         gl.warp_specialize(
             [
                 (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N,
-                    STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, COPIED, SPLIT,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
+                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N,
-                    STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, COPIED, SPLIT,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
+                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, x_scales, w_scales, bias, m,
-                    stride_scales, steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 2, GROUPS, PARTS, BLOCK_N,
-                    STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, COPIED, SPLIT,
+                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 2, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
+                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_copy, (
                     x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, COPIED, SPLIT,
+                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
                 )),
             ],
             [4, 4, 1],

@@ -67,7 +67,7 @@ SECTIONS: tuple[Section, ...] = (
         ("gemm_paths", "Paths, by rows"),
     ), frozenset({"gemm_error_max", "gemm_bound_share", "gemm_boundary_diff", "gemm_native_time_ratio", "gemm_paths"}),
         "Linear layers over a sweep of rows (M), against float64 on the dequantized weight. Paths: reference dequantizes and "
-        "multiplies; w8a16 keeps x as it is; w8a8, hopper and scaled_mm quantize x too, which costs some 3% of error. The bound is of what a "
+        "multiplies; w8a16 keeps x as it is; w8a8 and hopper quantize x too, which costs some 3% of error. The bound is of what a "
         "path computes, so the quantization of x is not in it. Row 0 has the same input at every M: what it steps by where the "
         "route changes is what a token's value depends on its neighbours in a batch."),
     Section("transfer", "Transfer", "transfer", (

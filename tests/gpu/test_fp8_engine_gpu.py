@@ -117,9 +117,7 @@ def test_a_product_that_dequantizes_the_whole_weight_is_caught_by_its_memory(
     assert "weights are made anew in 16 bits" in e5.sentence
 
 
-@pytest.mark.parametrize(
-    ("path", "kernel"), [("w8a8", "fp8_matmul_w8a8"), ("hopper", "hopper_w8a8"), ("scaled_mm", "scaled_mm")]
-)
+@pytest.mark.parametrize(("path", "kernel"), [("w8a8", "fp8_matmul_w8a8"), ("hopper", "hopper_w8a8")])
 def test_so_is_one_of_a_prompt_s_products(
     path: str, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,6 @@ TOLERANCE = {
     "w8a16": 2.0**-10,
     "w8a8": 2.0**-9,
     "hopper": 2.0**-9,
-    "scaled_mm": 2.0**-9,
 }
 
 
@@ -92,8 +91,8 @@ def test_a16_t1_4097_rows(device: str) -> None:
     ("shape", "target", "paths"),
     [
         ((576, 576), "cuda", {1: "w8a16", 8: "w8a16", 9: "w8a16", 32: "w8a16", 33: "w8a8", 4097: "w8a8"}),
-        ((4096, 4096), "hopper", {1: "w8a16", 32: "w8a16", 33: "w8a8", 128: "w8a8", 129: "hopper", 257: "scaled_mm"}),
-        ((4096, 12288), "hopper", {16: "w8a16", 17: "w8a8", 256: "w8a8", 257: "scaled_mm", 4097: "scaled_mm"}),
+        ((4096, 4096), "hopper", {1: "w8a16", 16: "w8a16", 17: "w8a8", 64: "w8a8", 65: "hopper", 8192: "hopper"}),
+        ((4096, 12288), "hopper", {16: "w8a16", 17: "w8a8", 32: "w8a8", 33: "hopper", 4097: "hopper"}),
     ],
 )  # fmt: skip
 def test_a16_t1_thresholds(shape: tuple[int, int], target: fp8_route.Target, paths: dict[int, str]) -> None:

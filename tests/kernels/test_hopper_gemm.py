@@ -22,26 +22,26 @@ from kvbench_kernels.blockwise import (
 from kvbench_kernels.hopper_gemm import hopper_w8a8
 from kvbench_kernels.hopper_gemm_config import (
     _BY_SIZE,
-    _M_MEASURED,
     MEASURED,
     HopperTiling,
     _default,
     config,
     supports_hopper_gemm,
+    waves,
 )
 from kvbench_kernels.support import Accepted, Rejected
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILED = [
     HopperTiling(3, 1, 128, 4),
-    HopperTiling(3, 1, 128, 4, turns=True, copied=True),
-    HopperTiling(2, 2, 128, 4),
-    HopperTiling(2, 2, 128, 3, buffers=2, turns=True, copied=True),
-    HopperTiling(2, 1, 64, 7, turns=True),
-    HopperTiling(2, 1, 128, 5, height=16, turns=True, copied=True),
-    HopperTiling(1, 1, 128, 3, ctas=2, copied=True),
+    HopperTiling(3, 1, 128, 4, turns=True),
+    HopperTiling(3, 1, 64, 6),
+    HopperTiling(2, 2, 128, 3, buffers=2, turns=True),
+    HopperTiling(2, 1, 64, 8, splits=2),
+    HopperTiling(2, 1, 128, 5, height=16, splits=2),
+    HopperTiling(1, 1, 128, 3, ctas=2),
     HopperTiling(1, 1, 64, 6, ctas=2),
-    HopperTiling(1, 2, 128, 3, ctas=2),
+    HopperTiling(1, 1, 64, 8, splits=2),
 ]
 
 
@@ -63,15 +63,15 @@ def facts(numbers: list[Any], bias: bool) -> dict[str, Any]:
     constants = {
         "PARTS": tiling.parts, "BLOCK_N": tiling.block_n, "STAGES": tiling.stages, "GROUP": tiling.height,
         "HAS_BIAS": bias, "GROUPS": tiling.groups, "BUFFERS": tiling.buffers, "TURNS": tiling.turns,
-        "COPIED": tiling.copied,
+        "SPLIT": tiling.splits > 1,
     }  # fmt: skip
     types = {
         "x_desc": boxes("fp8e4nv", 8, 64, 128), "w_desc": boxes("fp8e4nv", 8, tiling.block_n, 128),
         "y_desc": boxes("bf16", 16, 64, tiling.block_n), "scale_desc": boxes("fp32", 32, 1, 64, 0),
-        "x_scales": "*fp32", "w_scales": "*bf16" if bias else "*fp32", "bias": "*bf16",
+        "w_scales": "*bf16" if bias else "*fp32", "bias": "*bf16", "parts": "*fp32", "tickets": "*i32",
     }  # fmt: skip
-    if not tiling.copied:
-        constants["scale_desc"] = None
+    if tiling.splits == 1:
+        constants |= {"parts": None, "tickets": None}
     names = [parameter.name for parameter in kernel.params]
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     aligned = {
@@ -80,7 +80,7 @@ def facts(numbers: list[Any], bias: bool) -> dict[str, Any]:
     built = triton.compile(
         GluonASTSource(kernel, signature, constants, aligned),
         target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": 4, "maxnreg": REGISTERS[tiling.groups]},
+        options={"num_warps": 4, "maxnreg": REGISTERS[tiling.groups], "launch_pdl": True},
     )
     ptx = built.asm["ptx"]
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -91,6 +91,8 @@ def facts(numbers: list[Any], bias: bool) -> dict[str, Any]:
         "products": sorted(set(re.findall(r"wgmma\.mma_async\S+", ptx))),
         "count": len(re.findall(r"wgmma\.mma_async", ptx)),
         "registers": "setmaxnreg" in ptx,
+        "waits": ptx.count("griddepcontrol.wait"),
+        "lets_go": ptx.count("griddepcontrol.launch_dependents"),
         "warps": built.metadata.num_warps,
         "shared": built.metadata.shared,
         "usage": usage,
@@ -119,14 +121,19 @@ def test_the_compiler_gives_fp8_products_without_spilled_registers(
     assert found["products"] == [f"wgmma.mma_async.sync.aligned.{shape}.f32.e4m3.e4m3"]
     assert found["count"] == 4 * tiling.groups * tiling.parts  # 128 columns
     assert found["registers"]
+    assert found["waits"] == tiling.groups + 1  # each group, and the warp that copies
+    assert found["lets_go"] == 1
     assert found["warps"] == 4 * (tiling.groups + 1)
     assert found["shared"] <= tiling.shared_bytes
     assert "STACK:0 " in found["usage"]
 
 
 def test_every_tiling_of_the_table_can_be_built() -> None:
-    assert all(m in _M_MEASURED for m, _, _ in MEASURED)
-    for tiling in [*MEASURED.values(), *_BY_SIZE, *COMPILED]:
+    for ranges in MEASURED.values():
+        ends = [rows for rows, _ in ranges]
+        assert ends == sorted(set(ends))
+        assert ends[-1] >= 1 << 40
+    for tiling in [*(t for ranges in MEASURED.values() for _, t in ranges), *_BY_SIZE, *COMPILED]:
         assert tiling.problem() is None
     for m in (1, 64, 100, 128, 500, 4096, 100_000):
         for n, k in ((128, 128), (6144, 4096), (4096, 12288)):
@@ -137,7 +144,6 @@ def test_defaults_grow_with_the_product() -> None:
     sizes = [t.block_m * t.block_n for t in (config(m, 5120, 5120) for m in (64, 1024, 8192))]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
-    assert config(8192, 5120, 5120) == _BY_SIZE[0]
 
 
 @pytest.mark.parametrize(
@@ -146,14 +152,38 @@ def test_defaults_grow_with_the_product() -> None:
         (128, 4096, 64, 64),
         (256, 4096, 64, 128),
         (512, 4096, 128, 128),
+        (768, 4096, 192, 128),
         (1024, 4096, 256, 128),
         (1024, 6144, 128, 128),
-        (8192, 4096, 256, 128),
+        (512, 24576, 256, 128),
     ],
 )
 def test_the_default_is_the_tile_that_was_fastest(m: int, n: int, rows: int, columns: int) -> None:
-    for tiling in (MEASURED[m, n, 4096], _default(m, n)):
+    for tiling in (config(m, n, 4096), _default(m, n, 4096)):
         assert (tiling.block_m, tiling.block_n) == (rows, columns)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "programs", "steps", "splits", "found"),
+    [
+        (64, 132, 96, 2, (0, 64, 2)),  # all in one wave, shared
+        (64, 132, 96, 8, (0, 64, 2)),  # no more CTAs than there are
+        (160, 132, 32, 8, (132, 28, 4)),  # one full wave, then the rest
+        (160, 132, 12, 8, (132, 28, 3)),  # four steps a part at least
+        (264, 132, 32, 8, (264, 0, 1)),  # nothing is left
+        (96, 132, 96, 8, (96, 0, 1)),  # none is free to help
+        (160, 132, 32, 1, (160, 0, 1)),
+        (1, 132, 7, 8, (1, 0, 1)),
+    ],
+)
+def test_tiles_of_the_last_wave_are_shared(
+    tiles: int, programs: int, steps: int, splits: int, found: tuple[int, int, int]
+) -> None:
+    assert waves(tiles, programs, steps, splits) == found
+    whole, rest, shared = found
+    assert whole + (rest or 0) == tiles or shared == 1
+    assert whole % programs == 0 or shared == 1
+    assert rest * shared <= programs
 
 
 @pytest.mark.parametrize(
@@ -163,9 +193,10 @@ def test_the_default_is_the_tile_that_was_fastest(m: int, n: int, rows: int, col
         ({"parts": 2}, "3 groups of 2 parts and 128 columns make no tile"),
         ({"block_n": 96}, "96 columns make no tile"),
         ({"stages": 1}, "1 stages and height 8 are too few"),
-        ({"stages": 5}, "5 stages take 254464 bytes of shared memory, and 232448 exist"),
+        ({"stages": 5}, "5 stages take 258304 bytes of shared memory, and 232448 exist"),
         ({"ctas": 2}, "2 CTAs of 3 groups exceed"),
         ({"buffers": 3}, "3 buffers of a group are no choice"),
+        ({"splits": 9}, "9 CTAs cannot share a tile; it takes 1 to 8"),
         ({"groups": 1, "turns": True}, "One group has none to take turns with"),
     ],
 )

@@ -225,7 +225,7 @@ def test_the_route_suggested_is_the_fastest_path_by_shape_and_rows() -> None:
         row(1, "w8a16", 8.0, "qkv"), row(1, "hopper", 1.0, "qkv"),
     ]  # fmt: skip
     assert suggested_route(rows)[1:] == [
-        "    (4096, 4096): 1 w8a16 8.0, 64 w8a8 11.0, 4096 scaled_mm 109.0  # o",
+        "    (4096, 4096): 1 w8a16 8.0, 64 w8a8 11.0, 4096 hopper 110.0  # o",
         "    (6144, 4096): 1 hopper 1.0  # qkv",
     ]
 
