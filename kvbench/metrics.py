@@ -157,9 +157,10 @@ METRICS: dict[str, Metric] = {
                "share of these steps on which the argmax of that row stays", _SHARE),
         Metric("gemm_paths", "gemm", "paths", "", "paths that ran over the sweep; which rows have which stands in the note", (1.0, inf)),
         Metric("gemm_native_time_ratio", "gemm", "ratio", "lower",
-               "worst time of a product over F.linear on the dequantized weight in the engine's dtype; GPU, weights warm in L2", _SPEED),
+               "worst time of a product over F.linear on the dequantized weight in the engine's dtype; GPU, both over the model's "
+               "layers of the shape in turn, so that weights are cold where these exceed the L2 (fact timed_with)", _SPEED),
         Metric("gemm_reference_time_ratio", "gemm", "ratio", "lower",
-               "worst time of a product over the reference path, which dequantizes and multiplies; GPU, weights warm in L2", (1e-4, inf)),
+               "worst time of a product over the reference path, which dequantizes and multiplies; GPU, timed likewise", (1e-4, inf)),
         # latency
         Metric("ttft_ms", "latency", "ms", "lower",
                "request submitted to first token on the host, synchronised, sampling included; median over repeats", _TIME),

@@ -74,7 +74,7 @@ RUNNERS: dict[str, RunnerDecl] = {
             "steps": Option("int", 2048, "decode steps of the model-free run", minimum=1),
             "seed": Option("int", 0, "seed of the random tensors", minimum=0),
         }, "decode through the store against an FP32 oracle on dequantized tensors, and a model-free run of many steps", reads=False),
-        RunnerDecl("gemm", 1, _SHAPE, False, {
+        RunnerDecl("gemm", 2, _SHAPE, False, {
             "rows": Option("int", [1, 2, 4, 8, 9, 16, 31, 32, 33, 63, 64, 65, 128, 257, 513],
                            "rows of x, beside both sides of every boundary of the route", minimum=1, many=True),
             "max_rows": Option("int", 8192, "boundaries of the route are looked for up to so many rows", minimum=1),

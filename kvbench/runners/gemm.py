@@ -5,13 +5,18 @@ with a few large channels as activations have, and its first M rows are multipli
 both sides of every boundary of the route are. Each output is compared with the product in float64 of x and the
 dequantized weight. Paths and kernels are what ran, told by the launches; where that is not the path that is due, the
 cell has no result. Rows of an output buffer beyond M are the kernels' own tests' matter.
+
+A decode step finds each layer's weights in memory, not in the L2 that the call before has filled. So the calls that are
+timed go over the model's own layers of the shape in turn, as many as fill the L2 `COLD` times over, or all there are;
+whether that left the weights cold stands in the facts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
@@ -30,7 +35,6 @@ from kvbench.runners.context import Context, Measurement
 from kvbench_kernels.blockwise import (
     dequantize_activation,
     dequantize_blocks,
-    fp8_dequantize_matmul_torch,
     quantize_activation_torch,
 )
 from kvbench_kernels.fp8_linear import target_of
@@ -40,22 +44,26 @@ from kvbench_kernels.launches import Launch, record
 NATIVE = "native"
 Linear = nn.Linear | Fp8Linear
 
-# A timing on a GPU: so many calls queued behind a kernel that only waits, so that the device and not the host is timed.
-CALLS, ROUNDS, WAIT_CYCLES = 5, 5, 8_000_000
+# A timing on a GPU: at least so many calls queued behind a kernel that only waits, so that the device and not the host
+# is timed; the wait is so many cycles a call.
+CALLS, ROUNDS, WAIT_CYCLES = 5, 5, 1_600_000
+
+# An L2 replaces no line strictly in order, so what has been read since has to exceed it clearly.
+COLD = 4
 
 
 @dataclass(frozen=True)
 class Product:
     """Modules that one call computes together (q, k, v; gate, up; or one alone), the first of their shape.
 
-    count: how many calls of this shape a forward makes.
+    alike: the products of the model's other layers of this shape, which are timed in turn with this one.
     """
 
     names: tuple[str, ...]
     modules: tuple[Linear, ...]
     n: int
     k: int
-    count: int
+    alike: tuple[Product, ...] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([module(x) for module in self.modules], dim=-1)
@@ -65,15 +73,19 @@ class Product:
         return isinstance(self.modules[0], Fp8Linear)
 
     @property
+    def layers(self) -> tuple[Product, ...]:
+        """Every call of this shape that a forward makes, this one first."""
+        return (self, *self.alike)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights, scales and biases, as the modules hold them."""
+        return sum(held.nbytes for module in self.modules for held in module.parameters())
+
+    @property
     def bias(self) -> Tensor | None:
         biases: list[Tensor] = [module.bias for module in self.modules if module.bias is not None]
         return torch.cat(biases) if biases else None
-
-    def stored(self) -> tuple[Tensor, Tensor]:
-        """Codes [N, K] and scales of FP8 modules."""
-        fp8 = [m for m in self.modules if isinstance(m, Fp8Linear)]
-        codes = torch.cat([m.weight.data.view(torch.uint8) for m in fp8])
-        return codes.view(torch.float8_e4m3fn), torch.cat([m.weight_scale_inv.data for m in fp8])
 
     def weight(self) -> Tensor:
         """[N, K] in float32: what codes and scales stand for, or the native weight."""
@@ -87,6 +99,33 @@ class Product:
         )
 
 
+@dataclass(frozen=True)
+class Turn:
+    """The layers that the calls of a sample went over in turn.
+
+    layers: how many, of the `of` that have the shape; stored, native: bytes of their weights as the model holds them, and
+    in the engine's dtype; l2: bytes of the device's L2; model: bytes of all weights of the model.
+    """
+
+    layers: int
+    of: int
+    stored: int
+    native: int
+    l2: int
+    model: int
+
+    def __str__(self) -> str:
+        text = (
+            f"CUDA events over {self.layers} of {self.of} layers in turn, L2 {self.l2:,} B: weights {self.stored:,} B, "
+            f"{warmth(self.stored, self.l2)}; native ones {self.native:,} B, {warmth(self.native, self.l2)}"
+        )
+        if self.stored > self.l2:
+            return text
+        if self.model > self.l2:
+            return f"{text}; the model's {self.model:,} B exceed the L2, so that its steps may find them cold"
+        return f"{text}; the model's {self.model:,} B fit into the L2, so that its steps find them warm too"
+
+
 def run(ctx: Context) -> Measurement:
     decision, model = ctx.engine(sequences=1, tokens=ctx.spec["page_size"]).decision, ctx.model
     gemm = path_asked(decision.gemm.resolved)
@@ -97,7 +136,8 @@ def run(ctx: Context) -> Measurement:
             f"weights {decision.weights.resolved} were resolved, and the model {model.name} that would be measured holds others; "
             "its products are not this cell's."
         )
-    bench = Bench(gemm, model.device, model.dtype, ctx.options)
+    held = sum(p.nbytes for p in model.model.parameters())
+    bench = Bench(gemm, model.device, model.dtype, ctx.options, held)
     with torch.inference_mode(), using(gemm):
         measured = []
         for index, product in enumerate(found):
@@ -113,7 +153,7 @@ def run(ctx: Context) -> Measurement:
         "bounds": {
             path: bench.bound(path) for path in dict.fromkeys(r["path"] for p in measured for r in p["rows"])
         },
-        "timed_with": "CUDA events, weights warm in L2" if bench.timing else None,
+        "timed_with": {f"{p['n']} x {p['k']}": p["timed_with"] for p in measured} if bench.timing else None,
     }
     return Measurement({"products": measured}, facts)
 
@@ -128,33 +168,37 @@ def products(model: nn.Module) -> list[Product]:
     names = {id(m): name for name, m in linears.items()}
     groups: list[tuple[Linear, ...]] = [tuple(getattr(m, "group", ())) or (m,) for m in linears.values()]
     followers = {id(m) for group in groups for m in group[1:]}
-    calls: dict[tuple[int, int], list[tuple[Linear, ...]]] = {}
+    shapes: dict[tuple[int, int], list[Product]] = {}
     for group in groups:
         if id(group[0]) not in followers:
-            shape = (sum(m.out_features for m in group), group[0].in_features)
-            calls.setdefault(shape, []).append(group)
-    if not calls:
+            n, k = sum(m.out_features for m in group), group[0].in_features
+            product = Product(tuple(names[id(m)] for m in group), group, n, k)
+            shapes.setdefault((n, k), []).append(product)
+    if not shapes:
         raise KvbenchError(
             "The model has no linear layer beside its output layer, so there is no product to measure."
         )
-    return [
-        Product(tuple(names[id(m)] for m in same[0]), same[0], n, k, len(same))
-        for (n, k), same in calls.items()
-    ]
+    return [replace(first, alike=tuple(others)) for first, *others in shapes.values()]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """gemm: one of `kvbench_kernels.support.GEMMS`; options: the runner's."""
+    """gemm: one of `kvbench_kernels.support.GEMMS`; options: the runner's; held: bytes of all weights of the model."""
 
     gemm: str
     device: torch.device
     dtype: torch.dtype
     options: Mapping[str, Any]
+    held: int
 
     @property
     def timing(self) -> bool:
         return self.device.type == "cuda"
+
+    @property
+    def l2(self) -> int:
+        """Bytes."""
+        return torch.cuda.get_device_properties(self.device).L2_cache_size
 
     def due(self, product: Product, m: int) -> str:
         if not product.quantized:
@@ -171,8 +215,7 @@ class Bench:
         edges = [m for _, last, _ in routes[:-1] for m in (last, last + 1)]
         sweep = sorted({*self.options["rows"], *edges})
         x = probe_input(self.options["seed"], max(sweep), product.k).to(self.device, self.dtype)
-        weight = product.weight()
-        exact = weight.double()
+        exact = product.weight().double()
         self._check_no_rows(product, x)
         first = _with_bias(x[:1].double() @ exact.t(), product)[0]
         before, rows = first, list[dict[str, Any]]()
@@ -185,16 +228,16 @@ class Bench:
             )
             before = now
             rows.append(row)
-        if self.timing:
-            self._time(product, x, weight, rows)
+        turn = self._time(product, x, rows) if self.timing else None
         return {
             "n": product.n,
             "k": product.k,
             "modules": list(product.names),
-            "calls_a_forward": product.count,
+            "calls_a_forward": len(product.layers),
             "routes": routes,
             "boundaries": edges,
             "exact_row0_argmax": int(first.argmax()),
+            "timed_with": None if turn is None else str(turn),
             "rows": rows,
         }
 
@@ -207,22 +250,15 @@ class Bench:
 
     def _row(self, product: Product, x: Tensor, exact: Tensor) -> tuple[dict[str, Any], Tensor]:
         """One M of the sweep, and its first row of output in float64."""
-        with record() as launches:
-            y = product(x).double()
-        m = len(x)
-        path, kernels = ran(launches) if product.quantized else (NATIVE, _names(launches))
-        if path != (due := self.due(product, m)):
-            raise KvbenchError(
-                f"{product.names[0]} ({m} x {product.n} x {product.k}) was computed by path {path} "
-                f"({', '.join(kernels) or 'no kernel that said its name'}), and path {due} is due."
-            )
+        out, path, kernels = self._computed(product, x)
+        y = out.double()
         error = _distances(y, _with_bias(x.double() @ exact.t(), product))
         distance = error
         if path in W8A8:
             used = dequantize_activation(*quantize_activation_torch(x)).double()
             distance = _distances(y, _with_bias(used @ exact.t(), product))
         return {
-            "m": m,
+            "m": len(x),
             "path": path,
             "kernels": kernels,
             "error": error,
@@ -230,16 +266,56 @@ class Bench:
             "bound": self.bound(path),
         }, y[0]
 
-    def _time(self, product: Product, x: Tensor, weight: Tensor, rows: list[dict[str, Any]]) -> None:
-        """Microseconds a call of the path that runs, of the reference path, and of F.linear on the dequantized weight."""
-        native, bias = weight.to(self.dtype), product.bias
-        stored = product.stored() if product.quantized else None
+    def _computed(self, product: Product, x: Tensor) -> tuple[Tensor, str, list[str]]:
+        """The output, its path, which is the one that is due, and the names of the kernels."""
+        with record() as launches:
+            y = product(x)
+        path, kernels = ran(launches) if product.quantized else (NATIVE, _names(launches))
+        if path != (due := self.due(product, len(x))):
+            raise KvbenchError(
+                f"{product.names[0]} ({len(x)} x {product.n} x {product.k}) was computed by path {path} "
+                f"({', '.join(kernels) or 'no kernel that said its name'}), and path {due} is due."
+            )
+        return y, path, kernels
+
+    def _time(self, product: Product, x: Tensor, rows: list[dict[str, Any]]) -> Turn:
+        """Microseconds a call of the path that runs, of the reference path, and of F.linear on the dequantized weight.
+
+        All of them over the same layers in turn. Only F.linear has copies of their weights, for it needs them dequantized.
+        """
+        sizes = [layer.nbytes for layer in product.layers]
+        layers = product.layers[: in_turn(sizes, self.l2)]
+        native = [(layer.weight().to(self.dtype), layer.bias) for layer in layers]
         for row in rows:
             part = x[: row["m"]]
-            row["us"] = microseconds(partial(_call, product.modules, part))
-            row["us_native"] = microseconds(partial(F.linear, part, native, bias))
-            if stored is not None:
-                row["us_reference"] = microseconds(partial(fp8_dequantize_matmul_torch, part, *stored, bias))
+            for layer in layers:  # a layer that takes another path would be timed as if it did not
+                self._computed(layer, part)
+            calls = [partial(_call, layer.modules, part) for layer in layers]
+            row["us"] = microseconds(calls)
+            row["us_native"] = microseconds([partial(F.linear, part, *layer) for layer in native])
+            if product.quantized:
+                with using("reference"):
+                    row["us_reference"] = microseconds(calls)
+        return Turn(
+            layers=len(layers),
+            of=len(product.layers),
+            stored=sum(sizes[: len(layers)]),
+            native=sum(weight.nbytes for weight, _ in native),
+            l2=self.l2,
+            model=self.held,
+        )
+
+
+def in_turn(sizes: Sequence[int], l2: int) -> int:
+    """How many layers, from the first on, hold `COLD` times the L2, or all there are. sizes: bytes of each; l2: bytes."""
+    return next((i for i, held in enumerate(accumulate(sizes), 1) if held >= COLD * l2), len(sizes))
+
+
+def warmth(held: int, l2: int) -> str:
+    """How a call finds its weights where calls go over `held` bytes of them in turn; l2: bytes."""
+    if held >= COLD * l2:
+        return "cold"
+    return "partly cold" if held > l2 else "warm"
 
 
 def runs(path: Callable[[int], str], last: int) -> list[list[Any]]:
@@ -267,19 +343,21 @@ def ran(launches: Sequence[Launch]) -> tuple[str, list[str]]:
     return paths.pop() or "unknown", names
 
 
-def microseconds(call: Callable[[], Any]) -> float:
-    """Median over rounds of the device's time a call."""
-    call()  # compiles
+def microseconds(calls: Sequence[Callable[[], Any]]) -> float:
+    """Median over rounds of the device's time a call. A round makes each of `calls` in turn, and all equally often."""
+    for call in calls:
+        call()  # compiles
+    queued = [*calls] * -(-CALLS // len(calls))
     taken: list[float] = []
     for _ in range(ROUNDS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        torch.cuda._sleep(WAIT_CYCLES)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(WAIT_CYCLES * len(queued))  # type: ignore[no-untyped-call]
         start.record()
-        for _ in range(CALLS):
+        for call in queued:
             call()
         end.record()
         end.synchronize()
-        taken.append(1e3 * start.elapsed_time(end) / CALLS)
+        taken.append(1e3 * start.elapsed_time(end) / len(queued))
     return median(taken)
 
 

@@ -172,3 +172,46 @@ def test_weights_changed_after_the_capture_of_a_graph_are_read() -> None:
     engine.truncate(seq, 20)
     module.weight_scale_inv.data.mul_(0.5)
     assert torch.equal(engine.decode([seq], [3]), before)
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, l2: int | None = None) -> dict[str, str]:
+    """What the gemm runner says it timed, by shape; l2: of the device, in bytes, if another than its own."""
+    from kvbench.engine.core import Engine
+    from kvbench.runners import gemm
+    from kvbench.runners.context import Context
+
+    if l2 is not None:
+        monkeypatch.setattr(gemm.Bench, "l2", l2)
+    model, spec = loaded(), spec_of()
+    decision = resolve(request_of(spec), model.facts)
+
+    def engine(sequences: int, tokens: int) -> Engine:
+        return Engine(model, decision, spec, sequences=sequences, tokens=tokens)
+
+    options = {"rows": [1, 40, 130], "max_rows": 256, "seed": 0}
+    found = gemm.run(Context(spec, options, "", model, engine, engine, None, None))
+    rows = [row for product in found.samples["products"] for row in product["rows"]]
+    assert all(row[arm] > 0 for row in rows for arm in ("us", "us_native", "us_reference"))
+    return found.facts["timed_with"]
+
+
+def test_products_of_a_small_model_are_timed_warm_and_the_record_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = timed(monkeypatch)
+    assert list(said) == ["512 x 256", "256 x 256", "320 x 256", "256 x 320"]
+    l2 = torch.cuda.get_device_properties(0).L2_cache_size
+    assert said["512 x 256"] == (
+        f"CUDA events over 4 of 4 layers in turn, L2 {l2:,} B: weights 524,416 B, warm; native ones 1,048,576 B, warm; "
+        "the model's 2,038,752 B fit into the L2, so that its steps find them warm too"
+    )
+
+
+def test_products_are_timed_cold_over_layers_that_exceed_the_l2(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = "CUDA events over {} layers in turn, L2 40,000 B: weights {} B, cold; native ones {} B, cold"
+    assert timed(monkeypatch, l2=40_000) == {
+        "512 x 256": start.format("2 of 4", "262,208", "524,288"),
+        "256 x 256": start.format("3 of 4", "196,656", "393,216"),
+        "320 x 256": start.format("2 of 8", "163,888", "327,680"),
+        "256 x 320": start.format("2 of 4", "163,888", "327,680"),
+    }

@@ -50,23 +50,25 @@ class Model(nn.Module):
 
 
 def bench(rows: list[int], dtype: torch.dtype = torch.float32, path: str = "auto") -> gemm.Bench:
-    return gemm.Bench(path, torch.device("cpu"), dtype, {"rows": rows, "max_rows": 70, "seed": 0})
+    return gemm.Bench(path, torch.device("cpu"), dtype, {"rows": rows, "max_rows": 70, "seed": 0}, 0)
 
 
 def test_each_shape_is_measured_once_and_siblings_that_are_one_product_are_one() -> None:
     model = Model()
     assert join_siblings(model) == 2
     found = gemm.products(model)
-    assert [(p.n, p.k, p.count, p.names) for p in found] == [
-        (640, 384, 2, tuple(f"layers.0.{name}_proj" for name in "qkv")),
-        (192, 384, 2, ("layers.0.o_proj",)),
+    assert [(p.n, p.k, [layer.names for layer in p.layers]) for p in found] == [
+        (640, 384, [tuple(f"layers.{i}.{name}_proj" for name in "qkv") for i in range(2)]),
+        (192, 384, [(f"layers.{i}.o_proj",) for i in range(2)]),
     ]
+    # Codes, scales of whole and begun blocks, and biases: bytes of one layer.
+    assert [p.nbytes for p in found] == [640 * 384 + 4 * 5 * 3 + 4 * 640, 192 * 384 + 4 * 2 * 3 + 4 * 192]
     x = torch.randn(3, 384)
     block = model.layers[0]
     due = torch.cat([block.q_proj(x), block.k_proj(x), block.v_proj(x)], -1)  # type: ignore[operator]
     assert torch.equal(found[0](x), due)
-    codes, scales = found[0].stored()
-    assert torch.equal(dequantize_blocks(codes, scales), found[0].weight())
+    parts = [dequantize_blocks(m.weight, m.weight_scale_inv) for m in found[0].modules]  # type: ignore[arg-type]
+    assert torch.equal(torch.cat(parts), found[0].weight())
 
 
 def test_native_weights_are_measured_without_the_output_layer() -> None:
@@ -196,6 +198,170 @@ def test_the_runner_measures_a_loaded_model(runner_context: Callable[..., Any]) 
     assert measured.facts["routes"] == dict.fromkeys(measured.facts["routes"], "1.. native")
     assert (measured.facts["timed_with"], measured.facts["dtype"]) == (None, "float32")
     assert {row["path"] for p in measured.samples["products"] for row in p["rows"]} == {"native"}
+
+
+# times
+
+
+L2_OF_AN_H200 = 62_914_560
+
+
+@pytest.mark.parametrize(
+    ("sizes", "l2", "layers"),
+    [
+        ([25_171_968] * 36, L2_OF_AN_H200, 10),  # the layers of Qwen3-8B: codes and float32 scales
+        ([16_781_312] * 36, L2_OF_AN_H200, 15),
+        ([100_687_872] * 36, L2_OF_AN_H200, 3),
+        ([50_343_936] * 36, L2_OF_AN_H200, 5),
+        ([1_770_000] * 30, L2_OF_AN_H200, 30),  # there are no more
+        ([100] * 9, 100, 4),
+        ([99] * 9, 100, 5),
+        ([10, 390, 30], 100, 2),
+        ([1000, 1000], 100, 1),  # whose own end has taken the place of its beginning
+    ],
+)
+def test_calls_go_over_as_many_layers_as_fill_the_l2_four_times(
+    sizes: list[int], l2: int, layers: int
+) -> None:
+    assert gemm.in_turn(sizes, l2) == layers
+
+
+def test_weights_are_cold_where_the_others_exceed_the_l2() -> None:
+    assert [gemm.warmth(held, 100) for held in (0, 100, 101, 399, 400)] == [
+        "warm", "warm", "partly cold", "partly cold", "cold",
+    ]  # fmt: skip
+
+
+def test_the_fact_says_what_was_cold() -> None:
+    cold = gemm.Turn(
+        layers=10, of=36, stored=251_719_680, native=503_316_480, l2=L2_OF_AN_H200, model=8 * 10**9
+    )
+    assert str(cold) == (
+        "CUDA events over 10 of 36 layers in turn, L2 62,914,560 B: weights 251,719,680 B, cold; "
+        "native ones 503,316,480 B, cold"
+    )
+    warm = gemm.Turn(
+        layers=30, of=30, stored=53_000_000, native=106_000_000, l2=L2_OF_AN_H200, model=60_000_000
+    )
+    text = (
+        "CUDA events over 30 of 30 layers in turn, L2 62,914,560 B: weights 53,000,000 B, warm; "
+        "native ones 106,000,000 B, partly cold; the model's "
+    )
+    assert str(warm) == f"{text}60,000,000 B fit into the L2, so that its steps find them warm too"
+    larger = replace(warm, model=163_000_000)
+    assert str(larger) == f"{text}163,000,000 B exceed the L2, so that its steps may find them cold"
+
+
+@pytest.mark.parametrize(("layers", "order"), [(1, "aaaaa"), (3, "abcabc"), (7, "abcdefg")])
+def test_a_sample_is_whole_turns_and_its_time_is_that_of_a_call(
+    layers: int, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device whose clock goes on by 2 us a call, and by 1 s in the wait before."""
+    clock, made, waits = [0.0], list[str](), list[int]()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.ms = clock[0]
+
+        def synchronize(self) -> None:
+            made.append("|")
+
+        def elapsed_time(self, end: Event) -> float:
+            return end.ms - self.ms
+
+    def wait(cycles: int) -> None:
+        waits.append(cycles)
+        clock[0] += 1e3
+
+    def call(name: str) -> None:
+        made.append(name)
+        clock[0] += 2e-3
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", wait)
+    names = "abcdefg"[:layers]
+    assert gemm.microseconds([lambda name=name: call(name) for name in names]) == pytest.approx(2, rel=1e-5)  # type: ignore[misc]
+    assert "".join(made) == names + f"{order}|" * gemm.ROUNDS
+    assert waits == [gemm.WAIT_CYCLES * len(order)] * gemm.ROUNDS
+
+
+@pytest.fixture
+def timings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[tuple[Any, ...]]]]:
+    """Has products timed as on a device with an L2 of 20,000 B: the path asked for and the arguments of each timing's calls."""
+    made: list[tuple[str, list[tuple[Any, ...]]]] = []
+
+    def microseconds(calls: list[Any]) -> float:
+        for call in calls:
+            call()
+        made.append((fp8linear._gemm, [call.args for call in calls]))
+        return float(len(made))
+
+    monkeypatch.setattr(gemm, "microseconds", microseconds)
+    monkeypatch.setattr(gemm.Bench, "timing", True)
+    monkeypatch.setattr(gemm.Bench, "l2", 20_000)
+    return made
+
+
+def test_every_arm_is_timed_over_the_same_layers(timings: list[tuple[str, list[tuple[Any, ...]]]]) -> None:
+    product = gemm.products(Model())[1]
+    assert (len(product.layers), product.nbytes) == (4, 49_676)
+    with fp8linear.using("auto"):
+        measured = bench([1, 9]).measure(product)
+    assert [(row["us"], row["us_native"], row["us_reference"]) for row in measured["rows"]] == [
+        (1, 2, 3),
+        (4, 5, 6),
+    ]
+    assert [path for path, _ in timings] == ["auto", "auto", "reference"] * 2
+    used = product.layers[:2]
+    for m, (own, native, reference) in ((1, timings[:3]), (9, timings[3:])):
+        for _, calls in (own, reference):
+            assert [modules for modules, _ in calls] == [layer.modules for layer in used]
+            assert {len(x) for _, x in calls} == {m}
+        for (x, weight, bias), layer in zip(native[1], used, strict=True):
+            assert len(x) == m
+            assert torch.equal(weight, layer.weight())
+            assert bias is not None
+            assert torch.equal(bias, layer.bias)  # type: ignore[arg-type]
+    assert measured["timed_with"] == (
+        "CUDA events over 2 of 4 layers in turn, L2 20,000 B: weights 99,352 B, cold; native ones 393,216 B, cold"
+    )
+
+
+@pytest.mark.usefixtures("timings")
+def test_a_path_that_was_not_due_gives_no_result_in_any_layer_that_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    product, real = gemm.products(Model())[1], fp8linear.fp8_linear
+    dropped = product.layers[1].modules[0].weight
+
+    def other(x: Tensor, codes: Tensor, *rest: Any) -> Tensor:
+        if codes.data_ptr() != dropped.data_ptr():
+            return real(x, codes, *rest)
+        launched("w8a16_dot")
+        return x @ dequantize_blocks(codes, rest[0]).t()
+
+    monkeypatch.setattr(fp8linear, "fp8_linear", other)
+    words = r"layers\.0\.v_proj \(1 x 128 x 384\) was computed by path w8a16 \(w8a16_dot\), and path reference is due"
+    with pytest.raises(KvbenchError, match=words):
+        bench([1]).measure(product)
+
+
+@pytest.mark.usefixtures("timings")
+def test_the_record_says_of_each_shape_what_was_cold(
+    runner_context: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gemm.Bench, "l2", 70_000)
+    measured = gemm.run(runner_context("gemm", rows=[1]))
+    assert measured.facts["timed_with"] == {
+        "64 x 64": "CUDA events over 8 of 8 layers in turn, L2 70,000 B: weights 131,072 B, partly cold; native ones 131,072 B, partly cold",
+        "32 x 64": "CUDA events over 8 of 8 layers in turn, L2 70,000 B: weights 65,536 B, warm; native ones 65,536 B, warm; "
+        "the model's 724,224 B exceed the L2, so that its steps may find them cold",
+        "128 x 64": "CUDA events over 8 of 8 layers in turn, L2 70,000 B: weights 262,144 B, partly cold; native ones 262,144 B, partly cold",
+        "64 x 128": "CUDA events over 4 of 4 layers in turn, L2 70,000 B: weights 131,072 B, partly cold; native ones 131,072 B, partly cold",
+    }
 
 
 # derive
