@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvbench.cellkeys import MODEL_KEYS
 from kvbench.cells import CELL_KEYS, Cell, content_hash
 from kvbench.document import DataPath, Problems
 from kvbench.environment import Host
@@ -113,6 +114,12 @@ def _place(outline: Outline, points: tuple[Point, ...]) -> DataPath:
 def _nothing(outline: Outline) -> tuple[DataPath, str]:
     if outline.axes:
         return ("exclude",), "exclude leaves no cell; remove an entry, or add cells under include."
+    if engine := [key for key in outline.fixed if key not in MODEL_KEYS.values()]:
+        return (
+            ("engine",),
+            "engine fixes keys of the cells that axes and include make, and the matrix has neither, so it has no cell; move a "
+            f"key to axes, as in axes: {{{engine[0]}: [{text(outline.fixed[engine[0]])}]}}.",
+        )
     return (
         (),
         "the matrix is empty: it has no axes and no include; write axes: {kv_format: [native, int8_sym]}.",
