@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvbench.cellkeys import MODEL_KEYS
-from kvbench.cells import CELL_KEYS, Cell, content_hash
+from kvbench.cells import CELL_KEYS, MODEL_NAMES, Cell, content_hash, one_model
 from kvbench.document import DataPath, Problems
 from kvbench.environment import Host
 from kvbench.formats import KV_FORMATS
@@ -214,10 +214,12 @@ def _cells(
 
 
 def _varied(outline: Outline, specs: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Keys that differ between cells, axes first in their order; the format always, so that no name is empty."""
+    """Keys that differ between cells, axes first in their order; the format always, so that no name is empty. One model and
+    the native one beside it are said once, not in every name."""
     named = [key for axis, points in outline.axes.items() for p in points for key in (axis, *p.values)]
     named += [key for entry in outline.include for key in entry.values]
     order = dict.fromkeys([*named, *CELL_KEYS])
     first = specs[0]
-    varied = [key for key in order if any(spec[key] != first[key] for spec in specs)]
+    left_out = MODEL_NAMES if one_model(specs) else ()
+    varied = [key for key in order if key not in left_out and any(spec[key] != first[key] for spec in specs)]
     return tuple(varied if "kv_format" in varied else ["kv_format", *varied])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvbench.cells import Cell
+from kvbench.cells import Cell, one_model
 from kvbench.decision import ASPECTS, Decision, ModelFacts, check_context, request_of, resolve
 from kvbench.errors import NotAvailable, Refused, UsageError
 from kvbench.formats import KV_FORMATS, kv_bytes, pages_for
@@ -81,8 +81,9 @@ def plan_json(matrix: Matrix, cells: list[CellPlan], tasks: Plan) -> dict[str, A
 
 def plan_text(matrix: Matrix, cells: list[CellPlan], tasks: Plan, environment: Mapping[str, Any]) -> str:
     """The plan for a person. environment: that of `kvbench.environment.host()`, for the device that is here."""
+    model = one_model([p.cell.spec for p in cells])
     lines = [f"{matrix.name}: {len(cells)} cells, {len(matrix.tasks)} tasks "
-             f"({len(tasks.todo)} to run, {len(tasks.reused)} reused)", *_device_note(cells, environment), ""]  # fmt: skip
+             f"({len(tasks.todo)} to run, {len(tasks.reused)} reused){f'; model {model}' if model else ''}", *_device_note(cells, environment), ""]  # fmt: skip
     for p in cells:
         size = f"{p.kv_bytes:,} B of KV" if p.kv_bytes is not None else "KV bytes unknown"
         role = "  [baseline]" if p.cell.is_baseline else ""

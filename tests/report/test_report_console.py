@@ -85,6 +85,17 @@ def test_names_are_printed_and_never_obeyed(maker, printed, name):
     assert name.replace("\x1b", "\\x1b")[:30] in text
 
 
+def test_one_model_is_said_once_above_all_tables(maker, printed):
+    made = maker(fixed={"weights": "fp8_block128", "model": "/x/fp8", "native_model": "/x/whole"})
+    for cell in made.manifest["cells"][:4]:
+        cell["spec"] |= {"weights": "native", "model": "/x/whole", "native_model": None}
+    lines = printed(made, io.StringIO()).splitlines()
+    assert lines[1] == "Model: /x/fp8, native weights from /x/whole"
+    assert not any("/x/" in line for line in lines[2:])
+    made.manifest["cells"][0]["spec"]["model"] = "/x/other"
+    assert "Model:" not in printed(made, io.StringIO())
+
+
 def test_partial_lines_are_marked(passing, printed):
     made = passing.with_rows(lambda r: replace(r, partial="limited") if r.metric == "ppl" else r)
     assert "int8_sym wikitext2 stream512 (partial)" in printed(made, io.StringIO())

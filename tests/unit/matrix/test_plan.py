@@ -62,6 +62,19 @@ def test_what_runs_as_asked_needs_no_sentence(planned):
     assert lines[-1].startswith("  run    ")
 
 
+def test_the_model_of_all_cells_is_said_once(planned):
+    axes = "axes: {weights: [native, fp8_block128]}\n"
+    lines = planned(f"{axes}model: {{source: tiny-wide, native: tiny-llama}}")
+    assert (
+        lines[0]
+        == "m: 2 cells, 2 tasks (2 to run, 0 reused); model tiny-wide, native weights from tiny-llama"
+    )
+    assert not any("tiny" in line for line in lines[1:])
+    lines = planned("axes: {model: [tiny-wide, tiny-llama]}")
+    assert lines[0] == "m: 2 cells, 2 tasks (2 to run, 0 reused)"
+    assert sum("model=tiny" in line for line in lines) == 2
+
+
 @pytest.mark.parametrize(
     ("devices", "who"),
     [
