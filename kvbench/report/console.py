@@ -95,7 +95,7 @@ def _model(console: Console, view: View) -> None:
 
 
 def _precision(console: Console, view: View, terminal: bool) -> None:
-    _title(console, "Precision")
+    _title(console, "Precision of the KV cache")
     table = _table(terminal)
     for head in (
         "Cell",
