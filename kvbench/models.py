@@ -21,7 +21,7 @@ from kvbench.errors import NotAvailable, UsageError
 from kvbench.facts import facts_from_config, sizes_of
 from kvbench.fp8config import Fp8Config, fp8_config, not_native
 from kvbench.hub import cached_file, offline
-from kvbench.record import read_json
+from kvbench.record import and_more, read_json
 
 RANDOM_SEED = 0
 FETCH_AGAIN = "fetch the checkpoint again, or export it anew"
@@ -104,6 +104,29 @@ def check_folder_weights(folder: Path) -> None:
     raise UsageError(f"The folder {folder} holds no safetensors weights; {hint}.")
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers would read: model.safetensors, or else those that the index lists. [] for neither.
+
+    A folder may hold the same weights once more under another name. Raises UsageError for an index that is none, and for one
+    that lists files which are not there.
+    """
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        return []
+    said = read_json(index, FETCH_AGAIN)
+    listed = said.get("weight_map") if isinstance(said, dict) else None
+    if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
+        raise UsageError(
+            f"{index} has no weight_map of tensor names to file names, by which the weights are found; {FETCH_AGAIN}."
+        )
+    files = [folder / file for file in sorted(set(listed.values()))]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise UsageError(f"{index} names {missing[0]}{and_more(missing)}, which is not there; {FETCH_AGAIN}.")
+    return files
+
+
 def fingerprint(spec: Mapping[str, Any]) -> str:
     """What stands for the model's content in a task's key: equal bytes, equal string. No download, no torch.
 
@@ -154,9 +177,12 @@ def stored_fp8(spec: Mapping[str, Any]) -> Fp8Config | None:
 
 
 def check_stored(spec: Mapping[str, Any]) -> None:
-    """Raises UsageError for a cell that cannot be loaded, because of how its checkpoint holds its weights."""
+    """Raises UsageError for a cell that cannot be loaded, because of how its checkpoint holds its weights, or because it is
+    not whole."""
     if stored_fp8(spec) is not None and spec.get("weights", "native") == "native":
         raise not_native(str(spec["model"]))
+    if kind_of(str(spec["model"])) == "folder" and not uses_random_weights(spec):
+        weight_files(Path(spec["model"]).expanduser())
 
 
 def _config(spec: Mapping[str, Any], kind: str) -> dict[str, Any] | None:

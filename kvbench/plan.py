@@ -30,12 +30,11 @@ def plan_cell(cell: Cell) -> CellPlan:
     request = request_of(spec)
     try:
         check_stored(spec)
-    except UsageError as e:
-        return CellPlan(cell, None, f"fails at load: {e}", None)
-    try:
         facts = config_facts(spec)
         decision = resolve(request, facts)
         check_context(facts, spec["context"], 0)
+    except UsageError as e:
+        return CellPlan(cell, None, f"fails at load: {e}", None)
     except NotAvailable as e:
         return CellPlan(cell, None, f"decided at load: {e}", None)
     except Refused as e:

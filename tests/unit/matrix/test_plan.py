@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvbench.catalog import CONFIGS
+from kvbench.errors import UsageError
 from kvbench.fp8config import Fp8Config
+from kvbench.models import fingerprint
 from kvbench.plan import plan_cell, plan_text
 from kvbench.record import RunDir
 from kvbench.run import plan_tasks
@@ -100,8 +102,13 @@ def checkpoint(tmp_path: Path) -> Path:
     folder.mkdir()
     config = {**CONFIGS["tiny-llama"], "quantization_config": Fp8Config(("lm_head",)).as_dict()}
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(b"x")
+    (folder / "model.safetensors").write_bytes(no_tensors())
     return folder
+
+
+def no_tensors() -> bytes:
+    """A safetensors file that holds none."""
+    return (2).to_bytes(8, "little") + b"{}"
 
 
 def test_fp8_weights_that_cannot_be_loaded_as_native_are_the_cell_s_problem(planned, checkpoint):
@@ -121,3 +128,37 @@ def test_a_quantization_that_is_not_loaded_is_the_problem_of_every_cell(planned,
     (checkpoint / "config.json").write_text(json.dumps(config))
     lines = planned(f"axes: {{weights: [native, fp8_block128]}}\nmodel: {checkpoint}")
     assert sum("fails at load" in line and "quant_method is gptq" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("model.safetensors.index.json", '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "3.safetensors"}}',
+         "/model.safetensors.index.json names 2.safetensors (and 1 more), which is not there; fetch the checkpoint again, or export it anew."),
+        ("model.safetensors.index.json", "[]", "has no weight_map of tensor names to file names"),
+        ("config.json", "{}", "None for num_hidden_layers"),
+        ("config.json", '{"quantization_config": "fp8"}', "quantization_config is fp8, accepted is a mapping"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_is_visibly_broken_is_the_cell_s_problem(
+    planned, checkpoint, tmp_path, file, content, sentence
+):
+    """The other model's cells are planned as ever."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    del config["quantization_config"]
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    (checkpoint / "model.safetensors").rename(checkpoint / "1.safetensors")
+    (checkpoint / file).write_text(content)
+    lines = planned(f"axes: {{model: [{checkpoint}, tiny-llama], weights: [native, fp8_block128]}}")
+    assert sum("fails at load" in line and sentence in line for line in lines) == 2
+    assert sum("backend: torch -> torch" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_folder_without_a_config_is_a_mistake_of_the_matrix(make, checkpoint, content):
+    """Nothing stands for its content in a task's key."""
+    (checkpoint / "config.json").unlink()
+    if content:
+        (checkpoint / "config.json").write_text(content)
+    with pytest.raises(UsageError, match=r"m\.yaml:2:8: .*(has no config\.json|is not valid JSON)"):
+        make(f"axes: {{batch: [1]}}\nmodel: {checkpoint}", fingerprint_model=fingerprint)
