@@ -135,7 +135,7 @@ def fingerprint(spec: Mapping[str, Any]) -> str:
     name = str(spec["model"])
     kind = kind_of(name)
     if uses_random_weights(spec):
-        config = _config(spec, kind)
+        config = model_config(spec)
         if config is None:
             return f"random:{_hub_fingerprint(name, spec)}:seed{RANDOM_SEED}"
         return f"random:{content_hash(config)}:seed{RANDOM_SEED}"
@@ -157,7 +157,7 @@ def fingerprint(spec: Mapping[str, Any]) -> str:
 def config_facts(spec: Mapping[str, Any]) -> ModelFacts:
     """Facts from the config alone, before anything is loaded. Raises NotAvailable for a hub model that is not in
     the local hub cache yet (its facts are known after the first run), and what `facts_from_config` raises."""
-    config = _config(spec, kind_of(str(spec["model"])))
+    config = model_config(spec)
     if config is None:
         raise NotAvailable(
             f"The config of {spec['model']} is not in the local hub cache; its facts are known after the first "
@@ -173,7 +173,7 @@ def stored_fp8(spec: Mapping[str, Any]) -> Fp8Config | None:
     kind = kind_of(name)
     if kind not in ("folder", "hub") or uses_random_weights(spec):
         return None
-    return fp8_config(_config(spec, kind) or {}, name)
+    return fp8_config(model_config(spec) or {}, name)
 
 
 def check_stored(spec: Mapping[str, Any]) -> None:
@@ -185,9 +185,10 @@ def check_stored(spec: Mapping[str, Any]) -> None:
         weight_files(Path(spec["model"]).expanduser())
 
 
-def _config(spec: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
+def model_config(spec: Mapping[str, Any]) -> dict[str, Any] | None:
     """The model's config as a dict, or None when only the hub has it."""
     name = str(spec["model"])
+    kind = kind_of(name)
     if kind == "config":
         return dict(CONFIGS[name])
     if kind == "alias":

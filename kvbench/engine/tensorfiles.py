@@ -14,10 +14,6 @@ from torch import Tensor
 from kvbench.errors import KvbenchError
 from kvbench.models import weight_files
 
-# As safetensors writes dtypes. Anything that starts with F8 is an 8-bit float.
-E4M3 = "F8_E4M3"
-SCALE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-
 
 @dataclass(frozen=True)
 class Stored:

@@ -95,6 +95,24 @@ def test_a_device_that_is_here_needs_no_note(planned, device, environment):
     assert not any(line.startswith("note:") for line in planned(f"engine: {{device: {device}}}", environment))
 
 
+def test_bytes_of_weights_are_planned_by_formula(planned):
+    lines = planned(
+        "axes: {weights: [native, fp8_block128]}\nengine: {dtype: float32}\nmodel: smollm2-135m-instruct"
+    )
+    assert sum(line.endswith(" B of KV, 538,060,032 B of weights") for line in lines) == 1
+    at = next(i for i, line in enumerate(lines) if line.endswith(" B of KV, 219,585,072 B of weights"))
+    parts = "106,168,320 of codes + 30,000 of scales + 113,386,752 native"
+    assert lines[at + 1] == f"      weight bytes: {parts}, ratio to native 0.408105"
+
+
+def test_bytes_that_only_the_loaded_model_tells_are_said_to_be_unknown(planned):
+    assert (
+        sum("of KV, weight bytes known once it is loaded" in line for line in planned("model: tiny-gpt-oss"))
+        == 1
+    )
+    assert sum("KV and weight bytes unknown" in line for line in planned("model: owner/name")) == 1
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A folder whose config.json says FP8."""
@@ -135,6 +153,8 @@ def test_a_quantization_that_is_not_loaded_is_the_problem_of_every_cell(planned,
     [
         ("model.safetensors.index.json", '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "3.safetensors"}}',
          "/model.safetensors.index.json names 2.safetensors (and 1 more), which is not there; fetch the checkpoint again, or export it anew."),
+        ("model.safetensors", "no tensors", "/model.safetensors is no whole safetensors file; fetch the checkpoint again, or export it anew."),
+        ("model.safetensors", "", "/model.safetensors is no whole safetensors file"),
         ("model.safetensors.index.json", "[]", "has no weight_map of tensor names to file names"),
         ("config.json", "{}", "None for num_hidden_layers"),
         ("config.json", '{"quantization_config": "fp8"}', "quantization_config is fp8, accepted is a mapping"),
