@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,9 @@ CELL_KEYS: dict[str, Any] = {
     "context": 512,
 }
 
+# The keys that say which model it is; they go by `weights` where an FP8 checkpoint has a native model.
+MODEL_NAMES = ("model", "model_revision", "native_model")
+
 
 def content_hash(data: Any) -> str:
     """sha256 (first 24 hex digits) of canonical JSON: equal content, equal key, whatever the order of its keys."""
@@ -46,12 +49,26 @@ def content_hash(data: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
+def one_model(specs: Sequence[Mapping[str, Any]]) -> str | None:
+    """The model of all cells, `fp8, native weights from whole` where cells with native weights run on another one, by which
+    `weights` already tells them apart; None where there are several, which must be named cell by cell."""
+    native = {spec.get("native_model") or spec.get("model") for spec in specs}
+    loaded = {tuple(spec.get(key) for key in ("weights", *MODEL_NAMES)) for spec in specs}
+    if len(native) != 1 or len(loaded) > len({weights for weights, *_ in loaded}):
+        return None
+    spec = next((s for s in specs if s.get("native_model")), specs[0])
+    revision = f"@{spec['model_revision']}" if spec.get("model_revision") else ""
+    other = f", native weights from {spec['native_model']}" if spec.get("native_model") else ""
+    return f"{spec.get('model')}{revision}{other}"
+
+
 @dataclass(frozen=True)
 class Cell:
     """One point of the matrix. `spec` has exactly the keys of CELL_KEYS; `line` is the matrix line it came from.
 
     baseline: the id of the native cell it is compared with, or its own id when it is one.
-    varied: the keys that the matrix varies, in matrix order (they make the cell's short name).
+    varied: the keys that the matrix varies, in matrix order (they make the cell's short name); of the model, where there are
+    several.
     """
 
     id: str

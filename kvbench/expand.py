@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvbench.cells import CELL_KEYS, Cell, content_hash
+from kvbench.cellkeys import MODEL_KEYS
+from kvbench.cells import CELL_KEYS, MODEL_NAMES, Cell, content_hash, one_model
 from kvbench.document import DataPath, Problems
 from kvbench.environment import Host
 from kvbench.formats import KV_FORMATS
@@ -113,6 +114,12 @@ def _place(outline: Outline, points: tuple[Point, ...]) -> DataPath:
 def _nothing(outline: Outline) -> tuple[DataPath, str]:
     if outline.axes:
         return ("exclude",), "exclude leaves no cell; remove an entry, or add cells under include."
+    if engine := [key for key in outline.fixed if key not in MODEL_KEYS.values()]:
+        return (
+            ("engine",),
+            "engine fixes keys of the cells that axes and include make, and the matrix has neither, so it has no cell; move a "
+            f"key to axes, as in axes: {{{engine[0]}: [{text(outline.fixed[engine[0]])}]}}.",
+        )
     return (
         (),
         "the matrix is empty: it has no axes and no include; write axes: {kv_format: [native, int8_sym]}.",
@@ -207,10 +214,12 @@ def _cells(
 
 
 def _varied(outline: Outline, specs: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Keys that differ between cells, axes first in their order; the format always, so that no name is empty."""
+    """Keys that differ between cells, axes first in their order; the format always, so that no name is empty. One model and
+    the native one beside it are said once, not in every name."""
     named = [key for axis, points in outline.axes.items() for p in points for key in (axis, *p.values)]
     named += [key for entry in outline.include for key in entry.values]
     order = dict.fromkeys([*named, *CELL_KEYS])
     first = specs[0]
-    varied = [key for key in order if any(spec[key] != first[key] for spec in specs)]
+    left_out = MODEL_NAMES if one_model(specs) else ()
+    varied = [key for key in order if key not in left_out and any(spec[key] != first[key] for spec in specs)]
     return tuple(varied if "kv_format" in varied else ["kv_format", *varied])

@@ -14,6 +14,14 @@ from kvbench.errors import UsageError
 
 BLOCK = (128, 128)
 SKIPPED = "modules_to_not_convert"
+# Linear layers that choose experts: a code's error there sends a token elsewhere, so every FP8 checkpoint leaves them.
+ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+
+# The scale of a weight, by the names that exporters give it. It multiplies under both.
+SCALE_NAMES = ("weight_scale_inv", "weight_scale")
+# As safetensors writes dtypes. Anything that starts with F8 is an 8-bit float.
+E4M3 = "F8_E4M3"
+SCALE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 # Key -> the values under which the files hold what is read here. None stands for an absent key or null.
 _ACCEPTED: dict[str, tuple[Any, ...]] = {

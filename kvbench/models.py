@@ -21,7 +21,7 @@ from kvbench.errors import NotAvailable, UsageError
 from kvbench.facts import facts_from_config, sizes_of
 from kvbench.fp8config import Fp8Config, fp8_config, not_native
 from kvbench.hub import cached_file, offline
-from kvbench.record import read_json
+from kvbench.record import and_more, read_json
 
 RANDOM_SEED = 0
 FETCH_AGAIN = "fetch the checkpoint again, or export it anew"
@@ -104,6 +104,29 @@ def check_folder_weights(folder: Path) -> None:
     raise UsageError(f"The folder {folder} holds no safetensors weights; {hint}.")
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers would read: model.safetensors, or else those that the index lists. [] for neither.
+
+    A folder may hold the same weights once more under another name. Raises UsageError for an index that is none, and for one
+    that lists files which are not there.
+    """
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        return []
+    said = read_json(index, FETCH_AGAIN)
+    listed = said.get("weight_map") if isinstance(said, dict) else None
+    if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
+        raise UsageError(
+            f"{index} has no weight_map of tensor names to file names, by which the weights are found; {FETCH_AGAIN}."
+        )
+    files = [folder / file for file in sorted(set(listed.values()))]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise UsageError(f"{index} names {missing[0]}{and_more(missing)}, which is not there; {FETCH_AGAIN}.")
+    return files
+
+
 def fingerprint(spec: Mapping[str, Any]) -> str:
     """What stands for the model's content in a task's key: equal bytes, equal string. No download, no torch.
 
@@ -112,7 +135,7 @@ def fingerprint(spec: Mapping[str, Any]) -> str:
     name = str(spec["model"])
     kind = kind_of(name)
     if uses_random_weights(spec):
-        config = _config(spec, kind)
+        config = model_config(spec)
         if config is None:
             return f"random:{_hub_fingerprint(name, spec)}:seed{RANDOM_SEED}"
         return f"random:{content_hash(config)}:seed{RANDOM_SEED}"
@@ -134,7 +157,7 @@ def fingerprint(spec: Mapping[str, Any]) -> str:
 def config_facts(spec: Mapping[str, Any]) -> ModelFacts:
     """Facts from the config alone, before anything is loaded. Raises NotAvailable for a hub model that is not in
     the local hub cache yet (its facts are known after the first run), and what `facts_from_config` raises."""
-    config = _config(spec, kind_of(str(spec["model"])))
+    config = model_config(spec)
     if config is None:
         raise NotAvailable(
             f"The config of {spec['model']} is not in the local hub cache; its facts are known after the first "
@@ -150,18 +173,22 @@ def stored_fp8(spec: Mapping[str, Any]) -> Fp8Config | None:
     kind = kind_of(name)
     if kind not in ("folder", "hub") or uses_random_weights(spec):
         return None
-    return fp8_config(_config(spec, kind) or {}, name)
+    return fp8_config(model_config(spec) or {}, name)
 
 
 def check_stored(spec: Mapping[str, Any]) -> None:
-    """Raises UsageError for a cell that cannot be loaded, because of how its checkpoint holds its weights."""
+    """Raises UsageError for a cell that cannot be loaded, because of how its checkpoint holds its weights, or because it is
+    not whole."""
     if stored_fp8(spec) is not None and spec.get("weights", "native") == "native":
         raise not_native(str(spec["model"]))
+    if kind_of(str(spec["model"])) == "folder" and not uses_random_weights(spec):
+        weight_files(Path(spec["model"]).expanduser())
 
 
-def _config(spec: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
+def model_config(spec: Mapping[str, Any]) -> dict[str, Any] | None:
     """The model's config as a dict, or None when only the hub has it."""
     name = str(spec["model"])
+    kind = kind_of(name)
     if kind == "config":
         return dict(CONFIGS[name])
     if kind == "alias":

@@ -6,23 +6,26 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvbench.cells import Cell
+from kvbench.cells import Cell, one_model
 from kvbench.decision import ASPECTS, Decision, ModelFacts, check_context, request_of, resolve
 from kvbench.errors import NotAvailable, Refused, UsageError
 from kvbench.formats import KV_FORMATS, kv_bytes, pages_for
 from kvbench.matrix import Matrix
 from kvbench.models import check_stored, config_facts
 from kvbench.run import Plan
+from kvbench.weightsizes import WeightSizes, weight_sizes
 
 
 @dataclass(frozen=True)
 class CellPlan:
-    """decision None and `problem` say why a cell cannot run, or that it is decided at load. kv_bytes: estimated."""
+    """decision None and `problem` say why a cell cannot run, or that it is decided at load. kv_bytes: estimated; weights: by
+    formula, None where only the loaded model tells."""
 
     cell: Cell
     decision: Decision | None
     problem: str | None
     kv_bytes: int | None
+    weights: WeightSizes | None = None
 
 
 def plan_cell(cell: Cell) -> CellPlan:
@@ -30,17 +33,17 @@ def plan_cell(cell: Cell) -> CellPlan:
     request = request_of(spec)
     try:
         check_stored(spec)
-    except UsageError as e:
-        return CellPlan(cell, None, f"fails at load: {e}", None)
-    try:
         facts = config_facts(spec)
         decision = resolve(request, facts)
         check_context(facts, spec["context"], 0)
+        weights = weight_sizes(spec, facts, decision.weights.resolved)
+    except UsageError as e:
+        return CellPlan(cell, None, f"fails at load: {e}", None)
     except NotAvailable as e:
         return CellPlan(cell, None, f"decided at load: {e}", None)
     except Refused as e:
         return CellPlan(cell, None, f"refused ({e.reason}): {e}", None)
-    return CellPlan(cell, decision, None, estimate(spec, facts, decision))
+    return CellPlan(cell, decision, None, estimate(spec, facts, decision), weights)
 
 
 def estimate(spec: Mapping[str, Any], facts: ModelFacts, decision: Decision) -> int:
@@ -63,6 +66,7 @@ def plan_json(matrix: Matrix, cells: list[CellPlan], tasks: Plan) -> dict[str, A
                 "decision": asdict(p.decision) if p.decision else None,
                 "problem": p.problem,
                 "kv_bytes": p.kv_bytes,
+                "weight_bytes": {**asdict(p.weights), "total": p.weights.total} if p.weights else None,
             }
             for p in cells
         ],
@@ -81,14 +85,17 @@ def plan_json(matrix: Matrix, cells: list[CellPlan], tasks: Plan) -> dict[str, A
 
 def plan_text(matrix: Matrix, cells: list[CellPlan], tasks: Plan, environment: Mapping[str, Any]) -> str:
     """The plan for a person. environment: that of `kvbench.environment.host()`, for the device that is here."""
+    model = one_model([p.cell.spec for p in cells])
     lines = [f"{matrix.name}: {len(cells)} cells, {len(matrix.tasks)} tasks "
-             f"({len(tasks.todo)} to run, {len(tasks.reused)} reused)", *_device_note(cells, environment), ""]  # fmt: skip
+             f"({len(tasks.todo)} to run, {len(tasks.reused)} reused){f'; model {model}' if model else ''}", *_device_note(cells, environment), ""]  # fmt: skip
     for p in cells:
-        size = f"{p.kv_bytes:,} B of KV" if p.kv_bytes is not None else "KV bytes unknown"
         role = "  [baseline]" if p.cell.is_baseline else ""
-        lines.append(f"  {p.cell.id}  {p.cell.name or 'the only cell'}{role}: {size}")
+        lines.append(f"  {p.cell.id}  {p.cell.name or 'the only cell'}{role}: {_size(p)}")
         if p.problem:
             lines.append(f"      {p.problem}")
+        if (w := p.weights) and w.payload:
+            parts = f"{w.payload:,} of codes + {w.scales:,} of scales + {w.native:,} native"
+            lines.append(f"      weight bytes: {parts}, ratio to native {w.ratio:.6f}")
         if p.decision:
             for aspect in ASPECTS:
                 choice = getattr(p.decision, aspect)
@@ -104,6 +111,13 @@ def plan_text(matrix: Matrix, cells: list[CellPlan], tasks: Plan, environment: M
         action = "reuse" if t.key in reused else "run  "
         lines.append(f"  {action}  {t.key}  {what} on {len(t.cells)} cell{'s' if len(t.cells) > 1 else ''}")
     return "\n".join([*lines, *_reasons(cells)])
+
+
+def _size(p: CellPlan) -> str:
+    if p.kv_bytes is None:
+        return "KV and weight bytes unknown"
+    weights = f"{p.weights.total:,} B of weights" if p.weights else "weight bytes known once it is loaded"
+    return f"{p.kv_bytes:,} B of KV, {weights}"
 
 
 def _device_note(cells: list[CellPlan], environment: Mapping[str, Any]) -> list[str]:

@@ -21,10 +21,7 @@ from kvbench.engine.fp8tensors import read_codes, read_scales
 from kvbench.engine.tensorfiles import TensorFiles
 from kvbench.engine.weights import Sample, checksum, sampled, samples_of_checkpoint
 from kvbench.errors import KvbenchError
-from kvbench.fp8config import SKIPPED, Fp8Config, converted_modules
-
-# The scale of a weight, by the names that exporters give it. It multiplies under both.
-SCALE_NAMES = ("weight_scale_inv", "weight_scale")
+from kvbench.fp8config import SCALE_NAMES, SKIPPED, Fp8Config, converted_modules
 
 
 @dataclass(frozen=True)

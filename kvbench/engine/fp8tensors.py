@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvbench.engine.tensorfiles import E4M3, SCALE_DTYPES, TensorFiles
+from kvbench.engine.tensorfiles import TensorFiles
 from kvbench.errors import KvbenchError
-from kvbench.fp8config import Fp8Config
+from kvbench.fp8config import E4M3, SCALE_DTYPES, Fp8Config
 from kvbench_kernels.blockwise import BLOCK, scale_shape
 from kvbench_kernels.quantize import E4M3_MAX
 

@@ -31,7 +31,7 @@ from kvbench.engine.layer import dtype_name
 from kvbench.engine.linear import replace_linears
 from kvbench.engine.prepare import prepared
 from kvbench.engine.quantize_model import quantize_model
-from kvbench.engine.tensorfiles import TensorFiles, weight_files
+from kvbench.engine.tensorfiles import TensorFiles
 from kvbench.engine.weights import CHECKPOINT, WeightFacts
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.facts import facts_from_config
@@ -46,6 +46,7 @@ from kvbench.models import (
     folder_config,
     kind_of,
     uses_random_weights,
+    weight_files,
 )
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -129,7 +130,7 @@ def _load_checkpoint(
     source, options = _source(spec, kind)
     if kind != "hub":
         check_folder_weights(Path(source))
-        weight_files(Path(source))  # an index that is none fails in transformers without a word of it
+        weight_files(Path(source))  # a broken index fails in transformers without a word of it
         fp8_config(folder_config(Path(source)), name)  # likewise a quantization_config that is no mapping
     try:
         config = AutoConfig.from_pretrained(source, **options)

@@ -8,9 +8,7 @@ from kvbench.engine.finite import check_finite
 from kvbench.engine.fp8linear import Fp8Linear
 from kvbench.engine.weights import ON_LOAD, Sample, WeightFacts, checksum, sampled, samples_of_native
 from kvbench.errors import Refused
-
-# Linear layers that choose experts: a code's error there sends a token elsewhere, so every FP8 checkpoint leaves them.
-ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+from kvbench.fp8config import ROUTERS
 
 
 def quantize_model(model: nn.Module, name: str) -> WeightFacts:

@@ -11,32 +11,8 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
-from kvbench.errors import KvbenchError, UsageError
-from kvbench.models import FETCH_AGAIN
-from kvbench.record import read_json
-
-# As safetensors writes dtypes. Anything that starts with F8 is an 8-bit float.
-E4M3 = "F8_E4M3"
-SCALE_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers would read: model.safetensors, or else those that the index lists. [] for neither.
-
-    A folder may hold the same weights once more under another name. Raises UsageError for an index that is none.
-    """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        return []
-    said = read_json(index, FETCH_AGAIN)
-    listed = said.get("weight_map") if isinstance(said, dict) else None
-    if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
-        raise UsageError(
-            f"{index} has no weight_map of tensor names to file names, by which the weights are found; {FETCH_AGAIN}."
-        )
-    return [folder / file for file in sorted(set(listed.values()))]
+from kvbench.errors import KvbenchError
+from kvbench.models import weight_files
 
 
 @dataclass(frozen=True)

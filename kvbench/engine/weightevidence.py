@@ -18,9 +18,9 @@ from kvbench.engine.bits import same_bits
 from kvbench.engine.fp8linear import Fp8Linear
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.load import DTYPES, LoadedModel
-from kvbench.engine.quantize_model import ROUTERS
 from kvbench.engine.weights import ON_LOAD, checksum
 from kvbench.formats import WEIGHT_FORMATS, weight_bytes
+from kvbench.fp8config import ROUTERS
 from kvbench.record import MISMATCH, UNVERIFIED, VERIFIED, Level, and_more
 from kvbench_kernels.blockwise import (
     BLOCK,

@@ -59,6 +59,7 @@ def show(view: View, file: TextIO, paths: Sequence[Path] = ()) -> None:
         markup=False,
         legacy_windows=False,
     )
+    _model(console, view)
     _precision(console, view, terminal)
     for table in view.tables:
         if table.lines:
@@ -84,8 +85,17 @@ def _title(console: Console, title: str) -> None:
     console.print(Text(title, style="bold"))
 
 
+def _model(console: Console, view: View) -> None:
+    """Once, as no label has it; where there are several, every label has its own."""
+    from rich.text import Text
+
+    if view.model:
+        console.print()
+        console.print(Text(f"Model: {view.model}"), soft_wrap=True)
+
+
 def _precision(console: Console, view: View, terminal: bool) -> None:
-    _title(console, "Precision")
+    _title(console, "Precision of the KV cache")
     table = _table(terminal)
     for head in (
         "Cell",

@@ -119,7 +119,9 @@ def _dropped(choice: ChoiceLine) -> str:
 
 def _unexplained(line: PrecisionLine, state: str) -> str:
     if state == MISMATCH:
-        return f"{line.kv.resolved} was resolved and {line.effective} is what ran."
+        kept = line.effective in (line.kv.resolved, "unknown")
+        choice, ran = (line.weights, line.effective_weights) if kept else (line.kv, line.effective)
+        return f"{choice.resolved} was resolved and {ran} is what ran."
     return "No evidence was recorded for this cell."
 
 

@@ -32,7 +32,10 @@ class Labels:
 
     def __init__(self, manifest: Mapping[str, Any]) -> None:
         self.cells: dict[str, Mapping[str, Any]] = {cell["id"]: cell for cell in manifest["cells"]}
-
+        # Where some weights are FP8, `native` alone would be read of the weights.
+        self._cache = (
+            "" if {c["spec"].get("weights") for c in manifest["cells"]} <= {None, "native"} else "KV "
+        )
         self._keys = _keys(manifest["cells"])
         self._order = {cell: i for i, cell in enumerate(self.cells)}
         texts = Counter(self._text(self._parts(cell, self._keys)) for cell in self.cells)
@@ -99,7 +102,11 @@ class Labels:
 
     def _parts(self, cell: str, keys: Iterable[str]) -> tuple[tuple[str, str], ...]:
         spec = self.cells[cell]["spec"]
-        return tuple((one_line(key), _value(spec[key])) for key in keys if spec.get(key) is not None)
+        return tuple(
+            (one_line(key), f"{self._cache if key == 'kv_format' else ''}{_value(spec[key])}")
+            for key in keys
+            if spec.get(key) is not None
+        )
 
     @staticmethod
     def _text(parts: Iterable[tuple[str, str]]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvbench.cells import one_model
 from kvbench.metrics import Row
 from kvbench.record import Record
 from kvbench.report.checks import CheckGroup, check_groups
@@ -60,11 +61,12 @@ class Reproduce:
 
 @dataclass(frozen=True)
 class View:
-    """tone: "pass", "fail", "incomplete" or "inconclusive"; fixed: cell keys with one value everywhere;
-    cell_keys: the keys that differ.
+    """model: that of all cells, "" where there are several; tone: "pass", "fail", "incomplete" or "inconclusive"; fixed:
+    cell keys with one value everywhere; cell_keys: the keys that differ.
     """
 
     name: str
+    model: str
     word: str
     tone: str
     exit_code: int
@@ -100,6 +102,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
     present = {row.metric for row in run.rows}
     return View(
         name=one_line(manifest["name"], 200),
+        model=one_line(one_model([cell["spec"] for cell in labels.cells.values()]) or "", 200),
         word=one_line(verdict.word).replace("_", " ").upper(),
         tone=_TONES.get(verdict.exit_code, "incomplete"),
         exit_code=verdict.exit_code,

@@ -85,6 +85,17 @@ def test_names_are_printed_and_never_obeyed(maker, printed, name):
     assert name.replace("\x1b", "\\x1b")[:30] in text
 
 
+def test_one_model_is_said_once_above_all_tables(maker, printed):
+    made = maker(fixed={"weights": "fp8_block128", "model": "/x/fp8", "native_model": "/x/whole"})
+    for cell in made.manifest["cells"][:4]:
+        cell["spec"] |= {"weights": "native", "model": "/x/whole", "native_model": None}
+    lines = printed(made, io.StringIO()).splitlines()
+    assert lines[1] == "Model: /x/fp8, native weights from /x/whole"
+    assert not any("/x/" in line for line in lines[2:])
+    made.manifest["cells"][0]["spec"]["model"] = "/x/other"
+    assert "Model:" not in printed(made, io.StringIO())
+
+
 def test_partial_lines_are_marked(passing, printed):
     made = passing.with_rows(lambda r: replace(r, partial="limited") if r.metric == "ppl" else r)
     assert "int8_sym wikitext2 stream512 (partial)" in printed(made, io.StringIO())
@@ -102,7 +113,7 @@ def test_the_backend_is_what_was_resolved_and_why_where_it_is_not_what_was_asked
             replace(r, decision={**r.decision, "backend": chosen}) if r.spec["kv_format"] == "int8_sym" else r
         )
     )
-    native, quantized = rows_of(printed(made, io.StringIO()), "Precision")
+    native, quantized = rows_of(printed(made, io.StringIO()), "Precision of the KV cache")
     assert [native[0], native[-1]] == ["native (4 cells)", "torch"]
     assert [quantized[0], quantized[-1]] == ["int8_sym (4 cells)", "torch (no_gpu)"]
 
@@ -111,14 +122,16 @@ def test_a_narrow_terminal_cuts_no_word_of_the_precision_table(maker, printed, m
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     text = re.sub(r"\x1b\[[0-9;]*m", "", printed(maker(formats=["native", "int8_static"]), Terminal()))
-    table = text[text.index("Precision") : text.index("Storage\n")]
+    table = text[text.index("Precision of") : text.index("Storage\n")]
     assert "…" not in table
     assert max(map(len, table.splitlines())) == 80
 
 
 def test_a_cell_without_a_decision_has_no_backend(passing, printed):
     made = passing.with_records(lambda r: replace(r, decision=None))
-    assert {row[-1] for row in rows_of(printed(made, io.StringIO()), "Precision")} == {"not resolved"}
+    assert {row[-1] for row in rows_of(printed(made, io.StringIO()), "Precision of the KV cache")} == {
+        "not resolved"
+    }
 
 
 @pytest.mark.parametrize(

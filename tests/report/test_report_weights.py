@@ -88,13 +88,27 @@ def test_a_run_of_native_weights_needs_no_second_table_on_a_console(passing):
     assert "native native native float32 native" in text_of(render(build(*passing.args)))
 
 
+def test_a_cache_beside_fp8_weights_is_called_the_cache(fp8, passing):
+    """`native` alone would be read of the weights."""
+    console = printed(fp8)
+    cache = console[console.index("Precision of the KV cache") : console.index("Precision of the weights")]
+    assert "|KV native · batch 1 · context 128" in cache
+    assert not re.search(r"^\|native ·", console, re.MULTILINE)
+    page = text_of(render(build(*fp8.args)))
+    assert "KV native · batch 1 · context 128" in page
+    assert "KV format KV precision Evidence" in page
+    assert "|native (4 cells)" in printed(passing)
+
+
 def test_weights_that_were_dequantized_are_a_mismatch_though_every_level_says_verified(fp8):
     view = build(*dequantized(fp8).args)
     states = {group.line.label.text: group.line.state for group in view.precision}
     assert states == {
-        "native · batch 1 · context 128": "verified",
-        "int8_sym · batch 1 · context 128": "mismatch",
+        "KV native · batch 1 · context 128": "verified",
+        "KV int8_sym · batch 1 · context 128": "mismatch",
     }
+    (item,) = view.failures[0].items
+    assert item.sentence == "fp8_block128 was resolved and native is what ran."
     page = render(view)
     assert '<td class="is-fail"><strong>native</strong></td>' in page
     cells = {c["spec"]["kv_format"]: c for c in result_json(*dequantized(fp8).args)["cells"]}

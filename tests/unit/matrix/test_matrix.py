@@ -181,6 +181,15 @@ def test_an_empty_matrix_is_an_error(refused: Refused, text: str) -> None:
     ]
 
 
+def test_a_matrix_of_fixed_keys_alone_is_not_called_empty(refused: Refused) -> None:
+    assert refused(
+        "model: {source: tiny-llama, plumbing: true}\nengine: {kv_format: int8_sym, batch: 4}"
+    ) == [
+        "m.yaml:2:9: engine fixes keys of the cells that axes and include make, and the matrix has neither, so it has no cell; "
+        "move a key to axes, as in axes: {kv_format: [int8_sym]}."
+    ]
+
+
 def test_no_model_is_an_error(refused: Refused) -> None:
     assert refused("axes: {batch: 1}\nrunners: {storage: {}}", bare=True) == [
         "m.yaml:1:1: no model is named; write it at the top, as in model: smollm2-135m-instruct."

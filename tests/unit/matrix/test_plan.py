@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvbench.catalog import CONFIGS
+from kvbench.errors import UsageError
 from kvbench.fp8config import Fp8Config
+from kvbench.models import fingerprint
 from kvbench.plan import plan_cell, plan_text
 from kvbench.record import RunDir
 from kvbench.run import plan_tasks
@@ -62,6 +64,19 @@ def test_what_runs_as_asked_needs_no_sentence(planned):
     assert lines[-1].startswith("  run    ")
 
 
+def test_the_model_of_all_cells_is_said_once(planned):
+    axes = "axes: {weights: [native, fp8_block128]}\n"
+    lines = planned(f"{axes}model: {{source: tiny-wide, native: tiny-llama}}")
+    assert (
+        lines[0]
+        == "m: 2 cells, 2 tasks (2 to run, 0 reused); model tiny-wide, native weights from tiny-llama"
+    )
+    assert not any("tiny" in line for line in lines[1:])
+    lines = planned("axes: {model: [tiny-wide, tiny-llama]}")
+    assert lines[0] == "m: 2 cells, 2 tasks (2 to run, 0 reused)"
+    assert sum("model=tiny" in line for line in lines) == 2
+
+
 @pytest.mark.parametrize(
     ("devices", "who"),
     [
@@ -80,6 +95,24 @@ def test_a_device_that_is_here_needs_no_note(planned, device, environment):
     assert not any(line.startswith("note:") for line in planned(f"engine: {{device: {device}}}", environment))
 
 
+def test_bytes_of_weights_are_planned_by_formula(planned):
+    lines = planned(
+        "axes: {weights: [native, fp8_block128]}\nengine: {dtype: float32}\nmodel: smollm2-135m-instruct"
+    )
+    assert sum(line.endswith(" B of KV, 538,060,032 B of weights") for line in lines) == 1
+    at = next(i for i, line in enumerate(lines) if line.endswith(" B of KV, 219,585,072 B of weights"))
+    parts = "106,168,320 of codes + 30,000 of scales + 113,386,752 native"
+    assert lines[at + 1] == f"      weight bytes: {parts}, ratio to native 0.408105"
+
+
+def test_bytes_that_only_the_loaded_model_tells_are_said_to_be_unknown(planned):
+    assert (
+        sum("of KV, weight bytes known once it is loaded" in line for line in planned("model: tiny-gpt-oss"))
+        == 1
+    )
+    assert sum("KV and weight bytes unknown" in line for line in planned("model: owner/name")) == 1
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A folder whose config.json says FP8."""
@@ -87,8 +120,13 @@ def checkpoint(tmp_path: Path) -> Path:
     folder.mkdir()
     config = {**CONFIGS["tiny-llama"], "quantization_config": Fp8Config(("lm_head",)).as_dict()}
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(b"x")
+    (folder / "model.safetensors").write_bytes(no_tensors())
     return folder
+
+
+def no_tensors() -> bytes:
+    """A safetensors file that holds none."""
+    return (2).to_bytes(8, "little") + b"{}"
 
 
 def test_fp8_weights_that_cannot_be_loaded_as_native_are_the_cell_s_problem(planned, checkpoint):
@@ -108,3 +146,39 @@ def test_a_quantization_that_is_not_loaded_is_the_problem_of_every_cell(planned,
     (checkpoint / "config.json").write_text(json.dumps(config))
     lines = planned(f"axes: {{weights: [native, fp8_block128]}}\nmodel: {checkpoint}")
     assert sum("fails at load" in line and "quant_method is gptq" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("model.safetensors.index.json", '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "3.safetensors"}}',
+         "/model.safetensors.index.json names 2.safetensors (and 1 more), which is not there; fetch the checkpoint again, or export it anew."),
+        ("model.safetensors", "no tensors", "/model.safetensors is no whole safetensors file; fetch the checkpoint again, or export it anew."),
+        ("model.safetensors", "", "/model.safetensors is no whole safetensors file"),
+        ("model.safetensors.index.json", "[]", "has no weight_map of tensor names to file names"),
+        ("config.json", "{}", "None for num_hidden_layers"),
+        ("config.json", '{"quantization_config": "fp8"}', "quantization_config is fp8, accepted is a mapping"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_is_visibly_broken_is_the_cell_s_problem(
+    planned, checkpoint, tmp_path, file, content, sentence
+):
+    """The other model's cells are planned as ever."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    del config["quantization_config"]
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    (checkpoint / "model.safetensors").rename(checkpoint / "1.safetensors")
+    (checkpoint / file).write_text(content)
+    lines = planned(f"axes: {{model: [{checkpoint}, tiny-llama], weights: [native, fp8_block128]}}")
+    assert sum("fails at load" in line and sentence in line for line in lines) == 2
+    assert sum("backend: torch -> torch" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_folder_without_a_config_is_a_mistake_of_the_matrix(make, checkpoint, content):
+    """Nothing stands for its content in a task's key."""
+    (checkpoint / "config.json").unlink()
+    if content:
+        (checkpoint / "config.json").write_text(content)
+    with pytest.raises(UsageError, match=r"m\.yaml:2:8: .*(has no config\.json|is not valid JSON)"):
+        make(f"axes: {{batch: [1]}}\nmodel: {checkpoint}", fingerprint_model=fingerprint)

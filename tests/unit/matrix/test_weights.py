@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kvbench.cells import one_model
 from kvbench.expand import baseline_spec
 from kvbench.matrix import Matrix
 
@@ -49,6 +50,31 @@ def test_native_weights_run_on_the_model_that_is_named_for_them(make: Make, pick
     ]
     native, quantized = matrix.cells
     assert quantized.baseline == native.id
+
+
+def test_one_model_and_its_unquantized_one_are_in_no_name(make: Make) -> None:
+    model = "{source: tiny-wide, revision: abc, native: tiny-llama}"
+    matrix = make(f"model: {model}\naxes: {{weights: [native, fp8_block128], batch: [1, 2]}}")
+    assert [cell.name for cell in matrix.cells] == [
+        f"kv_format=native,weights={weights},batch={n}"
+        for weights in ("native", "fp8_block128")
+        for n in (1, 2)
+    ]
+    assert one_model([cell.spec for cell in matrix.cells]) == "tiny-wide@abc, native weights from tiny-llama"
+
+
+def test_several_models_are_in_the_names(make: Make) -> None:
+    models = "[{source: tiny-wide, native: tiny-llama}, {source: tiny-qwen2, native: tiny-llama}]"
+    matrix = make(f"axes: {{model: {models}, weights: [fp8_block128]}}")
+    assert one_model([cell.spec for cell in matrix.cells]) is None
+    assert all("model=" in cell.name for cell in matrix.cells)
+
+
+def test_a_checkpoint_and_its_native_model_quantized_on_load_are_two_models(make: Make) -> None:
+    pair = make("model: {source: tiny-wide, native: tiny-llama}\naxes: {weights: [native, fp8_block128]}")
+    alone = make("model: tiny-llama\naxes: {weights: [fp8_block128]}")
+    assert one_model([cell.spec for cell in (*pair.cells, *alone.cells)]) is None
+    assert one_model([cell.spec for cell in alone.cells]) == "tiny-llama"
 
 
 def test_the_baseline_of_a_task_has_the_task_s_keys(make: Make) -> None:
