@@ -57,7 +57,8 @@ from kvbench_kernels.fp8_route import W8A8
 
 QWEN = "qkv,o,gate_up,down"
 ROWS = "1,2,4,8,16,32,64,96,128,256,512,1024,2048,4096,8192"
-ODD = "3,7,33,65,100,127,129,257,1000,1025,4097,8191"
+# Beside tile edges, and between the others.
+ODD = "3,7,17,33,65,80,100,127,129,144,160,193,257,320,385,513,641,769,1000,1025,1281,1537,1793,2049,3073,4097,8191"
 ODD_ENTRIES = (ROUTED, NATIVE)
 ODD_ROUNDS = 3
 REPLAYS = 4  # a sample
