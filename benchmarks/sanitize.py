@@ -175,6 +175,7 @@ def randn(*shape: int) -> Tensor:
 
 def report(name: str, found: Any, due: Any, share: float) -> int:
     """1 where found is further from due than this share of the largest element."""
+    print(name, flush=True)  # where it stopped, if it does
     error = (found.double() - due.double()).abs().max().item()
     fine = error <= share * due.double().abs().max().item()
     if not fine:

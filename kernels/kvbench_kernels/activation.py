@@ -141,14 +141,17 @@ def fp8_quantize_activation(  # type: ignore[no-untyped-def]
     tl.store(scales, scale, mask=inside)
 
 
-def quantize_activation(x: Tensor, launch: Launch | None = None) -> tuple[Tensor, Tensor]:
+def quantize_activation(
+    x: Tensor, launch: Launch | None = None, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """x [M, K] float -> codes [M, K] float8_e4m3fn, scales [M, ceil(K/128)] float32 with stride (1, 128 * ceil(M/128)).
 
     x: bfloat16, float16 or float32, last axis dense, any row stride; M may be 0.
     On Hopper GPUs the launch is a programmatic dependent one, and a product behind that is too starts early: it waits for
     the end of this one before it reads what this one writes.
     The memory behind the codes has room for a multiple of 128 rows, as that behind the scales has; nothing is written there.
-    launch: None for `launch_shape`'s. ValueError for other tensors. Torch twin: `blockwise.quantize_activation_torch`.
+    launch: None for `launch_shape`'s. scales: where to put them, [M, ceil(K/128)] float32 with dense columns, any distance
+    apart; None for new memory. ValueError for other tensors. Torch twin: `blockwise.quantize_activation_torch`.
     """
     if x.dim() != 2 or x.dtype not in DTYPES:
         raise ValueError(
@@ -160,7 +163,19 @@ def quantize_activation(x: Tensor, launch: Launch | None = None) -> tuple[Tensor
             f"x has a last axis of stride {x.stride(1)}; it must be dense. Call contiguous() on it."
         )
     codes = torch.empty(blocks(m) * BLOCK, k, dtype=torch.float8_e4m3fn, device=x.device)[:m]
-    scales = empty_activation_scales(m, k, x.device)
+    if scales is None:
+        scales = empty_activation_scales(m, k, x.device)
+    elif (
+        scales.shape != (m, blocks(k))
+        or scales.dtype != torch.float32
+        or scales.device != x.device
+        or (m > 1 and scales.stride(0) != 1)
+        or scales.stride(1) < m
+    ):
+        raise ValueError(
+            f"scales are {list(scales.shape)} {scales.dtype} with strides {scales.stride()} on {scales.device}; they must be "
+            f"[{m}, {blocks(k)}] float32 with dense columns on {x.device}."
+        )
     if m == 0 or k == 0:
         return codes, scales
     shape = launch or launch_shape(m, k)

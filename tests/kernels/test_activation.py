@@ -266,6 +266,21 @@ def test_every_code_decodes_as_torch_does(device: str) -> None:
     assert torch.equal(encoded(values)[number], codes[number])
 
 
+def test_scales_may_have_a_place(device: str) -> None:
+    """Columns of scales 40 apart where 37 rows are; what lies between them stays."""
+    x = torch.randn(37, 320, device=device)
+    room = torch.full((3, 40), 7.0, device=device)
+    codes, scales = quantize_activation(x, scales=room[:, :37].t())
+    due = quantize_activation(x)
+    assert scales.data_ptr() == room.data_ptr()
+    assert torch.equal(codes.view(torch.uint8), due[0].view(torch.uint8))
+    assert torch.equal(scales, due[1])
+    assert (room[:, 37:] == 7).all()
+    for wrong in (room[:, :36].t(), room[:, :37].t().double(), torch.empty(37, 3, device=device)):
+        with pytest.raises(ValueError, match=r"they must be \[37, 3\] float32 with dense columns"):
+            quantize_activation(x, scales=wrong)
+
+
 def test_what_is_refused(device: str) -> None:
     with pytest.raises(ValueError, match=r"\[2, 3, 16\] torch.float32; it takes \[M, K\]"):
         quantize_activation(torch.zeros(2, 3, 16, device=device))
