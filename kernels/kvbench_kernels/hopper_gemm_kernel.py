@@ -252,9 +252,8 @@ def hopper_w8a8_groups(
 ):  # fmt: skip
     """Grid (programs,), any number. Boxes of x_desc are [64, 128], of w_desc [BLOCK_N, 128], of y_desc [64, BLOCK_N].
 
-    w_scales [N/128, steps]; x_scales [M, steps] with stride (1, stride_scales); steps = K/128. A tile has
-    GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128. With COPIED the scales of x come through the ring, by
-    scale_desc [steps, M] in boxes [1, 64]: stride_scales is a multiple of 4. Else scale_desc is None.
+    Those of scale_desc, x's scales [steps, M] with rows at multiples of 16 bytes, are [1, 64]. w_scales [N/128, steps];
+    steps = K/128. A tile has GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128.
     whole + rest = m_tiles * n_tiles; each of the rest is shared by `splits` items, at most one a step.
     parts: float32 [rest, GROUPS, splits, PARTS, 64, BLOCK_N]; tickets: a zero a tile of the rest and group, left at zero;
     both None without SPLIT, where the rest is 0.

@@ -27,7 +27,7 @@ TILINGS = {
     "256 x 128, turns": HopperTiling(2, 2, 128, 3, buffers=2, turns=True),
     "256 x 64": HopperTiling(2, 2, 64, 4),
     "128 x 128": HopperTiling(2, 1, 128, 5, height=3, turns=True),
-    "128 x 128, two CTAs": HopperTiling(1, 2, 128, 3, height=16, ctas=2),
+    "128 x 128, two CTAs": HopperTiling(1, 2, 128, 2, height=16, ctas=2),
     "128 x 128, two stages": HopperTiling(2, 1, 128, 2),
     "128 x 64": HopperTiling(2, 1, 64, 7, turns=True),
     "64 x 128, two CTAs": HopperTiling(1, 1, 128, 3, height=16, ctas=2),

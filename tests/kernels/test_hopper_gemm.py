@@ -30,6 +30,7 @@ from kvbench_kernels.hopper_gemm_config import (
     waves,
 )
 from kvbench_kernels.support import Accepted, Rejected
+from tests.gpu.test_hopper_gemm_gpu import TILINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILED = [
@@ -45,8 +46,8 @@ COMPILED = [
 ]
 
 
-def facts(numbers: list[Any], bias: bool) -> dict[str, Any]:
-    """What compiling for an H200 gives. Called in a process that does not interpret."""
+def facts(numbers: list[Any], bias: bool, even: bool = False) -> dict[str, Any]:
+    """What compiling for an H200 gives, `even` as for racecheck. Called in a process that does not interpret."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -56,6 +57,10 @@ def facts(numbers: list[Any], bias: bool) -> dict[str, Any]:
     from kvbench_kernels.hopper_gemm_kernel import hopper_w8a8_groups as kernel
 
     tiling = HopperTiling(*numbers)
+    if even:
+        from benchmarks.sanitize import even_registers
+
+        even_registers()
 
     def boxes(dtype: str, bits: int, rows: int, columns: int, swizzle: int = 128) -> str:
         return f"tensordesc<{dtype}[{rows}, {columns}],{NVMMASharedLayout(swizzle, bits, 2)!r}>"
@@ -87,7 +92,9 @@ def facts(numbers: list[Any], bias: bool) -> dict[str, Any]:
     cubin = Path(os.environ["WORK"]) / "kernel.cubin"
     cubin.write_bytes(built.asm["cubin"])
     usage = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    machine = subprocess.run([tool, "-sass", cubin], capture_output=True, text=True, check=True).stdout
     return {
+        "moved": machine.count("SETMAXREG"),
         "products": sorted(set(re.findall(r"wgmma\.mma_async\S+", ptx))),
         "count": len(re.findall(r"wgmma\.mma_async", ptx)),
         "registers": "setmaxnreg" in ptx,
@@ -99,13 +106,16 @@ def facts(numbers: list[Any], bias: bool) -> dict[str, Any]:
     }
 
 
-def compiled(tiling: HopperTiling, where: Path, bias: bool = False) -> dict[str, Any]:
+def compiled(tiling: HopperTiling, where: Path, bias: bool = False, even: bool = False) -> dict[str, Any]:
     code = "from tests.kernels.test_hopper_gemm import facts; import json, sys; print(json.dumps(facts(*json.loads(sys.argv[1]))))"
     numbers = [getattr(tiling, name) for name in HopperTiling.__dataclass_fields__]
     clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     clean |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]), "WORK": str(where)}
     done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps([numbers, bias])], env=clean, capture_output=True, text=True
+        [sys.executable, "-c", code, json.dumps([numbers, bias, even])],
+        env=clean,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -128,12 +138,19 @@ def test_the_compiler_gives_fp8_products_without_spilled_registers(
     assert "STACK:0 " in found["usage"]
 
 
+def test_for_racecheck_no_register_moves(tmp_path: Path) -> None:
+    tiling = HopperTiling(2, 1, 64, 2, splits=2)
+    assert compiled(tiling, tmp_path)["moved"] > 0
+    assert compiled(tiling, tmp_path, even=True)["moved"] == 0
+
+
 def test_every_tiling_of_the_table_can_be_built() -> None:
     for ranges in MEASURED.values():
         ends = [rows for rows, _ in ranges]
         assert ends == sorted(set(ends))
         assert ends[-1] >= 1 << 40
-    for tiling in [*(t for ranges in MEASURED.values() for _, t in ranges), *_BY_SIZE, *COMPILED]:
+    measured = [tiling for ranges in MEASURED.values() for _, tiling in ranges]
+    for tiling in [*measured, *_BY_SIZE, *COMPILED, *TILINGS.values()]:
         assert tiling.problem() is None
     for m in (1, 64, 100, 128, 500, 4096, 100_000):
         for n, k in ((128, 128), (6144, 4096), (4096, 12288)):
