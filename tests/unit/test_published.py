@@ -1,0 +1,103 @@
+"""Published tables as files: what is read of them, and what is refused by line."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from kvbench.errors import UsageError
+from kvbench.published import read
+
+GOOD = """# title: made
+# unit.kv_bytes_total: MiB
+# batch: 4
+# candidate.splits: auto
+metric,context,unit,baseline,candidate,ratio
+itl_ms,1024,,7.85,7.27,0.93
+itl_ms,4096,s,0.01029,,
+kv_bytes_total,,,3.4375,,
+kv_bytes_total,,B,3604480,,
+"""
+
+
+def table(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "t.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_numbers_are_the_interval_of_what_rounds_to_them(tmp_path: Path) -> None:
+    made = read(table(tmp_path, GOOD))
+    assert (made.head, made.settings) == (
+        {"title": "made"},
+        {"baseline": {}, "candidate": {"splits": "auto"}},
+    )
+    first, seconds, mib, exact = made.lines
+    assert [line.line for line in made.lines] == [6, 7, 8, 9]
+    assert (first.metric, first.unit, first.counts) == ("itl_ms", "ms", {"batch": 4, "context": 1024})
+    number = first.numbers["baseline"]
+    assert (number.text, number.low, number.high) == ("7.85", Fraction("7.845"), Fraction("7.855"))
+    assert first.numbers["ratio"].low == Fraction("0.925")
+    number = seconds.numbers["baseline"]
+    assert (number.low, number.high) == (Fraction("10.285"), Fraction("10.295"))  # ms
+    number = mib.numbers["baseline"]
+    assert (number.high - number.low, number.middle) == (Fraction(2**20, 10**4), 3_604_480)
+    assert (exact.numbers["baseline"].low, exact.numbers["baseline"].high) == (3_604_480, 3_604_480)
+
+
+def test_a_byte_order_mark_windows_line_ends_and_empty_lines_are_no_matter(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode() + b"\r\n,,,,,\r\n")
+    assert [line.line for line in read(path).lines] == [6, 7, 8, 9]
+
+
+ROW = "metric,batch,baseline,candidate\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no column names"),
+        ("# title: t\n", "has no column names"),
+        (ROW, "has column names and no row"),
+        ("# title\n" + ROW + "itl_ms,1,1,1\n", "line 1: '# title' is no `# key: value`"),
+        ("# title: a\n# title: b\n" + ROW + "itl_ms,1,1,1\n", "line 2: title stands there a second time"),
+        ("# batchs: 1\n" + ROW + "itl_ms,1,1,1\n", r"line 1: key 'batchs' is not known; accepted are .* Did you mean batch\?"),
+        ("# unit.itl: ms\n" + ROW + "itl_ms,1,1,1\n", "line 1: metric 'itl' is not known; accepted are kv_bytes_total"),
+        ("# unit.itl_ms: us\n" + ROW + "itl_ms,1,1,1\n", "line 1: unit of itl_ms 'us' is not known; accepted are ms, s"),
+        ("# batch: 1.5\n" + ROW + "itl_ms,,1,1\n", "line 1: batch is '1.5' where a whole number from 1 on is due"),
+        ("metrik,baseline\nitl_ms,1\n", r"line 1: column 'metrik' is not known; .* Did you mean metric\?"),
+        ("metric,ratio\nitl_ms,1\n", "line 1: the columns metric, ratio name no table"),
+        ("baseline,candidate\n1,1\n", "line 1: the columns baseline, candidate name no table"),
+        ("metric,baseline,baseline\nitl_ms,1,1\n", "line 1: column baseline stands there twice"),
+        (ROW + "itl,1,1,1\n", r"line 2: metric 'itl' is not known; accepted are .* Did you mean itl_ms\?"),
+        (ROW + "itl_ms,1,1\n", "line 2: 3 fields where the 4 columns metric, batch, baseline, candidate are due"),
+        (ROW + "itl_ms,1,,\n", "line 2: itl_ms has neither a baseline nor a candidate"),
+        (ROW + "itl_ms,0,1,1\n", "line 2: batch is '0' where a whole number"),
+        (ROW + "itl_ms,1,~7,1\n", "line 2: baseline is '~7' where a number such as 7.85 is due"),
+        (ROW + "itl_ms,1,7 ms,1\n", "line 2: baseline is '7 ms' where a number"),
+        (ROW + 'itl_ms,1,"1,024",1\n', "line 2: baseline is '1,024' where a number"),
+        (ROW + "itl_ms,1,nan,1\n", "line 2: baseline is 'nan' where a number"),
+        (ROW + "itl_ms,1,inf,1\n", "line 2: baseline is 'inf' where a number"),
+        (ROW + "itl_ms,1,1e99,1\n", "line 2: baseline is '1e99' where a number"),
+        (ROW + "itl_ms,1,-7,1\n", "line 2: baseline is -7 where a number above 0 is due"),
+        (ROW + "itl_ms,1,0,1\n", "line 2: baseline is 0 where a number above 0 is due"),
+        (ROW + "# later: x\nitl_ms,1,1,1\n", "line 2: 1 fields where the 4 columns"),
+        (ROW + 'itl_ms,1,"1,1\n', "cannot be read as CSV"),
+        ("# kv_format: int8\n" + ROW + "itl_ms,1,1,1\n", "line 1: kv_format 'int8' is not known; accepted are native, int8_sym"),
+        ("{}", "line 1: column '{}' is not known"),
+    ],
+)  # fmt: skip
+def test_what_is_no_such_table_is_refused_by_line(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as e:
+        read(table(tmp_path, text))
+    assert "t.csv" in str(e.value)
+
+
+def test_a_file_that_is_not_there_is_a_folder_or_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
+    for name, words in (("none.csv", "cannot be read"), (".", "cannot be read"), ("b.csv", "not UTF-8")):
+        with pytest.raises(UsageError, match=words):
+            read(tmp_path / name)
