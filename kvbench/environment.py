@@ -32,7 +32,7 @@ PACKAGES = (
 _JUDGING = frozenset({
     "report", "derive", "cli.py", "document.py", "gate.py", "guards.py", "metrics.py", "outline.py", "overrides.py",
     "plan.py", "policy.py", "precision.py", "progress.py", "schema.py", "selection.py", "stats.py", "values.py",
-    "verdict.py", "yamlstrict.py", "cellkeys.py",
+    "verdict.py", "yamlstrict.py", "cellkeys.py", "fits.py", "published.py", "tablerules.py", "tablevalues.py",
 })  # fmt: skip
 
 

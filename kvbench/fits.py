@@ -16,13 +16,17 @@ SLACK = 0.95
 
 @dataclass(frozen=True)
 class Line:
-    """y = slope * x + intercept, by least squares. error, intercept_error: standard errors; points: (x, y) pairs behind it."""
+    """y = slope * x + intercept, by least squares.
+
+    error, intercept_error: standard errors; points: (x, y) pairs behind it; middle: their mean x.
+    """
 
     slope: float
     intercept: float
     error: float
     intercept_error: float
     points: int
+    middle: float = 0.0
 
     @property
     def slope_interval(self) -> Interval:
@@ -53,23 +57,42 @@ def fit(xs: Sequence[float], ys: Sequence[float]) -> Line | None:
         scatter / math.sqrt(spread),
         scatter * math.sqrt(1 / n + x_mean**2 / spread),
         n,
+        x_mean,
     )
 
 
-def break_even(line: Line, baseline: Line) -> tuple[float | None, str]:
-    """(the x from which on `line` lies below `baseline`, what to know of it).
+def break_even(line: Line, baseline: Line) -> tuple[float | None, Interval | None, str]:
+    """(the x from which on `line` lies below `baseline`, its interval, what to know of it).
 
-    0 where it lies below from the start. None, with the reason, where there is no such x: the lines are parallel, or
-    `line` is the steeper one, so that any advantage ends at the crossing instead of beginning there.
+    0 where it lies below from the start. None, with the reason, where there is no such x: the lines are parallel as far as
+    their scatter shows, or `line` is the steeper one, so that any advantage ends at the crossing instead of beginning there.
+    The interval is Fieller's: every x at which the lines do not differ beyond their scatter.
     """
     gain, head_start = baseline.slope - line.slope, line.intercept - baseline.intercept
-    if abs(gain) <= 1e-9 * max(abs(baseline.slope), abs(line.slope)):
-        return None, "the lines are parallel: no context changes which is faster"
+    t = _t(min(line.points, baseline.points) - 2)
+    noise = t * math.hypot(line.error, baseline.error)
+    if abs(gain) <= max(noise, 1e-9 * max(abs(baseline.slope), abs(line.slope))):
+        return (
+            None,
+            None,
+            "the lines are parallel as far as their scatter shows: no context is known to change which is faster",
+        )
     crossing = head_start / gain
     if gain < 0:
         until = f"only up to a context of {crossing:,.0f} tokens" if crossing > 0 else "at no context"
-        return None, f"it gains {until}: its ITL grows faster with the context than native's"
-    return (crossing, "") if crossing > 0 else (0.0, "it is faster from the first token of context on")
+        return None, None, f"it gains {until}: its ITL grows faster with the context than native's"
+    # (head_start - gain x)^2 = t^2 var(x), and var(x) = sum of intercept_error^2 - 2 error^2 middle x + error^2 x^2
+    both = (line, baseline)
+    a = gain**2 - t**2 * math.fsum(one.error**2 for one in both)
+    b = head_start * gain - t**2 * math.fsum(one.error**2 * one.middle for one in both)
+    c = head_start**2 - t**2 * math.fsum(one.intercept_error**2 for one in both)
+    root = math.sqrt(max(0.0, b * b - a * c))
+    interval = max(0.0, (b - root) / a), max(0.0, (b + root) / a)
+    return (
+        max(0.0, crossing),
+        interval,
+        "" if crossing > 0 else "it is faster from the first token of context on",
+    )
 
 
 def slope_ratio(line: Line, baseline: Line) -> Estimate | None:
@@ -86,7 +109,11 @@ def slope_ratio(line: Line, baseline: Line) -> Estimate | None:
 
 
 def _interval(value: float, error: float, degrees: int) -> Interval:
+    half = _t(degrees) * error
+    return value - half, value + half
+
+
+def _t(degrees: int) -> float:
     from scipy.special import stdtrit
 
-    half = float(stdtrit(degrees, (1 + CONFIDENCE) / 2)) * error
-    return value - half, value + half
+    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2))

@@ -1,16 +1,19 @@
-"""Checks that always run, after precision and before a policy's own: tasks without a result, impossible values."""
+"""Checks that always run, after precision and before a policy's own: tasks without a result, impossible values, identities."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import isclose, isfinite
 from typing import Any
 
+from kvbench.fits import SLACK
 from kvbench.metrics import METRICS, Row, implausible, problem
 from kvbench.record import ERROR, OK, REFUSED, Record
 from kvbench.record import NOT_EVALUATED as NOT_AVAILABLE
-from kvbench.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
+from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome
 
 Manifest = Mapping[str, Any]
+Values = Mapping[str, float]
 _BUSY = " Where other work had the machine, measure more: --set runners.latency.repeats=10."
 
 
@@ -71,7 +74,8 @@ def empty_results(manifest: Manifest, records: Sequence[Record], rows: Sequence[
 
 
 def implausible_values(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outcome]:
-    """A failure for each value that cannot be (NaN, infinity, a perplexity of exactly 1); one pass when there is none."""
+    """A failure for each value that cannot be (NaN, infinity, a perplexity of exactly 1) and for each pair that cannot be
+    together; one pass when there is none. Then what the bytes do not explain, which is inconclusive."""
     names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
     measured = [(row, cells) for row, cells in by_task(manifest, rows) if row.value is not None]
     found = 0
@@ -88,9 +92,74 @@ def implausible_values(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outc
             yield Outcome(
                 "plausible", row.metric, cells[0], row.variant, FAIL, row.value, limit, sentence, cells=cells
             )
+    for broken in broken_identities(manifest, rows):
+        found += 1
+        yield broken
     if measured and not found:
         sentence = f"all {len(measured)} measured values are finite and possible."
         yield Outcome("plausible", "", None, "", PASS, None, "", sentence)
+    yield from confounded(manifest, rows)
+
+
+# metric: (what it must equal, from the other values of its cell and the cell's keys; in words). None: not measured.
+IDENTITIES: dict[str, tuple[Callable[[Values, Manifest], float], str]] = {
+    "decode_tok_s": (lambda v, spec: spec["batch"] * 1e3 / v["itl_ms"], "batch / ITL"),
+    "prefill_tok_s": (
+        lambda v, spec: spec["batch"] * spec["context"] * 1e3 / v["ttft_ms"],
+        "batch x context / TTFT",
+    ),
+    "kv_bytes_total": (lambda v, spec: v["kv_bytes_payload"] + v["kv_bytes_scales"], "payload and scales"),
+    "weight_bytes": (
+        lambda v, spec: v["weight_payload_bytes"] + v["weight_scale_bytes"] + v["weight_native_bytes"],
+        "codes, scales and native remainder",
+    ),
+}
+
+
+def broken_identities(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outcome]:
+    """A failure for each value that is not what the others of its cell make it, rounding aside."""
+    specs = {cell["id"]: cell["spec"] for cell in manifest["cells"]}
+    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
+    values: dict[tuple[str, str], dict[str, float]] = {}
+    for row in rows:
+        if row.value is not None and isfinite(row.value):
+            values.setdefault((row.cell, row.variant), {})[row.metric] = row.value
+    for row, cells in by_task(manifest, [row for row in rows if row.metric in IDENTITIES]):
+        due_of, words = IDENTITIES[row.metric]
+        try:
+            due = due_of(values[row.cell, row.variant], specs[row.cell])
+        except (KeyError, ZeroDivisionError):
+            continue  # a part was not measured, or is 0 and implausible itself
+        if row.value is not None and isfinite(row.value) and not isclose(row.value, due, rel_tol=1e-9):
+            sentence = (
+                f"{label(row)} on {some(cells, names)} is {say(row.value, row.unit)}, which cannot be: {words} "
+                f"{'make' if row.unit == 'B' else 'is'} {say(due, row.unit)}."
+            )
+            yield Outcome(
+                "plausible", row.metric, cells[0], row.variant, FAIL, row.value, f"equal to {words}", sentence,
+                cells=cells,
+            )  # fmt: skip
+
+
+def confounded(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outcome]:
+    """One inconclusive outcome a line of ITL over the context that gains more than its bytes allow, on all of its cells."""
+    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
+    lines: dict[tuple[float, float | None, float | None, str], list[str]] = {}
+    for row in rows:
+        if row.metric != "itl_slope_to_bytes" or row.value is None:
+            continue
+        if row.value < SLACK and (row.high is None or row.high < 1):
+            lines.setdefault((row.value, row.low, row.high, row.note), []).append(row.cell)
+    for (value, low, high, note), cells in lines.items():
+        spread = "" if low is None or high is None else f" (95% interval {low:.6g} to {high:.6g})"
+        sentence = (
+            f"itl_slope_to_bytes on {some(cells, names)} is {value:.6g}{spread}: a token of context costs less than its bytes allow, so the format is not "
+            f"all that was measured. {note[:1].upper()}{note[1:]}."
+        )
+        yield Outcome(
+            "confounded", "itl_slope_to_bytes", cells[0], "", INCONCLUSIVE, value, f"at least {SLACK}", sentence,
+            cells=tuple(cells),
+        )  # fmt: skip
 
 
 def by_task(manifest: Manifest, rows: Iterable[Row]) -> list[tuple[Row, tuple[str, ...]]]:
@@ -124,9 +193,8 @@ def say(value: float, unit: str) -> str:
     """A number with its unit; whole bytes in full, a bare number for shares and ratios."""
     if unit == "B" and float(value).is_integer():
         return f"{int(value):,} B"
-    return (
-        f"{value:.6g} {unit}" if unit in ("B", "B/token", "ms", "tok/s", "%", "pt", "nat") else f"{value:.6g}"
-    )
+    return f"{value:.6g} {unit}" if unit in _SAID else f"{value:.6g}"
 
 
+_SAID = ("B", "B/token", "ms", "us/token", "tokens", "tok/s", "GB/s", "%", "pt", "nat")
 _TASK_CHECKS = {ERROR: "cell error", REFUSED: "refused", NOT_AVAILABLE: "not available"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
-from kvbench.derive import agreement, gemm, latency, mcq, parity, perplexity, storage, transfer
+from kvbench.derive import agreement, contexts, gemm, latency, mcq, parity, perplexity, storage, transfer
 from kvbench.derive.value import Value
 from kvbench.record import OK, Record
 
@@ -69,6 +69,8 @@ UNIT_DOMAIN: dict[str, tuple[float, float]] = {
     "logit": (0.0, inf),
     "step": (0.0, inf),
     "questions": (0.0, inf),
+    "tokens": (0.0, inf),
+    "us/token": (-inf, inf),
     "paths": (0.0, inf),
     "s": (0.0, inf),
     "ppl": (1.0, inf),
@@ -179,6 +181,28 @@ METRICS: dict[str, Metric] = {
         Metric("itl_ratio", "latency", "ratio", "lower",
                "mean ITL over the interleaved baseline's, geometric mean over pairs of repeats, t-interval of the log-ratio",
                _SPEED, paired=True),
+        Metric("request_ms", "latency", "ms", "lower",
+               "request submitted to its last token on the host, by two looks at the clock; median over repeats", _TIME),
+        Metric("request_difference_ms", "latency", "ms", "lower",
+               "largest distance of a request's time from its TTFT plus its steps; rounding alone", (0.0, 1e-3)),
+        Metric("decode_read_gb_s", "latency", "GB/s", "",
+               "bytes that a decode step must read (weights without input embeddings and experts, stored K, V and scales) over mean ITL",
+               (0.0, inf)),
+        Metric("decode_bandwidth_share", "latency", "ratio", "",
+               "the same less what the device's cache can hold, over the copy bandwidth (bytes read and written) measured beside it",
+               (0.0, 1.2)),
+        Metric("itl_slope_us_per_token", "latency", "us/token", "lower",
+               "slope of ITL over the context, least squares over requests of the cells that differ in nothing else; t-interval",
+               (-inf, inf)),
+        Metric("itl_intercept_ms", "latency", "ms", "lower", "ITL of that line at no context; t-interval", (-inf, inf)),
+        Metric("itl_break_even_tokens", "latency", "tokens", "lower",
+               "context from which on that line lies below the interleaved baseline's; none where they are parallel or it is the steeper",
+               (0.0, inf), paired=True),
+        Metric("itl_slope_ratio", "latency", "ratio", "lower",
+               "slope over the interleaved baseline's, t-interval of the log-ratio", (0.0, inf), paired=True),
+        Metric("itl_slope_to_bytes", "latency", "ratio", "",
+               "itl_slope_ratio over the ratio of the KV bytes a token; below 1 something besides the bytes made it faster",
+               (0.0, inf), paired=True),
         # agreement
         Metric("top1_teacher_forced", "agreement", "share", "higher",
                "share of steps with the native argmax, fed the native history; Wilson interval", _SHARE, paired=True),
@@ -250,11 +274,12 @@ def derive(manifest: Mapping[str, Any], records: Iterable[Record]) -> list[Row]:
     """
     by_key = {record.key: record for record in records}
     baselines = {cell["id"]: cell["baseline"] for cell in manifest["cells"]}
+    lines = contexts.values(manifest, by_key)  # of several records together
     rows: list[Row] = []
     for task in manifest["tasks"]:
         record = by_key.get(task["key"])
         baseline = by_key.get(task["baseline"]) if task["baseline"] else None
-        values = _values(task, record, baseline)
+        values = _values(task, record, baseline, lines.get(task["key"], ()))
         partial = record.partial if record else None
         for value in values:
             metric = METRICS[value.metric]
@@ -294,8 +319,13 @@ def problem(record: Record | None) -> str:
     return f"{record.status.replace('_', ' ')}: {message}"
 
 
-def _values(task: Mapping[str, Any], record: Record | None, baseline: Record | None) -> list[Value]:
-    """One value for each metric of the task's runner, in the order of METRICS; None where there is none."""
+def _values(
+    task: Mapping[str, Any], record: Record | None, baseline: Record | None, shared: Iterable[Value]
+) -> list[Value]:
+    """One value for each metric of the task's runner, in the order of METRICS; None where there is none.
+
+    shared: values that the record has together with others.
+    """
     is_baseline = task["baseline"] is None
     missing = problem(record)
     pairing = "" if is_baseline else problem(baseline)
@@ -303,6 +333,7 @@ def _values(task: Mapping[str, Any], record: Record | None, baseline: Record | N
     if record and not missing:
         try:
             found = {v.metric: v for v in DERIVE[task["runner"]](record, None if pairing else baseline)}
+            found |= {v.metric: v for v in shared}
         except KeyError as e:
             missing = f"the record lacks {e}; run the matrix again to measure it anew"
         except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:

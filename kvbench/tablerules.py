@@ -330,10 +330,15 @@ def too_few_questions(table: Table) -> Iterator[Finding]:
         won, lost = (max(0, min(n, round(sign * delta * n / 100))) for sign in (1, -1))
         low, high = (100 * end for end in paired_difference(won, lost, n))
         if low < -kept or high > kept:
+            said = (
+                f"is said to be within {kept:g} pt"
+                if limit
+                else f"has no limit, so that {kept:g} pt is taken"
+            )
             least, delta = 100 * detectable_difference(won, lost, n), 100 * (won - lost) / n
             yield Finding(
                 line.line, f"{delta:+.2f} pt", f"[{low:+.3g}, {high:+.3g}] pt",
-                f"{delta:+.2f} pt on {n:,} questions is said to be within {kept:g} pt; even with no more than {max(won + lost, 1)} "
+                f"{delta:+.2f} pt on {n:,} questions {said}; even with no more than {max(won + lost, 1)} "
                 f"of them changing sides the 95% interval is [{low:+.3g}, {high:+.3g}] pt, and less than {least:.3g} pt cannot be shown",
                 "the counts of questions won and lost, and enough questions for an interval within the limit",
             )  # fmt: skip

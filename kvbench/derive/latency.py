@@ -1,8 +1,9 @@
-"""TTFT, ITL and rates of the measured requests, and their ratios to the interleaved baseline's."""
+"""TTFT, ITL and rates of the measured requests, their ratios to the interleaved baseline's, and the bandwidth they imply."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import fsum
 from statistics import fmean
 from typing import Any
 
@@ -21,6 +22,8 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     other = [arm for arm in arms if arm["arm"] == "baseline"]
     if own:
         yield from _absolute(own)
+        yield from _totals(own)
+        yield from _bandwidth(own, record.facts)
     cold = [arm["ttft_ms"] for arm in record.samples.get("warmup", []) if arm["arm"] == "candidate"]
     if cold:
         yield Value("ttft_cold_ms", cold[0], 1)
@@ -37,7 +40,7 @@ def _absolute(arms: Sequence[Arm]) -> Iterator[Value]:
     yield Value("prefill_tok_s", prefill_tok_s(first["prefill_tokens"], ttft / 1e3), len(arms))
 
     gaps = [gap for arm in arms for gap in arm["itl_ms"]]
-    note = _wrong_count(arms) or ("" if gaps else "one output token has no gap")
+    note = wrong_count(arms) or ("" if gaps else "one output token has no gap")
     n = len(gaps)
     yield Value("itl_ms", None if note else fmean(gaps), n, note=note)
     yield Value("itl_p50_ms", None if note else median(gaps), n, note=note)
@@ -46,6 +49,57 @@ def _absolute(arms: Sequence[Arm]) -> Iterator[Value]:
     yield Value("itl_max_ms", None if note else largest(gaps), n, note=note)
     rate = None if note else decode_tok_s(first["batch"], [gap / 1e3 for gap in gaps])
     yield Value("decode_tok_s", rate, n, note=note)
+
+
+def _totals(arms: Sequence[Arm]) -> Iterator[Value]:
+    """A request's time by the first and the last look at the clock, and what its parts miss of it."""
+    if not all("total_ms" in arm for arm in arms):
+        for metric in ("request_ms", "request_difference_ms"):
+            yield Value(metric, None, 0, note="the record holds no time of a whole request")
+        return
+    yield Value("request_ms", median(arm["total_ms"] for arm in arms), len(arms))
+    parts = [arm["ttft_ms"] + fsum(arm["itl_ms"]) for arm in arms]
+    off = [abs(arm["total_ms"] - part) for arm, part in zip(arms, parts, strict=True)]
+    worst = max(range(len(arms)), key=lambda i: (off[i] != off[i], off[i]))
+    note = (
+        f"request {arms[worst]['order']} took {arms[worst]['total_ms']:.6g} ms, and its TTFT and {len(arms[worst]['itl_ms'])} "
+        f"steps add up to {parts[worst]:.6g} ms"
+        if off[worst] != 0
+        else ""
+    )
+    yield Value("request_difference_ms", largest(off), len(arms), note=note)
+
+
+def _bandwidth(arms: Sequence[Arm], facts: Mapping[str, Any]) -> Iterator[Value]:
+    """Bytes that a step must read over the mean gap, and of the device's copy bandwidth what lies beyond its cache."""
+    gaps = [gap for arm in arms for gap in arm["itl_ms"]]
+    reads = facts.get("arms", {}).get("candidate", {}).get("reads")
+    note = wrong_count(arms) or ("" if gaps else "one output token has no gap")
+    if reads is None:
+        note = note or "the record does not say what a step reads"
+    if note or reads is None:
+        yield Value("decode_read_gb_s", None, len(gaps), note=note)
+        yield Value("decode_bandwidth_share", None, len(gaps), note=note)
+        return
+    first, seconds = arms[0], fmean(gaps) / 1e3
+    stored = first["prefill_tokens"] + first["batch"] * (first["new_tokens"] / 2 - 1)  # mean over the steps
+    bytes_ = reads["weight_bytes"] + reads["kv_bytes_per_token"] * stored
+    yield Value("decode_read_gb_s", bytes_ / seconds / 1e9, len(gaps))
+    copy, cache = facts.get("copy_gb_s"), facts.get("cache_bytes") or 0
+    if copy is None:
+        reason = facts.get("copy_reason") or "it is not in the record"
+        yield Value("decode_bandwidth_share", None, len(gaps), note=f"copy bandwidth is not known: {reason}")
+    elif bytes_ <= cache:
+        yield Value(
+            "decode_bandwidth_share",
+            None,
+            len(gaps),
+            note=f"the {bytes_:,.0f} B of a step fit the cache of {cache:,} B",
+        )
+    else:
+        share = (bytes_ - cache) / seconds / 1e9 / copy
+        note = f"{bytes_:,.0f} B a step, of which {cache:,} B may be cached, in {seconds * 1e3:.4g} ms; a copy runs at {copy:.4g} GB/s"
+        yield Value("decode_bandwidth_share", share, len(gaps), note=note)
 
 
 def _ratios(own: Sequence[Arm], other: Sequence[Arm]) -> Iterator[Value]:
@@ -66,7 +120,7 @@ def _ratios(own: Sequence[Arm], other: Sequence[Arm]) -> Iterator[Value]:
     yield with_interval("itl_ratio", ratio.value, ratio.units, ratio.interval, note)
 
 
-def _wrong_count(arms: Sequence[Arm]) -> str:
+def wrong_count(arms: Sequence[Arm]) -> str:
     """N output tokens have N - 1 gaps; any other count means that TTFT or a chunk was taken for a token gap."""
     for arm in arms:
         if len(arm["itl_ms"]) != arm["new_tokens"] - 1:

@@ -62,6 +62,18 @@ class Labels:
         keys = [key for key in self._keys if key in task["spec"]]
         return self._label(task["cells"][0], keys, tuple(task["cells"]))
 
+    def across(self, cell: str, key: str) -> Label:
+        """All cells that differ from `cell` in nothing but `key`, as one."""
+        if cell not in self.cells:
+            return self.cell(cell)
+        spec = self.cells[cell]["spec"]
+
+        def alike(other: Mapping[str, Any]) -> bool:
+            return all(other.get(k) == v for k, v in spec.items() if k != key)
+
+        cells = tuple(c for c, entry in self.cells.items() if alike(entry["spec"]))
+        return self._label(cell, [k for k in self._keys if k != key], cells)
+
     def places(self, cells: Sequence[str]) -> tuple[Label, ...]:
         """The labels of several cells; where all cells that share some task are among them, one label for these."""
         left = dict.fromkeys(cells)

@@ -13,7 +13,8 @@ class Section:
     """key: anchor on the page; runner: whose records it shows, or None; columns: (metric, heading) pairs;
     brief: the metrics that a console has room for; note: how to read the table, in one or two sentences; footnote:
     what a console, which has no room for the note, says under a table that compares with baselines; facts: whether how its
-    runner measured stands under it.
+    runner measured stands under it; over: the cell key that a value spans (cells that differ in it alone make one line); such a table
+    is shown where it has a value.
     """
 
     key: str
@@ -24,6 +25,7 @@ class Section:
     note: str
     footnote: str = ""
     facts: bool = True
+    over: str = ""
 
 
 SECTIONS: tuple[Section, ...] = (
@@ -91,11 +93,25 @@ SECTIONS: tuple[Section, ...] = (
         ("itl_p99_ms", "ITL p99"),
         ("itl_max_ms", "ITL max"),
         ("ttft_cold_ms", "TTFT cold"),
+        ("request_ms", "Request"),
+        ("request_difference_ms", "Request minus its parts"),
+        ("decode_read_gb_s", "Read in decode"),
+        ("decode_bandwidth_share", "Share of copy bandwidth"),
     ), frozenset({"itl_ms", "itl_ratio", "ttft_ms", "ttft_ratio", "decode_tok_s"}),
         "ITL is the gap between consecutive tokens of one sequence, TTFT the time to the first token; neither holds "
         "warm-up, which is the cold column. Ratios are paired with baseline arms that were run interleaved; below 1 "
         "the candidate is faster.",
         "Ratios are paired with the baseline's requests that ran interleaved with the candidate's, not with the row above."),
+    Section("contexts", "ITL over the context", "latency", (
+        ("itl_slope_us_per_token", "Slope"),
+        ("itl_intercept_ms", "At no context"),
+        ("itl_break_even_tokens", "Break-even"),
+        ("itl_slope_ratio", "Slope ratio"),
+        ("itl_slope_to_bytes", "Slope ratio to bytes"),
+    ), frozenset({"itl_slope_us_per_token", "itl_break_even_tokens", "itl_slope_ratio", "itl_slope_to_bytes"}),
+        "A line of least squares through the requests of the cells that differ in their context alone, against the one through the "
+        "baseline's interleaved requests. From the break-even on the candidate is the faster. A slope ratio below the ratio of the KV "
+        "bytes (the last column below 1) is not the format's doing alone.", facts=False, over="context"),
     Section("quality", "Quality", "perplexity", (
         ("ppl", "Perplexity"),
         ("ppl_delta_pct", "Perplexity delta"),

@@ -94,6 +94,8 @@ def metric_tables(run: Run, labels: Labels) -> tuple[MetricTable, ...]:
         else:
             headings = dict(section.columns)
             rows = [row for row in run.rows if row.metric in headings]
+        if section.over and all(row.value is None for row in rows):
+            continue
         if rows or section.runner in runners:
             columns = _columns(section, headings, rows)
             lines = _lines(section, columns, rows, labels, checks)
@@ -104,6 +106,12 @@ def metric_tables(run: Run, labels: Labels) -> tuple[MetricTable, ...]:
                 MetricTable(section.key, section.title, section.note, columns, lines, facts, footnote)
             )
     return tuple(tables)
+
+
+def _label(section: Section, cell: str, labels: Labels) -> Label:
+    if section.over:
+        return labels.across(cell, section.over)
+    return labels.subject(section.runner, cell) if section.runner else labels.cell(cell)
 
 
 def _columns(section: Section, headings: Mapping[str, str], rows: Sequence[Row]) -> tuple[Column, ...]:
@@ -131,7 +139,7 @@ def _lines(section: Section, columns: Sequence[Column], rows: Sequence[Row], lab
     entries: dict[tuple[tuple[str, ...], str], dict[str, Entry]] = {}
     subjects: dict[tuple[str, ...], Label] = {}
     for row in rows:
-        label = labels.subject(section.runner, row.cell) if section.runner else labels.cell(row.cell)
+        label = _label(section, row.cell, labels)
         line = grouped.get((label.cells, row.variant), {})
         if row.metric in line and _content(line[row.metric]) != _content(row):
             label = labels.cell(row.cell)
@@ -159,9 +167,7 @@ def _entry(row: Row, section: Section, labels: Labels, checks: _Checks) -> Entry
     outcome = checks.get((row.cell, row.metric, row.variant)) or checks.get((row.cell, row.metric, ""))
     baseline = None
     if row.baseline and row.baseline != row.cell:
-        baseline = (
-            labels.subject(section.runner, row.baseline) if section.runner else labels.cell(row.baseline)
-        )
+        baseline = _label(section, row.baseline, labels)
     status, limit = (outcome.status, limit_text(outcome.limit)) if outcome else ("", "")
     return Entry(shown_row(row), status, limit, baseline, one_line(row.note))
 

@@ -19,6 +19,7 @@ from kvbench.cells import content_hash
 from kvbench.engine.kernels import backend_label
 from kvbench.errors import Refused
 from kvbench.runners.context import Context, Measurement
+from kvbench.runners.reads import arm_facts, device_facts
 from kvbench.runners.timing import Timing, measure
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ def run(ctx: Context) -> Measurement:
         "backend": backend_label(arms[-1][1].engine),
         "repeats": ctx.options["repeats"],
         "warmup": ctx.options["warmup"],
+        "arms": {name: arm_facts(arm.engine) for name, arm in arms},
+        **device_facts(ctx.model.device),
     }
     return Measurement(samples, facts)
 
@@ -151,4 +154,4 @@ def _refuse_interpreter(engine: Engine) -> None:
 
 
 def _times(timing: Timing) -> dict[str, Any]:
-    return {"ttft_ms": timing.ttft_ms, "itl_ms": list(timing.itl_ms)}
+    return {"ttft_ms": timing.ttft_ms, "itl_ms": list(timing.itl_ms), "total_ms": timing.total_ms}

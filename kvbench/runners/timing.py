@@ -36,12 +36,16 @@ class Arm(Protocol):
 
 @dataclass(frozen=True)
 class Timing:
-    """One request. order: its place in the measured schedule (requests 2i and 2i + 1 are a pair); -1 for a warm-up."""
+    """One request. order: its place in the measured schedule (requests 2i and 2i + 1 are a pair); -1 for a warm-up.
+
+    total_ms: from submission to the last token, by the first and the last look at the clock.
+    """
 
     arm: str
     order: int
     ttft_ms: float
     itl_ms: tuple[float, ...]
+    total_ms: float
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def time_request(
             last = now
     finally:
         arm.close()
-    return Timing(label, order, (first - start) * 1e3, tuple(gaps))
+    return Timing(label, order, (first - start) * 1e3, tuple(gaps), (last - start) * 1e3)
 
 
 def measure(

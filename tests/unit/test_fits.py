@@ -71,18 +71,45 @@ def test_fewer_than_three_contexts_or_a_nan_make_no_line(xs: list[int], ys: list
 
 
 def test_break_even_is_where_the_lines_cross() -> None:
-    assert break_even(line(0.001, 12.0), line(0.002, 8.0)) == (pytest.approx(4000), "")
+    value, interval, note = break_even(line(0.001, 12.0), line(0.002, 8.0))
+    assert (value, note) == (pytest.approx(4000), "")
+    assert interval == pytest.approx((4000, 4000), rel=1e-4)
 
 
 def test_parallel_lines_have_no_break_even() -> None:
-    value, why = break_even(line(0.002, 12.0), line(0.002, 8.0))
-    assert value is None
+    value, interval, why = break_even(line(0.002, 12.0), line(0.002, 8.0))
+    assert (value, interval) == (None, None)
     assert "parallel" in why
 
 
+def test_lines_that_scatter_more_than_they_differ_have_no_break_even() -> None:
+    own, native = Line(0.0018, 12.0, 1e-4, 1.0, 9, 7168), Line(0.002, 8.0, 1e-4, 1.0, 9, 7168)
+    assert break_even(own, native)[0] is None
+    assert break_even(Line(0.0016, 12.0, 1e-4, 1.0, 9, 7168), native)[0] == pytest.approx(10_000)
+
+
+def test_the_interval_ends_where_the_lines_differ_beyond_their_scatter() -> None:
+    xs = [1000, 1000, 4000, 4000, 16000, 16000]
+    own = fit(xs, [13.1, 12.9, 16.2, 15.8, 28.3, 27.7])
+    native = fit(xs, [10.1, 9.9, 16.2, 15.8, 40.3, 39.7])
+    assert own is not None
+    assert native is not None
+    value, interval, _ = break_even(own, native)
+    assert value == pytest.approx(4000, rel=1e-3)
+    assert interval is not None
+    t = float(scipy_stats.t.ppf(0.975, 4))
+    for end in interval:
+        variance = sum(
+            one.intercept_error**2 - 2 * one.error**2 * one.middle * end + one.error**2 * end**2
+            for one in (own, native)
+        )
+        assert abs(own.at(end) - native.at(end)) == pytest.approx(t * math.sqrt(variance))
+    assert interval[0] < value < interval[1]
+
+
 def test_a_line_below_from_the_start_breaks_even_at_0() -> None:
-    value, why = break_even(line(0.001, 7.0), line(0.002, 8.0))
-    assert value == 0.0
+    value, interval, why = break_even(line(0.001, 7.0), line(0.002, 8.0))
+    assert (value, interval) == (0.0, (0.0, 0.0))
     assert "from the first token" in why
 
 
@@ -90,8 +117,8 @@ def test_a_line_below_from_the_start_breaks_even_at_0() -> None:
     ("intercept", "word"), [(4.0, "only up to a context of 4,000 tokens"), (9.0, "at no context")]
 )
 def test_a_steeper_line_has_no_context_from_which_it_gains(intercept: float, word: str) -> None:
-    value, why = break_even(line(0.002, intercept), line(0.001, 8.0))
-    assert value is None
+    value, interval, why = break_even(line(0.002, intercept), line(0.001, 8.0))
+    assert (value, interval) == (None, None)
     assert word in why
 
 

@@ -422,7 +422,7 @@ def timed(ratio: float, pairs: int = 2) -> MadeRun:
             "order": order,
             "ttft_ms": 50.0 * scale,
             "itl_ms": gaps,
-            "prefill_tokens": 9,
+            "prefill_tokens": 4096,
             "batch": 1,
             "new_tokens": 4,
         }
