@@ -224,5 +224,5 @@ def test_a19_t4_more_steps_than_the_model_has_positions_are_refused_before_any_w
 def test_a_text_shorter_than_the_prompt_is_a_usage_error(runner_context, tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("Too short.")
-    with pytest.raises(UsageError, match="has 10 tokens and the prompt takes prompt_tokens: 24"):
+    with pytest.raises(UsageError, match="has 10 tokens, and 24 are asked for"):
         agreement.run(runner_context("agreement", steps=4, prompt_tokens=24, data=str(path)))
