@@ -28,7 +28,8 @@ mcq_accuracy_norm_char mcq_macro mcq_delta_pt mcq_mde_pt mcq_agreement mcq_mcnem
 weight_payload_bytes weight_scale_bytes weight_native_bytes weight_bytes_difference weight_ratio weight_ratio_16bit model_load_s
 gemm_error_max gemm_bound_share gemm_boundary_diff gemm_boundary_argmax gemm_paths gemm_native_time_ratio
 gemm_reference_time_ratio request_ms request_difference_ms decode_read_gb_s decode_bandwidth_share
-itl_slope_us_per_token itl_intercept_ms itl_break_even_tokens itl_slope_ratio itl_slope_to_bytes""".split()  # noqa: SIM905
+itl_slope_us_per_token itl_intercept_ms itl_break_even_tokens itl_slope_ratio itl_slope_to_bytes
+health_amax health_error_max health_bound_share health_clip_share health_flush_share health_codes_min health_scale_spread""".split()  # noqa: SIM905
 
 
 def test_the_names_are_fixed() -> None:

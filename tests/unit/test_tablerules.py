@@ -131,6 +131,12 @@ def test_a24_t3_a_saving_of_half_without_the_scales_is_found(tmp_path: Path) -> 
     assert (finding.rule, finding.stated, finding.due) == ("bytes_of_shape", "1802240 B", "1,858,560 B")
 
 
+def test_a_scale_a_tensor_belongs_to_no_token(tmp_path: Path) -> None:
+    rows = KV.replace("int8_sym", "int8_static") + "metric,candidate\nkv_bytes_per_token,{}\n"
+    assert found(tmp_path, rows.format(22 * 2 * 4 * 64)) == []
+    assert [f.rule for f in found(tmp_path, rows.format(22 * 2 * 4 * 64 + 176))] == ["bytes_of_shape"]
+
+
 @pytest.mark.parametrize(
     ("metric", "name", "right", "wrong"),
     [
