@@ -50,7 +50,7 @@ def notices(run: Run, labels: Labels) -> list[Notice]:
     """What changes how every number below is to be read."""
     specs = [cell["spec"] for cell in labels.cells.values()]
     found = []
-    if not any(o.metric and o.check != "plausible" for o in run.verdict.outcomes):
+    if not any(o.metric and o.check not in ("plausible", "confounded") for o in run.verdict.outcomes):
         found.append(
             Notice(
                 "warn",

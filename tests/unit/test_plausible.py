@@ -430,3 +430,14 @@ def test_the_report_shows_one_line_a_format_and_none_without_a_line() -> None:
         m for m in METRICS if m.startswith(("itl_slope", "itl_break", "itl_inter"))
     }
     assert table(Contexts(contexts=(1024, 4096))) is None
+
+
+def test_a_confounded_gain_is_no_gate() -> None:
+    from kvbench.report.labels import Labels
+    from kvbench.report.model import Run
+    from kvbench.report.notices import notices
+
+    run = Contexts(own=(6.84, 0.309))
+    verdict = evaluate(None, run.manifest, run.records, run.rows())
+    shown = notices(Run(run.manifest, run.records, run.rows(), verdict), Labels(run.manifest))
+    assert [n.title for n in shown] == ["No gate was judged"]

@@ -49,7 +49,10 @@ def test_numbers_are_the_interval_of_what_rounds_to_them(tmp_path: Path) -> None
 
 def test_only_whole_bytes_are_exact(tmp_path: Path) -> None:
     (line,) = read(table(tmp_path, "metric,unit,baseline\nkv_bytes_total,B,2304.5\n")).lines
-    assert (line.numbers["baseline"].low, line.numbers["baseline"].high) == (Fraction("2304.45"), Fraction("2304.55"))
+    assert (line.numbers["baseline"].low, line.numbers["baseline"].high) == (
+        Fraction("2304.45"),
+        Fraction("2304.55"),
+    )
 
 
 def test_a_byte_order_mark_windows_line_ends_and_empty_lines_are_no_matter(tmp_path: Path) -> None:
