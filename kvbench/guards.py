@@ -120,13 +120,12 @@ def label(row: Row) -> str:
     return f"{row.metric} of {row.variant}" if row.variant else row.metric
 
 
-def say(value: float, unit: str) -> str:
+def say(value: float, unit: str, digits: int = 6) -> str:
     """A number with its unit; whole bytes in full, a bare number for shares and ratios."""
     if unit == "B" and float(value).is_integer():
         return f"{int(value):,} B"
-    return (
-        f"{value:.6g} {unit}" if unit in ("B", "B/token", "ms", "tok/s", "%", "pt", "nat") else f"{value:.6g}"
-    )
+    named = unit in ("B", "B/token", "ms", "tok/s", "%", "pt", "nat")
+    return f"{value:.{digits}g} {unit}" if named else f"{value:.{digits}g}"
 
 
 _TASK_CHECKS = {ERROR: "cell error", REFUSED: "refused", NOT_AVAILABLE: "not available"}

@@ -27,7 +27,8 @@ kld_mean kld_p50 kld_p90 kld_p99 kld_p999 kld_max top1_agreement delta_p_mean mc
 mcq_accuracy_norm_char mcq_macro mcq_delta_pt mcq_mde_pt mcq_agreement mcq_mcnemar_p mcq_scored truncated_share
 weight_payload_bytes weight_scale_bytes weight_native_bytes weight_bytes_difference weight_ratio weight_ratio_16bit model_load_s
 gemm_error_max gemm_bound_share gemm_boundary_diff gemm_boundary_argmax gemm_paths gemm_native_time_ratio
-gemm_reference_time_ratio""".split()  # noqa: SIM905
+gemm_reference_time_ratio real_divergence length_ratio aa_margin_noise ppl_aa_pct mcq_recovery mcq_right_to_wrong
+mcq_wrong_to_right mcq_wrong_to_wrong""".split()  # noqa: SIM905
 
 
 def test_the_names_are_fixed() -> None:
@@ -470,8 +471,8 @@ def test_kld_columns() -> None:
         "p999": 0.999,
         "max": 1.0,
     }
-    assert run.row("top1_agreement").value == 900 / 1001
-    assert run.row("top1_agreement").low is not None
+    row = run.row("top1_agreement")
+    assert (row.value, row.low, row.note) == (900 / 1001, None, "1 document: no interval")
     assert run.row("delta_p_mean").value == pytest.approx(100 * (0.01 * 500 - 0.03 * 501) / 1001)
     assert run.row("kld_mean").baseline == BASE
 
@@ -577,13 +578,39 @@ def test_paired_difference_and_mcnemar() -> None:
     assert (row.value, row.n, row.baseline) == (-15.0, 20, BASE)
     half = 1.959964 * math.sqrt((7 / 22 - (3 / 22) ** 2) / 22)
     assert (row.low, row.high) == pytest.approx((100 * (-3 / 22 - half), 100 * (-3 / 22 + half)), rel=1e-6)
-    assert row.note.startswith("1 gained, 4 lost of 20 paired; minimum detectable effect 31 pt")
+    assert row.note == (
+        "1 gained, 4 lost of 20 paired; not worse by more than 37 pt, equivalent within 37 pt (one-sided tests at 2.5%)"
+    )
     mde = run.row("mcq_mde_pt")
-    # (1.959964 + 0.841621) * sqrt(5) / 20: 5 discordant pairs of 20.
-    assert (mde.value, mde.n, mde.baseline) == (pytest.approx(31.322675, rel=1e-7), 20, BASE)
+    # The half width of that interval times (1.959964 + 0.841621) / 1.959964.
+    assert (mde.value, mde.n, mde.baseline) == (
+        pytest.approx(100 * half * (1 + 0.8416212336 / 1.9599639845), rel=1e-6),
+        20,
+        BASE,
+    )
     assert mde.note == "5 of 20 pairs discordant; at 80% power"
     assert run.row("mcq_mcnemar_p").value == pytest.approx(2 * 6 / 32)
     assert run.row("mcq_agreement").value == 15 / 20
+    assert run.row("mcq_right_to_wrong").value == 4 / 20
+    assert run.row("mcq_wrong_to_right").value == 1 / 20
+    assert run.row("mcq_wrong_to_wrong").value == 0
+    recovery = run.row("mcq_recovery")
+    # The baseline answers 14 of 20, the candidate 11.
+    assert (recovery.value, recovery.note) == (pytest.approx(11 / 14), "of 0.7")
+    assert (recovery.low, recovery.high) == pytest.approx((1 + row.low / 70, 1 + row.high / 70))
+
+
+def test_a_choice_that_changes_between_two_wrong_ones_is_a_flip_of_its_own() -> None:
+    native = [question(i, 0, -3.0, -1.0, -2.0) for i in range(4)]
+    own = [question(i, 0, -3.0, -1.0, -2.0) for i in range(3)] + [question(3, 0, -3.0, -2.0, -1.0)]
+    run = mcq_run(asked(*own), asked(*native))
+    flips = [run.row(f"mcq_{m}").value for m in ("right_to_wrong", "wrong_to_right", "wrong_to_wrong")]
+    assert flips == [0, 0, 0.25]
+    assert run.row("mcq_delta_pt").value == 0
+    assert (run.row("mcq_recovery").value, run.row("mcq_recovery").note) == (
+        None,
+        "the baseline answers no question",
+    )
 
 
 def test_other_questions_are_not_compared() -> None:
