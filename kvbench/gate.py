@@ -12,7 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.guards import by_task, empty_results, failed_tasks, implausible_values, label, say, some
+from kvbench.guards import (
+    by_task,
+    degenerate_scores,
+    empty_results,
+    failed_tasks,
+    implausible_values,
+    label,
+    say,
+    some,
+)
 from kvbench.judge import NO_INTERVAL, Limits, Ruling, broken, corrected, rule
 from kvbench.metrics import METRICS, Row
 from kvbench.policy import Check, Gate, load
@@ -35,6 +44,7 @@ def evaluate(
         *failed_tasks(manifest, records),
         *empty_results(manifest, records, rows),
         *implausible_values(manifest, rows),
+        *degenerate_scores(manifest, records),
     ]
     if gate:
         found = [one for check in gate.checks for one in _check(check, manifest, rows)]

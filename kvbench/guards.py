@@ -1,7 +1,8 @@
-"""Checks that always run, after precision and before a policy's own: tasks without a result, impossible values."""
+"""Checks that always run, after precision and before a policy's own: tasks without a result, impossible values, scores that say nothing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from kvbench.record import NOT_EVALUATED as NOT_AVAILABLE
 from kvbench.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
 
 Manifest = Mapping[str, Any]
+MANY = 8  # from so many equal results on, chance is no explanation: 8 picks of 4 choices are alike once in 16,384
 _BUSY = " Where other work had the machine, measure more: --set runners.latency.repeats=10."
 
 
@@ -93,6 +95,59 @@ def implausible_values(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outc
         yield Outcome("plausible", "", None, "", PASS, None, "", sentence)
 
 
+def degenerate_scores(manifest: Manifest, records: Iterable[Record]) -> Iterator[Outcome]:
+    """A failure for each task whose scores measure nothing, whatever they come to: a reader of accuracy would not see it.
+
+    Multiple choice: no score is a number, every question is a tie, every question has the same scores, or every pick is the
+    same choice though the answers are not (from `MANY` questions on). Perplexity: every token of every chunk is as likely.
+    """
+    by_key = {record.key: record for record in records if record.status == OK}
+    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
+    for task in manifest["tasks"]:
+        record = by_key.get(task["key"])
+        find = _DEGENERATE.get(task["runner"])
+        fault = find(record.samples) if record and find else ""
+        if fault:
+            subject = f"{task['runner']} {task['variant']}".strip()
+            sentence = f"{subject} on {some(task['cells'], names)} measures nothing: {fault}."
+            yield Outcome(
+                "degenerate",
+                "",
+                task["cells"][0],
+                task["variant"],
+                FAIL,
+                None,
+                "",
+                sentence,
+                cells=tuple(task["cells"]),
+            )
+
+
+def _same_scores(samples: Mapping[str, Any]) -> str:
+    scored = [q for q in samples.get("questions", ()) if q["skipped"] is None and q["scores"]]
+    scores = [tuple(q["scores"]) for q in scored]
+    if not scored:
+        return ""
+    if all(math.isnan(x) for own in scores for x in own):
+        return f"no score of its {len(scored)} questions is a number"
+    if len(scored) < MANY:
+        return ""
+    if all(len(set(own)) == 1 for own in scores):
+        return f"in each of its {len(scored)} questions every choice has the same score"
+    if len(set(scores)) == 1:
+        return f"each of its {len(scored)} questions has the same scores"
+    picks = {max(range(len(own)), key=own.__getitem__) for own in scores}
+    if len(picks) == 1 and len({q["answer"] for q in scored}) > 1:
+        return f"all {len(scored)} questions are answered with choice {picks.pop()}, whatever they ask"
+    return ""
+
+
+def _same_loss(samples: Mapping[str, Any]) -> str:
+    means = [chunk["nll"] / chunk["tokens"] for chunk in samples.get("chunks", ()) if chunk["tokens"]]
+    alike = len(means) >= MANY and max(means) - min(means) <= 1e-9 * abs(means[0])
+    return f"all {len(means)} chunks have the same loss a token, whatever they say" if alike else ""
+
+
 def by_task(manifest: Manifest, rows: Iterable[Row]) -> list[tuple[Row, tuple[str, ...]]]:
     """Rows that are one value spread over the cells of a shared task, as (first row, ids of the cells given)."""
     key_of = {
@@ -127,5 +182,7 @@ def say(value: float, unit: str, digits: int = 6) -> str:
     named = unit in ("B", "B/token", "ms", "tok/s", "%", "pt", "nat")
     return f"{value:.{digits}g} {unit}" if named else f"{value:.{digits}g}"
 
+
+_DEGENERATE = {"mcq": _same_scores, "perplexity": _same_loss}
 
 _TASK_CHECKS = {ERROR: "cell error", REFUSED: "refused", NOT_AVAILABLE: "not available"}

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from kvbench.multiplicity import holm
 from kvbench.power import Spread, needed
-from kvbench.stats import CONFIDENCE
+from kvbench.stats import CONFIDENCE, POWER
 from kvbench.verdict import FAIL, INCONCLUSIVE, PASS
 
 ALPHA = 1 - CONFIDENCE
@@ -66,7 +66,11 @@ def rule(spread: Spread, n: int | None, limits: Limits, adjusted: float, family:
     # The side of the limit on which the value lies; a value at the very limit would have to pass.
     above = (end == limits.low) == kept if limits.low != limits.high else spread.value > end
     mde = spread.detectable(end, above)
-    n_needed = needed(n, mde, abs(spread.value - end))
+    # To pass between two limits both have to be cleared: each with 90% power, for 80% together.
+    between = kept and math.isfinite(limits.low) and math.isfinite(limits.high)
+    n_needed = needed(
+        n, spread.detectable(end, above, (1 + POWER) / 2) if between else mde, abs(spread.value - end)
+    )
     status = _plain(limits, low, high)
     if status == INCONCLUSIVE:
         return Ruling(status, BOTH_SIDES, mde, n_needed)

@@ -15,7 +15,7 @@ from kvbench.stats import CONFIDENCE, POWER
 
 _NORMAL = NormalDist()
 _LEVEL = (1 + CONFIDENCE) / 2
-_Z, _Z_POWER = _NORMAL.inv_cdf(_LEVEL), _NORMAL.inv_cdf(POWER)
+_Z = _NORMAL.inv_cdf(_LEVEL)
 
 
 @dataclass(frozen=True)
@@ -41,30 +41,30 @@ class Spread:
         distance = abs(self._scale(self.value) - self._scale(limit))
         return 2 * self._tail(distance / error)
 
-    def detectable(self, limit: float, above: bool) -> float:
+    def detectable(self, limit: float, above: bool, power: float = POWER) -> float:
         """The smallest distance of a true value above (or below) `limit` at which the interval of so much data lies on that
-        side of it with 80% power; infinite where no value that there can be does.
+        side of it with that power; infinite where no value that there can be does.
         """
         if self.unit == "share":
-            return self._detectable_share(limit if above else 1 - limit)
+            return self._detectable_share(limit if above else 1 - limit, power)
         sign = 1 if above else -1
-        steps = self._quantile(_LEVEL) + self._quantile(POWER)
+        steps = self._quantile(_LEVEL) + self._quantile(power)
         # Above the limit it is the lower end of an interval that has to clear it.
         error = self._side(not above)
         return abs(self._unscale(self._scale(limit) + sign * steps * error) - limit)
 
-    def _detectable_share(self, limit: float) -> float:
+    def _detectable_share(self, limit: float, power: float) -> float:
         """Above `limit`, by the score test that Wilson's interval inverts; the alternative has its own variance."""
         n = self._effective()
         if math.isinf(n):
             return 0.0
         threshold = limit + _Z * math.sqrt(limit * (1 - limit) / n)
-        low, high = limit, 1.0
+        low, high, z = limit, 1.0, _NORMAL.inv_cdf(power)
         if threshold >= 1:
             return math.inf
         for _ in range(60):  # the left side grows with p where it matters: up to the threshold it is below it
             p = (low + high) / 2
-            if p - _Z_POWER * math.sqrt(p * (1 - p) / n) >= threshold:
+            if p - z * math.sqrt(p * (1 - p) / n) >= threshold:
                 high = p
             else:
                 low = p
@@ -118,7 +118,7 @@ class Spread:
 
 
 def needed(n: int | None, detectable: float, distance: float) -> int | None:
-    """How many samples would decide an effect of `distance` with 80% power, of which `n` detect `detectable`.
+    """How many samples would decide an effect of `distance`, of which `n` detect `detectable`.
 
     The error falls with the root of n. None where no number would (no distance), or nothing is known.
     """

@@ -43,9 +43,9 @@ def stored(candidate: Any = INT8_LAYERS) -> MadeRun:
 def scored(factor: float = 1.001, spread: float = 0.0) -> MadeRun:
     """`stored` with perplexity: the candidate's is `factor` times the baseline's, `spread` apart between documents."""
     run = stored()
-    native = chunks(*[(300.0, 100)] * 8)
+    native = chunks(*((300.0 + i, 100) for i in range(8)))
     shifts = [100 * (math.log(factor) + (spread if i % 2 else -spread)) for i in range(8)]
-    own = chunks(*[(300.0 + shift, 100) for shift in shifts])
+    own = chunks(*((300.0 + i + shift, 100) for i, shift in enumerate(shifts)))
     return run.measure(
         "perplexity", (own, text_facts(800)), (native, text_facts(800)), variant="wikitext2 stream512"
     )
@@ -233,10 +233,10 @@ def test_a_sample_too_small_for_half_a_point_is_inconclusive_and_says_what_it_co
     (outcome,) = of(verdict, INCONCLUSIVE)
     assert outcome.sentence.endswith(
         "so more data must decide (0 gained, 0 lost of 24 paired; not worse by more than 11 pt, equivalent within 11 pt (one-sided "
-        "tests at 2.5%); minimum detectable effect: 15.2 pt from the limit; at this value n=22,293 would decide)."
+        "tests at 2.5%); minimum detectable effect: 15.2 pt from the limit; at this value n=29,844 would decide)."
     )
     assert outcome.mde == pytest.approx(100 * (1.959964 + 0.841621) * math.sqrt(2) / 26, rel=1e-6)
-    assert outcome.n_needed == math.ceil(24 * (outcome.mde / 0.5) ** 2)
+    assert outcome.n_needed == math.ceil(24 * (100 * (1.9599640 + 1.2815516) * math.sqrt(2) / 26 / 0.5) ** 2)
 
 
 def identical(**spec: Any) -> MadeRun:
