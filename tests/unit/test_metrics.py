@@ -335,6 +335,70 @@ def test_a_divergence_within_the_noise_floor_says_so() -> None:
     assert "near-tie" in run.row("first_divergence").note
 
 
+def test_the_margin_noise_tells_a_near_tie_from_a_real_divergence() -> None:
+    """Margins moved by 0.3 at most between the baseline's two runs: step 1 (margin 0.2) is a near-tie, step 3 (3.5) is none."""
+    native = tokens([7] * 5, aa=[])
+    native[0]["margins"] = [0.5, 0.2, 2.5, 3.5, 4.5]
+    native[0]["aa_margins"] = [0.5, 0.2, 2.2, 3.4, 4.5]
+    run = MadeRun().measure("agreement", tokens([7, 8, 7, 8, 7]), native)
+    assert run.row("aa_margin_noise").value == run.row("aa_margin_noise", BASE).value == pytest.approx(0.3)
+    first, real = run.row("first_divergence"), run.row("real_divergence")
+    assert (first.value, real.value) == (1, 3)
+    assert (
+        first.note
+        == "the native margin there is within the A/A noise (0.3 logit): a near-tie, no real divergence"
+    )
+    assert real.note == "1 of 2 differing steps are near-ties"
+    ties = MadeRun().measure("agreement", tokens([7, 8, 7, 7, 7]), native)
+    assert ties.row("real_divergence").value == 5
+    assert ties.row("real_divergence").note == (
+        "censored: no divergence within 5 steps; 1 of 1 differing steps are near-ties"
+    )
+
+
+def test_a_margin_that_flipped_went_through_zero() -> None:
+    native = tokens([7] * 3, aa=[1])
+    native[0]["margins"], native[0]["aa_margins"] = [1.0, 0.04, 1.0], [1.0, 0.03, 1.0]
+    run = MadeRun().measure("agreement", tokens([7] * 3), native)
+    assert run.row("aa_margin_noise").value == pytest.approx(0.07)
+
+
+def test_an_old_record_without_a_second_margin_has_no_margin_noise() -> None:
+    run = MadeRun().measure("agreement", tokens([7, 8, 7]), tokens([7, 7, 7], aa=[]))
+    assert run.row("aa_margin_noise").value is None
+    assert run.row("real_divergence").value == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "ratio", "note"),
+    [
+        ([7, 7, 7, 2, 7], 1.0, "4 tokens to 4"),
+        ([7, 2, 7, 7, 7], 0.5, "2 tokens to 4"),
+        ([7, 7, 7, 7, 7], 1.25, "5 tokens to 4"),
+    ],
+)
+def test_length_up_to_the_token_that_ends_a_text(own: list[int], ratio: float, note: str) -> None:
+    row = (
+        MadeRun()
+        .measure("agreement", tokens(own), tokens([7, 7, 7, 2, 2], aa=[], end_ids=[2]))
+        .row("length_ratio")
+    )
+    assert (row.value, row.note) == (ratio, note)
+
+
+def test_length_of_texts_that_go_on_or_have_no_end() -> None:
+    run = MadeRun().measure("agreement", tokens([7] * 4), tokens([7] * 4, aa=[], end_ids=[2]))
+    assert (run.row("length_ratio").value, run.row("length_ratio").note) == (
+        1.0,
+        "neither text ends within 4 steps",
+    )
+    run = MadeRun().measure("agreement", tokens([7] * 4), tokens([7] * 4, aa=[]))
+    assert (run.row("length_ratio").value, run.row("length_ratio").note) == (
+        None,
+        "no token is known that ends a text",
+    )
+
+
 def test_other_prompts_are_not_compared() -> None:
     run = MadeRun().measure("agreement", tokens([7] * 9), tokens([7] * 9, prompt_sha="q", aa=[]))
     assert run.row("top1_teacher_forced").value is None
@@ -493,6 +557,33 @@ def test_kld_of_more_tokens_than_a_record_keeps_comes_from_its_sums() -> None:
     assert run.row("delta_p_mean").value == -1.0
     exact = {"kld": {**whole, "n": 2}, "kld_tokens": [1.0, 3.0]}
     assert text_run({**chunks((4.0, 2)), **exact}, chunks((4.0, 2))).row("kld_mean").value == 2.0
+
+
+def test_divergences_have_intervals_over_documents() -> None:
+    """Two documents of 500 tokens; all are kept, so nothing else is needed. Holding the tokens twice adds no certainty."""
+    draw = random.Random(1)
+    kld = [draw.lognormvariate(-8 + d, 1) for d in range(2) for _ in range(500)]
+    text = chunks((1000.0, 500), (1000.0, 500))
+    sums = [{"top1_equal": 480, "delta_p": 1.0, "kld": sum(kld[:500]), "kept": 500},
+            {"top1_equal": 450, "delta_p": -2.0, "kld": sum(kld[500:]), "kept": 500}]  # fmt: skip
+    own = {"chunks": [a | b for a, b in zip(text["chunks"], sums, strict=True)]}
+    extra = {"kld_tokens": kld, "top1_equal": 930, "delta_p": [-0.001] * 1000}
+    run = text_run({**own, **extra}, text)
+    for metric in ("kld_mean", "top1_agreement", "delta_p_mean"):
+        row = run.row(metric)
+        assert row.low < row.value < row.high, metric
+        assert (row.units, row.note) == (2, "2 documents")
+    assert run.row("delta_p_mean").value == pytest.approx(-0.1)
+    low, high = scipy_stats.binomtest(930, 1000).proportion_ci(method="wilson")
+    assert run.row("top1_agreement").low < low < high < run.row("top1_agreement").high
+
+
+def test_the_noise_floor_of_perplexity_is_a_metric_beside_the_delta() -> None:
+    native = chunks((100.0, 50), (100.0, 50))
+    own = {**chunks((101.0, 50), (100.0, 50)), "native_chunks": chunks((100.001, 50), (100.0, 50))["chunks"]}
+    row = text_run(own, native).row("ppl_aa_pct")
+    assert row.value == pytest.approx(0.001, rel=1e-4)
+    assert row.low < 0 < row.high
 
 
 def test_kld_not_asked_for_is_not_measured() -> None:

@@ -165,6 +165,11 @@ def test_a_candidate_is_compared_with_a_native_pass_that_repeats_the_baseline(mo
     assert min(found.samples["kld_tokens"]) >= 0
     assert kld["mean"] == pytest.approx(sum(found.samples["kld_tokens"]) / kld["n"], rel=1e-5)
     assert 0 < found.samples["top1_equal"] <= kld["n"]
+    own = found.samples["chunks"]
+    assert sum(c["kld"] for c in own) == pytest.approx(kld["mean"] * kld["n"])
+    assert sum(c["delta_p"] for c in own) == pytest.approx(found.samples["delta_p_mean"] * kld["n"])
+    assert sum(c["top1_equal"] for c in own) == found.samples["top1_equal"]
+    assert [c["kept"] for c in own] == [c["tokens"] for c in own]
 
 
 def test_native_beside_native_diverges_by_exactly_nothing(model: Any, text: Path) -> None:
@@ -216,6 +221,10 @@ def test_of_many_tokens_a_seeded_sample_is_kept_and_the_statistics_are_exact() -
     assert samples == found.samples()
     assert len(samples["kld_tokens"]) == len(samples["delta_p"]) == KEPT
     assert samples["kld_tokens"] == [-x for x in samples["delta_p"]]
+    kept = [c["kept"] for c in found.by_chunk()]
+    assert kept == [
+        sum(1000 * i <= x < 1000 * (i + 1) for x in samples["kld_tokens"]) for i in range(len(kept))
+    ]
     assert samples["kld"] == {
         "mean": (n - 1) / 2, "n": n, "max": n - 1.0,
         **{name: pytest.approx(level * (n - 1)) for name, level in perplexity.QUANTILES.items()},
