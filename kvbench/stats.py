@@ -7,7 +7,7 @@ the tests check every function here.
 Tokens of one document are no independent samples, so what is taken over tokens is clustered by document. Of a bootstrap over
 documents and the t-intervals here, the t-intervals cover better where documents are few: on skewed divergences of 5
 documents a bootstrapped mean covers 75% of the time where `clustered_mean` covers 91%, a bootstrapped 99th percentile 76%
-where `clustered_quantile` covers 91%; from 30 documents on the two are alike (tests/unit/test_coverage.py). They need no seed
+where `clustered_quantile` covers 91%; from 30 documents on the two are close (tests/unit/test_coverage.py). They need no seed
 either. So nothing here is resampled.
 """
 
