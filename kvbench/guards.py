@@ -9,10 +9,11 @@ from typing import Any
 from kvbench.metrics import METRICS, Row, implausible, problem
 from kvbench.record import ERROR, OK, REFUSED, Record
 from kvbench.record import NOT_EVALUATED as NOT_AVAILABLE
-from kvbench.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
+from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome
 
 Manifest = Mapping[str, Any]
 MANY = 8  # from so many equal results on, chance is no explanation: 8 picks of 4 choices are alike once in 16,384
+PLENTY = 100  # SmolLM2-135M answers 23 of 24 questions of MMLU with A: of 100 all would be so 1 time in 70
 _BUSY = " Where other work had the machine, measure more: --set runners.latency.repeats=10."
 
 
@@ -96,50 +97,58 @@ def implausible_values(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outc
 
 
 def degenerate_scores(manifest: Manifest, records: Iterable[Record]) -> Iterator[Outcome]:
-    """A failure for each task whose scores measure nothing, whatever they come to: a reader of accuracy would not see it.
+    """An outcome for each task whose scores measure nothing, whatever they come to: a reader of accuracy would not see it.
 
-    Multiple choice: no score is a number, every question is a tie, every question has the same scores, or every pick is the
-    same choice though the answers are not (from `MANY` questions on). Perplexity: every token of every chunk is as likely.
+    A failure where no score is a number, and from `MANY` on where every question is a tie, every question has the same
+    scores, or every chunk of a text the same loss. Where every pick is the same choice though the answers are not, a failure too if
+    the baseline's picks differ or there are `PLENTY` questions; a weak model may have a favourite letter, so fewer are
+    inconclusive.
     """
     by_key = {record.key: record for record in records if record.status == OK}
     names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
     for task in manifest["tasks"]:
         record = by_key.get(task["key"])
         find = _DEGENERATE.get(task["runner"])
-        fault = find(record.samples) if record and find else ""
+        if record is None or find is None:
+            continue
+        status, fault = FAIL, find(record.samples)
+        picks = _picks(record.samples) if task["runner"] == "mcq" and not fault else []
+        if len(picks) >= MANY and len(set(picks)) == 1 and len(_answers(record.samples)) > 1:
+            native = by_key.get(task["baseline"] or "")
+            stuck = len(picks) >= PLENTY or (native is not None and len(set(_picks(native.samples))) > 1)
+            status = FAIL if stuck else INCONCLUSIVE
+            fault = f"all {len(picks)} questions are answered with choice {picks[0]}, whatever they ask"
+            fault += "" if stuck else ", which so few may be by a weak model; ask more"
         if fault:
             subject = f"{task['runner']} {task['variant']}".strip()
-            sentence = f"{subject} on {some(task['cells'], names)} measures nothing: {fault}."
+            where = tuple(task["cells"])
+            sentence = f"{subject} on {some(where, names)} measures nothing: {fault}."
             yield Outcome(
-                "degenerate",
-                "",
-                task["cells"][0],
-                task["variant"],
-                FAIL,
-                None,
-                "",
-                sentence,
-                cells=tuple(task["cells"]),
+                "degenerate", "", where[0], task["variant"], status, None, "", sentence, cells=where
             )
 
 
+def _scored(samples: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [q for q in samples.get("questions", ()) if q["skipped"] is None and q["scores"]]
+
+
+def _picks(samples: Mapping[str, Any]) -> list[int]:
+    return [max(range(len(q["scores"])), key=q["scores"].__getitem__) for q in _scored(samples)]
+
+
+def _answers(samples: Mapping[str, Any]) -> set[int]:
+    return {q["answer"] for q in _scored(samples)}
+
+
 def _same_scores(samples: Mapping[str, Any]) -> str:
-    scored = [q for q in samples.get("questions", ()) if q["skipped"] is None and q["scores"]]
-    scores = [tuple(q["scores"]) for q in scored]
-    if not scored:
-        return ""
-    if all(math.isnan(x) for own in scores for x in own):
-        return f"no score of its {len(scored)} questions is a number"
-    if len(scored) < MANY:
+    scores = [tuple(q["scores"]) for q in _scored(samples)]
+    if scores and all(math.isnan(x) for own in scores for x in own):
+        return f"no score of its {len(scores)} questions is a number"
+    if len(scores) < MANY:
         return ""
     if all(len(set(own)) == 1 for own in scores):
-        return f"in each of its {len(scored)} questions every choice has the same score"
-    if len(set(scores)) == 1:
-        return f"each of its {len(scored)} questions has the same scores"
-    picks = {max(range(len(own)), key=own.__getitem__) for own in scores}
-    if len(picks) == 1 and len({q["answer"] for q in scored}) > 1:
-        return f"all {len(scored)} questions are answered with choice {picks.pop()}, whatever they ask"
-    return ""
+        return f"in each of its {len(scores)} questions every choice has the same score"
+    return f"each of its {len(scores)} questions has the same scores" if len(set(scores)) == 1 else ""
 
 
 def _same_loss(samples: Mapping[str, Any]) -> str:

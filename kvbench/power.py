@@ -120,8 +120,9 @@ class Spread:
 def needed(n: int | None, detectable: float, distance: float) -> int | None:
     """How many samples would decide an effect of `distance`, of which `n` detect `detectable`.
 
-    The error falls with the root of n. None where no number would (no distance), or nothing is known.
+    The error falls with the root of n. None where no number would (no distance, or a millionth of what is detected), or
+    nothing is known.
     """
-    if n is None or not distance > 0 or not math.isfinite(detectable):
+    if n is None or not math.isfinite(detectable) or not distance > 1e-6 * detectable:
         return None
     return math.ceil(n * (detectable / distance) ** 2 - 1e-9)

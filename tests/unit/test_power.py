@@ -159,6 +159,8 @@ def test_needed_is_the_square_of_what_is_missing() -> None:
     assert needed(100, 0.1, 0.5) == 4
     assert needed(None, 1.0, 1.0) is None
     assert needed(100, 1.0, 0.0) is None
+    assert needed(100, 1.0, 1e-300) is None
+    assert needed(100, 0.0, 0.0) is None
     assert needed(100, math.inf, 0.5) is None
 
 
