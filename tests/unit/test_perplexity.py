@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from kvbench.corpora import corpus
+from kvbench.derive.perplexity import values
 from kvbench.errors import KvbenchError, NotAvailable, Refused
+from kvbench.record import Record
 from kvbench.runners import perplexity
 from kvbench.runners.chunking import Chunk
 from kvbench.runners.context import Measurement
@@ -178,6 +180,27 @@ def test_native_beside_native_diverges_by_exactly_nothing(model: Any, text: Path
     assert found.samples["kld"]["max"] == 0.0
     assert found.samples["top1_equal"] == found.facts["scored"]
     assert set(found.samples["delta_p"]) == {0.0}
+
+
+def test_two_real_runs_of_the_baseline_have_intervals_around_nothing(model: Any, text: Path) -> None:
+    """The second run in other pieces, so that sums are rounded otherwise; the text has one document, here taken as one a chunk."""
+    baseline = measure(model, text)
+    again = measure(model, text, baseline=baseline, spec={"prefill_chunk": 100})
+    sides = [
+        Record("k", "perplexity", 1, "ok", {}, {}, None, None, m.samples, m.facts, {}, None, None, "", 0.0)
+        for m in (again, baseline)
+    ]
+    for side in sides:
+        for i, chunk in enumerate(side.samples["chunks"]):
+            chunk["document"] = i
+    found = {v.metric: v for v in values(*sides)}
+    change, kld, top1 = (found[m] for m in ("ppl_delta_pct", "kld_mean", "top1_agreement"))
+    assert abs(change.value) < 1e-3
+    assert change.low <= 0 <= change.high
+    assert kld.value < 1e-9
+    assert kld.high < 1e-8
+    assert top1.value == 1
+    assert top1.low > 0.99
 
 
 def test_without_kld_no_native_pass_is_made(model: Any, text: Path) -> None:

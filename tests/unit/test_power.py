@@ -25,11 +25,18 @@ def test_holm_by_hand() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
-def test_holm_is_statsmodels_and_never_smaller_than_it_was(p_values: list[float]) -> None:
-    multitest = pytest.importorskip("statsmodels.stats.multitest")
+def test_holm_never_makes_a_p_value_smaller_nor_changes_their_order(p_values: list[float]) -> None:
     found = holm(p_values)
-    assert found == pytest.approx(list(multitest.multipletests(p_values, 0.05, "holm")[1]))
     assert all(p <= adjusted <= 1 for p, adjusted in zip(p_values, found, strict=True))
+    assert [found[i] for i in sorted(range(len(found)), key=p_values.__getitem__)] == sorted(found)
+
+
+def test_holm_is_statsmodels() -> None:
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    draw = np.random.default_rng(0)
+    for m in (1, 2, 7, 40):
+        p_values = (draw.random(m) ** 3).tolist()
+        assert holm(p_values) == pytest.approx(list(multitest.multipletests(p_values, 0.05, "holm")[1]))
 
 
 def test_mcnemar_and_wilson_are_statsmodels() -> None:
