@@ -1,19 +1,31 @@
 """Judging a run: the unremovable checks first, then the policy's, each with an outcome in one sentence.
 
-A value with a 95% interval passes only when the whole interval keeps the limit, fails only when the whole interval
-breaks it, and is inconclusive between; a value without one is judged by itself. A NaN fails, a missing value never
-passes.
+A value with a 95% interval is judged by `kvbench.judge`: by the whole interval, and corrected for the number of checks that
+make its claim. One that should have an interval and has too few samples for it is inconclusive; an exact value (bytes, a worst
+case) is judged by itself. A NaN fails, a missing value never passes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from kvbench.guards import by_task, empty_results, failed_tasks, implausible_values, label, say, some
+from kvbench.guards import (
+    by_task,
+    degenerate_scores,
+    empty_results,
+    failed_tasks,
+    implausible_values,
+    label,
+    say,
+    some,
+)
+from kvbench.judge import NO_INTERVAL, Limits, Ruling, broken, corrected, rule
 from kvbench.metrics import METRICS, Row
 from kvbench.policy import Check, Gate, load
+from kvbench.power import Spread
 from kvbench.precision import precision
 from kvbench.record import Record
 from kvbench.values import text
@@ -32,9 +44,14 @@ def evaluate(
         *failed_tasks(manifest, records),
         *empty_results(manifest, records, rows),
         *implausible_values(manifest, rows),
+        *degenerate_scores(manifest, records),
     ]
     if gate:
-        own = [outcome for check in gate.checks for outcome in _check(check, gate, manifest, rows)]
+        found = [one for check in gate.checks for one in _check(check, manifest, rows)]
+        cases = [one for one in found if isinstance(one, _Case)]
+        odds = corrected([case.p_value for case in cases], [case.family for case in cases])
+        ruled = dict(zip(map(id, cases), odds, strict=True))
+        own = [_judge(one, gate, *ruled[id(one)]) if isinstance(one, _Case) else one for one in found]
         if all(outcome.status == NOT_EVALUATED for outcome in own):
             sentence = f"none of the {len(gate.checks)} checks of the gate {gate.name} was evaluated, which is no pass."
             own.append(Outcome("gate", "", None, "", NOT_EVALUATED, None, "", sentence))
@@ -42,8 +59,39 @@ def evaluate(
     return Verdict(tuple(outcomes), exit_code_of(outcomes))
 
 
-def _check(check: Check, gate: Gate, manifest: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[Outcome]:
-    """One outcome a value, where cells that share a task share a value; and one for what is missing altogether."""
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """One value that a check judges, on the cells that share it."""
+
+    check: Check
+    row: Row
+    cells: tuple[str, ...]
+    subject: str
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.check.low, self.check.high, METRICS[self.row.metric].none)
+
+    @property
+    def spread(self) -> Spread | None:
+        row = self.row
+        if row.value is None or row.low is None or row.high is None:
+            return None
+        return Spread(row.value, row.low, row.high, row.unit, row.units)
+
+    @property
+    def p_value(self) -> float:
+        return broken(self.spread, self.limits)
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """What has no interval is no test, and in no family but its own."""
+        alone = id(self) if self.spread is None else None
+        return self.check.metric, self.row.variant, self.check.low, self.check.high, alone
+
+
+def _check(check: Check, manifest: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[Outcome | _Case]:
+    """One case a value, where cells that share a task share a value; and an outcome for what is missing altogether."""
     metric = METRICS[check.metric]
     names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
     cells = [cell for cell in manifest["cells"] if _matches(check.where, cell["spec"])]
@@ -69,7 +117,7 @@ def _check(check: Check, gate: Gate, manifest: Mapping[str, Any], rows: Sequence
         sentence = f"{check.metric}{of} on {some(absent, names)} was not measured: the run has no {metric.runner} task for it."
         yield _missing(check, absent, sentence)
     for row, shared in by_task(manifest, mine):
-        yield _judge(check, gate, row, shared, f"{label(row)} on {some(shared, names)}")
+        yield _Case(check, row, shared, f"{label(row)} on {some(shared, names)}")
 
 
 def _matches(where: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
@@ -87,8 +135,9 @@ def _missing(check: Check, cells: tuple[str, ...], sentence: str) -> Outcome:
     return _outcome(check, status, sentence, None, cells, str(check.where.get("variant", "")))
 
 
-def _judge(check: Check, gate: Gate, row: Row, cells: tuple[str, ...], subject: str) -> Outcome:
-    value = row.value
+def _judge(case: _Case, gate: Gate, adjusted: float, family: int) -> Outcome:
+    check, row, subject, value = case.check, case.row, case.subject, case.row.value
+    ruling = None
     if value is None:
         status, sentence = (
             NOT_EVALUATED,
@@ -104,26 +153,35 @@ def _judge(check: Check, gate: Gate, row: Row, cells: tuple[str, ...], subject: 
             f"{found}; a partial result counts only with allow_partial: true in the gate.",
         )
     else:
-        low, high = value if row.low is None else row.low, value if row.high is None else row.high
-        status = _status(check, low, high)
-        reason = _REASONS[status].format(limit=check.limit)
-        power = f" ({row.note})" if status == INCONCLUSIVE and row.note else ""
-        sentence = f"{subject} is {say(value, row.unit)}{_spread(row)}; {reason}{power}."
-    return _outcome(check, status, sentence, value, cells, row.variant)
+        ruling = _rule(case, value, adjusted, family)
+        status = ruling.status
+        more = _more(ruling, row) if status == INCONCLUSIVE else ""
+        sentence = f"{subject} is {say(value, row.unit)}{_spread(row)}; the limit is {check.limit}: {ruling.reason}{more}."
+    return _outcome(check, status, sentence, value, case.cells, row.variant, ruling)
 
 
-def _status(check: Check, low: float, high: float) -> str:
-    """[low, high] against the check's own interval; a NaN bound compares false and is thus inconclusive."""
-    if check.low <= low and high <= check.high:
-        return PASS
-    return FAIL if low > check.high or high < check.low else INCONCLUSIVE
+def _rule(case: _Case, value: float, adjusted: float, family: int) -> Ruling:
+    if case.spread is not None:
+        return rule(case.spread, case.row.n, case.limits, adjusted, family)
+    if METRICS[case.row.metric].sampled:
+        return Ruling(INCONCLUSIVE, NO_INTERVAL)
+    kept = case.limits.keeps(value)
+    return Ruling(PASS if kept else FAIL, "kept" if kept else "broken")
 
 
-_REASONS = {
-    PASS: "the limit is {limit}: kept",
-    FAIL: "the limit is {limit}: broken",
-    INCONCLUSIVE: "the limit is {limit}: the interval lies on both sides of it, so more data must decide",
-}
+def _more(ruling: Ruling, row: Row) -> str:
+    """What an inconclusive sentence ends with: how far from the limit a value would be decided, and by how many samples."""
+    parts = [row.note.rstrip(".")] if row.note else []
+    if ruling.mde is not None:
+        far = (
+            "no possible value"
+            if math.isinf(ruling.mde)
+            else f"{say(ruling.mde, row.unit, 3)} from the limit"
+        )
+        parts.append(f"minimum detectable effect: {far}")
+    if ruling.n_needed is not None:
+        parts.append(f"at this value n={ruling.n_needed:,} would decide")
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _spread(row: Row) -> str:
@@ -136,7 +194,13 @@ def _spread(row: Row) -> str:
 
 
 def _outcome(
-    check: Check, status: str, sentence: str, value: float | None, cells: tuple[str, ...], variant: str
+    check: Check,
+    status: str,
+    sentence: str,
+    value: float | None,
+    cells: tuple[str, ...],
+    variant: str,
+    ruling: Ruling | None = None,
 ) -> Outcome:
     return Outcome(
         check=check.name,
@@ -150,4 +214,6 @@ def _outcome(
         required=check.required,
         why=check.why,
         cells=cells,
+        mde=ruling.mde if ruling else None,
+        n_needed=ruling.n_needed if ruling else None,
     )

@@ -1,9 +1,9 @@
-"""Checks that always run, after precision and before a policy's own: tasks without a result, impossible values, identities."""
+"""Checks that always run, after precision and before a policy's own: missing results, impossible values, scores that say nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import isclose, isfinite
+from math import isclose, isfinite, isnan
 from typing import Any
 
 from kvbench.fits import SLACK
@@ -14,6 +14,8 @@ from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome
 
 Manifest = Mapping[str, Any]
 Values = Mapping[str, float]
+MANY = 8  # from so many equal results on, chance is no explanation: 8 picks of 4 choices are alike once in 16,384
+PLENTY = 100  # SmolLM2-135M answers 23 of 24 questions of MMLU with A: of 100 all would be so 1 time in 70
 _BUSY = " Where other work had the machine, measure more: --set runners.latency.repeats=10."
 
 
@@ -162,6 +164,67 @@ def confounded(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outcome]:
         )  # fmt: skip
 
 
+def degenerate_scores(manifest: Manifest, records: Iterable[Record]) -> Iterator[Outcome]:
+    """An outcome for each task whose scores measure nothing, whatever they come to: a reader of accuracy would not see it.
+
+    A failure where no score is a number, and from `MANY` on where every question is a tie, every question has the same
+    scores, or every chunk of a text the same loss. Where every pick is the same choice though the answers are not, a failure too if
+    the baseline's picks differ or there are `PLENTY` questions; a weak model may have a favourite letter, so fewer are
+    inconclusive.
+    """
+    by_key = {record.key: record for record in records if record.status == OK}
+    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
+    for task in manifest["tasks"]:
+        record = by_key.get(task["key"])
+        find = _DEGENERATE.get(task["runner"])
+        if record is None or find is None:
+            continue
+        status, fault = FAIL, find(record.samples)
+        picks = _picks(record.samples) if task["runner"] == "mcq" and not fault else []
+        if len(picks) >= MANY and len(set(picks)) == 1 and len(_answers(record.samples)) > 1:
+            native = by_key.get(task["baseline"] or "")
+            stuck = len(picks) >= PLENTY or (native is not None and len(set(_picks(native.samples))) > 1)
+            status = FAIL if stuck else INCONCLUSIVE
+            fault = f"all {len(picks)} questions are answered with choice {picks[0]}, whatever they ask"
+            fault += "" if stuck else ", which so few may be by a weak model; ask more"
+        if fault:
+            subject = f"{task['runner']} {task['variant']}".strip()
+            where = tuple(task["cells"])
+            sentence = f"{subject} on {some(where, names)} measures nothing: {fault}."
+            yield Outcome(
+                "degenerate", "", where[0], task["variant"], status, None, "", sentence, cells=where
+            )
+
+
+def _scored(samples: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [q for q in samples.get("questions", ()) if q["skipped"] is None and q["scores"]]
+
+
+def _picks(samples: Mapping[str, Any]) -> list[int]:
+    return [max(range(len(q["scores"])), key=q["scores"].__getitem__) for q in _scored(samples)]
+
+
+def _answers(samples: Mapping[str, Any]) -> set[int]:
+    return {q["answer"] for q in _scored(samples)}
+
+
+def _same_scores(samples: Mapping[str, Any]) -> str:
+    scores = [tuple(q["scores"]) for q in _scored(samples)]
+    if scores and all(isnan(x) for own in scores for x in own):
+        return f"no score of its {len(scores)} questions is a number"
+    if len(scores) < MANY:
+        return ""
+    if all(len(set(own)) == 1 for own in scores):
+        return f"in each of its {len(scores)} questions every choice has the same score"
+    return f"each of its {len(scores)} questions has the same scores" if len(set(scores)) == 1 else ""
+
+
+def _same_loss(samples: Mapping[str, Any]) -> str:
+    means = [chunk["nll"] / chunk["tokens"] for chunk in samples.get("chunks", ()) if chunk["tokens"]]
+    alike = len(means) >= MANY and max(means) - min(means) <= 1e-9 * abs(means[0])
+    return f"all {len(means)} chunks have the same loss a token, whatever they say" if alike else ""
+
+
 def by_task(manifest: Manifest, rows: Iterable[Row]) -> list[tuple[Row, tuple[str, ...]]]:
     """Rows that are one value spread over the cells of a shared task, as (first row, ids of the cells given)."""
     key_of = {
@@ -189,12 +252,14 @@ def label(row: Row) -> str:
     return f"{row.metric} of {row.variant}" if row.variant else row.metric
 
 
-def say(value: float, unit: str) -> str:
+def say(value: float, unit: str, digits: int = 6) -> str:
     """A number with its unit; whole bytes in full, a bare number for shares and ratios."""
     if unit == "B" and float(value).is_integer():
         return f"{int(value):,} B"
-    return f"{value:.6g} {unit}" if unit in _SAID else f"{value:.6g}"
+    return f"{value:.{digits}g} {unit}" if unit in _SAID else f"{value:.{digits}g}"
 
 
 _SAID = ("B", "B/token", "ms", "us/token", "tokens", "tok/s", "GB/s", "%", "pt", "nat")
+_DEGENERATE = {"mcq": _same_scores, "perplexity": _same_loss}
+
 _TASK_CHECKS = {ERROR: "cell error", REFUSED: "refused", NOT_AVAILABLE: "not available"}

@@ -32,6 +32,8 @@ class Metric:
     """better: "lower", "higher" or "" (no direction). plausible: closed interval outside which a value is a fault.
 
     runner: whose records it is derived from. paired: a difference from the baseline; baseline cells have no such row.
+    sampled: estimated from a sample, so that it has an interval; where it has none, the sample is too small to judge by.
+    none: the value that says that nothing changed, for a metric that compares with native; else None.
     """
 
     name: str
@@ -41,13 +43,16 @@ class Metric:
     definition: str
     plausible: tuple[float, float] | None = None
     paired: bool = False
+    sampled: bool = False
+    none: float | None = None
 
 
 @dataclass(frozen=True)
 class Row:
     """One value of one metric on one cell.
 
-    value None: not measured (`note` says why); NaN stays NaN. low, high: 95% interval or None; n: samples behind it.
+    value None: not measured (`note` says why); NaN stays NaN. low, high: 95% interval or None; n: samples behind it; units:
+    the documents, subjects or pairs that a t-interval rests on, None where the interval is a normal one.
     variant: corpus or question set with its protocol words, or "". baseline: id of the cell it is compared with, for
     metrics that are differences, else None. partial: see Record.
     """
@@ -63,6 +68,7 @@ class Row:
     baseline: str | None = None
     partial: str | None = None
     note: str = ""
+    units: int | None = None
 
 
 # The range of values a unit can take at all: a threshold outside it is a slip (95 for a share of 0.95).
@@ -157,7 +163,7 @@ METRICS: dict[str, Metric] = {
         Metric("parity_bound_share", "parity", "ratio", "lower",
                "largest error over its bound, of any decode output and of any stored element; above 1 the format's bound is broken", (0.0, inf)),
         Metric("steps_argmax_agreement", "parity", "share", "higher",
-               "share of the model-free decode steps whose argmax equals the native one", _SHARE),
+               "share of the model-free decode steps whose argmax equals the native one", _SHARE, sampled=True, none=1.0),
         Metric("steps_max_abs", "parity", "error", "lower", "largest absolute error over the model-free decode steps", (0.0, inf)),
         # health
         Metric("health_amax", "health", "magnitude", "", "largest magnitude of K or V in any layer", (0.0, inf)),
@@ -203,10 +209,10 @@ METRICS: dict[str, Metric] = {
         Metric("ttft_cold_ms", "latency", "ms", "lower", "TTFT of the first warm-up request: compilation and allocation included", _TIME),
         Metric("ttft_ratio", "latency", "ratio", "lower",
                "TTFT over the interleaved baseline's, geometric mean over pairs of repeats, t-interval of the log-ratio",
-               _SPEED, paired=True),
+               _SPEED, paired=True, sampled=True, none=1.0),
         Metric("itl_ratio", "latency", "ratio", "lower",
                "mean ITL over the interleaved baseline's, geometric mean over pairs of repeats, t-interval of the log-ratio",
-               _SPEED, paired=True),
+               _SPEED, paired=True, sampled=True, none=1.0),
         Metric("request_ms", "latency", "ms", "lower",
                "request submitted to its last token on the host, by two looks at the clock; median over repeats", _TIME),
         Metric("request_difference_ms", "latency", "ms", "lower",
@@ -231,47 +237,69 @@ METRICS: dict[str, Metric] = {
                (0.0, inf), paired=True),
         # agreement
         Metric("top1_teacher_forced", "agreement", "share", "higher",
-               "share of steps with the native argmax, fed the native history; Wilson interval", _SHARE, paired=True),
+               "share of steps with the native argmax, fed the native history; Wilson interval", _SHARE, paired=True, sampled=True, none=1.0),
         Metric("first_divergence", "agreement", "step", "higher",
                "index of the first token of the free-running continuation that differs; right-censored at the number of steps",
                (0.0, inf), paired=True),
+        Metric("real_divergence", "agreement", "step", "higher",
+               "index of the first token that differs where the native margin is above aa_margin_noise and the baseline agrees with "
+               "itself, along the native history; right-censored at the number of steps", (0.0, inf), paired=True),
         Metric("divergence_margin", "agreement", "logit", "lower",
                "native top-2 logit margin at the first divergence: a near-tie below the A/A noise is no real divergence",
                (0.0, inf), paired=True),
+        Metric("length_ratio", "agreement", "ratio", "",
+               "tokens up to the first one that ends a text, over the baseline's, along the native history; a text that goes on counts "
+               "with all its steps", (0.0, inf), paired=True),
         Metric("aa_disagreement", "agreement", "share", "lower",
-               "share of steps where the baseline, measured again in chunks, disagrees with itself: the noise floor", _SHARE),
+               "share of steps where the baseline, measured again in chunks with a neighbour in the batch, disagrees with itself: the "
+               "noise floor", _SHARE, sampled=True, none=0.0),
+        Metric("aa_margin_noise", "agreement", "logit", "lower",
+               "the most that a step's top-2 logit margin moved between these two runs of the baseline", (0.0, inf)),
         Metric("native_distinct_4grams", "agreement", "share", "higher",
                "share of the baseline's generated 4-grams that are different; a text that loops tests few choices", _SHARE),
         # perplexity
         Metric("ppl", "perplexity", "ppl", "lower", "exp(sum of NLL / scored tokens), never a mean of means", _PPL),
         Metric("ppl_delta_pct", "perplexity", "%", "",
                "(exp(d) - 1) * 100, d the mean NLL difference from the baseline over the same scored tokens; "
-               "t-interval clustered by document", (-99.0, inf), paired=True),
+               "t-interval clustered by document", (-99.0, inf), paired=True, sampled=True, none=0.0),
+        Metric("ppl_aa_pct", "perplexity", "%", "",
+               "the same of the baseline run again beside the candidate: the noise floor", (-99.0, inf), paired=True, sampled=True, none=0.0),
         Metric("kld_mean", "perplexity", "nat", "lower",
-               "mean KL divergence of the candidate's next-token distribution from the native one, full vocabulary", _KLD, paired=True),
-        Metric("kld_p50", "perplexity", "nat", "lower", "median KL divergence a token", _KLD, paired=True),
-        Metric("kld_p90", "perplexity", "nat", "lower", "90th percentile of the KL divergence a token", _KLD, paired=True),
-        Metric("kld_p99", "perplexity", "nat", "lower", "99th percentile of the KL divergence a token", _KLD, paired=True),
-        Metric("kld_p999", "perplexity", "nat", "lower", "99.9th percentile of the KL divergence a token", _KLD, paired=True),
+               "mean KL divergence of the candidate's next-token distribution from the native one, full vocabulary; interval clustered by "
+               "document, as of its quantiles", _KLD, paired=True, sampled=True, none=0.0),
+        Metric("kld_p50", "perplexity", "nat", "lower", "median KL divergence a token", _KLD, paired=True, sampled=True, none=0.0),
+        Metric("kld_p90", "perplexity", "nat", "lower", "90th percentile of the KL divergence a token", _KLD, paired=True, sampled=True, none=0.0),
+        Metric("kld_p99", "perplexity", "nat", "lower", "99th percentile of the KL divergence a token", _KLD, paired=True, sampled=True, none=0.0),
+        Metric("kld_p999", "perplexity", "nat", "lower", "99.9th percentile of the KL divergence a token", _KLD, paired=True, sampled=True, none=0.0),
         Metric("kld_max", "perplexity", "nat", "lower", "largest KL divergence of a token", _KLD, paired=True),
         Metric("top1_agreement", "perplexity", "share", "higher",
-               "share of scored tokens where candidate and native have the same most likely token; Wilson interval", _SHARE, paired=True),
+               "share of scored tokens where candidate and native have the same most likely token; Wilson interval of the "
+               "number of independent tokens that the documents are worth", _SHARE, paired=True, sampled=True, none=1.0),
         Metric("delta_p_mean", "perplexity", "pt", "",
-               "mean change of the probability given to the true token, in percentage points", (-100.0, 100.0), paired=True),
+               "mean change of the probability given to the true token, in percentage points", (-100.0, 100.0), paired=True, sampled=True, none=0.0),
         # mcq
         Metric("mcq_accuracy", "mcq", "share", "higher",
-               "share of scored questions whose choice of highest summed logprob is the answer (first one of a tie); Wilson interval", _SHARE),
-        Metric("mcq_accuracy_norm", "mcq", "share", "higher", "the same with logprob per token", _SHARE),
-        Metric("mcq_accuracy_norm_char", "mcq", "share", "higher", "the same with logprob per character", _SHARE),
-        Metric("mcq_macro", "mcq", "share", "higher", "mean over subjects of their accuracy", _SHARE),
+               "share of scored questions whose choice of highest summed logprob is the answer (first one of a tie); Wilson interval", _SHARE, sampled=True),
+        Metric("mcq_accuracy_norm", "mcq", "share", "higher", "the same with logprob per token", _SHARE, sampled=True),
+        Metric("mcq_accuracy_norm_char", "mcq", "share", "higher", "the same with logprob per character", _SHARE, sampled=True),
+        Metric("mcq_macro", "mcq", "share", "higher", "mean over subjects of their accuracy; t-interval over subjects", _SHARE, sampled=True),
         Metric("mcq_delta_pt", "mcq", "pt", "",
                "accuracy less the baseline's on the questions both scored, in points; Bonett-Price interval on the discordant pairs",
-               (-100.0, 100.0), paired=True),
+               (-100.0, 100.0), paired=True, sampled=True, none=0.0),
         Metric("mcq_mde_pt", "mcq", "pt", "lower",
-               "minimum detectable effect: the smallest true change of accuracy found significant with 80% power, given this many "
-               "discordant pairs (at least 1 taken)", (0.0, inf), paired=True),
+               "minimum detectable effect: the smallest true change of accuracy that the interval of mcq_delta_pt tells from none with "
+               "80% power, given this many discordant pairs", (0.0, inf), paired=True),
+        Metric("mcq_recovery", "mcq", "ratio", "higher",
+               "accuracy over the baseline's on the questions both scored: 1 plus mcq_delta_pt and its interval over the baseline's accuracy",
+               (0.0, inf), paired=True, sampled=True, none=1.0),
         Metric("mcq_agreement", "mcq", "share", "higher",
-               "share of the questions both scored where both pick the same choice; Wilson interval", _SHARE, paired=True),
+               "share of the questions both scored where both pick the same choice; Wilson interval", _SHARE, paired=True, sampled=True, none=1.0),
+        Metric("mcq_right_to_wrong", "mcq", "share", "lower",
+               "share of these questions that the baseline answers and the candidate does not; Wilson interval", _SHARE, paired=True, sampled=True, none=0.0),
+        Metric("mcq_wrong_to_right", "mcq", "share", "",
+               "share of these questions that the candidate answers and the baseline does not; Wilson interval", _SHARE, paired=True, sampled=True, none=0.0),
+        Metric("mcq_wrong_to_wrong", "mcq", "share", "lower",
+               "share of these questions that neither answers and whose choice changed; Wilson interval", _SHARE, paired=True, sampled=True, none=0.0),
         Metric("mcq_mcnemar_p", "mcq", "p-value", "",
                "exact McNemar test of equal accuracy on the questions both scored", _SHARE, paired=True),
         Metric("mcq_scored", "mcq", "questions", "higher", "questions scored; n is all that were asked for", (0.0, inf)),
@@ -324,6 +352,7 @@ def derive(manifest: Mapping[str, Any], records: Iterable[Record]) -> list[Row]:
                     baseline=baselines[cell] if metric.paired else None,
                     partial=limited,
                     note=value.note,
+                    units=value.units,
                 )
                 for cell in task["cells"]
             ]

@@ -3,6 +3,12 @@
 Intervals are two-sided 95% intervals as (low, high), or None where the data cannot give one. The distributions come
 from `scipy.special`, imported when first needed: it starts in a fraction of the time of `scipy.stats`, against which
 the tests check every function here.
+
+Tokens of one document are no independent samples, so what is taken over tokens is clustered by document. Of a bootstrap over
+documents and the t-intervals here, the t-intervals cover better where documents are few: on skewed divergences of 5
+documents a bootstrapped mean covers 75% of the time where `clustered_mean` covers 91%, a bootstrapped 99th percentile 76%
+where `clustered_quantile` covers 91%; from 30 documents on the two are close (tests/unit/test_coverage.py). They need no seed
+either. So nothing here is resampled.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ POWER = 0.8
 Interval = tuple[float, float]
 
 _Z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+_Z_POWER = statistics.NormalDist().inv_cdf(POWER)
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -63,8 +70,11 @@ def exp(x: float) -> float:
         return math.inf
 
 
-def wilson(successes: int, n: int) -> Interval:
-    """Wilson score interval of a share, no continuity correction. Raises ValueError unless 0 <= successes <= n, n > 0."""
+def wilson(successes: float, n: float) -> Interval:
+    """Wilson score interval of a share, no continuity correction. Raises ValueError unless 0 <= successes <= n, n > 0.
+
+    Neither need be whole: n may be the number of independent samples that n clustered ones are worth.
+    """
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"A share takes 0 <= successes <= n and n > 0, not {successes} of {n}.")
     p, z2 = successes / n, _Z * _Z
@@ -95,8 +105,17 @@ def paired_difference(b: int, c: int, n: int) -> Interval:
 
 
 def detectable_difference(b: int, c: int, n: int) -> float:
-    """Smallest true (b - c) / n found significant with 80% power, given this many discordant pairs (at least 1 taken)."""
-    return (_Z + statistics.NormalDist().inv_cdf(POWER)) * math.sqrt(max(b + c, 1)) / n
+    """Smallest true (b - c) / n that `paired_difference` tells from none with 80% power, given so many discordant pairs."""
+    low, high = paired_difference(b, c, n)
+    return (1 + _Z_POWER / _Z) * (high - low) / 2
+
+
+def equivalence_margin(interval: Interval) -> float:
+    """The smallest margin within which two one-sided tests (TOST), each at 2.5%, find a difference of 0 and this one equal.
+
+    Both tests reject exactly when the 95% interval lies within [-margin, margin]; non-inferiority is the one at its low end.
+    """
+    return largest(abs(end) for end in interval)
 
 
 @dataclass(frozen=True)
@@ -133,6 +152,58 @@ def clustered_ratio(
     error = math.sqrt(m / (m - 1) * math.fsum(r * r for r in residuals.values())) / total
     half = _t(m - 1) * error
     return Estimate(value, (value - half, value + half), m)
+
+
+def clustered_mean(sums: Sequence[float], counts: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
+    """`clustered_ratio` of sums that are never negative, its interval taken of the logarithm (delta method).
+
+    Divergences are skewed to the right: an interval of the mean itself ends too early there, and may begin below 0. A
+    mean of 0 has no logarithm, and [0, 0]: nothing diverged at all. What rounding leaves below 0 counts as it is.
+    """
+    whole = clustered_ratio(sums, counts, clusters)
+    if whole.interval is None or not whole.value > 0:
+        return whole
+    factor = exp((whole.interval[1] - whole.value) / whole.value)
+    return Estimate(whole.value, (whole.value / factor, whole.value * factor), whole.units)
+
+
+def clustered_share(
+    successes: Sequence[float], counts: Sequence[float], clusters: Sequence[Hashable]
+) -> Estimate:
+    """sum(successes) / sum(counts) with the Wilson interval of as many independent samples as give the t-interval's width.
+
+    That number is at most sum(counts): clusters that are more alike than chance makes them count for nothing extra. With no
+    success, or no failure, nothing is known of how alike they are, and it is sum(counts), as is usual in surveys.
+    """
+    whole = clustered_ratio(successes, counts, clusters)
+    if whole.interval is None:
+        return whole
+    n, p = math.fsum(counts), whole.value
+    half = (whole.interval[1] - whole.interval[0]) / 2
+    effective = min(n, _Z * _Z * p * (1 - p) / half**2) if half > 0 and 0 < p < 1 else n
+    successes_of = effective if p == 1 else min(p * effective, effective)
+    return Estimate(p, wilson(successes_of, effective), whole.units)
+
+
+def clustered_quantile(values: Sequence[float], q: float, clusters: Sequence[Hashable]) -> Estimate:
+    """`quantile`, with the quantiles at the ends of the interval of the share of samples up to it (Woodruff 1952).
+
+    No interval from fewer than 2 clusters, nor where it would end beyond the largest sample: of that tail nothing is known.
+    Values that are all equal have [value, value].
+    """
+    value, units = quantile(values, q), len(set(clusters))
+    if math.isnan(value) or units < 2:
+        return Estimate(value, None, units)
+    if smallest(values) == largest(values):
+        return Estimate(value, (value, value), units)
+    below = clustered_share([float(v <= value) for v in values], [1.0] * len(values), clusters)
+    assert below.interval is not None
+    low, high = below.interval
+    if (1 - high) * len(values) < 1:
+        return Estimate(value, None, units)
+    ordered = sorted(values)
+    first, last = math.floor(low * (len(values) - 1)), math.ceil(high * (len(values) - 1))
+    return Estimate(value, (ordered[first], ordered[last]), units)
 
 
 def paired_ratio(candidate: Sequence[float], baseline: Sequence[float]) -> Estimate:

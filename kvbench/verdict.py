@@ -16,6 +16,10 @@ class Outcome:
     about one; cell: id of the cell, or of the first of `cells` when several share the value, or None;
     status: pass, fail, inconclusive or not_evaluated; limit: in words ("at most 0.01"), or "";
     required: whether not_evaluated counts; why: the policy's reason for the limit.
+    mde: minimum detectable effect, the smallest distance from the limit of a true value that so much data decides (80% power,
+    5%), in the value's unit; infinite where no possible value is far enough; None where nothing is estimated.
+    n_needed: how many samples, of the kind that the value's n counts, would decide at what was observed; None where that
+    is unknown, or no number would.
     """
 
     check: str
@@ -29,6 +33,8 @@ class Outcome:
     required: bool = True
     why: str = ""
     cells: tuple[str, ...] = ()
+    mde: float | None = None
+    n_needed: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Greedy tokens against the baseline's: teacher-forced share, first free-running divergence and its margin."""
+"""Greedy tokens against the baseline's: teacher-forced share, first divergence and its margin, what of it is noise, length."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kvbench.derive.value import Value, incomparable, share
 from kvbench.record import Record
+from kvbench.stats import largest
 
 # Below this share of different 4-grams a text is mostly repetition (plain prose of this length has above 0.9).
 LOOPS = 0.5
@@ -19,6 +20,9 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     steps = len(noise.samples["tokens"])
     if again is not None and steps:
         yield share("aa_disagreement", len(again), steps)
+    floor = margin_noise(noise)
+    if floor is not None:
+        yield Value("aa_margin_noise", floor, steps)
     distinct = distinct_ngrams(noise.samples["tokens"], 4)
     if distinct is not None:
         loops = (
@@ -27,6 +31,21 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
         yield Value("native_distinct_4grams", distinct, steps, note=loops)
     if baseline:
         yield from _against(record, baseline)
+
+
+def margin_noise(native: Record) -> float | None:
+    """The most that a step's top-2 margin moved between the baseline's two runs; None where the record has no second one.
+
+    Where the argmax flipped, the margin went through zero: both sides of it count.
+    """
+    margins, again = native.samples["margins"], native.samples.get("aa_margins")
+    if not again:
+        return None
+    flipped = set(native.facts.get("aa_disagreements") or ())
+    moved = (
+        a + b if i in flipped else abs(a - b) for i, (a, b) in enumerate(zip(margins, again, strict=True))
+    )
+    return largest(moved)
 
 
 def distinct_ngrams(tokens: Sequence[int], n: int) -> float | None:
@@ -42,20 +61,59 @@ def _against(record: Record, baseline: Record) -> Iterator[Value]:
     if not note and len(tokens) != len(native):
         note = f"not comparable with the baseline: {len(tokens)} steps here, {len(native)} there"
     if note:
-        for name in ("top1_teacher_forced", "first_divergence", "divergence_margin"):
+        for name in (
+            "top1_teacher_forced",
+            "first_divergence",
+            "real_divergence",
+            "divergence_margin",
+            "length_ratio",
+        ):
             yield Value(name, None, note=note)
         return
     steps = len(tokens)
     differing = [i for i, (a, b) in enumerate(zip(tokens, native, strict=True)) if a != b]
+    margins = baseline.samples["margins"]
+    floor = margin_noise(baseline)
+    flipped = set(baseline.facts.get("aa_disagreements") or ())
+    ties = {i for i in differing if i in flipped or (floor is not None and margins[i] <= floor)}
+    real = [i for i in differing if i not in ties]
     yield share("top1_teacher_forced", steps - len(differing), steps)
+    yield from _length(record, baseline)
+    of = f"{len(ties)} of {len(differing)} differing steps are near-ties" if differing else ""
+    unseen = f"censored: no divergence within {steps} steps"
+    yield Value(
+        "real_divergence",
+        real[0] if real else steps,
+        steps,
+        note=of if real else "; ".join(filter(None, (unseen, of))),
+    )
     if not differing:
-        censored = f"censored: no divergence within {steps} steps"
-        yield Value("first_divergence", steps, steps, note=censored)
-        yield Value("divergence_margin", None, steps, note=censored)
+        yield Value("first_divergence", steps, steps, note=unseen)
+        yield Value("divergence_margin", None, steps, note=unseen)
         return
     first = differing[0]
-    margin = baseline.samples["margins"][first]
-    near_tie = first in (baseline.facts.get("aa_disagreements") or ())
-    note = "the baseline disagrees with itself there: a near-tie, no real divergence" if near_tie else ""
+    note = ""
+    if first in flipped:
+        note = "the baseline disagrees with itself there: a near-tie, no real divergence"
+    elif first in ties:
+        note = f"the native margin there is within the A/A noise ({floor:.3g} logit): a near-tie, no real divergence"
     yield Value("first_divergence", first, steps, note=note)
-    yield Value("divergence_margin", margin, steps, note=note)
+    yield Value("divergence_margin", margins[first], steps, note=note)
+
+
+def _length(record: Record, baseline: Record) -> Iterator[Value]:
+    """Tokens up to the first one that ends a text, along the native history; a text that goes on counts with all its steps."""
+    ends = set(baseline.facts.get("end_ids") or ())
+    if not ends:
+        yield Value("length_ratio", None, note="no token is known that ends a text")
+        return
+    own, native = (_until(r.samples["tokens"], ends) for r in (record, baseline))
+    steps = len(record.samples["tokens"])
+    note = (
+        f"{own} tokens to {native}" if min(own, native) < steps else f"neither text ends within {steps} steps"
+    )
+    yield Value("length_ratio", own / native, 1, note=note)
+
+
+def _until(tokens: Sequence[int], ends: set[int]) -> int:
+    return next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))

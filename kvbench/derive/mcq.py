@@ -8,11 +8,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from kvbench.derive.value import Value, incomparable, share, with_interval
+from kvbench.derive.value import Value, incomparable, share
 from kvbench.record import Record
-from kvbench.stats import detectable_difference, mcnemar_p, paired_difference
+from kvbench.stats import (
+    Interval,
+    clustered_ratio,
+    detectable_difference,
+    equivalence_margin,
+    mcnemar_p,
+    paired_difference,
+)
 
 COMPARABLE = ("task", "shots", "choice_ids", "prompt_policy", "bos", "total", "data_sha")
+
+
+# Of a candidate and its baseline, question by question.
+PAIRED = ("mcq_delta_pt", "mcq_mde_pt", "mcq_recovery", "mcq_agreement", "mcq_right_to_wrong", "mcq_wrong_to_right",
+          "mcq_wrong_to_wrong", "mcq_mcnemar_p")  # fmt: skip
 
 
 class Judged(NamedTuple):
@@ -85,9 +97,16 @@ def _macro(judged: Sequence[Judged]) -> Value:
         subjects[j.subject].append(j.right)
     if not subjects:
         return Value("mcq_macro", None, 0, note="nothing was scored")
-    value = fmean(fmean(outcomes) for outcomes in subjects.values())
-    note = f"{len(subjects)} subjects"
-    return Value("mcq_macro", value if all(j.picks for j in judged) else math.nan, len(judged), note=note)
+    means = [fmean(outcomes) for outcomes in subjects.values()]
+    found = clustered_ratio(means, [1.0] * len(means), range(len(means)))
+    note = f"{len(subjects)} subjects" if found.interval else "1 subject: no interval"
+    if not all(j.picks for j in judged):
+        return Value("mcq_macro", math.nan, len(judged), note=note)
+    low, high = (found.interval and (max(0.0, found.interval[0]), min(1.0, found.interval[1]))) or (
+        None,
+        None,
+    )
+    return Value("mcq_macro", found.value, len(judged), low, high, note, found.units)
 
 
 def _paired(own: Mapping[Any, Judged], native: Mapping[Any, Judged], note: str) -> Iterator[Value]:
@@ -100,15 +119,37 @@ def _paired(own: Mapping[Any, Judged], native: Mapping[Any, Judged], note: str) 
         note = "no question was scored on both sides"
     if note or not all(a.picks and b.picks for a, b in pairs):
         value, note = (None, note) if note else (math.nan, "a question has a choice without a number")
-        for name in ("mcq_delta_pt", "mcq_mde_pt", "mcq_agreement", "mcq_mcnemar_p"):
+        for name in PAIRED:
             yield Value(name, value, n, note=note)
         return
     gained = sum(a.right and not b.right for a, b in pairs)
     lost = sum(b.right and not a.right for a, b in pairs)
-    low, high = paired_difference(gained, lost, n)
+    interval = paired_difference(gained, lost, n)
+    low, high = interval
+    counts = f"{gained} gained, {lost} lost of {n} paired"
+    note = (
+        f"{counts}; not worse by more than {max(0.0, -100 * low):.2g} pt, equivalent within "
+        f"{100 * equivalence_margin(interval):.2g} pt (one-sided tests at 2.5%)"
+    )
+    yield Value("mcq_delta_pt", 100 * (gained - lost) / n, n, 100 * low, 100 * high, note)
     detectable = 100 * detectable_difference(gained, lost, n)
-    note = f"{gained} gained, {lost} lost of {n} paired; minimum detectable effect {detectable:.2g} pt"
-    yield with_interval("mcq_delta_pt", 100 * (gained - lost) / n, n, (100 * low, 100 * high), note)
     yield Value("mcq_mde_pt", detectable, n, note=f"{gained + lost} of {n} pairs discordant; at 80% power")
+    yield _recovery(sum(b.right for _, b in pairs), (gained - lost) / n, interval, n)
     yield share("mcq_agreement", sum(a.picks[0] == b.picks[0] for a, b in pairs), n)
+    yield share("mcq_right_to_wrong", lost, n)
+    yield share("mcq_wrong_to_right", gained, n)
+    moved = sum(a.picks[0] != b.picks[0] and not a.right and not b.right for a, b in pairs)
+    yield share("mcq_wrong_to_wrong", moved, n)
     yield Value("mcq_mcnemar_p", mcnemar_p(gained, lost), n, note=f"{gained} gained, {lost} lost")
+
+
+def _recovery(native_right: int, change: float, interval: Interval, n: int) -> Value:
+    """Accuracy over the baseline's on these questions, whose accuracy is the reference as it was measured.
+
+    1 plus the paired difference over it: a ratio of two accuracies that are equal would have no width of its own.
+    """
+    if not native_right:
+        return Value("mcq_recovery", None, n, note="the baseline answers no question")
+    native = native_right / n
+    low, high = (max(0.0, 1 + end / native) for end in interval)
+    return Value("mcq_recovery", max(0.0, 1 + change / native), n, low, high, f"of {native:.4g}")

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from kvbench.derive.value import Value, incomparable, share, with_interval
+from kvbench.derive.value import Value, clustered, incomparable
 from kvbench.record import Record
-from kvbench.stats import clustered_ratio, exp, largest, median, quantile
+from kvbench.stats import (
+    Estimate,
+    clustered_mean,
+    clustered_quantile,
+    clustered_ratio,
+    clustered_share,
+    exp,
+    largest,
+    median,
+    quantile,
+)
 
 # What must be equal before two perplexities may be set against each other: the protocol is part of the number.
 COMPARABLE = ("protocol", "split", "bos", "text", "chunk", "tokens", "scored", "data_sha")
@@ -28,47 +38,91 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     else:
         yield Value("ppl", exp(_total(chunks) / scored), scored)
         if baseline:
-            yield _delta(record, baseline, scored)
+            yield from _deltas(record, baseline, scored)
     yield from _divergence(record.samples)
 
 
-def _delta(record: Record, baseline: Record, scored: int) -> Value:
+def _deltas(record: Record, baseline: Record, scored: int) -> Iterator[Value]:
+    """The candidate's change, and beside it that of the baseline run again: the noise floor."""
     chunks, native = record.samples["chunks"], baseline.samples["chunks"]
     note = incomparable(record, baseline, COMPARABLE)
     if not note and _layout(chunks) != _layout(native):
         note = "not comparable with the baseline: the chunks do not score the same tokens"
     if note:
-        return Value("ppl_delta_pct", None, scored, note=note)
-    change = clustered_ratio(
+        yield Value("ppl_delta_pct", None, scored, note=note)
+        return
+    again = record.samples.get("native_chunks")
+    floor = ""
+    if again and _layout(again) == _layout(native):
+        noise = _change(again, native)
+        floor = f"the baseline run again differs by {_percent(noise.value):+.4f}%"
+        yield clustered("ppl_aa_pct", _as_percent(noise), scored)
+    yield clustered("ppl_delta_pct", _as_percent(_change(chunks, native)), scored, floor)
+
+
+def _change(chunks: Sequence[Chunk], native: Sequence[Chunk]) -> Estimate:
+    """Mean difference of NLL a token, with its t-interval over documents."""
+    return clustered_ratio(
         [a["nll"] - b["nll"] for a, b in zip(chunks, native, strict=True)],
         [chunk["tokens"] for chunk in chunks],
         [chunk["document"] for chunk in chunks],
     )
-    notes = [f"{change.units} documents" if change.interval else "1 document: no interval"]
-    again = record.samples.get("native_chunks")
-    if again and _layout(again) == _layout(native):
-        floor = _percent((_total(again) - _total(native)) / scored)
-        notes.append(f"the baseline run again differs by {floor:+.4f}%")
+
+
+def _as_percent(change: Estimate) -> Estimate:
     interval = change.interval and (_percent(change.interval[0]), _percent(change.interval[1]))
-    return with_interval("ppl_delta_pct", _percent(change.value), scored, interval, "; ".join(notes))
+    return Estimate(_percent(change.value), interval, change.units)
 
 
 def _divergence(samples: Mapping[str, Any]) -> Iterator[Value]:
-    """From the values a token where the record holds all of them, else from the sums the runner took over all."""
+    """Values from all tokens: those in the record where it holds them all, else the runner's own sums and quantiles.
+
+    Intervals are over documents. Of the sums and counts of each chunk where the record has them; of quantiles from the
+    tokens it keeps. A largest value has none: what lies beyond the largest sample no sample says.
+    """
     kept, whole = samples.get("kld_tokens"), samples.get("kld")
     if not kept:
         return
     n = whole["n"] if whole else len(kept)
     found: Mapping[str, float] = whole if whole and n > len(kept) else _summary(kept)
-    for name in ("mean", "p50", "p90", "p99", "p999", "max"):
-        yield Value(f"kld_{name}", found[name], n)
-    if samples.get("top1_equal") is not None:
-        yield share("top1_agreement", samples["top1_equal"], n)
+    chunks = samples["chunks"]
+    owners = _owners(chunks, kept, n)
+    if n > len(kept):
+        mean = _by_chunk(clustered_mean, chunks, "kld", found["mean"])
+    else:
+        mean = clustered_mean(kept, [1.0] * n, owners)
+    yield clustered("kld_mean", mean, n, value=found["mean"])
+    for name, level in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999)):
+        yield clustered(f"kld_{name}", clustered_quantile(kept, level, owners), n, value=found[name])
+    yield Value("kld_max", found["max"], n, note="the largest of these tokens; no interval")
+    equal = samples.get("top1_equal")
+    if equal is not None:
+        yield clustered("top1_agreement", _by_chunk(clustered_share, chunks, "top1_equal", equal / n), n)
     if samples.get("delta_p"):
         sampled = n > len(samples["delta_p"])
-        yield Value(
-            "delta_p_mean", 100 * (samples["delta_p_mean"] if sampled else fmean(samples["delta_p"])), n
-        )
+        p = samples["delta_p_mean"] if sampled else fmean(samples["delta_p"])
+        change = _by_chunk(clustered_ratio, chunks, "delta_p", p)
+        points = change.interval and (100 * change.interval[0], 100 * change.interval[1])
+        yield clustered("delta_p_mean", Estimate(100 * p, points, change.units), n)
+
+
+def _owners(chunks: Sequence[Chunk], kept: Sequence[float], n: int) -> list[Any]:
+    """The document of each kept token; one for all where the record does not say (it kept a sample, and not of which)."""
+    counts = [chunk.get("kept", chunk["tokens"] if n == len(kept) else 0) for chunk in chunks]
+    owners = [chunk["document"] for chunk, count in zip(chunks, counts, strict=True) for _ in range(count)]
+    return owners if len(owners) == len(kept) else [None] * len(kept)
+
+
+def _by_chunk(
+    estimate: Callable[[Sequence[float], Sequence[float], Sequence[Any]], Estimate],
+    chunks: Sequence[Chunk],
+    key: str,
+    value: float,
+) -> Estimate:
+    """`estimate` over the chunks' sums under `key`; without an interval where an old record has none of them."""
+    if not all(key in chunk for chunk in chunks):
+        return Estimate(value, None, 1)
+    return estimate([c[key] for c in chunks], [c["tokens"] for c in chunks], [c["document"] for c in chunks])
 
 
 def _summary(kld: Sequence[float]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvbench.record import Record
-from kvbench.stats import Interval, wilson
+from kvbench.stats import Estimate, Interval, wilson
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Value:
     low: float | None = None
     high: float | None = None
     note: str = ""
+    units: int | None = None
 
 
 def share(metric: str, successes: int, n: int, note: str = "") -> Value:
@@ -30,8 +31,25 @@ def share(metric: str, successes: int, n: int, note: str = "") -> Value:
 
 
 def with_interval(metric: str, value: float, n: int, interval: Interval | None, note: str = "") -> Value:
+    """A t-interval that rests on the n samples themselves."""
     low, high = interval or (None, None)
-    return Value(metric, value, n, low, high, note)
+    return Value(metric, value, n, low, high, note, n)
+
+
+def clustered(metric: str, found: Estimate, n: int, note: str = "", value: float | None = None) -> Value:
+    """An estimate over n samples in `found.units` documents; value: that of all samples, where the estimate is of some of them.
+
+    The note says how many documents there are, and why there is no interval.
+    """
+    if found.interval:
+        said = f"{found.units} documents"
+    else:
+        said = "1 document: no interval" if found.units < 2 else "too few tokens for an interval"
+    shown = found.value if value is None else value
+    low, high = found.interval or (None, None)
+    if low is not None and high is not None:
+        low, high = min(low, shown), max(high, shown)
+    return Value(metric, shown, n, low, high, "; ".join(filter(None, (said, note))), found.units)
 
 
 def incomparable(record: Record, baseline: Record, facts: Sequence[str]) -> str:

@@ -8,18 +8,22 @@ from dataclasses import dataclass
 from kvbench.report.fmt import one_line
 from kvbench.report.labels import Label, Labels
 from kvbench.report.model import OutcomeLike
-from kvbench.report.tables import limit_text, value_text
+from kvbench.report.tables import limit_text, mde_text, needed_text, value_text
 
 
 @dataclass(frozen=True)
 class CheckLine:
-    """One outcome, or several that say the same. value: "" where the check is about no number."""
+    """One outcome, or several that say the same. value: "" where the check is about no number; mde, n_needed: the smallest
+    distance from the limit that so much data decides, and the samples that would decide, "" where nothing is estimated.
+    """
 
     where: tuple[Label, ...]
     variant: str
     status: str
     value: str
     sentence: str
+    mde: str
+    n_needed: str
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,10 @@ def check_groups(outcomes: Sequence[OutcomeLike], labels: Labels) -> tuple[Check
 
 
 def _check_lines(outcomes: Sequence[OutcomeLike], labels: Labels) -> tuple[CheckLine, ...]:
-    where: dict[tuple[str, str, str, str], list[str]] = {}
+    where: dict[tuple[str, ...], list[str]] = {}
     for outcome in sorted(outcomes, key=lambda o: o.status == "pass"):
         sentence = one_line(labels.unnamed(outcome.sentence, outcome.cells), 1000)
-        key = (one_line(outcome.variant, 120), outcome.status, value_text(outcome), sentence)
+        words = (one_line(outcome.variant, 120), outcome.status, value_text(outcome), sentence)
+        key = (*words, mde_text(outcome), needed_text(outcome))
         where.setdefault(key, []).extend(outcome.cells)
     return tuple(CheckLine(labels.places(cells), *key) for key, cells in where.items())

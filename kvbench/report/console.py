@@ -64,6 +64,7 @@ def show(view: View, file: TextIO, paths: Sequence[Path] = ()) -> None:
     for table in view.tables:
         if table.lines:
             _metrics(console, table, terminal)
+    _resolution(console, view, terminal)
     _notices(console, view)
     for title, findings in (("Failures", view.failures), ("Not measured in full", view.gaps)):
         _findings(console, title, findings)
@@ -165,6 +166,27 @@ def _metrics(console: Console, table: MetricTable, terminal: bool) -> None:
     console.print(out)
     if table.footnote:
         console.print(Text(table.footnote, style="dim"), soft_wrap=True)
+
+
+def _resolution(console: Console, view: View, terminal: bool) -> None:
+    """What the checks that judge an estimate could have decided: read before a pass is believed."""
+    found = [(group, line) for group in view.checks for line in group.lines if line.mde]
+    if not found:
+        return
+    _title(console, "What so much data decides (80% power, 5%)")
+    table = _table(terminal)
+    table.add_column("Check", overflow="fold")
+    for head in ("Outcome", "Value", "Detectable", "n needed"):
+        table.add_column(head, justify="right")
+    for group, line in found:
+        name = (
+            f"{group.check} ({line.variant})"
+            if line.variant and line.variant not in group.check
+            else group.check
+        )
+        cells = (name, line.status, line.value, line.mde, line.n_needed or "-")
+        table.add_row(*_texts(cells), style="dim" if line.status == "pass" else "")
+    console.print(table)
 
 
 def _value(entry: Entry | None) -> str:

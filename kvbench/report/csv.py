@@ -16,11 +16,18 @@ from kvbench.report.fmt import exact
 from kvbench.report.labels import Labels
 from kvbench.report.model import Run
 from kvbench.report.precision import PrecisionLine, precision_lines
+from kvbench.report.tables import worst_checks
 
 # What spreadsheets take for the start of a formula, their full-width forms included.
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 
 _ROW_COLUMNS = ("metric", "variant", "value", "unit", "low", "high", "n", "baseline", "partial", "note")
+_CHECK_COLUMNS = (
+    "status",
+    "limit",
+    "mde",
+    "n_needed",
+)  # of the gravest check on the row, empty where there is none
 # Cell keys that may be `auto`: what they became stands in a column of its own beside the key.
 _DECIDED = ("backend", "weights", "gemm", "decode", "compile")
 _RAN_COLUMNS = (*(f"{aspect}_resolved" for aspect in _DECIDED), "ran_on")
@@ -40,18 +47,25 @@ _STATE_COLUMNS = (
 
 
 def long_csv(run: Run) -> str:
-    """cell id and name, the cell's keys, what they resolved to, where attention ran, then the row: metric, variant, ..."""
+    """cell id and name, the cell's keys, what they resolved to, where attention ran, then the row: metric, variant, ...,
+    and what the gate found of it.
+    """
     run = run.with_fact_rows()
     labels = Labels(run.manifest)
     keys = _keys(labels)
     ran = {line.label.cells[0]: _ran(line) for line in precision_lines(run, labels)}
-    lines: list[list[Any]] = [["cell", "name", *keys, *_RAN_COLUMNS, *_ROW_COLUMNS]]
+    checks = worst_checks(run.verdict.outcomes)
+    lines: list[list[Any]] = [["cell", "name", *keys, *_RAN_COLUMNS, *_ROW_COLUMNS, *_CHECK_COLUMNS]]
     for row in run.rows:
         cell = labels.cells.get(row.cell, {"name": "", "spec": {}})
         spec = [cell["spec"].get(key) for key in keys]
         values = [row.metric, row.variant, row.value, row.unit, row.low, row.high, row.n, row.baseline,
                   row.partial, row.note]  # fmt: skip
-        lines.append([row.cell, cell["name"], *spec, *ran.get(row.cell, [None] * len(_RAN_COLUMNS)), *values])
+        outcome = checks.get((row.cell, row.metric, row.variant))
+        judged = (outcome.status, outcome.limit, outcome.mde, outcome.n_needed) if outcome else (None,) * 4
+        lines.append(
+            [row.cell, cell["name"], *spec, *ran.get(row.cell, [None] * len(_RAN_COLUMNS)), *values, *judged]
+        )
     return _text(lines)
 
 

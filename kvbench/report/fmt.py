@@ -81,7 +81,7 @@ def shown(value: float | None, unit: str = "", *, low: float | None = None, high
 
 def shown_row(row: Row) -> Shown:
     """Differences (percent, points) carry their sign; a divergence that was not seen is no step."""
-    if row.metric == "first_divergence" and row.value is not None and row.value == row.n:
+    if row.metric in ("first_divergence", "real_divergence") and row.value is not None and row.value == row.n:
         # Steps count from 0: step n is past the last one.
         return Shown(f"none in {row.n:,}", exact=exact(row.value))
     return shown(row.value, row.unit, low=row.low, high=row.high, n=row.n, signed=row.unit in ("%", "pt"))

@@ -19,7 +19,8 @@ from kvbench.report.model import OutcomeLike, Run, VerdictLike
 from kvbench.report.precision import PrecisionLine, precision_lines
 
 # fmt: off
-_OUTCOME_KEYS = ("check", "metric", "cell", "cells", "variant", "status", "value", "limit", "sentence", "required", "why")
+_OUTCOME_KEYS = ("check", "metric", "cell", "cells", "variant", "status", "value", "limit", "sentence", "required", "why",
+                 "mde", "n_needed")
 # fmt: on
 
 
@@ -33,7 +34,9 @@ def result_json(manifest: Mapping[str, Any], records: Sequence[Record], rows: Se
         "run": _run(run),
         "cells": [_cell(cell, lines[cell["id"]]) for cell in labels.cells.values()],
         "rows": [_numbers(asdict(row), ("value", "low", "high")) for row in run.rows],
-        "outcomes": [_numbers(_outcome(outcome), ("value", "limit")) for outcome in run.verdict.outcomes],
+        "outcomes": [
+            _numbers(_outcome(outcome), ("value", "limit", "mde")) for outcome in run.verdict.outcomes
+        ],
         "verdict": run.verdict.word,
         "exit_code": run.verdict.exit_code,
     }

@@ -115,6 +115,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("quality", "Quality", "perplexity", (
         ("ppl", "Perplexity"),
         ("ppl_delta_pct", "Perplexity delta"),
+        ("ppl_aa_pct", "Baseline run again"),
         ("kld_mean", "KLD mean"),
         ("kld_p50", "KLD p50"),
         ("kld_p90", "KLD p90"),
@@ -125,22 +126,29 @@ SECTIONS: tuple[Section, ...] = (
         ("delta_p_mean", "Delta-p mean"),
     ), frozenset({"ppl", "ppl_delta_pct", "kld_mean", "kld_p99", "top1_agreement"}),
         "KLD goes from the native next-token distribution to the candidate's, over the whole vocabulary. The "
-        "perplexity delta is a paired log-ratio; its interval is clustered by document."),
+        "perplexity delta is a paired log-ratio. Intervals are clustered by document. The baseline run again is the noise floor."),
     Section("agreement", "Token agreement", "agreement", (
         ("top1_teacher_forced", "Teacher-forced top-1"),
         ("first_divergence", "First divergence"),
         ("divergence_margin", "Native margin there"),
+        ("real_divergence", "Beyond near-ties"),
         ("aa_disagreement", "A/A noise floor"),
+        ("aa_margin_noise", "A/A margin noise"),
+        ("length_ratio", "Length to native"),
         ("native_distinct_4grams", "Native text, distinct 4-grams"),
-    ), frozenset({"top1_teacher_forced", "first_divergence", "aa_disagreement", "native_distinct_4grams"}),
+    ), frozenset({"top1_teacher_forced", "first_divergence", "real_divergence", "aa_disagreement", "native_distinct_4grams"}),
         "Teacher-forced: the share of steps on which the candidate picks the native token along the native history. "
         "The first divergence is counted from step 0. One where the native margin is within the A/A noise is a "
-        "near-tie."),
+        "near-tie; beyond near-ties is the first that is none."),
     Section("mcq", "Multiple choice", "mcq", (
         ("mcq_accuracy", "Accuracy"),
         ("mcq_delta_pt", "Accuracy delta"),
         ("mcq_mde_pt", "Detectable at 80% power"),
+        ("mcq_recovery", "Accuracy to native"),
         ("mcq_agreement", "Same pick"),
+        ("mcq_right_to_wrong", "Right to wrong"),
+        ("mcq_wrong_to_right", "Wrong to right"),
+        ("mcq_wrong_to_wrong", "Wrong to another wrong"),
         ("mcq_mcnemar_p", "McNemar p"),
         ("mcq_macro", "Macro average"),
         ("mcq_accuracy_norm", "Accuracy by token"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.metrics import Row
+from kvbench.metrics import METRICS, Row
 from kvbench.record import OK, Record
-from kvbench.report.fmt import NOT_MEASURED, Shown, fact, flatten, number, one_line, plain, shown_row
+from kvbench.report.fmt import KINDS, NOT_MEASURED, Shown, fact, flatten, number, one_line, plain, shown_row
 from kvbench.report.labels import Label, Labels
 from kvbench.report.model import OutcomeLike, Run
 from kvbench.report.sections import OTHER, SECTIONS, Section
@@ -85,7 +86,7 @@ def metric_tables(run: Run, labels: Labels) -> tuple[MetricTable, ...]:
     """The declared sections that this run asked for or has rows of, then a table of whatever they do not name."""
     runners = {task["runner"] for task in run.manifest["tasks"]}
     named = {metric for section in SECTIONS for metric, _ in section.columns}
-    checks = _checks(run.verdict.outcomes)
+    checks = worst_checks(run.verdict.outcomes)
     tables = []
     for section in (*SECTIONS, OTHER):
         if section is OTHER:
@@ -124,7 +125,8 @@ def _columns(section: Section, headings: Mapping[str, str], rows: Sequence[Row])
     )
 
 
-def _checks(outcomes: Iterable[OutcomeLike]) -> _Checks:
+def worst_checks(outcomes: Iterable[OutcomeLike]) -> _Checks:
+    """The gravest outcome on each value."""
     worst: dict[tuple[str, str, str], OutcomeLike] = {}
     for outcome in sorted(outcomes, key=lambda o: _SEVERITY.index(o.status)):
         for cell in outcome.cells:
@@ -189,6 +191,20 @@ def value_text(outcome: OutcomeLike) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return number(value)
     return plain(value, 200)
+
+
+def mde_text(outcome: OutcomeLike) -> str:
+    """The minimum detectable effect of a check, in its metric's unit; "" where nothing is estimated."""
+    if outcome.mde is None:
+        return ""
+    if math.isinf(outcome.mde):
+        return "none possible"
+    unit = METRICS[outcome.metric].unit if outcome.metric in METRICS else ""
+    return f"{outcome.mde:.3g}{'' if unit in KINDS else f' {unit}'}"
+
+
+def needed_text(outcome: OutcomeLike) -> str:
+    return "" if outcome.n_needed is None else number(outcome.n_needed)
 
 
 def _worse(a: Entry, b: Entry) -> bool:

@@ -1,7 +1,7 @@
 """Token agreement with the native baseline over many greedy steps: teacher-forced, and free from the first divergence.
 
-The baseline's task writes the greedy text and its margins, and reads its own text once more in chunks: the steps where
-that flips the argmax are its noise floor (A/A). A candidate's task reads the baseline's text (teacher-forced): one
+The baseline's task writes the greedy text and its margins, and reads its own text once more in chunks, with a neighbour in the
+batch: the steps where that flips the argmax, and how far it moves the margins, are its noise floor (A/A). A candidate's task reads the baseline's text (teacher-forced): one
 argmax a step under the native history. Where it first differs, the store is really cut back and the candidate decodes
 on its own, one token a forward, from a few steps before: those few must repeat the teacher-forced argmax, which shows
 that reading in chunks and decoding are one thing.
@@ -38,7 +38,8 @@ def run(ctx: Context) -> Measurement:
     options = ctx.options
     check_context(ctx.model.facts, options["prompt_tokens"], options["steps"])
     prompt = head_ids(ctx, options["prompt_tokens"])
-    engine = ctx.engine(sequences=1, tokens=options["prompt_tokens"] + options["steps"])
+    neighbour = options["steps"] // CHUNK + 1 + ctx.spec["page_size"] if ctx.is_baseline else 0
+    engine = ctx.engine(sequences=1, tokens=options["prompt_tokens"] + options["steps"] + neighbour)
     samples, facts = (_baseline if ctx.is_baseline else _candidate)(ctx, engine, prompt)
     facts |= {
         "steps": options["steps"],
@@ -46,8 +47,19 @@ def run(ctx: Context) -> Measurement:
         "prompt_sha": content_hash(prompt),
         "draft": options["draft"],
         "ignore_eos": True,
+        "end_ids": end_ids(ctx),
     }
     return Measurement(samples, facts)
+
+
+def end_ids(ctx: Context) -> list[int]:
+    """The tokens that end a text, of the tokenizer and of the model's own settings for generation; empty where none is named."""
+    generation = getattr(ctx.model.model, "generation_config", None)
+    found: set[int] = set()
+    for holder in (ctx.model.tokenizer, generation):
+        ids = getattr(holder, "eos_token_id", None)
+        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    return sorted(found)
 
 
 def _baseline(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -55,10 +67,12 @@ def _baseline(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str
     seq = engine.add()
     text = greedy(engine, seq, prompt, steps, draft, _progress(ctx, "greedy", 0))
     engine.truncate(seq, 0)
-    again = teacher_forced(engine, seq, prompt, text.best, CHUNK, _progress(ctx, "re-run", steps))
+    progress = _progress(ctx, "re-run", steps)
+    again = teacher_forced(engine, seq, prompt, text.best, CHUNK, progress, beside=engine.add())
     samples = {
         "tokens": text.best,
         "margins": [round(x, 6) for x in text.margins],
+        "aa_margins": [round(x, 6) for x in again.margins],
         "logprob_native_token": [round(x, 6) for x in text.logprobs],
         "continuation": [],
         "continuation_text": "",
@@ -68,7 +82,7 @@ def _baseline(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str
         f"greedy, up to {draft} drafted tokens verified a forward" if draft else "greedy, one token a forward"
     )
     facts = {
-        "mode": f"{mode}; A/A re-run in chunks of {CHUNK}",
+        "mode": f"{mode}; A/A re-run in chunks of {CHUNK}, a neighbour in the batch",
         "forwards": text.forwards,
         "aa_disagreements": [i for i, (a, b) in enumerate(zip(text.best, again.best, strict=True)) if a != b],
         "checked_decode_steps": [],

@@ -100,17 +100,20 @@ def teacher_forced(
     tokens: Sequence[int],
     chunk: int,
     progress: Progress = lambda done: None,
+    beside: int | None = None,
 ) -> Trace:
     """What the engine would say at each step of a given history: `tokens` after `prompt`, `chunk` tokens a forward.
 
-    chunk 1 is real decoding. At the end `seq` holds the prompt and all tokens but the last.
+    chunk 1 is real decoding. beside: another sequence, which gets one token in each forward after the prompt's, so that the
+    batch has another shape. At the end `seq` holds the prompt and all tokens but the last.
     """
     trace = Trace(forwards=1)
     logits = engine.prefill(seq, prompt)
     trace.extend(logits, logits.argmax(dim=-1).tolist(), tokens[:1])
     for start in range(0, len(tokens) - 1, chunk):
         stop = min(start + chunk, len(tokens) - 1)
-        logits = engine.forward([(seq, tokens[start:stop])], "all")[0]
+        neighbour = [] if beside is None else [(beside, prompt[:1])]
+        logits = engine.forward([(seq, tokens[start:stop]), *neighbour], "all")[0]
         trace.extend(logits, logits.argmax(dim=-1).tolist(), tokens[start + 1 : stop + 1])
         trace.forwards += 1
         progress(stop + 1)

@@ -1,6 +1,6 @@
 """Perplexity through the paged store and, for a candidate, its divergence from a native engine on the same chunks.
 
-Raw sums only: the NLL of each chunk with its scored count and document, and per-token divergences. exp, means and
+Raw sums only: the NLL of each chunk with its scored count and document, its sums of divergences, and these a token. exp, means and
 intervals are derived on reading. The native pass beside a candidate repeats the baseline's own work, so its chunks must
 come out as in the baseline's record; how far they do not is in the facts.
 """
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import random
 import time
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,23 +97,38 @@ class Divergence:
 
     kld: list[Tensor] = field(default_factory=list)
     delta_p: list[Tensor] = field(default_factory=list)
-    top1_equal: int = 0
+    top1_equal: list[int] = field(default_factory=list)
 
     def add(self, found: Compared) -> None:
         self.kld.append(found.kld.cpu())
         self.delta_p.append(found.delta_p.cpu())
-        self.top1_equal += int(found.top1_equal.sum())
+        self.top1_equal.append(int(found.top1_equal.sum()))
+
+    def _kept(self) -> Sequence[int]:
+        """Indexes of the tokens whose values the record keeps, in order."""
+        n = sum(map(len, self.kld))
+        return sorted(random.Random(0).sample(range(n), KEPT)) if n > KEPT else range(n)
+
+    def by_chunk(self) -> list[dict[str, Any]]:
+        """What intervals over documents are made of, a chunk each: sums over its tokens, and how many of them are kept."""
+        ends = list(accumulate(map(len, self.kld)))
+        kept = Counter(bisect_right(ends, i) for i in self._kept())
+        return [
+            {"kld": float(kld.sum()), "delta_p": float(delta_p.sum()), "top1_equal": equal, "kept": kept[i]}
+            for i, (kld, delta_p, equal) in enumerate(
+                zip(self.kld, self.delta_p, self.top1_equal, strict=True)
+            )
+        ]
 
     def samples(self) -> dict[str, Any]:
         kld, delta_p = torch.cat(self.kld), torch.cat(self.delta_p)
-        n = len(kld)
-        kept = sorted(random.Random(0).sample(range(n), KEPT)) if n > KEPT else range(n)
+        n, kept = len(kld), self._kept()
         levels = torch.tensor(list(QUANTILES.values()), dtype=torch.float64)
         quantiles = dict(zip(QUANTILES, torch.quantile(kld, levels).tolist(), strict=True))
         return {
             "kld": {"mean": float(kld.mean()), "n": n, **quantiles, "max": float(kld.max())},
             "kld_tokens": _six_digits(kld, kept),
-            "top1_equal": self.top1_equal,
+            "top1_equal": sum(self.top1_equal),
             "delta_p": _six_digits(delta_p, kept),
             "delta_p_mean": float(delta_p.mean()),
         }
@@ -155,7 +173,8 @@ def run(ctx: Context) -> Measurement:
         "seconds_native": native.seconds if native else None,
     }
     if native and divergence and ctx.baseline:
-        samples |= {"native_chunks": native.chunks, **divergence.samples()}
+        own = [a | b for a, b in zip(passes["candidate"].chunks, divergence.by_chunk(), strict=True)]
+        samples = {"chunks": own, "native_chunks": native.chunks, **divergence.samples()}
         facts["native_rerun_max_abs_nll"] = rerun_difference(ctx.baseline.samples["chunks"], native.chunks)
     partial = (
         f"{len(chunks)} of {len(chunked.chunks)} chunks, spread evenly"

@@ -36,6 +36,8 @@ class Outcome:
     required: bool = True
     why: str = ""
     cells: tuple[str, ...] = ()
+    mde: float | None = None
+    n_needed: int | None = None
 
     def __post_init__(self) -> None:
         if self.cell and not self.cells:

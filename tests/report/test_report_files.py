@@ -38,6 +38,36 @@ def test_the_long_csv_reads_back_as_the_same_rows(passing):
         assert line["baseline"] == (row.baseline or "")
 
 
+def test_what_so_much_data_decides_stands_in_csv_json_and_page(passing, tmp_path):
+    def told(o):
+        return (
+            replace(o, mde=0.734567, n_needed=4321) if o.metric == "ppl_delta_pct" else replace(o, mde=None)
+        )
+
+    verdict = replace(passing.verdict, outcomes=tuple(map(told, passing.verdict.outcomes)))
+    made = replace(passing, verdict=verdict)
+    lines = read(long_csv(Run(*made.args)))
+    judged = [line for line in lines if line["metric"] == "ppl_delta_pct" and line["status"]]
+    assert judged
+    assert {(x["status"], x["limit"], x["mde"], x["n_needed"]) for x in judged} == {
+        ("pass", "within [-1, 1]", "0.734567", "4321")
+    }
+    assert {line["mde"] for line in lines if line["metric"] != "ppl_delta_pct"} == {""}
+    outcomes = result_json(*made.args)["outcomes"]
+    assert {(o["mde"], o["n_needed"]) for o in outcomes if o["metric"] == "ppl_delta_pct"} == {
+        (0.734567, 4321)
+    }
+    page = write_all(tmp_path, *made.args)[0].read_text()
+    assert '<td class="num">0.735 %</td><td class="num">4,321</td>' in page
+
+
+def test_an_effect_that_nothing_could_show_is_no_number(passing):
+    outcomes = tuple(replace(o, mde=math.inf) for o in passing.verdict.outcomes)
+    made = replace(passing, verdict=replace(passing.verdict, outcomes=outcomes))
+    found = result_json(*made.args)["outcomes"][0]
+    assert (found["mde"], found["note"]) == (None, "mde: Infinity")
+
+
 def test_every_line_holds_the_whole_cell(passing):
     line = read(long_csv(Run(*passing.args)))[0]
     assert set(CELL_KEYS) <= set(line)

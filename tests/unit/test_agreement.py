@@ -112,6 +112,8 @@ def test_the_baseline_keeps_its_text_margins_and_noise_floor(runner_context, dra
     assert min(samples["margins"]) >= 0
     assert max(samples["logprob_native_token"]) < 0
     assert facts["aa_disagreements"] == []
+    assert samples["aa_margins"] == pytest.approx(samples["margins"], abs=1e-3)
+    assert facts["end_ids"] == agreement.end_ids(ctx)
     assert (facts["steps"], facts["prompt_tokens"], facts["draft"], facts["ignore_eos"]) == (
         STEPS,
         24,
@@ -152,6 +154,31 @@ def test_a_candidate_diverges_where_its_own_greedy_text_does(
     assert measured.facts["mode"] == (
         "teacher-forced, chunks of 64" if draft else "teacher-forced, one token a forward"
     )
+
+
+def test_a_neighbour_in_the_batch_reads_its_own_text_and_changes_no_argmax(runner_context):
+    engine = engine_of(runner_context)
+    seq, beside = engine.add(), engine.add()
+    text = greedy(engine, seq, PROMPT, 40, 0)
+    engine.truncate(seq, 0)
+    again = teacher_forced(engine, seq, PROMPT, text.best, 10, beside=beside)
+    assert again.best == text.best
+    assert engine.length(beside) == again.forwards - 1
+    assert engine.length(seq) == len(PROMPT) + 39
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen2"])
+def test_two_real_runs_of_the_baseline_have_no_real_divergence(runner_context, as_baseline, model):
+    from kvbench.derive.agreement import values
+
+    keys = {"model": model, "steps": STEPS, "prompt_tokens": 24}
+    ctx = runner_context("agreement", **keys)
+    baseline = as_baseline(ctx, agreement.run(ctx))
+    other = runner_context("agreement", baseline=baseline, **{**keys, "draft": 4})
+    found = {v.metric: v for v in values(as_baseline(other, agreement.run(other)), baseline)}
+    assert found["real_divergence"].value == STEPS
+    assert found["aa_margin_noise"].value < 1e-3
+    assert found["top1_teacher_forced"].high == 1
 
 
 def test_native_against_itself_never_diverges_and_is_still_decoded_at_the_end(runner_context, as_baseline):

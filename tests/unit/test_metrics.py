@@ -29,7 +29,8 @@ weight_payload_bytes weight_scale_bytes weight_native_bytes weight_bytes_differe
 gemm_error_max gemm_bound_share gemm_boundary_diff gemm_boundary_argmax gemm_paths gemm_native_time_ratio
 gemm_reference_time_ratio request_ms request_difference_ms decode_read_gb_s decode_bandwidth_share
 itl_slope_us_per_token itl_intercept_ms itl_break_even_tokens itl_slope_ratio itl_slope_to_bytes
-health_amax health_error_max health_bound_share health_clip_share health_flush_share health_codes_min health_scale_spread""".split()  # noqa: SIM905
+health_amax health_error_max health_bound_share health_clip_share health_flush_share health_codes_min health_scale_spread
+real_divergence length_ratio aa_margin_noise ppl_aa_pct mcq_recovery mcq_right_to_wrong mcq_wrong_to_right mcq_wrong_to_wrong""".split()  # noqa: SIM905
 
 
 def test_the_names_are_fixed() -> None:
@@ -336,6 +337,70 @@ def test_a_divergence_within_the_noise_floor_says_so() -> None:
     assert "near-tie" in run.row("first_divergence").note
 
 
+def test_the_margin_noise_tells_a_near_tie_from_a_real_divergence() -> None:
+    """Margins moved by 0.3 at most between the baseline's two runs: step 1 (margin 0.2) is a near-tie, step 3 (3.5) is none."""
+    native = tokens([7] * 5, aa=[])
+    native[0]["margins"] = [0.5, 0.2, 2.5, 3.5, 4.5]
+    native[0]["aa_margins"] = [0.5, 0.2, 2.2, 3.4, 4.5]
+    run = MadeRun().measure("agreement", tokens([7, 8, 7, 8, 7]), native)
+    assert run.row("aa_margin_noise").value == run.row("aa_margin_noise", BASE).value == pytest.approx(0.3)
+    first, real = run.row("first_divergence"), run.row("real_divergence")
+    assert (first.value, real.value) == (1, 3)
+    assert (
+        first.note
+        == "the native margin there is within the A/A noise (0.3 logit): a near-tie, no real divergence"
+    )
+    assert real.note == "1 of 2 differing steps are near-ties"
+    ties = MadeRun().measure("agreement", tokens([7, 8, 7, 7, 7]), native)
+    assert ties.row("real_divergence").value == 5
+    assert ties.row("real_divergence").note == (
+        "censored: no divergence within 5 steps; 1 of 1 differing steps are near-ties"
+    )
+
+
+def test_a_margin_that_flipped_went_through_zero() -> None:
+    native = tokens([7] * 3, aa=[1])
+    native[0]["margins"], native[0]["aa_margins"] = [1.0, 0.04, 1.0], [1.0, 0.03, 1.0]
+    run = MadeRun().measure("agreement", tokens([7] * 3), native)
+    assert run.row("aa_margin_noise").value == pytest.approx(0.07)
+
+
+def test_an_old_record_without_a_second_margin_has_no_margin_noise() -> None:
+    run = MadeRun().measure("agreement", tokens([7, 8, 7]), tokens([7, 7, 7], aa=[]))
+    assert run.row("aa_margin_noise").value is None
+    assert run.row("real_divergence").value == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "ratio", "note"),
+    [
+        ([7, 7, 7, 2, 7], 1.0, "4 tokens to 4"),
+        ([7, 2, 7, 7, 7], 0.5, "2 tokens to 4"),
+        ([7, 7, 7, 7, 7], 1.25, "5 tokens to 4"),
+    ],
+)
+def test_length_up_to_the_token_that_ends_a_text(own: list[int], ratio: float, note: str) -> None:
+    row = (
+        MadeRun()
+        .measure("agreement", tokens(own), tokens([7, 7, 7, 2, 2], aa=[], end_ids=[2]))
+        .row("length_ratio")
+    )
+    assert (row.value, row.note) == (ratio, note)
+
+
+def test_length_of_texts_that_go_on_or_have_no_end() -> None:
+    run = MadeRun().measure("agreement", tokens([7] * 4), tokens([7] * 4, aa=[], end_ids=[2]))
+    assert (run.row("length_ratio").value, run.row("length_ratio").note) == (
+        1.0,
+        "neither text ends within 4 steps",
+    )
+    run = MadeRun().measure("agreement", tokens([7] * 4), tokens([7] * 4, aa=[]))
+    assert (run.row("length_ratio").value, run.row("length_ratio").note) == (
+        None,
+        "no token is known that ends a text",
+    )
+
+
 def test_other_prompts_are_not_compared() -> None:
     run = MadeRun().measure("agreement", tokens([7] * 9), tokens([7] * 9, prompt_sha="q", aa=[]))
     assert run.row("top1_teacher_forced").value is None
@@ -472,8 +537,8 @@ def test_kld_columns() -> None:
         "p999": 0.999,
         "max": 1.0,
     }
-    assert run.row("top1_agreement").value == 900 / 1001
-    assert run.row("top1_agreement").low is not None
+    row = run.row("top1_agreement")
+    assert (row.value, row.low, row.note) == (900 / 1001, None, "1 document: no interval")
     assert run.row("delta_p_mean").value == pytest.approx(100 * (0.01 * 500 - 0.03 * 501) / 1001)
     assert run.row("kld_mean").baseline == BASE
 
@@ -494,6 +559,33 @@ def test_kld_of_more_tokens_than_a_record_keeps_comes_from_its_sums() -> None:
     assert run.row("delta_p_mean").value == -1.0
     exact = {"kld": {**whole, "n": 2}, "kld_tokens": [1.0, 3.0]}
     assert text_run({**chunks((4.0, 2)), **exact}, chunks((4.0, 2))).row("kld_mean").value == 2.0
+
+
+def test_divergences_have_intervals_over_documents() -> None:
+    """Two documents of 500 tokens; all are kept, so nothing else is needed. Holding the tokens twice adds no certainty."""
+    draw = random.Random(1)
+    kld = [draw.lognormvariate(-8 + d, 1) for d in range(2) for _ in range(500)]
+    text = chunks((1000.0, 500), (1000.0, 500))
+    sums = [{"top1_equal": 480, "delta_p": 1.0, "kld": sum(kld[:500]), "kept": 500},
+            {"top1_equal": 450, "delta_p": -2.0, "kld": sum(kld[500:]), "kept": 500}]  # fmt: skip
+    own = {"chunks": [a | b for a, b in zip(text["chunks"], sums, strict=True)]}
+    extra = {"kld_tokens": kld, "top1_equal": 930, "delta_p": [-0.001] * 1000}
+    run = text_run({**own, **extra}, text)
+    for metric in ("kld_mean", "top1_agreement", "delta_p_mean"):
+        row = run.row(metric)
+        assert row.low < row.value < row.high, metric
+        assert (row.units, row.note) == (2, "2 documents")
+    assert run.row("delta_p_mean").value == pytest.approx(-0.1)
+    low, high = scipy_stats.binomtest(930, 1000).proportion_ci(method="wilson")
+    assert run.row("top1_agreement").low < low < high < run.row("top1_agreement").high
+
+
+def test_the_noise_floor_of_perplexity_is_a_metric_beside_the_delta() -> None:
+    native = chunks((100.0, 50), (100.0, 50))
+    own = {**chunks((101.0, 50), (100.0, 50)), "native_chunks": chunks((100.001, 50), (100.0, 50))["chunks"]}
+    row = text_run(own, native).row("ppl_aa_pct")
+    assert row.value == pytest.approx(0.001, rel=1e-4)
+    assert row.low < 0 < row.high
 
 
 def test_kld_not_asked_for_is_not_measured() -> None:
@@ -579,13 +671,39 @@ def test_paired_difference_and_mcnemar() -> None:
     assert (row.value, row.n, row.baseline) == (-15.0, 20, BASE)
     half = 1.959964 * math.sqrt((7 / 22 - (3 / 22) ** 2) / 22)
     assert (row.low, row.high) == pytest.approx((100 * (-3 / 22 - half), 100 * (-3 / 22 + half)), rel=1e-6)
-    assert row.note.startswith("1 gained, 4 lost of 20 paired; minimum detectable effect 31 pt")
+    assert row.note == (
+        "1 gained, 4 lost of 20 paired; not worse by more than 37 pt, equivalent within 37 pt (one-sided tests at 2.5%)"
+    )
     mde = run.row("mcq_mde_pt")
-    # (1.959964 + 0.841621) * sqrt(5) / 20: 5 discordant pairs of 20.
-    assert (mde.value, mde.n, mde.baseline) == (pytest.approx(31.322675, rel=1e-7), 20, BASE)
+    # The half width of that interval times (1.959964 + 0.841621) / 1.959964.
+    assert (mde.value, mde.n, mde.baseline) == (
+        pytest.approx(100 * half * (1 + 0.8416212336 / 1.9599639845), rel=1e-6),
+        20,
+        BASE,
+    )
     assert mde.note == "5 of 20 pairs discordant; at 80% power"
     assert run.row("mcq_mcnemar_p").value == pytest.approx(2 * 6 / 32)
     assert run.row("mcq_agreement").value == 15 / 20
+    assert run.row("mcq_right_to_wrong").value == 4 / 20
+    assert run.row("mcq_wrong_to_right").value == 1 / 20
+    assert run.row("mcq_wrong_to_wrong").value == 0
+    recovery = run.row("mcq_recovery")
+    # The baseline answers 14 of 20, the candidate 11.
+    assert (recovery.value, recovery.note) == (pytest.approx(11 / 14), "of 0.7")
+    assert (recovery.low, recovery.high) == pytest.approx((1 + row.low / 70, 1 + row.high / 70))
+
+
+def test_a_choice_that_changes_between_two_wrong_ones_is_a_flip_of_its_own() -> None:
+    native = [question(i, 0, -3.0, -1.0, -2.0) for i in range(4)]
+    own = [question(i, 0, -3.0, -1.0, -2.0) for i in range(3)] + [question(3, 0, -3.0, -2.0, -1.0)]
+    run = mcq_run(asked(*own), asked(*native))
+    flips = [run.row(f"mcq_{m}").value for m in ("right_to_wrong", "wrong_to_right", "wrong_to_wrong")]
+    assert flips == [0, 0, 0.25]
+    assert run.row("mcq_delta_pt").value == 0
+    assert (run.row("mcq_recovery").value, run.row("mcq_recovery").note) == (
+        None,
+        "the baseline answers no question",
+    )
 
 
 def test_other_questions_are_not_compared() -> None:

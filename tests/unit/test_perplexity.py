@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from kvbench.corpora import corpus
+from kvbench.derive.perplexity import values
 from kvbench.errors import KvbenchError, NotAvailable, Refused
+from kvbench.record import Record
 from kvbench.runners import perplexity
 from kvbench.runners.chunking import Chunk
 from kvbench.runners.context import Measurement
@@ -165,6 +167,11 @@ def test_a_candidate_is_compared_with_a_native_pass_that_repeats_the_baseline(mo
     assert min(found.samples["kld_tokens"]) >= 0
     assert kld["mean"] == pytest.approx(sum(found.samples["kld_tokens"]) / kld["n"], rel=1e-5)
     assert 0 < found.samples["top1_equal"] <= kld["n"]
+    own = found.samples["chunks"]
+    assert sum(c["kld"] for c in own) == pytest.approx(kld["mean"] * kld["n"])
+    assert sum(c["delta_p"] for c in own) == pytest.approx(found.samples["delta_p_mean"] * kld["n"])
+    assert sum(c["top1_equal"] for c in own) == found.samples["top1_equal"]
+    assert [c["kept"] for c in own] == [c["tokens"] for c in own]
 
 
 def test_native_beside_native_diverges_by_exactly_nothing(model: Any, text: Path) -> None:
@@ -173,6 +180,27 @@ def test_native_beside_native_diverges_by_exactly_nothing(model: Any, text: Path
     assert found.samples["kld"]["max"] == 0.0
     assert found.samples["top1_equal"] == found.facts["scored"]
     assert set(found.samples["delta_p"]) == {0.0}
+
+
+def test_two_real_runs_of_the_baseline_have_intervals_around_nothing(model: Any, text: Path) -> None:
+    """The second run in other pieces, so that sums are rounded otherwise; the text has one document, here taken as one a chunk."""
+    baseline = measure(model, text)
+    again = measure(model, text, baseline=baseline, spec={"prefill_chunk": 100})
+    sides = [
+        Record("k", "perplexity", 1, "ok", {}, {}, None, None, m.samples, m.facts, {}, None, None, "", 0.0)
+        for m in (again, baseline)
+    ]
+    for side in sides:
+        for i, chunk in enumerate(side.samples["chunks"]):
+            chunk["document"] = i
+    found = {v.metric: v for v in values(*sides)}
+    change, kld, top1 = (found[m] for m in ("ppl_delta_pct", "kld_mean", "top1_agreement"))
+    assert abs(change.value) < 1e-3
+    assert change.low <= 0 <= change.high
+    assert kld.value < 1e-9
+    assert kld.high < 1e-8
+    assert top1.value == 1
+    assert top1.low > 0.99
 
 
 def test_without_kld_no_native_pass_is_made(model: Any, text: Path) -> None:
@@ -216,6 +244,10 @@ def test_of_many_tokens_a_seeded_sample_is_kept_and_the_statistics_are_exact() -
     assert samples == found.samples()
     assert len(samples["kld_tokens"]) == len(samples["delta_p"]) == KEPT
     assert samples["kld_tokens"] == [-x for x in samples["delta_p"]]
+    kept = [c["kept"] for c in found.by_chunk()]
+    assert kept == [
+        sum(1000 * i <= x < 1000 * (i + 1) for x in samples["kld_tokens"]) for i in range(len(kept))
+    ]
     assert samples["kld"] == {
         "mean": (n - 1) / 2, "n": n, "max": n - 1.0,
         **{name: pytest.approx(level * (n - 1)) for name, level in perplexity.QUANTILES.items()},

@@ -1,0 +1,128 @@
+"""What an interval can decide: the p-value of a limit, the smallest effect that so much data decides, and the n that is needed.
+
+All of it is worked out from a value, its 95% interval and its independent units, so that old results and other tools' can be
+judged too. An interval is symmetric on some scale: a ratio or a percentage on its logarithm, points as they are, a share
+by Wilson's score. Nothing here knows of gates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from kvbench.stats import CONFIDENCE, POWER
+
+_NORMAL = NormalDist()
+_LEVEL = (1 + CONFIDENCE) / 2
+_Z = _NORMAL.inv_cdf(_LEVEL)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """value with low <= value <= high, its 95% interval, in `unit` (`metrics.UNIT_DOMAIN`).
+
+    units: the clusters or pairs behind a t-interval, None where it is a normal one (shares, paired outcomes).
+    """
+
+    value: float
+    low: float
+    high: float
+    unit: str
+    units: int | None = None
+
+    def p_value(self, limit: float) -> float:
+        """Two-sided, of a true value at `limit`: below 5% exactly where the interval leaves it out."""
+        if self.value == limit:
+            return 1.0
+        error = self._error(limit)
+        if error == 0:
+            return 0.0
+        distance = abs(self._scale(self.value) - self._scale(limit))
+        return 2 * self._tail(distance / error)
+
+    def detectable(self, limit: float, above: bool, power: float = POWER) -> float:
+        """The smallest distance of a true value above (or below) `limit` at which the interval of so much data lies on that
+        side of it with that power; infinite where no value that there can be does.
+        """
+        if self.unit == "share":
+            return self._detectable_share(limit if above else 1 - limit, power)
+        sign = 1 if above else -1
+        steps = self._quantile(_LEVEL) + self._quantile(power)
+        # Above the limit it is the lower end of an interval that has to clear it.
+        error = self._side(not above)
+        return abs(self._unscale(self._scale(limit) + sign * steps * error) - limit)
+
+    def _detectable_share(self, limit: float, power: float) -> float:
+        """Above `limit`, by the score test that Wilson's interval inverts; the alternative has its own variance."""
+        n = self._effective()
+        if math.isinf(n):
+            return 0.0
+        threshold = limit + _Z * math.sqrt(limit * (1 - limit) / n)
+        low, high, z = limit, 1.0, _NORMAL.inv_cdf(power)
+        if threshold >= 1:
+            return math.inf
+        for _ in range(60):  # the left side grows with p where it matters: up to the threshold it is below it
+            p = (low + high) / 2
+            if p - z * math.sqrt(p * (1 - p) / n) >= threshold:
+                high = p
+            else:
+                low = p
+        return high - limit
+
+    def _error(self, limit: float) -> float:
+        """The standard error towards `limit`; of a share, that which it would have if the limit were true."""
+        if self.unit == "share":
+            return math.sqrt(limit * (1 - limit) / self._effective())
+        return self._side(limit > self.value)
+
+    def _side(self, upper: bool) -> float:
+        end = self.high if upper else self.low
+        return abs(self._scale(end) - self._scale(self.value)) / self._quantile(_LEVEL)
+
+    def _effective(self) -> float:
+        """The n of a Wilson interval: (value - end)^2 = z^2 end (1 - end) / n at either end; the farther one is told best."""
+        end = max((self.low, self.high), key=lambda e: abs(e - self.value))
+        if end == self.value:
+            return math.inf
+        return _Z * _Z * end * (1 - end) / (self.value - end) ** 2
+
+    def _scale(self, x: float) -> float:
+        if self.unit in ("ratio", "nat") and self.low > 0:
+            return math.log(x) if x > 0 else -math.inf
+        if self.unit == "%":
+            return math.log1p(x / 100) if x > -100 else -math.inf
+        return x
+
+    def _unscale(self, x: float) -> float:
+        try:
+            if self.unit in ("ratio", "nat") and self.low > 0:
+                return math.exp(x)
+            return 100 * math.expm1(x) if self.unit == "%" else x
+        except OverflowError:
+            return math.inf
+
+    def _quantile(self, level: float) -> float:
+        if self.units is None or self.unit == "share":
+            return _NORMAL.inv_cdf(level)
+        from scipy.special import stdtrit
+
+        return float(stdtrit(max(1, self.units - 1), level))
+
+    def _tail(self, score: float) -> float:
+        if self.units is None or self.unit == "share":
+            return _NORMAL.cdf(-score)
+        from scipy.special import stdtr
+
+        return float(stdtr(max(1, self.units - 1), -score))
+
+
+def needed(n: int | None, detectable: float, distance: float) -> int | None:
+    """How many samples would decide an effect of `distance`, of which `n` detect `detectable`.
+
+    The error falls with the root of n. None where no number would (no distance, or a millionth of what is detected), or
+    nothing is known.
+    """
+    if n is None or not math.isfinite(detectable) or not distance > 1e-6 * detectable:
+        return None
+    return math.ceil(n * (detectable / distance) ** 2 - 1e-9)

@@ -1,0 +1,107 @@
+"""Intervals over documents cover what they should, on made-up losses with documents that differ; seeds are fixed.
+
+A bootstrap over documents stands beside them, to show why none is used.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvbench import stats
+
+Tokens = list[np.ndarray]
+
+
+def documents(rng: np.random.Generator, m: int) -> Tokens:
+    """Divergences of m documents of 75 to 300 tokens: skewed (log-normal), and of another level in each document."""
+    levels = rng.normal(-8, 0.5, m)
+    return [np.exp(level + 2 * rng.standard_normal(rng.integers(75, 300))) for level in levels]
+
+
+TRUE_MEAN = float(np.exp(-8 + (0.5**2 + 2**2) / 2))
+TRUE_SD = float(np.sqrt(0.5**2 + 2**2))
+TRUE_P99 = float(np.exp(-8 + 2.3263479 * TRUE_SD))
+
+
+def bootstrapped(rng: np.random.Generator, docs: Tokens, statistic: str) -> tuple[float, float]:
+    """Percentile bootstrap over documents, 300 resamples."""
+    found = []
+    for _ in range(300):
+        tokens = np.concatenate([docs[i] for i in rng.integers(0, len(docs), len(docs))])
+        found.append(tokens.mean() if statistic == "mean" else np.quantile(tokens, 0.99))
+    low, high = np.quantile(found, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def covered(m: int, runs: int, statistic: str, bootstrap: bool = False) -> float:
+    """The share of intervals that hold the true value."""
+    rng = np.random.default_rng(20_000 + m)
+    truth = TRUE_MEAN if statistic == "mean" else TRUE_P99
+    hits = total = 0
+    for _ in range(runs):
+        docs = documents(rng, m)
+        owners = [i for i, own in enumerate(docs) for _ in own]
+        values = np.concatenate(docs).tolist()
+        if bootstrap:
+            interval = bootstrapped(rng, docs, statistic)
+        elif statistic == "mean":
+            interval = stats.clustered_mean(values, [1.0] * len(values), owners).interval
+        else:
+            interval = stats.clustered_quantile(values, 0.99, owners).interval
+        if interval is not None:
+            total += 1
+            hits += interval[0] <= truth <= interval[1]
+    assert total > runs / 2
+    return hits / total
+
+
+@pytest.mark.parametrize(("m", "least"), [(5, 0.86), (30, 0.89)])
+def test_divergences_are_covered(m: int, least: float) -> None:
+    assert covered(m, 300, "mean") >= least
+    assert covered(m, 300, "p99") >= least
+
+
+def test_a_bootstrap_over_few_documents_covers_worse() -> None:
+    for statistic in ("mean", "p99"):
+        assert covered(5, 120, statistic, bootstrap=True) < covered(5, 120, statistic) - 0.05
+
+
+@pytest.mark.parametrize("m", [3, 5, 20, 60])
+def test_the_log_perplexity_ratio_is_covered(m: int) -> None:
+    """Differences of documents that have a mean of their own (sd 2%), in chunks of 511 tokens with noise of 1% each."""
+    rng = np.random.default_rng(m)
+    hits = 0
+    for _ in range(1000):
+        chunks = rng.integers(1, 8, m)
+        owners = np.repeat(np.arange(m), chunks)
+        shift = rng.normal(0.003, 0.02, m)[owners] + rng.normal(0, 0.01, len(owners))
+        found = stats.clustered_ratio((shift * 511).tolist(), [511.0] * len(owners), owners.tolist())
+        assert found.interval is not None
+        hits += found.interval[0] <= 0.003 <= found.interval[1]
+    assert hits / 1000 >= (0.9 if m < 5 else 0.92)
+
+
+@pytest.mark.parametrize("m", [5, 20])
+def test_a_clustered_share_is_covered_where_a_plain_one_is_not(m: int) -> None:
+    """Agreement of 0.95 on average, beta-distributed over documents."""
+    rng = np.random.default_rng(m)
+    own = plain = 0
+    for _ in range(1000):
+        tokens = rng.integers(300, 700, m)
+        equal = rng.binomial(tokens, rng.beta(95, 5, m))
+        found = stats.clustered_share(equal.tolist(), tokens.tolist(), range(m))
+        assert found.interval is not None
+        own += found.interval[0] <= 0.95 <= found.interval[1]
+        low, high = stats.wilson(int(equal.sum()), int(tokens.sum()))
+        plain += low <= 0.95 <= high
+    assert own / 1000 >= 0.92
+    assert plain / 1000 < 0.75
+
+
+@pytest.mark.parametrize(("b", "c"), [(0.02, 0.02), (0.04, 0.02), (0.002, 0.002)])
+def test_the_paired_difference_is_covered(b: float, c: float) -> None:
+    rng = np.random.default_rng(1)
+    counts = rng.multinomial(1346, [b, c, 1 - b - c], 4000)
+    intervals = [stats.paired_difference(int(x), int(y), 1346) for x, y, _ in counts]
+    assert sum(low <= b - c <= high for low, high in intervals) / 4000 >= 0.94

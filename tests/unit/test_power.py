@@ -1,0 +1,180 @@
+"""What so much data decides: p-values against scipy and statsmodels, detectable effects against simulation, Holm by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from kvbench import stats
+from kvbench.multiplicity import holm
+from kvbench.power import Spread, needed
+
+
+def test_holm_by_hand() -> None:
+    """0.01 x 4, 0.02 x 3, 0.03 x 2, 0.5 x 1; the order of the input stays."""
+    assert holm([0.03, 0.01, 0.5, 0.02]) == pytest.approx([0.06, 0.04, 0.5, 0.06])
+    assert holm([0.04, 0.04]) == [0.08, 0.08]
+    assert holm([0.02]) == [0.02]
+    assert holm([]) == []
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_holm_never_makes_a_p_value_smaller_nor_changes_their_order(p_values: list[float]) -> None:
+    found = holm(p_values)
+    assert all(p <= adjusted <= 1 for p, adjusted in zip(p_values, found, strict=True))
+    assert [found[i] for i in sorted(range(len(found)), key=p_values.__getitem__)] == sorted(found)
+
+
+def test_holm_is_statsmodels() -> None:
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    draw = np.random.default_rng(0)
+    for m in (1, 2, 7, 40):
+        p_values = (draw.random(m) ** 3).tolist()
+        assert holm(p_values) == pytest.approx(list(multitest.multipletests(p_values, 0.05, "holm")[1]))
+
+
+def test_mcnemar_and_wilson_are_statsmodels() -> None:
+    tables = pytest.importorskip("statsmodels.stats.contingency_tables")
+    proportion = pytest.importorskip("statsmodels.stats.proportion")
+    for b, c in ((0, 0), (1, 7), (30, 34), (3, 3)):
+        assert stats.mcnemar_p(b, c) == pytest.approx(tables.mcnemar([[50, b], [c, 9]], exact=True).pvalue)
+    for k, n in ((0, 24), (24, 24), (2038, 2048), (37, 90)):
+        assert stats.wilson(k, n) == pytest.approx(
+            proportion.proportion_confint(k, n, method="wilson"), abs=1e-12
+        )
+
+
+def test_a_t_interval_within_a_margin_is_the_two_one_sided_tests_of_statsmodels() -> None:
+    """TOST at 2.5% each rejects exactly where the margin is at least `equivalence_margin`."""
+    weightstats = pytest.importorskip("statsmodels.stats.weightstats")
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        native = rng.normal(3, 1, 12)
+        own = native + rng.normal(0.1, 0.3, 12)
+        found = stats.clustered_ratio((own - native).tolist(), [1.0] * 12, range(12))
+        assert found.interval is not None
+        margin = stats.equivalence_margin(found.interval)
+        for factor, rejects in ((0.99, False), (1.01, True)):
+            p = weightstats.ttost_paired(own, native, -margin * factor, margin * factor)[0]
+            assert (p < 0.025) == rejects
+
+
+def test_cluster_robust_errors_are_those_of_a_regression() -> None:
+    """A weighted mean as a regression on a constant, errors clustered: CR0 times m / (m - 1), t with m - 1 degrees."""
+    api = pytest.importorskip("statsmodels.regression.linear_model")
+    rng = np.random.default_rng(4)
+    owners = np.repeat(np.arange(7), 5)
+    tokens = rng.integers(50, 512, 35)
+    change = rng.normal(0, 0.01, 7)[owners] + rng.normal(0, 0.02, 35)
+    model = api.WLS(change, np.ones(35), weights=tokens)
+    fit = model.fit(cov_type="cluster", cov_kwds={"groups": owners, "use_correction": False})
+    found = stats.clustered_ratio((change * tokens).tolist(), tokens.tolist(), owners.tolist())
+    assert found.interval is not None
+    half = float(scipy_stats.t.ppf(0.975, 6) * fit.bse[0] * math.sqrt(7 / 6))
+    assert found.value == pytest.approx(float(fit.params[0]))
+    assert (found.interval[1] - found.interval[0]) / 2 == pytest.approx(half)
+
+
+# p-values
+
+
+def test_the_p_value_of_a_t_interval_is_the_t_tests() -> None:
+    values = [0.4, -0.1, 0.7, 0.3, 0.2, 0.5]
+    found = stats.clustered_ratio(values, [1.0] * 6, range(6))
+    assert found.interval is not None
+    spread = Spread(found.value, *found.interval, "pt", found.units)
+    for limit in (0.0, -0.5, 1.0, 0.3):
+        assert spread.p_value(limit) == pytest.approx(scipy_stats.ttest_1samp(values, limit).pvalue)
+
+
+def test_the_p_value_of_a_share_is_the_score_tests() -> None:
+    low, high = stats.wilson(30, 40)
+    spread = Spread(0.75, low, high, "share")
+    z = (0.75 - 0.9) / math.sqrt(0.9 * 0.1 / 40)
+    assert spread.p_value(0.9) == pytest.approx(2 * scipy_stats.norm.cdf(z))
+
+
+@pytest.mark.parametrize("unit", ["pt", "%", "ratio", "nat", "share"])
+@pytest.mark.parametrize("units", [None, 2, 5, 60])
+def test_at_an_end_of_the_interval_the_p_value_is_5_percent(unit: str, units: int | None) -> None:
+    low, high = stats.wilson(30, 40) if unit == "share" else (0.6, 1.1)
+    spread = Spread(0.75, low, high, unit, units)
+    assert spread.p_value(low) == pytest.approx(0.05)
+    assert spread.p_value(high) == pytest.approx(0.05)
+    assert spread.p_value(0.75) == 1
+    assert spread.p_value(high * 1.05 if high < 0.95 else 1.2) < 0.05 or unit == "share"
+
+
+def test_an_interval_without_width_leaves_no_doubt() -> None:
+    for unit in ("pt", "%", "ratio", "nat"):
+        spread = Spread(
+            0.0 if unit != "ratio" else 1.0, *([0.0, 0.0] if unit != "ratio" else [1.0, 1.0]), unit, 5
+        )
+        assert spread.p_value(0.5) == 0
+        assert spread.detectable(0.5, above=False) == pytest.approx(0, abs=1e-12)
+
+
+# minimum detectable effects
+
+
+def test_the_detectable_effect_of_points_is_2_8_standard_errors() -> None:
+    spread = Spread(0.1, 0.1 - 1.959964, 0.1 + 1.959964, "pt")
+    assert spread.detectable(-5, above=True) == pytest.approx(1.959964 + 0.841621, rel=1e-6)
+    few = Spread(0.1, 0.1 - 12.7062, 0.1 + 12.7062, "pt", 2)  # t with 1 degree of freedom
+    assert few.detectable(-5, above=True) == pytest.approx(12.7062 + 1.3764, rel=1e-4)
+
+
+def test_the_detectable_effect_of_a_ratio_is_on_the_logarithm() -> None:
+    half = 0.01 * 1.959964
+    spread = Spread(1.0, math.exp(-half), math.exp(half), "ratio")
+    assert spread.detectable(1.02, above=False) == pytest.approx(1.02 * (1 - math.exp(-0.02801585)), rel=1e-5)
+
+
+def test_80_percent_of_samples_decide_a_detectable_share() -> None:
+    """At 0.95 of 2,000 tokens; the samples are drawn at limit plus effect."""
+    low, high = stats.wilson(1940, 2000)
+    effect = Spread(0.97, low, high, "share").detectable(0.95, above=True)
+    drawn = np.random.default_rng(0).binomial(2000, 0.95 + effect, 4000)
+    assert sum(stats.wilson(int(k), 2000)[0] > 0.95 for k in drawn) / 4000 == pytest.approx(0.8, abs=0.03)
+
+
+def test_80_percent_of_samples_decide_a_detectable_difference() -> None:
+    """Of 14,042 questions 3% turn right and 3% wrong: the effect that such a sample says it detects is found by 80% of samples."""
+    low, high = stats.paired_difference(421, 421, 14_042)
+    effect = Spread(0.0, 100 * low, 100 * high, "pt").detectable(-1.0, above=True) / 100
+    b, c = 0.03 + (effect - 0.01) / 2, 0.03 - (effect - 0.01) / 2
+    drawn = np.random.default_rng(0).multinomial(14_042, [b, c, 1 - b - c], 3000)
+    won = sum(stats.paired_difference(int(x), int(y), 14_042)[0] > -0.01 for x, y, _ in drawn)
+    assert won / 3000 == pytest.approx(0.8, abs=0.03)
+
+
+def test_no_share_is_far_enough_from_1() -> None:
+    low, high = stats.wilson(24, 24)
+    assert Spread(1.0, low, high, "share").detectable(1.0, above=True) == math.inf
+    assert Spread(1.0, low, high, "share").detectable(0.95, above=True) == math.inf
+    assert Spread(1.0, low, high, "share").detectable(0.75, above=True) == pytest.approx(0.2083, abs=1e-3)
+
+
+def test_needed_is_the_square_of_what_is_missing() -> None:
+    assert needed(1346, 1.5, 0.5) == 1346 * 9
+    assert needed(100, 0.1, 0.5) == 4
+    assert needed(None, 1.0, 1.0) is None
+    assert needed(100, 1.0, 0.0) is None
+    assert needed(100, 1.0, 1e-300) is None
+    assert needed(100, 0.0, 0.0) is None
+    assert needed(100, math.inf, 0.5) is None
+
+
+@settings(deadline=None)
+@given(st.floats(0.01, 5), st.floats(0.1, 10), st.integers(2, 100))
+def test_four_times_the_samples_detect_half_the_effect(half: float, limit: float, units: int) -> None:
+    wide = Spread(0.0, -half, half, "pt").detectable(limit, above=False)
+    narrow = Spread(0.0, -half / 2, half / 2, "pt").detectable(limit, above=False)
+    assert narrow == pytest.approx(wide / 2)
+    assert Spread(0.0, -half, half, "pt", units).detectable(limit, above=False) > half
