@@ -111,7 +111,9 @@ def _fault(spec: Spec, record: Record, allow_fallback: bool) -> tuple[str, str]:
         lost = [
             f"{level.name}: {level.sentence}" for level in evidence.levels if level.state == evidence.state
         ]
-        reason = " ".join(lost) if lost and evidence.state != VERIFIED else "No level of evidence says why."
+        reason = f"The engine was made for {effective}: the decision did not reach the engine."
+        if lost and evidence.state != VERIFIED:
+            reason = " ".join(lost)
         state = evidence.state if evidence.state != VERIFIED else "mismatch"
         return f"{state}: {resolved} was resolved, the evidence shows {effective}. {reason}", ""
     if record.decision["weights"]["resolved"] != "native":

@@ -22,6 +22,7 @@ from kvbench.engine.core import Engine
 from kvbench.engine.evidence import examine
 from kvbench.engine.layerprobe import probe_layers
 from kvbench.engine.load import LoadedModel, load_model
+from kvbench.engine.pageprobe import probe_pages
 from kvbench.engine.probes import probe_prefill, probe_values
 from kvbench.engine.weightprobe import probe_weights
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
@@ -71,6 +72,7 @@ class Session:
 
             self._probes[key] = (
                 probe_layers(make, len(model.layers), spec["page_size"]),
+                probe_pages(make, spec["page_size"]),
                 probe_prefill(make, len(model.layers)),
                 probe_values(make, spec["page_size"]),
             )
