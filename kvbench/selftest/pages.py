@@ -68,6 +68,8 @@ def shadow() -> Broken:
                 allocate_layer(KV_FORMATS["native"], shape, made.page_size, made.num_pages, made.native_dtype, made.device)
                 for shape in made.shapes
             ]
+            for pages in vars(made)["shadow"]:
+                pages.k.zero_(), pages.v.zero_()
         found: list[LayerPages] = vars(made)["shadow"]
         return found
 
@@ -94,11 +96,11 @@ FAULTS: dict[str, Fault] = {
         "int8_sym", never_renewed, r"layer 0 K: the stored scale of token 0, head 0, page \d+ is"),
     "page_table_rows_exchanged": Fault(
         "Sequences of a batch have each other's page tables.",
-        "int8_sym", rows_exchanged, r"does not read its page \d"),
+        "int8_sym", rows_exchanged, r"sequence 0 reads page \d+, which is page \d of sequence 1"),
     "pages_of_a_sequence_exchanged": Fault(
         "The first two pages of a sequence change places.",
         "int8_sym", columns_exchanged, r"attention of layer \d is not finite: it reads a page slot|layer \d differs"),
     "native_shadow_is_read": Fault(
         "Attention reads a native copy of K and V, and the quantized pages are for show.",
-        "int8_sym", shadow, r"changing every stored K payload changes no logit.*layer 0: the stored K payload is not read"),
+        "int8_sym", shadow, r"E3-layers: .*layer 0: the stored K payload is not read"),
 }  # fmt: skip
