@@ -207,7 +207,9 @@ def _e2(engine: Engine) -> Level:
                 held_scales = None if live_scale is None else stored(store, live_scale, slots)
                 if held_scales is None or not same_bits(held_scales, reference.scales):
                     other = f"all are those of {SIDES[1 - at].upper()}", due[1 - at].scales
-                    wrong.append(f"{where}: {_scale_fault(held_scales, reference.scales, other, slots // store.page_size)}")
+                    wrong.append(
+                        f"{where}: {_scale_fault(held_scales, reference.scales, other, slots // store.page_size)}"
+                    )
             codes = stored(store, getattr(pages, side), slots)
             if not same_bits(codes, reference.codes):
                 wrong.append(f"{where}: {_code_fault(codes, reference.codes, slots // store.page_size)}")
@@ -246,9 +248,13 @@ def _scale_fault(held: Tensor | None, due: Tensor, other: tuple[str, Tensor | No
         "all are those of another token": due.roll(1, 0),
         "all are half of it": due / 2,
     }
-    cause = next((f"; {name}" for name, scales in known.items() if scales is not None and same_bits(held, scales)), "")
-    if held.dtype == due.dtype == torch.float16 and set((due.view(torch.int16) - held.view(torch.int16)).unique().tolist()) <= {0, 1}:
-        cause = "; all are it or the next number below it: rounded down"
+    cause = next(
+        (f"; {name}" for name, scales in known.items() if scales is not None and same_bits(held, scales)), ""
+    )
+    if held.dtype == due.dtype == torch.float16:
+        steps = due.view(torch.int16) - held.view(torch.int16)
+        if bool(((steps == 0) | (steps == 1)).all()):
+            cause = "; all are it or the FP16 number below it: rounded down"
     return (
         f"the stored scale of token {token}, head {head}, page {page[token].item()} is {held[token, head].item():.6g}, "
         f"the reference {due[token, head].item():.6g}{cause}"
@@ -258,8 +264,10 @@ def _scale_fault(held: Tensor | None, due: Tensor, other: tuple[str, Tensor | No
 def _code_fault(held: Tensor, due: Tensor, page: Tensor) -> str:
     """The first code that differs. held, due [N, H, D]; page [N]."""
     said = "stored codes differ from the reference quantizer"
+    if held.shape != due.shape or held.dtype != due.dtype:
+        return said
     at = (held.float() != due.float()).nonzero()
-    if held.shape != due.shape or held.dtype != due.dtype or not len(at):
+    if not len(at):
         return said
     token, head, element = at[0].tolist()
     first = f"{held[token, head, element].item():.6g} is stored for {due[token, head, element].item():.6g}"

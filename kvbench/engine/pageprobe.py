@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,9 +21,9 @@ def probe_pages(make: Make, page_size: int) -> Level:
     """Two sequences of several pages decode together, once for each page, whose codes are changed in every layer: the sequence
     that owns the page must move, the other must not. The pages of nobody must move neither.
     """
-    engine = make(3, LONGEST)
-    store = engine.store
-    count = min(2 * page_size + 2, LONGEST, engine.model.facts.max_context or LONGEST)
+    count = min(2 * page_size + 2, LONGEST)
+    engine = make(3, count)
+    store, count = engine.store, min(count, engine.model.facts.max_context or count)
     for pages in store.layers:  # memory is not initialised, and NaN would hide which page it was read from
         for tensor in pages.paged().values():
             tensor.zero_()
@@ -36,9 +38,15 @@ def probe_pages(make: Make, page_size: int) -> Level:
 
     reference = decode()
     if not reference.isfinite().all():
-        return Level("E3-pages", MISMATCH, "The probe's logits are not finite, so nothing can be told from them.")
+        return Level(
+            "E3-pages", MISMATCH, "The probe's logits are not finite, so nothing can be told from them."
+        )
     bound = SHARED * reference.abs().amax(-1)
-    owned = {page: (at, column) for at, row in enumerate(store.tables(seqs).tolist()) for column, page in enumerate(row)}
+    owned = {
+        page: (at, column)
+        for at, row in enumerate(store.tables(seqs).tolist())
+        for column, page in enumerate(row)
+    }
     faults = []
     for page in range(store.num_pages):
         moved = (_decoded_with(engine, page, decode) - reference).abs().amax(-1).nan_to_num(nan=float("inf"))
@@ -47,18 +55,25 @@ def probe_pages(make: Make, page_size: int) -> Level:
         if owner is None:
             faults += [f"sequence {at} reads page {page}, which belongs to none" for at in stranger]
             continue
-        faults += [f"sequence {at} reads page {page}, which is page {column} of sequence {owner}" for at in stranger]
-        if not stranger and _visible(engine, (column + 1) * page_size, count) and not moved[owner] > 10 * moved[1 - owner]:
+        faults += [
+            f"sequence {at} reads page {page}, which is page {column} of sequence {owner}" for at in stranger
+        ]
+        if (
+            not stranger
+            and _visible(engine, (column + 1) * page_size, count)
+            and not moved[owner] > 10 * moved[1 - owner]
+        ):
             faults.append(f"sequence {owner} does not read its page {column} (page {page} of the store)")
     facts = {"pages": store.num_pages, "faults": len(faults), "first_faults": faults[:4]}
     if faults:
         sentence = f"Pages are not read as the table has them: {faults[0]}{and_more(faults)}."
         return Level("E3-pages", MISMATCH, sentence, facts)
-    sentence = f"Each of {len(owned)} pages is read by the sequence that owns it, and by no other; {store.num_pages - len(owned)} free ones by none."
+    free = store.num_pages - len(owned)
+    sentence = f"Each of {len(owned)} pages is read by the sequence that owns it alone, and {free} free ones by none."
     return Level("E3-pages", VERIFIED, sentence, facts)
 
 
-def _decoded_with(engine: Engine, page: int, decode: object) -> Tensor:
+def _decoded_with(engine: Engine, page: int, decode: Callable[[], Tensor]) -> Tensor:
     """Logits of a decode step while a page holds other codes in every layer."""
     kept = []
     for pages in engine.store.layers:
@@ -66,8 +81,7 @@ def _decoded_with(engine: Engine, page: int, decode: object) -> Tensor:
             live: Tensor = getattr(pages, side)
             kept.append((live, live[page].clone()))
             live[page] = changed(live[page])
-    assert callable(decode)
-    logits: Tensor = decode()
+    logits = decode()
     for live, old in kept:
         live[page] = old
     return logits

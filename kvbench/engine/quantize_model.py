@@ -51,7 +51,15 @@ def quantize_model(model: nn.Module, name: str) -> WeightFacts:
         shares[module_name] = share_of_bound(linear.weight, layer.weight, layer.weight_scale_inv)
         model.set_submodule(module_name, layer)
         del linear  # its weight goes before the next one is quantized
-    return WeightFacts("fp8_block128", ON_LOAD, converted, samples=tuple(samples), checksums=checksums, native=native, shares=shares)
+    return WeightFacts(
+        "fp8_block128",
+        ON_LOAD,
+        converted,
+        samples=tuple(samples),
+        checksums=checksums,
+        native=native,
+        shares=shares,
+    )
 
 
 def _routes(module_name: str) -> bool:

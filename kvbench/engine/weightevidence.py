@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 
 from kvbench.decision import Decision
@@ -161,8 +160,14 @@ def _outside(model: nn.Module) -> Iterator[str]:
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     apart = ("_parameters", "_buffers", "_modules", "ahead", "group")
     for name, module in model.named_modules():
-        for attribute, value in vars(module).items() if smallest and not isinstance(module, Fp8Linear) else ():
-            found = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(value)} if attribute not in apart else {}
+        for attribute, value in (
+            vars(module).items() if smallest and not isinstance(module, Fp8Linear) else ()
+        ):
+            found = (
+                {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(value)}
+                if attribute not in apart
+                else {}
+            )
             held = sum(size for at, size in found.items() if at not in own)
             if held >= smallest:
                 yield f"{name or 'the model'} holds {held} B outside its parameters, in {attribute}: weights a second time"
@@ -206,9 +211,15 @@ def source_level(loaded: LoadedModel) -> Level:
         if loaded.weights.checksums.get(name) != checksum(module.weight.data, module.weight_scale_inv.data):
             wrong.append(f"{name}: codes or scales are not those that the layer was loaded with")
         if (share := loaded.weights.shares.get(name, 0.0)) > 1:
-            wrong.append(f"{name}: stored values were made up to {share:.3g} times E4M3's rounding from the native weight")
+            wrong.append(
+                f"{name}: stored values were made up to {share:.3g} times E4M3's rounding from the native weight"
+            )
     native = native_checksums(loaded.model, modules)
-    changed = [name for name in {**loaded.weights.native, **native} if loaded.weights.native.get(name) != native.get(name)]
+    changed = [
+        name
+        for name in {**loaded.weights.native, **native}
+        if loaded.weights.native.get(name) != native.get(name)
+    ]
     wrong += [f"{name}, which is native, is not what was loaded" for name in changed]
     facts = {
         "samples": len(samples), "checksums": len(loaded.weights.checksums), "native": len(native),

@@ -30,6 +30,7 @@ CELLS: dict[str, tuple[str, ...]] = {
     "fp8_e4m3": ("axes={kv_format: [int8_sym, fp8_e4m3]}",),
     "fp8_weights": ("model.source=tiny-wide", "axes={kv_format: [int8_sym], weights: [fp8_block128]}"),
     "fp8_biases": ("model.source=tiny-qwen2", "axes={kv_format: [int8_sym], weights: [fp8_block128]}"),
+    "long_context": ("engine.context=100",),
     "cuda": ("engine.device=cuda", "engine.backend=triton", "engine.dtype=bfloat16", "engine.decode=graph"),
 }
 

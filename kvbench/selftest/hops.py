@@ -11,7 +11,8 @@ from unittest.mock import patch
 from kvbench import expand as expanding
 from kvbench import matrix, session, worklist
 from kvbench.cells import Task
-from kvbench.decision import Decision, Request
+from kvbench.decision import Decision, Request, request_of
+from kvbench.decision import resolve as decide
 from kvbench.engine import core, store
 from kvbench.engine.core import Engine
 from kvbench.engine.layer import LayerPages, allocate_layer
@@ -41,15 +42,12 @@ def task_without_format() -> Broken:
 
 
 def request_without_format() -> Broken:
-    honest = session.request_of
-    return patch.object(session, "request_of", lambda spec: replace(honest(spec), kv_format="native"))
+    return patch.object(session, "request_of", lambda spec: replace(request_of(spec), kv_format="native"))
 
 
 def native_decided() -> Broken:
-    honest = session.resolve
-
     def resolve(request: Request, facts: Any) -> Decision:
-        decision = honest(request, facts)
+        decision = decide(request, facts)
         return replace(decision, kv_format=replace(decision.kv_format, resolved="native"))
 
     return patch.object(session, "resolve", resolve)
@@ -87,7 +85,9 @@ def _native_like(made: PagedKVStore, layer: int) -> LayerPages:
 
 
 def model_without_format() -> Broken:
-    return patch.object(session, "load_model", lambda spec, *rest: load_model({**spec, "weights": "native"}, *rest))
+    return patch.object(
+        session, "load_model", lambda spec, *rest: load_model({**spec, "weights": "native"}, *rest)
+    )
 
 
 def native_arm_quantized() -> Broken:
@@ -100,10 +100,9 @@ def baseline_quantized() -> Broken:
 
 def baseline_record_quantized() -> Broken:
     """Baseline tasks are measured with the format of their candidates; those have it anyway."""
-    honest = session.resolve
 
     def resolve(request: Request, facts: Any) -> Decision:
-        decision = honest(request, facts)
+        decision = decide(request, facts)
         return replace(decision, kv_format=replace(decision.kv_format, resolved="int8_sym"))
 
     return patch.object(session, "resolve", resolve)

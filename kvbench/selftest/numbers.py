@@ -10,13 +10,13 @@ from unittest.mock import patch
 
 from kvbench import metrics
 from kvbench.derive.value import Value
-from kvbench.runners import latency
+from kvbench.runners import latency, timing
 from kvbench.runners.context import Context, Measurement
 from kvbench.selftest.fault import Fault
 
 Broken = AbstractContextManager[Any]
 
-_RUN, _MEASURE = latency.run, latency.measure
+_RUN = latency.run
 
 
 def native_measured() -> Broken:
@@ -53,7 +53,7 @@ def labels_swapped() -> Broken:
 
     def measure(arms: Sequence[tuple[str, Any]], **keys: Any) -> Any:
         swapped = [(other[label], arm) for label, arm in arms] if len(arms) == 2 else arms
-        return _MEASURE(swapped, **keys)
+        return timing.measure(swapped, **keys)
 
     return patch.object(latency, "measure", measure)
 
@@ -70,7 +70,9 @@ def nan(metric: str) -> Callable[[], Broken]:
 
 def no_metric() -> Broken:
     honest = metrics.DERIVE["latency"]
-    return patch.dict(metrics.DERIVE, latency=lambda *rest: (v for v in honest(*rest) if v.metric != "itl_ms"))
+    return patch.dict(
+        metrics.DERIVE, latency=lambda *rest: (v for v in honest(*rest) if v.metric != "itl_ms")
+    )
 
 
 FAULTS: dict[str, Fault] = {
@@ -91,7 +93,7 @@ FAULTS: dict[str, Fault] = {
         "The times of the baseline stand under the candidate's name, and the other way round.",
         "int8_sym", labels_swapped, r"times of arm \w+ are of a request with kv_format \w+, and it is due with", silent=False),
     "metric_nan": Fault(
-        "A metric comes out as NaN.", "int8_sym", nan("itl_ms"), r"itl_ms .* is nan, which cannot be", silent=False),
+        "A metric comes out as NaN.", "int8_sym", nan("itl_ms"), r"itl_ms .* is nan ms, which cannot be", silent=False),
     "paired_metric_nan": Fault(
         "A comparison with the baseline comes out as NaN.",
         "int8_sym", nan("itl_ratio"), r"itl_ratio .* is nan, which cannot be", silent=False),

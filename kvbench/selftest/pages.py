@@ -50,7 +50,9 @@ def never_renewed() -> Broken:
     """A slot that was written once keeps what it holds: a page that is used again shows its old content."""
 
     def write(fmt: str, k: Tensor, v: Tensor, slots: Tensor, k_pages: Tensor, *rest: Any) -> None:
-        full = vars(k_pages).setdefault("full", torch.zeros(len(k_pages) * k_pages.shape[2], dtype=torch.bool))
+        full = vars(k_pages).setdefault(
+            "full", torch.zeros(len(k_pages) * k_pages.shape[2], dtype=torch.bool)
+        )
         fresh = torch.where(full[slots], -1, slots)
         full[slots] = True
         paged_write_torch(fmt, k, v, fresh, k_pages, *rest)
@@ -65,7 +67,14 @@ def shadow() -> Broken:
     def copies(made: PagedKVStore) -> list[LayerPages]:
         if not hasattr(made, "shadow"):
             vars(made)["shadow"] = [
-                allocate_layer(KV_FORMATS["native"], shape, made.page_size, made.num_pages, made.native_dtype, made.device)
+                allocate_layer(
+                    KV_FORMATS["native"],
+                    shape,
+                    made.page_size,
+                    made.num_pages,
+                    made.native_dtype,
+                    made.device,
+                )
                 for shape in made.shapes
             ]
             for pages in vars(made)["shadow"]:

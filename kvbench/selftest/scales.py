@@ -25,7 +25,9 @@ def fixed(value: float) -> Callable[[], Broken]:
 
 def bits(change: Callable[[Tensor], Tensor]) -> Callable[[], Broken]:
     """FP16 scales whose bits, as int16, are changed."""
-    return after_write(each_side(lambda side: side.put_scales(change(side.scales.view(torch.int16)).view(torch.float16))))
+    return after_write(
+        each_side(lambda side: side.put_scales(change(side.scales.view(torch.int16)).view(torch.float16)))
+    )
 
 
 def stale() -> Broken:
@@ -60,7 +62,9 @@ def as_bf16(side: Side) -> None:
 def reading(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[], Broken]:
     """An inject: the pages' K and V scales [pages, H, page_size] are changed on their way to attention."""
 
-    def gather(fmt: str, k: Tensor, v: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, *rest: Any) -> Any:
+    def gather(
+        fmt: str, k: Tensor, v: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, *rest: Any
+    ) -> Any:
         if k_scale is not None and v_scale is not None:
             k_scale, v_scale = change(k_scale, v_scale)
         return paged_gather_torch(fmt, k, v, k_scale, v_scale, *rest)

@@ -6,14 +6,17 @@ probes taken anew for each, so nothing of one fault reaches the next.
 
 from __future__ import annotations
 
+import gc
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from kvbench import gate as gates
 from kvbench import matrix, metrics
@@ -30,7 +33,9 @@ HERE = Path(__file__).parent
 GATE = HERE / "gate.yaml"
 CLEAN = nullcontext
 
+# Of a run with a fault; and of one without.
 CAUGHT, MISSED, SKIPPED = "caught", "missed", "skipped"
+PASSED, FAILED = "passed", "failed"
 
 # What stands before the sentence of a level of evidence.
 _LEVEL = re.compile(r"\b(E\d(?:-\w+)?|native-arm): ")
@@ -38,7 +43,7 @@ _LEVEL = re.compile(r"\b(E\d(?:-\w+)?|native-arm): ")
 
 @dataclass(frozen=True)
 class Result:
-    """Of one run. status: caught, missed or skipped; of a clean run, caught means that a check failed.
+    """Of one run. status: caught, missed or skipped; of a run without a fault passed, failed or skipped.
 
     by: the level of evidence, or the check, whose sentence names the cause; exit_code: of the verdict, None where there is none;
     sentence: what named the cause; of a missed fault, what was said instead; why it was skipped.
@@ -50,6 +55,11 @@ class Result:
     exit_code: int | None
     sentence: str
     seconds: float
+
+    def line(self) -> str:
+        """`caught  scale_zero  E2, 1.2 s`; a missed or skipped one with the reason."""
+        said = "" if self.status in (CAUGHT, PASSED) else f": {self.sentence}"
+        return f"{self.status:8}{self.name:54}{self.by + ', ' if self.by else ''}{self.seconds:.1f} s{said}"
 
 
 @dataclass(frozen=True)
@@ -71,22 +81,26 @@ class Score:
     @property
     def exit_code(self) -> int:
         """0 when every clean run passes and every fault that can run was caught, of at least one; else 1."""
-        sound = all(r.exit_code == 0 for r in self.clean if r.status != SKIPPED)
+        sound = all(r.status != FAILED for r in self.clean)
         return 0 if sound and self.caught == self.of > 0 else 1
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "caught": self.caught, "of": self.of, "exit_code": self.exit_code}
 
-    def as_text(self) -> str:
+    def last_line(self) -> str:
         skipped = len(self.faults) - self.of
         beside = f", {skipped} skipped" if skipped else ""
-        bad = [r.name for r in self.clean if r.exit_code not in (0, None)]
-        unsound = f"; but a run without a fault does not pass ({', '.join(bad)}), so nothing counts" if bad else ""
+        bad = [r.name for r in self.clean if r.status == FAILED]
+        unsound = (
+            f"; but a run without a fault does not pass ({', '.join(bad)}), so nothing counts" if bad else ""
+        )
         return f"caught {self.caught} of {self.of}{beside}{unsound}"
 
 
 def run_suite(
-    faults: Mapping[str, Fault], chosen: Iterable[str] = (), say: Callable[[Result], None] = lambda result: None
+    faults: Mapping[str, Fault],
+    chosen: Iterable[str] = (),
+    say: Callable[[Result], None] = lambda result: None,
 ) -> Score:
     """Run the chosen faults (all where none is), after a clean run of each cell that they need; say(result) after each.
 
@@ -96,13 +110,30 @@ def run_suite(
     if unknown := [name for name in names if name not in faults]:
         raise UsageError(f"There is no fault {unknown[0]!r}; choose from {', '.join(faults)}.")
     clean, results = [], []
-    for cell in dict.fromkeys(faults[name].cell for name in names):
-        clean.append(clean_run(cell))
-        say(clean[-1])
-    for name in names:
-        results.append(fault_run(name, faults[name]))
-        say(results[-1])
+    with quick():
+        for cell in dict.fromkeys(faults[name].cell for name in names):
+            clean.append(clean_run(cell))
+            say(clean[-1])
+        for name in names:
+            results.append(fault_run(name, faults[name]))
+            say(results[-1])
     return Score(tuple(clean), tuple(results))
+
+
+@contextmanager
+def quick() -> Iterator[None]:
+    """One thread, since tiny operations wait for the slowest of several; and what is there already is left out of garbage
+    collections, which a run makes many of. A run takes half of the time.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        torch.set_num_threads(threads)
 
 
 def clean_run(cell: str) -> Result:
@@ -113,7 +144,8 @@ def clean_run(cell: str) -> Result:
     started = time.perf_counter()
     verdict = judged(cell, CLEAN)
     wrong = _wrong(verdict)
-    status, sentence = (CAUGHT, wrong[0].sentence) if wrong else (MISSED, "every check passed")
+    status = FAILED if verdict.exit_code else PASSED
+    sentence = wrong[0].sentence if wrong else "every check passed"
     return Result(name, status, "", verdict.exit_code, sentence, time.perf_counter() - started)
 
 
@@ -135,7 +167,9 @@ def fault_run(name: str, fault: Fault) -> Result:
     for outcome in wrong:
         if (found := re.search(fault.says, outcome.sentence)) and verdict.exit_code:
             levels = _LEVEL.findall(outcome.sentence[: found.end()])
-            return result(CAUGHT, levels[-1] if levels else outcome.check, verdict.exit_code, outcome.sentence)
+            return result(
+                CAUGHT, levels[-1] if levels else outcome.check, verdict.exit_code, outcome.sentence
+            )
     said = f"nothing says {fault.says!r}: {wrong[0].sentence}" if wrong else "every check passed"
     return result(MISSED, "", verdict.exit_code, said)
 
@@ -145,9 +179,7 @@ def judged(cell: str, inject: Callable[[], AbstractContextManager[Any]], gate: P
     with tempfile.TemporaryDirectory(prefix="kvbench-selftest-") as folder:
         run_dir, here = RunDir(Path(folder)), host()
         with inject():
-            loaded = matrix.load(
-                HERE / "matrix.yaml", CELLS[cell], host=here, fingerprint_model=fingerprint
-            )
+            loaded = matrix.load(HERE / "matrix.yaml", CELLS[cell], host=here, fingerprint_model=fingerprint)
             run(loaded, run_dir, here.environment, ["kvbench", "selftest"], Quiet(), None, "all")
             manifest, records = run_dir.manifest(), list(run_dir.records())
             rows = metrics.derive(manifest, records)
@@ -173,3 +205,15 @@ def _lacking(cell: str) -> str:
 
 def _wrong(verdict: Verdict) -> Sequence[Outcome]:
     return [outcome for outcome in verdict.outcomes if outcome.status != PASS]
+
+
+def listing(faults: Mapping[str, Fault], holes: Mapping[str, Fault]) -> list[dict[str, Any]]:
+    """Each fault and hole: its name, what it breaks, the cell, whether it is silent, and a line of text."""
+    return [
+        {
+            "name": name, "kind": kind, "breaks": fault.breaks, "cell": fault.cell, "silent": fault.silent,
+            "line": f"{kind:6}{name:54}{fault.breaks}",
+        }
+        for kind, table in (("fault", faults), ("hole", holes))
+        for name, fault in table.items()
+    ]  # fmt: skip

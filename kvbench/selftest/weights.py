@@ -21,11 +21,12 @@ from kvbench.selftest.fault import Fault
 from kvbench_kernels import fp8_linear
 from kvbench_kernels.blockwise import dequantize_blocks, fp8_dequantize_matmul_torch
 from kvbench_kernels.launches import launched
+from kvbench_kernels.launches import product as product_of
 
 Broken = AbstractContextManager[Any]
 
 
-def after_load(change: Callable[[LoadedModel], None]) -> Callable[[], Broken]:
+def after_load(change: Callable[[LoadedModel], object]) -> Callable[[], Broken]:
     """An inject: `change` is made to every model with FP8 weights when it has been loaded."""
 
     def loading(*rest: Any) -> LoadedModel:
@@ -50,7 +51,7 @@ def dequantized() -> Broken:
         for module_name, module in fp8_modules(model).items():
             plain = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
             plain.weight.data = dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
-            plain.bias = module.bias
+            plain.register_parameter("bias", module.bias)
             model.set_submodule(module_name, plain.requires_grad_(False))
         return facts
 
@@ -80,7 +81,7 @@ def shadow(loaded: LoadedModel) -> None:
     copy = dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
 
     def forward(x: Tensor) -> Tensor:
-        with fp8_linear.product(x.numel() // x.shape[-1], *copy.shape):
+        with product_of(x.numel() // x.shape[-1], *copy.shape):
             launched("fp8_dequantize_matmul_torch")
         return nn.functional.linear(x, copy)
 

@@ -47,7 +47,9 @@ class Side:
 
     def put_scales(self, scales: Tensor | float) -> None:
         if self.scale is not None and self.scale.ndim > 1:
-            self.scale[self.page, :, self.offset] = scales if isinstance(scales, float) else scales.to(self.scale.dtype)
+            self.scale[self.page, :, self.offset] = (
+                scales if isinstance(scales, float) else scales.to(self.scale.dtype)
+            )
 
 
 Change = Callable[[tuple[Side, Side]], None]
@@ -64,7 +66,10 @@ def after_write(change: Change, quantized: bool = True) -> Callable[[], Abstract
         if fmt != "native" or not quantized:
             page, offset = slots // k_pages.shape[2], slots % k_pages.shape[2]
             change(
-                (Side("k", k, page, offset, k_pages, k_scale, v_scale), Side("v", v, page, offset, v_pages, v_scale, k_scale))
+                (
+                    Side("k", k, page, offset, k_pages, k_scale, v_scale),
+                    Side("v", v, page, offset, v_pages, v_scale, k_scale),
+                )
             )
 
     return lambda: patch.object(store, "paged_write_torch", write)

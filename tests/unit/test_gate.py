@@ -75,7 +75,7 @@ def test_a_sound_run_passes() -> None:
     assert (verdict.exit_code, verdict.word) == (0, PASS)
     assert [o.check for o in verdict.outcomes] == ["precision", "precision", "plausible", RATIO.name]
     assert verdict.outcomes[1].sentence == (
-        "kv_format=int8_sym: int8_sym is requested, resolved and effective, verified by E1, E2, E3, E3-layers, E3-prefill, "
+        "kv_format=int8_sym: int8_sym is requested, resolved and effective, verified by E1, E2, E3, E3-layers, E3-pages, E3-prefill, "
         "E3-reads, E4, E5, E1-weights, E2-weights, E3-weights, E4-weights, E5-weights in storage."
     )
     last = verdict.outcomes[-1]
@@ -415,7 +415,7 @@ def test_a23_t3_impossible_perplexities_fail_without_any_check(mean_nll: float, 
 
 
 def timed(ratio: float, pairs: int = 2) -> MadeRun:
-    def arm(name: str, order: int, scale: float) -> dict[str, Any]:
+    def arm(name: str, order: int, scale: float, kv_format: str = "native") -> dict[str, Any]:
         gaps = [10.0 * scale] * 3
         return {
             "arm": name,
@@ -425,13 +425,14 @@ def timed(ratio: float, pairs: int = 2) -> MadeRun:
             "prefill_tokens": 9,
             "batch": 1,
             "new_tokens": 4,
+            "ran": {"kv_format": kv_format, "weights": "native", "computed_tokens": 512 + 15},
         }
 
     own = [
-        arm("candidate", 0, ratio),
+        arm("candidate", 0, ratio, "int8_sym"),
         arm("baseline", 1, 1.0),
         arm("baseline", 2, 1.0),
-        arm("candidate", 3, ratio),
+        arm("candidate", 3, ratio, "int8_sym"),
     ][: 2 * pairs]
     native = [arm("candidate", 0, 1.0), arm("candidate", 1, 1.0)]
     warm = [{"arm": "candidate", "ttft_ms": 99.0, "itl_ms": []}]
