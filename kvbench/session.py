@@ -79,7 +79,7 @@ class Session:
         return self._probes[key] + self._weight_probes(model, decision, spec, make)
 
     def _weight_probes(
-        self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any], make: Make
+        self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any], make: Make | None = None
     ) -> tuple[Level, ...]:
         """Of the very modules that are loaded now: a model that was loaded again is probed again."""
         key = content_hash([_model_key(spec), decision.gemm.resolved])

@@ -13,7 +13,8 @@ class Fault:
     """breaks: what is broken, in a sentence; cell: a name of `CELLS`; inject(): breaks the live code inside its `with`.
 
     says: a regular expression that a sentence of the verdict must match, so that whoever reads it knows what is broken.
-    silent: without the probes of evidence nothing shows it; False: it also shows in dtypes, bytes, decisions or values.
+    silent: without the probes of evidence, and without a check of the gate that asks for it, nothing shows it; False: it shows in
+    dtypes, bytes, decisions or values too.
     """
 
     breaks: str

@@ -20,10 +20,18 @@ Broken = AbstractContextManager[Any]
 
 
 def off_by_one() -> Broken:
+    """What the other page holds is made small numbers, since memory that nobody wrote may hold anything."""
+
+    def small(held: Tensor | None) -> Any:
+        floats = held is not None and held.is_floating_point() and held.element_size() > 1
+        return held.nan_to_num(1.0, 1.0, 1.0).clamp(-4, 4) if held is not None and floats else held
+
     def gather(
         fmt: str, k: Tensor, v: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, pages: Tensor, *rest: Any
     ) -> Any:  # fmt: skip
-        return paged_gather_torch(fmt, k, v, k_scale, v_scale, (pages + 1) % len(k), *rest)
+        return paged_gather_torch(
+            fmt, small(k), small(v), small(k_scale), small(v_scale), (pages + 1) % len(k), *rest
+        )
 
     return patch.object(store, "paged_gather_torch", gather)
 

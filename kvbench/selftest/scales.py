@@ -88,7 +88,8 @@ FAULTS: dict[str, Fault] = {
     "scale_one": Fault(
         "Every stored scale is 1.", "int8_sym", fixed(1.0), r"layer 0 K: the stored scale of token 0, head 0, page \d+ is 1,"),
     "scale_nan": Fault(
-        "Every stored scale is NaN.", "int8_sym", fixed(torch.nan), r"layer 0 K: the stored scale of token 0, head 0, page \d+ is nan"),
+        "Every stored scale is NaN.", "int8_sym", fixed(torch.nan),
+        r"layer 0 K: the stored scale of token 0, head 0, page \d+ is nan", silent=False),
     "scale_unwritten": Fault(
         "Scales are never written and keep what the memory held: here 7, as fresh memory may hold anything.",
         "int8_sym", fixed(7.0), r"layer 0 K: the stored scale of token 0, head 0, page \d+ is 7,"),

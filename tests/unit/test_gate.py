@@ -151,7 +151,10 @@ def test_a01_t3_the_sentence_names_the_layer() -> None:
     [
         ({"evidence": None}, "the record carries no evidence"),
         ({"decision": None}, "the record holds no decision"),
-        ({"evidence": evidence("native")}, "the evidence shows native. No level of evidence says why."),
+        (
+            {"evidence": evidence("native")},
+            "the evidence shows native. The engine was made for native: the decision did not reach the engine.",
+        ),
         (
             {"evidence": evidence("int8_sym", Level("E3", UNVERIFIED, "no token was read"))},
             "E3: no token was read",
@@ -425,7 +428,7 @@ def timed(ratio: float, pairs: int = 2) -> MadeRun:
             "prefill_tokens": 9,
             "batch": 1,
             "new_tokens": 4,
-            "ran": {"kv_format": kv_format, "weights": "native", "computed_tokens": 512 + 15},
+            "ran": {"kv_format": kv_format, "weights": "native", "computed_tokens": 4096 + 15},
         }
 
     own = [
