@@ -85,7 +85,7 @@ def test_nothing_is_left_of_a_fault_whose_run_raises() -> None:
         assert patched() == before, name
 
 
-@pytest.mark.parametrize("cell", ON_CPU)
+@pytest.mark.parametrize("cell", ["int8_sym", "fp8_weights"])
 def test_a_run_after_all_faults_still_passes(cell: str) -> None:
     assert clean_run(cell).status == PASSED
 
