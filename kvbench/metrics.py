@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
-from kvbench.derive import agreement, gemm, latency, mcq, parity, perplexity, storage, transfer
+from kvbench.derive import agreement, gemm, health, latency, mcq, parity, perplexity, storage, transfer
 from kvbench.derive.value import Value
 from kvbench.record import OK, Record
 
@@ -70,6 +70,8 @@ UNIT_DOMAIN: dict[str, tuple[float, float]] = {
     "step": (0.0, inf),
     "questions": (0.0, inf),
     "paths": (0.0, inf),
+    "codes": (0.0, 256.0),
+    "magnitude": (0.0, inf),
     "s": (0.0, inf),
     "ppl": (1.0, inf),
     "nat": (0.0, inf),
@@ -144,6 +146,19 @@ METRICS: dict[str, Metric] = {
         Metric("steps_argmax_agreement", "parity", "share", "higher",
                "share of the model-free decode steps whose argmax equals the native one", _SHARE),
         Metric("steps_max_abs", "parity", "error", "lower", "largest absolute error over the model-free decode steps", (0.0, inf)),
+        # health
+        Metric("health_amax", "health", "magnitude", "", "largest magnitude of K or V in any layer", (0.0, inf)),
+        Metric("health_error_max", "health", "error", "lower",
+               "distance of stored from original K or V as a share of the original's norm, worst layer and side", (0.0, inf)),
+        Metric("health_bound_share", "health", "ratio", "lower",
+               "worst stored element's error over what rounding may give it; above 1 the format's bound is broken", (0.0, inf)),
+        Metric("health_clip_share", "health", "share", "lower",
+               "share of the elements of K or V beyond the largest code, worst layer and side", _SHARE),
+        Metric("health_flush_share", "health", "share", "lower",
+               "share of the elements of K or V that are not zero and stored as zero, worst layer and side", _SHARE),
+        Metric("health_codes_min", "health", "codes", "higher",
+               "distinct codes in use (INT8 has 255, E4M3 254 and NaN), fewest of any layer and side", (1.0, 256.0)),
+        Metric("health_scale_spread", "health", "ratio", "", "largest over smallest scale of a layer and side, widest", (1.0, inf)),
         # gemm
         Metric("gemm_error_max", "gemm", "error", "lower",
                "largest distance of an output row from float64 x times the dequantized weight, as a share of its norm", (0.0, inf)),
@@ -234,6 +249,7 @@ DERIVE: dict[str, Callable[[Record, Record | None], Iterator[Value]]] = {
     "storage": storage.values,
     "transfer": transfer.values,
     "parity": parity.values,
+    "health": health.values,
     "gemm": gemm.values,
     "latency": latency.values,
     "agreement": agreement.values,

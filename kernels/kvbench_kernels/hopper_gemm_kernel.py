@@ -5,7 +5,7 @@ takes every n-th item of work, and the copies of its next one run while the last
 of the tiles of the last wave, which are fewer than the CTAs, a part of its columns of x and w: several CTAs share such a
 tile, and the one that comes last adds the parts, in the order of K, so that the bits are the same on every call.
 
-The weights do not depend on the kernel in front, which quantizes x: the ring is filled with them before the wait for it.
+The weights do not depend on the kernel in front, which quantizes x: the first of them are copied before the wait for it.
 
 Numbers. The tensor core adds FP8 products with 14 bits or so, so a sum ends after 128 columns: it starts from zero
 and is added, times both scales, to an FP32 sum of its own registers. One group does that while another multiplies.
@@ -37,9 +37,8 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 BLOCK_K = gl.constexpr(128)  # columns that share scales: one step
-EARLY = gl.constexpr(
-    2
-)  # steps whose weights are asked for before the wait; more are in the way of the first of x
+# Steps whose weights are asked for before the wait for x; more of them would stand in the way of the first of x.
+EARLY = gl.constexpr(2)
 ROWS = gl.constexpr(64)  # of x in one instruction, and in one box of the copy engine
 
 
@@ -54,7 +53,7 @@ def _place(tile, m_tiles, n_tiles, GROUP: gl.constexpr):
 
 @gluon.jit
 def _item(item, whole, rest, splits, steps, SPLIT: gl.constexpr):
-    """(tile, first step, step behind the last): items are `whole` tiles, then the parts of the `rest`, of each the first part first."""
+    """(tile, first step, step behind the last): items are `whole` tiles, then the first parts of the `rest`, then the second."""
     tile = item
     first = 0
     end = steps

@@ -143,6 +143,17 @@ SECTIONS: tuple[Section, ...] = (
     ), frozenset({"parity_max_abs", "parity_bound_share", "parity_cosine_min", "steps_argmax_agreement"}),
         "Decode through the store against an FP32 oracle on the dequantized tensors, and a long model-free run. A "
         "share of the bound above 1 is outside what the format allows."),
+    Section("health", "Numeric health", "health", (
+        ("health_error_max", "Worst error"),
+        ("health_bound_share", "Worst share of bound"),
+        ("health_clip_share", "Most clipped"),
+        ("health_flush_share", "Most flushed to zero"),
+        ("health_codes_min", "Fewest codes used"),
+        ("health_scale_spread", "Widest scales"),
+        ("health_amax", "Largest magnitude"),
+    ), frozenset({"health_error_max", "health_clip_share", "health_flush_share", "health_codes_min"}),
+        "K and V of a text as each layer produced them against what its pages hold, the worst layer and side; its name and the "
+        "mean stand in the note. Clipping is a scale too small, flushing and few codes one too large."),
 )  # fmt: skip
 
 OTHER = Section("other", "Other metrics", None, (), frozenset(), "Metrics that have no table of their own.")

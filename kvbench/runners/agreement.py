@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvbench.cells import content_hash
-from kvbench.corpora import corpus
 from kvbench.decision import check_context
-from kvbench.errors import KvbenchError, UsageError
+from kvbench.errors import KvbenchError
 from kvbench.runners.context import Context, Measurement
+from kvbench.runners.encode import head_ids
 from kvbench.runners.greedy import Trace, greedy, teacher_forced
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def run(ctx: Context) -> Measurement:
     """Raises Refused("invalid_context") when prompt and steps exceed the model's positions."""
     options = ctx.options
     check_context(ctx.model.facts, options["prompt_tokens"], options["steps"])
-    prompt = prompt_ids(ctx)
+    prompt = head_ids(ctx, options["prompt_tokens"])
     engine = ctx.engine(sequences=1, tokens=options["prompt_tokens"] + options["steps"])
     samples, facts = (_baseline if ctx.is_baseline else _candidate)(ctx, engine, prompt)
     facts |= {
@@ -48,21 +48,6 @@ def run(ctx: Context) -> Measurement:
         "ignore_eos": True,
     }
     return Measurement(samples, facts)
-
-
-def prompt_ids(ctx: Context) -> list[int]:
-    """The first `prompt_tokens` ids of the corpus, tokenized as the tokenizer does by default (its own BOS policy)."""
-    wanted, name = ctx.options["prompt_tokens"], ctx.options["data"]
-    text = corpus(name, ctx.data_dir).text.lstrip()
-    ids: list[int] = ctx.model.tokenizer(text[: 64 * wanted])[
-        "input_ids"
-    ]  # no tokenizer makes tokens that long
-    if len(ids) < wanted:
-        raise UsageError(
-            f"Corpus {name!r} has {len(ids)} tokens and the prompt takes prompt_tokens: {wanted}; "
-            "give a longer text or a shorter prompt."
-        )
-    return ids[:wanted]
 
 
 def _baseline(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -6,6 +6,7 @@ import pytest
 
 from kvbench.errors import KvbenchError, Refused, UsageError
 from kvbench.runners import agreement
+from kvbench.runners.encode import head_ids
 from kvbench.runners.greedy import greedy, propose, teacher_forced
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 72, 101]
@@ -140,7 +141,7 @@ def test_a_candidate_diverges_where_its_own_greedy_text_does(
     assert first == {"tiny-llama": 2, "tiny-qwen2": 24}[model]
 
     engine = ctx.engine(sequences=1, tokens=24 + STEPS)
-    own = greedy(engine, engine.add(), agreement.prompt_ids(ctx), STEPS, 0).best
+    own = greedy(engine, engine.add(), head_ids(ctx, ctx.options["prompt_tokens"]), STEPS, 0).best
     assert own[:first] == native[:first]
     end = min(first + 1 + continuation, STEPS)
     assert measured.samples["continuation"] == own[first:end]
@@ -223,5 +224,5 @@ def test_a19_t4_more_steps_than_the_model_has_positions_are_refused_before_any_w
 def test_a_text_shorter_than_the_prompt_is_a_usage_error(runner_context, tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("Too short.")
-    with pytest.raises(UsageError, match="has 10 tokens and the prompt takes prompt_tokens: 24"):
+    with pytest.raises(UsageError, match="has 10 tokens, and 24 are asked for"):
         agreement.run(runner_context("agreement", steps=4, prompt_tokens=24, data=str(path)))

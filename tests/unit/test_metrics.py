@@ -27,7 +27,8 @@ kld_mean kld_p50 kld_p90 kld_p99 kld_p999 kld_max top1_agreement delta_p_mean mc
 mcq_accuracy_norm_char mcq_macro mcq_delta_pt mcq_mde_pt mcq_agreement mcq_mcnemar_p mcq_scored truncated_share
 weight_payload_bytes weight_scale_bytes weight_native_bytes weight_bytes_difference weight_ratio weight_ratio_16bit model_load_s
 gemm_error_max gemm_bound_share gemm_boundary_diff gemm_boundary_argmax gemm_paths gemm_native_time_ratio
-gemm_reference_time_ratio""".split()  # noqa: SIM905
+gemm_reference_time_ratio
+health_amax health_error_max health_bound_share health_clip_share health_flush_share health_codes_min health_scale_spread""".split()  # noqa: SIM905
 
 
 def test_the_names_are_fixed() -> None:

@@ -1,0 +1,133 @@
+"""Numeric health of the cache: what the format does to K and V of a real text, layer by layer and side by side.
+
+The text is prefilled once. The K and V that each layer produced are set against what its pages then hold, so a number
+here is of stored data and not of a formula: largest magnitude, elements clipped or flushed to zero, codes in use, scales,
+and the round-trip error, which is also set against the format's bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kvbench.cells import content_hash
+from kvbench.decision import check_context
+from kvbench.engine.evidence import SIDES, stored
+from kvbench.engine.probes import element_error
+from kvbench.formats import KV_FORMATS, KVFormat
+from kvbench.runners.context import Context, Measurement
+from kvbench.runners.encode import head_ids
+from kvbench_kernels.quantize import dequantize
+
+if TYPE_CHECKING:
+    from kvbench.engine.core import Engine
+
+
+def run(ctx: Context) -> Measurement:
+    """Raises Refused("invalid_context") when the text exceeds the model's positions."""
+    tokens, piece = ctx.options["tokens"], ctx.spec["prefill_chunk"]
+    check_context(ctx.model.facts, tokens, 0)
+    ids = head_ids(ctx, tokens)
+    engine = ctx.engine(sequences=1, tokens=tokens)
+    fmt = KV_FORMATS[engine.decision.kv_format.resolved]
+    sides = [[Side(fmt) for _ in SIDES] for _ in engine.store.layers]
+    seq = engine.add()
+    with torch.inference_mode():
+        for start in range(0, tokens, piece):
+            ctx.progress(start, tokens, "prefill")
+            part = ids[start : start + piece]
+            engine.tap_layers = frozenset(range(len(engine.store.layers)))
+            engine.forward([(seq, part)], "none")
+            engine.tap_layers = frozenset()
+            slots = engine.store.slots_for(seq, start, len(part))
+            for layer, both in enumerate(sides):
+                for which, side in enumerate(both):
+                    side.add(engine.taps[layer][which], *_held(engine, layer, SIDES[which], slots))
+    samples = {
+        "sides": [
+            {"layer": layer, "side": SIDES[which], **side.numbers()}
+            for layer, both in enumerate(sides)
+            for which, side in enumerate(both)
+        ]
+    }
+    facts = {
+        "tokens": tokens,
+        "text_sha": content_hash(ids),
+        "format": fmt.name,
+        "error_is": "distance of stored from original values, as a share of the original's norm; clipped elements included",
+        "bound_is": "worst element's error over what rounding may give it; clipped elements have no bound",
+        "scales_are": "counts by floor(log2(scale))",
+    }
+    return Measurement(samples, facts)
+
+
+def _held(engine: Engine, layer: int, side: str, slots: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Codes [N, H, D] and scales, [N, H] or one, that the pages hold at these slots."""
+    codes, scale = engine.store.layers[layer].side(side)
+    if scale is not None and scale.numel() > 1:
+        scale = stored(engine.store, scale, slots)
+    return stored(engine.store, codes, slots), scale
+
+
+@dataclass
+class Side:
+    """K or V of one layer, added up over chunks of the text."""
+
+    fmt: KVFormat
+    elements: int = 0
+    nonfinite: int = 0
+    amax: float = 0.0
+    square: float = 0.0
+    square_error: float = 0.0
+    clipped: int = 0
+    flushed: int = 0
+    bound_share: float = 0.0
+    codes: set[int] = field(default_factory=set)
+    scales: Counter[int] = field(default_factory=Counter)
+    scale_min: float = float("inf")
+    scale_max: float = 0.0
+
+    def add(self, x: Tensor, codes: Tensor, scale: Tensor | None) -> None:
+        """x, codes [N, H, D]; scale [N, H], one element, or None where the format is native."""
+        back = dequantize(self.fmt.name, codes, scale, torch.float32).double()
+        x = x.double()
+        self.elements += x.numel()
+        self.nonfinite += int((~x.isfinite()).sum())
+        self.amax = max(self.amax, x.abs().max().item())
+        self.square += x.square().sum().item()
+        self.square_error += (x - back).square().sum().item()
+        self.flushed += int(((back == 0) & (x != 0)).sum())
+        given = scale.item() if scale is not None and self.fmt.scale_kind == "static" else None
+        self.bound_share = max(self.bound_share, element_error(self.fmt, x, given, back)[0])
+        if scale is None:
+            return
+        self.codes |= set(torch.bincount(codes.view(torch.uint8).flatten()).nonzero().flatten().tolist())
+        each = scale.double().flatten()
+        self.scales += Counter(each.log2().floor().long().tolist())
+        self.scale_min, self.scale_max = (
+            min(self.scale_min, each.min().item()),
+            max(self.scale_max, each.max().item()),
+        )
+        if given is not None and self.fmt.qmax is not None:
+            self.clipped += int((x.abs() > given * self.fmt.qmax * (1 + 1e-6)).sum())
+
+    def numbers(self) -> dict[str, Any]:
+        quantized = bool(self.codes)
+        return {
+            "elements": self.elements,
+            "nonfinite": self.nonfinite,
+            "amax": self.amax,
+            "rms": (self.square / self.elements) ** 0.5,
+            "error": (self.square_error / self.square) ** 0.5 if self.square else 0.0,
+            "bound_share": self.bound_share,
+            "clipped": self.clipped,
+            "flushed": self.flushed,
+            "codes_used": len(self.codes) if quantized else None,
+            "scale_min": self.scale_min if quantized else None,
+            "scale_max": self.scale_max if quantized else None,
+            "scales_log2": {str(power): self.scales[power] for power in sorted(self.scales)},
+        }
