@@ -60,7 +60,7 @@ def probe_pages(make: Make, page_size: int) -> Level:
         ]
         if (
             not stranger
-            and _visible(engine, (column + 1) * page_size, count)
+            and _due(engine, column * page_size, (column + 1) * page_size, count)
             and not moved[owner] > 10 * moved[1 - owner]
         ):
             faults.append(f"sequence {owner} does not read its page {column} (page {page} of the store)")
@@ -87,7 +87,10 @@ def _decoded_with(engine: Engine, page: int, decode: Callable[[], Tensor]) -> Te
     return logits
 
 
-def _visible(engine: Engine, end: int, count: int) -> bool:
-    """Whether some layer's window reaches from the last of `count` tokens to one before `end`."""
+def _due(engine: Engine, start: int, end: int, count: int) -> bool:
+    """Whether the last of `count` tokens must read a page of the tokens from `start` to before `end`: it holds an earlier one,
+    which the window of some layer reaches. The last token's own slot is written anew by the step.
+    """
+    last = min(end, count - 1) - 1
     windows = [layer.sliding_window for layer in engine.layers]
-    return any(window is None or count - min(end, count) < window for window in windows)
+    return start <= last and any(window is None or count - 1 - last < window for window in windows)

@@ -758,3 +758,28 @@ def test_a_task_that_ended_well_without_any_value_is_no_pass() -> None:
     verdict = evaluate(None, (run := stored().change(CAND, samples={})).manifest, run.records, run.rows())
     assert verdict.exit_code == 3
     assert any(o.check == "no result" and "storage on" in o.sentence for o in verdict.outcomes)
+
+
+@pytest.mark.parametrize(
+    ("ran", "said"),
+    [
+        ({"kv_format": "native"}, "times of arm candidate are of a request with kv_format native, and it is due with int8_sym"),
+        ({"weights": "fp8_block128"}, "with weights fp8_block128, and it is due with native"),
+        ({"computed_tokens": 40}, "with computed_tokens 40, and it is due with 4111"),
+    ],
+)  # fmt: skip
+def test_times_of_another_arm_or_request_fail(ran: dict[str, Any], said: str) -> None:
+    made = timed(1.0)
+    record = next(r for r in made.records if r.key.endswith(CAND) and r.runner == "latency")
+    arms = [{**arm, "ran": {**arm["ran"], **ran}} for arm in record.samples["arms"]]
+    verdict = bare(made.change(CAND, "latency", samples={**record.samples, "arms": arms}))
+    assert verdict.exit_code == 1
+    assert said in of(verdict, FAIL)[0].sentence
+
+
+def test_times_that_do_not_say_what_ran_fail() -> None:
+    made = timed(1.0)
+    record = next(r for r in made.records if r.key.endswith(CAND) and r.runner == "latency")
+    arms = [{key: value for key, value in arm.items() if key != "ran"} for arm in record.samples["arms"]]
+    verdict = bare(made.change(CAND, "latency", samples={**record.samples, "arms": arms}))
+    assert "kv_format unknown" in of(verdict, FAIL)[0].sentence
