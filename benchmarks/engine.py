@@ -322,6 +322,9 @@ class TransformersArm:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def ran(self) -> dict[str, Any]:
+        return {}
+
     def close(self) -> None:
         pass
 

@@ -40,7 +40,7 @@ def precision(
             fault, fallback = _stranger(cell["spec"], task, record), ""
             if not fault:
                 fault, fallback = _fault(cell["spec"], record, allow_fallback)
-            fault = fault or _identical(record, done.get(task["baseline"]))
+            fault = fault or _arms(record) or _identical(record, done.get(task["baseline"]))
             if fault:
                 faults.setdefault(fault, []).append(record.runner)
             if fallback:
@@ -111,7 +111,9 @@ def _fault(spec: Spec, record: Record, allow_fallback: bool) -> tuple[str, str]:
         lost = [
             f"{level.name}: {level.sentence}" for level in evidence.levels if level.state == evidence.state
         ]
-        reason = " ".join(lost) if lost and evidence.state != VERIFIED else "No level of evidence says why."
+        reason = f"The engine was made for {effective}: the decision did not reach the engine."
+        if lost and evidence.state != VERIFIED:
+            reason = " ".join(lost)
         state = evidence.state if evidence.state != VERIFIED else "mismatch"
         return f"{state}: {resolved} was resolved, the evidence shows {effective}. {reason}", ""
     if record.decision["weights"]["resolved"] != "native":
@@ -139,6 +141,26 @@ def _praise(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str]) -> 
         return f"a declared fallback, which the gate allows: {'; '.join(fallbacks)}; {shown}"
     weights = "" if spec["weights"] == "native" else f" with {spec['weights']} weights"
     return f"{spec['kv_format']}{weights} is requested, resolved and effective, {shown}"
+
+
+def _arms(record: Record) -> str:
+    """Times under another arm's name, or of another request than the cell's, or ""."""
+    if record.runner != "latency" or record.decision is None:
+        return ""
+    shape = record.spec["batch"], record.spec["context"], record.options["new_tokens"]
+    tokens = shape[0] * (shape[1] + shape[2] - 1)  # the last generated token is never fed back
+    own = {aspect: record.decision[aspect]["resolved"] for aspect in ("kv_format", "weights")}
+    native = dict.fromkeys(own, "native")
+    for arm in record.samples.get("arms", []):
+        due = {**(native if arm["arm"] == "baseline" else own), "computed_tokens": tokens}
+        ran = arm.get("ran", {})
+        for what in due:
+            if ran.get(what) != due[what]:
+                return (
+                    f"the times of arm {arm['arm']} are of a request with {what} {ran.get(what, 'unknown')}, and it is due "
+                    f"with {due[what]}: they belong to another arm or cell."
+                )
+    return ""
 
 
 # Numbers of a record that no quantized cache leaves as they are, to the last bit.

@@ -27,7 +27,7 @@ SCHEMA_VERSION = 3
 VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE = "verified", "mismatch", "unverified", "not_applicable"
 
 # The levels of evidence, in the order in which they are shown; a record of a measured cell has all of them.
-LEVELS = ("E1", "E2", "E3", "E3-layers", "E3-prefill", "E3-reads", "E4", "E5",
+LEVELS = ("E1", "E2", "E3", "E3-layers", "E3-pages", "E3-prefill", "E3-reads", "E4", "E5",
           "E1-weights", "E2-weights", "E3-weights", "E4-weights", "E5-weights")  # fmt: skip
 
 # How a task ended. `refused`: the cell may not run as asked; `not_evaluated`: what it needs is not here.

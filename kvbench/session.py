@@ -20,8 +20,9 @@ from kvbench.cells import Task, content_hash
 from kvbench.decision import AUTO, Choice, Decision, check_context, request_of, resolve
 from kvbench.engine.core import Engine
 from kvbench.engine.evidence import examine
-from kvbench.engine.layerprobe import probe_layers
+from kvbench.engine.layerprobe import Make, probe_layers
 from kvbench.engine.load import LoadedModel, load_model
+from kvbench.engine.pageprobe import probe_pages
 from kvbench.engine.probes import probe_prefill, probe_values
 from kvbench.engine.weightprobe import probe_weights
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
@@ -64,26 +65,27 @@ class Session:
 
     def probes(self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any]) -> tuple[Level, ...]:
         key = content_hash({k: v for k, v in spec.items() if k not in _NOT_ENGINE})
+
+        def make(sequences: int, tokens: int) -> Engine:
+            return Engine(model, decision, spec, sequences=sequences, tokens=tokens)
+
         if key not in self._probes:
-
-            def make(sequences: int, tokens: int) -> Engine:
-                return Engine(model, decision, spec, sequences=sequences, tokens=tokens)
-
             self._probes[key] = (
                 probe_layers(make, len(model.layers), spec["page_size"]),
+                probe_pages(make, spec["page_size"]),
                 probe_prefill(make, len(model.layers)),
                 probe_values(make, spec["page_size"]),
             )
-        return self._probes[key] + self._weight_probes(model, decision, spec)
+        return self._probes[key] + self._weight_probes(model, decision, spec, make)
 
     def _weight_probes(
-        self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any]
+        self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any], make: Make | None = None
     ) -> tuple[Level, ...]:
         """Of the very modules that are loaded now: a model that was loaded again is probed again."""
         key = content_hash([_model_key(spec), decision.gemm.resolved])
         of, levels = self._weights.get(key, (None, ()))
         if of is None or of() is not model.model:
-            levels = probe_weights(model, decision)
+            levels = probe_weights(model, decision, make)
             self._weights[key] = weakref.ref(model.model), levels
         return levels
 

@@ -6,7 +6,7 @@ E3        the read path of this very engine: changed payload or scales change th
           them bit for bit, and poison outside the sequence changes nothing
 E3-reads  what the measured run itself read: all tokens that its forwards attended to, from quantized payload
 E4        the kernels that ran, by name and layer (`kvbench.engine.kernels`)
-E3-layers: `kvbench.engine.layerprobe`; E3-prefill, E5: `kvbench.engine.probes`
+E3-layers: `kvbench.engine.layerprobe`; E3-pages: `kvbench.engine.pageprobe`; E3-prefill, E5: `kvbench.engine.probes`
 
 A level that does not hold is a `mismatch` whose sentence names what was lost and in which layer.
 """
@@ -19,6 +19,7 @@ from torch import Tensor
 from kvbench.engine.bits import same_bits
 from kvbench.engine.core import Engine, static_scales
 from kvbench.engine.kernels import declared_execution, kernels_level, run_of
+from kvbench.engine.knownrows import reference_fault
 from kvbench.engine.layer import LayerPages, dtype_name, indexable
 from kvbench.engine.pages import SWAPPED
 from kvbench.engine.products import products_level
@@ -185,18 +186,17 @@ def _e2(engine: Engine) -> Level:
     given = static_scales(engine.spec["scale"], len(store.layers)) if asked.scale_kind == "static" else None
     seq = next(iter(store.sequences()))
     slots = store.slots_for(seq, 0, engine.length(seq))
-    wrong = []
+    wrong = [fault] if (fault := reference_fault(asked.name)) else []
     for index, pages in enumerate(store.layers):
         if index not in engine.taps:
             return Level("E2", UNVERIFIED, f"Layer {index} wrote nothing in the probe forward.")
-        for which, side in enumerate(SIDES):
-            x = engine.taps[index][which]
-            scale = (
-                None
-                if given is None
-                else torch.tensor(given[index][which], dtype=torch.float32, device=x.device)
-            )
-            reference = QUANTIZE[asked.name](x, scale)
+        scales = [
+            None if given is None else torch.tensor(value, dtype=torch.float32, device=x.device)
+            for x, value in zip(engine.taps[index], given[index] if given else (0.0, 0.0), strict=True)
+        ]
+        due = [QUANTIZE[asked.name](x, s) for x, s in zip(engine.taps[index], scales, strict=True)]
+        for at, side in enumerate(SIDES):
+            scale, reference = scales[at], due[at]
             where = f"layer {index} {side.upper()}"
             live_scale: Tensor | None = getattr(pages, f"{side}_scale")
             if scale is not None:
@@ -206,9 +206,13 @@ def _e2(engine: Engine) -> Level:
             elif reference.scales is not None:
                 held_scales = None if live_scale is None else stored(store, live_scale, slots)
                 if held_scales is None or not same_bits(held_scales, reference.scales):
-                    wrong.append(f"{where}: {_first_scale_difference(held_scales, reference.scales)}")
-            if not same_bits(stored(store, getattr(pages, side), slots), reference.codes):
-                wrong.append(f"{where}: stored codes differ from the reference quantizer")
+                    other = f"all are those of {SIDES[1 - at].upper()}", due[1 - at].scales
+                    wrong.append(
+                        f"{where}: {_scale_fault(held_scales, reference.scales, other, slots // store.page_size)}"
+                    )
+            codes = stored(store, getattr(pages, side), slots)
+            if not same_bits(codes, reference.codes):
+                wrong.append(f"{where}: {_code_fault(codes, reference.codes, slots // store.page_size)}")
     facts = {
         "layers": len(store.layers),
         "tokens": int(slots.numel()),
@@ -227,17 +231,47 @@ def _e2(engine: Engine) -> Level:
     )
 
 
-def _first_scale_difference(held: Tensor | None, reference: Tensor) -> str:
-    if held is None or held.shape != reference.shape:
+def _scale_fault(held: Tensor | None, due: Tensor, other: tuple[str, Tensor | None], page: Tensor) -> str:
+    """The first scale that differs, and what all of them are where that is known. other: scales that they may be, in words.
+
+    held, due [N, H]; page [N].
+    """
+    if held is None or held.shape != due.shape:
         return "no scale is stored for each token and head"
-    at = (held != reference).nonzero()
+    at = (held != due).nonzero()
     if not len(at):
-        return f"scales have dtype {dtype_name(held.dtype)}, the reference {dtype_name(reference.dtype)}"
+        return f"scales have dtype {dtype_name(held.dtype)}, the reference {dtype_name(due.dtype)}"
     token, head = at[0].tolist()
-    return (
-        f"the stored scale of token {token}, head {head} is {held[token, head].item():.6g}, "
-        f"the reference {reference[token, head].item():.6g}"
+    known = {
+        other[0]: other[1],
+        "all are those of another head": due.roll(1, 1),
+        "all are those of another token": due.roll(1, 0),
+        "all are half of it": due / 2,
+    }
+    cause = next(
+        (f"; {name}" for name, scales in known.items() if scales is not None and same_bits(held, scales)), ""
     )
+    if held.dtype == due.dtype == torch.float16:
+        steps = due.view(torch.int16) - held.view(torch.int16)
+        if bool(((steps == 0) | (steps == 1)).all()):
+            cause = "; all are it or the FP16 number below it: rounded down"
+    return (
+        f"the stored scale of token {token}, head {head}, page {page[token].item()} is {held[token, head].item():.6g}, "
+        f"the reference {due[token, head].item():.6g}{cause}"
+    )
+
+
+def _code_fault(held: Tensor, due: Tensor, page: Tensor) -> str:
+    """The first code that differs. held, due [N, H, D]; page [N]."""
+    said = "stored codes differ from the reference quantizer"
+    if held.shape != due.shape or held.dtype != due.dtype:
+        return said
+    at = (held.float() != due.float()).nonzero()
+    if not len(at):
+        return said
+    token, head, element = at[0].tolist()
+    first = f"{held[token, head, element].item():.6g} is stored for {due[token, head, element].item():.6g}"
+    return f"{said}: in token {token}, head {head}, page {page[token].item()}, {first}"
 
 
 def changed(codes: Tensor) -> Tensor:

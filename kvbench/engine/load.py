@@ -32,7 +32,7 @@ from kvbench.engine.linear import replace_linears
 from kvbench.engine.prepare import prepared
 from kvbench.engine.quantize_model import quantize_model
 from kvbench.engine.tensorfiles import TensorFiles
-from kvbench.engine.weights import CHECKPOINT, WeightFacts
+from kvbench.engine.weights import CHECKPOINT, WeightFacts, native_checksums
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.facts import facts_from_config
 from kvbench.fetch import fetch
@@ -108,6 +108,8 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     model.eval().requires_grad_(False)
     if spec.get("weights", "native") == "fp8_block128" and weights.source != CHECKPOINT:
         weights = quantize_model(model, name)
+    elif weights.source == CHECKPOINT:
+        weights = replace(weights, native=native_checksums(model, weights.modules))
     join_siblings(model)
     if where.type == "cuda":
         replace_linears(model)  # the same products for every backend and format of the run

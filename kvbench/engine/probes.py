@@ -115,7 +115,11 @@ def probe_values(make: Make, page_size: int) -> Level:
     facts = {**beside.facts(), "allowed": tolerance, "tokens": count}
     faults = []
     if not beside.finite:
-        return Level("E5", MISMATCH, "The probe's attention is not finite, so nothing can be told from it.")
+        sentence = (
+            f"{beside.error_at} is not finite: it reads a page slot that the sequence did not write, which the probe fills with "
+            "NaN, or a scale that is none."
+        )
+        return Level("E5", MISMATCH, sentence)
     if beside.share > 1:
         faults.append(f"{beside.share_at} is off by {beside.share:.3g} times the bound of {asked.name}")
     if beside.error > tolerance:

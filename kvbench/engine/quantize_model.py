@@ -6,7 +6,16 @@ from torch import nn
 
 from kvbench.engine.finite import check_finite
 from kvbench.engine.fp8linear import Fp8Linear
-from kvbench.engine.weights import ON_LOAD, Sample, WeightFacts, checksum, sampled, samples_of_native
+from kvbench.engine.weights import (
+    ON_LOAD,
+    Sample,
+    WeightFacts,
+    checksum,
+    native_checksums,
+    sampled,
+    samples_of_native,
+    share_of_bound,
+)
 from kvbench.errors import Refused
 from kvbench.fp8config import ROUTERS
 
@@ -31,6 +40,7 @@ def quantize_model(model: nn.Module, name: str) -> WeightFacts:
             )
     converted = tuple(n for n in linears if not _routes(n))
     kept, samples, checksums = sampled(converted), list[Sample](), dict[str, int]()
+    native, shares = native_checksums(model, converted), dict[str, float]()
     for module_name in converted:
         linear = linears.pop(module_name)
         check_finite(name, [(f"{module_name}.weight", linear.weight)])
@@ -38,9 +48,18 @@ def quantize_model(model: nn.Module, name: str) -> WeightFacts:
             samples += samples_of_native(module_name, linear.weight)
         layer = Fp8Linear.quantized(linear)
         checksums[module_name] = checksum(layer.weight, layer.weight_scale_inv)
+        shares[module_name] = share_of_bound(linear.weight, layer.weight, layer.weight_scale_inv)
         model.set_submodule(module_name, layer)
         del linear  # its weight goes before the next one is quantized
-    return WeightFacts("fp8_block128", ON_LOAD, converted, samples=tuple(samples), checksums=checksums)
+    return WeightFacts(
+        "fp8_block128",
+        ON_LOAD,
+        converted,
+        samples=tuple(samples),
+        checksums=checksums,
+        native=native,
+        shares=shares,
+    )
 
 
 def _routes(module_name: str) -> bool:

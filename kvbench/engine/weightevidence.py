@@ -2,7 +2,8 @@
 
 E1-weights  every converted module holds codes and scales of the resolved format, with the formula's bytes and no copy of
             its weight in another dtype; every other linear layer is native
-E2-weights  sampled codes and scales equal the source: the reference quantizer of the native weight, or the checkpoint
+E2-weights  sampled codes and scales equal the source: the reference quantizer of the native weight, or the checkpoint; every
+            layer is within E4M3's rounding of its native weight; codes, scales and native tensors are as they were loaded
 E3-, E5-weights: `kvbench.engine.weightprobe`; E4-weights: `kvbench.engine.products`
 """
 
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 
 from kvbench.decision import Decision
@@ -18,14 +18,11 @@ from kvbench.engine.bits import same_bits
 from kvbench.engine.fp8linear import Fp8Linear
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.load import DTYPES, LoadedModel
-from kvbench.engine.weights import ON_LOAD, checksum
+from kvbench.engine.weights import ON_LOAD, checksum, native_checksums, share_of_bound
 from kvbench.formats import WEIGHT_FORMATS, weight_bytes
 from kvbench.fp8config import ROUTERS
 from kvbench.record import MISMATCH, UNVERIFIED, VERIFIED, Level, and_more
-from kvbench_kernels.blockwise import (
-    BLOCK,
-    dequantize_blocks,
-)
+from kvbench_kernels.blockwise import BLOCK
 
 
 def fp8_modules(model: nn.Module) -> dict[str, Fp8Linear]:
@@ -74,6 +71,7 @@ def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
                 )
         elif live == "native" and _left_out(name, loaded):
             wrong.append(f"{name} was left native, beside layers that were quantized")
+    wrong += _outside(loaded.model)
     if asked.name != "native" and not loaded.weights.modules:
         wrong.append("no module was converted")
     effective = "native" if not found else found.pop() if len(found) == 1 else "mixed"
@@ -156,6 +154,25 @@ def _beside(module: Fp8Linear) -> dict[str, int]:
     return found
 
 
+def _outside(model: nn.Module) -> Iterator[str]:
+    """Modules without codes that keep tensors as large as a layer's codes in something else than parameters and buffers."""
+    smallest = min((m.weight.numel() for m in fp8_modules(model).values()), default=0)
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    apart = ("_parameters", "_buffers", "_modules", "ahead", "group")
+    for name, module in model.named_modules():
+        for attribute, value in (
+            vars(module).items() if smallest and not isinstance(module, Fp8Linear) else ()
+        ):
+            found = (
+                {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(value)}
+                if attribute not in apart
+                else {}
+            )
+            held = sum(size for at, size in found.items() if at not in own)
+            if held >= smallest:
+                yield f"{name or 'the model'} holds {held} B outside its parameters, in {attribute}: weights a second time"
+
+
 def _tensors(value: object) -> Iterator[Tensor]:
     """The tensors in a value, and in what it holds."""
     if isinstance(value, Tensor):
@@ -186,15 +203,27 @@ def source_level(loaded: LoadedModel) -> Level:
             wrong.append(f"{where}: the stored scales differ from the source's")
         if not same_bits(codes, sample.codes):
             wrong.append(f"{where}: the stored codes differ from the source's")
-        if sample.native is not None and (share := _share_of_bound(sample.native, codes, scales)) > 1:
+        if sample.native is not None and (share := share_of_bound(sample.native, codes, scales)) > 1:
             wrong.append(
                 f"{where}: stored values are up to {share:.3g} times E4M3's rounding from the native weight"
             )
     for name, module in modules.items():
         if loaded.weights.checksums.get(name) != checksum(module.weight.data, module.weight_scale_inv.data):
             wrong.append(f"{name}: codes or scales are not those that the layer was loaded with")
+        if (share := loaded.weights.shares.get(name, 0.0)) > 1:
+            wrong.append(
+                f"{name}: stored values were made up to {share:.3g} times E4M3's rounding from the native weight"
+            )
+    native = native_checksums(loaded.model, modules)
+    changed = [
+        name
+        for name in {**loaded.weights.native, **native}
+        if loaded.weights.native.get(name) != native.get(name)
+    ]
+    wrong += [f"{name}, which is native, is not what was loaded" for name in changed]
     facts = {
-        "samples": len(samples), "checksums": len(loaded.weights.checksums), "faults": len(wrong), "first_faults": wrong[:4],
+        "samples": len(samples), "checksums": len(loaded.weights.checksums), "native": len(native),
+        "faults": len(wrong), "first_faults": wrong[:4],
     }  # fmt: skip
     if not samples:
         return Level(
@@ -209,20 +238,7 @@ def source_level(loaded: LoadedModel) -> Level:
         )
     source = "the reference quantizer's" if samples[0].native is not None else "the checkpoint's"
     sentence = (
-        f"Codes and scales of {len(samples)} sampled strips are {source}, and those of all {len(modules)} layers as they were "
-        "loaded."
+        f"Codes and scales of {len(samples)} sampled strips are {source}; those of all {len(modules)} layers, and {len(native)} "
+        "native tensors, are as they were loaded."
     )
     return Level("E2-weights", VERIFIED, sentence, facts)
-
-
-def _share_of_bound(native: Tensor, codes: Tensor, scales: Tensor) -> float:
-    """Worst distance of what codes and scales stand for from the native weight, as a share of E4M3's rounding: a 16th of the
-    element, or half of the smallest step that the block's largest element gives.
-    """
-    w = native.double()
-    k = w.shape[1]
-    largest = torch.stack([part.abs().amax() for part in torch.split(w, BLOCK, 1)])
-    step = (largest / 448).repeat_interleave(BLOCK)[:k]
-    bound = torch.maximum(w.abs() / 16, step * 2.0**-10) * (1 + 1e-5)
-    off = (dequantize_blocks(codes, scales).double() - w).abs()
-    return (off / bound.clamp(min=1e-300)).max().item()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from kvbench.decision import Decision
-from kvbench.engine.core import path_asked
+from kvbench.engine.core import Engine, path_asked
 from kvbench.engine.fp8linear import Fp8Linear, using
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.load import LoadedModel
-from kvbench.engine.weightevidence import groups, source_level
+from kvbench.engine.weightevidence import fp8_modules, groups, source_level
+from kvbench.engine.weightreach import unreached
 from kvbench.record import MISMATCH, NOT_APPLICABLE, VERIFIED, Level, and_more
 from kvbench_kernels.blockwise import dequantize_activation, dequantize_blocks, quantize_activation_torch
 from kvbench_kernels.fp8_linear import target_of
@@ -33,8 +34,10 @@ TOLERANCE_W8A8 = 2.0**-8
 
 
 @torch.inference_mode()
-def probe_weights(loaded: LoadedModel, decision: Decision) -> tuple[Level, ...]:
-    """E2-, E3- and E5-weights of a loaded model."""
+def probe_weights(
+    loaded: LoadedModel, decision: Decision, make: Callable[[int, int], Engine] | None = None
+) -> tuple[Level, ...]:
+    """E2-, E3- and E5-weights of a loaded model. make(sequences, tokens): an engine on it, for what must reach the logits."""
     if decision.weights.resolved == "native":
         sentence = "Native weights are not quantized."
         return tuple(Level(f"{e}-weights", NOT_APPLICABLE, sentence) for e in ("E2", "E3", "E5"))
@@ -43,6 +46,8 @@ def probe_weights(loaded: LoadedModel, decision: Decision) -> tuple[Level, ...]:
         for group in groups(loaded.model):
             for rows in ROWS:
                 probe.product(group, rows)
+    if make is not None:
+        probe.unread += unreached(make, len(fp8_modules(loaded.model)))
     return source_level(loaded), probe.e3(), probe.e5()
 
 
@@ -51,7 +56,7 @@ Group = Sequence[tuple[str, Fp8Linear]]
 
 @dataclass
 class _Probe:
-    """What the products of a model showed so far. unread, wrong: faults in words; error: the largest one, by path;
+    """What the products of a model showed so far. unread (of what is stored, by products or by the model), wrong: faults in words; error: the largest one, by path;
     from_native, from_stored: squared distances of the sampled outputs from those of native weights (None: no sample kept them) and of
     the stored ones; peak: most bytes that a fused product took beyond its output and x, as a share of its codes.
     """

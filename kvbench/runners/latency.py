@@ -41,8 +41,10 @@ class EngineArm:
         self.plan = list(prefill_plan([len(p) for p in prompts], chunk))
         self.seqs: list[int] = []
         self.tokens: list[int] = []
+        self._before = 0  # tokens that the engine had computed when the request was submitted
 
     def submit(self) -> None:
+        self._before = self.engine.computed_tokens
         self.seqs = [self.engine.add() for _ in self.prompts]
         for seq, prompt in zip(self.seqs, self.prompts, strict=True):
             self.engine.store.reserve(seq, len(prompt) + self.new_tokens - 1)
@@ -62,6 +64,14 @@ class EngineArm:
 
     def synchronize(self) -> None:
         self.engine.synchronize()
+
+    def ran(self) -> dict[str, Any]:
+        """The formats of this arm's engine, and the tokens that it computed for the request."""
+        return {
+            "kv_format": self.engine.store.fmt.name,
+            "weights": self.engine.model.weights.format,
+            "computed_tokens": self.engine.computed_tokens - self._before,
+        }
 
     def close(self) -> None:
         for seq in self.seqs:
@@ -154,4 +164,9 @@ def _refuse_interpreter(engine: Engine) -> None:
 
 
 def _times(timing: Timing) -> dict[str, Any]:
-    return {"ttft_ms": timing.ttft_ms, "itl_ms": list(timing.itl_ms), "total_ms": timing.total_ms}
+    return {
+        "ttft_ms": timing.ttft_ms,
+        "itl_ms": list(timing.itl_ms),
+        "total_ms": timing.total_ms,
+        "ran": dict(timing.ran),
+    }

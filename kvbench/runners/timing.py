@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 
 class Arm(Protocol):
@@ -25,12 +25,14 @@ class Arm(Protocol):
 
     submit() starts a fresh request up to its first token, step() one more token a sequence; either may return before
     the device is done. synchronize() returns when the latest token is on the host. close() gives up the request, after
-    which submit() starts the same one anew.
+    which submit() starts the same one anew. ran() says, while the request is there, what has served it: it goes with the times, so
+    that they cannot get under another arm's name.
     """
 
     def submit(self) -> None: ...
     def step(self) -> None: ...
     def synchronize(self) -> None: ...
+    def ran(self) -> Mapping[str, Any]: ...
     def close(self) -> None: ...
 
 
@@ -46,6 +48,7 @@ class Timing:
     ttft_ms: float
     itl_ms: tuple[float, ...]
     total_ms: float
+    ran: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,10 @@ def time_request(
             now = clock()
             gaps.append((now - last) * 1e3)
             last = now
+        ran = arm.ran()
     finally:
         arm.close()
-    return Timing(label, order, (first - start) * 1e3, tuple(gaps), (last - start) * 1e3)
+    return Timing(label, order, (first - start) * 1e3, tuple(gaps), (last - start) * 1e3, ran)
 
 
 def measure(

@@ -17,6 +17,7 @@ import torch
 from kvbench.catalog import TINY
 from kvbench.engine import attention, evidence
 from kvbench.engine.layerprobe import probe_layers
+from kvbench.engine.pageprobe import probe_pages
 from kvbench.engine.probes import probe_prefill, probe_values
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS
@@ -98,13 +99,19 @@ def levels_of(made: Any, *probes: Level) -> dict[str, Level]:
 
 def test_a_sound_engine_is_verified_at_every_level(engine: Any, two_layers: Any) -> None:
     make = maker(engine, two_layers("tiny-llama"), "int8_sym")
-    probes = (probe_layers(make, LAYERS, 16), probe_prefill(make, LAYERS), probe_values(make, 16))
+    probes = (
+        probe_layers(make, LAYERS, 16),
+        probe_pages(make, 16),
+        probe_prefill(make, LAYERS),
+        probe_values(make, 16),
+    )
     levels = levels_of(make(1, 32), *probes)
     assert set(levels) == {
         "E1",
         "E2",
         "E3",
         "E3-layers",
+        "E3-pages",
         "E3-prefill",
         "E3-reads",
         "E4",

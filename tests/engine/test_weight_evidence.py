@@ -379,3 +379,26 @@ def test_native_cells_on_another_model_are_refused(fp8: LoadedModel) -> None:
     ):
         session._check_same_model(fp8, other)
     session._check_same_model(fp8, load_model(spec_of("native"), "cpu", "float32"))
+
+
+def test_what_stays_native_is_held_to_what_was_loaded(fp8: LoadedModel) -> None:
+    fp8.model.model.norm.weight.data.mul_(1.01)  # type: ignore[union-attr, operator]
+    e2 = level(take(fp8), "E2")
+    assert e2.state == MISMATCH
+    assert "model.norm.weight, which is native, is not what was loaded" in e2.sentence
+
+
+def test_every_layer_is_held_to_its_native_weight_when_it_is_quantized(fp8: LoadedModel) -> None:
+    assert len(fp8.weights.shares) == MODULES
+    assert 0 < max(fp8.weights.shares.values()) <= 1
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-wide", "tiny-qwen2", "tiny-qwen3"])
+def test_every_output_of_a_sound_model_reaches_the_logits(model: str) -> None:
+    loaded = load_model(spec_of("fp8_block128", model=model), "cpu", "float32")
+
+    def make(sequences: int, tokens: int) -> Engine:
+        spec = spec_of("fp8_block128", model=model)
+        return Engine(loaded, decided(loaded), spec, sequences=sequences, tokens=tokens)
+
+    assert weightprobe.probe_weights(loaded, decided(loaded), make)[1].state == VERIFIED

@@ -77,7 +77,7 @@ def test_a_sound_run_passes() -> None:
     assert (verdict.exit_code, verdict.word) == (0, PASS)
     assert [o.check for o in verdict.outcomes] == ["precision", "precision", "plausible", RATIO.name]
     assert verdict.outcomes[1].sentence == (
-        "kv_format=int8_sym: int8_sym is requested, resolved and effective, verified by E1, E2, E3, E3-layers, E3-prefill, "
+        "kv_format=int8_sym: int8_sym is requested, resolved and effective, verified by E1, E2, E3, E3-layers, E3-pages, E3-prefill, "
         "E3-reads, E4, E5, E1-weights, E2-weights, E3-weights, E4-weights, E5-weights in storage."
     )
     last = verdict.outcomes[-1]
@@ -153,7 +153,10 @@ def test_a01_t3_the_sentence_names_the_layer() -> None:
     [
         ({"evidence": None}, "the record carries no evidence"),
         ({"decision": None}, "the record holds no decision"),
-        ({"evidence": evidence("native")}, "the evidence shows native. No level of evidence says why."),
+        (
+            {"evidence": evidence("native")},
+            "the evidence shows native. The engine was made for native: the decision did not reach the engine.",
+        ),
         (
             {"evidence": evidence("int8_sym", Level("E3", UNVERIFIED, "no token was read"))},
             "E3: no token was read",
@@ -420,7 +423,7 @@ def test_a23_t3_impossible_perplexities_fail_without_any_check(mean_nll: float, 
 
 
 def timed(ratio: float, pairs: int = 2) -> MadeRun:
-    def arm(name: str, order: int, scale: float) -> dict[str, Any]:
+    def arm(name: str, order: int, scale: float, kv_format: str = "native") -> dict[str, Any]:
         gaps = [10.0 * scale] * 3
         return {
             "arm": name,
@@ -430,13 +433,14 @@ def timed(ratio: float, pairs: int = 2) -> MadeRun:
             "prefill_tokens": 4096,
             "batch": 1,
             "new_tokens": 4,
+            "ran": {"kv_format": kv_format, "weights": "native", "computed_tokens": 4096 + 15},
         }
 
     own = [
-        arm("candidate", 0, ratio),
+        arm("candidate", 0, ratio, "int8_sym"),
         arm("baseline", 1, 1.0),
         arm("baseline", 2, 1.0),
-        arm("candidate", 3, ratio),
+        arm("candidate", 3, ratio, "int8_sym"),
     ][: 2 * pairs]
     native = [arm("candidate", 0, 1.0), arm("candidate", 1, 1.0)]
     warm = [{"arm": "candidate", "ttft_ms": 99.0, "itl_ms": []}]
@@ -762,3 +766,28 @@ def test_a_task_that_ended_well_without_any_value_is_no_pass() -> None:
     verdict = evaluate(None, (run := stored().change(CAND, samples={})).manifest, run.records, run.rows())
     assert verdict.exit_code == 3
     assert any(o.check == "no result" and "storage on" in o.sentence for o in verdict.outcomes)
+
+
+@pytest.mark.parametrize(
+    ("ran", "said"),
+    [
+        ({"kv_format": "native"}, "times of arm candidate are of a request with kv_format native, and it is due with int8_sym"),
+        ({"weights": "fp8_block128"}, "with weights fp8_block128, and it is due with native"),
+        ({"computed_tokens": 40}, "with computed_tokens 40, and it is due with 4111"),
+    ],
+)  # fmt: skip
+def test_times_of_another_arm_or_request_fail(ran: dict[str, Any], said: str) -> None:
+    made = timed(1.0)
+    record = next(r for r in made.records if r.key.endswith(CAND) and r.runner == "latency")
+    arms = [{**arm, "ran": {**arm["ran"], **ran}} for arm in record.samples["arms"]]
+    verdict = bare(made.change(CAND, "latency", samples={**record.samples, "arms": arms}))
+    assert verdict.exit_code == 1
+    assert said in of(verdict, FAIL)[0].sentence
+
+
+def test_times_that_do_not_say_what_ran_fail() -> None:
+    made = timed(1.0)
+    record = next(r for r in made.records if r.key.endswith(CAND) and r.runner == "latency")
+    arms = [{key: value for key, value in arm.items() if key != "ran"} for arm in record.samples["arms"]]
+    verdict = bare(made.change(CAND, "latency", samples={**record.samples, "arms": arms}))
+    assert "kv_format unknown" in of(verdict, FAIL)[0].sentence

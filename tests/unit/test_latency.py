@@ -47,6 +47,9 @@ class CompilingArm:
     def synchronize(self):
         pass
 
+    def ran(self):
+        return {}
+
     def close(self):
         self.closed += 1
 
@@ -64,6 +67,9 @@ class LateArm:
 
     def synchronize(self):
         self.clock.now = max(self.clock.now, self.due)
+
+    def ran(self):
+        return {}
 
     def close(self):
         pass
@@ -84,6 +90,9 @@ class ScriptedArm:
 
     def synchronize(self):
         pass
+
+    def ran(self):
+        return {}
 
     def close(self):
         pass

@@ -1,0 +1,39 @@
+"""What a fault is, and the cells that faults are injected into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Fault:
+    """breaks: what is broken, in a sentence; cell: a name of `CELLS`; inject(): breaks the live code inside its `with`.
+
+    says: a regular expression that a sentence of the verdict must match, so that whoever reads it knows what is broken.
+    silent: without the probes of evidence, and without a check of the gate that asks for it, nothing shows it; False: it shows in
+    dtypes, bytes, decisions or values too.
+    """
+
+    breaks: str
+    cell: str
+    inject: Callable[[], AbstractContextManager[Any]]
+    says: str
+    silent: bool = True
+
+
+# Variants of matrix.yaml by name, as the words of --set. Each holds a cell with kv_format int8_sym, which the gate asks for.
+CELLS: dict[str, tuple[str, ...]] = {
+    "int8_sym": (),
+    "int8_static": ("axes={kv_format: [int8_sym, int8_static], scale: 0.05}",),
+    "fp8_e4m3": ("axes={kv_format: [int8_sym, fp8_e4m3]}",),
+    "fp8_weights": ("model.source=tiny-wide", "axes={kv_format: [int8_sym], weights: [fp8_block128]}"),
+    "fp8_biases": ("model.source=tiny-qwen2", "axes={kv_format: [int8_sym], weights: [fp8_block128]}"),
+    "long_context": ("engine.context=100",),
+    "cuda": ("engine.device=cuda", "engine.backend=triton", "engine.dtype=bfloat16", "engine.decode=graph"),
+}
+
+# Cells that need more than a CPU.
+NEEDS_CUDA = frozenset({"cuda"})

@@ -1,0 +1,219 @@
+"""The suite: a clean run of each cell, a run with each fault, and what the ordinary gate said of it.
+
+A run is that of `kvbench run`: matrix -> tasks -> records on disk -> metrics -> gate. Models are loaded, engines made and
+probes taken anew for each, so nothing of one fault reaches the next.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvbench import gate as gates
+from kvbench import matrix, metrics
+from kvbench.cells import Task
+from kvbench.environment import host
+from kvbench.errors import KvbenchError, UsageError
+from kvbench.models import fingerprint
+from kvbench.record import Record, RunDir
+from kvbench.run import run
+from kvbench.selftest.fault import CELLS, NEEDS_CUDA, Fault
+from kvbench.verdict import PASS, Outcome, Verdict
+
+HERE = Path(__file__).parent
+GATE = HERE / "gate.yaml"
+CLEAN = nullcontext
+
+# Of a run with a fault; and of one without.
+CAUGHT, MISSED, SKIPPED = "caught", "missed", "skipped"
+PASSED, FAILED = "passed", "failed"
+
+# What stands before the sentence of a level of evidence.
+_LEVEL = re.compile(r"\b(E\d(?:-\w+)?|native-arm): ")
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one run. status: caught, missed or skipped; of a run without a fault passed, failed or skipped.
+
+    by: the level of evidence, or the check, whose sentence names the cause; exit_code: of the verdict, None where there is none;
+    sentence: what named the cause; of a missed fault, what was said instead; why it was skipped.
+    """
+
+    name: str
+    status: str
+    by: str
+    exit_code: int | None
+    sentence: str
+    seconds: float
+
+    def line(self) -> str:
+        """`caught  scale_zero  E2, 1.2 s`; a missed or skipped one with the reason."""
+        said = "" if self.status in (CAUGHT, PASSED) else f": {self.sentence}"
+        return f"{self.status:8}{self.name:54}{self.by + ', ' if self.by else ''}{self.seconds:.1f} s{said}"
+
+
+@dataclass(frozen=True)
+class Score:
+    """clean: one result a cell that faults were injected into; faults: one each."""
+
+    clean: tuple[Result, ...]
+    faults: tuple[Result, ...]
+
+    @property
+    def caught(self) -> int:
+        return sum(r.status == CAUGHT for r in self.faults)
+
+    @property
+    def of(self) -> int:
+        """The faults that could run here."""
+        return sum(r.status != SKIPPED for r in self.faults)
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every clean run passes and every fault that can run was caught, of at least one; else 1."""
+        sound = all(r.status != FAILED for r in self.clean)
+        return 0 if sound and self.caught == self.of > 0 else 1
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "caught": self.caught, "of": self.of, "exit_code": self.exit_code}
+
+    def last_line(self) -> str:
+        skipped = len(self.faults) - self.of
+        beside = f", {skipped} skipped" if skipped else ""
+        bad = [r.name for r in self.clean if r.status == FAILED]
+        unsound = (
+            f"; but a run without a fault does not pass ({', '.join(bad)}), so nothing counts" if bad else ""
+        )
+        return f"caught {self.caught} of {self.of}{beside}{unsound}"
+
+
+def run_suite(
+    faults: Mapping[str, Fault],
+    chosen: Iterable[str] = (),
+    say: Callable[[Result], None] = lambda result: None,
+) -> Score:
+    """Run the chosen faults (all where none is), after a clean run of each cell that they need; say(result) after each.
+
+    Raises UsageError for a name that is not in `faults`.
+    """
+    names = list(dict.fromkeys(chosen)) or list(faults)
+    if unknown := [name for name in names if name not in faults]:
+        raise UsageError(f"There is no fault {unknown[0]!r}; choose from {', '.join(faults)}.")
+    clean, results = [], []
+    with quick():
+        for cell in dict.fromkeys(faults[name].cell for name in names):
+            clean.append(clean_run(cell))
+            say(clean[-1])
+        for name in names:
+            results.append(fault_run(name, faults[name]))
+            say(results[-1])
+    return Score(tuple(clean), tuple(results))
+
+
+@contextmanager
+def quick() -> Iterator[None]:
+    """One thread, since tiny operations wait for the slowest of several; and what is there already is left out of garbage
+    collections, which a run makes many of. A run takes half of the time.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        torch.set_num_threads(threads)
+
+
+def clean_run(cell: str) -> Result:
+    """The cell without a fault: exit code 0, or nothing that is said of faults counts."""
+    name = f"no fault, {cell}"
+    if reason := _lacking(cell):
+        return Result(name, SKIPPED, "", None, reason, 0.0)
+    started = time.perf_counter()
+    verdict = judged(cell, CLEAN)
+    wrong = _wrong(verdict)
+    status = FAILED if verdict.exit_code else PASSED
+    sentence = wrong[0].sentence if wrong else "every check passed"
+    return Result(name, status, "", verdict.exit_code, sentence, time.perf_counter() - started)
+
+
+def fault_run(name: str, fault: Fault) -> Result:
+    """The fault injected, and whether the verdict names it."""
+    if reason := _lacking(fault.cell):
+        return Result(name, SKIPPED, "", None, reason, 0.0)
+    started = time.perf_counter()
+
+    def result(status: str, by: str, exit_code: int | None, sentence: str) -> Result:
+        return Result(name, status, by, exit_code, sentence, time.perf_counter() - started)
+
+    try:
+        verdict = judged(fault.cell, fault.inject)
+    except KvbenchError as e:
+        named = re.search(fault.says, str(e))
+        return result(CAUGHT if named else MISSED, "refused", e.exit_code, str(e))
+    wrong = _wrong(verdict)
+    for outcome in wrong:
+        if (found := re.search(fault.says, outcome.sentence)) and verdict.exit_code:
+            levels = _LEVEL.findall(outcome.sentence[: found.end()])
+            return result(
+                CAUGHT, levels[-1] if levels else outcome.check, verdict.exit_code, outcome.sentence
+            )
+    said = f"nothing says {fault.says!r}: {wrong[0].sentence}" if wrong else "every check passed"
+    return result(MISSED, "", verdict.exit_code, said)
+
+
+def judged(cell: str, inject: Callable[[], AbstractContextManager[Any]], gate: Path = GATE) -> Verdict:
+    """Run the cell's matrix with something injected, and judge its records by `gate`, which is never broken itself."""
+    with tempfile.TemporaryDirectory(prefix="kvbench-selftest-") as folder:
+        run_dir, here = RunDir(Path(folder)), host()
+        with inject():
+            loaded = matrix.load(HERE / "matrix.yaml", CELLS[cell], host=here, fingerprint_model=fingerprint)
+            run(loaded, run_dir, here.environment, ["kvbench", "selftest"], Quiet(), None, "all")
+            manifest, records = run_dir.manifest(), list(run_dir.records())
+            rows = metrics.derive(manifest, records)
+        return gates.evaluate(gates.load(gate), manifest, records, rows)
+
+
+class Quiet:
+    """Shows no progress: the suite has a line a fault."""
+
+    def start(self, total: int, reused: int) -> None: ...
+    def task(self, index: int, task: Task, name: str) -> None: ...
+    def inside(self, done: int, total: int, note: str) -> None: ...
+    def finished(self, record: Record) -> None: ...
+    def close(self) -> None: ...
+
+
+def _lacking(cell: str) -> str:
+    """Why the cell cannot run here, or ""."""
+    if cell in NEEDS_CUDA and host().device != "cuda":
+        return f"needs a CUDA device: {host().environment['device_reason']}"
+    return ""
+
+
+def _wrong(verdict: Verdict) -> Sequence[Outcome]:
+    return [outcome for outcome in verdict.outcomes if outcome.status != PASS]
+
+
+def listing(faults: Mapping[str, Fault], holes: Mapping[str, Fault]) -> list[dict[str, Any]]:
+    """Each fault and hole: its name, what it breaks, the cell, whether it is silent, and a line of text."""
+    return [
+        {
+            "name": name, "kind": kind, "breaks": fault.breaks, "cell": fault.cell, "silent": fault.silent,
+            "line": f"{kind:6}{name:54}{fault.breaks}",
+        }
+        for kind, table in (("fault", faults), ("hole", holes))
+        for name, fault in table.items()
+    ]  # fmt: skip

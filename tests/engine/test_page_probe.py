@@ -1,0 +1,76 @@
+"""Pages: what a sound engine shows, whatever its windows and its page size; and the reference quantizers' known rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.engine.knownrows import reference_fault
+from kvbench.engine.pageprobe import probe_pages
+from kvbench.engine.store import PagedKVStore
+from kvbench.formats import KV_FORMATS
+from kvbench.record import MISMATCH, VERIFIED
+from kvbench_kernels.quantize import QUANTIZE
+
+
+def probed(engine: Any, model: str = "tiny-llama", kv_format: str = "int8_sym", page_size: int = 8) -> Any:
+    return probe_pages(
+        lambda sequences, tokens: engine(
+            model, kv_format, sequences=sequences, tokens=tokens, page_size=page_size
+        ),
+        page_size,
+    )
+
+
+@pytest.mark.parametrize("page_size", [1, 8, 16, 100])
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-mistral", "tiny-gemma2", "tiny-gpt-oss"])
+def test_a_sound_engine_passes(engine: Any, model: str, page_size: int) -> None:
+    found = probed(engine, model, page_size=page_size)
+    assert found.state == VERIFIED, found.sentence
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_in_every_format(engine: Any, kv_format: str) -> None:
+    assert probed(engine, kv_format=kv_format).state == VERIFIED
+
+
+def test_a_latent_cache_passes(engine: Any) -> None:
+    assert probed(engine, "tiny-deepseek-v2", "native").state == VERIFIED
+
+
+def test_a_page_that_is_not_read_is_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = PagedKVStore.read
+
+    def first_again(self: Any, layer: int, pages: Any, *rest: Any) -> Any:
+        pages = pages.clone()
+        if pages.shape[1] > 1:
+            pages[:, 1] = pages[:, 0]
+        return honest(self, layer, pages, *rest)
+
+    monkeypatch.setattr(PagedKVStore, "read", first_again)
+    found = probed(engine)
+    assert found.state == MISMATCH
+    assert found.facts["first_faults"] == [
+        "sequence 0 does not read its page 1 (page 1 of the store)",
+        "sequence 1 does not read its page 1 (page 4 of the store)",
+    ]
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_the_reference_quantizers_give_the_known_rows(kv_format: str) -> None:
+    assert reference_fault(kv_format) == ""
+
+
+@pytest.mark.parametrize("kv_format", [name for name in KV_FORMATS if name != "native"])
+def test_a_reference_that_gives_other_codes_is_named(kv_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = QUANTIZE[kv_format]
+
+    def other(x: Any, scale: Any) -> Any:
+        sound = honest(x, scale)
+        return replace(sound, codes=sound.codes.view(torch.uint8).roll(1).view(sound.codes.dtype))
+
+    monkeypatch.setitem(QUANTIZE, kv_format, other)
+    assert f"the reference quantizer of {kv_format} gives codes" in reference_fault(kv_format)

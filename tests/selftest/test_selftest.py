@@ -1,0 +1,165 @@
+"""The self-test: every fault is caught by name, nothing of one is left behind, and what nobody catches ends in exit code 1."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvbench.cli import app
+from kvbench.selftest import suite
+from kvbench.selftest.fault import CELLS, NEEDS_CUDA, Fault
+from kvbench.selftest.suite import CAUGHT, FAILED, MISSED, PASSED, SKIPPED, clean_run, fault_run, run_suite
+from kvbench.selftest.table import FAULTS, HOLES
+
+ON_CPU = [name for name in CELLS if name not in NEEDS_CUDA]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    with suite.quick():
+        yield
+
+
+@pytest.mark.parametrize("cell", ON_CPU)
+def test_a_run_without_a_fault_passes(cell: str) -> None:
+    found = clean_run(cell)
+    assert (found.status, found.exit_code) == (PASSED, 0), found.sentence
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_caught_by_name(name: str) -> None:
+    found = fault_run(name, FAULTS[name])
+    if found.status == SKIPPED:
+        pytest.skip(found.sentence)
+    assert found.status == CAUGHT, found.sentence
+    assert found.exit_code in (1, 3)
+    assert found.by
+
+
+@pytest.mark.parametrize("name", HOLES)
+def test_a_known_hole_is_one(name: str) -> None:
+    """One that is caught belongs into the table of faults."""
+    found = fault_run(name, HOLES[name])
+    assert (found.status, found.exit_code) == (MISSED, 0), found.sentence
+
+
+def patched() -> dict[tuple[str, str], int]:
+    """The identity of everything that a fault may replace: names of modules and of classes, entries of tables."""
+    modules = {
+        n: m
+        for n, m in sys.modules.items()
+        if n.startswith(("kvbench", "kvbench_kernels", "transformers.models.llama"))
+    }
+    owners = {n: vars(m) for n, m in modules.items()}
+    for name, module in modules.items():
+        for key, value in vars(module).items():
+            if isinstance(value, type) and value.__module__ == name:
+                owners[f"{name}.{key}"] = dict(vars(value))
+            elif isinstance(value, dict) and key.isupper():
+                owners[f"{name}.{key}"] = {str(k): v for k, v in value.items()}
+    return {
+        (owner, key): id(value)
+        for owner, held in owners.items()
+        for key, value in held.items()
+        if key[:2] != "__" or key == "__init__"
+    }
+
+
+def raising(name: str, fault: Fault, before: dict[tuple[str, str], int]) -> None:
+    with fault.inject():
+        assert patched() != before, f"{name} replaces nothing that is looked at here"
+        raise ZeroDivisionError
+
+
+def test_nothing_is_left_of_a_fault_whose_run_raises() -> None:
+    before = patched()
+    for name, fault in {**FAULTS, **HOLES}.items():
+        with pytest.raises(ZeroDivisionError):
+            raising(name, fault, before)
+        assert patched() == before, name
+
+
+@pytest.mark.parametrize("cell", ["int8_sym", "fp8_weights"])
+def test_a_run_after_all_faults_still_passes(cell: str) -> None:
+    assert clean_run(cell).status == PASSED
+
+
+def test_a_fault_that_nobody_catches_ends_in_exit_code_1() -> None:
+    lines: list[str] = []
+    nothing = {"nothing": Fault("Nothing is broken.", "int8_sym", nullcontext, "anything")}
+    score = run_suite(nothing, say=lambda result: lines.append(result.line()))
+    assert (score.exit_code, score.last_line()) == (1, "caught 0 of 1")
+    assert [line.split()[0] for line in lines] == [PASSED, MISSED]
+    assert lines[1].endswith("every check passed")
+
+
+def test_a_fault_that_is_caught_under_another_name_counts_as_missed() -> None:
+    vague = {"vague": Fault("Scales are 0.", "int8_sym", FAULTS["scale_zero"].inject, "the moon")}
+    score = run_suite(vague)
+    assert score.exit_code == 1
+    assert "nothing says 'the moon'" in score.faults[0].sentence
+
+
+def test_nothing_counts_where_the_clean_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "CLEAN", FAULTS["scale_zero"].inject)
+    score = run_suite(FAULTS, ["metric_nan"])
+    assert (score.clean[0].status, score.caught, score.exit_code) == (FAILED, 1, 1)
+    assert "so nothing counts" in score.last_line()
+
+
+def test_only_skipped_faults_are_no_pass() -> None:
+    lacking = [name for name, fault in FAULTS.items() if suite._lacking(fault.cell)]
+    if not lacking:
+        pytest.skip("a GPU is here")
+    score = run_suite(FAULTS, lacking)
+    assert (score.of, score.exit_code) == (0, 1)
+    assert "needs a CUDA device" in score.faults[0].line()
+
+
+def test_each_fault_is_written_down() -> None:
+    for fault in (*FAULTS.values(), *HOLES.values()):
+        assert fault.breaks.endswith(".")
+        assert fault.cell in CELLS
+        assert fault.says
+    assert not set(FAULTS) & set(HOLES)
+
+
+def call(*words: str) -> Any:
+    return CliRunner().invoke(app, ["selftest", *words])
+
+
+def test_the_command_has_a_line_a_fault_and_the_score() -> None:
+    result = call("--fault", "scale_zero", "--fault", "metric_nan")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["caught", "scale_zero"], ["caught", "metric_nan"]]
+    assert "E2, " in lines[1]
+    assert lines[-1] == "caught 2 of 2"
+
+
+def test_json_is_one_object_on_stdout() -> None:
+    result = call("--fault", "metric_nan", "--json")
+    answer = json.loads(result.stdout)
+    assert (answer["caught"], answer["of"], answer["exit_code"], result.exit_code) == (1, 1, 0, 0)
+    assert answer["faults"][0]["by"] == "plausible"
+    assert "metric_nan" in result.stderr
+
+
+def test_the_list_runs_nothing() -> None:
+    result = call("--list")
+    assert result.exit_code == 0
+    assert [line.split()[1] for line in result.stdout.splitlines()] == [*FAULTS, *HOLES]
+    rows = json.loads(call("--list", "--json").stdout)
+    assert {row["kind"] for row in rows} == {"fault", "hole"}
+
+
+def test_an_unknown_fault_is_a_usage_error_with_the_accepted_ones() -> None:
+    result = call("--fault", "scale_zer0")
+    assert result.exit_code == 2
+    assert "There is no fault 'scale_zer0'; choose from format_lost_matrix_to_cell" in result.stderr
