@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from kvbench.errors import KvbenchError, NotAvailable, UsageError
 from kvbench.hub import quiet
@@ -77,6 +78,20 @@ def corpus(name: str, data_dir: Path | None, split: str = "test") -> Corpus:
     if name == "pydoc":
         return _pydoc()
     return _text_file(Path(name))
+
+
+def first_ids(name: str, text: str, tokenizer: Any, wanted: int) -> list[int]:
+    """The first `wanted` ids of a text, tokenized as the tokenizer does by default (its own BOS policy).
+
+    Raises UsageError, with the corpus' name, for a text that has fewer.
+    """
+    # No tokenizer makes tokens that long.
+    ids: list[int] = tokenizer(text.lstrip()[: 64 * wanted])["input_ids"]
+    if len(ids) < wanted:
+        raise UsageError(
+            f"Corpus {name!r} has {len(ids)} tokens, and {wanted} are asked for; give a longer text or ask for fewer."
+        )
+    return ids[:wanted]
 
 
 def corpus_fingerprint(name: str, data_dir: Path | None, split: str = "test") -> str:

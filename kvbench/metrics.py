@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
-from kvbench.derive import agreement, gemm, health, latency, mcq, parity, perplexity, storage, transfer
+from kvbench.derive import agreement, gemm, generate, health, latency, mcq, parity, perplexity, storage, transfer
 from kvbench.derive.value import Value
 from kvbench.record import OK, Record
 
@@ -68,6 +68,7 @@ UNIT_DOMAIN: dict[str, tuple[float, float]] = {
     "error": (0.0, inf),
     "logit": (0.0, inf),
     "step": (0.0, inf),
+    "tokens": (0.0, inf),
     "questions": (0.0, inf),
     "paths": (0.0, inf),
     "codes": (0.0, 256.0),
@@ -92,6 +93,18 @@ _PPL = (1.0001, inf)
 # No link between a host and one device carries a TB/s: the clock was read before the copies were done.
 _BANDWIDTH = (1e-6, 1e3)
 _KLD = (-1e-4, inf)  # rounding may leave a divergence of equal distributions a hair below 0
+
+# Of the tokens at these positions of a chunk: late ones attend to more that is stored.
+_BY_POSITION = [
+    metric
+    for low, high in ((0, 63), (64, 127), (128, 255), (256, 511))
+    for metric in (
+        Metric(f"ppl_at_{low}_{high}", "perplexity", "ppl", "lower",
+               f"ppl of the scored tokens at positions {low} to {high} of their chunk", _PPL),
+        Metric(f"ppl_delta_pct_at_{low}_{high}", "perplexity", "%", "",
+               f"ppl_delta_pct of the scored tokens at positions {low} to {high} of their chunk", (-99.0, inf), paired=True),
+    )
+]  # fmt: skip
 
 METRICS: dict[str, Metric] = {
     m.name: m
@@ -207,11 +220,32 @@ METRICS: dict[str, Metric] = {
                "share of steps where the baseline, measured again in chunks, disagrees with itself: the noise floor", _SHARE),
         Metric("native_distinct_4grams", "agreement", "share", "higher",
                "share of the baseline's generated 4-grams that are different; a text that loops tests few choices", _SHARE),
+        # generate: medians and shares are over the prompts, positions in what was generated, right-censored at its length
+        Metric("gen_distinct_4grams", "generate", "share", "higher",
+               "share of the generated 4-grams that are different, up to the first end-of-text token; mean over prompts", _SHARE),
+        Metric("gen_loop_tokens", "generate", "tokens", "lower",
+               "tokens of the longest loop in any text: one unit over and over, three copies and 12 tokens or more", (0.0, inf)),
+        Metric("gen_loop_onset", "generate", "step", "higher",
+               "first token of a text's longest loop, its first copy included; median, right-censored", (0.0, inf)),
+        Metric("gen_eos", "generate", "step", "", "position of the first end-of-text token; median, right-censored", (0.0, inf)),
+        Metric("gen_degenerated", "generate", "share", "lower",
+               "share of the texts that from some token on repeat themselves to the end: 32 tokens or more, of which 90% end a "
+               "4-gram that stood in the text before; Wilson interval", _SHARE),
+        Metric("gen_onset", "generate", "step", "higher", "the token from which they do; median, right-censored", (0.0, inf)),
+        Metric("gen_first_divergence", "generate", "step", "higher",
+               "first token that is not the baseline's; median, right-censored", (0.0, inf), paired=True),
+        Metric("gen_native_degenerated", "generate", "share", "lower",
+               "the baseline's own gen_degenerated, beside its candidates", _SHARE, paired=True),
+        Metric("gen_native_onset", "generate", "step", "higher", "the baseline's own gen_onset", (0.0, inf), paired=True),
+        Metric("gen_collapsed", "generate", "share", "lower",
+               "share of the texts that degenerate before half of the onset that the baseline's has (of the length, where it has "
+               "none); Wilson interval", _SHARE, paired=True),
         # perplexity
         Metric("ppl", "perplexity", "ppl", "lower", "exp(sum of NLL / scored tokens), never a mean of means", _PPL),
         Metric("ppl_delta_pct", "perplexity", "%", "",
                "(exp(d) - 1) * 100, d the mean NLL difference from the baseline over the same scored tokens; "
                "t-interval clustered by document", (-99.0, inf), paired=True),
+        *_BY_POSITION,
         Metric("kld_mean", "perplexity", "nat", "lower",
                "mean KL divergence of the candidate's next-token distribution from the native one, full vocabulary", _KLD, paired=True),
         Metric("kld_p50", "perplexity", "nat", "lower", "median KL divergence a token", _KLD, paired=True),
@@ -253,6 +287,7 @@ DERIVE: dict[str, Callable[[Record, Record | None], Iterator[Value]]] = {
     "gemm": gemm.values,
     "latency": latency.values,
     "agreement": agreement.values,
+    "generate": generate.values,
     "perplexity": perplexity.values,
     "mcq": mcq.values,
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from kvbench.derive.repetition import distinct_ngrams
 from kvbench.derive.value import Value, incomparable, share
 from kvbench.record import Record
 
@@ -27,12 +28,6 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
         yield Value("native_distinct_4grams", distinct, steps, note=loops)
     if baseline:
         yield from _against(record, baseline)
-
-
-def distinct_ngrams(tokens: Sequence[int], n: int) -> float | None:
-    """Different n-grams over all n-grams; None for a text shorter than one."""
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else None
 
 
 def _against(record: Record, baseline: Record) -> Iterator[Value]:
