@@ -273,7 +273,9 @@ def calibrate(
     tokens: Annotated[int, typer.Option("--tokens", help="Tokens from its head")] = 4096,
     method: Annotated[
         str,
-        typer.Option("--method", metavar="amax|pXX.X", help="Largest |x|, or that percentile, over the largest code"),
+        typer.Option(
+            "--method", metavar="amax|pXX.X", help="Largest |x|, or that percentile, over the largest code"
+        ),
     ] = "amax",
     per: Annotated[
         str,

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
-from kvbench.derive import agreement, gemm, generate, health, latency, mcq, parity, perplexity, storage, transfer
+from kvbench.derive import (
+    agreement,
+    gemm,
+    generate,
+    health,
+    latency,
+    mcq,
+    parity,
+    perplexity,
+    storage,
+    transfer,
+)
 from kvbench.derive.value import Value
 from kvbench.record import OK, Record
 

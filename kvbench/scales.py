@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.cells import content_hash
+from kvbench.document import show
 from kvbench.errors import Refused, UsageError
 from kvbench.formats import KV_FORMATS, KVFormat
 from kvbench.record import read_json
@@ -83,6 +84,16 @@ def calibrated(scale: Any) -> Mapping[str, Any] | None:
     """Where the scales of a file come from; None for those that a matrix gives itself."""
     found = scale.get("calibrated") if isinstance(scale, Mapping) else None
     return found if isinstance(found, Mapping) else None
+
+
+def short(scale: Mapping[str, Any]) -> str:
+    """Scales by side or layer in few letters, because names stand in tables: `k0.05/v0.1`; a list of layers by its digest,
+    `layers-1a2b3c`, and one of a file by its method too, `calibrated-amax-1a2b3c`."""
+    if facts := calibrated(scale):
+        return f"calibrated-{facts['method']}-{facts['sha'][:6]}"
+    if any(isinstance(part, list) for part in scale.values()):
+        return f"layers-{content_hash(scale)[:6]}"
+    return "/".join(f"{side}{show(part)}" for side, part in scale.items())
 
 
 def check_model(scale: Any, digests: Collection[str], layers: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kvbench.cells import content_hash
 from kvbench.document import show, suggestion
+from kvbench.scales import short
 from kvbench.tasks import Option
 from kvbench.yamlstrict import scalar
 
@@ -52,16 +52,9 @@ def canonical(option: Option, value: Any) -> Any:
 
 
 def text(value: Any) -> str:
-    """A cell value as names and `-k` write it: int8_sym, 4, true, null, 0.05; a scale a side as k0.05/v0.1.
-
-    A scale that lists its layers is shown by a digest, because names stand in tables, and one of a file by its method too.
-    """
+    """A cell value as names and `-k` write it: int8_sym, 4, true, null, 0.05; scales by side or layer as `scales.short` does."""
     if isinstance(value, dict):
-        if facts := value.get("calibrated"):
-            return f"calibrated-{facts['method']}-{facts['sha'][:6]}"
-        if any(isinstance(part, list) for part in value.values()):
-            return f"layers-{content_hash(value)[:6]}"
-        return "/".join(f"{side}{text(part)}" for side, part in value.items())
+        return short(value)
     return value if isinstance(value, str) else show(value)
 
 

@@ -110,7 +110,9 @@ def _checked(model: str, out: Path, fmt: str, tokens: int, method: str, per: str
         raise UsageError(f"--tokens {tokens} is no text; ask for at least 1.")
     kind_of(model)
     if out.suffix != ".json":
-        raise UsageError(f"{out} does not end with .json, by which a matrix knows a file of scales; name it so.")
+        raise UsageError(
+            f"{out} does not end with .json, by which a matrix knows a file of scales; name it so."
+        )
     if out.exists() or out.is_symlink():
         raise UsageError(f"{out} is there already; remove it, or give another name.")
     return share
@@ -205,6 +207,4 @@ def scales_of(found: Sequence[tuple[float, float]], qmax: float) -> dict[str, li
                     f"Layer {layer}: that magnitude of {side.upper()} is 0 on this text, so no scale follows from it; take "
                     "--method amax, or a longer text."
                 )
-    return {
-        side: [float(f"{pair[which] / qmax:.9g}") for pair in found] for which, side in enumerate(SIDES)
-    }
+    return {side: [float(f"{pair[which] / qmax:.9g}") for pair in found] for which, side in enumerate(SIDES)}

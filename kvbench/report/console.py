@@ -64,6 +64,7 @@ def show(view: View, file: TextIO, paths: Sequence[Path] = ()) -> None:
     for table in view.tables:
         if table.lines:
             _metrics(console, table, terminal)
+    _sweep(console, view)
     _notices(console, view)
     for title, findings in (("Failures", view.failures), ("Not measured in full", view.gaps)):
         _findings(console, title, findings)
@@ -102,6 +103,7 @@ def _precision(console: Console, view: View, terminal: bool) -> None:
         "Requested",
         "Resolved",
         "Effective",
+        "Scales",
         "Storage",
         "Transfer",
         "Execution",
@@ -114,7 +116,7 @@ def _precision(console: Console, view: View, terminal: bool) -> None:
         name = _places(group.where, 1)
         style = "red" if line.state == "mismatch" else "dim" if line.label.baseline else ""
         cells = (name, line.kv.requested, line.kv.resolved or "not resolved", line.effective,
-                 line.storage, line.transfer, line.execution, line.state, _backend(line.backend))  # fmt: skip
+                 line.scales, line.storage, line.transfer, line.execution, line.state, _backend(line.backend))  # fmt: skip
         table.add_row(*_texts(cells), style=style)
     console.print(table)
     _weights(console, view, terminal)
@@ -165,6 +167,14 @@ def _metrics(console: Console, table: MetricTable, terminal: bool) -> None:
     console.print(out)
     if table.footnote:
         console.print(Text(table.footnote, style="dim"), soft_wrap=True)
+
+
+def _sweep(console: Console, view: View) -> None:
+    from rich.text import Text
+
+    if view.sweep:
+        _title(console, "Static scales")
+        console.print(Text(view.sweep.sentence), soft_wrap=True)
 
 
 def _value(entry: Entry | None) -> str:

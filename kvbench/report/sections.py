@@ -110,6 +110,13 @@ SECTIONS: tuple[Section, ...] = (
     ), frozenset({"ppl", "ppl_delta_pct", "kld_mean", "kld_p99", "top1_agreement"}),
         "KLD goes from the native next-token distribution to the candidate's, over the whole vocabulary. The "
         "perplexity delta is a paired log-ratio; its interval is clustered by document."),
+    Section("positions", "Perplexity by position", "perplexity", tuple(
+        (f"{metric}_at_{low}_{high}", f"{heading} {low}-{high}")
+        for low, high in ((0, 63), (64, 127), (128, 255), (256, 511))
+        for metric, heading in (("ppl", "At"), ("ppl_delta_pct", "Delta"))
+    ), frozenset({"ppl_delta_pct_at_0_63", "ppl_delta_pct_at_256_511"}),
+        "Scored tokens by their place in the chunk. A token at 300 attends to 300 stored ones, a token at 10 to ten: what builds up "
+        "over a context shows as deltas that grow to the right.", facts=False),
     Section("agreement", "Token agreement", "agreement", (
         ("top1_teacher_forced", "Teacher-forced top-1"),
         ("first_divergence", "First divergence"),
@@ -120,13 +127,6 @@ SECTIONS: tuple[Section, ...] = (
         "Teacher-forced: the share of steps on which the candidate picks the native token along the native history. "
         "The first divergence is counted from step 0. One where the native margin is within the A/A noise is a "
         "near-tie."),
-    Section("positions", "Perplexity by position", "perplexity", tuple(
-        (f"{metric}_at_{low}_{high}", f"{heading} {low}-{high}")
-        for low, high in ((0, 63), (64, 127), (128, 255), (256, 511))
-        for metric, heading in (("ppl", "At"), ("ppl_delta_pct", "Delta"))
-    ), frozenset({"ppl_delta_pct_at_0_63", "ppl_delta_pct_at_256_511"}),
-        "Scored tokens by their place in the chunk. A token at 300 attends to 300 stored ones, a token at 10 to ten: what builds up "
-        "over a context shows as deltas that grow to the right.", facts=False),
     Section("generate", "Free-running text", "generate", (
         ("gen_collapsed", "Collapsed"),
         ("gen_degenerated", "Degenerated"),
