@@ -13,7 +13,7 @@ from kvbench.derive.repetition import degeneration_onset, distinct_ngrams, first
 from kvbench.derive.value import Value, incomparable, share
 from kvbench.record import Record
 
-COMPARABLE = ("prompts", "prompt_tokens", "new_tokens", "prompt_sha", "eos_tokens")
+COMPARABLE = ("prompts", "new_tokens", "prompt_sha", "eos_tokens")
 # A candidate that degenerates before this share of native's onset has collapsed.
 EARLY = 0.5
 

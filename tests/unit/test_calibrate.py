@@ -138,7 +138,7 @@ def test_a_file_that_is_there_stays_as_it_is(tmp_path):
     with pytest.raises(UsageError, match="is there already"):
         calibrate("tiny-llama", out)
     assert out.read_text() == "mine"
-    with pytest.raises(UsageError, match="does not end with .json"):
+    with pytest.raises(UsageError, match=r"does not end with \.json"):
         calibrate("tiny-llama", tmp_path / "scales.yaml")
 
 

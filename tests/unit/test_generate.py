@@ -29,15 +29,33 @@ def test_every_text_is_the_plain_greedy_text_of_its_prompt(runner_context):
         assert measured.samples["text"] == [ctx.model.tokenizer.decode(t) for t in measured.samples["tokens"]]
 
 
-def test_the_first_prompt_is_the_head_of_the_corpus_and_a_text_may_be_too_short(runner_context, tmp_path):
+def test_prompts_are_the_heads_of_documents(runner_context, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("First paragraph of a text.\n\nSecond one.\n")
     ctx = runner_context("generate", data=str(path), new_tokens=2, prompts=2, prompt_tokens=5)
     assert [ctx.model.tokenizer.decode(p) for p in generate.prompts(ctx)] == ["First", "Secon"]
+    ctx = runner_context("generate", data=str(path), prompts=2, prompt_tokens=15)
+    assert [ctx.model.tokenizer.decode(p) for p in generate.prompts(ctx)] == [
+        "First paragraph",
+        "Second one.",
+    ]
     with pytest.raises(UsageError, match="has 2 documents, and 3 prompts are asked for"):
         generate.prompts(runner_context("generate", data=str(path), prompts=3, prompt_tokens=5))
-    with pytest.raises(UsageError, match="tokens, and 30 are asked for"):
-        generate.prompts(runner_context("generate", data=str(path), prompts=2, prompt_tokens=30))
+    with pytest.raises(UsageError, match="has no chat template"):
+        generate.prompts(runner_context("generate", chat_template=True))
+    path.write_text("\n\n")
+    with pytest.raises(UsageError, match=r"Document 0 of corpus .* is empty"):
+        generate.prompts(runner_context("generate", data=str(path), prompts=1))
+
+
+def test_a_chat_template_stands_around_the_document(runner_context, monkeypatch):
+    ctx = runner_context("generate", chat_template=True, prompts=2)
+    monkeypatch.setattr(
+        ctx.model.tokenizer, "chat_template", "{% for m in messages %}<{{ m.content }}>{% endfor %}A:"
+    )
+    first, second = (ctx.model.tokenizer.decode(p) for p in generate.prompts(ctx))
+    assert first == "<Tell me a story about a fox and a river.>A:"
+    assert second == "<Describe the four seasons in a small town by the sea.>A:"
 
 
 def test_the_first_end_of_text_is_kept_and_does_not_stop_the_decoding(runner_context, monkeypatch):
@@ -63,7 +81,6 @@ def test_more_tokens_than_positions_are_refused_before_any_work(runner_context):
 def record(texts, eos=None, **facts):
     facts = {
         "prompts": len(texts),
-        "prompt_tokens": 8,
         "new_tokens": 64,
         "prompt_sha": "a",
         "eos_tokens": [0],

@@ -100,7 +100,7 @@ def test_a_file_that_is_not_there_or_no_json_is_refused(file, matrix, tmp_path):
     (tmp_path / "s.json").write_text("{")
     with pytest.raises(UsageError, match=r"s\.json is not valid JSON.*kvbench calibrate"):
         matrix()
-    with pytest.raises(UsageError, match='holds the text "dynamic" where a number above 0, a .json file'):
+    with pytest.raises(UsageError, match=r'holds the text "dynamic" where a number above 0, a \.json file'):
         matrix("{kv_format: int8_static, scale: dynamic}")
 
 
