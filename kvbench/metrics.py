@@ -231,7 +231,7 @@ METRICS: dict[str, Metric] = {
                "share of steps where the baseline, measured again in chunks, disagrees with itself: the noise floor", _SHARE),
         Metric("native_distinct_4grams", "agreement", "share", "higher",
                "share of the baseline's generated 4-grams that are different; a text that loops tests few choices", _SHARE),
-        # generate: medians and shares are over the prompts, positions in what was generated, right-censored at its length
+        # generate: medians (lower ones) and shares are over the prompts, positions in what was generated, right-censored at its length
         Metric("gen_distinct_4grams", "generate", "share", "higher",
                "share of the generated 4-grams that are different, up to the first end-of-text token; mean over prompts", _SHARE),
         Metric("gen_loop_tokens", "generate", "tokens", "lower",

@@ -7,7 +7,7 @@ new from a token on that comes before half of native's own onset, prompt by prom
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean, median
+from statistics import fmean, median_low
 
 from kvbench.derive.repetition import degeneration_onset, distinct_ngrams, first_divergence, longest_loop
 from kvbench.derive.value import Value, incomparable, share
@@ -72,9 +72,11 @@ def collapsed(onset: int | None, native: int | None, steps: int) -> bool:
 
 
 def _censored(metric: str, found: Sequence[int | None], steps: int) -> Value:
-    """The median over the prompts, right-censored at the number of steps where there is none."""
+    """The lower median over the prompts, which is one of them; the number of steps stands for none (right-censored)."""
     each = ", ".join("none" if at is None else str(at) for at in found)
-    return Value(metric, median(steps if at is None else at for at in found), steps, note=_each("each", each))
+    return Value(
+        metric, median_low(steps if at is None else at for at in found), steps, note=_each("each", each)
+    )
 
 
 def _each(what: str, value: float | str) -> str:

@@ -175,3 +175,21 @@ def test_the_command_writes_what_a_matrix_takes(tmp_path):
         assert "amax per layer over 40 tokens of pydoc" in record["facts"]["scale_source"]
     assert "scale_kind" not in next(r for r in kept if r["spec"]["kv_format"] == "native")["facts"]
     assert "calibrated" in ran.output
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"model_digest": "sha256:other"}, "scale_of_another_model"), ({"k": [0.1] * 3, "v": [0.1] * 3}, "scale_count")],
+)  # fmt: skip
+def test_a_run_refuses_the_file_of_another_model_by_name(measured, tmp_path, change, reason):
+    (tmp_path / "s.json").write_text(json.dumps(measured() | change))
+    (tmp_path / "m.yaml").write_text(
+        "model: {source: tiny-llama, plumbing: true}\naxes: {kv_format: int8_static, scale: s.json}\n"
+        "runners: {storage: {}}\n"
+    )
+    ran = CliRunner().invoke(app, ["run", str(tmp_path / "m.yaml"), "--out", str(tmp_path / "out"), "--json"])
+    assert ran.exit_code == 3, ran.output
+    kept = [json.loads(p.read_text()) for p in (tmp_path / "out" / "records").iterdir()]
+    refused = next(r for r in kept if r["spec"]["kv_format"] == "int8_static")
+    assert (refused["status"], refused["error"]["reason"]) == ("refused", reason)
+    assert "The scale file s.json" in refused["error"]["message"]
