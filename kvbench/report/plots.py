@@ -152,7 +152,10 @@ def scale_svg(sweep: Sweep, title: str) -> str:
             panel.grid(axis="y")
             panel.tick_params(length=0, which="both")
             if of is _ppl:
+                levels = [v for line in sweep.all for h in line.everything if (v := of(h)) is not None]
                 panel.set_yscale("symlog", linthresh=1.0)
+                panel.set_ylim(1.5 * min(0.0, *levels) - 0.5, 1.5 * max(0.0, *levels) + 0.5)
+                panel.yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
             else:
                 panel.set_ylim(bottom=0)
         scales = sorted({scale for line in sweep.lines for scale, _ in line.points})
@@ -167,6 +170,10 @@ def _scale_line(panel: Axes, i: int, line: ScaleLine, of: Callable[[Held], float
     if line.held is not None:
         if (level := of(line.held)) is not None:
             panel.axhline(level, color=colour, linewidth=1.2, linestyle=(0, (5 - i % 3, 2)))
+            at = 0.99 - 0.03 * (i % COLOURS)  # side by side, where levels are one line
+            panel.plot(
+                [at], [level], marker, color=colour, markersize=5, transform=panel.get_yaxis_transform()
+            )
         return
     found = [(scale, value, held) for scale, held in line.points if (value := of(held)) is not None]
     panel.plot([s for s, _, _ in found], [v for _, v, _ in found], color=colour, linewidth=1.2)

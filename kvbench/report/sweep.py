@@ -53,6 +53,10 @@ class ScaleLine:
     points: tuple[tuple[float, Held], ...] = ()
     held: Held | None = None
 
+    @property
+    def everything(self) -> tuple[Held, ...]:
+        return (*(held for _, held in self.points), *([self.held] if self.held else []))
+
 
 @dataclass(frozen=True)
 class Sweep:

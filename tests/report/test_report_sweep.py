@@ -131,6 +131,8 @@ def test_the_plot_is_the_same_byte_for_byte_and_whole():
     assert root.find(f"{SVG}title").text == "Scales < all"
     texts = [e.text for e in root.iter(f"{SVG}text")]
     assert {"0.05", "0.1", "1", "scale", "perplexity delta (%)", "onset of repetition (token)"} <= set(texts)
+    assert {"10", "1,000"} <= set(texts)
+    assert not [text for text in texts if "$" in text]
     assert "metadata" not in svg
     assert "#0100" not in svg
     assert {f"var(--s{i})" for i in range(4)} <= {svg[i : i + 9] for i in range(len(svg))}
