@@ -96,17 +96,12 @@ def _root(
 def _load(
     matrix: Path, overrides: list[str], select: str | None, data_dir: Path | None
 ) -> tuple[Any, Mapping[str, Any]]:
-    from kvbench.corpora import HUB
     from kvbench.data import fingerprint as data_fingerprint
     from kvbench.environment import host
     from kvbench.matrix import load
     from kvbench.models import fingerprint as model_fingerprint
 
-    if data_dir is not None and str(data_dir) != HUB and not data_dir.is_dir():
-        raise UsageError(
-            f"The data folder {data_dir} does not exist; give a folder with the files that the README lists under "
-            f"Daily use, or {HUB} to fetch them from the hub."
-        )
+    _check_data_dir(data_dir)
     here = host()
     loaded = load(
         matrix,
@@ -117,6 +112,16 @@ def _load(
         fingerprint_data=lambda name, split: data_fingerprint(name, data_dir, split),
     )
     return loaded, here.environment
+
+
+def _check_data_dir(data_dir: Path | None) -> None:
+    from kvbench.corpora import HUB
+
+    if data_dir is not None and str(data_dir) != HUB and not data_dir.is_dir():
+        raise UsageError(
+            f"The data folder {data_dir} does not exist; give a folder with the files that the README lists under "
+            f"Daily use, or {HUB} to fetch them from the hub."
+        )
 
 
 def _rerun(value: str) -> Any:
@@ -300,6 +305,57 @@ def selftest(
         score = run_suite(FAULTS, fault, lambda result: print(result.line(), file=lines, flush=True))
         print(json.dumps(score.as_json(), ensure_ascii=False) if json_ else score.last_line())
         raise typer.Exit(score.exit_code)
+
+
+@app.command()
+def calibrate(
+    model: Annotated[str, typer.Argument(help="A model, as a matrix names it")],
+    out: Annotated[Path, typer.Argument(help="File of scales to write, OUT.json; it must not exist yet")],
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="int8_static|fp8_e4m3_static", help="The format that the scales are for"
+        ),
+    ] = "int8_static",
+    data: Annotated[str, typer.Option("--data", metavar="pydoc|wikitext2|FILE", help="The text")] = "pydoc",
+    tokens: Annotated[int, typer.Option("--tokens", help="Tokens from its head")] = 4096,
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method", metavar="amax|pXX.X", help="Largest |x|, or that percentile, over the largest code"
+        ),
+    ] = "amax",
+    per: Annotated[
+        str,
+        typer.Option(
+            "--per",
+            metavar="layer|tensor",
+            help="layer: one for K and one for V in each layer; tensor: one for all of K and one for all of V",
+        ),
+    ] = "layer",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="float32|bfloat16|float16", help="Of the engine that measures")
+    ] = "float32",
+    data_dir: DataOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Measure K and V of a text and write the scales of a static KV format, for `scale: OUT.json` in a matrix."""
+    with handled("nothing was written, run the same command to start again"):
+        _check_data_dir(data_dir)
+        from kvbench.engine.calibrate import calibrate as measure
+
+        written = measure(
+            model,
+            out,
+            fmt=format_,
+            data=data,
+            data_dir=data_dir,
+            tokens=tokens,
+            method=method,
+            per=per,
+            dtype=dtype,
+        )
+        print(json.dumps(written.as_json(), ensure_ascii=False) if json_ else written.as_text())
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
     wikitext2   WikiText-2 raw v1 below the data directory, or from the hub when that is allowed
     pydoc       CPython's own `pydoc_data.topics`, always there; recorded by hash and Python version
+    instructions  what one asks of a chat model, one a document; for generate
     a path      any UTF-8 text file
 
 What was asked for and is not here raises NotAvailable with the command that gets it; nothing is put in its place.
@@ -17,13 +18,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from kvbench.errors import KvbenchError, NotAvailable, UsageError
 from kvbench.hub import quiet
+from kvbench.instructions import INSTRUCTIONS
 
 ALLOW_HUB = "KVBENCH_ALLOW_HUB"  # "1": what is not below the data directory may be fetched from the hub
 HUB = "hub"  # given as the data directory: fetch everything from the hub
-NAMED = ("wikitext2", "pydoc")
+NAMED = ("wikitext2", "pydoc", "instructions")
 ABSENT = "absent"
 
 WIKITEXT_HUB = ("Salesforce/wikitext", "wikitext-2-raw-v1")
@@ -58,6 +61,10 @@ class Corpus:
     def text(self) -> str:
         return "".join(self.stream)
 
+    def document(self, i: int) -> str:
+        end = self.documents[i + 1] if i + 1 < len(self.documents) else len(self.rows)
+        return "".join(self.stream[self.documents[i] : end])
+
 
 def offsets(pieces: tuple[str, ...], documents: tuple[int, ...]) -> list[int]:
     """Character at which each document starts in the joined `pieces`."""
@@ -76,7 +83,23 @@ def corpus(name: str, data_dir: Path | None, split: str = "test") -> Corpus:
         return _wikitext(data_dir, split)
     if name == "pydoc":
         return _pydoc()
+    if name == "instructions":
+        return _instructions()
     return _text_file(Path(name))
+
+
+def first_ids(name: str, text: str, tokenizer: Any, wanted: int) -> list[int]:
+    """The first `wanted` ids of a text, tokenized as the tokenizer does by default (its own BOS policy).
+
+    Raises UsageError, with the corpus' name, for a text that has fewer.
+    """
+    # No tokenizer makes tokens that long.
+    ids: list[int] = tokenizer(text.lstrip()[: 64 * wanted])["input_ids"]
+    if len(ids) < wanted:
+        raise UsageError(
+            f"Corpus {name!r} has {len(ids)} tokens, and {wanted} are asked for; give a longer text or ask for fewer."
+        )
+    return ids[:wanted]
 
 
 def corpus_fingerprint(name: str, data_dir: Path | None, split: str = "test") -> str:
@@ -86,8 +109,8 @@ def corpus_fingerprint(name: str, data_dir: Path | None, split: str = "test") ->
         if path is not None:
             return file_sha(path)
         return WIKITEXT_SHA[_known_split(split)] if hub_allowed(data_dir) else ABSENT
-    if name == "pydoc":
-        return _pydoc().sha256
+    if name in ("pydoc", "instructions"):
+        return corpus(name, None).sha256
     return file_sha(Path(name)) if Path(name).is_file() else ABSENT
 
 
@@ -206,6 +229,21 @@ def _pydoc() -> Corpus:
         sha256=hashlib.sha256("".join(stream).encode()).hexdigest(),
         source=f"pydoc_data.topics of Python {platform.python_version()}, topics in key order",
         license="PSF-2.0",
+    )
+
+
+def _instructions() -> Corpus:
+    rows = tuple(f"{text}\n" for text in INSTRUCTIONS)
+    return Corpus(
+        name="instructions",
+        split="whole",
+        rows=rows,
+        stream=rows,
+        raw=rows,
+        documents=tuple(range(len(rows))),
+        sha256=hashlib.sha256("".join(rows).encode()).hexdigest(),
+        source="kvbench's own instructions",
+        license="that of kvbench",
     )
 
 

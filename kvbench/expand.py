@@ -22,6 +22,7 @@ from kvbench.cellkeys import MODEL_KEYS
 from kvbench.cells import CELL_KEYS, MODEL_NAMES, Cell, content_hash, one_model
 from kvbench.document import DataPath, Problems
 from kvbench.environment import Host
+from kvbench.errors import UsageError
 from kvbench.formats import KV_FORMATS
 from kvbench.outline import Outline, Point
 from kvbench.values import text
@@ -49,9 +50,13 @@ class _Combination:
 
 
 def expand(
-    outline: Outline, host: Host, problems: Problems, line_of: Callable[[DataPath], int | None]
+    outline: Outline,
+    host: Host,
+    problems: Problems,
+    line_of: Callable[[DataPath], int | None],
+    read_scale: Callable[[str], dict[str, Any]],
 ) -> tuple[Cell, ...]:
-    """The cells, baselines first, then in matrix order; () after a complaint."""
+    """The cells, baselines first, then in matrix order; () after a complaint. read_scale: what a file of scales holds."""
     before = len(problems)
     combinations = _combinations(outline)
     if not combinations:
@@ -65,6 +70,8 @@ def expand(
         if KV_FORMATS[spec["kv_format"]].scale_kind == "static":
             used_scale = used_scale or "scale" in combination.axis
         _settle_scale(spec, combination, outline, problems)
+        if isinstance(spec["scale"], str):
+            _read_scale(spec, outline, problems, read_scale)
         _settle_gemm(spec, combination, problems)
         spec = _on_native_model(_resolve_auto(spec, host))
         specs.setdefault(content_hash(spec), (spec, combination.path))
@@ -153,6 +160,27 @@ def _settle_scale(
                 f"static formats ({', '.join(static)}).",
             )
         spec["scale"] = None
+
+
+def _read_scale(
+    spec: dict[str, Any], outline: Outline, problems: Problems, read_scale: Callable[[str], dict[str, Any]]
+) -> None:
+    """The content of a file of scales in its name's place, where the file is for the cell's format."""
+    name = spec["scale"]
+    points = [*(p for axis in outline.axes.values() for p in axis), *outline.include]
+    path = next((p.path for p in points if p.values.get("scale") == name), ("engine", "scale"))
+    try:
+        spec["scale"] = read_scale(name)
+    except UsageError as e:
+        problems.add(path, str(e))
+        return
+    made_for = spec["scale"]["calibrated"]["format"]
+    if made_for != spec["kv_format"]:
+        problems.add(
+            path,
+            f"the scale file {name} is for {made_for}, and a cell with {spec['kv_format']} names it; leave that combination out "
+            f"with exclude, or calibrate for it: kvbench calibrate MODEL OUT.json --format {spec['kv_format']}.",
+        )
 
 
 def _settle_gemm(spec: dict[str, Any], combination: _Combination, problems: Problems) -> None:

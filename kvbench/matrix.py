@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench import outline, yamlstrict
+from kvbench import outline, scales, yamlstrict
 from kvbench import overrides as overriding
 from kvbench.cells import Cell, Task
 from kvbench.document import DataPath, Document, Problems
@@ -67,7 +67,13 @@ def load(
     document = overriding.apply(yamlstrict.read(path), overrides)
     problems = Problems(document)
     read, sound = outline.read(document, problems)
-    cells = expand(read, host, problems, lambda at: _line(document, at)) if sound else ()
+    cells = (
+        expand(
+            read, host, problems, lambda at: _line(document, at), lambda name: scales.read(path.parent / name)
+        )
+        if sound
+        else ()
+    )
     gate = path.parent / read.gate if read.gate else None
     if gate and not _is_file(gate):
         problems.add(

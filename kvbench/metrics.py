@@ -15,6 +15,7 @@ from kvbench.derive import (
     agreement,
     contexts,
     gemm,
+    generate,
     health,
     latency,
     mcq,
@@ -63,6 +64,7 @@ DERIVE: dict[str, Callable[[Record, Record | None], Iterator[Value]]] = {
     "gemm": gemm.values,
     "latency": latency.values,
     "agreement": agreement.values,
+    "generate": generate.values,
     "perplexity": perplexity.values,
     "mcq": mcq.values,
 }

@@ -67,6 +67,18 @@ _PPL = (1.0001, inf)
 _BANDWIDTH = (1e-6, 1e3)
 _KLD = (-1e-4, inf)  # rounding may leave a divergence of equal distributions a hair below 0
 
+# Of the tokens at these positions of a chunk: late ones attend to more that is stored.
+_BY_POSITION = [
+    metric
+    for low, high in ((0, 63), (64, 127), (128, 255), (256, 511))
+    for metric in (
+        Metric(f"ppl_at_{low}_{high}", "perplexity", "ppl", "lower",
+               f"ppl of the scored tokens at positions {low} to {high} of their chunk", _PPL),
+        Metric(f"ppl_delta_pct_at_{low}_{high}", "perplexity", "%", "",
+               f"ppl_delta_pct of the scored tokens at positions {low} to {high} of their chunk", (-99.0, inf), paired=True),
+    )
+]  # fmt: skip
+
 METRICS: dict[str, Metric] = {
     m.name: m
     for m in (
@@ -212,6 +224,26 @@ METRICS: dict[str, Metric] = {
                "the most that a step's top-2 logit margin moved between these two runs of the baseline", (0.0, inf)),
         Metric("native_distinct_4grams", "agreement", "share", "higher",
                "share of the baseline's generated 4-grams that are different; a text that loops tests few choices", _SHARE),
+        # generate: medians (lower ones) and shares are over the prompts, positions in what was generated, right-censored at its length
+        Metric("gen_distinct_4grams", "generate", "share", "higher",
+               "share of the generated 4-grams that are different, up to the first end-of-text token; mean over prompts", _SHARE),
+        Metric("gen_loop_tokens", "generate", "tokens", "lower",
+               "tokens of the longest loop in any text: one unit over and over, three copies and 12 tokens or more", (0.0, inf)),
+        Metric("gen_loop_onset", "generate", "step", "higher",
+               "first token of a text's longest loop, its first copy included; median, right-censored", (0.0, inf)),
+        Metric("gen_eos", "generate", "step", "", "position of the first end-of-text token; median, right-censored", (0.0, inf)),
+        Metric("gen_degenerated", "generate", "share", "lower",
+               "share of the texts that from some token on repeat themselves to the end: 32 tokens or more, of which 90% end a "
+               "4-gram that stood in the text before; Wilson interval", _SHARE),
+        Metric("gen_onset", "generate", "step", "higher", "the token from which they do; median, right-censored", (0.0, inf)),
+        Metric("gen_first_divergence", "generate", "step", "higher",
+               "first token that is not the baseline's; median, right-censored", (0.0, inf), paired=True),
+        Metric("gen_native_degenerated", "generate", "share", "lower",
+               "the baseline's own gen_degenerated, beside its candidates", _SHARE, paired=True),
+        Metric("gen_native_onset", "generate", "step", "higher", "the baseline's own gen_onset", (0.0, inf), paired=True),
+        Metric("gen_collapsed", "generate", "share", "lower",
+               "share of the texts that degenerate before half of the onset that the baseline's has (of the length, where it has "
+               "none); Wilson interval", _SHARE, paired=True),
         # perplexity
         Metric("ppl", "perplexity", "ppl", "lower", "exp(sum of NLL / scored tokens), never a mean of means", _PPL),
         Metric("ppl_delta_pct", "perplexity", "%", "",
@@ -219,6 +251,7 @@ METRICS: dict[str, Metric] = {
                "t-interval clustered by document", (-99.0, inf), paired=True, sampled=True, none=0.0),
         Metric("ppl_aa_pct", "perplexity", "%", "",
                "the same of the baseline run again beside the candidate: the noise floor", (-99.0, inf), paired=True, sampled=True, none=0.0),
+        *_BY_POSITION,
         Metric("kld_mean", "perplexity", "nat", "lower",
                "mean KL divergence of the candidate's next-token distribution from the native one, full vocabulary; interval clustered by "
                "document, as of its quantiles", _KLD, paired=True, sampled=True, none=0.0),

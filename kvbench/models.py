@@ -22,6 +22,7 @@ from kvbench.facts import facts_from_config, sizes_of
 from kvbench.fp8config import Fp8Config, fp8_config, not_native
 from kvbench.hub import cached_file, offline
 from kvbench.record import and_more, read_json
+from kvbench.scales import calibrated, check_model
 
 RANDOM_SEED = 0
 FETCH_AGAIN = "fetch the checkpoint again, or export it anew"
@@ -183,6 +184,17 @@ def check_stored(spec: Mapping[str, Any]) -> None:
         raise not_native(str(spec["model"]))
     if kind_of(str(spec["model"])) == "folder" and not uses_random_weights(spec):
         weight_files(Path(spec["model"]).expanduser())
+
+
+def check_scale(spec: Mapping[str, Any], layers: int) -> None:
+    """Raises Refused when the cell's scales are of a file that was calibrated on another model; on the unquantized model of
+    an FP8 checkpoint is as good. layers: those of the model."""
+    if calibrated(spec["scale"]) is None:
+        return
+    specs = [spec]
+    if spec.get("native_model"):
+        specs.append({**spec, "model": spec["native_model"], "model_revision": None})
+    check_model(spec["scale"], list(dict.fromkeys(map(fingerprint, specs))), layers)
 
 
 def model_config(spec: Mapping[str, Any]) -> dict[str, Any] | None:

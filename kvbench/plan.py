@@ -11,8 +11,9 @@ from kvbench.decision import ASPECTS, Decision, ModelFacts, check_context, reque
 from kvbench.errors import NotAvailable, Refused, UsageError
 from kvbench.formats import KV_FORMATS, kv_bytes, pages_for
 from kvbench.matrix import Matrix
-from kvbench.models import check_stored, config_facts
+from kvbench.models import check_scale, check_stored, config_facts
 from kvbench.run import Plan
+from kvbench.scales import origin
 from kvbench.weightsizes import WeightSizes, weight_sizes
 
 
@@ -35,6 +36,7 @@ def plan_cell(cell: Cell) -> CellPlan:
         check_stored(spec)
         facts = config_facts(spec)
         decision = resolve(request, facts)
+        check_scale(spec, len(facts.layers))
         check_context(facts, spec["context"], 0)
         weights = weight_sizes(spec, facts, decision.weights.resolved)
     except UsageError as e:
@@ -64,6 +66,7 @@ def plan_json(matrix: Matrix, cells: list[CellPlan], tasks: Plan) -> dict[str, A
                 "spec": dict(p.cell.spec),
                 "baseline": p.cell.baseline,
                 "decision": asdict(p.decision) if p.decision else None,
+                "scale": dict(zip(("kind", "source"), _origin(p), strict=True)),
                 "problem": p.problem,
                 "kv_bytes": p.kv_bytes,
                 "weight_bytes": {**asdict(p.weights), "total": p.weights.total} if p.weights else None,
@@ -104,6 +107,8 @@ def plan_text(matrix: Matrix, cells: list[CellPlan], tasks: Plan, environment: M
                     f"      {aspect}: {choice.requested} -> {choice.resolved}{fell} ({choice.reason})"
                 )
                 lines.extend(f"        rejected {option}: {reason}" for option, reason in choice.rejected)
+            if _origin(p)[0] != "none":
+                lines.append(f"      scale: {_origin(p)[1]}")
     lines.append("")
     reused = {t.key for t in tasks.reused}
     for t in matrix.tasks:
@@ -111,6 +116,12 @@ def plan_text(matrix: Matrix, cells: list[CellPlan], tasks: Plan, environment: M
         action = "reuse" if t.key in reused else "run  "
         lines.append(f"  {action}  {t.key}  {what} on {len(t.cells)} cell{'s' if len(t.cells) > 1 else ''}")
     return "\n".join([*lines, *_reasons(cells)])
+
+
+def _origin(p: CellPlan) -> tuple[str, str]:
+    """Kind and source of the scales, of the format that is resolved where that is known."""
+    name = p.decision.kv_format.resolved if p.decision else p.cell.spec["kv_format"]
+    return origin(KV_FORMATS[name], p.cell.spec["scale"])
 
 
 def _size(p: CellPlan) -> str:

@@ -133,7 +133,8 @@ def _cell_key(key: str) -> Schema:
         number = {"type": "number", "exclusiveMinimum": 0}
         side: Schema = {"anyOf": [number, {"type": "array", "items": number, "minItems": 1}]}
         sides = {**_mapping({"k": side, "v": side}), "required": ["k", "v"]}
-        return {"anyOf": [number, sides, {"type": "null"}], **about}
+        file: Schema = {"type": "string", "pattern": r"\.json$"}
+        return {"anyOf": [number, sides, file, {"type": "null"}], **about}
     return {**_plain(option), **about, "default": option.default}
 
 

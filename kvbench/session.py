@@ -27,9 +27,11 @@ from kvbench.engine.probes import probe_prefill, probe_values
 from kvbench.engine.weightprobe import probe_weights
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
 from kvbench.expand import baseline_spec
-from kvbench.models import config_facts, uses_random_weights
+from kvbench.formats import KV_FORMATS
+from kvbench.models import check_scale, config_facts, uses_random_weights
 from kvbench.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, VERIFIED, Evidence, Level, Record
 from kvbench.runners.context import Context, Measurement
+from kvbench.scales import origin
 from kvbench.tasks import RUNNERS
 
 Progress = Callable[[int, int, str], None]
@@ -173,6 +175,7 @@ def _measure(
         _check_before_loading(spec, new_tokens)
     model = session.model(spec, alone=not decl.beside)
     decision = resolve(request_of(spec), model.facts)
+    check_scale(spec, len(model.facts.layers))
     if "context" not in decl.ignores:
         check_context(model.facts, spec["context"], new_tokens)
     engines: list[Engine] = []
@@ -203,7 +206,7 @@ def _measure(
         progress=progress,
     )
     runner = importlib.import_module(f"kvbench.runners.{task.runner}")
-    measured = _with_clips(runner.run(context), engines)
+    measured = _with_scales(_with_clips(runner.run(context), engines), decision, spec)
     evidence = _evidence(context, engines, natives, decision, session, decl.reads)
     return decision, measured, evidence
 
@@ -241,6 +244,13 @@ def _with_clips(measured: Measurement, engines: list[Engine]) -> Measurement:
         return measured
     counts = {f"kv_{name}": sum(entry[name] for entry in static) for name in ("elements", "clipped")}
     return replace(measured, facts={**measured.facts, **counts})
+
+
+def _with_scales(measured: Measurement, decision: Decision, spec: Mapping[str, Any]) -> Measurement:
+    """With where the scales of the format that ran came from."""
+    kind, source = origin(KV_FORMATS[decision.kv_format.resolved], spec["scale"])
+    facts = {"scale_kind": kind, "scale_source": source} if kind != "none" else {}
+    return replace(measured, facts={**measured.facts, **facts})
 
 
 def native_of(decision: Decision) -> Decision:

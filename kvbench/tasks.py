@@ -97,6 +97,14 @@ RUNNERS: dict[str, RunnerDecl] = {
             "draft": Option("int", 0, "0: one decode step a token; n: greedy with n drafted tokens verified a forward", minimum=0),
             "continuation": Option("int", 32, "tokens generated freely past the first divergence, for reading", minimum=0),
         }, "token agreement with the baseline: teacher-forced share, first free-running divergence, margins"),
+        RunnerDecl("generate", 1, _SHAPE, True, {
+            "new_tokens": Option("int", 256, "tokens that the cell writes on its own after each prompt", minimum=1),
+            "prompts": Option("int", 4, "prompts: documents of `data`, evenly over it, decoded side by side", minimum=1),
+            "prompt_tokens": Option("int", 64, "tokens of a document that are taken, at most", minimum=1),
+            "data": Option("str", "instructions", "corpus of the prompts: instructions, wikitext2, pydoc, or a text file",
+                           names_data=True),
+            "chat_template": Option("bool", False, "wrap each prompt in the tokenizer's chat template"),
+        }, "free-running greedy text: where it loops, repeats itself, ends, and leaves the baseline's text"),
         RunnerDecl("perplexity", 1, _SHAPE, True, {
             "data": Option("str", ["pydoc"], "corpora: wikitext2, pydoc, or text files", many=True, fans_out=True, names_data=True),
             "protocol": Option("str", "stream512", "how text becomes scored tokens", choices=_PPL_PROTOCOLS),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kvbench.cells import content_hash
 from kvbench.document import show, suggestion
+from kvbench.scales import short
 from kvbench.tasks import Option
 from kvbench.yamlstrict import scalar
 
@@ -39,12 +39,12 @@ def complaint(option: Option, value: Any) -> str | None:
 
 
 def canonical(option: Option, value: Any) -> Any:
-    """The value as it is hashed: numbers of float options and scales as floats. Takes accepted values only."""
+    """The value as it is hashed: numbers of float options and scales as floats, files by name. Takes accepted values only."""
     if value is None:
         return None
     if option.kind == "float":
         return float(value)
-    if option.kind == "scale":
+    if option.kind == "scale" and not isinstance(value, str):
         return (
             {side: _floats(value[side]) for side in ("k", "v")} if isinstance(value, dict) else float(value)
         )
@@ -52,14 +52,9 @@ def canonical(option: Option, value: Any) -> Any:
 
 
 def text(value: Any) -> str:
-    """A cell value as names and `-k` write it: int8_sym, 4, true, null, 0.05; a scale a side as k0.05/v0.1.
-
-    A scale that lists its layers is shown by a digest, because names stand in tables.
-    """
+    """A cell value as names and `-k` write it: int8_sym, 4, true, null, 0.05; scales by side or layer as `scales.short` does."""
     if isinstance(value, dict):
-        if any(isinstance(part, list) for part in value.values()):
-            return f"layers-{content_hash(value)[:6]}"
-        return "/".join(f"{side}{text(part)}" for side, part in value.items())
+        return short(value)
     return value if isinstance(value, str) else show(value)
 
 
@@ -107,7 +102,9 @@ def _mend(kind: str, value: Any) -> str:
 
 
 def _scale_complaint(value: Any) -> str | None:
-    due = "a number above 0, or {k: ..., v: ...} with a number or a list of one a layer each"
+    due = "a number above 0, a .json file of kvbench calibrate, or {k: ..., v: ...} with a number or a list of one a layer each"
+    if isinstance(value, str) and value.endswith(".json"):
+        return None
     if isinstance(value, dict):
         if set(value) != {"k", "v"}:
             return f"has the keys {', '.join(value) or '(none)'} where k and v are due."

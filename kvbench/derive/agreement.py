@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kvbench.derive.repetition import distinct_ngrams
 from kvbench.derive.value import Value, incomparable, share
 from kvbench.record import Record
 from kvbench.stats import largest
@@ -46,12 +47,6 @@ def margin_noise(native: Record) -> float | None:
         a + b if i in flipped else abs(a - b) for i, (a, b) in enumerate(zip(margins, again, strict=True))
     )
     return largest(moved)
-
-
-def distinct_ngrams(tokens: Sequence[int], n: int) -> float | None:
-    """Different n-grams over all n-grams; None for a text shorter than one."""
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else None
 
 
 def _against(record: Record, baseline: Record) -> Iterator[Value]:

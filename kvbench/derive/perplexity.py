@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -39,6 +40,7 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
         yield Value("ppl", exp(_total(chunks) / scored), scored)
         if baseline:
             yield from _deltas(record, baseline, scored)
+        yield from _by_position(record, baseline)
     yield from _divergence(record.samples)
 
 
@@ -72,6 +74,37 @@ def _change(chunks: Sequence[Chunk], native: Sequence[Chunk]) -> Estimate:
 def _as_percent(change: Estimate) -> Estimate:
     interval = change.interval and (_percent(change.interval[0]), _percent(change.interval[1]))
     return Estimate(_percent(change.value), interval, change.units)
+
+
+def _by_position(record: Record, baseline: Record | None) -> Iterator[Value]:
+    """Perplexity and its change apart for early and late tokens of a chunk, which attend to few and to many stored ones."""
+    chunks, edges = record.samples["chunks"], record.facts.get("positions")
+    if not edges or not all("by_position" in chunk for chunk in chunks):
+        return
+    native = baseline.samples["chunks"] if baseline else ()
+    paired = (
+        bool(native)
+        and baseline is not None
+        and not incomparable(record, baseline, (*COMPARABLE, "positions"))
+        and _layout(chunks) == _layout(native)
+        and all("by_position" in chunk for chunk in native)
+    )
+    for bucket, (low, high) in enumerate(pairwise(edges)):
+        name, own = f"{low}_{high - 1}", [chunk["by_position"][bucket] for chunk in chunks]
+        scored = sum(tokens for tokens, _ in own)
+        if not scored:
+            continue
+        yield Value(f"ppl_at_{name}", exp(math.fsum(nll for _, nll in own) / scored), scored)
+        if not paired:
+            continue
+        beside = [chunk["by_position"][bucket] for chunk in native]
+        kept = [i for i, (tokens, _) in enumerate(own) if tokens]
+        change = clustered_ratio(
+            [own[i][1] - beside[i][1] for i in kept],
+            [own[i][0] for i in kept],
+            [chunks[i]["document"] for i in kept],
+        )
+        yield clustered(f"ppl_delta_pct_at_{name}", _as_percent(change), scored)
 
 
 def _divergence(samples: Mapping[str, Any]) -> Iterator[Value]:

@@ -65,6 +65,7 @@ def show(view: View, file: TextIO, paths: Sequence[Path] = ()) -> None:
         if table.lines:
             _metrics(console, table, terminal)
     _resolution(console, view, terminal)
+    _sweep(console, view)
     _notices(console, view)
     for title, findings in (("Failures", view.failures), ("Not measured in full", view.gaps)):
         _findings(console, title, findings)
@@ -103,6 +104,7 @@ def _precision(console: Console, view: View, terminal: bool) -> None:
         "Requested",
         "Resolved",
         "Effective",
+        "Scales",
         "Storage",
         "Transfer",
         "Execution",
@@ -115,7 +117,7 @@ def _precision(console: Console, view: View, terminal: bool) -> None:
         name = _places(group.where, 1)
         style = "red" if line.state == "mismatch" else "dim" if line.label.baseline else ""
         cells = (name, line.kv.requested, line.kv.resolved or "not resolved", line.effective,
-                 line.storage, line.transfer, line.execution, line.state, _backend(line.backend))  # fmt: skip
+                 line.scales, line.storage, line.transfer, line.execution, line.state, _backend(line.backend))  # fmt: skip
         table.add_row(*_texts(cells), style=style)
     console.print(table)
     _weights(console, view, terminal)
@@ -187,6 +189,14 @@ def _resolution(console: Console, view: View, terminal: bool) -> None:
         cells = (name, line.status, line.value, line.mde, line.n_needed or "-")
         table.add_row(*_texts(cells), style="dim" if line.status == "pass" else "")
     console.print(table)
+
+
+def _sweep(console: Console, view: View) -> None:
+    from rich.text import Text
+
+    if view.sweep:
+        _title(console, "Static scales")
+        console.print(Text(view.sweep.sentence), soft_wrap=True)
 
 
 def _value(entry: Entry | None) -> str:

@@ -25,7 +25,7 @@ _EXACT_DIGITS = 8
 # Units that only say what kind of number it is; a table names them in its heading, not beside each value.
 KINDS = frozenset({"", "ratio", "share", "p-value", "cosine", "error", "ppl", "paths"})
 # Units of things that are counted: printed whole where they are whole.
-_WHOLE = ("B", "B/token", "step", "questions", "paths", "codes")
+_WHOLE = ("B", "B/token", "step", "tokens", "questions", "paths", "codes")
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ def shown(value: float | None, unit: str = "", *, low: float | None = None, high
 
 
 def shown_row(row: Row) -> Shown:
-    """Differences (percent, points) carry their sign; a divergence that was not seen is no step."""
-    if row.metric in ("first_divergence", "real_divergence") and row.value is not None and row.value == row.n:
+    """Differences (percent, points) carry their sign; what was not seen in so many steps is at none."""
+    if row.unit == "step" and row.value is not None and row.value == row.n:
         # Steps count from 0: step n is past the last one.
         return Shown(f"none in {row.n:,}", exact=exact(row.value))
     return shown(row.value, row.unit, low=row.low, high=row.high, n=row.n, signed=row.unit in ("%", "pt"))

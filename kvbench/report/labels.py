@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.report.fmt import one_line, plain
+from kvbench.scales import short
 
 _PART_LIMIT = 60  # characters of one key's value in a label; the table of cells has the whole value
 
@@ -135,4 +136,6 @@ def _keys(cells: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _value(value: Any) -> str:
     """One value of a cell; a whole number without separators, as it was written in the matrix."""
+    if isinstance(value, Mapping):  # scales by side or by layer
+        return one_line(short(value), _PART_LIMIT)
     return str(value) if type(value) is int else plain(value, _PART_LIMIT)

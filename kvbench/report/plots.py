@@ -9,11 +9,12 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvbench.report.fmt import one_line
 from kvbench.report.series import ByteBar, ItlSeries, shapes
+from kvbench.report.sweep import Held, ScaleLine, Sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,6 +118,69 @@ def bytes_svg(bars: Sequence[ByteBar], title: str) -> str:
         panel.tick_params(length=0)
         panel.spines["left"].set_visible(False)
         return _svg(figure, "bytes", title)
+
+
+def _ppl(held: Held) -> float | None:
+    return held.ppl
+
+
+def _onset(held: Held) -> float | None:
+    return held.onset
+
+
+_SCALE_PANELS = {"perplexity delta (%)": _ppl, "onset of repetition (token)": _onset}
+
+
+def scale_svg(sweep: Sweep, title: str) -> str:
+    """Perplexity delta (%) and onset of repetition (tokens) over the scale, log axis; what has no one scale is a level line.
+
+    An open mark is right-censored: the text did not repeat itself within its length.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    found = [held for line in sweep.lines for _, held in line.points]
+    panels = [(name, of) for name, of in _SCALE_PANELS.items() if any(of(held) is not None for held in found)]
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(8.2, 2.7 * len(panels)), layout="constrained")
+        axes = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
+        for panel, (name, of) in zip(axes, panels, strict=True):
+            for i, line in enumerate(sweep.all):
+                _scale_line(panel, i, line, of)
+            panel.set_xscale("log")
+            panel.set_ylabel(name)
+            panel.grid(axis="y")
+            panel.tick_params(length=0, which="both")
+            if of is _ppl:
+                levels = [v for line in sweep.all for h in line.everything if (v := of(h)) is not None]
+                panel.set_yscale("symlog", linthresh=1.0)
+                panel.set_ylim(1.5 * min(0.0, *levels) - 0.5, 1.5 * max(0.0, *levels) + 0.5)
+                panel.yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
+            else:
+                panel.set_ylim(bottom=0)
+        scales = sorted({scale for line in sweep.lines for scale, _ in line.points})
+        axes[-1].set_xticks(scales, [f"{scale:g}" for scale in scales])
+        axes[-1].set_xticks([], minor=True)
+        axes[-1].set_xlabel("scale")
+        return _svg(figure, "scale", title)
+
+
+def _scale_line(panel: Axes, i: int, line: ScaleLine, of: Callable[[Held], float | None]) -> None:
+    colour, marker = _series_colour(i), MARKS[i % len(MARKS)][0]
+    if line.held is not None:
+        if (level := of(line.held)) is not None:
+            panel.axhline(level, color=colour, linewidth=1.2, linestyle=(0, (5 - i % 3, 2)))
+            at = 0.99 - 0.03 * (i % COLOURS)  # side by side, where levels are one line
+            panel.plot(
+                [at], [level], marker, color=colour, markersize=5, transform=panel.get_yaxis_transform()
+            )
+        return
+    found = [(scale, value, held) for scale, held in line.points if (value := of(held)) is not None]
+    panel.plot([s for s, _, _ in found], [v for _, v, _ in found], color=colour, linewidth=1.2)
+    for scale, value, held in found:
+        censored = of is _onset and held.steps is not None and value >= held.steps
+        face = "none" if censored else colour
+        panel.plot([scale], [value], marker, markersize=5, color=colour, markerfacecolor=face)
 
 
 def _series_colour(i: int) -> str:

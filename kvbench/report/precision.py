@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.decision import ASPECTS, AUTO
+from kvbench.formats import KV_FORMATS
 from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Record
 from kvbench.report.fmt import NOT_MEASURED, fact, flatten, one_line, plain
 from kvbench.report.labels import Label, Labels
 from kvbench.report.model import Run
+from kvbench.scales import origin
 
 _WORST_FIRST = (MISMATCH, UNVERIFIED, VERIFIED, NOT_APPLICABLE)
 
@@ -54,7 +56,7 @@ class LevelLine:
 
 @dataclass(frozen=True)
 class PrecisionLine:
-    """state: verified, mismatch or unverified; storage, transfer, execution: precisions of the cache; effective_weights,
+    """scales: none, static, calibrated or dynamic, of the format that ran; state: verified, mismatch or unverified; storage, transfer, execution: precisions of the cache; effective_weights,
     stored_weights, products: format of the weights that the evidence shows, dtypes that they lie in, paths of their
     products ("native", or those of FP8 weights that ran: W8A16 and W8A8 are other numbers); ran_on: where attention ran by
     E4, torch, interpreter or gpu; reads: (record, tokens read from pages, of them quantized); chips: (state, names of
@@ -64,6 +66,7 @@ class PrecisionLine:
     label: Label
     choices: tuple[ChoiceLine, ...]
     effective: str
+    scales: str
     state: str
     storage: str
     transfer: str
@@ -109,7 +112,7 @@ def grouped(lines: Sequence[PrecisionLine], labels: Labels) -> tuple[PrecisionGr
     """One bad cell of many stands out on a line of its own."""
     groups: dict[tuple[object, ...], list[PrecisionLine]] = {}
     for line in lines:
-        key = (line.label.baseline, line.choices, line.effective, line.state, line.storage, line.transfer,
+        key = (line.label.baseline, line.choices, line.effective, line.scales, line.state, line.storage, line.transfer,
                line.execution, line.effective_weights, line.stored_weights, line.products, line.chips)  # fmt: skip
         groups.setdefault(key, []).append(line)
     return tuple(
@@ -168,6 +171,7 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
         label=label,
         choices=choices,
         effective=effective,
+        scales=_scales(spec, choices[0]),
         state=state,
         storage=_joined(evidence["precision"].get("storage") for evidence in found),
         transfer=_joined(evidence["precision"].get("transfer") for evidence in found),
@@ -187,6 +191,11 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
         chips=tuple((state, text) for state, text in names.items() if text),
         levels=levels,
     )
+
+
+def _scales(spec: Mapping[str, Any], kv: ChoiceLine) -> str:
+    fmt = KV_FORMATS.get(kv.resolved or kv.requested)
+    return origin(fmt, spec.get("scale"))[0] if fmt else NOT_MEASURED
 
 
 def _choice(aspect: str, spec: Mapping[str, Any], records: Sequence[Record]) -> ChoiceLine:

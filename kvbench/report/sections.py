@@ -127,6 +127,13 @@ SECTIONS: tuple[Section, ...] = (
     ), frozenset({"ppl", "ppl_delta_pct", "kld_mean", "kld_p99", "top1_agreement"}),
         "KLD goes from the native next-token distribution to the candidate's, over the whole vocabulary. The "
         "perplexity delta is a paired log-ratio. Intervals are clustered by document. The baseline run again is the noise floor."),
+    Section("positions", "Perplexity by position", "perplexity", tuple(
+        (f"{metric}_at_{low}_{high}", f"{heading} {low}-{high}")
+        for low, high in ((0, 63), (64, 127), (128, 255), (256, 511))
+        for metric, heading in (("ppl", "At"), ("ppl_delta_pct", "Delta"))
+    ), frozenset({"ppl_delta_pct_at_0_63", "ppl_delta_pct_at_256_511"}),
+        "Scored tokens by their place in the chunk. A token at 300 attends to 300 stored ones, a token at 10 to ten: what builds up "
+        "over a context shows as deltas that grow to the right.", facts=False),
     Section("agreement", "Token agreement", "agreement", (
         ("top1_teacher_forced", "Teacher-forced top-1"),
         ("first_divergence", "First divergence"),
@@ -140,6 +147,20 @@ SECTIONS: tuple[Section, ...] = (
         "Teacher-forced: the share of steps on which the candidate picks the native token along the native history. "
         "The first divergence is counted from step 0. One where the native margin is within the A/A noise is a "
         "near-tie; beyond near-ties is the first that is none."),
+    Section("generate", "Free-running text", "generate", (
+        ("gen_collapsed", "Collapsed"),
+        ("gen_degenerated", "Degenerated"),
+        ("gen_onset", "Onset"),
+        ("gen_native_degenerated", "Native degenerated"),
+        ("gen_native_onset", "Native onset"),
+        ("gen_loop_onset", "Longest loop from"),
+        ("gen_loop_tokens", "Its tokens"),
+        ("gen_distinct_4grams", "Distinct 4-grams"),
+        ("gen_first_divergence", "First divergence"),
+        ("gen_eos", "End of text"),
+    ), frozenset({"gen_collapsed", "gen_degenerated", "gen_onset", "gen_native_onset", "gen_first_divergence", "gen_distinct_4grams"}),
+        "Each cell writes its own greedy text. A small model repeats itself natively too: collapsed is what degenerates before half "
+        "of native's own onset. Medians over the prompts; each prompt's value stands in the note."),
     Section("mcq", "Multiple choice", "mcq", (
         ("mcq_accuracy", "Accuracy"),
         ("mcq_delta_pt", "Accuracy delta"),

@@ -26,7 +26,9 @@ from kvbench.report.precision import (
     proofs,
 )
 from kvbench.report.series import ByteBar, ItlSeries, byte_bars, itl_series
+from kvbench.report.sweep import Sweep, scale_sweep
 from kvbench.report.tables import MetricTable, metric_tables
+from kvbench.scales import calibrated
 
 # The look of a verdict by exit code; the word itself is the verdict's own.
 _TONES = {0: "pass", 1: "fail", 3: "incomplete", 4: "inconclusive"}
@@ -62,7 +64,7 @@ class Reproduce:
 @dataclass(frozen=True)
 class View:
     """model: that of all cells, "" where there are several; tone: "pass", "fail", "incomplete" or "inconclusive"; fixed:
-    cell keys with one value everywhere; cell_keys: the keys that differ.
+    cell keys with one value everywhere; cell_keys: the keys that differ; sweep: None where no scale was swept.
     """
 
     name: str
@@ -83,12 +85,18 @@ class View:
     itl: tuple[ItlSeries, ...]
     bytes: tuple[ByteBar, ...]
     bytes_of: str
+    sweep: Sweep | None
     cells: tuple[CellLine, ...]
     cell_keys: tuple[str, ...]
     fixed: tuple[tuple[str, str], ...]
     environment: tuple[tuple[str, str], ...]
     definitions: tuple[tuple[str, str], ...]
     reproduce: Reproduce
+
+    @property
+    def sweep_at(self) -> str:
+        """The table that the sweep stands above: free-running text, or else quality."""
+        return "generate" if any(table.key == "generate" for table in self.tables) else "quality"
 
 
 def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence[Row], verdict: VerdictLike,
@@ -119,6 +127,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         itl=itl_series(run, labels),
         bytes=bars,
         bytes_of=bars_of,
+        sweep=scale_sweep(run, labels),
         cells=tuple(_cell(line.label, labels, cell_keys) for line in precision),
         cell_keys=cell_keys,
         fixed=fixed,
@@ -154,9 +163,12 @@ def _split_keys(labels: Labels) -> tuple[tuple[str, ...], tuple[tuple[str, str],
 
 
 def spec_value(value: Any) -> str:
-    """One value of a cell as the matrix would write it; null is null, for nothing was to be measured."""
+    """One value of a cell as the matrix would write it; null is null, for nothing was to be measured. A file of scales is
+    shown by its name and digest."""
     if value is None:
         return "null"
+    if facts := calibrated(value):
+        return f"{facts['file']} ({facts['sha']})"
     return str(value) if type(value) is int else plain(value)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SIZE = 512
+POSITIONS = (0, 64, 128, 256, 512)  # edges of the buckets of positions inside a chunk
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvbench.corpora import corpus
-from kvbench.errors import UsageError
+from kvbench.corpora import corpus, first_ids
 
 if TYPE_CHECKING:
     from kvbench.runners.context import Context
@@ -20,14 +19,7 @@ if TYPE_CHECKING:
 def head_ids(ctx: Context, wanted: int) -> list[int]:
     """The first `wanted` ids of the corpus of option `data`, tokenized as the tokenizer does by default (its own BOS policy)."""
     name = ctx.options["data"]
-    text = corpus(name, ctx.data_dir).text.lstrip()
-    # No tokenizer makes tokens that long.
-    ids: list[int] = ctx.model.tokenizer(text[: 64 * wanted])["input_ids"]
-    if len(ids) < wanted:
-        raise UsageError(
-            f"Corpus {name!r} has {len(ids)} tokens, and {wanted} are asked for; give a longer text or ask for fewer."
-        )
-    return ids[:wanted]
+    return first_ids(name, corpus(name, ctx.data_dir).text, ctx.model.tokenizer, wanted)
 
 
 def plain_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +23,7 @@ from kvbench.corpora import Corpus, corpus, offsets
 from kvbench.errors import KvbenchError, Refused
 from kvbench.formats import pages_for
 from kvbench.runners import chunking
-from kvbench.runners.chunking import SIZE, Chunk, Chunked
+from kvbench.runners.chunking import POSITIONS, SIZE, Chunk, Chunked
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.encode import bos_ids, plain_ids
 from kvbench.runners.feed import budget, feed, packed
@@ -75,7 +75,14 @@ class Pass:
     seconds: float = 0.0
 
     def add(self, chunk: Chunk, logprob: Tensor) -> None:
-        self.chunks.append({"tokens": chunk.scored, "nll": -float(logprob.sum()), "document": chunk.document})
+        self.chunks.append(
+            {
+                "tokens": chunk.scored,
+                "nll": -float(logprob.sum()),
+                "document": chunk.document,
+                "by_position": by_position(chunk.skip, logprob),
+            }
+        )
 
     def forward(self, pack: Sequence[Chunk]) -> list[Tensor]:
         """Logits of the positions that predict a scored token, float32 [scored, V] a chunk; timed, synchronised."""
@@ -89,6 +96,15 @@ class Pass:
         for seq in seqs:
             engine.free(seq)
         return [rows[c.skip - 1 : -1] for rows, c in zip(logits, pack, strict=True)]
+
+
+def by_position(skip: int, logprob: Tensor) -> list[list[float]]:
+    """[scored tokens, their NLL] in each bucket of positions inside the chunk; logprob [scored] begins at position `skip`."""
+    found = []
+    for low, high in pairwise(POSITIONS):
+        part = logprob[max(low - skip, 0) : max(high - skip, 0)]
+        found.append([len(part), -float(part.sum()) if len(part) else 0.0])
+    return found
 
 
 @dataclass
@@ -160,6 +176,7 @@ def run(ctx: Context) -> Measurement:
         "scored": sum(c.scored for c in chunks),
         "tokens": chunked.tokens,
         "chunk": SIZE,
+        "positions": list(POSITIONS),
         "chunks_total": len(chunked.chunks),
         "text": "raw",
         "data_sha": text.sha256,

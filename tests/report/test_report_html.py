@@ -177,8 +177,8 @@ def test_the_page_can_be_used_by_keyboard_and_by_ear(failing_html):
 
 def test_the_sections_come_in_the_order_of_a_readers_questions(passing_html):
     ids = [a["id"] for tag, a, _ in Page(passing_html).tags if tag == "section" and "id" in a]
-    assert ids == ["verdict", "failures", "checks", "precision", "storage", "weights", "latency", "quality", "agreement",
-                   "mcq", "parity", "cells", "environment", "reproduce"]  # fmt: skip
+    assert ids == ["verdict", "failures", "checks", "precision", "storage", "weights", "latency", "quality", "positions",
+                   "agreement", "mcq", "parity", "cells", "environment", "reproduce"]  # fmt: skip
 
 
 def test_the_verdict_of_a_failing_run_names_what_was_lost_and_where(failing_html):

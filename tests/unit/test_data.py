@@ -121,7 +121,7 @@ def test_hub_rows_become_rows_of_the_local_layout() -> None:
 
 
 def test_unknown_names_are_usage_errors_that_list_the_known() -> None:
-    with pytest.raises(UsageError, match="wikitext2, pydoc, or the path"):
+    with pytest.raises(UsageError, match="wikitext2, pydoc, instructions, or the path"):
         data.corpus("wikitext3", None)
     with pytest.raises(UsageError, match="test, validation"):
         data.corpus("wikitext2", None, "train")

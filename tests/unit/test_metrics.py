@@ -22,7 +22,10 @@ weight_bytes page_table_bytes held_bytes workspace_bytes device_peak_bytes
 transfer_bytes transfer_bytes_difference transfer_ratio_16bit swap_out_gb_s swap_in_gb_s parity_max_abs parity_cosine_min parity_bound_share
 steps_argmax_agreement steps_max_abs ttft_ms itl_ms itl_p50_ms itl_p90_ms itl_p99_ms itl_max_ms decode_tok_s prefill_tok_s
 ttft_cold_ms ttft_ratio itl_ratio top1_teacher_forced first_divergence divergence_margin aa_disagreement native_distinct_4grams
-ppl ppl_delta_pct
+ppl ppl_delta_pct ppl_at_0_63 ppl_at_64_127 ppl_at_128_255 ppl_at_256_511
+ppl_delta_pct_at_0_63 ppl_delta_pct_at_64_127 ppl_delta_pct_at_128_255 ppl_delta_pct_at_256_511
+gen_distinct_4grams gen_loop_tokens gen_loop_onset gen_eos gen_degenerated gen_onset gen_first_divergence
+gen_native_degenerated gen_native_onset gen_collapsed
 kld_mean kld_p50 kld_p90 kld_p99 kld_p999 kld_max top1_agreement delta_p_mean mcq_accuracy mcq_accuracy_norm
 mcq_accuracy_norm_char mcq_macro mcq_delta_pt mcq_mde_pt mcq_agreement mcq_mcnemar_p mcq_scored truncated_share
 weight_payload_bytes weight_scale_bytes weight_native_bytes weight_bytes_difference weight_ratio weight_ratio_16bit model_load_s
@@ -731,7 +734,8 @@ def test_a_task_is_spread_over_its_cells() -> None:
 
 def test_baseline_cells_have_no_rows_of_differences() -> None:
     run = text_run(chunks((9.0, 5)), chunks((8.0, 5)))
-    assert {row.metric for row in run.rows() if row.cell == BASE} == {"ppl"}
+    own = {row.metric for row in run.rows() if row.cell == BASE}
+    assert own == {"ppl", "ppl_at_0_63", "ppl_at_64_127", "ppl_at_128_255", "ppl_at_256_511"}
 
 
 @pytest.mark.parametrize(

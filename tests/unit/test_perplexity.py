@@ -68,11 +68,14 @@ def test_native_sums_are_those_of_a_plain_forward(model: Any, text: Path, protoc
     chunks = chunk_text(protocol, corpus(str(text), None), model.tokenizer)[0].chunks
     assert len(chunks) == len(measured.samples["chunks"]) > 1
     for chunk, got in zip(chunks, measured.samples["chunks"], strict=True):
-        exact = -reference_logprobs(model, list(chunk.tokens))[chunk.skip - 1 :].sum()
+        exact = (-reference_logprobs(model, list(chunk.tokens))[chunk.skip - 1 :]).tolist()
+        at = [[x for i, x in enumerate(exact, chunk.skip) if low <= i < high]
+              for low, high in ((0, 64), (64, 128), (128, 256), (256, 512))]  # fmt: skip
         assert got == {
             "tokens": chunk.scored,
-            "nll": pytest.approx(float(exact), rel=1e-5),
+            "nll": pytest.approx(sum(exact), rel=1e-5),
             "document": chunk.document,
+            "by_position": [[len(part), pytest.approx(sum(part), rel=1e-5)] for part in at],
         }
 
 

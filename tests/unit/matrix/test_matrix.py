@@ -129,8 +129,8 @@ def test_a22_t5_nan_is_refused_wherever_a_number_is_due(refused: Refused) -> Non
         "m.yaml:1:46: scale holds .inf; a scale is a finite number above 0.",
         "m.yaml:1:52: scale holds 0; a scale is a finite number above 0.",
         "m.yaml:1:55: scale holds -1.5; a scale is a finite number above 0.",
-        'm.yaml:1:61: scale holds the text "0.05" where a number above 0, or {k: ..., v: ...} with a number or a list of one a layer each is due; write 0.05 without quotes.',
-        "m.yaml:1:69: scale holds the boolean true where a number above 0, or {k: ..., v: ...} with a number or a list of one a layer each is due.",
+        'm.yaml:1:61: scale holds the text "0.05" where a number above 0, a .json file of kvbench calibrate, or {k: ..., v: ...} with a number or a list of one a layer each is due; write 0.05 without quotes.',
+        "m.yaml:1:69: scale holds the boolean true where a number above 0, a .json file of kvbench calibrate, or {k: ..., v: ...} with a number or a list of one a layer each is due.",
         "m.yaml:3:24: max_truncated is .nan where a finite number is due.",
     ]
 
@@ -163,7 +163,7 @@ def test_a22_t5_nan_is_refused_wherever_a_number_is_due(refused: Refused) -> Non
         ("axes: {batch: 1}\nrunners: {parity: {lengths: []}}", "m.yaml:2:29: lengths has no value; it takes at least one."),
         ("axes: {batch: 1}\nrunners: {parity: 5}", "m.yaml:2:19: parity is 5 where a mapping is due, as in parity: {}."),
         ("axes: {batch: 1}\nrunners: {}",
-         "m.yaml:2:10: the matrix names no runner; name one or more under runners: storage, transfer, parity, health, gemm, latency, agreement, perplexity, mcq."),
+         "m.yaml:2:10: the matrix names no runner; name one or more under runners: storage, transfer, parity, health, gemm, latency, agreement, generate, perplexity, mcq."),
         ("axes: {batch: 1}\ngate: nothing.yaml", "m.yaml:2:7: the gate file nothing.yaml does not exist; its path is relative to the matrix file."),
         ("axes: {batch: 1}\ngate: true", "m.yaml:2:7: gate is the boolean true where text is due."),
         ("axes: {batch: 1}\nengine: {model_revision: 1234567}",
@@ -214,8 +214,9 @@ def test_the_gate_is_found_beside_the_matrix(make: Make, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "cells", "tasks"),
     [
-        ("smoke", 12, 72),
+        ("smoke", 12, 78),
         ("int8", 8, 40),
+        ("int8_scales", 10, 30),
         ("fp8_kv", 24, 48),
         ("kv_h200", 33, 69),
         ("fp8_weights", 15, 33),

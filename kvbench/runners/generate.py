@@ -1,0 +1,89 @@
+"""Free-running greedy decoding: the cell writes its own text, one token a forward, and the tokens are kept.
+
+Agreement reads the baseline's text; here every token is conditioned on what the cell itself stored before, so that errors
+may build up. The prompts are heads of a corpus' documents, spread over it, and decoded side by side. An end-of-text token does not
+stop the decoding: where it came is in the record, and what follows it counts for nothing.
+"""
+
+from __future__ import annotations
+
+from kvbench.cells import content_hash
+from kvbench.corpora import corpus
+from kvbench.decision import check_context
+from kvbench.errors import UsageError
+from kvbench.runners.context import Context, Measurement
+
+
+def run(ctx: Context) -> Measurement:
+    """Raises Refused("invalid_context") when prompt and new tokens exceed the model's positions."""
+    steps, asked = ctx.options["new_tokens"], prompts(ctx)
+    length = max(map(len, asked))
+    check_context(ctx.model.facts, length, steps)
+    engine = ctx.engine(sequences=len(asked), tokens=length + steps)
+    seqs = [engine.add() for _ in asked]
+    texts: list[list[int]] = []
+    for seq, prompt in zip(seqs, asked, strict=True):
+        texts.append([int(engine.prefill(seq, prompt)[-1].argmax())])
+    for done in range(1, steps):
+        best = engine.greedy_step(seqs, [text[-1] for text in texts])
+        for text, token in zip(texts, best, strict=True):
+            text.append(token)
+        ctx.progress(done + 1, steps, "tokens")
+    ends = end_tokens(ctx)
+    eos = [next((i for i, token in enumerate(text) if token in ends), None) for text in texts]
+    samples = {
+        "tokens": texts,
+        "eos": eos,
+        "text": [ctx.model.tokenizer.decode(text) for text in texts],
+    }
+    facts = {
+        "mode": f"greedy, free-running, {len(asked)} prompts side by side, one token a forward",
+        "prompts": len(asked),
+        "prompt_tokens": [len(prompt) for prompt in asked],
+        "chat_template": ctx.options["chat_template"],
+        "new_tokens": steps,
+        "prompt_sha": content_hash(asked),
+        "eos_tokens": sorted(ends),
+        "ignore_eos": True,
+    }
+    return Measurement(samples, facts)
+
+
+def prompts(ctx: Context) -> list[list[int]]:
+    """The heads of `prompts` documents, evenly over the corpus: at most `prompt_tokens` tokens of each, in the tokenizer's chat
+    template where that is asked for.
+
+    Raises UsageError for a corpus with fewer documents, an empty one, and a tokenizer without a template.
+    """
+    name, n, most, chat = (ctx.options[key] for key in ("data", "prompts", "prompt_tokens", "chat_template"))
+    text, tokenizer = corpus(name, ctx.data_dir), ctx.model.tokenizer
+    if len(text.documents) < n:
+        raise UsageError(
+            f"Corpus {name!r} has {len(text.documents)} documents, and {n} prompts are asked for; ask for fewer."
+        )
+    if chat and not getattr(tokenizer, "chat_template", None):
+        raise UsageError(
+            "chat_template: true, but the model's tokenizer has no chat template; set it to false."
+        )
+    found = []
+    for i in range(n):
+        # No tokenizer makes tokens that long.
+        head = text.document(i * len(text.documents) // n).strip()[: 64 * most]
+        ids: list[int] = tokenizer(head, add_special_tokens=not chat)["input_ids"][:most]
+        if chat:
+            turn = [{"role": "user", "content": tokenizer.decode(ids)}]
+            whole = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+            ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise UsageError(
+                f"Document {i * len(text.documents) // n} of corpus {name!r} is empty; give another text."
+            )
+        found.append(ids)
+    return found
+
+
+def end_tokens(ctx: Context) -> set[int]:
+    """The ids that end a text, by the model's config and its tokenizer."""
+    said = getattr(getattr(ctx.model.model, "config", None), "eos_token_id", None)
+    listed = said if isinstance(said, list) else [said]
+    return {int(i) for i in (*listed, ctx.model.tokenizer.eos_token_id) if i is not None}

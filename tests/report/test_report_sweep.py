@@ -1,0 +1,167 @@
+"""The sweep of static scales: one sentence from the data, a plot that is the same for the same numbers, and only where there is one."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from kvbench.metrics import Row
+from kvbench.report.console import show
+from kvbench.report.html import render
+from kvbench.report.labels import Labels
+from kvbench.report.model import Run
+from kvbench.report.plots import scale_svg
+from kvbench.report.sweep import Held, ScaleLine, scale_sweep
+from kvbench.report.view import build
+from tests.report.conftest import make
+
+SVG = "{http://www.w3.org/2000/svg}"
+FILE = {"k": [0.1], "v": [0.2], "calibrated": {"file": "s.json", "sha": "abcdef0123", "method": "amax"}}
+CALIBRATED = {
+    **FILE,
+    "calibrated": {
+        **FILE["calibrated"],
+        "per": "layer",
+        "tokens": 9,
+        "data": "pydoc",
+        "text_sha": "t",
+        "dtype": "float32",
+    },
+}
+# (format, scale) -> perplexity delta in %, onset of 256, share of collapsed texts
+FOUND = {
+    ("native", None): (None, 190, None),
+    ("int8_sym", None): (-0.01, 256, 0.0),
+    ("int8_static", 1.0): (3041.2, 5, 1.0),
+    ("int8_static", 0.05): (12.34, 180, 0.25),
+    ("int8_static", 0.1): (1.5, 256, 0.0),
+    ("int8_static", "file"): (0.4, 256, 0.0),
+}  # fmt: skip
+
+
+def swept(found=FOUND):
+    """A run with one cell a scale, as `kvbench run` leaves it, and the rows that the sweep reads."""
+    made = make(formats=("native", "int8_sym"), batches=(1,), contexts=(128,))
+    native = made.manifest["cells"][0]
+    cells, rows = [], []
+    for i, ((fmt, scale), (ppl, onset, collapsed)) in enumerate(found.items()):
+        spec = native["spec"] | {"kv_format": fmt, "scale": CALIBRATED if scale == "file" else scale}
+        cells.append(
+            native
+            | {
+                "id": f"c{i}",
+                "spec": spec,
+                "varied": ["kv_format", "scale"],
+                "baseline": "c0",
+                "name": f"c{i}",
+            }
+        )
+        values = {
+            "ppl_delta_pct": (ppl, "%", 500),
+            "gen_onset": (onset, "step", 256),
+            "gen_collapsed": (collapsed, "share", 4),
+        }
+        rows += [Row(f"c{i}", m, "", v, unit, n) for m, (v, unit, n) in values.items() if v is not None]
+    task = {
+        "key": "g",
+        "runner": "generate",
+        "variant": "",
+        "spec": {},
+        "options": {},
+        "cells": ["c0"],
+        "baseline": None,
+    }
+    manifest = made.manifest | {"cells": cells, "tasks": [task]}
+    return manifest, [], rows, made.verdict
+
+
+def sweep(args):
+    return scale_sweep(Run(*args), Labels(args[0]))
+
+
+def test_the_sentence_is_made_of_the_data():
+    assert sweep(swept()).sentence == (
+        "int8_static scale 1 collapses at token 5 (perplexity +3,041%); 0.1 holds beyond 256 tokens (perplexity +1.50%); 0.05 holds "
+        "to token 180 (perplexity +12.3%); int8_sym holds beyond 256 tokens (perplexity -0.01%); int8_static calibrated-amax-abcdef "
+        "holds beyond 256 tokens (perplexity +0.40%); native itself repeats itself from token 190."
+    )
+
+
+def test_a_scale_that_half_of_the_texts_survive_has_not_collapsed():
+    assert Held(None, 20, 256, 0.5).sentence == "holds to token 20"
+    assert Held(None, 20, 256, 0.75).sentence == "collapses at token 20"
+    assert Held(2.0, None, None, None).sentence == "gives perplexity +2.00%"
+
+
+def test_lines_are_static_formats_and_the_rest_are_levels():
+    found = sweep(swept())
+    assert [(line.name, [scale for scale, _ in line.points]) for line in found.lines] == [
+        ("int8_static", [0.05, 0.1, 1.0])
+    ]
+    assert [line.name for line in found.references] == [
+        "int8_sym",
+        "int8_static calibrated-amax-abcdef",
+        "native",
+    ]
+
+
+@pytest.mark.parametrize(
+    "left", [[("native", None), ("int8_sym", None)], [("native", None), ("int8_static", 1.0)]]
+)
+def test_no_sweep_where_a_run_has_fewer_than_two_scales(left, passing):
+    args = swept({key: FOUND[key] for key in left})
+    assert sweep(args) is None
+    assert "Static scales" not in render(build(*args))
+    assert build(*passing.args).sweep is None
+
+
+def test_a_sweep_of_perplexity_alone_has_one_panel_and_stands_at_quality():
+    args = swept({key: (ppl, None, None) for key, (ppl, _, _) in FOUND.items()})
+    found = sweep(args)
+    assert found.sentence.startswith("int8_static scale 1 gives perplexity +3,041%; 0.1 gives")
+    texts = [e.text for e in ET.fromstring(scale_svg(found, "t")).iter(f"{SVG}text")]
+    assert "perplexity delta (%)" in texts
+    assert "onset of repetition (token)" not in texts
+
+
+def test_the_plot_is_the_same_byte_for_byte_and_whole():
+    found = sweep(swept())
+    svg = scale_svg(found, "Scales < all")
+    assert svg == scale_svg(sweep(swept()), "Scales < all")
+    root = ET.fromstring(svg)
+    assert root.find(f"{SVG}title").text == "Scales < all"
+    texts = [e.text for e in root.iter(f"{SVG}text")]
+    assert {"0.05", "0.1", "1", "scale", "perplexity delta (%)", "onset of repetition (token)"} <= set(texts)
+    assert {"10", "1,000"} <= set(texts)
+    assert not [text for text in texts if "$" in text]
+    assert "metadata" not in svg
+    assert "#0100" not in svg
+    assert {f"var(--s{i})" for i in range(4)} <= {svg[i : i + 9] for i in range(len(svg))}
+
+
+def test_an_open_mark_is_right_censored():
+    line = ScaleLine("x", ((0.1, Held(None, 256, 256, 0.0)), (1.0, Held(None, 5, 256, 1.0))))
+    from kvbench.report.sweep import Sweep
+
+    both = scale_svg(Sweep((line,), (), ""), "t")
+    none = ScaleLine("x", ((0.1, Held(None, 200, 256, 0.0)), (1.0, Held(None, 5, 256, 1.0))))
+    assert both.count("fill: none") == scale_svg(Sweep((none,), (), ""), "t").count("fill: none") + 1
+
+
+def test_page_and_console_show_it(capsys):
+    import sys
+
+    view = build(*swept())
+    page = render(view)
+    assert page.count("<svg") == 1
+    assert "int8_static scale 1 collapses at token 5" in page
+    show(view, sys.stdout)
+    printed = capsys.readouterr().out
+    assert (
+        "Static scales\nint8_static scale 1 collapses at token 5 (perplexity +3,041%); 0.1 holds" in printed
+    )
+    assert {line.scales for line in (group.line for group in view.precision)} == {
+        "none",
+        "dynamic",
+        "static",
+        "calibrated",
+    }

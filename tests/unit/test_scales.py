@@ -1,0 +1,169 @@
+"""Files of scales: refused by name when they do not fit, part of every key, and told apart in what is shown."""
+
+import json
+
+import pytest
+
+from kvbench.errors import Refused, UsageError
+from kvbench.formats import KV_FORMATS
+from kvbench.matrix import load
+from kvbench.plan import plan_cell, plan_json, plan_text
+from kvbench.run import Plan
+from kvbench.scales import check_model, origin, read, short
+
+CONTENT = {
+    "kvbench_scales": 1, "model": "tiny-llama", "model_digest": "sha256:one", "format": "int8_static", "method": "amax",
+    "per": "layer", "data": "pydoc", "data_sha256": "d", "text_sha": "0123456789abcdef", "tokens": 4096, "window": 512,
+    "dtype": "float32", "kvbench": "0", "k": [0.5, 0.25, 0.5, 0.25], "v": [0.125, 1, 0.125, 1],
+}  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path):
+    """file(**changes): a file of scales beside the matrix; a change to None leaves the key out."""
+
+    def make(name="s.json", **changes):
+        content = {k: v for k, v in {**CONTENT, **changes}.items() if v is not None}
+        (tmp_path / name).write_text(json.dumps(content))
+        return tmp_path / name
+
+    return make
+
+
+@pytest.fixture
+def matrix(tmp_path):
+    def make(axes="{kv_format: [native, int8_sym, int8_static], scale: [0.05, s.json]}", **given):
+        text = f"model: {{source: tiny-llama, plumbing: true}}\naxes: {axes}\nrunners: {{health: {{}}}}\n"
+        (tmp_path / "m.yaml").write_text(text)
+        return load(tmp_path / "m.yaml", **given)
+
+    return make
+
+
+def cell(matrix):
+    return next(c for c in matrix.cells if isinstance(c.spec["scale"], dict))
+
+
+def test_a_file_stands_in_the_cell_with_its_content_and_where_it_comes_from(file, matrix):
+    file()
+    found = cell(matrix())
+    scale = found.spec["scale"]
+    assert (scale["k"], scale["v"]) == ([0.5, 0.25, 0.5, 0.25], [0.125, 1.0, 0.125, 1.0])
+    assert scale["calibrated"]["file"] == "s.json"
+    assert scale["calibrated"]["text_sha"] == "0123456789abcdef"
+    assert found.name == f"kv_format=int8_static,scale=calibrated-amax-{scale['calibrated']['sha'][:6]}"
+
+
+def test_the_content_of_a_file_is_part_of_the_tasks_key(file, matrix):
+    def key():
+        made = matrix()
+        return next(t.key for t in made.tasks if t.cells == (cell(made).id,))
+
+    file()
+    first = key()
+    assert key() == first
+    file(v=[0.125, 1, 0.125, 1.0000001])
+    assert key() != first
+    file(text_sha="another")  # the same numbers, of another text
+    assert key() != first
+    file()
+    assert key() == first
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"format": "fp8_e4m3_static"}, "s.json is for fp8_e4m3_static, and a cell with int8_static names it"),
+        ({"format": "int8_sym"}, "s.json is for the format 'int8_sym', and only int8_static, fp8_e4m3_static take scales"),
+        ({"k": [0.5, 0.0, 1, 1]}, "s.json has 0.0 for k of layer 1, where a finite number above 0 is due"),
+        ({"v": [0.5, float("nan"), 1, 1]}, "s.json has nan for v of layer 1"),
+        ({"v": [0.5, True, 1, 1]}, "s.json has True for v of layer 1"),
+        ({"v": []}, "s.json has no list of scales for v"),
+        ({"v": [1, 1, 1]}, "s.json has 4 layers for k and 3 for v"),
+        ({"method": None}, "s.json has other keys than it should: check method"),
+        ({"tokens": "many"}, "s.json has 'many' for tokens"),
+        ({"kvbench_scales": 2}, "s.json is of version 2, and this kvbench reads version 1"),
+        ({"kvbench_scales": None}, "s.json holds no scales"),
+    ],
+)  # fmt: skip
+def test_a_file_that_does_not_fit_is_refused_with_its_name_and_place(file, matrix, changes, said):
+    file(**changes)
+    with pytest.raises(UsageError) as e:
+        matrix()
+    assert said in str(e.value)
+    assert "m.yaml:2:66: the scale file " in str(e.value)
+
+
+def test_a_file_that_is_not_there_or_no_json_is_refused(file, matrix, tmp_path):
+    with pytest.raises(UsageError, match=r"s\.json does not exist; its path is relative to the matrix file"):
+        matrix()
+    (tmp_path / "s.json").write_text("{")
+    with pytest.raises(UsageError, match=r"s\.json is not valid JSON.*kvbench calibrate"):
+        matrix()
+    with pytest.raises(UsageError, match=r'holds the text "dynamic" where a number above 0, a \.json file'):
+        matrix("{kv_format: int8_static, scale: dynamic}")
+
+
+def test_another_model_or_number_of_layers_is_refused(file):
+    scale = read(file())
+    check_model(scale, ["sha256:two", "sha256:one"], 4)
+    check_model(0.05, ["sha256:two"], 30)
+    with pytest.raises(
+        Refused,
+        match=r"s\.json was calibrated on tiny-llama \(sha256:one\), and this cell's model is sha256:two",
+    ) as e:
+        check_model(scale, ["sha256:two"], 4)
+    assert e.value.reason == "scale_of_another_model"
+    with pytest.raises(Refused, match=r"s\.json has scales for 4 layers and the model has 30") as e:
+        check_model(scale, ["sha256:one"], 30)
+    assert e.value.reason == "scale_count"
+
+
+def test_the_plan_refuses_a_file_of_another_model_by_name(file, matrix):
+    file()
+    found = plan_cell(cell(matrix()))
+    assert found.problem is not None
+    assert found.problem.startswith(
+        "refused (scale_of_another_model): The scale file s.json was calibrated on tiny-llama"
+    )
+
+
+def test_the_plan_says_where_each_scale_comes_from(file, matrix):
+    from kvbench.models import fingerprint
+
+    digest = fingerprint({"model": "tiny-llama"})
+    file(model_digest=digest)
+    made = matrix()
+    cells = [plan_cell(c) for c in made.cells]
+    assert all(c.problem is None for c in cells)
+    shown = plan_json(made, cells, Plan((), ()))["cells"]
+    sha = cell(made).spec["scale"]["calibrated"]["sha"][:12]
+    assert [c["scale"]["kind"] for c in shown] == ["none", "dynamic", "static", "calibrated"]
+    calibrated = f"file s.json ({sha}): calibrated, amax per layer over 4,096 tokens of pydoc (text 0123456789ab), float32"
+    assert shown[3]["scale"]["source"] == calibrated
+    text = plan_text(made, cells, Plan((), ()), {"device": "cpu"})
+    assert f"scale: {calibrated}" in text
+    assert "scale: given: 0.05 for K and V in every layer" in text
+    assert "scale: dynamic: one a token and KV head, computed when it is stored" in text
+    assert "scale: none" not in text
+
+
+@pytest.mark.parametrize(
+    ("fmt", "scale", "kind", "source"),
+    [
+        ("native", None, "none", "none: values are stored as they are"),
+        ("fp8_e4m3", None, "dynamic", "dynamic: one a token and KV head, computed when it is stored"),
+        ("int8_static", 0.05, "static", "given: 0.05 for K and V in every layer"),
+        ("int8_static", {"k": 0.1, "v": 0.2}, "static", "given: 0.1 for K and 0.2 for V in every layer"),
+        ("int8_static", {"k": [1.0], "v": [1.0]}, "static", "given per layer, digest "),
+    ],
+)
+def test_origins_are_told_apart(fmt, scale, kind, source):
+    found = origin(KV_FORMATS[fmt], scale)
+    assert found[0] == kind
+    assert found[1].startswith(source)
+
+
+def test_scales_in_few_letters():
+    assert short({"k": 0.05, "v": 0.1}) == "k0.05/v0.1"
+    assert short({"k": [1.0], "v": [2.0]}).startswith("layers-")
