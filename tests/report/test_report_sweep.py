@@ -82,7 +82,7 @@ def test_the_sentence_is_made_of_the_data():
     assert sweep(swept()).sentence == (
         "int8_static scale 1 collapses at token 5 (perplexity +3,041%); 0.1 holds beyond 256 tokens (perplexity +1.50%); 0.05 holds "
         "to token 180 (perplexity +12.3%); int8_sym holds beyond 256 tokens (perplexity -0.01%); int8_static calibrated-amax-abcdef "
-        "holds beyond 256 tokens (perplexity +0.40%); native itself repeats itself from token 190."
+        "holds beyond 256 tokens (perplexity +0.40%); native itself holds to token 190."
     )
 
 
