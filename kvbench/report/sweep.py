@@ -15,6 +15,8 @@ from kvbench.scales import origin
 
 # Of texts: more than so many that collapse are a collapse.
 MOST = 0.5
+# %: perplexity has doubled, so nothing was held, whether what is written repeats itself or not.
+RUINED = 100.0
 _NOT_NAMED = ("scale", "batch", "context")  # quality does not depend on batch and context
 _METRICS = ("ppl_delta_pct", "gen_onset", "gen_collapsed")
 
@@ -38,6 +40,8 @@ class Held:
         at = number(self.onset, "step")
         if self.collapsed is not None and self.collapsed > MOST:
             said = f"collapses at token {at}"
+        elif self.ppl is not None and self.ppl > RUINED:
+            said = "ruins the text without making it repeat itself"
         elif self.onset >= self.steps:
             said = f"holds beyond {at} tokens"
         else:
