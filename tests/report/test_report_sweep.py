@@ -89,7 +89,10 @@ def test_the_sentence_is_made_of_the_data():
 def test_a_scale_that_half_of_the_texts_survive_has_not_collapsed():
     assert Held(None, 20, 256, 0.5).sentence == "holds to token 20"
     assert Held(None, 20, 256, 0.75).sentence == "collapses at token 20"
-    assert Held(310.0, 256, 256, 0.0).sentence == "ruins the text without making it repeat itself (perplexity +310%)"
+    assert (
+        Held(310.0, 256, 256, 0.0).sentence
+        == "ruins the text without making it repeat itself (perplexity +310%)"
+    )
     assert Held(100.0, 256, 256, 0.0).sentence == "holds beyond 256 tokens (perplexity +100%)"
     assert Held(310.0, 5, 256, 1.0).sentence == "collapses at token 5 (perplexity +310%)"
     assert Held(2.0, None, None, None).sentence == "gives perplexity +2.00%"
