@@ -242,7 +242,7 @@ METRICS: dict[str, Metric] = {
                "the baseline's own gen_degenerated, beside its candidates", _SHARE, paired=True),
         Metric("gen_native_onset", "generate", "step", "higher", "the baseline's own gen_onset", (0.0, inf), paired=True),
         Metric("gen_collapsed", "generate", "share", "lower",
-               "share of the texts that degenerate before half of the onset that the baseline's has (of the length, where it has "
+               "share of the texts that degenerate before a quarter of the onset that the baseline's has (of the length, where it has "
                "none); Wilson interval", _SHARE, paired=True),
         # perplexity
         Metric("ppl", "perplexity", "ppl", "lower", "exp(sum of NLL / scored tokens), never a mean of means", _PPL),

@@ -159,8 +159,8 @@ SECTIONS: tuple[Section, ...] = (
         ("gen_first_divergence", "First divergence"),
         ("gen_eos", "End of text"),
     ), frozenset({"gen_collapsed", "gen_degenerated", "gen_onset", "gen_native_onset", "gen_first_divergence", "gen_distinct_4grams"}),
-        "Each cell writes its own greedy text. A small model repeats itself natively too: collapsed is what degenerates before half "
-        "of native's own onset. Medians over the prompts; each prompt's value stands in the note."),
+        "Each cell writes its own greedy text. A small model repeats itself natively too: collapsed is what degenerates before a "
+        "quarter of native's own onset. Medians over the prompts; each prompt's value stands in the note."),
     Section("mcq", "Multiple choice", "mcq", (
         ("mcq_accuracy", "Accuracy"),
         ("mcq_delta_pt", "Accuracy delta"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
@@ -15,6 +15,8 @@ from kvbench.scales import origin
 
 # Of texts: more than so many that collapse are a collapse.
 MOST = 0.5
+# %: perplexity has doubled, so nothing was held, whether what is written repeats itself or not.
+RUINED = 100.0
 _NOT_NAMED = ("scale", "batch", "context")  # quality does not depend on batch and context
 _METRICS = ("ppl_delta_pct", "gen_onset", "gen_collapsed")
 
@@ -38,6 +40,8 @@ class Held:
         at = number(self.onset, "step")
         if self.collapsed is not None and self.collapsed > MOST:
             said = f"collapses at token {at}"
+        elif self.ppl is not None and self.ppl > RUINED:
+            said = "ruins the text without making it repeat itself"
         elif self.onset >= self.steps:
             said = f"holds beyond {at} tokens"
         else:
@@ -76,6 +80,7 @@ def scale_sweep(run: Run, labels: Labels) -> Sweep | None:
     rows = _first_rows(run.rows)
     static: dict[str, dict[float, Held]] = {}
     references: dict[str, Held] = {}
+    natives: dict[str, Held] = {}
     for cell, entry in labels.cells.items():
         spec, label, held = entry["spec"], labels.cell(cell), _held(cell, rows)
         if spec["kv_format"] not in KV_FORMATS or held == Held(None, None, None, None):
@@ -89,36 +94,25 @@ def scale_sweep(run: Run, labels: Labels) -> Sweep | None:
             given = "" if kind == "dynamic" else f" {dict(label.parts).get('scale', 'calibrated')}"
             references.setdefault(f"{name}{given}", held)
         elif kind == "none" and label.baseline:
-            references.setdefault(name, held)
+            natives.setdefault(name, held)
     lines = tuple(
         ScaleLine(name, tuple(sorted(found.items()))) for name, found in static.items() if len(found) > 1
     )
     if not lines:
         return None
-    natives = {name for name, held in references.items() if held.ppl is None and held.collapsed is None}
-    ordered = [*(n for n in references if n not in natives), *(n for n in references if n in natives)]
-    others = tuple(ScaleLine(name, held=references[name]) for name in ordered)
+    others = tuple(ScaleLine(name, held=held) for name, held in (*references.items(), *natives.items()))
     return Sweep(lines, others, _sentence(lines, others, natives))
 
 
-def _sentence(lines: Iterable[ScaleLine], references: Iterable[ScaleLine], natives: set[str]) -> str:
+def _sentence(lines: Iterable[ScaleLine], references: Iterable[ScaleLine], natives: Collection[str]) -> str:
     said = [
         f"{line.name} scale {'; '.join(f'{scale:g} {held.sentence}' for scale, held in reversed(line.points))}"
         for line in lines
     ]
     for line in references:
-        held = line.held
-        if held is None:
-            continue
-        if line.name in natives and held.onset is not None and held.steps is not None:
-            own = held.onset < held.steps
-            said.append(
-                f"{line.name} itself repeats itself from token {number(held.onset, 'step')}"
-                if own
-                else f"{line.name} itself holds beyond {number(held.onset, 'step')} tokens"
-            )
-        else:
-            said.append(f"{line.name} {held.sentence}")
+        if line.held is not None:
+            itself = " itself" if line.name in natives else ""
+            said.append(f"{line.name}{itself} {line.held.sentence}")
     return f"{'; '.join(said)}."
 
 

@@ -10,7 +10,7 @@ from kvbench.report.html import render
 from kvbench.report.labels import Labels
 from kvbench.report.model import Run
 from kvbench.report.plots import scale_svg
-from kvbench.report.sweep import Held, ScaleLine, scale_sweep
+from kvbench.report.sweep import Held, ScaleLine, Sweep, scale_sweep
 from kvbench.report.view import build
 from tests.report.conftest import make
 
@@ -82,13 +82,19 @@ def test_the_sentence_is_made_of_the_data():
     assert sweep(swept()).sentence == (
         "int8_static scale 1 collapses at token 5 (perplexity +3,041%); 0.1 holds beyond 256 tokens (perplexity +1.50%); 0.05 holds "
         "to token 180 (perplexity +12.3%); int8_sym holds beyond 256 tokens (perplexity -0.01%); int8_static calibrated-amax-abcdef "
-        "holds beyond 256 tokens (perplexity +0.40%); native itself repeats itself from token 190."
+        "holds beyond 256 tokens (perplexity +0.40%); native itself holds to token 190."
     )
 
 
 def test_a_scale_that_half_of_the_texts_survive_has_not_collapsed():
     assert Held(None, 20, 256, 0.5).sentence == "holds to token 20"
     assert Held(None, 20, 256, 0.75).sentence == "collapses at token 20"
+    assert (
+        Held(310.0, 256, 256, 0.0).sentence
+        == "ruins the text without making it repeat itself (perplexity +310%)"
+    )
+    assert Held(100.0, 256, 256, 0.0).sentence == "holds beyond 256 tokens (perplexity +100%)"
+    assert Held(310.0, 5, 256, 1.0).sentence == "collapses at token 5 (perplexity +310%)"
     assert Held(2.0, None, None, None).sentence == "gives perplexity +2.00%"
 
 
@@ -139,12 +145,13 @@ def test_the_plot_is_the_same_byte_for_byte_and_whole():
 
 
 def test_an_open_mark_is_right_censored():
-    line = ScaleLine("x", ((0.1, Held(None, 256, 256, 0.0)), (1.0, Held(None, 5, 256, 1.0))))
-    from kvbench.report.sweep import Sweep
+    """The same numbers, once at the end of the text and once before it."""
 
-    both = scale_svg(Sweep((line,), (), ""), "t")
-    none = ScaleLine("x", ((0.1, Held(None, 200, 256, 0.0)), (1.0, Held(None, 5, 256, 1.0))))
-    assert both.count("fill: none") == scale_svg(Sweep((none,), (), ""), "t").count("fill: none") + 1
+    def drawn(steps):
+        points = ((0.1, Held(None, 256, steps, 0.0)), (1.0, Held(None, 5, steps, 1.0)))
+        return scale_svg(Sweep((ScaleLine("x", points),), (), ""), "t")
+
+    assert [drawn(steps).count("fill-opacity: 0") for steps in (256, 300)] == [1, 0]
 
 
 def test_page_and_console_show_it(capsys):

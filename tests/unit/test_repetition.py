@@ -108,10 +108,10 @@ def test_the_first_divergence_is_a_token_or_an_end(tokens, native, at):
     [
         (None, None, False),
         (None, 10, False),
-        (127, None, True),
-        (128, None, False),
-        (49, 100, True),
-        (50, 100, False),
+        (63, None, True),
+        (64, None, False),
+        (24, 100, True),
+        (25, 100, False),
         (100, 100, False),
     ],
 )
