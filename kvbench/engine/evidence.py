@@ -282,6 +282,16 @@ def changed(codes: Tensor) -> Tensor:
     return torch.where(codes == 0, torch.full_like(codes, 1), -codes)
 
 
+def shown(codes: Tensor) -> Tensor:
+    """codes [tokens, heads, dim] of V, or visible ones that differ from token to token where all are zero: what K holds moves
+    no logit while V is nothing (a static scale far too large), or the same for every token."""
+    if bool((codes.float() != 0).any()):
+        return codes
+    one = changed(codes)
+    odd = torch.arange(len(codes), device=codes.device)[:, None, None] % 2 == 1
+    return torch.where(odd, indexable(changed(one)), indexable(one)).view(codes.dtype)
+
+
 def poison(pages: LayerPages, outside: Tensor) -> None:
     """Fill the slots marked in `outside` [pages, page_size] with what must never be read: NaN where it exists."""
     for side in SIDES:

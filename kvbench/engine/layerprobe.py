@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvbench.engine.bits import same_bits
 from kvbench.engine.core import Engine
-from kvbench.engine.evidence import changed, probe_ids, words
+from kvbench.engine.evidence import changed, probe_ids, shown, words
 from kvbench.engine.store import PagedKVStore
 from kvbench.record import MISMATCH, VERIFIED, Level, and_more
 
@@ -36,6 +36,9 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
     ids = probe_ids(engine, page_size)
     engine.forward([(first, ids[:-1])], "none")
     length = engine.length(first)
+    for index in range(layers):
+        v = _page(store, _Row(index, "v", first))[:, :length]  # [heads, tokens, dim]
+        v.copy_(shown(v.transpose(0, 1)).transpose(0, 1))
     rows, shared = [], []
     for index, pages in enumerate(store.layers):
         for name in ("k", "v", "k_scale", "v_scale"):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvbench.engine.attention import Attention
 from kvbench.engine.core import Engine, static_scales
-from kvbench.engine.evidence import SIDES, changed, poison, probe_ids, stored
+from kvbench.engine.evidence import SIDES, changed, poison, probe_ids, shown, stored
 from kvbench.engine.layer import indexable
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat
@@ -53,16 +53,27 @@ def probe_prefill(make: Make, layers: int) -> Level:
             engine.truncate(seq, 0)
         return torch.cat(engine.forward([(seq, ids) for seq in seqs]))
 
-    def spoil(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    def put(payload: Tensor, slots: Tensor, codes: Tensor) -> None:
+        indexable(payload)[slots // store.page_size, :, slots % store.page_size] = indexable(codes)
+
+    def write(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         PagedKVStore.write(store, layer, slots, k, v)
+        payload = store.layers[layer].v
+        # Each sequence by itself, so that no other decides about the one that is left alone.
+        for start in range(0, len(slots), PROMPT):
+            mine = slots[start : start + PROMPT]
+            put(payload, mine, shown(stored(store, payload, mine)))
+
+    def spoil(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        write(layer, slots, k, v)
         for at, side in enumerate(SIDES):
             row = 1 + len(SIDES) * layer + at
             mine = slots[row * PROMPT : (row + 1) * PROMPT]
             payload: Tensor = getattr(store.layers[layer], side)
-            other = indexable(changed(stored(store, payload, mine)))
-            indexable(payload)[mine // store.page_size, :, mine % store.page_size] = other
+            put(payload, mine, changed(stored(store, payload, mine)))
 
-    reference = prefill()
+    with _replaced(store, write=write):
+        reference = prefill()
     with _replaced(store, write=spoil):
         moved = prefill()
     # Row 0 was left alone; it may move in its last bits where rows share arithmetic (see probe_layers).
@@ -221,7 +232,8 @@ class Beside:
             self.finite = self.finite and bool(off.isfinite().all())
             self._squares[at] += off.square().sum().item()
             if at == 0:
-                error = (off.abs().max() / values.abs().max()).nan_to_num(nan=math.inf).item()
+                worst = off.abs().max()
+                error = (worst / values.abs().max()).nan_to_num(nan=math.inf).item() if worst else 0.0
                 if error > self.error:
                     self.error, self.error_at = error, f"attention of layer {layer}"
 

@@ -42,6 +42,33 @@ def test_a_sound_engine_passes(engine: Any, kv_format: str, page_size: int) -> N
     assert prefill(engine, kv_format, page_size=page_size).state == VERIFIED
 
 
+@pytest.mark.parametrize("kv_format", ["int8_static", "fp8_e4m3_static"])
+def test_values_that_are_all_stored_as_zero_are_no_sign_of_another_path(engine: Any, kv_format: str) -> None:
+    """With a scale far too large V is nothing, and then what K holds shows in no logit: the probes make V visible first."""
+    from kvbench.engine.layerprobe import probe_layers
+
+    def make(sequences: int, tokens: int) -> Any:
+        return engine(
+            "tiny-llama", kv_format, sequences=sequences, tokens=tokens, scale={"k": 0.05, "v": 1e4}
+        )
+
+    for found in (
+        probes.probe_prefill(make, LAYERS),
+        probe_layers(make, LAYERS, 16),
+        probes.probe_values(make, 16),
+    ):
+        assert found.state == VERIFIED, found.sentence
+
+
+def test_a_prompt_that_is_not_read_back_is_still_named_where_v_is_zero(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh(monkeypatch, 1)
+    found = prefill(engine, "int8_static", scale={"k": 0.05, "v": 1e4})
+    assert found.state == MISMATCH
+    assert "layer 1 K" in found.sentence
+
+
 def test_a_model_whose_rows_share_arithmetic_passes(engine: Any) -> None:
     def make(sequences: int, tokens: int) -> Any:
         return engine("tiny-gpt-oss", "int8_sym", sequences=sequences, tokens=tokens)
