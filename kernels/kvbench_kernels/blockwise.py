@@ -100,7 +100,7 @@ def with_rows_behind(x: Tensor) -> Tensor:
     """x [M, columns] with the rows that lie behind it in memory, up to a multiple of 128; x itself where there is no room.
 
     What those rows hold is undefined. A tile that reaches beyond x reads them faster than the copy engine makes up zeros: a
-    product of 65 rows took 1.2 to 1.5 times that of 128 (docs/notes.md), and torch's product takes multiples of 4 rows only.
+    product of 65 rows took 1.2 to 1.5 times that of 128 (docs/notes.md).
     """
     rows = blocks(len(x)) * BLOCK
     last = x.storage_offset() + (rows - 1) * x.stride(0) + (x.shape[1] - 1) * x.stride(1)
