@@ -9,7 +9,7 @@ y[M, N] = x[M, K] times a weight [N, K] of FP8 codes with 128x128 block scales, 
 `fp8_linear` as a model calls it, quantization of x included; w8a16, w8a8 and hopper are its paths by force, and *_alone
 the products without the quantization. Of the peers, scaled_mm and deepgemm leave the quantization out; *_q includes it
 (torch has no quantizer and gets ours), deepgemm_oq is DeepGEMM's product behind our quantizer. cublas multiplies the
-same values in bfloat16. At the rows of --odd only `ours` and cublas run, for fewer rounds.
+same values in bfloat16. At the rows of --odd only `ours`, hopper_alone and cublas run.
 
 Protocol. As many weights as make 240 MB of codes (4x the L2), in one CUDA graph, so that each call finds cold caches.
 The result of every call is compared with float32 products before anything is timed: with the dequantized weight, and
@@ -59,8 +59,7 @@ QWEN = "qkv,o,gate_up,down"
 ROWS = "1,2,4,8,16,32,64,96,128,256,512,1024,2048,4096,8192"
 # Beside tile edges, and between the others.
 ODD = "3,7,17,33,65,80,100,127,129,144,160,193,257,320,385,513,641,769,1000,1025,1281,1537,1793,2049,3073,4097,8191"
-ODD_ENTRIES = (ROUTED, NATIVE)
-ODD_ROUNDS = 3
+ODD_ENTRIES = (ROUTED, "hopper_alone", NATIVE)
 REPLAYS = 4  # a sample
 ENTRIES = {**OWN, **PEERS}
 
@@ -262,7 +261,7 @@ def main() -> None:
     )
     parser.add_argument("--shapes", default=QWEN)
     parser.add_argument("--m", default=ROWS)
-    parser.add_argument("--odd", default=ODD, help="rows for `ours` and cublas alone; '' for none")
+    parser.add_argument("--odd", default=ODD, help="rows for `ours`, hopper_alone and cublas; '' for none")
     parser.add_argument("--own", default=",".join(OWN))
     parser.add_argument("--peers", default=",".join(PEERS), help="'' for none")
     parser.add_argument("--rounds", type=int, default=5)
@@ -300,9 +299,8 @@ def main() -> None:
     for shape in shapes:
         layer = Layer(shape, device)
         for m in sorted({*rows, *odd}):
-            some, rounds = (entries, args.rounds) if m in rows else (
-                [e for e in entries if e.name in ODD_ENTRIES], min(args.rounds, ODD_ROUNDS))  # fmt: skip
-            here = layer.measure(m, some, rounds)
+            some = entries if m in rows else [e for e in entries if e.name in ODD_ENTRIES]
+            here = layer.measure(m, some, args.rounds)
             print(line({r.entry: r for r in here}, columns), flush=True)
             found += here
             if on_gpu:

@@ -2,24 +2,23 @@
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck  python -m benchmarks.sanitize
     compute-sanitizer --tool racecheck python -m benchmarks.sanitize
-    compute-sanitizer --tool racecheck python -m benchmarks.sanitize --even-registers hopper_gemm
+    compute-sanitizer --tool racecheck python -m benchmarks.sanitize --share 1/8 hopper_gemm
 
 Run it once without compute-sanitizer first: it then finds the kernels compiled, which takes longest under it. Parts named
 after the command are the only ones that run, so that several can run side by side: KV formats (`int8_sym native`), and
-`quantizer`, `w8a16`, `w8a8`, `hopper_gemm` for the kernels of FP8 weights. Without the caching allocator every tensor is an
+`quantizer`, `w8a16`, `w8a8`, `hopper_gemm` for the kernels of FP8 weights. `compiler` is a kernel of ten lines in which warps have roles, as in
+`hopper_gemm`: racecheck reports the read of a role against its write in both. Without the caching allocator every tensor is an
 allocation of its own, so that memcheck sees an access past its end.
 
---even-registers compiles without `setmaxnreg`, by which hopper_gemm's copying warp gives all but 24 of its registers to the
-others. racecheck's own code in that warp takes some too: with 24 the results were wrong under it, and under nothing else.
+--share 1/8 takes every eighth case of FP8 weights, for eight processes side by side.
+
 Prints one line a kernel and shape; exit code 1 when a result is wrong (compute-sanitizer has its own for what it finds).
 """
 
 from __future__ import annotations
 
-import os
-import re
+import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +35,6 @@ from kvbench_kernels.launches import record
 from kvbench_kernels.route import decode_kernel
 from kvbench_kernels.support import AttentionNeeds
 
-EVEN_REGISTERS = "--even-registers"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there by the interpreter: TRITON_INTERPRET=1
 HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 PAGE, LENGTHS = 16, (1, 17, 70)
@@ -51,10 +49,11 @@ TILINGS = (
 def main() -> int:
     torch.manual_seed(0)
     parts, wrong = (*KV_FORMATS, *sanitize_weights.PARTS), 0
-    if EVEN_REGISTERS in sys.argv:
-        even_registers()
-    asked = [name for name in sys.argv[1:] if name != EVEN_REGISTERS]
-    names = chosen(",".join(asked), parts, "The part") or list(parts)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sanitize")
+    parser.add_argument("parts", nargs="*")
+    parser.add_argument("--share", type=share_of, default=(0, 1), metavar="I/N")
+    given = parser.parse_args()
+    names = chosen(",".join(given.parts), parts, "The part") or list(parts)
     formats = [name for name in names if name in KV_FORMATS]
     for fmt in formats:
         for heads in SHAPES:
@@ -68,24 +67,19 @@ def main() -> int:
     for name in names:
         if name not in formats:
             torch.manual_seed(0)
-            wrong += sanitize_weights.PARTS[name](DEVICE, dtype, report)
+            wrong += sanitize_weights.PARTS[name](DEVICE, dtype, report, given.share)
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     print(f"{', '.join(names)}: " + ("all as their twins" if not wrong else f"{wrong} wrong"))
     return 1 if wrong else 0
 
 
-def even_registers() -> None:
-    """From now on kernels are compiled anew, without the instruction that moves registers between warps."""
-    from triton.backends.nvidia.compiler import CUDABackend
-
-    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
-    whole = CUDABackend.make_cubin
-
-    def without(self: Any, ptx: str, *rest: Any) -> Any:
-        return whole(self, re.sub(r"(?m)^\s*setmaxnreg.*\n", "", ptx), *rest)
-
-    CUDABackend.make_cubin = without
+def share_of(text: str) -> sanitize_weights.Share:
+    """ "2/8" -> (1, 8)."""
+    i, n = (int(part) for part in text.split("/"))
+    if not 1 <= i <= n:
+        raise argparse.ArgumentTypeError(f"{text} is no share: write I/N with 1 <= I <= N, such as 2/8.")
+    return i - 1, n
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from kvbench_kernels import activation, blockwise, w8a8, w8a8_config, w8a16, w8a16_config
 from kvbench_kernels.launches import record
 
+Share = tuple[int, int]  # (i, n): every n-th case from the i-th on
 Report = Callable[
     [str, Any, Any, float], int
 ]  # name, found, due, share of the largest that it may be off -> 1 if it is
@@ -51,10 +52,10 @@ def _named(run: Callable[[], Tensor]) -> tuple[str, Tensor]:
     return launches[-1].name, found
 
 
-def quantizer(device: str, dtype: torch.dtype, report: Report) -> int:
+def quantizer(device: str, dtype: torch.dtype, report: Report, share: Share = (0, 1)) -> int:
     """Bytes and scales of the activation quantizer in every dtype, few elements a thread and many."""
     wrong = 0
-    for m, k in ((1, 128), (3, 1168), (37, 640), (530, 4096)):
+    for m, k in ((1, 128), (3, 1168), (37, 640), (530, 4096))[share[0] :: share[1]]:
         if device != "cuda" and m * k > 2**15:
             continue  # the interpreter would take minutes
         for of_x in activation.DTYPES:
@@ -66,13 +67,13 @@ def quantizer(device: str, dtype: torch.dtype, report: Report) -> int:
     return wrong
 
 
-def few_rows(device: str, dtype: torch.dtype, report: Report) -> int:
+def few_rows(device: str, dtype: torch.dtype, report: Report, share: Share = (0, 1)) -> int:
     """Every kind of tiling on ragged and whole blocks; those that were measured at the rows that they are for."""
     kinds = [(t, m) for t in W8A16 for m in ((1, 3) if t.kind == "vector" else (5, 33, 100))]
     cases = [(*kind, *shape) for kind in kinds for shape in (RAGGED, WHOLE)]
     cases += [(t, m, *WHOLE) for (m, _, _), t in sorted(w8a16_config.MEASURED.items(), key=str)]
     wrong = 0
-    for tiling, m, n, k in dict.fromkeys(cases):
+    for tiling, m, n, k in list(dict.fromkeys(cases))[share[0] :: share[1]]:
         if tiling.stages * tiling.block_k * (tiling.block_n + 2 * w8a16_config.rows_padded(m)) > SHARED_BYTES:
             continue  # made for fewer rows
         x, codes, scales, bias = _operands(m, n, k, device, dtype)
@@ -82,12 +83,12 @@ def few_rows(device: str, dtype: torch.dtype, report: Report) -> int:
     return wrong
 
 
-def many_rows(device: str, dtype: torch.dtype, report: Report) -> int:
+def many_rows(device: str, dtype: torch.dtype, report: Report, share: Share = (0, 1)) -> int:
     """As `few_rows`, of the portable kernel that quantizes x."""
     cases = [(t, m, *shape) for t in W8A8 for m in (1, 70, 200) for shape in (RAGGED, WHOLE)]
     cases += [(t, min(m, 200), *WHOLE) for (m, _, _), t in sorted(w8a8_config.MEASURED.items(), key=str)]
     wrong = 0
-    for tiling, m, n, k in dict.fromkeys(cases):
+    for tiling, m, n, k in list(dict.fromkeys(cases))[share[0] :: share[1]]:
         x, codes, scales, bias = _operands(m, n, k, device, dtype)
         given = (*activation.quantize_activation(x), codes, scales)
         name, found = _named(lambda: w8a8.w8a8(*given, bias, dtype, tiling))  # noqa: B023
@@ -96,7 +97,7 @@ def many_rows(device: str, dtype: torch.dtype, report: Report) -> int:
     return wrong
 
 
-def hopper(device: str, dtype: torch.dtype, report: Report) -> int:
+def hopper(device: str, dtype: torch.dtype, report: Report, share: Share = (0, 1)) -> int:
     """Every kind of tiling of the Hopper kernel with two stages, with a bias and shared tiles or without, and those that were measured."""
     if device != "cuda" or torch.cuda.get_device_capability()[0] != 9:
         return 0
@@ -111,7 +112,7 @@ def hopper(device: str, dtype: torch.dtype, report: Report) -> int:
     measured = {tiling for ranges in hopper_gemm_config.MEASURED.values() for _, tiling in ranges}
     cases += [(tiling, False) for tiling in sorted(measured, key=str)]
     n, k = LONG
-    for tiling, biased in cases:
+    for tiling, biased in cases[share[0] :: share[1]]:
         for m in (1, 70, 300):
             x, codes, scales, bias = _operands(m, n, k, device, dtype)
             added = bias if biased else None
@@ -122,10 +123,34 @@ def hopper(device: str, dtype: torch.dtype, report: Report) -> int:
     return wrong
 
 
-# What can be run by itself: (device, dtype of x, report) -> how many results were wrong.
-PARTS: dict[str, Callable[[str, torch.dtype, Report], int]] = {
+def compiler(device: str, dtype: torch.dtype, report: Report, share: Share = (0, 1)) -> int:
+    """Tickets of groups of warps without anything of ours around them: each program's threads note the same, all differ."""
+    if device != "cuda" or torch.cuda.get_device_capability()[0] != 9:
+        return 0
+    from benchmarks.sanitize_compiler import four_warps_and_one, groups_of_four_warps, no_roles
+
+    wrong, programs = 0, 16
+    for kernel, threads in (
+        (no_roles, (128,)),
+        (groups_of_four_warps, (128, 128)),
+        (four_warps_and_one, (128, 32)),
+    ):
+        tickets = torch.zeros(2, dtype=torch.int32, device=device)
+        taken = torch.full((programs, 2, 128), -1, dtype=torch.int32, device=device)
+        kernel[(programs,)](tickets, taken, num_warps=4)
+        for who, count in enumerate(threads):
+            due = torch.arange(programs, device=device)[:, None].expand(programs, count)
+            wrong += report(
+                f"{kernel.fn.__name__}, group {who}", taken[:, who, :count].sort(dim=0).values, due, 0
+            )
+    return wrong
+
+
+# What can be run by itself: (device, dtype of x, report, share) -> how many results were wrong.
+PARTS: dict[str, Callable[[str, torch.dtype, Report, Share], int]] = {
     "quantizer": quantizer,
     "w8a16": few_rows,
     "w8a8": many_rows,
     "hopper_gemm": hopper,
+    "compiler": compiler,
 }

@@ -265,9 +265,13 @@ def hopper_w8a8_groups(
     y_buffers = gl.allocate_shared_memory(y_desc.dtype, [GROUPS * BUFFERS, ROWS, BLOCK_N], y_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    for who in gl.static_range(GROUPS):
-        mbarrier.init(turns.index(who), count=1)
+    # Without turns no barriers for them: the compiler keeps other things in memory that nothing waits on, and a barrier's
+    # memory must hold a barrier until it is invalidated.
+    turns = empty
+    if TURNS:
+        turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+        for who in gl.static_range(GROUPS):
+            mbarrier.init(turns.index(who), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=GROUPS)

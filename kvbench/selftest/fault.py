@@ -32,7 +32,14 @@ CELLS: dict[str, tuple[str, ...]] = {
     "fp8_weights": ("model.source=tiny-wide", "axes={kv_format: [int8_sym], weights: [fp8_block128]}"),
     "fp8_biases": ("model.source=tiny-qwen2", "axes={kv_format: [int8_sym], weights: [fp8_block128]}"),
     "long_context": ("engine.context=100",),
-    "cuda": ("engine.device=cuda", "engine.backend=triton", "engine.dtype=bfloat16", "engine.decode=graph"),
+    "cuda": (
+        "engine.device=cuda",
+        "engine.backend=triton",
+        "engine.dtype=bfloat16",
+        "engine.page_size=16",
+        "engine.decode=graph",
+        "engine.compile=off",
+    ),
 }
 
 # Cells that need more than a CPU.

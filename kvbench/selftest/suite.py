@@ -145,8 +145,7 @@ def clean_run(cell: str) -> Result:
     verdict = judged(cell, CLEAN)
     wrong = _wrong(verdict)
     status = FAILED if verdict.exit_code else PASSED
-    sentence = wrong[0].sentence if wrong else "every check passed"
-    return Result(name, status, "", verdict.exit_code, sentence, time.perf_counter() - started)
+    return Result(name, status, "", verdict.exit_code, _said(wrong), time.perf_counter() - started)
 
 
 def fault_run(name: str, fault: Fault) -> Result:
@@ -170,8 +169,8 @@ def fault_run(name: str, fault: Fault) -> Result:
             return result(
                 CAUGHT, levels[-1] if levels else outcome.check, verdict.exit_code, outcome.sentence
             )
-    said = f"nothing says {fault.says!r}: {wrong[0].sentence}" if wrong else "every check passed"
-    return result(MISSED, "", verdict.exit_code, said)
+    said = f"nothing says {fault.says!r}: " if wrong else ""
+    return result(MISSED, "", verdict.exit_code, said + _said(wrong))
 
 
 def judged(cell: str, inject: Callable[[], AbstractContextManager[Any]], gate: Path = GATE) -> Verdict:
@@ -205,6 +204,14 @@ def _lacking(cell: str) -> str:
 
 def _wrong(verdict: Verdict) -> Sequence[Outcome]:
     return [outcome for outcome in verdict.outcomes if outcome.status != PASS]
+
+
+def _said(wrong: Sequence[Outcome]) -> str:
+    """What two checks say first: that nothing was measured comes before why."""
+    first: dict[str, str] = {}
+    for outcome in wrong:
+        first.setdefault(outcome.check, outcome.sentence)
+    return " ".join([*first.values()][:2]) or "every check passed"
 
 
 def listing(faults: Mapping[str, Fault], holes: Mapping[str, Fault]) -> list[dict[str, Any]]:
