@@ -135,8 +135,8 @@ def not_available(what: str, data_dir: Path | None, files: str) -> NotAvailable:
     """The one sentence for missing data: what, where it was looked for, and the commands that get it."""
     where = "no data directory was given" if data_dir is None else f"{files} is not below {data_dir}"
     return NotAvailable(
-        f"{what} is not here: {where}. Run `kvbench run MATRIX --data-dir FOLDER` with a folder that holds {files}, or "
-        f"`{ALLOW_HUB}=1 kvbench run MATRIX` to fetch it from the hub."
+        f"{what} is not here: {where}. Give --data-dir a folder that holds {files}, or set "
+        f"{ALLOW_HUB}=1 to fetch it from the hub."
     )
 
 

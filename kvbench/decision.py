@@ -318,7 +318,7 @@ def _resolve_speed(request: Request, aspect: str, fast: str, plain: str, backend
 def _refused(answer: Rejected, what: str) -> Refused:
     return Refused(
         answer.reason,
-        f"{what} was asked for and cannot run: {answer.sentence} Set fallback: allow to run what can.",
+        f"{what} was asked for and cannot run: {answer.sentence} Set engine: {{fallback: allow}} to run what can.",
     )
 
 

@@ -17,7 +17,7 @@ from kvbench.catalog import ALIASES, CONFIGS
 from kvbench.cells import content_hash
 from kvbench.decision import ModelFacts
 from kvbench.digests import file_sha256
-from kvbench.errors import NotAvailable, UsageError
+from kvbench.errors import NotAvailable, Refused, UsageError
 from kvbench.facts import facts_from_config, sizes_of
 from kvbench.fp8config import Fp8Config, fp8_config, not_native
 from kvbench.hub import cached_file, offline
@@ -195,6 +195,34 @@ def check_scale(spec: Mapping[str, Any], layers: int) -> None:
     if spec.get("native_model"):
         specs.append({**spec, "model": spec["native_model"], "model_revision": None})
     check_model(spec["scale"], list(dict.fromkeys(map(fingerprint, specs))), layers)
+
+
+def check_native(spec: Mapping[str, Any]) -> None:
+    """Raises Refused when, by their configs, `native_model` is another model than the FP8 checkpoint: what would be compared is not
+    how weights are held. Says nothing where a config is not here yet; the loaded models are compared too."""
+    if not spec.get("native_model"):
+        return
+    other = {**spec, "model": spec["native_model"], "model_revision": None, "native_model": None}
+    configs = [config for config in map(model_config, (spec, other)) if config is not None]
+    if len(configs) < 2:
+        return
+    mine, its = map(facts_from_config, configs)
+    sizes = [sizes_of(config) for config in configs]
+    pairs: list[tuple[str, Any, Any]] = [
+        ("model_type", mine.model_type, its.model_type),
+        ("number of layers", len(mine.layers), len(its.layers)),
+        ("attention layers", mine.layers, its.layers),
+        *((key, sizes[0][key], sizes[1][key]) for key in sizes[0] if key in sizes[1]),
+        ("random weights", uses_random_weights(spec), uses_random_weights(other)),
+    ]
+    for what, own, found in pairs:
+        if own != found:
+            shown = "" if what == "attention layers" else f" ({found}, not {own})"
+            raise Refused(
+                "native_is_another_model",
+                f"The native cells would run on {spec['native_model']}, whose {what}{shown} is not that of {spec['model']}; name its "
+                "unquantized model, as in model: {source: ..., native: ...}.",
+            )
 
 
 def model_config(spec: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from kvbench.decision import ASPECTS, Decision, ModelFacts, check_context, reque
 from kvbench.errors import NotAvailable, Refused, UsageError
 from kvbench.formats import KV_FORMATS, kv_bytes, pages_for
 from kvbench.matrix import Matrix
-from kvbench.models import check_scale, check_stored, config_facts
+from kvbench.models import check_native, check_scale, check_stored, config_facts
 from kvbench.run import Plan
 from kvbench.scales import origin
 from kvbench.weightsizes import WeightSizes, weight_sizes
@@ -34,6 +34,7 @@ def plan_cell(cell: Cell) -> CellPlan:
     request = request_of(spec)
     try:
         check_stored(spec)
+        check_native(spec)
         facts = config_facts(spec)
         decision = resolve(request, facts)
         check_scale(spec, len(facts.layers))

@@ -28,7 +28,7 @@ from kvbench.engine.weightprobe import probe_weights
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
 from kvbench.expand import baseline_spec
 from kvbench.formats import KV_FORMATS
-from kvbench.models import check_scale, config_facts, uses_random_weights
+from kvbench.models import check_native, check_scale, config_facts, uses_random_weights
 from kvbench.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, VERIFIED, Evidence, Level, Record
 from kvbench.runners.context import Context, Measurement
 from kvbench.scales import origin
@@ -151,6 +151,7 @@ def _measure(
     task: Task, session: Session, baseline: Record | None, progress: Progress
 ) -> tuple[Decision, Measurement, Evidence]:
     spec, decl = task.spec, RUNNERS[task.runner]
+    check_native(spec)
     if decl.quality and uses_random_weights(spec) and not spec["plumbing"]:
         raise Refused(
             "random_weights",
@@ -207,6 +208,10 @@ def _measure(
     )
     runner = importlib.import_module(f"kvbench.runners.{task.runner}")
     measured = _with_scales(_with_clips(runner.run(context), engines), decision, spec)
+    if model.weights.warnings:
+        measured = replace(
+            measured, facts={**measured.facts, "weight_warnings": list(model.weights.warnings)}
+        )
     evidence = _evidence(context, engines, natives, decision, session, decl.reads)
     return decision, measured, evidence
 

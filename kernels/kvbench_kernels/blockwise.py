@@ -53,14 +53,26 @@ def quantize_blocks(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_blocks(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """codes [N, K], scales [ceil(N/128), ceil(K/128)] of any of `SCALE_DTYPES` -> [N, K]: product in float32, one rounding."""
+    """codes [N, K], scales [ceil(N/128), ceil(K/128)] of any of `SCALE_DTYPES` -> [N, K]: product in float32, one rounding.
+
+    Raises ValueError for scales of another shape.
+    """
     n, k = codes.shape
+    _check_shape(codes, scales)
     wide = scales.float().repeat_interleave(BLOCK, 1)[:, :k]
     values, whole = e4m3_to_float(codes), n // BLOCK
     values[: whole * BLOCK].view(whole, BLOCK, k).mul_(wide[:whole, None])
     if n % BLOCK:
         values[whole * BLOCK :].mul_(wide[-1])
     return values.to(dtype)
+
+
+def _check_shape(codes: Tensor, scales: Tensor) -> None:
+    if scales.shape != scale_shape(*codes.shape):
+        raise ValueError(
+            f"A weight of {list(codes.shape)} in {BLOCK}x{BLOCK} blocks has scales {list(scale_shape(*codes.shape))}; these are "
+            f"{list(scales.shape)}."
+        )
 
 
 def quantize_activation_torch(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,8 +125,9 @@ def fp8_dequantize_matmul_torch(
 ) -> Tensor:
     """The reference product: x [M, K] times the dequantized weight [N, K] (rounded to x's dtype) -> [M, N].
 
-    Only `REFERENCE_ROWS` rows of the weight exist in x's dtype at a time.
+    Only `REFERENCE_ROWS` rows of the weight exist in x's dtype at a time. Raises ValueError for scales of another shape.
     """
+    _check_shape(codes, scales)
     n = codes.shape[0]
     y = x.new_empty(x.shape[0], n)
     for start in range(0, n, REFERENCE_ROWS):

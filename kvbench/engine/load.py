@@ -29,9 +29,9 @@ from kvbench.engine.fp8checkpoint import load_fp8
 from kvbench.engine.fp8linear import join_siblings
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.linear import replace_linears
+from kvbench.engine.nativecheckpoint import check_plain, check_unread
 from kvbench.engine.prepare import prepared
 from kvbench.engine.quantize_model import quantize_model
-from kvbench.engine.tensorfiles import TensorFiles
 from kvbench.engine.weights import CHECKPOINT, WeightFacts, native_checksums
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.facts import facts_from_config
@@ -107,7 +107,7 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     model, tokenizer, weights = load(spec, kind_of(name), where, DTYPES[dtype])
     model.eval().requires_grad_(False)
     if spec.get("weights", "native") == "fp8_block128" and weights.source != CHECKPOINT:
-        weights = quantize_model(model, name)
+        weights = replace(quantize_model(model, name), warnings=weights.warnings)
     elif weights.source == CHECKPOINT:
         weights = replace(weights, native=native_checksums(model, weights.modules))
     join_siblings(model)
@@ -145,10 +145,11 @@ def _load_checkpoint(
                 source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
             )
             if folder := _folder(spec, kind, source):
-                _check_no_fp8(name, folder)
+                check_plain(name, folder, model)
             _check_complete(name, info)
+            warnings = check_unread(name, info.get("unexpected_keys") or ())
             check_finite(name, model.state_dict().items())
-            model, weights = model.to(device), WeightFacts()
+            model, weights = model.to(device), WeightFacts(warnings=warnings)
     except load_faults() as e:
         raise KvbenchError(_load_sentence(name, kind, e)) from e
     _check_tokenizer(name, tokenizer)
@@ -194,17 +195,6 @@ def _folder(spec: Mapping[str, Any], kind: str, source: str) -> Path | None:
         return Path(source)
     cached = cached_file(str(spec["model"]), spec.get("model_revision"), "config.json")
     return cached.parent if cached else None
-
-
-def _check_no_fp8(name: str, folder: Path) -> None:
-    """transformers casts an 8-bit float like any other number, and its scale is never looked for."""
-    with TensorFiles(folder) as files:
-        if found := files.fp8():
-            raise KvbenchError(
-                f"The checkpoint {name} holds {found[0]} as {files.stored[found[0]].dtype}, but its config.json has no "
-                "quantization_config that says with which scale. Give the FP8 checkpoint with its own config.json, or the "
-                "unquantized one."
-            )
 
 
 def _source(spec: Mapping[str, Any], kind: str) -> tuple[str, dict[str, Any]]:

@@ -175,7 +175,10 @@ def _resolution(console: Console, view: View, terminal: bool) -> None:
     found = [(group, line) for group in view.checks for line in group.lines if line.mde]
     if not found:
         return
-    _title(console, "What so much data decides (80% power, 5%)")
+    _title(
+        console,
+        "What so much data decides (80% power, 5%; n needed as n of the value: tokens, questions or pairs)",
+    )
     table = _table(terminal)
     table.add_column("Check", overflow="fold")
     for head in ("Outcome", "Value", "Detectable", "n needed"):
@@ -186,6 +189,8 @@ def _resolution(console: Console, view: View, terminal: bool) -> None:
             if line.variant and line.variant not in group.check
             else group.check
         )
+        if sum(bool(other.mde) for other in group.lines) > 1:
+            name = f"{name}: {_places(line.where, 1)}"
         cells = (name, line.status, line.value, line.mde, line.n_needed or "-")
         table.add_row(*_texts(cells), style="dim" if line.status == "pass" else "")
     console.print(table)

@@ -71,6 +71,14 @@ def notices(run: Run, labels: Labels) -> list[Notice]:
                 f"Python code that came with {names} was run (trust_remote_code: true).",
             )
         )
+    warned: dict[str, dict[str, None]] = {}
+    for record, _ in run.done():
+        for sentence in record.facts.get("weight_warnings", ()):
+            warned.setdefault(plain(sentence, 600), {})[plain(record.spec.get("model"), 60)] = None
+    found += [
+        Notice("warn", "About the weights", f"{', '.join(names)}: {sentence}")
+        for sentence, names in warned.items()
+    ]
     if names := models("plumbing", True):
         found.append(
             Notice(

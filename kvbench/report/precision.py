@@ -178,9 +178,7 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
         execution=_joined(evidence["precision"].get("execution") for evidence in found),
         effective_weights=weights,
         stored_weights=_joined(evidence["precision"].get("weights") for evidence in found),
-        products=_joined(
-            sorted({p for evidence in found for p in evidence["precision"].get("gemm", "").split(" and ")})
-        ),
+        products=_products(records),
         ran_on=_joined(
             level["facts"].get("backend")
             for evidence in found
@@ -236,6 +234,23 @@ def _facts(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def _worst(states: Iterable[str]) -> str:
     return min(states, key=_WORST_FIRST.index)
+
+
+def _products(records: Sequence[Record]) -> str:
+    """The paths in the measured runs; where the model ran in none, those that the gemm runner took over its rows."""
+    said = {
+        path
+        for record in records
+        if record.evidence is not None
+        for path in record.evidence["precision"].get("gemm", "").split(" and ")
+    }
+    ran = _joined(sorted(said))
+    if ran != NOT_MEASURED:
+        return ran
+    gemm = (record.samples.get("products", ()) for record in records if record.runner == "gemm")
+    return _joined(
+        sorted({row["path"] for products in gemm for product in products for row in product["rows"]})
+    )
 
 
 def _joined(values: Iterable[str | None]) -> str:

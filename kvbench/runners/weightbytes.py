@@ -43,7 +43,6 @@ def weight_facts(loaded: LoadedModel, weights: str) -> dict[str, Any]:
         "weight_bytes_formula": formula(loaded, weights),
         "weight_native16_bytes": sum(2 * t.numel() for t in _tensors(loaded).values()),
         "weight_source": loaded.weights.source,
-        "weight_warnings": list(loaded.weights.warnings),
         "load_seconds": loaded.weights.load_seconds,
     }
 

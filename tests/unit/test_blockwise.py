@@ -142,3 +142,12 @@ def test_a_cast_of_the_model_leaves_codes_and_scales_alone() -> None:
     assert layer.bias is not None
     assert layer.bias.dtype == torch.bfloat16
     assert layer(torch.ones(2, 3, 200, dtype=torch.bfloat16)).shape == (2, 3, 130)
+
+
+@pytest.mark.parametrize("shape", [(4, 16), (6, 16), (5, 15), (5, 17), (16, 5)])
+def test_a13_t4_the_primitives_refuse_scales_of_another_shape(shape: tuple[int, int]) -> None:
+    codes = torch.zeros(576, 2048, dtype=torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"has scales \[5, 16\]; these are"):
+        dequantize_blocks(codes, torch.ones(shape))
+    with pytest.raises(ValueError, match=r"has scales \[5, 16\]; these are"):
+        fp8_dequantize_matmul_torch(torch.zeros(1, 2048), codes, torch.ones(shape))

@@ -176,7 +176,7 @@ def test_triton_on_a_gpu_has_every_path(asked: str, resolved: str) -> None:
     [({"backend": "triton"}, "no_gpu"), ({"weights": "fp8_block128", "gemm": "w8a8"}, "gemm_needs_triton")],
 )
 def test_strict_mode_refuses_every_fallback(changes: dict[str, str], reason: str) -> None:
-    with pytest.raises(Refused, match="Set fallback: allow") as e:
+    with pytest.raises(Refused, match=r"Set engine: \{fallback: allow\}") as e:
         resolve(replace(STRICT, **changes), FULL)
     assert e.value.reason == reason
 

@@ -1,0 +1,65 @@
+"""A checkpoint whose config names no quantization: nothing in its files may be codes, or a scale that nothing reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvbench.engine.tensorfiles import TensorFiles
+from kvbench.errors import KvbenchError
+
+# Last parts of names that belong to codes: a number that something has to be multiplied with.
+_SCALES = re.compile(
+    r"(scale|scales|scale_inv|zero_point|zeros|qweight|qzeros|g_idx|absmax|quant_map|quant_state)(\.|$)|_scale_inv$"
+)
+_KV_SCALES = re.compile(r"(^|[._])(k|v|kv|q|prob|cache)_?(proj\.)?(output_|cache_)?scale$|kv_cache")
+
+
+def check_plain(name: str, folder: Path, model: Any) -> None:
+    """Raises KvbenchError for codes: transformers casts 8-bit floats and integers like any other number, and no scale is looked for."""
+    own = {key: tensor.is_floating_point() for key, tensor in model.state_dict().items()}
+    with TensorFiles(folder) as files:
+        if found := files.fp8():
+            raise KvbenchError(_coded(name, found[0], files.stored[found[0]].dtype))
+        for key, stored in files.stored.items():
+            # A file may leave out the prefix that the model has, or have one more.
+            if stored.dtype[0] in "IU" and any(
+                floating and (f".{k}".endswith(f".{key}") or f".{key}".endswith(f".{k}"))
+                for k, floating in own.items()
+            ):
+                raise KvbenchError(_coded(name, key, stored.dtype))
+
+
+def _coded(name: str, key: str, dtype: str) -> str:
+    return (
+        f"The checkpoint {name} holds {key} as {dtype}, but its config.json has no quantization_config that says with which "
+        "scale. Give the FP8 checkpoint with its own config.json, or the unquantized one."
+    )
+
+
+def check_unread(name: str, keys: Iterable[object]) -> tuple[str, ...]:
+    """Sentences on `keys`, the tensors of the files that the model does not take. KvbenchError for the scale of a weight: without
+    it the numbers that it belongs to mean something else."""
+    unread = sorted(map(str, keys))
+    scales = [key for key in unread if _SCALES.search(key)]
+    of_cache = [key for key in scales if _KV_SCALES.search(key)]
+    if weights := [key for key in scales if key not in of_cache]:
+        raise KvbenchError(
+            f"The checkpoint {name} holds {weights[0]}{_more(weights)}, which nothing reads: its config.json has no quantization_config "
+            "that says what it scales. Give the checkpoint with its own config.json, or the unquantized one."
+        )
+    said = []
+    if of_cache:
+        said.append(
+            f"The checkpoint holds scales of a KV cache ({of_cache[0]}{_more(of_cache)}), which are not read: a static KV format takes "
+            "its scales from `scale`."
+        )
+    if others := [key for key in unread if key not in scales]:
+        said.append(f"The model takes no {others[0]}{_more(others)} of the checkpoint's files.")
+    return tuple(said)
+
+
+def _more(keys: Sequence[str]) -> str:
+    return f" and {len(keys) - 1} more" if len(keys) > 1 else ""
