@@ -109,7 +109,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The files that transformers would read: model.safetensors, or else those that the index lists. [] for neither.
 
     A folder may hold the same weights once more under another name. Raises UsageError for an index that is none, and for one
-    that lists files which are not there.
+    that lists files which are not there, or elsewhere.
     """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
@@ -121,6 +121,11 @@ def weight_files(folder: Path) -> list[Path]:
     if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
         raise UsageError(
             f"{index} has no weight_map of tensor names to file names, by which the weights are found; {FETCH_AGAIN}."
+        )
+    if outside := sorted(file for file in set(listed.values()) if Path(file).name != file):
+        raise UsageError(
+            f"{index} names {outside[0]}, which is not beside it: only files of the folder itself are loaded, and only they tell whether a "
+            "result is still of this model. Move it there."
         )
     files = [folder / file for file in sorted(set(listed.values()))]
     if missing := [file.name for file in files if not file.is_file()]:

@@ -24,6 +24,7 @@ from kvbench.engine.layerprobe import Make, probe_layers
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.engine.pageprobe import probe_pages
 from kvbench.engine.probes import probe_prefill, probe_values
+from kvbench.engine.weightevidence import source_level
 from kvbench.engine.weightprobe import probe_weights
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
 from kvbench.expand import baseline_spec
@@ -89,6 +90,8 @@ class Session:
         if of is None or of() is not model.model:
             levels = probe_weights(model, decision, make)
             self._weights[key] = weakref.ref(model.model), levels
+        elif decision.weights.resolved != "native":
+            levels = (source_level(model), *levels[1:])  # what is stored may have changed since
         return levels
 
 

@@ -32,6 +32,7 @@ from kvbench.engine.linear import replace_linears
 from kvbench.engine.nativecheckpoint import check_plain, check_unread
 from kvbench.engine.prepare import prepared
 from kvbench.engine.quantize_model import quantize_model
+from kvbench.engine.tensorfiles import TensorFiles
 from kvbench.engine.weights import CHECKPOINT, WeightFacts, native_checksums
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.facts import facts_from_config
@@ -166,11 +167,14 @@ def _load_fp8(
     remote = bool(spec.get("trust_remote_code"))
     folder = _snapshot(spec) if kind == "hub" else Path(name).expanduser()
     loaded = load_fp8(name, folder, config, fp8, device, dtype, remote)
+    with TensorFiles(folder) as files:
+        stored = tuple(key.removesuffix(".weight") for key in files.fp8())
     return loaded.model, WeightFacts(
         "fp8_block128",
         CHECKPOINT,
         loaded.converted,
         loaded.warnings,
+        stored,
         loaded.scale_dtypes,
         loaded.samples,
         loaded.checksums,

@@ -69,6 +69,8 @@ def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
                 wrong.append(
                     f"{name} holds {sum(beside.values())} B beside its codes, in {what}: its weight a second time"
                 )
+        elif live == "native" and name in loaded.weights.stored:
+            wrong.append(f"{name} is native, and FP8 in the checkpoint's files")
         elif live == "native" and _left_out(name, loaded):
             wrong.append(f"{name} was left native, beside layers that were quantized")
     wrong += _outside(loaded.model)

@@ -28,7 +28,9 @@ def unreached(make: Callable[[int, int], Engine], modules: int) -> Iterator[str]
     def forward() -> Tensor:
         for seq in seqs:
             engine.truncate(seq, 0)
-        return torch.cat(engine.forward([(seq, ids) for seq in seqs]))
+        # All rows: a hook finds a module's rows by their number, and the output layer has as many as logits are asked for.
+        found = engine.forward([(seq, ids) for seq in seqs], "all")
+        return torch.stack([rows.flatten() for rows in found])
 
     with engine.eagerly(lambda attention: attention), ExitStack() as hooks:
         reference = forward()

@@ -35,6 +35,7 @@ class WeightFacts:
     """format: a name of `kvbench.formats.WEIGHT_FORMATS`, as loaded. source: one of the three words above.
 
     modules: dotted names of the quantized linear layers, in the model's order. warnings: sentences for the report.
+    stored: layers whose weight is FP8 in the checkpoint's files, by the files' headers and not by what was made of them.
     scale_dtypes: dtype names of the scales as the checkpoint stores them, with how many tensors have each.
     samples: of the modules of the first, the middle and the last layer. checksums: of every module's codes and scales, as
     they were when they were made or read; native: of every parameter beside them (norms, output layer, biases), by name.
@@ -47,6 +48,7 @@ class WeightFacts:
     source: str = NATIVE
     modules: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    stored: tuple[str, ...] = ()
     scale_dtypes: Mapping[str, int] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     checksums: Mapping[str, int] = field(default_factory=dict)

@@ -147,7 +147,9 @@ def test_a15_t2_a_warning_stands_in_every_record_and_first_in_the_report(tmp_pat
         tensors["model.layers.0.self_attn.k_scale"] = torch.ones(1)
 
     folder = write(tmp_path / "model", change)
-    code, said, out = run(tmp_path, f"model: {folder}\naxes: {{kv_format: [native]}}", "parity: {lengths: [1], steps: 1}")
+    code, said, out = run(
+        tmp_path, f"model: {folder}\naxes: {{kv_format: [native]}}", "parity: {lengths: [1], steps: 1}"
+    )
     assert code == 0, said
     assert "About the weights." in said
     assert "scales of a KV cache (model.layers.0.self_attn.k_scale)" in " ".join(said.split())

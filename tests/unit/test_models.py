@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -19,7 +20,7 @@ from kvbench.catalog import ALIASES, TINY, Alias
 from kvbench.digests import cache_dir, file_sha256
 from kvbench.errors import KvbenchError, NotAvailable, UsageError
 from kvbench.formats import KV_FORMATS, KVShape, kv_bytes
-from kvbench.models import config_facts, fingerprint, kind_of, uses_random_weights
+from kvbench.models import config_facts, fingerprint, kind_of, uses_random_weights, weight_files
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
@@ -307,3 +308,15 @@ def test_two_processes_may_fetch_at_once(tiny_alias: Alias, own_cache: Path) -> 
     assert [process.returncode for process in both] == [0, 0], outputs
     assert [out for out, _ in outputs] == ["7000\n"] * 2
     assert sum("Fetching test-model" in err for _, err in outputs) == 1
+
+
+@pytest.mark.parametrize(
+    "file", ["sub/model.safetensors", "../other/model.safetensors", "/x/model.safetensors"]
+)
+def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path, file: str) -> None:
+    """The fingerprint is of the folder's own files: a result of weights elsewhere would be reused after they changed."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(UsageError, match=re.escape(f"names {file}, which is not beside it")):
+        weight_files(tmp_path)
