@@ -15,7 +15,7 @@ from kvbench.errors import UsageError
 BLOCK = (128, 128)
 SKIPPED = "modules_to_not_convert"
 # Linear layers that choose experts: a code's error there sends a token elsewhere, so every FP8 checkpoint leaves them.
-ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+_ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 
 # The scale of a weight, by the names that exporters give it. It multiplies under both.
 SCALE_NAMES = ("weight_scale_inv", "weight_scale")
@@ -75,6 +75,17 @@ def matches(pattern: str, name: str) -> bool:
     """
     pairs = [(pattern, name), (pattern.removeprefix("model."), name.removeprefix("model."))]
     return name.endswith("." + pattern) or any(n == p or n.startswith(p + ".") for p, n in pairs)
+
+
+def routers(names: Collection[str]) -> frozenset[str]:
+    """Those modules that choose experts: by their name, and by experts beside them. A dense layer may be called `gate` too.
+
+    names: dotted names of modules or of tensors in them.
+    """
+    mixtures = {name.partition(".experts")[0] for name in names if ".experts" in name}
+    modules = {name.removesuffix(".weight") for name in names}
+    parts = {name: name.rpartition(".") for name in modules}
+    return frozenset(n for n, (parent, _, last) in parts.items() if last in _ROUTERS and parent in mixtures)
 
 
 def fp8_config(config: Mapping[str, Any], name: str) -> Fp8Config | None:

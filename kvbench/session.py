@@ -24,8 +24,8 @@ from kvbench.engine.layerprobe import Make, probe_layers
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.engine.pageprobe import probe_pages
 from kvbench.engine.probes import probe_prefill, probe_values
-from kvbench.engine.weightevidence import source_level
-from kvbench.engine.weightprobe import probe_weights
+from kvbench.engine.products import Products, rows_of
+from kvbench.engine.weightprobe import probe_after, probe_weights, with_after
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
 from kvbench.expand import baseline_spec
 from kvbench.formats import KV_FORMATS
@@ -66,7 +66,10 @@ class Session:
             self._models[key] = load_model(spec, spec["device"], spec["dtype"])
         return self._models[key]
 
-    def probes(self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any]) -> tuple[Level, ...]:
+    def probes(
+        self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any], ran: Products
+    ) -> tuple[Level, ...]:
+        """Of the cell's configuration, taken once; of FP8 weights also what the run that made the products `ran` left behind."""
         key = content_hash({k: v for k, v in spec.items() if k not in _NOT_ENGINE})
 
         def make(sequences: int, tokens: int) -> Engine:
@@ -79,10 +82,15 @@ class Session:
                 probe_prefill(make, len(model.layers)),
                 probe_values(make, spec["page_size"]),
             )
-        return self._probes[key] + self._weight_probes(model, decision, spec, make)
+        return self._probes[key] + self._weight_probes(model, decision, spec, ran, make)
 
     def _weight_probes(
-        self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any], make: Make | None = None
+        self,
+        model: LoadedModel,
+        decision: Decision,
+        spec: Mapping[str, Any],
+        ran: Products,
+        make: Make | None = None,
     ) -> tuple[Level, ...]:
         """Of the very modules that are loaded now: a model that was loaded again is probed again."""
         key = content_hash([_model_key(spec), decision.gemm.resolved])
@@ -90,9 +98,10 @@ class Session:
         if of is None or of() is not model.model:
             levels = probe_weights(model, decision, make)
             self._weights[key] = weakref.ref(model.model), levels
-        elif decision.weights.resolved != "native":
-            levels = (source_level(model), *levels[1:])  # what is stored may have changed since
-        return levels
+        if decision.weights.resolved == "native":
+            return levels
+        after = probe_after(model, decision, rows_of(ran))
+        return tuple(with_after(first, now) for first, now in zip(levels, after, strict=True))
 
 
 def _model_key(spec: Mapping[str, Any]) -> str:
@@ -285,13 +294,15 @@ def _evidence(
                 "The runner measured without an engine; its numbers cannot belong to this cell."
             )
         context.engine(1, context.spec["page_size"])
-    probes = session.probes(context.model, decision, context.spec)
+    ran = sum((engine.products for engine in engines), Products())
+    probes = session.probes(context.model, decision, context.spec, ran)
     found = [examine(engine, *probes, reads_due=reads_due) for engine in engines]
     worst = min(found, key=lambda e: (e.state == VERIFIED, e.state != MISMATCH))
     if not natives:
         return worst
     native = native_of(decision)
-    native_probes = session.probes(natives[0].model, native, baseline_spec(context.spec))
+    ran = sum((engine.products for engine in natives), Products())
+    native_probes = session.probes(natives[0].model, native, baseline_spec(context.spec), ran)
     shown = [examine(n, *native_probes, reads_due=reads_due) for n in natives]
     bad = [e for e in shown if e.state != VERIFIED or {e.effective, e.effective_weights} != {"native"}]
     level = Level("native-arm", VERIFIED, f"{len(natives)} native engine(s) beside it are native.")

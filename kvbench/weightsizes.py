@@ -16,7 +16,7 @@ from typing import Any
 from kvbench.decision import ModelFacts
 from kvbench.errors import UsageError
 from kvbench.formats import DTYPE_BYTES, WEIGHT_FORMATS, weight_bytes
-from kvbench.fp8config import E4M3, ROUTERS, SCALE_DTYPES, SCALE_NAMES
+from kvbench.fp8config import E4M3, SCALE_DTYPES, SCALE_NAMES, routers
 from kvbench.hub import cached_file
 from kvbench.models import FETCH_AGAIN, kind_of, model_config, stored_fp8, uses_random_weights, weight_files
 
@@ -98,10 +98,10 @@ def _tensors(files: Sequence[Path]) -> Tensors:
 def _linear(tensors: Tensors) -> list[tuple[int, int, str]]:
     """(N, K, dtype name of the scales) of the weights that are FP8 in the files, or would be when they are quantized on load."""
     of_files = any(dtype == E4M3 for dtype, _ in tensors.values())
-    linear = []
+    linear, choosing = [], routers(tensors)
     for key, (dtype, shape) in tensors.items():
         module, _, last = key.rpartition(".")
-        in_a_layer = re.search(r"\.\d+\.", key) and module.rpartition(".")[2] not in ROUTERS
+        in_a_layer = re.search(r"\.\d+\.", key) and module not in choosing
         if last == "weight" and len(shape) == 2 and (dtype == E4M3 if of_files else in_a_layer):
             stored = next((tensors[k][0] for name in SCALE_NAMES if (k := f"{module}.{name}") in tensors), "")
             linear.append((*shape, SCALE_DTYPES.get(stored, "float32")))

@@ -52,6 +52,19 @@ def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[
     return Level("E4-weights", VERIFIED, sentence, facts), "not measured" if probed else " and ".join(paths)
 
 
+def rows_of(run: Products) -> dict[tuple[int, int], list[int]]:
+    """The rows at which a run's products are worth another look, by (N, K): each kernel's fewest, most, and most frequent."""
+    calls: dict[tuple[int, int, str], Counter[int]] = {}
+    for (kernel, (m, n, k)), count in run.items():
+        if kernel not in QUANTIZES and m:
+            calls.setdefault((n, k, kernel), Counter())[m] += count
+    rows: dict[tuple[int, int], set[int]] = {}
+    for (n, k, _), seen in calls.items():
+        often = max(seen, key=lambda m: (seen[m], m))
+        rows.setdefault((n, k), set()).update((min(seen), max(seen), often))
+    return {shape: sorted(found) for shape, found in rows.items()}
+
+
 def _routed(engine: Engine, run: Products) -> Iterator[str]:
     """Products by another path than the decision's and the shape's."""
     dtype, target = dtype_name(engine.model.dtype), target_of(engine.model.device)

@@ -17,7 +17,7 @@ from kvbench.engine.weights import (
     share_of_bound,
 )
 from kvbench.errors import Refused
-from kvbench.fp8config import ROUTERS
+from kvbench.fp8config import routers
 
 
 def quantize_model(model: nn.Module, name: str) -> WeightFacts:
@@ -28,17 +28,18 @@ def quantize_model(model: nn.Module, name: str) -> WeightFacts:
     """
     layers_name, layers = _decoder_layers(model, name)
     linears = {f"{layers_name}.{n}": m for n, m in layers.named_modules() if type(m) is nn.Linear}
+    choosing = routers([n for n, _ in model.named_modules()])
     plain = {id(m.weight) for m in linears.values()}
     for key, parameter in layers.named_parameters(prefix=layers_name):
         owner = key.rpartition(".")[0]
-        if parameter.ndim > 1 and id(parameter) not in plain and not _routes(owner):
+        if parameter.ndim > 1 and id(parameter) not in plain and owner not in choosing:
             raise Refused(
                 "weights_not_linear",
                 f"The model {name} cannot be quantized to fp8_block128: {key} is a weight of a "
                 f"{type(model.get_submodule(owner)).__name__}, and only plain nn.Linear layers are (no experts of a "
                 "mixture, no fused modules). Use weights: native for it.",
             )
-    converted = tuple(n for n in linears if not _routes(n))
+    converted = tuple(n for n in linears if n not in choosing)
     kept, samples, checksums = sampled(converted), list[Sample](), dict[str, int]()
     native, shares = native_checksums(model, converted), dict[str, float]()
     for module_name in converted:
@@ -60,10 +61,6 @@ def quantize_model(model: nn.Module, name: str) -> WeightFacts:
         native=native,
         shares=shares,
     )
-
-
-def _routes(module_name: str) -> bool:
-    return module_name.rpartition(".")[2] in ROUTERS
 
 
 def _decoder_layers(model: nn.Module, name: str) -> tuple[str, nn.ModuleList]:

@@ -20,7 +20,7 @@ from kvbench.engine.layer import dtype_name
 from kvbench.engine.load import DTYPES, LoadedModel
 from kvbench.engine.weights import ON_LOAD, checksum, native_checksums, share_of_bound
 from kvbench.formats import WEIGHT_FORMATS, weight_bytes
-from kvbench.fp8config import ROUTERS
+from kvbench.fp8config import routers
 from kvbench.record import MISMATCH, UNVERIFIED, VERIFIED, Level, and_more
 from kvbench_kernels.blockwise import BLOCK
 
@@ -102,7 +102,9 @@ def _left_out(name: str, loaded: LoadedModel) -> bool:
 
     A checkpoint may have such layers; its config names them, and the loader holds the files to it.
     """
-    if loaded.weights.source != ON_LOAD or not loaded.weights.modules or name.rpartition(".")[2] in ROUTERS:
+    if loaded.weights.source != ON_LOAD or not loaded.weights.modules:
+        return False
+    if name in routers([n for n, _ in loaded.model.named_modules()]):
         return False
     layers = loaded.weights.modules[0].split(".0.")[0]
     return name.startswith(f"{layers}.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +23,9 @@ from kvbench_kernels.fp8_route import W8A8, Path, route
 
 # Rows of the probes: of a decode step, and of a prompt.
 ROWS = (1, 130)
+
+# Rows of an output that are compared where all would take as long as the run: as many, evenly from the first to the last.
+COMPARED = 8
 
 # Columns from which on the memory of a W8A8 product with more than one row tells whether its weight was made anew: at most 8
 # parts of 256 rows in float32 are less than that.
@@ -51,13 +55,37 @@ def probe_weights(
     return source_level(loaded), probe.e3(), probe.e5()
 
 
+@torch.inference_mode()
+def probe_after(
+    loaded: LoadedModel, decision: Decision, rows: Mapping[tuple[int, int], Sequence[int]]
+) -> tuple[Level, ...]:
+    """E2-, E3- and E5-weights of what a run has left behind, at the numbers of rows that it had.
+
+    rows: by (N, K) of the product, as `kvbench.engine.products.rows_of` has them. The probes of the model were taken once, at
+    `ROWS`: other rows may take other code, and a run may have changed the code, so one row is probed again too.
+    """
+    probe = _Probe(loaded, path_asked(decision.gemm.resolved))
+    with using(probe.gemm):
+        for group in groups(loaded.model):
+            shape = sum(m.out_features for _, m in group), group[0][1].in_features
+            probe.product(group, ROWS[0])
+            probe.rows(group, [m for m in rows.get(shape, ()) if m != ROWS[0]])
+    return source_level(loaded), probe.e3(), probe.e5()
+
+
+def with_after(first: Level, after: Level) -> Level:
+    """A level of the model with what a run's end showed: whichever does not hold, and the facts of both."""
+    worse = after if first.state == VERIFIED else first
+    return Level(first.name, worse.state, worse.sentence, {**first.facts, "after_run": dict(after.facts)})
+
+
 Group = Sequence[tuple[str, Fp8Linear]]
 
 
 @dataclass
 class _Probe:
-    """What the products of a model showed so far. unread (of what is stored, by products or by the model), wrong: faults in words; error: the largest one, by path;
-    from_native, from_stored: squared distances of the sampled outputs from those of native weights (None: no sample kept them) and of
+    """What the products of a model showed so far. unread (of what is stored, by products or by the model), wrong: faults in words;
+    error: the largest one, by path; seen: numbers of rows, by path; from_native, from_stored: squared distances of the sampled outputs from those of native weights (None: no sample kept them) and of
     the stored ones; peak: most bytes that a fused product took beyond its output and x, as a share of its codes.
     """
 
@@ -70,6 +98,32 @@ class _Probe:
     from_stored: float = 0.0
     peak: float | None = None
     changes: int = 0
+    seen: dict[str, set[int]] = field(default_factory=dict)
+
+    def rows(self, group: Group, counts: Sequence[int]) -> None:
+        """What one product gives at each of these numbers of rows: some rows of it against float64, all of it finite."""
+        stored = [
+            dequantize_blocks(m.weight.data, m.weight_scale_inv.data).double() for _, m in group if counts
+        ]
+        for count in counts:
+            x = probe_input(count, count, group[0][1].in_features).to(self.loaded.device, self.loaded.dtype)
+            path = self._path(group[0][1], count)
+            some = torch.linspace(0, count - 1, min(count, COMPARED), device=x.device).long()
+            used = dequantize_activation(*quantize_activation_torch(x[some])) if path in W8A8 else x[some]
+            for (name, m), weight, y in zip(group, stored, _outputs(group, x), strict=True):
+                due = used.double() @ weight.t()
+                due = due if m.bias is None else due + m.bias.double()
+                error = row_distance(y[some].double(), due) if bool(y.isfinite().all()) else math.inf
+                self._judge(name, path, count, error)
+
+    def _judge(self, name: str, path: Path, rows: int, error: float) -> None:
+        self.error[path] = max(self.error.get(path, 0.0), error)
+        self.seen.setdefault(path, set()).add(rows)
+        if not error <= self._allowed(path):
+            self.wrong.append(
+                f"{name} is {error:.3g} of its norm away from the product with its codes and scales, by path {path} at "
+                f"{rows} row{'' if rows == 1 else 's'}"
+            )
 
     def product(self, group: Group, rows: int) -> None:
         """One product at so many rows: what it gives, and whether it follows what each of its modules stores."""
@@ -136,12 +190,7 @@ class _Probe:
         used = dequantize_activation(*quantize_activation_torch(x)) if path in W8A8 else x.float()
         stored = dequantize_blocks(m.weight.data, m.weight_scale_inv.data)
         due = (used.double() @ stored.double().t()).float()
-        error = _distance(y.float(), due)
-        self.error[path] = max(self.error.get(path, 0.0), error)
-        if not error <= self._allowed(path):
-            self.wrong.append(
-                f"{name} is {error:.3g} of its norm away from the product with its codes and scales, by path {path}"
-            )
+        self._judge(name, path, len(x), _distance(y.float(), due))
         for sample in self.loaded.weights.samples:
             if sample.module == name and sample.native is not None:
                 native = used.double() @ sample.native.to(x.device).double().t()
@@ -172,7 +221,6 @@ class _Probe:
     def e3(self) -> Level:
         facts = {
             "changes": self.changes,
-            "rows": list(ROWS),
             "faults": len(self.unread),
             "first_faults": self.unread[:4],
         }
@@ -190,6 +238,7 @@ class _Probe:
             )
         facts = {
             "error": self.error,
+            "rows": {path: sorted(seen) for path, seen in self.seen.items()},
             "distance_from_stored": self.from_stored**0.5,
             "distance_from_native": None if self.from_native is None else self.from_native**0.5,
             "peak_share_of_codes": self.peak,
@@ -216,6 +265,11 @@ def probe_input(seed: int, rows: int, k: int) -> Tensor:
 
 def _outputs(group: Group, x: Tensor) -> list[Tensor]:
     return [m(x).clone() for _, m in group]
+
+
+def row_distance(y: Tensor, due: Tensor) -> float:
+    """Largest distance of a row from its due one, as a share of that one's norm; NaN stays NaN."""
+    return float(((y - due).norm(dim=-1) / due.norm(dim=-1).clamp(min=1e-30)).amax())
 
 
 def _distance(y: Tensor, due: Tensor) -> float:

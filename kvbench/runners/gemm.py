@@ -14,7 +14,7 @@ whether that left the weights cold stands in the facts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from statistics import median
@@ -22,19 +22,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from kvbench.engine.core import path_asked
-from kvbench.engine.fp8linear import Fp8Linear, using
+from kvbench.engine.fp8linear import using
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.products import QUANTIZES
-from kvbench.engine.weightevidence import fp8_modules
-from kvbench.engine.weightprobe import TOLERANCE, TOLERANCE_W8A8, probe_input
+from kvbench.engine.weightprobe import TOLERANCE, TOLERANCE_W8A8, probe_input, row_distance
 from kvbench.errors import KvbenchError
 from kvbench.runners.context import Context, Measurement
+from kvbench.runners.linears import Linear, Product, check_all, products
 from kvbench_kernels.blockwise import (
     dequantize_activation,
-    dequantize_blocks,
     quantize_activation_torch,
 )
 from kvbench_kernels.fp8_linear import target_of
@@ -42,7 +41,6 @@ from kvbench_kernels.fp8_route import W8A8, path_of_kernel, route
 from kvbench_kernels.launches import Launch, record
 
 NATIVE = "native"
-Linear = nn.Linear | Fp8Linear
 
 # A timing on a GPU: at least so many calls queued behind a kernel that only waits, so that the device and not the host
 # is timed; the wait is so many cycles a call.
@@ -50,53 +48,6 @@ CALLS, ROUNDS, WAIT_CYCLES = 5, 5, 1_600_000
 
 # An L2 replaces no line strictly in order, so what has been read since has to exceed it clearly.
 COLD = 4
-
-
-@dataclass(frozen=True)
-class Product:
-    """Modules that one call computes together (q, k, v; gate, up; or one alone), the first of their shape.
-
-    alike: the products of the model's other layers of this shape, which are timed in turn with this one.
-    """
-
-    names: tuple[str, ...]
-    modules: tuple[Linear, ...]
-    n: int
-    k: int
-    alike: tuple[Product, ...] = ()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([module(x) for module in self.modules], dim=-1)
-
-    @property
-    def quantized(self) -> bool:
-        return isinstance(self.modules[0], Fp8Linear)
-
-    @property
-    def layers(self) -> tuple[Product, ...]:
-        """Every call of this shape that a forward makes, this one first."""
-        return (self, *self.alike)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights, scales and biases, as the modules hold them."""
-        return sum(held.nbytes for module in self.modules for held in module.parameters())
-
-    @property
-    def bias(self) -> Tensor | None:
-        biases: list[Tensor] = [module.bias for module in self.modules if module.bias is not None]
-        return torch.cat(biases) if biases else None
-
-    def weight(self) -> Tensor:
-        """[N, K] in float32: what codes and scales stand for, or the native weight."""
-        return torch.cat(
-            [
-                dequantize_blocks(m.weight.data, m.weight_scale_inv.data)
-                if isinstance(m, Fp8Linear)
-                else m.weight.data.float()
-                for m in self.modules
-            ]
-        )
 
 
 @dataclass(frozen=True)
@@ -130,6 +81,7 @@ def run(ctx: Context) -> Measurement:
     decision, model = ctx.engine(sequences=1, tokens=ctx.spec["page_size"]).decision, ctx.model
     gemm = path_asked(decision.gemm.resolved)
     found = products(model.model)
+    check_all(model.model, found)
     quantized = decision.weights.resolved != "native"
     if any(product.quantized != quantized for product in found):
         raise KvbenchError(
@@ -156,29 +108,6 @@ def run(ctx: Context) -> Measurement:
         "timed_with": {f"{p['n']} x {p['k']}": p["timed_with"] for p in measured} if bench.timing else None,
     }
     return Measurement({"products": measured}, facts)
-
-
-def products(model: nn.Module) -> list[Product]:
-    """The FP8 linear layers of a model, or all but the output layer of one that has none; one a shape."""
-    output = getattr(model, "get_output_embeddings", None)
-    head = output() if callable(output) else None
-    linears: dict[str, Linear] = {**fp8_modules(model)} or {
-        name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head
-    }
-    names = {id(m): name for name, m in linears.items()}
-    groups: list[tuple[Linear, ...]] = [tuple(getattr(m, "group", ())) or (m,) for m in linears.values()]
-    followers = {id(m) for group in groups for m in group[1:]}
-    shapes: dict[tuple[int, int], list[Product]] = {}
-    for group in groups:
-        if id(group[0]) not in followers:
-            n, k = sum(m.out_features for m in group), group[0].in_features
-            product = Product(tuple(names[id(m)] for m in group), group, n, k)
-            shapes.setdefault((n, k), []).append(product)
-    if not shapes:
-        raise KvbenchError(
-            "The model has no linear layer beside its output layer, so there is no product to measure."
-        )
-    return [replace(first, alike=tuple(others)) for first, *others in shapes.values()]
 
 
 @dataclass(frozen=True)
@@ -221,7 +150,7 @@ class Bench:
         before, rows = first, list[dict[str, Any]]()
         for m in sweep:
             row, now = self._row(product, x[:m], exact)
-            row["row0_diff"] = _distances(now[None], before[None]) if rows else 0.0
+            row["row0_diff"] = row_distance(now[None], before[None]) if rows else 0.0
             row["row0_argmax"] = int(now.argmax())
             row["row0_argmax_equal"] = row["row0_argmax"] == (
                 rows[-1]["row0_argmax"] if rows else row["row0_argmax"]
@@ -252,11 +181,11 @@ class Bench:
         """One M of the sweep, and its first row of output in float64."""
         out, path, kernels = self._computed(product, x)
         y = out.double()
-        error = _distances(y, _with_bias(x.double() @ exact.t(), product))
+        error = row_distance(y, _with_bias(x.double() @ exact.t(), product))
         distance = error
         if path in W8A8:
             used = dequantize_activation(*quantize_activation_torch(x)).double()
-            distance = _distances(y, _with_bias(used @ exact.t(), product))
+            distance = row_distance(y, _with_bias(used @ exact.t(), product))
         return {
             "m": len(x),
             "path": path,
@@ -385,8 +314,3 @@ def _paths(measured: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[str]]
 
 def _with_bias(y: Tensor, product: Product) -> Tensor:
     return y if product.bias is None else y + product.bias.double()
-
-
-def _distances(y: Tensor, due: Tensor) -> float:
-    """Largest distance of a row from its due one, as a share of that one's norm; NaN stays NaN."""
-    return float(((y - due).norm(dim=-1) / due.norm(dim=-1).clamp(min=1e-30)).amax())

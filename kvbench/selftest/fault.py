@@ -30,6 +30,11 @@ CELLS: dict[str, tuple[str, ...]] = {
     "int8_static": ("axes={kv_format: [int8_sym, int8_static], scale: 0.05}",),
     "fp8_e4m3": ("axes={kv_format: [int8_sym, fp8_e4m3]}",),
     "fp8_weights": ("model.source=tiny-wide", "axes={kv_format: [int8_sym], weights: [fp8_block128]}"),
+    "fp8_products": (
+        "model.source=tiny-wide",
+        "axes={kv_format: [int8_sym], weights: [fp8_block128]}",
+        "runners={storage: {}, latency: {new_tokens: 3, repeats: 1, warmup: 0}, gemm: {rows: [1, 2], max_rows: 4}}",
+    ),
     "fp8_biases": ("model.source=tiny-qwen2", "axes={kv_format: [int8_sym], weights: [fp8_block128]}"),
     "long_context": ("engine.context=100",),
     "cuda": (

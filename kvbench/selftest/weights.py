@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +18,9 @@ from kvbench.engine.fp8linear import Fp8Linear
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.engine.quantize_model import quantize_model
 from kvbench.engine.weightevidence import fp8_modules
+from kvbench.engine.weightprobe import ROWS
+from kvbench.runners import gemm, latency, linears
+from kvbench.runners.context import Context, Measurement
 from kvbench.selftest.fault import Fault
 from kvbench_kernels import fp8_linear
 from kvbench_kernels.blockwise import dequantize_blocks, fp8_dequantize_matmul_torch
@@ -73,6 +77,45 @@ def other_kernel() -> Broken:
         return nn.functional.linear(x, dequantize_blocks(codes, scales, x.dtype), bias)
 
     return patch.dict(fp8_linear._PATHS, reference=multiply)
+
+
+def wrong_at_other_rows() -> Broken:
+    """The product is right at the numbers of rows that every model is probed with."""
+
+    def multiply(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        used = scales if len(x) in ROWS else scales * 1.25
+        return fp8_dequantize_matmul_torch(x, codes, used, bias)
+
+    return patch.dict(fp8_linear._PATHS, reference=multiply)
+
+
+def replaced_by_the_run() -> Broken:
+    """The run is the second of its model, whose probes have been taken, and leaves a layer with other code."""
+    honest = latency.run
+
+    def run(ctx: Context) -> Measurement:
+        measured = honest(ctx)
+        if ctx.spec["weights"] != "native":
+            shadow(ctx.model)
+        return measured
+
+    return patch.object(latency, "run", run)
+
+
+def products_renamed() -> Broken:
+    """The runner measures each layer under the name of the next one of its kind."""
+    honest = linears.products
+
+    def products(model: nn.Module) -> list[linears.Product]:
+        found = honest(model)
+        return [replace(one, names=one.alike[0].names) if one.alike else one for one in found]
+
+    return patch.object(gemm, "products", products)
+
+
+def products_left_out() -> Broken:
+    honest = linears.products
+    return patch.object(gemm, "products", lambda model: honest(model)[1:])
 
 
 def shadow(loaded: LoadedModel) -> None:
@@ -156,6 +199,18 @@ FAULTS: dict[str, Fault] = {
     "gemm_on_a_shadow": Fault(
         "One layer multiplies by a dequantized copy of its weight.",
         "fp8_weights", after_load(shadow), r"doubling the scales of model\.layers\.2\.mlp\.down_proj does not double its output"),
+    "gemm_wrong_at_other_rows": Fault(
+        "The product takes other scales at any number of rows but those that a model is probed with.",
+        "fp8_weights", wrong_at_other_rows, r"q_proj is .* away from the product with its codes and scales, by path reference at 2 rows"),
+    "layer_replaced_by_the_run": Fault(
+        "A run leaves a layer that multiplies by a copy, when the model's probes have been taken.",
+        "fp8_weights", replaced_by_the_run, r"doubling the scales of model\.layers\.2\.mlp\.down_proj does not double its output"),
+    "gemm_measures_another_layer": Fault(
+        "The runner of products measures a layer under another's name.",
+        "fp8_products", products_renamed, r"What would be measured as \S+ is another layer of the model", silent=False),
+    "gemm_leaves_a_shape_out": Fault(
+        "The runner of products measures all shapes but one.",
+        "fp8_products", products_left_out, r"is in no product that would be measured", silent=False),
     "weights_changed_in_a_layer_between_samples": Fault(
         "The scales of a layer that no sample is of are changed after loading.",
         "fp8_weights", after_load(layer_between), r"layers\.2\.mlp\.down_proj: codes or scales are not those that the layer was loaded with"),

@@ -13,6 +13,7 @@ from torch import nn
 from kvbench.engine import load
 from kvbench.engine.core import Engine
 from kvbench.engine.fp8linear import Fp8Linear
+from kvbench.engine.products import Products
 from kvbench.engine.weightevidence import fp8_modules, weights_level
 from kvbench.engine.weightreach import unreached
 from kvbench.fp8config import Fp8Config
@@ -92,11 +93,11 @@ def test_what_a_task_changed_shows_in_the_evidence_of_that_task() -> None:
     spec = spec_of("fp8_block128")
     session = Session(None, {})
     model = session.model(spec)
-    first = session.probes(model, decided(model), spec)
+    first = session.probes(model, decided(model), spec, Products())
     assert all(level.state == VERIFIED for level in first if level.name.endswith("-weights"))
     module = model.model.get_submodule("model.layers.2.mlp.down_proj")
     module.weight_scale_inv.data.mul_(3)
-    (e2,) = [x for x in session.probes(model, decided(model), spec) if x.name == "E2-weights"]
+    (e2,) = [x for x in session.probes(model, decided(model), spec, Products()) if x.name == "E2-weights"]
     assert e2.state == MISMATCH
     assert (
         "model.layers.2.mlp.down_proj: codes or scales are not those that the layer was loaded with"

@@ -653,22 +653,28 @@ def test_a_native_model_is_quantized_on_load_where_that_is_asked(tmp_path: Path)
 
 
 def test_only_the_layers_linear_modules_are_quantized() -> None:
+    """`gate` beside experts chooses between them and stays native; without experts it is a layer like any other."""
+
     class Block(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, *experts: nn.Module) -> None:
             super().__init__()
             self.gate, self.gate_proj = nn.Linear(8, 2, bias=False), nn.Linear(8, 8)
             self.norm = nn.LayerNorm(8)
+            if experts:
+                self.experts = nn.ModuleList(experts)
 
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers, self.head = nn.ModuleList(Block() for _ in range(2)), nn.Linear(8, 3)
+            self.layers, self.head = nn.ModuleList([Block(nn.Linear(8, 8)), Block()]), nn.Linear(8, 3)
 
     model = Model()
     biases = [block.gate_proj.bias for block in model.layers]
-    assert quantize_model(model, "m").modules == ("layers.0.gate_proj", "layers.1.gate_proj")
+    assert quantize_model(model, "m").modules == (
+        "layers.0.gate_proj", "layers.0.experts.0", "layers.1.gate", "layers.1.gate_proj")  # fmt: skip
     assert type(model.head) is nn.Linear
     assert type(model.layers[0].gate) is nn.Linear
+    assert type(model.layers[1].gate) is Fp8Linear
     assert [b.gate_proj.bias.data_ptr() for b in model.layers] == [b.data_ptr() for b in biases]
 
 

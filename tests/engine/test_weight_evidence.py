@@ -18,6 +18,7 @@ from kvbench.engine import evidence, fp8linear, weightevidence, weightprobe, wei
 from kvbench.engine.core import Engine
 from kvbench.engine.fp8linear import Fp8Linear
 from kvbench.engine.load import LoadedModel, load_model
+from kvbench.engine.products import Products, rows_of
 from kvbench.errors import Refused
 from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
 from kvbench_kernels import blockwise, fp8_linear
@@ -366,10 +367,79 @@ def test_a_bias_that_is_not_added_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_model_that_is_loaded_again_is_probed_again(fp8: LoadedModel) -> None:
     held = session.Session(None, {})
     spec, decision = spec_of("fp8_block128"), decided(fp8)
-    assert all(x.state == VERIFIED for x in held._weight_probes(fp8, decision, spec))
+    assert all(x.state == VERIFIED for x in held._weight_probes(fp8, decision, spec, Products()))
     again = load_model(spec, "cpu", "float32")
     some(again, "layers.2.mlp.down_proj")[1].weight_scale_inv.data.mul_(1.5)
-    assert MISMATCH in {x.state for x in held._weight_probes(again, decision, spec)}
+    assert MISMATCH in {x.state for x in held._weight_probes(again, decision, spec, Products())}
+
+
+def wrong_at(row_counts: set[int]) -> Any:
+    def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        used = scales * 1.01 if len(x) in row_counts else scales
+        return blockwise.fp8_dequantize_matmul_torch(x, codes, used, bias)
+
+    return product
+
+
+@pytest.mark.parametrize("model", ["tiny-wide", "tiny-qwen2"])
+def test_products_are_looked_at_again_at_the_rows_of_the_run(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sound ones at the model's own probes, and with biases; wrong ones only at rows that the run had."""
+    loaded, held = (
+        load_model(spec_of("fp8_block128", model=model), "cpu", "float32"),
+        session.Session(None, {}),
+    )
+    shapes = {product.weight.shape for product in modules_of(loaded).values()}
+    ran = Products(
+        {
+            ("fp8_dequantize_matmul_torch", (m, *shape)): calls
+            for m, calls in ((2, 1), (24, 9), (131, 1))
+            for shape in shapes
+        }
+    )
+
+    def levels(ran: Products) -> list[Level]:
+        return list(held._weight_probes(loaded, decided(loaded), spec_of("fp8_block128", model=model), ran))
+
+    assert all(x.state == VERIFIED for x in levels(ran))
+    assert levels(ran)[2].facts["after_run"]["rows"] == {"reference": [1, 2, 24, 131]}
+    monkeypatch.setitem(fp8_linear._PATHS, "reference", wrong_at({24}))
+    assert all(x.state == VERIFIED for x in levels(Products()))
+    assert [x.state for x in levels(ran)] == [VERIFIED, VERIFIED, MISMATCH]
+    assert "by path reference at 24 rows" in levels(ran)[2].sentence
+
+
+def test_one_row_that_is_wrong_or_no_number_is_found(
+    fp8: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last row of a tail that a tile does not fill; and a number that is none, in a row that is not compared."""
+    shapes = {product.weight.shape: [21] for product in modules_of(fp8).values()}
+
+    def spoilt(row: int, factor: float) -> Any:
+        def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+            y = blockwise.fp8_dequantize_matmul_torch(x, codes, scales, bias)
+            if len(x) == 21:
+                y[row] *= factor
+            return y
+
+        return product
+
+    assert {x.state for x in weightprobe.probe_after(fp8, decided(fp8), shapes)} == {VERIFIED}
+    for row, factor in ((20, 1.01), (0, 1.01), (1, float("nan"))):
+        monkeypatch.setitem(fp8_linear._PATHS, "reference", spoilt(row, factor))
+        assert weightprobe.probe_after(fp8, decided(fp8), shapes)[2].state == MISMATCH
+
+
+def test_a_run_is_looked_at_where_it_was_least_most_and_most_often() -> None:
+    """By kernel: each may have its own code. Quantizations and empty products are no products."""
+    counts = {
+        ("w8a16_matmul", (1, 8, 4)): 2, ("w8a16_matmul", (3, 8, 4)): 9, ("w8a16_matmul", (5, 8, 4)): 1,
+        ("w8a16_matmul", (16, 8, 4)): 2, ("hopper_w8a8", (64, 8, 4)): 1, ("hopper_w8a8", (512, 8, 4)): 1,
+        ("fp8_quantize_activation", (99, 8, 4)): 5, ("w8a16_matmul", (0, 8, 4)): 50, ("w8a16_matmul", (7, 4, 8)): 1,
+    }  # fmt: skip
+    assert rows_of(Products(counts)) == {(8, 4): [1, 3, 16, 64, 512], (4, 8): [7]}
+    assert rows_of(Products()) == {}
 
 
 def test_native_cells_on_another_model_are_refused(fp8: LoadedModel) -> None:

@@ -38,15 +38,18 @@ def measured(model: Any, prompt: int = 40, steps: int = 3, **keys: Any) -> tuple
     """The evidence after a prompt and a few greedy steps, and their tokens."""
     from kvbench.engine import evidence, weightprobe
     from kvbench.engine.core import Engine
+    from kvbench.engine.products import rows_of
 
     spec = spec_of(**keys)
     decision = resolve(request_of(spec), model.facts)
-    probes = weightprobe.probe_weights(model, decision)
+    first = weightprobe.probe_weights(model, decision)
     engine = Engine(model, decision, spec, sequences=1, tokens=512)
     seq = engine.add()
     tokens = [int(engine.prefill(seq, [i % 251 for i in range(prompt)])[-1].argmax())]
     for _ in range(steps):
         tokens += engine.greedy_step([seq], tokens[-1:])
+    after = weightprobe.probe_after(model, decision, rows_of(engine.products))
+    probes = [weightprobe.with_after(*both) for both in zip(first, after, strict=True)]
     return evidence.examine(engine, *probes, reads_due=True), tokens
 
 

@@ -16,7 +16,7 @@ from kvbench.engine import fp8linear
 from kvbench.engine.fp8linear import Fp8Linear, join_siblings
 from kvbench.errors import KvbenchError
 from kvbench.record import OK, Record
-from kvbench.runners import gemm
+from kvbench.runners import gemm, linears
 from kvbench_kernels.blockwise import dequantize_blocks
 from kvbench_kernels.launches import launched
 
@@ -53,10 +53,23 @@ def bench(rows: list[int], dtype: torch.dtype = torch.float32, path: str = "auto
     return gemm.Bench(path, torch.device("cpu"), dtype, {"rows": rows, "max_rows": 70, "seed": 0}, 0)
 
 
+def test_layers_under_other_names_and_layers_left_out_are_refused() -> None:
+    model = Model()
+    found = linears.products(model)
+    linears.check_all(model, found)
+    first = found[-1]
+    with pytest.raises(KvbenchError, match=r"would be measured as .* is another layer of the model"):
+        linears.check_all(model, [*found[:-1], replace(first, names=first.alike[0].names)])
+    with pytest.raises(KvbenchError, match=f"and would be measured as {first.n + 1} x {first.k}"):
+        linears.check_all(model, [*found[:-1], replace(first, n=first.n + 1)])
+    with pytest.raises(KvbenchError, match="is in no product that would be measured"):
+        linears.check_all(model, found[1:])
+
+
 def test_each_shape_is_measured_once_and_siblings_that_are_one_product_are_one() -> None:
     model = Model()
     assert join_siblings(model) == 2
-    found = gemm.products(model)
+    found = linears.products(model)
     assert [(p.n, p.k, [layer.names for layer in p.layers]) for p in found] == [
         (640, 384, [tuple(f"layers.{i}.{name}_proj" for name in "qkv") for i in range(2)]),
         (192, 384, [(f"layers.{i}.o_proj",) for i in range(2)]),
@@ -72,19 +85,19 @@ def test_each_shape_is_measured_once_and_siblings_that_are_one_product_are_one()
 
 
 def test_native_weights_are_measured_without_the_output_layer() -> None:
-    assert [(p.n, p.k, p.quantized) for p in gemm.products(Model(fp8=False))] == [
+    assert [(p.n, p.k, p.quantized) for p in linears.products(Model(fp8=False))] == [
         (384, 384, False),
         (128, 384, False),
         (192, 384, False),
     ]
     with pytest.raises(KvbenchError, match="no linear layer beside its output layer"):
-        gemm.products(nn.Sequential(nn.LayerNorm(4)))
+        linears.products(nn.Sequential(nn.LayerNorm(4)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a16_t1_every_number_of_rows_is_the_product_with_the_dequantized_weight(dtype: torch.dtype) -> None:
     """K = 384, N = 640 and a ragged 192: the bias is part of the product, and so is the tail block (A13 T3)."""
-    for product in gemm.products(Model(dtype=dtype)):
+    for product in linears.products(Model(dtype=dtype)):
         with fp8linear.using("reference"):
             measured = bench(A16_ROWS, dtype, "reference").measure(product)
         assert [row["m"] for row in measured["rows"]] == A16_ROWS
@@ -97,7 +110,7 @@ def test_a16_t1_every_number_of_rows_is_the_product_with_the_dequantized_weight(
 def test_a13_t3_576_by_2048_with_one_row() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(Fp8Linear.quantized(nn.Linear(2048, 576)))
-    (product,) = gemm.products(model)
+    (product,) = linears.products(model)
     (row,) = bench([1]).measure(product)["rows"]
     assert (row["error"], row["bound"]) == (pytest.approx(0, abs=1e-6), 1e-5)
 
@@ -112,7 +125,7 @@ def test_a_wrong_tail_block_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) ->
         return y
 
     monkeypatch.setattr(fp8linear, "fp8_linear", wrong)
-    measured = bench([1, 9]).measure(gemm.products(Model())[-1])
+    measured = bench([1, 9]).measure(linears.products(Model())[-1])
     assert all(row["distance"] > 100 * row["bound"] for row in measured["rows"])
 
 
@@ -125,11 +138,11 @@ def test_a_path_that_was_not_due_gives_no_result(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(
         KvbenchError, match=r"computed by path w8a16 \(w8a16_dot\), and path reference is due"
     ):
-        bench([1]).measure(gemm.products(Model())[0])
+        bench([1]).measure(linears.products(Model())[0])
 
 
 def test_no_rows_are_handled_or_the_cell_has_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    product = gemm.products(Model())[0]
+    product = linears.products(Model())[0]
     assert product(torch.empty(0, 384)).shape == (0, 384)
     with pytest.raises(KvbenchError, match=r"gives \[1, 384\] for no rows; it must be \[0, 384\]"):
         bench([1])._check_no_rows(
@@ -155,7 +168,7 @@ def routed(monkeypatch: pytest.MonkeyPatch, off: float = 0.0) -> dict[str, Any]:
 
     monkeypatch.setattr(gemm, "route", path)
     monkeypatch.setattr(fp8linear, "fp8_linear", product)
-    measured = bench([1, 9]).measure(gemm.products(Model())[0])
+    measured = bench([1, 9]).measure(linears.products(Model())[0])
     monkeypatch.setattr(fp8linear, "fp8_linear", real)
     return measured
 
@@ -306,7 +319,7 @@ def timings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[tuple[Any, 
 
 
 def test_every_arm_is_timed_over_the_same_layers(timings: list[tuple[str, list[tuple[Any, ...]]]]) -> None:
-    product = gemm.products(Model())[1]
+    product = linears.products(Model())[1]
     assert (len(product.layers), product.nbytes) == (4, 49_676)
     with fp8linear.using("auto"):
         measured = bench([1, 9]).measure(product)
@@ -334,7 +347,7 @@ def test_every_arm_is_timed_over_the_same_layers(timings: list[tuple[str, list[t
 def test_a_path_that_was_not_due_gives_no_result_in_any_layer_that_is_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    product, real = gemm.products(Model())[1], fp8linear.fp8_linear
+    product, real = linears.products(Model())[1], fp8linear.fp8_linear
     dropped = product.layers[1].modules[0].weight
 
     def other(x: Tensor, codes: Tensor, *rest: Any) -> Tensor:

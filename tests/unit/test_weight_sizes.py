@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from kvbench import weightsizes
 from kvbench.catalog import ALIASES, CONFIGS, TINY
 from kvbench.engine.bytetokenizer import byte_tokenizer
 from kvbench.engine.load import load_model
@@ -133,6 +134,14 @@ def test_experts_are_not_quantized(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     assert before_loading(folder, "fp8_block128") is None
     assert before_loading(folder, "native") is not None
+
+
+@pytest.mark.parametrize(("beside", "linear"), [("mlp.other", 3), ("mlp.experts.0", 2)])
+def test_a_gate_is_a_router_only_beside_experts(beside: str, linear: int) -> None:
+    """As the loader has it: a dense layer of that name is quantized."""
+    names = ("mlp.gate", "mlp.up_proj", f"{beside}.down_proj")
+    tensors = {f"model.layers.0.{name}.weight": ("F32", (8, 8)) for name in names}
+    assert len(weightsizes._linear(tensors)) == linear
 
 
 def test_an_fp8_checkpoint_whose_files_are_not_here_has_no_known_sizes(

@@ -1,0 +1,105 @@
+"""The products that a forward makes of the model's linear layers: which modules are one call, and which calls are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from kvbench.engine.fp8linear import Fp8Linear
+from kvbench.engine.weightevidence import fp8_modules
+from kvbench.errors import KvbenchError
+from kvbench_kernels.blockwise import dequantize_blocks
+
+Linear = nn.Linear | Fp8Linear
+
+
+@dataclass(frozen=True)
+class Product:
+    """Modules that one call computes together (q, k, v; gate, up; or one alone), the first of their shape.
+
+    alike: the products of the model's other layers of this shape, which are timed in turn with this one.
+    """
+
+    names: tuple[str, ...]
+    modules: tuple[Linear, ...]
+    n: int
+    k: int
+    alike: tuple[Product, ...] = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([module(x) for module in self.modules], dim=-1)
+
+    @property
+    def quantized(self) -> bool:
+        return isinstance(self.modules[0], Fp8Linear)
+
+    @property
+    def layers(self) -> tuple[Product, ...]:
+        """Every call of this shape that a forward makes, this one first."""
+        return (self, *self.alike)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights, scales and biases, as the modules hold them."""
+        return sum(held.nbytes for module in self.modules for held in module.parameters())
+
+    @property
+    def bias(self) -> Tensor | None:
+        biases: list[Tensor] = [module.bias for module in self.modules if module.bias is not None]
+        return torch.cat(biases) if biases else None
+
+    def weight(self) -> Tensor:
+        """[N, K] in float32: what codes and scales stand for, or the native weight."""
+        return torch.cat(
+            [
+                dequantize_blocks(m.weight.data, m.weight_scale_inv.data)
+                if isinstance(m, Fp8Linear)
+                else m.weight.data.float()
+                for m in self.modules
+            ]
+        )
+
+
+def products(model: nn.Module) -> list[Product]:
+    """The FP8 linear layers of a model, or all but the output layer of one that has none; one a shape."""
+    output = getattr(model, "get_output_embeddings", None)
+    head = output() if callable(output) else None
+    linears: dict[str, Linear] = {**fp8_modules(model)} or {
+        name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head
+    }
+    names = {id(m): name for name, m in linears.items()}
+    groups: list[tuple[Linear, ...]] = [tuple(getattr(m, "group", ())) or (m,) for m in linears.values()]
+    followers = {id(m) for group in groups for m in group[1:]}
+    shapes: dict[tuple[int, int], list[Product]] = {}
+    for group in groups:
+        if id(group[0]) not in followers:
+            n, k = sum(m.out_features for m in group), group[0].in_features
+            product = Product(tuple(names[id(m)] for m in group), group, n, k)
+            shapes.setdefault((n, k), []).append(product)
+    if not shapes:
+        raise KvbenchError(
+            "The model has no linear layer beside its output layer, so there is no product to measure."
+        )
+    return [replace(first, alike=tuple(others)) for first, *others in shapes.values()]
+
+
+def check_all(model: nn.Module, found: Sequence[Product]) -> None:
+    """Raises KvbenchError where a product's layers do not bear its names and its shape, or an FP8 layer is in none of them."""
+    seen: list[str] = []
+    for layer in (layer for product in found for layer in product.layers):
+        for name, module in zip(layer.names, layer.modules, strict=True):
+            if model.get_submodule(name) is not module:
+                raise KvbenchError(
+                    f"What would be measured as {name} is another layer of the model; its product is not this one's."
+                )
+        seen += layer.names
+        shape = sum(m.out_features for m in layer.modules), layer.modules[0].in_features
+        if shape != (layer.n, layer.k):
+            raise KvbenchError(
+                f"{layer.names[0]} is {shape[0]} x {shape[1]}, and would be measured as {layer.n} x {layer.k}."
+            )
+    if left := [name for name in fp8_modules(model) if name not in seen]:
+        raise KvbenchError(f"{left[0]} is in no product that would be measured, {len(left)} layers are not.")
