@@ -110,7 +110,7 @@ class Engine:
         # Of forwards that were no graph's replay.
         self._launches: Counter[tuple[int, str, int | None]] = Counter()
         self._products: Counter[tuple[str, Product]] = Counter()
-        self.prompt_graphs: dict[tuple[int, int], PromptGraph] = {}
+        self.prompt_graphs: dict[tuple[int, int, int], PromptGraph] = {}
         self._splits: int | None = spec["kv_splits"]
         self._watch: Callable[[Attention], Attention] | None = None
         self.graph_pool = torch.cuda.graph_pool_handle() if self.decode_mode == "graph" else None
@@ -159,8 +159,9 @@ class Engine:
             raise KvbenchError("A forward needs at least one token for each of its sequences.")
         starts = self._make_room(seqs, counts)
         plain = self.decode_mode == "graph" and not self.tap_layers
-        prompts = self.prompt_graphs.get((len(work), counts[0])) if plain and logits == "last" else None
-        if prompts is not None and not any(starts) and len(set(counts)) == 1:
+        alike = plain and logits == "last" and len(set(zip(starts, counts, strict=True))) == 1
+        prompts = self.prompt_graphs.get((len(work), starts[0], counts[0])) if alike else None
+        if prompts is not None:
             prompts.load(seqs, [tokens for _, tokens in work])
             prompts.replay()
             self.store.wrote(sum(counts))
@@ -271,11 +272,14 @@ class Engine:
         # A copy for float32 models too: the next replay overwrites the graph's own.
         return graph.logits[: len(seqs)].to(torch.float32, copy=True)
 
-    def capture_prompts(self, batch: int, length: int) -> None:
-        """Make whole prompts of this shape one CUDA graph from now on, where decode is one and they are short."""
+    def capture_prompts(self, batch: int, start: int, length: int) -> None:
+        """Make forwards of this shape one CUDA graph from now on, where decode is one and they are short.
+
+        batch sequences that hold `start` tokens take `length` more each.
+        """
         short = length > 1 and batch * length <= GRAPH_TOKENS
-        if self.decode_mode == "graph" and short and (batch, length) not in self.prompt_graphs:
-            self.prompt_graphs[batch, length] = PromptGraph(self, batch, length)
+        if self.decode_mode == "graph" and short and (batch, start, length) not in self.prompt_graphs:
+            self.prompt_graphs[batch, start, length] = PromptGraph(self, batch, start, length)
 
     def _graph(self, lengths: Sequence[int]) -> DecodeGraph:
         """The graph for sequences that hold so many tokens, captured where there is none yet."""

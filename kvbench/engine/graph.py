@@ -3,8 +3,8 @@
 All that changes from step to step lives in static tensors on the device: token ids, lengths, page tables. A replay
 appends each row's token, attends, takes the argmax and leaves everything as the next step needs it, so consecutive
 steps need no upload. Rows beyond the sequences at hand are not there (length -1): they store and attend to nothing.
-A graph belongs to one engine, one batch and one division of the work; the lengths may be anything. Short prompts have
-graphs too, one a shape, where a caller asks for it: their launches take the host longer than the device.
+A graph belongs to one engine, one batch and one division of the work; the lengths may be anything. Short prompts, and short
+chunks of long ones, have graphs too, one a shape, where a caller asks for it: their launches take the host longer than the device.
 """
 
 from __future__ import annotations
@@ -126,19 +126,19 @@ class DecodeGraph(StepGraph):
 
 
 class PromptGraph(StepGraph):
-    """The whole prompts of `batch` new sequences, `length` tokens each. logits: [batch, V], of the last tokens."""
+    """`length` tokens of the prompts of `batch` sequences that hold `start` each. logits: [batch, V], of the last tokens."""
 
-    def __init__(self, engine: Engine, batch: int, length: int) -> None:
+    def __init__(self, engine: Engine, batch: int, start: int, length: int) -> None:
         super().__init__(engine)
         store, device = engine.store, engine.store.device
-        self._length = length
-        token = torch.arange(length, device=device)
+        self._start, self._length, end = start, length, start + length
+        token = torch.arange(start, end, device=device)
         self._column, self._offset = token // store.page_size, token % store.page_size
         self._positions = token.repeat(batch)[None]
         self._ids = torch.zeros(1, batch * length, dtype=torch.long, device=device)
         self._stored = torch.zeros((), dtype=torch.bool, device=device)
-        self._pages = torch.zeros(batch, pages_for(length, store.page_size), dtype=torch.int32, device=device)
-        self._lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
+        self._pages = torch.zeros(batch, pages_for(end, store.page_size), dtype=torch.int32, device=device)
+        self._lengths = torch.full((batch,), end, dtype=torch.int32, device=device)
         self._starts = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
         self._last = torch.arange(1, batch + 1, device=device) * length - 1
         reads = store.device_reads.clone()
@@ -147,16 +147,16 @@ class PromptGraph(StepGraph):
         self._stored.fill_(True)
 
     def _step(self) -> Tensor:
-        store = self.engine.store
+        store, end = self.engine.store, self._start + self._length
         slots = self._pages[:, self._column].long() * store.page_size + self._offset
         attention = TritonAttention(
             store, torch.where(self._stored, slots.flatten(), -1), self._pages, self._lengths, self._starts,
-            new=self._length, longest=self._length, mean=self._length, past=0, splits=None,
+            new=self._length, longest=end, mean=end, past=self._start, splits=None,
         )  # fmt: skip
         return self.engine.run_model(attention, self._ids, self._positions, self._last, "prefill")[0]
 
     def load(self, seqs: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
-        """Make the next replay the prompts of `seqs`, which are empty and have the pages."""
+        """Make the next replay append to `seqs`, which hold `start` tokens each and have the pages."""
         self._ids.copy_(torch.tensor(prompts).reshape(1, -1))
         table = self.engine.store.tables(seqs)[:, : self._pages.shape[1]]
         self._pages.copy_(table)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 SEED = 0
 
+# Most shapes of prefill forwards that are captured as CUDA graphs: each takes time and memory, in the first request.
+SHAPES = 32
+
 
 class EngineArm:
     """A static batch on an engine: all prompts are submitted at once, each step gives every sequence one token.
@@ -39,6 +42,7 @@ class EngineArm:
     def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], chunk: int, new_tokens: int) -> None:
         self.engine, self.prompts, self.new_tokens = engine, prompts, new_tokens
         self.plan = list(prefill_plan([len(p) for p in prompts], chunk))
+        self.shapes = prompt_shapes(self.plan)
         self.seqs: list[int] = []
         self.tokens: list[int] = []
         self._before = 0  # tokens that the engine had computed when the request was submitted
@@ -48,9 +52,8 @@ class EngineArm:
         self.seqs = [self.engine.add() for _ in self.prompts]
         for seq, prompt in zip(self.seqs, self.prompts, strict=True):
             self.engine.store.reserve(seq, len(prompt) + self.new_tokens - 1)
-        lengths = [len(prompt) for prompt in self.prompts]
-        if len(self.plan) == 1 and len(set(lengths)) == 1:
-            self.engine.capture_prompts(len(lengths), lengths[0])  # in the first request, a warm-up
+        for shape in self.shapes:  # captured in the first request, a warm-up
+            self.engine.capture_prompts(*shape)
         last: dict[int, Tensor] = {}
         for forward in self.plan:
             work = [(self.seqs[row], self.prompts[row][start:stop]) for row, start, stop in forward]
@@ -99,6 +102,13 @@ def prefill_plan(lengths: Sequence[int], chunk: int) -> Iterator[list[tuple[int,
                 forward, room = [], chunk
     if forward:
         yield forward
+
+
+def prompt_shapes(plan: Sequence[Sequence[tuple[int, int, int]]]) -> list[tuple[int, int, int]]:
+    """(sequences, tokens held, tokens taken) of the forwards whose pieces are alike, each shape once; none beyond `SHAPES`."""
+    alike = [forward for forward in plan if len({piece[1:] for piece in forward}) == 1]
+    shapes = dict.fromkeys((len(f), f[0][1], f[0][2] - f[0][1]) for f in alike)
+    return list(shapes)[:SHAPES]
 
 
 def random_prompts(model: LoadedModel, batch: int, context: int) -> list[list[int]]:

@@ -212,6 +212,35 @@ def test_a21_t1_a_shape_seen_first_costs_a_warm_up_and_no_measured_request() -> 
     assert max(warm.ttft_ms, *warm.itl_ms) > 10 * max(max(t.ttft_ms, *t.itl_ms) for t in timings.measured)
 
 
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+@pytest.mark.parametrize(("batch", "chunk", "graphs"), [(3, 512, 1), (3, 42, 2), (1, 8, 3), (2, 16, 2)])
+def test_prompts_over_several_forwards_are_graphs_with_the_same_text(
+    model: Any, kv_format: str, batch: int, chunk: int, graphs: int
+) -> None:
+    """Whole prompts of some sequences a forward, and chunks of one behind what it holds; of the last case one is eager."""
+    from kvbench.runners.latency import EngineArm, random_prompts
+
+    prompts = random_prompts(model, batch, 21)
+
+    def texts(engine: Any) -> list[list[int]]:
+        arm, found = EngineArm(engine, prompts, chunk, 4), []
+        for _ in range(2):
+            arm.submit()
+            found.append(arm.tokens)
+            for _ in range(3):
+                arm.step()
+                found.append(arm.tokens)
+            arm.close()
+        return found
+
+    engine = made(model, kv_format)
+    assert texts(engine) == texts(made(model, kv_format, decode="eager"))
+    assert len(engine.prompt_graphs) == graphs
+    assert {graph.replays for graph in engine.prompt_graphs.values()} == {2}
+    found = evidence.examine(engine, reads_due=True)
+    assert found.state == VERIFIED, found.levels
+
+
 def test_a21_t3_a_step_is_timed_to_its_end_on_the_device(model: Any) -> None:
     """A queue of work on the device before the step: its time is the step's, for the token is not there before."""
     from kvbench.runners.latency import EngineArm, random_prompts

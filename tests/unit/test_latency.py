@@ -10,7 +10,7 @@ import pytest
 from kvbench.errors import Refused
 from kvbench.runners import latency, transfer
 from kvbench.runners.greedy import greedy
-from kvbench.runners.latency import EngineArm, prefill_plan, random_prompts
+from kvbench.runners.latency import SHAPES, EngineArm, prefill_plan, prompt_shapes, random_prompts
 from kvbench.runners.timing import measure, time_request
 
 
@@ -228,6 +228,21 @@ def test_the_collector_is_off_while_measuring_and_back_on_after_an_error():
 )
 def test_prefill_forwards_are_full_and_cover_each_prompt_once(lengths, chunk, plan):
     assert list(prefill_plan(lengths, chunk)) == plan
+
+
+@pytest.mark.parametrize(
+    ("lengths", "chunk", "shapes"),
+    [
+        ([128] * 32, 512, [(4, 0, 128)]),
+        ([21] * 3, 42, [(2, 0, 21), (1, 0, 21)]),
+        ([21], 8, [(1, 0, 8), (1, 8, 8), (1, 16, 5)]),
+        ([5, 5], 4, [(1, 0, 4), (1, 3, 2)]),  # the forward between is of two prompts at different places
+        ([8, 4], 512, []),
+        ([8 * (SHAPES + 2)], 8, [(1, 8 * i, 8) for i in range(SHAPES)]),
+    ],
+)
+def test_forwards_that_are_alike_are_captured_once_a_shape(lengths, chunk, shapes):
+    assert prompt_shapes(list(prefill_plan(lengths, chunk))) == shapes
 
 
 KEYS = {"batch": 3, "context": 21, "new_tokens": 5, "repeats": 2, "prefill_chunk": 16}
