@@ -82,7 +82,7 @@ def routers(names: Collection[str]) -> frozenset[str]:
 
     names: dotted names of modules or of tensors in them.
     """
-    mixtures = {name.partition(".experts")[0] for name in names if ".experts" in name}
+    mixtures = {f".{name}.".partition(".experts.")[0][1:] for name in names if ".experts." in f".{name}."}
     modules = {name.removesuffix(".weight") for name in names}
     parts = {name: name.rpartition(".") for name in modules}
     return frozenset(n for n, (parent, _, last) in parts.items() if last in _ROUTERS and parent in mixtures)

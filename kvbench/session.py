@@ -100,7 +100,7 @@ class Session:
             self._weights[key] = weakref.ref(model.model), levels
         if decision.weights.resolved == "native":
             return levels
-        after = probe_after(model, decision, rows_of(ran))
+        after = probe_after(model, decision, rows_of(ran), make)
         return tuple(with_after(first, now) for first, now in zip(levels, after, strict=True))
 
 

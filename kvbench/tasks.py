@@ -78,7 +78,7 @@ RUNNERS: dict[str, RunnerDecl] = {
             "tokens": Option("int", 512, "tokens of the text, from the head of `data`", minimum=1),
             "data": Option("str", "pydoc", "corpus of the text: wikitext2, pydoc, or a text file", names_data=True),
         }, "what the format does to K and V of a text, layer by layer: amax, clipping, flushing to zero, codes in use, scales, error"),
-        RunnerDecl("gemm", 2, _SHAPE, False, {
+        RunnerDecl("gemm", 3, _SHAPE, False, {
             "rows": Option("int", [1, 2, 4, 8, 9, 16, 31, 32, 33, 63, 64, 65, 128, 257, 513],
                            "rows of x, beside both sides of every boundary of the route", minimum=1, many=True),
             "max_rows": Option("int", 8192, "boundaries of the route are looked for up to so many rows", minimum=1),

@@ -226,16 +226,26 @@ class Beside:
             torch.cat(x).transpose(0, 1)[None] for x in zip(*self._kept[seq, layer], strict=True)
         )
         queries, past = q.double().transpose(0, 1)[None], stored_k.shape[2] - len(q)
-        for at, (keys, values) in enumerate(((stored_k, stored_v), (native_k, native_v))):
+
+        def off(keys: Tensor, values: Tensor) -> Tensor:
             due = paged_attention_torch(queries, keys, values, scaling, past, window, softcap, sinks)
-            off = out.double() - due[0].transpose(0, 1)
-            self.finite = self.finite and bool(off.isfinite().all())
-            self._squares[at] += off.square().sum().item()
-            if at == 0:
-                worst = off.abs().max()
-                error = (worst / values.abs().max()).nan_to_num(nan=math.inf).item() if worst else 0.0
-                if error > self.error:
-                    self.error, self.error_at = error, f"attention of layer {layer}"
+            return out.double() - due[0].transpose(0, 1)
+
+        # A kernel dequantizes exactly, or to the query's dtype as the reference does: where scores are large, that rounding of K
+        # moves them more than all others together.
+        rounded = (x.to(q.dtype).double() for x in (stored_k, stored_v))
+        nearest = min(
+            off(stored_k, stored_v),
+            off(*rounded),
+            key=lambda x: float(x.abs().max().nan_to_num(nan=math.inf)),
+        )
+        self.finite = self.finite and bool(nearest.isfinite().all())
+        self._squares[0] += nearest.square().sum().item()
+        self._squares[1] += off(native_k, native_v).square().sum().item()
+        worst = nearest.abs().max()
+        error = (worst / stored_v.abs().max()).nan_to_num(nan=math.inf).item() if worst else 0.0
+        if error > self.error:
+            self.error, self.error_at = error, f"attention of layer {layer}"
 
     def _stored(self, layer: int, k: Tensor, v: Tensor) -> list[Tensor]:
         """K and V as the reference quantizer's codes and scales stand for them, in float64."""

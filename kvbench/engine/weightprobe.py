@@ -15,17 +15,22 @@ from kvbench.engine.fp8linear import Fp8Linear, using
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.load import LoadedModel
 from kvbench.engine.weightevidence import fp8_modules, groups, source_level
-from kvbench.engine.weightreach import unreached
+from kvbench.engine.weightreach import last_of_each, unreached
 from kvbench.record import MISMATCH, NOT_APPLICABLE, VERIFIED, Level, and_more
-from kvbench_kernels.blockwise import dequantize_activation, dequantize_blocks, quantize_activation_torch
+from kvbench_kernels.blockwise import (
+    BLOCK,
+    dequantize_activation,
+    dequantize_blocks,
+    quantize_activation_torch,
+)
 from kvbench_kernels.fp8_linear import target_of
 from kvbench_kernels.fp8_route import W8A8, Path, route
 
 # Rows of the probes: of a decode step, and of a prompt.
 ROWS = (1, 130)
 
-# Rows of an output that are compared where all would take as long as the run: as many, evenly from the first to the last.
-COMPARED = 8
+# Rows of an output that are all compared; of more, one in each stripe of `STRIPE` is, at places that walk through it.
+ALL_ROWS, STRIPE = 64, 32
 
 # Columns from which on the memory of a W8A8 product with more than one row tells whether its weight was made anew: at most 8
 # parts of 256 rows in float32 are less than that.
@@ -51,17 +56,20 @@ def probe_weights(
             for rows in ROWS:
                 probe.product(group, rows)
     if make is not None:
-        probe.unread += unreached(make, len(fp8_modules(loaded.model)))
+        probe.model(make, list(fp8_modules(loaded.model)))
     return source_level(loaded), probe.e3(), probe.e5()
 
 
 @torch.inference_mode()
 def probe_after(
-    loaded: LoadedModel, decision: Decision, rows: Mapping[tuple[int, int], Sequence[int]]
+    loaded: LoadedModel,
+    decision: Decision,
+    rows: Mapping[tuple[int, int], Sequence[int]],
+    make: Callable[[int, int], Engine] | None = None,
 ) -> tuple[Level, ...]:
     """E2-, E3- and E5-weights of what a run has left behind, at the numbers of rows that it had.
 
-    rows: by (N, K) of the product, as `kvbench.engine.products.rows_of` has them. The probes of the model were taken once, at
+    make: as above. rows: by (N, K) of the product, as `kvbench.engine.products.rows_of` has them. The probes of the model were taken once, at
     `ROWS`: other rows may take other code, and a run may have changed the code, so one row is probed again too.
     """
     probe = _Probe(loaded, path_asked(decision.gemm.resolved))
@@ -70,6 +78,8 @@ def probe_after(
             shape = sum(m.out_features for _, m in group), group[0][1].in_features
             probe.product(group, ROWS[0])
             probe.rows(group, [m for m in rows.get(shape, ()) if m != ROWS[0]])
+    if make is not None:
+        probe.model(make, last_of_each(list(fp8_modules(loaded.model))))
     return source_level(loaded), probe.e3(), probe.e5()
 
 
@@ -107,14 +117,27 @@ class _Probe:
         ]
         for count in counts:
             x = probe_input(count, count, group[0][1].in_features).to(self.loaded.device, self.loaded.dtype)
-            path = self._path(group[0][1], count)
-            some = torch.linspace(0, count - 1, min(count, COMPARED), device=x.device).long()
-            used = dequantize_activation(*quantize_activation_torch(x[some])) if path in W8A8 else x[some]
             for (name, m), weight, y in zip(group, stored, _outputs(group, x), strict=True):
-                due = used.double() @ weight.t()
-                due = due if m.bias is None else due + m.bias.double()
-                error = row_distance(y[some].double(), due) if bool(y.isfinite().all()) else math.inf
-                self._judge(name, path, count, error)
+                self._compare(name, m, weight, x, y)
+
+    def model(self, make: Callable[[int, int], Engine], names: Sequence[str]) -> None:
+        """Whether the outputs of these layers reach the logits; and, of every layer at work in the model, the product of what
+        it was given.
+        """
+
+        def work(name: str, m: Fp8Linear, x: Tensor, y: Tensor) -> None:
+            stored = dequantize_blocks(m.weight.data, m.weight_scale_inv.data).double()
+            self._compare(name, m, stored, x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]))
+
+        self.unread += unreached(make, names, work)
+
+    def _compare(self, name: str, m: Fp8Linear, stored: Tensor, x: Tensor, y: Tensor) -> None:
+        """y [M, N] against x [M, K] times `stored` [N, K] in float64, bias included; the rows of `compared`, and all of y finite."""
+        path, some = self._path(m, len(x)), compared(len(x)).to(x.device)
+        used = dequantize_activation(*quantize_activation_torch(x[some])) if path in W8A8 else x[some]
+        plain = y[some].double() if m.bias is None else y[some].double() - m.bias.double()
+        error = block_distance(plain, used.double(), stored) if bool(y.isfinite().all()) else math.inf
+        self._judge(name, path, len(x), error)
 
     def _judge(self, name: str, path: Path, rows: int, error: float) -> None:
         self.error[path] = max(self.error.get(path, 0.0), error)
@@ -188,9 +211,9 @@ class _Probe:
         """y against the product in float64 with what codes and scales stand for."""
         path = self._path(m, len(x))
         used = dequantize_activation(*quantize_activation_torch(x)) if path in W8A8 else x.float()
-        stored = dequantize_blocks(m.weight.data, m.weight_scale_inv.data)
-        due = (used.double() @ stored.double().t()).float()
-        self._judge(name, path, len(x), _distance(y.float(), due))
+        stored = dequantize_blocks(m.weight.data, m.weight_scale_inv.data).double()
+        due = (used.double() @ stored.t()).float()
+        self._judge(name, path, len(x), block_distance(y.double(), used.double(), stored))
         for sample in self.loaded.weights.samples:
             if sample.module == name and sample.native is not None:
                 native = used.double() @ sample.native.to(x.device).double().t()
@@ -210,7 +233,13 @@ class _Probe:
         raw.bitwise_xor_(0x80)
         restored = _outputs(group, x)[at]
         self.changes += 2
-        if not torch.equal(doubled, 2 * before):
+        # Twice a weight is exactly that, but where float16 had to round the smaller one to a subnormal number.
+        exact = self.loaded.dtype != torch.float16
+        if not (
+            torch.equal(doubled, 2 * before)
+            if exact
+            else _distance(doubled.float(), 2 * before.float()) <= TOLERANCE[before.dtype]
+        ):
             self.unread.append(f"doubling the scales of {name} does not double its output")
         # Not to the bit: FP8 tensor cores cut the last bits of a sum, and what is cut depends on its sign.
         if not _distance(negated.float(), -before.float()) <= max(TOLERANCE[before.dtype], TOLERANCE_W8A8):
@@ -264,7 +293,34 @@ def probe_input(seed: int, rows: int, k: int) -> Tensor:
 
 
 def _outputs(group: Group, x: Tensor) -> list[Tensor]:
-    return [m(x).clone() for _, m in group]
+    """[M, N] each. The layers get [1, M, K], as they do from the engine."""
+    batch = x[None]
+    return [m(batch)[0].clone() for _, m in group]
+
+
+def compared(rows: int) -> Tensor:
+    """Numbers of the rows of an output that are compared: all, or one in each `STRIPE` and the last."""
+    if rows <= ALL_ROWS:
+        return torch.arange(rows)
+    starts = torch.arange(0, rows, STRIPE)
+    # 7 and STRIPE have no common divisor: every place in a stripe has its turn.
+    places = (starts + torch.arange(len(starts)) * 7 % STRIPE).clamp(max=rows - 1)
+    return torch.tensor(sorted({*places.tolist(), rows - 1}))
+
+
+def block_distance(y: Tensor, x: Tensor, weight: Tensor) -> float:
+    """Largest distance of 128 columns of a row of y [M, N] from those of x [M, K] times weight [N, K]; infinite where y is not finite.
+
+    As a share of the norm of the due ones, or of what it would be if no products cancelled: rounding goes by those. A block of wrong
+    codes or scales reaches 128 columns, which a whole row would hide. All in float64.
+    """
+    due, size = x @ weight.t(), (x.square() @ weight.square().t()).sqrt()
+    parts = (torch.split(t, BLOCK, -1) for t in (y - due, due, size))
+    shares = [
+        (off.norm(dim=-1) / torch.maximum(a.norm(dim=-1), b.norm(dim=-1)).clamp(min=1e-30)).amax()
+        for off, a, b in zip(*parts, strict=True)
+    ]
+    return float(torch.stack(shares).amax().nan_to_num(nan=math.inf))
 
 
 def row_distance(y: Tensor, due: Tensor) -> float:

@@ -3,7 +3,7 @@
 For the first module of each shape (N, K), as the model calls it, with the codes and scales that it holds: x is seeded,
 with a few large channels as activations have, and its first M rows are multiplied for every M of the sweep, on which
 both sides of every boundary of the route are. Each output is compared with the product in float64 of x and the
-dequantized weight. Paths and kernels are what ran, told by the launches; where that is not the path that is due, the
+dequantized weight; those of the other layers of the shape in some of their rows, and the worst layer counts. Paths and kernels are what ran, told by the launches; where that is not the path that is due, the
 cell has no result. Rows of an output buffer beyond M are the kernels' own tests' matter.
 
 A decode step finds each layer's weights in memory, not in the L2 that the call before has filled. So the calls that are
@@ -28,7 +28,7 @@ from kvbench.engine.core import path_asked
 from kvbench.engine.fp8linear import using
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.products import QUANTIZES
-from kvbench.engine.weightprobe import TOLERANCE, TOLERANCE_W8A8, probe_input, row_distance
+from kvbench.engine.weightprobe import TOLERANCE, TOLERANCE_W8A8, compared, probe_input, row_distance
 from kvbench.errors import KvbenchError
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.linears import Linear, Product, check_all, products
@@ -157,6 +157,7 @@ class Bench:
             )
             before = now
             rows.append(row)
+        self._alike(product, x, rows)
         turn = self._time(product, x, rows) if self.timing else None
         return {
             "n": product.n,
@@ -181,19 +182,36 @@ class Bench:
         """One M of the sweep, and its first row of output in float64."""
         out, path, kernels = self._computed(product, x)
         y = out.double()
-        error = row_distance(y, _with_bias(x.double() @ exact.t(), product))
-        distance = error
-        if path in W8A8:
-            used = dequantize_activation(*quantize_activation_torch(x)).double()
-            distance = row_distance(y, _with_bias(used @ exact.t(), product))
+        error, distance = self._off(product, x, y, exact, path)
         return {
             "m": len(x),
+            "layer": product.names[0],
             "path": path,
             "kernels": kernels,
             "error": error,
             "distance": distance,
             "bound": self.bound(path),
         }, y[0]
+
+    def _alike(self, product: Product, x: Tensor, rows: Sequence[dict[str, Any]]) -> None:
+        """Errors and distances of each M are the worst of all layers of the shape: of these some rows, by the same path."""
+        for layer in product.alike:
+            exact = layer.weight().double()
+            for row in rows:
+                some = compared(row["m"]).to(x.device)
+                out, path, _ = self._computed(layer, x[: row["m"]])
+                error, distance = self._off(layer, x[some], out[some].double(), exact, path)
+                if not error <= row["error"]:
+                    row["error"], row["layer"] = error, layer.names[0]
+                row["distance"] = distance if not distance <= row["distance"] else row["distance"]
+
+    def _off(self, product: Product, x: Tensor, y: Tensor, exact: Tensor, path: str) -> tuple[float, float]:
+        """How far y is from the product with x, and from that with what the path makes of x."""
+        error = row_distance(y, _with_bias(x.double() @ exact.t(), product))
+        if path not in W8A8:
+            return error, error
+        used = dequantize_activation(*quantize_activation_torch(x)).double()
+        return error, row_distance(y, _with_bias(used @ exact.t(), product))
 
     def _computed(self, product: Product, x: Tensor) -> tuple[Tensor, str, list[str]]:
         """The output, its path, which is the one that is due, and the names of the kernels."""
@@ -292,8 +310,9 @@ def microseconds(calls: Sequence[Callable[[], Any]]) -> float:
 
 def _call(modules: Sequence[Linear], x: Tensor) -> None:
     """As the model calls them, their outputs left apart."""
+    batch = x[None]
     for module in modules:
-        module(x)
+        module(batch)
 
 
 def _names(launches: Sequence[Launch]) -> list[str]:

@@ -52,7 +52,7 @@ class EngineArm:
         self.seqs = [self.engine.add() for _ in self.prompts]
         for seq, prompt in zip(self.seqs, self.prompts, strict=True):
             self.engine.store.reserve(seq, len(prompt) + self.new_tokens - 1)
-        for shape in self.shapes:  # captured in the first request, a warm-up
+        for shape in self.shapes:  # captured in the first request, which is a warm-up where there is one
             self.engine.capture_prompts(*shape)
         last: dict[int, Tensor] = {}
         for forward in self.plan:
@@ -61,6 +61,11 @@ class EngineArm:
             last.update((row, out[-1]) for (row, _, _), out in zip(forward, logits, strict=True))
         rows = torch.stack([last[row] for row in range(len(self.prompts))])
         self.tokens = rows.argmax(dim=-1).tolist()  # on the host: part of the time
+
+    @property
+    def captured(self) -> int:
+        """How many of a request's prefill forwards are replays of CUDA graphs."""
+        return sum(shape_of(forward) in self.engine.prompt_graphs for forward in self.plan)
 
     def step(self) -> None:
         self.tokens = self.engine.greedy_step(self.seqs, self.tokens)
@@ -104,10 +109,18 @@ def prefill_plan(lengths: Sequence[int], chunk: int) -> Iterator[list[tuple[int,
         yield forward
 
 
-def prompt_shapes(plan: Sequence[Sequence[tuple[int, int, int]]]) -> list[tuple[int, int, int]]:
-    """(sequences, tokens held, tokens taken) of the forwards whose pieces are alike, each shape once; none beyond `SHAPES`."""
-    alike = [forward for forward in plan if len({piece[1:] for piece in forward}) == 1]
-    shapes = dict.fromkeys((len(f), f[0][1], f[0][2] - f[0][1]) for f in alike)
+Shape = tuple[int, int, int]
+
+
+def shape_of(forward: Sequence[tuple[int, int, int]]) -> Shape | None:
+    """(sequences, tokens held, tokens taken) of a forward whose pieces are alike; None of others."""
+    (start, stop), *others = {piece[1:] for piece in forward}
+    return None if others else (len(forward), start, stop - start)
+
+
+def prompt_shapes(plan: Sequence[Sequence[tuple[int, int, int]]]) -> list[Shape]:
+    """The shapes of the forwards that have one, each once; none beyond `SHAPES`."""
+    shapes = dict.fromkeys(shape for forward in plan if (shape := shape_of(forward)) is not None)
     return list(shapes)[:SHAPES]
 
 
@@ -153,6 +166,7 @@ def run(ctx: Context) -> Measurement:
         "prompt": f"seeded random token ids (seed {SEED}), special tokens left out",
         "prompt_sha": content_hash(prompts),
         "prefill_forwards": len(arms[-1][1].plan),
+        "prefill_graphs": arms[-1][1].captured,
         "decode": arms[-1][1].engine.decode_mode,
         "layers": arms[-1][1].engine.compile_mode,
         "backend": backend_label(arms[-1][1].engine),

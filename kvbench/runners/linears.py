@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kvbench.engine.fp8linear import Fp8Linear
-from kvbench.engine.weightevidence import fp8_modules
+from kvbench.engine.weightevidence import fp8_modules, groups
 from kvbench.errors import KvbenchError
 from kvbench_kernels.blockwise import dequantize_blocks
 
@@ -30,7 +31,10 @@ class Product:
     alike: tuple[Product, ...] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([module(x) for module in self.modules], dim=-1)
+        batch = x[
+            None
+        ]  # [1, M, K], as from the engine; the same tensor for all, which tells those that are one product
+        return torch.cat([module(batch) for module in self.modules], dim=-1)[0]
 
     @property
     def quantized(self) -> bool:
@@ -87,19 +91,24 @@ def products(model: nn.Module) -> list[Product]:
 
 
 def check_all(model: nn.Module, found: Sequence[Product]) -> None:
-    """Raises KvbenchError where a product's layers do not bear its names and its shape, or an FP8 layer is in none of them."""
-    seen: list[str] = []
+    """Raises KvbenchError where a product's layers do not bear its names and its shape, or are not the calls of a forward."""
+    seen: list[tuple[str, ...]] = []
     for layer in (layer for product in found for layer in product.layers):
         for name, module in zip(layer.names, layer.modules, strict=True):
             if model.get_submodule(name) is not module:
                 raise KvbenchError(
                     f"What would be measured as {name} is another layer of the model; its product is not this one's."
                 )
-        seen += layer.names
+        seen.append(layer.names)
         shape = sum(m.out_features for m in layer.modules), layer.modules[0].in_features
         if shape != (layer.n, layer.k):
             raise KvbenchError(
                 f"{layer.names[0]} is {shape[0]} x {shape[1]}, and would be measured as {layer.n} x {layer.k}."
             )
-    if left := [name for name in fp8_modules(model) if name not in seen]:
-        raise KvbenchError(f"{left[0]} is in no product that would be measured, {len(left)} layers are not.")
+    due, would = Counter(tuple(name for name, _ in group) for group in groups(model)), Counter(seen)
+    for names in due | would if due else ():
+        if due[names] != would[names]:
+            raise KvbenchError(
+                f"A forward computes {' and '.join(names)} as one product {due[names]} times, and as such they would be measured "
+                f"{would[names]} times; what is measured is not what the model calls."
+            )

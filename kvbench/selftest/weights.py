@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from kvbench import session
-from kvbench.engine import load
+from kvbench.engine import fp8linear, load
 from kvbench.engine.fp8linear import Fp8Linear
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.engine.quantize_model import quantize_model
 from kvbench.engine.weightevidence import fp8_modules
-from kvbench.engine.weightprobe import ROWS
 from kvbench.runners import gemm, latency, linears
 from kvbench.runners.context import Context, Measurement
 from kvbench.selftest.fault import Fault
@@ -79,12 +78,11 @@ def other_kernel() -> Broken:
     return patch.dict(fp8_linear._PATHS, reference=multiply)
 
 
-def wrong_at_other_rows() -> Broken:
-    """The product is right at the numbers of rows that every model is probed with."""
+def wrong_at_two_rows() -> Broken:
+    """A decode step of two sequences, and no number of rows that a model is probed with."""
 
     def multiply(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        used = scales if len(x) in ROWS else scales * 1.25
-        return fp8_dequantize_matmul_torch(x, codes, used, bias)
+        return fp8_dequantize_matmul_torch(x, codes, scales * 1.25 if len(x) == 2 else scales, bias)
 
     return patch.dict(fp8_linear._PATHS, reference=multiply)
 
@@ -100,6 +98,34 @@ def replaced_by_the_run() -> Broken:
         return measured
 
     return patch.object(latency, "run", run)
+
+
+def wrong_in_batches() -> Broken:
+    """The product is right for a matrix, and wrong for the [1, M, K] that the model gives it."""
+    honest = fp8linear.fp8_linear_op
+
+    def op(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        y: Tensor = honest(x, codes, scales * 1.25 if x.ndim == 3 else scales, bias)
+        return y
+
+    return patch.object(fp8linear, "fp8_linear_op", op)
+
+
+def mlps_dropped_by_the_run() -> Broken:
+    """As below, from the second run of a model on."""
+    honest = latency.run
+
+    def run(ctx: Context) -> Measurement:
+        for module in ctx.model.model.modules() if ctx.spec["weights"] != "native" else ():
+            if isinstance(module, LlamaMLP):
+                module.forward = dropping(module.forward)
+        return honest(ctx)
+
+    return patch.object(latency, "run", run)
+
+
+def dropping(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.zeros_like(forward(x))
 
 
 def products_renamed() -> Broken:
@@ -199,18 +225,24 @@ FAULTS: dict[str, Fault] = {
     "gemm_on_a_shadow": Fault(
         "One layer multiplies by a dequantized copy of its weight.",
         "fp8_weights", after_load(shadow), r"doubling the scales of model\.layers\.2\.mlp\.down_proj does not double its output"),
-    "gemm_wrong_at_other_rows": Fault(
-        "The product takes other scales at any number of rows but those that a model is probed with.",
-        "fp8_weights", wrong_at_other_rows, r"q_proj is .* away from the product with its codes and scales, by path reference at 2 rows"),
+    "gemm_wrong_at_two_rows": Fault(
+        "The product takes other scales at two rows, of a decode step of two sequences.",
+        "fp8_weights", wrong_at_two_rows, r"q_proj is .* away from the product with its codes and scales, by path reference at 2 rows"),
     "layer_replaced_by_the_run": Fault(
         "A run leaves a layer that multiplies by a copy, when the model's probes have been taken.",
         "fp8_weights", replaced_by_the_run, r"doubling the scales of model\.layers\.2\.mlp\.down_proj does not double its output"),
+    "gemm_wrong_in_batches": Fault(
+        "The product takes other scales for [1, M, K] than for [M, K].",
+        "fp8_weights", wrong_in_batches, r"q_proj is .* away from the product with its codes and scales"),
+    "mlps_dropped_by_the_run": Fault(
+        "A run drops the MLPs of its model, whose probes have been taken.",
+        "fp8_weights", mlps_dropped_by_the_run, r"the output of model\.layers\.0\.mlp\.down_proj reaches no logit"),
     "gemm_measures_another_layer": Fault(
         "The runner of products measures a layer under another's name.",
         "fp8_products", products_renamed, r"What would be measured as \S+ is another layer of the model", silent=False),
     "gemm_leaves_a_shape_out": Fault(
         "The runner of products measures all shapes but one.",
-        "fp8_products", products_left_out, r"is in no product that would be measured", silent=False),
+        "fp8_products", products_left_out, r"as such they would be measured 0 times", silent=False),
     "weights_changed_in_a_layer_between_samples": Fault(
         "The scales of a layer that no sample is of are changed after loading.",
         "fp8_weights", after_load(layer_between), r"layers\.2\.mlp\.down_proj: codes or scales are not those that the layer was loaded with"),

@@ -659,7 +659,7 @@ def test_only_the_layers_linear_modules_are_quantized() -> None:
         def __init__(self, *experts: nn.Module) -> None:
             super().__init__()
             self.gate, self.gate_proj = nn.Linear(8, 2, bias=False), nn.Linear(8, 8)
-            self.norm = nn.LayerNorm(8)
+            self.norm, self.experts_norm = nn.LayerNorm(8), nn.LayerNorm(8)
             if experts:
                 self.experts = nn.ModuleList(experts)
 

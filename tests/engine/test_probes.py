@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from kvbench.cells import CELL_KEYS
+from kvbench.decision import request_of, resolve
 from kvbench.engine import core, evidence, probes
 from kvbench.engine import store as store_module
 from kvbench.engine.attention import ATTENTION, TorchAttention
+from kvbench.engine.core import Engine
+from kvbench.engine.load import load_model
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS
 from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Level
@@ -40,6 +44,28 @@ def prefill(engine: Any, kv_format: str = "int8_sym", **keys: Any) -> Level:
 def test_a_sound_engine_passes(engine: Any, kv_format: str, page_size: int) -> None:
     assert values(engine, kv_format, page_size).state == VERIFIED
     assert prefill(engine, kv_format, page_size=page_size).state == VERIFIED
+
+
+@pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3"])
+@pytest.mark.parametrize(
+    ("model", "dtype"), [("tiny-qwen2", "bfloat16"), ("tiny-qwen2", "float16"), ("tiny-wide", "bfloat16")]
+)
+def test_sound_engines_in_16_bits_pass_where_scores_are_large(model: str, dtype: str, kv_format: str) -> None:
+    """The reference dequantizes K to the query's dtype; tiny-qwen2's biases make scores of which that is more than all other rounding."""
+    spec = {
+        **CELL_KEYS,
+        "model": model,
+        "kv_format": kv_format,
+        "device": "cpu",
+        "dtype": dtype,
+        "page_size": 8,
+    }
+    loaded = load_model(spec, "cpu", dtype)
+    decision = resolve(request_of(spec), loaded.facts)
+    found = probes.probe_values(
+        lambda n, tokens: Engine(loaded, decision, spec, sequences=n, tokens=tokens), 8
+    )
+    assert found.state == VERIFIED, found.sentence
 
 
 @pytest.mark.parametrize("kv_format", ["int8_static", "fp8_e4m3_static"])

@@ -410,6 +410,83 @@ def test_products_are_looked_at_again_at_the_rows_of_the_run(
     assert "by path reference at 24 rows" in levels(ran)[2].sentence
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("model", ["tiny-wide", "tiny-qwen2", "tiny-qwen3"])
+def test_sound_models_hold_at_the_rows_of_a_run_in_every_dtype(model: str, dtype: str) -> None:
+    loaded = load_model(spec_of("fp8_block128", model=model, dtype=dtype), "cpu", dtype)
+    shapes = {m.weight.shape: [2, 33, 100] for m in modules_of(loaded).values()}
+    make = maker(loaded, model=model, dtype=dtype)
+    first = weightprobe.probe_weights(loaded, decided(loaded), make)
+    after = weightprobe.probe_after(loaded, decided(loaded), shapes, make)
+    assert [x.sentence for x in (*first, *after) if x.state != VERIFIED] == []
+
+
+def maker(loaded: LoadedModel, **keys: Any) -> Callable[[int, int], Engine]:
+    return lambda sequences, tokens: Engine(
+        loaded, decided(loaded), spec_of("fp8_block128", **keys), sequences=sequences, tokens=tokens
+    )
+
+
+def test_products_that_are_wrong_in_batches_only_are_found(
+    fp8: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine gives its layers [1, M, K], and so do the probes."""
+    honest = fp8linear.fp8_linear_op
+    monkeypatch.setattr(
+        fp8linear,
+        "fp8_linear_op",
+        lambda x, codes, scales, bias: honest(x, codes, scales * 1.1 if x.ndim == 3 else scales, bias),
+    )
+    assert weightprobe.probe_weights(fp8, decided(fp8))[2].state == MISMATCH
+
+
+def test_what_a_layer_gives_at_work_in_the_model_is_compared(fp8: LoadedModel) -> None:
+    """A forward that is wrong only for what the model gives it: its input has no outliers, as the probes' has."""
+    name, module = some(fp8)
+    honest = module.forward
+    module.forward = lambda x: honest(x) * (1.01 if x.abs().max() < 20 else 1)  # type: ignore[method-assign]
+    first = weightprobe.probe_weights(fp8, decided(fp8))
+    assert all(x.state == VERIFIED for x in first)
+    e5 = weightprobe.probe_after(fp8, decided(fp8), {}, maker(fp8))[2]
+    assert e5.state == MISMATCH
+    assert name in e5.sentence
+
+
+def test_an_mlp_that_a_run_has_dropped_is_found_after_it(fp8: LoadedModel) -> None:
+    held, spec = session.Session(None, {}), spec_of("fp8_block128")
+    assert all(x.state == VERIFIED for x in held.probes(fp8, decided(fp8), spec, Products()))
+    mlp = fp8.model.model.layers[1].mlp  # type: ignore[union-attr, index]
+    honest = mlp.forward
+    mlp.forward = lambda x: torch.zeros_like(honest(x))
+    e3 = next(x for x in held.probes(fp8, decided(fp8), spec, Products()) if x.name == "E3-weights")
+    assert e3.state == MISMATCH
+    assert "the output of model.layers.1.mlp.down_proj reaches no logit" in e3.sentence
+
+
+def test_one_block_of_a_wide_layer_with_a_wrong_scale_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth more in one block of 256 is 0.6% of a row, and 2.5% of its 128 columns."""
+    torch.manual_seed(0)
+    layer = Fp8Linear.quantized(nn.Linear(2048, 2048, bias=False))
+    x = torch.randn(64, 2048)
+    wrong = layer.weight_scale_inv.data.clone()
+    wrong[3, 5] *= 1.1
+    y = blockwise.fp8_dequantize_matmul_torch(x, layer.weight.data, wrong).bfloat16().double()
+    stored = dequantize_blocks(layer.weight.data, layer.weight_scale_inv.data).double()
+    due = x.double() @ stored.t()
+    sound = due.float().bfloat16().double()
+    allowed = weightprobe.TOLERANCE[torch.bfloat16]
+    assert weightprobe.row_distance(y, due) < allowed < weightprobe.block_distance(y, x.double(), stored)
+    assert weightprobe.block_distance(sound, x.double(), stored) < allowed
+
+
+def test_all_rows_of_few_are_compared_and_one_of_every_stripe_of_many() -> None:
+    assert weightprobe.compared(64).tolist() == list(range(64))
+    many = weightprobe.compared(4097).tolist()
+    assert {row // 32 for row in many} == set(range(129))
+    assert {row % 32 for row in many} == set(range(32))
+    assert many[-1] == 4096
+
+
 def test_one_row_that_is_wrong_or_no_number_is_found(
     fp8: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

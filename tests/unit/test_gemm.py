@@ -17,6 +17,7 @@ from kvbench.engine.fp8linear import Fp8Linear, join_siblings
 from kvbench.errors import KvbenchError
 from kvbench.record import OK, Record
 from kvbench.runners import gemm, linears
+from kvbench_kernels import fp8_linear
 from kvbench_kernels.blockwise import dequantize_blocks
 from kvbench_kernels.launches import launched
 
@@ -62,8 +63,43 @@ def test_layers_under_other_names_and_layers_left_out_are_refused() -> None:
         linears.check_all(model, [*found[:-1], replace(first, names=first.alike[0].names)])
     with pytest.raises(KvbenchError, match=f"and would be measured as {first.n + 1} x {first.k}"):
         linears.check_all(model, [*found[:-1], replace(first, n=first.n + 1)])
-    with pytest.raises(KvbenchError, match="is in no product that would be measured"):
+    with pytest.raises(
+        KvbenchError,
+        match=r"layers\.0\.q_proj as one product 1 times, and as such they would be measured 0 times",
+    ):
         linears.check_all(model, found[1:])
+    with pytest.raises(
+        KvbenchError, match=r"o_proj as one product 1 times, and as such they would be measured 2 times"
+    ):
+        linears.check_all(model, [*found, found[-1]])
+
+
+def test_siblings_that_are_one_product_are_not_measured_apart() -> None:
+    model = Model()
+    apart = linears.products(model)
+    join_siblings(model)
+    linears.check_all(model, linears.products(model))
+    with pytest.raises(KvbenchError, match=r"q_proj and .*k_proj and .*v_proj as one product 1 times"):
+        linears.check_all(model, apart)
+
+
+def test_the_worst_layer_of_a_shape_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong scales in the second layer only, at 5 rows only."""
+    model = Model()
+    product = next(p for p in linears.products(model) if p.names == ("layers.0.o_proj",))
+    second = model.layers[1].o_proj.weight.data_ptr()
+    honest = fp8_linear._PATHS["reference"]
+
+    def wrong(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        return honest(x, codes, scales * 1.25 if codes.data_ptr() == second and len(x) == 5 else scales, bias)
+
+    sound = bench([1, 5]).measure(product)["rows"]
+    assert all(row["distance"] <= row["bound"] for row in sound)
+    monkeypatch.setitem(fp8_linear._PATHS, "reference", wrong)
+    one, five = bench([1, 5]).measure(product)["rows"]
+    assert one["distance"] <= one["bound"]
+    assert (five["layer"], round(five["error"], 2)) == ("layers.1.o_proj", 0.25)
+    assert five["distance"] > five["bound"]
 
 
 def test_each_shape_is_measured_once_and_siblings_that_are_one_product_are_one() -> None:
@@ -144,7 +180,7 @@ def test_a_path_that_was_not_due_gives_no_result(monkeypatch: pytest.MonkeyPatch
 def test_no_rows_are_handled_or_the_cell_has_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     product = linears.products(Model())[0]
     assert product(torch.empty(0, 384)).shape == (0, 384)
-    with pytest.raises(KvbenchError, match=r"gives \[1, 384\] for no rows; it must be \[0, 384\]"):
+    with pytest.raises(KvbenchError, match=r"gives \[384\] for no rows; it must be \[0, 384\]"):
         bench([1])._check_no_rows(
             replace(product, modules=(lambda x: torch.empty(1, 384),)), torch.empty(2, 384)
         )  # type: ignore[arg-type]
