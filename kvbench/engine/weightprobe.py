@@ -135,8 +135,9 @@ class _Probe:
         """y [M, N] against x [M, K] times `stored` [N, K] in float64, bias included; the rows of `compared`, and all of y finite."""
         path, some = self._path(m, len(x)), compared(len(x)).to(x.device)
         used = dequantize_activation(*quantize_activation_torch(x[some])) if path in W8A8 else x[some]
-        plain = y[some].double() if m.bias is None else y[some].double() - m.bias.double()
-        error = block_distance(plain, used.double(), stored) if bool(y.isfinite().all()) else math.inf
+        error = (
+            block_distance(y[some], used.double(), stored, m.bias) if bool(y.isfinite().all()) else math.inf
+        )
         self._judge(name, path, len(x), error)
 
     def _judge(self, name: str, path: Path, rows: int, error: float) -> None:
@@ -213,7 +214,7 @@ class _Probe:
         used = dequantize_activation(*quantize_activation_torch(x)) if path in W8A8 else x.float()
         stored = dequantize_blocks(m.weight.data, m.weight_scale_inv.data).double()
         due = (used.double() @ stored.t()).float()
-        self._judge(name, path, len(x), block_distance(y.double(), used.double(), stored))
+        self._judge(name, path, len(x), block_distance(y, used.double(), stored))
         for sample in self.loaded.weights.samples:
             if sample.module == name and sample.native is not None:
                 native = used.double() @ sample.native.to(x.device).double().t()
@@ -308,14 +309,16 @@ def compared(rows: int) -> Tensor:
     return torch.tensor(sorted({*places.tolist(), rows - 1}))
 
 
-def block_distance(y: Tensor, x: Tensor, weight: Tensor) -> float:
-    """Largest distance of 128 columns of a row of y [M, N] from those of x [M, K] times weight [N, K]; infinite where y is not finite.
+def block_distance(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> float:
+    """Largest distance of 128 columns of a row of y [M, N] from those of x [M, K] times weight [N, K], plus bias [N]; infinite where
+    y is not finite. x and weight in float64.
 
-    As a share of the norm of the due ones, or of what it would be if no products cancelled: rounding goes by those. A block of wrong
-    codes or scales reaches 128 columns, which a whole row would hide. All in float64.
+    As a share of the norm of the due ones, or of what it would be if nothing cancelled: rounding goes by those. A block of wrong
+    codes or scales reaches 128 columns, which a whole row would hide.
     """
-    due, size = x @ weight.t(), (x.square() @ weight.square().t()).sqrt()
-    parts = (torch.split(t, BLOCK, -1) for t in (y - due, due, size))
+    added = torch.zeros(len(weight), dtype=torch.float64, device=y.device) if bias is None else bias.double()
+    due, size = x @ weight.t() + added, (x.square() @ weight.square().t() + added.square()).sqrt()
+    parts = (torch.split(t, BLOCK, -1) for t in (y.double() - due, due, size))
     shares = [
         (off.norm(dim=-1) / torch.maximum(a.norm(dim=-1), b.norm(dim=-1)).clamp(min=1e-30)).amax()
         for off, a, b in zip(*parts, strict=True)

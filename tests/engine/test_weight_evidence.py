@@ -470,13 +470,32 @@ def test_one_block_of_a_wide_layer_with_a_wrong_scale_is_found(monkeypatch: pyte
     x = torch.randn(64, 2048)
     wrong = layer.weight_scale_inv.data.clone()
     wrong[3, 5] *= 1.1
-    y = blockwise.fp8_dequantize_matmul_torch(x, layer.weight.data, wrong).bfloat16().double()
+    y = blockwise.fp8_dequantize_matmul_torch(x, layer.weight.data, wrong).bfloat16()
     stored = dequantize_blocks(layer.weight.data, layer.weight_scale_inv.data).double()
     due = x.double() @ stored.t()
     sound = due.float().bfloat16().double()
     allowed = weightprobe.TOLERANCE[torch.bfloat16]
-    assert weightprobe.row_distance(y, due) < allowed < weightprobe.block_distance(y, x.double(), stored)
+    assert (
+        weightprobe.row_distance(y.double(), due)
+        < allowed
+        < weightprobe.block_distance(y, x.double(), stored)
+    )
     assert weightprobe.block_distance(sound, x.double(), stored) < allowed
+
+
+def test_a_bias_far_larger_than_the_product_is_rounded_by_its_own_size() -> None:
+    """As the K biases of Qwen2."""
+    torch.manual_seed(0)
+    weight, x, bias = (
+        torch.randn(64, 256).double() / 16,
+        torch.randn(9, 256).double(),
+        300 * torch.randn(64).bfloat16(),
+    )
+    y = (x @ weight.t() + bias.double()).bfloat16()
+    allowed = weightprobe.TOLERANCE[torch.bfloat16]
+    assert weightprobe.block_distance(y, x, weight, bias) < allowed
+    assert weightprobe.block_distance(y, x, weight, 1.02 * bias) > allowed
+    assert weightprobe.block_distance(y - bias, x, weight) > allowed
 
 
 def test_all_rows_of_few_are_compared_and_one_of_every_stripe_of_many() -> None:
