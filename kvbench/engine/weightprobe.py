@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -69,8 +70,8 @@ def probe_after(
 ) -> tuple[Level, ...]:
     """E2-, E3- and E5-weights of what a run has left behind, at the numbers of rows that it had.
 
-    make: as above. rows: by (N, K) of the product, as `kvbench.engine.products.rows_of` has them. The probes of the model were taken once, at
-    `ROWS`: other rows may take other code, and a run may have changed the code, so one row is probed again too.
+    make: as above. rows: by (N, K) of the product, as `kvbench.engine.products.rows_of` has them. The probes of the model were taken
+    once, at `ROWS`: other rows may take other code, and a run may have changed the code, so one row is probed again too.
     """
     probe = _Probe(loaded, path_asked(decision.gemm.resolved))
     with using(probe.gemm):
@@ -95,8 +96,8 @@ Group = Sequence[tuple[str, Fp8Linear]]
 @dataclass
 class _Probe:
     """What the products of a model showed so far. unread (of what is stored, by products or by the model), wrong: faults in words;
-    error: the largest one, by path; seen: numbers of rows, by path; from_native, from_stored: squared distances of the sampled outputs from those of native weights (None: no sample kept them) and of
-    the stored ones; peak: most bytes that a fused product took beyond its output and x, as a share of its codes.
+    error: the largest one, by path; seen: numbers of rows, by path; from_native, from_stored: squared distances of the sampled
+    outputs from those of native weights (None: no sample kept them) and of the stored ones; peak: most bytes that a fused product took beyond its output and x, as a share of its codes.
     """
 
     loaded: LoadedModel
@@ -175,8 +176,17 @@ class _Probe:
         allowed = TOLERANCE[self.loaded.dtype]
         return max(allowed, TOLERANCE_W8A8) if path in W8A8 else allowed
 
+    @cached_property
+    def columns(self) -> dict[int, int]:
+        """Columns of the product that a layer (by id) is in, its siblings' included."""
+        return {
+            id(m): sum(other.out_features for _, other in group)
+            for group in groups(self.loaded.model)
+            for _, m in group
+        }
+
     def _path(self, m: Fp8Linear, rows: int) -> Path:
-        n = sum(other.out_features for other in m.group) or m.out_features
+        n = self.columns[id(m)]
         dtype = dtype_name(self.loaded.dtype)
         return route(rows, n, m.in_features, dtype, target_of(self.loaded.device), self.gemm)
 
