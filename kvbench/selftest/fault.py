@@ -30,6 +30,11 @@ CELLS: dict[str, tuple[str, ...]] = {
     "int8_static": ("axes={kv_format: [int8_sym, int8_static], scale: 0.05}",),
     "fp8_e4m3": ("axes={kv_format: [int8_sym, fp8_e4m3]}",),
     "fp8_weights": ("model.source=tiny-wide", "axes={kv_format: [int8_sym], weights: [fp8_block128]}"),
+    "fp8_chunks": (
+        "model.source=tiny-wide",
+        "axes={kv_format: [int8_sym], weights: [fp8_block128]}",
+        "engine.prefill_chunk=24",
+    ),
     "fp8_products": (
         "model.source=tiny-wide",
         "axes={kv_format: [int8_sym], weights: [fp8_block128]}",

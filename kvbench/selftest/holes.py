@@ -14,7 +14,7 @@ from kvbench import session
 from kvbench.engine import load, store
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.selftest.fault import Fault
-from kvbench.selftest.weights import after_load, copies, named
+from kvbench.selftest.weights import after_load, copies, named, wrong_at
 from kvbench_kernels.twins import paged_gather_torch
 
 Broken = AbstractContextManager[Any]
@@ -73,6 +73,9 @@ HOLES: dict[str, Fault] = {
     "mlp_dropped_beside_native_weights": Fault(
         "The MLPs of a model with native weights give zeros: baseline and cell alike.",
         "int8_sym", native_mlp_dropped, "reaches no logit"),
+    "gemm_wrong_at_rows_between": Fault(
+        "The product takes other scales at 16 rows: the run has 2, 16 and 24, of which its fewest, most and most frequent are looked at.",
+        "fp8_chunks", wrong_at(16), "away from the product with its codes and scales"),
     "wrong_beyond_the_probes": Fault(
         "V is halved from the 81st token on: probes go to 66 tokens, and parity, perplexity and agreement are not in this matrix.",
         "long_context", far_tokens_halved, "attention of layer"),

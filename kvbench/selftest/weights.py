@@ -78,13 +78,13 @@ def other_kernel() -> Broken:
     return patch.dict(fp8_linear._PATHS, reference=multiply)
 
 
-def wrong_at_two_rows() -> Broken:
-    """A decode step of two sequences, and no number of rows that a model is probed with."""
+def wrong_at(rows: int) -> Callable[[], Broken]:
+    """An inject: the reference product takes other scales at this number of rows."""
 
     def multiply(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        return fp8_dequantize_matmul_torch(x, codes, scales * 1.25 if len(x) == 2 else scales, bias)
+        return fp8_dequantize_matmul_torch(x, codes, scales * 1.25 if len(x) == rows else scales, bias)
 
-    return patch.dict(fp8_linear._PATHS, reference=multiply)
+    return lambda: patch.dict(fp8_linear._PATHS, reference=multiply)
 
 
 def replaced_by_the_run() -> Broken:
@@ -227,7 +227,7 @@ FAULTS: dict[str, Fault] = {
         "fp8_weights", after_load(shadow), r"doubling the scales of model\.layers\.2\.mlp\.down_proj does not double its output"),
     "gemm_wrong_at_two_rows": Fault(
         "The product takes other scales at two rows, of a decode step of two sequences.",
-        "fp8_weights", wrong_at_two_rows, r"q_proj is .* away from the product with its codes and scales, by path reference at 2 rows"),
+        "fp8_weights", wrong_at(2), r"q_proj is .* away from the product with its codes and scales, by path reference at 2 rows"),
     "layer_replaced_by_the_run": Fault(
         "A run leaves a layer that multiplies by a copy, when the model's probes have been taken.",
         "fp8_weights", replaced_by_the_run, r"doubling the scales of model\.layers\.2\.mlp\.down_proj does not double its output"),
