@@ -95,12 +95,13 @@ class Session:
         """Of the very modules that are loaded now: a model that was loaded again is probed again."""
         key = content_hash([_model_key(spec), decision.gemm.resolved])
         of, levels = self._weights.get(key, (None, ()))
-        if of is None or of() is not model.model:
+        new = of is None or of() is not model.model
+        if new:
             levels = probe_weights(model, decision, make)
             self._weights[key] = weakref.ref(model.model), levels
         if decision.weights.resolved == "native":
             return levels
-        after = probe_after(model, decision, rows_of(ran), make)
+        after = probe_after(model, decision, rows_of(ran), None if new else make)
         return tuple(with_after(first, now) for first, now in zip(levels, after, strict=True))
 
 

@@ -85,7 +85,8 @@ def _first(of: Sequence[tuple[float, str]], worst: float) -> str:
 
 def _place(at: At) -> str:
     product, row = at
-    return f"{_shape(product)}, {row['m']} rows, {row['path']}"
+    layer = f", {row['layer']}" if "layer" in row else ""
+    return f"{_shape(product)}, {row['m']} rows, {row['path']}{layer}"
 
 
 def _shape(product: Mapping[str, Any]) -> str:

@@ -104,10 +104,8 @@ def _left_out(name: str, loaded: LoadedModel) -> bool:
     """
     if loaded.weights.source != ON_LOAD or not loaded.weights.modules:
         return False
-    if name in routers([n for n, _ in loaded.model.named_modules()]):
-        return False
     layers = loaded.weights.modules[0].split(".0.")[0]
-    return name.startswith(f"{layers}.")
+    return name.startswith(f"{layers}.") and name not in routers([n for n, _ in loaded.model.named_modules()])
 
 
 def _dtype_of(module: nn.Module) -> str:

@@ -113,9 +113,9 @@ class _Probe:
 
     def rows(self, group: Group, counts: Sequence[int]) -> None:
         """What one product gives at each of these numbers of rows: some rows of it against float64, all of it finite."""
-        stored = [
-            dequantize_blocks(m.weight.data, m.weight_scale_inv.data).double() for _, m in group if counts
-        ]
+        if not counts:
+            return
+        stored = [dequantize_blocks(m.weight.data, m.weight_scale_inv.data).double() for _, m in group]
         for count in counts:
             x = probe_input(count, count, group[0][1].in_features).to(self.loaded.device, self.loaded.dtype)
             for (name, m), weight, y in zip(group, stored, _outputs(group, x), strict=True):
@@ -125,12 +125,17 @@ class _Probe:
         """Whether the outputs of these layers reach the logits; and, of every layer at work in the model, the product of what
         it was given.
         """
+        worked = set()
 
         def work(name: str, m: Fp8Linear, x: Tensor, y: Tensor) -> None:
+            worked.add(name)
             stored = dequantize_blocks(m.weight.data, m.weight_scale_inv.data).double()
             self._compare(name, m, stored, x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]))
 
         self.unread += unreached(make, names, work)
+        self.unread += [
+            f"{name} is not called" for name in fp8_modules(self.loaded.model) if name not in worked
+        ]
 
     def _compare(self, name: str, m: Fp8Linear, stored: Tensor, x: Tensor, y: Tensor) -> None:
         """y [M, N] against x [M, K] times `stored` [N, K] in float64, bias included; the rows of `compared`, and all of y finite."""
@@ -223,7 +228,6 @@ class _Probe:
         path = self._path(m, len(x))
         used = dequantize_activation(*quantize_activation_torch(x)) if path in W8A8 else x.float()
         stored = dequantize_blocks(m.weight.data, m.weight_scale_inv.data).double()
-        due = (used.double() @ stored.t()).float()
         self._judge(name, path, len(x), block_distance(y, used.double(), stored))
         for sample in self.loaded.weights.samples:
             if sample.module == name and sample.native is not None:
@@ -231,7 +235,8 @@ class _Probe:
                 mine = slice(sample.row, sample.row + len(sample.native))
                 distance = (y[:, mine].double() - native).square().sum().item()
                 self.from_native = (self.from_native or 0.0) + distance
-                self.from_stored += (y[:, mine].double() - due[:, mine].double()).square().sum().item()
+                due = used.double() @ stored[mine].t()
+                self.from_stored += (y[:, mine].double() - due).square().sum().item()
 
     def _reads(self, group: Group, at: int, x: Tensor, before: Tensor) -> None:
         name, m = group[at]
@@ -245,12 +250,8 @@ class _Probe:
         restored = _outputs(group, x)[at]
         self.changes += 2
         # Twice a weight is exactly that, but where float16 had to round the smaller one to a subnormal number.
-        exact = self.loaded.dtype != torch.float16
-        if not (
-            torch.equal(doubled, 2 * before)
-            if exact
-            else _distance(doubled.float(), 2 * before.float()) <= TOLERANCE[before.dtype]
-        ):
+        apart = TOLERANCE[torch.float16] if self.loaded.dtype == torch.float16 else 0.0
+        if not _distance(doubled.float(), 2 * before.float()) <= apart:
             self.unread.append(f"doubling the scales of {name} does not double its output")
         # Not to the bit: FP8 tensor cores cut the last bits of a sum, and what is cut depends on its sign.
         if not _distance(negated.float(), -before.float()) <= max(TOLERANCE[before.dtype], TOLERANCE_W8A8):

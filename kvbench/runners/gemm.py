@@ -3,8 +3,8 @@
 For the first module of each shape (N, K), as the model calls it, with the codes and scales that it holds: x is seeded,
 with a few large channels as activations have, and its first M rows are multiplied for every M of the sweep, on which
 both sides of every boundary of the route are. Each output is compared with the product in float64 of x and the
-dequantized weight; those of the other layers of the shape in some of their rows, and the worst layer counts. Paths and kernels are what ran, told by the launches; where that is not the path that is due, the
-cell has no result. Rows of an output buffer beyond M are the kernels' own tests' matter.
+dequantized weight; those of the other layers of the shape in some of their rows, and the worst layer counts. Paths and
+kernels are what ran, told by the launches; where that is not the path that is due, the cell has no result. Rows of an output buffer beyond M are the kernels' own tests' matter.
 
 A decode step finds each layer's weights in memory, not in the L2 that the call before has filled. So the calls that are
 timed go over the model's own layers of the shape in turn, as many as fill the L2 `COLD` times over, or all there are;
@@ -13,6 +13,7 @@ whether that left the weights cold stands in the facts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,10 +33,8 @@ from kvbench.engine.weightprobe import TOLERANCE, TOLERANCE_W8A8, compared, prob
 from kvbench.errors import KvbenchError
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.linears import Linear, Product, check_all, products
-from kvbench_kernels.blockwise import (
-    dequantize_activation,
-    quantize_activation_torch,
-)
+from kvbench.stats import largest
+from kvbench_kernels.blockwise import dequantize_activation, quantize_activation_torch
 from kvbench_kernels.fp8_linear import target_of
 from kvbench_kernels.fp8_route import W8A8, path_of_kernel, route
 from kvbench_kernels.launches import Launch, record
@@ -201,9 +200,9 @@ class Bench:
                 some = compared(row["m"]).to(x.device)
                 out, path, _ = self._computed(layer, x[: row["m"]])
                 error, distance = self._off(layer, x[some], out[some].double(), exact, path)
-                if not error <= row["error"]:
-                    row["error"], row["layer"] = error, layer.names[0]
-                row["distance"] = distance if not distance <= row["distance"] else row["distance"]
+                row["error"] = largest([row["error"], error])
+                if not (math.isnan(row["distance"]) or distance <= row["distance"]):  # the first NaN stays
+                    row["distance"], row["layer"] = distance, layer.names[0]
 
     def _off(self, product: Product, x: Tensor, y: Tensor, exact: Tensor, path: str) -> tuple[float, float]:
         """How far y is from the product with x, and from that with what the path makes of x."""

@@ -31,9 +31,8 @@ class Product:
     alike: tuple[Product, ...] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
-        batch = x[
-            None
-        ]  # [1, M, K], as from the engine; the same tensor for all, which tells those that are one product
+        # [1, M, K], as from the engine; the same tensor for all, which tells those that are one product.
+        batch = x[None]
         return torch.cat([module(batch) for module in self.modules], dim=-1)[0]
 
     @property
@@ -75,13 +74,13 @@ def products(model: nn.Module) -> list[Product]:
         name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head
     }
     names = {id(m): name for name, m in linears.items()}
-    groups: list[tuple[Linear, ...]] = [tuple(getattr(m, "group", ())) or (m,) for m in linears.values()]
-    followers = {id(m) for group in groups for m in group[1:]}
+    calls: list[tuple[Linear, ...]] = [tuple(getattr(m, "group", ())) or (m,) for m in linears.values()]
+    followers = {id(m) for call in calls for m in call[1:]}
     shapes: dict[tuple[int, int], list[Product]] = {}
-    for group in groups:
-        if id(group[0]) not in followers:
-            n, k = sum(m.out_features for m in group), group[0].in_features
-            product = Product(tuple(names[id(m)] for m in group), group, n, k)
+    for call in calls:
+        if id(call[0]) not in followers:
+            n, k = sum(m.out_features for m in call), call[0].in_features
+            product = Product(tuple(names[id(m)] for m in call), call, n, k)
             shapes.setdefault((n, k), []).append(product)
     if not shapes:
         raise KvbenchError(

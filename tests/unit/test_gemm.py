@@ -102,6 +102,24 @@ def test_the_worst_layer_of_a_shape_counts(monkeypatch: pytest.MonkeyPatch) -> N
     assert five["distance"] > five["bound"]
 
 
+def test_a_layer_without_a_number_stays_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of four layers gives NaN, and sound ones come after it."""
+    model = Model()
+    product = next(p for p in linears.products(model) if p.names == ("layers.0.k_proj",))
+    assert len(product.layers) == 4
+    second = product.layers[1].modules[0].weight.data_ptr()
+    honest = fp8_linear._PATHS["reference"]
+
+    def wrong(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        return honest(x, codes, scales * math.nan if codes.data_ptr() == second else scales, bias)
+
+    monkeypatch.setitem(fp8_linear._PATHS, "reference", wrong)
+    (row,) = bench([1]).measure(product)["rows"]
+    assert math.isnan(row["error"])
+    assert math.isnan(row["distance"])
+    assert row["layer"] == product.layers[1].names[0]
+
+
 def test_each_shape_is_measured_once_and_siblings_that_are_one_product_are_one() -> None:
     model = Model()
     assert join_siblings(model) == 2
