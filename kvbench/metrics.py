@@ -21,6 +21,7 @@ from kvbench.derive import (
     mcq,
     parity,
     perplexity,
+    sensitivity,
     storage,
     transfer,
 )
@@ -61,6 +62,7 @@ DERIVE: dict[str, Callable[[Record, Record | None], Iterator[Value]]] = {
     "transfer": transfer.values,
     "parity": parity.values,
     "health": health.values,
+    "sensitivity": sensitivity.values,
     "gemm": gemm.values,
     "latency": latency.values,
     "agreement": agreement.values,

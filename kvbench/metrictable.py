@@ -145,6 +145,24 @@ METRICS: dict[str, Metric] = {
         Metric("health_codes_min", "health", "codes", "higher",
                "distinct codes in use (INT8 has 255, E4M3 254 and NaN), fewest of any layer and side", (1.0, 256.0)),
         Metric("health_scale_spread", "health", "ratio", "", "largest over smallest scale of a layer and side, widest", (1.0, inf)),
+        # sensitivity: KLD from a native cache on the runner's own texts
+        Metric("sens_kld_all", "sensitivity", "nat", "lower",
+               "mean KLD of the next-token distribution over a native cache from that with the whole cache quantized; on a native cell "
+               "of native run again", _KLD, sampled=True, none=0.0),
+        *(Metric(f"sens_kld_{part}", "sensitivity", "nat", "lower", f"mean KLD of the next-token distribution over a native cache from that "
+                 f"with {what}", _KLD, paired=True, sampled=True, none=0.0)
+          for part, what in (
+              ("k", "K quantized in every layer, and V native"),
+              ("v", "V quantized in every layer, and K native"),
+              ("first", "the first tokens of a text quantized (runner option first_tokens), and the others native"),
+              ("others", "the first tokens of a text native, and the others quantized"),
+              ("suggested", "the suggested layers native, and the others quantized"),
+          )),
+        Metric("sens_layer_alone", "sensitivity", "nat", "lower",
+               "mean KLD with one layer quantized and the others native, of the layer where it is largest", _KLD, paired=True, sampled=True, none=0.0),
+        Metric("sens_layer_gain", "sensitivity", "nat", "",
+               "what one layer kept native takes off the mean KLD of a quantized cache, of the layer where it is most", (-inf, inf),
+               paired=True, sampled=True, none=0.0),
         # gemm
         Metric("gemm_error_max", "gemm", "error", "lower",
                "largest distance of an output row from float64 x times the dequantized weight, as a share of its norm", (0.0, inf)),

@@ -195,6 +195,7 @@ def _measure(
     engines: list[Engine] = []
     natives: list[Engine] = []
 
+    emulators: list[Engine] = []
     native_spec = baseline_spec(spec)
 
     def make(sequences: int = 1, tokens: int = spec["prefill_chunk"]) -> Engine:
@@ -208,6 +209,11 @@ def _measure(
         natives.append(Engine(beside, choice, native_spec, sequences=sequences, tokens=tokens))
         return natives[-1]
 
+    def make_emulator(sequences: int = 1, tokens: int = spec["prefill_chunk"]) -> Engine:
+        choice, own = emulator_of(decision, spec)
+        emulators.append(Engine(model, choice, own, sequences=sequences, tokens=tokens))
+        return emulators[-1]
+
     context = Context(
         spec=spec,
         options=task.options,
@@ -215,6 +221,7 @@ def _measure(
         model=model,
         engine=make,
         native=make_native,
+        emulator=make_emulator,
         baseline=baseline,
         data_dir=session.data_dir,
         progress=progress,
@@ -225,7 +232,7 @@ def _measure(
         measured = replace(
             measured, facts={**measured.facts, "weight_warnings": list(model.weights.warnings)}
         )
-    evidence = _evidence(context, engines, natives, decision, session, decl.reads)
+    evidence = _evidence(context, engines, natives, emulators, decision, session, decl.reads)
     return decision, measured, evidence
 
 
@@ -277,16 +284,23 @@ def native_of(decision: Decision) -> Decision:
     return replace(decision, kv_format=native, weights=native, gemm=Choice(AUTO, "native", "native_weights"))
 
 
+def emulator_of(decision: Decision, spec: Mapping[str, Any]) -> tuple[Decision, dict[str, Any]]:
+    """The same with a native cache: what parts of the format are emulated in, on the cell's own weights."""
+    choice = replace(decision, kv_format=Choice("native", "native", "baseline"))
+    return choice, {**spec, "kv_format": "native", "scale": None}
+
+
 def _evidence(
     context: Context,
     engines: list[Engine],
     natives: list[Engine],
+    emulators: list[Engine],
     decision: Decision,
     session: Session,
     reads_due: bool,
 ) -> Evidence:
-    """Evidence of the measured engine (the worst of them when there were several), the native arm's included."""
-    for engine in engines + natives:
+    """Evidence of the measured engine (the worst of them when there were several), the native ones' included."""
+    for engine in engines + natives + emulators:
         engine.check_health()
     own, beside = (sum(e.computed_tokens for e in arm) for arm in (engines, natives))
     if not engines:
@@ -299,14 +313,21 @@ def _evidence(
     probes = session.probes(context.model, decision, context.spec, ran)
     found = [examine(engine, *probes, reads_due=reads_due) for engine in engines]
     worst = min(found, key=lambda e: (e.state == VERIFIED, e.state != MISMATCH))
-    if not natives:
+    # Literally native, whatever `native_of` says: a baseline that is quantized too must not be what is due.
+    arms = (
+        (natives, native_of(decision), baseline_spec(context.spec), ("native", "native")),
+        (emulators, *emulator_of(decision, context.spec), ("native", decision.weights.resolved)),
+    )
+    shown = []
+    for arm, choice, spec, due in arms:
+        ran = sum((engine.products for engine in arm), Products())
+        for engine in arm:
+            levels = session.probes(engine.model, choice, spec, ran)
+            shown.append((examine(engine, *levels, reads_due=reads_due), due))
+    if not shown:
         return worst
-    native = native_of(decision)
-    ran = sum((engine.products for engine in natives), Products())
-    native_probes = session.probes(natives[0].model, native, baseline_spec(context.spec), ran)
-    shown = [examine(n, *native_probes, reads_due=reads_due) for n in natives]
-    bad = [e for e in shown if e.state != VERIFIED or {e.effective, e.effective_weights} != {"native"}]
-    level = Level("native-arm", VERIFIED, f"{len(natives)} native engine(s) beside it are native.")
+    bad = [e for e, due in shown if e.state != VERIFIED or (e.effective, e.effective_weights) != due]
+    level = Level("native-arm", VERIFIED, f"{len(shown)} native engine(s) beside it are native.")
     if bad:
         sentences = [x.sentence for x in bad[0].levels if x.state == bad[0].state != VERIFIED]
         lost = (

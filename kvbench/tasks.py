@@ -78,6 +78,13 @@ RUNNERS: dict[str, RunnerDecl] = {
             "tokens": Option("int", 512, "tokens of the text, from the head of `data`", minimum=1),
             "data": Option("str", "pydoc", "corpus of the text: wikitext2, pydoc, or a text file", names_data=True),
         }, "what the format does to K and V of a text, layer by layer: amax, clipping, flushing to zero, codes in use, scales, error"),
+        RunnerDecl("sensitivity", 1, _SHAPE, True, {
+            "documents": Option("int", 4, "texts: documents of `data`, evenly over it", minimum=1),
+            "tokens": Option("int", 128, "tokens of a document that are taken, at most", minimum=2),
+            "first_tokens": Option("int", 4, "tokens at the head of a text that are kept native, or quantized, alone", minimum=1),
+            "budget_pct": Option("float", 20.0, "bytes that layers kept native may add, in % of the quantized cache's", minimum=0.0),
+            "data": Option("str", "pydoc", "corpus of the texts: wikitext2, pydoc, or a text file", names_data=True),
+        }, "what each layer, K, V and the first tokens cost in KLD, and which layers to keep native under a byte budget"),
         RunnerDecl("gemm", 3, _SHAPE, False, {
             "rows": Option("int", [1, 2, 4, 8, 9, 16, 31, 32, 33, 63, 64, 65, 128, 257, 513],
                            "rows of x, beside both sides of every boundary of the route", minimum=1, many=True),

@@ -199,6 +199,18 @@ SECTIONS: tuple[Section, ...] = (
     ), frozenset({"health_error_max", "health_clip_share", "health_flush_share", "health_codes_min"}),
         "K and V of a text as each layer produced them against what its pages hold, the worst layer and side; its name and the "
         "mean stand in the note. Clipping is a scale too small, flushing and few codes one too large."),
+    Section("sensitivity", "Sensitivity", "sensitivity", (
+        ("sens_kld_all", "All quantized"),
+        ("sens_kld_k", "K alone"),
+        ("sens_kld_v", "V alone"),
+        ("sens_kld_first", "First tokens alone"),
+        ("sens_kld_others", "All but first tokens"),
+        ("sens_layer_alone", "Worst layer alone"),
+        ("sens_layer_gain", "Most from one native"),
+        ("sens_kld_suggested", "Suggested native"),
+    ), frozenset({"sens_kld_all", "sens_kld_k", "sens_kld_v", "sens_layer_alone", "sens_layer_gain", "sens_kld_suggested"}),
+        "KLD from native with a part of the cache quantized and the rest stored as it is; layers stand in the notes. What layers take "
+        "off together is not the sum of what each does, so the suggested list was run too."),
 )  # fmt: skip
 
 OTHER = Section("other", "Other metrics", None, (), frozenset(), "Metrics that have no table of their own.")

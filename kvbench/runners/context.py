@@ -19,7 +19,9 @@ class Context:
 
     engine(sequences=n, tokens=t): a fresh engine in the task's resolved format, with an own store of just the pages
     that n sequences of t tokens need; native(...): the same of the baseline cell (native KV, same model, dtype, page
-    size). Both give engines whose use is recorded as evidence.
+    size). Both give engines whose use is recorded as evidence. emulator(...): of the cell's own model over a native cache, in
+    which a runner may emulate a part of the format; it is examined too, but its tokens are not the measured engine's, so the
+    runner has to show that what it emulates is what the cell stores.
     baseline: the baseline's record of the same work, or None when this task is the baseline.
     data_dir: folder of the evaluation data, or None. progress(done, total, note): for the bar on stderr.
     """
@@ -30,6 +32,7 @@ class Context:
     model: LoadedModel
     engine: Callable[..., Engine]
     native: Callable[..., Engine]
+    emulator: Callable[..., Engine]
     baseline: Record | None
     data_dir: Path | None
     progress: Callable[[int, int, str], None] = field(default=lambda done, total, note: None)

@@ -6,11 +6,12 @@ would add is put in front by us, unless the text already begins with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvbench.corpora import corpus, first_ids
+from kvbench.corpora import Corpus, corpus, first_ids
+from kvbench.errors import UsageError
 
 if TYPE_CHECKING:
     from kvbench.runners.context import Context
@@ -20,6 +21,31 @@ def head_ids(ctx: Context, wanted: int) -> list[int]:
     """The first `wanted` ids of the corpus of option `data`, tokenized as the tokenizer does by default (its own BOS policy)."""
     name = ctx.options["data"]
     return first_ids(name, corpus(name, ctx.data_dir).text, ctx.model.tokenizer, wanted)
+
+
+def document_heads(text: Corpus, tokenizer: Any, documents: int, tokens: int) -> list[list[int]]:
+    """At most `tokens` ids of each of so many documents, evenly over the corpus, tokenized as the tokenizer does by default.
+
+    Raises UsageError for a corpus with fewer documents, and for one with nothing to predict (fewer than two tokens).
+    """
+    found = []
+    for i, head in heads(text, documents, tokens):
+        ids: list[int] = tokenizer(head)["input_ids"][:tokens]
+        if len(ids) < 2:
+            raise UsageError(f"Document {i} of corpus {text.name!r} has {len(ids)} tokens; give another text.")
+        found.append(ids)
+    return found
+
+
+def heads(text: Corpus, documents: int, tokens: int) -> Iterator[tuple[int, str]]:
+    """(index, characters enough for `tokens` tokens) of so many documents, evenly over the corpus; UsageError where it has fewer."""
+    if len(text.documents) < documents:
+        raise UsageError(
+            f"Corpus {text.name!r} has {len(text.documents)} documents, and {documents} are asked for; ask for fewer."
+        )
+    for i in range(documents):
+        at = i * len(text.documents) // documents
+        yield at, text.document(at).strip()[: 64 * tokens]  # no tokenizer makes tokens that long
 
 
 def plain_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:

@@ -12,6 +12,7 @@ from kvbench.corpora import corpus
 from kvbench.decision import check_context
 from kvbench.errors import UsageError
 from kvbench.runners.context import Context, Measurement
+from kvbench.runners.encode import heads
 
 
 def run(ctx: Context) -> Measurement:
@@ -57,18 +58,12 @@ def prompts(ctx: Context) -> list[list[int]]:
     """
     name, n, most, chat = (ctx.options[key] for key in ("data", "prompts", "prompt_tokens", "chat_template"))
     text, tokenizer = corpus(name, ctx.data_dir), ctx.model.tokenizer
-    if len(text.documents) < n:
-        raise UsageError(
-            f"Corpus {name!r} has {len(text.documents)} documents, and {n} prompts are asked for; ask for fewer."
-        )
     if chat and not getattr(tokenizer, "chat_template", None):
         raise UsageError(
             "chat_template: true, but the model's tokenizer has no chat template; set it to false."
         )
     found = []
-    for i in range(n):
-        # No tokenizer makes tokens that long.
-        head = text.document(i * len(text.documents) // n).strip()[: 64 * most]
+    for i, head in heads(text, n, most):
         ids: list[int] = tokenizer(head, add_special_tokens=not chat)["input_ids"][:most]
         if chat:
             turn = [{"role": "user", "content": tokenizer.decode(ids)}]
@@ -76,7 +71,7 @@ def prompts(ctx: Context) -> list[list[int]]:
             ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
         if not ids:
             raise UsageError(
-                f"Document {i * len(text.documents) // n} of corpus {name!r} is empty; give another text."
+                f"Document {i} of corpus {name!r} is empty; give another text."
             )
         found.append(ids)
     return found

@@ -24,7 +24,7 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
     from kvbench.engine.core import Engine
     from kvbench.engine.load import load_model
     from kvbench.runners.context import Context
-    from kvbench.session import native_of
+    from kvbench.session import emulator_of, native_of
 
     torch.set_num_threads(1)
 

@@ -1,0 +1,222 @@
+"""Which part of the cache costs how much: KLD with one layer quantized, or one kept native, K against V, first tokens.
+
+Each measurement is a native engine whose writes pass, for the part in question, through the format and back: what the
+pages then hold is what codes and scales of a real store of that part would stand for. That this is so is not taken on
+trust: with every part quantized the logits are compared with those of the cell's own engine, over its own quantized pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kvbench.cells import content_hash
+from kvbench.corpora import corpus
+from kvbench.decision import check_context
+from kvbench.engine.evidence import SIDES
+from kvbench.engine.kernels import backend_label
+from kvbench.errors import KvbenchError
+from kvbench.runners.context import Context, Measurement
+from kvbench.runners.encode import document_heads
+from kvbench.runners.likelihood import compare
+from kvbench_kernels.quantize import DYNAMIC, QUANTIZE, dequantize
+
+if TYPE_CHECKING:
+    from kvbench.engine.core import Engine
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is quantized: these layers, sides ("k", "v" or "kv") and positions [first, end) of a sequence; the rest is native.
+
+    kind: "all", "side", "tokens", "alone" (one layer quantized), "kept" (one layer native) or "suggested"; of: which one.
+    """
+
+    kind: str
+    of: str | int | None
+    layers: frozenset[int]
+    sides: str = "kv"
+    first: int = 0
+    end: int | None = None
+
+
+class Writes:
+    """Stands before a native store's `write`: what belongs to `part` goes through the format of `like` and back first.
+
+    like: the cell's own engine, whose format and static scales are taken. start: position of the forward's first token, of the
+    one sequence that it brings.
+    """
+
+    def __init__(self, native: Engine, like: Engine) -> None:
+        self.store, self.like = native.store, like.store
+        self.through: Callable[[int, Tensor, Tensor, Tensor], None] = native.store.write
+        self.part: Part | None = None
+        self.start = 0
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        part = self.part
+        if part is not None and layer in part.layers:
+            k, v = (
+                self._passed(layer, side, x) if side in part.sides else x
+                for side, x in zip(SIDES, (k, v), strict=True)
+            )
+        self.through(layer, slots, k, v)
+
+    def _passed(self, layer: int, side: str, x: Tensor) -> Tensor:
+        """x [n, H, D] with the tokens of the part as the format gives them back."""
+        assert self.part is not None
+        fmt = self.like.fmt.name
+        low = max(self.part.first - self.start, 0)
+        high = len(x) if self.part.end is None else max(self.part.end - self.start, 0)
+        some = x[low:high]
+        if not len(some):
+            return x
+        given = None if fmt in DYNAMIC else self.like.layers[layer].side(side)[1]
+        made = QUANTIZE[fmt](some, given)
+        back = dequantize(fmt, made.codes, made.scales if fmt in DYNAMIC else given, x.dtype)
+        return torch.cat((x[:low], back, x[high:]))
+
+    @contextmanager
+    def installed(self) -> Iterator[Writes]:
+        vars(self.store)["write"] = self.write
+        try:
+            yield self
+        finally:
+            del vars(self.store)["write"]
+
+
+def run(ctx: Context) -> Measurement:
+    """Raises Refused("invalid_context") for a model with fewer positions than a text has tokens, UsageError for a corpus with
+    fewer documents, KvbenchError where everything quantized does not give the logits of the cell's own engine.
+    """
+    options = ctx.options
+    text = corpus(options["data"], ctx.data_dir)
+    texts = document_heads(text, ctx.model.tokenizer, options["documents"], options["tokens"])
+    longest = max(map(len, texts))
+    check_context(ctx.model.facts, longest, 0)
+    engine, native = (make(sequences=1, tokens=longest) for make in (ctx.engine, ctx.emulator))
+    layers = len(engine.store.layers)
+    bytes_ = [[e.store.live_bytes(i).total for e in (engine, native)] for i in range(layers)]
+    slots = engine.store.num_pages * engine.store.page_size
+    extra = [(n - q) / slots for q, n in bytes_]  # of a token, where a layer is kept native
+    room = options["budget_pct"] / 100 * sum(q for q, _ in bytes_) / slots
+    first = min(options["first_tokens"], longest)
+    parts = list(_parts(layers, first)) if not ctx.is_baseline else [_everything(layers)]
+    measure = _Texts(ctx, engine, native, texts, len(parts) + (not ctx.is_baseline))
+    found = measure(parts)
+    suggested: list[int] = []
+    if not ctx.is_baseline:
+        suggested = suggest(found, extra, room)
+        if suggested:
+            rest = frozenset(range(layers)) - frozenset(suggested)
+            found += measure([Part("suggested", None, rest)])
+    same = backend_label(engine) == "torch"
+    if same and measure.off_engine > 0:
+        raise KvbenchError(
+            f"With every part quantized a logit is {measure.off_engine:.3g} from that of the engine in {engine.store.fmt.name}: the "
+            "parts are not what this cell stores, so nothing of them counts."
+        )
+    facts = {
+        "text_sha": content_hash(texts),
+        "data_sha": text.sha256,
+        "data_source": text.source,
+        "documents": len(texts),
+        "tokens": [len(ids) for ids in texts],
+        "first_tokens": first,
+        "budget_pct": options["budget_pct"],
+        "budget_bytes_per_token": room,
+        "extra_bytes_per_token": extra,
+        "quantized_bytes_per_token": sum(q for q, _ in bytes_) / slots,
+        "suggested": suggested,
+        "suggested_extra_bytes_per_token": sum(extra[i] for i in suggested),
+        "largest_logit_difference_from_engine": measure.off_engine,
+        "parts_are": "a native store whose writes go through the format and back, for the part; the rest native",
+    }
+    return Measurement({"parts": found}, facts)
+
+
+def _everything(layers: int) -> Part:
+    return Part("all", None, frozenset(range(layers)))
+
+
+def _parts(layers: int, first: int) -> Iterator[Part]:
+    every = frozenset(range(layers))
+    yield _everything(layers)
+    for side in SIDES:
+        yield Part("side", side, every, side)
+    yield Part("tokens", "first", every, end=first)
+    yield Part("tokens", "others", every, first=first)
+    for i in range(layers):
+        yield Part("alone", i, frozenset({i}))
+        yield Part("kept", i, every - {i})
+
+
+class _Texts:
+    """Parts over all texts, each beside native on the same text."""
+
+    def __init__(
+        self, ctx: Context, engine: Engine, native: Engine, texts: Sequence[Sequence[int]], total: int
+    ) -> None:
+        self.ctx, self.engine, self.native, self.texts = ctx, engine, native, texts
+        self.total = total * len(texts)
+        self.done = 0
+        self.off_engine = 0.0  # largest |logit difference| of everything quantized from the cell's own engine
+
+    def __call__(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        """kind and of as in `Part`; texts: [scored tokens, sum of their KLD, top-1 equal] each, in nats."""
+        found: list[list[list[float]]] = [[] for _ in parts]
+        with Writes(self.native, self.engine).installed() as writes:
+            for ids in self.texts:
+                targets = torch.tensor(ids[1:], device=self.native.store.device)
+                plain = self._logits(self.native, ids, writes, None)
+                for part, into in zip(parts, found, strict=True):
+                    logits = self._logits(self.native, ids, writes, part)
+                    if part.kind == "all":
+                        own = self._logits(self.engine, ids, None, None)
+                        self.off_engine = max(self.off_engine, (own - logits).abs().max().item())
+                    got = compare(plain[:-1], logits[:-1], targets)
+                    into.append([len(targets), float(got.kld.sum()), int(got.top1_equal.sum())])
+                    self.done += 1
+                    self.ctx.progress(self.done, self.total, "parts of texts")
+        return [
+            {"kind": part.kind, "of": part.of, "texts": texts}
+            for part, texts in zip(parts, found, strict=True)
+        ]
+
+    def _logits(
+        self, engine: Engine, ids: Sequence[int], writes: Writes | None, part: Part | None
+    ) -> Tensor:
+        """[n, V] float32 of one text, in pieces of the cell's prefill chunk."""
+        piece = self.ctx.spec["prefill_chunk"]
+        seq = engine.add()
+        rows = []
+        for start in range(0, len(ids), piece):
+            if writes is not None:
+                writes.part, writes.start = part, start
+            rows += engine.forward([(seq, ids[start : start + piece])], "all")
+        engine.free(seq)
+        return torch.cat(rows)
+
+
+def suggest(found: Sequence[dict[str, Any]], extra: Sequence[float], room: float) -> list[int]:
+    """The layers to keep native: those that take most off the KLD for their bytes, one after another while they fit.
+
+    A layer that takes nothing off is left. What they take off together is not the sum, so the list is measured afterwards.
+    """
+    total = _kld(next(part for part in found if part["kind"] == "all"))
+    gain = {part["of"]: total - _kld(part) for part in found if part["kind"] == "kept"}
+    chosen: list[int] = []
+    for layer in sorted(gain, key=lambda i: (-gain[i] / extra[i] if extra[i] > 0 else 0.0, i)):
+        if gain[layer] > 0 and extra[layer] > 0 and extra[layer] <= room:
+            chosen.append(layer)
+            room -= extra[layer]
+    return sorted(chosen)
+
+
+def _kld(part: dict[str, Any]) -> float:
+    return float(sum(kld for _, kld, _ in part["texts"]) / sum(n for n, _, _ in part["texts"]))
