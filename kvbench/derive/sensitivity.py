@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
@@ -34,9 +34,13 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     if ("suggested", None) not in parts:
         yield Value("sens_kld_suggested", None, 0, note=_suggestion(record.facts))
     whole = parts["all", None]
-    yield _worst("sens_layer_alone", {i: kld(part) for (kind, i), part in parts.items() if kind == "alone"}, whole)
     yield _worst(
-        "sens_layer_gain", {i: gain(whole, part) for (kind, i), part in parts.items() if kind == "kept"}, whole
+        "sens_layer_alone", {i: kld(part) for (kind, i), part in parts.items() if kind == "alone"}, whole
+    )
+    yield _worst(
+        "sens_layer_gain",
+        {i: gain(whole, part) for (kind, i), part in parts.items() if kind == "kept"},
+        whole,
     )
 
 
@@ -73,4 +77,6 @@ def _suggestion(facts: Mapping[str, Any]) -> str:
         return "no layer gains by being native"
     listed = ", ".join(map(str, layers))
     share = extra / facts["quantized_bytes_per_token"]
-    return f"layer{'s' if len(layers) > 1 else ''} {listed} native: {extra:,.0f} B a token more ({share:+.1%})"
+    return (
+        f"layer{'s' if len(layers) > 1 else ''} {listed} native: {extra:,.0f} B a token more ({share:+.1%})"
+    )

@@ -202,6 +202,10 @@ def _sweep(console: Console, view: View) -> None:
     if view.sweep:
         _title(console, "Static scales")
         console.print(Text(view.sweep.sentence), soft_wrap=True)
+    if view.layers:
+        _title(console, "Layers")
+        for line in view.layers:
+            console.print(Text(f"{line.name}: {line.sentence}."), soft_wrap=True)
 
 
 def _value(entry: Entry | None) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvbench.report.fmt import one_line
+from kvbench.report.layers import LayerLine
 from kvbench.report.series import ByteBar, ItlSeries, shapes
 from kvbench.report.sweep import Held, ScaleLine, Sweep
 
@@ -181,6 +182,32 @@ def _scale_line(panel: Axes, i: int, line: ScaleLine, of: Callable[[Held], float
         censored = of is _onset and held.steps is not None and value >= held.steps
         face = "none" if censored else colour
         panel.plot([scale], [value], marker, markersize=5, color=colour, markerfacecolor=face)
+
+
+def layers_svg(lines: Sequence[LayerLine], title: str) -> str:
+    """KLD (nat) with one layer quantized, and what it takes off a quantized cache to keep that layer native, by layer."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    panels = {"quantized alone (nat)": "alone", "gained by native (nat)": "gains"}
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(8.2, 4.6), layout="constrained")
+        axes = figure.subplots(len(panels), 1, sharex=True)
+        for panel, (name, of) in zip(axes, panels.items(), strict=True):
+            for i, line in enumerate(lines):
+                values = getattr(line, of)
+                panel.plot(
+                    range(len(values)), values, MARKS[i % len(MARKS)][0], color=_series_colour(i), linestyle="-", linewidth=0.8,
+                    markersize=4,
+                )  # fmt: skip
+            panel.set_ylabel(name)
+            panel.grid(axis="y")
+            panel.tick_params(length=0)
+            if of == "alone":
+                panel.set_ylim(bottom=0)
+        axes[-1].set_xlabel("layer")
+        axes[-1].xaxis.get_major_locator().set_params(integer=True)
+        return _svg(figure, "layers", title)
 
 
 def _series_colour(i: int) -> str:

@@ -14,6 +14,7 @@ from kvbench.report.checks import CheckGroup, check_groups
 from kvbench.report.findings import Finding, failures, gaps
 from kvbench.report.fmt import NOT_MEASURED, flatten, one_line, plain
 from kvbench.report.labels import Label, Labels
+from kvbench.report.layers import LayerLine, layer_lines
 from kvbench.report.model import Run, VerdictLike
 from kvbench.report.notices import Notice, headline, notices
 from kvbench.report.precision import (
@@ -64,7 +65,8 @@ class Reproduce:
 @dataclass(frozen=True)
 class View:
     """model: that of all cells, "" where there are several; tone: "pass", "fail", "incomplete" or "inconclusive"; fixed:
-    cell keys with one value everywhere; cell_keys: the keys that differ; sweep: None where no scale was swept.
+    cell keys with one value everywhere; cell_keys: the keys that differ; sweep: None where no scale was swept;
+    layers: what each layer costs, a line a cell.
     """
 
     name: str
@@ -86,6 +88,7 @@ class View:
     bytes: tuple[ByteBar, ...]
     bytes_of: str
     sweep: Sweep | None
+    layers: tuple[LayerLine, ...]
     cells: tuple[CellLine, ...]
     cell_keys: tuple[str, ...]
     fixed: tuple[tuple[str, str], ...]
@@ -128,6 +131,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         bytes=bars,
         bytes_of=bars_of,
         sweep=scale_sweep(run, labels),
+        layers=layer_lines(run, labels),
         cells=tuple(_cell(line.label, labels, cell_keys) for line in precision),
         cell_keys=cell_keys,
         fixed=fixed,

@@ -32,7 +32,9 @@ def document_heads(text: Corpus, tokenizer: Any, documents: int, tokens: int) ->
     for i, head in heads(text, documents, tokens):
         ids: list[int] = tokenizer(head)["input_ids"][:tokens]
         if len(ids) < 2:
-            raise UsageError(f"Document {i} of corpus {text.name!r} has {len(ids)} tokens; give another text.")
+            raise UsageError(
+                f"Document {i} of corpus {text.name!r} has {len(ids)} tokens; give another text."
+            )
         found.append(ids)
     return found
 

@@ -70,9 +70,7 @@ def prompts(ctx: Context) -> list[list[int]]:
             whole = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
             ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
         if not ids:
-            raise UsageError(
-                f"Document {i} of corpus {name!r} is empty; give another text."
-            )
+            raise UsageError(f"Document {i} of corpus {name!r} is empty; give another text.")
         found.append(ids)
     return found
 

@@ -188,9 +188,7 @@ class _Texts:
             for part, texts in zip(parts, found, strict=True)
         ]
 
-    def _logits(
-        self, engine: Engine, ids: Sequence[int], writes: Writes | None, part: Part | None
-    ) -> Tensor:
+    def _logits(self, engine: Engine, ids: Sequence[int], writes: Writes | None, part: Part | None) -> Tensor:
         """[n, V] float32 of one text, in pieces of the cell's prefill chunk."""
         piece = self.ctx.spec["prefill_chunk"]
         seq = engine.add()
