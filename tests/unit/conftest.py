@@ -48,7 +48,11 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
         def native(sequences: int, tokens: int) -> Engine:
             return Engine(loaded, native_of(decision), spec, sequences=sequences, tokens=tokens)
 
-        return Context(spec, options, "", loaded, engine, native, baseline, None)
+        def emulator(sequences: int, tokens: int) -> Engine:
+            choice, own = emulator_of(decision, spec)
+            return Engine(loaded, choice, own, sequences=sequences, tokens=tokens)
+
+        return Context(spec, options, "", loaded, engine, native, emulator, baseline, None)
 
     return make
 

@@ -96,6 +96,7 @@ def context(
     record = SimpleNamespace(samples=baseline.samples, facts=baseline.facts) if baseline else None
     return Context(
         spec=cell, options=values, variant="", model=model, engine=factory(kv_format), native=factory("native"),
+        emulator=factory("native"),
         baseline=record, data_dir=data_dir,
     )  # type: ignore[arg-type]  # fmt: skip
 
