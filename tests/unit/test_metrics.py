@@ -33,7 +33,8 @@ gemm_error_max gemm_bound_share gemm_boundary_diff gemm_boundary_argmax gemm_pat
 gemm_reference_time_ratio request_ms request_difference_ms decode_read_gb_s decode_bandwidth_share
 itl_slope_us_per_token itl_intercept_ms itl_break_even_tokens itl_slope_ratio itl_slope_to_bytes
 health_amax health_error_max health_bound_share health_clip_share health_flush_share health_codes_min health_scale_spread
-real_divergence length_ratio aa_margin_noise ppl_aa_pct mcq_recovery mcq_right_to_wrong mcq_wrong_to_right mcq_wrong_to_wrong""".split()  # noqa: SIM905
+real_divergence length_ratio aa_margin_noise ppl_aa_pct mcq_recovery mcq_right_to_wrong mcq_wrong_to_right mcq_wrong_to_wrong
+sens_kld_all sens_kld_k sens_kld_v sens_kld_first sens_kld_others sens_kld_suggested sens_layer_alone sens_layer_gain""".split()  # noqa: SIM905
 
 
 def test_the_names_are_fixed() -> None:

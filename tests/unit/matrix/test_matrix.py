@@ -163,7 +163,7 @@ def test_a22_t5_nan_is_refused_wherever_a_number_is_due(refused: Refused) -> Non
         ("axes: {batch: 1}\nrunners: {parity: {lengths: []}}", "m.yaml:2:29: lengths has no value; it takes at least one."),
         ("axes: {batch: 1}\nrunners: {parity: 5}", "m.yaml:2:19: parity is 5 where a mapping is due, as in parity: {}."),
         ("axes: {batch: 1}\nrunners: {}",
-         "m.yaml:2:10: the matrix names no runner; name one or more under runners: storage, transfer, parity, health, gemm, latency, agreement, generate, perplexity, mcq."),
+         "m.yaml:2:10: the matrix names no runner; name one or more under runners: storage, transfer, parity, health, sensitivity, gemm, latency, agreement, generate, perplexity, mcq."),
         ("axes: {batch: 1}\ngate: nothing.yaml", "m.yaml:2:7: the gate file nothing.yaml does not exist; its path is relative to the matrix file."),
         ("axes: {batch: 1}\ngate: true", "m.yaml:2:7: gate is the boolean true where text is due."),
         ("axes: {batch: 1}\nengine: {model_revision: 1234567}",
@@ -214,7 +214,7 @@ def test_the_gate_is_found_beside_the_matrix(make: Make, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "cells", "tasks"),
     [
-        ("smoke", 12, 78),
+        ("smoke", 12, 84),
         ("int8", 8, 40),
         ("int8_scales", 10, 30),
         ("fp8_kv", 24, 48),
