@@ -202,23 +202,26 @@ def plan(
     set_: SetOption = [],  # noqa: B006
     k: SelectOption = None,
     out: OutOption = None,
+    gate: GateOption = None,
     data_dir: DataOption = None,
     rerun: RerunOption = "missing",
     json_: JsonOption = False,
 ) -> None:
-    """Show cells, decisions with reasons, estimated bytes and what would be reused. Runs nothing."""
+    """Show cells, decisions with reasons, estimated bytes, what would be reused, and what the gate asks in vain. Runs nothing."""
     with handled():
+        from kvbench import gate as gates
         from kvbench.plan import plan_cell, plan_json, plan_text
         from kvbench.record import RunDir
         from kvbench.run import plan_tasks
 
         loaded, environment = _load(matrix, set_, k, data_dir)
         tasks = plan_tasks(loaded, RunDir(out or Path("runs") / loaded.name), _rerun(rerun))
+        policy = gates.load(gate or loaded.gate) if gate or loaded.gate else None
         cells = [plan_cell(cell) for cell in loaded.cells]
         if json_:
-            print(json.dumps(plan_json(loaded, cells, tasks), ensure_ascii=False))
+            print(json.dumps(plan_json(loaded, cells, tasks, policy), ensure_ascii=False))
         else:
-            print(plan_text(loaded, cells, tasks, environment))
+            print(plan_text(loaded, cells, tasks, environment, policy))
 
 
 @app.command()

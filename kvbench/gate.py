@@ -40,7 +40,11 @@ def evaluate(
     """`rows` as `metrics.derive(manifest, records)` gives them. Without a gate only the unremovable checks run."""
     records = list(records)
     outcomes = [
-        *precision(manifest, records, gate.allow_fallback if gate else False),
+        *(
+            precision(manifest, records, gate.allow_fallback, gate.evidence)
+            if gate
+            else precision(manifest, records)
+        ),
         *failed_tasks(manifest, records),
         *empty_results(manifest, records, rows),
         *implausible_values(manifest, rows),
@@ -94,7 +98,7 @@ def _check(check: Check, manifest: Mapping[str, Any], rows: Sequence[Row]) -> It
     """One case a value, where cells that share a task share a value; and an outcome for what is missing altogether."""
     metric = METRICS[check.metric]
     names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
-    cells = [cell for cell in manifest["cells"] if _matches(check.where, cell["spec"])]
+    cells = [cell for cell in manifest["cells"] if check.picks(cell["spec"])]
     if not cells:
         chosen = ", ".join(f"{key}={text(value)}" for key, value in check.where.items() if key != "variant")
         yield _missing(
@@ -118,15 +122,6 @@ def _check(check: Check, manifest: Mapping[str, Any], rows: Sequence[Row]) -> It
         yield _missing(check, absent, sentence)
     for row, shared in by_task(manifest, mine):
         yield _Case(check, row, shared, f"{label(row)} on {some(shared, names)}")
-
-
-def _matches(where: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
-    """Equal values, and `true` is not 1."""
-    return all(
-        spec.get(key) == value and isinstance(spec.get(key), bool) == isinstance(value, bool)
-        for key, value in where.items()
-        if key != "variant"
-    )
 
 
 def _missing(check: Check, cells: tuple[str, ...], sentence: str) -> Outcome:

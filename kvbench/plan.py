@@ -9,9 +9,11 @@ from typing import Any
 from kvbench.cells import Cell, one_model
 from kvbench.decision import ASPECTS, Decision, ModelFacts, check_context, request_of, resolve
 from kvbench.errors import NotAvailable, Refused, UsageError
+from kvbench.foreseen import gate_lines
 from kvbench.formats import KV_FORMATS, kv_bytes, pages_for
 from kvbench.matrix import Matrix
 from kvbench.models import check_native, check_scale, check_stored, config_facts
+from kvbench.policy import Gate
 from kvbench.run import Plan
 from kvbench.scales import origin
 from kvbench.weightsizes import WeightSizes, weight_sizes
@@ -56,7 +58,7 @@ def estimate(spec: Mapping[str, Any], facts: ModelFacts, decision: Decision) -> 
     return sum(kv_bytes(fmt, layer.shape, slots, spec["dtype"]).total for layer in facts.layers)
 
 
-def plan_json(matrix: Matrix, cells: list[CellPlan], tasks: Plan) -> dict[str, Any]:
+def plan_json(matrix: Matrix, cells: list[CellPlan], tasks: Plan, gate: Gate | None = None) -> dict[str, Any]:
     reused = {t.key for t in tasks.reused}
     return {
         "name": matrix.name,
@@ -84,10 +86,17 @@ def plan_json(matrix: Matrix, cells: list[CellPlan], tasks: Plan) -> dict[str, A
             }
             for t in matrix.tasks
         ],
+        "gate": gate_lines(gate, matrix.cells, matrix.tasks),
     }
 
 
-def plan_text(matrix: Matrix, cells: list[CellPlan], tasks: Plan, environment: Mapping[str, Any]) -> str:
+def plan_text(
+    matrix: Matrix,
+    cells: list[CellPlan],
+    tasks: Plan,
+    environment: Mapping[str, Any],
+    gate: Gate | None = None,
+) -> str:
     """The plan for a person. environment: that of `kvbench.environment.host()`, for the device that is here."""
     model = one_model([p.cell.spec for p in cells])
     lines = [f"{matrix.name}: {len(cells)} cells, {len(matrix.tasks)} tasks "
@@ -116,7 +125,8 @@ def plan_text(matrix: Matrix, cells: list[CellPlan], tasks: Plan, environment: M
         what = f"{t.runner} {t.variant}".strip()
         action = "reuse" if t.key in reused else "run  "
         lines.append(f"  {action}  {t.key}  {what} on {len(t.cells)} cell{'s' if len(t.cells) > 1 else ''}")
-    return "\n".join([*lines, *_reasons(cells)])
+    foreseen = [f"  {line}" for line in gate_lines(gate, matrix.cells, matrix.tasks)]
+    return "\n".join([*lines, *_reasons(cells), "", *foreseen])
 
 
 def _origin(p: CellPlan) -> tuple[str, str]:

@@ -3,6 +3,7 @@
     name: int8 release
     allow_partial: true            # default false: a limited or quick run satisfies no check
     allow_fallback: true           # default false: a declared fallback fails the precision check
+    evidence: E3                   # default E5: the highest rung of the evidence that must be verified, with all below it
     checks:
       - metric: ppl_delta_pct
         where: {kv_format: int8_sym, variant: wikitext2 stream512}
@@ -10,7 +11,8 @@
         required: false            # default true: not evaluated means exit code 3
         why: the release target
 
-The precision, error and plausibility checks always run; no key of a policy removes or weakens them.
+The precision, error and plausibility checks always run. What contradicts the request (a mismatch, of any rung) fails under
+every policy; `evidence` says how far what shows nothing (unverified) fails too.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ from kvbench.cells import CELL_KEYS
 from kvbench.document import DataPath, Document, Problems, show, suggestion, unknown_key
 from kvbench.formats import KV_FORMATS, WEIGHT_FORMATS
 from kvbench.metrics import METRICS, UNIT_DOMAIN, Metric
+from kvbench.record import RUNGS
 from kvbench.yamlstrict import read
 
-GATE_KEYS = ("name", "allow_partial", "allow_fallback", "checks")
+GATE_KEYS = ("name", "allow_partial", "allow_fallback", "evidence", "checks")
 PREDICATES = ("at_most", "at_least", "equals", "within")
 CHECK_KEYS = ("metric", "where", *PREDICATES, "required", "why")
 WHERE_KEYS = (*CELL_KEYS, "variant")
@@ -57,6 +60,14 @@ class Check:
         chosen = ", ".join(f"{key}={values.text(value)}" for key, value in self.where.items())
         return f"{self.metric} {self.limit}" + (f" where {chosen}" if chosen else "")
 
+    def picks(self, spec: Mapping[str, Any]) -> bool:
+        """Whether `where` picks the cell with this spec: equal values, and `true` is not 1."""
+        return all(
+            spec.get(key) == value and isinstance(spec.get(key), bool) == isinstance(value, bool)
+            for key, value in self.where.items()
+            if key != "variant"
+        )
+
 
 @dataclass(frozen=True)
 class Gate:
@@ -64,6 +75,7 @@ class Gate:
     checks: tuple[Check, ...]
     allow_partial: bool = False
     allow_fallback: bool = False
+    evidence: str = RUNGS[-1]
     path: Path | None = None
 
 
@@ -99,8 +111,17 @@ class _Reader:
             checks=tuple(self.check(("checks", i), entry) for i, entry in enumerate(entries)),
             allow_partial=self.flag((), data, "allow_partial", False),
             allow_fallback=self.flag((), data, "allow_fallback", False),
+            evidence=self.rung(data.get("evidence", RUNGS[-1])),
             path=path,
         )
+
+    def rung(self, value: Any) -> str:
+        if value not in RUNGS:
+            self.problems.add(
+                ("evidence",),
+                f"evidence is the highest rung that must be verified, one of {', '.join(RUNGS)}, not {show(value)}.",
+            )
+        return str(value)
 
     def check(self, at: DataPath, entry: Any) -> Check:
         if not isinstance(entry, dict):

@@ -1,7 +1,8 @@
 """The first check of every verdict, which no policy removes: requested = resolved = effective, by evidence.
 
-`allow_fallback` is the one setting that reaches it: a *declared* fallback then passes, by name. What the evidence
-contradicts or does not show never passes, and a baseline must be shown to be native like any other cell.
+Two settings reach it. With `allow_fallback` a *declared* fallback passes, by name. `evidence` is the highest rung that must be
+verified, E5 unless the gate says less: what stands above it may show nothing, and the outcome says so. What the evidence
+contradicts never passes, on any rung, and a baseline must be shown to be native like any other cell.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvbench.decision import ASPECTS, AUTO
-from kvbench.record import LEVELS, OK, VERIFIED, Evidence, Level, Record
+from kvbench.record import LEVELS, MISMATCH, OK, RUNGS, UNVERIFIED, VERIFIED, Evidence, Level, Record, rung
 from kvbench.values import text
 from kvbench.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
 
@@ -20,7 +21,10 @@ Spec = Mapping[str, Any]
 
 
 def precision(
-    manifest: Mapping[str, Any], records: Sequence[Record], allow_fallback: bool
+    manifest: Mapping[str, Any],
+    records: Sequence[Record],
+    allow_fallback: bool = False,
+    evidence: str = RUNGS[-1],
 ) -> Iterator[Outcome]:
     """One outcome a cell, or one for each distinct fault of its records. A cell without any evidence never passes."""
     done = {record.key: record for record in records if record.status == OK}
@@ -39,7 +43,7 @@ def precision(
         for task, record in zip(tasks, ran, strict=True):
             fault, fallback = _stranger(cell["spec"], task, record), ""
             if not fault:
-                fault, fallback = _fault(cell["spec"], record, allow_fallback)
+                fault, fallback = _fault(cell["spec"], record, allow_fallback, evidence)
             fault = fault or _arms(record) or _identical(record, done.get(task["baseline"]))
             if fault:
                 faults.setdefault(fault, []).append(record.runner)
@@ -52,7 +56,7 @@ def precision(
                 cell, NOT_EVALUATED, "no task of this cell was measured, so nothing shows what ran."
             )
         elif not faults:
-            yield _outcome(cell, PASS, _praise(cell["spec"], ran, list(fallbacks)))
+            yield _outcome(cell, PASS, _praise(cell["spec"], ran, list(fallbacks), evidence))
 
 
 def _outcome(cell: Mapping[str, Any], status: str, sentence: str) -> Outcome:
@@ -78,7 +82,7 @@ def _stranger(spec: Spec, task: Mapping[str, Any], record: Record) -> str:
     return ""
 
 
-def _fault(spec: Spec, record: Record, allow_fallback: bool) -> tuple[str, str]:
+def _fault(spec: Spec, record: Record, allow_fallback: bool, rung_due: str) -> tuple[str, str]:
     """(fault, fallback): what contradicts the cell's precision, or ""; the allowed fallback's sentence, or ""."""
     if record.decision is None:
         return "the record holds no decision, so nothing says what was to run.", ""
@@ -99,9 +103,8 @@ def _fault(spec: Spec, record: Record, allow_fallback: bool) -> tuple[str, str]:
         return f"{'; '.join(fallbacks)}. {remedy}", ""
     if record.evidence is None:
         return "the record carries no evidence, so nothing shows what ran.", ""
-    evidence = Evidence(
-        **{**record.evidence, "levels": tuple(Level(**level) for level in record.evidence["levels"])}
-    )
+    levels = tuple(Level(**level) for level in record.evidence["levels"])
+    evidence = Evidence(**{**record.evidence, "levels": tuple(x for x in levels if _counts(x, rung_due))})
     shown = {"kv_format": evidence.effective, "weights": evidence.effective_weights}
     off = [aspect for aspect in shown if shown[aspect] != record.decision[aspect]["resolved"]]
     if evidence.state != VERIFIED or off:
@@ -123,20 +126,30 @@ def _fault(spec: Spec, record: Record, allow_fallback: bool) -> tuple[str, str]:
                 f"unverified: {', '.join(silent)} say nothing of the quantized weights; run the matrix again.",
                 "",
             )
-    lacking = [name for name in LEVELS if name not in {level.name for level in evidence.levels}]
+    lacking = [name for name in LEVELS if rung(name) <= rung_due and name not in {x.name for x in levels}]
     if lacking:
         return f"unverified: the evidence lacks {', '.join(lacking)}; run the matrix again.", ""
     return "", "; ".join(fallbacks)
 
 
-def _praise(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str]) -> str:
-    levels: dict[str, None] = {}
+def _counts(level: Level, rung_due: str) -> bool:
+    """Whether a level has a say: a contradiction always has. The native arm stands on the rungs that are unverified in it."""
+    stands_on = level.facts.get("unverified") or [level.name if level.name in LEVELS else RUNGS[0]]
+    return level.state == MISMATCH or min(map(rung, stands_on)) <= rung_due
+
+
+def _praise(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str], rung_due: str) -> str:
+    levels: dict[str, dict[str, None]] = {VERIFIED: {}, UNVERIFIED: {}}
     for record in records:
         assert record.evidence is not None
-        levels.update(
-            (level["name"], None) for level in record.evidence["levels"] if level["state"] == VERIFIED
-        )
-    shown = f"verified by {', '.join(levels)} in {', '.join(dict.fromkeys(r.runner for r in records))}."
+        for level in record.evidence["levels"]:
+            levels.get(level["state"], {})[level["name"]] = None
+    shown = (
+        f"verified by {', '.join(levels[VERIFIED])} in {', '.join(dict.fromkeys(r.runner for r in records))}"
+    )
+    if levels[UNVERIFIED]:
+        shown += f"; unverified, which the gate allows above {rung_due}: {', '.join(levels[UNVERIFIED])}"
+    shown += "."
     if fallbacks:
         return f"a declared fallback, which the gate allows: {'; '.join(fallbacks)}; {shown}"
     weights = "" if spec["weights"] == "native" else f" with {spec['weights']} weights"

@@ -30,6 +30,14 @@ VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE = "verified", "mismatch", "unveri
 LEVELS = ("E1", "E2", "E3", "E3-layers", "E3-pages", "E3-prefill", "E3-reads", "E4", "E5",
           "E1-weights", "E2-weights", "E3-weights", "E4-weights", "E5-weights")  # fmt: skip
 
+RUNGS = ("E1", "E2", "E3", "E4", "E5")
+
+
+def rung(level: str) -> str:
+    """The rung of the ladder that a level stands on: E3 of "E3-layers"."""
+    return level.split("-")[0]
+
+
 # How a task ended. `refused`: the cell may not run as asked; `not_evaluated`: what it needs is not here.
 OK, ERROR, REFUSED, NOT_EVALUATED = "ok", "error", "refused", "not_evaluated"
 

@@ -13,6 +13,7 @@ from kvbench import metrics
 from kvbench.cellkeys import CELL_OPTIONS, MODEL_KEYS
 from kvbench.formats import KV_FORMATS, WEIGHT_FORMATS
 from kvbench.outline import SECTIONS
+from kvbench.record import RUNGS
 from kvbench.tasks import RUNNERS, Option, RunnerDecl
 
 Schema = dict[str, Any]
@@ -96,6 +97,11 @@ def gate_schema() -> Schema:
             "type": "boolean",
             "default": False,
             "description": "whether a declared fallback may pass the precision check",
+        },
+        "evidence": {
+            "enum": list(RUNGS),
+            "default": RUNGS[-1],
+            "description": "the highest rung of the evidence that must be verified, with all below it; a mismatch of any fails",
         },
         "checks": {
             "type": "array",

@@ -30,7 +30,20 @@ from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
 from kvbench.expand import baseline_spec
 from kvbench.formats import KV_FORMATS
 from kvbench.models import check_native, check_scale, config_facts, uses_random_weights
-from kvbench.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, VERIFIED, Evidence, Level, Record
+from kvbench.record import (
+    ERROR,
+    MISMATCH,
+    NOT_EVALUATED,
+    OK,
+    REFUSED,
+    RUNGS,
+    UNVERIFIED,
+    VERIFIED,
+    Evidence,
+    Level,
+    Record,
+    rung,
+)
 from kvbench.runners.context import Context, Measurement
 from kvbench.scales import origin
 from kvbench.tasks import RUNNERS
@@ -236,6 +249,12 @@ def _measure(
     return decision, measured, evidence
 
 
+def _standing(evidence: Evidence) -> tuple[bool, bool, str]:
+    """The worst evidence has the smallest: a mismatch, then what is unverified on the lowest rung."""
+    silent = [rung(level.name) for level in evidence.levels if level.state == UNVERIFIED]
+    return evidence.state == VERIFIED, evidence.state != MISMATCH, min(silent, default=RUNGS[-1])
+
+
 def _check_same_model(model: LoadedModel, native: LoadedModel) -> None:
     """Raises Refused when the model of the native cells is another one: what would be compared is not the weights' format."""
     for what, own, other in (
@@ -312,7 +331,7 @@ def _evidence(
     ran = sum((engine.products for engine in engines), Products())
     probes = session.probes(context.model, decision, context.spec, ran)
     found = [examine(engine, *probes, reads_due=reads_due) for engine in engines]
-    worst = min(found, key=lambda e: (e.state == VERIFIED, e.state != MISMATCH))
+    worst = min(found, key=_standing)
     # Literally native, whatever `native_of` says: a baseline that is quantized too must not be what is due.
     arms = (
         (natives, native_of(decision), baseline_spec(context.spec), ("native", "native")),
@@ -326,7 +345,11 @@ def _evidence(
             shown.append((examine(engine, *levels, reads_due=reads_due), due))
     if not shown:
         return worst
-    bad = [e for e, due in shown if e.state != VERIFIED or (e.effective, e.effective_weights) != due]
+    # The worst first: a native arm that is quantized, then one that contradicts itself, then one that shows little.
+    bad = sorted(
+        (e for e, due in shown if e.state != VERIFIED or (e.effective, e.effective_weights) != due),
+        key=lambda e: (e.state != VERIFIED, _standing(e)),
+    )
     level = Level("native-arm", VERIFIED, f"{len(shown)} native engine(s) beside it are native.")
     if bad:
         sentences = [x.sentence for x in bad[0].levels if x.state == bad[0].state != VERIFIED]
@@ -336,7 +359,8 @@ def _evidence(
             else f"it stores {bad[0].effective} and {bad[0].effective_weights} weights."
         )
         state = MISMATCH if bad[0].state == VERIFIED else bad[0].state
-        level = Level("native-arm", state, f"The native arm is not native: {lost}")
+        silent = [x.name for x in bad[0].levels if x.state == UNVERIFIED]
+        level = Level("native-arm", state, f"The native arm is not native: {lost}", {"unverified": silent})
     elif own < beside:
         sentence = (
             f"The measured engine computed {own} tokens and the native one beside it {beside}: the numbers are not "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import re
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -46,7 +47,8 @@ class Result:
     """Of one run. status: caught, missed or skipped; of a run without a fault passed, failed or skipped.
 
     by: the level of evidence, or the check, whose sentence names the cause; exit_code: of the verdict, None where there is none;
-    sentence: what named the cause; of a missed fault, what was said instead; why it was skipped.
+    sentence: what named the cause; of a missed fault, what was said instead; why it was skipped. cause: of a fault that was caught,
+    the part of it that names the cause.
     """
 
     name: str
@@ -55,10 +57,12 @@ class Result:
     exit_code: int | None
     sentence: str
     seconds: float
+    cause: str = ""
 
     def line(self) -> str:
-        """`caught  scale_zero  E2, 1.2 s`; a missed or skipped one with the reason."""
+        """`caught  scale_zero  E2, 1.2 s`, and below it what names the cause; a missed or skipped one with the reason."""
         said = "" if self.status in (CAUGHT, PASSED) else f": {self.sentence}"
+        said += f"\n{'':8}{self.cause}" if self.cause else ""
         return f"{self.status:8}{self.name:54}{self.by + ', ' if self.by else ''}{self.seconds:.1f} s{said}"
 
 
@@ -154,21 +158,22 @@ def fault_run(name: str, fault: Fault) -> Result:
         return Result(name, SKIPPED, "", None, reason, 0.0)
     started = time.perf_counter()
 
-    def result(status: str, by: str, exit_code: int | None, sentence: str) -> Result:
-        return Result(name, status, by, exit_code, sentence, time.perf_counter() - started)
+    def result(status: str, by: str, exit_code: int | None, sentence: str, cause: str = "") -> Result:
+        return Result(name, status, by, exit_code, sentence, time.perf_counter() - started, cause)
 
     try:
         verdict = judged(fault.cell, fault.inject)
     except KvbenchError as e:
         named = re.search(fault.says, str(e))
-        return result(CAUGHT if named else MISSED, "refused", e.exit_code, str(e))
+        cause = _cause(str(e), 0) if named else ""
+        return result(CAUGHT if named else MISSED, "refused", e.exit_code, str(e), cause)
     wrong = _wrong(verdict)
     for outcome in wrong:
         if (found := re.search(fault.says, outcome.sentence)) and verdict.exit_code:
-            levels = _LEVEL.findall(outcome.sentence[: found.end()])
-            return result(
-                CAUGHT, levels[-1] if levels else outcome.check, verdict.exit_code, outcome.sentence
-            )
+            levels = list(_LEVEL.finditer(outcome.sentence, 0, found.end()))
+            by, start = (levels[-1][1], levels[-1].start()) if levels else (outcome.check, 0)
+            cause = _cause(outcome.sentence, start)
+            return result(CAUGHT, by, verdict.exit_code, outcome.sentence, cause)
     said = f"nothing says {fault.says!r}: " if wrong else ""
     return result(MISSED, "", verdict.exit_code, said + _said(wrong))
 
@@ -200,6 +205,14 @@ def _lacking(cell: str) -> str:
     if cell in NEEDS_CUDA and host().device != "cuda":
         return f"needs a CUDA device: {host().environment['device_reason']}"
     return ""
+
+
+def _cause(sentence: str, start: int) -> str:
+    """The sentence from a level's name on, up to the next one; on one line, cut where it is long."""
+    following = _LEVEL.search(sentence, start + 1)
+    return textwrap.shorten(
+        sentence[start : following.start() if following else None], 240, placeholder=" ..."
+    )
 
 
 def _wrong(verdict: Verdict) -> Sequence[Outcome]:

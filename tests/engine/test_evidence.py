@@ -12,7 +12,8 @@ from kvbench.engine import attention, core, evidence, layerprobe
 from kvbench.engine.layer import allocate_layer
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVShape
-from kvbench.record import MISMATCH, VERIFIED, Evidence, Level
+from kvbench.record import MISMATCH, UNVERIFIED, VERIFIED, Evidence, Level
+from kvbench.session import _standing
 from kvbench_kernels.launches import launched
 from kvbench_kernels.twins import paged_gather_torch
 
@@ -356,3 +357,19 @@ def test_a08_t5_strided_keys_store_what_contiguous_ones_do(engine: Any, kv_forma
         for name, tensor in live.paged().items():
             theirs = evidence.stored(plain.store, copy.tensors()[name], slots)
             assert evidence.same_bits(evidence.stored(made.store, tensor, slots), theirs)
+
+
+def test_of_several_engines_the_one_that_shows_least_speaks() -> None:
+    """A gate that asks for E3 must not be told of an arm that is silent on E4 where another is silent on E2."""
+
+    def made(**states: str) -> Evidence:
+        return Evidence("native", "native", tuple(Level(name, s, "-") for name, s in states.items()), {}, {})
+
+    sound, high, low, wrong = (
+        made(E1=VERIFIED),
+        made(E4=UNVERIFIED),
+        made(E2=UNVERIFIED, E5=UNVERIFIED),
+        made(E5=MISMATCH),
+    )
+    for found in ([sound, high, low, wrong], [wrong, low, high, sound]):
+        assert sorted(found, key=_standing) == [wrong, low, high, sound]

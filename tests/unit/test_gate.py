@@ -17,7 +17,7 @@ from kvbench.judge import Limits, broken, rule
 from kvbench.metrics import Row
 from kvbench.policy import Check, Gate
 from kvbench.power import Spread
-from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Level
+from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, RUNGS, UNVERIFIED, VERIFIED, Level
 from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, exit_code_of
 from tests.unit.made_run import (
     BASE,
@@ -60,7 +60,7 @@ def check(
 RATIO = check("kv_ratio_16bit", 0.515625, 0.515625, kv_format="int8_sym")
 
 
-def judge(run: MadeRun, *checks: Check, **options: bool) -> Verdict:
+def judge(run: MadeRun, *checks: Check, **options: Any) -> Verdict:
     return evaluate(Gate("made", checks, **options), run.manifest, run.records, run.rows())
 
 
@@ -177,6 +177,71 @@ def test_what_is_not_proven_fails(change: dict[str, Any], words: str) -> None:
     (fault,) = of(verdict, FAIL)
     assert fault.check == "precision"
     assert words in fault.sentence
+
+
+def silent_above(rung: str, **levels: str) -> dict[str, Any]:
+    """Evidence of int8_sym that is verified up to a rung and unverified above; levels: other states, E3_reads for E3-reads."""
+    named = {name.replace("_", "-"): state for name, state in levels.items()}
+    return evidence(
+        "int8_sym",
+        *(
+            Level(x, named.get(x, VERIFIED if x.split("-")[0] <= rung else UNVERIFIED), "it says so")
+            for x in LEVELS
+        ),
+    )
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_gate_names_the_rung_that_must_be_verified(rung: str) -> None:
+    """What stands above it may show nothing, and is named; without a word on it every rung is due."""
+    run = stored().change(CAND, evidence=silent_above(rung))
+    verdict = judge(run, RATIO, evidence=rung)
+    assert verdict.exit_code == 0
+    above = [x for x in LEVELS if x.split("-")[0] > rung]
+    said = (
+        f"; unverified, which the gate allows above {rung}: {', '.join(above)}." if above else "in storage."
+    )
+    assert verdict.outcomes[1].sentence.endswith(said)
+    for stricter in (x for x in RUNGS if x > rung):
+        assert judge(run, RATIO, evidence=stricter).exit_code == 1
+    assert (judge(run, RATIO).exit_code, bare(run).exit_code) == ((0, 0) if rung == "E5" else (1, 1))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_contradiction_fails_on_any_rung_and_a_silent_level_on_the_rungs_that_are_due(level: str) -> None:
+    named = level.replace("-", "_")
+    contradicted = stored().change(CAND, evidence=silent_above("E1", **{named: MISMATCH}))
+    (fault,) = of(judge(contradicted, RATIO, evidence="E1"), FAIL)
+    assert (
+        f"mismatch: int8_sym was resolved, the evidence shows int8_sym. {level}: it says so" in fault.sentence
+    )
+    silent = stored().change(CAND, evidence=silent_above("E5", **{named: UNVERIFIED}))
+    for rung in RUNGS:
+        assert judge(silent, RATIO, evidence=rung).exit_code == int(level.split("-")[0] <= rung)
+    lacking = silent_above("E5")
+    lacking["levels"] = [x for x in lacking["levels"] if x["name"] != level]
+    run = stored().change(CAND, evidence=lacking)
+    for rung in RUNGS:
+        assert judge(run, RATIO, evidence=rung).exit_code == int(level.split("-")[0] <= rung)
+
+
+@pytest.mark.parametrize(
+    ("state", "silent", "rung", "code"),
+    [
+        (UNVERIFIED, ["E4", "E5"], "E3", 0),
+        (UNVERIFIED, ["E4", "E5"], "E4", 1),
+        (UNVERIFIED, ["E5", "E3-layers"], "E3", 1),
+        (UNVERIFIED, [], "E1", 1),  # it does not say on which rung
+        (MISMATCH, ["E5"], "E1", 1),
+    ],
+)
+def test_the_native_arm_stands_on_the_rungs_that_are_unverified_in_it(
+    state: str, silent: list[str], rung: str, code: int
+) -> None:
+    levels = [Level(x, VERIFIED, "-") for x in LEVELS]
+    arm = Level("native-arm", state, "The native arm is not native: E4 is silent", {"unverified": silent})
+    run = stored().change(CAND, evidence=evidence("int8_sym", *levels, arm))
+    assert judge(run, RATIO, evidence=rung).exit_code == code
 
 
 def test_the_baseline_must_be_native_itself() -> None:

@@ -52,6 +52,16 @@ checks:
     assert (second.low, second.high, second.limit, second.required) == (-1, 1, "within [-1, 1]", False)
 
 
+def test_the_rung_of_the_evidence_is_one_of_the_ladder(tmp_path: Path) -> None:
+    assert gate_of(tmp_path, "checks: []").evidence == "E5"
+    assert gate_of(tmp_path, "evidence: E3\nchecks: []").evidence == "E3"
+    for wrong in ("E6", "E3-layers", "3", "true", "[E1]", "strict"):
+        with pytest.raises(
+            UsageError, match="the highest rung that must be verified, one of E1, E2, E3, E4, E5, not"
+        ):
+            gate_of(tmp_path, f"evidence: {wrong}\nchecks: []")
+
+
 def test_a_check_names_what_it_picks_as_a_matrix_writes_it(tmp_path: Path) -> None:
     where = "{kv_splits: null, plumbing: true, scale: 0.05, batch: 8}"
     (check,) = one(tmp_path, f"{{metric: itl_ratio, where: {where}, at_most: 1}}").checks

@@ -13,6 +13,7 @@ from kvbench.errors import UsageError
 from kvbench.fp8config import Fp8Config
 from kvbench.models import fingerprint
 from kvbench.plan import plan_cell, plan_text
+from kvbench.policy import load
 from kvbench.record import RunDir
 from kvbench.run import plan_tasks
 
@@ -29,10 +30,16 @@ def planned(make: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """planned(matrix, environment): the lines of the plan."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
-    def lines(text: str, environment: dict[str, str] = CPU) -> list[str]:
+    def lines(text: str, environment: dict[str, str] = CPU, gate: str = "") -> list[str]:
         matrix = make(text if "axes:" in text else "axes: {batch: [1]}\n" + text)
         tasks = plan_tasks(matrix, RunDir(tmp_path / "run"), "missing")
-        return plan_text(matrix, [plan_cell(cell) for cell in matrix.cells], tasks, environment).splitlines()
+        policy = None
+        if gate:
+            (tmp_path / "g.yaml").write_text(gate)
+            policy = load(tmp_path / "g.yaml")
+        shown = plan_text(matrix, [plan_cell(cell) for cell in matrix.cells], tasks, environment, policy)
+        text, foreseen = shown.split("\n\n  evidence that every task has to give (")
+        return foreseen.splitlines() if gate else text.splitlines()
 
     return lines
 
@@ -62,6 +69,32 @@ def test_what_auto_became_is_no_fallback(planned):
 def test_what_runs_as_asked_needs_no_sentence(planned):
     lines = planned("engine: {backend: torch, decode: eager, compile: 'off', device: cpu}")
     assert lines[-1].startswith("  run    ")
+
+
+def test_what_a_gate_asks_in_vain_is_said_before_anything_runs(planned):
+    said = planned(
+        "axes: {kv_format: [native, int8_sym]}\nrunners: {storage: {}, perplexity: {data: [pydoc]}}",
+        gate="""
+evidence: E2
+checks:
+  - {metric: kv_ratio_16bit, where: {kv_format: int8_sym}, at_most: 0.52}
+  - {metric: ppl_delta_pct, where: {variant: pydoc stream512}, within: [-1, 1]}
+  - {metric: itl_ratio, at_most: 1}
+  - {metric: kv_ratio_16bit, where: {kv_format: fp8_e4m3}, at_most: 1, required: false}
+  - {metric: ppl_delta_pct, where: {kv_format: native}, within: [-1, 1]}
+  - {metric: ppl_delta_pct, where: {variant: wikitext2 stream512}, within: [-1, 1]}
+""",
+    )
+    assert said == [
+        "gate g, evidence E2): E1, E2, E1-weights, E2-weights",
+        "  check itl_ratio at most 1 (line 6): itl_ratio comes from the runner latency, which the matrix does not name; the gate will fail.",
+        "  check kv_ratio_16bit at most 1 where kv_format=fp8_e4m3 (line 7): no cell of the matrix has kv_format=fp8_e4m3; "
+        "it will not be evaluated.",
+        "  check ppl_delta_pct within [-1, 1] where kv_format=native (line 8): it compares with the baseline, and picks only baselines; "
+        "the gate will fail.",
+        "  check ppl_delta_pct within [-1, 1] where variant=wikitext2 stream512 (line 9): the runner perplexity measures pydoc stream512, "
+        "not wikitext2 stream512; the gate will fail.",
+    ]
 
 
 def test_the_model_of_all_cells_is_said_once(planned):
