@@ -95,7 +95,7 @@ FAULTS: dict[str, Fault] = {
         "int8_sym", fixed(7.0), r"layer 0 K: the stored scale of token 0, head 0, page \d+ is 7,"),
     "scale_unwritten_fp8": Fault(
         "The same of the FP32 scales of fp8_e4m3: 0, as in memory that was cleared.",
-        "fp8_e4m3", fixed(0.0), r"kv_format=fp8_e4m3.*layer 0 K: the stored scale of token 0, head 0, page \d+ is 0,"),
+        "fp8_e4m3", fixed(0.0), r"not fp8_e4m3 of the same.*layer 0 K: the stored scale of token 0, head 0, page \d+ is 0,"),
     "scale_stale": Fault(
         "A write stores the scale of the write before it.",
         "int8_sym", stale, r"layer 0 K: the stored scale of token 0, head 0, page \d+ is"),

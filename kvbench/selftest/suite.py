@@ -211,7 +211,7 @@ def _cause(sentence: str, start: int) -> str:
     """The sentence from a level's name on, up to the next one; on one line, cut where it is long."""
     following = _LEVEL.search(sentence, start + 1)
     return textwrap.shorten(
-        sentence[start : following.start() if following else None], 240, placeholder=" ..."
+        sentence[start : following.start() if following else None], 400, placeholder=" ..."
     )
 
 

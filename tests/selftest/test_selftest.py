@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -42,6 +43,9 @@ def test_each_fault_is_caught_by_name(name: str) -> None:
     assert found.status == CAUGHT, found.sentence
     assert found.exit_code in (1, 3)
     assert found.by
+    assert re.search(FAULTS[name].says, found.cause), (
+        found.cause
+    )  # the line that a reader sees names the cause too
 
 
 @pytest.mark.parametrize("name", HOLES)
@@ -140,8 +144,16 @@ def test_the_command_has_a_line_a_fault_and_the_score() -> None:
     result = call("--fault", "scale_zero", "--fault", "metric_nan")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert [line.split()[:2] for line in lines[1:3]] == [["caught", "scale_zero"], ["caught", "metric_nan"]]
+    assert [line.split()[:2] for line in lines[1:5:2]] == [["caught", "scale_zero"], ["caught", "metric_nan"]]
     assert "E2, " in lines[1]
+    assert (
+        lines[2]
+        .strip()
+        .startswith(
+            "E2: Stored data is not int8_sym of the same K/V: layer 0 K: the stored scale of token 0, head 0,"
+        )
+    )
+    assert len(lines) == 6
     assert lines[-1] == "caught 2 of 2"
 
 
