@@ -12,6 +12,7 @@ from kvbench.derive.value import Value, clustered, incomparable
 from kvbench.record import Record
 from kvbench.stats import (
     Estimate,
+    clustered_bootstrap,
     clustered_mean,
     clustered_quantile,
     clustered_ratio,
@@ -59,12 +60,27 @@ def _deltas(record: Record, baseline: Record, scored: int) -> Iterator[Value]:
         noise = _change(again, native)
         floor = f"the baseline run again differs by {_percent(noise.value):+.4f}%"
         yield clustered("ppl_aa_pct", _as_percent(noise), scored)
-    yield clustered("ppl_delta_pct", _as_percent(_change(chunks, native)), scored, floor)
+    note = "; ".join(filter(None, (floor, _bootstrapped(chunks, native))))
+    yield clustered("ppl_delta_pct", _as_percent(_change(chunks, native)), scored, note)
 
 
 def _change(chunks: Sequence[Chunk], native: Sequence[Chunk]) -> Estimate:
     """Mean difference of NLL a token, with its t-interval over documents."""
-    return clustered_ratio(
+    return clustered_ratio(*_paired(chunks, native))
+
+
+def _bootstrapped(chunks: Sequence[Chunk], native: Sequence[Chunk]) -> str:
+    """The same change by a bootstrap over documents, for comparison with tools that have one; "" where there are too few."""
+    interval = clustered_bootstrap(*_paired(chunks, native))
+    if interval is None:
+        return ""
+    low, high = map(_percent, interval)
+    return f"a bootstrap over documents gives [{low:+.4g}, {high:+.4g}]%"
+
+
+def _paired(chunks: Sequence[Chunk], native: Sequence[Chunk]) -> tuple[list[float], list[int], list[Any]]:
+    """Difference of NLL, scored tokens and document of each chunk."""
+    return (
         [a["nll"] - b["nll"] for a, b in zip(chunks, native, strict=True)],
         [chunk["tokens"] for chunk in chunks],
         [chunk["document"] for chunk in chunks],

@@ -1,6 +1,6 @@
 """Intervals over documents cover what they should, on made-up losses with documents that differ; seeds are fixed.
 
-A bootstrap over documents stands beside them, to show why none is used.
+A bootstrap over documents stands beside them, to show why none decides.
 """
 
 from __future__ import annotations

@@ -449,14 +449,14 @@ def test_ppl_delta_is_the_paired_log_ratio() -> None:
     half = float(scipy_stats.t.ppf(0.975, 2)) * math.sqrt(1.5 * sum(r * r for r in residuals)) / 250
     ends = [(math.exp(3.5 / 250 + sign * half) - 1) * 100 for sign in (-1, 1)]
     assert [row.low, row.high] == pytest.approx(ends)
-    assert row.note == "3 documents"
+    assert row.note == "3 documents; a bootstrap over documents gives [+1.005, +2.02]%"
 
 
 def test_ppl_delta_counts_documents_not_chunks() -> None:
     native = chunks(*[(100.0, 50)] * 8, documents=[0, 0, 0, 0, 1, 1, 1, 1])
     own = chunks(*[(100.0 + d, 50) for d in (1, 1, 1, 1, 2, 2, 2, 2)], documents=[0, 0, 0, 0, 1, 1, 1, 1])
     row = text_run(own, native).row("ppl_delta_pct")
-    assert row.note == "2 documents"
+    assert row.note == "2 documents; a bootstrap over documents gives [+2.02, +4.081]%"
     half = float(scipy_stats.t.ppf(0.975, 1)) * math.sqrt(2 * 2 * 2.0**2) / 400
     assert row.low == pytest.approx((math.exp(12 / 400 - half) - 1) * 100)
 
@@ -470,7 +470,9 @@ def test_ppl_delta_names_the_noise_floor() -> None:
     native = chunks((100.0, 50), (100.0, 50))
     again = chunks((100.001, 50), (100.0, 50))["chunks"]
     row = text_run({**chunks((101.0, 50), (100.0, 50)), "native_chunks": again}, native).row("ppl_delta_pct")
-    assert row.note == "2 documents; the baseline run again differs by +0.0010%"
+    assert row.note == (
+        "2 documents; the baseline run again differs by +0.0010%; a bootstrap over documents gives [+0, +2.02]%"
+    )
 
 
 def test_bit_identical_text_has_a_delta_of_exactly_zero() -> None:

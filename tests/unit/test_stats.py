@@ -171,3 +171,36 @@ def test_paired_ratio_of_one_pair_has_no_interval() -> None:
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_paired_ratio_of_an_impossible_time_is_nan(bad: float) -> None:
     assert math.isnan(stats.paired_ratio([1.0, bad], [1.0, 1.0]).value)
+
+
+def test_the_bootstrap_over_clusters_is_scipys_on_the_same_data() -> None:
+    """Percentile bootstrap of a ratio of sums; both are random, so they agree within what 20,000 resamples leave."""
+    rng = np.random.default_rng(3)
+    tops, bottoms = rng.normal(2, 5, 40), rng.integers(100, 600, 40).astype(float)
+
+    def ratio(top: np.ndarray, bottom: np.ndarray, axis: int = -1) -> np.ndarray:
+        return np.asarray(top.sum(axis=axis) / bottom.sum(axis=axis))
+
+    theirs = scipy_stats.bootstrap(
+        (tops, bottoms),
+        ratio,
+        paired=True,
+        n_resamples=20_000,
+        method="percentile",
+        rng=np.random.default_rng(1),
+    ).confidence_interval
+    ours = stats.clustered_bootstrap(tops.tolist(), bottoms.tolist(), range(40), 20_000)
+    assert ours is not None
+    width = theirs.high - theirs.low
+    assert ours == pytest.approx((theirs.low, theirs.high), abs=0.03 * width)
+    assert ours == stats.clustered_bootstrap(tops.tolist(), bottoms.tolist(), range(40), 20_000)
+
+
+def test_the_bootstrap_takes_a_cluster_whole() -> None:
+    """Two clusters of many alike values: resamples are of 2 things, so the ends are the clusters themselves."""
+    tops, owners = [1.0] * 50 + [3.0] * 50, ["a"] * 50 + ["b"] * 50
+    assert stats.clustered_bootstrap(tops, [1.0] * 100, owners) == (1.0, 3.0)
+    low, high = stats.clustered_bootstrap(tops, [1.0] * 100, range(100)) or (0, 0)
+    assert 1.7 < low < high < 2.3
+    assert stats.clustered_bootstrap(tops, [1.0] * 100, ["a"] * 100) is None
+    assert stats.clustered_bootstrap([math.nan, 1.0], [1.0, 1.0], "ab") is None
