@@ -10,6 +10,7 @@ from kvbench.record import ERROR
 from kvbench.report.fmt import plain
 from kvbench.report.labels import Labels
 from kvbench.report.model import Run
+from kvbench.scales import calibrated
 
 _STATUS_WORDS = {
     "pass": "passed",
@@ -103,6 +104,15 @@ def notices(run: Run, labels: Labels) -> list[Notice]:
                 f"{names}: a prompt's own chunk is not read back from the quantized store (prefill_reads: fresh).",
             )
         )
+    if texts := _measured_where_calibrated(run):
+        found.append(
+            Notice(
+                "info",
+                "Scales calibrated on the text they are measured on",
+                f"{', '.join(texts)}: the file's scales come from tokens at the head of the same text, which flatters them there. "
+                "Calibrate on another text (kvbench calibrate --data), or measure on another.",
+            )
+        )
     partial = sum(record.partial is not None for record in run.records)
     if partial:
         found.append(
@@ -122,3 +132,14 @@ def notices(run: Run, labels: Labels) -> list[Notice]:
             )
         )
     return found  # fmt: skip
+
+
+def _measured_where_calibrated(run: Run) -> list[str]:
+    """`scales.json by perplexity pydoc`: files of scales and what measures them on the text that they were calibrated on."""
+    found: dict[str, None] = {}
+    for record, _ in run.done():
+        facts = calibrated(record.spec.get("scale"))
+        if facts and facts["data_sha256"] == record.facts.get("data_sha"):
+            what = f"{record.runner} {plain(record.options.get('data', ''), 60)}".strip()
+            found[f"{plain(facts['file'], 60)} by {what}"] = None
+    return list(found)

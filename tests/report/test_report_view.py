@@ -238,6 +238,21 @@ def test_what_changes_the_meaning_of_every_number_is_said_first(maker, fixed, ti
     assert [n.title for n in build(*maker(fixed=fixed).args).notices] == [title]
 
 
+@pytest.mark.parametrize(("of", "said"), [("abc", True), ("other", False)])
+def test_scales_that_are_calibrated_on_the_text_they_are_measured_on_are_said(passing, of, said):
+    scale = {"k": [0.1], "v": [0.1], "calibrated": {"file": "s.json", "data_sha256": of}}
+
+    def on(record):
+        if record.runner != "perplexity":
+            return record
+        facts = {**record.facts, "data_sha": "abc"}
+        return replace(record, spec={**record.spec, "scale": scale}, options={"data": "pydoc"}, facts=facts)
+
+    notices = build(*passing.with_records(on).args).notices
+    found = [n.sentence for n in notices if n.title == "Scales calibrated on the text they are measured on"]
+    assert [text.split(":")[0] for text in found] == (["s.json by perplexity pydoc"] if said else [])
+
+
 def test_partial_rows_are_marked_and_listed_with_their_reason(passing):
     why = "limited: first 6 chunks"
     made = passing.with_records(lambda r: replace(r, partial=why) if r.runner == "perplexity" else r)
