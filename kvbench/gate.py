@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvbench.doubts import doubt
 from kvbench.guards import (
     by_task,
     degenerate_scores,
@@ -22,14 +23,14 @@ from kvbench.guards import (
     say,
     some,
 )
-from kvbench.judge import NO_INTERVAL, Limits, Ruling, broken, corrected, rule
+from kvbench.judge import Limits, Ruling, broken, corrected, decide
 from kvbench.metrics import METRICS, Row
 from kvbench.policy import Check, Gate, load
 from kvbench.power import Spread
 from kvbench.precision import precision
 from kvbench.record import Record
 from kvbench.values import text
-from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome, Verdict, exit_code_of
+from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, Outcome, Verdict, exit_code_of
 
 __all__ = ["Check", "Gate", "Outcome", "Verdict", "evaluate", "load"]
 
@@ -47,7 +48,8 @@ def evaluate(
         *degenerate_scores(manifest, records),
     ]
     if gate:
-        found = [one for check in gate.checks for one in _check(check, manifest, rows)]
+        by_key = {record.key: record for record in records}
+        found = [one for check in gate.checks for one in _check(check, manifest, rows, by_key)]
         cases = [one for one in found if isinstance(one, _Case)]
         odds = corrected([case.p_value for case in cases], [case.family for case in cases])
         ruled = dict(zip(map(id, cases), odds, strict=True))
@@ -67,6 +69,7 @@ class _Case:
     row: Row
     cells: tuple[str, ...]
     subject: str
+    record: Record | None
 
     @property
     def limits(self) -> Limits:
@@ -90,7 +93,9 @@ class _Case:
         return self.check.metric, self.row.variant, self.check.low, self.check.high, alone
 
 
-def _check(check: Check, manifest: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[Outcome | _Case]:
+def _check(
+    check: Check, manifest: Mapping[str, Any], rows: Sequence[Row], records: Mapping[str, Record]
+) -> Iterator[Outcome | _Case]:
     """One case a value, where cells that share a task share a value; and an outcome for what is missing altogether."""
     metric = METRICS[check.metric]
     names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
@@ -116,8 +121,15 @@ def _check(check: Check, manifest: Mapping[str, Any], rows: Sequence[Row]) -> It
         of = f" of {variant}" if variant else ""
         sentence = f"{check.metric}{of} on {some(absent, names)} was not measured: the run has no {metric.runner} task for it."
         yield _missing(check, absent, sentence)
+    keys = {
+        (cell, task["variant"]): task["key"]
+        for task in manifest["tasks"]
+        if task["runner"] == metric.runner
+        for cell in task["cells"]
+    }
     for row, shared in by_task(manifest, mine):
-        yield _Case(check, row, shared, f"{label(row)} on {some(shared, names)}")
+        record = records.get(keys.get((row.cell, row.variant), ""))
+        yield _Case(check, row, shared, f"{label(row)} on {some(shared, names)}", record)
 
 
 def _matches(where: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
@@ -161,12 +173,11 @@ def _judge(case: _Case, gate: Gate, adjusted: float, family: int) -> Outcome:
 
 
 def _rule(case: _Case, value: float, adjusted: float, family: int) -> Ruling:
-    if case.spread is not None:
-        return rule(case.spread, case.row.n, case.limits, adjusted, family)
-    if METRICS[case.row.metric].sampled:
-        return Ruling(INCONCLUSIVE, NO_INTERVAL)
-    kept = case.limits.keeps(value)
-    return Ruling(PASS if kept else FAIL, "kept" if kept else "broken")
+    """By the value; then by the machine that it was measured on, which may leave a latency undecided."""
+    sampled = METRICS[case.row.metric].sampled
+    ruling = decide(value, case.spread, case.row.n, sampled, case.limits, adjusted, family)
+    reason = doubt(case.record, case.row, case.limits, ruling.status) if case.record else ""
+    return Ruling(INCONCLUSIVE, f"{ruling.reason}, but {reason}", ruling.mde) if reason else ruling
 
 
 def _more(ruling: Ruling, row: Row) -> str:
