@@ -153,11 +153,11 @@ def _outlying(
     if not mine or (without := _without(record, arms, row.metric, limits, mine)) == status:
         return ""
     listed = ", ".join(f"{order} ({places[order]}, {times:.3g}x)" for order, times in sorted(mine.items()))
-    many = "s" if len(mine) > 1 else ""
-    return (
-        f"{_NAMES[quantity]} of request{many} {listed} is an outlier in its arm and decides: without it the check would be "
-        f"{without}; {_AGAIN}"
-    )
+    if len(mine) > 1:
+        said = f"s {listed} are outliers in their arms and decide: without them"
+    else:
+        said = f" {listed} is an outlier in its arm and decides: without it"
+    return f"{_NAMES[quantity]} of request{said} the check would be {without}; {_AGAIN}"
 
 
 def _without(

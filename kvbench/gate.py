@@ -165,19 +165,14 @@ def _judge(case: _Case, gate: Gate, adjusted: float, family: int) -> Outcome:
             f"{found}; a partial result counts only with allow_partial: true in the gate.",
         )
     else:
-        ruling = _rule(case, value, adjusted, family)
+        sampled = METRICS[row.metric].sampled
+        ruling = decide(value, case.spread, row.n, sampled, case.limits, adjusted, family)
+        more = _more(ruling, row) if ruling.status == INCONCLUSIVE else ""
+        if case.record and (cause := doubt(case.record, row, case.limits, ruling.status)):
+            ruling = Ruling(INCONCLUSIVE, f"{ruling.reason}, but {cause}", ruling.mde)
         status = ruling.status
-        more = _more(ruling, row) if status == INCONCLUSIVE else ""
         sentence = f"{subject} is {say(value, row.unit)}{_spread(row)}; the limit is {check.limit}: {ruling.reason}{more}."
     return _outcome(check, status, sentence, value, case.cells, row.variant, ruling)
-
-
-def _rule(case: _Case, value: float, adjusted: float, family: int) -> Ruling:
-    """By the value; then by the machine that it was measured on, which may leave a latency undecided."""
-    sampled = METRICS[case.row.metric].sampled
-    ruling = decide(value, case.spread, case.row.n, sampled, case.limits, adjusted, family)
-    reason = doubt(case.record, case.row, case.limits, ruling.status) if case.record else ""
-    return Ruling(INCONCLUSIVE, f"{ruling.reason}, but {reason}", ruling.mde) if reason else ruling
 
 
 def _more(ruling: Ruling, row: Row) -> str:
