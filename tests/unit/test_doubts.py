@@ -386,7 +386,7 @@ def test_a_ratio_is_tried_without_the_pairs_of_its_outliers() -> None:
     limit = row.high + 1e-4
     found = judged(run, "itl_ratio", high=limit)
     assert (
-        "kept, but ITL of requests 10 (candidate, 3.99x), 11 (baseline, 4x) are outliers in their arms and decide: without them the "
+        "kept, but ITL of requests 10 (candidate, 3.97x), 11 (baseline, 4x) are outliers in their arms and decide: without them the "
         "check would be inconclusive"
     ) in found.sentence
     assert found.status == INCONCLUSIVE
