@@ -375,6 +375,13 @@ def test_an_outlier_of_the_baseline_is_none_of_a_time_of_the_candidate() -> None
     assert judged(run, "itl_ms", high=12.0).status == FAIL
 
 
+def test_a_time_is_tried_without_its_own_outliers_alone() -> None:
+    run = with_outlier(5, 3.0)
+    run.records[1].samples["arms"][0]["itl_ms"] = [90.0] * 6  # the baseline's
+    said = judged(run, "itl_ms", high=11.0).sentence
+    assert "ITL of request 5 (candidate, 2.96x) is an outlier" in said
+
+
 def test_a_ratio_is_tried_without_the_pairs_of_its_outliers() -> None:
     """A stall hit both requests of a pair: the ratio is the same, and that pair is why the interval keeps the limit."""
     own = [9.0 * f for f in (1.02, 0.985, 1.01, 0.98, 1.005, 1.0)]
