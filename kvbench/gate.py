@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvbench.doubts import doubt
 from kvbench.guards import (
     by_task,
     degenerate_scores,
@@ -22,14 +23,14 @@ from kvbench.guards import (
     say,
     some,
 )
-from kvbench.judge import NO_INTERVAL, Limits, Ruling, broken, corrected, rule
+from kvbench.judge import Limits, Ruling, broken, corrected, decide
 from kvbench.metrics import METRICS, Row
 from kvbench.policy import Check, Gate, load
 from kvbench.power import Spread
 from kvbench.precision import precision
 from kvbench.record import Record
 from kvbench.values import text
-from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome, Verdict, exit_code_of
+from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, Outcome, Verdict, exit_code_of
 
 __all__ = ["Check", "Gate", "Outcome", "Verdict", "evaluate", "load"]
 
@@ -51,7 +52,8 @@ def evaluate(
         *degenerate_scores(manifest, records),
     ]
     if gate:
-        found = [one for check in gate.checks for one in _check(check, manifest, rows)]
+        by_key = {record.key: record for record in records}
+        found = [one for check in gate.checks for one in _check(check, manifest, rows, by_key)]
         cases = [one for one in found if isinstance(one, _Case)]
         odds = corrected([case.p_value for case in cases], [case.family for case in cases])
         ruled = dict(zip(map(id, cases), odds, strict=True))
@@ -71,6 +73,7 @@ class _Case:
     row: Row
     cells: tuple[str, ...]
     subject: str
+    record: Record | None
 
     @property
     def limits(self) -> Limits:
@@ -94,7 +97,9 @@ class _Case:
         return self.check.metric, self.row.variant, self.check.low, self.check.high, alone
 
 
-def _check(check: Check, manifest: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[Outcome | _Case]:
+def _check(
+    check: Check, manifest: Mapping[str, Any], rows: Sequence[Row], records: Mapping[str, Record]
+) -> Iterator[Outcome | _Case]:
     """One case a value, where cells that share a task share a value; and an outcome for what is missing altogether."""
     metric = METRICS[check.metric]
     names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
@@ -120,8 +125,15 @@ def _check(check: Check, manifest: Mapping[str, Any], rows: Sequence[Row]) -> It
         of = f" of {variant}" if variant else ""
         sentence = f"{check.metric}{of} on {some(absent, names)} was not measured: the run has no {metric.runner} task for it."
         yield _missing(check, absent, sentence)
+    keys = {
+        (cell, task["variant"]): task["key"]
+        for task in manifest["tasks"]
+        if task["runner"] == metric.runner
+        for cell in task["cells"]
+    }
     for row, shared in by_task(manifest, mine):
-        yield _Case(check, row, shared, f"{label(row)} on {some(shared, names)}")
+        record = records.get(keys.get((row.cell, row.variant), ""))
+        yield _Case(check, row, shared, f"{label(row)} on {some(shared, names)}", record)
 
 
 def _missing(check: Check, cells: tuple[str, ...], sentence: str) -> Outcome:
@@ -148,20 +160,14 @@ def _judge(case: _Case, gate: Gate, adjusted: float, family: int) -> Outcome:
             f"{found}; a partial result counts only with allow_partial: true in the gate.",
         )
     else:
-        ruling = _rule(case, value, adjusted, family)
+        sampled = METRICS[row.metric].sampled
+        ruling = decide(value, case.spread, row.n, sampled, case.limits, adjusted, family)
+        more = _more(ruling, row) if ruling.status == INCONCLUSIVE else ""
+        if case.record and (cause := doubt(case.record, row, case.limits, ruling.status)):
+            ruling = Ruling(INCONCLUSIVE, f"{ruling.reason}, but {cause}", ruling.mde)
         status = ruling.status
-        more = _more(ruling, row) if status == INCONCLUSIVE else ""
         sentence = f"{subject} is {say(value, row.unit)}{_spread(row)}; the limit is {check.limit}: {ruling.reason}{more}."
     return _outcome(check, status, sentence, value, case.cells, row.variant, ruling)
-
-
-def _rule(case: _Case, value: float, adjusted: float, family: int) -> Ruling:
-    if case.spread is not None:
-        return rule(case.spread, case.row.n, case.limits, adjusted, family)
-    if METRICS[case.row.metric].sampled:
-        return Ruling(INCONCLUSIVE, NO_INTERVAL)
-    kept = case.limits.keeps(value)
-    return Ruling(PASS if kept else FAIL, "kept" if kept else "broken")
 
 
 def _more(ruling: Ruling, row: Row) -> str:

@@ -259,7 +259,7 @@ def say(value: float, unit: str, digits: int = 6) -> str:
     return f"{value:.{digits}g} {unit}" if unit in _SAID else f"{value:.{digits}g}"
 
 
-_SAID = ("B", "B/token", "ms", "us/token", "tokens", "tok/s", "GB/s", "%", "pt", "nat")
+_SAID = ("B", "B/token", "ms", "us/token", "tokens", "requests", "tok/s", "GB/s", "%", "pt", "nat")
 _DEGENERATE = {"mcq": _same_scores, "perplexity": _same_loss}
 
 _TASK_CHECKS = {ERROR: "cell error", REFUSED: "refused", NOT_AVAILABLE: "not available"}

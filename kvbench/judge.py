@@ -56,6 +56,24 @@ class Ruling:
     n_needed: int | None = None
 
 
+def decide(
+    value: float,
+    spread: Spread | None,
+    n: int | None,
+    sampled: bool,
+    limits: Limits,
+    adjusted: float | None = None,
+    family: int = 1,
+) -> Ruling:
+    """A value with its interval, if it has one; sampled: whether it should have one. adjusted None: of no family but its own."""
+    if spread is not None:
+        return rule(spread, n, limits, broken(spread, limits) if adjusted is None else adjusted, family)
+    if sampled:
+        return Ruling(INCONCLUSIVE, NO_INTERVAL)
+    kept = limits.keeps(value)
+    return Ruling(PASS if kept else FAIL, "kept" if kept else "broken")
+
+
 def rule(spread: Spread, n: int | None, limits: Limits, adjusted: float, family: int) -> Ruling:
     """adjusted: the p-value of `broken` after Holm over `family` checks."""
     low, high = spread.low, spread.high

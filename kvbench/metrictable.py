@@ -41,6 +41,7 @@ UNIT_DOMAIN: dict[str, tuple[float, float]] = {
     "logit": (0.0, inf),
     "step": (0.0, inf),
     "questions": (0.0, inf),
+    "requests": (0.0, inf),
     "tokens": (0.0, inf),
     "us/token": (-inf, inf),
     "paths": (0.0, inf),
@@ -208,6 +209,21 @@ METRICS: dict[str, Metric] = {
         Metric("decode_bandwidth_share", "latency", "ratio", "",
                "the same less what the device's cache can hold, over the copy bandwidth (bytes read and written) measured beside it",
                (0.0, 1.2)),
+        Metric("latency_drift_pct", "latency", "%", "",
+               "change of a request's time from the first request to the last, in %: slope of the line of least squares through "
+               "log(time from submission to the last token) over the order of all requests, with a level for each arm and one slope for "
+               "both, times the orders between them; t-interval of the slope; from 4 requests on",
+               (-100.0, inf), sampled=True),
+        Metric("latency_outliers", "latency", "requests", "lower",
+               "requests of both arms whose TTFT or mean ITL has a modified z-score above 3.5 (0.6745 |x - median| / MAD, of the logarithms "
+               "within the arm) and lies 5% or more from the arm's median; from 5 requests an arm on; outliers stay in every value",
+               (0.0, inf)),
+        Metric("itl_outlier_share", "latency", "share", "lower",
+               "share of the steps that take more than twice the median step of their request (stalls); from 5 steps a request on", _SHARE),
+        Metric("throttled_requests", "latency", "requests", "lower",
+               "requests of both arms during which the device was slowed down: a throttle reason hw slowdown, sw thermal, hw thermal or hw "
+               "power brake before or after, or 1% of its time or more lost to thermal violations or to the CPU quota of the process's "
+               "control groups; a power cap is none", (0.0, inf)),
         Metric("itl_slope_us_per_token", "latency", "us/token", "lower",
                "slope of ITL over the context, least squares over requests of the cells that differ in nothing else; t-interval",
                (-inf, inf)),

@@ -7,6 +7,7 @@ from math import fsum
 from statistics import fmean
 from typing import Any
 
+from kvbench import steadiness
 from kvbench.derive.value import Value, with_interval
 from kvbench.record import Record
 from kvbench.stats import largest, median, paired_ratio, quantile
@@ -24,6 +25,7 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
         yield from _absolute(own)
         yield from _totals(own)
         yield from _bandwidth(own, record.facts)
+        yield from _steadiness(arms, own)
     cold = [arm["ttft_ms"] for arm in record.samples.get("warmup", []) if arm["arm"] == "candidate"]
     if cold:
         yield Value("ttft_cold_ms", cold[0], 1)
@@ -68,6 +70,64 @@ def _totals(arms: Sequence[Arm]) -> Iterator[Value]:
         else ""
     )
     yield Value("request_difference_ms", largest(off), len(arms), note=note)
+
+
+def _steadiness(arms: Sequence[Arm], own: Sequence[Arm]) -> Iterator[Value]:
+    """How still the machine held; `kvbench.doubts` judges by the same functions."""
+    drift = steadiness.drift(arms)
+    if isinstance(drift, str):
+        yield Value("latency_drift_pct", None, len(arms), note=drift)
+    else:
+        low, high = drift.interval
+        yield Value("latency_drift_pct", drift.pct, len(arms), low, high, units=drift.degrees + 1)
+    yield _outliers(arms)
+    yield _stalls(arms, own)
+    yield _throttled(arms)
+
+
+def _outliers(arms: Sequence[Arm]) -> Value:
+    places = {arm["order"]: arm["arm"] for arm in arms}
+    said: dict[int, list[str]] = {}
+    for quantity, name in (("ttft", "TTFT"), ("itl", "ITL")):
+        if quantity == "itl" and not any(arm["itl_ms"] for arm in arms):
+            continue
+        found = steadiness.outliers(arms, quantity)
+        if isinstance(found, str):
+            return Value("latency_outliers", None, len(arms), note=found)
+        for order, times in found.items():
+            said.setdefault(order, []).append(f"{name} {times:.3g}x")
+    note = ", ".join(f"{order} ({places[order]}, {' and '.join(said[order])})" for order in sorted(said))
+    return Value("latency_outliers", len(said), len(arms), note=f"request {note}" if note else "")
+
+
+def _stalls(arms: Sequence[Arm], own: Sequence[Arm]) -> Value:
+    counts = [steadiness.stalls(arm) for arm in own]
+    found = [n for n in counts if n is not None]
+    if len(found) < len(counts):
+        note = f"a stall is told from {steadiness.LEAST_FOR_STALLS} steps a request on"
+        return Value("itl_outlier_share", None, 0, note=note)
+    other = [n for arm in arms if arm["arm"] == "baseline" and (n := steadiness.stalls(arm)) is not None]
+    note = f"{sum(found)} here" + (f", {sum(other)} of the baseline's" if other else "")
+    steps = sum(len(arm["itl_ms"]) for arm in own)
+    return Value("itl_outlier_share", sum(found) / steps, steps, note=note)
+
+
+def _throttled(arms: Sequence[Arm]) -> Value:
+    words = [steadiness.slowdown(arm) for arm in arms]
+    known = sum(found is not None for found in words)
+    if not known:
+        return Value(
+            "throttled_requests",
+            None,
+            0,
+            note="the device's state was not read, or says nothing of a slowdown",
+        )
+    unread = f"{len(arms) - known} of {len(arms)} requests say nothing of it" if known < len(arms) else ""
+    slowed = steadiness.slowed(arms)
+    if not slowed and unread:
+        return Value("throttled_requests", None, known, note=unread)
+    note = "; ".join(filter(None, (steadiness.slow_words(arms), unread)))
+    return Value("throttled_requests", len(slowed), known, note=note)
 
 
 def _bandwidth(arms: Sequence[Arm], facts: Mapping[str, Any]) -> Iterator[Value]:

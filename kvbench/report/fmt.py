@@ -25,7 +25,7 @@ _EXACT_DIGITS = 8
 # Units that only say what kind of number it is; a table names them in its heading, not beside each value.
 KINDS = frozenset({"", "ratio", "share", "p-value", "cosine", "error", "ppl", "paths"})
 # Units of things that are counted: printed whole where they are whole.
-_WHOLE = ("B", "B/token", "step", "tokens", "questions", "paths", "codes")
+_WHOLE = ("B", "B/token", "step", "tokens", "questions", "requests", "paths", "codes")
 
 
 @dataclass(frozen=True)

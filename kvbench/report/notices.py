@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvbench.record import ERROR
+from kvbench.report.device import DeviceLine
 from kvbench.report.fmt import plain
 from kvbench.report.labels import Labels
 from kvbench.report.model import Run
 from kvbench.scales import calibrated
+
+_MOST = 4  # sentences of a notice
 
 _STATUS_WORDS = {
     "pass": "passed",
@@ -47,10 +51,13 @@ def headline(run: Run) -> str:
     return f"{sentence}{ended}."
 
 
-def notices(run: Run, labels: Labels) -> list[Notice]:
-    """What changes how every number below is to be read."""
+def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list[Notice]:
+    """What changes how every number below is to be read; a device that was slowed down comes first."""
     specs = [cell["spec"] for cell in labels.cells.values()]
-    found = []
+    found = [
+        *_of_device(device, "warn", "The device was slowed down", lambda line: line.slowed),
+        *_of_device(device, "info", "The GPU was shared", lambda line: line.others),
+    ]
     if not any(o.metric and o.check not in ("plausible", "confounded") for o in run.verdict.outcomes):
         found.append(
             Notice(
@@ -143,3 +150,19 @@ def _measured_where_calibrated(run: Run) -> list[str]:
             what = f"{record.runner} {plain(record.options.get('data', ''), 60)}".strip()
             found[f"{plain(facts['file'], 60)} by {what}"] = None
     return list(found)
+
+
+def _of_device(
+    lines: Sequence[DeviceLine], tone: str, title: str, said: Callable[[DeviceLine], str]
+) -> list[Notice]:
+    """One notice of all latency records of which this is to be said, by what it says."""
+    places: dict[str, list[str]] = {}
+    for line in lines:
+        if sentence := said(line):
+            places.setdefault(sentence, []).append(line.label.text)
+    sentences = [f"{', '.join(labels)}: {sentence}." for sentence, labels in places.items()]
+    if not sentences:
+        return []
+    more = len(sentences) - _MOST
+    rest = f" And {more} more, in the lines of latency." if more > 0 else ""
+    return [Notice(tone, title, f"While latency was measured. {' '.join(sentences[:_MOST])}{rest}")]

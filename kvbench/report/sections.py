@@ -97,10 +97,14 @@ SECTIONS: tuple[Section, ...] = (
         ("request_difference_ms", "Request minus its parts"),
         ("decode_read_gb_s", "Read in decode"),
         ("decode_bandwidth_share", "Share of copy bandwidth"),
+        ("latency_drift_pct", "Drift over the run"),
+        ("latency_outliers", "Outlying requests"),
+        ("itl_outlier_share", "Stalled steps"),
+        ("throttled_requests", "Slowed-down requests"),
     ), frozenset({"itl_ms", "itl_ratio", "ttft_ms", "ttft_ratio", "decode_tok_s"}),
         "ITL is the gap between consecutive tokens of one sequence, TTFT the time to the first token; neither holds "
         "warm-up, which is the cold column. Ratios are paired with baseline arms that were run interleaved; below 1 "
-        "the candidate is faster.",
+        "the candidate is faster. Drift, outliers and slowdowns say whether the machine held still; outliers stay in every value.",
         "Ratios are paired with the baseline's requests that ran interleaved with the candidate's, not with the row above."),
     Section("contexts", "ITL over the context", "latency", (
         ("itl_slope_us_per_token", "Slope"),

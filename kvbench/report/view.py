@@ -11,6 +11,7 @@ from kvbench.cells import one_model
 from kvbench.metrics import Row
 from kvbench.record import Record
 from kvbench.report.checks import CheckGroup, check_groups
+from kvbench.report.device import DeviceLine, device_lines
 from kvbench.report.findings import Finding, failures, gaps
 from kvbench.report.fmt import NOT_MEASURED, flatten, one_line, plain
 from kvbench.report.labels import Label, Labels
@@ -66,7 +67,7 @@ class Reproduce:
 class View:
     """model: that of all cells, "" where there are several; tone: "pass", "fail", "incomplete" or "inconclusive"; fixed:
     cell keys with one value everywhere; cell_keys: the keys that differ; sweep: None where no scale was swept;
-    layers: what each layer costs, a line a cell.
+    layers: what each layer costs, a line a cell; device: the device while latency was measured, a line a record.
     """
 
     name: str
@@ -89,6 +90,7 @@ class View:
     bytes_of: str
     sweep: Sweep | None
     layers: tuple[LayerLine, ...]
+    device: tuple[DeviceLine, ...]
     cells: tuple[CellLine, ...]
     cell_keys: tuple[str, ...]
     fixed: tuple[tuple[str, str], ...]
@@ -110,6 +112,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
     precision = precision_lines(run, labels)
     cell_keys, fixed = _split_keys(labels)
     bars, bars_of = byte_bars(run, labels)
+    device = device_lines(run, labels)
     present = {row.metric for row in run.rows}
     return View(
         name=one_line(manifest["name"], 200),
@@ -119,7 +122,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         exit_code=verdict.exit_code,
         headline=headline(run),
         created_at=_time(str(manifest["created_at"])),
-        notices=tuple(notices(run, labels)),
+        notices=tuple(notices(run, labels, device)),
         failures=failures(run, labels, precision),
         fallbacks=_fallbacks(precision, labels),
         gaps=gaps(run, labels),
@@ -132,6 +135,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         bytes_of=bars_of,
         sweep=scale_sweep(run, labels),
         layers=layer_lines(run, labels),
+        device=device,
         cells=tuple(_cell(line.label, labels, cell_keys) for line in precision),
         cell_keys=cell_keys,
         fixed=fixed,

@@ -2,14 +2,16 @@
 
 A candidate's arms are "baseline" and "candidate" (A B B A ...); a baseline is one engine measured again and again, all
 called "candidate" (neighbours are the noise floor of the same measurement). Both arms get the same prompts: seeded random token ids, since
-time does not depend on what the tokens mean. Raw samples only; means, percentiles and ratios are derived on reading.
+time does not depend on what the tokens mean. Raw samples only; means, percentiles and ratios are derived on reading. Each
+request has the device's state before and after it.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +21,7 @@ from kvbench.cells import content_hash
 from kvbench.engine.kernels import backend_label
 from kvbench.errors import Refused
 from kvbench.runners.context import Context, Measurement
+from kvbench.runners.devicestate import DeviceState
 from kvbench.runners.reads import arm_facts, device_facts
 from kvbench.runners.timing import Timing, measure
 
@@ -146,16 +149,24 @@ def run(ctx: Context) -> Measurement:
     if not ctx.is_baseline:
         arms.insert(0, ("baseline", arm(ctx.native(**capacity))))
     load_before = os.getloadavg()[0]
-    timings = measure(
-        arms,
-        new_tokens=new_tokens,
-        repeats=ctx.options["repeats"],
-        warmup=ctx.options["warmup"],
-        progress=ctx.progress,
-    )
+    with closing(DeviceState(ctx.model.device)) as state:
+        others = [state.others()]
+        timings = measure(
+            arms,
+            new_tokens=new_tokens,
+            repeats=ctx.options["repeats"],
+            warmup=ctx.options["warmup"],
+            progress=ctx.progress,
+            look=state.read,
+        )
+        others.append(state.others())
+        device_state = _state_facts(state, others)
     shape = {"prefill_tokens": batch * context, "batch": batch, "new_tokens": new_tokens}
     samples = {
-        "arms": [{"arm": t.arm, "order": t.order, **_times(t), **shape} for t in timings.measured],
+        "arms": [
+            {"arm": t.arm, "order": t.order, **_times(t), **shape, "device": t.device}
+            for t in timings.measured
+        ],
         "warmup": [{"arm": t.arm, **_times(t)} for t in timings.warmup],
     }
     facts = {
@@ -174,6 +185,7 @@ def run(ctx: Context) -> Measurement:
         "warmup": ctx.options["warmup"],
         "arms": {name: arm_facts(arm.engine) for name, arm in arms},
         **device_facts(ctx.model.device),
+        "device_state": device_state,
     }
     return Measurement(samples, facts)
 
@@ -185,6 +197,17 @@ def _refuse_interpreter(engine: Engine) -> None:
             "latency was asked for on backend triton where TRITON_INTERPRET is set: Triton's interpreter runs the kernels "
             "and its times say nothing of them; measure on a CUDA device without it, or set backend: torch.",
         )
+
+
+def _state_facts(state: DeviceState, others: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+    """others: before the first request and after the last; the fuller one counts."""
+    known = [found for found in others if found is not None]
+    return {
+        **state.fixed(),
+        "found_by": state.found_by or None,
+        "other_processes": max(known, key=lambda found: found["count"]) if known else None,
+        "unread": dict(state.unread),
+    }
 
 
 def _times(timing: Timing) -> dict[str, Any]:

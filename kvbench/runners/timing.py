@@ -16,7 +16,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 
@@ -40,7 +40,8 @@ class Arm(Protocol):
 class Timing:
     """One request. order: its place in the measured schedule (requests 2i and 2i + 1 are a pair); -1 for a warm-up.
 
-    total_ms: from submission to the last token, by the first and the last look at the clock.
+    total_ms: from submission to the last token, by the first and the last look at the clock. device: the device's state
+    before the request and after it, outside of its time; None where nobody looked.
     """
 
     arm: str
@@ -49,6 +50,7 @@ class Timing:
     itl_ms: tuple[float, ...]
     total_ms: float
     ran: Mapping[str, Any] = field(default_factory=dict)
+    device: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,12 @@ def measure(
     warmup: int,
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int, int, str], None] = lambda done, total, note: None,
+    look: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Timings:
     """`warmup` unmeasured requests an arm, then `repeats` rounds of all arms in the order A B, B A, A B, ...
 
     The alternation cancels a drift of the machine (heat, another tenant) to first order in each two pairs.
+    look: reads the device's state, before and after each measured request.
     """
     total = len(arms) * (warmup + repeats)
     done = 0
@@ -110,7 +114,10 @@ def measure(
         warm = [timed(-1, label, arm, "warm-up") for label, arm in arms for _ in range(warmup)]
         for round_ in range(repeats):
             for label, arm in arms if round_ % 2 == 0 else reversed(arms):
-                measured.append(timed(len(measured), label, arm, "request"))
+                before = look() if look else None
+                timing = timed(len(measured), label, arm, "request")
+                state = {"before": before, "after": look()} if look else None
+                measured.append(replace(timing, device=state))
     progress(total, total, "")
     return Timings(tuple(warm), tuple(measured))
 

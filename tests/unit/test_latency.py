@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import json
 import statistics
 import time
 
@@ -203,6 +204,82 @@ def test_arms_are_interleaved_and_pairs_alternate():
     assert [t.order for t in timings.measured] == list(range(8))
     assert [arm.closed for _, arm in arms] == [6, 6]
     assert seen == [(i, 12) for i in range(13)]
+
+
+class Watched(ScriptedArm):
+    """Writes down when it is asked for what."""
+
+    def __init__(self, clock, seconds, seen):
+        super().__init__(clock, seconds)
+        self.seen = seen
+
+    def submit(self):
+        self.seen.append("submit")
+        super().submit()
+
+    def step(self):
+        self.seen.append("step")
+        super().step()
+
+    def synchronize(self):
+        self.seen.append("wait")
+
+    def close(self):
+        self.seen.append("close")
+
+
+def test_the_device_is_looked_at_outside_of_a_requests_time():
+    seen, looks, clock = [], iter(range(100)), Clock()
+
+    def look():
+        seen.append("look")
+        return {"n": next(looks)}
+
+    arm = Watched(clock, [0.2, 0.1], seen)
+    timings = measure([("candidate", arm)], new_tokens=2, repeats=2, warmup=1, clock=clock, look=look)
+    one = ["wait", "submit", "step", "wait", "step", "wait", "close"]
+    assert seen == [*one, *(["look", *one, "look"] * 2)]
+    assert [t.device for t in timings.measured] == [
+        {"before": {"n": 0}, "after": {"n": 1}},
+        {"before": {"n": 2}, "after": {"n": 3}},
+    ]
+    assert timings.warmup[0].device is None
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.0])
+def test_a_slow_look_at_the_device_is_in_no_time(seconds):
+    clock = Clock()
+
+    def look():
+        clock.now += seconds
+        return {}
+
+    arms = [(label, ScriptedArm(clock, [0.2, 0.1, 0.1])) for label in ("baseline", "candidate")]
+    timings = measure(arms, new_tokens=3, repeats=2, warmup=0, clock=clock, look=look)
+    assert clock.now == pytest.approx(100 + 4 * 0.4 + 8 * seconds)
+    assert [t.ttft_ms for t in timings.measured] == pytest.approx([200.0] * 4)
+    assert [gap for t in timings.measured for gap in t.itl_ms] == pytest.approx([100.0] * 8)
+    assert [t.total_ms for t in timings.measured] == pytest.approx([400.0] * 4)
+
+
+def test_a_record_has_the_state_around_every_measured_request_and_why_what_is_not_there(
+    runner_context, monkeypatch
+):
+    from kvbench.runners.devicestate import DeviceState
+
+    closed = []
+    monkeypatch.setattr(DeviceState, "close", lambda self: closed.append(self))
+    measured = latency.run(runner_context("latency", **KEYS))
+    keys = {"quota_us", "quota_periods", "steal_ticks", "cpu_ticks"}  # of a CPU
+    for arm in measured.samples["arms"]:
+        assert set(arm["device"]) == {"before", "after"}
+        assert all(set(end) == keys for end in arm["device"].values())
+    assert all("device" not in warm for warm in measured.samples["warmup"])
+    facts = measured.facts["device_state"]
+    assert (facts["found_by"], facts["other_processes"]) == (None, None)
+    assert set(facts["unread"]) <= {"cpu_quota", "cpu_steal"}
+    assert len(closed) == 1
+    json.dumps(measured.samples)
 
 
 def test_the_collector_is_off_while_measuring_and_back_on_after_an_error():

@@ -1,0 +1,205 @@
+"""Whether the state of the machine decides a check on a latency: then it is inconclusive, whatever it was. Pure.
+
+A doubt needs a cause that was measured, and a direction. Each cause is asked only what it can do to a value:
+
+    slowdown   makes times longer. A slowed-down candidate may be faster in truth, a slowed-down baseline makes a ratio smaller
+               than it is; with both, unequally often, neither side is known. As often in both arms, a ratio stands.
+    drift      rising times say that later ones are longer, falling ones that they are shorter. In a ratio A B B A cancels a
+               straight drift but for the distance of the arms' mean orders (a third of a request's for 3 repeats, none for even ones).
+    outliers   may lie on either side. Nobody drops them: they stay in the value, and the check is tried without them. Tails
+               (p90, p99, max) are about them, and are left alone.
+
+So a pass stands where a true value could only lie farther within the limit: a slowed-down candidate that is fast enough
+passes. A failure is never softened by what cannot have made it: it stands where the true value could only be worse, where the
+requests that were not slowed down fail by themselves, where the end of a falling drift still fails, where it fails
+without its outliers too. Other processes on the GPU are no cause by themselves, only named beside a drift or an outlier.
+What was not measured (older records, too few requests) raises no doubt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from kvbench import steadiness
+from kvbench.derive import latency
+from kvbench.derive.value import Value
+from kvbench.judge import Limits, decide
+from kvbench.metrics import METRICS, Row
+from kvbench.power import Spread
+from kvbench.record import Record
+from kvbench.stats import exp
+from kvbench.steadiness import Drift
+from kvbench.verdict import FAIL, INCONCLUSIVE, PASS
+
+TIME, RATE, RATIO = "time", "rate", "ratio"
+
+# metric: (the quantity that it is worked out from, as in `steadiness`; what becomes of it)
+JUDGED: dict[str, tuple[str, str]] = {
+    "ttft_ms": ("ttft", TIME), "prefill_tok_s": ("ttft", RATE), "ttft_ratio": ("ttft", RATIO),
+    "itl_ms": ("itl", TIME), "itl_p50_ms": ("itl", TIME), "itl_p90_ms": ("itl", TIME), "itl_p99_ms": ("itl", TIME),
+    "itl_max_ms": ("itl", TIME), "decode_tok_s": ("itl", RATE), "decode_read_gb_s": ("itl", RATE),
+    "decode_bandwidth_share": ("itl", RATE), "itl_ratio": ("itl", RATIO),
+    "request_ms": ("request", TIME),
+}  # fmt: skip
+TAILS = frozenset({"itl_p90_ms", "itl_p99_ms", "itl_max_ms"})
+_NAMES = {"ttft": "TTFT", "itl": "ITL", "request": "a request's time"}
+
+# Up to so much of a change over the run an absolute time counts as that of a steady machine.
+STEADY_PCT = 10.0
+
+_AGAIN = "measure again: --set runners.latency.repeats=10"
+
+
+def doubt(record: Record, row: Row, limits: Limits, status: str) -> str:
+    """Why `status` (pass or fail) of this value may be the machine's doing, with the next step; "" where nothing says so."""
+    if row.metric not in JUDGED or status not in (PASS, FAIL):
+        return ""
+    arms = sorted(record.samples["arms"], key=lambda arm: arm["order"])
+    unsteady = [_drifting(arms, row, limits, status), _outlying(record, arms, row, limits, status)]
+    others = (record.facts.get("device_state") or {}).get("other_processes")
+    if any(unsteady) and others and others["count"]:
+        unsteady.append(_others(others))
+    return "; ".join(filter(None, (_slowed(record, arms, row, limits, status), *unsteady)))
+
+
+def stands(status: str, value: float, limits: Limits, smaller: bool, larger: bool) -> bool:
+    """Whether a pass or a failure is one of the true value too, which may be smaller, or larger, than the measured one."""
+    if status == PASS:
+        return not (smaller and math.isfinite(limits.low)) and not (larger and math.isfinite(limits.high))
+    return not (smaller if value > limits.high else larger)
+
+
+def _slowed(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, limits: Limits, status: str) -> str:
+    """The device was slowed down, and in a ratio not as often in both arms."""
+    _, kind = JUDGED[row.metric]
+    slow = steadiness.slowed(arms)
+    own, other = ([arm for arm in arms if arm["arm"] == name] for name in ("candidate", "baseline"))
+    here, there = (sum(arm["order"] in slow for arm in some) for some in (own, other))
+    if kind == RATIO:
+        if here * len(other) == there * len(own):
+            return ""
+        smaller, larger = here > 0, there > 0
+    else:
+        smaller, larger = here > 0 and kind == TIME, here > 0 and kind == RATE
+    if not (smaller or larger) or stands(status, _value(row), limits, smaller, larger):
+        return ""
+    if status == FAIL and _without(record, arms, row.metric, limits, slow) == FAIL:
+        return ""
+    words = dict.fromkeys(word for each in slow.values() for word in each)
+    remedies = dict.fromkeys(
+        "raise the CPU quota" if word == steadiness.QUOTA else "see to its cooling and power"
+        for word in words
+    )
+    effect = "which a ratio does not cancel" if kind == RATIO else "which makes times longer"
+    said = steadiness.slow_words(arms)
+    return f"the device was slowed down in {said}, {effect}; {' and '.join(remedies)}, and {_AGAIN}"
+
+
+def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, limits: Limits, status: str) -> str:
+    """The times drift beyond chance: in a ratio what the order of the arms leaves of it decides; else it is too much."""
+    quantity, kind = JUDGED[row.metric]
+    found = steadiness.drift(arms, quantity)
+    if isinstance(found, str) or not found.significant:
+        return ""
+    own, other = ([arm["order"] for arm in arms if arm["arm"] == name] for name in ("candidate", "baseline"))
+    low, high = found.interval
+    said = f"{_NAMES[quantity]} drifts by {found.pct:+.3g}% (95% interval {low:+.3g} to {high:+.3g}) from the first request to the last"
+    if kind == RATIO:
+        pairs = min(len(own), len(other))
+        left = found.slope * (fmean(own[:pairs]) - fmean(other[:pairs]))
+        without = _ruled(_scaled(row, exp(-left)), limits)
+        if without == status:
+            return ""
+        share = 100 * math.expm1(left)
+        return (
+            f"{said}, of which the order of the arms leaves {share:+.3g}% in the ratio, and without that it would be {without}; "
+            "warm up longer and take an even number of repeats: --set runners.latency.warmup=5 --set runners.latency.repeats=10"
+        )
+    if abs(found.pct) <= STEADY_PCT:
+        return ""
+    longer = found.slope > 0
+    grows = longer == (kind == TIME)  # the value itself
+    if stands(status, _value(row), limits, not grows, grows) or _fails_at_the_end(
+        found, own, row, limits, status
+    ):
+        return ""
+    return (
+        f"{said}, and beyond {STEADY_PCT:g}% it is no steady machine's; warm up longer, or free the machine of other work: "
+        "--set runners.latency.warmup=5"
+    )
+
+
+def _fails_at_the_end(found: Drift, own: Sequence[int], row: Row, limits: Limits, status: str) -> bool:
+    """Whether a failure is one of the last request too, by the line of the drift."""
+    sign = 1 if JUDGED[row.metric][1] == TIME else -1
+    last = exp(sign * found.slope * (found.last - fmean(own)))
+    return status == FAIL and _ruled(_scaled(row, last), limits) == FAIL
+
+
+def _outlying(
+    record: Record, arms: Sequence[Mapping[str, Any]], row: Row, limits: Limits, status: str
+) -> str:
+    """An outlying request decides: without it, the check comes out otherwise."""
+    quantity, kind = JUDGED[row.metric]
+    found = {} if row.metric in TAILS else steadiness.outliers(arms, quantity)
+    if isinstance(found, str):
+        return ""
+    places = {arm["order"]: arm["arm"] for arm in arms}
+    mine = {order: times for order, times in found.items() if kind == RATIO or places[order] == "candidate"}
+    if not mine or (without := _without(record, arms, row.metric, limits, mine)) == status:
+        return ""
+    listed = ", ".join(f"{order} ({places[order]}, {times:.3g}x)" for order, times in sorted(mine.items()))
+    if len(mine) > 1:
+        said = f"s {listed} are outliers in their arms and decide: without them"
+    else:
+        said = f" {listed} is an outlier in its arm and decides: without it"
+    return f"{_NAMES[quantity]} of request{said} the check would be {without}; {_AGAIN}"
+
+
+def _without(
+    record: Record, arms: Sequence[Mapping[str, Any]], metric: str, limits: Limits, dropped: Collection[int]
+) -> str:
+    """What the check would say of the other requests; of a ratio, of the pairs in which none was dropped."""
+    own, other = ([arm for arm in arms if arm["arm"] == name] for name in ("candidate", "baseline"))
+    if JUDGED[metric][1] == RATIO:
+        pairs = [
+            pair
+            for pair in zip(own, other, strict=False)
+            if not {arm["order"] for arm in pair} & set(dropped)
+        ]
+        kept = [arm for pair in pairs for arm in pair]
+    else:
+        kept = [arm for arm in own if arm["order"] not in dropped]
+    values = latency.values(replace(record, samples={**record.samples, "arms": kept}), None)
+    return _ruled(next((v for v in values if v.metric == metric), None), limits)
+
+
+def _ruled(found: Row | Value | None, limits: Limits) -> str:
+    """The status of a value by itself, in no family."""
+    if found is None or found.value is None or not math.isfinite(found.value):
+        return INCONCLUSIVE
+    metric = METRICS[found.metric]
+    spread = None
+    if found.low is not None and found.high is not None:
+        spread = Spread(found.value, found.low, found.high, metric.unit, found.units)
+    return decide(found.value, spread, found.n, metric.sampled, limits).status
+
+
+def _scaled(row: Row, factor: float) -> Row:
+    low, high = (None if end is None else end * factor for end in (row.low, row.high))
+    return replace(row, value=_value(row) * factor, low=low, high=high)
+
+
+def _value(row: Row) -> float:
+    assert row.value is not None  # a pass or a failure is one of a value
+    return row.value
+
+
+def _others(others: Mapping[str, Any]) -> str:
+    held = "" if others["bytes"] is None else f" with {others['bytes']:,} B"
+    many = "processes were" if others["count"] > 1 else "process was"
+    return f"{others['count']} other {many} on the GPU{held}"

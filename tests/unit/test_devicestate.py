@@ -1,0 +1,338 @@
+"""The device's state from a made-up NVML, since no GPU is here, and from made-up /proc and control groups.
+
+tests/gpu/test_device_state_gpu.py reads a real one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+import torch
+
+from kvbench.runners.devicestate import REASONS, DeviceState, words
+from kvbench.steadiness import SLOWDOWNS
+
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+IDS = {"uuid": "aa-bb", "pci": "00000000:3b:00.0"}
+
+
+class NVMLError(Exception):
+    """As pynvml's: its text is the driver's."""
+
+
+class MadeNvml:
+    """A driver that knows one GPU by UUID and by bus, and answers what `answers` has; an exception there is raised."""
+
+    def __init__(self, uuid: str = "GPU-aa-bb", bus: str = "00000000:3b:00.0", **answers: Any) -> None:
+        self.names, self.inits = {uuid: "by uuid", bus: "by bus"}, 0
+        self.answers = {
+            "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
+            "nvmlDeviceGetClockInfo": {1: 1980, 2: 3201},
+            "nvmlDeviceGetMaxClockInfo": {1: 1980, 2: 3201},
+            "nvmlDeviceGetTemperature": {0: 61},
+            "nvmlDeviceGetPowerUsage": 412_500,
+            "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+            "nvmlDeviceGetViolationStatus": {
+                1: SimpleNamespace(violationTime=5_000),
+                0: SimpleNamespace(violationTime=77),
+            },
+            "nvmlDeviceGetComputeRunningProcesses": [process(os.getpid(), 10)],
+            **answers,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.answers:
+            raise AttributeError(name)
+
+        def query(handle: str, *rest: Any) -> Any:
+            assert handle in ("by uuid", "by bus", "whole GPU")
+            answer = self.answers[name]
+            if isinstance(answer, dict):
+                answer = answer[rest[0]]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return query
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        self.inits += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.inits -= 1
+
+    def _find(self, name: str) -> str:
+        if name not in self.names:
+            raise NVMLError("Not Found")
+        return self.names[name]
+
+    nvmlDeviceGetHandleByUUID = nvmlDeviceGetHandleByPciBusId = _find  # noqa: N815
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:  # noqa: N802
+        assert handle == "by uuid"
+        return "whole GPU"
+
+
+def process(pid: int, memory: int | None) -> SimpleNamespace:
+    return SimpleNamespace(pid=pid, usedGpuMemory=memory)
+
+
+def state(nvml: Any = None, tmp_path: Path = Path("/nowhere"), **ids: str) -> DeviceState:
+    return DeviceState(CUDA, nvml or MadeNvml(), ids or IDS, tmp_path / "proc", tmp_path / "cgroup")
+
+
+def test_a_whole_state() -> None:
+    found = state()
+    read = found.read()
+    assert {k: v for k, v in read.items() if k[:5] not in ("quota", "steal", "cpu_t")} == {
+        "reasons": ["sw power cap"],
+        "sm_mhz": 1980,
+        "memory_mhz": 3201,
+        "temperature_c": 61,
+        "power_w": 412.5,
+        "thermal_ns": 5000,
+        "power_ns": 77,
+    }
+    assert found.fixed() == {"sm_max_mhz": 1980, "memory_max_mhz": 3201, "power_limit_w": 700.0}
+    assert set(found.unread) == {"cpu_quota", "cpu_steal"}  # there is no /nowhere
+
+
+# words
+
+
+def test_bits_are_those_of_the_library() -> None:
+    named = {
+        "idle": pynvml.nvmlClocksEventReasonGpuIdle,
+        "application clocks": pynvml.nvmlClocksEventReasonApplicationsClocksSetting,
+        "sw power cap": pynvml.nvmlClocksEventReasonSwPowerCap,
+        "hw slowdown": pynvml.nvmlClocksEventReasonHwSlowdown,
+        "sync boost": pynvml.nvmlClocksEventReasonSyncBoost,
+        "sw thermal": pynvml.nvmlClocksEventReasonSwThermalSlowdown,
+        "hw thermal": pynvml.nvmlClocksEventReasonHwThermalSlowdown,
+        "hw power brake": pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
+        "display": pynvml.nvmlClocksEventReasonDisplayClockSetting,
+    }
+    assert {word: bit for bit, word in REASONS.items()} == named
+    assert set(SLOWDOWNS) < set(named)
+    assert "sw power cap" not in SLOWDOWNS
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (0, []),
+        (0x1, ["idle"]),
+        (0x48, ["hw slowdown", "hw thermal"]),
+        (0xE0, ["sw thermal", "hw thermal", "hw power brake"]),
+        (0x204, ["sw power cap", "reason 0x200"]),
+        (0x1FF, list(REASONS.values())),
+    ],
+)
+def test_a_mask_in_words(mask: int, expected: list[str]) -> None:
+    assert words(mask) == expected
+
+
+# queries that are not there, or not answered
+
+
+def test_an_older_library_or_driver_is_asked_by_the_older_name() -> None:
+    old = MadeNvml(nvmlDeviceGetCurrentClocksThrottleReasons=0x20)
+    del old.answers["nvmlDeviceGetCurrentClocksEventReasons"]
+    assert state(old).read()["reasons"] == ["sw thermal"]
+    missing = NVMLError("Function Not Found")
+    old_driver = MadeNvml(
+        nvmlDeviceGetCurrentClocksEventReasons=missing, nvmlDeviceGetCurrentClocksThrottleReasons=0x40
+    )
+    found = state(old_driver)
+    assert found.read()["reasons"] == ["hw thermal"]
+    assert "reasons" not in found.unread
+
+
+@pytest.mark.parametrize(
+    ("fact", "function"),
+    [
+        ("reasons", "nvmlDeviceGetCurrentClocksEventReasons"),
+        ("sm_mhz", "nvmlDeviceGetClockInfo"),
+        ("temperature_c", "nvmlDeviceGetTemperature"),
+        ("power_w", "nvmlDeviceGetPowerUsage"),
+        ("thermal_ns", "nvmlDeviceGetViolationStatus"),
+    ],
+)
+@pytest.mark.parametrize("error", [NVMLError("Not Supported"), OSError("gone"), None], ids=str)
+def test_what_is_not_supported_is_none_with_the_reason(
+    fact: str, function: str, error: Exception | None
+) -> None:
+    nvml = MadeNvml(**{function: error})
+    if error is None:
+        del nvml.answers[function]
+    found = state(nvml)
+    read = found.read()
+    assert read[fact] is None
+    assert found.unread[fact] == (str(error) if error else "this NVML has no such query")
+    others = {"sm_mhz": 1980, "power_w": 412.5}
+    others.pop(fact, None)
+    assert {key: read[key] for key in others} == others
+
+
+def test_a_driver_that_goes_away_costs_facts_and_no_measurement() -> None:
+    nvml = MadeNvml()
+    found = state(nvml)
+    first = found.read()
+    nvml.answers = {name: NVMLError("GPU is lost") for name in nvml.answers}
+    last = found.read()
+    assert (first["sm_mhz"], last["sm_mhz"], last["reasons"]) == (1980, None, None)
+    assert found.others() is None
+    assert found.unread["sm_mhz"] == found.unread["other_processes"] == "GPU is lost"
+
+
+@pytest.mark.parametrize("error", [NVMLError("Driver Not Loaded"), NVMLError()], ids=["said", "silent"])
+def test_no_driver(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = MadeNvml()
+
+    def fail() -> None:
+        raise error
+
+    nvml.nvmlInit = fail  # type: ignore[method-assign]
+    found = state(nvml)
+    assert found.unread == {"gpu": str(error) or "NVMLError"}
+    assert found.read()["sm_mhz"] is None
+    assert found.fixed() == dict.fromkeys(("sm_max_mhz", "memory_max_mhz", "power_limit_w"))
+    assert found.others() is None
+    assert found.found_by == ""
+    found.close()
+    assert set(found.unread) == {"gpu", "cpu_quota", "cpu_steal"}
+
+
+def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    found = DeviceState(CUDA, None, IDS)
+    assert "pynvml" in found.unread["gpu"]
+
+
+def test_the_library_is_left_as_it_was_found() -> None:
+    nvml = MadeNvml()
+    found = state(nvml)
+    assert nvml.inits == 1
+    found.close()
+    found.close()
+    assert nvml.inits == 0
+
+
+# which GPU
+
+
+def test_the_gpu_is_found_by_uuid_then_by_bus_and_never_by_index() -> None:
+    assert state().found_by == "uuid"
+    assert state(pci="00000000:3b:00.0").found_by == "pci"
+    assert state(uuid="another", pci="00000000:3b:00.0").found_by == "pci"
+    lost = state(uuid="another", pci="00000000:99:00.0")
+    assert lost.found_by == ""
+    assert lost.unread["gpu"] == "NVML does not find the device of this process (Not Found)"
+    assert lost.read()["temperature_c"] is None
+
+
+def test_a_mig_instance_has_the_state_of_its_gpu() -> None:
+    found = state(MadeNvml(uuid="MIG-aa-bb"))
+    assert (found.found_by, found._handle) == ("uuid", "whole GPU")
+    assert found.read()["sm_mhz"] == 1980
+
+
+# other processes
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        ([], {"count": 0, "bytes": 0}),
+        ([process(-5, 3_000), process(-6, 4_000)], {"count": 2, "bytes": 7_000}),
+        ([process(-5, 3_000), process(-6, None)], {"count": 2, "bytes": None}),
+    ],
+)
+def test_other_processes_are_counted(listed: list[Any], expected: dict[str, Any]) -> None:
+    own = process(os.getpid(), 10)
+    assert state(MadeNvml(nvmlDeviceGetComputeRunningProcesses=[*listed, own])).others() == expected
+
+
+@pytest.mark.parametrize("listed", [[], [process(-5, 3_000)]], ids=["empty", "without us"])
+def test_a_list_without_this_process_says_nothing_of_others(listed: list[Any]) -> None:
+    """In a container the driver's process ids may not be ours: then each of them may be this one."""
+    found = state(MadeNvml(nvmlDeviceGetComputeRunningProcesses=listed))
+    assert found.others() is None
+    assert "not in the driver's list" in found.unread["other_processes"]
+
+
+# the CPU
+
+
+def made(tmp_path: Path, cgroup: str, stat: str, **groups: str) -> DeviceState:
+    """groups: folder under the control groups, "/" as "__" -> its cpu.stat."""
+    (tmp_path / "proc/self").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "proc/self/cgroup").write_text(cgroup)
+    (tmp_path / "proc/stat").write_text(stat)
+    for name, text in groups.items():
+        folder = tmp_path / "cgroup" / name.strip("_").replace("__", "/")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cpu.stat").write_text(text)
+    return DeviceState(CPU, None, None, tmp_path / "proc", tmp_path / "cgroup")
+
+
+STAT = "cpu  100 1 50 900 10 0 3 36 7 8\ncpu0 1 1 1 1 1 1 1 1 1 1\n"
+QUOTA = "usage_usec 9\nnr_periods 20\nnr_throttled 3\nthrottled_usec 45000\n"
+NO_QUOTA = "usage_usec 9\nuser_usec 5\n"
+
+
+def test_quota_and_steal_of_a_cpu(tmp_path: Path) -> None:
+    found = made(tmp_path, "1:name=systemd:/x\n0::/a/b\n", STAT, a__b=QUOTA, a=QUOTA, _=NO_QUOTA)
+    assert found.read() == {
+        "quota_us": 90_000, "quota_periods": 6,  # of its own group and of the one above; the root has none
+        "steal_ticks": 36, "cpu_ticks": 1100,  # guests are in user and nice
+    }  # fmt: skip
+    assert (found.fixed(), found.others(), found.unread) == ({}, None, {})
+
+
+def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
+    assert made(tmp_path, "0::/\n", STAT, _=QUOTA).read()["quota_us"] == 45_000
+    assert made(tmp_path, "0::/of/the/host\n", STAT, _=QUOTA).read()["quota_us"] == 45_000
+    assert made(tmp_path, "0::/../../up\n", STAT, _=QUOTA).read()["quota_us"] == 45_000
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "stat", "groups", "reasons"),
+    [
+        ("1:cpu:/\n", STAT, {"_": QUOTA}, {"cpu_quota": "no control groups of version 2"}),
+        ("0::/\n", STAT, {"_": NO_QUOTA}, {"cpu_quota": "no control group of version 2 of this process counts throttling"}),
+        ("0::/\n", STAT, {}, {"cpu_quota": "no control group of version 2 of this process counts throttling"}),
+        ("0::/\n", STAT, {"_": "nr_throttled many\n"}, {"cpu_quota": "invalid literal for int() with base 10: 'many'"}),
+        ("0::/\n", STAT, {"_": "nr_throttled 3\n"}, {"cpu_quota": "'throttled_usec'"}),
+        ("0::/\n", "cpu 1 2 3 4\n", {"_": QUOTA}, {"cpu_steal": "/proc/stat has no steal time"}),
+        ("0::/\n", "", {"_": QUOTA}, {"cpu_steal": "not enough values to unpack (expected at least 1, got 0)"}),
+    ],
+)  # fmt: skip
+def test_what_a_cpu_does_not_say_is_none_with_the_reason(
+    tmp_path: Path, cgroup: str, stat: str, groups: dict[str, str], reasons: dict[str, str]
+) -> None:
+    found = made(tmp_path, cgroup, stat, **groups)
+    read = found.read()
+    assert found.unread == reasons
+    missing = {"cpu_quota": ("quota_us", "quota_periods"), "cpu_steal": ("steal_ticks", "cpu_ticks")}
+    (fact,) = reasons
+    assert {key for key, value in read.items() if value is None} == set(missing[fact])
+
+
+def test_a_machine_without_proc(tmp_path: Path) -> None:
+    found = DeviceState(CPU, None, None, tmp_path / "proc", tmp_path / "cgroup")
+    assert set(found.read().values()) == {None}
+    assert set(found.unread) == {"cpu_quota", "cpu_steal"}
+
+
+def test_this_machine_can_be_read_whatever_it_says() -> None:
+    found = DeviceState(CPU)
+    read = found.read()
+    assert set(read) == {"quota_us", "quota_periods", "steal_ticks", "cpu_ticks"}
+    for fact, key in (("cpu_quota", "quota_us"), ("cpu_steal", "steal_ticks")):
+        assert (read[key] is None) == (fact in found.unread)
