@@ -22,8 +22,8 @@ from kvbench.guards import (
     say,
     some,
 )
-from kvbench.judge import NO_INTERVAL, Limits, Ruling, broken, corrected, rule
-from kvbench.metrics import METRICS, Row
+from kvbench.judge import NO_INTERVAL, NO_WIDTH, Limits, Ruling, broken, corrected, rule
+from kvbench.metrics import METRICS, UNIT_DOMAIN, Row
 from kvbench.policy import Check, Gate, load
 from kvbench.power import Spread
 from kvbench.precision import precision
@@ -70,7 +70,12 @@ class _Case:
 
     @property
     def limits(self) -> Limits:
-        return Limits(self.check.low, self.check.high, METRICS[self.row.metric].none)
+        """An end at which values end anyway (a share of 1) is no limit: nothing can break it."""
+        metric = METRICS[self.row.metric]
+        least, most = UNIT_DOMAIN[metric.unit]
+        low = self.check.low if self.check.low > least else -math.inf
+        high = self.check.high if self.check.high < most else math.inf
+        return Limits(low, high, metric.none)
 
     @property
     def spread(self) -> Spread | None:
@@ -164,7 +169,7 @@ def _rule(case: _Case, value: float, adjusted: float, family: int) -> Ruling:
     if case.spread is not None:
         return rule(case.spread, case.row.n, case.limits, adjusted, family)
     if METRICS[case.row.metric].sampled:
-        return Ruling(INCONCLUSIVE, NO_INTERVAL)
+        return Ruling(INCONCLUSIVE, NO_INTERVAL, hopeless=NO_WIDTH)
     kept = case.limits.keeps(value)
     return Ruling(PASS if kept else FAIL, "kept" if kept else "broken")
 
@@ -180,7 +185,10 @@ def _more(ruling: Ruling, row: Row) -> str:
         )
         parts.append(f"minimum detectable effect: {far}")
     if ruling.n_needed is not None:
-        parts.append(f"at this value n={ruling.n_needed:,} would decide")
+        counted = METRICS[row.metric].counted
+        parts.append(f"at this value n={ruling.n_needed:,}{counted and ' '}{counted} would decide")
+    elif ruling.hopeless:
+        parts.append(ruling.hopeless)
     return f" ({'; '.join(parts)})" if parts else ""
 
 
