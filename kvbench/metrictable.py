@@ -259,7 +259,7 @@ METRICS: dict[str, Metric] = {
                "noise floor; interval clustered by blocks of 64 steps", _SHARE, sampled=True, none=0.0),
         Metric("prefix_disagreement", "agreement", "share", "lower",
                "share of steps of the baseline's own text whose argmax another one is behind a line end before the prompt, which changes no "
-               "meaning: how undecided the text is; interval clustered by blocks of 64 steps", _SHARE, sampled=True, none=0.0),
+               "meaning: how undecided the text is; interval clustered by blocks of 64 steps", _SHARE, sampled=True),
         Metric("aa_margin_noise", "agreement", "logit", "lower",
                "the most that a step's top-2 logit margin moved between these two runs of the baseline", (0.0, inf)),
         Metric("native_distinct_4grams", "agreement", "share", "higher",
@@ -341,7 +341,7 @@ METRICS: dict[str, Metric] = {
                "the most that the summed logprob of a choice moved between these two runs of the baseline", (0.0, inf)),
         Metric("mcq_prefix_disagreement", "mcq", "share", "lower",
                "share of the same questions whose pick is another one behind a line end before the prompt, which changes no meaning: how "
-               "fragile they are; Wilson interval", _SHARE, sampled=True, none=0.0),
+               "fragile they are; Wilson interval", _SHARE, sampled=True),
         Metric("mcq_scored", "mcq", "questions", "higher", "questions scored; n is all that were asked for", (0.0, inf)),
         Metric("truncated_share", "mcq", "share", "lower", "share of the questions whose prompt was truncated", _SHARE),
     )
