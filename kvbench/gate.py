@@ -24,7 +24,7 @@ from kvbench.guards import (
     some,
 )
 from kvbench.judge import Limits, Ruling, broken, corrected, decide
-from kvbench.metrics import METRICS, Row
+from kvbench.metrics import METRICS, UNIT_DOMAIN, Row
 from kvbench.policy import Check, Gate, load
 from kvbench.power import Spread
 from kvbench.precision import precision
@@ -77,7 +77,12 @@ class _Case:
 
     @property
     def limits(self) -> Limits:
-        return Limits(self.check.low, self.check.high, METRICS[self.row.metric].none)
+        """An end at which values end anyway (a share of 1) is no limit: nothing can break it."""
+        metric = METRICS[self.row.metric]
+        least, most = UNIT_DOMAIN[metric.unit]
+        low = self.check.low if self.check.low > least else -math.inf
+        high = self.check.high if self.check.high < most else math.inf
+        return Limits(low, high, metric.none)
 
     @property
     def spread(self) -> Spread | None:
@@ -181,7 +186,10 @@ def _more(ruling: Ruling, row: Row) -> str:
         )
         parts.append(f"minimum detectable effect: {far}")
     if ruling.n_needed is not None:
-        parts.append(f"at this value n={ruling.n_needed:,} would decide")
+        counted = METRICS[row.metric].counted
+        parts.append(f"at this value n={ruling.n_needed:,}{counted and ' '}{counted} would decide")
+    elif ruling.hopeless:
+        parts.append(ruling.hopeless)
     return f" ({'; '.join(parts)})" if parts else ""
 
 

@@ -48,12 +48,16 @@ class Limits:
 
 @dataclass(frozen=True)
 class Ruling:
-    """What is found of one value. reason: one of `_REASONS` here, the sentence's second half without its full stop."""
+    """What is found of one value. reason: one of those below, the sentence's second half without its full stop.
+
+    hopeless: why no number of samples can be named that would decide, where `n_needed` is None and the status is open.
+    """
 
     status: str
     reason: str
     mde: float | None = None
     n_needed: int | None = None
+    hopeless: str = ""
 
 
 def decide(
@@ -69,7 +73,7 @@ def decide(
     if spread is not None:
         return rule(spread, n, limits, broken(spread, limits) if adjusted is None else adjusted, family)
     if sampled:
-        return Ruling(INCONCLUSIVE, NO_INTERVAL)
+        return Ruling(INCONCLUSIVE, NO_INTERVAL, hopeless=NO_WIDTH)
     kept = limits.keeps(value)
     return Ruling(PASS if kept else FAIL, "kept" if kept else "broken")
 
@@ -79,30 +83,33 @@ def rule(spread: Spread, n: int | None, limits: Limits, adjusted: float, family:
     low, high = spread.low, spread.high
     end = limits.nearest(spread.value)
     if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(end)):
-        return Ruling(_plain(limits, low, high), BOTH_SIDES)
+        return Ruling(_plain(limits, low, high), BOTH_SIDES, hopeless=ENDLESS)
     kept = limits.keeps(spread.value)
     # The side of the limit on which the value lies; a value at the very limit would have to pass.
     above = (end == limits.low) == kept if limits.low != limits.high else spread.value > end
     mde = spread.detectable(end, above)
-    # To pass between two limits both have to be cleared: each with 90% power, for 80% together.
+    # To pass between two limits both have to be cleared: each with 90% power, for 80% together. To fail, Holm's correction has to
+    # be cleared too, at most that of the smallest p-value of the family.
     between = kept and math.isfinite(limits.low) and math.isfinite(limits.high)
-    n_needed = needed(
-        n, spread.detectable(end, above, (1 + POWER) / 2) if between else mde, abs(spread.value - end)
+    n_needed = spread.needed(
+        n, end, above, (1 + POWER) / 2 if between else POWER, 1 - ALPHA / 2 / (1 if kept else family)
     )
+    hopeless = "" if n_needed is not None else NO_COUNT if n is None else AT_LIMIT
     status = _plain(limits, low, high)
     if status == INCONCLUSIVE:
-        return Ruling(status, BOTH_SIDES, mde, n_needed)
+        return Ruling(status, BOTH_SIDES, mde, n_needed, hopeless)
     if status == FAIL:
         if adjusted <= ALPHA:
             return Ruling(FAIL, "broken", mde, n_needed)
-        return Ruling(
-            INCONCLUSIVE, f"{CHANCE.format(family=family)} (Holm: p = {adjusted:.2g})", mde, n_needed
-        )
+        by_chance = f"{CHANCE.format(family=family)} (Holm: p = {adjusted:.2g})"
+        return Ruling(INCONCLUSIVE, by_chance, mde, n_needed, hopeless)
     room = abs(limits.none - end) if limits.none is not None and limits.keeps(limits.none) else 0.0
     if room == 0 or mde <= room or not low <= (limits.none or 0.0) <= high:
         return Ruling(PASS, "kept", mde, n_needed)
     more = needed(n, mde, room)
-    return Ruling(INCONCLUSIVE, f"{TOO_NARROW} ({room:.3g} away)", mde, more)
+    return Ruling(
+        INCONCLUSIVE, f"{TOO_NARROW} ({room:.3g} away)", mde, more, NO_COUNT if more is None else ""
+    )
 
 
 def _plain(limits: Limits, low: float, high: float) -> str:
@@ -135,3 +142,9 @@ BOTH_SIDES = "the interval lies on both sides of it, so more data must decide"
 CHANCE = "the interval breaks it, but of {family} checks of this claim one may by chance"
 TOO_NARROW = "the interval keeps it, but so few data cannot tell no change from what it forbids"
 NO_INTERVAL = "so small a sample has no interval, and a bare value decides nothing"
+
+# Why no n is named.
+ENDLESS = "the interval has no end, so no number of samples can be named"
+NO_COUNT = "how many samples it is of is not recorded, so no number can be named"
+AT_LIMIT = "the value lies at the limit itself, so no number of samples would decide"
+NO_WIDTH = "how many would decide cannot be told without one"

@@ -25,6 +25,24 @@ class Metric:
     sampled: bool = False
     none: float | None = None
 
+    @property
+    def counted(self) -> str:
+        """What the n of its values counts, where an interval can rest on it; "" where it rests on none."""
+        if self.name.startswith(("itl_slope", "itl_intercept", "itl_break_even")):
+            return "requests"
+        return _COUNTED.get(self.runner, "")
+
+
+# What n counts in a runner's rows that have an interval.
+_COUNTED = {
+    "parity": "steps",
+    "sensitivity": "tokens",
+    "latency": "pairs of requests",
+    "agreement": "steps",
+    "generate": "texts",
+    "perplexity": "tokens",
+    "mcq": "questions",
+}
 
 # The range of values a unit can take at all: a threshold outside it is a slip (95 for a share of 0.95).
 UNIT_DOMAIN: dict[str, tuple[float, float]] = {
@@ -238,7 +256,8 @@ METRICS: dict[str, Metric] = {
                (0.0, inf), paired=True),
         # agreement
         Metric("top1_teacher_forced", "agreement", "share", "higher",
-               "share of steps with the native argmax, fed the native history; Wilson interval", _SHARE, paired=True, sampled=True, none=1.0),
+               "share of steps with the native argmax, fed the native history; interval clustered by blocks of 64 consecutive steps, which "
+               "share their history and differ together", _SHARE, paired=True, sampled=True, none=1.0),
         Metric("first_divergence", "agreement", "step", "higher",
                "index of the first token of the free-running continuation that differs; right-censored at the number of steps",
                (0.0, inf), paired=True),
@@ -253,7 +272,10 @@ METRICS: dict[str, Metric] = {
                "with all its steps", (0.0, inf), paired=True),
         Metric("aa_disagreement", "agreement", "share", "lower",
                "share of steps where the baseline, measured again in chunks with a neighbour in the batch, disagrees with itself: the "
-               "noise floor", _SHARE, sampled=True, none=0.0),
+               "noise floor; interval clustered by blocks of 64 steps", _SHARE, sampled=True, none=0.0),
+        Metric("prefix_disagreement", "agreement", "share", "lower",
+               "share of steps of the baseline's own text whose argmax another one is behind a line end before the prompt, which changes no "
+               "meaning: how undecided the text is; interval clustered by blocks of 64 steps", _SHARE, sampled=True),
         Metric("aa_margin_noise", "agreement", "logit", "lower",
                "the most that a step's top-2 logit margin moved between these two runs of the baseline", (0.0, inf)),
         Metric("native_distinct_4grams", "agreement", "share", "higher",
@@ -324,6 +346,18 @@ METRICS: dict[str, Metric] = {
                "share of these questions that neither answers and whose choice changed; Wilson interval", _SHARE, paired=True, sampled=True, none=0.0),
         Metric("mcq_mcnemar_p", "mcq", "p-value", "",
                "exact McNemar test of equal accuracy on the questions both scored", _SHARE, paired=True),
+        Metric("mcq_real_flips", "mcq", "share", "lower",
+               "share of the questions both scored where the candidate picks another choice that the baseline scores lower than its own by "
+               "more than twice mcq_aa_score_noise, which is what noise on both can make up; Wilson interval",
+               _SHARE, paired=True, sampled=True, none=0.0),
+        Metric("mcq_aa_disagreement", "mcq", "share", "lower",
+               "share of a spread subset of the questions (option aa_limit) whose pick is another one when the baseline scores them again, "
+               "no prefix shared, other neighbours, chunks of 64 tokens: the noise floor; Wilson interval", _SHARE, sampled=True, none=0.0),
+        Metric("mcq_aa_score_noise", "mcq", "nat", "lower",
+               "the most that the summed logprob of a choice moved between these two runs of the baseline", (0.0, inf)),
+        Metric("mcq_prefix_disagreement", "mcq", "share", "lower",
+               "share of the same questions whose pick is another one behind a line end before the prompt, which changes no meaning: how "
+               "fragile they are; Wilson interval", _SHARE, sampled=True),
         Metric("mcq_scored", "mcq", "questions", "higher", "questions scored; n is all that were asked for", (0.0, inf)),
         Metric("truncated_share", "mcq", "share", "lower", "share of the questions whose prompt was truncated", _SHARE),
     )

@@ -41,24 +41,42 @@ class Spread:
         distance = abs(self._scale(self.value) - self._scale(limit))
         return 2 * self._tail(distance / error)
 
-    def detectable(self, limit: float, above: bool, power: float = POWER) -> float:
+    def detectable(self, limit: float, above: bool, power: float = POWER, level: float = _LEVEL) -> float:
         """The smallest distance of a true value above (or below) `limit` at which the interval of so much data lies on that
-        side of it with that power; infinite where no value that there can be does.
+        side of it with that power; infinite where no value that there can be does. level: of the interval's one end.
         """
         if self.unit == "share":
-            return self._detectable_share(limit if above else 1 - limit, power)
+            return self._detectable_share(limit if above else 1 - limit, power, level)
         sign = 1 if above else -1
-        steps = self._quantile(_LEVEL) + self._quantile(power)
+        steps = self._quantile(level) + self._quantile(power)
         # Above the limit it is the lower end of an interval that has to clear it.
         error = self._side(not above)
         return abs(self._unscale(self._scale(limit) + sign * steps * error) - limit)
 
-    def _detectable_share(self, limit: float, power: float) -> float:
+    def needed(
+        self, n: int | None, limit: float, above: bool, power: float = POWER, level: float = _LEVEL
+    ) -> int | None:
+        """How many samples would put the interval on the value's side of `limit`, if the true value is the one that was found
+        in `n`; arguments as of `detectable`. None where no number would.
+
+        Of a share it is the n of the score test that Wilson's interval inverts, whose alternative has its own variance: none
+        at 0 and 1, where the first n whose interval clears the limit is exact.
+        """
+        distance = abs(self.value - limit)
+        if self.unit != "share":
+            return needed(n, self.detectable(limit, above, power, level), distance)
+        if n is None or not distance > 1e-6:
+            return None
+        z, z_power, p = _NORMAL.inv_cdf(level), _NORMAL.inv_cdf(power), self.value
+        root = (z * math.sqrt(limit * (1 - limit)) + z_power * math.sqrt(p * (1 - p))) / distance
+        return math.ceil(root**2 * n / self._effective() - 1e-9)
+
+    def _detectable_share(self, limit: float, power: float, level: float) -> float:
         """Above `limit`, by the score test that Wilson's interval inverts; the alternative has its own variance."""
         n = self._effective()
         if math.isinf(n):
             return 0.0
-        threshold = limit + _Z * math.sqrt(limit * (1 - limit) / n)
+        threshold = limit + _NORMAL.inv_cdf(level) * math.sqrt(limit * (1 - limit) / n)
         low, high, z = limit, 1.0, _NORMAL.inv_cdf(power)
         if threshold >= 1:
             return math.inf

@@ -127,6 +127,8 @@ RUNNERS: dict[str, RunnerDecl] = {
             "limit": Option("int", None, "questions (spread over subjects; the result is partial)", minimum=1, optional=True),
             "chat_template": Option("bool", False, "wrap each prompt in the tokenizer's chat template"),
             "max_truncated": Option("float", 0.0, "share of questions that may be truncated before the cell fails", minimum=0.0),
+            "aa_limit": Option("int", 100, "questions (spread over subjects) that the baseline scores twice more for its noise floor; "
+                               "0: none", minimum=0),
         }, "multiple choice by logprob, paired with the baseline question by question", variant="{tasks} {shots}-shot"),
     )
 }  # fmt: skip

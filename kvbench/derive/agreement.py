@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvbench.derive.repetition import distinct_ngrams
-from kvbench.derive.value import Value, incomparable, share
+from kvbench.derive.value import Value, incomparable, share_of_steps
 from kvbench.record import Record
 from kvbench.stats import largest
 
@@ -20,7 +20,9 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     again = noise.facts.get("aa_disagreements")
     steps = len(noise.samples["tokens"])
     if again is not None and steps:
-        yield share("aa_disagreement", len(again), steps)
+        flips = set(again)
+        yield share_of_steps("aa_disagreement", [i in flips for i in range(steps)])
+    yield _prefixed(noise)
     floor = margin_noise(noise)
     if floor is not None:
         yield Value("aa_margin_noise", floor, steps)
@@ -32,6 +34,15 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
         yield Value("native_distinct_4grams", distinct, steps, note=loops)
     if baseline:
         yield from _against(record, baseline)
+
+
+def _prefixed(native: Record) -> Value:
+    """How much of the baseline's text a line end before the prompt would have changed, step by step along its own history."""
+    behind, tokens = native.samples.get("prefix_tokens"), native.samples["tokens"]
+    if not behind:
+        reason = native.facts.get("prefix", "the record has no such pass")
+        return Value("prefix_disagreement", None, note=reason)
+    return share_of_steps("prefix_disagreement", [a != b for a, b in zip(behind, tokens, strict=True)])
 
 
 def margin_noise(native: Record) -> float | None:
@@ -72,7 +83,7 @@ def _against(record: Record, baseline: Record) -> Iterator[Value]:
     flipped = set(baseline.facts.get("aa_disagreements") or ())
     ties = {i for i in differing if i in flipped or (floor is not None and margins[i] <= floor)}
     real = [i for i in differing if i not in ties]
-    yield share("top1_teacher_forced", steps - len(differing), steps)
+    yield share_of_steps("top1_teacher_forced", [a == b for a, b in zip(tokens, native, strict=True)])
     yield from _length(record, baseline)
     of = f"{len(ties)} of {len(differing)} differing steps are near-ties" if differing else ""
     unseen = f"censored: no divergence within {steps} steps"

@@ -15,20 +15,22 @@ from kvbench.stats import (
     clustered_ratio,
     detectable_difference,
     equivalence_margin,
+    largest,
     mcnemar_p,
     paired_difference,
 )
 
 COMPARABLE = ("task", "shots", "choice_ids", "prompt_policy", "bos", "total", "data_sha")
 
+NOT_AGAIN = "the baseline was not scored a second time (option aa_limit)"
 
 # Of a candidate and its baseline, question by question.
 PAIRED = ("mcq_delta_pt", "mcq_mde_pt", "mcq_recovery", "mcq_agreement", "mcq_right_to_wrong", "mcq_wrong_to_right",
-          "mcq_wrong_to_wrong", "mcq_mcnemar_p")  # fmt: skip
+          "mcq_wrong_to_wrong", "mcq_mcnemar_p", "mcq_real_flips")  # fmt: skip
 
 
 class Judged(NamedTuple):
-    """One scored question under one norm. picks: the choices of the highest score (more than one: a tie).
+    """One scored question under one norm. picks: the choices of the highest score (more than one: a tie); scores: summed logprobs.
 
     picks is empty where a choice has no number; such a question is neither right nor wrong, and makes shares NaN.
     """
@@ -36,6 +38,7 @@ class Judged(NamedTuple):
     subject: str
     answer: int
     picks: list[int]
+    scores: Sequence[float]
 
     @property
     def right(self) -> bool:
@@ -56,8 +59,48 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     yield _accuracy("mcq_accuracy_norm", list(_judge(record, "tokens").values()), "per token")
     yield _accuracy("mcq_accuracy_norm_char", list(_judge(record, "chars").values()), "per character")
     yield _macro(scored)
+    native = baseline or record  # the baseline's own noise, beside its candidates too
+    yield from _noise(native)
     if baseline:
-        yield from _paired(judged, _judge(baseline), incomparable(record, baseline, COMPARABLE))
+        note = incomparable(record, baseline, COMPARABLE)
+        yield from _paired(judged, _judge(baseline), score_noise(baseline), note)
+
+
+def _noise(native: Record) -> Iterator[Value]:
+    """How far the baseline's own picks and scores move when it is scored again, and its picks behind a line end."""
+    for metric, key in (("mcq_aa_disagreement", "aa_scores"), ("mcq_prefix_disagreement", "prefix_scores")):
+        asked = [q for q in native.samples["questions"] if key in q]
+        picks = [[_picks(q[k], [1] * len(q[k])) for k in ("scores", key)] for q in asked]
+        if not asked:
+            reason = native.facts.get("prefix") if key == "prefix_scores" else None
+            yield Value(metric, None, note=reason or NOT_AGAIN)
+        elif all(first and second for first, second in picks):
+            yield share(metric, sum(first[0] != second[0] for first, second in picks), len(picks))
+        else:
+            yield Value(metric, math.nan, len(picks), note="a question has a choice without a number")
+    noise, again = score_noise(native), sum("aa_scores" in q for q in native.samples["questions"])
+    yield Value("mcq_aa_score_noise", noise, again, note="" if noise is not None else NOT_AGAIN)
+
+
+def score_noise(native: Record) -> float | None:
+    """The most that a choice's summed logprob moved between the baseline's two runs; None where the record has no second one."""
+    moved = [
+        abs(a - b)
+        for q in native.samples["questions"]
+        if "aa_scores" in q
+        for a, b in zip(q["scores"], q["aa_scores"], strict=True)
+    ]
+    return largest(moved) if moved else None
+
+
+def _real_flips(pairs: Sequence[tuple[Judged, Judged]], noise: float | None) -> Value:
+    """Changed picks that noise does not explain: it may lower native's choice and raise the candidate's, each by all of it."""
+    if noise is None:
+        return Value("mcq_real_flips", None, len(pairs), note=NOT_AGAIN)
+    margins = [b.scores[b.picks[0]] - b.scores[a.picks[0]] for a, b in pairs if a.picks[0] != b.picks[0]]
+    real = sum(margin > 2 * noise for margin in margins)
+    note = f"{len(margins) - real} of {len(margins)} changed picks are near-ties" if margins else ""
+    return share("mcq_real_flips", real, len(pairs), note)
 
 
 def _judge(record: Record, norm: str | None = None) -> dict[Any, Judged]:
@@ -65,7 +108,10 @@ def _judge(record: Record, norm: str | None = None) -> dict[Any, Judged]:
     scored = [q for q in record.samples["questions"] if q["skipped"] is None]
     return {
         q["id"]: Judged(
-            q["subject"], q["answer"], _picks(q["scores"], q[norm] if norm else [1] * len(q["scores"]))
+            q["subject"],
+            q["answer"],
+            _picks(q["scores"], q[norm] if norm else [1] * len(q["scores"])),
+            q["scores"],
         )
         for q in scored
     }
@@ -109,8 +155,10 @@ def _macro(judged: Sequence[Judged]) -> Value:
     return Value("mcq_macro", found.value, len(judged), low, high, note, found.units)
 
 
-def _paired(own: Mapping[Any, Judged], native: Mapping[Any, Judged], note: str) -> Iterator[Value]:
-    """Over the questions that both sides scored, matched by id. note: why the two may not be compared, or ""."""
+def _paired(
+    own: Mapping[Any, Judged], native: Mapping[Any, Judged], noise: float | None, note: str
+) -> Iterator[Value]:
+    """Over the questions that both sides scored, matched by id. noise: `score_noise`; note: why the two may not be compared, or ""."""
     pairs = [(judged, native[key]) for key, judged in own.items() if key in native]
     n = len(pairs)
     if not note and any(a.answer != b.answer for a, b in pairs):
@@ -135,6 +183,7 @@ def _paired(own: Mapping[Any, Judged], native: Mapping[Any, Judged], note: str) 
     detectable = 100 * detectable_difference(gained, lost, n)
     yield Value("mcq_mde_pt", detectable, n, note=f"{gained + lost} of {n} pairs discordant; at 80% power")
     yield _recovery(sum(b.right for _, b in pairs), (gained - lost) / n, interval, n)
+    yield _real_flips(pairs, noise)
     yield share("mcq_agreement", sum(a.picks[0] == b.picks[0] for a, b in pairs), n)
     yield share("mcq_right_to_wrong", lost, n)
     yield share("mcq_wrong_to_right", gained, n)

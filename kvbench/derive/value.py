@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvbench.record import Record
-from kvbench.stats import Estimate, Interval, wilson
+from kvbench.stats import Estimate, Interval, clustered_share, wilson
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,29 @@ def share(metric: str, successes: int, n: int, note: str = "") -> Value:
         return Value(metric, None, 0, note=note or "nothing was scored")
     low, high = wilson(successes, n)
     return Value(metric, successes / n, n, low, high, note)
+
+
+BLOCK = 64  # steps of one text that count as one sample for an interval: see tests/unit/test_coverage.py
+
+
+def share_of_steps(metric: str, flags: Sequence[bool], note: str = "") -> Value:
+    """The share of consecutive steps of one text that are true, its interval clustered by blocks of `BLOCK` steps.
+
+    Neighbouring steps see the same history and fail together. Fewer than two blocks have no interval.
+    """
+    if not flags:
+        return Value(metric, None, 0, note="nothing was scored")
+    blocks = [flags[i : i + BLOCK] for i in range(0, len(flags), BLOCK)]
+    found = clustered_share([sum(b) for b in blocks], [len(b) for b in blocks], range(len(blocks)))
+    said = (
+        f"{len(blocks)} blocks of {BLOCK} steps"
+        if found.interval
+        else f"fewer than 2 blocks of {BLOCK} steps: no interval"
+    )
+    low, high = found.interval or (None, None)
+    return Value(
+        metric, found.value, len(flags), low, high, "; ".join(filter(None, (said, note))), found.units
+    )
 
 
 def with_interval(metric: str, value: float, n: int, interval: Interval | None, note: str = "") -> Value:

@@ -177,7 +177,7 @@ def _resolution(console: Console, view: View, terminal: bool) -> None:
         return
     _title(
         console,
-        "What so much data decides (80% power, 5%; n needed as n of the value: tokens, questions or pairs)",
+        "What so much data decides (80% power, 5%; n needed: samples that would decide at the value that was found)",
     )
     table = _table(terminal)
     table.add_column("Check", overflow="fold")

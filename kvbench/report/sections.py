@@ -145,12 +145,14 @@ SECTIONS: tuple[Section, ...] = (
         ("real_divergence", "Beyond near-ties"),
         ("aa_disagreement", "A/A noise floor"),
         ("aa_margin_noise", "A/A margin noise"),
+        ("prefix_disagreement", "Line end before"),
         ("length_ratio", "Length to native"),
         ("native_distinct_4grams", "Native text, distinct 4-grams"),
-    ), frozenset({"top1_teacher_forced", "first_divergence", "real_divergence", "aa_disagreement", "native_distinct_4grams"}),
+    ), frozenset({"top1_teacher_forced", "first_divergence", "real_divergence", "aa_disagreement", "prefix_disagreement", "native_distinct_4grams"}),
         "Teacher-forced: the share of steps on which the candidate picks the native token along the native history. "
         "The first divergence is counted from step 0. One where the native margin is within the A/A noise is a "
-        "near-tie; beyond near-ties is the first that is none."),
+        "near-tie; beyond near-ties is the first that is none. Line end before: the share of native's own steps that a line "
+        "end before the prompt changes, the scale on which the candidate's share may be read."),
     Section("generate", "Free-running text", "generate", (
         ("gen_collapsed", "Collapsed"),
         ("gen_degenerated", "Degenerated"),
@@ -174,15 +176,21 @@ SECTIONS: tuple[Section, ...] = (
         ("mcq_right_to_wrong", "Right to wrong"),
         ("mcq_wrong_to_right", "Wrong to right"),
         ("mcq_wrong_to_wrong", "Wrong to another wrong"),
+        ("mcq_real_flips", "Flips beyond noise"),
+        ("mcq_aa_disagreement", "A/A noise floor"),
+        ("mcq_aa_score_noise", "A/A score noise"),
+        ("mcq_prefix_disagreement", "Line end before"),
         ("mcq_mcnemar_p", "McNemar p"),
         ("mcq_macro", "Macro average"),
         ("mcq_accuracy_norm", "Accuracy by token"),
         ("mcq_accuracy_norm_char", "Accuracy by character"),
         ("mcq_scored", "Scored"),
         ("truncated_share", "Truncated"),
-    ), frozenset({"mcq_accuracy", "mcq_delta_pt", "mcq_mde_pt", "mcq_agreement", "mcq_mcnemar_p", "mcq_scored"}),
+    ), frozenset({"mcq_accuracy", "mcq_delta_pt", "mcq_mde_pt", "mcq_agreement", "mcq_real_flips", "mcq_aa_disagreement", "mcq_scored"}),
         "Choices are scored by summed logprob; the delta is paired question by question with the baseline. A "
-        "delta smaller than what is detectable at 80% power may be there unseen: such a sample decides nothing about it."),
+        "delta smaller than what is detectable at 80% power may be there unseen: such a sample decides nothing about it. The "
+        "noise floor is of native scored again, with other neighbours; line end before: picks of native that a line end before "
+        "the prompt changes. Flips beyond noise are changed picks that this noise does not explain."),
     Section("parity", "Parity with the oracle", "parity", (
         ("parity_max_abs", "Worst absolute error"),
         ("parity_bound_share", "Worst share of bound"),

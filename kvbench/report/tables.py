@@ -204,7 +204,11 @@ def mde_text(outcome: OutcomeLike) -> str:
 
 
 def needed_text(outcome: OutcomeLike) -> str:
-    return "" if outcome.n_needed is None else number(outcome.n_needed)
+    """`73 questions`; "" where no number is known."""
+    if outcome.n_needed is None:
+        return ""
+    counted = METRICS[outcome.metric].counted if outcome.metric in METRICS else ""
+    return f"{number(outcome.n_needed)} {counted}".rstrip()
 
 
 def _worse(a: Entry, b: Entry) -> bool:

@@ -1,10 +1,11 @@
 """Token agreement with the native baseline over many greedy steps: teacher-forced, and free from the first divergence.
 
 The baseline's task writes the greedy text and its margins, and reads its own text once more in chunks, with a neighbour in the
-batch: the steps where that flips the argmax, and how far it moves the margins, are its noise floor (A/A). A candidate's task reads the baseline's text (teacher-forced): one
-argmax a step under the native history. Where it first differs, the store is really cut back and the candidate decodes
-on its own, one token a forward, from a few steps before: those few must repeat the teacher-forced argmax, which shows
-that reading in chunks and decoding are one thing.
+batch: the steps where that flips the argmax, and how far it moves the margins, are its noise floor (A/A). It reads it a third time
+behind a line end before the prompt, which changes no meaning: where that flips the argmax, the text itself is undecided. A
+candidate's task reads the baseline's text (teacher-forced): one argmax a step under the native history. Where it first differs,
+the store is really cut back and the candidate decodes on its own, one token a forward, from a few steps before: those few must
+repeat the teacher-forced argmax, which shows that reading in chunks and decoding are one thing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kvbench.cells import content_hash
 from kvbench.decision import check_context
 from kvbench.errors import KvbenchError
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.encode import head_ids
+from kvbench.runners.encode import NEUTRAL, bos_ids, head_ids, neutral_ids, perturbed
 from kvbench.runners.greedy import Trace, greedy, teacher_forced
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def run(ctx: Context) -> Measurement:
     check_context(ctx.model.facts, options["prompt_tokens"], options["steps"])
     prompt = head_ids(ctx, options["prompt_tokens"])
     neighbour = options["steps"] // CHUNK + 1 + ctx.spec["page_size"] if ctx.is_baseline else 0
-    engine = ctx.engine(sequences=1, tokens=options["prompt_tokens"] + options["steps"] + neighbour)
+    neutral = neutral_ids(ctx.model.tokenizer) if ctx.is_baseline else []
+    own = options["prompt_tokens"] + len(neutral) + options["steps"]
+    engine = ctx.engine(sequences=1, tokens=own + neighbour)
     samples, facts = (_baseline if ctx.is_baseline else _candidate)(ctx, engine, prompt)
     facts |= {
         "steps": options["steps"],
@@ -69,10 +72,17 @@ def _baseline(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str
     engine.truncate(seq, 0)
     progress = _progress(ctx, "re-run", steps)
     again = teacher_forced(engine, seq, prompt, text.best, CHUNK, progress, beside=engine.add())
+    prefix, unprefixed = _prefix(ctx, prompt, steps)
+    behind: list[int] = []
+    if prefix:
+        engine.truncate(seq, 0)
+        progress = _progress(ctx, "behind a line end", 2 * steps)
+        behind = teacher_forced(engine, seq, prefix, text.best, CHUNK, progress).best
     samples = {
         "tokens": text.best,
         "margins": [round(x, 6) for x in text.margins],
         "aa_margins": [round(x, 6) for x in again.margins],
+        "prefix_tokens": behind,
         "logprob_native_token": [round(x, 6) for x in text.logprobs],
         "continuation": [],
         "continuation_text": "",
@@ -85,9 +95,20 @@ def _baseline(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str
         "mode": f"{mode}; A/A re-run in chunks of {CHUNK}, a neighbour in the batch",
         "forwards": text.forwards,
         "aa_disagreements": [i for i, (a, b) in enumerate(zip(text.best, again.best, strict=True)) if a != b],
+        "prefix": unprefixed or f"{NEUTRAL!r} before the prompt, ids {neutral_ids(ctx.model.tokenizer)}",
         "checked_decode_steps": [],
     }
     return samples, facts
+
+
+def _prefix(ctx: Context, prompt: list[int], steps: int) -> tuple[list[int], str]:
+    """The prompt behind a line end, or none and the reason."""
+    neutral, most = neutral_ids(ctx.model.tokenizer), ctx.model.facts.max_context
+    if not neutral:
+        return [], "none: the tokenizer has no token for a line end"
+    if most is not None and len(prompt) + len(neutral) + steps - 1 > most:
+        return [], f"none: the model has {most} positions, and prompt and steps take them"
+    return perturbed(prompt, neutral, bos_ids(ctx.model.tokenizer)), ""
 
 
 def _candidate(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -162,5 +183,5 @@ def decode_from(
 
 
 def _progress(ctx: Context, note: str, before: int) -> Callable[[int], None]:
-    total = ctx.options["steps"] * (2 if ctx.is_baseline else 1)
+    total = ctx.options["steps"] * (3 if ctx.is_baseline else 1)
     return lambda done: ctx.progress(before + done, total, note)

@@ -65,6 +65,21 @@ def bos_ids(tokenizer: Any) -> list[int]:
     return []
 
 
+NEUTRAL = "\n"  # one line end before a text says nothing about it
+
+
+def neutral_ids(tokenizer: Any) -> list[int]:
+    """Ids of one line end, with which a prompt is perturbed without a change of meaning; none where the tokenizer has none."""
+    ids = plain_ids(tokenizer, [NEUTRAL])[0]
+    return [] if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids else list(ids)
+
+
+def perturbed(prompt: Sequence[int], neutral: Sequence[int], first: Sequence[int]) -> list[int]:
+    """`neutral` put before the prompt, behind the BOS tokens `first` where it begins with them."""
+    at = len(first) if list(prompt[: len(first)]) == list(first) else 0
+    return [*prompt[:at], *neutral, *prompt[at:]]
+
+
 def bos_policy(tokenizer: Any) -> str:
     """The sentence for the record."""
     ids = bos_ids(tokenizer)

@@ -26,23 +26,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Group:
-    """Questions that share `prefix`. items: what follows it; their contexts have at least one token each."""
+    """Questions that share `prefix`. items: what follows it; their contexts have at least one token each.
+
+    mixed: short questions stand beside long ones in a forward, which costs time and gives each other neighbours.
+    """
 
     prefix: tuple[int, ...]
     items: tuple[Pair, ...]
+    mixed: bool = False
 
 
-def group(pairs: Sequence[Pair], share: bool = True) -> Group:
+def group(pairs: Sequence[Pair], share: bool = True, mixed: bool = False) -> Group:
     """The longest common token prefix taken out of the contexts; `share=False`, or a single question, takes none out."""
     n = common_prefix([p.context for p in pairs]) if share and len(pairs) > 1 else 0
     items = tuple(Pair(p.context[n:], p.continuations, p.merged) for p in pairs)
-    return Group(pairs[0].context[:n], items)
+    return Group(pairs[0].context[:n], items, mixed)
 
 
-def batches(items: Sequence[Pair], device: torch.device) -> list[list[int]]:
-    """Indexes of the questions of each packed forward, shortest first: equal lengths share an attention call."""
-    order = sorted(range(len(items)), key=lambda i: (len(items[i].context), i))
-    packs = packed([len(items[i].context) for i in order], budget(device))
+def batches(g: Group, device: torch.device) -> list[list[int]]:
+    """Indexes of the questions of each packed forward, shortest first: equal lengths share an attention call. Where they are
+    mixed, the longest, the shortest, the second longest, ...
+    """
+    lengths = [len(item.context) for item in g.items]
+    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
+    if g.mixed:
+        order = [order[-1 - k // 2] if k % 2 == 0 else order[k // 2] for k in range(len(order))]
+    packs = packed([lengths[i] for i in order], budget(device))
     return [[order[i] for i in pack] for pack in packs]
 
 
@@ -51,7 +60,7 @@ def capacity(groups: Sequence[Group], device: torch.device, page_size: int) -> i
     most = 1
     for g in groups:
         shared = pages_for(len(g.prefix), page_size)
-        for batch in batches(g.items, device):
+        for batch in batches(g, device):
             need = shared
             for item in (g.items[i] for i in batch):
                 need += pages_for(len(item.context), page_size) + 1
@@ -69,7 +78,7 @@ def score(engine: Engine, g: Group, chunk: int) -> Iterator[tuple[list[int], lis
     root = engine.add()
     if g.prefix:
         feed(engine, [(root, g.prefix)], chunk, "none")
-    for batch in batches(g.items, engine.model.device):
+    for batch in batches(g, engine.model.device):
         items = [g.items[i] for i in batch]
         seqs = [engine.fork(root) for _ in batch]
         last = feed(engine, [(s, item.context) for s, item in zip(seqs, items, strict=True)], chunk, "last")

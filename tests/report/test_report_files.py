@@ -58,7 +58,7 @@ def test_what_so_much_data_decides_stands_in_csv_json_and_page(passing, tmp_path
         (0.734567, 4321)
     }
     page = write_all(tmp_path, *made.args)[0].read_text()
-    assert '<td class="num">0.735 %</td><td class="num">4,321</td>' in page
+    assert '<td class="num">0.735 %</td><td class="num">4,321 tokens</td>' in page
 
 
 def test_an_effect_that_nothing_could_show_is_no_number(passing):

@@ -6,7 +6,7 @@ import pytest
 
 from kvbench.errors import KvbenchError, Refused, UsageError
 from kvbench.runners import agreement
-from kvbench.runners.encode import head_ids
+from kvbench.runners.encode import bos_ids, head_ids, neutral_ids, perturbed
 from kvbench.runners.greedy import greedy, propose, teacher_forced
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 72, 101]
@@ -122,7 +122,42 @@ def test_the_baseline_keeps_its_text_margins_and_noise_floor(runner_context, dra
     )
     assert facts["mode"].startswith("greedy, up to 4 drafted" if draft else "greedy, one token")
     assert samples["native_text"] == ctx.model.tokenizer.decode(samples["tokens"])
-    assert seen[-1] == (2 * STEPS, 2 * STEPS, "re-run")
+    assert (2 * STEPS, 3 * STEPS, "re-run") in seen
+    assert seen[-1] == (3 * STEPS, 3 * STEPS, "behind a line end")
+
+
+def test_the_baselines_text_is_read_once_more_behind_a_line_end(runner_context):
+    """Against one prefill of the whole history with the line end's id before it, and behind any BOS."""
+    ctx = runner_context("agreement", steps=STEPS, prompt_tokens=24)
+    measured = agreement.run(ctx)
+    neutral, bos = neutral_ids(ctx.model.tokenizer), bos_ids(ctx.model.tokenizer)
+    assert ctx.model.tokenizer.decode(neutral) == "\n"
+    prompt = head_ids(ctx, 24)
+    engine = ctx.engine(sequences=1, tokens=24 + 1 + STEPS)
+    history = [*bos, *neutral, *prompt[len(bos) :], *measured.samples["tokens"][:-1]]
+    logits = engine.prefill(engine.add(), history, "all")[24:]
+    assert measured.samples["prefix_tokens"] == logits.argmax(-1).tolist()
+    assert measured.samples["prefix_tokens"] != measured.samples["tokens"]  # the line end is really there
+    assert measured.facts["prefix"] == f"'\\n' before the prompt, ids {neutral}"
+
+
+def test_a_text_that_fills_the_models_positions_has_no_room_for_a_line_end(runner_context):
+    ctx = runner_context("agreement", steps=4, prompt_tokens=24)
+    assert agreement._prefix(ctx, [1] * 4092, 4)[0] != []  # 4092 + 1 + 4 - 1 positions
+    prefix, reason = agreement._prefix(ctx, [1] * 4093, 4)
+    assert (prefix, reason) == ([], "none: the model has 4096 positions, and prompt and steps take them")
+
+
+def test_a_line_end_stands_behind_the_bos_that_the_tokenizer_puts_first():
+    assert perturbed([1, 5, 6], [9], [1]) == [1, 9, 5, 6]
+    assert perturbed([5, 1, 6], [9], [1]) == [9, 5, 1, 6]
+    assert perturbed([5, 6], [9, 8], []) == [9, 8, 5, 6]
+
+
+def test_a_tokenizer_without_a_line_end_gives_none():
+    from tests.unit.quality_tools import word_tokenizer
+
+    assert neutral_ids(word_tokenizer(["a", " "])) == []
 
 
 @pytest.mark.parametrize(

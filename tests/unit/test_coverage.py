@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvbench import stats
+from kvbench.derive.value import share_of_steps
 
 Tokens = list[np.ndarray]
 
@@ -65,6 +66,44 @@ def test_divergences_are_covered(m: int, least: float) -> None:
 def test_a_bootstrap_over_few_documents_covers_worse() -> None:
     for statistic in ("mean", "p99"):
         assert covered(5, 120, statistic, bootstrap=True) < covered(5, 120, statistic) - 0.05
+
+
+def test_over_many_documents_a_bootstrap_covers_about_as_well() -> None:
+    for statistic in ("mean", "p99"):
+        assert covered(30, 60, statistic, bootstrap=True) > 0.85
+
+
+def steps(rng: np.random.Generator, share: float, burst: float) -> list[bool]:
+    """2048 steps of one text, a share of which differ, in runs of `burst` steps on average (a Markov chain of two states)."""
+    leave = 1 / burst
+    enter = leave * share / (1 - share)
+    differs, found = rng.random() < share, []
+    for draw in rng.random(2048):
+        differs = draw >= leave if differs else draw < enter
+        found.append(not differs)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("share", "burst", "least", "plain_most"),
+    [(0.02, 1.0, 0.94, 0.98), (0.02, 4.0, 0.88, 0.65), (0.05, 4.0, 0.9, 0.65), (0.05, 16.0, 0.84, 0.4)],
+)
+def test_steps_of_one_text_are_covered_by_blocks_where_plain_wilson_is_not(
+    share: float, burst: float, least: float, plain_most: float
+) -> None:
+    """Steps that differ on their own (burst 1) lose nothing by blocks; those that differ in runs are worth fewer."""
+    rng = np.random.default_rng(7)
+    own = plain = 0
+    for _ in range(400):
+        flags = steps(rng, share, burst)
+        row = share_of_steps("top1_teacher_forced", flags)
+        assert row.low is not None
+        assert row.high is not None
+        own += row.low <= 1 - share <= row.high
+        low, high = stats.wilson(sum(flags), 2048)
+        plain += low <= 1 - share <= high
+    assert own / 400 >= least
+    assert plain / 400 <= plain_most
 
 
 @pytest.mark.parametrize("m", [3, 5, 20, 60])

@@ -351,5 +351,7 @@ def test_text_whose_every_token_is_as_likely_measures_nothing() -> None:
 
 def test_a_ruling_of_an_endless_interval_is_open() -> None:
     assert rule(Spread(1.0, 0.5, math.inf, "ratio"), 3, Limits(-math.inf, 2.0), 1.0, 1) == Ruling(
-        INCONCLUSIVE, "the interval lies on both sides of it, so more data must decide"
+        INCONCLUSIVE,
+        "the interval lies on both sides of it, so more data must decide",
+        hopeless="the interval has no end, so no number of samples can be named",
     )

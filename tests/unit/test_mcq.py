@@ -18,10 +18,10 @@ from kvbench.errors import KvbenchError, NotAvailable, UsageError
 from kvbench.questions import Question
 from kvbench.runners import mcq
 from kvbench.runners.context import Measurement
-from kvbench.runners.encode import Fitted, Pair, bos_ids
+from kvbench.runners.encode import Fitted, Pair, bos_ids, neutral_ids
 from kvbench.runners.encoder import Encoder
 from kvbench.runners.prompts import TEMPLATES
-from kvbench.runners.scoring import capacity, group, score
+from kvbench.runners.scoring import batches, capacity, group, score
 from tests.unit.quality_tools import bpe_tokenizer, context, reference_logprobs, tiny_model
 
 CPU = torch.device("cpu")
@@ -157,6 +157,98 @@ def test_a_small_prefill_chunk_changes_no_score(model: Any, folder: Path) -> Non
     pairs = pairs_of(model, folder, "arc_easy", 5)
     for a, b in zip(scores_of(model, pairs, True)[0], scores_of(model, pairs, True, chunk=7)[0], strict=True):
         assert a == pytest.approx(b, abs=1e-4)
+
+
+# the noise floor
+
+
+def test_mixed_batches_are_other_neighbours() -> None:
+    """Six questions of 100 to 350 tokens, 512 a forward."""
+    pairs = [Pair(tuple(range(n)), ((1,), (2,)), False) for n in (100, 150, 200, 250, 300, 350)]
+    assert batches(group(pairs, False), CPU) == [[0, 1, 2], [3], [4], [5]]
+    assert batches(group(pairs, False, mixed=True), CPU) == [[5, 0], [4, 1], [3, 2]]
+    assert batches(group(pairs[:5], False, mixed=True), CPU) == [[4, 0], [3, 1], [2]]
+
+
+def spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
+    """The groups that the runner scores, and in which chunks."""
+    seen: list[tuple[Any, int]] = []
+    real = mcq.score
+
+    def spy(engine: Any, g: Any, chunk: int) -> Any:
+        seen.append((g, chunk))
+        return real(engine, g, chunk)
+
+    monkeypatch.setattr(mcq, "score", spy)
+    return seen
+
+
+@pytest.mark.parametrize(("task", "shots"), [("mmlu", 5), ("arc_easy", 0)])
+def test_the_baseline_scores_a_spread_subset_again_in_other_company(
+    model: Any, folder: Path, task: str, shots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = spied(monkeypatch)
+    found = measure(model, folder, task, shots=shots, aa_limit=3)
+    rows = found.samples["questions"]
+    again = [r["id"] for r in rows if "aa_scores" in r]
+    assert (
+        again
+        == {"mmlu": ["lambda_forms/0", "lambda_forms/1", "yield/0"], "arc_easy": [r["id"] for r in rows[:3]]}[
+            task
+        ]
+    )
+    subjects = 2 if task == "mmlu" else 1
+    first, (g, chunk), behind = seen[:subjects], seen[subjects], seen[subjects + 1 :]
+    assert (g.prefix, g.mixed, chunk, len(g.items)) == ((), True, 64, 3)
+    assert all(c == 512 and not own.mixed for own, c in (*first, *behind))
+    assert len(behind) == subjects
+    for r in rows:
+        if "aa_scores" in r:
+            assert r["aa_scores"] == pytest.approx(r["scores"], abs=1e-3)
+            assert r["aa_scores"].index(max(r["aa_scores"])) == r["pick"]
+    assert found.facts["aa_questions"] == 3
+    assert found.facts["computed_tokens"] == sum(
+        len(own.prefix) + sum(len(i.context) + sum(len(c) - 1 for c in i.continuations) for i in own.items)
+        for own, _ in first
+    )
+
+
+def test_scores_behind_a_line_end_are_those_of_the_whole_string_with_its_id_before_it(
+    model: Any, folder: Path
+) -> None:
+    neutral = neutral_ids(model.tokenizer)
+    found = measure(model, folder, "arc_easy")
+    assert found.facts["prefix"] == f"'\\n' before the prompt, ids {neutral}"
+    encoder, data = encoder_of(model, folder, "arc_easy"), questions("arc_easy", folder)
+    for q, r in zip(data.questions, found.samples["questions"], strict=True):
+        prompt, *wholes = encoder.texts(q, 0)
+        start = len(model.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        for text, got, without in zip(wholes, r["prefix_scores"], r["scores"], strict=True):
+            ids = [*neutral, *model.tokenizer(text, add_special_tokens=False)["input_ids"]]
+            assert got == pytest.approx(float(reference_logprobs(model, ids)[start:].sum()), abs=1e-4)
+            assert got != pytest.approx(without, abs=1e-3)
+
+
+def test_only_the_baseline_is_scored_again_and_0_switches_it_off(model: Any, folder: Path) -> None:
+    whole, off = measure(model, folder, "mmlu"), measure(model, folder, "mmlu", aa_limit=0)
+    assert all("aa_scores" in r and "prefix_scores" in r for r in whole.samples["questions"])
+    own = measure(model, folder, "mmlu", kv_format="int8_sym", baseline=whole)
+    for plain in (off, own):
+        assert not [k for r in plain.samples["questions"] for k in r if k in ("aa_scores", "prefix_scores")]
+        assert "aa_questions" not in plain.facts
+    for a, b in zip(whole.samples["questions"], off.samples["questions"], strict=True):
+        assert a["scores"] == b["scores"]
+
+
+def test_what_a_line_end_would_push_out_of_the_window_is_left_out(folder: Path) -> None:
+    pairs = pairs_of(tiny_model(max_context=2048), folder, "mmlu", 0)
+    longest = max(len(p.context) + max(map(len, p.continuations)) - 1 for p in pairs)
+    found = measure(tiny_model(max_context=longest), folder, "mmlu")
+    assert found.facts["truncated"] == 0
+    assert all("aa_scores" in r for r in found.samples["questions"])
+    fits = ["prefix_scores" in r for r in found.samples["questions"]]
+    assert False in fits
+    assert True in fits
 
 
 def test_a18_t1_the_ids_of_the_letters_are_in_the_record(model: Any, folder: Path) -> None:

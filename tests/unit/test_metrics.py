@@ -35,7 +35,8 @@ itl_slope_us_per_token itl_intercept_ms itl_break_even_tokens itl_slope_ratio it
 latency_drift_pct latency_outliers itl_outlier_share throttled_requests
 health_amax health_error_max health_bound_share health_clip_share health_flush_share health_codes_min health_scale_spread
 real_divergence length_ratio aa_margin_noise ppl_aa_pct mcq_recovery mcq_right_to_wrong mcq_wrong_to_right mcq_wrong_to_wrong
-sens_kld_all sens_kld_k sens_kld_v sens_kld_first sens_kld_others sens_kld_suggested sens_layer_alone sens_layer_gain""".split()  # noqa: SIM905
+sens_kld_all sens_kld_k sens_kld_v sens_kld_first sens_kld_others sens_kld_suggested sens_layer_alone sens_layer_gain
+prefix_disagreement mcq_real_flips mcq_aa_disagreement mcq_aa_score_noise mcq_prefix_disagreement""".split()  # noqa: SIM905
 
 
 def test_the_names_are_fixed() -> None:
@@ -336,6 +337,48 @@ def test_no_divergence_is_censored() -> None:
     assert run.row("aa_disagreement").value == 0.0
 
 
+def test_steps_of_one_text_are_clustered_by_blocks_of_64() -> None:
+    """Five differing steps side by side in one of 32 blocks: the residuals of the other 31 are what 5 / 32 makes them."""
+    own = [7] * 100 + [8] * 5 + [7] * 1943
+    run = MadeRun().measure("agreement", tokens(own), tokens([7] * 2048, aa=[]))
+    row = run.row("top1_teacher_forced")
+    error = math.sqrt(32 / 31 * ((5 - 5 / 32) ** 2 + 31 * (5 / 32) ** 2)) / 2048
+    p, half = 2043 / 2048, float(scipy_stats.t.ppf(0.975, 31)) * error
+    worth = 1.959963985**2 * p * (1 - p) / half**2
+    assert worth == pytest.approx(2048 / 5, rel=0.1)  # five steps that differ together are worth one
+    centre, spread = (
+        p + 1.9207294 / worth,
+        1.959963985 * math.sqrt(p * (1 - p) / worth + 0.9603647 / worth**2),
+    )
+    assert (row.low, row.high) == pytest.approx(
+        ((centre - spread) / (1 + 3.8414588 / worth), (centre + spread) / (1 + 3.8414588 / worth)), rel=1e-6
+    )
+    assert (row.value, row.n, row.units, row.note) == (p, 2048, 32, "32 blocks of 64 steps")
+
+
+def test_steps_without_a_difference_have_the_interval_of_as_many_samples() -> None:
+    run = MadeRun().measure("agreement", tokens([7] * 2048), tokens([7] * 2048, aa=[]))
+    assert run.row("top1_teacher_forced").low == pytest.approx(2048 / (2048 + 3.8414588))
+    assert run.row("aa_disagreement").high == pytest.approx(3.8414588 / (2048 + 3.8414588))
+    few = MadeRun().measure("agreement", tokens([7] * 64), tokens([7] * 64, aa=[])).row("top1_teacher_forced")
+    assert (few.value, few.low, few.note) == (1.0, None, "fewer than 2 blocks of 64 steps: no interval")
+
+
+def test_the_line_end_before_the_prompt_is_a_share_of_the_baselines_own_steps() -> None:
+    samples, facts = tokens([7] * 256, aa=[])
+    native = (samples | {"prefix_tokens": [8] * 3 + [7] * 253}, facts)
+    run = MadeRun().measure("agreement", tokens([7] * 256), native)
+    for cell in (BASE, CAND):
+        row = run.row("prefix_disagreement", cell)
+        assert (row.value, row.n, row.baseline) == (3 / 256, 256, None)
+        assert row.low < 3 / 256 < row.high
+    none = (samples | {"prefix_tokens": []}, facts | {"prefix": "none: the model has 9 positions"})
+    row = MadeRun().measure("agreement", tokens([7] * 256), none).row("prefix_disagreement")
+    assert (row.value, row.note) == (None, "none: the model has 9 positions")
+    old = MadeRun().measure("agreement", tokens([7] * 256), (samples, facts)).row("prefix_disagreement")
+    assert (old.value, old.note) == (None, "the record has no such pass")
+
+
 def test_a_divergence_within_the_noise_floor_says_so() -> None:
     run = MadeRun().measure("agreement", tokens([7, 8, 7]), tokens([7, 7, 7], aa=[1]))
     assert run.row("first_divergence").value == 1
@@ -361,6 +404,22 @@ def test_the_margin_noise_tells_a_near_tie_from_a_real_divergence() -> None:
     assert ties.row("real_divergence").note == (
         "censored: no divergence within 5 steps; 1 of 1 differing steps are near-ties"
     )
+
+
+def test_a_margin_of_the_noise_itself_is_a_near_tie_and_any_above_is_none() -> None:
+    """Noise of exactly 0.25; margins 0.25 and the next number above it. Step 3 the baseline itself flips, at whatever margin."""
+    native = tokens([7] * 4, aa=[3])
+    native[0]["margins"] = [0.25, math.nextafter(0.25, 1), 2.0, 0.125]
+    native[0]["aa_margins"] = [0.25, math.nextafter(0.25, 1), 1.75, 0.125]
+    assert MadeRun().measure("agreement", tokens([7] * 4), native).row("aa_margin_noise").value == 0.25
+    for own, real in (
+        ([8, 7, 7, 7], 4),
+        ([7, 8, 7, 7], 1),
+        ([8, 8, 7, 7], 1),
+        ([7, 7, 7, 8], 4),
+        ([8, 7, 8, 8], 2),
+    ):
+        assert MadeRun().measure("agreement", tokens(own), native).row("real_divergence").value == real, own
 
 
 def test_a_margin_that_flipped_went_through_zero() -> None:
@@ -711,6 +770,67 @@ def test_a_choice_that_changes_between_two_wrong_ones_is_a_flip_of_its_own() -> 
         None,
         "the baseline answers no question",
     )
+
+
+def twice(
+    key: int, answer: int, scores: list[float], aa: list[float], prefix: list[float] | None = None
+) -> dict[str, Any]:
+    """A question of the baseline that was scored again."""
+    return question(
+        key, answer, *scores, aa_scores=aa, **({} if prefix is None else {"prefix_scores": prefix})
+    )
+
+
+def test_the_noise_floor_of_multiple_choice() -> None:
+    """Four questions, three of them scored again, one of these not behind the line end; one pick of three flips, one of two."""
+    native = [
+        twice(0, 0, [-1.0, -2.0], [-1.0, -2.25], [-1.0, -2.0]),
+        twice(1, 0, [-1.0, -1.125], [-1.125, -1.0], [-2.0, -1.0]),
+        twice(2, 0, [-1.0, -3.0], [-1.0, -3.0]),
+        question(3, 0, -1.0, -3.0),
+    ]
+    run = mcq_run(asked(*(question(i, 0, -1.0, -2.0) for i in range(4))), asked(*native))
+    for cell in (BASE, CAND):
+        aa, prefix, noise = (
+            run.row(f"mcq_{m}", cell) for m in ("aa_disagreement", "prefix_disagreement", "aa_score_noise")
+        )
+        assert (aa.value, aa.n, prefix.value, prefix.n) == (1 / 3, 3, 1 / 2, 2)
+        low, high = scipy_stats.binomtest(1, 3).proportion_ci(method="wilson")
+        assert (aa.low, aa.high) == pytest.approx((low, high))
+        assert (noise.value, noise.n, noise.unit) == (0.25, 3, "nat")
+
+
+def test_a_changed_pick_is_real_only_beyond_twice_the_noise() -> None:
+    """Scores moved by 0.25 at most, so two choices that are 0.5 apart may change places; the next number above may not."""
+    native = [
+        twice(0, 0, [-1.0, -5.0, -2.0], [-1.0, -5.25, -2.0]),
+        question(1, 0, -1.0, -1.5, -9.0),
+        question(2, 0, -1.0, math.nextafter(-1.5, -2), -9.0),
+        question(3, 0, -1.0, -1.25, -9.0),
+    ]
+
+    def flipped(*flips: int) -> Any:
+        own = [question(i, 0, -1.0, -0.5 if i in flips else -2.0, -9.0) for i in range(4)]
+        return mcq_run(asked(*own), asked(*native)).row("mcq_real_flips")
+
+    assert [flipped(i).value for i in range(4)] == [1 / 4, 0, 1 / 4, 0]
+    assert (flipped(1, 2, 3).value, flipped(1, 2, 3).note) == (1 / 4, "2 of 3 changed picks are near-ties")
+    assert (flipped().value, flipped().note, flipped().n) == (0, "", 4)
+
+
+def test_without_a_second_run_no_flip_is_called_real_or_noise() -> None:
+    q = question(0, 0, -1.0, -2.0)
+    run = mcq_run(asked(q), asked(q))
+    for metric in ("mcq_real_flips", "mcq_aa_disagreement", "mcq_aa_score_noise", "mcq_prefix_disagreement"):
+        assert (run.row(metric).value, run.row(metric).note) == (
+            None, "the baseline was not scored a second time (option aa_limit)",
+        )  # fmt: skip
+    again = twice(0, 0, [-1.0, -2.0], [math.nan, -2.0])
+    broken = mcq_run(asked(q), asked(again))
+    assert math.isnan(broken.row("mcq_aa_disagreement").value)
+    assert math.isnan(broken.row("mcq_aa_score_noise").value)
+    unfit = mcq_run(asked(q), asked(twice(0, 0, [-1.0, -2.0], [-1.0, -2.0]), prefix="none: no line end"))
+    assert unfit.row("mcq_prefix_disagreement").note == "none: no line end"
 
 
 def test_other_questions_are_not_compared() -> None:

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from kvbench import stats
+from kvbench.judge import Limits, Ruling, broken, rule
 from kvbench.multiplicity import holm
 from kvbench.power import Spread, needed
+from kvbench.verdict import FAIL, INCONCLUSIVE, PASS
 
 
 def test_holm_by_hand() -> None:
@@ -169,6 +171,67 @@ def test_needed_is_the_square_of_what_is_missing() -> None:
     assert needed(100, 1.0, 1e-300) is None
     assert needed(100, 0.0, 0.0) is None
     assert needed(100, math.inf, 0.5) is None
+
+
+@pytest.mark.parametrize("limit", [0.5, 0.75, 0.862, 0.95, 0.98, 0.99, 0.999])
+@pytest.mark.parametrize("n", [3, 24, 64, 500])
+@pytest.mark.parametrize("upside_down", [False, True])
+@pytest.mark.parametrize("none", [True, False])
+def test_at_1_and_0_the_n_that_is_needed_decides_and_one_less_does_not(
+    limit: float, n: int, upside_down: bool, none: bool
+) -> None:
+    """By brute force: every n whose samples are all alike is ruled on, against "at least" and (upside down) "at most"."""
+
+    def ruling(n: int) -> Ruling:
+        k, own = (0, 1 - limit) if upside_down else (n, limit)
+        low, high = stats.wilson(k, n)
+        ends = (-math.inf, own) if upside_down else (own, math.inf)
+        limits = Limits(*ends, (0.0 if upside_down else 1.0) if none else None)
+        return rule(Spread(k / n, low, high, "share"), n, limits, 1.0, 1)
+
+    first = next(m for m in range(1, 10_000) if ruling(m).status == PASS)
+    assert ruling(n).n_needed == first
+    assert all(ruling(m).status == INCONCLUSIVE for m in range(1, first))
+    assert all(ruling(m).status == PASS for m in range(first, first + 50))
+
+
+@pytest.mark.parametrize("family", [1, 40])
+def test_at_1_the_n_that_is_needed_to_fail_clears_holm_too(family: int) -> None:
+    """All of n picks equal where at most 0.9 may be: the smallest p-value of a family counts `family` times."""
+
+    def ruling(n: int) -> Ruling:
+        low, high = stats.wilson(n, n)
+        spread, limits = Spread(1.0, low, high, "share"), Limits(-math.inf, 0.9)
+        return rule(spread, n, limits, min(1.0, family * broken(spread, limits)), family)
+
+    first = next(m for m in range(1, 1000) if ruling(m).status == FAIL)
+    assert {ruling(m).n_needed for m in (5, 24, first)} == {first}
+    assert first == {1: 35, 40: 94}[family]
+
+
+def test_the_n_of_a_share_is_found_by_80_percent_of_samples_and_by_no_fewer() -> None:
+    """0.96 of 300 tokens against 0.95: nothing is detectable with 300, and yet an n decides."""
+    low, high = stats.wilson(288, 300)
+    n = Spread(0.96, low, high, "share").needed(300, 0.95, above=True)
+    assert n is not None
+    for factor, share in ((1.0, 0.8), (0.5, 0.51)):
+        m = round(n * factor)
+        drawn = np.random.default_rng(0).binomial(m, 0.96, 4000)
+        assert sum(stats.wilson(int(k), m)[0] > 0.95 for k in drawn) / 4000 == pytest.approx(share, abs=0.03)
+
+
+def test_the_n_of_clustered_samples_counts_the_samples_and_not_what_they_are_worth() -> None:
+    low, high = stats.wilson(96, 100)
+    alone = Spread(0.96, low, high, "share").needed(100, 0.95, above=True)
+    alike = Spread(0.96, low, high, "share").needed(1000, 0.95, above=True)
+    assert alone is not None
+    assert alike == pytest.approx(10 * alone, abs=10)
+
+
+def test_no_n_decides_a_share_at_its_limit() -> None:
+    low, high = stats.wilson(95, 100)
+    assert Spread(0.95, low, high, "share").needed(100, 0.95, above=True) is None
+    assert Spread(0.97, low, high, "share").needed(None, 0.95, above=True) is None
 
 
 @settings(deadline=None)

@@ -23,7 +23,7 @@ def test_quantile_is_numpys_higher(n: int, q: float) -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(numbers, min_size=1, max_size=50), st.floats(0, 1))
+@given(st.lists(numbers, min_size=1, max_size=50), st.integers(0, 1000).map(lambda k: k / 1000))
 def test_quantile_is_a_sample_and_not_below_the_interpolated_one(values: list[float], q: float) -> None:
     found = stats.quantile(values, q)
     assert found in values
@@ -166,6 +166,76 @@ def test_paired_ratio_hand_value() -> None:
 
 def test_paired_ratio_of_one_pair_has_no_interval() -> None:
     assert stats.paired_ratio([3.0], [2.0]) == stats.Estimate(pytest.approx(1.5), None, 1)
+
+
+def test_paired_ratio_is_the_paired_t_test_on_logarithms() -> None:
+    rng = np.random.default_rng(2)
+    native = rng.lognormal(2, 0.3, 9)
+    own = native * rng.lognormal(0.02, 0.05, 9)
+    found = stats.paired_ratio(own.tolist(), native.tolist())
+    expected = scipy_stats.ttest_rel(np.log(own), np.log(native)).confidence_interval(0.95)
+    assert found.interval == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
+    assert found.value == pytest.approx(scipy_stats.gmean(own / native))
+
+
+def test_paired_difference_is_bonett_and_prices_formula() -> None:
+    """Laplace-adjusted shares of both kinds of discordant pairs, over n + 2, and the variance of a multinomial difference."""
+    rng = np.random.default_rng(3)
+    for b, c, same in rng.integers(0, 60, (50, 3)).tolist():
+        n = b + c + same + 1
+        p12, p21 = (b + 1) / (n + 2), (c + 1) / (n + 2)
+        covariance = np.array([[p12 * (1 - p12), -p12 * p21], [-p12 * p21, p21 * (1 - p21)]]) / (n + 2)
+        half = float(scipy_stats.norm.ppf(0.975) * np.sqrt([1, -1] @ covariance @ [1, -1]))
+        expected = (max(-1.0, p12 - p21 - half), min(1.0, p12 - p21 + half))
+        assert stats.paired_difference(b, c, n) == pytest.approx(expected)
+
+
+def test_a_clustered_mean_has_the_interval_of_its_logarithm() -> None:
+    sums, counts, owners = [0.2, 0.5, 0.1, 0.9], [100, 200, 50, 150], ["a", "a", "b", "c"]
+    plain, found = stats.clustered_ratio(sums, counts, owners), stats.clustered_mean(sums, counts, owners)
+    assert plain.interval is not None
+    half = (plain.interval[1] - plain.value) / plain.value  # a relative error, which is the logarithm's
+    ends = (math.log(plain.value) - half, math.log(plain.value) + half)
+    assert found.interval == pytest.approx((math.exp(ends[0]), math.exp(ends[1])))
+
+
+def test_a_clustered_share_inverts_to_the_t_intervals_width() -> None:
+    """Its Wilson interval is that of n independent samples, whose Wald interval is as wide as the clusters' t-interval."""
+    equal, counts = [90, 70, 95, 60, 99], [100, 100, 100, 100, 100]
+    plain, found = (f(equal, counts, range(5)) for f in (stats.clustered_ratio, stats.clustered_share))
+    assert plain.interval is not None
+    p, z = plain.value, float(scipy_stats.norm.ppf(0.975))
+    worth = p * (1 - p) * (z / (plain.interval[1] - p)) ** 2
+    assert 2 < worth < 500
+    assert found.interval == pytest.approx(stats.wilson(p * worth, worth))
+
+
+def test_a_share_without_a_failure_counts_every_sample_and_clusters_that_are_too_alike_count_for_nothing_extra() -> (
+    None
+):
+    assert stats.clustered_share([100, 100], [100, 100], "ab").interval == stats.wilson(200, 200)
+    assert stats.clustered_share([0, 0], [100, 100], "ab").interval == stats.wilson(0, 200)
+    assert stats.clustered_share([50, 50], [100, 100], "ab").interval == stats.wilson(100, 200)
+
+
+def test_a_clustered_quantile_is_woodruffs_by_brute_force() -> None:
+    """The samples whose share of samples up to them stands at the ends of that share's interval; found by counting."""
+    rng = np.random.default_rng(11)
+    for q in (0.5, 0.9):
+        owners = np.repeat(np.arange(8), 60)
+        values = (np.exp(rng.normal(0, 0.4, 8)[owners] + rng.standard_normal(480))).tolist()
+        found = stats.clustered_quantile(values, q, owners.tolist())
+        per_cluster = [
+            sum(v <= found.value for v, o in zip(values, owners, strict=True) if o == d) for d in range(8)
+        ]
+        share = stats.clustered_share(per_cluster, [60] * 8, range(8))
+        assert share.interval is not None
+        low, high = share.interval
+        ordered = sorted(values)
+        under = max(v for i, v in enumerate(ordered) if i / 479 <= low)
+        over = min(v for i, v in enumerate(ordered) if i / 479 >= high)
+        assert found.interval == (under, over)
+        assert under < found.value < over
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
