@@ -1,7 +1,7 @@
 """Judging a run: the unremovable checks first, then the policy's, each with an outcome in one sentence.
 
-A value with a 95% interval is judged by `kvbench.judge`: by the whole interval, and corrected for the number of checks that
-make its claim. One that should have an interval and has too few samples for it is inconclusive; an exact value (bytes, a worst
+A value with an interval is judged by `kvbench.judge`: by the whole interval, and corrected for the number of checks that
+make its claim, those included that a run which stops early has not measured yet. One that should have an interval and has too few samples for it is inconclusive; an exact value (bytes, a worst
 case) is judged by itself. A NaN fails, a missing value never passes.
 """
 
@@ -23,6 +23,7 @@ from kvbench.guards import (
     some,
 )
 from kvbench.judge import NO_INTERVAL, Limits, Ruling, broken, corrected, rule
+from kvbench.looks import Look, looks_of
 from kvbench.metrics import METRICS, Row
 from kvbench.policy import Check, Gate, load
 from kvbench.power import Spread
@@ -47,7 +48,8 @@ def evaluate(
         *degenerate_scores(manifest, records),
     ]
     if gate:
-        found = [one for check in gate.checks for one in _check(check, manifest, rows)]
+        at = _Stand(looks_of(manifest), _waiting(manifest, records))
+        found = [one for check in gate.checks for one in _check(check, manifest, rows, at)]
         cases = [one for one in found if isinstance(one, _Case)]
         odds = corrected([case.p_value for case in cases], [case.family for case in cases])
         ruled = dict(zip(map(id, cases), odds, strict=True))
@@ -59,14 +61,34 @@ def evaluate(
     return Verdict(tuple(outcomes), exit_code_of(outcomes))
 
 
+@dataclass(frozen=True)
+class _Stand:
+    """How far a run that stops once its verdict is decided has come. waiting: (runner, variant, cell) without a record."""
+
+    looks: Mapping[str, Look]
+    waiting: frozenset[tuple[str, str, str]]
+
+
+def _waiting(manifest: Mapping[str, Any], records: Sequence[Record]) -> frozenset[tuple[str, str, str]]:
+    """Of a run that stops early only: where every task runs, the family is known in the end."""
+    done = {record.key for record in records}
+    tasks = manifest["tasks"] if manifest.get("until_decided") else ()
+    return frozenset(
+        (t["runner"], t["variant"], cell) for t in tasks if t["key"] not in done for cell in t["cells"]
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """One value that a check judges, on the cells that share it."""
+    """One value that a check judges, on the cells that share it. look: at which it stands, None where there is one only;
+    waiting: it is planned and not measured yet."""
 
     check: Check
     row: Row
     cells: tuple[str, ...]
     subject: str
+    look: Look | None
+    waiting: bool
 
     @property
     def limits(self) -> Limits:
@@ -77,7 +99,8 @@ class _Case:
         row = self.row
         if row.value is None or row.low is None or row.high is None:
             return None
-        return Spread(row.value, row.low, row.high, row.unit, row.units)
+        spread = Spread(row.value, row.low, row.high, row.unit, row.units)
+        return spread.at(self.look.confidence) if self.look else spread
 
     @property
     def p_value(self) -> float:
@@ -85,12 +108,14 @@ class _Case:
 
     @property
     def family(self) -> tuple[object, ...]:
-        """What has no interval is no test, and in no family but its own."""
-        alone = id(self) if self.spread is None else None
+        """What has no interval is no test, and in no family but its own; what is still to be measured counts, with p = 1."""
+        alone = id(self) if self.spread is None and not self.waiting else None
         return self.check.metric, self.row.variant, self.check.low, self.check.high, alone
 
 
-def _check(check: Check, manifest: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[Outcome | _Case]:
+def _check(
+    check: Check, manifest: Mapping[str, Any], rows: Sequence[Row], at: _Stand
+) -> Iterator[Outcome | _Case]:
     """One case a value, where cells that share a task share a value; and an outcome for what is missing altogether."""
     metric = METRICS[check.metric]
     names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
@@ -117,7 +142,9 @@ def _check(check: Check, manifest: Mapping[str, Any], rows: Sequence[Row]) -> It
         sentence = f"{check.metric}{of} on {some(absent, names)} was not measured: the run has no {metric.runner} task for it."
         yield _missing(check, absent, sentence)
     for row, shared in by_task(manifest, mine):
-        yield _Case(check, row, shared, f"{label(row)} on {some(shared, names)}")
+        waiting = (metric.runner, row.variant, row.cell) in at.waiting
+        subject = f"{label(row)} on {some(shared, names)}"
+        yield _Case(check, row, shared, subject, at.looks.get(metric.runner), waiting)
 
 
 def _matches(where: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
@@ -156,8 +183,8 @@ def _judge(case: _Case, gate: Gate, adjusted: float, family: int) -> Outcome:
         ruling = _rule(case, value, adjusted, family)
         status = ruling.status
         more = _more(ruling, row) if status == INCONCLUSIVE else ""
-        sentence = f"{subject} is {say(value, row.unit)}{_spread(row)}; the limit is {check.limit}: {ruling.reason}{more}."
-    return _outcome(check, status, sentence, value, case.cells, row.variant, ruling)
+        sentence = f"{subject} is {say(value, row.unit)}{_spread(row)}; the limit is {check.limit}: {ruling.reason}{more}{_at(case)}."
+    return _outcome(check, status, sentence, value, case.cells, row.variant, ruling, case.look)
 
 
 def _rule(case: _Case, value: float, adjusted: float, family: int) -> Ruling:
@@ -184,6 +211,15 @@ def _more(ruling: Ruling, row: Row) -> str:
     return f" ({'; '.join(parts)})" if parts else ""
 
 
+def _at(case: _Case) -> str:
+    """At which look and level it was judged, with the interval of that level."""
+    if case.look is None:
+        return ""
+    spread = case.spread
+    ends = f": {spread.low:.6g} to {spread.high:.6g}" if spread else ""
+    return f" ({case.look.place}, judged at {case.look.level}{ends})"
+
+
 def _spread(row: Row) -> str:
     parts = []
     if row.low is not None and row.high is not None:
@@ -201,6 +237,7 @@ def _outcome(
     cells: tuple[str, ...],
     variant: str,
     ruling: Ruling | None = None,
+    look: Look | None = None,
 ) -> Outcome:
     return Outcome(
         check=check.name,
@@ -216,4 +253,6 @@ def _outcome(
         cells=cells,
         mde=ruling.mde if ruling else None,
         n_needed=ruling.n_needed if ruling else None,
+        look=look.place if look else "",
+        level=look.confidence if look else None,
     )

@@ -1,8 +1,10 @@
 """Whether a value with an interval keeps a limit, breaks it, or leaves it open: passing is made hard, and failing too.
 
-    pass          the whole 95% interval keeps the limit, and so much data could have decided it (below)
+    pass          the whole interval keeps the limit, and so much data could have decided it (below)
     fail          the whole interval breaks the limit, and still does after Holm's correction over the family
     inconclusive  everything between
+
+The interval is one of 95%, or of more where the sample is one of several looks (`kvbench.looks`); then 5% below is its share of that.
 
 A family is the checks of a run that make one claim: the same metric, variant and limit, over cells. Correcting is
 conservative for whoever would ship only where it makes passing harder; over many cells it makes failing harder. So nothing is
@@ -24,10 +26,8 @@ from dataclasses import dataclass
 
 from kvbench.multiplicity import holm
 from kvbench.power import Spread, needed
-from kvbench.stats import CONFIDENCE, POWER
+from kvbench.stats import POWER
 from kvbench.verdict import FAIL, INCONCLUSIVE, PASS
-
-ALPHA = 1 - CONFIDENCE
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def rule(spread: Spread, n: int | None, limits: Limits, adjusted: float, family:
     if status == INCONCLUSIVE:
         return Ruling(status, BOTH_SIDES, mde, n_needed)
     if status == FAIL:
-        if adjusted <= ALPHA:
+        if adjusted <= spread.alpha:
             return Ruling(FAIL, "broken", mde, n_needed)
         return Ruling(
             INCONCLUSIVE, f"{CHANCE.format(family=family)} (Holm: p = {adjusted:.2g})", mde, n_needed

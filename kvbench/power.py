@@ -8,19 +8,17 @@ by Wilson's score. Nothing here knows of gates.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from kvbench.stats import CONFIDENCE, POWER
+from kvbench.stats import CONFIDENCE, POWER, wilson
 
 _NORMAL = NormalDist()
-_LEVEL = (1 + CONFIDENCE) / 2
-_Z = _NORMAL.inv_cdf(_LEVEL)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """value with low <= value <= high, its 95% interval, in `unit` (`metrics.UNIT_DOMAIN`).
+    """value with low <= value <= high, its interval at `confidence`, in `unit` (`metrics.UNIT_DOMAIN`).
 
     units: the clusters or pairs behind a t-interval, None where it is a normal one (shares, paired outcomes).
     """
@@ -30,9 +28,47 @@ class Spread:
     high: float
     unit: str
     units: int | None = None
+    confidence: float = CONFIDENCE
+
+    @property
+    def alpha(self) -> float:
+        return 1 - self.confidence
+
+    def at(self, confidence: float) -> Spread:
+        """The same value with its interval at a higher confidence, each side widened on its own scale.
+
+        A share's n is one of a normal interval; where its width came from a t-interval over units, it is worth less further out.
+        """
+        wider = replace(self, confidence=confidence)
+        if confidence == self.confidence or not math.isfinite(self.value):
+            return self
+        if self.unit != "share":
+            factor = wider._quantile(wider._level) / self._quantile(self._level)
+            ends = [self._unscale(self._from_value(end, factor)) for end in (self.low, self.high)]
+            return replace(wider, low=min(self.low, ends[0]), high=max(self.high, ends[1]))
+        n = self._effective()
+        if math.isinf(n):
+            return wider
+        if self.units is not None:
+            t, wider_t = (_t(self.units, spread._level) for spread in (self, wider))
+            n *= (wider._z / self._z * t / wider_t) ** 2
+        low, high = wilson(self.value * n, n, wider._z)
+        return replace(wider, low=min(self.low, low), high=max(self.high, high))
+
+    def _from_value(self, end: float, factor: float) -> float:
+        centre = self._scale(self.value)
+        return centre + (self._scale(end) - centre) * factor
+
+    @property
+    def _level(self) -> float:
+        return (1 + self.confidence) / 2
+
+    @property
+    def _z(self) -> float:
+        return _NORMAL.inv_cdf(self._level)
 
     def p_value(self, limit: float) -> float:
-        """Two-sided, of a true value at `limit`: below 5% exactly where the interval leaves it out."""
+        """Two-sided, of a true value at `limit`: below `alpha` exactly where the interval leaves it out."""
         if self.value == limit:
             return 1.0
         error = self._error(limit)
@@ -48,7 +84,7 @@ class Spread:
         if self.unit == "share":
             return self._detectable_share(limit if above else 1 - limit, power)
         sign = 1 if above else -1
-        steps = self._quantile(_LEVEL) + self._quantile(power)
+        steps = self._quantile(self._level) + self._quantile(power)
         # Above the limit it is the lower end of an interval that has to clear it.
         error = self._side(not above)
         return abs(self._unscale(self._scale(limit) + sign * steps * error) - limit)
@@ -58,7 +94,7 @@ class Spread:
         n = self._effective()
         if math.isinf(n):
             return 0.0
-        threshold = limit + _Z * math.sqrt(limit * (1 - limit) / n)
+        threshold = limit + self._z * math.sqrt(limit * (1 - limit) / n)
         low, high, z = limit, 1.0, _NORMAL.inv_cdf(power)
         if threshold >= 1:
             return math.inf
@@ -78,14 +114,14 @@ class Spread:
 
     def _side(self, upper: bool) -> float:
         end = self.high if upper else self.low
-        return abs(self._scale(end) - self._scale(self.value)) / self._quantile(_LEVEL)
+        return abs(self._scale(end) - self._scale(self.value)) / self._quantile(self._level)
 
     def _effective(self) -> float:
         """The n of a Wilson interval: (value - end)^2 = z^2 end (1 - end) / n at either end; the farther one is told best."""
         end = max((self.low, self.high), key=lambda e: abs(e - self.value))
         if end == self.value:
             return math.inf
-        return _Z * _Z * end * (1 - end) / (self.value - end) ** 2
+        return self._z**2 * end * (1 - end) / (self.value - end) ** 2
 
     def _scale(self, x: float) -> float:
         if self.unit in ("ratio", "nat") and self.low > 0:
@@ -105,9 +141,7 @@ class Spread:
     def _quantile(self, level: float) -> float:
         if self.units is None or self.unit == "share":
             return _NORMAL.inv_cdf(level)
-        from scipy.special import stdtrit
-
-        return float(stdtrit(max(1, self.units - 1), level))
+        return _t(self.units, level)
 
     def _tail(self, score: float) -> float:
         if self.units is None or self.unit == "share":
@@ -115,6 +149,12 @@ class Spread:
         from scipy.special import stdtr
 
         return float(stdtr(max(1, self.units - 1), -score))
+
+
+def _t(units: int, level: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(max(1, units - 1), level))
 
 
 def needed(n: int | None, detectable: float, distance: float) -> int | None:
