@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -49,6 +50,12 @@ GateOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout")]
 RerunOption = Annotated[
     str, typer.Option("--rerun", help="missing, failed or all", metavar="missing|failed|all")
+]
+UntilOption = Annotated[
+    bool,
+    typer.Option(
+        "--until-decided", help="Cheap checks and small samples first; stop once the gate's verdict is decided"
+    ),
 ]
 
 
@@ -94,7 +101,11 @@ def _root(
 
 
 def _load(
-    matrix: Path, overrides: list[str], select: str | None, data_dir: Path | None
+    matrix: Path,
+    overrides: list[str],
+    select: str | None,
+    data_dir: Path | None,
+    sizes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> tuple[Any, Mapping[str, Any]]:
     from kvbench.data import fingerprint as data_fingerprint
     from kvbench.environment import host
@@ -110,6 +121,7 @@ def _load(
         host=here,
         fingerprint_model=model_fingerprint,
         fingerprint_data=lambda name, split: data_fingerprint(name, data_dir, split),
+        sizes=sizes,
     )
     return loaded, here.environment
 
@@ -141,8 +153,7 @@ def _judge(run_dir: Path, gate: Path | None, as_json: bool) -> int:
     from kvbench.run import require_not_empty
 
     require_not_empty(run_dir)
-    run = RunDir(run_dir)
-    manifest, records = run.manifest(), list(run.records())
+    manifest, records = _stored(RunDir(run_dir))
     named = gate or (_policy_of(run_dir, manifest["gate"]) if manifest["gate"] else None)
     policy = gates.load(named) if named else None
     rows = derive(manifest, records)
@@ -154,6 +165,10 @@ def _judge(run_dir: Path, gate: Path | None, as_json: bool) -> int:
     else:
         print_result(manifest, records, rows, verdict, paths)
     return int(verdict.exit_code)
+
+
+def _stored(run: Any) -> tuple[dict[str, Any], list[Any]]:
+    return run.manifest(), list(run.records())
 
 
 def _policy_of(run_dir: Path, named: str) -> Path:
@@ -171,11 +186,11 @@ def run(
     gate: GateOption = None,
     data_dir: DataOption = None,
     rerun: RerunOption = "missing",
+    until_decided: UntilOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Measure a matrix, judge it, and write the report. The same command resumes an interrupted run."""
     with handled():
-        from kvbench import gate as gates
         from kvbench.progress import watcher
         from kvbench.record import RunDir
         from kvbench.run import command_line
@@ -183,17 +198,76 @@ def run(
 
         loaded, environment = _load(matrix, set_, k, data_dir)
         policy = gate or loaded.gate
-        if policy is not None:
-            gates.load(policy)  # a bad gate is a usage error now, not after the measuring
+        # A bad gate is a usage error now, not after the measuring.
+        judged_by = _gate_of(policy, until_decided)
         target = out or Path("runs") / loaded.name
-        run_matrix(
-            loaded, RunDir(target), environment, command_line(), watcher(json_), data_dir, _rerun(rerun)
-        )
+        if until_decided:
+            _run_until_decided(
+                loaded,
+                judged_by,
+                RunDir(target),
+                environment,
+                data_dir,
+                _rerun(rerun),
+                lambda sizes: _load(matrix, set_, k, data_dir, sizes)[0],
+                lambda: watcher(json_),
+            )
+        else:
+            run_matrix(
+                loaded, RunDir(target), environment, command_line(), watcher(json_), data_dir, _rerun(rerun)
+            )
         if policy is not None:
             from kvbench.report.write import write_text
 
             write_text(target / KEPT_GATE, policy.read_text(encoding="utf-8"))
         raise typer.Exit(_judge(target, policy, json_))
+
+
+def _gate_of(policy: Path | None, until_decided: bool) -> Any:
+    """The gate, read; None where there is none, which `--until-decided` cannot do without."""
+    from kvbench import gate as gates
+
+    if policy is not None:
+        return gates.load(policy)
+    if until_decided:
+        raise UsageError(
+            "--until-decided stops once a gate's verdict is decided, and no gate is named; give one: --gate FILE."
+        )
+    return None
+
+
+def _run_until_decided(
+    loaded: Any,
+    policy: Any,
+    run_dir: Any,
+    environment: Mapping[str, Any],
+    data_dir: Path | None,
+    rerun: Any,
+    resized: Any,
+    new_watcher: Any,
+) -> None:
+    from dataclasses import replace
+
+    from kvbench import escalate
+    from kvbench import gate as gates
+    from kvbench.metrics import derive
+    from kvbench.run import command_line, manifest_of, measuring
+
+    def judge() -> Any:
+        manifest, records = _stored(run_dir)
+        verdict = gates.evaluate(policy, manifest, records, derive(manifest, records))
+        return manifest["tasks"], records, verdict
+
+    with measuring(run_dir, environment, data_dir, rerun) as measure_tasks:
+
+        def measure(matrix: Any, step: Any, more: Mapping[str, Any]) -> None:
+            due = tuple(task for task in matrix.tasks if step and task.runner in step.runners)
+            manifest = manifest_of(matrix, environment, command_line()) | more
+            measure_tasks(replace(matrix, tasks=due), manifest, new_watcher())
+
+        escalate.run(
+            loaded, policy, resized, measure, judge, lambda text: print(f"kvbench: {text}", file=sys.stderr)
+        )
 
 
 @app.command()
@@ -204,6 +278,8 @@ def plan(
     out: OutOption = None,
     data_dir: DataOption = None,
     rerun: RerunOption = "missing",
+    gate: GateOption = None,
+    until_decided: UntilOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Show cells, decisions with reasons, estimated bytes and what would be reused. Runs nothing."""
@@ -215,10 +291,16 @@ def plan(
         loaded, environment = _load(matrix, set_, k, data_dir)
         tasks = plan_tasks(loaded, RunDir(out or Path("runs") / loaded.name), _rerun(rerun))
         cells = [plan_cell(cell) for cell in loaded.cells]
+        looks, said = {}, []
+        if until_decided:
+            from kvbench import escalate
+
+            planned = escalate.planned(loaded, _gate_of(gate or loaded.gate, True))
+            looks, said = escalate.about(planned), ["", *escalate.outline(planned)]
         if json_:
-            print(json.dumps(plan_json(loaded, cells, tasks), ensure_ascii=False))
+            print(json.dumps({**plan_json(loaded, cells, tasks), **looks}, ensure_ascii=False))
         else:
-            print(plan_text(loaded, cells, tasks, environment))
+            print("\n".join([plan_text(loaded, cells, tasks, environment), *said]))
 
 
 @app.command()

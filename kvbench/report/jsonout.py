@@ -47,7 +47,7 @@ def _run(run: Run) -> dict[str, Any]:
     manifest = run.manifest
     kept = {key: manifest.get(key) for key in ("name", "created_at", "command", "environment", "gate")}
     matrix = {key: manifest["matrix"].get(key) for key in ("path", "sha")}
-    escalated = {"until_decided": _until_decided(manifest)} if manifest.get("until_decided") else {}
+    escalated = {"until_decided": _until_decided(run)} if manifest.get("until_decided") else {}
     return {
         **strict(kept),
         "matrix": matrix,
@@ -58,15 +58,20 @@ def _run(run: Run) -> dict[str, Any]:
     }
 
 
-def _until_decided(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _until_decided(run: Run) -> dict[str, Any]:
     """looks: the runners that were judged as their samples grew, with look and level; decided: what made the rest needless;
     not_run: the tasks that it left out."""
-    planned = manifest["until_decided"]
+    planned, done = run.manifest["until_decided"], {record.key for record in run.records}
     looks = {
         runner: {**planned["looks"][runner], "look": look.number, "of": look.of, "level": look.confidence}
-        for runner, look in looks_of(manifest).items()
+        for runner, look in looks_of(run.manifest).items()
     }
-    return strict({"looks": looks, "decided": planned["decided"]})
+    left = [
+        {"runner": task["runner"], "variant": task["variant"], "cells": task["cells"]}
+        for task in run.manifest["tasks"]
+        if task["key"] not in done
+    ]
+    return strict({"looks": looks, "decided": planned["decided"], "not_run": left})
 
 
 def _cell(cell: Mapping[str, Any], line: PrecisionLine) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from kvbench.looks import decided, looks_of, not_run
 from kvbench.record import ERROR
 from kvbench.report.fmt import plain
 from kvbench.report.labels import Labels
@@ -113,7 +114,10 @@ def notices(run: Run, labels: Labels) -> list[Notice]:
             )
         )
     missing = len(run.manifest["tasks"]) - len(run.records)
-    if missing > 0:
+    if decided(run.manifest):
+        tasks = f"{missing} of {len(run.manifest['tasks'])} tasks were"
+        found.append(Notice("info", "Stopped early", f"{tasks} {not_run(run.manifest)}."))
+    elif missing > 0:
         found.append(
             Notice(
                 "warn",
@@ -121,4 +125,13 @@ def notices(run: Run, labels: Labels) -> list[Notice]:
                 f"{missing} of {len(run.manifest['tasks'])} tasks have no record yet.",
             )
         )
+    found += [
+        Notice(
+            "info",
+            "Judged while it grew",
+            f"{runner} was judged at {look.place}, at {look.level}, so that all of its looks together are one test; what is "
+            "detectable is said at that level too.",
+        )
+        for runner, look in looks_of(run.manifest).items()
+    ]
     return found  # fmt: skip

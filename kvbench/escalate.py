@@ -1,0 +1,184 @@
+"""Cheap checks first, small samples first, stop once the verdict is decided: `kvbench run --until-decided`.
+
+1. The runners run stage by stage (`STAGES`, by cost), each sample at its first look (`Option.looks`); then the samples that
+   leave a check open grow, the smallest look first.
+2. After each step the ordinary gate judges what is there, each look at its share of the level (`kvbench.looks`).
+3. A required check, the precision check or a guard that fails stops the run: the verdict is a failure, and what is left could
+   only add to it. Nothing else stops it. A pass needs every task, since precision and guards judge each one: only
+   samples are spared there, never tasks. So a check that would fail is never skipped because others passed.
+
+A sample starts small only where the gate checks it, by metrics with an interval alone: a bare value (a largest divergence, a
+mean time) has no level that could pay for several looks. A limited sample satisfies no check of a gate without
+`allow_partial`, for a failure as for a pass, so under such a gate it is taken whole at once.
+
+Pure but for what it is given to measure and to judge with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvbench.looks import Looks
+from kvbench.matrix import Matrix
+from kvbench.metrics import METRICS
+from kvbench.policy import Gate
+from kvbench.record import OK, Record
+from kvbench.tasks import RUNNERS, STAGES
+from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, Outcome, Verdict
+
+ONCE = Looks("", (None,))  # a runner that measures all that it is asked for, at once
+
+
+@dataclass(frozen=True)
+class Step:
+    """The runners of one stage at one look (1 is the first), measured together and judged before the next step."""
+
+    stage: int
+    look: int
+    runners: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        again = f", look {self.look}" if self.look > 1 else ""
+        return f"stage {self.stage} ({STAGES[self.stage]}){again}"
+
+
+def planned(matrix: Matrix, gate: Gate) -> dict[str, Looks]:
+    """How each runner of the matrix is looked at. A look that is more than half of the matrix's own value is left out."""
+    options = {task.runner: task.options for task in matrix.tasks}
+    return {runner: _looks(runner, own, gate) for runner, own in options.items()}
+
+
+def _looks(runner: str, own: Mapping[str, Any], gate: Gate) -> Looks:
+    checked = [METRICS[c.metric] for c in gate.checks if METRICS[c.metric].runner == runner]
+    if checked and all(metric.sampled for metric in checked):
+        for name, option in RUNNERS[runner].options.items():
+            if option.looks and (gate.allow_partial or not option.optional):
+                small = [n for n in option.looks if own[name] is None or 2 * n <= own[name]]
+                return Looks(name, (*small, own[name])) if small else ONCE
+    return ONCE
+
+
+def next_step(plan: Mapping[str, Looks], at: Mapping[str, int], growing: Iterable[str]) -> Step | None:
+    """at: the look that each runner has had, 0 for none; growing: runners that a check leaves open. None: nothing is left."""
+    new = [runner for runner in plan if at[runner] == 0]
+    more = [runner for runner in plan if runner in set(growing) and at[runner] < len(plan[runner].sizes)]
+    due = new or more
+    if not due:
+        return None
+    look, stage = min((at[runner], RUNNERS[runner].stage) for runner in due)
+    chosen = [r for r in due if (at[r], RUNNERS[r].stage) == (look, stage)]
+    return Step(stage, look + 1, tuple(chosen))
+
+
+def deciding(verdict: Verdict) -> Outcome | None:
+    """The outcome that makes the verdict a failure whatever comes, or None. A check with `required: false` stops no run."""
+    return next((o for o in verdict.outcomes if o.status == FAIL and o.required), None)
+
+
+def growing(plan: Mapping[str, Looks], tasks: Sequence[Mapping[str, Any]], records: Iterable[Record],
+            verdict: Verdict) -> set[str]:  # fmt: skip
+    """Runners that a larger sample may help: a check or guard on a task that was measured is open, required or not.
+
+    Not those whose every result is whole already: asked for 200 of 200 questions, all of them are no more.
+    """
+    found = {record.key: record for record in records if record.status == OK}
+    open_ = [o for o in verdict.outcomes if o.status == INCONCLUSIVE or (o.status == NOT_EVALUATED and o.metric)]
+    more = set()
+    for task in tasks:
+        runner, record = task["runner"], found.get(task["key"])
+        if record is None or len(plan[runner].sizes) == 1:
+            continue
+        whole = RUNNERS[runner].options[plan[runner].option].optional and record.partial is None
+        if not whole and any(_is_of(outcome, task) for outcome in open_):
+            more.add(runner)
+    return more
+
+
+def _is_of(outcome: Outcome, task: Mapping[str, Any]) -> bool:
+    """A guard names no metric; its variant tells the task, as that of every runner whose scores it looks at."""
+    if outcome.metric and METRICS[outcome.metric].runner != task["runner"]:
+        return False
+    return outcome.variant == task["variant"] and not set(outcome.cells).isdisjoint(task["cells"])
+
+
+def run(
+    matrix: Matrix,
+    gate: Gate,
+    resized: Callable[[Mapping[str, Mapping[str, Any]]], Matrix],
+    measure: Callable[[Matrix, Step | None, Mapping[str, Any]], None],
+    judge: Callable[[], tuple[Sequence[Mapping[str, Any]], Sequence[Record], Verdict]],
+    say: Callable[[str], None],
+) -> None:
+    """resized(sizes): the matrix with other values of some runners' options. measure(matrix, step, more): measure the step's
+    runners, None for none, with `more` in the manifest. judge(): the manifest's tasks, their records and the gate's verdict.
+    """
+    plan = planned(matrix, gate)
+    at = dict.fromkeys(plan, 0)
+    sized = _at_looks(plan, resized)
+    open_: set[str] = set()
+    while step := next_step(plan, at, open_):
+        at |= dict.fromkeys(step.runners, step.look)
+        here = replace(matrix, tasks=_tasks(sized, at))
+        say(f"{step.place}: {', '.join(_words(runner, plan[runner], step.look) for runner in step.runners)}")
+        measure(here, step, about(plan))
+        tasks, records, verdict = judge()
+        failed = deciding(verdict)
+        if failed:
+            measure(here, None, about(plan, failed, step))
+            left = len(tasks) - len(records)
+            say(f"the verdict is decided by {failed.check} after {step.place}; {left} of {len(tasks)} tasks are not run")
+            return
+        open_ = growing(plan, tasks, records, verdict)
+    say("nothing is left that could change the verdict")
+
+
+def about(plan: Mapping[str, Looks], failed: Outcome | None = None, after: Step | None = None) -> dict[str, Any]:
+    """What the manifest says of it, from which stored records are judged again alike."""
+    looks = {r: {"option": x.option, "sizes": list(x.sizes)} for r, x in plan.items() if len(x.sizes) > 1}
+    decided = {"check": failed.check, "after": after.place} if failed and after else None
+    return {"until_decided": {"looks": looks, "decided": decided}}
+
+
+def outline(plan: Mapping[str, Looks]) -> list[str]:
+    """The stages and looks in words, a line a stage that has runners."""
+    lines = []
+    for stage, name in enumerate(STAGES):
+        runners = [runner for runner in plan if RUNNERS[runner].stage == stage]
+        if runners:
+            lines.append(f"  stage {stage} ({name}): {', '.join(_outlined(r, plan[r]) for r in runners)}")
+    return lines
+
+
+def _outlined(runner: str, looks: Looks) -> str:
+    if len(looks.sizes) == 1:
+        return runner
+    sizes = ", ".join("all" if size is None else str(size) for size in looks.sizes)
+    return f"{runner} ({looks.option} {sizes}, judged at {100 * looks.confidence:.3g}%)"
+
+
+def _words(runner: str, looks: Looks, look: int) -> str:
+    if len(looks.sizes) == 1:
+        return runner
+    size = looks.sizes[look - 1]
+    return f"{runner} ({looks.option} {'all' if size is None else size}, look {look} of {len(looks.sizes)})"
+
+
+def _at_looks(
+    plan: Mapping[str, Looks], resized: Callable[[Mapping[str, Mapping[str, Any]]], Matrix]
+) -> list[Matrix]:
+    """The matrix with every runner at its n-th look, or at its last where it has fewer."""
+    most = max((len(looks.sizes) for looks in plan.values()), default=1)
+    several = {runner: looks for runner, looks in plan.items() if len(looks.sizes) > 1}
+    return [
+        resized({r: {x.option: x.sizes[min(n, len(x.sizes) - 1)]} for r, x in several.items()})
+        for n in range(most)
+    ]
+
+
+def _tasks(sized: Sequence[Matrix], at: Mapping[str, int]) -> tuple[Any, ...]:
+    """Each runner's tasks at the look where it stands, in the order of the matrix, which no option changes."""
+    columns = zip(*(matrix.tasks for matrix in sized), strict=True)
+    return tuple(column[max(0, at[column[0].runner] - 1)] for column in columns)
