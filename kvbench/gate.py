@@ -189,7 +189,7 @@ def _judge(case: _Case, gate: Gate, adjusted: float, family: int) -> Outcome:
 
 def _rule(case: _Case, value: float, adjusted: float, family: int) -> Ruling:
     if case.spread is not None:
-        return rule(case.spread, case.row.n, case.limits, adjusted, family)
+        return rule(case.spread, case.row.n, case.limits, adjusted, family, case.look)
     if METRICS[case.row.metric].sampled:
         return Ruling(INCONCLUSIVE, NO_INTERVAL)
     kept = case.limits.keeps(value)

@@ -24,6 +24,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvbench.looks import Look
 from kvbench.multiplicity import holm
 from kvbench.power import Spread, needed
 from kvbench.stats import POWER
@@ -56,8 +57,17 @@ class Ruling:
     n_needed: int | None = None
 
 
-def rule(spread: Spread, n: int | None, limits: Limits, adjusted: float, family: int) -> Ruling:
-    """adjusted: the p-value of `broken` after Holm over `family` checks."""
+def rule(
+    spread: Spread, n: int | None, limits: Limits, adjusted: float, family: int, look: Look | None = None
+) -> Ruling:
+    """adjusted: the p-value of `broken` after Holm over `family` checks. look: at which `spread` stands, at its confidence."""
+    ruling = _rule(spread, n, limits, adjusted, family)
+    if ruling.status == PASS and look and not look.last and spread.skewed:
+        return Ruling(INCONCLUSIVE, SKEWED, ruling.mde)
+    return ruling
+
+
+def _rule(spread: Spread, n: int | None, limits: Limits, adjusted: float, family: int) -> Ruling:
     low, high = spread.low, spread.high
     end = limits.nearest(spread.value)
     if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(end)):
@@ -116,4 +126,5 @@ def corrected(p_values: Sequence[float], families: Sequence[object]) -> list[tup
 BOTH_SIDES = "the interval lies on both sides of it, so more data must decide"
 CHANCE = "the interval breaks it, but of {family} checks of this claim one may by chance"
 TOO_NARROW = "the interval keeps it, but so few data cannot tell no change from what it forbids"
+SKEWED = "the interval keeps it, but an estimate this skewed passes at its last look only"
 NO_INTERVAL = "so small a sample has no interval, and a bare value decides nothing"

@@ -2,7 +2,8 @@
 
 A claim that is tested at each of K looks is decided wrongly more often than once. So each look is judged at a K-th of 5%
 (Bonferroni), the last one too: over all of them no more than 5% is spent, however the looks depend on each other. K is what was
-planned before anything was measured, however many were taken.
+planned before anything was measured, however many were taken. A skewed estimate (`Spread.skewed`) passes at its last look only: so
+far out its intervals end too early on the side of a pass, and a level cannot pay for that. It may fail at any.
 
 The manifest says it, so that records are judged again alike:
 
@@ -38,6 +39,10 @@ class Look:
     number: int
     of: int
     confidence: float
+
+    @property
+    def last(self) -> bool:
+        return self.number == self.of
 
     @property
     def place(self) -> str:

@@ -34,10 +34,18 @@ class Spread:
     def alpha(self) -> float:
         return 1 - self.confidence
 
+    @property
+    def skewed(self) -> bool:
+        """A divergence, or a share over documents: near its end its interval covers less than it says, and the less the further
+        out (tests/unit/test_looks.py)."""
+        return self.unit == "nat" or (self.unit == "share" and self.units is not None)
+
     def at(self, confidence: float) -> Spread:
         """The same value with its interval at a higher confidence, each side widened on its own scale.
 
         A share's n is one of a normal interval; where its width came from a t-interval over units, it is worth less further out.
+        Wilson's interval follows the normal tail, which a share near 0 or 1 leaves the sooner the further out it is looked at, so
+        it is joined with the exact one (Clopper and Pearson).
         """
         wider = replace(self, confidence=confidence)
         if confidence == self.confidence or not math.isfinite(self.value):
@@ -52,8 +60,10 @@ class Spread:
         if self.units is not None:
             t, wider_t = (_t(self.units, spread._level) for spread in (self, wider))
             n *= (wider._z / self._z * t / wider_t) ** 2
-        low, high = wilson(self.value * n, n, wider._z)
-        return replace(wider, low=min(self.low, low), high=max(self.high, high))
+        both = wilson(self.value * n, n, wider._z), _exact(self.value * n, n, wider.alpha)
+        return replace(
+            wider, low=min(self.low, *(x[0] for x in both)), high=max(self.high, *(x[1] for x in both))
+        )
 
     def _from_value(self, end: float, factor: float) -> float:
         centre = self._scale(self.value)
@@ -155,6 +165,15 @@ def _t(units: int, level: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(max(1, units - 1), level))
+
+
+def _exact(successes: float, n: float, alpha: float) -> tuple[float, float]:
+    from scipy.special import betaincinv
+
+    failures = n - successes
+    low = float(betaincinv(successes, failures + 1, alpha / 2)) if successes > 0 else 0.0
+    high = float(betaincinv(successes + 1, failures, 1 - alpha / 2)) if failures > 0 else 1.0
+    return low, high
 
 
 def needed(n: int | None, detectable: float, distance: float) -> int | None:
