@@ -54,7 +54,8 @@ RerunOption = Annotated[
 UntilOption = Annotated[
     bool,
     typer.Option(
-        "--until-decided", help="Cheap checks and small samples first; stop once the gate's verdict is decided"
+        "--until-decided",
+        help="Cheap checks and small samples first; stop once the gate's verdict is decided",
     ),
 ]
 
@@ -262,7 +263,7 @@ def _run_until_decided(
 
         def measure(matrix: Any, step: Any, more: Mapping[str, Any]) -> None:
             due = tuple(task for task in matrix.tasks if step and task.runner in step.runners)
-            manifest = manifest_of(matrix, environment, command_line()) | more
+            manifest = {**manifest_of(matrix, environment, command_line()), **more}
             measure_tasks(replace(matrix, tasks=due), manifest, new_watcher())
 
         escalate.run(

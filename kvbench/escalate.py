@@ -62,7 +62,8 @@ def _looks(runner: str, own: Mapping[str, Any], gate: Gate) -> Looks:
 
 
 def next_step(plan: Mapping[str, Looks], at: Mapping[str, int], growing: Iterable[str]) -> Step | None:
-    """at: the look that each runner has had, 0 for none; growing: runners that a check leaves open. None: nothing is left."""
+    """at: the look that each runner has had, 0 for none; growing: runners that a check leaves open, which grow
+    while they have looks left. None: nothing is left."""
     new = [runner for runner in plan if at[runner] == 0]
     more = [runner for runner in plan if runner in set(growing) and at[runner] < len(plan[runner].sizes)]
     due = new or more
@@ -78,23 +79,13 @@ def deciding(verdict: Verdict) -> Outcome | None:
     return next((o for o in verdict.outcomes if o.status == FAIL and o.required), None)
 
 
-def growing(plan: Mapping[str, Looks], tasks: Sequence[Mapping[str, Any]], records: Iterable[Record],
-            verdict: Verdict) -> set[str]:  # fmt: skip
-    """Runners that a larger sample may help: a check or guard on a task that was measured is open, required or not.
-
-    Not those whose every result is whole already: asked for 200 of 200 questions, all of them are no more.
-    """
-    found = {record.key: record for record in records if record.status == OK}
-    open_ = [o for o in verdict.outcomes if o.status == INCONCLUSIVE or (o.status == NOT_EVALUATED and o.metric)]
-    more = set()
-    for task in tasks:
-        runner, record = task["runner"], found.get(task["key"])
-        if record is None or len(plan[runner].sizes) == 1:
-            continue
-        whole = RUNNERS[runner].options[plan[runner].option].optional and record.partial is None
-        if not whole and any(_is_of(outcome, task) for outcome in open_):
-            more.add(runner)
-    return more
+def growing(tasks: Sequence[Mapping[str, Any]], records: Iterable[Record], verdict: Verdict) -> set[str]:
+    """Runners that a larger sample may help: a check or guard on a task that was measured is open, required or not."""
+    done = {record.key for record in records if record.status == OK}
+    open_ = [
+        o for o in verdict.outcomes if o.status == INCONCLUSIVE or (o.status == NOT_EVALUATED and o.metric)
+    ]
+    return {t["runner"] for t in tasks if t["key"] in done and any(_is_of(outcome, t) for outcome in open_)}
 
 
 def _is_of(outcome: Outcome, task: Mapping[str, Any]) -> bool:
@@ -129,13 +120,17 @@ def run(
         if failed:
             measure(here, None, about(plan, failed, step))
             left = len(tasks) - len(records)
-            say(f"the verdict is decided by {failed.check} after {step.place}; {left} of {len(tasks)} tasks are not run")
+            say(
+                f"the verdict is decided by {failed.check} after {step.place}; {left} of {len(tasks)} tasks are not run"
+            )
             return
-        open_ = growing(plan, tasks, records, verdict)
+        open_ = growing(tasks, records, verdict)
     say("nothing is left that could change the verdict")
 
 
-def about(plan: Mapping[str, Looks], failed: Outcome | None = None, after: Step | None = None) -> dict[str, Any]:
+def about(
+    plan: Mapping[str, Looks], failed: Outcome | None = None, after: Step | None = None
+) -> dict[str, Any]:
     """What the manifest says of it, from which stored records are judged again alike."""
     looks = {r: {"option": x.option, "sizes": list(x.sizes)} for r, x in plan.items() if len(x.sizes) > 1}
     decided = {"check": failed.check, "after": after.place} if failed and after else None

@@ -64,7 +64,11 @@ def long_csv(run: Run) -> str:
         values = [row.metric, row.variant, row.value, row.unit, row.low, row.high, row.n, row.baseline,
                   row.partial, row.note]  # fmt: skip
         outcome = checks.get((row.cell, row.metric, row.variant))
-        judged = [getattr(outcome, column) for column in _CHECK_COLUMNS] if outcome else [None] * len(_CHECK_COLUMNS)
+        judged = (
+            [getattr(outcome, column) for column in _CHECK_COLUMNS]
+            if outcome
+            else [None] * len(_CHECK_COLUMNS)
+        )
         lines.append(
             [row.cell, cell["name"], *spec, *ran.get(row.cell, [None] * len(_RAN_COLUMNS)), *values, *judged]
         )

@@ -71,7 +71,8 @@ def _until_decided(run: Run) -> dict[str, Any]:
         for task in run.manifest["tasks"]
         if task["key"] not in done
     ]
-    return strict({"looks": looks, "decided": planned["decided"], "not_run": left})
+    found = {"looks": looks, "decided": planned["decided"], "not_run": left}
+    return {key: strict(value) for key, value in found.items()}
 
 
 def _cell(cell: Mapping[str, Any], line: PrecisionLine) -> dict[str, Any]:

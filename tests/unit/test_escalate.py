@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,9 @@ def gate(*checks: Check, allow_partial: bool = True) -> Gate:
     return Gate("g", checks, allow_partial)
 
 
-def outcome(status: str, metric: str = "", variant: str = "", cells: tuple[str, ...] = ("c",), **more: Any) -> Outcome:
+def outcome(
+    status: str, metric: str = "", variant: str = "", cells: tuple[str, ...] = ("c",), **more: Any
+) -> Outcome:
     return Outcome("x", metric, cells[0], variant, status, None, "", "", cells=cells, **more)
 
 
@@ -69,9 +72,14 @@ def test_every_runner_has_a_stage() -> None:
         ("itl_ms", {"limit_chunks": None}, True, (None,)),  # no check of this runner
     ],
 )
-def test_the_looks_of_a_runner(metric: str, own: dict[str, Any], allow_partial: bool, sizes: tuple[Any, ...]) -> None:
+def test_the_looks_of_a_runner(
+    metric: str, own: dict[str, Any], allow_partial: bool, sizes: tuple[Any, ...]
+) -> None:
     options = {name: o.default for name, o in RUNNERS["perplexity"].options.items()} | own
-    assert escalate._looks("perplexity", options, gate(check(metric), allow_partial=allow_partial)).sizes == sizes
+    assert (
+        escalate._looks("perplexity", options, gate(check(metric), allow_partial=allow_partial)).sizes
+        == sizes
+    )
 
 
 def test_repeats_grow_under_any_gate_and_one_bare_value_holds_a_runner_back() -> None:
@@ -118,7 +126,9 @@ def test_stages_first_then_what_is_open_the_smallest_look_first(matrix: Matrix) 
     assert next_step(plan, dict.fromkeys(plan, 1), ()) is None
 
 
-@pytest.mark.parametrize("statuses", list(itertools.product([PASS, FAIL, INCONCLUSIVE, NOT_EVALUATED], repeat=3)))
+@pytest.mark.parametrize(
+    "statuses", list(itertools.product([PASS, FAIL, INCONCLUSIVE, NOT_EVALUATED], repeat=3))
+)
 def test_only_a_required_failure_stops_a_run_and_it_is_final(statuses: tuple[str, ...]) -> None:
     outcomes = (*(outcome(s) for s in statuses), outcome(FAIL, required=False))
     found = deciding(Verdict(outcomes, exit_code_of(outcomes)))
@@ -132,22 +142,16 @@ def task(runner: str, variant: str = "", cell: str = "c") -> dict[str, Any]:
     return {"key": f"{runner}-{variant}-{cell}", "runner": runner, "variant": variant, "cells": [cell]}
 
 
-def record(of: Mapping[str, Any], status: str = "ok", partial: str | None = "some") -> Record:
-    return Record(of["key"], of["runner"], 1, status, {}, {}, None, None, {}, {}, {}, partial, None, "", 0.0)
+def record(of: Mapping[str, Any], status: str = "ok") -> Record:
+    return Record(of["key"], of["runner"], 1, status, {}, {}, None, None, {}, {}, {}, None, None, "", 0.0)
 
 
-PLAN = {
-    "perplexity": Looks("limit_chunks", (4, None)),
-    "mcq": Looks("limit", (24, None)),
-    "latency": Looks("repeats", (3, 10)),
-    "storage": escalate.ONCE,
-}
 TASKS = [task("perplexity", "pydoc"), task("mcq", "cloze"), task("latency"), task("storage")]
 
 
 def grown(*outcomes: Outcome, records: Sequence[Record] | None = None) -> set[str]:
     found = [record(t) for t in TASKS] if records is None else records
-    return growing(PLAN, TASKS, found, Verdict(outcomes, exit_code_of(outcomes)))
+    return growing(TASKS, found, Verdict(outcomes, exit_code_of(outcomes)))
 
 
 @pytest.mark.parametrize("required", [True, False])
@@ -157,7 +161,7 @@ def test_an_open_check_lets_its_own_runner_grow(required: bool) -> None:
         assert grown(outcome(status, "itl_ratio", required=required)) == {"latency"}
     assert grown(outcome(PASS, "ppl_delta_pct", "pydoc"), outcome(FAIL, "itl_ratio", required=False)) == set()
     assert grown(outcome(INCONCLUSIVE, "ppl_delta_pct", "wikitext2")) == set()
-    assert grown(outcome(INCONCLUSIVE, "kv_ratio")) == set()
+    assert grown(outcome(INCONCLUSIVE, "itl_ratio", cells=("other",))) == set()
 
 
 def test_an_open_guard_lets_the_runner_of_its_variant_grow_and_unproven_precision_none() -> None:
@@ -166,15 +170,16 @@ def test_an_open_guard_lets_the_runner_of_its_variant_grow_and_unproven_precisio
     assert grown(outcome(NOT_EVALUATED, "", "")) == set()
 
 
-def test_an_error_and_a_sample_that_is_whole_do_not_grow() -> None:
+def test_what_ended_in_an_error_does_not_grow() -> None:
     open_ = (outcome(INCONCLUSIVE, "mcq_delta_pt", "cloze"), outcome(INCONCLUSIVE, "itl_ratio"))
     assert grown(*open_) == {"mcq", "latency"}
     assert grown(*open_, records=[record(t, "error") for t in TASKS]) == set()
-    # 200 of 200 questions are all of them; of repeats there are always more.
-    assert grown(*open_, records=[record(t, partial=None) for t in TASKS]) == {"latency"}
+    assert grown(*open_, records=[]) == set()
 
 
-def test_tasks_at_several_looks_are_those_of_the_matrix_with_that_option_set(matrix: Matrix, tmp_path: Path) -> None:
+def test_tasks_at_several_looks_are_those_of_the_matrix_with_that_option_set(
+    matrix: Matrix, tmp_path: Path
+) -> None:
     plan = planned(matrix, gate(check("ppl_delta_pct"), check("mcq_delta_pt"), check("itl_ratio")))
     sized = escalate._at_looks(plan, lambda sizes: load(tmp_path / "m.yaml", sizes=sizes))
     assert len(sized) == 3
@@ -228,6 +233,22 @@ def test_a_limit_between_the_two_intervals_is_kept_at_95_percent_and_open_at_a_l
     (plain,) = outcomes(run.manifest, run.records, between)
     (looked,) = outcomes(early(run), run.records, between)
     assert (plain.status, looked.status) == (PASS, INCONCLUSIVE)
+
+
+def test_a_divergence_that_keeps_its_limit_waits_for_the_last_look() -> None:
+    run = many([0.0])
+    row = next(r for r in run.rows() if r.metric == "ppl_delta_pct")
+    rows = [replace(row, metric="kld_mean", unit="nat", value=0.001, low=0.0009, high=0.0011, units=30)]
+    for sizes, due in (((6, None), INCONCLUSIVE), ((3, 6), PASS)):
+        manifest = early(run, sizes)
+        for t in run.tasks:
+            t["options"] = {**t["options"], "limit_chunks": 6}
+        (found,) = [
+            o
+            for o in evaluate(gate(check("kld_mean", high=0.005)), manifest, run.records, rows).outcomes
+            if o.metric == "kld_mean"
+        ]
+        assert found.status == due, found.sentence
 
 
 def test_cells_that_are_planned_and_not_measured_count_in_the_family() -> None:
