@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 
 from kvbench import __version__
-from kvbench.errors import KvbenchError, UsageError
+from kvbench.errors import UsageError
+from kvbench.exits import handled
 
 app = typer.Typer(
     add_completion=True,
@@ -60,32 +59,6 @@ UntilOption = Annotated[
 ]
 
 
-@contextmanager
-def handled(
-    kept: str = "the records written so far are kept, run the same command to go on",
-) -> Iterator[None]:
-    """A user's mistake is a sentence and an exit code, not a traceback. kept: what is there after an interrupt."""
-    try:
-        yield
-    except KvbenchError as e:
-        print(f"kvbench: {e}", file=sys.stderr)
-        raise typer.Exit(e.exit_code) from None
-    except KeyboardInterrupt:
-        print(f"kvbench: interrupted; {kept}.", file=sys.stderr)
-        raise typer.Exit(130) from None
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(141) from None
-    except OSError as e:  # a full disk, a name that is too long, a folder that may not be written
-        where = f"{str(e.filename)[:200]}: " if e.filename else ""
-        print(
-            f"kvbench: {where}{e.strerror or e}; nothing half-written was left behind. Mend that and run the same "
-            "command again.",
-            file=sys.stderr,
-        )
-        raise typer.Exit(3) from None
-
-
 def _version(value: bool) -> None:
     if value:
         print(f"kvbench {__version__}")
@@ -106,7 +79,7 @@ def _load(
     overrides: list[str],
     select: str | None,
     data_dir: Path | None,
-    sizes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    sizes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Any, Mapping[str, Any]]:
     from kvbench.data import fingerprint as data_fingerprint
     from kvbench.environment import host
@@ -122,7 +95,7 @@ def _load(
         host=here,
         fingerprint_model=model_fingerprint,
         fingerprint_data=lambda name, split: data_fingerprint(name, data_dir, split),
-        sizes=sizes,
+        sizes=sizes or {},
     )
     return loaded, here.environment
 
@@ -154,7 +127,8 @@ def _judge(run_dir: Path, gate: Path | None, as_json: bool) -> int:
     from kvbench.run import require_not_empty
 
     require_not_empty(run_dir)
-    manifest, records = _stored(RunDir(run_dir))
+    run = RunDir(run_dir)
+    manifest, records = run.manifest(), list(run.records())
     named = gate or (_policy_of(run_dir, manifest["gate"]) if manifest["gate"] else None)
     policy = gates.load(named) if named else None
     rows = derive(manifest, records)
@@ -166,10 +140,6 @@ def _judge(run_dir: Path, gate: Path | None, as_json: bool) -> int:
     else:
         print_result(manifest, records, rows, verdict, paths)
     return int(verdict.exit_code)
-
-
-def _stored(run: Any) -> tuple[dict[str, Any], list[Any]]:
-    return run.manifest(), list(run.records())
 
 
 def _policy_of(run_dir: Path, named: str) -> Path:
@@ -192,6 +162,7 @@ def run(
 ) -> None:
     """Measure a matrix, judge it, and write the report. The same command resumes an interrupted run."""
     with handled():
+        from kvbench import gate as gates
         from kvbench.progress import watcher
         from kvbench.record import RunDir
         from kvbench.run import command_line
@@ -200,75 +171,29 @@ def run(
         loaded, environment = _load(matrix, set_, k, data_dir)
         policy = gate or loaded.gate
         # A bad gate is a usage error now, not after the measuring.
-        judged_by = _gate_of(policy, until_decided)
+        judged_by = gates.load(policy) if policy else None
         target = out or Path("runs") / loaded.name
+        how = (data_dir, _rerun(rerun))
         if until_decided:
-            _run_until_decided(
+            from kvbench.untildecided import run_until_decided
+
+            run_until_decided(
                 loaded,
                 judged_by,
+                lambda sizes: _load(matrix, set_, k, data_dir, sizes)[0],
                 RunDir(target),
                 environment,
-                data_dir,
-                _rerun(rerun),
-                lambda sizes: _load(matrix, set_, k, data_dir, sizes)[0],
+                command_line(),
                 lambda: watcher(json_),
+                *how,
             )
         else:
-            run_matrix(
-                loaded, RunDir(target), environment, command_line(), watcher(json_), data_dir, _rerun(rerun)
-            )
+            run_matrix(loaded, RunDir(target), environment, command_line(), watcher(json_), *how)
         if policy is not None:
             from kvbench.report.write import write_text
 
             write_text(target / KEPT_GATE, policy.read_text(encoding="utf-8"))
         raise typer.Exit(_judge(target, policy, json_))
-
-
-def _gate_of(policy: Path | None, until_decided: bool) -> Any:
-    """The gate, read; None where there is none, which `--until-decided` cannot do without."""
-    from kvbench import gate as gates
-
-    if policy is not None:
-        return gates.load(policy)
-    if until_decided:
-        raise UsageError(
-            "--until-decided stops once a gate's verdict is decided, and no gate is named; give one: --gate FILE."
-        )
-    return None
-
-
-def _run_until_decided(
-    loaded: Any,
-    policy: Any,
-    run_dir: Any,
-    environment: Mapping[str, Any],
-    data_dir: Path | None,
-    rerun: Any,
-    resized: Any,
-    new_watcher: Any,
-) -> None:
-    from dataclasses import replace
-
-    from kvbench import escalate
-    from kvbench import gate as gates
-    from kvbench.metrics import derive
-    from kvbench.run import command_line, manifest_of, measuring
-
-    def judge() -> Any:
-        manifest, records = _stored(run_dir)
-        verdict = gates.evaluate(policy, manifest, records, derive(manifest, records))
-        return manifest["tasks"], records, verdict
-
-    with measuring(run_dir, environment, data_dir, rerun) as measure_tasks:
-
-        def measure(matrix: Any, step: Any, more: Mapping[str, Any]) -> None:
-            due = tuple(task for task in matrix.tasks if step and task.runner in step.runners)
-            manifest = {**manifest_of(matrix, environment, command_line()), **more}
-            measure_tasks(replace(matrix, tasks=due), manifest, new_watcher())
-
-        escalate.run(
-            loaded, policy, resized, measure, judge, lambda text: print(f"kvbench: {text}", file=sys.stderr)
-        )
 
 
 @app.command()
@@ -295,8 +220,10 @@ def plan(
         looks, said = {}, []
         if until_decided:
             from kvbench import escalate
+            from kvbench import gate as gates
 
-            planned = escalate.planned(loaded, _gate_of(gate or loaded.gate, True))
+            policy = gate or loaded.gate
+            planned = escalate.planned(loaded, gates.load(policy) if policy else None)
             looks, said = escalate.about(planned), ["", *escalate.outline(planned)]
         if json_:
             print(json.dumps({**plan_json(loaded, cells, tasks), **looks}, ensure_ascii=False))

@@ -11,15 +11,16 @@ A sample starts small only where the gate checks it, by metrics with an interval
 mean time) has no level that could pay for several looks. A limited sample satisfies no check of a gate without
 `allow_partial`, for a failure as for a pass, so under such a gate it is taken whole at once.
 
-Pure but for what it is given to measure and to judge with.
+Pure: which step comes next, and whether one does, from the plan and the verdict so far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from kvbench.errors import UsageError
 from kvbench.looks import Looks
 from kvbench.matrix import Matrix
 from kvbench.metrics import METRICS
@@ -45,8 +46,15 @@ class Step:
         return f"stage {self.stage} ({STAGES[self.stage]}){again}"
 
 
-def planned(matrix: Matrix, gate: Gate) -> dict[str, Looks]:
-    """How each runner of the matrix is looked at. A look that is more than half of the matrix's own value is left out."""
+def planned(matrix: Matrix, gate: Gate | None) -> dict[str, Looks]:
+    """How each runner of the matrix is looked at. A look that is more than half of the matrix's own value is left out.
+
+    Raises UsageError without a gate.
+    """
+    if gate is None:
+        raise UsageError(
+            "--until-decided stops once a gate's verdict is decided, and no gate is named; give one: --gate FILE."
+        )
     options = {task.runner: task.options for task in matrix.tasks}
     return {runner: _looks(runner, own, gate) for runner, own in options.items()}
 
@@ -95,39 +103,6 @@ def _is_of(outcome: Outcome, task: Mapping[str, Any]) -> bool:
     return outcome.variant == task["variant"] and not set(outcome.cells).isdisjoint(task["cells"])
 
 
-def run(
-    matrix: Matrix,
-    gate: Gate,
-    resized: Callable[[Mapping[str, Mapping[str, Any]]], Matrix],
-    measure: Callable[[Matrix, Step | None, Mapping[str, Any]], None],
-    judge: Callable[[], tuple[Sequence[Mapping[str, Any]], Sequence[Record], Verdict]],
-    say: Callable[[str], None],
-) -> None:
-    """resized(sizes): the matrix with other values of some runners' options. measure(matrix, step, more): measure the step's
-    runners, None for none, with `more` in the manifest. judge(): the manifest's tasks, their records and the gate's verdict.
-    """
-    plan = planned(matrix, gate)
-    at = dict.fromkeys(plan, 0)
-    sized = _at_looks(plan, resized)
-    open_: set[str] = set()
-    while step := next_step(plan, at, open_):
-        at |= dict.fromkeys(step.runners, step.look)
-        here = replace(matrix, tasks=_tasks(sized, at))
-        say(f"{step.place}: {', '.join(_words(runner, plan[runner], step.look) for runner in step.runners)}")
-        measure(here, step, about(plan))
-        tasks, records, verdict = judge()
-        failed = deciding(verdict)
-        if failed:
-            measure(here, None, about(plan, failed, step))
-            left = len(tasks) - len(records)
-            say(
-                f"the verdict is decided by {failed.check} after {step.place}; {left} of {len(tasks)} tasks are not run"
-            )
-            return
-        open_ = growing(tasks, records, verdict)
-    say("nothing is left that could change the verdict")
-
-
 def about(
     plan: Mapping[str, Looks], failed: Outcome | None = None, after: Step | None = None
 ) -> dict[str, Any]:
@@ -154,26 +129,9 @@ def _outlined(runner: str, looks: Looks) -> str:
     return f"{runner} ({looks.option} {sizes}, judged at {100 * looks.confidence:.3g}%)"
 
 
-def _words(runner: str, looks: Looks, look: int) -> str:
+def words(runner: str, looks: Looks, look: int) -> str:
+    """`mcq (limit 24, look 1 of 3)`, or the bare name of a runner that has no looks."""
     if len(looks.sizes) == 1:
         return runner
     size = looks.sizes[look - 1]
     return f"{runner} ({looks.option} {'all' if size is None else size}, look {look} of {len(looks.sizes)})"
-
-
-def _at_looks(
-    plan: Mapping[str, Looks], resized: Callable[[Mapping[str, Mapping[str, Any]]], Matrix]
-) -> list[Matrix]:
-    """The matrix with every runner at its n-th look, or at its last where it has fewer."""
-    most = max((len(looks.sizes) for looks in plan.values()), default=1)
-    several = {runner: looks for runner, looks in plan.items() if len(looks.sizes) > 1}
-    return [
-        resized({r: {x.option: x.sizes[min(n, len(x.sizes) - 1)]} for r, x in several.items()})
-        for n in range(most)
-    ]
-
-
-def _tasks(sized: Sequence[Matrix], at: Mapping[str, int]) -> tuple[Any, ...]:
-    """Each runner's tasks at the look where it stands, in the order of the matrix, which no option changes."""
-    columns = zip(*(matrix.tasks for matrix in sized), strict=True)
-    return tuple(column[max(0, at[column[0].runner] - 1)] for column in columns)

@@ -20,6 +20,7 @@ from kvbench.metrics import derive
 from kvbench.policy import Check, Gate
 from kvbench.record import Record, RunDir, write_json
 from kvbench.tasks import RUNNERS, STAGES
+from kvbench.untildecided import at_looks, tasks_at
 from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome, Verdict, exit_code_of
 from tests.unit.made_run import CAND, MadeRun, layers, storage_facts
 from tests.unit.test_judge import many
@@ -181,12 +182,12 @@ def test_tasks_at_several_looks_are_those_of_the_matrix_with_that_option_set(
     matrix: Matrix, tmp_path: Path
 ) -> None:
     plan = planned(matrix, gate(check("ppl_delta_pct"), check("mcq_delta_pt"), check("itl_ratio")))
-    sized = escalate._at_looks(plan, lambda sizes: load(tmp_path / "m.yaml", sizes=sizes))
+    sized = at_looks(plan, lambda sizes: load(tmp_path / "m.yaml", sizes=sizes))
     assert len(sized) == 3
-    mixed = escalate._tasks(sized, {"latency": 2, "mcq": 1, "perplexity": 3, "parity": 0, "storage": 1})
+    mixed = tasks_at(sized, {"latency": 2, "mcq": 1, "perplexity": 3, "parity": 0, "storage": 1})
     by_hand = load(tmp_path / "m.yaml", ["runners.mcq.limit=24"])
     assert mixed == by_hand.tasks, "a look has other keys than the same options in the matrix"
-    assert escalate._tasks(sized, dict.fromkeys(plan, 3)) == matrix.tasks
+    assert tasks_at(sized, dict.fromkeys(plan, 3)) == matrix.tasks
 
 
 # --- the gate on a run that stops early ----------------------------------------------------------------------------------
