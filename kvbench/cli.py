@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kvbench import __version__
-from kvbench.errors import KvbenchError, UsageError
+from kvbench.errors import UsageError
+from kvbench.exits import handled
 
 app = typer.Typer(
     add_completion=True,
@@ -50,32 +50,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JS
 RerunOption = Annotated[
     str, typer.Option("--rerun", help="missing, failed or all", metavar="missing|failed|all")
 ]
-
-
-@contextmanager
-def handled(
-    kept: str = "the records written so far are kept, run the same command to go on",
-) -> Iterator[None]:
-    """A user's mistake is a sentence and an exit code, not a traceback. kept: what is there after an interrupt."""
-    try:
-        yield
-    except KvbenchError as e:
-        print(f"kvbench: {e}", file=sys.stderr)
-        raise typer.Exit(e.exit_code) from None
-    except KeyboardInterrupt:
-        print(f"kvbench: interrupted; {kept}.", file=sys.stderr)
-        raise typer.Exit(130) from None
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(141) from None
-    except OSError as e:  # a full disk, a name that is too long, a folder that may not be written
-        where = f"{str(e.filename)[:200]}: " if e.filename else ""
-        print(
-            f"kvbench: {where}{e.strerror or e}; nothing half-written was left behind. Mend that and run the same "
-            "command again.",
-            file=sys.stderr,
-        )
-        raise typer.Exit(3) from None
+UntilOption = Annotated[
+    bool,
+    typer.Option(
+        "--until-decided",
+        help="Cheap checks and small samples first; stop once the gate's verdict is decided",
+    ),
+]
 
 
 def _version(value: bool) -> None:
@@ -94,7 +75,11 @@ def _root(
 
 
 def _load(
-    matrix: Path, overrides: list[str], select: str | None, data_dir: Path | None
+    matrix: Path,
+    overrides: list[str],
+    select: str | None,
+    data_dir: Path | None,
+    sizes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Any, Mapping[str, Any]]:
     from kvbench.data import fingerprint as data_fingerprint
     from kvbench.environment import host
@@ -110,6 +95,7 @@ def _load(
         host=here,
         fingerprint_model=model_fingerprint,
         fingerprint_data=lambda name, split: data_fingerprint(name, data_dir, split),
+        sizes=sizes or {},
     )
     return loaded, here.environment
 
@@ -171,6 +157,7 @@ def run(
     gate: GateOption = None,
     data_dir: DataOption = None,
     rerun: RerunOption = "missing",
+    until_decided: UntilOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Measure a matrix, judge it, and write the report. The same command resumes an interrupted run."""
@@ -183,12 +170,25 @@ def run(
 
         loaded, environment = _load(matrix, set_, k, data_dir)
         policy = gate or loaded.gate
-        if policy is not None:
-            gates.load(policy)  # a bad gate is a usage error now, not after the measuring
+        # A bad gate is a usage error now, not after the measuring.
+        judged_by = gates.load(policy) if policy else None
         target = out or Path("runs") / loaded.name
-        run_matrix(
-            loaded, RunDir(target), environment, command_line(), watcher(json_), data_dir, _rerun(rerun)
-        )
+        how = (data_dir, _rerun(rerun))
+        if until_decided:
+            from kvbench.untildecided import run_until_decided
+
+            run_until_decided(
+                loaded,
+                judged_by,
+                lambda sizes: _load(matrix, set_, k, data_dir, sizes)[0],
+                RunDir(target),
+                environment,
+                command_line(),
+                lambda: watcher(json_),
+                *how,
+            )
+        else:
+            run_matrix(loaded, RunDir(target), environment, command_line(), watcher(json_), *how)
         if policy is not None:
             from kvbench.report.write import write_text
 
@@ -202,9 +202,10 @@ def plan(
     set_: SetOption = [],  # noqa: B006
     k: SelectOption = None,
     out: OutOption = None,
-    gate: GateOption = None,
     data_dir: DataOption = None,
     rerun: RerunOption = "missing",
+    gate: GateOption = None,
+    until_decided: UntilOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Show cells, decisions with reasons, estimated bytes, what would be reused, and what the gate asks in vain. Runs nothing."""
@@ -218,10 +219,16 @@ def plan(
         tasks = plan_tasks(loaded, RunDir(out or Path("runs") / loaded.name), _rerun(rerun))
         policy = gates.load(gate or loaded.gate) if gate or loaded.gate else None
         cells = [plan_cell(cell) for cell in loaded.cells]
+        looks, said = {}, []
+        if until_decided:
+            from kvbench import escalate
+
+            planned = escalate.planned(loaded, policy)
+            looks, said = escalate.about(planned), ["", *escalate.outline(planned)]
         if json_:
-            print(json.dumps(plan_json(loaded, cells, tasks, policy), ensure_ascii=False))
+            print(json.dumps({**plan_json(loaded, cells, tasks, policy), **looks}, ensure_ascii=False))
         else:
-            print(plan_text(loaded, cells, tasks, environment, policy))
+            print("\n".join([plan_text(loaded, cells, tasks, environment, policy), *said]))
 
 
 @app.command()

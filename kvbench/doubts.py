@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -31,7 +31,7 @@ from kvbench.judge import Limits, decide
 from kvbench.metrics import METRICS, Row
 from kvbench.power import Spread
 from kvbench.record import Record
-from kvbench.stats import exp
+from kvbench.stats import CONFIDENCE, exp
 from kvbench.steadiness import Drift
 from kvbench.verdict import FAIL, INCONCLUSIVE, PASS
 
@@ -54,16 +54,36 @@ STEADY_PCT = 10.0
 _AGAIN = "measure again: --set runners.latency.repeats=10"
 
 
-def doubt(record: Record, row: Row, limits: Limits, status: str) -> str:
+def doubt(record: Record, row: Row, limits: Limits, status: str, confidence: float = CONFIDENCE) -> str:
     """Why `status` (pass or fail) of this value may be the machine's doing, with the next step; "" where nothing says so."""
     if row.metric not in JUDGED or status not in (PASS, FAIL):
         return ""
     arms = sorted(record.samples["arms"], key=lambda arm: arm["order"])
-    unsteady = [_drifting(arms, row, limits, status), _outlying(record, arms, row, limits, status)]
+    claim = _Claim(limits, status, confidence)
+    unsteady = [_drifting(arms, row, claim), _outlying(record, arms, row, claim)]
     others = (record.facts.get("device_state") or {}).get("other_processes")
     if any(unsteady) and others and others["count"]:
         unsteady.append(_others(others))
-    return "; ".join(filter(None, (_slowed(record, arms, row, limits, status), *unsteady)))
+    return "; ".join(filter(None, (_slowed(record, arms, row, claim), *unsteady)))
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What was said of a value, by which limits and at which level (of a look more than 95%)."""
+
+    limits: Limits
+    status: str
+    confidence: float
+
+    def ruled(self, found: Row | Value | None) -> str:
+        """The status of another value by the same limits and level, in no family."""
+        if found is None or found.value is None or not math.isfinite(found.value):
+            return INCONCLUSIVE
+        metric = METRICS[found.metric]
+        spread = None
+        if found.low is not None and found.high is not None:
+            spread = Spread(found.value, found.low, found.high, metric.unit, found.units).at(self.confidence)
+        return decide(found.value, spread, found.n, metric.sampled, self.limits).status
 
 
 def stands(status: str, value: float, limits: Limits, smaller: bool, larger: bool) -> bool:
@@ -73,7 +93,7 @@ def stands(status: str, value: float, limits: Limits, smaller: bool, larger: boo
     return not (smaller if value > limits.high else larger)
 
 
-def _slowed(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, limits: Limits, status: str) -> str:
+def _slowed(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str:
     """The device was slowed down, and in a ratio not as often in both arms."""
     _, kind = JUDGED[row.metric]
     slow = steadiness.slowed(arms)
@@ -85,9 +105,9 @@ def _slowed(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, limits:
         smaller, larger = here > 0, there > 0
     else:
         smaller, larger = here > 0 and kind == TIME, here > 0 and kind == RATE
-    if not (smaller or larger) or stands(status, _value(row), limits, smaller, larger):
+    if not (smaller or larger) or stands(claim.status, _value(row), claim.limits, smaller, larger):
         return ""
-    if status == FAIL and _without(record, arms, row.metric, limits, slow) == FAIL:
+    if claim.status == FAIL and _without(record, arms, row.metric, claim, slow) == FAIL:
         return ""
     words = dict.fromkeys(word for each in slow.values() for word in each)
     remedies = dict.fromkeys(
@@ -99,7 +119,7 @@ def _slowed(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, limits:
     return f"the device was slowed down in {said}, {effect}; {' and '.join(remedies)}, and {_AGAIN}"
 
 
-def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, limits: Limits, status: str) -> str:
+def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str:
     """The times drift beyond chance: in a ratio what the order of the arms leaves of it decides; else it is too much."""
     quantity, kind = JUDGED[row.metric]
     found = steadiness.drift(arms, quantity)
@@ -111,8 +131,8 @@ def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, limits: Limits, statu
     if kind == RATIO:
         pairs = min(len(own), len(other))
         left = found.slope * (fmean(own[:pairs]) - fmean(other[:pairs]))
-        without = _ruled(_scaled(row, exp(-left)), limits)
-        if without == status:
+        without = claim.ruled(_scaled(row, exp(-left)))
+        if without == claim.status:
             return ""
         share = 100 * math.expm1(left)
         return (
@@ -123,8 +143,8 @@ def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, limits: Limits, statu
         return ""
     longer = found.slope > 0
     grows = longer == (kind == TIME)  # the value itself
-    if stands(status, _value(row), limits, not grows, grows) or _fails_at_the_end(
-        found, own, row, limits, status
+    if stands(claim.status, _value(row), claim.limits, not grows, grows) or _fails_at_the_end(
+        found, own, row, claim
     ):
         return ""
     return (
@@ -133,16 +153,14 @@ def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, limits: Limits, statu
     )
 
 
-def _fails_at_the_end(found: Drift, own: Sequence[int], row: Row, limits: Limits, status: str) -> bool:
+def _fails_at_the_end(found: Drift, own: Sequence[int], row: Row, claim: _Claim) -> bool:
     """Whether a failure is one of the last request too, by the line of the drift."""
     sign = 1 if JUDGED[row.metric][1] == TIME else -1
     last = exp(sign * found.slope * (found.last - fmean(own)))
-    return status == FAIL and _ruled(_scaled(row, last), limits) == FAIL
+    return claim.status == FAIL and claim.ruled(_scaled(row, last)) == FAIL
 
 
-def _outlying(
-    record: Record, arms: Sequence[Mapping[str, Any]], row: Row, limits: Limits, status: str
-) -> str:
+def _outlying(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str:
     """An outlying request decides: without it, the check comes out otherwise."""
     quantity, kind = JUDGED[row.metric]
     found = {} if row.metric in TAILS else steadiness.outliers(arms, quantity)
@@ -150,7 +168,7 @@ def _outlying(
         return ""
     places = {arm["order"]: arm["arm"] for arm in arms}
     mine = {order: times for order, times in found.items() if kind == RATIO or places[order] == "candidate"}
-    if not mine or (without := _without(record, arms, row.metric, limits, mine)) == status:
+    if not mine or (without := _without(record, arms, row.metric, claim, mine)) == claim.status:
         return ""
     listed = ", ".join(f"{order} ({places[order]}, {times:.3g}x)" for order, times in sorted(mine.items()))
     if len(mine) > 1:
@@ -161,7 +179,7 @@ def _outlying(
 
 
 def _without(
-    record: Record, arms: Sequence[Mapping[str, Any]], metric: str, limits: Limits, dropped: Collection[int]
+    record: Record, arms: Sequence[Mapping[str, Any]], metric: str, claim: _Claim, dropped: Collection[int]
 ) -> str:
     """What the check would say of the other requests; of a ratio, of the pairs in which none was dropped."""
     own, other = ([arm for arm in arms if arm["arm"] == name] for name in ("candidate", "baseline"))
@@ -175,18 +193,7 @@ def _without(
     else:
         kept = [arm for arm in own if arm["order"] not in dropped]
     values = latency.values(replace(record, samples={**record.samples, "arms": kept}), None)
-    return _ruled(next((v for v in values if v.metric == metric), None), limits)
-
-
-def _ruled(found: Row | Value | None, limits: Limits) -> str:
-    """The status of a value by itself, in no family."""
-    if found is None or found.value is None or not math.isfinite(found.value):
-        return INCONCLUSIVE
-    metric = METRICS[found.metric]
-    spread = None
-    if found.low is not None and found.high is not None:
-        spread = Spread(found.value, found.low, found.high, metric.unit, found.units)
-    return decide(found.value, spread, found.n, metric.sampled, limits).status
+    return claim.ruled(next((v for v in values if v.metric == metric), None))
 
 
 def _scaled(row: Row, factor: float) -> Row:

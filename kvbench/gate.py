@@ -1,7 +1,7 @@
 """Judging a run: the unremovable checks first, then the policy's, each with an outcome in one sentence.
 
-A value with a 95% interval is judged by `kvbench.judge`: by the whole interval, and corrected for the number of checks that
-make its claim. One that should have an interval and has too few samples for it is inconclusive; an exact value (bytes, a worst
+A value with an interval is judged by `kvbench.judge`: by the whole interval, and corrected for the number of checks that
+make its claim, those included that a run which stops early has not measured yet. One that should have an interval and has too few samples for it is inconclusive; an exact value (bytes, a worst
 case) is judged by itself. A NaN fails, a missing value never passes.
 """
 
@@ -24,11 +24,13 @@ from kvbench.guards import (
     some,
 )
 from kvbench.judge import Limits, Ruling, broken, corrected, decide
+from kvbench.looks import Look, looks_of
 from kvbench.metrics import METRICS, UNIT_DOMAIN, Row
 from kvbench.policy import Check, Gate, load
 from kvbench.power import Spread
 from kvbench.precision import precision
 from kvbench.record import Record
+from kvbench.stats import CONFIDENCE
 from kvbench.values import text
 from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, Outcome, Verdict, exit_code_of
 
@@ -53,7 +55,8 @@ def evaluate(
     ]
     if gate:
         by_key = {record.key: record for record in records}
-        found = [one for check in gate.checks for one in _check(check, manifest, rows, by_key)]
+        at = _Stand(looks_of(manifest), _waiting(manifest, records), by_key)
+        found = [one for check in gate.checks for one in _check(check, manifest, rows, at)]
         cases = [one for one in found if isinstance(one, _Case)]
         odds = corrected([case.p_value for case in cases], [case.family for case in cases])
         ruled = dict(zip(map(id, cases), odds, strict=True))
@@ -65,15 +68,37 @@ def evaluate(
     return Verdict(tuple(outcomes), exit_code_of(outcomes))
 
 
+@dataclass(frozen=True)
+class _Stand:
+    """How far a run that stops once its verdict is decided has come. waiting: (runner, variant, cell) without a record;
+    records: by their tasks' keys."""
+
+    looks: Mapping[str, Look]
+    waiting: frozenset[tuple[str, str, str]]
+    records: Mapping[str, Record]
+
+
+def _waiting(manifest: Mapping[str, Any], records: Sequence[Record]) -> frozenset[tuple[str, str, str]]:
+    """Of a run that stops early only: where every task runs, the family is known in the end."""
+    done = {record.key for record in records}
+    tasks = manifest["tasks"] if manifest.get("until_decided") else ()
+    return frozenset(
+        (t["runner"], t["variant"], cell) for t in tasks if t["key"] not in done for cell in t["cells"]
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """One value that a check judges, on the cells that share it."""
+    """One value that a check judges, on the cells that share it. look: at which it stands, None where there is one only;
+    waiting: it is planned and not measured yet."""
 
     check: Check
     row: Row
     cells: tuple[str, ...]
     subject: str
     record: Record | None
+    look: Look | None
+    waiting: bool
 
     @property
     def limits(self) -> Limits:
@@ -89,7 +114,11 @@ class _Case:
         row = self.row
         if row.value is None or row.low is None or row.high is None:
             return None
-        return Spread(row.value, row.low, row.high, row.unit, row.units)
+        return Spread(row.value, row.low, row.high, row.unit, row.units).at(self.confidence)
+
+    @property
+    def confidence(self) -> float:
+        return self.look.confidence if self.look else CONFIDENCE
 
     @property
     def p_value(self) -> float:
@@ -97,13 +126,13 @@ class _Case:
 
     @property
     def family(self) -> tuple[object, ...]:
-        """What has no interval is no test, and in no family but its own."""
-        alone = id(self) if self.spread is None else None
+        """What has no interval is no test, and in no family but its own; what is still to be measured counts, with p = 1."""
+        alone = id(self) if self.spread is None and not self.waiting else None
         return self.check.metric, self.row.variant, self.check.low, self.check.high, alone
 
 
 def _check(
-    check: Check, manifest: Mapping[str, Any], rows: Sequence[Row], records: Mapping[str, Record]
+    check: Check, manifest: Mapping[str, Any], rows: Sequence[Row], at: _Stand
 ) -> Iterator[Outcome | _Case]:
     """One case a value, where cells that share a task share a value; and an outcome for what is missing altogether."""
     metric = METRICS[check.metric]
@@ -137,8 +166,10 @@ def _check(
         for cell in task["cells"]
     }
     for row, shared in by_task(manifest, mine):
-        record = records.get(keys.get((row.cell, row.variant), ""))
-        yield _Case(check, row, shared, f"{label(row)} on {some(shared, names)}", record)
+        waiting = (metric.runner, row.variant, row.cell) in at.waiting
+        subject = f"{label(row)} on {some(shared, names)}"
+        record = at.records.get(keys.get((row.cell, row.variant), ""))
+        yield _Case(check, row, shared, subject, record, at.looks.get(metric.runner), waiting)
 
 
 def _missing(check: Check, cells: tuple[str, ...], sentence: str) -> Outcome:
@@ -166,13 +197,13 @@ def _judge(case: _Case, gate: Gate, adjusted: float, family: int) -> Outcome:
         )
     else:
         sampled = METRICS[row.metric].sampled
-        ruling = decide(value, case.spread, row.n, sampled, case.limits, adjusted, family)
+        ruling = decide(value, case.spread, row.n, sampled, case.limits, adjusted, family, case.look)
         more = _more(ruling, row) if ruling.status == INCONCLUSIVE else ""
-        if case.record and (cause := doubt(case.record, row, case.limits, ruling.status)):
+        if case.record and (cause := doubt(case.record, row, case.limits, ruling.status, case.confidence)):
             ruling = Ruling(INCONCLUSIVE, f"{ruling.reason}, but {cause}", ruling.mde)
         status = ruling.status
-        sentence = f"{subject} is {say(value, row.unit)}{_spread(row)}; the limit is {check.limit}: {ruling.reason}{more}."
-    return _outcome(check, status, sentence, value, case.cells, row.variant, ruling)
+        sentence = f"{subject} is {say(value, row.unit)}{_spread(row)}; the limit is {check.limit}: {ruling.reason}{more}{_at(case)}."
+    return _outcome(check, status, sentence, value, case.cells, row.variant, ruling, case.look)
 
 
 def _more(ruling: Ruling, row: Row) -> str:
@@ -193,6 +224,15 @@ def _more(ruling: Ruling, row: Row) -> str:
     return f" ({'; '.join(parts)})" if parts else ""
 
 
+def _at(case: _Case) -> str:
+    """At which look and level it was judged, with the interval of that level."""
+    if case.look is None:
+        return ""
+    spread = case.spread
+    ends = f": {spread.low:.6g} to {spread.high:.6g}" if spread else ""
+    return f" ({case.look.place}, judged at {case.look.level}{ends})"
+
+
 def _spread(row: Row) -> str:
     parts = []
     if row.low is not None and row.high is not None:
@@ -210,6 +250,7 @@ def _outcome(
     cells: tuple[str, ...],
     variant: str,
     ruling: Ruling | None = None,
+    look: Look | None = None,
 ) -> Outcome:
     return Outcome(
         check=check.name,
@@ -225,4 +266,6 @@ def _outcome(
         cells=cells,
         mde=ruling.mde if ruling else None,
         n_needed=ruling.n_needed if ruling else None,
+        look=look.place if look else "",
+        level=look.confidence if look else None,
     )

@@ -7,6 +7,7 @@ from math import isclose, isfinite, isnan
 from typing import Any
 
 from kvbench.fits import SLACK
+from kvbench.looks import not_run
 from kvbench.metrics import METRICS, Row, implausible, problem
 from kvbench.record import ERROR, OK, REFUSED, Record
 from kvbench.record import NOT_EVALUATED as NOT_AVAILABLE
@@ -31,7 +32,7 @@ def failed_tasks(manifest: Manifest, records: Sequence[Record]) -> Iterator[Outc
         error = (record.error or {}) if record else {}
         detail = {ERROR: error.get("type"), REFUSED: error.get("reason")}.get(status)
         subject = f"{task['runner']} {task['variant']}".strip()
-        message = problem(record) + (f" ({detail})" if detail else "")
+        message = problem(record, not_run(manifest)) + (f" ({detail})" if detail else "")
         yield Outcome(
             check=_TASK_CHECKS.get(status, status),
             metric="",

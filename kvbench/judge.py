@@ -1,8 +1,10 @@
 """Whether a value with an interval keeps a limit, breaks it, or leaves it open: passing is made hard, and failing too.
 
-    pass          the whole 95% interval keeps the limit, and so much data could have decided it (below)
+    pass          the whole interval keeps the limit, and so much data could have decided it (below)
     fail          the whole interval breaks the limit, and still does after Holm's correction over the family
     inconclusive  everything between
+
+The interval is one of 95%, or of more where the sample is one of several looks (`kvbench.looks`); then 5% below is its share of that.
 
 A family is the checks of a run that make one claim: the same metric, variant and limit, over cells. Correcting is
 conservative for whoever would ship only where it makes passing harder; over many cells it makes failing harder. So nothing is
@@ -22,12 +24,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvbench.looks import Look
 from kvbench.multiplicity import holm
 from kvbench.power import Spread, needed
-from kvbench.stats import CONFIDENCE, POWER
+from kvbench.stats import POWER
 from kvbench.verdict import FAIL, INCONCLUSIVE, PASS
-
-ALPHA = 1 - CONFIDENCE
 
 
 @dataclass(frozen=True)
@@ -68,18 +69,29 @@ def decide(
     limits: Limits,
     adjusted: float | None = None,
     family: int = 1,
+    look: Look | None = None,
 ) -> Ruling:
     """A value with its interval, if it has one; sampled: whether it should have one. adjusted None: of no family but its own."""
     if spread is not None:
-        return rule(spread, n, limits, broken(spread, limits) if adjusted is None else adjusted, family)
+        odds = broken(spread, limits) if adjusted is None else adjusted
+        return rule(spread, n, limits, odds, family, look)
     if sampled:
         return Ruling(INCONCLUSIVE, NO_INTERVAL, hopeless=NO_WIDTH)
     kept = limits.keeps(value)
     return Ruling(PASS if kept else FAIL, "kept" if kept else "broken")
 
 
-def rule(spread: Spread, n: int | None, limits: Limits, adjusted: float, family: int) -> Ruling:
-    """adjusted: the p-value of `broken` after Holm over `family` checks."""
+def rule(
+    spread: Spread, n: int | None, limits: Limits, adjusted: float, family: int, look: Look | None = None
+) -> Ruling:
+    """adjusted: the p-value of `broken` after Holm over `family` checks. look: at which `spread` stands, at its confidence."""
+    ruling = _rule(spread, n, limits, adjusted, family)
+    if ruling.status == PASS and look and not look.last and spread.skewed:
+        return Ruling(INCONCLUSIVE, SKEWED, ruling.mde, hopeless=LATER)
+    return ruling
+
+
+def _rule(spread: Spread, n: int | None, limits: Limits, adjusted: float, family: int) -> Ruling:
     low, high = spread.low, spread.high
     end = limits.nearest(spread.value)
     if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(end)):
@@ -92,14 +104,14 @@ def rule(spread: Spread, n: int | None, limits: Limits, adjusted: float, family:
     # be cleared too, at most that of the smallest p-value of the family.
     between = kept and math.isfinite(limits.low) and math.isfinite(limits.high)
     n_needed = spread.needed(
-        n, end, above, (1 + POWER) / 2 if between else POWER, 1 - ALPHA / 2 / (1 if kept else family)
+        n, end, above, (1 + POWER) / 2 if between else POWER, 1 - spread.alpha / 2 / (1 if kept else family)
     )
     hopeless = "" if n_needed is not None else NO_COUNT if n is None else AT_LIMIT
     status = _plain(limits, low, high)
     if status == INCONCLUSIVE:
         return Ruling(status, BOTH_SIDES, mde, n_needed, hopeless)
     if status == FAIL:
-        if adjusted <= ALPHA:
+        if adjusted <= spread.alpha:
             return Ruling(FAIL, "broken", mde, n_needed)
         by_chance = f"{CHANCE.format(family=family)} (Holm: p = {adjusted:.2g})"
         return Ruling(INCONCLUSIVE, by_chance, mde, n_needed, hopeless)
@@ -141,10 +153,12 @@ def corrected(p_values: Sequence[float], families: Sequence[object]) -> list[tup
 BOTH_SIDES = "the interval lies on both sides of it, so more data must decide"
 CHANCE = "the interval breaks it, but of {family} checks of this claim one may by chance"
 TOO_NARROW = "the interval keeps it, but so few data cannot tell no change from what it forbids"
+SKEWED = "the interval keeps it, but an estimate this skewed passes at its last look only"
 NO_INTERVAL = "so small a sample has no interval, and a bare value decides nothing"
 
 # Why no n is named.
 ENDLESS = "the interval has no end, so no number of samples can be named"
 NO_COUNT = "how many samples it is of is not recorded, so no number can be named"
 AT_LIMIT = "the value lies at the limit itself, so no number of samples would decide"
+LATER = "the last look decides"
 NO_WIDTH = "how many would decide cannot be told without one"

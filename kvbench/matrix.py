@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kvbench import outline, scales, yamlstrict
@@ -54,12 +55,13 @@ def load(
     host: Host = Host(),  # noqa: B008 - frozen
     fingerprint_model: FingerprintModel = _no_model_digest,
     fingerprint_data: FingerprintData = _no_data_digest,
+    sizes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Matrix:
     """Read, check and expand the matrix at `path`.
 
     overrides: `a.b=value` words of `--set`. select: an expression of `-k`; names and varied keys stay those of the
     whole matrix. fingerprint_model(spec), fingerprint_data(name, split): digests that enter the task keys; without
-    them the keys do not follow changes of the files.
+    them the keys do not follow changes of the files. sizes: options of runners in place of the file's own, for looks.
 
     Raises UsageError, with every mistake of the file in it, each as `file:line:column: sentence`.
     """
@@ -84,7 +86,7 @@ def load(
         cells = select_cells(cells, select)
     tasks = tasks_of(
         cells,
-        read.runners,
+        {name: {**options, **sizes.get(name, {})} for name, options in read.runners.items()},
         host,
         lambda spec: _located(document, spec["model"], lambda: fingerprint_model(spec)),
         lambda name, split: _located(document, name, lambda: fingerprint_data(name, split)),

@@ -26,6 +26,7 @@ from kvbench.derive import (
     transfer,
 )
 from kvbench.derive.value import Value
+from kvbench.looks import not_run
 from kvbench.metrictable import METRICS, UNIT_DOMAIN, Metric
 from kvbench.record import OK, Record
 
@@ -85,7 +86,7 @@ def derive(manifest: Mapping[str, Any], records: Iterable[Record]) -> list[Row]:
     for task in manifest["tasks"]:
         record = by_key.get(task["key"])
         baseline = by_key.get(task["baseline"]) if task["baseline"] else None
-        values = _values(task, record, baseline, lines.get(task["key"], ()))
+        values = _values(task, record, baseline, lines.get(task["key"], ()), not_run(manifest))
         partial = record.partial if record else None
         for value in values:
             metric = METRICS[value.metric]
@@ -116,10 +117,10 @@ def implausible(metric: Metric, value: float) -> bool:
     return not (isfinite(value) and low <= value <= high)
 
 
-def problem(record: Record | None) -> str:
-    """Why there is nothing to derive from this record, as the beginning of a note; "" when there is."""
+def problem(record: Record | None, missing: str = "not run") -> str:
+    """Why there is nothing to derive from this record, as the beginning of a note; "" when there is. missing: of no record."""
     if record is None:
-        return "not run"
+        return missing
     if record.status == OK:
         return ""
     message = (record.error or {}).get("message", "no message was recorded")
@@ -127,15 +128,19 @@ def problem(record: Record | None) -> str:
 
 
 def _values(
-    task: Mapping[str, Any], record: Record | None, baseline: Record | None, shared: Iterable[Value]
+    task: Mapping[str, Any],
+    record: Record | None,
+    baseline: Record | None,
+    shared: Iterable[Value],
+    unrun: str,
 ) -> list[Value]:
     """One value for each metric of the task's runner, in the order of METRICS; None where there is none.
 
-    shared: values that the record has together with others.
+    shared: values that the record has together with others. unrun: what is said where there is no record.
     """
     is_baseline = task["baseline"] is None
-    missing = problem(record)
-    pairing = "" if is_baseline else problem(baseline)
+    missing = problem(record, unrun)
+    pairing = "" if is_baseline else problem(baseline, unrun)
     found: dict[str, Value] = {}
     if record and not missing:
         try:

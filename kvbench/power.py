@@ -8,19 +8,17 @@ by Wilson's score. Nothing here knows of gates.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from kvbench.stats import CONFIDENCE, POWER
+from kvbench.stats import CONFIDENCE, POWER, wilson
 
 _NORMAL = NormalDist()
-_LEVEL = (1 + CONFIDENCE) / 2
-_Z = _NORMAL.inv_cdf(_LEVEL)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """value with low <= value <= high, its 95% interval, in `unit` (`metrics.UNIT_DOMAIN`).
+    """value with low <= value <= high, its interval at `confidence`, in `unit` (`metrics.UNIT_DOMAIN`).
 
     units: the clusters or pairs behind a t-interval, None where it is a normal one (shares, paired outcomes).
     """
@@ -30,9 +28,57 @@ class Spread:
     high: float
     unit: str
     units: int | None = None
+    confidence: float = CONFIDENCE
+
+    @property
+    def alpha(self) -> float:
+        return 1 - self.confidence
+
+    @property
+    def skewed(self) -> bool:
+        """A divergence, or a share over documents: near its end its interval covers less than it says, and the less the further
+        out (tests/unit/test_looks.py)."""
+        return self.unit == "nat" or (self.unit == "share" and self.units is not None)
+
+    def at(self, confidence: float) -> Spread:
+        """The same value with its interval at a higher confidence, each side widened on its own scale.
+
+        A share's n is one of a normal interval; where its width came from a t-interval over units, it is worth less further out.
+        Wilson's interval follows the normal tail, which a share near 0 or 1 leaves the sooner the further out it is looked at, so
+        it is joined with the exact one (Clopper and Pearson).
+        """
+        wider = replace(self, confidence=confidence)
+        if confidence == self.confidence or not math.isfinite(self.value):
+            return self
+        if self.unit != "share":
+            factor = wider._quantile(wider._level) / self._quantile(self._level)
+            ends = [self._unscale(self._from_value(end, factor)) for end in (self.low, self.high)]
+            return replace(wider, low=min(self.low, ends[0]), high=max(self.high, ends[1]))
+        n = self._effective()
+        if math.isinf(n):
+            return wider
+        if self.units is not None:
+            t, wider_t = (_t(self.units, spread._level) for spread in (self, wider))
+            n *= (wider._z / self._z * t / wider_t) ** 2
+        both = wilson(self.value * n, n, wider._z), _exact(self.value * n, n, wider.alpha)
+        return replace(
+            wider, low=min(self.low, *(x[0] for x in both)), high=max(self.high, *(x[1] for x in both))
+        )
+
+    def _from_value(self, end: float, factor: float) -> float:
+        centre = self._scale(self.value)
+        return centre + (self._scale(end) - centre) * factor
+
+    @property
+    def _level(self) -> float:
+        return (1 + self.confidence) / 2
+
+    @property
+    def _z(self) -> float:
+        return _NORMAL.inv_cdf(self._level)
 
     def p_value(self, limit: float) -> float:
-        """Two-sided, of a true value at `limit`: below 5% exactly where the interval leaves it out."""
+        """Two-sided, of a true value at `limit`: below `alpha` exactly where the interval leaves it out."""
         if self.value == limit:
             return 1.0
         error = self._error(limit)
@@ -41,10 +87,13 @@ class Spread:
         distance = abs(self._scale(self.value) - self._scale(limit))
         return 2 * self._tail(distance / error)
 
-    def detectable(self, limit: float, above: bool, power: float = POWER, level: float = _LEVEL) -> float:
+    def detectable(
+        self, limit: float, above: bool, power: float = POWER, level: float | None = None
+    ) -> float:
         """The smallest distance of a true value above (or below) `limit` at which the interval of so much data lies on that
-        side of it with that power; infinite where no value that there can be does. level: of the interval's one end.
+        side of it with that power; infinite where no value that there can be does. level: of the interval's one end, its own where None.
         """
+        level = self._level if level is None else level
         if self.unit == "share":
             return self._detectable_share(limit if above else 1 - limit, power, level)
         sign = 1 if above else -1
@@ -54,7 +103,7 @@ class Spread:
         return abs(self._unscale(self._scale(limit) + sign * steps * error) - limit)
 
     def needed(
-        self, n: int | None, limit: float, above: bool, power: float = POWER, level: float = _LEVEL
+        self, n: int | None, limit: float, above: bool, power: float = POWER, level: float | None = None
     ) -> int | None:
         """How many samples would put the interval on the value's side of `limit`, if the true value is the one that was found
         in `n`; arguments as of `detectable`. None where no number would.
@@ -67,7 +116,11 @@ class Spread:
             return needed(n, self.detectable(limit, above, power, level), distance)
         if n is None or not distance > 1e-6:
             return None
-        z, z_power, p = _NORMAL.inv_cdf(level), _NORMAL.inv_cdf(power), self.value
+        z, z_power, p = (
+            _NORMAL.inv_cdf(self._level if level is None else level),
+            _NORMAL.inv_cdf(power),
+            self.value,
+        )
         root = (z * math.sqrt(limit * (1 - limit)) + z_power * math.sqrt(p * (1 - p))) / distance
         return math.ceil(root**2 * n / self._effective() - 1e-9)
 
@@ -96,14 +149,14 @@ class Spread:
 
     def _side(self, upper: bool) -> float:
         end = self.high if upper else self.low
-        return abs(self._scale(end) - self._scale(self.value)) / self._quantile(_LEVEL)
+        return abs(self._scale(end) - self._scale(self.value)) / self._quantile(self._level)
 
     def _effective(self) -> float:
         """The n of a Wilson interval: (value - end)^2 = z^2 end (1 - end) / n at either end; the farther one is told best."""
         end = max((self.low, self.high), key=lambda e: abs(e - self.value))
         if end == self.value:
             return math.inf
-        return _Z * _Z * end * (1 - end) / (self.value - end) ** 2
+        return self._z**2 * end * (1 - end) / (self.value - end) ** 2
 
     def _scale(self, x: float) -> float:
         if self.unit in ("ratio", "nat") and self.low > 0:
@@ -123,9 +176,7 @@ class Spread:
     def _quantile(self, level: float) -> float:
         if self.units is None or self.unit == "share":
             return _NORMAL.inv_cdf(level)
-        from scipy.special import stdtrit
-
-        return float(stdtrit(max(1, self.units - 1), level))
+        return _t(self.units, level)
 
     def _tail(self, score: float) -> float:
         if self.units is None or self.unit == "share":
@@ -133,6 +184,21 @@ class Spread:
         from scipy.special import stdtr
 
         return float(stdtr(max(1, self.units - 1), -score))
+
+
+def _t(units: int, level: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(max(1, units - 1), level))
+
+
+def _exact(successes: float, n: float, alpha: float) -> tuple[float, float]:
+    from scipy.special import betaincinv
+
+    failures = n - successes
+    low = float(betaincinv(successes, failures + 1, alpha / 2)) if successes > 0 else 0.0
+    high = float(betaincinv(successes + 1, failures, 1 - alpha / 2)) if failures > 0 else 1.0
+    return low, high
 
 
 def needed(n: int | None, detectable: float, distance: float) -> int | None:

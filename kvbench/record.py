@@ -20,6 +20,7 @@ from typing import Any
 
 from kvbench.decision import ASPECTS
 from kvbench.errors import UsageError
+from kvbench.looks import looks_of, not_run
 
 SCHEMA_VERSION = 3
 
@@ -276,4 +277,11 @@ def _manifest_fault(data: Any) -> str:
             fit = fit and isinstance(task["baseline"], str | None) and "/" not in task["key"]
     except (KeyError, TypeError):
         fit = False
-    return "" if fit else "is damaged: its cells and tasks do not fit together"
+    if not fit:
+        return "is damaged: its cells and tasks do not fit together"
+    try:
+        looks_of(data)
+        not_run(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        return f"is damaged: until_decided does not fit its tasks ({e})"
+    return ""

@@ -8,17 +8,20 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kvbench.cells import Task
 from kvbench.errors import UsageError
 from kvbench.matrix import Matrix
 from kvbench.record import ERROR, NOT_EVALUATED, OK, REFUSED, SCHEMA_VERSION, Record, RunDir, write_json
+
+if TYPE_CHECKING:
+    from kvbench.session import Session
 
 Rerun = Literal["missing", "failed", "all"]
 
@@ -112,17 +115,39 @@ def run(
     rerun: Rerun = "missing",
 ) -> Plan:
     """Measure what is missing. Records are written one by one; an interrupt loses only the task in hand."""
-    with locked(run_dir.path):
-        _sweep(run_dir)
+    with measuring(run_dir, environment, data_dir, rerun) as measure:
+        return measure(matrix, manifest_of(matrix, environment, command), watcher)
+
+
+Measure = Callable[[Matrix, Mapping[str, Any], Watcher], Plan]
+
+
+@contextmanager
+def measuring(
+    run_dir: RunDir, environment: Mapping[str, Any], data_dir: Path | None, rerun: Rerun
+) -> Iterator[Measure]:
+    """measure(matrix, manifest, watcher) writes the manifest and measures what is missing of the matrix's tasks; called several
+    times, the calls share the loaded model and its probes, and no other run writes between them.
+    """
+    sessions: list[Session] = []
+
+    def measure(matrix: Matrix, manifest: Mapping[str, Any], watcher: Watcher) -> Plan:
         plan = plan_tasks(matrix, run_dir, rerun)
-        write_json(run_dir.manifest_path, manifest_of(matrix, environment, command))
+        write_json(run_dir.manifest_path, manifest)
         watcher.start(len(matrix.tasks), len(plan.reused))
         try:
             if plan.todo:
-                _measure_all(matrix, plan, run_dir, environment, watcher, data_dir)
+                from kvbench.session import Session
+
+                sessions[:] = sessions or [Session(data_dir, environment)]
+                _measure_all(matrix, plan, run_dir, sessions[0], watcher)
         finally:
             watcher.close()
-    return plan
+        return plan
+
+    with locked(run_dir.path):
+        _sweep(run_dir)
+        yield measure
 
 
 def _sweep(run_dir: RunDir) -> None:
@@ -136,13 +161,11 @@ def _measure_all(
     matrix: Matrix,
     plan: Plan,
     run_dir: RunDir,
-    environment: Mapping[str, Any],
+    session: Session,
     watcher: Watcher,
-    data_dir: Path | None,
 ) -> None:
-    from kvbench.session import Session, execute
+    from kvbench.session import execute
 
-    session = Session(data_dir, environment)
     names = {cell.id: cell.name for cell in matrix.cells}
     for index, task in enumerate(plan.todo, start=1):
         name = names[task.cells[0]] + (f" (+{len(task.cells) - 1} cells)" if len(task.cells) > 1 else "")

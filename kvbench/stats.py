@@ -70,16 +70,17 @@ def exp(x: float) -> float:
         return math.inf
 
 
-def wilson(successes: float, n: float) -> Interval:
+def wilson(successes: float, n: float, z: float = _Z) -> Interval:
     """Wilson score interval of a share, no continuity correction. Raises ValueError unless 0 <= successes <= n, n > 0.
 
     Neither need be whole: n may be the number of independent samples that n clustered ones are worth.
+    z: the normal quantile of its confidence, 95% unless given.
     """
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"A share takes 0 <= successes <= n and n > 0, not {successes} of {n}.")
-    p, z2 = successes / n, _Z * _Z
+    p, z2 = successes / n, z * z
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half = _Z / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    half = z / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
     # At 0 and n successes one end is exact; rounding must not push it past the share itself.
     return (0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half)
 

@@ -27,6 +27,8 @@ _CHECK_COLUMNS = (
     "limit",
     "mde",
     "n_needed",
+    "look",
+    "level",
 )  # of the gravest check on the row, empty where there is none
 # Cell keys that may be `auto`: what they became stands in a column of its own beside the key.
 _DECIDED = ("backend", "weights", "gemm", "decode", "compile")
@@ -62,7 +64,11 @@ def long_csv(run: Run) -> str:
         values = [row.metric, row.variant, row.value, row.unit, row.low, row.high, row.n, row.baseline,
                   row.partial, row.note]  # fmt: skip
         outcome = checks.get((row.cell, row.metric, row.variant))
-        judged = (outcome.status, outcome.limit, outcome.mde, outcome.n_needed) if outcome else (None,) * 4
+        judged = (
+            [getattr(outcome, column) for column in _CHECK_COLUMNS]
+            if outcome
+            else [None] * len(_CHECK_COLUMNS)
+        )
         lines.append(
             [row.cell, cell["name"], *spec, *ran.get(row.cell, [None] * len(_RAN_COLUMNS)), *values, *judged]
         )

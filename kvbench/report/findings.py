@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvbench.looks import decided, not_run
 from kvbench.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, UNVERIFIED
 from kvbench.report.fmt import one_line
 from kvbench.report.labels import Label, Labels
@@ -12,6 +13,7 @@ from kvbench.report.model import OutcomeLike, Run
 from kvbench.report.precision import ChoiceLine, PrecisionLine
 from kvbench.report.tables import limit_text, value_text
 
+LEFT_OUT = "What they would find could only add to it. Run without --until-decided to measure them too."
 _SENTENCE_LIMIT = 1000
 _TAIL_LIMIT = 4000
 # The gate's words for tasks that gave no result: they are shown from their records, which hold more.
@@ -78,11 +80,17 @@ def gaps(run: Run, labels: Labels) -> tuple[Finding, ...]:
         *_outcomes(run, labels, "not_evaluated", "not evaluated"),
         *_records(run, labels, REFUSED, "refused"),
         *_records(run, labels, NOT_EVALUATED, "not evaluated"),
-        *((Finding("missing", "Tasks that have not run", unrun, "Run the same command again to measure them."),)
-          if unrun else ()),
+        *((_unrun(run, unrun),) if unrun else ()),
         *((Finding("partial", "Partial results", parts, "They cover less than the whole; only a gate that allows "
            "partial results may use them."),) if parts else ()),
     )  # fmt: skip
+
+
+def _unrun(run: Run, items: tuple[Item, ...]) -> Finding:
+    """Tasks that were left out on purpose are no gap that another run would fill."""
+    if decided(run.manifest):
+        return Finding("left out", f"Tasks {not_run(run.manifest)}", items, LEFT_OUT)
+    return Finding("missing", "Tasks that have not run", items, "Run the same command again to measure them.")
 
 
 def _lost(

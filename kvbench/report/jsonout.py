@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from kvbench.looks import looks_of
 from kvbench.metrics import Row
 from kvbench.record import Record
 from kvbench.report.fmt import non_finite
@@ -20,7 +21,7 @@ from kvbench.report.precision import PrecisionLine, precision_lines
 
 # fmt: off
 _OUTCOME_KEYS = ("check", "metric", "cell", "cells", "variant", "status", "value", "limit", "sentence", "required", "why",
-                 "mde", "n_needed")
+                 "mde", "n_needed", "look", "level")
 # fmt: on
 
 
@@ -46,13 +47,32 @@ def _run(run: Run) -> dict[str, Any]:
     manifest = run.manifest
     kept = {key: manifest.get(key) for key in ("name", "created_at", "command", "environment", "gate")}
     matrix = {key: manifest["matrix"].get(key) for key in ("path", "sha")}
+    escalated = {"until_decided": _until_decided(run)} if manifest.get("until_decided") else {}
     return {
         **strict(kept),
         "matrix": matrix,
         "tasks": len(manifest["tasks"]),
         "records": dict(Counter(record.status for record in run.records)),
         "partial": any(record.partial is not None for record in run.records),
+        **escalated,
     }
+
+
+def _until_decided(run: Run) -> dict[str, Any]:
+    """looks: the runners that were judged as their samples grew, with look and level; decided: what made the rest needless;
+    not_run: the tasks that it left out."""
+    planned, done = run.manifest["until_decided"], {record.key for record in run.records}
+    looks = {
+        runner: {**planned["looks"][runner], "look": look.number, "of": look.of, "level": look.confidence}
+        for runner, look in looks_of(run.manifest).items()
+    }
+    left = [
+        {"runner": task["runner"], "variant": task["variant"], "cells": task["cells"]}
+        for task in run.manifest["tasks"]
+        if task["key"] not in done
+    ]
+    found = {"looks": looks, "decided": planned["decided"], "not_run": left}
+    return {key: strict(value) for key, value in found.items()}
 
 
 def _cell(cell: Mapping[str, Any], line: PrecisionLine) -> dict[str, Any]:

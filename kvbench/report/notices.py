@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvbench.looks import decided, looks_of, not_run
 from kvbench.record import ERROR
 from kvbench.report.device import DeviceLine
 from kvbench.report.fmt import plain
@@ -130,7 +131,10 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
             )
         )
     missing = len(run.manifest["tasks"]) - len(run.records)
-    if missing > 0:
+    if decided(run.manifest):
+        tasks = f"{missing} of {len(run.manifest['tasks'])} tasks were"
+        found.append(Notice("info", "Stopped early", f"{tasks} {not_run(run.manifest)}."))
+    elif missing > 0:
         found.append(
             Notice(
                 "warn",
@@ -138,6 +142,15 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
                 f"{missing} of {len(run.manifest['tasks'])} tasks have no record yet.",
             )
         )
+    found += [
+        Notice(
+            "info",
+            "Judged while it grew",
+            f"{runner} was judged at {look.place}, at {look.level}, so that all of its looks together are one test; what is "
+            "detectable is said at that level too.",
+        )
+        for runner, look in looks_of(run.manifest).items()
+    ]
     return found  # fmt: skip
 
 

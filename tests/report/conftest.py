@@ -38,6 +38,8 @@ class Outcome:
     cells: tuple[str, ...] = ()
     mde: float | None = None
     n_needed: int | None = None
+    look: str = ""
+    level: float | None = None
 
     def __post_init__(self) -> None:
         if self.cell and not self.cells:
