@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +62,7 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
             "E3-layers", MISMATCH, "The probe's logits are not finite, so nothing can be told from them."
         )
     faults: list[str] = []
+    read: dict[tuple[int, str], bool] = {}
 
     def where(layer: int, name: str) -> str:
         return f"layer {layer}: the stored {words(name)}"
@@ -81,12 +82,19 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
         faults.append("a sequence whose pages were left alone changed with the others")
     for at, row in enumerate(rows, start=1):
         change = (moved[at] - reference[at]).abs().max().nan_to_num(nan=float("inf")).item()
+        read[row.layer, row.name] = change > 10 * noise
         if change <= 10 * noise:
             faults.append(f"{where(row.layer, row.name)} is not read: changing it changes no logit")
         elif not same_bits(restored[at], reference[at]):
             faults.append(f"{where(row.layer, row.name)} was restored, the logits were not")
-    faults += _probe_shared(store, shared, lambda: decode([first]), where)
-    facts = {"probes": len(rows) + len(shared), "faults": len(faults), "first_faults": faults[:4]}
+    faults += _probe_shared(store, shared, lambda: decode([first]), where, read)
+    facts = {
+        "probes": len(rows) + len(shared),
+        "faults": len(faults),
+        "first_faults": faults[:4],
+        "moved": _layers(read, True),
+        "unmoved": _layers(read, False),
+    }
     if faults:
         return Level(
             "E3-layers", MISMATCH, f"The read path is not the store: {faults[0]}{and_more(faults)}.", facts
@@ -104,7 +112,9 @@ def _probe_shared(
     shared: list[tuple[int, str]],
     decode: Callable[[], Tensor],
     where: Callable[[int, str], str],
+    read: dict[tuple[int, str], bool],
 ) -> Iterator[str]:
+    """Faults of the scales that serve all sequences of a layer; `read` gets whether each moved the logits."""
     if not shared:
         return
     reference = decode()
@@ -114,10 +124,20 @@ def _probe_shared(
         live.mul_(2)
         moved = decode()
         live.copy_(old)
-        if same_bits(moved, reference):
+        read[layer, name] = not same_bits(moved, reference)
+        if not read[layer, name]:
             yield f"{where(layer, name)} is not read: changing it changes no logit"
     if not same_bits(decode(), reference):
         yield "restoring the static scales does not restore the logits"
+
+
+def _layers(read: Mapping[tuple[int, str], bool], whether: bool) -> dict[str, list[int]]:
+    """Name of a tensor -> the layers in which changing it moved the logits, or did not."""
+    found: dict[str, list[int]] = {}
+    for (layer, name), moved in read.items():
+        if moved == whether:
+            found.setdefault(name, []).append(layer)
+    return found
 
 
 def _page(store: PagedKVStore, row: _Row) -> Tensor:

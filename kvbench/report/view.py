@@ -29,7 +29,7 @@ from kvbench.report.precision import (
 from kvbench.report.series import ByteBar, ItlSeries, byte_bars, itl_series
 from kvbench.report.sweep import Sweep, scale_sweep
 from kvbench.report.tables import MetricTable, metric_tables
-from kvbench.scales import calibrated
+from kvbench.scales import of_file
 
 # The look of a verdict by exit code; the word itself is the verdict's own.
 _TONES = {0: "pass", 1: "fail", 3: "incomplete", 4: "inconclusive"}
@@ -171,7 +171,7 @@ def spec_value(value: Any) -> str:
     shown by its name and digest."""
     if value is None:
         return "null"
-    if facts := calibrated(value):
+    if facts := of_file(value):
         return f"{facts['file']} ({facts['sha']})"
     return str(value) if type(value) is int else plain(value)
 

@@ -9,7 +9,7 @@ from kvbench.formats import KV_FORMATS
 from kvbench.matrix import load
 from kvbench.plan import plan_cell, plan_json, plan_text
 from kvbench.run import Plan
-from kvbench.scales import check_model, origin, read, short
+from kvbench.scales import check_model, origin, read, settle, short
 
 CONTENT = {
     "kvbench_scales": 1, "model": "tiny-llama", "model_digest": "sha256:one", "format": "int8_static", "method": "amax",
@@ -100,22 +100,22 @@ def test_a_file_that_is_not_there_or_no_json_is_refused(file, matrix, tmp_path):
     (tmp_path / "s.json").write_text("{")
     with pytest.raises(UsageError, match=r"s\.json is not valid JSON.*kvbench calibrate"):
         matrix()
-    with pytest.raises(UsageError, match=r'holds the text "dynamic" where a number above 0, a \.json file'):
+    with pytest.raises(UsageError, match=r'holds the text "dynamic" where a number above 0, default, checkpoint, checkpoint_or_default, a \.json file'):
         matrix("{kv_format: int8_static, scale: dynamic}")
 
 
 def test_another_model_or_number_of_layers_is_refused(file):
     scale = read(file())
-    check_model(scale, ["sha256:two", "sha256:one"], 4)
-    check_model(0.05, ["sha256:two"], 30)
+    check_model(scale, ["sha256:two", "sha256:one"], "llama")
+    check_model(0.05, ["sha256:two"], "llama")
     with pytest.raises(
         Refused,
         match=r"s\.json was calibrated on tiny-llama \(sha256:one\), and this cell's model is sha256:two",
     ) as e:
-        check_model(scale, ["sha256:two"], 4)
+        check_model(scale, ["sha256:two"], "llama")
     assert e.value.reason == "scale_of_another_model"
     with pytest.raises(Refused, match=r"s\.json has scales for 4 layers and the model has 30") as e:
-        check_model(scale, ["sha256:one"], 30)
+        settle(scale, 30, {})
     assert e.value.reason == "scale_count"
 
 
