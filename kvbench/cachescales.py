@@ -25,7 +25,7 @@ _READ = re.compile(
     r"(?:^|\.)layers\.(\d+)\.self_attn\.(?:([kv])_proj\.(?:\2_scale|output_scale)|(?:attn\.)?(?:([kv])_scale|kv_scale))$"
 )
 # All that belongs to a cache, read or not: of queries and probabilities too.
-_OF_CACHE = re.compile(r"(^|[._])(k|v|kv|q|prob|cache)_?(proj\.)?(output_|cache_)?scale$|kv_cache")
+_OF_CACHE = re.compile(r"(^|[._])(k|v|kv|q|prob|cache)_?((proj\.)?output_|cache_)?scale$|kv_cache")
 
 # The dtypes of a scale -> its exact value, from its bytes (little-endian).
 _VALUE: dict[str, Callable[[bytes], float]] = {

@@ -355,9 +355,11 @@ def _evidence(
 def _examined(
     engine: Engine, probes: tuple[Level, ...], reads_due: bool
 ) -> tuple[Evidence, list[dict[str, Any]]]:
-    """Evidence of an engine, and the scales that its run left in the store; of a run that left no token, the probe's."""
+    """Evidence of an engine, and the scales that its run left in the store; where it left no token that it computed, dynamic ones
+    are the probe's."""
     left = live_scales(engine.store)
+    ran = engine.computed_tokens > 0
     evidence = examine(engine, *probes, reads_due=reads_due)
-    if left and left[0]["k"] is None:
+    if engine.store.fmt.scale_kind == "dynamic" and not (ran and left and left[0]["k"] is not None):
         left = live_scales(engine.store)
     return evidence, provenance(engine, left or [], evidence.levels)

@@ -26,6 +26,7 @@ from kvbench.report.precision import (
     precision_lines,
     proofs,
 )
+from kvbench.report.provenance import Provenance, provenances
 from kvbench.report.series import ByteBar, ItlSeries, byte_bars, itl_series
 from kvbench.report.sweep import Sweep, scale_sweep
 from kvbench.report.tables import MetricTable, metric_tables
@@ -66,7 +67,7 @@ class Reproduce:
 class View:
     """model: that of all cells, "" where there are several; tone: "pass", "fail", "incomplete" or "inconclusive"; fixed:
     cell keys with one value everywhere; cell_keys: the keys that differ; sweep: None where no scale was swept;
-    layers: what each layer costs, a line a cell.
+    scales: those of each cell's cache by layer; layers: what each layer costs, a line a cell.
     """
 
     name: str
@@ -82,6 +83,7 @@ class View:
     gaps: tuple[Finding, ...]
     checks: tuple[CheckGroup, ...]
     precision: tuple[PrecisionGroup, ...]
+    scales: tuple[Provenance, ...]
     proofs: tuple[Proof, ...]
     tables: tuple[MetricTable, ...]
     itl: tuple[ItlSeries, ...]
@@ -125,6 +127,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         gaps=gaps(run, labels),
         checks=check_groups(verdict.outcomes, labels),
         precision=grouped(precision, labels),
+        scales=provenances(run, labels),
         proofs=proofs(precision, labels),
         tables=metric_tables(run, labels),
         itl=itl_series(run, labels),
