@@ -34,6 +34,7 @@ WORDS = {
     CHECKPOINT: "those in the checkpoint's own files, of every layer",
     OR_DEFAULT: "those in the checkpoint's own files, 1.0 where it has none",
 }
+MOST_LAYERS = 10_000  # a wilder number in a published file is no layer: what is missing is sought so far
 # dtype of a published file -> the format that its scales are for.
 PUBLISHED = {"float8_e4m3fn": "fp8_e4m3_static"}
 STATIC = tuple(f.name for f in KV_FORMATS.values() if f.scale_kind == "static")
@@ -121,7 +122,8 @@ def _published_fault(data: Mapping[str, Any]) -> str:
         for layer, x in layers.items():
             if not _is_scale(x):
                 return f"has {x!r:.80} for layer {layer} of rank {rank}, where a finite number above 0 is due"
-        if missing := sorted(set(range(max(map(int, layers)) + 1)) - set(map(int, layers))):
+        last = min(max(map(int, layers)), MOST_LAYERS)
+        if missing := [i for i in range(last) if str(i) not in layers]:
             return f"has no scale for {_layers(missing)} in rank {rank}"
     first = next(iter(ranks))
     for rank, layers in ranks.items():
@@ -181,7 +183,8 @@ def settle(scale: Any, layers: int, stored: Stored) -> list[tuple[Scale, Scale]]
     """
     if isinstance(scale, str):
         _check_missing(scale, layers, stored)
-        return [(_of_word(layer, "k", stored), _of_word(layer, "v", stored)) for layer in range(layers)]
+        held = {} if scale == DEFAULT else stored
+        return [(_of_word(layer, "k", held), _of_word(layer, "v", held)) for layer in range(layers)]
     facts = of_file(scale)
     source = GIVEN if facts is None else CALIBRATED if CALIBRATED in scale else FILE
     sides = scale if isinstance(scale, Mapping) else {"k": scale, "v": scale}

@@ -20,6 +20,7 @@ from kvbench.cells import Task, content_hash
 from kvbench.decision import AUTO, Choice, Decision, check_context, request_of, resolve
 from kvbench.engine.core import Engine
 from kvbench.engine.evidence import examine
+from kvbench.engine.layer import SIDES
 from kvbench.engine.layerprobe import Make, probe_layers
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.engine.pageprobe import probe_pages
@@ -280,6 +281,8 @@ def _scale_facts(
     if fmt.scale_kind == "none":
         return {}
     kind, source = origin(fmt, spec["scale"], pairs)
+    if any(row[f"{side}_source"] is None for row in found for side in SIDES):
+        kind, source = "unknown", f"unknown: not what was asked for, which is {source}"
     return {"scale_kind": kind, "scale_source": source, "scales": found}
 
 
