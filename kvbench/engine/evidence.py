@@ -14,6 +14,9 @@ A level that does not hold is a `mismatch` whose sentence names what was lost an
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -306,6 +309,34 @@ def poison(pages: LayerPages, outside: Tensor) -> None:
             scale[mask] = float("nan")
 
 
+@contextmanager
+def written_with(store: PagedKVStore, given: Mapping[tuple[int, str], Tensor]) -> Iterator[None]:
+    """Eager writes inside the `with` take static scales from `given`, by layer and name, whatever the store holds: what a
+    changed one then moves is what reads it."""
+    honest, before = store.write, vars(store).get("write")
+
+    def write(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        live = {
+            name: getattr(store.layers[layer], name)
+            for name in ("k_scale", "v_scale")
+            if (layer, name) in given
+        }
+        held = {name: tensor.clone() for name, tensor in live.items()}
+        for name, tensor in live.items():
+            tensor.copy_(given[layer, name])
+        honest(layer, slots, k, v)
+        for name, tensor in live.items():
+            tensor.copy_(held[name])
+
+    vars(store)["write"] = write
+    try:
+        yield
+    finally:
+        del vars(store)["write"]
+        if before is not None:
+            vars(store)["write"] = before
+
+
 def _e3(engine: Engine, seq: int, token: int) -> Level:
     """Change, restore and poison the pages of all layers at once; every decode starts from the same length."""
     store, length = engine.store, engine.length(seq)
@@ -318,6 +349,7 @@ def _e3(engine: Engine, seq: int, token: int) -> Level:
     if not reference.isfinite().all():
         return Level("E3", MISMATCH, "The probe's logits are not finite, so nothing can be told from them.")
     faults = []
+    plain = reference
     if engine.decode_mode == "graph" or engine.compile_mode == "layer":
         with engine.eagerly(lambda attention: attention):
             plain = decode()
@@ -335,7 +367,12 @@ def _e3(engine: Engine, seq: int, token: int) -> Level:
         kept = [t.clone() for t in live]
         for tensor in live:
             tensor.copy_(tensor * 2 if name.endswith("scale") else changed(tensor))
-        if same_bits(decode(), reference):
+        unread = same_bits(decode(), reference)
+        if name.endswith("scale") and live[0].numel() == 1:  # a decode writes with it too
+            given = {(layer, name): old for layer, old in enumerate(kept)}
+            with engine.eagerly(lambda attention: attention), written_with(store, given):
+                unread = unread or same_bits(decode(), plain)
+        if unread:
             faults.append(f"changing every stored {words(name)} changes no logit: attention does not read it")
         for tensor, old in zip(live, kept, strict=True):
             tensor.copy_(old)

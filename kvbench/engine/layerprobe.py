@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvbench.engine.bits import same_bits
 from kvbench.engine.core import Engine
-from kvbench.engine.evidence import changed, probe_ids, shown, words
+from kvbench.engine.evidence import changed, probe_ids, shown, words, written_with
 from kvbench.engine.store import PagedKVStore
 from kvbench.record import MISMATCH, VERIFIED, Level, and_more
 
@@ -87,7 +87,7 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
             faults.append(f"{where(row.layer, row.name)} is not read: changing it changes no logit")
         elif not same_bits(restored[at], reference[at]):
             faults.append(f"{where(row.layer, row.name)} was restored, the logits were not")
-    faults += _probe_shared(store, shared, lambda: decode([first]), where, read)
+    faults += _probe_shared(engine, shared, lambda: decode([first]), where, read)
     facts = {
         "probes": len(rows) + len(shared),
         "faults": len(faults),
@@ -108,26 +108,34 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
 
 
 def _probe_shared(
-    store: PagedKVStore,
+    engine: Engine,
     shared: list[tuple[int, str]],
     decode: Callable[[], Tensor],
     where: Callable[[int, str], str],
     read: dict[tuple[int, str], bool],
 ) -> Iterator[str]:
-    """Faults of the scales that serve all sequences of a layer; `read` gets whether each moved the logits."""
+    """Faults of the scales that serve all sequences of a layer; `read` gets whether each moved the logits.
+
+    A decode writes its token with the scale too, and that alone would move them: here it writes with the old one. Where a step is
+    captured or compiled, where nothing can stand before a write, it is looked at as it is as well.
+    """
     if not shared:
         return
-    reference = decode()
+    store, plain = engine.store, decode()
+    captured = engine.decode_mode == "graph" or engine.compile_mode == "layer"
+    with engine.eagerly(lambda attention: attention):
+        reference = decode()
     for layer, name in shared:
         live: Tensor = getattr(store.layers[layer], name)
         old = live.clone()
         live.mul_(2)
-        moved = decode()
+        with engine.eagerly(lambda attention: attention), written_with(store, {(layer, name): old}):
+            moved = not same_bits(decode(), reference)
+        read[layer, name] = moved and not (captured and same_bits(decode(), plain))
         live.copy_(old)
-        read[layer, name] = not same_bits(moved, reference)
         if not read[layer, name]:
             yield f"{where(layer, name)} is not read: changing it changes no logit"
-    if not same_bits(decode(), reference):
+    if not same_bits(decode(), plain):
         yield "restoring the static scales does not restore the logits"
 
 

@@ -168,6 +168,10 @@ FAULTS: dict[str, Fault] = {
     "v_scale_not_read": Fault(
         "Attention reads V's codes and not its scales.",
         "int8_sym", reading(lambda k, v: (k, torch.ones_like(v))), r"layer 0: the stored V scale is not read"),
+    "static_v_scale_not_read": Fault(
+        "V is quantized with the given scale and read as if it were 1.",
+        "int8_static", reading(lambda k, v: (k, torch.ones_like(v) if v.ndim == 1 else v)),
+        r"layer 0: the stored V scale is not read"),
     "scales_exchanged_on_reading": Fault(
         "Attention takes V's scales for K and K's for V.",
         "int8_sym", reading(lambda k, v: (v, k)), r"attention of layer \d differs.*codes and scales stand for"),

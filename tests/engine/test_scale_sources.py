@@ -22,9 +22,12 @@ from kvbench.engine.evidence import examine
 from kvbench.engine.load import load_model
 from kvbench.engine.quantize_checkpoint import quantize_checkpoint
 from kvbench.engine.scalesources import due_scales, live_scales, provenance
+from kvbench.errors import Refused
+from kvbench.models import config_facts, settled_scales
 from kvbench.record import MISMATCH, VERIFIED, Level
 from kvbench.selftest.checkpoint import write_checkpoint
 from kvbench.selftest.table import FAULTS
+from kvbench.weightsizes import weight_sizes
 
 Tensors = dict[str, Tensor]
 LAYERS = 4
@@ -140,7 +143,7 @@ def test_a_layer_without_a_scale_is_refused_and_is_1_where_that_is_asked_for(
     page = (out / "report.html").read_text()
     assert "4 of 4 layers read: K checkpoint 3, default 1; V checkpoint 4" in page
     assert '<th scope="row">2</th><td class="num">1</td><td>default</td>' in page
-    assert "checkpoint + default" in page
+    assert "<td>checkpoint + default</td>" in page  # the precision table's own
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
@@ -337,15 +340,30 @@ def test_read_is_what_the_probe_showed_and_nothing_else(folder: Path) -> None:
     assert all(row["k_read"] is None for row in provenance(engine, live, ()))
 
 
-def test_a_scale_that_attention_ignores_is_said_not_to_be_read(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kv_format", "source"), [("int8_sym", "dynamic"), ("fp8_e4m3_static", "checkpoint")]
+)
+def test_a_scale_that_attention_ignores_is_said_not_to_be_read(
+    folder: Path, tmp_path: Path, kv_format: str, source: str
+) -> None:
+    scale = ", scale: checkpoint" if source == "checkpoint" else ""
+    axes = f"kv_format: [native, {kv_format}]{scale}"
     with FAULTS["v_scale_not_read"].inject():
-        code, _, out = run(folder, tmp_path, "kv_format: [native, int8_sym]", runners="{storage: {}}")
+        code, _, out = run(folder, tmp_path, axes, runners="{storage: {}}")
     assert code == 1
-    (record,) = records(out, "int8_sym")
+    (record,) = records(out, kv_format)
     assert [(row["k_read"], row["v_read"]) for row in record["facts"]["scales"]] == [(True, False)] * LAYERS
     page = (out / "report.html").read_text()
-    assert "0 of 4 layers read: dynamic 4" in page
+    assert f"0 of 4 layers read: {source} 4" in page
     assert '<td class="is-fail">no</td>' in page
+
+
+def test_scales_of_the_cache_are_no_weights_in_the_plan(folder: Path) -> None:
+    spec = spec_of(folder, "fp8_e4m3_static", "checkpoint")
+    found = weight_sizes(spec, config_facts(spec), "native")
+    loaded = load_model(spec, "cpu", "float32")
+    assert found is not None
+    assert found.total == sum(p.numel() * p.element_size() for p in loaded.model.parameters())
 
 
 def test_a_record_and_its_report_never_say_checkpoint_of_what_is_not(folder: Path, tmp_path: Path) -> None:
@@ -428,15 +446,10 @@ def test_scales_that_are_not_for_the_format_are_refused(folder: Path, tmp_path: 
 
 
 def test_a_gguf_file_has_none() -> None:
-    from kvbench.decision import ModelFacts
-    from kvbench.errors import Refused
-    from kvbench.models import config_facts, settled_scales
-
     for word in ("checkpoint", "checkpoint_or_default"):
         spec = {**CELL_KEYS, "model": "smollm2-135m-instruct", "kv_format": "fp8_e4m3_static", "scale": word}
-        facts: ModelFacts = config_facts(spec)
         with pytest.raises(
             Refused, match="smollm2-135m-instruct has none: it is a GGUF file; write scale: default"
         ) as e:
-            settled_scales(spec, facts)
+            settled_scales(spec, config_facts(spec))
         assert e.value.reason == "checkpoint_has_no_scales"
