@@ -33,8 +33,9 @@ CELL_OPTIONS: dict[str, Option] = dict(
         _key("gemm", "str", "path of the products of FP8 weights; auto: the fastest measured for (M, N, K), reference on backend "
              "torch; what a path does not take runs as reference, and the record says so", choices=GEMMS),
         _key("kv_format", "str", "storage format of keys and values", choices=tuple(KV_FORMATS)),
-        _key("scale", "scale", "scale of a static format: a number, {k: x, v: y} of numbers or lists (one a layer), or a file of "
-             "kvbench calibrate, relative to the matrix"),
+        _key("scale", "scale", "scale of a static format: a number, {k: x, v: y} of numbers or lists (one a layer), a file of "
+             "kvbench calibrate or in the form that engines publish, relative to the matrix, or a word: default, checkpoint, "
+             "checkpoint_or_default"),
         _key("backend", "str", "the code that executes attention; auto: triton where a GPU is found, else torch",
              choices=("torch", "triton", "auto")),
         _key("kv_splits", "int", "programs along a sequence in a Triton decode; 1: split-KV off; null: chosen from the shape",

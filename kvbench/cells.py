@@ -24,7 +24,7 @@ CELL_KEYS: dict[str, Any] = {
     "weights": "native",
     "gemm": "auto",  # path of FP8 linear layers: reference, w8a16, w8a8; auto: by (M, N, K), reference on backend torch
     "kv_format": "native",
-    "scale": None,  # static formats: one number, or {"k": x, "v": y} with numbers or a list a layer; of a file, see scales.py
+    "scale": None,  # static formats: one number, {"k": x, "v": y} with numbers or a list a layer, a word; of a file, see scales.py
     "backend": "torch",  # or "triton"; auto: triton where a GPU is found, else torch
     "kv_splits": None,  # programs along a sequence in a Triton decode; 1: split-KV off; null: chosen from the shape
     "decode": "auto",  # graph: a decode step is one CUDA graph; auto: where backend triton runs on a GPU, else eager

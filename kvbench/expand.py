@@ -25,6 +25,7 @@ from kvbench.environment import Host
 from kvbench.errors import UsageError
 from kvbench.formats import KV_FORMATS
 from kvbench.outline import Outline, Point
+from kvbench.scales import WORDS, of_file
 from kvbench.values import text
 
 BASELINE: dict[str, Any] = {"weights": "native", "gemm": "auto", "kv_format": "native", "scale": None}
@@ -70,7 +71,7 @@ def expand(
         if KV_FORMATS[spec["kv_format"]].scale_kind == "static":
             used_scale = used_scale or "scale" in combination.axis
         _settle_scale(spec, combination, outline, problems)
-        if isinstance(spec["scale"], str):
+        if isinstance(spec["scale"], str) and spec["scale"] not in WORDS:
             _read_scale(spec, outline, problems, read_scale)
         _settle_gemm(spec, combination, problems)
         spec = _on_native_model(_resolve_auto(spec, host))
@@ -144,7 +145,8 @@ def _settle_scale(
             path = combination.added_at.get("kv_format", combination.path)
             where = ("engine", "kv_format") if "kv_format" in outline.fixed and path == ("axes",) else path
             problems.add(
-                where, f"{name} needs a scale; add one, as in scale: 0.05 or scale: {{k: 0.05, v: 0.1}}."
+                where,
+                f"{name} needs a scale; add one, as in scale: 0.05, scale: {{k: 0.05, v: 0.1}} or scale: checkpoint.",
             )
     elif spec["scale"] is not None:
         if combination.added.get("scale") is not None:
@@ -174,8 +176,8 @@ def _read_scale(
     except UsageError as e:
         problems.add(path, str(e))
         return
-    made_for = spec["scale"]["calibrated"]["format"]
-    if made_for != spec["kv_format"]:
+    facts = of_file(spec["scale"]) or {}
+    if (made_for := facts.get("format")) != spec["kv_format"]:
         problems.add(
             path,
             f"the scale file {name} is for {made_for}, and a cell with {spec['kv_format']} names it; leave that combination out "

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvbench.cachescales import SCHEME, cache_only
 from kvbench.errors import UsageError
 
 BLOCK = (128, 128)
@@ -89,24 +90,26 @@ def routers(names: Collection[str]) -> frozenset[str]:
 
 
 def fp8_config(config: Mapping[str, Any], name: str) -> Fp8Config | None:
-    """What config.json says of its weights: None for native ones. Raises UsageError for any other quantization."""
+    """What config.json says of its weights: None for native ones, also where the cache is quantized and nothing else. Raises
+    UsageError for any other quantization."""
     said = config.get("quantization_config")
     if said is None or said == {}:
         return None
     if not isinstance(said, Mapping):
         raise _refused(name, "quantization_config", said, "a mapping", "")
+    if cache_only(said):
+        return None
     for key, accepted in _ACCEPTED.items():
         value = said.get(key)
         if isinstance(value, tuple):
             value = list(value)
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted):
             raise _refused(name, key, value, " or ".join(_shown(one) for one in accepted), _WHY.get(key, ""))
-    unknown = sorted(k for k, v in said.items() if v is not None and k not in _ACCEPTED and k not in _LISTS)
+    known = (*_ACCEPTED, *_LISTS, SCHEME)
+    unknown = sorted(k for k, v in said.items() if v is not None and k not in known)
     if unknown:
-        known = ", ".join([*_ACCEPTED, *_LISTS])
-        raise _refused(
-            name, unknown[0], said[unknown[0]], f"no key but {known}", "it could change what bytes mean"
-        )
+        other = f"no key but {', '.join(known)}"
+        raise _refused(name, unknown[0], said[unknown[0]], other, "it could change what bytes mean")
     return Fp8Config(_skipped(said, name), said.get("scale_fmt") == "ue8m0")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvbench.cachescales import Stored, check_scheme, stored_scales
 from kvbench.catalog import ALIASES, CONFIGS
 from kvbench.cells import content_hash
 from kvbench.decision import ModelFacts
@@ -22,10 +23,10 @@ from kvbench.facts import facts_from_config, sizes_of
 from kvbench.fp8config import Fp8Config, fp8_config, not_native
 from kvbench.hub import cached_file, offline
 from kvbench.record import and_more, read_json
-from kvbench.scales import calibrated, check_model
+from kvbench.scales import CALIBRATED, Scale, check_model, from_checkpoint, settle
+from kvbench.tensorheaders import FETCH_AGAIN
 
 RANDOM_SEED = 0
-FETCH_AGAIN = "fetch the checkpoint again, or export it anew"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # What makes a model folder's behaviour: config and tokenizer (.json, .model, .txt, .jinja), weights, own code.
 _COUNTED = (".json", ".safetensors", ".model", ".txt", ".jinja", ".py")
@@ -191,15 +192,60 @@ def check_stored(spec: Mapping[str, Any]) -> None:
         weight_files(Path(spec["model"]).expanduser())
 
 
-def check_scale(spec: Mapping[str, Any], layers: int) -> None:
-    """Raises Refused when the cell's scales are of a file that was calibrated on another model; on the unquantized model of
-    an FP8 checkpoint is as good. layers: those of the model."""
-    if calibrated(spec["scale"]) is None:
-        return
-    specs = [spec]
-    if spec.get("native_model"):
-        specs.append({**spec, "model": spec["native_model"], "model_revision": None})
-    check_model(spec["scale"], list(dict.fromkeys(map(fingerprint, specs))), layers)
+def checkpoint_files(spec: Mapping[str, Any]) -> list[Path]:
+    """The safetensors files of a folder, or of a hub model that is here whole; [] for anything else."""
+    kind = kind_of(str(spec["model"]))
+    if uses_random_weights(spec) or kind not in ("folder", "hub"):
+        return []
+    if kind == "folder":
+        return weight_files(Path(spec["model"]).expanduser())
+    cached = cached_file(str(spec["model"]), spec.get("model_revision"), "config.json")
+    try:
+        return weight_files(cached.parent) if cached else []
+    except UsageError:
+        return []  # the cache has a part of it so far
+
+
+def settled_scales(spec: Mapping[str, Any], facts: ModelFacts) -> list[tuple[Scale, Scale]]:
+    """The (K, V) scales a layer that a cell's `scale` means for its model, each with its source; [] for a cell without.
+
+    Raises Refused for a file of another model (the unquantized model of an FP8 checkpoint is as good), for a checkpoint that does not
+    have what is asked of it, and for lists that have not one number a layer; NotAvailable for a hub model that is not here yet.
+    """
+    scale, layers = spec["scale"], len(facts.layers)
+    if scale is None:
+        return []
+    stored: Stored = {}
+    if from_checkpoint(scale):
+        _check_has_files(spec)
+        check_scheme(model_config(spec) or {}, spec["kv_format"], str(spec["model"]))
+        stored = stored_scales(checkpoint_files(spec), layers)
+    digests: list[str] = []
+    if isinstance(scale, Mapping) and CALIBRATED in scale:
+        native = {**spec, "model": spec.get("native_model"), "model_revision": None}
+        digests = list(dict.fromkeys(map(fingerprint, [spec, *([native] if native["model"] else [])])))
+    check_model(scale, digests, facts.model_type)
+    return settle(scale, layers, stored)
+
+
+def _check_has_files(spec: Mapping[str, Any]) -> None:
+    """Raises Refused for a model that cannot have scales of a cache, NotAvailable for one whose files are not here."""
+    name = str(spec["model"])
+    kind = kind_of(name)
+    what = (
+        "random weights" if uses_random_weights(spec) else "a GGUF file" if kind in ("gguf", "alias") else ""
+    )
+    if what:
+        raise Refused(
+            "checkpoint_has_no_scales",
+            f"scale: {spec['scale']} asks for scales in the checkpoint, and {name} has none: it is {what}; write scale: default for 1.0, "
+            "or give a file of kvbench calibrate.",
+        )
+    if not checkpoint_files(spec):
+        raise NotAvailable(
+            f"The scales of {name} are in its files, which are not in the local hub cache; they are known after the first "
+            f"`kvbench run`, or after `hf download {name}`."
+        )
 
 
 def check_native(spec: Mapping[str, Any]) -> None:

@@ -12,23 +12,24 @@ from kvbench.errors import NotAvailable, Refused, UsageError
 from kvbench.foreseen import gate_lines
 from kvbench.formats import KV_FORMATS, kv_bytes, pages_for
 from kvbench.matrix import Matrix
-from kvbench.models import check_native, check_scale, check_stored, config_facts
+from kvbench.models import check_native, check_stored, config_facts, settled_scales
 from kvbench.policy import Gate
 from kvbench.run import Plan
-from kvbench.scales import origin
+from kvbench.scales import Pairs, origin
 from kvbench.weightsizes import WeightSizes, weight_sizes
 
 
 @dataclass(frozen=True)
 class CellPlan:
     """decision None and `problem` say why a cell cannot run, or that it is decided at load. kv_bytes: estimated; weights: by
-    formula, None where only the loaded model tells."""
+    formula, None where only the loaded model tells; scales: static ones, a layer each, () where they are not known here."""
 
     cell: Cell
     decision: Decision | None
     problem: str | None
     kv_bytes: int | None
     weights: WeightSizes | None = None
+    scales: Pairs = ()
 
 
 def plan_cell(cell: Cell) -> CellPlan:
@@ -39,7 +40,7 @@ def plan_cell(cell: Cell) -> CellPlan:
         check_native(spec)
         facts = config_facts(spec)
         decision = resolve(request, facts)
-        check_scale(spec, len(facts.layers))
+        scales = settled_scales(spec, facts)
         check_context(facts, spec["context"], 0)
         weights = weight_sizes(spec, facts, decision.weights.resolved)
     except UsageError as e:
@@ -48,7 +49,7 @@ def plan_cell(cell: Cell) -> CellPlan:
         return CellPlan(cell, None, f"decided at load: {e}", None)
     except Refused as e:
         return CellPlan(cell, None, f"refused ({e.reason}): {e}", None)
-    return CellPlan(cell, decision, None, estimate(spec, facts, decision), weights)
+    return CellPlan(cell, decision, None, estimate(spec, facts, decision), weights, scales)
 
 
 def estimate(spec: Mapping[str, Any], facts: ModelFacts, decision: Decision) -> int:
@@ -132,7 +133,7 @@ def plan_text(
 def _origin(p: CellPlan) -> tuple[str, str]:
     """Kind and source of the scales, of the format that is resolved where that is known."""
     name = p.decision.kv_format.resolved if p.decision else p.cell.spec["kv_format"]
-    return origin(KV_FORMATS[name], p.cell.spec["scale"])
+    return origin(KV_FORMATS[name], p.cell.spec["scale"], p.scales)
 
 
 def _size(p: CellPlan) -> str:

@@ -14,6 +14,7 @@ from kvbench.cellkeys import CELL_OPTIONS, MODEL_KEYS
 from kvbench.formats import KV_FORMATS, WEIGHT_FORMATS
 from kvbench.outline import SECTIONS
 from kvbench.record import RUNGS
+from kvbench.scales import WORDS
 from kvbench.tasks import RUNNERS, Option, RunnerDecl
 
 Schema = dict[str, Any]
@@ -23,6 +24,7 @@ _TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string
 _MEANINGS = {
     "kv_format": {f.name: f.summary for f in KV_FORMATS.values()},
     "weights": {f.name: f.summary for f in WEIGHT_FORMATS.values()},
+    "scale": WORDS,
 }
 
 
@@ -140,7 +142,7 @@ def _cell_key(key: str) -> Schema:
         side: Schema = {"anyOf": [number, {"type": "array", "items": number, "minItems": 1}]}
         sides = {**_mapping({"k": side, "v": side}), "required": ["k", "v"]}
         file: Schema = {"type": "string", "pattern": r"\.json$"}
-        return {"anyOf": [number, sides, file, {"type": "null"}], **about}
+        return {"anyOf": [number, {"enum": list(WORDS)}, sides, file, {"type": "null"}], **about}
     return {**_plain(option), **about, "default": option.default}
 
 
@@ -167,7 +169,9 @@ def _plain(option: Option) -> Schema:
 
 
 def _described(key: str, option: Option) -> str:
-    meanings = _MEANINGS.get(key, {}) if set(_MEANINGS.get(key, {})) == set(option.choices) else {}
+    meanings = _MEANINGS.get(key, {})
+    if option.kind != "scale" and set(meanings) != set(option.choices):
+        meanings = {}
     return ". ".join([option.help, *(f"{choice}: {meaning}" for choice, meaning in meanings.items())])
 
 

@@ -20,16 +20,18 @@ from kvbench.cells import Task, content_hash
 from kvbench.decision import AUTO, Choice, Decision, check_context, request_of, resolve
 from kvbench.engine.core import Engine
 from kvbench.engine.evidence import examine
+from kvbench.engine.layer import SIDES
 from kvbench.engine.layerprobe import Make, probe_layers
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.engine.pageprobe import probe_pages
 from kvbench.engine.probes import probe_prefill, probe_values
 from kvbench.engine.products import Products, rows_of
+from kvbench.engine.scalesources import live_scales, provenance
 from kvbench.engine.weightprobe import probe_after, probe_weights, with_after
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
 from kvbench.expand import baseline_spec
-from kvbench.formats import KV_FORMATS
-from kvbench.models import check_native, check_scale, config_facts, uses_random_weights
+from kvbench.formats import KV_FORMATS, KVFormat
+from kvbench.models import check_native, config_facts, settled_scales, uses_random_weights
 from kvbench.record import (
     ERROR,
     MISMATCH,
@@ -45,7 +47,7 @@ from kvbench.record import (
     rung,
 )
 from kvbench.runners.context import Context, Measurement
-from kvbench.scales import origin
+from kvbench.scales import Pairs, origin
 from kvbench.tasks import RUNNERS
 
 Progress = Callable[[int, int, str], None]
@@ -202,7 +204,7 @@ def _measure(
         _check_before_loading(spec, new_tokens)
     model = session.model(spec, alone=not decl.beside)
     decision = resolve(request_of(spec), model.facts)
-    check_scale(spec, len(model.facts.layers))
+    scales = settled_scales(spec, model.facts)
     if "context" not in decl.ignores:
         check_context(model.facts, spec["context"], new_tokens)
     engines: list[Engine] = []
@@ -240,13 +242,14 @@ def _measure(
         progress=progress,
     )
     runner = importlib.import_module(f"kvbench.runners.{task.runner}")
-    measured = _with_scales(_with_clips(runner.run(context), engines), decision, spec)
-    if model.weights.warnings:
-        measured = replace(
-            measured, facts={**measured.facts, "weight_warnings": list(model.weights.warnings)}
-        )
-    evidence = _evidence(context, engines, natives, emulators, decision, session, decl.reads)
-    return decision, measured, evidence
+    measured = _with_clips(runner.run(context), engines)
+    fmt = KV_FORMATS[decision.kv_format.resolved]
+    facts = dict(measured.facts)
+    if warnings := model.warnings(spec["scale"] if fmt.scale_kind == "static" else None):
+        facts["weight_warnings"] = list(warnings)
+    evidence, found = _evidence(context, engines, natives, emulators, decision, session, decl.reads)
+    facts |= _scale_facts(fmt, spec, scales, found)
+    return decision, replace(measured, facts=facts), evidence
 
 
 def _standing(evidence: Evidence) -> tuple[bool, bool, str]:
@@ -290,11 +293,16 @@ def _with_clips(measured: Measurement, engines: list[Engine]) -> Measurement:
     return replace(measured, facts={**measured.facts, **counts})
 
 
-def _with_scales(measured: Measurement, decision: Decision, spec: Mapping[str, Any]) -> Measurement:
-    """With where the scales of the format that ran came from."""
-    kind, source = origin(KV_FORMATS[decision.kv_format.resolved], spec["scale"])
-    facts = {"scale_kind": kind, "scale_source": source} if kind != "none" else {}
-    return replace(measured, facts={**measured.facts, **facts})
+def _scale_facts(
+    fmt: KVFormat, spec: Mapping[str, Any], pairs: Pairs, found: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Where the scales of the format that ran came from, in words and layer by layer."""
+    if fmt.scale_kind == "none":
+        return {}
+    kind, source = origin(fmt, spec["scale"], pairs)
+    if any(row[f"{side}_source"] is None for row in found for side in SIDES):
+        kind, source = "unknown", f"unknown: not what was asked for, which is {source}"
+    return {"scale_kind": kind, "scale_source": source, "scales": found}
 
 
 def native_of(decision: Decision) -> Decision:
@@ -317,8 +325,9 @@ def _evidence(
     decision: Decision,
     session: Session,
     reads_due: bool,
-) -> Evidence:
-    """Evidence of the measured engine (the worst of them when there were several), the native ones' included."""
+) -> tuple[Evidence, list[dict[str, Any]]]:
+    """Evidence of the measured engine (the worst of them when there were several), the native ones' included; and its scales, a
+    layer each."""
     for engine in engines + natives + emulators:
         engine.check_health()
     own, beside = (sum(e.computed_tokens for e in arm) for arm in (engines, natives))
@@ -330,8 +339,8 @@ def _evidence(
         context.engine(1, context.spec["page_size"])
     ran = sum((engine.products for engine in engines), Products())
     probes = session.probes(context.model, decision, context.spec, ran)
-    found = [examine(engine, *probes, reads_due=reads_due) for engine in engines]
-    worst = min(found, key=_standing)
+    examined = [_examined(engine, probes, reads_due) for engine in engines]
+    worst, scales = min(examined, key=lambda pair: _standing(pair[0]))
     # Literally native, whatever `native_of` says: a baseline that is quantized too must not be what is due.
     arms = (
         (natives, native_of(decision), baseline_spec(context.spec), ("native", "native")),
@@ -344,7 +353,7 @@ def _evidence(
             levels = session.probes(engine.model, choice, spec, ran)
             shown.append((examine(engine, *levels, reads_due=reads_due), due))
     if not shown:
-        return worst
+        return worst, scales
     # The worst first: a native arm that is quantized, then one that contradicts itself, then one that shows little.
     bad = sorted(
         (e for e, due in shown if e.state != VERIFIED or (e.effective, e.effective_weights) != due),
@@ -367,4 +376,17 @@ def _evidence(
             "the measured engine's alone."
         )
         level = Level("native-arm", MISMATCH, sentence)
-    return replace(worst, levels=(*worst.levels, level))
+    return replace(worst, levels=(*worst.levels, level)), scales
+
+
+def _examined(
+    engine: Engine, probes: tuple[Level, ...], reads_due: bool
+) -> tuple[Evidence, list[dict[str, Any]]]:
+    """Evidence of an engine, and the scales that its run left in the store; where it left no token that it computed, dynamic ones
+    are the probe's."""
+    left = live_scales(engine.store)
+    ran = engine.computed_tokens > 0
+    evidence = examine(engine, *probes, reads_due=reads_due)
+    if engine.store.fmt.scale_kind == "dynamic" and not (ran and left and left[0]["k"] is not None):
+        left = live_scales(engine.store)
+    return evidence, provenance(engine, left or [], evidence.levels)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from kvbench.document import show, suggestion
-from kvbench.scales import short
+from kvbench.scales import WORDS, short
 from kvbench.tasks import Option
 from kvbench.yamlstrict import scalar
 
@@ -102,8 +102,8 @@ def _mend(kind: str, value: Any) -> str:
 
 
 def _scale_complaint(value: Any) -> str | None:
-    due = "a number above 0, a .json file of kvbench calibrate, or {k: ..., v: ...} with a number or a list of one a layer each"
-    if isinstance(value, str) and value.endswith(".json"):
+    due = f"a number above 0, {', '.join(WORDS)}, a .json file of scales, or {{k: ..., v: ...}} with a number or a list of one a layer each"
+    if isinstance(value, str) and (value in WORDS or value.endswith(".json")):
         return None
     if isinstance(value, dict):
         if set(value) != {"k", "v"}:
@@ -116,7 +116,8 @@ def _scale_complaint(value: Any) -> str | None:
         parts = [value]
     for part in parts:
         if not _is_kind("float", part):
-            return f"holds {_described(part)} where {due} is due{_mend('float', part)}."
+            near = suggestion(part, WORDS) if isinstance(part, str) and part is value else ""
+            return f"holds {_described(part)} where {due} is due{_mend('float', part)}.{near}"
         if not (math.isfinite(part) and part > 0):
             return f"holds {show(part)}; a scale is a finite number above 0."
     return None

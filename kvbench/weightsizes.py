@@ -5,20 +5,18 @@ No tensor is read and no torch is needed; what was loaded is counted by the runn
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
+from kvbench.cachescales import of_cache
 from kvbench.decision import ModelFacts
-from kvbench.errors import UsageError
 from kvbench.formats import DTYPE_BYTES, WEIGHT_FORMATS, weight_bytes
 from kvbench.fp8config import E4M3, SCALE_DTYPES, SCALE_NAMES, routers
-from kvbench.hub import cached_file
-from kvbench.models import FETCH_AGAIN, kind_of, model_config, stored_fp8, uses_random_weights, weight_files
+from kvbench.models import checkpoint_files, model_config, stored_fp8
+from kvbench.tensorheaders import read_headers
 
 # Families whose decoder layers are q, k, v, o, gate, up and down: (biases of q, k and v; norms of q and k).
 _DENSE = {"llama": (False, False), "mistral": (False, False), "qwen2": (True, False), "qwen3": (False, True)}
@@ -42,10 +40,10 @@ class WeightSizes:
 
 def weight_sizes(spec: Mapping[str, Any], facts: ModelFacts, weights: str) -> WeightSizes | None:
     """weights: the resolved format. None where only the loaded model tells; UsageError for a file that is not whole."""
-    config, files = model_config(spec) or {}, _files(spec)
+    config, files = model_config(spec) or {}, checkpoint_files(spec)
     if config.get("model_type") != facts.model_type:
         return None  # more than a decoder: the facts are those of its language part
-    tensors = _tensors(files)
+    tensors = {key: (header.dtype, header.shape) for key, header in read_headers(files).items()}
     if files:
         linear, numbers = _linear(tensors), _numbers(tensors, config)
     elif stored_fp8(spec) is None:
@@ -63,38 +61,6 @@ def weight_sizes(spec: Mapping[str, Any], facts: ModelFacts, weights: str) -> We
     return WeightSizes(payload, scales, native, (payload + scales + native) / whole)
 
 
-def _files(spec: Mapping[str, Any]) -> list[Path]:
-    """The safetensors files of a folder, or of a hub model that is here whole; [] for anything else."""
-    kind = kind_of(str(spec["model"]))
-    if uses_random_weights(spec) or kind not in ("folder", "hub"):
-        return []
-    if kind == "folder":
-        return weight_files(Path(spec["model"]).expanduser())
-    cached = cached_file(str(spec["model"]), spec.get("model_revision"), "config.json")
-    try:
-        return weight_files(cached.parent) if cached else []
-    except UsageError:
-        return []  # the cache has a part of it so far
-
-
-def _tensors(files: Sequence[Path]) -> Tensors:
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for path in files:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            try:
-                header = json.loads(file.read(length) if length < size else b"")
-                header.pop("__metadata__", None)
-                found |= {key: (said["dtype"], tuple(said["shape"])) for key, said in header.items()}
-                end = max((said["data_offsets"][1] for said in header.values()), default=0)
-            except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-                end = -1
-        if 8 + length + end != size:
-            raise UsageError(f"{path} is no whole safetensors file; {FETCH_AGAIN}.")
-    return found
-
-
 def _linear(tensors: Tensors) -> list[tuple[int, int, str]]:
     """(N, K, dtype name of the scales) of the weights that are FP8 in the files, or would be when they are quantized on load."""
     of_files = any(dtype == E4M3 for dtype, _ in tensors.values())
@@ -109,12 +75,14 @@ def _linear(tensors: Tensors) -> list[tuple[int, int, str]]:
 
 
 def _numbers(tensors: Tensors, config: Mapping[str, Any]) -> int:
-    """All numbers of the model: no scales, no old rotary frequencies, and a tied output layer is the embedding."""
+    """All numbers of the model: no scales of weights or of a cache, no old rotary frequencies, and a tied output layer is the embedding."""
     left_out = {*SCALE_NAMES, "inv_freq"}
     if config.get("tie_word_embeddings") and "model.embed_tokens.weight" in tensors:
         left_out.add("lm_head.weight")
     return sum(
-        prod(shape) for key, (_, shape) in tensors.items() if not {key, key.rpartition(".")[2]} & left_out
+        prod(shape)
+        for key, (_, shape) in tensors.items()
+        if not {key, key.rpartition(".")[2]} & left_out and not of_cache(key)
     )
 
 

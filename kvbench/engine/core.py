@@ -26,6 +26,7 @@ from kvbench.engine.store import PagedKVStore
 from kvbench.engine.swap import Transfer
 from kvbench.errors import KvbenchError, Refused
 from kvbench.formats import KV_FORMATS, KVFormat, pages_for
+from kvbench.scales import from_checkpoint, settle
 from kvbench_kernels.launches import Launch, record
 
 Logits = Literal["all", "last", "none"]
@@ -51,25 +52,13 @@ def products_of(launches: Sequence[Launch]) -> Counter[tuple[str, Product]]:
     return Counter((launch.name, launch.product) for launch in launches if launch.product is not None)
 
 
-def static_scales(scale: Any, layers: int) -> list[tuple[float, float]] | None:
-    """The matrix's `scale` as one (k, v) pair a layer: a number, or {"k", "v"} of numbers or of lists a layer.
-
-    Raises Refused when a list does not have one value a layer.
-    """
+def static_scales(scale: Any, model: LoadedModel) -> list[tuple[float, float]] | None:
+    """A cell's `scale` as one (k, v) pair a layer. Raises Refused when a list does not have one value a layer, or the checkpoint
+    has not what is asked of it."""
     if scale is None:
         return None
-    sides = scale if isinstance(scale, Mapping) else {"k": scale, "v": scale}
-    columns = []
-    for side in ("k", "v"):
-        value = sides[side]
-        column = list(value) if isinstance(value, (list, tuple)) else [value] * layers
-        if len(column) != layers:
-            raise Refused(
-                "scale_count",
-                f"scale.{side} has {len(column)} values and the model has {layers} layers; give one a layer or one number.",
-            )
-        columns.append([float(x) for x in column])
-    return list(zip(*columns, strict=True))
+    stored = model.cache_scales if from_checkpoint(scale) else {}
+    return [(k.value, v.value) for k, v in settle(scale, len(model.layers), stored)]
 
 
 class Engine:
@@ -85,7 +74,7 @@ class Engine:
         self.model, self.decision, self.spec = model, decision, spec
         self.layers: tuple[LayerFacts, ...] = model.layers
         fmt = store_format(decision)
-        scales = static_scales(spec["scale"], len(self.layers)) if fmt.scale_kind == "static" else None
+        scales = static_scales(spec["scale"], model) if fmt.scale_kind == "static" else None
         shapes = [layer.shape for layer in self.layers]
         free = free_bytes(model.device)
         if free is not None:

@@ -1,7 +1,8 @@
 """Evidence of effective precision, taken from the live engine and never from its configuration.
 
 E1        live dtypes and exact bytes of every layer
-E2        stored codes and scales equal the reference quantizer applied to the same K/V, in every layer
+E2        stored codes and scales equal the reference quantizer applied to the same K/V, in every layer; static scales equal
+          their source, a checkpoint's read anew from its files
 E3        the read path of this very engine: changed payload or scales change the logits, restored ones restore
           them bit for bit, and poison outside the sequence changes nothing
 E3-reads  what the measured run itself read: all tokens that its forwards attended to, from quantized payload
@@ -13,24 +14,26 @@ A level that does not hold is a `mismatch` whose sentence names what was lost an
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
 from kvbench.engine.bits import same_bits
-from kvbench.engine.core import Engine, static_scales
+from kvbench.engine.core import Engine
 from kvbench.engine.kernels import declared_execution, kernels_level, run_of
 from kvbench.engine.knownrows import reference_fault
-from kvbench.engine.layer import LayerPages, dtype_name, indexable
+from kvbench.engine.layer import SIDES, LayerPages, dtype_name, indexable
 from kvbench.engine.pages import SWAPPED
 from kvbench.engine.products import products_level
+from kvbench.engine.scalesources import as_stored, due_scales, static_fault
 from kvbench.engine.store import PagedKVStore
 from kvbench.engine.weightevidence import stored_weights, weights_level
 from kvbench.formats import KV_FORMATS, KVFormat, kv_bytes
 from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level, and_more
 from kvbench_kernels.launches import record
 from kvbench_kernels.quantize import QUANTIZE
-
-SIDES = ("k", "v")
 
 # Logits of a captured or compiled step may differ by this share of the largest from an eager step's: compilers keep float32
 # where eager layers round to 16 bits, over all layers, and a code on a tie moves by a whole step.
@@ -183,7 +186,7 @@ def stored(store: PagedKVStore, payload: Tensor, slots: Tensor) -> Tensor:
 def _e2(engine: Engine) -> Level:
     """Compare what `_write_probe` stored with the reference quantizer on the K/V that the layers produced."""
     asked, store = _asked(engine), engine.store
-    given = static_scales(engine.spec["scale"], len(store.layers)) if asked.scale_kind == "static" else None
+    sources = due_scales(engine) if asked.scale_kind == "static" else None
     seq = next(iter(store.sequences()))
     slots = store.slots_for(seq, 0, engine.length(seq))
     wrong = [fault] if (fault := reference_fault(asked.name)) else []
@@ -191,18 +194,17 @@ def _e2(engine: Engine) -> Level:
         if index not in engine.taps:
             return Level("E2", UNVERIFIED, f"Layer {index} wrote nothing in the probe forward.")
         scales = [
-            None if given is None else torch.tensor(value, dtype=torch.float32, device=x.device)
-            for x, value in zip(engine.taps[index], given[index] if given else (0.0, 0.0), strict=True)
+            None if sources is None else as_stored(sources[index][at], x.device)
+            for at, x in enumerate(engine.taps[index])
         ]
         due = [QUANTIZE[asked.name](x, s) for x, s in zip(engine.taps[index], scales, strict=True)]
         for at, side in enumerate(SIDES):
-            scale, reference = scales[at], due[at]
+            reference = due[at]
             where = f"layer {index} {side.upper()}"
             live_scale: Tensor | None = getattr(pages, f"{side}_scale")
-            if scale is not None:
-                if live_scale is None or not torch.equal(live_scale.reshape(()).float(), scale):
-                    held = "none" if live_scale is None else f"{live_scale.float().flatten()[0].item():.6g}"
-                    wrong.append(f"{where}: the stored scale is {held}, given was {scale.item():.6g}")
+            if sources is not None:
+                if fault := static_fault(live_scale, sources[index], at):
+                    wrong.append(f"{where}: {fault}")
             elif reference.scales is not None:
                 held_scales = None if live_scale is None else stored(store, live_scale, slots)
                 if held_scales is None or not same_bits(held_scales, reference.scales):
@@ -307,6 +309,34 @@ def poison(pages: LayerPages, outside: Tensor) -> None:
             scale[mask] = float("nan")
 
 
+@contextmanager
+def written_with(store: PagedKVStore, given: Mapping[tuple[int, str], Tensor]) -> Iterator[None]:
+    """Eager writes inside the `with` take static scales from `given`, by layer and name, whatever the store holds: what a
+    changed one then moves is what reads it."""
+    honest, before = store.write, vars(store).get("write")
+
+    def write(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        live = {
+            name: getattr(store.layers[layer], name)
+            for name in ("k_scale", "v_scale")
+            if (layer, name) in given
+        }
+        held = {name: tensor.clone() for name, tensor in live.items()}
+        for name, tensor in live.items():
+            tensor.copy_(given[layer, name])
+        honest(layer, slots, k, v)
+        for name, tensor in live.items():
+            tensor.copy_(held[name])
+
+    vars(store)["write"] = write
+    try:
+        yield
+    finally:
+        del vars(store)["write"]
+        if before is not None:
+            vars(store)["write"] = before
+
+
 def _e3(engine: Engine, seq: int, token: int) -> Level:
     """Change, restore and poison the pages of all layers at once; every decode starts from the same length."""
     store, length = engine.store, engine.length(seq)
@@ -319,6 +349,7 @@ def _e3(engine: Engine, seq: int, token: int) -> Level:
     if not reference.isfinite().all():
         return Level("E3", MISMATCH, "The probe's logits are not finite, so nothing can be told from them.")
     faults = []
+    plain = reference
     if engine.decode_mode == "graph" or engine.compile_mode == "layer":
         with engine.eagerly(lambda attention: attention):
             plain = decode()
@@ -336,7 +367,12 @@ def _e3(engine: Engine, seq: int, token: int) -> Level:
         kept = [t.clone() for t in live]
         for tensor in live:
             tensor.copy_(tensor * 2 if name.endswith("scale") else changed(tensor))
-        if same_bits(decode(), reference):
+        unread = same_bits(decode(), reference)
+        if name.endswith("scale") and live[0].numel() == 1:  # a decode writes with it too
+            given = {(layer, name): old for layer, old in enumerate(kept)}
+            with engine.eagerly(lambda attention: attention), written_with(store, given):
+                unread = unread or same_bits(decode(), plain)
+        if unread:
             faults.append(f"changing every stored {words(name)} changes no logit: attention does not read it")
         for tensor, old in zip(live, kept, strict=True):
             tensor.copy_(old)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kvbench.cachescales import of_cache
 from kvbench.engine.finite import check_finite
 from kvbench.engine.fp8linear import Fp8Linear
 from kvbench.engine.fp8tensors import read_codes, read_scales
@@ -26,7 +27,8 @@ from kvbench.fp8config import SCALE_NAMES, SKIPPED, Fp8Config, converted_modules
 
 @dataclass(frozen=True)
 class Fp8Model:
-    """The loaded model. converted: its FP8 layers, in order; scale_dtypes: dtype in the files -> how many scales."""
+    """The loaded model. converted: its FP8 layers, in order; scale_dtypes: dtype in the files -> how many scales;
+    cache_scales: names of the tensors that are scales of a KV cache, which no module takes."""
 
     model: Any
     converted: tuple[str, ...]
@@ -34,6 +36,7 @@ class Fp8Model:
     scale_dtypes: dict[str, int]
     samples: tuple[Sample, ...]
     checksums: dict[str, int]
+    cache_scales: tuple[str, ...]
 
 
 def load_fp8(
@@ -73,7 +76,9 @@ def load_fp8(
     model.tie_weights()
     model.to(device)  # the buffers that no file holds
     warnings = (*plan.warnings, *_notes(dtypes))
-    return Fp8Model(model, tuple(plan.scales), warnings, dict(dtypes), tuple(samples), checksums)
+    return Fp8Model(
+        model, tuple(plan.scales), warnings, dict(dtypes), tuple(samples), checksums, plan.cache_scales
+    )
 
 
 def _skeleton(config: Any, dtype: torch.dtype, remote: bool) -> Any:
@@ -89,12 +94,14 @@ def _skeleton(config: Any, dtype: torch.dtype, remote: bool) -> Any:
 
 @dataclass(frozen=True)
 class _Plan:
-    """scales: FP8 layer -> key of its scale. native: the model's key -> the files' key. ties: pairs held twice."""
+    """scales: FP8 layer -> key of its scale. native: the model's key -> the files' key. ties: pairs held twice.
+    cache_scales: left to the cells."""
 
     scales: dict[str, str]
     native: dict[str, str]
     warnings: tuple[str, ...]
     ties: list[tuple[str, str]] = field(default_factory=list)
+    cache_scales: tuple[str, ...] = ()
 
 
 def _plan(name: str, model: Any, files: TensorFiles, fp8: Fp8Config) -> _Plan:
@@ -112,8 +119,10 @@ def _plan(name: str, model: Any, files: TensorFiles, fp8: Fp8Config) -> _Plan:
     scales = {module_name: _scale_key(name, files, module_name) for module_name in converted}
     native, ties = _native_keys(name, model, files, set(converted), tied)
     used = {*scales.values(), *native.values(), *(f"{m}.weight" for m in converted), *(t for t, _ in ties)}
-    _check_all_used(name, set(files.stored) - used)
-    return _Plan(scales, native, warnings, ties)
+    left = set(files.stored) - used
+    cache_scales = tuple(sorted(key for key in left if of_cache(key)))
+    _check_all_used(name, left.difference(cache_scales))
+    return _Plan(scales, native, warnings, ties, cache_scales)
 
 
 def _unexpected_fp8(

@@ -16,6 +16,8 @@ from torch import Tensor
 from kvbench.errors import UsageError
 from kvbench.formats import KVFormat, KVShape
 
+SIDES = ("k", "v")
+
 
 @dataclass
 class LayerPages:

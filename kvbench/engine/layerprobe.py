@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvbench.engine.bits import same_bits
 from kvbench.engine.core import Engine
-from kvbench.engine.evidence import changed, probe_ids, shown, words
+from kvbench.engine.evidence import changed, probe_ids, shown, words, written_with
 from kvbench.engine.store import PagedKVStore
 from kvbench.record import MISMATCH, VERIFIED, Level, and_more
 
@@ -62,6 +62,7 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
             "E3-layers", MISMATCH, "The probe's logits are not finite, so nothing can be told from them."
         )
     faults: list[str] = []
+    read: dict[tuple[int, str], bool] = {}
 
     def where(layer: int, name: str) -> str:
         return f"layer {layer}: the stored {words(name)}"
@@ -81,12 +82,19 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
         faults.append("a sequence whose pages were left alone changed with the others")
     for at, row in enumerate(rows, start=1):
         change = (moved[at] - reference[at]).abs().max().nan_to_num(nan=float("inf")).item()
+        read[row.layer, row.name] = change > 10 * noise
         if change <= 10 * noise:
             faults.append(f"{where(row.layer, row.name)} is not read: changing it changes no logit")
         elif not same_bits(restored[at], reference[at]):
             faults.append(f"{where(row.layer, row.name)} was restored, the logits were not")
-    faults += _probe_shared(store, shared, lambda: decode([first]), where)
-    facts = {"probes": len(rows) + len(shared), "faults": len(faults), "first_faults": faults[:4]}
+    faults += _probe_shared(engine, shared, lambda: decode([first]), where, read)
+    facts = {
+        "probes": len(rows) + len(shared),
+        "faults": len(faults),
+        "first_faults": faults[:4],
+        "moved": _layers(read, True),
+        "unmoved": _layers(read, False),
+    }
     if faults:
         return Level(
             "E3-layers", MISMATCH, f"The read path is not the store: {faults[0]}{and_more(faults)}.", facts
@@ -100,24 +108,44 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
 
 
 def _probe_shared(
-    store: PagedKVStore,
+    engine: Engine,
     shared: list[tuple[int, str]],
     decode: Callable[[], Tensor],
     where: Callable[[int, str], str],
+    read: dict[tuple[int, str], bool],
 ) -> Iterator[str]:
+    """Faults of the scales that serve all sequences of a layer; `read` gets whether each moved the logits.
+
+    A decode writes its token with the scale too, and that alone would move them: here it writes with the old one. Where a step is
+    captured or compiled, where nothing can stand before a write, it is looked at as it is as well.
+    """
     if not shared:
         return
-    reference = decode()
+    store, plain = engine.store, decode()
+    captured = engine.decode_mode == "graph" or engine.compile_mode == "layer"
+    with engine.eagerly(lambda attention: attention):
+        reference = decode()
     for layer, name in shared:
         live: Tensor = getattr(store.layers[layer], name)
         old = live.clone()
         live.mul_(2)
-        moved = decode()
+        with engine.eagerly(lambda attention: attention), written_with(store, {(layer, name): old}):
+            moved = not same_bits(decode(), reference)
+        read[layer, name] = moved and not (captured and same_bits(decode(), plain))
         live.copy_(old)
-        if same_bits(moved, reference):
+        if not read[layer, name]:
             yield f"{where(layer, name)} is not read: changing it changes no logit"
-    if not same_bits(decode(), reference):
+    if not same_bits(decode(), plain):
         yield "restoring the static scales does not restore the logits"
+
+
+def _layers(read: Mapping[tuple[int, str], bool], whether: bool) -> dict[str, list[int]]:
+    """Name of a tensor -> the layers in which changing it moved the logits, or did not."""
+    found: dict[str, list[int]] = {}
+    for (layer, name), moved in read.items():
+        if moved == whether:
+            found.setdefault(name, []).append(layer)
+    return found
 
 
 def _page(store: PagedKVStore, row: _Row) -> Tensor:

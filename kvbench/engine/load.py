@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from kvbench.cachescales import Stored, of_cache, stored_scales
 from kvbench.catalog import ALIASES, CONFIGS
 from kvbench.decision import LayerFacts, ModelFacts, Request, resolve
 from kvbench.engine.binding import Binding, bind
@@ -29,7 +30,7 @@ from kvbench.engine.fp8checkpoint import load_fp8
 from kvbench.engine.fp8linear import join_siblings
 from kvbench.engine.layer import dtype_name
 from kvbench.engine.linear import replace_linears
-from kvbench.engine.nativecheckpoint import check_plain, check_unread
+from kvbench.engine.nativecheckpoint import check_plain, check_unread, unread_cache_scales
 from kvbench.engine.prepare import prepared
 from kvbench.engine.quantize_model import quantize_model
 from kvbench.engine.tensorfiles import TensorFiles
@@ -40,15 +41,17 @@ from kvbench.fetch import fetch
 from kvbench.fp8config import Fp8Config, fp8_config, not_native
 from kvbench.hub import cached_file
 from kvbench.models import (
-    FETCH_AGAIN,
     RANDOM_SEED,
     check_folder_weights,
+    checkpoint_files,
     fingerprint,
     folder_config,
     kind_of,
     uses_random_weights,
     weight_files,
 )
+from kvbench.scales import from_checkpoint
+from kvbench.tensorheaders import FETCH_AGAIN
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -59,7 +62,7 @@ class LoadedModel:
 
     facts: from its config, confirmed by what its modules did in one forward. binding: where an engine puts its step.
     sha: `kvbench.models.fingerprint` of the cell. random: seeded random weights, no quality may be measured.
-    weights: the format that they were loaded in.
+    weights: the format that they were loaded in. files: its safetensors files; () where there are none.
     """
 
     model: nn.Module
@@ -72,6 +75,18 @@ class LoadedModel:
     dtype: torch.dtype
     random: bool
     weights: WeightFacts = field(default_factory=WeightFacts)
+    files: tuple[Path, ...] = ()
+
+    @functools.cached_property
+    def cache_scales(self) -> Stored:
+        """The KV scales that its files hold, read when first asked for. Raises Refused for one that is none."""
+        return stored_scales(self.files, len(self.layers))
+
+    def warnings(self, scale: Any = None) -> tuple[str, ...]:
+        """Sentences on what a cell with this `scale` leaves unread, and on the weights."""
+        read = self.cache_scales.values() if from_checkpoint(scale) else ()
+        unread = set(self.weights.cache_scales).difference(*(held.tensors for held in read))
+        return (*unread_cache_scales(unread), *self.weights.warnings)
 
     @functools.cached_property
     def compiled(self) -> CompiledLayers:
@@ -108,7 +123,9 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     model, tokenizer, weights = load(spec, kind_of(name), where, DTYPES[dtype])
     model.eval().requires_grad_(False)
     if spec.get("weights", "native") == "fp8_block128" and weights.source != CHECKPOINT:
-        weights = replace(quantize_model(model, name), warnings=weights.warnings)
+        weights = replace(
+            quantize_model(model, name), warnings=weights.warnings, cache_scales=weights.cache_scales
+        )
     elif weights.source == CHECKPOINT:
         weights = replace(weights, native=native_checksums(model, weights.modules))
     join_siblings(model)
@@ -120,8 +137,9 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     resolve(Request("native", "native", "torch", "refuse"), facts)  # refuses what cannot even run natively
     binding = bind(model, facts, where)
     return LoadedModel(
-        model, tokenizer, facts, binding, name, fingerprint(spec), where, DTYPES[dtype], random, weights
-    )
+        model, tokenizer, facts, binding, name, fingerprint(spec), where, DTYPES[dtype], random, weights,
+        tuple(checkpoint_files(spec)),
+    )  # fmt: skip
 
 
 def _load_checkpoint(
@@ -142,15 +160,22 @@ def _load_checkpoint(
         if fp8 is not None:
             model, weights = _load_fp8(spec, kind, config, fp8, device, dtype)
         else:
+            if hasattr(config, "quantization_config"):  # of the cache alone
+                del config.quantization_config  # transformers would ask for a library that quantizes the rest
+                options["config"] = config
             model, info = AutoModelForCausalLM.from_pretrained(
                 source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
             )
             if folder := _folder(spec, kind, source):
                 check_plain(name, folder, model)
             _check_complete(name, info)
-            warnings = check_unread(name, info.get("unexpected_keys") or ())
+            unread = [str(key) for key in info.get("unexpected_keys") or ()]
+            warnings = check_unread(name, unread)
             check_finite(name, model.state_dict().items())
-            model, weights = model.to(device), WeightFacts(warnings=warnings)
+            model, weights = (
+                model.to(device),
+                WeightFacts(warnings=warnings, cache_scales=tuple(filter(of_cache, unread))),
+            )
     except load_faults() as e:
         raise KvbenchError(_load_sentence(name, kind, e)) from e
     _check_tokenizer(name, tokenizer)
@@ -174,6 +199,7 @@ def _load_fp8(
         CHECKPOINT,
         loaded.converted,
         loaded.warnings,
+        loaded.cache_scales,
         stored,
         loaded.scale_dtypes,
         loaded.samples,

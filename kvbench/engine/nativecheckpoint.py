@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvbench.cachescales import of_cache
 from kvbench.engine.tensorfiles import TensorFiles
 from kvbench.errors import KvbenchError
 
@@ -14,7 +15,6 @@ from kvbench.errors import KvbenchError
 _SCALES = re.compile(
     r"(scale|scales|scale_inv|zero_point|zeros|qweight|qzeros|g_idx|absmax|quant_map|quant_state)(\.|$)|_scale_inv$"
 )
-_KV_SCALES = re.compile(r"(^|[._])(k|v|kv|q|prob|cache)_?(proj\.)?(output_|cache_)?scale$|kv_cache")
 
 
 def check_plain(name: str, folder: Path, model: Any) -> None:
@@ -40,25 +40,28 @@ def _coded(name: str, key: str, dtype: str) -> str:
 
 
 def check_unread(name: str, keys: Iterable[object]) -> tuple[str, ...]:
-    """Sentences on `keys`, the tensors of the files that the model does not take. KvbenchError for the scale of a weight: without
-    it the numbers that it belongs to mean something else."""
-    unread = sorted(map(str, keys))
-    scales = [key for key in unread if _SCALES.search(key)]
-    of_cache = [key for key in scales if _KV_SCALES.search(key)]
-    if weights := [key for key in scales if key not in of_cache]:
+    """Sentences on `keys`, the tensors of the files that the model does not take; scales of a cache go without, for a cell may read
+    them. KvbenchError for the scale of a weight: without it the numbers that it belongs to mean something else."""
+    unread = [key for key in sorted(map(str, keys)) if not of_cache(key)]
+    if weights := [key for key in unread if _SCALES.search(key)]:
         raise KvbenchError(
             f"The checkpoint {name} holds {weights[0]}{_more(weights)}, which nothing reads: its config.json has no quantization_config "
             "that says what it scales. Give the checkpoint with its own config.json, or the unquantized one."
         )
-    said = []
-    if of_cache:
-        said.append(
-            f"The checkpoint holds scales of a KV cache ({of_cache[0]}{_more(of_cache)}), which are not read: a static KV format takes "
-            "its scales from `scale`."
-        )
-    if others := [key for key in unread if key not in scales]:
-        said.append(f"The model takes no {others[0]}{_more(others)} of the checkpoint's files.")
-    return tuple(said)
+    if not unread:
+        return ()
+    return (f"The model takes no {unread[0]}{_more(unread)} of the checkpoint's files.",)
+
+
+def unread_cache_scales(keys: Iterable[str]) -> tuple[str, ...]:
+    """A sentence on the scales of a cache that a cell does not read; none where there are none."""
+    unread = sorted(keys)
+    if not unread:
+        return ()
+    return (
+        f"The checkpoint holds scales of a KV cache ({unread[0]}{_more(unread)}), which are not read: a static KV format takes its "
+        "scales from `scale`, and these with `scale: checkpoint`.",
+    )
 
 
 def _more(keys: Sequence[str]) -> str:

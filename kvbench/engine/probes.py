@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from kvbench.engine.attention import Attention
-from kvbench.engine.core import Engine, static_scales
-from kvbench.engine.evidence import SIDES, changed, poison, probe_ids, shown, stored
-from kvbench.engine.layer import indexable
+from kvbench.engine.core import Engine
+from kvbench.engine.evidence import changed, poison, probe_ids, shown, stored
+from kvbench.engine.layer import SIDES, indexable
+from kvbench.engine.scalesources import due_scales
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat
 from kvbench.record import MISMATCH, NOT_APPLICABLE, VERIFIED, Level, and_more
@@ -105,7 +106,7 @@ def probe_values(make: Make, page_size: int) -> Level:
     count = min(2 * page_size + 2, LONGEST, engine.model.facts.max_context or LONGEST)
     ids = probe_ids(engine, count)
     asked = KV_FORMATS[engine.decision.kv_format.resolved]
-    given = static_scales(engine.spec["scale"], len(engine.layers)) if asked.scale_kind == "static" else None
+    given = [(k.value, v.value) for k, v in due_scales(engine)] if asked.scale_kind == "static" else None
     _disorder(engine.store)
     one, two, beside = engine.add(), engine.add(), Beside(asked, given)
     fresh = engine.spec["prefill_reads"] == "fresh"

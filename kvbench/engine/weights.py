@@ -35,6 +35,7 @@ class WeightFacts:
     """format: a name of `kvbench.formats.WEIGHT_FORMATS`, as loaded. source: one of the three words above.
 
     modules: dotted names of the quantized linear layers, in the model's order. warnings: sentences for the report.
+    cache_scales: tensors of the files that are scales of a KV cache: no weights, and read by cells that ask for them.
     stored: layers whose weight is FP8 in the checkpoint's files, by the files' headers and not by what was made of them.
     scale_dtypes: dtype names of the scales as the checkpoint stores them, with how many tensors have each.
     samples: of the modules of the first, the middle and the last layer. checksums: of every module's codes and scales, as
@@ -48,6 +49,7 @@ class WeightFacts:
     source: str = NATIVE
     modules: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    cache_scales: tuple[str, ...] = ()
     stored: tuple[str, ...] = ()
     scale_dtypes: Mapping[str, int] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()

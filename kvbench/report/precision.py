@@ -56,7 +56,7 @@ class LevelLine:
 
 @dataclass(frozen=True)
 class PrecisionLine:
-    """scales: none, static, calibrated or dynamic, of the format that ran; state: verified, mismatch or unverified; storage, transfer, execution: precisions of the cache; effective_weights,
+    """scales: none, static (given), calibrated, file, checkpoint, default or dynamic, of the format that ran; state: verified, mismatch or unverified; storage, transfer, execution: precisions of the cache; effective_weights,
     stored_weights, products: format of the weights that the evidence shows, dtypes that they lie in, paths of their
     products ("native", or those of FP8 weights that ran: W8A16 and W8A8 are other numbers); ran_on: where attention ran by
     E4, torch, interpreter or gpu; reads: (record, tokens read from pages, of them quantized); chips: (state, names of
@@ -171,7 +171,7 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
         label=label,
         choices=choices,
         effective=effective,
-        scales=_scales(spec, choices[0]),
+        scales=_scales(spec, choices[0], records),
         state=state,
         storage=_joined(evidence["precision"].get("storage") for evidence in found),
         transfer=_joined(evidence["precision"].get("transfer") for evidence in found),
@@ -191,7 +191,10 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
     )
 
 
-def _scales(spec: Mapping[str, Any], kv: ChoiceLine) -> str:
+def _scales(spec: Mapping[str, Any], kv: ChoiceLine, records: Sequence[Record]) -> str:
+    """By the records, which know what a checkpoint had; by the cell where nothing ran."""
+    if said := [record.facts["scale_kind"] for record in records if "scale_kind" in record.facts]:
+        return _joined(said)
     fmt = KV_FORMATS.get(kv.resolved or kv.requested)
     return origin(fmt, spec.get("scale"))[0] if fmt else NOT_MEASURED
 

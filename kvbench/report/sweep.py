@@ -64,7 +64,7 @@ class ScaleLine:
 
 @dataclass(frozen=True)
 class Sweep:
-    """lines: static formats; references: dynamic and calibrated cells, then native where its own text was measured."""
+    """lines: static formats; references: cells with dynamic scales, of a file or of the checkpoint, then native where its own text was measured."""
 
     lines: tuple[ScaleLine, ...]
     references: tuple[ScaleLine, ...]
@@ -90,8 +90,8 @@ def scale_sweep(run: Run, labels: Labels) -> Sweep | None:
         name = " · ".join(value if key == "kv_format" else f"{key} {value}" for key, value in parts)
         if kind == "static" and isinstance(spec["scale"], float):
             static.setdefault(name, {}).setdefault(spec["scale"], held)
-        elif kind in ("dynamic", "calibrated"):
-            given = "" if kind == "dynamic" else f" {dict(label.parts).get('scale', 'calibrated')}"
+        elif kind not in ("none", "static"):
+            given = "" if kind == "dynamic" else f" {dict(label.parts).get('scale', kind)}"
             references.setdefault(f"{name}{given}", held)
         elif kind == "none" and label.baseline:
             natives.setdefault(name, held)

@@ -27,10 +27,11 @@ from kvbench.report.precision import (
     precision_lines,
     proofs,
 )
+from kvbench.report.provenance import Provenance, provenances
 from kvbench.report.series import ByteBar, ItlSeries, byte_bars, itl_series
 from kvbench.report.sweep import Sweep, scale_sweep
 from kvbench.report.tables import MetricTable, metric_tables
-from kvbench.scales import calibrated
+from kvbench.scales import of_file
 
 # The look of a verdict by exit code; the word itself is the verdict's own.
 _TONES = {0: "pass", 1: "fail", 3: "incomplete", 4: "inconclusive"}
@@ -67,7 +68,8 @@ class Reproduce:
 class View:
     """model: that of all cells, "" where there are several; tone: "pass", "fail", "incomplete" or "inconclusive"; fixed:
     cell keys with one value everywhere; cell_keys: the keys that differ; sweep: None where no scale was swept;
-    layers: what each layer costs, a line a cell; device: the device while latency was measured, a line a record.
+    layers: what each layer costs, a line a cell; device: the device while latency was measured, a line a record; scales: those of each
+    cell's cache by layer.
     """
 
     name: str
@@ -83,6 +85,7 @@ class View:
     gaps: tuple[Finding, ...]
     checks: tuple[CheckGroup, ...]
     precision: tuple[PrecisionGroup, ...]
+    scales: tuple[Provenance, ...]
     proofs: tuple[Proof, ...]
     tables: tuple[MetricTable, ...]
     itl: tuple[ItlSeries, ...]
@@ -128,6 +131,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         gaps=gaps(run, labels),
         checks=check_groups(verdict.outcomes, labels),
         precision=grouped(precision, labels),
+        scales=provenances(run, labels),
         proofs=proofs(precision, labels),
         tables=metric_tables(run, labels),
         itl=itl_series(run, labels),
@@ -175,7 +179,7 @@ def spec_value(value: Any) -> str:
     shown by its name and digest."""
     if value is None:
         return "null"
-    if facts := calibrated(value):
+    if facts := of_file(value):
         return f"{facts['file']} ({facts['sha']})"
     return str(value) if type(value) is int else plain(value)
 

@@ -58,7 +58,7 @@ def run(ctx: Context) -> Measurement:
 def _run(ctx: Context) -> Measurement:
     engine = ctx.engine(sequences=1, tokens=ctx.spec["page_size"])
     model = engine.model
-    scales = static_scales(ctx.spec["scale"], len(engine.layers))
+    scales = static_scales(ctx.spec["scale"], model)
     stored, resolved = store_format(engine.decision), KV_FORMATS[engine.decision.kv_format.resolved]
     scale = scales[0] if scales and resolved.scale_kind == "static" else None
     bench = Bench(

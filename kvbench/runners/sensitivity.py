@@ -18,8 +18,8 @@ from torch import Tensor
 from kvbench.cells import content_hash
 from kvbench.corpora import corpus
 from kvbench.decision import check_context
-from kvbench.engine.evidence import SIDES
 from kvbench.engine.kernels import backend_label
+from kvbench.engine.layer import SIDES
 from kvbench.errors import KvbenchError
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.encode import document_heads

@@ -24,10 +24,17 @@ class Fault:
     silent: bool = True
 
 
+# In a word of a cell: the folder of a checkpoint that is written for the run.
+CHECKPOINT = "{checkpoint}"
+
 # Variants of matrix.yaml by name, as the words of --set. Each holds a cell with kv_format int8_sym, which the gate asks for.
 CELLS: dict[str, tuple[str, ...]] = {
     "int8_sym": (),
     "int8_static": ("axes={kv_format: [int8_sym, int8_static], scale: 0.05}",),
+    "checkpoint_scales": (
+        f"model={{source: '{CHECKPOINT}', plumbing: true}}",
+        "axes={kv_format: [int8_sym, fp8_e4m3_static], scale: checkpoint}",
+    ),
     "fp8_e4m3": ("axes={kv_format: [int8_sym, fp8_e4m3]}",),
     "fp8_weights": ("model.source=tiny-wide", "axes={kv_format: [int8_sym], weights: [fp8_block128]}"),
     "fp8_chunks": (

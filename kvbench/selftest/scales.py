@@ -10,8 +10,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from kvbench.engine import store
+from kvbench.cachescales import Stored, stored_scales
+from kvbench.engine import core, load, store
 from kvbench.engine.layer import LayerPages, allocate_layer
+from kvbench.scales import DEFAULT, Scale, settle
 from kvbench.selftest.fault import Fault
 from kvbench.selftest.writes import Side, after_write, each_side
 from kvbench_kernels.twins import paged_gather_torch
@@ -82,6 +84,33 @@ def static_scale_of_one() -> Broken:
     return patch.object(store, "allocate_layer", allocate)
 
 
+def checkpoint_dropped() -> Broken:
+    """The engine gets the checkpoint's scales and hands 1.0 on to its store."""
+
+    def settled(scale: Any, layers: int, stored: Stored) -> list[tuple[Scale, Scale]]:
+        return settle(DEFAULT if stored else scale, layers, {})
+
+    return patch.object(core, "settle", settled)
+
+
+def late_fill(sides: tuple[Side, Side]) -> None:
+    """Static scales become 1.0 when the first real K and V have been written with them."""
+    for side in sides:
+        if side.scale is not None and side.scale.ndim == 1:
+            side.scale.fill_(1.0)
+
+
+def sides_exchanged_in_the_checkpoint() -> Broken:
+    """What the files hold for K is taken for V's, and V's for K's."""
+
+    def exchanged(*rest: Any) -> Stored:
+        return {
+            (layer, "v" if side == "k" else "k"): held for (layer, side), held in stored_scales(*rest).items()
+        }
+
+    return patch.object(load, "stored_scales", exchanged)
+
+
 FAULTS: dict[str, Fault] = {
     "scale_zero": Fault(
         "Every stored scale is 0.", "int8_sym", fixed(0.0), r"layer 0 K: the stored scale of token 0, head 0, page \d+ is 0,"),
@@ -122,9 +151,27 @@ FAULTS: dict[str, Fault] = {
     "static_scale_one": Fault(
         "A given scale is replaced by 1.",
         "int8_static", static_scale_of_one, r"layer 0 K: the stored scale is 1, given was 0\.05"),
+    "static_scale_filled_late": Fault(
+        "A late initialisation fills given scales with 1 after the first tokens were written with them.",
+        "int8_static", after_write(late_fill), r"layer 0 K: the stored scale is 1, given was 0\.05"),
+    "checkpoint_scales_dropped": Fault(
+        "The checkpoint's scales are read, and 1.0 reaches the store.",
+        "checkpoint_scales", checkpoint_dropped,
+        r"layer 0 K: the stored scale is 1, checkpoint was 0\.01 \(model\.layers\.0\.self_attn\.k_proj\.k_scale\)"),
+    "checkpoint_scales_filled_late": Fault(
+        "A late initialisation fills the checkpoint's scales with 1 after the first tokens were written with them.",
+        "checkpoint_scales", after_write(late_fill), r"layer 0 K: the stored scale is 1, checkpoint was 0\.01"),
+    "checkpoint_scales_exchanged": Fault(
+        "The checkpoint's scales of K are taken for V's, and V's for K's.",
+        "checkpoint_scales", sides_exchanged_in_the_checkpoint,
+        r"layer 0 K: the stored scale is 0\.02, checkpoint was 0\.01 .*; it is that of V"),
     "v_scale_not_read": Fault(
         "Attention reads V's codes and not its scales.",
         "int8_sym", reading(lambda k, v: (k, torch.ones_like(v))), r"layer 0: the stored V scale is not read"),
+    "static_v_scale_not_read": Fault(
+        "V is quantized with the given scale and read as if it were 1.",
+        "int8_static", reading(lambda k, v: (k, torch.ones_like(v) if v.ndim == 1 else v)),
+        r"layer 0: the stored V scale is not read"),
     "scales_exchanged_on_reading": Fault(
         "Attention takes V's scales for K and K's for V.",
         "int8_sym", reading(lambda k, v: (v, k)), r"attention of layer \d differs.*codes and scales stand for"),

@@ -27,7 +27,8 @@ from kvbench.errors import KvbenchError, UsageError
 from kvbench.models import fingerprint
 from kvbench.record import Record, RunDir
 from kvbench.run import run
-from kvbench.selftest.fault import CELLS, NEEDS_CUDA, Fault
+from kvbench.selftest.checkpoint import write_checkpoint
+from kvbench.selftest.fault import CELLS, CHECKPOINT, NEEDS_CUDA, Fault
 from kvbench.verdict import PASS, Outcome, Verdict
 
 HERE = Path(__file__).parent
@@ -181,9 +182,12 @@ def fault_run(name: str, fault: Fault) -> Result:
 def judged(cell: str, inject: Callable[[], AbstractContextManager[Any]], gate: Path = GATE) -> Verdict:
     """Run the cell's matrix with something injected, and judge its records by `gate`, which is never broken itself."""
     with tempfile.TemporaryDirectory(prefix="kvbench-selftest-") as folder:
-        run_dir, here = RunDir(Path(folder)), host()
+        run_dir, checkpoint, here = RunDir(Path(folder) / "run"), Path(folder) / "checkpoint", host()
+        words = [word.replace(CHECKPOINT, str(checkpoint)) for word in CELLS[cell]]
+        if words != list(CELLS[cell]):
+            write_checkpoint(checkpoint)
         with inject():
-            loaded = matrix.load(HERE / "matrix.yaml", CELLS[cell], host=here, fingerprint_model=fingerprint)
+            loaded = matrix.load(HERE / "matrix.yaml", words, host=here, fingerprint_model=fingerprint)
             run(loaded, run_dir, here.environment, ["kvbench", "selftest"], Quiet(), None, "all")
             manifest, records = run_dir.manifest(), list(run_dir.records())
             rows = metrics.derive(manifest, records)

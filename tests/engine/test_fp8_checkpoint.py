@@ -202,7 +202,7 @@ def test_a14_t2_neither_or_both_names_are_an_error(folder: Path) -> None:
 
 
 def test_a14_t2_a_scale_that_nothing_uses_is_an_error(folder: Path) -> None:
-    extra = [f"{UP}.input_scale", "model.layers.0.self_attn.k_proj.k_scale", "lm_head.weight_scale_inv"]
+    extra = [f"{UP}.input_scale", "model.layers.0.self_attn.k_proj.scale", "lm_head.weight_scale_inv"]
     edit(folder, lambda t: t.update(dict.fromkeys(extra, torch.ones(1)) | {"model.extra": torch.ones(1)}))
     fails(folder, f"holds 3 scales that nothing in the model uses: {', '.join(sorted(extra))}.")
 

@@ -40,6 +40,8 @@ def test_a_config_without_quantization_is_native() -> None:
             "modules_to_convert": [],
         },
         {"weight_block_size": (128, 128), "is_checkpoint_fp8_serialized": True},
+        {"kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+        {"kv_cache_scheme": {"anything": "of the cache, for cells that read its scales"}},
     ],
 )
 def test_the_layout_that_is_read_under_all_its_spellings(said: dict[str, Any]) -> None:
@@ -70,7 +72,7 @@ def test_the_layout_that_is_read_under_all_its_spellings(said: dict[str, Any]) -
         ({"modules_to_not_convert": [""]}, "modules_to_not_convert is"),
         ({"modules_to_not_convert": ["a"], "ignored_layers": ["b"]}, "accepted is the same list as"),
         ({"modules_not_to_convert": ["lm_head"]}, "modules_not_to_convert is .* accepted is no key but quant_method"),
-        ({"kv_cache_scheme": {"bits": 8}}, "kv_cache_scheme is"),
+        ({"kv_cache_quant_algo": "FP8"}, "kv_cache_quant_algo is FP8"),
     ],
 )  # fmt: skip
 def test_every_other_quantization_is_refused_by_name(said: dict[str, Any], what: str) -> None:

@@ -4,12 +4,13 @@ import json
 
 import pytest
 
+from kvbench.cachescales import StoredScale
 from kvbench.errors import Refused, UsageError
 from kvbench.formats import KV_FORMATS
 from kvbench.matrix import load
 from kvbench.plan import plan_cell, plan_json, plan_text
 from kvbench.run import Plan
-from kvbench.scales import check_model, origin, read, short
+from kvbench.scales import Scale, check_model, origin, read, settle, short
 
 CONTENT = {
     "kvbench_scales": 1, "model": "tiny-llama", "model_digest": "sha256:one", "format": "int8_static", "method": "amax",
@@ -100,22 +101,25 @@ def test_a_file_that_is_not_there_or_no_json_is_refused(file, matrix, tmp_path):
     (tmp_path / "s.json").write_text("{")
     with pytest.raises(UsageError, match=r"s\.json is not valid JSON.*kvbench calibrate"):
         matrix()
-    with pytest.raises(UsageError, match=r'holds the text "dynamic" where a number above 0, a \.json file'):
+    with pytest.raises(
+        UsageError,
+        match=r'holds the text "dynamic" where a number above 0, default, checkpoint, checkpoint_or_default, a \.json file',
+    ):
         matrix("{kv_format: int8_static, scale: dynamic}")
 
 
 def test_another_model_or_number_of_layers_is_refused(file):
     scale = read(file())
-    check_model(scale, ["sha256:two", "sha256:one"], 4)
-    check_model(0.05, ["sha256:two"], 30)
+    check_model(scale, ["sha256:two", "sha256:one"], "llama")
+    check_model(0.05, ["sha256:two"], "llama")
     with pytest.raises(
         Refused,
         match=r"s\.json was calibrated on tiny-llama \(sha256:one\), and this cell's model is sha256:two",
     ) as e:
-        check_model(scale, ["sha256:two"], 4)
+        check_model(scale, ["sha256:two"], "llama")
     assert e.value.reason == "scale_of_another_model"
     with pytest.raises(Refused, match=r"s\.json has scales for 4 layers and the model has 30") as e:
-        check_model(scale, ["sha256:one"], 30)
+        settle(scale, 30, {})
     assert e.value.reason == "scale_count"
 
 
@@ -162,6 +166,161 @@ def test_origins_are_told_apart(fmt, scale, kind, source):
     found = origin(KV_FORMATS[fmt], scale)
     assert found[0] == kind
     assert found[1].startswith(source)
+
+
+PUBLISHED = {
+    "model_type": "llama",
+    "kv_cache": {
+        "dtype": "float8_e4m3fn",
+        "scaling_factor": {"0": {"0": 0.5, "1": 0.25, "3": 0.125, "2": 1}},
+    },
+}
+FP8 = "{kv_format: [native, fp8_e4m3_static], scale: s.json}"
+
+
+def published(tmp_path, **cache):
+    content = {**PUBLISHED, "kv_cache": {**PUBLISHED["kv_cache"], **cache}}
+    (tmp_path / "s.json").write_text(json.dumps(content))
+
+
+def test_a_published_file_is_one_number_a_layer_for_both_sides(tmp_path, matrix):
+    published(tmp_path)
+    found = cell(matrix(FP8))
+    scale = found.spec["scale"]
+    assert scale["k"] == scale["v"] == [0.5, 0.25, 1.0, 0.125]
+    assert found.name == f"kv_format=fp8_e4m3_static,scale=file-{scale['file']['sha'][:6]}"
+    plan = plan_cell(found)
+    assert plan.problem is None
+    kind, source = origin(KV_FORMATS["fp8_e4m3_static"], scale, plan.scales)
+    assert (kind, plan.scales[2][1]) == ("file", Scale(1.0, "file"))
+    sha = scale["file"]["sha"][:12]
+    assert source == f"file s.json ({sha}): given for llama models, one a layer for K and V, fp8_e4m3_static"
+
+
+def test_ranks_that_say_the_same_are_one(tmp_path, matrix):
+    published(tmp_path, scaling_factor={"0": {"0": 0.5, "1": 0.5}, "1": {"0": 0.5, "1": 0.5}})
+    assert cell(matrix(FP8)).spec["scale"]["k"] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("cache", "said"),
+    [
+        ({"dtype": "int8"}, "s.json has 'int8' for dtype, where float8_e4m3fn is due"),
+        ({"dtype": None}, "s.json has None for dtype"),
+        ({"scaling_factor": {}}, "s.json has no mapping of ranks to layers"),
+        ({"scaling_factor": [0.5]}, "s.json has no mapping of ranks to layers"),
+        ({"scaling_factor": {"0": {}}}, "s.json has no mapping of ranks to layers"),
+        ({"scaling_factor": {"0": {"0": 0.5, "2": 1}}}, "s.json has no scale for layer 1 in rank 0"),
+        ({"scaling_factor": {"0": {"3": 0.5}}}, "s.json has no scale for layers 0, 1, 2 in rank 0"),
+        ({"scaling_factor": {"0": {"k": 0.5}}}, "s.json has 'k' for a layer of rank 0"),
+        ({"scaling_factor": {"0": {"0": 0.0}}}, "s.json has 0.0 for layer 0 of rank 0, where a finite number above 0 is due"),
+        ({"scaling_factor": {"0": {"0": -1}}}, "s.json has -1 for layer 0 of rank 0"),
+        ({"scaling_factor": {"0": {"0": float("nan")}}}, "s.json has nan for layer 0"),
+        ({"scaling_factor": {"0": {"0": float("inf")}}}, "s.json has inf for layer 0"),
+        ({"scaling_factor": {"0": {"0": True}}}, "s.json has True for layer 0"),
+        ({"scaling_factor": {"0": {"0": 0.5}, "1": {"0": 0.25}}}, "s.json has 0.25 for layer 0 of rank 1 and 0.5 of rank 0"),
+        ({"scaling_factor": {"0": {"0": 0.5}, "1": {"0": 0.5, "1": 1}}}, "s.json has 1 for layer 1 of rank 1 and None of rank 0"),
+        ({"more": 1}, "s.json has no mapping of dtype and scaling_factor"),
+    ],
+)  # fmt: skip
+def test_a02_t3_a_published_file_that_does_not_fit_is_refused_with_its_place(tmp_path, matrix, cache, said):
+    published(tmp_path, **cache)
+    with pytest.raises(UsageError) as e:
+        matrix(FP8)
+    assert said in str(e.value)
+    assert "m.yaml:2:53: the scale file " in str(e.value)
+
+
+def test_a_published_file_is_for_its_format_its_model_type_and_its_layers(tmp_path, matrix):
+    published(tmp_path)
+    with pytest.raises(
+        UsageError, match=r"s\.json is for fp8_e4m3_static, and a cell with int8_static names it"
+    ):
+        matrix("{kv_format: int8_static, scale: s.json}")
+    (tmp_path / "s.json").write_text(json.dumps({**PUBLISHED, "model_type": "qwen2"}))
+    problem = plan_cell(cell(matrix(FP8))).problem
+    assert problem.startswith(
+        "refused (scale_of_another_model): The scale file s.json is for a model of type qwen2, and this cell's is llama"
+    )
+    published(tmp_path, scaling_factor={"0": {"0": 0.5, "1": 0.5}})
+    problem = plan_cell(cell(matrix(FP8))).problem
+    assert problem.startswith(
+        "refused (scale_count): The scale file s.json has no scale for layers 2, 3 of the model's 4"
+    )
+    published(tmp_path, scaling_factor={"0": {str(i): 0.5 for i in range(5)}})
+    assert "has scales for 5 layers and the model has 4" in plan_cell(cell(matrix(FP8))).problem
+
+
+def test_a_word_that_is_nearly_one_is_answered_with_it(matrix):
+    for typo, meant in (
+        ("checkpont", "checkpoint"),
+        ("defualt", "default"),
+        ("checkpoint_or_defaults", "checkpoint_or_default"),
+    ):
+        with pytest.raises(
+            UsageError, match=rf'scale holds the text "{typo}" where .* is due\. Did you mean {meant}\?'
+        ):
+            matrix(f"{{kv_format: fp8_e4m3_static, scale: {typo}}}")
+
+
+def test_given_default_and_checkpoint_are_told_apart_before_anything_runs(matrix):
+    made = matrix("{kv_format: fp8_e4m3_static, scale: [1.0, default, checkpoint, checkpoint_or_default]}")
+    cells = [plan_cell(c) for c in made.cells if not c.is_baseline]
+    shown = [c["scale"] for c in plan_json(made, [*cells], Plan((), ()))["cells"]]
+    assert [(s["kind"], s["source"].partition(":")[0]) for s in shown[:2]] == [
+        ("static", "given"),
+        ("default", "default"),
+    ]
+    assert (
+        shown[1]["source"]
+        == "default: 1.0 for K and V in every layer, which engines take that are given none"
+    )
+    for found in cells[2:]:  # a config with random weights
+        assert found.problem.startswith("refused (checkpoint_has_no_scales): scale: checkpoint")
+        assert "tiny-llama has none: it is random weights" in found.problem
+
+
+HELD = {(layer, side): StoredScale(0.5, (f"{layer}.{side}",), "f") for layer in range(8) for side in "kv"}
+
+
+def test_each_side_of_each_layer_has_its_own_source():
+    stored = {key: held for key, held in HELD.items() if key not in ((1, "k"), (1, "v"), (2, "v"))}
+    pairs = settle("checkpoint_or_default", 3, stored)
+    assert pairs == [
+        (Scale(0.5, "checkpoint", "0.k"), Scale(0.5, "checkpoint", "0.v")),
+        (Scale(1.0, "default"), Scale(1.0, "default")),
+        (Scale(0.5, "checkpoint", "2.k"), Scale(1.0, "default")),
+    ]
+    kind, source = origin(KV_FORMATS["fp8_e4m3_static"], "checkpoint_or_default", pairs)
+    assert kind == "checkpoint + default"
+    assert source == (
+        "checkpoint: 3 of 6 scales from its files; default: 1.0 for K of layer 1 and V of layers 1, 2, which it has none for"
+    )
+    kind, source = origin(
+        KV_FORMATS["fp8_e4m3_static"], "checkpoint_or_default", settle("checkpoint_or_default", 3, {})
+    )
+    assert (kind, source.endswith("; the checkpoint has no scales")) == ("default", True)
+    assert (
+        origin(KV_FORMATS["fp8_e4m3_static"], "checkpoint", settle("checkpoint", 3, HELD))[0] == "checkpoint"
+    )
+    assert settle("default", 2, HELD) == [(Scale(1.0, "default"), Scale(1.0, "default"))] * 2
+    assert settle(1.0, 1, HELD) == [(Scale(1.0, "given"), Scale(1.0, "given"))]
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        (HELD, "has no scales of a KV cache, for none of its 8 layers"),
+        ([(2, "k"), (2, "v")], "has no scales of K and V for layer 2"),
+        ([(2, "k")], "has no scale of K for layer 2"),
+        ([(0, "k"), *((i, "v") for i in range(1, 8))], "has no scale of K for layer 0 and none of V for layers 1, 2, 3, 4 and 3 more"),
+    ],
+)  # fmt: skip
+def test_a02_t3_layers_without_a_scale_are_named(gone, said):
+    with pytest.raises(Refused) as e:
+        settle("checkpoint", 8, {key: held for key, held in HELD.items() if key not in gone})
+    assert e.value.reason == "checkpoint_has_no_scales"
+    assert str(e.value).startswith(f"The checkpoint {said}; write scale: checkpoint_or_default for 1.0 there")
 
 
 def test_scales_in_few_letters():

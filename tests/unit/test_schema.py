@@ -53,6 +53,18 @@ def accepts(schema: dict[str, Any], text: str) -> bool:
     return jsonschema.Draft202012Validator(schema).is_valid(parse(text, "f.yaml").data)
 
 
+@pytest.mark.parametrize(
+    ("scale", "fits"),
+    [("checkpoint", True), ("checkpoint_or_default", True), ("default", True), ("s.json", True), ("[default, 0.05]", True),
+     ("checkpont", False), ("dynamic", False), ("0", False)],
+)  # fmt: skip
+def test_the_words_of_scale_are_in_the_schema(scale: str, fits: bool) -> None:
+    text = MATRIX.replace("scale: [0.05, {k: 1, v: [0.1, 0.2]}]", f"scale: {scale}")
+    assert accepts(matrix_schema(), text) == fits
+    about = matrix_schema()["properties"]["axes"]["properties"]["scale"]["description"]
+    assert "checkpoint_or_default: those in the checkpoint's own files, 1.0 where it has none" in about
+
+
 @pytest.mark.parametrize("schema", [matrix_schema(), gate_schema()], ids=["matrix", "gate"])
 def test_schemas_are_schemas_and_json(schema: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)

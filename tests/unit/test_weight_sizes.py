@@ -149,8 +149,7 @@ def test_an_fp8_checkpoint_whose_files_are_not_here_has_no_known_sizes(
 ) -> None:
     config = {**TINY["tiny-llama"], "quantization_config": Fp8Config().as_dict()}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    for module in ("models", "weightsizes"):
-        monkeypatch.setattr(f"kvbench.{module}.cached_file", lambda *_: tmp_path / "config.json")
+    monkeypatch.setattr("kvbench.models.cached_file", lambda *_: tmp_path / "config.json")
     assert before_loading("owner/name", "fp8_block128") is None
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "not-fetched-yet"}}')
     assert before_loading("owner/name", "fp8_block128") is None

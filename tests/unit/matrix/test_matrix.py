@@ -129,8 +129,8 @@ def test_a22_t5_nan_is_refused_wherever_a_number_is_due(refused: Refused) -> Non
         "m.yaml:1:46: scale holds .inf; a scale is a finite number above 0.",
         "m.yaml:1:52: scale holds 0; a scale is a finite number above 0.",
         "m.yaml:1:55: scale holds -1.5; a scale is a finite number above 0.",
-        'm.yaml:1:61: scale holds the text "0.05" where a number above 0, a .json file of kvbench calibrate, or {k: ..., v: ...} with a number or a list of one a layer each is due; write 0.05 without quotes.',
-        "m.yaml:1:69: scale holds the boolean true where a number above 0, a .json file of kvbench calibrate, or {k: ..., v: ...} with a number or a list of one a layer each is due.",
+        'm.yaml:1:61: scale holds the text "0.05" where a number above 0, default, checkpoint, checkpoint_or_default, a .json file of scales, or {k: ..., v: ...} with a number or a list of one a layer each is due; write 0.05 without quotes.',
+        "m.yaml:1:69: scale holds the boolean true where a number above 0, default, checkpoint, checkpoint_or_default, a .json file of scales, or {k: ..., v: ...} with a number or a list of one a layer each is due.",
         "m.yaml:3:24: max_truncated is .nan where a finite number is due.",
     ]
 

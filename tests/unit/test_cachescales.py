@@ -1,0 +1,226 @@
+"""Scales of a KV cache in a checkpoint: found under the names that exporters write, exact in every dtype, refused by name."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kvbench.cachescales import cache_only, check_scheme, of_cache, part_of, stored_scales
+from kvbench.errors import Refused
+from kvbench.fp8config import fp8_config
+
+AT = "model.layers.3.self_attn"
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        (f"{AT}.k_proj.k_scale", (3, "k")), (f"{AT}.v_proj.v_scale", (3, "v")), (f"{AT}.k_scale", (3, "k")),
+        (f"{AT}.v_scale", (3, "v")), (f"{AT}.attn.k_scale", (3, "k")), (f"{AT}.attn.v_scale", (3, "v")),
+        (f"{AT}.k_proj.output_scale", (3, "k")), (f"{AT}.v_proj.output_scale", (3, "v")), (f"{AT}.kv_scale", (3, "kv")),
+        ("layers.12.self_attn.k_scale", (12, "k")), ("model.language_model.layers.0.self_attn.v_scale", (0, "v")),
+        (f"{AT}.k_proj.v_scale", None), (f"{AT}.q_scale", None), (f"{AT}.q_proj.output_scale", None),
+        (f"{AT}.k_proj.weight_scale", None), (f"{AT}.k_proj.input_scale", None), (f"{AT}.k_scale.more", None),
+        ("model.mylayers.3.self_attn.k_scale", None), ("model.layers.3.cross_attn.k_scale", None), (f"{AT}.kk_scale", None),
+    ],
+)  # fmt: skip
+def test_a14_t2_names_of_real_checkpoints_are_read_and_no_others(name: str, part: Any) -> None:
+    assert part_of(name) == part
+    if part:
+        assert of_cache(name)  # or it would be taken for a weight's
+
+
+def write(folder: Path, tensors: dict[str, torch.Tensor], name: str = "model.safetensors") -> list[Path]:
+    save_file(tensors, folder / name, metadata={"format": "pt"})
+    return [folder / name]
+
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
+def test_a14_t3_every_dtype_is_widened_exactly(
+    tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """1/448 stays 0.0022321430 in float32 and is 0.0022277832 in bfloat16."""
+    scale = torch.tensor(1 / 448, dtype=torch.float64).to(dtype).reshape(shape)
+    found = stored_scales(write(tmp_path, {f"{AT}.k_scale": scale}), 4)
+    assert found[3, "k"].value == scale.double().item()
+    known = {torch.float32: 0.0022321429569274187, torch.bfloat16: 0.002227783203125}
+    assert found[3, "k"].value == known.get(dtype, found[3, "k"].value)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.bfloat16], ids=str
+)
+def test_all_codes_of_a_narrow_dtype_are_those_of_torch(tmp_path: Path, dtype: torch.dtype) -> None:
+    wide = dtype == torch.bfloat16
+    codes = torch.arange(0, 65536 if wide else 256, 257 if wide else 1)
+    values = codes.to(torch.uint16 if wide else torch.uint8).view(dtype)
+    files = write(tmp_path, {f"layers.{i}.self_attn.k_scale": v.reshape(1) for i, v in enumerate(values)})
+    for layer, value in enumerate(values.double().tolist()):
+        names = {f"layers.{layer}.self_attn.k_scale"}
+        if 0 < value < float("inf"):
+            held = read_only(files, names, layer)
+            assert held == value
+        else:
+            with pytest.raises(Refused, match=rf"layers\.{layer}\.self_attn\.k_scale of .* holds"):
+                read_only(files, names, layer)
+
+
+def read_only(files: list[Path], names: set[str], layer: int) -> float:
+    """The scale of one layer, whatever the others are."""
+    from kvbench import cachescales
+
+    kept = {k: h for k, h in cachescales.read_headers(files).items() if k in names}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cachescales, "read_headers", lambda _: kept)
+        return stored_scales(files, layer + 1)[layer, "k"].value
+
+
+def test_one_number_for_both_sides_and_equal_ones_twice(tmp_path: Path) -> None:
+    files = write(
+        tmp_path,
+        {
+            "model.layers.0.self_attn.kv_scale": torch.tensor(0.5),
+            "model.layers.0.self_attn.k_scale": torch.tensor([0.5], dtype=torch.bfloat16),
+            "model.layers.7.self_attn.k_scale": torch.tensor(-1.0),  # of no layer of the model
+        },
+    )
+    found = stored_scales(files, 2)
+    assert {key: held.value for key, held in found.items()} == {(0, "k"): 0.5, (0, "v"): 0.5}
+    assert len(found[0, "k"].tensors) == 2
+
+
+def test_scales_of_all_shards_are_found(tmp_path: Path) -> None:
+    files = write(tmp_path, {"layers.0.self_attn.k_scale": torch.tensor(0.25)}, "a.safetensors")
+    files += write(tmp_path, {"layers.1.self_attn.k_scale": torch.tensor(0.75)}, "b.safetensors")
+    found = stored_scales(files, 2)
+    assert [(found[i, "k"].value, found[i, "k"].file) for i in range(2)] == [
+        (0.25, "a.safetensors"),
+        (0.75, "b.safetensors"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (torch.tensor(0.0), "holds 0; a scale is a finite number above 0"),
+        (torch.tensor(-1.0), "holds -1, as engines write for one that was never set; a scale"),
+        (torch.tensor(float("nan")), "holds nan"),
+        (torch.tensor([float("inf")]), "holds inf"),
+        (torch.tensor([0.5, 0.5]), r"has shape \[2\]: one scale for the whole of K or V"),
+        (torch.tensor([]), r"has shape \[0\]"),
+        (torch.tensor(1), "is I64, where a scale is one of F64, F32"),
+    ],
+)
+def test_a02_t3_a_scale_that_is_none_is_refused_with_tensor_and_file(
+    tmp_path: Path, tensor: torch.Tensor, said: str
+) -> None:
+    with pytest.raises(
+        Refused, match=rf"The tensor model\.layers\.3\.self_attn\.k_scale of model\.safetensors {said}"
+    ) as e:
+        stored_scales(write(tmp_path, {f"{AT}.k_scale": tensor}), 4)
+    assert e.value.reason == "checkpoint_scale_unusable"
+
+
+def test_two_values_for_one_side_are_refused(tmp_path: Path) -> None:
+    tensors = {f"{AT}.kv_scale": torch.tensor(0.5), f"{AT}.v_proj.v_scale": torch.tensor(0.25)}
+    with pytest.raises(
+        Refused,
+        match=r"two scales for V of layer 3: \S+kv_scale of model.safetensors is 0.5, \S+v_scale of \S+ is 0.25",
+    ):
+        stored_scales(write(tmp_path, tensors), 4)
+
+
+SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "tensor"}
+
+
+def config(scheme: Any) -> dict[str, Any]:
+    return {"quantization_config": {"kv_cache_scheme": scheme}}
+
+
+def test_the_scheme_says_of_which_format_the_scales_are() -> None:
+    check_scheme({}, "fp8_e4m3_static", "m")
+    check_scheme(config(None), "fp8_e4m3_static", "m")
+    check_scheme(config(SCHEME), "fp8_e4m3_static", "m")
+    check_scheme(config({"num_bits": 8, "type": "float"}), "fp8_e4m3_static", "m")
+    check_scheme(
+        config({**SCHEME, "type": "int", "observer": "minmax", "group_size": None}), "int8_static", "m"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "fmt", "why"),
+    [
+        ({}, "int8_static", r"are for fp8_e4m3_static \(its config.json has no kv_cache_scheme, and without one they are E4M3's\)"),
+        (config(SCHEME), "int8_static", r"are for fp8_e4m3_static \(the kv_cache_scheme in its config.json has type float\)"),
+        (config({**SCHEME, "type": "int"}), "fp8_e4m3_static", r"are for int8_static \(the kv_cache_scheme .* has type int\)"),
+    ],
+)  # fmt: skip
+def test_a_format_that_the_scales_are_not_for_is_refused_with_the_reason(
+    said: dict[str, Any], fmt: str, why: str
+) -> None:
+    with pytest.raises(
+        Refused, match=rf"The scales of the checkpoint m {why}, and this cell stores {fmt}"
+    ) as e:
+        check_scheme(said, fmt, "m")
+    assert e.value.reason == "scale_of_another_format"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "said"),
+    [
+        ({**SCHEME, "symmetric": False}, "symmetric: False"),
+        ({**SCHEME, "dynamic": True}, "dynamic: True"),
+        ({**SCHEME, "dynamic": "local"}, "dynamic: local"),
+        ({**SCHEME, "strategy": "channel"}, "strategy: channel"),
+        ({**SCHEME, "strategy": "attn_head"}, "strategy: attn_head"),
+        ({**SCHEME, "num_bits": 4}, "num_bits: 4"),
+        ({**SCHEME, "group_size": 64}, "group_size: 64"),
+        ({"num_bits": 8}, "type: None"),
+        ({**SCHEME, "rotation": "hadamard"}, "rotation: hadamard"),
+        ("fp8", "kv_cache_scheme: fp8"),
+    ],
+)
+def test_a_scheme_that_is_not_read_is_refused_by_name(scheme: Any, said: str) -> None:
+    with pytest.raises(Refused, match=f"The checkpoint m says {said} in its kv_cache_scheme, where") as e:
+        check_scheme(config(scheme), "fp8_e4m3_static", "m")
+    assert e.value.reason == "kv_cache_scheme_unsupported"
+
+
+CACHE_ONLY = {"quant_method": "compressed-tensors", "config_groups": {}, "format": "dense", "kv_cache_scheme": SCHEME,
+              "ignore": [], "quantization_status": "compressed", "version": "0.9"}  # fmt: skip
+
+
+def test_weights_are_native_where_the_cache_alone_is_quantized() -> None:
+    assert cache_only(CACHE_ONLY)
+    assert fp8_config({"quantization_config": CACHE_ONLY}, "m") is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, {"kv_cache_scheme": None}, {"quant_method": "modelopt"},
+        {"sparsity_config": {"format": "sparse-24"}}, {"transform_config": {"config_groups": {"R1": {}}}}, {"unheard_of": 1},
+    ],
+)  # fmt: skip
+def test_anything_else_that_is_quantized_is_not_the_cache_alone(change: dict[str, Any]) -> None:
+    assert not cache_only({**CACHE_ONLY, **change})
+
+
+def test_a_file_is_read_by_its_header_alone(tmp_path: Path) -> None:
+    """As the format is published, written here byte by byte: length, JSON, content."""
+    header = json.dumps({f"{AT}.k_scale": {"dtype": "F32", "shape": [], "data_offsets": [4, 8]},
+                         "other": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}}).encode()  # fmt: skip
+    (tmp_path / "m.safetensors").write_bytes(
+        struct.pack("<Q", len(header)) + header + struct.pack("<ff", 9.0, 0.125)
+    )
+    assert stored_scales([tmp_path / "m.safetensors"], 4)[3, "k"].value == 0.125
