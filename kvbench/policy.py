@@ -29,6 +29,7 @@ from kvbench.document import DataPath, Document, Problems, show, suggestion, unk
 from kvbench.formats import KV_FORMATS, WEIGHT_FORMATS
 from kvbench.metrics import METRICS, UNIT_DOMAIN, Metric
 from kvbench.record import RUNGS
+from kvbench.scales import of_file
 from kvbench.yamlstrict import read
 
 GATE_KEYS = ("name", "allow_partial", "allow_fallback", "evidence", "checks")
@@ -61,12 +62,16 @@ class Check:
         return f"{self.metric} {self.limit}" + (f" where {chosen}" if chosen else "")
 
     def picks(self, spec: Mapping[str, Any]) -> bool:
-        """Whether `where` picks the cell with this spec: equal values, and `true` is not 1."""
-        return all(
-            spec.get(key) == value and isinstance(spec.get(key), bool) == isinstance(value, bool)
-            for key, value in self.where.items()
-            if key != "variant"
-        )
+        """Whether `where` picks the cell with this spec: equal values, and `true` is not 1; a scale that a file gave, by the
+        file's name."""
+        return all(_same(spec.get(key), value) for key, value in self.where.items() if key != "variant")
+
+
+def _same(of_cell: Any, asked: Any) -> bool:
+    facts = of_file(of_cell)
+    if facts and isinstance(asked, str):
+        return bool(facts["file"] == Path(asked).name)
+    return bool(of_cell == asked and isinstance(of_cell, bool) == isinstance(asked, bool))
 
 
 @dataclass(frozen=True)

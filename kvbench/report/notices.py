@@ -13,7 +13,7 @@ from kvbench.report.device import DeviceLine
 from kvbench.report.fmt import plain
 from kvbench.report.labels import Labels
 from kvbench.report.model import Run
-from kvbench.scales import calibrated
+from kvbench.scales import CALIBRATED
 
 _MOST = 4  # sentences of a notice
 
@@ -158,7 +158,8 @@ def _measured_where_calibrated(run: Run) -> list[str]:
     """`scales.json by perplexity pydoc`: files of scales and what measures them on the text that they were calibrated on."""
     found: dict[str, None] = {}
     for record, _ in run.done():
-        facts = calibrated(record.spec.get("scale"))
+        scale = record.spec.get("scale")
+        facts = scale.get(CALIBRATED) if isinstance(scale, dict) else None
         if facts and facts["data_sha256"] == record.facts.get("data_sha"):
             what = f"{record.runner} {plain(record.options.get('data', ''), 60)}".strip()
             found[f"{plain(facts['file'], 60)} by {what}"] = None

@@ -197,3 +197,16 @@ def test_the_policies_of_the_project_load() -> None:
     for gate in gates:
         assert gate.checks
         assert all(check.why and check.metric in METRICS for check in gate.checks)
+
+
+@pytest.mark.parametrize("kind", ["calibrated", "file"])
+def test_a_check_picks_the_cells_whose_scales_a_file_gave_by_its_name(tmp_path: Path, kind: str) -> None:
+    (check,) = one(tmp_path, "{metric: kld_mean, where: {scale: scales/mine.json}, at_most: 1}").checks
+    held = {"k": [0.1], "v": [0.1], kind: {"file": "mine.json", "sha": "a"}}
+    assert check.picks({"scale": held})
+    assert not check.picks({"scale": {**held, kind: {"file": "other.json", "sha": "a"}}})
+    assert not check.picks({"scale": {"k": [0.1], "v": [0.1]}})
+    assert not check.picks({"scale": 0.05})
+    (check,) = one(tmp_path, "{metric: kld_mean, where: {scale: checkpoint}, at_most: 1}").checks
+    assert check.picks({"scale": "checkpoint"})
+    assert not check.picks({"scale": held})
