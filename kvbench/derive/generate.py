@@ -1,8 +1,8 @@
 """What a cell wrote on its own: how soon it repeats itself, where it ends, where it leaves the baseline's text.
 
 A small model repeats itself natively too, so a collapse is what the candidate does and native does not: its text says nothing
-new from a token on that comes before a quarter of native's own onset, prompt by prompt. Texts that part at a near-tie reach
-loops of their own at tokens that differ by a factor of two as a matter of course; by four they do not.
+new from a token on, or ends there, that comes before a quarter of the token at which native's own does, prompt by prompt. Texts that
+part at a near-tie reach loops of their own at tokens that differ by a factor of two as a matter of course; by four they do not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvbench.derive.value import Value, incomparable, share
 from kvbench.record import Record
 
 COMPARABLE = ("prompts", "new_tokens", "prompt_sha", "eos_tokens")
-# A candidate that degenerates before this share of native's onset has collapsed.
+# A candidate whose text is over before this share of native's has collapsed.
 EARLY = 0.25
 
 Tokens = Sequence[int]
@@ -38,8 +38,9 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     yield _censored("gen_eos", record.samples["eos"], steps)
     yield share("gen_degenerated", sum(onset is not None for onset in onsets), len(texts))
     yield _censored("gen_onset", onsets, steps)
+    yield _censored("gen_useful_tokens", useful_tokens(record), steps)
     if baseline:
-        yield from _against(record, baseline, texts, onsets, steps)
+        yield from _against(record, baseline, texts, steps)
 
 
 def texts_of(record: Record) -> list[Tokens]:
@@ -50,9 +51,16 @@ def texts_of(record: Record) -> list[Tokens]:
     ]
 
 
-def _against(
-    record: Record, baseline: Record, texts: Sequence[Tokens], onsets: Sequence[int | None], steps: int
-) -> Iterator[Value]:
+def useful_tokens(record: Record) -> list[int | None]:
+    """Of each prompt, the tokens before its text only repeats itself or ends, whichever comes first; None where it does neither."""
+    found = []
+    for text, end in zip(texts_of(record), record.samples["eos"], strict=True):
+        known = [at for at in (degeneration_onset(text), end) if at is not None]
+        found.append(min(known, default=None))
+    return found
+
+
+def _against(record: Record, baseline: Record, texts: Sequence[Tokens], steps: int) -> Iterator[Value]:
     names = ("gen_first_divergence", "gen_native_degenerated", "gen_native_onset", "gen_collapsed")
     if note := incomparable(record, baseline, COMPARABLE):
         yield from (Value(name, None, note=note) for name in names)
@@ -63,13 +71,14 @@ def _against(
     yield _censored("gen_first_divergence", apart, steps)
     yield share("gen_native_degenerated", sum(onset is not None for onset in own), len(own))
     yield _censored("gen_native_onset", own, steps)
-    fallen = [collapsed(a, b, steps) for a, b in zip(onsets, own, strict=True)]
+    both = zip(useful_tokens(record), useful_tokens(baseline), strict=True)
+    fallen = [collapsed(a, b, steps) for a, b in both]
     yield share("gen_collapsed", sum(fallen), len(fallen))
 
 
-def collapsed(onset: int | None, native: int | None, steps: int) -> bool:
-    """Whether a text says nothing new from a token on that comes before `EARLY` of native's onset (`steps` where it has none)."""
-    return onset is not None and onset < EARLY * (steps if native is None else native)
+def collapsed(useful: int | None, native: int | None, steps: int) -> bool:
+    """Whether a text is over before `EARLY` of native's (`steps` where that is not over within them)."""
+    return useful is not None and useful < EARLY * (steps if native is None else native)
 
 
 def _censored(metric: str, found: Sequence[int | None], steps: int) -> Value:

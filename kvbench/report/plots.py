@@ -125,17 +125,17 @@ def _ppl(held: Held) -> float | None:
     return held.ppl
 
 
-def _onset(held: Held) -> float | None:
-    return held.onset
+def _useful(held: Held) -> float | None:
+    return held.useful
 
 
-_SCALE_PANELS = {"perplexity delta (%)": _ppl, "onset of repetition (token)": _onset}
+_SCALE_PANELS = {"perplexity delta (%)": _ppl, "useful tokens": _useful}
 
 
 def scale_svg(sweep: Sweep, title: str) -> str:
-    """Perplexity delta (%) and onset of repetition (tokens) over the scale, log axis; what has no one scale is a level line.
+    """Perplexity delta (%) and useful tokens over the scale, log axis; what has no one scale is a level line.
 
-    An open mark is right-censored: the text did not repeat itself within its length.
+    An open mark is right-censored: the text neither repeated itself nor ended within its length.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -179,7 +179,7 @@ def _scale_line(panel: Axes, i: int, line: ScaleLine, of: Callable[[Held], float
     found = [(scale, value, held) for scale, held in line.points if (value := of(held)) is not None]
     panel.plot([s for s, _, _ in found], [v for _, v, _ in found], color=colour, linewidth=1.2)
     for scale, value, held in found:
-        censored = of is _onset and held.steps is not None and value >= held.steps
+        censored = of is _useful and held.steps is not None and value >= held.steps
         face = "none" if censored else colour
         panel.plot([scale], [value], marker, markersize=5, color=colour, markerfacecolor=face)
 

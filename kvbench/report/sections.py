@@ -155,6 +155,7 @@ SECTIONS: tuple[Section, ...] = (
         "end before the prompt changes, the scale on which the candidate's share may be read."),
     Section("generate", "Free-running text", "generate", (
         ("gen_collapsed", "Collapsed"),
+        ("gen_useful_tokens", "Useful tokens"),
         ("gen_degenerated", "Degenerated"),
         ("gen_onset", "Onset"),
         ("gen_native_degenerated", "Native degenerated"),
@@ -164,9 +165,9 @@ SECTIONS: tuple[Section, ...] = (
         ("gen_distinct_4grams", "Distinct 4-grams"),
         ("gen_first_divergence", "First divergence"),
         ("gen_eos", "End of text"),
-    ), frozenset({"gen_collapsed", "gen_degenerated", "gen_onset", "gen_native_onset", "gen_first_divergence", "gen_distinct_4grams"}),
-        "Each cell writes its own greedy text. A small model repeats itself natively too: collapsed is what degenerates before a "
-        "quarter of native's own onset. Medians over the prompts; each prompt's value stands in the note."),
+    ), frozenset({"gen_collapsed", "gen_useful_tokens", "gen_degenerated", "gen_onset", "gen_native_onset", "gen_first_divergence", "gen_distinct_4grams"}),
+        "Each cell writes its own greedy text. Useful are its tokens before it only repeats itself or ends. A small model repeats itself "
+        "natively too: collapsed is what has fewer useful tokens than a quarter of native's own. Medians over the prompts; each prompt's value stands in the note."),
     Section("mcq", "Multiple choice", "mcq", (
         ("mcq_accuracy", "Accuracy"),
         ("mcq_delta_pt", "Accuracy delta"),

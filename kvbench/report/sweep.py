@@ -18,16 +18,16 @@ MOST = 0.5
 # %: perplexity has doubled, so nothing was held, whether what is written repeats itself or not.
 RUINED = 100.0
 _NOT_NAMED = ("scale", "batch", "context")  # quality does not depend on batch and context
-_METRICS = ("ppl_delta_pct", "gen_onset", "gen_collapsed")
+_METRICS = ("ppl_delta_pct", "gen_useful_tokens", "gen_collapsed")
 
 
 @dataclass(frozen=True)
 class Held:
-    """ppl: ppl_delta_pct; onset: token from which the median text repeats itself, `steps` where it does not; collapsed: share of
-    the texts. None: not measured."""
+    """ppl: ppl_delta_pct; useful: tokens before the median text repeats itself or ends, `steps` where it does neither; collapsed:
+    share of the texts. None: not measured."""
 
     ppl: float | None
-    onset: float | None
+    useful: float | None
     steps: int | None
     collapsed: float | None
 
@@ -35,14 +35,14 @@ class Held:
     def sentence(self) -> str:
         """`collapses at token 5 (perplexity +3,041%)`, to be read after a name."""
         change = "" if self.ppl is None else f"perplexity {number(self.ppl, '%', _decimals(self.ppl), True)}%"
-        if self.onset is None or self.steps is None:
+        if self.useful is None or self.steps is None:
             return f"gives {change}"
-        at = number(self.onset, "step")
+        at = number(self.useful, "step")
         if self.collapsed is not None and self.collapsed > MOST:
             said = f"collapses at token {at}"
         elif self.ppl is not None and self.ppl > RUINED:
-            said = "ruins the text without making it repeat itself"
-        elif self.onset >= self.steps:
+            said = "ruins the text without making it repeat itself or end"
+        elif self.useful >= self.steps:
             said = f"holds beyond {at} tokens"
         else:
             said = f"holds to token {at}"
@@ -126,11 +126,11 @@ def _first_rows(rows: Iterable[Row]) -> Mapping[tuple[str, str], Row]:
 
 
 def _held(cell: str, rows: Mapping[tuple[str, str], Row]) -> Held:
-    ppl, onset, collapsed = (rows.get((cell, metric)) for metric in _METRICS)
+    ppl, useful, collapsed = (rows.get((cell, metric)) for metric in _METRICS)
     return Held(
         ppl.value if ppl else None,
-        onset.value if onset else None,
-        onset.n if onset else None,
+        useful.value if useful else None,
+        useful.n if useful else None,
         collapsed.value if collapsed else None,
     )
 

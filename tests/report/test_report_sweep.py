@@ -27,7 +27,7 @@ CALIBRATED = {
         "dtype": "float32",
     },
 }
-# (format, scale) -> perplexity delta in %, onset of 256, share of collapsed texts
+# (format, scale) -> perplexity delta in %, useful tokens of 256, share of collapsed texts
 FOUND = {
     ("native", None): (None, 190, None),
     ("int8_sym", None): (-0.01, 256, 0.0),
@@ -43,7 +43,7 @@ def swept(found=FOUND):
     made = make(formats=("native", "int8_sym"), batches=(1,), contexts=(128,))
     native = made.manifest["cells"][0]
     cells, rows = [], []
-    for i, ((fmt, scale), (ppl, onset, collapsed)) in enumerate(found.items()):
+    for i, ((fmt, scale), (ppl, useful, collapsed)) in enumerate(found.items()):
         spec = native["spec"] | {"kv_format": fmt, "scale": CALIBRATED if scale == "file" else scale}
         cells.append(
             native
@@ -57,7 +57,7 @@ def swept(found=FOUND):
         )
         values = {
             "ppl_delta_pct": (ppl, "%", 500),
-            "gen_onset": (onset, "step", 256),
+            "gen_useful_tokens": (useful, "step", 256),
             "gen_collapsed": (collapsed, "share", 4),
         }
         rows += [Row(f"c{i}", m, "", v, unit, n) for m, (v, unit, n) in values.items() if v is not None]
@@ -91,7 +91,7 @@ def test_a_scale_that_half_of_the_texts_survive_has_not_collapsed():
     assert Held(None, 20, 256, 0.75).sentence == "collapses at token 20"
     assert (
         Held(310.0, 256, 256, 0.0).sentence
-        == "ruins the text without making it repeat itself (perplexity +310%)"
+        == "ruins the text without making it repeat itself or end (perplexity +310%)"
     )
     assert Held(100.0, 256, 256, 0.0).sentence == "holds beyond 256 tokens (perplexity +100%)"
     assert Held(310.0, 5, 256, 1.0).sentence == "collapses at token 5 (perplexity +310%)"
@@ -126,7 +126,7 @@ def test_a_sweep_of_perplexity_alone_has_one_panel_and_stands_at_quality():
     assert found.sentence.startswith("int8_static scale 1 gives perplexity +3,041%; 0.1 gives")
     texts = [e.text for e in ET.fromstring(scale_svg(found, "t")).iter(f"{SVG}text")]
     assert "perplexity delta (%)" in texts
-    assert "onset of repetition (token)" not in texts
+    assert "useful tokens" not in texts
 
 
 def test_the_plot_is_the_same_byte_for_byte_and_whole():
@@ -136,7 +136,7 @@ def test_the_plot_is_the_same_byte_for_byte_and_whole():
     root = ET.fromstring(svg)
     assert root.find(f"{SVG}title").text == "Scales < all"
     texts = [e.text for e in root.iter(f"{SVG}text")]
-    assert {"0.05", "0.1", "1", "scale", "perplexity delta (%)", "onset of repetition (token)"} <= set(texts)
+    assert {"0.05", "0.1", "1", "scale", "perplexity delta (%)", "useful tokens"} <= set(texts)
     assert {"10", "1,000"} <= set(texts)
     assert not [text for text in texts if "$" in text]
     assert "metadata" not in svg

@@ -130,6 +130,21 @@ def test_a_candidate_is_judged_against_the_natives_own_repetition():
     assert found["gen_first_divergence"].value == 0
 
 
+def test_a_text_that_ends_at_once_where_natives_goes_on_has_collapsed():
+    """As repetition does: useful are the tokens before either."""
+    native = record([FRESH, FRESH, LATE, FRESH], eos=[None, 40, None, 8])
+    found = rows(record([FRESH, FRESH, LATE, QUICK], eos=[0, 9, 20, None]), native)
+    assert found["gen_useful_tokens"].note == "each: 0, 9, 20, 4"
+    assert rows(native)["gen_useful_tokens"].note == "each: none, 40, 29, 8"
+    assert found["gen_useful_tokens"].value == 4
+    assert found["gen_collapsed"].value == 0.5  # 0 of 64, 9 of 40; not 20 of 29, nor 4 of 8
+    assert (
+        rows(record([FRESH], eos=[16]), record([FRESH]))["gen_collapsed"].value == 0
+    )  # a quarter is not fewer
+    assert rows(record([FRESH], eos=[15]), record([FRESH]))["gen_collapsed"].value == 1
+    assert rows(record([FRESH], eos=[0]), record([FRESH], eos=[0]))["gen_collapsed"].value == 0
+
+
 def test_texts_of_other_prompts_are_not_compared():
     found = rows(record([LOOP]), record([LOOP], prompt_sha="b"))
     assert found["gen_collapsed"].value is None
