@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from kvbench.looks import Look
 from kvbench.multiplicity import holm
-from kvbench.power import Spread, needed
+from kvbench.power import Spread
 from kvbench.stats import POWER
 from kvbench.verdict import FAIL, INCONCLUSIVE, PASS
 
@@ -118,7 +118,7 @@ def _rule(spread: Spread, n: int | None, limits: Limits, adjusted: float, family
     room = abs(limits.none - end) if limits.none is not None and limits.keeps(limits.none) else 0.0
     if room == 0 or mde <= room or not low <= (limits.none or 0.0) <= high:
         return Ruling(PASS, "kept", mde, n_needed)
-    more = needed(n, mde, room)
+    more = spread.samples(n, mde, room)
     return Ruling(
         INCONCLUSIVE, f"{TOO_NARROW} ({room:.3g} away)", mde, more, NO_COUNT if more is None else ""
     )

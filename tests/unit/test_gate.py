@@ -301,10 +301,10 @@ def test_a_sample_too_small_for_half_a_point_is_inconclusive_and_says_what_it_co
     (outcome,) = of(verdict, INCONCLUSIVE)
     assert outcome.sentence.endswith(
         "so more data must decide (0 gained, 0 lost of 24 paired; not worse by more than 11 pt, equivalent within 11 pt (one-sided "
-        "tests at 2.5%); minimum detectable effect: 15.2 pt from the limit; at this value n=29,844 questions would decide)."
+        "tests at 2.5%); minimum detectable effect: 15.2 pt from the limit; at this value n=915 questions would decide)."
     )
     assert outcome.mde == pytest.approx(100 * (1.959964 + 0.841621) * math.sqrt(2) / 26, rel=1e-6)
-    assert outcome.n_needed == math.ceil(24 * (100 * (1.9599640 + 1.2815516) * math.sqrt(2) / 26 / 0.5) ** 2)
+    assert outcome.n_needed == math.ceil((1.9599640 + 1.2815516) * math.sqrt(2) / 0.005 - 2)
 
 
 def identical(**spec: Any) -> MadeRun:

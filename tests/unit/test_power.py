@@ -13,8 +13,10 @@ from scipy import stats as scipy_stats
 from kvbench import stats
 from kvbench.judge import Limits, Ruling, broken, rule
 from kvbench.multiplicity import holm
-from kvbench.power import Spread, needed
+from kvbench.power import Spread
 from kvbench.verdict import FAIL, INCONCLUSIVE, PASS
+
+Z_BOTH = 1.959963984540054 + 0.8416212335729143  # of 95% and of 80% power
 
 
 def test_holm_by_hand() -> None:
@@ -164,13 +166,39 @@ def test_no_share_is_far_enough_from_1() -> None:
 
 
 def test_needed_is_the_square_of_what_is_missing() -> None:
-    assert needed(1346, 1.5, 0.5) == 1346 * 9
-    assert needed(100, 0.1, 0.5) == 4
-    assert needed(None, 1.0, 1.0) is None
-    assert needed(100, 1.0, 0.0) is None
-    assert needed(100, 1.0, 1e-300) is None
-    assert needed(100, 0.0, 0.0) is None
-    assert needed(100, math.inf, 0.5) is None
+    samples = Spread(1.0, 0.9, 1.1, "ratio", 5).samples
+    assert samples(1346, 1.5, 0.5) == 1346 * 9
+    assert samples(100, 0.1, 0.5) == 4
+    assert samples(None, 1.0, 1.0) is None
+    assert samples(100, 1.0, 0.0) is None
+    assert samples(100, 1.0, 1e-300) is None
+    assert samples(100, 0.0, 0.0) is None
+    assert samples(100, math.inf, 0.5) is None
+
+
+@pytest.mark.parametrize(("b", "c", "n"), [(0, 0, 24), (0, 0, 1346), (1, 0, 24), (3, 5, 100), (20, 31, 1346)])
+@pytest.mark.parametrize("points", [0.5, 1.0, 5.0])
+def test_the_n_of_paired_picks_is_the_first_that_detects_the_distance(
+    b: int, c: int, n: int, points: float
+) -> None:
+    """At the same share of differing pairs (fractions of a pair, as many gained as lost), by the interval itself."""
+    low, high = stats.paired_difference(b, c, n)
+    spread = Spread(100 * (b - c) / n, 100 * low, 100 * high, "pt")
+    found = spread.samples(n, 100 * stats.detectable_difference(b, c, n), points)
+    assert found is not None
+
+    def detectable(m: int) -> float:
+        """100 times `stats.detectable_difference` of (b + c) / n * m differing pairs, whose difference is none."""
+        return 100 * Z_BOTH * math.sqrt(((b + c) / n * m + 2) / (m + 2) ** 2)
+
+    if b == c:
+        assert detectable(n) == pytest.approx(100 * stats.detectable_difference(b, c, n))
+        assert (detectable(found) <= points, detectable(found - 1) > points) == (True, True)
+    else:  # the difference that was found makes the interval a little narrower, at n and beyond
+        assert detectable(round(0.97 * found)) > 0.9 * points
+        assert detectable(round(1.03 * found)) <= 1.1 * points
+    if not b + c:
+        assert found == math.ceil(Z_BOTH * math.sqrt(2) / (points / 100) - 2)
 
 
 @pytest.mark.parametrize("limit", [0.5, 0.75, 0.862, 0.95, 0.98, 0.99, 0.999])
