@@ -27,6 +27,12 @@ _READ = re.compile(
 # All that belongs to a cache, read or not: of queries and probabilities too.
 _OF_CACHE = re.compile(r"(^|[._])(k|v|kv|q|prob|cache)_?((proj\.)?output_|cache_)?scale$|kv_cache")
 
+# The names that `_READ` takes, behind the layer's attention.
+_NAMES = ("k_proj.k_scale", "v_proj.v_scale", "k_proj.output_scale", "v_proj.output_scale", "k_scale", "v_scale", "attn.k_scale",
+          "attn.v_scale", "kv_scale", "attn.kv_scale")  # fmt: skip
+# Of queries and of attention's probabilities: no part of a stored cache.
+_OF_OTHERS = re.compile(r"(^|[._])(q|prob)_?((proj\.)?output_|cache_)?scale$")
+
 # The dtypes of a scale -> its exact value, from its bytes (little-endian).
 _VALUE: dict[str, Callable[[bytes], float]] = {
     "F64": lambda raw: float(struct.unpack("<d", raw)[0]),
@@ -90,10 +96,20 @@ def part_of(name: str) -> tuple[int, str] | None:
 
 def stored_scales(files: Sequence[Path], layers: int) -> dict[tuple[int, str], StoredScale]:
     """What safetensors files hold for the first `layers` layers. Raises Refused, naming tensor and file, for a scale that is
-    none, and for two that differ.
+    none, for two that differ, and for scales of K or V under names that are not read: 1.0 must not stand for one that is there.
     """
     found: dict[tuple[int, str], StoredScale] = {}
-    for name, header in sorted(read_headers(files).items()):
+    headers = read_headers(files)
+    if strange := sorted(
+        name for name in headers if of_cache(name) and not (part_of(name) or _OF_OTHERS.search(name))
+    ):
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        raise Refused(
+            UNUSABLE,
+            f"The checkpoint holds {strange[0]} of {headers[strange[0]].file.name}{more}, a scale of the cache by its name, which is none "
+            f"of those that are read: layers.N.self_attn. with {', '.join(_NAMES)}. Rename it, or give scales in the matrix.",
+        )
+    for name, header in sorted(headers.items()):
         part = part_of(name)
         if part is None or part[0] >= layers:
             continue

@@ -1,13 +1,14 @@
-"""What a gate asks that a matrix cannot answer: seen in `kvbench plan`, before hours of measuring. No torch here."""
+"""What a gate asks that a matrix does not measure, or not in full: seen in `kvbench plan`, before hours of measuring. No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvbench.cells import Cell, Task
 from kvbench.metrics import METRICS
 from kvbench.policy import Check, Gate
 from kvbench.record import LEVELS, RUNGS, rung
+from kvbench.tasks import RUNNERS
 from kvbench.values import text
 
 
@@ -18,24 +19,42 @@ def gate_lines(gate: Gate | None, cells: tuple[Cell, ...], tasks: tuple[Task, ..
     whose = f"gate {gate.name}, evidence {due}" if gate else "no gate"
     lines = [f"evidence that every task has to give ({whose}): {levels}"]
     for check in gate.checks if gate else ():
-        for reason in _unanswered(check, cells, tasks):
-            effect = "the gate will fail" if check.required else "it will not be evaluated"
-            lines.append(f"check {check.name} (line {check.line}): {reason}; {effect}.")
+        for reason, effect in _unanswered(check, cells, tasks, gate.allow_partial if gate else False):
+            what = effect if check.required else "it will not be evaluated"
+            lines.append(f"check {check.name} (line {check.line}): {reason}; {what}.")
     return lines
 
 
-def _unanswered(check: Check, cells: tuple[Cell, ...], tasks: tuple[Task, ...]) -> Iterator[str]:
-    metric = METRICS[check.metric]
+def _unanswered(
+    check: Check, cells: tuple[Cell, ...], tasks: tuple[Task, ...], partial: bool
+) -> Iterator[tuple[str, str]]:
+    """(reason, what comes of it for a required check). partial: whether the gate takes partial results."""
+    metric, fails = METRICS[check.metric], "the gate will fail"
     picked = [cell for cell in cells if check.picks(cell.spec)]
     due = {cell.id for cell in picked if not (metric.paired and cell.is_baseline)}
     own = [task for task in tasks if task.runner == metric.runner and due.intersection(task.cells)]
     variants = list(dict.fromkeys(task.variant for task in tasks if task.runner == metric.runner))
     if not picked:
         chosen = ", ".join(f"{key}={text(value)}" for key, value in check.where.items() if key != "variant")
-        yield f"no cell of the matrix has {chosen}"
+        yield f"no cell of the matrix has {chosen}", fails
     elif not due:
-        yield "it compares with the baseline, and picks only baselines"
+        yield "it compares with the baseline, and picks only baselines", fails
     elif not own:
-        yield f"{check.metric} comes from the runner {metric.runner}, which the matrix does not name"
+        yield f"{check.metric} comes from the runner {metric.runner}, which the matrix does not name", fails
     elif "variant" in check.where and check.where["variant"] not in {task.variant for task in own}:
-        yield f"the runner {metric.runner} measures {', '.join(variants)}, not {text(check.where['variant'])}"
+        measured = f"the runner {metric.runner} measures {', '.join(variants)}"
+        yield f"{measured}, not {text(check.where['variant'])}", fails
+    elif not partial and (limited := _limited(own)):
+        reason = (
+            f"{limited} makes it partial where there is more, and the gate does not say allow_partial: true"
+        )
+        yield reason, "it will not be evaluated, which is exit code 3"
+
+
+def _limited(tasks: Sequence[Task]) -> str:
+    """`limit_chunks: 4` of the first task that measures a part of what there is, or ""."""
+    for task in tasks:
+        for name, option in RUNNERS[task.runner].options.items():
+            if option.looks and option.optional and task.options[name] is not None:
+                return f"{name}: {task.options[name]}"
+    return ""

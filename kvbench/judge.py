@@ -95,7 +95,9 @@ def _rule(spread: Spread, n: int | None, limits: Limits, adjusted: float, family
     low, high = spread.low, spread.high
     end = limits.nearest(spread.value)
     if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(end)):
-        return Ruling(_plain(limits, low, high), BOTH_SIDES, hopeless=ENDLESS)
+        status = _plain(limits, low, high)
+        reason = {PASS: "kept", FAIL: "broken"}.get(status, BOTH_SIDES)
+        return Ruling(status, reason, hopeless=ENDLESS if status == INCONCLUSIVE else "")
     kept = limits.keeps(spread.value)
     # The side of the limit on which the value lies; a value at the very limit would have to pass.
     above = (end == limits.low) == kept if limits.low != limits.high else spread.value > end

@@ -292,16 +292,17 @@ METRICS: dict[str, Metric] = {
                "share of the texts that from some token on repeat themselves to the end: 32 tokens or more, of which 90% end a "
                "4-gram that stood in the text before; Wilson interval", _SHARE),
         Metric("gen_onset", "generate", "step", "higher", "the token from which they do; median, right-censored", (0.0, inf)),
-        Metric("gen_useful_tokens", "generate", "step", "higher",
-               "tokens before a text only repeats itself or ends, whichever comes first; median, right-censored", (0.0, inf)),
+        Metric("gen_useful_tokens", "generate", "tokens", "higher",
+               "tokens before a text only repeats itself or ends, whichever comes first; median, all of its length where it does neither",
+               (0.0, inf)),
         Metric("gen_first_divergence", "generate", "step", "higher",
                "first token that is not the baseline's; median, right-censored", (0.0, inf), paired=True),
         Metric("gen_native_degenerated", "generate", "share", "lower",
                "the baseline's own gen_degenerated, beside its candidates", _SHARE, paired=True),
         Metric("gen_native_onset", "generate", "step", "higher", "the baseline's own gen_onset", (0.0, inf), paired=True),
         Metric("gen_collapsed", "generate", "share", "lower",
-               "share of the texts whose gen_useful_tokens are fewer than a quarter of the baseline's own; Wilson interval", _SHARE,
-               paired=True),
+               "share of the texts that repeat themselves before a quarter of the baseline's own onset (of the length, where it has none), "
+               "or end before a quarter of its useful tokens; Wilson interval", _SHARE, paired=True),
         # perplexity
         Metric("ppl", "perplexity", "ppl", "lower", "exp(sum of NLL / scored tokens), never a mean of means", _PPL),
         Metric("ppl_delta_pct", "perplexity", "%", "",

@@ -57,6 +57,8 @@ class Spread:
         n = self._effective()
         if math.isinf(n):
             return wider
+        if n == 0:
+            return replace(wider, low=0.0, high=1.0)
         if self.units is not None:
             t, wider_t = (_t(self.units, spread._level) for spread in (self, wider))
             n *= (wider._z / self._z * t / wider_t) ** 2
@@ -114,7 +116,7 @@ class Spread:
         distance = abs(self.value - limit)
         if self.unit != "share":
             return self.samples(n, self.detectable(limit, above, power, level), distance)
-        if n is None or not distance > 1e-6:
+        if n is None or not distance > 1e-6 or not self._effective():
             return None
         z, z_power, p = (
             _NORMAL.inv_cdf(self._level if level is None else level),
@@ -143,8 +145,8 @@ class Spread:
     def _detectable_share(self, limit: float, power: float, level: float) -> float:
         """Above `limit`, by the score test that Wilson's interval inverts; the alternative has its own variance."""
         n = self._effective()
-        if math.isinf(n):
-            return 0.0
+        if math.isinf(n) or n == 0:
+            return math.inf if n == 0 else 0.0
         threshold = limit + _NORMAL.inv_cdf(level) * math.sqrt(limit * (1 - limit) / n)
         low, high, z = limit, 1.0, _NORMAL.inv_cdf(power)
         if threshold >= 1:
@@ -160,7 +162,8 @@ class Spread:
     def _error(self, limit: float) -> float:
         """The standard error towards `limit`; of a share, that which it would have if the limit were true."""
         if self.unit == "share":
-            return math.sqrt(limit * (1 - limit) / self._effective())
+            n = self._effective()
+            return math.sqrt(limit * (1 - limit) / n) if n else math.inf
         return self._side(limit > self.value)
 
     def _side(self, upper: bool) -> float:
@@ -168,10 +171,12 @@ class Spread:
         return abs(self._scale(end) - self._scale(self.value)) / self._quantile(self._level)
 
     def _effective(self) -> float:
-        """The n of a Wilson interval: (value - end)^2 = z^2 end (1 - end) / n at either end; the farther one is told best."""
-        end = max((self.low, self.high), key=lambda e: abs(e - self.value))
+        """The n of a Wilson interval: (value - end)^2 = z^2 end (1 - end) / n at either end; the farther one is told best. An end at 0 or
+        1 of another kind of interval was cut off there and tells none; 0 where neither does."""
+        ends = [end for end in (self.low, self.high) if 0 < end < 1]
+        end = max(ends, key=lambda e: abs(e - self.value), default=self.value)
         if end == self.value:
-            return math.inf
+            return math.inf if self.low == self.high else 0.0
         return self._z**2 * end * (1 - end) / (self.value - end) ** 2
 
     def _scale(self, x: float) -> float:

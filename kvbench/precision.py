@@ -95,6 +95,8 @@ def _fault(spec: Spec, record: Record, allow_fallback: bool, rung_due: str) -> t
                 "the request was dropped on the way."
             ), ""
         if choice["requested"] not in (AUTO, choice["resolved"]):
+            if undeclared := _undeclared(spec, aspect, choice):
+                return undeclared, ""
             fallbacks.append(
                 f"{aspect} {choice['requested']} fell back to {choice['resolved']}: {choice['reason']}"
             )
@@ -130,6 +132,18 @@ def _fault(spec: Spec, record: Record, allow_fallback: bool, rung_due: str) -> t
     if lacking:
         return f"unverified: the evidence lacks {', '.join(lacking)}; run the matrix again.", ""
     return "", "; ".join(fallbacks)
+
+
+def _undeclared(spec: Spec, aspect: str, choice: Mapping[str, Any]) -> str:
+    """Why a resolution that differs from the request is no declared fallback, which no gate can allow; "" where it is one."""
+    what = f"{aspect} {choice['requested']} was resolved to {choice['resolved']}"
+    if choice["requested"] == "native":
+        return f"{what}: nothing falls back from native, so what should be native is quantized."
+    if choice["reason"] == "requested":
+        return f"{what} with the reason of a request that was kept: it was dropped on the way, not declared."
+    if spec.get("fallback") != "allow":
+        return f"{what} ({choice['reason']}), and the matrix allows no fallback: it was not declared."
+    return ""
 
 
 def _counts(level: Level, rung_due: str) -> bool:

@@ -18,6 +18,7 @@ import torch
 
 from kvbench.cells import Task, content_hash
 from kvbench.decision import AUTO, Choice, Decision, check_context, request_of, resolve
+from kvbench.engine.arms import native_arm, standing
 from kvbench.engine.core import Engine
 from kvbench.engine.evidence import examine
 from kvbench.engine.layer import SIDES
@@ -34,17 +35,12 @@ from kvbench.formats import KV_FORMATS, KVFormat
 from kvbench.models import check_native, config_facts, settled_scales, uses_random_weights
 from kvbench.record import (
     ERROR,
-    MISMATCH,
     NOT_EVALUATED,
     OK,
     REFUSED,
-    RUNGS,
-    UNVERIFIED,
-    VERIFIED,
     Evidence,
     Level,
     Record,
-    rung,
 )
 from kvbench.runners.context import Context, Measurement
 from kvbench.scales import Pairs, origin
@@ -252,12 +248,6 @@ def _measure(
     return decision, replace(measured, facts=facts), evidence
 
 
-def _standing(evidence: Evidence) -> tuple[bool, bool, str]:
-    """The worst evidence has the smallest: a mismatch, then what is unverified on the lowest rung."""
-    silent = [rung(level.name) for level in evidence.levels if level.state == UNVERIFIED]
-    return evidence.state == VERIFIED, evidence.state != MISMATCH, min(silent, default=RUNGS[-1])
-
-
 def _check_same_model(model: LoadedModel, native: LoadedModel) -> None:
     """Raises Refused when the model of the native cells is another one: what would be compared is not the weights' format."""
     for what, own, other in (
@@ -340,7 +330,11 @@ def _evidence(
     ran = sum((engine.products for engine in engines), Products())
     probes = session.probes(context.model, decision, context.spec, ran)
     examined = [_examined(engine, probes, reads_due) for engine in engines]
-    worst, scales = min(examined, key=lambda pair: _standing(pair[0]))
+    due_own = decision.kv_format.resolved, decision.weights.resolved
+    worst, scales = min(
+        examined,
+        key=lambda pair: ((pair[0].effective, pair[0].effective_weights) == due_own, standing(pair[0])),
+    )
     # Literally native, whatever `native_of` says: a baseline that is quantized too must not be what is due.
     arms = (
         (natives, native_of(decision), baseline_spec(context.spec), ("native", "native")),
@@ -354,29 +348,7 @@ def _evidence(
             shown.append((examine(engine, *levels, reads_due=reads_due), due))
     if not shown:
         return worst, scales
-    # The worst first: a native arm that is quantized, then one that contradicts itself, then one that shows little.
-    bad = sorted(
-        (e for e, due in shown if e.state != VERIFIED or (e.effective, e.effective_weights) != due),
-        key=lambda e: (e.state != VERIFIED, _standing(e)),
-    )
-    level = Level("native-arm", VERIFIED, f"{len(shown)} native engine(s) beside it are native.")
-    if bad:
-        sentences = [x.sentence for x in bad[0].levels if x.state == bad[0].state != VERIFIED]
-        lost = (
-            sentences[0]
-            if sentences
-            else f"it stores {bad[0].effective} and {bad[0].effective_weights} weights."
-        )
-        state = MISMATCH if bad[0].state == VERIFIED else bad[0].state
-        silent = [x.name for x in bad[0].levels if x.state == UNVERIFIED]
-        level = Level("native-arm", state, f"The native arm is not native: {lost}", {"unverified": silent})
-    elif own < beside:
-        sentence = (
-            f"The measured engine computed {own} tokens and the native one beside it {beside}: the numbers are not "
-            "the measured engine's alone."
-        )
-        level = Level("native-arm", MISMATCH, sentence)
-    return replace(worst, levels=(*worst.levels, level)), scales
+    return replace(worst, levels=(*worst.levels, native_arm(shown, own, beside))), scales
 
 
 def _examined(

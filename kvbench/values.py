@@ -101,6 +101,10 @@ def _mend(kind: str, value: Any) -> str:
     return ""
 
 
+# What float32 holds: its smallest subnormal and its largest number.
+SMALLEST, LARGEST = 2.0**-149, (2 - 2.0**-23) * 2.0**127
+
+
 def _scale_complaint(value: Any) -> str | None:
     due = f"a number above 0, {', '.join(WORDS)}, a .json file of scales, or {{k: ..., v: ...}} with a number or a list of one a layer each"
     if isinstance(value, str) and (value in WORDS or value.endswith(".json")):
@@ -120,6 +124,8 @@ def _scale_complaint(value: Any) -> str | None:
             return f"holds {_described(part)} where {due} is due{_mend('float', part)}.{near}"
         if not (math.isfinite(part) and part > 0):
             return f"holds {show(part)}; a scale is a finite number above 0."
+        if not SMALLEST <= part <= LARGEST:
+            return f"holds {show(part)}; a scale is kept in float32, from {SMALLEST:.3g} to {LARGEST:.3g}."
     return None
 
 

@@ -1,8 +1,9 @@
 """What a cell wrote on its own: how soon it repeats itself, where it ends, where it leaves the baseline's text.
 
-A small model repeats itself natively too, so a collapse is what the candidate does and native does not: its text says nothing
-new from a token on, or ends there, that comes before a quarter of the token at which native's own does, prompt by prompt. Texts that
-part at a near-tie reach loops of their own at tokens that differ by a factor of two as a matter of course; by four they do not.
+A small model repeats itself natively too, so a collapse is what the candidate does and native does not, prompt by prompt: its text
+says nothing new from a token on that comes before a quarter of native's own onset, or it ends before a quarter of what native
+had to say. Texts that part at a near-tie reach loops of their own at tokens that differ by a factor of two as a matter of course; by
+four they do not. Where native ends at once it says nothing that a text could be measured by.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     yield _censored("gen_onset", onsets, steps)
     yield _censored("gen_useful_tokens", useful_tokens(record), steps)
     if baseline:
-        yield from _against(record, baseline, texts, steps)
+        yield from _against(record, baseline, texts, onsets, steps)
 
 
 def texts_of(record: Record) -> list[Tokens]:
@@ -60,7 +61,9 @@ def useful_tokens(record: Record) -> list[int | None]:
     return found
 
 
-def _against(record: Record, baseline: Record, texts: Sequence[Tokens], steps: int) -> Iterator[Value]:
+def _against(
+    record: Record, baseline: Record, texts: Sequence[Tokens], onsets: Sequence[int | None], steps: int
+) -> Iterator[Value]:
     names = ("gen_first_divergence", "gen_native_degenerated", "gen_native_onset", "gen_collapsed")
     if note := incomparable(record, baseline, COMPARABLE):
         yield from (Value(name, None, note=note) for name in names)
@@ -71,14 +74,28 @@ def _against(record: Record, baseline: Record, texts: Sequence[Tokens], steps: i
     yield _censored("gen_first_divergence", apart, steps)
     yield share("gen_native_degenerated", sum(onset is not None for onset in own), len(own))
     yield _censored("gen_native_onset", own, steps)
-    both = zip(useful_tokens(record), useful_tokens(baseline), strict=True)
-    fallen = [collapsed(a, b, steps) for a, b in both]
-    yield share("gen_collapsed", sum(fallen), len(fallen))
+    useful = [steps if at is None else at for at in useful_tokens(baseline)]
+    pairs = zip(onsets, record.samples["eos"], own, useful, strict=True)
+    fallen = [collapsed(onset, end, by, said, steps) for onset, end, by, said in pairs if said]
+    if not fallen:
+        yield Value("gen_collapsed", None, 0, note="native's own texts end at once")
+        return
+    silent = len(useful) - len(fallen)
+    yield share(
+        "gen_collapsed",
+        sum(fallen),
+        len(fallen),
+        f"{silent} more, where native ends at once" if silent else "",
+    )
 
 
-def collapsed(useful: int | None, native: int | None, steps: int) -> bool:
-    """Whether a text is over before `EARLY` of native's (`steps` where that is not over within them)."""
-    return useful is not None and useful < EARLY * (steps if native is None else native)
+def collapsed(
+    onset: int | None, end: int | None, native_onset: int | None, native_useful: int, steps: int
+) -> bool:
+    """Whether a text repeats itself before `EARLY` of native's onset (`steps` where it has none), or ends before that of what
+    native says."""
+    repeats = onset is not None and onset < EARLY * (steps if native_onset is None else native_onset)
+    return repeats or (end is not None and end < EARLY * native_useful)
 
 
 def _censored(metric: str, found: Sequence[int | None], steps: int) -> Value:

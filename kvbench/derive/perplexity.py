@@ -24,7 +24,18 @@ from kvbench.stats import (
 )
 
 # What must be equal before two perplexities may be set against each other: the protocol is part of the number.
-COMPARABLE = ("protocol", "split", "bos", "text", "chunk", "tokens", "scored", "data_sha")
+COMPARABLE = (
+    "protocol",
+    "split",
+    "bos",
+    "text",
+    "text_cut",
+    "chunk",
+    "stride",
+    "tokens",
+    "scored",
+    "data_sha",
+)
 
 Chunk = Mapping[str, Any]
 

@@ -14,9 +14,6 @@ A level that does not hold is a `mismatch` whose sentence names what was lost an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
@@ -24,11 +21,11 @@ from kvbench.engine.bits import same_bits
 from kvbench.engine.core import Engine
 from kvbench.engine.kernels import declared_execution, kernels_level, run_of
 from kvbench.engine.knownrows import reference_fault
-from kvbench.engine.layer import SIDES, LayerPages, dtype_name, indexable
+from kvbench.engine.layer import SIDES, LayerPages, dtype_name
 from kvbench.engine.pages import SWAPPED
+from kvbench.engine.probecodes import FACTORS, changed, poison, put, shown, stored, written_with
 from kvbench.engine.products import products_level
 from kvbench.engine.scalesources import as_stored, due_scales, static_fault
-from kvbench.engine.store import PagedKVStore
 from kvbench.engine.weightevidence import stored_weights, weights_level
 from kvbench.formats import KV_FORMATS, KVFormat, kv_bytes
 from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level, and_more
@@ -177,12 +174,6 @@ def _write_probe(engine: Engine) -> tuple[int, int]:
     return seq, ids[-1]
 
 
-def stored(store: PagedKVStore, payload: Tensor, slots: Tensor) -> Tensor:
-    """[N, H, ...] of a tensor [pages, H, page_size, ...] at flat slots."""
-    page, offset = slots // store.page_size, slots % store.page_size
-    return indexable(payload)[page, :, offset].view(payload.dtype)
-
-
 def _e2(engine: Engine) -> Level:
     """Compare what `_write_probe` stored with the reference quantizer on the K/V that the layers produced."""
     asked, store = _asked(engine), engine.store
@@ -276,70 +267,12 @@ def _code_fault(held: Tensor, due: Tensor, page: Tensor) -> str:
     return f"{said}: in token {token}, head {head}, page {page[token].item()}, {first}"
 
 
-def changed(codes: Tensor) -> Tensor:
-    """Other codes everywhere: sign flipped, and a clearly visible value where the code was zero."""
-    if codes.dtype == torch.float8_e4m3fn:
-        raw = codes.view(torch.uint8)
-        return torch.where((raw & 0x7F) == 0, torch.full_like(raw, 0x38), raw ^ 0x80).view(codes.dtype)
-    return torch.where(codes == 0, torch.full_like(codes, 1), -codes)
-
-
-def shown(codes: Tensor) -> Tensor:
-    """codes [tokens, heads, dim] of V, or visible ones that differ from token to token where all are zero: what K holds moves
-    no logit while V is nothing (a static scale far too large), or the same for every token."""
-    if bool((codes.float() != 0).any()):
-        return codes
-    one = changed(codes)
-    odd = torch.arange(len(codes), device=codes.device)[:, None, None] % 2 == 1
-    return torch.where(odd, indexable(changed(one)), indexable(one)).view(codes.dtype)
-
-
-def poison(pages: LayerPages, outside: Tensor) -> None:
-    """Fill the slots marked in `outside` [pages, page_size] with what must never be read: NaN where it exists."""
-    for side in SIDES:
-        payload: Tensor = getattr(pages, side)
-        mask = outside[:, None, :].expand(payload.shape[:3])
-        bad = 127 if payload.dtype == torch.int8 else float("nan")
-        if payload.dtype == torch.float8_e4m3fn:
-            payload.view(torch.uint8)[mask] = 0x7F
-        else:
-            payload[mask] = bad
-        scale: Tensor | None = getattr(pages, f"{side}_scale")
-        if scale is not None and scale.numel() > 1:
-            scale[mask] = float("nan")
-
-
-@contextmanager
-def written_with(store: PagedKVStore, given: Mapping[tuple[int, str], Tensor]) -> Iterator[None]:
-    """Eager writes inside the `with` take static scales from `given`, by layer and name, whatever the store holds: what a
-    changed one then moves is what reads it."""
-    honest, before = store.write, vars(store).get("write")
-
-    def write(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        live = {
-            name: getattr(store.layers[layer], name)
-            for name in ("k_scale", "v_scale")
-            if (layer, name) in given
-        }
-        held = {name: tensor.clone() for name, tensor in live.items()}
-        for name, tensor in live.items():
-            tensor.copy_(given[layer, name])
-        honest(layer, slots, k, v)
-        for name, tensor in live.items():
-            tensor.copy_(held[name])
-
-    vars(store)["write"] = write
-    try:
-        yield
-    finally:
-        del vars(store)["write"]
-        if before is not None:
-            vars(store)["write"] = before
-
-
 def _e3(engine: Engine, seq: int, token: int) -> Level:
     """Change, restore and poison the pages of all layers at once; every decode starts from the same length."""
     store, length = engine.store, engine.length(seq)
+    slots = store.slots_for(seq, 0, length)
+    for payload in (getattr(pages, side) for pages in store.layers for side in SIDES):
+        put(store, payload, slots, shown(stored(store, payload, slots)))
 
     def decode() -> Tensor:
         engine.truncate(seq, length)
@@ -365,13 +298,17 @@ def _e3(engine: Engine, seq: int, token: int) -> Level:
             continue
         names.append(name)
         kept = [t.clone() for t in live]
-        for tensor in live:
-            tensor.copy_(tensor * 2 if name.endswith("scale") else changed(tensor))
-        unread = same_bits(decode(), reference)
-        if name.endswith("scale") and live[0].numel() == 1:  # a decode writes with it too
-            given = {(layer, name): old for layer, old in enumerate(kept)}
-            with engine.eagerly(lambda attention: attention), written_with(store, given):
-                unread = unread or same_bits(decode(), plain)
+        unread = True
+        for factor in FACTORS if name.endswith("scale") else (None,):
+            for tensor, old in zip(live, kept, strict=True):
+                tensor.copy_(changed(old) if factor is None else old * factor)
+            unread = same_bits(decode(), reference)
+            if name.endswith("scale") and live[0].numel() == 1:  # a decode writes with it too
+                given = {(layer, name): old for layer, old in enumerate(kept)}
+                with engine.eagerly(lambda attention: attention), written_with(store, given):
+                    unread = unread or same_bits(decode(), plain)
+            if not unread:
+                break
         if unread:
             faults.append(f"changing every stored {words(name)} changes no logit: attention does not read it")
         for tensor, old in zip(live, kept, strict=True):
@@ -381,7 +318,7 @@ def _e3(engine: Engine, seq: int, token: int) -> Level:
     engine.truncate(seq, length)
     outside = torch.ones(store.layers[0].k.shape[0] * store.page_size, dtype=torch.bool, device=store.device)
     # The slot of the decoded token is written anew by every decode, so it is poisoned too.
-    outside[store.slots_for(seq, 0, length)] = False
+    outside[slots] = False
     for pages in store.layers:
         poison(pages, outside.view(-1, store.page_size))
     if not same_bits(decode(), reference):

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from kvbench.engine.bits import same_bits
 from kvbench.engine.core import Engine
-from kvbench.engine.evidence import changed, probe_ids, shown, words, written_with
+from kvbench.engine.evidence import probe_ids, words
+from kvbench.engine.layer import SIDES
+from kvbench.engine.probecodes import FACTORS, changed, shown, written_with
 from kvbench.engine.store import PagedKVStore
 from kvbench.record import MISMATCH, VERIFIED, Level, and_more
 
@@ -37,8 +39,9 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
     engine.forward([(first, ids[:-1])], "none")
     length = engine.length(first)
     for index in range(layers):
-        v = _page(store, _Row(index, "v", first))[:, :length]  # [heads, tokens, dim]
-        v.copy_(shown(v.transpose(0, 1)).transpose(0, 1))
+        for side in SIDES:
+            held = _page(store, _Row(index, side, first))[:, :length]  # [heads, tokens, dim]
+            held.copy_(shown(held.transpose(0, 1)).transpose(0, 1))
     rows, shared = [], []
     for index, pages in enumerate(store.layers):
         for name in ("k", "v", "k_scale", "v_scale"):
@@ -128,10 +131,13 @@ def _probe_shared(
     for layer, name in shared:
         live: Tensor = getattr(store.layers[layer], name)
         old = live.clone()
-        live.mul_(2)
-        with engine.eagerly(lambda attention: attention), written_with(store, {(layer, name): old}):
-            moved = not same_bits(decode(), reference)
-        read[layer, name] = moved and not (captured and same_bits(decode(), plain))
+        for factor in FACTORS:
+            live.copy_(old * factor)
+            with engine.eagerly(lambda attention: attention), written_with(store, {(layer, name): old}):
+                moved = not same_bits(decode(), reference)
+            read[layer, name] = moved and not (captured and same_bits(decode(), plain))
+            if read[layer, name]:
+                break
         live.copy_(old)
         if not read[layer, name]:
             yield f"{where(layer, name)} is not read: changing it changes no logit"

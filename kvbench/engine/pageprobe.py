@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from kvbench.engine.core import Engine
-from kvbench.engine.evidence import changed, probe_ids
+from kvbench.engine.evidence import probe_ids
 from kvbench.engine.layer import SIDES
 from kvbench.engine.layerprobe import Make
+from kvbench.engine.probecodes import changed
 from kvbench.engine.probes import LONGEST
 from kvbench.record import MISMATCH, VERIFIED, Level, and_more
 

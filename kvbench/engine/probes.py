@@ -20,8 +20,9 @@ from torch import Tensor
 
 from kvbench.engine.attention import Attention
 from kvbench.engine.core import Engine
-from kvbench.engine.evidence import changed, poison, probe_ids, shown, stored
-from kvbench.engine.layer import SIDES, indexable
+from kvbench.engine.evidence import probe_ids
+from kvbench.engine.layer import SIDES
+from kvbench.engine.probecodes import changed, poison, put, shown, stored
 from kvbench.engine.scalesources import due_scales
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVFormat
@@ -54,16 +55,13 @@ def probe_prefill(make: Make, layers: int) -> Level:
             engine.truncate(seq, 0)
         return torch.cat(engine.forward([(seq, ids) for seq in seqs]))
 
-    def put(payload: Tensor, slots: Tensor, codes: Tensor) -> None:
-        indexable(payload)[slots // store.page_size, :, slots % store.page_size] = indexable(codes)
-
     def write(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         PagedKVStore.write(store, layer, slots, k, v)
-        payload = store.layers[layer].v
         # Each sequence by itself, so that no other decides about the one that is left alone.
-        for start in range(0, len(slots), PROMPT):
-            mine = slots[start : start + PROMPT]
-            put(payload, mine, shown(stored(store, payload, mine)))
+        for payload in (getattr(store.layers[layer], side) for side in SIDES):
+            for start in range(0, len(slots), PROMPT):
+                mine = slots[start : start + PROMPT]
+                put(store, payload, mine, shown(stored(store, payload, mine)))
 
     def spoil(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         write(layer, slots, k, v)
@@ -71,7 +69,7 @@ def probe_prefill(make: Make, layers: int) -> Level:
             row = 1 + len(SIDES) * layer + at
             mine = slots[row * PROMPT : (row + 1) * PROMPT]
             payload: Tensor = getattr(store.layers[layer], side)
-            put(payload, mine, changed(stored(store, payload, mine)))
+            put(store, payload, mine, changed(stored(store, payload, mine)))
 
     with _replaced(store, write=write):
         reference = prefill()

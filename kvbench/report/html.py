@@ -34,7 +34,7 @@ def render(view: View) -> str:
     if view.bytes:
         kv = bytes_svg(view.bytes, f"KV cache bytes of {view.bytes_of}, payload and scales stacked")
     if view.sweep:
-        scales = scale_svg(view.sweep, "Perplexity delta and onset of repetition by static scale")
+        scales = scale_svg(view.sweep, "Perplexity delta and useful tokens by static scale")
     if view.layers:
         layers = layers_svg(view.layers, "KLD by layer: quantized alone, and gained where it is kept native")
     return env.get_template("page.html.j2").render(

@@ -150,7 +150,10 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
             "detectable is said at that level too.",
         )
         for runner, look in looks_of(run.manifest).items()
+        if any(record.runner == runner for record in run.records)
     ]
+    if busy := _busy(run):
+        found.append(Notice("warn", "The machine was busy", busy))
     return found  # fmt: skip
 
 
@@ -180,3 +183,16 @@ def _of_device(
     more = len(sentences) - _MOST
     rest = f" And {more} more, in the lines of latency." if more > 0 else ""
     return [Notice(tone, title, f"While latency was measured. {' '.join(sentences[:_MOST])}{rest}")]
+
+
+def _busy(run: Run) -> str:
+    """What else ran while latency was measured: a load of more than a process for each CPU, or ""."""
+    loads = [load for record, _ in run.done() if (load := record.facts.get("host_load")) and load.get("cpus")]
+    worst = max(loads, key=lambda load: max(load["before"], load["after"]) / load["cpus"], default=None)
+    if worst is None or max(worst["before"], worst["after"]) <= worst["cpus"] + 1:
+        return ""
+    high = max(worst["before"], worst["after"])
+    return (
+        f"A load of up to {high:.1f} on {worst['cpus']} CPUs while latency was measured: times are of a machine that does other work too. "
+        "Measure again on a free one."
+    )

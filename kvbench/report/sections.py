@@ -167,7 +167,8 @@ SECTIONS: tuple[Section, ...] = (
         ("gen_eos", "End of text"),
     ), frozenset({"gen_collapsed", "gen_useful_tokens", "gen_degenerated", "gen_onset", "gen_native_onset", "gen_first_divergence", "gen_distinct_4grams"}),
         "Each cell writes its own greedy text. Useful are its tokens before it only repeats itself or ends. A small model repeats itself "
-        "natively too: collapsed is what has fewer useful tokens than a quarter of native's own. Medians over the prompts; each prompt's value stands in the note."),
+        "natively too: collapsed is what repeats itself before a quarter of native's own onset, or ends before a quarter of what native "
+        "says. Medians over the prompts; each prompt's value stands in the note."),
     Section("mcq", "Multiple choice", "mcq", (
         ("mcq_accuracy", "Accuracy"),
         ("mcq_delta_pt", "Accuracy delta"),

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from kvbench.cells import content_hash
 from kvbench.decision import check_context
-from kvbench.engine.evidence import stored
 from kvbench.engine.layer import SIDES
+from kvbench.engine.probecodes import stored
 from kvbench.engine.probes import element_error
 from kvbench.formats import KV_FORMATS, KVFormat
 from kvbench.runners.context import Context, Measurement

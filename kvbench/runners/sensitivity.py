@@ -7,6 +7,7 @@ trust: with every part quantized the logits are compared with those of the cell'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from kvbench.errors import KvbenchError
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.encode import document_heads
 from kvbench.runners.likelihood import compare
+from kvbench.stats import largest
 from kvbench_kernels.quantize import DYNAMIC, QUANTIZE, dequantize
 
 if TYPE_CHECKING:
@@ -116,7 +118,7 @@ def run(ctx: Context) -> Measurement:
             rest = frozenset(range(layers)) - frozenset(suggested)
             found += measure([Part("suggested", None, rest)])
     same = backend_label(engine) == "torch"
-    if same and measure.off_engine > 0:
+    if math.isnan(measure.off_engine) or (same and measure.off_engine > 0):
         raise KvbenchError(
             f"With every part quantized a logit is {measure.off_engine:.3g} from that of the engine in {engine.store.fmt.name}: the "
             "parts are not what this cell stores, so nothing of them counts."
@@ -178,7 +180,7 @@ class _Texts:
                     logits = self._logits(self.native, ids, writes, part)
                     if part.kind == "all":
                         own = self._logits(self.engine, ids, None, None)
-                        self.off_engine = max(self.off_engine, (own - logits).abs().max().item())
+                        self.off_engine = largest([self.off_engine, (own - logits).abs().max().item()])
                     got = compare(plain[:-1], logits[:-1], targets)
                     into.append([len(targets), float(got.kld.sum()), int(got.top1_equal.sum())])
                     self.done += 1

@@ -130,7 +130,7 @@ FAULTS: dict[str, Fault] = {
         "int8_sym", request_without_format, r"asks for kv_format int8_sym, but the resolver was asked for native", silent=False),
     "format_lost_request_to_decision": Fault(
         "The resolver decides for native without a reason.",
-        "int8_sym", native_decided, r"kv_format int8_sym fell back to native", silent=False),
+        "int8_sym", native_decided, r"kv_format int8_sym was resolved to native with the reason of a request that was kept: it was dropped", silent=False),
     "format_lost_decision_to_engine": Fault(
         "The engine is made from another decision than the one that is recorded.",
         "int8_sym", engine_without_decision, r"int8_sym was resolved.*did not reach the engine", silent=False),
@@ -154,7 +154,7 @@ FAULTS: dict[str, Fault] = {
         "int8_sym", baseline_quantized, r"baseline that it is compared with is not native: kv_format fp8_e4m3", silent=False),
     "baseline_run_quantized": Fault(
         "The baseline's own tasks run with a quantized cache.",
-        "int8_sym", baseline_record_quantized, r"kv_format=native: kv_format native fell back to int8_sym", silent=False),
+        "int8_sym", baseline_record_quantized, r"kv_format=native: kv_format native was resolved to int8_sym: nothing falls back from native", silent=False),
     "baseline_store_quantized": Fault(
         "Every store is quantized, the baseline's too.",
         "int8_sym", every_store("int8_sym"), r"kv_format native did not reach the store", silent=False),

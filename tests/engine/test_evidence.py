@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.engine import attention, core, evidence, layerprobe
+from kvbench.engine import attention, core, evidence, layerprobe, probecodes, probes
+from kvbench.engine.arms import native_arm, standing
 from kvbench.engine.layer import allocate_layer
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS, KVShape
 from kvbench.record import MISMATCH, UNVERIFIED, VERIFIED, Evidence, Level
-from kvbench.session import _standing
 from kvbench_kernels.launches import launched
 from kvbench_kernels.twins import paged_gather_torch
 
@@ -200,7 +200,7 @@ def test_a02_t4_scales_survive_a_second_engine_and_a_second_warm_up(engine: Any,
     def scales() -> list[torch.Tensor]:
         slots = made.store.slots_for(seq, 0, 20)
         live = [s for p in made.store.layers for s in (p.k_scale, p.v_scale)]
-        return [s.clone() if s.numel() == 1 else evidence.stored(made.store, s, slots) for s in live]
+        return [s.clone() if s.numel() == 1 else probecodes.stored(made.store, s, slots) for s in live]
 
     kept = scales()
     assert len(kept) == 2 * LAYERS
@@ -355,8 +355,8 @@ def test_a08_t5_strided_keys_store_what_contiguous_ones_do(engine: Any, kv_forma
     slots = torch.arange(15)
     for live, copy in zip(made.store.layers, plain.store.layers, strict=True):
         for name, tensor in live.paged().items():
-            theirs = evidence.stored(plain.store, copy.tensors()[name], slots)
-            assert evidence.same_bits(evidence.stored(made.store, tensor, slots), theirs)
+            theirs = probecodes.stored(plain.store, copy.tensors()[name], slots)
+            assert evidence.same_bits(probecodes.stored(made.store, tensor, slots), theirs)
 
 
 def test_of_several_engines_the_one_that_shows_least_speaks() -> None:
@@ -372,4 +372,40 @@ def test_of_several_engines_the_one_that_shows_least_speaks() -> None:
         made(E5=MISMATCH),
     )
     for found in ([sound, high, low, wrong], [wrong, low, high, sound]):
-        assert sorted(found, key=_standing) == [wrong, low, high, sound]
+        assert sorted(found, key=standing) == [wrong, low, high, sound]
+
+
+def test_a_native_arm_in_another_format_contradicts_whatever_else_of_it_is_unverified() -> None:
+    """On a rung that a gate leaves out it would pass."""
+
+    def made(effective: str, **states: str) -> tuple[Evidence, tuple[str, str]]:
+        levels = tuple(Level(name, state, f"{name} says so.") for name, state in states.items())
+        return Evidence(effective, "native", levels, {}, {}), ("native", "native")
+
+    quantized, silent, sound = (
+        made("int8_sym", E1=VERIFIED, E4=UNVERIFIED),
+        made("native", E2=UNVERIFIED),
+        made("native", E1=VERIFIED),
+    )
+    for arms in ([silent, quantized, sound], [sound, quantized], [quantized]):
+        found = native_arm(arms, 8, 8)
+        assert (found.state, found.facts) == (MISMATCH, {})
+        assert found.sentence == "The native arm is not native: it stores int8_sym and native weights."
+    found = native_arm([sound, silent], 8, 8)
+    assert (found.state, found.facts) == (UNVERIFIED, {"unverified": ["E2"]})
+    assert native_arm([sound], 8, 8).state == VERIFIED
+    assert native_arm([sound], 7, 8).state == MISMATCH
+
+
+@pytest.mark.parametrize("scale", [(0.05, 100.0), (100.0, 0.05), (100.0, 100.0)])
+def test_a_scale_that_stores_zeros_is_no_cache_that_is_not_read(
+    engine: Any, scale: tuple[float, float]
+) -> None:
+    keys = {"scale": {"k": scale[0], "v": scale[1]}}
+    found = take(engine, "int8_static", **keys)
+    assert found.state == VERIFIED, [x.sentence for x in found.levels if x.state == MISMATCH]
+
+    def make(sequences: int, tokens: int) -> Any:
+        return engine("tiny-llama", "int8_static", sequences=sequences, tokens=tokens, **keys)
+
+    assert probes.probe_prefill(make, LAYERS).state == VERIFIED

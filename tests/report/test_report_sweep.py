@@ -57,7 +57,7 @@ def swept(found=FOUND):
         )
         values = {
             "ppl_delta_pct": (ppl, "%", 500),
-            "gen_useful_tokens": (useful, "step", 256),
+            "gen_useful_tokens": (useful, "tokens", 256),
             "gen_collapsed": (collapsed, "share", 4),
         }
         rows += [Row(f"c{i}", m, "", v, unit, n) for m, (v, unit, n) in values.items() if v is not None]

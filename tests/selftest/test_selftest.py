@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,17 @@ def test_each_fault_is_caught_by_name(name: str) -> None:
     assert re.search(FAULTS[name].says, found.cause), (
         found.cause
     )  # the line that a reader sees names the cause too
+
+
+@pytest.mark.parametrize(
+    "name", ["format_lost_request_to_decision", "baseline_run_quantized", "format_lost_decision_to_engine"]
+)
+def test_a_gate_that_allows_fallbacks_allows_no_other(name: str, tmp_path: Path) -> None:
+    """One that nobody declared is no fallback, and nothing falls back from native."""
+    lenient = tmp_path / "lenient.yaml"
+    lenient.write_text("allow_fallback: true\nchecks: [{metric: kv_bytes_difference, equals: 0}]\n")
+    assert suite.judged(FAULTS[name].cell, suite.CLEAN, lenient).exit_code == 0
+    assert suite.judged(FAULTS[name].cell, FAULTS[name].inject, lenient).exit_code == 1
 
 
 @pytest.mark.parametrize("name", HOLES)

@@ -224,3 +224,40 @@ def test_a_file_is_read_by_its_header_alone(tmp_path: Path) -> None:
         struct.pack("<Q", len(header)) + header + struct.pack("<ff", 9.0, 0.125)
     )
     assert stored_scales([tmp_path / "m.safetensors"], 4)[3, "k"].value == 0.125
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "attn.k_proj.k_scale",
+        "k_cache_scale",
+        "kv_cache_scale",
+        "k_proj.kscale",
+        "attn._k_scale",
+        "k_proj.cache_scale",
+    ],
+)
+def test_a14_t2_a_scale_of_the_cache_under_a_name_that_is_not_read_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    """1.0 by default must not stand for one that is there."""
+    whole = f"model.layers.0.self_attn.{name}"
+    tensors = {whole: torch.tensor(0.5), "model.layers.0.self_attn.v_proj.v_scale": torch.tensor(0.5)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(Refused) as e:
+        stored_scales([tmp_path / "model.safetensors"], 2)
+    assert str(e.value).startswith(
+        f"The checkpoint holds {whole} of model.safetensors, a scale of the cache by its name,"
+    )
+
+
+def test_scales_of_queries_and_probabilities_are_no_part_of_a_cache(tmp_path: Path) -> None:
+    names = (
+        "self_attn.q_scale",
+        "self_attn.prob_scale",
+        "self_attn.attn.q_scale",
+        "self_attn.q_proj.q_scale",
+    )
+    tensors = {f"model.layers.0.{name}": torch.tensor(0.5) for name in names}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert stored_scales([tmp_path / "model.safetensors"], 2) == {}

@@ -35,9 +35,9 @@ NATIVE_LAYERS = (layers(22, 4_194_304, 0), storage_facts(4096, 92_274_688))
 INT8_LAYERS = (layers(22, 2_097_152, 65_536), storage_facts(4096, 92_274_688))
 
 
-def stored(candidate: Any = INT8_LAYERS) -> MadeRun:
+def stored(candidate: Any = INT8_LAYERS, **spec: Any) -> MadeRun:
     """A sound run that measured storage: ratio 0.515625."""
-    return MadeRun(context=4096).measure("storage", candidate, NATIVE_LAYERS)
+    return MadeRun(context=4096, **spec).measure("storage", candidate, NATIVE_LAYERS)
 
 
 def scored(factor: float = 1.001, spread: float = 0.0) -> MadeRun:
@@ -177,6 +177,45 @@ def test_what_is_not_proven_fails(change: dict[str, Any], words: str) -> None:
     (fault,) = of(verdict, FAIL)
     assert fault.check == "precision"
     assert words in fault.sentence
+
+
+@pytest.mark.parametrize(
+    ("cell", "requested", "resolved", "reason", "fallback", "said"),
+    [
+        (
+            BASE,
+            "native",
+            "int8_sym",
+            "head_dim",
+            "allow",
+            "nothing falls back from native, so what should be native is quantized",
+        ),
+        (
+            CAND,
+            "int8_sym",
+            "native",
+            "requested",
+            "allow",
+            "with the reason of a request that was kept: it was dropped on the way",
+        ),
+        (
+            CAND,
+            "int8_sym",
+            "native",
+            "head_dim",
+            "refuse",
+            "(head_dim), and the matrix allows no fallback: it was not declared",
+        ),
+    ],
+)
+def test_no_gate_allows_a_fallback_that_was_not_declared(
+    cell: str, requested: str, resolved: str, reason: str, fallback: str, said: str
+) -> None:
+    decided = decision(requested, resolved, reason)
+    run = stored(fallback=fallback).change(cell, decision=decided, evidence=evidence(resolved))
+    verdict = judge(run, RATIO, allow_fallback=True)
+    assert verdict.exit_code == 1
+    assert said in of(verdict, FAIL)[0].sentence
 
 
 def silent_above(rung: str, **levels: str) -> dict[str, Any]:
@@ -335,7 +374,7 @@ FALLBACK = {"decision": decision("int8_sym", "native", "mla_not_validated"), "ev
 
 
 def test_a_declared_fallback_fails_unless_the_gate_allows_it() -> None:
-    run = stored(NATIVE_LAYERS).change(CAND, **FALLBACK)
+    run = stored(NATIVE_LAYERS, fallback="allow").change(CAND, **FALLBACK)
     for verdict in (bare(run), judge(run), judge(run, allow_partial=True)):
         (fault,) = of(verdict, FAIL)
         assert "kv_format int8_sym fell back to native: mla_not_validated" in fault.sentence
@@ -350,7 +389,7 @@ def test_a_declared_fallback_fails_unless_the_gate_allows_it() -> None:
 def made_on(requested: str, resolved: str, reason: str) -> MadeRun:
     """`stored` on a backend."""
     backend = asdict(Choice(requested, resolved, reason))
-    run = MadeRun(context=4096, backend=requested).measure("storage", INT8_LAYERS, NATIVE_LAYERS)
+    run = stored(backend=requested, fallback="allow")
     for cell, kv_format in ((BASE, "native"), (CAND, "int8_sym")):
         run.change(cell, decision={**decision(kv_format), "backend": backend})
     return run
@@ -385,7 +424,7 @@ def test_a_backend_that_the_resolver_was_not_asked_for_fails() -> None:
 
 
 def test_an_allowed_fallback_must_still_be_what_ran() -> None:
-    run = stored().change(CAND, decision=FALLBACK["decision"], evidence=evidence("int8_sym"))
+    run = stored(fallback="allow").change(CAND, decision=FALLBACK["decision"], evidence=evidence("int8_sym"))
     assert (
         "native was resolved, the evidence shows int8_sym"
         in of(judge(run, allow_fallback=True), FAIL)[0].sentence

@@ -137,12 +137,22 @@ def test_a_text_that_ends_at_once_where_natives_goes_on_has_collapsed():
     assert found["gen_useful_tokens"].note == "each: 0, 9, 20, 4"
     assert rows(native)["gen_useful_tokens"].note == "each: none, 40, 29, 8"
     assert found["gen_useful_tokens"].value == 4
-    assert found["gen_collapsed"].value == 0.5  # 0 of 64, 9 of 40; not 20 of 29, nor 4 of 8
+    assert (
+        found["gen_collapsed"].value == 0.75
+    )  # 0 of 64, 9 of 40, from 4 where native's 8 tokens loop nowhere; not 20 of 29
     assert (
         rows(record([FRESH], eos=[16]), record([FRESH]))["gen_collapsed"].value == 0
     )  # a quarter is not fewer
     assert rows(record([FRESH], eos=[15]), record([FRESH]))["gen_collapsed"].value == 1
-    assert rows(record([FRESH], eos=[0]), record([FRESH], eos=[0]))["gen_collapsed"].value == 0
+
+
+def test_a_prompt_that_native_does_not_answer_tells_nothing_and_one_that_it_answers_still_does():
+    """Native's own onset (none: the whole length) is what a repetition is measured by, however soon native ends well."""
+    silent = rows(record([QUICK, QUICK], eos=[None, None]), record([FRESH, FRESH], eos=[0, 20]))
+    assert (silent["gen_collapsed"].value, silent["gen_collapsed"].n) == (1.0, 1)
+    assert silent["gen_collapsed"].note == "1 more, where native ends at once"
+    all_silent = rows(record([QUICK]), record([FRESH], eos=[0]))["gen_collapsed"]
+    assert (all_silent.value, all_silent.note) == (None, "native's own texts end at once")
 
 
 def test_texts_of_other_prompts_are_not_compared():

@@ -269,3 +269,27 @@ def test_four_times_the_samples_detect_half_the_effect(half: float, limit: float
     narrow = Spread(0.0, -half / 2, half / 2, "pt").detectable(limit, above=False)
     assert narrow == pytest.approx(wide / 2)
     assert Spread(0.0, -half, half, "pt", units).detectable(limit, above=False) > half
+
+
+@pytest.mark.parametrize("units", [None, 2, 12])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 0.7), (0.3, 1.0)])
+def test_an_interval_that_was_cut_off_at_0_or_1_is_told_by_its_other_end_or_decides_nothing(
+    low: float, high: float, units: int | None
+) -> None:
+    """A t-interval over subjects (mcq_macro) ends there; Wilson's model would divide by nothing."""
+    spread = Spread(0.5, low, high, "share", units)
+    ruling = rule(spread, 4, Limits(0.2, math.inf), broken(spread, Limits(0.2, math.inf)), 1)
+    wider = spread.at(0.983)
+    assert 0 <= wider.low <= low <= high <= wider.high <= 1
+    if (low, high) == (0.0, 1.0):
+        assert (ruling.status, ruling.mde, ruling.n_needed) == (INCONCLUSIVE, math.inf, None)
+        assert (wider.low, wider.high, spread.p_value(0.2), bool(ruling.hopeless)) == (0.0, 1.0, 1.0, True)
+    else:
+        assert spread.detectable(0.2, True) > 0.1
+        assert 0 < spread.p_value(0.2) < 1
+    assert broken(spread, Limits(0.9, math.inf)) > 0
+
+
+def test_a_limit_that_nothing_can_break_is_kept_and_not_open() -> None:
+    ruling = rule(Spread(0.93, 0.9, 0.95, "share"), 100, Limits(-math.inf, math.inf), 1.0, 1)
+    assert (ruling.status, ruling.reason, ruling.hopeless) == (PASS, "kept", "")

@@ -326,3 +326,9 @@ def test_a02_t3_layers_without_a_scale_are_named(gone, said):
 def test_scales_in_few_letters():
     assert short({"k": 0.05, "v": 0.1}) == "k0.05/v0.1"
     assert short({"k": [1.0], "v": [2.0]}).startswith("layers-")
+
+
+@pytest.mark.parametrize("scale", ["1e-50", "1e39", "{k: 0.05, v: 1e-50}", "{k: [0.1, 1e39], v: [0.1, 0.1]}"])
+def test_a02_t3_a_scale_that_float32_does_not_hold_is_refused_before_the_run(matrix, scale):
+    with pytest.raises(UsageError, match=r"a scale is kept in float32, from 1\.4e-45 to 3\.4e\+38"):
+        matrix(f"{{kv_format: int8_static, scale: {scale}}}")

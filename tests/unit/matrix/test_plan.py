@@ -73,7 +73,7 @@ def test_what_runs_as_asked_needs_no_sentence(planned):
 
 def test_what_a_gate_asks_in_vain_is_said_before_anything_runs(planned):
     said = planned(
-        "axes: {kv_format: [native, int8_sym]}\nrunners: {storage: {}, perplexity: {data: [pydoc]}}",
+        "axes: {kv_format: [native, int8_sym]}\nrunners: {storage: {}, perplexity: {data: [pydoc]}, mcq: {limit: 9}}",
         gate="""
 evidence: E2
 checks:
@@ -83,6 +83,8 @@ checks:
   - {metric: kv_ratio_16bit, where: {kv_format: fp8_e4m3}, at_most: 1, required: false}
   - {metric: ppl_delta_pct, where: {kv_format: native}, within: [-1, 1]}
   - {metric: ppl_delta_pct, where: {variant: wikitext2 stream512}, within: [-1, 1]}
+  - {metric: mcq_agreement, at_least: 0.5}
+  - {metric: mcq_delta_pt, within: [-1, 1], required: false}
 """,
     )
     assert said == [
@@ -94,7 +96,16 @@ checks:
         "the gate will fail.",
         "  check ppl_delta_pct within [-1, 1] where variant=wikitext2 stream512 (line 9): the runner perplexity measures pydoc stream512, "
         "not wikitext2 stream512; the gate will fail.",
+        "  check mcq_agreement at least 0.5 (line 10): limit: 9 makes it partial where there is more, and the gate does not say "
+        "allow_partial: true; it will not be evaluated, which is exit code 3.",
+        "  check mcq_delta_pt within [-1, 1] (line 11): limit: 9 makes it partial where there is more, and the gate does not say "
+        "allow_partial: true; it will not be evaluated.",
     ]
+    taken = planned(
+        "axes: {kv_format: [native, int8_sym]}\nrunners: {mcq: {limit: 9}}",
+        gate="allow_partial: true\nchecks: [{metric: mcq_agreement, at_least: 0.5}]",
+    )
+    assert len(taken) == 1
 
 
 def test_the_model_of_all_cells_is_said_once(planned):
