@@ -202,7 +202,7 @@ def _measured(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"arms": arms, "warmup": []}, {
             "clock": "perf_counter",
             "synchronised": False,
-            "host_load": 0.4,
+            "host_load": {"before": 0.4, "after": 0.5, "cpus": 2},
         }
     if runner == "perplexity":
         facts = {"protocol": "stream512", "split": "test", "bos": "none", "stride": 512, "scored": 292_883, "tokens": 293_457,

@@ -253,6 +253,24 @@ def test_scales_that_are_calibrated_on_the_text_they_are_measured_on_are_said(pa
     assert [text.split(":")[0] for text in found] == (["s.json by perplexity pydoc"] if said else [])
 
 
+@pytest.mark.parametrize(("after", "said"), [(3.0, False), (3.1, True)])
+def test_a_busy_machine_is_said(passing, after, said):
+    def loaded(record):
+        if record.runner != "latency":
+            return record
+        return replace(
+            record, facts={**record.facts, "host_load": {"before": 0.5, "after": after, "cpus": 2}}
+        )
+
+    found = [
+        n.sentence
+        for n in build(*passing.with_records(loaded).args).notices
+        if n.title == "The machine was busy"
+    ]
+    assert len(found) == said
+    assert all(text.startswith("A load of up to 3.1 on 2 CPUs while latency was measured") for text in found)
+
+
 def test_partial_rows_are_marked_and_listed_with_their_reason(passing):
     why = "limited: first 6 chunks"
     made = passing.with_records(lambda r: replace(r, partial=why) if r.runner == "perplexity" else r)
