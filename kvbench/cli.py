@@ -17,7 +17,7 @@ import typer
 
 from kvbench import __version__
 from kvbench.errors import UsageError
-from kvbench.exits import handled
+from kvbench.exits import handled, unreadable
 
 app = typer.Typer(
     add_completion=True,
@@ -131,10 +131,13 @@ def _judge(run_dir: Path, gate: Path | None, as_json: bool) -> int:
     manifest, records = run.manifest(), list(run.records())
     named = gate or (_policy_of(run_dir, manifest["gate"]) if manifest["gate"] else None)
     policy = gates.load(named) if named else None
-    rows = derive(manifest, records)
-    verdict = gates.evaluate(policy, manifest, records, rows)
-    definitions = {name: metric.definition for name, metric in METRICS.items()}
-    paths = write_all(run_dir, manifest, records, rows, verdict, definitions)
+    try:
+        rows = derive(manifest, records)
+        verdict = gates.evaluate(policy, manifest, records, rows)
+        definitions = {name: metric.definition for name, metric in METRICS.items()}
+        paths = write_all(run_dir, manifest, records, rows, verdict, definitions)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+        raise UsageError(unreadable(run_dir, e)) from e
     if as_json:
         print(json.dumps(result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False))
     else:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
@@ -36,3 +38,13 @@ def handled(
             file=sys.stderr,
         )
         raise typer.Exit(3) from None
+
+
+def unreadable(run_dir: Path, error: Exception) -> str:
+    """Of stored records that pass for whole and cannot be judged: a sentence, with where kvbench stumbled over what."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    at = f"{Path(frame.filename).name}:{frame.lineno}"
+    return (
+        f"The records of {run_dir} cannot be judged ({type(error).__name__} at {at}: {error}): one of them is damaged, or was changed by "
+        "hand. Measure them anew: kvbench run MATRIX --rerun all."
+    )

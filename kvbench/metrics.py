@@ -54,7 +54,7 @@ class Row:
     baseline: str | None = None
     partial: str | None = None
     note: str = ""
-    units: int | None = None
+    units: float | None = None
 
 
 # A runner's values from one record and its baseline's (None: this is the baseline, or it has no result).

@@ -27,7 +27,7 @@ class Spread:
     low: float
     high: float
     unit: str
-    units: int | None = None
+    units: float | None = None
     confidence: float = CONFIDENCE
 
     @property
@@ -207,7 +207,7 @@ class Spread:
         return float(stdtr(max(1, self.units - 1), -score))
 
 
-def _t(units: int, level: float) -> float:
+def _t(units: float, level: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(max(1, units - 1), level))

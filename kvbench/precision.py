@@ -11,13 +11,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvbench.decision import ASPECTS, AUTO
-from kvbench.record import LEVELS, MISMATCH, OK, RUNGS, UNVERIFIED, VERIFIED, Evidence, Level, Record, rung
+from kvbench.record import (
+    LEVELS,
+    MISMATCH,
+    NOT_APPLICABLE,
+    OK,
+    RUNGS,
+    UNVERIFIED,
+    VERIFIED,
+    Evidence,
+    Level,
+    Record,
+    rung,
+)
 from kvbench.values import text
 from kvbench.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
 
 LIMIT = "requested = resolved = effective, verified"
 
 Spec = Mapping[str, Any]
+
+# Levels that do not apply to a labelled mode, to runners that make no reads, or to native weights.
+_MAY_BE_IDLE = frozenset(
+    {"E3-prefill", "E3-reads", *(level for level in LEVELS if level.endswith("-weights"))}
+)
 
 
 def precision(
@@ -128,6 +145,15 @@ def _fault(spec: Spec, record: Record, allow_fallback: bool, rung_due: str) -> t
                 f"unverified: {', '.join(silent)} say nothing of the quantized weights; run the matrix again.",
                 "",
             )
+    idle = [
+        x.name
+        for x in levels
+        if x.state == NOT_APPLICABLE and x.name not in _MAY_BE_IDLE and rung(x.name) <= rung_due
+    ]
+    if idle:
+        return f"unverified: {', '.join(idle)} say that they do not apply, and they apply to every cell.", ""
+    if record.facts.get("scale_kind") == "unknown":
+        return f"mismatch: {record.facts.get('scale_source')}", ""
     lacking = [name for name in LEVELS if rung(name) <= rung_due and name not in {x.name for x in levels}]
     if lacking:
         return f"unverified: the evidence lacks {', '.join(lacking)}; run the matrix again.", ""
@@ -213,6 +239,16 @@ def _identical(record: Record, baseline: Record | None) -> str:
     if record.spec["prefill_reads"] != "stored" or record.spec["model_weights"] == "random":
         return ""
     own, native = numbers(record.samples), numbers(baseline.samples)
+    beside = (
+        numbers({"chunks": record.samples.get("native_chunks") or ()})
+        if record.runner == "perplexity"
+        else []
+    )
+    if own and own == beside:
+        return f"E5: the native pass beside it gave the {len(own)} numbers of the cell itself: it was compared with itself."
+    divergences = record.samples.get("kld_tokens") or ()
+    if len(divergences) > 1 and not any(divergences):
+        return f"E5: all {len(divergences)} divergences from native are 0, so what was compared with it was native itself."
     if not own or own != native:
         return ""
     formats = " with ".join(record.decision[aspect]["resolved"] for aspect in quantized)

@@ -53,7 +53,8 @@ def run_until_decided(
             manifest = {**manifest_of(here, environment, command), **about(plan)}
             measure(replace(here, tasks=due), manifest, new_watcher())
 
-            records = list(run_dir.records())
+            # Records that are to be measured anew decide nothing before they are.
+            records = [r for r in run_dir.records() if rerun != "all" or at[r.runner]]
             verdict = gates.evaluate(gate, manifest, records, derive(manifest, records))
             failed, left = deciding(verdict), len(here.tasks) - len(records)
             if failed:

@@ -152,7 +152,7 @@ def _macro(judged: Sequence[Judged]) -> Value:
         None,
         None,
     )
-    return Value("mcq_macro", found.value, len(judged), low, high, note, found.units)
+    return Value("mcq_macro", found.value, len(judged), low, high, note, found.effective)
 
 
 def _paired(

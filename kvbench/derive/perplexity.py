@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -100,7 +101,7 @@ def _paired(chunks: Sequence[Chunk], native: Sequence[Chunk]) -> tuple[list[floa
 
 def _as_percent(change: Estimate) -> Estimate:
     interval = change.interval and (_percent(change.interval[0]), _percent(change.interval[1]))
-    return Estimate(_percent(change.value), interval, change.units)
+    return replace(change, value=_percent(change.value), interval=interval)
 
 
 def _by_position(record: Record, baseline: Record | None) -> Iterator[Value]:
@@ -163,7 +164,7 @@ def _divergence(samples: Mapping[str, Any]) -> Iterator[Value]:
         p = samples["delta_p_mean"] if sampled else fmean(samples["delta_p"])
         change = _by_chunk(clustered_ratio, chunks, "delta_p", p)
         points = change.interval and (100 * change.interval[0], 100 * change.interval[1])
-        yield clustered("delta_p_mean", Estimate(100 * p, points, change.units), n)
+        yield clustered("delta_p_mean", replace(change, value=100 * p, interval=points), n)
 
 
 def _owners(chunks: Sequence[Chunk], kept: Sequence[float], n: int) -> list[Any]:

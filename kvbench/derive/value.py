@@ -19,7 +19,7 @@ class Value:
     low: float | None = None
     high: float | None = None
     note: str = ""
-    units: int | None = None
+    units: float | None = None
 
 
 def share(metric: str, successes: int, n: int, note: str = "") -> Value:
@@ -49,7 +49,7 @@ def share_of_steps(metric: str, flags: Sequence[bool], note: str = "") -> Value:
     )
     low, high = found.interval or (None, None)
     return Value(
-        metric, found.value, len(flags), low, high, "; ".join(filter(None, (said, note))), found.units
+        metric, found.value, len(flags), low, high, "; ".join(filter(None, (said, note))), found.effective
     )
 
 
@@ -72,7 +72,7 @@ def clustered(metric: str, found: Estimate, n: int, note: str = "", value: float
     low, high = found.interval or (None, None)
     if low is not None and high is not None:
         low, high = min(low, shown), max(high, shown)
-    return Value(metric, shown, n, low, high, "; ".join(filter(None, (said, note))), found.units)
+    return Value(metric, shown, n, low, high, "; ".join(filter(None, (said, note))), found.effective)
 
 
 def incomparable(record: Record, baseline: Record, facts: Sequence[str]) -> str:

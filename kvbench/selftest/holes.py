@@ -77,6 +77,6 @@ HOLES: dict[str, Fault] = {
         "The product takes other scales at 16 rows: the run has 2, 16 and 24, of which its fewest, most and most frequent are looked at.",
         "fp8_chunks", wrong_at(16), "away from the product with its codes and scales"),
     "wrong_beyond_the_probes": Fault(
-        "V is halved from the 81st token on: probes go to 66 tokens, and parity, perplexity and agreement are not in this matrix.",
+        "V is halved from the 81st token on: probes go to two pages and two tokens, 66 at most, and parity, perplexity and agreement are not in this matrix.",
         "long_context", far_tokens_halved, "attention of layer"),
 }  # fmt: skip

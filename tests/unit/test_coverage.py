@@ -144,3 +144,27 @@ def test_the_paired_difference_is_covered(b: float, c: float) -> None:
     counts = rng.multinomial(1346, [b, c, 1 - b - c], 4000)
     intervals = [stats.paired_difference(int(x), int(y), 1346) for x, y, _ in counts]
     assert sum(low <= b - c <= high for low, high in intervals) / 4000 >= 0.94
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (500, 1),
+        (500, 50),
+        (2000, 20, 20, 20),
+        (5000, *[10] * 10),
+        (5110, *[511] * 12),
+        (1533, 1022, 511, 511, 300),
+        (511,) * 5,
+    ],
+)
+def test_a_text_that_is_mostly_one_document_is_covered(sizes: tuple[int, ...]) -> None:
+    """Documents that differ as much as a document's tokens do; an interval by residuals alone covers 4% of the third and fourth."""
+    rng = np.random.default_rng(len(sizes))
+    n, hits, runs = np.array(sizes, float), 0, 1000
+    for _ in range(runs):
+        means = rng.normal(0, 1, len(n)) + rng.normal(0, 1, len(n)) * np.sqrt(50 / n)
+        found = stats.clustered_ratio((means * n).tolist(), n.tolist(), range(len(n)))
+        assert found.interval is not None
+        hits += found.interval[0] <= 0 <= found.interval[1]
+    assert hits / runs >= 0.93

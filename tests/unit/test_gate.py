@@ -179,6 +179,45 @@ def test_what_is_not_proven_fails(change: dict[str, Any], words: str) -> None:
     assert words in fault.sentence
 
 
+@pytest.mark.parametrize("level", [x for x in LEVELS if not x.endswith("-weights")])
+def test_a_level_that_says_it_does_not_apply_shows_nothing(level: str) -> None:
+    """But a labelled mode that reads no prompt back, and a runner that makes no reads."""
+    run = stored().change(CAND, evidence=silent_above("E5", **{level.replace("-", "_"): NOT_APPLICABLE}))
+    may = level in ("E3-prefill", "E3-reads")
+    assert judge(run, RATIO).exit_code == (0 if may else 1)
+    if not may:
+        assert f"unverified: {level} say that they do not apply" in of(judge(run, RATIO), FAIL)[0].sentence
+        assert judge(run, RATIO, evidence="E1").exit_code == int(level == "E1")
+
+
+def test_a_scale_that_is_not_its_sources_fails_though_every_level_is_verified() -> None:
+    said = "unknown: not what was asked for"
+    own = next(r for r in stored().records if r.key.endswith(CAND))
+    run = stored().change(CAND, facts={**own.facts, "scale_kind": "unknown", "scale_source": said})
+    (fault,) = of(judge(run, RATIO), FAIL)
+    assert fault.sentence == f"kv_format=int8_sym: mismatch: {said} (seen in storage)"
+
+
+def test_a_text_that_was_compared_with_itself_was_not_compared() -> None:
+    own = next(r for r in scored().records if r.key.endswith(CAND) and r.runner == "perplexity")
+    itself = {**own.samples, "native_chunks": own.samples["chunks"]}
+    nothing = {**own.samples, "kld_tokens": [0.0] * 800}
+    for samples, words in (
+        (itself, "it was compared with itself"),
+        (nothing, "all 800 divergences from native are 0"),
+    ):
+        verdict = judge(scored().change(CAND, "perplexity", samples=samples), RATIO)
+        assert verdict.exit_code == 1
+        assert any(o.check == "precision" and words in o.sentence for o in of(verdict, FAIL))
+    assert (
+        judge(
+            scored().change(CAND, "perplexity", samples={**own.samples, "kld_tokens": [0.0, 1e-9] * 400}),
+            RATIO,
+        ).exit_code
+        == 0
+    )
+
+
 @pytest.mark.parametrize(
     ("cell", "requested", "resolved", "reason", "fallback", "said"),
     [

@@ -505,8 +505,10 @@ def test_ppl_delta_is_the_paired_log_ratio() -> None:
     row = run.row("ppl_delta_pct")
     assert row.value == pytest.approx((math.exp(3.5 / 250) - 1) * 100)
     assert row.value == pytest.approx((run.row("ppl").value / run.row("ppl", BASE).value - 1) * 100)
-    residuals = [2.0 - 1.4, 1.0 - 1.4, 0.5 - 0.7]
-    half = float(scipy_stats.t.ppf(0.975, 2)) * math.sqrt(1.5 * sum(r * r for r in residuals)) / 250
+    left_out = [1.5 / 150, 2.5 / 150, 3.0 / 200]  # the ratio without each document in turn
+    error = math.sqrt(2 / 3 * sum((ratio - 3.5 / 250) ** 2 for ratio in left_out))
+    worth = 250**2 / (100**2 + 100**2 + 50**2)
+    half = float(scipy_stats.t.ppf(0.975, worth - 1)) * error
     ends = [(math.exp(3.5 / 250 + sign * half) - 1) * 100 for sign in (-1, 1)]
     assert [row.low, row.high] == pytest.approx(ends)
     assert row.note == "3 documents; a bootstrap over documents gives [+1.005, +2.02]%"

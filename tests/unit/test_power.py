@@ -70,11 +70,12 @@ def test_a_t_interval_within_a_margin_is_the_two_one_sided_tests_of_statsmodels(
 
 
 def test_cluster_robust_errors_are_those_of_a_regression() -> None:
-    """A weighted mean as a regression on a constant, errors clustered: CR0 times m / (m - 1), t with m - 1 degrees."""
+    """A weighted mean as a regression on a constant, errors clustered: CR0 times m / (m - 1), t with m - 1 degrees; of documents of one
+    length, where the jackknife is the same."""
     api = pytest.importorskip("statsmodels.regression.linear_model")
     rng = np.random.default_rng(4)
     owners = np.repeat(np.arange(7), 5)
-    tokens = rng.integers(50, 512, 35)
+    tokens = np.concatenate([rng.permutation([50, 150, 250, 350, 450]) for _ in range(7)])
     change = rng.normal(0, 0.01, 7)[owners] + rng.normal(0, 0.02, 35)
     model = api.WLS(change, np.ones(35), weights=tokens)
     fit = model.fit(cov_type="cluster", cov_kwds={"groups": owners, "use_correction": False})

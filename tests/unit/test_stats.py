@@ -122,10 +122,10 @@ def test_clustered_ratio_of_single_clusters_is_the_mean_with_its_t_interval() ->
 
 
 def test_clustered_ratio_hand_value() -> None:
-    """Documents a (chunks 1 and 2) and b: residuals a = 3 - 0.5 * 4 = 1, b = 1 - 0.5 * 4 = -1, error = sqrt(2 * 2) / 8."""
+    """Documents a (chunks 1 and 2) and b, of 4 tokens each: 0.75 and 0.25 by themselves, error = sqrt(1 / 2 * 2 * 0.25^2)."""
     found = stats.clustered_ratio([1.0, 2.0, 1.0], [1, 3, 4], ["a", "a", "b"])
     half = float(scipy_stats.t.ppf(0.975, 1)) * 0.25
-    assert found == stats.Estimate(0.5, (pytest.approx(0.5 - half), pytest.approx(0.5 + half)), 2)
+    assert found == stats.Estimate(0.5, (pytest.approx(0.5 - half), pytest.approx(0.5 + half)), 2, 2.0)
 
 
 @settings(deadline=None)
@@ -142,7 +142,26 @@ def test_repeating_chunks_within_their_document_invents_no_certainty(
 
 
 def test_clustered_ratio_without_a_second_cluster_has_no_interval() -> None:
-    assert stats.clustered_ratio([1.0, 2.0], [2, 2], ["a", "a"]) == stats.Estimate(0.75, None, 1)
+    assert stats.clustered_ratio([1.0, 2.0], [2, 2], ["a", "a"]) == stats.Estimate(0.75, None, 1, 1.0)
+    assert (
+        stats.clustered_ratio([1.0, 0.0], [2, 0], ["a", "b"]).interval is None
+    )  # the other one has no token
+
+
+def test_clustered_ratio_is_the_jackknife_with_the_degrees_of_freedom_that_unequal_clusters_are_worth() -> (
+    None
+):
+    """The ratio anew without each cluster in turn; t with Kish's number of equal clusters less one."""
+    rng = np.random.default_rng(8)
+    tops, bottoms, owners = rng.normal(3, 2, 30), rng.integers(1, 500, 30), np.repeat(np.arange(6), 5)
+    found = stats.clustered_ratio(tops.tolist(), bottoms.tolist(), owners.tolist())
+    left_out = np.array([tops[owners != i].sum() / bottoms[owners != i].sum() for i in range(6)])
+    sizes = np.array([bottoms[owners == i].sum() for i in range(6)])
+    worth = sizes.sum() ** 2 / (sizes**2).sum()
+    error = math.sqrt(5 / 6 * ((left_out - found.value) ** 2).sum())
+    half = float(scipy_stats.t.ppf(0.975, worth - 1)) * error
+    assert found.interval == pytest.approx((found.value - half, found.value + half))
+    assert (found.units, found.worth) == (6, pytest.approx(worth))
 
 
 def test_clustered_ratio_with_an_infinite_loss_is_nan() -> None:
