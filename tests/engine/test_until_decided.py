@@ -225,3 +225,41 @@ def test_the_plan_shows_stages_and_looks_and_runs_nothing(job: Job, tmp_path: Pa
     assert "stage 2 (text): perplexity (limit_chunks 4, 9, judged at 97.5%)" in result.output
     assert "stage" not in job(BYTES, TEXT, command="plan", flag="--rerun=missing").output
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_measured_anew_decides_nothing_before_it_is(job: Job, tmp_path: Path) -> None:
+    """A spoiled record of a later stage: --rerun all measures it, and ends as a fresh run does."""
+    assert job(BYTES, TEXT).exit_code == 0
+    for path in (tmp_path / "out" / "records").glob("*.json"):
+        record = json.loads(path.read_text())
+        if record["runner"] == "perplexity" and record["spec"]["kv_format"] == "int8_sym":
+            for chunk in record["samples"]["chunks"]:
+                chunk["nll"] *= 2
+            path.write_text(json.dumps(record))
+    assert judged_again(tmp_path).exit_code == 1
+    assert job(BYTES, TEXT, flag="--until-decided").exit_code == 1
+    words = [
+        "run",
+        str(tmp_path / "m.yaml"),
+        "--out",
+        str(tmp_path / "out"),
+        "--until-decided",
+        "--rerun",
+        "all",
+    ]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+
+
+def test_a_damaged_record_ends_in_a_sentence_that_says_where(job: Job, tmp_path: Path) -> None:
+    assert job(BYTES, TEXT).exit_code == 0
+    for path in (tmp_path / "out" / "records").glob("*.json"):
+        record = json.loads(path.read_text())
+        if record["runner"] == "perplexity":
+            del record["samples"]["chunks"][0]["nll"]
+            path.write_text(json.dumps(record))
+    result = judged_again(tmp_path)
+    assert result.exit_code == 2
+    assert "cannot be judged (KeyError at " in result.stderr
+    assert "Measure them anew: kvbench run MATRIX --rerun all." in result.stderr
+    assert "Traceback" not in result.output
