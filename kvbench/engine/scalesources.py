@@ -1,7 +1,8 @@
 """Where the scales of a store come from: what they must be, read anew past the loader, and what they are.
 
 The loader finds a checkpoint's scales by a pattern over names and decodes bytes itself (`kvbench.cachescales`). Here each name is
-written out and asked of the files, and torch reads it: a value is never compared with itself.
+written out and asked of the files, and torch reads it; given numbers are laid out a layer anew, too (the loader's way is
+`kvbench.scales.settle`): a value is never compared with itself.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from kvbench.engine.core import Engine
 from kvbench.engine.layer import SIDES, indexable
 from kvbench.engine.pages import RESIDENT
 from kvbench.engine.store import PagedKVStore
+from kvbench.errors import Refused
 from kvbench.record import Level
-from kvbench.scales import DYNAMIC, Scale, from_checkpoint, settle
+from kvbench.scales import CALIBRATED, CHECKPOINT, DEFAULT, DYNAMIC, FILE, GIVEN, Scale, from_checkpoint
 
 # Behind `layers.N.`, for one side; the last is one number for both.
 _NAMES = (
@@ -31,9 +33,37 @@ _NAMES = (
 
 
 def due_scales(engine: Engine) -> list[tuple[Scale, Scale]]:
-    """What the (K, V) scales of each layer must be, each with its source, of an engine whose format is static."""
-    scale, layers = engine.spec["scale"], len(engine.store.layers)
-    return settle(scale, layers, _reread(engine.model.files, layers) if from_checkpoint(scale) else {})
+    """What the (K, V) scales of each layer must be, each with its source, of an engine whose format is static. Raises Refused where
+    what `scale` names has none for a layer."""
+    scale, layers = engine.spec["scale"], range(len(engine.store.layers))
+    if isinstance(scale, str):
+        held = _reread(engine.model.files, len(layers)) if from_checkpoint(scale) else {}
+        return [(_of_word(scale, held, layer, "k"), _of_word(scale, held, layer, "v")) for layer in layers]
+    return list(zip(_given(scale, "k", layers), _given(scale, "v", layers), strict=True))
+
+
+def _given(scale: Any, side: str, layers: range) -> list[Scale]:
+    named = isinstance(scale, Mapping)
+    source = next((source for source in (CALIBRATED, FILE) if named and source in scale), GIVEN)
+    value = scale[side] if named else scale
+    if not isinstance(value, list | tuple):
+        return [Scale(float(value), source) for _ in layers]
+    if len(value) != len(layers):
+        raise Refused(
+            "scale_count", f"scale.{side} has {len(value)} values and the model has {len(layers)} layers."
+        )
+    return [Scale(float(value[layer]), source) for layer in layers]
+
+
+def _of_word(word: str, held: Mapping[tuple[int, str], StoredScale], layer: int, side: str) -> Scale:
+    if found := held.get((layer, side)):
+        return Scale(found.value, CHECKPOINT, found.tensors[0])
+    if word == CHECKPOINT:
+        raise Refused(
+            "checkpoint_has_no_scales",
+            f"The checkpoint's files, read again, have no scale of {side.upper()} for layer {layer}; export it anew.",
+        )
+    return Scale(1.0, DEFAULT)
 
 
 def _reread(files: Sequence[Path], layers: int) -> dict[tuple[int, str], StoredScale]:
