@@ -25,6 +25,8 @@ from kvbench.errors import Refused
 from kvbench.record import Level
 from kvbench.scales import CALIBRATED, CHECKPOINT, DEFAULT, DYNAMIC, FILE, GIVEN, Scale, from_checkpoint
 
+# Before `layers.N.`, of the language model and no other tower.
+_BEFORE = ("", "model.", "language_model.model.", "model.language_model.")
 # Behind `layers.N.`, for one side; the last is one number for both.
 _NAMES = (
     "self_attn.{0}_proj.{0}_scale", "self_attn.{0}_scale", "self_attn.attn.{0}_scale", "self_attn.{0}_proj.output_scale",
@@ -70,16 +72,17 @@ def _reread(files: Sequence[Path], layers: int) -> dict[tuple[int, str], StoredS
     found: dict[tuple[int, str], StoredScale] = {}
     with ExitStack() as stack:
         opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in files}
-        by_end: dict[str, tuple[str, Path]] = {}  # "3.self_attn.k_scale" -> its whole name, and where it is
+        where: dict[str, Path] = {}
         for path, file in opened.items():
-            for name in file.keys():  # noqa: SIM118 (no mapping, only this method)
-                by_end.setdefault(f".{name}".rpartition(".layers.")[2], (name, path))
+            where.update(dict.fromkeys(file.keys(), path))
         for layer in range(layers):
             for side in SIDES:
-                ends = (f"{layer}.{name.format(side)}" for name in _NAMES)
-                for name, path in (by_end[end] for end in ends if end in by_end):
-                    value = float(opened[path].get_tensor(name).double())
-                    found.setdefault((layer, side), StoredScale(value, (name,), path.name))
+                names = (
+                    f"{before}layers.{layer}.{name.format(side)}" for before in _BEFORE for name in _NAMES
+                )
+                if name := next(filter(where.__contains__, names), ""):
+                    value = float(opened[where[name]].get_tensor(name).double())
+                    found[layer, side] = StoredScale(value, (name,), where[name].name)
     return found
 
 

@@ -26,7 +26,7 @@ from kvbench.engine.scalesources import due_scales, live_scales, provenance
 from kvbench.errors import Refused
 from kvbench.models import config_facts, settled_scales
 from kvbench.record import MISMATCH, VERIFIED, Level
-from kvbench.scales import settle
+from kvbench.scales import Scale, settle
 from kvbench.selftest.checkpoint import write_checkpoint
 from kvbench.selftest.table import FAULTS
 from kvbench.weightsizes import weight_sizes
@@ -258,6 +258,48 @@ def test_a14_t2_both_readings_know_every_name(folder: Path, name: str) -> None:
                 tensor,
             )
             assert engine.model.cache_scales[layer, side].value == scale.value
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "language_model.model.", "model.language_model."])
+def test_both_readings_know_every_prefix_and_no_other_tower(folder: Path, prefix: str) -> None:
+    def rename(tensors: Tensors) -> None:
+        for key in [key for key in tensors if key.endswith(("k_scale", "v_scale"))]:
+            tensors[key.replace("model.", prefix, 1)] = value = tensors.pop(key)
+            tensors[key.replace("model.", "vision_tower.", 1)] = value + 1
+
+    edit(folder, rename)
+    engine = engine_on(folder, "fp8_e4m3_static", "checkpoint")
+    for layer, due in enumerate(due_scales(engine)):
+        for side, scale in zip("kv", due, strict=True):
+            assert scale.tensor == f"{prefix}layers.{layer}.self_attn.{side}_proj.{side}_scale"
+            assert engine.model.cache_scales[layer, side].value == scale.value < 1
+
+
+@pytest.mark.parametrize("prefix", ["vision_tower.", "draft."])
+def test_another_towers_scales_alone_are_no_scales(folder: Path, prefix: str) -> None:
+    def rename(tensors: Tensors) -> None:
+        for key in [key for key in tensors if key.endswith(("k_scale", "v_scale"))]:
+            tensors[key.replace("model.", prefix, 1)] = tensors.pop(key)
+
+    edit(folder, rename)
+    with pytest.raises(Refused, match="has no scales of a KV cache, for none of its 4 layers"):
+        engine_on(folder, "fp8_e4m3_static", "checkpoint")
+    engine = engine_on(folder, "fp8_e4m3_static", "checkpoint_or_default")
+    assert {scale for pair in due_scales(engine) for scale in pair} == {Scale(1.0, "default")}
+    (said,) = engine.model.warnings("checkpoint_or_default")
+    assert (
+        f"({prefix}layers.0.self_attn.k_proj.k_scale and 7 more), which are not read: they are of other"
+        in said
+    )
+
+
+def test_a_scale_of_a_layer_that_the_model_has_not_is_warned_of(folder: Path) -> None:
+    edit(folder, lambda t: t.update({AT.format(99, "k_scale"): torch.tensor(0.5)}))
+    model = engine_on(folder, "fp8_e4m3_static", "checkpoint").model
+    assert model.warnings("checkpoint") == (
+        f"The checkpoint holds scales of a KV cache ({AT.format(99, 'k_scale')}), which are not read: the model has 4 layers, and these "
+        "are of later ones.",
+    )
 
 
 def test_scales_of_all_shards_reach_the_store(folder: Path) -> None:
