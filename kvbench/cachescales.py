@@ -15,15 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import Refused
+from kvbench.formats import LARGEST, SMALLEST
 from kvbench.tensorheaders import FETCH_AGAIN, Header, read_headers
 
 SCHEME = "kv_cache_scheme"
 UNUSABLE = "checkpoint_scale_unusable"
 
+# Before `layers.N.`: the language model's. Layers under any other are another tower's (vision_tower., draft.), and so are their scales.
+PREFIXES = ("", "model.", "language_model.model.", "model.language_model.")
 # What is read: the layer, and k, v or both. `kv_scale` is one number for both sides.
 _READ = re.compile(
-    r"(?:^|\.)layers\.(\d+)\.self_attn\.(?:([kv])_proj\.(?:\2_scale|output_scale)|(?:attn\.)?(?:([kv])_scale|kv_scale))$"
+    rf"(?:{'|'.join(map(re.escape, PREFIXES))})layers\.(0|[1-9][0-9]{{0,5}})\.self_attn\."
+    r"(?:([kv])_proj\.(?:\2_scale|output_scale)|(?:attn\.)?(?:([kv])_scale|kv_scale))"
 )
+_IN_LAYERS = re.compile(r"(|.*?\.)layers\.[0-9]+\.")
 # All that belongs to a cache, read or not: of queries and probabilities too.
 _OF_CACHE = re.compile(r"(^|[._])(k|v|kv|q|prob|cache)_?((proj\.)?output_|cache_)?scale$|kv_cache")
 
@@ -90,18 +95,27 @@ def of_cache(name: str) -> bool:
 
 def part_of(name: str) -> tuple[int, str] | None:
     """(layer, "k", "v" or "kv") of a tensor that is read as a scale; None for any other."""
-    found = _READ.search(name)
+    found = _READ.fullmatch(name)
     return (int(found[1]), found[2] or found[3] or "kv") if found else None
+
+
+def of_other_tower(name: str) -> bool:
+    """Whether a tensor is of layers that are not the language model's, by its prefix."""
+    found = _IN_LAYERS.match(name)
+    return found is not None and found[1] not in PREFIXES
 
 
 def stored_scales(files: Sequence[Path], layers: int) -> dict[tuple[int, str], StoredScale]:
     """What safetensors files hold for the first `layers` layers. Raises Refused, naming tensor and file, for a scale that is
-    none, for two that differ, and for scales of K or V under names that are not read: 1.0 must not stand for one that is there.
+    none, for two that differ, and for scales of K or V under names that are not read: 1.0 must not stand for one that is there. Those of
+    other towers are left alone.
     """
     found: dict[tuple[int, str], StoredScale] = {}
     headers = read_headers(files)
     if strange := sorted(
-        name for name in headers if of_cache(name) and not (part_of(name) or _OF_OTHERS.search(name))
+        name
+        for name in headers
+        if of_cache(name) and not (part_of(name) or _OF_OTHERS.search(name) or of_other_tower(name))
     ):
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         raise Refused(
@@ -142,14 +156,17 @@ def _value(name: str, header: Header) -> float:
             "scales in the matrix, or a file of kvbench calibrate.",
         )
     value = _VALUE[header.dtype](header.content())
-    if not (math.isfinite(value) and value > 0):
+    if SMALLEST <= value <= LARGEST:
+        return value
+    if math.isfinite(value) and value > 0:
+        due = f"; a scale is kept in float32, from {SMALLEST:.3g} to {LARGEST:.3g}"
+    else:
         unset = ", as engines write for one that was never set" if value == -1 else ""
-        raise Refused(
-            UNUSABLE,
-            f"{where} holds {value:.6g}{unset}; a scale is a finite number above 0. Export the checkpoint anew, or give scales in the "
-            "matrix.",
-        )
-    return value
+        due = f"{unset}; a scale is a finite number above 0"
+    raise Refused(
+        UNUSABLE,
+        f"{where} holds {value:.6g}{due}. Export the checkpoint anew, or give scales in the matrix.",
+    )
 
 
 def _e4m3(byte: int) -> float:

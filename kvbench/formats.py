@@ -22,6 +22,9 @@ DTYPE_BYTES: dict[str, int] = {
     "float8_e4m3fn": 1,
 }
 
+# What float32, in which static scales are kept, holds: its smallest subnormal and its largest number.
+SMALLEST, LARGEST = 2.0**-149, (2 - 2.0**-23) * 2.0**127
+
 
 @dataclass(frozen=True)
 class KVFormat:

@@ -134,17 +134,30 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_json(
-    path: Path, advice: str = "delete that file and run the matrix again to measure it anew"
+    path: Path,
+    advice: str = "delete that file and run the matrix again to measure it anew",
+    *,
+    unique: bool = False,
 ) -> Any:
-    """Raises UsageError naming the file when it is not there, cannot be read or is not JSON; advice: what to do then."""
+    """Raises UsageError naming the file when it is not there, cannot be read or is not JSON; advice: what to do then. unique: so it is
+    for a key that one mapping has twice, of which the last stands otherwise."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique if unique else None)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist; give a run directory that `kvbench run` wrote.") from None
     except OSError as e:
         raise UsageError(f"{path} cannot be read ({e.strerror}); check the path.") from None
     except (ValueError, RecursionError) as e:
         raise UsageError(f"{path} is not valid JSON ({e}); {advice}.") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r:.80} stands twice in one mapping")
+        found[key] = value
+    return found
 
 
 @dataclass(frozen=True)

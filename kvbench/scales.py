@@ -8,6 +8,7 @@ the cell is known by. The words of `WORDS` stay as they are: the model's digest 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from kvbench.cachescales import Stored
 from kvbench.cells import content_hash
 from kvbench.document import show
 from kvbench.errors import Refused, UsageError
-from kvbench.formats import KV_FORMATS, KVFormat
+from kvbench.formats import KV_FORMATS, LARGEST, SMALLEST, KVFormat
 from kvbench.record import read_json
 
 VERSION = 1
@@ -34,6 +35,7 @@ WORDS = {
     CHECKPOINT: "those in the checkpoint's own files, of every layer",
     OR_DEFAULT: "those in the checkpoint's own files, 1.0 where it has none",
 }
+_LAYER = re.compile(r"0|[1-9][0-9]{0,8}")
 MOST_LAYERS = 10_000  # a wilder number in a published file is no layer: what is missing is sought so far
 # dtype of a published file -> the format that its scales are for.
 PUBLISHED = {"float8_e4m3fn": "fp8_e4m3_static"}
@@ -58,11 +60,11 @@ FACTS: dict[str, type] = {
 
 def read(path: Path) -> dict[str, Any]:
     """The cell's value of `scale` that a file stands for. Raises UsageError, with the file's name, for any other file."""
-    if not path.is_file():
+    if wrong := _path_fault(path):
         raise UsageError(
-            f"the scale file {path} does not exist; its path is relative to the matrix file. kvbench calibrate writes one."
+            f"the scale file {path} {wrong}; its path is relative to the matrix file. kvbench calibrate writes one."
         )
-    data = read_json(path, "write it anew with kvbench calibrate")
+    data = read_json(path, "write it anew with kvbench calibrate", unique=True)
     published = isinstance(data, dict) and "kv_cache" in data
     wrong = _published_fault(data) if published else _fault(data)
     if wrong:
@@ -77,6 +79,21 @@ def read(path: Path) -> dict[str, Any]:
         facts = {key: data[key] for key in FACTS}
         sides, kind = {side: [float(x) for x in data[side]] for side in ("k", "v")}, CALIBRATED
     return {**sides, kind: {"file": path.name, "sha": content_hash(data), **facts}}
+
+
+def _path_fault(path: Path) -> str:
+    """Why no file can be read at a path, to be read after its name, or ""."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return "is a link to a file that does not exist" if path.is_symlink() else "does not exist"
+    except OSError as e:
+        return f"cannot be reached ({e.strerror})"
+    except ValueError as e:  # a null character
+        return f"cannot be reached ({e})"
+    if path.is_dir():
+        return "is a folder"
+    return "" if path.is_file() else "is no regular file"
 
 
 def _fault(data: Any) -> str:
@@ -97,8 +114,8 @@ def _fault(data: Any) -> str:
         if not isinstance(data[side], list) or not data[side]:
             return f"has no list of scales for {side}, one a layer"
         for layer, x in enumerate(data[side]):
-            if not _is_scale(x):
-                return f"has {x!r:.80} for {side} of layer {layer}, where a finite number above 0 is due"
+            if due := _scale_fault(x):
+                return f"has {x!r:.80} for {side} of layer {layer}, {due}"
     if len(data["k"]) != len(data["v"]):
         return f"has {len(data['k'])} layers for k and {len(data['v'])} for v"
     return ""
@@ -117,11 +134,11 @@ def _published_fault(data: Mapping[str, Any]) -> str:
     if not isinstance(ranks, dict) or not ranks or not all(isinstance(r, dict) and r for r in ranks.values()):
         return "has no mapping of ranks to layers for scaling_factor"
     for rank, layers in ranks.items():
-        if odd := [key for key in layers if not key.isdecimal() or key != str(int(key))]:
+        if odd := [key for key in layers if not _LAYER.fullmatch(key)]:
             return f"has {odd[0]!r:.80} for a layer of rank {rank}, where a number from 0 is due"
         for layer, x in layers.items():
-            if not _is_scale(x):
-                return f"has {x!r:.80} for layer {layer} of rank {rank}, where a finite number above 0 is due"
+            if due := _scale_fault(x):
+                return f"has {x!r:.80} for layer {layer} of rank {rank}, {due}"
         last = min(max(map(int, layers)), MOST_LAYERS)
         if missing := [i for i in range(last) if str(i) not in layers]:
             return f"has no scale for {_layers(missing)} in rank {rank}"
@@ -140,8 +157,11 @@ def _of_rank(data: Mapping[str, Any]) -> dict[int, float]:
     return {int(layer): x for layer, x in next(iter(data["kv_cache"]["scaling_factor"].values())).items()}
 
 
-def _is_scale(x: Any) -> bool:
-    return type(x) in (int, float) and math.isfinite(x) and x > 0
+def _scale_fault(x: Any) -> str:
+    """What is due in place of a number that is no scale, or "". Compared as it is: no float holds an integer of 400 digits."""
+    if type(x) not in (int, float) or not 0 < x < math.inf:
+        return "where a finite number above 0 is due"
+    return "" if SMALLEST <= x <= LARGEST else f"where float32 holds {SMALLEST:.3g} to {LARGEST:.3g}"
 
 
 def _layers(layers: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from kvbench.document import show, suggestion
+from kvbench.formats import LARGEST, SMALLEST
 from kvbench.scales import WORDS, short
 from kvbench.tasks import Option
 from kvbench.yamlstrict import scalar
@@ -99,10 +100,6 @@ def _mend(kind: str, value: Any) -> str:
     if kind == "int" and isinstance(value, float) and value.is_integer():
         return f"; write {int(value)}"
     return ""
-
-
-# What float32 holds: its smallest subnormal and its largest number.
-SMALLEST, LARGEST = 2.0**-149, (2 - 2.0**-23) * 2.0**127
 
 
 def _scale_complaint(value: Any) -> str | None:

@@ -86,7 +86,7 @@ class LoadedModel:
         """Sentences on what a cell with this `scale` leaves unread, and on the weights."""
         read = self.cache_scales.values() if from_checkpoint(scale) else ()
         unread = set(self.weights.cache_scales).difference(*(held.tensors for held in read))
-        return (*unread_cache_scales(unread), *self.weights.warnings)
+        return (*unread_cache_scales(unread, len(self.layers)), *self.weights.warnings)
 
     @functools.cached_property
     def compiled(self) -> CompiledLayers:

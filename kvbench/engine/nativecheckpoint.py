@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.cachescales import of_cache
+from kvbench.cachescales import of_cache, of_other_tower, part_of
 from kvbench.engine.tensorfiles import TensorFiles
 from kvbench.errors import KvbenchError
 
@@ -53,14 +53,21 @@ def check_unread(name: str, keys: Iterable[object]) -> tuple[str, ...]:
     return (f"The model takes no {unread[0]}{_more(unread)} of the checkpoint's files.",)
 
 
-def unread_cache_scales(keys: Iterable[str]) -> tuple[str, ...]:
-    """A sentence on the scales of a cache that a cell does not read; none where there are none."""
-    unread = sorted(keys)
-    if not unread:
-        return ()
-    return (
-        f"The checkpoint holds scales of a KV cache ({unread[0]}{_more(unread)}), which are not read: a static KV format takes its "
-        "scales from `scale`, and these with `scale: checkpoint`.",
+def unread_cache_scales(keys: Iterable[str], layers: int) -> tuple[str, ...]:
+    """Sentences on the scales of a cache that a cell does not read, of a model with `layers` layers; none where there are none."""
+    why: dict[str, list[str]] = {}
+    for key in sorted(keys):
+        part = part_of(key)
+        if of_other_tower(key):
+            reason = "they are of other layers than the language model's."
+        elif part is not None and part[0] >= layers:
+            reason = f"the model has {layers} layers, and these are of later ones."
+        else:
+            reason = "a static KV format takes its scales from `scale`, and these with `scale: checkpoint`."
+        why.setdefault(reason, []).append(key)
+    return tuple(
+        f"The checkpoint holds scales of a KV cache ({unread[0]}{_more(unread)}), which are not read: {reason}"
+        for reason, unread in why.items()
     )
 
 

@@ -1,7 +1,8 @@
 """Where the scales of a store come from: what they must be, read anew past the loader, and what they are.
 
 The loader finds a checkpoint's scales by a pattern over names and decodes bytes itself (`kvbench.cachescales`). Here each name is
-written out and asked of the files, and torch reads it: a value is never compared with itself.
+written out and asked of the files, and torch reads it; given numbers are laid out a layer anew, too (the loader's way is
+`kvbench.scales.settle`): a value is never compared with itself.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from kvbench.engine.core import Engine
 from kvbench.engine.layer import SIDES, indexable
 from kvbench.engine.pages import RESIDENT
 from kvbench.engine.store import PagedKVStore
+from kvbench.errors import Refused
 from kvbench.record import Level
-from kvbench.scales import DYNAMIC, Scale, from_checkpoint, settle
+from kvbench.scales import CALIBRATED, CHECKPOINT, DEFAULT, DYNAMIC, FILE, GIVEN, Scale, from_checkpoint
 
+# Before `layers.N.`, of the language model and no other tower.
+_BEFORE = ("", "model.", "language_model.model.", "model.language_model.")
 # Behind `layers.N.`, for one side; the last is one number for both.
 _NAMES = (
     "self_attn.{0}_proj.{0}_scale", "self_attn.{0}_scale", "self_attn.attn.{0}_scale", "self_attn.{0}_proj.output_scale",
@@ -31,25 +35,54 @@ _NAMES = (
 
 
 def due_scales(engine: Engine) -> list[tuple[Scale, Scale]]:
-    """What the (K, V) scales of each layer must be, each with its source, of an engine whose format is static."""
-    scale, layers = engine.spec["scale"], len(engine.store.layers)
-    return settle(scale, layers, _reread(engine.model.files, layers) if from_checkpoint(scale) else {})
+    """What the (K, V) scales of each layer must be, each with its source, of an engine whose format is static. Raises Refused where
+    what `scale` names has none for a layer."""
+    scale, layers = engine.spec["scale"], range(len(engine.store.layers))
+    if isinstance(scale, str):
+        held = _reread(engine.model.files, len(layers)) if from_checkpoint(scale) else {}
+        return [(_of_word(scale, held, layer, "k"), _of_word(scale, held, layer, "v")) for layer in layers]
+    return list(zip(_given(scale, "k", layers), _given(scale, "v", layers), strict=True))
+
+
+def _given(scale: Any, side: str, layers: range) -> list[Scale]:
+    named = isinstance(scale, Mapping)
+    source = next((source for source in (CALIBRATED, FILE) if named and source in scale), GIVEN)
+    value = scale[side] if named else scale
+    if not isinstance(value, list | tuple):
+        return [Scale(float(value), source) for _ in layers]
+    if len(value) != len(layers):
+        raise Refused(
+            "scale_count", f"scale.{side} has {len(value)} values and the model has {len(layers)} layers."
+        )
+    return [Scale(float(value[layer]), source) for layer in layers]
+
+
+def _of_word(word: str, held: Mapping[tuple[int, str], StoredScale], layer: int, side: str) -> Scale:
+    if found := held.get((layer, side)):
+        return Scale(found.value, CHECKPOINT, found.tensors[0])
+    if word == CHECKPOINT:
+        raise Refused(
+            "checkpoint_has_no_scales",
+            f"The checkpoint's files, read again, have no scale of {side.upper()} for layer {layer}; export it anew.",
+        )
+    return Scale(1.0, DEFAULT)
 
 
 def _reread(files: Sequence[Path], layers: int) -> dict[tuple[int, str], StoredScale]:
     found: dict[tuple[int, str], StoredScale] = {}
     with ExitStack() as stack:
         opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in files}
-        by_end: dict[str, tuple[str, Path]] = {}  # "3.self_attn.k_scale" -> its whole name, and where it is
+        where: dict[str, Path] = {}
         for path, file in opened.items():
-            for name in file.keys():  # noqa: SIM118 (no mapping, only this method)
-                by_end.setdefault(f".{name}".rpartition(".layers.")[2], (name, path))
+            where.update(dict.fromkeys(file.keys(), path))
         for layer in range(layers):
             for side in SIDES:
-                ends = (f"{layer}.{name.format(side)}" for name in _NAMES)
-                for name, path in (by_end[end] for end in ends if end in by_end):
-                    value = float(opened[path].get_tensor(name).double())
-                    found.setdefault((layer, side), StoredScale(value, (name,), path.name))
+                names = (
+                    f"{before}layers.{layer}.{name.format(side)}" for before in _BEFORE for name in _NAMES
+                )
+                if name := next(filter(where.__contains__, names), ""):
+                    value = float(opened[where[name]].get_tensor(name).double())
+                    found[layer, side] = StoredScale(value, (name,), where[name].name)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from kvbench.engine.scalesources import due_scales, live_scales, provenance
 from kvbench.errors import Refused
 from kvbench.models import config_facts, settled_scales
 from kvbench.record import MISMATCH, VERIFIED, Level
+from kvbench.scales import Scale, settle
 from kvbench.selftest.checkpoint import write_checkpoint
 from kvbench.selftest.table import FAULTS
 from kvbench.weightsizes import weight_sizes
@@ -258,6 +260,48 @@ def test_a14_t2_both_readings_know_every_name(folder: Path, name: str) -> None:
             assert engine.model.cache_scales[layer, side].value == scale.value
 
 
+@pytest.mark.parametrize("prefix", ["", "model.", "language_model.model.", "model.language_model."])
+def test_both_readings_know_every_prefix_and_no_other_tower(folder: Path, prefix: str) -> None:
+    def rename(tensors: Tensors) -> None:
+        for key in [key for key in tensors if key.endswith(("k_scale", "v_scale"))]:
+            tensors[key.replace("model.", prefix, 1)] = value = tensors.pop(key)
+            tensors[key.replace("model.", "vision_tower.", 1)] = value + 1
+
+    edit(folder, rename)
+    engine = engine_on(folder, "fp8_e4m3_static", "checkpoint")
+    for layer, due in enumerate(due_scales(engine)):
+        for side, scale in zip("kv", due, strict=True):
+            assert scale.tensor == f"{prefix}layers.{layer}.self_attn.{side}_proj.{side}_scale"
+            assert engine.model.cache_scales[layer, side].value == scale.value < 1
+
+
+@pytest.mark.parametrize("prefix", ["vision_tower.", "draft."])
+def test_another_towers_scales_alone_are_no_scales(folder: Path, prefix: str) -> None:
+    def rename(tensors: Tensors) -> None:
+        for key in [key for key in tensors if key.endswith(("k_scale", "v_scale"))]:
+            tensors[key.replace("model.", prefix, 1)] = tensors.pop(key)
+
+    edit(folder, rename)
+    with pytest.raises(Refused, match="has no scales of a KV cache, for none of its 4 layers"):
+        engine_on(folder, "fp8_e4m3_static", "checkpoint")
+    engine = engine_on(folder, "fp8_e4m3_static", "checkpoint_or_default")
+    assert {scale for pair in due_scales(engine) for scale in pair} == {Scale(1.0, "default")}
+    (said,) = engine.model.warnings("checkpoint_or_default")
+    assert (
+        f"({prefix}layers.0.self_attn.k_proj.k_scale and 7 more), which are not read: they are of other"
+        in said
+    )
+
+
+def test_a_scale_of_a_layer_that_the_model_has_not_is_warned_of(folder: Path) -> None:
+    edit(folder, lambda t: t.update({AT.format(99, "k_scale"): torch.tensor(0.5)}))
+    model = engine_on(folder, "fp8_e4m3_static", "checkpoint").model
+    assert model.warnings("checkpoint") == (
+        f"The checkpoint holds scales of a KV cache ({AT.format(99, 'k_scale')}), which are not read: the model has 4 layers, and these "
+        "are of later ones.",
+    )
+
+
 def test_scales_of_all_shards_reach_the_store(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -328,6 +372,43 @@ def test_files_that_change_after_loading_are_a_mismatch(folder: Path) -> None:
     edit(folder, lambda tensors: tensors.update({K_2: torch.tensor(0.5)}))
     e2 = next(level for level in examine(engine, reads_due=False).levels if level.name == "E2")
     assert "layer 2 K: the stored scale is 0.03, checkpoint was 0.5" in e2.sentence
+
+
+ROLLED = {
+    "list": {"k": [0.1, 0.2, 0.3, 0.4], "v": [0.5, 0.6, 0.7, 0.8]},
+    "file": {"k": [0.1, 0.2, 0.3, 0.4], "v": [0.5, 0.6, 0.7, 0.8], "file": {"file": "s.json"}},
+    "checkpoint": "checkpoint",
+}
+
+
+@pytest.mark.parametrize(("scale", "said"), [
+    ("list", "layer 0 K: the stored scale is 0.2, given was 0.1"),
+    ("file", "layer 0 K: the stored scale is 0.2, file was 0.1"),
+    ("checkpoint", f"layer 0 K: the stored scale is 0.02, checkpoint was 0.01 ({AT.format(0, 'k_proj.k_scale')})"),
+])  # fmt: skip
+def test_scales_that_settle_hands_to_the_wrong_layer_fail_e2(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, scale: str, said: str
+) -> None:
+    """Everywhere: the evidence lays them out itself."""
+
+    def rolled(*given: Any) -> list[Any]:
+        pairs = settle(*given)
+        return pairs[1:] + pairs[:1]
+
+    for module in [m for name, m in sys.modules.items() if name.startswith("kvbench.")]:
+        if getattr(module, "settle", None) is settle:
+            monkeypatch.setattr(module, "settle", rolled)
+    engine = engine_on(folder, "fp8_e4m3_static", ROLLED[scale])
+    e2 = next(level for level in examine(engine, reads_due=False).levels if level.name == "E2")
+    assert e2.state == MISMATCH
+    assert said in e2.sentence
+
+
+def test_files_that_lose_a_scale_after_loading_are_refused_and_not_taken_for_1(folder: Path) -> None:
+    engine = engine_on(folder, "fp8_e4m3_static", "checkpoint")
+    edit(folder, lambda tensors: tensors.pop(K_2))
+    with pytest.raises(Refused, match="read again, have no scale of K for layer 2"):
+        due_scales(engine)
 
 
 def test_read_is_what_the_probe_showed_and_nothing_else(folder: Path) -> None:

@@ -27,7 +27,10 @@ AT = "model.layers.3.self_attn"
         ("layers.12.self_attn.k_scale", (12, "k")), ("model.language_model.layers.0.self_attn.v_scale", (0, "v")),
         (f"{AT}.k_proj.v_scale", None), (f"{AT}.q_scale", None), (f"{AT}.q_proj.output_scale", None),
         (f"{AT}.k_proj.weight_scale", None), (f"{AT}.k_proj.input_scale", None), (f"{AT}.k_scale.more", None),
-        ("model.mylayers.3.self_attn.k_scale", None), ("model.layers.3.cross_attn.k_scale", None), (f"{AT}.kk_scale", None),
+        ("model.mylayers.3.self_attn.k_scale", None), ("language_model.model.layers.7.self_attn.k_scale", (7, "k")),
+        ("vision_tower.layers.3.self_attn.k_scale", None), ("draft.layers.3.self_attn.k_scale", None),
+        ("language_model.layers.3.self_attn.k_scale", None), ("model.layers.01.self_attn.k_scale", None),
+        (f"model.layers.{'9' * 5000}.self_attn.k_scale", None), ("model.layers.3.cross_attn.k_scale", None), (f"{AT}.kk_scale", None),
     ],
 )  # fmt: skip
 def test_a14_t2_names_of_real_checkpoints_are_read_and_no_others(name: str, part: Any) -> None:
@@ -261,3 +264,39 @@ def test_scales_of_queries_and_probabilities_are_no_part_of_a_cache(tmp_path: Pa
     tensors = {f"model.layers.0.{name}": torch.tensor(0.5) for name in names}
     save_file(tensors, tmp_path / "model.safetensors")
     assert stored_scales([tmp_path / "model.safetensors"], 2) == {}
+
+
+@pytest.mark.parametrize(
+    "prefix", ["vision_tower.", "draft.", "model.vision_tower.encoder.", "language_model."]
+)
+def test_scales_of_another_tower_are_neither_read_nor_refused(tmp_path: Path, prefix: str) -> None:
+    tensors = {
+        f"{prefix}layers.0.self_attn.k_scale": torch.tensor(0.5),
+        f"{prefix}layers.0.self_attn.k_cache_scale": torch.tensor(0.5),
+        f"{prefix}layers.1.self_attn.v_scale": torch.tensor(float("nan")),
+        "model.layers.0.self_attn.v_scale": torch.tensor(0.25),
+    }
+    found = stored_scales(write(tmp_path, tensors), 2)
+    assert {part: held.value for part, held in found.items()} == {(0, "v"): 0.25}
+
+
+@pytest.mark.parametrize(
+    "name", ["k_cache_scale", "model.layers.0.self_attn.encoder.layers.0.self_attn.k_scale"]
+)
+def test_a_strange_name_without_layers_or_in_the_language_models_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(Refused, match=f"holds {name} of model.safetensors, a scale of the cache by its name"):
+        stored_scales(write(tmp_path, {name: torch.tensor(0.5)}), 2)
+
+
+@pytest.mark.parametrize("value", [1e200, 1e-60, 3.4028235e38 * 1.0001])
+def test_a02_t3_a_scale_that_float32_does_not_hold_is_refused_with_its_tensor(
+    tmp_path: Path, value: float
+) -> None:
+    files = write(tmp_path, {f"{AT}.k_scale": torch.tensor(value, dtype=torch.float64)})
+    with pytest.raises(Refused) as e:
+        stored_scales(files, 4)
+    assert str(e.value).startswith(
+        f"The tensor {AT}.k_scale of model.safetensors holds {value:.6g}; a scale is kept in float32, from 1.4e-45 to 3.4e+38."
+    )

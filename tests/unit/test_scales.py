@@ -79,6 +79,8 @@ def test_the_content_of_a_file_is_part_of_the_tasks_key(file, matrix):
         ({"k": [0.5, 0.0, 1, 1]}, "s.json has 0.0 for k of layer 1, where a finite number above 0 is due"),
         ({"v": [0.5, float("nan"), 1, 1]}, "s.json has nan for v of layer 1"),
         ({"v": [0.5, True, 1, 1]}, "s.json has True for v of layer 1"),
+        ({"v": [0.5, 10**400, 1, 1]}, "for v of layer 1, where float32 holds 1.4e-45 to 3.4e+38"),
+        ({"k": [0.5, 1, 1e39, 1]}, "s.json has 1e+39 for k of layer 2, where float32 holds"),
         ({"v": []}, "s.json has no list of scales for v"),
         ({"v": [1, 1, 1]}, "s.json has 4 layers for k and 3 for v"),
         ({"method": None}, "s.json has other keys than it should: check method"),
@@ -106,6 +108,44 @@ def test_a_file_that_is_not_there_or_no_json_is_refused(file, matrix, tmp_path):
         match=r'holds the text "dynamic" where a number above 0, default, checkpoint, checkpoint_or_default, a \.json file',
     ):
         matrix("{kv_format: int8_static, scale: dynamic}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [('"k": [', '"k": [9, 9, 9, 9], "k": [', "k"), ('"model": ', '"model": "other", "model": ', "model")],
+)
+def test_a_key_that_stands_twice_is_refused(file, matrix, old, new, key):
+    path = file()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(
+        UsageError, match=rf"s\.json is not valid JSON \(the key '{key}' stands twice in one mapping\)"
+    ):
+        matrix()
+
+
+def test_a_layer_that_stands_twice_is_refused(tmp_path, matrix):
+    published(tmp_path)
+    text = (tmp_path / "s.json").read_text()
+    (tmp_path / "s.json").write_text(text.replace('"0": 0.5', '"0": 0.25, "0": 0.5'))
+    with pytest.raises(
+        UsageError, match=r"s\.json is not valid JSON \(the key '0' stands twice in one mapping\)"
+    ):
+        matrix(FP8)
+
+
+def test_what_is_no_file_is_called_what_it_is(tmp_path, matrix):
+    path = tmp_path / "s.json"
+    path.mkdir()
+    with pytest.raises(UsageError, match=r"s\.json is a folder; its path"):
+        matrix()
+    path.rmdir()
+    path.symlink_to(path)
+    with pytest.raises(UsageError, match=r"s\.json cannot be reached \(Too many levels of symbolic links\)"):
+        matrix()
+    path.unlink()
+    path.symlink_to(tmp_path / "gone")
+    with pytest.raises(UsageError, match=r"s\.json is a link to a file that does not exist"):
+        matrix()
 
 
 def test_another_model_or_number_of_layers_is_refused(file):
@@ -218,6 +258,10 @@ def test_ranks_that_say_the_same_are_one(tmp_path, matrix):
         ({"scaling_factor": {"0": {"0": float("nan")}}}, "s.json has nan for layer 0"),
         ({"scaling_factor": {"0": {"0": float("inf")}}}, "s.json has inf for layer 0"),
         ({"scaling_factor": {"0": {"0": True}}}, "s.json has True for layer 0"),
+        ({"scaling_factor": {"0": {"0": 10**400}}}, "for layer 0 of rank 0, where float32 holds 1.4e-45 to 3.4e+38"),
+        ({"scaling_factor": {"0": {"0": 1e-46}}}, "s.json has 1e-46 for layer 0 of rank 0, where float32 holds"),
+        ({"scaling_factor": {"0": {"0": 1, "9" * 5000: 1}}}, f"s.json has '{'9' * 79} for a layer of rank 0"),
+        ({"scaling_factor": {"0": {"0": 1, "01": 1}}}, "s.json has '01' for a layer of rank 0"),
         ({"scaling_factor": {"0": {"0": 0.5}, "1": {"0": 0.25}}}, "s.json has 0.25 for layer 0 of rank 1 and 0.5 of rank 0"),
         ({"scaling_factor": {"0": {"0": 0.5}, "1": {"0": 0.5, "1": 1}}}, "s.json has 1 for layer 1 of rank 1 and None of rank 0"),
         ({"more": 1}, "s.json has no mapping of dtype and scaling_factor"),
