@@ -6,12 +6,15 @@ A doubt needs a cause that was measured, and a direction. Each cause is asked on
                than it is; with both, unequally often, neither side is known. As often in both arms, a ratio stands.
     drift      rising times say that later ones are longer, falling ones that they are shorter. In a ratio A B B A cancels a
                straight drift but for the distance of the arms' mean orders (a third of a request's for 3 repeats, none for even ones).
+    clocks     of the arms, their medians, apart by more than 5%: a ratio is one of two devices, whatever the reason (a power cap too). Times
+               are at most as much longer as the clock is lower, so what both the ratio and that ratio of it say stands.
     outliers   may lie on either side. Nobody drops them: they stay in the value, and the check is tried without them. Tails
                (p90, p99, max) are about them, and are left alone.
 
 So a pass stands where a true value could only lie farther within the limit: a slowed-down candidate that is fast enough
 passes. A failure is never softened by what cannot have made it: it stands where the true value could only be worse, where the
-requests that were not slowed down fail by themselves, where the end of a falling drift still fails, where it fails
+requests that were not slowed down fail by themselves, where the end of a falling drift still fails (and a pass where that of a
+rising one still passes), where it fails
 without its outliers too. Other processes on the GPU are no cause by themselves, only named beside a drift or an outlier.
 What was not measured (older records, too few requests) raises no doubt.
 """
@@ -31,7 +34,7 @@ from kvbench.judge import Limits, decide
 from kvbench.metrics import METRICS, Row
 from kvbench.power import Spread
 from kvbench.record import Record
-from kvbench.stats import CONFIDENCE, exp
+from kvbench.stats import CONFIDENCE, exp, median
 from kvbench.steadiness import Drift
 from kvbench.verdict import FAIL, INCONCLUSIVE, PASS
 
@@ -51,6 +54,9 @@ _NAMES = {"ttft": "TTFT", "itl": "ITL", "request": "a request's time"}
 # Up to so much of a change over the run an absolute time counts as that of a steady machine.
 STEADY_PCT = 10.0
 
+# Clocks step by 15 MHz or so; of two arms in turns, medians that are farther apart than this are two devices.
+CLOCKS_PCT = 5.0
+
 _AGAIN = "measure again: --set runners.latency.repeats=10"
 
 
@@ -64,7 +70,8 @@ def doubt(record: Record, row: Row, limits: Limits, status: str, confidence: flo
     others = (record.facts.get("device_state") or {}).get("other_processes")
     if any(unsteady) and others and others["count"]:
         unsteady.append(_others(others))
-    return "; ".join(filter(None, (_slowed(record, arms, row, claim), *unsteady)))
+    slow = _slowed(record, arms, row, claim) or _clocked(record, arms, row, claim)
+    return "; ".join(filter(None, (slow, *unsteady)))
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,41 @@ def _slowed(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim: 
     return f"the device was slowed down in {said}, {effect}; {' and '.join(remedies)}, and {_AGAIN}"
 
 
+def _clocked(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str:
+    """The arms of a ratio ran at clocks that are apart, which may be all of the outcome."""
+    clocks = _clocks(arms)
+    if JUDGED[row.metric][1] != RATIO or clocks is None:
+        return ""
+    own, other = clocks
+    lower = own < other
+    # As if times went by the clock alone: the true ratio lies between that and the measured one.
+    even = _scaled(row, own / other)
+    if stands(claim.status, _value(row), claim.limits, lower, not lower) or _alike(row, even, claim):
+        return ""
+    slow = steadiness.slowed(arms)
+    if claim.status == FAIL and slow:
+        rest = [arm for arm in arms if arm["order"] not in slow]
+        if _clocks(rest) is None and _without(record, arms, row.metric, claim, slow) == FAIL:
+            return ""
+    return (
+        f"the candidate's requests ran at {own:g} MHz and the baseline's at {other:g} (medians of SM clocks), which a ratio does not cancel; "
+        f"see to its clocks and power, and {_AGAIN}"
+    )
+
+
+def _clocks(arms: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """The median SM clocks of the candidate's and of the baseline's requests in MHz, where they are apart; None where not, or not known."""
+    read = [
+        steadiness.values_of([arm for arm in arms if arm["arm"] == name], "sm_mhz")
+        for name in ("candidate", "baseline")
+    ]
+    if not all(read):
+        return None
+    own, other = map(median, read)
+    apart = min(own, other) > 0 and max(own, other) / min(own, other) > 1 + CLOCKS_PCT / 100
+    return (own, other) if apart else None
+
+
 def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str:
     """The times drift beyond chance: in a ratio what the order of the arms leaves of it decides; else it is too much."""
     quantity, kind = JUDGED[row.metric]
@@ -143,7 +185,7 @@ def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str
         return ""
     longer = found.slope > 0
     grows = longer == (kind == TIME)  # the value itself
-    if stands(claim.status, _value(row), claim.limits, not grows, grows) or _fails_at_the_end(
+    if stands(claim.status, _value(row), claim.limits, not grows, grows) or _alike_at_the_end(
         found, own, row, claim
     ):
         return ""
@@ -153,11 +195,19 @@ def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str
     )
 
 
-def _fails_at_the_end(found: Drift, own: Sequence[int], row: Row, claim: _Claim) -> bool:
-    """Whether a failure is one of the last request too, by the line of the drift."""
+def _alike_at_the_end(found: Drift, own: Sequence[int], row: Row, claim: _Claim) -> bool:
+    """Whether a pass or a failure is one of the last request too, by the line of the drift."""
     sign = 1 if JUDGED[row.metric][1] == TIME else -1
     last = exp(sign * found.slope * (found.last - fmean(own)))
-    return claim.status == FAIL and claim.ruled(_scaled(row, last)) == FAIL
+    return _alike(row, _scaled(row, last), claim)
+
+
+def _alike(row: Row, moved: Row, claim: _Claim) -> bool:
+    """Whether the claim holds of the moved value too, and of all between: a failure is one on the same side."""
+    same_side = claim.status == PASS or (_value(row) > claim.limits.high) == (
+        _value(moved) > claim.limits.high
+    )
+    return same_side and claim.ruled(moved) == claim.status
 
 
 def _outlying(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str:

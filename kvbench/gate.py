@@ -50,7 +50,7 @@ def evaluate(
         ),
         *failed_tasks(manifest, records),
         *empty_results(manifest, records, rows),
-        *implausible_values(manifest, rows),
+        *implausible_values(manifest, rows, records),
         *degenerate_scores(manifest, records),
     ]
     if gate:

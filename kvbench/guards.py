@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isclose, isfinite, isnan
 from typing import Any
 
+from kvbench.derive import health
 from kvbench.fits import SLACK
 from kvbench.looks import not_run
 from kvbench.metrics import METRICS, Row, implausible, problem
-from kvbench.record import ERROR, OK, REFUSED, Record
+from kvbench.record import ERROR, OK, REFUSED, Record, and_more
 from kvbench.record import NOT_EVALUATED as NOT_AVAILABLE
 from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome
 
@@ -76,9 +77,12 @@ def empty_results(manifest: Manifest, records: Sequence[Record], rows: Sequence[
             )
 
 
-def implausible_values(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outcome]:
-    """A failure for each value that cannot be (NaN, infinity, a perplexity of exactly 1) and for each pair that cannot be
-    together; one pass when there is none. Then what the bytes do not explain, which is inconclusive."""
+def implausible_values(
+    manifest: Manifest, rows: Sequence[Row], records: Iterable[Record] = ()
+) -> Iterator[Outcome]:
+    """A failure for each value that cannot be (NaN, infinity, a perplexity of exactly 1), for each pair that cannot be
+    together, and for each health record whose sides cannot be; one pass when there is none. Then what the bytes do not
+    explain, which is inconclusive."""
     names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
     measured = [(row, cells) for row, cells in by_task(manifest, rows) if row.value is not None]
     found = 0
@@ -95,7 +99,7 @@ def implausible_values(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outc
             yield Outcome(
                 "plausible", row.metric, cells[0], row.variant, FAIL, row.value, limit, sentence, cells=cells
             )
-    for broken in broken_identities(manifest, rows):
+    for broken in (*broken_identities(manifest, rows), *impossible_sides(manifest, records)):
         found += 1
         yield broken
     if measured and not found:
@@ -141,6 +145,27 @@ def broken_identities(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outco
             yield Outcome(
                 "plausible", row.metric, cells[0], row.variant, FAIL, row.value, f"equal to {words}", sentence,
                 cells=cells,
+            )  # fmt: skip
+
+
+def impossible_sides(manifest: Manifest, records: Iterable[Record]) -> Iterator[Outcome]:
+    """A failure for each health task whose layers and sides cannot be what its store held (`derive.health.faults`)."""
+    by_key = {record.key: record for record in records if record.status == OK}
+    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
+    for task in manifest["tasks"]:
+        record = by_key.get(task["key"])
+        if record is None or task["runner"] != "health":
+            continue
+        levels = (record.evidence or {}).get("levels", ())
+        stored = next((level["facts"] for level in levels if level["name"] == "E1"), None) or {}
+        faults = list(health.faults(record, stored.get("layers")))
+        if faults:
+            where = tuple(task["cells"])
+            sentence = (
+                f"health on {some(where, names)} is of sides that cannot be: {faults[0]}{and_more(faults)}."
+            )
+            yield Outcome(
+                "plausible", "", where[0], task["variant"], FAIL, None, "K and V of each layer once", sentence, cells=where
             )  # fmt: skip
 
 

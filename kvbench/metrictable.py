@@ -277,7 +277,8 @@ METRICS: dict[str, Metric] = {
                "share of steps of the baseline's own text whose argmax another one is behind a line end before the prompt, which changes no "
                "meaning: how undecided the text is; interval clustered by blocks of 64 steps", _SHARE, sampled=True),
         Metric("aa_margin_noise", "agreement", "logit", "lower",
-               "the most that a step's top-2 logit margin moved between these two runs of the baseline", (0.0, inf)),
+               "the most that a step's top-2 logit margin moved between these two runs of the baseline; none where rounding does not explain it",
+               (0.0, inf)),
         Metric("native_distinct_4grams", "agreement", "share", "higher",
                "share of the baseline's generated 4-grams that are different; a text that loops tests few choices", _SHARE),
         # generate: medians (lower ones) and shares are over the prompts, positions in what was generated, right-censored at its length
@@ -357,7 +358,8 @@ METRICS: dict[str, Metric] = {
                "share of a spread subset of the questions (option aa_limit) whose pick is another one when the baseline scores them again, "
                "no prefix shared, other neighbours, chunks of 64 tokens: the noise floor; Wilson interval", _SHARE, sampled=True, none=0.0),
         Metric("mcq_aa_score_noise", "mcq", "nat", "lower",
-               "the most that the summed logprob of a choice moved between these two runs of the baseline", (0.0, inf)),
+               "the most that the summed logprob of a choice moved between these two runs of the baseline; none of fewer than 8 questions, or "
+               "where rounding does not explain it", (0.0, inf)),
         Metric("mcq_prefix_disagreement", "mcq", "share", "lower",
                "share of the same questions whose pick is another one behind a line end before the prompt, which changes no meaning: how "
                "fragile they are; Wilson interval", _SHARE, sampled=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from kvbench.derive.repetition import distinct_ngrams
@@ -11,6 +12,11 @@ from kvbench.stats import largest
 
 # Below this share of different 4-grams a text is mostly repetition (plain prose of this length has above 0.9).
 LOOPS = 0.5
+
+# By dtype. Two ways to compute the same logits differ by rounding and summation order, and a K/V that differs in its last bit may
+# be stored as the neighbouring code. A gap of two logits that moves by less than this moves by rounding, by more it is a fault
+# of the engine. Logits of text models are of the order of 20.
+NEAR_TIE = {"float32": 0.05, "float16": 0.2, "bfloat16": 0.5}
 
 COMPARABLE = ("steps", "prompt_tokens", "prompt_sha")
 
@@ -23,9 +29,9 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
         flips = set(again)
         yield share_of_steps("aa_disagreement", [i in flips for i in range(steps)])
     yield _prefixed(noise)
-    floor = margin_noise(noise)
-    if floor is not None:
-        yield Value("aa_margin_noise", floor, steps)
+    floor, why = margin_noise(noise)
+    if floor is not None or why:
+        yield Value("aa_margin_noise", floor, steps, note=why)
     distinct = distinct_ngrams(noise.samples["tokens"], 4)
     if distinct is not None:
         loops = (
@@ -45,19 +51,26 @@ def _prefixed(native: Record) -> Value:
     return share_of_steps("prefix_disagreement", [a != b for a, b in zip(behind, tokens, strict=True)])
 
 
-def margin_noise(native: Record) -> float | None:
-    """The most that a step's top-2 margin moved between the baseline's two runs; None where the record has no second one.
+def margin_noise(native: Record) -> tuple[float | None, str]:
+    """The most that a step's top-2 margin moved between the baseline's two runs, and ""; or None and the reason.
 
-    Where the argmax flipped, the margin went through zero: both sides of it count.
+    Where the argmax flipped, the margin went through zero: both sides of it count. None and "" where the record has no second
+    run; None with a reason where a margin moved by more than `NEAR_TIE`: as a floor it would hide every divergence below it.
     """
     margins, again = native.samples["margins"], native.samples.get("aa_margins")
     if not again:
-        return None
+        return None, ""
     flipped = set(native.facts.get("aa_disagreements") or ())
-    moved = (
+    moved = [
         a + b if i in flipped else abs(a - b) for i, (a, b) in enumerate(zip(margins, again, strict=True))
-    )
-    return largest(moved)
+    ]
+    most, bound = largest(moved), NEAR_TIE[native.spec["dtype"]]
+    if math.isfinite(most) and most > bound:
+        return None, (
+            f"the native margin of step {moved.index(most)} moved by {most:.3g} logit between two runs, in {native.spec['dtype']} "
+            f"rounding explains {bound:g}: no noise, so no divergence is called real or a near-tie"
+        )
+    return most, ""
 
 
 def _against(record: Record, baseline: Record) -> Iterator[Value]:
@@ -79,7 +92,7 @@ def _against(record: Record, baseline: Record) -> Iterator[Value]:
     steps = len(tokens)
     differing = [i for i, (a, b) in enumerate(zip(tokens, native, strict=True)) if a != b]
     margins = baseline.samples["margins"]
-    floor = margin_noise(baseline)
+    floor, why = margin_noise(baseline)
     flipped = set(baseline.facts.get("aa_disagreements") or ())
     ties = {i for i in differing if i in flipped or (floor is not None and margins[i] <= floor)}
     real = [i for i in differing if i not in ties]
@@ -87,12 +100,11 @@ def _against(record: Record, baseline: Record) -> Iterator[Value]:
     yield from _length(record, baseline)
     of = f"{len(ties)} of {len(differing)} differing steps are near-ties" if differing else ""
     unseen = f"censored: no divergence within {steps} steps"
-    yield Value(
-        "real_divergence",
-        real[0] if real else steps,
-        steps,
-        note=of if real else "; ".join(filter(None, (unseen, of))),
-    )
+    if why:
+        yield Value("real_divergence", None, steps, note=why)
+    else:
+        note = of if real else "; ".join(filter(None, (unseen, of)))
+        yield Value("real_divergence", real[0] if real else steps, steps, note=note)
     if not differing:
         yield Value("first_divergence", steps, steps, note=unseen)
         yield Value("divergence_margin", None, steps, note=unseen)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from kvbench.derive.agreement import NEAR_TIE
 from kvbench.derive.value import Value, incomparable, share
 from kvbench.record import Record
 from kvbench.stats import (
@@ -21,6 +22,9 @@ from kvbench.stats import (
 )
 
 COMPARABLE = ("task", "shots", "choice_ids", "prompt_policy", "bos", "total", "data_sha")
+
+# From so many questions on that were scored twice, their largest difference says something of the others.
+LEAST_AGAIN = 8
 
 NOT_AGAIN = "the baseline was not scored a second time (option aa_limit)"
 
@@ -63,7 +67,7 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     yield from _noise(native)
     if baseline:
         note = incomparable(record, baseline, COMPARABLE)
-        yield from _paired(judged, _judge(baseline), score_noise(baseline), note)
+        yield from _paired(judged, _judge(baseline), *score_noise(baseline), note)
 
 
 def _noise(native: Record) -> Iterator[Value]:
@@ -78,25 +82,46 @@ def _noise(native: Record) -> Iterator[Value]:
             yield share(metric, sum(first[0] != second[0] for first, second in picks), len(picks))
         else:
             yield Value(metric, math.nan, len(picks), note="a question has a choice without a number")
-    noise, again = score_noise(native), sum("aa_scores" in q for q in native.samples["questions"])
-    yield Value("mcq_aa_score_noise", noise, again, note="" if noise is not None else NOT_AGAIN)
+    noise, why = score_noise(native)
+    again = sum("aa_scores" in q for q in native.samples["questions"])
+    yield Value("mcq_aa_score_noise", noise, again, note=why)
 
 
-def score_noise(native: Record) -> float | None:
-    """The most that a choice's summed logprob moved between the baseline's two runs; None where the record has no second one."""
+def score_noise(native: Record) -> tuple[float | None, str]:
+    """The most that a choice's summed logprob moved between the baseline's two runs, and ""; or None and the reason.
+
+    None where fewer than `LEAST_AGAIN` questions were scored twice, and where a choice moved by more than rounding explains: as a
+    floor it would hide every flip. A logprob is minus the log of a sum of exp(gaps to the token's own logit), so it moves by no
+    more than the gap that moves most, `NEAR_TIE`; that of n tokens by n times as much.
+    """
+    again = [q for q in native.samples["questions"] if "aa_scores" in q]
+    if not again:
+        return None, NOT_AGAIN
     moved = [
-        abs(a - b)
-        for q in native.samples["questions"]
-        if "aa_scores" in q
-        for a, b in zip(q["scores"], q["aa_scores"], strict=True)
+        (abs(a - b), tokens, q["id"])
+        for q in again
+        for a, b, tokens in zip(q["scores"], q["aa_scores"], q["tokens"], strict=True)
     ]
-    return largest(moved) if moved else None
+    dtype = native.spec["dtype"]
+    bound = NEAR_TIE[dtype]
+    wild = [one for one in moved if math.isfinite(one[0]) and one[0] > one[1] * bound]
+    if wild:
+        moved_by, tokens, key = max(wild, key=lambda one: one[0])
+        return None, (
+            f"a choice of question {key} moved by {moved_by:.3g} nat between the baseline's two runs, in {dtype} rounding explains "
+            f"{tokens * bound:g} ({tokens} token{'s' if tokens > 1 else ''}): no noise, so no flip is called real or a near-tie"
+        )
+    most = largest(each for each, _, _ in moved)
+    if math.isfinite(most) and len(again) < LEAST_AGAIN:
+        many = f"{len(again)} question{'s were' if len(again) > 1 else ' was'}"
+        return None, f"{many} scored a second time, a noise floor takes {LEAST_AGAIN} (option aa_limit)"
+    return most, ""
 
 
-def _real_flips(pairs: Sequence[tuple[Judged, Judged]], noise: float | None) -> Value:
+def _real_flips(pairs: Sequence[tuple[Judged, Judged]], noise: float | None, why: str) -> Value:
     """Changed picks that noise does not explain: it may lower native's choice and raise the candidate's, each by all of it."""
     if noise is None:
-        return Value("mcq_real_flips", None, len(pairs), note=NOT_AGAIN)
+        return Value("mcq_real_flips", None, len(pairs), note=why)
     margins = [b.scores[b.picks[0]] - b.scores[a.picks[0]] for a, b in pairs if a.picks[0] != b.picks[0]]
     real = sum(margin > 2 * noise for margin in margins)
     note = f"{len(margins) - real} of {len(margins)} changed picks are near-ties" if margins else ""
@@ -156,9 +181,9 @@ def _macro(judged: Sequence[Judged]) -> Value:
 
 
 def _paired(
-    own: Mapping[Any, Judged], native: Mapping[Any, Judged], noise: float | None, note: str
+    own: Mapping[Any, Judged], native: Mapping[Any, Judged], noise: float | None, why: str, note: str
 ) -> Iterator[Value]:
-    """Over the questions that both sides scored, matched by id. noise: `score_noise`; note: why the two may not be compared, or ""."""
+    """Over the questions that both sides scored, matched by id. noise, why: `score_noise`; note: why the two may not be compared, or ""."""
     pairs = [(judged, native[key]) for key, judged in own.items() if key in native]
     n = len(pairs)
     if not note and any(a.answer != b.answer for a, b in pairs):
@@ -183,7 +208,7 @@ def _paired(
     detectable = 100 * detectable_difference(gained, lost, n)
     yield Value("mcq_mde_pt", detectable, n, note=f"{gained + lost} of {n} pairs discordant; at 80% power")
     yield _recovery(sum(b.right for _, b in pairs), (gained - lost) / n, interval, n)
-    yield _real_flips(pairs, noise)
+    yield _real_flips(pairs, noise, why)
     yield share("mcq_agreement", sum(a.picks[0] == b.picks[0] for a, b in pairs), n)
     yield share("mcq_right_to_wrong", lost, n)
     yield share("mcq_wrong_to_right", gained, n)

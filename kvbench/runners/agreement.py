@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from kvbench.cells import content_hash
 from kvbench.decision import check_context
+from kvbench.derive.agreement import NEAR_TIE
 from kvbench.errors import KvbenchError
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.encode import NEUTRAL, bos_ids, head_ids, neutral_ids, perturbed
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
 
 CHUNK = 64  # tokens a forward where a known text is read
 LEAD = 8  # real decode steps before the divergence that must repeat the teacher-forced argmax
-
-# Two ways to compute the same logits differ by rounding and summation order, and a K/V that differs in its last bit may
-# be stored as the neighbouring code. An argmax that flips by a smaller gap than this is a near-tie, by a larger one a
-# fault of the engine. Logits of text models are of the order of 20.
-NEAR_TIE = {torch.float32: 0.05, torch.float16: 0.2, torch.bfloat16: 0.5}
 
 
 def run(ctx: Context) -> Measurement:
@@ -167,7 +161,7 @@ def decode_from(
         best = int(logits.argmax())
         if best != trace.best[step]:
             gap = float(logits[best] - logits[trace.best[step]])
-            if gap > NEAR_TIE[engine.model.dtype]:
+            if gap > NEAR_TIE[engine.model.dtype_name]:
                 raise KvbenchError(
                     f"Step {step}: a real decode step takes token {best}, the teacher-forced pass took "
                     f"{trace.best[step]}, and the logits differ by {gap:.4g}, more than rounding explains. The engine's "

@@ -9,8 +9,12 @@ import torch
 from kvbench.derive import health as derived
 from kvbench.engine.store import PagedKVStore
 from kvbench.formats import KV_FORMATS
+from kvbench.gate import evaluate
+from kvbench.record import LEVELS, VERIFIED, Level
 from kvbench.runners import health
+from kvbench.verdict import FAIL
 from kvbench_kernels.quantize import QUANTIZE
+from tests.unit.made_run import MadeRun, evidence
 
 
 def sides(runner_context, fmt="int8_sym", scale=None, **options):
@@ -103,3 +107,80 @@ def test_one_bad_layer_is_named(runner_context, monkeypatch):
     assert found["health_error_max"].value == pytest.approx(0.5, abs=0.01)
     assert found["health_error_max"].note.startswith("worst: layer 1 V; mean 0.06")
     assert found["health_bound_share"].value > 10
+
+
+# Sides that cannot be
+
+
+def side(layer, name, **numbers):
+    plain = {
+        "amax": 1.0 + layer,
+        "rms": 0.5,
+        "error": 0.01,
+        "bound_share": 0.5,
+        "clipped": 0,
+        "flushed": 0,
+        "elements": 8,
+    }
+    codes = {"codes_used": 8, "scale_min": 0.1, "scale_max": 0.2, "nonfinite": 0, "scales_log2": {"-4": 2}}
+    return {"layer": layer, "side": name, **plain, **codes, **numbers}
+
+
+def whole(layers=3):
+    return [side(layer, name, rms=0.5 + (name == "v")) for layer in range(layers) for name in "kv"]
+
+
+def judged(found, fmt="int8_sym", layers=3):
+    """The sentences of the guard on a candidate of that format, whose store had so many layers (None: its evidence has no number)."""
+    run = MadeRun(fmt).measure(
+        "health", ({"sides": found}, {"format": fmt}), ({"sides": whole()}, {"format": "native"})
+    )
+    levels = [
+        Level(name, VERIFIED, "as it should be", {"layers": layers} if layers and name == "E1" else {})
+        for name in LEVELS
+    ]
+    run.change("cand", evidence=evidence(fmt, *levels))
+    outcomes = evaluate(None, run.manifest, run.records, run.rows()).outcomes
+    return [o.sentence for o in outcomes if (o.check, o.status) == ("plausible", FAIL)]
+
+
+def said(fault):
+    return [f"health on kv_format=int8_sym is of sides that cannot be: {fault}."]
+
+
+@pytest.mark.parametrize("layers", [3, None])
+def test_each_side_once_with_numbers_of_its_own_is_possible(layers):
+    assert judged(whole(), layers=layers) == []
+
+
+def test_each_layer_of_the_store_has_k_and_v_once():
+    due = "and each of 3 layers is due once"
+    assert judged(whole()[:2]) == said(f"layer 1 K is missing, {due} (and 3 more)")
+    assert judged(whole()[:-1]) == said(f"layer 2 V is missing, {due}")
+    assert judged(whole()[:-1], layers=None) == said(f"layer 2 V is missing, {due}")
+    assert judged([*whole(), side(1, "v")]) == said(f"layer 1 V is given 2 times, {due}")
+    assert judged(whole(4)) == said("layer 3 K is given, and the store had 3 layers (and 1 more)")
+
+
+def test_a_layer_with_the_numbers_of_another_is_none():
+    copied = [{**one, "layer": layer} for layer in range(3) for one in whole()[:2]]
+    assert judged(copied) == said("layer 1 K has the numbers of layer 0 K, to the last digit (and 3 more)")
+    near = [{**one, "rms": one["rms"] + 1e-9 * one["layer"]} for one in copied]
+    assert judged(near) == []
+    zeros = [{**one, "amax": 0.0, "error": 0.0} for one in copied]
+    assert judged(zeros) == []
+
+
+def test_a_quantized_side_that_lost_nothing_was_compared_with_itself():
+    found = whole()
+    found[3]["error"] = 0.0
+    assert judged(found) == said(
+        "layer 1 V lost nothing (error 0) in int8_sym, though it holds values up to 2"
+    )
+    assert judged(found, "native") == []
+
+
+@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
+def test_real_sides_are_possible(runner_context, fmt):
+    found, facts = sides(runner_context, fmt)
+    assert list(derived.faults(SimpleNamespace(samples={"sides": found}, facts=facts), 4)) == []

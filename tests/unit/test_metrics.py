@@ -390,7 +390,7 @@ def test_the_margin_noise_tells_a_near_tie_from_a_real_divergence() -> None:
     native = tokens([7] * 5, aa=[])
     native[0]["margins"] = [0.5, 0.2, 2.5, 3.5, 4.5]
     native[0]["aa_margins"] = [0.5, 0.2, 2.2, 3.4, 4.5]
-    run = MadeRun().measure("agreement", tokens([7, 8, 7, 8, 7]), native)
+    run = MadeRun(dtype="bfloat16").measure("agreement", tokens([7, 8, 7, 8, 7]), native)
     assert run.row("aa_margin_noise").value == run.row("aa_margin_noise", BASE).value == pytest.approx(0.3)
     first, real = run.row("first_divergence"), run.row("real_divergence")
     assert (first.value, real.value) == (1, 3)
@@ -399,7 +399,7 @@ def test_the_margin_noise_tells_a_near_tie_from_a_real_divergence() -> None:
         == "the native margin there is within the A/A noise (0.3 logit): a near-tie, no real divergence"
     )
     assert real.note == "1 of 2 differing steps are near-ties"
-    ties = MadeRun().measure("agreement", tokens([7, 8, 7, 7, 7]), native)
+    ties = MadeRun(dtype="bfloat16").measure("agreement", tokens([7, 8, 7, 7, 7]), native)
     assert ties.row("real_divergence").value == 5
     assert ties.row("real_divergence").note == (
         "censored: no divergence within 5 steps; 1 of 1 differing steps are near-ties"
@@ -411,7 +411,10 @@ def test_a_margin_of_the_noise_itself_is_a_near_tie_and_any_above_is_none() -> N
     native = tokens([7] * 4, aa=[3])
     native[0]["margins"] = [0.25, math.nextafter(0.25, 1), 2.0, 0.125]
     native[0]["aa_margins"] = [0.25, math.nextafter(0.25, 1), 1.75, 0.125]
-    assert MadeRun().measure("agreement", tokens([7] * 4), native).row("aa_margin_noise").value == 0.25
+    assert (
+        MadeRun(dtype="bfloat16").measure("agreement", tokens([7] * 4), native).row("aa_margin_noise").value
+        == 0.25
+    )
     for own, real in (
         ([8, 7, 7, 7], 4),
         ([7, 8, 7, 7], 1),
@@ -419,14 +422,48 @@ def test_a_margin_of_the_noise_itself_is_a_near_tie_and_any_above_is_none() -> N
         ([7, 7, 7, 8], 4),
         ([8, 7, 8, 8], 2),
     ):
-        assert MadeRun().measure("agreement", tokens(own), native).row("real_divergence").value == real, own
+        assert (
+            MadeRun(dtype="bfloat16").measure("agreement", tokens(own), native).row("real_divergence").value
+            == real
+        ), own
 
 
 def test_a_margin_that_flipped_went_through_zero() -> None:
     native = tokens([7] * 3, aa=[1])
     native[0]["margins"], native[0]["aa_margins"] = [1.0, 0.04, 1.0], [1.0, 0.03, 1.0]
-    run = MadeRun().measure("agreement", tokens([7] * 3), native)
+    run = MadeRun(dtype="bfloat16").measure("agreement", tokens([7] * 3), native)
     assert run.row("aa_margin_noise").value == pytest.approx(0.07)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "moved", "noise"),
+    [("float32", 0.05, 0.05), ("float32", 0.0625, None), ("float16", 0.125, 0.125), ("float16", 0.25, None),
+     ("bfloat16", 0.5, 0.5), ("bfloat16", 0.5625, None)],
+)  # fmt: skip
+def test_a_margin_that_no_rounding_moves_is_no_noise(dtype: str, moved: float, noise: float | None) -> None:
+    """As a floor, one wild margin would make near-ties of all that the candidate changed."""
+    native = tokens([7] * 4, aa=[])
+    native[0]["margins"], native[0]["aa_margins"] = [0.0, 0.25, 2.0, 0.03], [0.0, 0.25, 2.0, 0.03]
+    native[0]["aa_margins"][0] = moved
+    run = MadeRun(dtype=dtype).measure("agreement", tokens([7, 7, 8, 7]), native)
+    floor, real = run.row("aa_margin_noise"), run.row("real_divergence")
+    assert floor.value == noise
+    if noise is None:
+        bound = {"float32": "0.05", "float16": "0.2", "bfloat16": "0.5"}[dtype]
+        assert floor.note == real.note == (
+            f"the native margin of step 0 moved by {moved:.3g} logit between two runs, in {dtype} rounding explains {bound}: no noise, "
+            "so no divergence is called real or a near-tie"
+        )  # fmt: skip
+        assert real.value is None
+    else:
+        assert (floor.note, real.value) == ("", 2)
+    assert run.row("first_divergence").value == 2
+
+
+def test_a_margin_that_is_no_number_stays_none() -> None:
+    native = tokens([7] * 2, aa=[])
+    native[0]["aa_margins"] = [math.nan, 9.0]
+    assert math.isnan(MadeRun().measure("agreement", tokens([7] * 2), native).row("aa_margin_noise").value)
 
 
 def test_an_old_record_without_a_second_margin_has_no_margin_noise() -> None:
@@ -675,8 +712,8 @@ def asked(*questions: dict[str, Any], **facts: Any) -> Any:
     return {"questions": list(questions)}, {**shared, "prompt_policy": "p", "bos": "none", **facts}
 
 
-def mcq_run(own: Any, native: Any) -> MadeRun:
-    return MadeRun().measure("mcq", own, native, variant="mmlu 5-shot", shots=5)
+def mcq_run(own: Any, native: Any, dtype: str = "float32") -> MadeRun:
+    return MadeRun(dtype=dtype).measure("mcq", own, native, variant="mmlu 5-shot", shots=5)
 
 
 def test_a18_t3_summed_per_token_and_per_character() -> None:
@@ -784,22 +821,23 @@ def twice(
 
 
 def test_the_noise_floor_of_multiple_choice() -> None:
-    """Four questions, three of them scored again, one of these not behind the line end; one pick of three flips, one of two."""
+    """Nine questions, eight of them scored again, six of these not behind the line end; one pick of eight flips, one of two."""
     native = [
         twice(0, 0, [-1.0, -2.0], [-1.0, -2.25], [-1.0, -2.0]),
         twice(1, 0, [-1.0, -1.125], [-1.125, -1.0], [-2.0, -1.0]),
         twice(2, 0, [-1.0, -3.0], [-1.0, -3.0]),
-        question(3, 0, -1.0, -3.0),
+        *(twice(i, 0, [-1.0, -3.0], [-1.0, -3.0]) for i in range(3, 8)),
+        question(8, 0, -1.0, -3.0),
     ]
-    run = mcq_run(asked(*(question(i, 0, -1.0, -2.0) for i in range(4))), asked(*native))
+    run = mcq_run(asked(*(question(i, 0, -1.0, -2.0) for i in range(9))), asked(*native), "bfloat16")
     for cell in (BASE, CAND):
         aa, prefix, noise = (
             run.row(f"mcq_{m}", cell) for m in ("aa_disagreement", "prefix_disagreement", "aa_score_noise")
         )
-        assert (aa.value, aa.n, prefix.value, prefix.n) == (1 / 3, 3, 1 / 2, 2)
-        low, high = scipy_stats.binomtest(1, 3).proportion_ci(method="wilson")
+        assert (aa.value, aa.n, prefix.value, prefix.n) == (1 / 8, 8, 1 / 2, 2)
+        low, high = scipy_stats.binomtest(1, 8).proportion_ci(method="wilson")
         assert (aa.low, aa.high) == pytest.approx((low, high))
-        assert (noise.value, noise.n, noise.unit) == (0.25, 3, "nat")
+        assert (noise.value, noise.n, noise.unit) == (0.25, 8, "nat")
 
 
 def test_a_changed_pick_is_real_only_beyond_twice_the_noise() -> None:
@@ -809,15 +847,54 @@ def test_a_changed_pick_is_real_only_beyond_twice_the_noise() -> None:
         question(1, 0, -1.0, -1.5, -9.0),
         question(2, 0, -1.0, math.nextafter(-1.5, -2), -9.0),
         question(3, 0, -1.0, -1.25, -9.0),
+        *(twice(i, 0, [-1.0, -5.0, -9.0], [-1.0, -5.0, -9.0]) for i in range(4, 11)),
     ]
 
     def flipped(*flips: int) -> Any:
-        own = [question(i, 0, -1.0, -0.5 if i in flips else -2.0, -9.0) for i in range(4)]
-        return mcq_run(asked(*own), asked(*native)).row("mcq_real_flips")
+        own = [question(i, 0, -1.0, -0.5 if i in flips else -2.0, -9.0) for i in range(11)]
+        return mcq_run(asked(*own), asked(*native), "bfloat16").row("mcq_real_flips")
 
-    assert [flipped(i).value for i in range(4)] == [1 / 4, 0, 1 / 4, 0]
-    assert (flipped(1, 2, 3).value, flipped(1, 2, 3).note) == (1 / 4, "2 of 3 changed picks are near-ties")
-    assert (flipped().value, flipped().note, flipped().n) == (0, "", 4)
+    assert [flipped(i).value for i in range(4)] == [1 / 11, 0, 1 / 11, 0]
+    assert (flipped(1, 2, 3).value, flipped(1, 2, 3).note) == (1 / 11, "2 of 3 changed picks are near-ties")
+    assert (flipped().value, flipped().note, flipped().n) == (0, "", 11)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "moved", "noise"),
+    [("float32", 1, 0.03125, 0.03125), ("float32", 1, 0.0625, None), ("float32", 2, 0.0625, 0.0625), ("float16", 1, 0.25, None),
+     ("bfloat16", 1, 0.5, 0.5), ("bfloat16", 8, 4.0, 4.0), ("bfloat16", 8, 4.125, None)],
+)  # fmt: skip
+def test_a_score_that_no_rounding_moves_is_no_noise(
+    dtype: str, tokens: int, moved: float, noise: float | None
+) -> None:
+    """As a floor, one wild score would make near-ties of all flips; longer choices may move by as much more."""
+    native = [twice(i, 0, [-1.0, -9.0], [-1.0, -9.0]) for i in range(8)]
+    native[5] |= {"aa_scores": [-1.0, -9.0 - moved], "tokens": [1, tokens]}
+    own = [question(i, 0, -1.0, 0.0 if i == 3 else -9.0) for i in range(8)]
+    run = mcq_run(asked(*own), asked(*native), dtype)
+    floor, real = run.row("mcq_aa_score_noise"), run.row("mcq_real_flips")
+    assert (floor.value, floor.n) == (noise, 8)
+    if noise is None:
+        assert real.value is None
+        assert floor.note == real.note
+        assert floor.note.startswith(
+            f"a choice of question 5 moved by {moved:.3g} nat between the baseline's two runs"
+        )
+    else:
+        assert (floor.note, real.value) == ("", 0.0 if 2 * noise >= 8 else 1 / 8)
+    assert run.row("mcq_agreement").value == 7 / 8
+
+
+@pytest.mark.parametrize(("again", "noise"), [(1, None), (7, None), (8, 0.0)])
+def test_a_noise_floor_takes_eight_questions(again: int, noise: float | None) -> None:
+    native = [
+        twice(i, 0, [-1.0, -2.0], [-1.0, -2.0]) if i < again else question(i, 0, -1.0, -2.0) for i in range(9)
+    ]
+    run = mcq_run(asked(*(question(i, 0, -1.0, -2.0) for i in range(9))), asked(*native))
+    assert (run.row("mcq_aa_score_noise").value, run.row("mcq_real_flips").value) == (noise, noise)
+    many = f"{again} question{'s were' if again > 1 else ' was'}"
+    due = "" if noise is not None else f"{many} scored a second time, a noise floor takes 8 (option aa_limit)"
+    assert run.row("mcq_aa_score_noise").note == due
 
 
 def test_without_a_second_run_no_flip_is_called_real_or_noise() -> None:

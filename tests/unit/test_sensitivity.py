@@ -126,6 +126,102 @@ def test_parts_that_are_not_what_the_cell_stores_are_an_error(
         measured(runner_context, kv_format="int8_sym")
 
 
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend whose kernels may round elsewhere."""
+    monkeypatch.setattr(sensitivity, "backend_label", lambda engine: "triton")
+
+
+def skipping(monkeypatch: pytest.MonkeyPatch, skips: Any) -> None:
+    """The emulation leaves native what `skips(part, layer)` says."""
+    honest = Writes.write
+
+    def write(self: Any, layer: int, slots: Any, k: Any, v: Any) -> None:
+        (self.through if self.part and skips(self.part, layer) else lambda *a: honest(self, *a))(
+            layer, slots, k, v
+        )
+
+    monkeypatch.setattr(Writes, "write", write)
+
+
+@pytest.mark.parametrize("layer", range(4))
+def test_an_emulation_that_skips_a_layer_is_an_error_on_every_backend(
+    runner_context: Any, monkeypatch: pytest.MonkeyPatch, layer: int
+) -> None:
+    elsewhere(monkeypatch)
+    skipping(monkeypatch, lambda part, at: at == layer)
+    with pytest.raises(
+        KvbenchError, match=r"\(up to 0\.001 of the largest, .*, is rounding in float32\): the parts are not"
+    ):
+        measured(runner_context, kv_format="int8_sym")
+
+
+@pytest.mark.parametrize(("share", "stands"), [(0.9, True), (1.1, False)])
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-3), ("bfloat16", 0.125), ("float16", 0.125)])
+def test_logits_of_other_kernels_may_be_so_far_apart_and_no_farther(
+    runner_context: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    most: float,
+    share: float,
+    stands: bool,
+) -> None:
+    """Native, so both engines give the same logits; the emulator's are moved by a share of the largest."""
+    elsewhere(monkeypatch)
+    honest = sensitivity._Texts._logits
+
+    def moved(self: Any, engine: Any, ids: Any, writes: Any, part: Any) -> torch.Tensor:
+        logits = honest(self, engine, ids, writes, part)
+        return logits if writes is None else logits + share * most * logits.abs().max()
+
+    monkeypatch.setattr(sensitivity._Texts, "_logits", moved)
+    ctx = runner_context("sensitivity", dtype=dtype, documents=1, tokens=24)
+    if stands:
+        facts = sensitivity.run(ctx).facts
+        assert facts["largest_logit_difference_from_engine"] == pytest.approx(
+            share * most * facts["largest_logit"], rel=0.1
+        )
+    else:
+        with pytest.raises(KvbenchError, match="the parts are not what this cell stores"):
+            sensitivity.run(ctx)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_logits_of_the_own_engine_that_are_no_numbers_are_an_error(
+    runner_context: Any, monkeypatch: pytest.MonkeyPatch, backend: str, wrong: float
+) -> None:
+    monkeypatch.setattr(sensitivity, "backend_label", lambda engine: backend)
+    honest = sensitivity._Texts._logits
+
+    def broken(self: Any, engine: Any, ids: Any, writes: Any, part: Any) -> torch.Tensor:
+        logits = honest(self, engine, ids, writes, part)
+        if writes is None:
+            logits[3, 5] = wrong
+        return logits
+
+    monkeypatch.setattr(sensitivity._Texts, "_logits", broken)
+    with pytest.raises(KvbenchError, match=f"a logit is {wrong} from that of the engine in int8_sym"):
+        measured(runner_context, kv_format="int8_sym")
+
+
+@pytest.mark.parametrize("kinds", [("side",), ("tokens",), ("alone",), ("side", "tokens", "alone", "kept")])
+def test_parts_that_nothing_was_quantized_of_are_an_error(
+    runner_context: Any, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]
+) -> None:
+    skipping(monkeypatch, lambda part, layer: part.kind in kinds)
+    named = ", ".join(kind for kind in kinds if kind != "kept")
+    with pytest.raises(KvbenchError, match=f"each part of kind {named} exactly 0: the parts were not"):
+        measured(runner_context, kv_format="int8_sym")
+
+
+def test_one_part_may_cost_nothing_and_so_may_all_where_the_whole_does() -> None:
+    some = [part("all", None, 1.0), part("alone", 0, 0.0), part("alone", 1, 0.5), part("side", "k", 0.0)]
+    assert sensitivity.untouched(some) == "side"
+    assert sensitivity.untouched([*some, part("side", "v", 1.0)]) == ""
+    assert sensitivity.untouched([part("all", None, 0.0), part("alone", 0, 0.0)]) == ""
+    assert sensitivity.untouched([part("all", None, 1.0)]) == ""
+
+
 def test_the_store_writes_as_before_afterwards(runner_context: Any) -> None:
     ctx = runner_context("sensitivity", BASELINE, kv_format="int8_sym", **SMALL)
     native, like = ctx.emulator(1, 16), ctx.engine(1, 16)
