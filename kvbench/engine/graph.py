@@ -9,8 +9,10 @@ chunks of long ones, have graphs too, one a shape, where a caller asks for it: t
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +39,19 @@ def bucket(batch: int, capacity: int) -> int:
     return max(batch, min(1 << (batch - 1).bit_length(), capacity))
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection inside: an engine of an earlier task that it came upon would give up its own graphs, and CUDA ends a
+    capture during which that happens."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class StepGraph:
     """Captures a step after running it a few times. launches: what a replay launches of our kernels; replays: so far."""
 
@@ -57,7 +72,11 @@ class StepGraph:
                     step()
             torch.cuda.current_stream(device).wait_stream(side)
             torch.cuda.synchronize(device)
-            with torch.cuda.graph(self._graph, pool=self.engine.graph_pool), record() as launches:
+            with (
+                _no_collection(),
+                torch.cuda.graph(self._graph, pool=self.engine.graph_pool),
+                record() as launches,
+            ):
                 self.logits = step()
         self.launches = tuple(launches)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
@@ -118,6 +119,30 @@ def test_a_scale_changed_after_the_capture_changes_the_logits(model: Any, name: 
     assert torch.equal(decode(), before)
     assert list(engine.graphs.values()) == [graph]  # the very graph that was captured before
     assert graph.replays == 3
+
+
+def test_garbage_of_an_earlier_engine_does_not_end_a_capture(model: Any) -> None:
+    """An engine with graphs that only a collection finds, and a collector that meets it first while the next one captures."""
+    due = text(made(model, "int8_static", decode="eager"), steps=2)
+    earlier, engine = (made(model, "int8_static", decode="graph") for _ in range(2))
+    text(earlier, steps=2)
+    earlier.itself = earlier
+    gc.freeze()  # no collection sees it until the capture
+    del earlier
+    inside, thresholds = engine.run_model, gc.get_threshold()
+
+    def collecting(*args: Any, **keys: Any) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            gc.unfreeze()
+            gc.set_threshold(1, 1, 1)
+        return inside(*args, **keys)
+
+    engine.run_model = collecting
+    try:
+        assert text(engine, steps=2) == due
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 def test_fewer_sequences_than_the_graph_has_rows(model: Any) -> None:
