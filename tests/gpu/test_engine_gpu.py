@@ -124,24 +124,24 @@ def test_a_scale_changed_after_the_capture_changes_the_logits(model: Any, name: 
 def test_garbage_of_an_earlier_engine_does_not_end_a_capture(model: Any) -> None:
     """An engine with graphs that only a collection finds, and a collector that meets it first while the next one captures."""
     due = text(made(model, "int8_static", decode="eager"), steps=2)
-    earlier, engine = (made(model, "int8_static", decode="graph") for _ in range(2))
-    text(earlier, steps=2)
-    earlier.itself = earlier
-    gc.freeze()  # no collection sees it until the capture
-    del earlier
-    inside, thresholds = engine.run_model, gc.get_threshold()
-
-    def collecting(*args: Any, **keys: Any) -> Any:
-        if torch.cuda.is_current_stream_capturing():
-            gc.unfreeze()
-            gc.set_threshold(1, 1, 1)
-        return inside(*args, **keys)
-
-    engine.run_model = collecting
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(10**8)  # what is made from here on stays young, and is met by the first collection
     try:
+        earlier, engine = (made(model, "int8_static", decode="graph") for _ in range(2))
+        text(earlier, steps=2)
+        earlier.itself = earlier
+        del earlier
+        inside = engine.run_model
+
+        def collecting(*args: Any, **keys: Any) -> Any:
+            if torch.cuda.is_current_stream_capturing():
+                gc.set_threshold(1)
+            return inside(*args, **keys)
+
+        engine.run_model = collecting
         assert text(engine, steps=2) == due
     finally:
-        gc.unfreeze()
         gc.set_threshold(*thresholds)
 
 

@@ -27,7 +27,7 @@ def off(name: str) -> Level:
 
 @contextmanager
 def probes_off() -> Iterator[None]:
-    """Nothing looks at E2 to E5: the records say that they are unverified."""
+    """Nothing looks at E2 to E5, nor at the live scales: the records say that they are unverified."""
     examine = session.examine
 
     def blind(*rest: Any, **keys: Any) -> Evidence:
@@ -38,6 +38,7 @@ def probes_off() -> Iterator[None]:
     with (
         patch.object(session.Session, "probes", lambda *rest: levels),
         patch.object(session, "examine", blind),
+        patch.object(session, "_scale_facts", lambda *rest: {}),
     ):
         yield
 

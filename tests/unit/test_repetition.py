@@ -115,5 +115,14 @@ def test_the_first_divergence_is_a_token_or_an_end(tokens, native, at):
         (100, 100, False),
     ],
 )
-def test_a_collapse_is_judged_against_native(onset, native, fallen):
-    assert collapsed(onset, native, 256) is fallen
+def test_a_repetition_is_judged_against_natives_own(onset, native, fallen):
+    """However soon native ends well."""
+    assert collapsed(onset, None, native, 20, 256) is fallen
+
+
+@pytest.mark.parametrize(
+    ("end", "native_useful", "fallen"),
+    [(None, 100, False), (0, 1, True), (24, 100, True), (25, 100, False), (63, 256, True), (64, 256, False)],
+)
+def test_an_end_is_judged_against_what_native_says(end, native_useful, fallen):
+    assert collapsed(None, end, None, native_useful, 256) is fallen
