@@ -67,9 +67,10 @@ def doubt(record: Record, row: Row, limits: Limits, status: str, confidence: flo
     arms = sorted(record.samples["arms"], key=lambda arm: arm["order"])
     claim = _Claim(limits, status, confidence)
     unsteady = [_drifting(arms, row, claim), _outlying(record, arms, row, claim)]
-    others = (record.facts.get("device_state") or {}).get("other_processes")
-    if any(unsteady) and others and others["count"]:
-        unsteady.append(_others(others))
+    if any(unsteady):
+        unsteady.append(
+            steadiness.others_words((record.facts.get("device_state") or {}).get("other_processes"))
+        )
     slow = _slowed(record, arms, row, claim) or _clocked(record, arms, row, claim)
     return "; ".join(filter(None, (slow, *unsteady)))
 
@@ -254,9 +255,3 @@ def _scaled(row: Row, factor: float) -> Row:
 def _value(row: Row) -> float:
     assert row.value is not None  # a pass or a failure is one of a value
     return row.value
-
-
-def _others(others: Mapping[str, Any]) -> str:
-    held = "" if others["bytes"] is None else f" with {others['bytes']:,} B"
-    many = "processes were" if others["count"] > 1 else "process was"
-    return f"{others['count']} other {many} on the GPU{held}"

@@ -25,6 +25,8 @@ DTYPE_BYTES: dict[str, int] = {
 # What float32, in which static scales are kept, holds: its smallest subnormal and its largest number.
 SMALLEST, LARGEST = 2.0**-149, (2 - 2.0**-23) * 2.0**127
 
+SIDES = ("k", "v")  # what a cache holds of a token
+
 
 @dataclass(frozen=True)
 class KVFormat:

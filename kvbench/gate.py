@@ -1,8 +1,9 @@
 """Judging a run: the unremovable checks first, then the policy's, each with an outcome in one sentence.
 
 A value with an interval is judged by `kvbench.judge`: by the whole interval, and corrected for the number of checks that
-make its claim, those included that a run which stops early has not measured yet. One that should have an interval and has too few samples for it is inconclusive; an exact value (bytes, a worst
-case) is judged by itself. A NaN fails, a missing value never passes.
+make its claim, those included that a run which stops early has not measured yet. One that should have an interval and has too
+few samples for it is inconclusive; an exact value (bytes, a worst case) is judged by itself. A NaN fails, a missing value never
+passes.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from kvbench.decision import AUTO, Choice, Decision, check_context, request_of, 
 from kvbench.engine.arms import native_arm, standing
 from kvbench.engine.core import Engine
 from kvbench.engine.evidence import examine
-from kvbench.engine.layer import SIDES
 from kvbench.engine.layerprobe import Make, probe_layers
 from kvbench.engine.load import LoadedModel, load_model
 from kvbench.engine.pageprobe import probe_pages
@@ -31,7 +30,7 @@ from kvbench.engine.scalesources import live_scales, provenance
 from kvbench.engine.weightprobe import probe_after, probe_weights, with_after
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
 from kvbench.expand import baseline_spec
-from kvbench.formats import KV_FORMATS, KVFormat
+from kvbench.formats import KV_FORMATS, SIDES, KVFormat
 from kvbench.models import check_native, config_facts, settled_scales, uses_random_weights
 from kvbench.record import (
     ERROR,

@@ -6,8 +6,8 @@ the tests check every function here.
 
 Tokens of one document are no independent samples, so what is taken over tokens is clustered by document. Of a bootstrap over
 documents and the t-intervals here, the t-intervals cover better where documents are few: on skewed divergences of 5
-documents a bootstrapped mean covers 75% of the time where `clustered_mean` covers 91%, a bootstrapped 99th percentile 76%
-where `clustered_quantile` covers 91%; from 30 documents on the two are close (tests/unit/test_coverage.py). So what decides
+documents a bootstrapped mean covers 73% of the time where `clustered_mean` covers 92%, a bootstrapped 99th percentile 74%
+where `clustered_quantile` covers 94%; from 30 documents on the two are close (tests/unit/test_coverage.py). So what decides
 is never resampled; a bootstrap of the perplexity ratio is shown beside it.
 """
 

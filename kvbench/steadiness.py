@@ -216,3 +216,11 @@ def _logs(arms: Sequence[Arm], quantity: str) -> list[float] | str:
 def _centred(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     x_mean, y_mean = (math.fsum(axis) / len(points) for axis in zip(*points, strict=True))
     return [(x - x_mean, y - y_mean) for x, y in points]
+
+
+def others_words(found: Mapping[str, Any] | None) -> str:
+    """`2 other processes on the GPU with 1,024 B`, of the fact `other_processes`; "" where there are none, or nobody knows."""
+    if not found or not found["count"]:
+        return ""
+    held = "" if found["bytes"] is None else f" with {found['bytes']:,} B"
+    return f"{found['count']} other process{'es' if found['count'] > 1 else ''} on the GPU{held}"

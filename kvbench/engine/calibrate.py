@@ -24,13 +24,12 @@ from kvbench.decision import check_context, request_of, resolve
 from kvbench.engine.core import Engine
 from kvbench.engine.load import DTYPES, LoadedModel, load_model
 from kvbench.errors import KvbenchError, UsageError
-from kvbench.formats import KV_FORMATS
+from kvbench.formats import KV_FORMATS, SIDES
 from kvbench.models import kind_of, stored_fp8
 from kvbench.record import write_json
 from kvbench.scales import STATIC, VERSION, origin, read
 
 WINDOW = 512
-SIDES = ("k", "v")
 PER = ("layer", "tensor")
 
 

@@ -21,13 +21,13 @@ from kvbench.engine.bits import same_bits
 from kvbench.engine.core import Engine
 from kvbench.engine.kernels import declared_execution, kernels_level, run_of
 from kvbench.engine.knownrows import reference_fault
-from kvbench.engine.layer import SIDES, LayerPages, dtype_name
+from kvbench.engine.layer import LayerPages, dtype_name
 from kvbench.engine.pages import SWAPPED
 from kvbench.engine.probecodes import FACTORS, changed, poison, put, shown, stored, written_with
 from kvbench.engine.products import products_level
 from kvbench.engine.scalesources import as_stored, due_scales, static_fault
 from kvbench.engine.weightevidence import stored_weights, weights_level
-from kvbench.formats import KV_FORMATS, KVFormat, kv_bytes
+from kvbench.formats import KV_FORMATS, SIDES, KVFormat, kv_bytes
 from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level, and_more
 from kvbench_kernels.launches import record
 from kvbench_kernels.quantize import QUANTIZE

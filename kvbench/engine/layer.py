@@ -16,8 +16,6 @@ from torch import Tensor
 from kvbench.errors import UsageError
 from kvbench.formats import KVFormat, KVShape
 
-SIDES = ("k", "v")
-
 
 @dataclass
 class LayerPages:

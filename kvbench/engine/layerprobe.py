@@ -11,9 +11,9 @@ from torch import Tensor
 from kvbench.engine.bits import same_bits
 from kvbench.engine.core import Engine
 from kvbench.engine.evidence import probe_ids, words
-from kvbench.engine.layer import SIDES
 from kvbench.engine.probecodes import FACTORS, changed, shown, written_with
 from kvbench.engine.store import PagedKVStore
+from kvbench.formats import SIDES
 from kvbench.record import MISMATCH, VERIFIED, Level, and_more
 
 Make = Callable[[int, int], Engine]

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from kvbench.engine.core import Engine
 from kvbench.engine.evidence import probe_ids
-from kvbench.engine.layer import SIDES
 from kvbench.engine.layerprobe import Make
 from kvbench.engine.probecodes import changed
 from kvbench.engine.probes import LONGEST
+from kvbench.formats import SIDES
 from kvbench.record import MISMATCH, VERIFIED, Level, and_more
 
 SHARED = 1e-3  # a row that moves by less, as a share of its largest logit, moved with the arithmetic that it shares

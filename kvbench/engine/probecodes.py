@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from kvbench.engine.layer import SIDES, LayerPages, indexable
+from kvbench.engine.layer import LayerPages, indexable
 from kvbench.engine.store import PagedKVStore
+from kvbench.formats import SIDES
 
 # By one of these a scale that is read moves the logits: where scores are so large that a softmax is at its end, twice as much moves none.
 FACTORS = (2.0, 2.0**-10)

@@ -21,11 +21,10 @@ from torch import Tensor
 from kvbench.engine.attention import Attention
 from kvbench.engine.core import Engine
 from kvbench.engine.evidence import probe_ids
-from kvbench.engine.layer import SIDES
 from kvbench.engine.probecodes import changed, poison, put, shown, stored
 from kvbench.engine.scalesources import due_scales
 from kvbench.engine.store import PagedKVStore
-from kvbench.formats import KV_FORMATS, KVFormat
+from kvbench.formats import KV_FORMATS, SIDES, KVFormat
 from kvbench.record import MISMATCH, NOT_APPLICABLE, VERIFIED, Level, and_more
 from kvbench_kernels.attention import paged_attention_torch
 from kvbench_kernels.quantize import QUANTIZE

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from kvbench.cachescales import StoredScale
 from kvbench.engine.core import Engine
-from kvbench.engine.layer import SIDES, indexable
+from kvbench.engine.layer import indexable
 from kvbench.engine.pages import RESIDENT
 from kvbench.engine.store import PagedKVStore
 from kvbench.errors import Refused
+from kvbench.formats import SIDES
 from kvbench.record import Level
 from kvbench.scales import CALIBRATED, CHECKPOINT, DEFAULT, DYNAMIC, FILE, GIVEN, Scale, from_checkpoint
 

@@ -57,7 +57,7 @@ def _line(record: Record, label: Label) -> DeviceLine:
         for name in sorted(names, reverse=True)
         if (found := _ranges([arm for arm in arms if arm["arm"] == name], facts))
     ]
-    others = _others(facts.get("other_processes"))
+    others = steadiness.others_words(facts.get("other_processes"))
     unread = [f"{fact} not read: {reason}" for fact, reason in facts.get("unread", {}).items()]
     sentence = "; ".join(filter(None, (slowed_said, *parts, others, *unread)))
     return DeviceLine(label, one_line(slowed, 300), one_line(others, 200), one_line(sentence, 1500))
@@ -97,10 +97,3 @@ def _steal(states: Sequence[Mapping[str, Any]]) -> float | None:
         and (ticks := steadiness.grown(s["before"], s["after"], "cpu_ticks"))
     ]
     return sum(steal for steal, _ in grown) / sum(ticks for _, ticks in grown) if grown else None
-
-
-def _others(found: Mapping[str, Any] | None) -> str:
-    if not found or not found["count"]:
-        return ""
-    held = "" if found["bytes"] is None else f" with {found['bytes']:,} B"
-    return f"{found['count']} other process{'es' if found['count'] > 1 else ''} on the GPU{held}"

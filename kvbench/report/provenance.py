@@ -12,7 +12,6 @@ from kvbench.report.labels import Label, Labels
 from kvbench.report.model import Run
 from kvbench.scales import SOURCES
 
-SIDES = ("k", "v")
 UNKNOWN = "unknown: not what was asked for"
 _READ = {True: "yes", False: "no", None: "unproven"}
 

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from kvbench.cells import content_hash
 from kvbench.decision import check_context
-from kvbench.engine.layer import SIDES
 from kvbench.engine.probecodes import stored
 from kvbench.engine.probes import element_error
-from kvbench.formats import KV_FORMATS, KVFormat
+from kvbench.formats import KV_FORMATS, SIDES, KVFormat
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.encode import head_ids
 from kvbench_kernels.quantize import dequantize

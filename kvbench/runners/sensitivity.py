@@ -21,8 +21,8 @@ from kvbench.corpora import corpus
 from kvbench.decision import check_context
 from kvbench.engine import evidence
 from kvbench.engine.kernels import backend_label
-from kvbench.engine.layer import SIDES
 from kvbench.errors import KvbenchError
+from kvbench.formats import SIDES
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.encode import document_heads
 from kvbench.runners.likelihood import compare

@@ -506,8 +506,8 @@ def test_few_requests_have_no_outliers() -> None:
 @pytest.mark.parametrize(
     ("others", "words"),
     [
-        ({"count": 1, "bytes": 2_000_000}, "; 1 other process was on the GPU with 2,000,000 B."),
-        ({"count": 3, "bytes": None}, "; 3 other processes were on the GPU."),
+        ({"count": 1, "bytes": 2_000_000}, "; 1 other process on the GPU with 2,000,000 B."),
+        ({"count": 3, "bytes": None}, "; 3 other processes on the GPU."),
         ({"count": 0, "bytes": 0}, ""),
         (None, ""),
     ],

@@ -247,8 +247,7 @@ def test_what_a_line_end_would_push_out_of_the_window_is_left_out(folder: Path) 
     assert found.facts["truncated"] == 0
     assert all("aa_scores" in r for r in found.samples["questions"])
     fits = ["prefix_scores" in r for r in found.samples["questions"]]
-    assert False in fits
-    assert True in fits
+    assert set(fits) == {True, False}  # the longest falls out of the window, the others stay
 
 
 def test_a18_t1_the_ids_of_the_letters_are_in_the_record(model: Any, folder: Path) -> None:
