@@ -2,7 +2,7 @@
 
     python benchmarks/mcq_peer.py --task mmlu|ceval [--shots 5] [--subjects 4] [--limit 100] [--model smollm2-135m-instruct]
 
-Needs the `peers` extra and KVBENCH_DATA_DIR. lm-eval runs its own task files, with only the data set replaced by local
+Needs the `lm-eval` extra and KVBENCH_DATA_DIR. lm-eval runs its own task files, with only the data set replaced by local
 files (for C-Eval also the delimiter, see --delimiter), on a plain transformers model; kvbench runs its MCQ runner on a
 native engine. Correctness comes first: the token ids of every context and choice and the pick of every question must
 be equal, or the exit status is 1 and no ratio is given. Time is that of each tool's whole evaluation, model and (for

@@ -27,7 +27,7 @@ pytestmark = [
         "default"
     ),  # lm-eval's and its dependencies' own warnings are not ours to fail on
     pytest.mark.skipif(
-        find_spec("lm_eval") is None, reason="lm-eval is not installed: pip install -e '.[peers]'"
+        find_spec("lm_eval") is None, reason="lm-eval is not installed: pip install -e '.[lm-eval]'"
     ),
     pytest.mark.skipif(DATA is None, reason="KVBENCH_DATA_DIR is not set: MMLU and C-Eval are not here"),
 ]

@@ -42,7 +42,7 @@ def layer_of(module: str) -> str:
     name = parts[1] if len(parts) > 1 else ""
     if name in ("selftest", "session", "runners", "engine"):
         return name
-    if name in ("cli", "__main__"):
+    if name in ("cli", "commands", "__main__"):
         return "cli"
     return "run" if name in RUN else "base"
 

@@ -1,0 +1,15 @@
+"""`kvbench gate`: judges a stored run again."""
+
+from __future__ import annotations
+
+import typer
+
+from kvbench.commands.judging import judge
+from kvbench.commands.options import GateOption, JsonOption, RunArg
+from kvbench.exits import handled
+
+
+def gate(run_dir: RunArg, gate: GateOption = None, json_: JsonOption = False) -> None:
+    """Judge a stored run again, without a model or torch. The exit code is the verdict."""
+    with handled():
+        raise typer.Exit(judge(run_dir, gate, json_))

@@ -1,0 +1,46 @@
+"""Stored records judged: what `run`, `gate` and `report` have in common."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from kvbench.errors import UsageError
+from kvbench.exits import unreadable
+
+KEPT_GATE = "gate.yaml"  # the policy that judged a run, in its folder
+
+
+def judge(run_dir: Path, gate: Path | None, as_json: bool) -> int:
+    """Judge stored records, write the report, print the result; returns the exit code."""
+    from kvbench import gate as gates
+    from kvbench.metrics import METRICS, derive
+    from kvbench.record import RunDir
+    from kvbench.report.console import print_result
+    from kvbench.report.jsonout import result_json
+    from kvbench.report.write import write_all
+    from kvbench.run import require_not_empty
+
+    require_not_empty(run_dir)
+    run = RunDir(run_dir)
+    manifest, records = run.manifest(), list(run.records())
+    named = gate or (policy_of(run_dir, manifest["gate"]) if manifest["gate"] else None)
+    policy = gates.load(named) if named else None
+    try:
+        rows = derive(manifest, records)
+        verdict = gates.evaluate(policy, manifest, records, rows)
+        definitions = {name: metric.definition for name, metric in METRICS.items()}
+        paths = write_all(run_dir, manifest, records, rows, verdict, definitions)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+        raise UsageError(unreadable(run_dir, e)) from e
+    if as_json:
+        print(json.dumps(result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False))
+    else:
+        print_result(manifest, records, rows, verdict, paths)
+    return int(verdict.exit_code)
+
+
+def policy_of(run_dir: Path, named: str) -> Path:
+    """The gate that the run's matrix names, or, where that is not here, the copy that the run keeps."""
+    kept = run_dir / KEPT_GATE
+    return kept if kept.is_file() and not Path(named).is_file() else Path(named)

@@ -1,0 +1,35 @@
+"""The matrix that a command is given, with the facts of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvbench.commands.options import check_data_dir
+
+
+def load_matrix(
+    matrix: Path,
+    overrides: list[str],
+    select: str | None,
+    data_dir: Path | None,
+    sizes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> tuple[Any, Mapping[str, Any]]:
+    from kvbench.data import fingerprint as data_fingerprint
+    from kvbench.environment import host
+    from kvbench.matrix import load
+    from kvbench.models import fingerprint as model_fingerprint
+
+    check_data_dir(data_dir)
+    here = host()
+    loaded = load(
+        matrix,
+        overrides,
+        select,
+        host=here,
+        fingerprint_model=model_fingerprint,
+        fingerprint_data=lambda name, split: data_fingerprint(name, data_dir, split),
+        sizes=sizes or {},
+    )
+    return loaded, here.environment

@@ -1,0 +1,55 @@
+"""`kvbench plan`: what a run of a matrix would do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from kvbench.commands.loading import load_matrix
+from kvbench.commands.options import (
+    DataOption,
+    GateOption,
+    JsonOption,
+    MatrixArg,
+    OutOption,
+    RerunOption,
+    SelectOption,
+    SetOption,
+    UntilOption,
+    rerun_of,
+)
+from kvbench.exits import handled
+
+
+def plan(
+    matrix: MatrixArg,
+    set_: SetOption = [],  # noqa: B006
+    k: SelectOption = None,
+    out: OutOption = None,
+    data_dir: DataOption = None,
+    rerun: RerunOption = "missing",
+    gate: GateOption = None,
+    until_decided: UntilOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Show cells, decisions with reasons, estimated bytes, what would be reused, and what the gate asks in vain. Runs nothing."""
+    with handled():
+        from kvbench import gate as gates
+        from kvbench.plan import plan_cell, plan_json, plan_text
+        from kvbench.record import RunDir
+        from kvbench.run import plan_tasks
+
+        loaded, environment = load_matrix(matrix, set_, k, data_dir)
+        tasks = plan_tasks(loaded, RunDir(out or Path("runs") / loaded.name), rerun_of(rerun))
+        policy = gates.load(gate or loaded.gate) if gate or loaded.gate else None
+        cells = [plan_cell(cell) for cell in loaded.cells]
+        looks, said = {}, []
+        if until_decided:
+            from kvbench import escalate
+
+            planned = escalate.planned(loaded, policy)
+            looks, said = escalate.about(planned), ["", *escalate.outline(planned)]
+        if json_:
+            print(json.dumps({**plan_json(loaded, cells, tasks, policy), **looks}, ensure_ascii=False))
+        else:
+            print("\n".join([plan_text(loaded, cells, tasks, environment, policy), *said]))

@@ -1,0 +1,13 @@
+"""`kvbench report`: writes the report of a stored run again."""
+
+from __future__ import annotations
+
+from kvbench.commands.judging import judge
+from kvbench.commands.options import GateOption, JsonOption, RunArg
+from kvbench.exits import handled
+
+
+def report(run_dir: RunArg, gate: GateOption = None, json_: JsonOption = False) -> None:
+    """Write the HTML and CSV reports of a stored run again. Exits 0 when they are written, whatever the verdict."""
+    with handled():
+        judge(run_dir, gate, json_)

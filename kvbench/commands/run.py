@@ -1,0 +1,70 @@
+"""`kvbench run`: measures a matrix, judges it and writes the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from kvbench.commands.judging import KEPT_GATE, judge
+from kvbench.commands.loading import load_matrix
+from kvbench.commands.options import (
+    DataOption,
+    GateOption,
+    JsonOption,
+    MatrixArg,
+    OutOption,
+    RerunOption,
+    SelectOption,
+    SetOption,
+    UntilOption,
+    rerun_of,
+)
+from kvbench.exits import handled
+
+
+def run(
+    matrix: MatrixArg,
+    set_: SetOption = [],  # noqa: B006 (typer reads the default, nothing mutates it)
+    k: SelectOption = None,
+    out: OutOption = None,
+    gate: GateOption = None,
+    data_dir: DataOption = None,
+    rerun: RerunOption = "missing",
+    until_decided: UntilOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Measure a matrix, judge it, and write the report. The same command resumes an interrupted run."""
+    with handled():
+        from kvbench import gate as gates
+        from kvbench.progress import watcher
+        from kvbench.record import RunDir
+        from kvbench.run import command_line
+        from kvbench.run import run as run_matrix
+
+        loaded, environment = load_matrix(matrix, set_, k, data_dir)
+        policy = gate or loaded.gate
+        # A bad gate is a usage error now, not after the measuring.
+        judged_by = gates.load(policy) if policy else None
+        target = out or Path("runs") / loaded.name
+        how = (data_dir, rerun_of(rerun))
+        if until_decided:
+            from kvbench.untildecided import run_until_decided
+
+            run_until_decided(
+                loaded,
+                judged_by,
+                lambda sizes: load_matrix(matrix, set_, k, data_dir, sizes)[0],
+                RunDir(target),
+                environment,
+                command_line(),
+                lambda: watcher(json_),
+                *how,
+            )
+        else:
+            run_matrix(loaded, RunDir(target), environment, command_line(), watcher(json_), *how)
+        if policy is not None:
+            from kvbench.report.write import write_text
+
+            write_text(target / KEPT_GATE, policy.read_text(encoding="utf-8"))
+        raise typer.Exit(judge(target, policy, json_))
