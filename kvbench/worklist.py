@@ -39,6 +39,14 @@ def tasks_of(
             digest_of_model[identity] = _or_absent(fingerprint_model, spec)
         return digest_of_model[identity]
 
+    def digests_of(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> dict[str, Any]:
+        names = _data_names(runner, options)
+        return {
+            "model": model_digest(cell.spec),
+            "native": model_digest(by_id[cell.baseline].spec),
+            "data": [data_digest(name, options.get("split", "test")) for name in names],
+        }
+
     def key_of(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> str:
         return content_hash(
             {
@@ -47,11 +55,7 @@ def tasks_of(
                 "spec": project(cell.spec, runner),
                 "options": options,
                 "host": dict(host.identity),
-                "model": model_digest(cell.spec),
-                "native": model_digest(by_id[cell.baseline].spec),
-                "data": [
-                    data_digest(name, options.get("split", "test")) for name in _data_names(runner, options)
-                ],
+                **digests_of(cell, runner, options),
             }
         )
 
@@ -70,6 +74,7 @@ def tasks_of(
                     options=options,
                     cells=(*shared, cell.id),
                     baseline=None if cell.is_baseline else key_of(by_id[cell.baseline], runner, options),
+                    digests=digests_of(cell, runner, options),
                 )
     return tuple(tasks.values())
 
