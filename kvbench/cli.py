@@ -16,7 +16,9 @@ import typer
 from kvbench import __version__
 from kvbench.commands.calibrate import calibrate
 from kvbench.commands.check_table import check_table
+from kvbench.commands.compare import compare
 from kvbench.commands.gate import gate
+from kvbench.commands.history import history
 from kvbench.commands.plan import plan
 from kvbench.commands.quantize import quantize
 from kvbench.commands.report import report
@@ -37,6 +39,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
     "gate": gate,
     "report": report,
+    "compare": compare,
+    "history": history,
     "check-table": check_table,
     "selftest": selftest,
     "calibrate": calibrate,

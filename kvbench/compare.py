@@ -19,15 +19,27 @@ from dataclasses import dataclass, field, replace
 
 from kvbench import doubts, gate
 from kvbench.derive import latency
-from kvbench.effects import ALONE, BESIDE, BYTES, DIVERGENCE, SHARE, TEXT, Effect, Unable, effects, judged, spoken
+from kvbench.effects import (
+    ALONE,
+    BESIDE,
+    BYTES,
+    DIVERGENCE,
+    SHARE,
+    TEXT,
+    Effect,
+    Unable,
+    effects,
+    judged,
+    spoken,
+)
 from kvbench.errors import UsageError
 from kvbench.judge import Limits, broken, corrected, decide
 from kvbench.likeness import TIMED, Pair, Side, Stored, match_cells, pairs_of
 from kvbench.metrics import METRICS, Row
 from kvbench.power import Spread
 from kvbench.record import NOT_EVALUATED as NOT_AVAILABLE
-from kvbench.report.labels import Labels
-from kvbench.verdict import FAIL, INCONCLUSIVE, PASS
+from kvbench.report.fmt import one_line
+from kvbench.verdict import FAIL, PASS
 
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 NOT_EVALUATED, NOT_JUDGED = "not_evaluated", "not_judged"
@@ -43,8 +55,8 @@ UNJUDGED = "shown, not judged: it has no samples of its own that could be paired
 class Finding:
     """What is found of one metric on one task of two runs.
 
-    runs: the names of the two; metric: "" where the whole task has no result; place: the cells in words; cells: their names in the
-    first run; first, second: the metric's values as each run reports them; effect: the change, None where there is none; margin:
+    runs: the names of the two; metric: "" where the whole task has no result; cell: its id in the first run; place: the cells in
+    words; cells: their names there; first, second: the metric's values as each run reports them; effect: the change, None where there is none; margin:
     of its unit; adjusted: p-value of the margin after Holm over `family` changes; mde, n_needed: as of `verdict.Outcome`.
     """
 
@@ -52,6 +64,7 @@ class Finding:
     metric: str
     runner: str
     variant: str
+    cell: str
     place: str
     cells: tuple[str, ...]
     outcome: str
@@ -68,16 +81,32 @@ class Finding:
 
     @property
     def subject(self) -> str:
-        return " of ".join(filter(None, (self.metric, self.variant))) if self.metric else f"{self.runner} {self.variant}".strip()
+        return (
+            " of ".join(filter(None, (self.metric, self.variant)))
+            if self.metric
+            else f"{self.runner} {self.variant}".strip()
+        )
 
     @property
     def sentence(self) -> str:
         """`int8_sym batch 1 context 512: itl_ms is 5.1% slower [3.9, 6.3], 10 pairs: worse.`"""
+        return one_line(self._said)
+
+    @property
+    def _said(self) -> str:
         at = f"{self.place}: {self.subject}"
         if self.effect is None:
-            return f"{at} was not compared: {self.reason}." if self.outcome == NOT_EVALUATED else f"{at}: {self.reason}."
+            return (
+                f"{at} was not compared: {self.reason}."
+                if self.outcome == NOT_EVALUATED
+                else f"{at}: {self.reason}."
+            )
         effect = self.effect
-        parts = [spoken(effect), f"{effect.n:,} {effect.counted}" if effect.n is not None else "", effect.beside]
+        parts = [
+            spoken(effect),
+            f"{effect.n:,} {effect.counted}" if effect.n is not None else "",
+            effect.beside,
+        ]
         word = {SAME: "the same", UNDECIDED: "undecided"}.get(self.outcome, self.outcome)
         said = f"{at} is {', '.join(filter(None, parts))}: {word}"
         said += f" ({self.reason})" if self.reason else ""
@@ -134,11 +163,15 @@ def compare(
     refuse(runs, wanted)
     findings = judge(wanted, only, margin)
     faults = [
-        (run.name, sentence) for run, cells in zip(runs, chosen, strict=True) for sentence in faults_of(run, cells)
+        (run.name, sentence)
+        for run, cells in zip(runs, chosen, strict=True)
+        for sentence in faults_of(run, cells)
     ]
     named = dict.fromkeys((*shared(wanted), *(sentence for pair in wanted for sentence in pair.named)))
     extra = dict.fromkeys(
-        sentence for run, cells in zip(runs[1:], chosen[1:], strict=True) for sentence in only_there(reference, run, cells)
+        sentence
+        for run, cells in zip(runs[1:], chosen[1:], strict=True)
+        for sentence in only_there(reference, run, cells)
     )
     return Comparison(tuple(runs), tuple(faults), (*named, *extra), tuple(findings), margin)
 
@@ -175,7 +208,9 @@ def faults_of(run: Stored, chosen: Collection[str] | None) -> Iterator[str]:
     """What fails in one run whatever a policy says: its evidence, impossible values, scorers that measure nothing."""
     verdict = gate.evaluate(None, run.manifest, run.records, list(run.rows.values()))
     for outcome in verdict.outcomes:
-        if outcome.status == FAIL and (chosen is None or not outcome.cells or set(outcome.cells) & set(chosen)):
+        if outcome.status == FAIL and (
+            chosen is None or not outcome.cells or set(outcome.cells) & set(chosen)
+        ):
             yield f"{outcome.check}: {outcome.sentence}"
 
 
@@ -187,8 +222,8 @@ def only_there(first: Stored, second: Stored, chosen: Collection[str] | None) ->
         mine = [cell for cell in task["cells"] if chosen is None or cell in chosen]
         work = task["runner"], task["variant"]
         if mine and not any((back.get(cell, ""), *work) in first.tasks for cell in mine):
-            at = Labels(second.manifest).subject(task["runner"], mine[0]).text
-            yield f"only {second.name} has {' '.join(filter(None, work))} on {_place(at)}, so it is compared with nothing"
+            at = place_of(second, task["runner"], mine[0])
+            yield f"only {second.name} has {' '.join(filter(None, work))} on {at}, so it is compared with nothing"
 
 
 def judge(pairs: Sequence[Pair], only: Collection[str] = (), margin: float | None = None) -> list[Finding]:
@@ -199,7 +234,10 @@ def judge(pairs: Sequence[Pair], only: Collection[str] = (), margin: float | Non
     spreads = [_spread(finding.effect) for _, finding in cases if finding.effect]
     odds = corrected(
         [broken(spread, limit) for spread, limit in zip(spreads, limits, strict=True)],
-        [(f.metric, f.variant, id(f) if spread is None else None) for (_, f), spread in zip(cases, spreads, strict=True)],
+        [
+            (f.metric, f.variant, id(f) if spread is None else None)
+            for (_, f), spread in zip(cases, spreads, strict=True)
+        ],
     )
     ruled = {
         id(finding): _ruled(pair, finding, limit, spread, *one)
@@ -236,14 +274,20 @@ def _raw(pair: Pair, only: Collection[str]) -> Iterator[tuple[Pair, Finding]]:
         at = [side.run.rows.get((side.cell, metric.name, side.task["variant"])) for side in (first, second)]
         one = replace(base, metric=metric.name, first=at[0], second=at[1])
         change = changes.get(metric.name)
-        if pair.machine and pair.runner in TIMED and not (isinstance(change, Effect) and change.kind == BYTES):
+        if (
+            pair.machine
+            and pair.runner in TIMED
+            and not (isinstance(change, Effect) and change.kind == BYTES)
+        ):
             if metric.name in judged(pair.runner):
                 reason = f"times of two machines are never compared ({pair.machine})"
                 yield pair, replace(one, reason=reason)
         elif isinstance(change, Unable):
             yield pair, replace(one, reason=change.why)
         elif change is not None:
-            words = dict.fromkeys(filter(None, (change.subset, *(row.partial for row in at if row and row.partial))))
+            words = dict.fromkeys(
+                filter(None, (change.subset, *(row.partial for row in at if row and row.partial)))
+            )
             yield pair, replace(one, effect=change, partial="; ".join(words) if change.sampled else "")
         elif all(row is not None and row.value is not None for row in at):
             yield pair, replace(one, outcome=NOT_JUDGED, reason=UNJUDGED)
@@ -251,17 +295,18 @@ def _raw(pair: Pair, only: Collection[str]) -> Iterator[tuple[Pair, Finding]]:
 
 def _finding(pair: Pair) -> Finding:
     first, second = pair.first, pair.second
-    label = Labels(first.run.manifest).subject(pair.runner, first.cell)
-    names = {cell["id"]: cell["name"] for cell in first.run.manifest["cells"]}
+    label = first.run.labels.subject(pair.runner, first.cell)
+    names = {cell: entry["name"] for cell, entry in first.run.cells.items()}
     there = second.run.name if second else "the other run"
     return Finding(
-        (first.run.name, there), "", pair.runner, first.task["variant"], _place(label.text),
+        (first.run.name, there), "", pair.runner, first.task["variant"], first.cell, place_of(first.run, pair.runner, first.cell),
         tuple(names[cell] for cell in label.cells if cell in names), NOT_EVALUATED, "",
     )  # fmt: skip
 
 
-def _place(label: str) -> str:
-    return label.replace(" · ", " ")
+def place_of(run: Stored, runner: str, cell: str) -> str:
+    """`int8_sym batch 1 context 512`: the keys of a cell that the runner depends on and the run varies."""
+    return run.labels.subject(runner, cell).text.replace(" · ", " ")
 
 
 def _limits(finding: Finding, margin: float | None) -> Limits:
@@ -279,12 +324,16 @@ def _spread(effect: Effect) -> Spread | None:
     return Spread(effect.value, effect.low, effect.high, effect.unit, effect.units)
 
 
-def _ruled(pair: Pair, finding: Finding, limits: Limits, spread: Spread | None, adjusted: float, family: int) -> Finding:
+def _ruled(
+    pair: Pair, finding: Finding, limits: Limits, spread: Spread | None, adjusted: float, family: int
+) -> Finding:
     effect = finding.effect
     assert effect is not None
     known = replace(finding, margin=limits.high, family=family)
     if not math.isfinite(effect.value):
-        return replace(known, effect=None, outcome=NOT_EVALUATED, reason="one of the two values is not a number")
+        return replace(
+            known, effect=None, outcome=NOT_EVALUATED, reason="one of the two values is not a number"
+        )
     if effect.identical:
         reason = "" if effect.kind == BYTES else "every number is the same to the last bit"
         return replace(known, outcome=SAME, reason=reason)
@@ -294,14 +343,26 @@ def _ruled(pair: Pair, finding: Finding, limits: Limits, spread: Spread | None, 
     outcome = {PASS: SAME, FAIL: beyond}.get(ruling.status, UNDECIDED)
     within = f"within {limits.high:g} {effect.unit}".replace(" %", "%")
     if outcome == UNDECIDED:
-        return replace(known, outcome=outcome, reason=_open(ruling.reason, within, ruling.n_needed, effect, ruling.hopeless))
+        return replace(
+            known,
+            outcome=outcome,
+            reason=_open(ruling.reason, within, ruling.n_needed, effect, ruling.hopeless),
+        )
     if why := _doubt(pair, effect, outcome, limits):
         return replace(known, outcome=UNDECIDED, reason=f"it would be {outcome}, but {why}")
-    return replace(known, outcome=outcome, reason="exact" if effect.kind == BYTES else within if outcome == SAME else "")
+    return replace(
+        known, outcome=outcome, reason="exact" if effect.kind == BYTES else within if outcome == SAME else ""
+    )
 
 
 def _open(reason: str, within: str, needed: int | None, effect: Effect, hopeless: str) -> str:
-    more = f"; n needed: about {needed:,} {effect.counted} in each run" if needed else f"; {hopeless}" if hopeless else ""
+    more = (
+        f"; n needed: about {needed:,} {effect.counted} in each run"
+        if needed
+        else f"; {hopeless}"
+        if hopeless
+        else ""
+    )
     return f"{within}: {reason}{more}"
 
 
@@ -310,19 +371,28 @@ def _doubt(pair: Pair, effect: Effect, outcome: str, limits: Limits) -> str:
     limit (`kvbench.doubts`). A time by itself is also one of a machine that was busy."""
     if pair.runner != "latency" or pair.second is None:
         return ""
-    metric = {"itl_ms": "itl_ratio", "ttft_ms": "ttft_ratio"}[effect.metric] if effect.kind == BESIDE else effect.metric
+    metric = (
+        {"itl_ms": "itl_ratio", "ttft_ms": "ttft_ratio"}[effect.metric]
+        if effect.kind == BESIDE
+        else effect.metric
+    )
     sides = (pair.first, pair.second)
     values = [_value(side, metric) for side in sides]
-    if any(row is None or row.value is None for row in values):
-        return ""
     up, ends = effect.value > 0, (1 + limits.low / 100, 1 + limits.high / 100)
     said = [_busy(side) for side in sides] if effect.kind == ALONE else []
     for i, (side, row) in enumerate(zip(sides, values, strict=True)):
         other = values[1 - i]
-        assert row and other and other.value is not None and side.record
+        if row is None or other is None or other.value is None or side.record is None:
+            return ""
         low, high = (other.value * end for end in ends)
         higher = up == (i == 1)  # this run's times are the longer ones
-        held = Limits(low, high) if outcome == SAME else Limits(-math.inf, high) if higher else Limits(low, math.inf)
+        held = (
+            Limits(low, high)
+            if outcome == SAME
+            else Limits(-math.inf, high)
+            if higher
+            else Limits(low, math.inf)
+        )
         if why := doubts.doubt(side.record, row, held, PASS if outcome == SAME else FAIL):
             said.append(f"in {side.run.name} {why}")
     return "; ".join(filter(None, said))
@@ -333,7 +403,17 @@ def _value(side: Side, metric: str) -> Row | None:
     found = next((v for v in latency.values(side.record, None) if v.metric == metric), None)
     if found is None:
         return None
-    return Row(side.cell, metric, "", found.value, METRICS[metric].unit, found.n, found.low, found.high, units=found.units)
+    return Row(
+        side.cell,
+        metric,
+        "",
+        found.value,
+        METRICS[metric].unit,
+        found.n,
+        found.low,
+        found.high,
+        units=found.units,
+    )
 
 
 def _busy(side: Side) -> str:

@@ -32,7 +32,14 @@ from kvbench.stats import (
 )
 from kvbench.steadiness import time_of
 
-BESIDE, ALONE, TEXT, DIVERGENCE, SHARE, BYTES = "time beside native", "time", "perplexity", "KLD", "share", "bytes"
+BESIDE, ALONE, TEXT, DIVERGENCE, SHARE, BYTES = (
+    "time beside native",
+    "time",
+    "perplexity",
+    "KLD",
+    "share",
+    "bytes",
+)
 
 
 @dataclass(frozen=True)
@@ -86,11 +93,14 @@ def judged(runner: str) -> tuple[str, ...]:
 
 
 def _records(first: Side, second: Side) -> tuple[Record, Record]:
-    assert first.record and second.record
+    assert first.record is not None
+    assert second.record is not None
     return first.record, second.record
 
 
-def _exact(derive: Callable[..., Iterator[Any]], metrics: Sequence[str], own: Side, other: Side) -> Iterator[Effect | Unable]:
+def _exact(
+    derive: Callable[..., Iterator[Any]], metrics: Sequence[str], own: Side, other: Side
+) -> Iterator[Effect | Unable]:
     sides = [{v.metric: v.value for v in derive(r, None)} for r in _records(own, other)]
     for metric in metrics:
         a, b = (side.get(metric) for side in sides)
@@ -109,20 +119,20 @@ def _storage(first: Side, second: Side) -> Iterator[Effect | Unable]:
 def _transfer(first: Side, second: Side) -> Iterator[Effect | Unable]:
     yield from _exact(transfer.values, ("transfer_bytes",), first, second)
     for way in ("out", "in"):
-        rates = [
+        own, other = (
             [math.log(sum(s["layer_bytes"]) / s["seconds"]) for s in r.samples["swaps"] if s["way"] == way]
             for r in _records(first, second)
-        ]
-        yield _alone(f"swap_{way}_gb_s", *rates, "swaps")
+        )
+        yield _alone(f"swap_{way}_gb_s", own, other, "swaps")
 
 
 def _latency(first: Side, second: Side) -> Iterator[Effect | Unable]:
     for metric, quantity in (("itl_ms", "itl"), ("ttft_ms", "ttft")):
-        arms = [_arms(record, quantity) for record in _records(first, second)]
-        if isinstance(arms[0], str) or isinstance(arms[1], str):
-            yield Unable(metric, next(found for found in arms if isinstance(found, str)))
+        here, there = (_arms(record, quantity) for record in _records(first, second))
+        if isinstance(here, str) or isinstance(there, str):
+            yield Unable(metric, here if isinstance(here, str) else str(there))
             continue
-        (own, _, pairs), (other, _, others) = arms  # type: ignore[misc]
+        (own, pairs), (other, others) = here, there
         alone = _alone(metric, own, other, "requests")
         if not pairs or not others:
             yield alone
@@ -135,8 +145,8 @@ def _latency(first: Side, second: Side) -> Iterator[Effect | Unable]:
         )  # fmt: skip
 
 
-def _arms(record: Record, quantity: str) -> tuple[list[float], list[float], list[float]] | str:
-    """Logarithms of the candidate's times and of the baseline's, and of their ratios pair by pair; or why there are none."""
+def _arms(record: Record, quantity: str) -> tuple[list[float], list[float]] | str:
+    """Logarithms of the candidate's times, and of their ratios to the baseline's pair by pair; or why there are none."""
     ordered = sorted(record.samples["arms"], key=lambda arm: arm["order"])
     if quantity == "itl" and (wrong := latency.wrong_count(ordered)):
         return wrong
@@ -151,7 +161,7 @@ def _arms(record: Record, quantity: str) -> tuple[list[float], list[float], list
     own, other = logs["candidate"], logs["baseline"]
     if not own:
         return "no request was measured"
-    return own, other, [a - b for a, b in zip(own, other, strict=False)]
+    return own, [a - b for a, b in zip(own, other, strict=False)]
 
 
 def _alone(metric: str, first: Sequence[float], second: Sequence[float], counted: str) -> Effect | Unable:
@@ -185,7 +195,9 @@ def _perplexity(first: Side, second: Side) -> Iterator[Effect | Unable]:
     n = sum(tokens)
     found = clustered_ratio([y["nll"] - x["nll"] for x, y in zip(a, b, strict=True)], tokens, owners)
     same = _same(a, b, "nll")
-    yield _ratio("ppl", TEXT, found, n, "tokens", f"chunk by chunk, {_documents(found)}", subset=subset, identical=same)
+    yield _ratio(
+        "ppl", TEXT, found, n, "tokens", f"chunk by chunk, {_documents(found)}", subset=subset, identical=same
+    )
     if not all("kld" in c for c in (*a, *b)):
         return
     yield _divergence(a, b, owners, n, subset)
@@ -198,7 +210,13 @@ def _perplexity(first: Side, second: Side) -> Iterator[Effect | Unable]:
 def _common_chunks(first: Record, second: Record) -> tuple[list[Any], list[Any], str]:
     """The chunks that both scored, and which of them those are where one has more; or none, and why."""
     sides = [
-        dict(zip(chunk_places(len(r.samples["chunks"]), r.facts.get("chunks_total")), r.samples["chunks"], strict=True))
+        dict(
+            zip(
+                chunk_places(len(r.samples["chunks"]), r.facts.get("chunks_total")),
+                r.samples["chunks"],
+                strict=True,
+            )
+        )
         for r in (first, second)
     ]
     places = sorted(sides[0].keys() & sides[1].keys())
@@ -216,13 +234,26 @@ def chunk_places(n: int, total: int | None) -> list[int]:
     return list(range(n)) if total is None or n >= total else [i * total // n for i in range(n)]
 
 
-def _divergence(a: Sequence[Any], b: Sequence[Any], owners: Sequence[Hashable], n: int, subset: str) -> Effect | Unable:
+def _divergence(
+    a: Sequence[Any], b: Sequence[Any], owners: Sequence[Hashable], n: int, subset: str
+) -> Effect | Unable:
     """Sum of KLD over sum of KLD. Which run is the denominator must not matter, so the wider interval of the two counts."""
     sums = [[c["kld"] for c in side] for side in (a, b)]
     if not all(math.fsum(side) > 0 for side in sums):
         same = sums[0] == sums[1]
         if same:
-            return Effect("kld_mean", DIVERGENCE, "%", 0.0, 0.0, 0.0, n, "tokens", identical=True, method="no divergence in either")
+            return Effect(
+                "kld_mean",
+                DIVERGENCE,
+                "%",
+                0.0,
+                0.0,
+                0.0,
+                n,
+                "tokens",
+                identical=True,
+                method="no divergence in either",
+            )
         return Unable("kld_mean", "in one of the two nothing diverges, so there is no ratio")
     there, back = clustered_mean(sums[1], sums[0], owners), clustered_mean(sums[0], sums[1], owners)
     value = math.log(there.value) if there.value > 0 else math.nan
@@ -265,9 +296,12 @@ def _share(
         found = clustered_ratio(differences, counts, owners)
         units = found.effective
         ends = (min(low, found.interval[0]), max(high, found.interval[1])) if found.interval else (None, None)
-    said = {"method": f"{counted[:-1]} by {counted[:-1]}, {gained} gained, {lost} lost", **words}
-    points = [None if end is None else 100 * end for end in ends]
-    return Effect(metric, SHARE, "pt", 100 * value, *points, n, counted, units, **said)
+    said: dict[str, Any] = {
+        "method": f"{counted[:-1]} by {counted[:-1]}, {gained} gained, {lost} lost",
+        **words,
+    }
+    low_pt, high_pt = (None if end is None else 100 * end for end in ends)
+    return Effect(metric, SHARE, "pt", 100 * value, low_pt, high_pt, n, counted, units, **said)
 
 
 def _steps(metric: str, own: Sequence[bool], other: Sequence[bool], **words: Any) -> Effect:
@@ -303,7 +337,7 @@ def _agreement(first: Side, second: Side) -> Iterator[Effect | Unable]:
     part = f"{shared} of {steps} steps, before the native texts part" if shared < steps else ""
     scores = [r.samples.get("logprob_native_token") for r in _records(first, second)]
     same = own == other and texts[0] == texts[1] and bool(scores[0]) and scores[0] == scores[1]
-    yield _steps("top1_teacher_forced", *flags, subset=part, identical=same)
+    yield _steps("top1_teacher_forced", flags[0], flags[1], subset=part, identical=same)
 
 
 def _mcq(first: Side, second: Side) -> Iterator[Effect | Unable]:
@@ -330,13 +364,15 @@ def _mcq(first: Side, second: Side) -> Iterator[Effect | Unable]:
             for judged, native in zip((a, b), natives, strict=True)
         ]
         alike = same and all(natives[0][key].scores == natives[1][key].scores for key in keys)
-        yield _questions("mcq_agreement", *flags, subset, alike)
+        yield _questions("mcq_agreement", flags[0], flags[1], subset, alike)
 
 
 def _questions(metric: str, own: Sequence[bool], other: Sequence[bool], subset: str, same: bool) -> Effect:
     differences = [int(b) - int(a) for a, b in zip(own, other, strict=True)]
     gained, lost = differences.count(1), differences.count(-1)
-    found = _share(metric, differences, [1] * len(own), range(len(own)), "questions", subset=subset, identical=same)
+    found = _share(
+        metric, differences, [1] * len(own), range(len(own)), "questions", subset=subset, identical=same
+    )
     return replace(found, method=f"{found.method}, exact McNemar p = {mcnemar_p(gained, lost):.2g}")
 
 
@@ -350,7 +386,11 @@ def spoken(effect: Effect | Unable) -> str:
     if not math.isfinite(effect.value):
         return "not a number"
     if effect.kind == BYTES:
-        return f"{abs(effect.value):,.10g} {effect.unit} {more if effect.value > 0 else less}" if effect.value else "unchanged"
+        return (
+            f"{abs(effect.value):,.10g} {effect.unit} {more if effect.value > 0 else less}"
+            if effect.value
+            else "unchanged"
+        )
     up = effect.value >= 0
     ends = sorted(e if up else -e for e in (effect.low, effect.high) if e is not None)
     digits = _decimals(ends, effect.value)

@@ -30,12 +30,13 @@ PACKAGES = (
 # Files that only read records, or whose whole effect on a measurement is in the task's spec and options, which the key
 # holds anyway: a change in them does not make stored results stale.
 _JUDGING = frozenset({
-    "report", "commands", "derive", "selftest", "cli.py", "compare.py", "document.py", "effects.py", "history.py", "likeness.py", "doubts.py", "escalate.py", "exits.py", "fits.py", "foreseen.py",
+    "report", "commands", "derive", "selftest", "cli.py", "document.py", "doubts.py", "escalate.py", "exits.py", "fits.py", "foreseen.py",
     "gate.py", "guards.py", "judge.py", "looks.py", "metrics.py",
     "metrictable.py", "multiplicity.py", "outline.py", "overrides.py", "plan.py", "policy.py", "power.py", "precision.py",
     "progress.py", "published.py", "schema.py", "selection.py", "stats.py", "steadiness.py", "tablerules.py", "tablevalues.py",
     "untildecided.py", "values.py",
     "verdict.py", "yamlstrict.py", "cellkeys.py",
+    "compare.py", "effects.py", "history.py", "likeness.py",
 })  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from kvbench.derive import agreement, generate, mcq, perplexity
 from kvbench.looks import not_run
 from kvbench.metrics import Row, derive, problem
 from kvbench.record import Record
+from kvbench.report.labels import Labels
 from kvbench.tasks import RUNNERS
 from kvbench.values import text
 
@@ -61,6 +62,14 @@ class Stored:
     @cached_property
     def by_key(self) -> dict[str, Record]:
         return {record.key: record for record in self.records}
+
+    @cached_property
+    def cells(self) -> dict[str, Mapping[str, Any]]:
+        return {cell["id"]: cell for cell in self.manifest["cells"]}
+
+    @cached_property
+    def labels(self) -> Labels:
+        return Labels(self.manifest)
 
     @cached_property
     def rows(self) -> dict[tuple[str, str, str], Row]:
@@ -113,29 +122,32 @@ def pairs_of(first: Stored, second: Stored, chosen: Collection[str] | None = Non
         if not mine:
             continue
         work = task["runner"], task["variant"]
-        own = _side(first, task, mine[0])
-        shared = [cell for cell in mine if (partner.get(cell, ""), *work) in second.tasks]
-        if shared:
-            at = partner[shared[0]]
-            other = _side(second, second.tasks[at, *work], at)
-            found.append(_examined(Pair(_side(first, task, shared[0]), other)))
-        else:
-            unlike = next((strangers[cell] for cell in mine if cell in strangers), ())
-            found.append(Pair(own, None, tuple(_spec_words(first, second, own, unlike))))
+        both = [cell for cell in mine if (partner.get(cell, ""), *work) in second.tasks]
+        namesakes = [cell for cell in mine if cell in strangers and (strangers[cell], *work) in second.tasks]
+        cell = next(iter((*both, *namesakes)), None)
+        if cell is None:
+            unlike = tuple(
+                s for c in mine if c in strangers for s in _spec_words(first, second, c, strangers[c])
+            )
+            found.append(Pair(_side(first, task, mine[0]), None, unlike))
+            continue
+        at = partner[cell] if both else strangers[cell]
+        pair = _examined(Pair(_side(first, task, cell), _side(second, second.tasks[at, *work], at)))
+        words = () if both else tuple(_spec_words(first, second, cell, at))
+        found.append(replace(pair, unlike=(*words, *pair.unlike)))
     return found
 
 
 def match_cells(
     first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, str], dict[str, tuple[tuple[str, Any, Any], ...]]]:
-    """(ids of the same cell: first -> second; of each cell left over that a cell left over there has the name of, what differs).
-
-    What differs: (key, value here, value there).
-    """
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Ids, first -> second: of the same cell, and of cells left over that have one name and unlike specs."""
     partner: dict[str, str] = {}
     for ignored in _LOOSER:
         groups: list[dict[str, list[str]]] = [{}, {}]
-        for group, cells, taken in zip(groups, (first, second), (partner, set(partner.values())), strict=True):
+        for group, cells, taken in zip(
+            groups, (first, second), (partner, set(partner.values())), strict=True
+        ):
             for cell in cells:
                 if cell["id"] not in taken:
                     group.setdefault(_spec_key(cell["spec"], ignored), []).append(cell["id"])
@@ -145,13 +157,8 @@ def match_cells(
             for key, ids in here.items()
             if len(ids) == 1 and len(there.get(key, ())) == 1
         }
-    left = {c["name"]: c["spec"] for c in second if c["id"] not in partner.values()}
-    strangers = {
-        c["id"]: tuple(_differing({**CELL_KEYS, **c["spec"]}, {**CELL_KEYS, **left[c["name"]]}))
-        for c in first
-        if c["id"] not in partner and c["name"] in left
-    }
-    return partner, strangers
+    left = {c["name"]: c["id"] for c in second if c["id"] not in partner.values()}
+    return partner, {c["id"]: left[c["name"]] for c in first if c["id"] not in partner and c["name"] in left}
 
 
 def _spec_key(spec: Mapping[str, Any], ignored: Collection[str]) -> str:
@@ -172,12 +179,11 @@ def _side(run: Stored, task: Mapping[str, Any], cell: str) -> Side:
     return Side(run, task, cell, record, None if problem(native) else native, missing)
 
 
-def _spec_words(
-    first: Stored, second: Stored, side: Side, unlike: Sequence[tuple[str, Any, Any]]
-) -> Iterator[str]:
-    name = next(c["name"] for c in first.manifest["cells"] if c["id"] == side.cell)
-    for key, own, other in unlike:
-        yield f"cell {name}: {key} is {_short(own)} in {first.name} and {_short(other)} in {second.name}"
+def _spec_words(first: Stored, second: Stored, here: str, there: str) -> Iterator[str]:
+    """What differs between a cell and its namesake."""
+    own, other = first.cells[here], second.cells[there]
+    for key, mine, theirs in _differing({**CELL_KEYS, **own["spec"]}, {**CELL_KEYS, **other["spec"]}):
+        yield f"cell {_short(own['name'])}: {key} is {_short(mine)} in {first.name} and {_short(theirs)} in {second.name}"
 
 
 def _short(value: Any) -> str:
@@ -202,14 +208,18 @@ def _examined(pair: Pair) -> Pair:
         if mine != theirs:
             unlike.append(f"{what}: {fact} is {_short(mine)} in {a} and {_short(theirs)} in {b}")
     differing = list(_environments(own.environment, other.environment))
-    named = [f"{name} is {_short(mine)} in {a} and {_short(theirs)} in {b}" for name, mine, theirs in differing]
+    named = [
+        f"{name} is {_short(mine)} in {a} and {_short(theirs)} in {b}" for name, mine, theirs in differing
+    ]
     named += _undigested(first, second)
     shared = own.started_at == other.started_at and own.samples == other.samples
     machine = "; ".join(
         f"{name} is {_short(mine)} in {a} and {_short(theirs)} in {b}"
         for name, mine, theirs in _machines(own.environment, other.environment)
     )
-    return replace(pair, unlike=tuple(unlike), machine=machine, named=tuple(dict.fromkeys(named)), shared=shared)
+    return replace(
+        pair, unlike=tuple(unlike), machine=machine, named=tuple(dict.fromkeys(named)), shared=shared
+    )
 
 
 def _options(what: str, first: Side, second: Side) -> Iterator[str]:

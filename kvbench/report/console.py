@@ -39,26 +39,8 @@ def print_result(manifest: Mapping[str, Any], records: Sequence[Record], rows: S
 
 def show(view: View, file: TextIO, paths: Sequence[Path] = ()) -> None:
     """Print the run to `file`; `paths` are named last, with the verdict."""
-    from rich.console import Console
-
     terminal = file.isatty()
-
-    class Pipe(Console):
-        """rich would end the process with 1, the code of a failed check, when the reader has gone."""
-
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    console = Pipe(
-        file=file,
-        width=None if terminal else _PLAIN_WIDTH,
-        no_color="NO_COLOR" in os.environ or None,
-        force_terminal=terminal,
-        highlight=False,
-        emoji=False,
-        markup=False,
-        legacy_windows=False,
-    )
+    console = console_for(file)
     _model(console, view)
     _precision(console, view, terminal)
     for table in view.tables:
@@ -70,6 +52,30 @@ def show(view: View, file: TextIO, paths: Sequence[Path] = ()) -> None:
     for title, findings in (("Failures", view.failures), ("Not measured in full", view.gaps)):
         _findings(console, title, findings)
     _verdict(console, view, paths)
+
+
+def console_for(file: TextIO) -> Console:
+    """rich's console as kvbench uses it: plain off a terminal, no markup in text, NO_COLOR respected."""
+    from rich.console import Console
+
+    terminal = file.isatty()
+
+    class Pipe(Console):
+        """rich would end the process with 1, the code of a failed check, when the reader has gone."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Pipe(
+        file=file,
+        width=None if terminal else _PLAIN_WIDTH,
+        no_color="NO_COLOR" in os.environ or None,
+        force_terminal=terminal,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        legacy_windows=False,
+    )
 
 
 def _table(terminal: bool) -> Table:
