@@ -49,7 +49,7 @@ class Effect:
     kind: one of those above, by which its margin goes. unit: "%" of a ratio, 100 * (second / first - 1), "pt" of a share, else
     the metric's own. low, high: 95%, None where the samples are too few. n: samples in each run (the fewer) of what `counted`
     says; units: as of `metrics.Row`. identical: what was compared is the same to the last bit. method: how, in words; beside:
-    another look at the same samples, which decides nothing; subset: what both runs have, where one of them has more.
+    of times, the change without the native arm, which decides nothing; subset: what both runs have, where one of them has more.
     """
 
     metric: str
@@ -63,7 +63,7 @@ class Effect:
     units: float | None = None
     identical: bool = False
     method: str = ""
-    beside: str = ""
+    beside: Effect | Unable | None = None
     subset: str = ""
 
     @property
@@ -141,7 +141,7 @@ def _latency(first: Side, second: Side) -> Iterator[Effect | Unable]:
         yield _ratio(
             metric, BESIDE, found, min(len(pairs), len(others)), "pairs",
             method="ratio to the interleaved native arm, over that ratio in the first run",
-            beside=f"by itself {spoken(alone)}",
+            beside=alone,
         )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def _alone(metric: str, first: Sequence[float], second: Sequence[float], counted
 
 
 def _ratio(
-    metric: str, kind: str, logs: Estimate, n: int, counted: str, method: str, beside: str = "", subset: str = "",
+    metric: str, kind: str, logs: Estimate, n: int, counted: str, method: str, beside: Effect | Unable | None = None, subset: str = "",
     identical: bool = False,
 ) -> Effect:  # fmt: skip
     """A change of logarithms as one in percent."""
@@ -375,40 +375,6 @@ def _questions(metric: str, own: Sequence[bool], other: Sequence[bool], subset: 
     )
     return replace(found, method=f"{found.method}, exact McNemar p = {mcnemar_p(gained, lost):.2g}")
 
-
-def spoken(effect: Effect | Unable) -> str:
-    """`5.1% slower [3.9, 6.3]`, the interval on the side that the word says."""
-    if isinstance(effect, Unable):
-        return f"not compared ({effect.why})"
-    more, less = _WORDS.get(effect.kind, ("higher", "lower"))
-    if effect.metric.startswith("swap_"):
-        more, less = "faster", "slower"
-    if not math.isfinite(effect.value):
-        return "not a number"
-    if effect.kind == BYTES:
-        return (
-            f"{abs(effect.value):,.10g} {effect.unit} {more if effect.value > 0 else less}"
-            if effect.value
-            else "unchanged"
-        )
-    up = effect.value >= 0
-    ends = sorted(e if up else -e for e in (effect.low, effect.high) if e is not None)
-    digits = _decimals(ends, effect.value)
-    unit = "%" if effect.unit == "%" else f" {effect.unit}"
-    interval = f" [{', '.join(f'{e:,.{digits}f}' for e in ends)}]" if ends else ""
-    if effect.value == 0:
-        return f"unchanged{interval and interval + unit}"
-    return f"{abs(effect.value):,.{digits}f}{unit} {more if up else less}{interval}"
-
-
-def _decimals(ends: Sequence[float], value: float) -> int:
-    """As many as give the interval's width two digits."""
-    width = ends[1] - ends[0] if ends else abs(value)
-    least = 1 if width < 100 else 0
-    return min(8, max(least, 1 - math.floor(math.log10(width)))) if 0 < width < math.inf else 1
-
-
-_WORDS = {BESIDE: ("slower", "faster"), ALONE: ("slower", "faster"), BYTES: ("more", "less")}
 
 _EFFECTS: dict[str, Callable[[Side, Side], Iterator[Effect | Unable]]] = {
     "storage": _storage,

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from kvbench.compare import BETTER, WORSE, Finding, faults_of, judge, place_of, shared
+from kvbench.compare import faults_of, judge, place_of, shared
 from kvbench.effects import BESIDE, judged
+from kvbench.finding import BETTER, WORSE, Finding
 from kvbench.likeness import TIMED, Pair, Stored, pairs_of
 from kvbench.metrics import METRICS, Row
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from kvbench.compare import (
+from kvbench.compare import MARGINS, UNJUDGED
+from kvbench.effects import BYTES, Effect
+from kvbench.finding import (
     BETTER,
-    MARGINS,
     NOT_EVALUATED,
     NOT_JUDGED,
     SAME,
@@ -19,8 +20,8 @@ from kvbench.compare import (
     WORSE,
     Comparison,
     Finding,
+    spoken,
 )
-from kvbench.effects import BYTES, spoken
 from kvbench.likeness import Stored
 from kvbench.metrics import METRICS, Row
 from kvbench.report.fmt import one_line, shown
@@ -91,7 +92,7 @@ def lines(result: Comparison) -> list[Line]:
 def _line(finding: Finding) -> Line:
     effect = finding.effect
     why = [finding.reason, f"partial: {finding.partial}" if finding.partial else ""]
-    how = [effect.method, effect.beside] if effect else []
+    how = [effect.method, f"by itself {spoken(effect.beside)}" if effect.beside else ""] if effect else []
     n = f"{effect.n:,} {effect.counted}" if effect and effect.n is not None else ""
     unit = "" if effect is None else "%" if effect.unit == "%" else f" {effect.unit}"
     return Line(
@@ -255,6 +256,12 @@ def finding_json(finding: Finding) -> dict[str, Any]:
     }
 
 
+def _effect_json(effect: Effect) -> dict[str, Any]:
+    names = ("kind", "unit", "value", "low", "high", "n", "counted", "units", "identical", "method", "subset")
+    found: dict[str, Any] = strict({name: getattr(effect, name) for name in names})
+    return found
+
+
 def as_markdown(result: Comparison) -> str:
     said = [
         f"## {markdown_text(result.word)}",
@@ -281,8 +288,10 @@ def as_html(result: Comparison) -> str:
         faults=list(faults_of(result.faults)),
         named=[one_line(sentence) for sentence in result.named],
         worse=[f"{f.runs[1]}: {f.sentence}" for f in result.findings if f.outcome == WORSE],
-        lines=lines(result),
+        lines=[line for line in lines(result) if line.outcome != NOT_JUDGED],
+        unjudged=[line for line in lines(result) if line.outcome == NOT_JUDGED],
         heads=(*HEADS, HOW),
+        why=UNJUDGED,
         headline=headline(result),
         tone=_EXIT_TONES.get(result.exit_code, "not-evaluated"),
     )

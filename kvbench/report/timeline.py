@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from kvbench.compare import BETTER, WORSE
+from kvbench.finding import BETTER, WORSE
 from kvbench.history import History, Line, Point
 from kvbench.report.comparison import faults_of, finding_json, runs_of
 from kvbench.report.fmt import one_line, shown_row
