@@ -186,12 +186,11 @@ def _raw(pair: Pair, only: Collection[str]) -> Iterator[tuple[Pair, Finding]]:
 
 
 def _finding(pair: Pair) -> Finding:
-    first, second = pair.first, pair.second
+    first = pair.first
     label = first.run.labels.subject(pair.runner, first.cell)
     names = {cell: entry["name"] for cell, entry in first.run.cells.items()}
-    there = second.run.name if second else "the other run"
     return Finding(
-        (first.run.name, there), "", pair.runner, first.task["variant"], first.cell, place_of(first.run, pair.runner, first.cell),
+        (first.run.name, pair.there), "", pair.runner, first.task["variant"], first.cell, place_of(first.run, pair.runner, first.cell),
         tuple(names[cell] for cell in label.cells if cell in names), NOT_EVALUATED, "",
     )  # fmt: skip
 

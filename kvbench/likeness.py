@@ -102,6 +102,7 @@ class Pair:
 
     first: Side
     second: Side | None
+    there: str  # the second run's name
     unlike: tuple[str, ...] = ()
     machine: str = ""
     named: tuple[str, ...] = ()
@@ -129,10 +130,12 @@ def pairs_of(first: Stored, second: Stored, chosen: Collection[str] | None = Non
             unlike = tuple(
                 s for c in mine if c in strangers for s in _spec_words(first, second, c, strangers[c])
             )
-            found.append(Pair(_side(first, task, mine[0]), None, unlike))
+            found.append(Pair(_side(first, task, mine[0]), None, second.name, unlike))
             continue
         at = partner[cell] if both else strangers[cell]
-        pair = _examined(Pair(_side(first, task, cell), _side(second, second.tasks[at, *work], at)))
+        pair = _examined(
+            Pair(_side(first, task, cell), _side(second, second.tasks[at, *work], at), second.name)
+        )
         words = () if both else tuple(_spec_words(first, second, cell, at))
         found.append(replace(pair, unlike=(*words, *pair.unlike)))
     return found

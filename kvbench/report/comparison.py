@@ -226,21 +226,8 @@ def finding_json(finding: Finding) -> dict[str, Any]:
     found: dict[str, Any] = strict({key: getattr(finding, key) for key in keys})
     change = None
     if effect:
-        names = (
-            "kind",
-            "unit",
-            "value",
-            "low",
-            "high",
-            "n",
-            "counted",
-            "units",
-            "identical",
-            "method",
-            "beside",
-            "subset",
-        )
-        change = strict({name: getattr(effect, name) for name in names})
+        alone = _effect_json(effect.beside) if isinstance(effect.beside, Effect) else None
+        change = {**_effect_json(effect), "beside": alone}
     values = {
         name: strict(row.value) if row else None
         for name, row in zip(finding.runs, (finding.first, finding.second), strict=True)
