@@ -59,7 +59,10 @@ SOURCES = {
 
 def page() -> str:
     """The whole of docs/metrics.md."""
-    parts = [_HEAD, *(_section(runner, list(group)) for runner, group in groupby(METRICS.values(), lambda m: m.runner))]
+    parts = [
+        _HEAD,
+        *(_section(runner, list(group)) for runner, group in groupby(METRICS.values(), lambda m: m.runner)),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -78,7 +81,8 @@ def _section(runner: str, metrics: list[Metric]) -> str:
 
 def _row(metric: Metric) -> str:
     interval = "required" if metric.sampled else ""
-    return f"| `{metric.name}` | {metric.unit} | {metric.better} | {interval} | {metric.definition} |"
+    definition = metric.definition.replace("|", r"\|")  # a bar would end the cell
+    return f"| `{metric.name}` | {metric.unit} | {metric.better} | {interval} | {definition} |"
 
 
 _HEAD = "\n".join(
