@@ -59,7 +59,7 @@ def test_the_readme_lists_every_page() -> None:
 @names
 def test_every_example_of_a_matrix_or_a_gate_loads(page: Path, tmp_path: Path) -> None:
     for text in blocks(page, "yaml"):
-        data = yaml.safe_load(text)
+        data = yaml.safe_load(text) or {}
         file = tmp_path / "example.yaml"
         if "checks" in data:
             file.write_text(text, encoding="utf-8")
@@ -74,10 +74,12 @@ def test_every_example_of_a_matrix_or_a_gate_loads(page: Path, tmp_path: Path) -
 def test_every_command_and_option_exists(page: Path) -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     for text in blocks(page, "sh"):
-        lines = text.replace("\\\n", " ").splitlines()
-        for words in (shlex.split(line, comments=True) for line in lines if line.startswith("kvbench ")):
-            known = {name for parameter in commands[words[1]].params for name in parameter.opts}
-            assert {word.split("=")[0] for word in words if word.startswith("-")} - known == set()
+        for line in text.replace("\\\n", " ").splitlines():
+            for command in re.split(r" && | \| |; ", line):
+                words = shlex.split(command, comments=True)
+                if words[:1] == ["kvbench"] and not words[1].startswith("-"):
+                    known = {name for parameter in commands[words[1]].params for name in parameter.opts}
+                    assert {word.split("=")[0] for word in words if word.startswith("-")} - known == set()
 
 
 def test_the_gates_that_come_with_it_are_listed() -> None:
