@@ -47,7 +47,8 @@ HOW = "How"
 
 @dataclass(frozen=True)
 class Line:
-    """One finding in words, a cell of the table each; run: the run that stands beside the reference; how: how it was paired."""
+    """One finding in words, a cell of the table each; run: the run that stands beside the reference; how: how it was paired;
+    equal: to the last bit."""
 
     run: str
     outcome: str
@@ -60,6 +61,7 @@ class Line:
     margin: str
     why: str
     how: str
+    equal: bool
 
     @property
     def tone(self) -> str:
@@ -111,6 +113,7 @@ def _line(finding: Finding) -> Line:
         else f"{finding.margin:g}{unit}",
         one_line("; ".join(filter(None, why))),
         one_line("; ".join(filter(None, how))),
+        bool(effect and effect.identical),
     )
 
 
@@ -156,7 +159,7 @@ def faults_of(faults: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def show(result: Comparison, paths: Sequence[Path] = (), file: TextIO | None = None) -> None:
-    """On a console. Exact values that did not change, and what is not judged, are only counted."""
+    """On a console. What is equal to the last bit, and what is not judged, is only counted."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -176,12 +179,8 @@ def show(result: Comparison, paths: Sequence[Path] = (), file: TextIO | None = N
     out = Table(box=box.SIMPLE_HEAD if file.isatty() else box.ASCII2, pad_edge=False, header_style="bold")
     for head in (*(["Run"] if several else []), *HEADS):
         out.add_column(head, overflow="fold")
-    quiet = 0
-    for line in lines(result):
-        exact = line.outcome == SAME and line.margin == "exact"
-        if exact or line.outcome == NOT_JUDGED:
-            quiet += exact
-            continue
+    shown_lines = [line for line in lines(result) if line.outcome != NOT_JUDGED and not line.equal]
+    for line in shown_lines:
         style = {WORSE: "bold red", BETTER: "green", UNDECIDED: "yellow", NOT_EVALUATED: "blue"}.get(
             line.outcome, ""
         )
@@ -191,8 +190,8 @@ def show(result: Comparison, paths: Sequence[Path] = (), file: TextIO | None = N
     for finding in result.findings:
         if finding.outcome == WORSE:
             console.print(Text(f"{finding.runs[1]}: {finding.sentence}", style="red"), soft_wrap=True)
-    if quiet:
-        console.print(Text(f"{quiet} exact values are unchanged."), soft_wrap=True)
+    if equal := sum(line.equal for line in lines(result)):
+        console.print(Text(f"{equal} values are equal to the last bit."), soft_wrap=True)
     for written in paths:
         console.print(Text(str(written)), soft_wrap=True)
     console.print(

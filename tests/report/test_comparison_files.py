@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -96,6 +99,25 @@ def test_a_slower_run_ends_with_1_and_is_said_everywhere(before: Path, after: Pa
     turned = kvbench("compare", after, before, "--only", "itl_ms", "-k", "int8_sym")
     assert "1 better" in turned.output
     assert turned.exit_code == 0, turned.output
+
+
+def test_what_is_equal_to_the_last_bit_is_counted_and_not_listed(tmp_path: Path) -> None:
+    runs = [on_disk(stored(perplexity([210.0] * 4), name), tmp_path / name) for name in "AB"]
+    result = kvbench("compare", *runs)
+    assert result.exit_code == 0, result.output
+    assert "4 values are equal to the last bit." in result.output
+    assert "kld_mean" not in result.output
+
+
+def test_neither_torch_nor_the_plots_are_loaded(before: Path, after: Path) -> None:
+    code = (
+        "import sys\nfrom kvbench.cli import app\n"
+        f"try: app(['compare', {str(before)!r}, {str(after)!r}])\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'matplotlib', 'pandas', 'transformers') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "WORSE" in done.stdout
 
 
 def test_json_is_strict_and_alone_on_stdout(before: Path, after: Path) -> None:
@@ -224,3 +246,29 @@ def test_many_lines_are_told_apart_in_several_plots() -> None:
         type(result.lines[0])("mcq_accuracy", "", f"place {i}", result.lines[0].points) for i in range(30)
     ]
     assert [len(p.legend) for p in plots(type(result)(result.runs, (), (), tuple(lines)))] == [12, 12, 6]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scripts", [True, False])
+def test_pages_in_a_browser(before: Path, after: Path, tmp_path: Path, scripts: bool) -> None:
+    """Nothing is fetched, no script is needed, and axe finds nothing."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    browser_path = shutil.which("chromium") or pytest.skip("no Chromium is installed")
+    pages = [tmp_path / "c.html", tmp_path / "h.html"]
+    kvbench("compare", before, after, "--html", pages[0])
+    kvbench("history", before, after, "--html", pages[1])
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        context = browser.new_context(java_script_enabled=scripts, bypass_csp=scripts)
+        asked: list[str] = []
+        for path in pages:
+            page = context.new_page()
+            page.on("request", lambda request: asked.append(request.url))
+            page.goto(path.as_uri())
+            assert page.locator("h1").count() == 1
+            assert page.get_by_text("% slower [").first.is_visible()
+            if scripts:
+                assert axe.Axe().run(page).response["violations"] == []
+        assert asked == [path.as_uri() for path in pages]
+        browser.close()
