@@ -49,9 +49,7 @@ def test_what_was_measured_stays_and_what_was_not_is_unverified(old: tuple[dict[
     by_key = {record["key"]: record for record in data["records"]}
     for record in records:
         before = by_key[record.key]
-        assert {name: getattr(record, name) for name in MEASURED} == {
-            name: before[name] for name in MEASURED
-        }
+        assert {name: getattr(record, name) for name in MEASURED} == {name: before[name] for name in MEASURED}
         assert record.schema == SCHEMA_VERSION
         assert record.evidence is not None
         assert record.decision is not None
@@ -149,7 +147,9 @@ def test_a_record_without_decision_or_evidence_is_lifted_too() -> None:
     for path in OLD:
         data = stored(path)["records"][0]
         error = {"type": "OSError", "message": "x", "tail": []}
-        lifted = record_from_dict({**data, "status": "error", "decision": None, "evidence": None, "error": error})
+        lifted = record_from_dict(
+            {**data, "status": "error", "decision": None, "evidence": None, "error": error}
+        )
         assert (lifted.decision, lifted.evidence, lifted.status) == (None, None, "error")
 
 
