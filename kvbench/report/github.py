@@ -63,24 +63,35 @@ def _printable(text: str) -> str:
 
 
 def annotate(run: Run, places: Mapping[int, Place | None]) -> list[Annotation]:
-    """The ten worst outcomes, and one more that counts the rest. places: by the outcome's `id`."""
-    found = worst(run.verdict.outcomes)
+    """The ten worst findings, and one more that counts the rest. places: by the outcome's `id`.
+
+    The outcomes of one check with one status at one place are one finding: 40 cells must not hide the next check.
+    """
+    groups: dict[tuple[object, ...], list[OutcomeLike]] = {}
+    for outcome in worst(run.verdict.outcomes):
+        key = (outcome.status, outcome.check, outcome.variant, places.get(id(outcome)))
+        groups.setdefault(key, []).append(outcome)
     labels = Labels(run.manifest)
-    shown = [_annotation(outcome, labels, places.get(id(outcome))) for outcome in found[:MOST]]
-    if len(found) > MOST:
-        sentence = (
-            f"{len(found) - MOST} more of {len(found)} checks did not pass; the report has all of them."
-        )
-        shown.append(Annotation("warning", f"kvbench: {len(found) - MOST} more", sentence))
+    found = list(groups.values())
+    shown = [_annotation(outcomes, labels, places.get(id(outcomes[0]))) for outcomes in found[:MOST]]
+    if more := found[MOST:]:
+        count = sum(map(len, more))
+        which = ", ".join(dict.fromkeys(outcomes[0].check for outcomes in more))
+        sentence = f"{count} more {'checks' if count > 1 else 'check'} did not pass: {which}. The report has all of them."
+        shown.append(Annotation("warning", f"kvbench: {count} more", _cut(sentence)))
     return shown
 
 
-def _annotation(outcome: OutcomeLike, labels: Labels, place: Place | None) -> Annotation:
-    where = labels.places(outcome.cells)
-    more = f" and {len(where) - 1} more" if len(where) > 1 else ""
-    status = outcome.status.replace("_", " ")
-    title = one_line(f"kvbench {status}: {outcome.check} ({where[0].text}{more})", TITLE_LIMIT)
-    return Annotation("error", title, _cut(outcome.sentence), place)
+def _annotation(outcomes: Sequence[OutcomeLike], labels: Labels, place: Place | None) -> Annotation:
+    first = outcomes[0]
+    where = labels.places(list(dict.fromkeys(cell for outcome in outcomes for cell in outcome.cells)))
+    cells = sum(len(label.cells) for label in where[1:])
+    more = f" and {cells} more cell{'s' if cells > 1 else ''}" if cells else ""
+    status = first.status.replace("_", " ")
+    title = one_line(f"kvbench {status}: {first.check} ({where[0].text}{more})", TITLE_LIMIT)
+    others = len(outcomes) - 1
+    rest = f" {others} more like it." if others else ""
+    return Annotation("error", title, _cut(first.sentence) + rest, place)
 
 
 def _cut(text: str) -> str:

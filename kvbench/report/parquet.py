@@ -42,7 +42,7 @@ def _written(
     run: Run, table: str, heads: Sequence[str], lines: Sequence[Sequence[Any]], kinds: Mapping[str, str]
 ) -> bytes:
     import pyarrow as pa  # type: ignore[import-untyped]
-    from pyarrow import parquet  # type: ignore[import-untyped]
+    from pyarrow import parquet
 
     types = {"float": pa.float64(), "int": pa.int64(), "bool": pa.bool_()}
     columns = [
