@@ -11,7 +11,9 @@ from kvbench.errors import UsageError
 from kvbench.exits import handled
 
 
-def schema(kind: Annotated[str, typer.Argument(help="matrix, gate, record, manifest or results")] = "matrix") -> None:
+def schema(
+    kind: Annotated[str, typer.Argument(help="matrix, gate, record, manifest or results")] = "matrix",
+) -> None:
     """Print the JSON Schema of matrix or gate files, for editors, or of what a run leaves."""
     with handled():
         from kvbench.recordschema import manifest_schema, record_schema, results_schema

@@ -5,7 +5,6 @@ Off a terminal it is plain text without colours or wrapped tables; NO_COLOR is r
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -52,7 +51,6 @@ def show(view: View, file: TextIO, paths: Sequence[Path] = (), quiet: bool = Fal
     console = Pipe(
         file=file,
         width=None if terminal else _PLAIN_WIDTH,
-        no_color="NO_COLOR" in os.environ or None,
         force_terminal=terminal,
         highlight=False,
         emoji=False,
