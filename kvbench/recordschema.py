@@ -149,7 +149,7 @@ def results_schema() -> Schema:
         "choices": OBJECT,
         "effective": TEXT,
         "effective_weights": TEXT,
-        "precision": _mapping({key: TEXT for key in ("storage", "transfer", "execution", "weights", "gemm")}),
+        "precision": _mapping(dict.fromkeys(("storage", "transfer", "execution", "weights", "gemm"), TEXT)),
         "evidence": _mapping({"state": TEXT, "levels": {"type": "array", "items": OBJECT}}),
     }
     run: dict[str, Schema] = {

@@ -122,12 +122,6 @@ FILES = ["report.html", "results_long.csv", "results_wide.csv", "results.json", 
          "results_long.parquet", "results_wide.parquet"]  # fmt: skip
 
 
-def test_all_files_are_written_the_page_first(failing, tmp_path):
-    paths = write_all(tmp_path, *failing.args)
-    assert [path.name for path in paths] == FILES
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
-
-
 def test_a_table_that_cannot_be_written_leaves_the_old_one(failing, tmp_path, monkeypatch):
     write_all(tmp_path, *failing.args)
     path = tmp_path / "results_wide.parquet"
