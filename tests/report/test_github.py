@@ -167,6 +167,7 @@ BROKEN = (
     outcome("fail", "of no metric", ("native-1-128",), metric=""),
     outcome("fail", "ppl at most 9 where batch=77", ()),
     outcome("fail", "of the whole run", (), metric=""),
+    outcome("fail", "ppl_delta_pct within [-1, 1]", metric="ppl_delta_pct"),
 )
 
 
@@ -184,6 +185,7 @@ def test_each_outcome_stands_on_the_line_that_made_it(stored, repository):
         Place("matrices/int8.yaml", 8),  # runners:
         Place("gates/int8.yaml", 4),  # the check that fits no cell
         Place("matrices/int8.yaml", 8),
+        Place("matrices/int8.yaml", 6),  # a check of the gate, on a cell
     ]
     assert places(stored, repository, gate=False)[3] == Place("matrices/int8.yaml", 10)
 
@@ -196,7 +198,7 @@ def test_a_matrix_that_has_changed_has_no_lines(stored, repository):
 
 def test_a_matrix_that_has_gone_is_no_place(stored, repository):
     (repository / "matrices" / "int8.yaml").unlink()
-    assert places(stored, repository) == [None, None, None, Place("gates/int8.yaml", 4), None]
+    assert places(stored, repository) == [None, None, None, Place("gates/int8.yaml", 4), None, None]
     stored.manifest["matrix"] |= {"path": None}
     assert places(stored, repository)[0] is None
 
@@ -280,14 +282,10 @@ def test_the_summary_is_appended_to_what_the_step_has_written(failing, tmp_path)
 def test_a_step_never_exceeds_the_limit(failing, tmp_path):
     path = tmp_path / "summary"
     view, run = build(*failing.args), Run(*failing.args)
-    for full in (
-        0,
-        SUMMARY_BYTES - 20_000,
-        SUMMARY_BYTES - 3000,
-        SUMMARY_BYTES - 100,
-        SUMMARY_BYTES,
-        SUMMARY_BYTES + 9,
-    ):
+    whole = len(summary(view, run, SUMMARY_BYTES).encode())
+    least = min(len(text.encode()) for room in range(200, 2000, 50) if (text := summary(view, run, room)))
+    edges = [SUMMARY_BYTES - size - i for size in (whole, least) for i in range(5)]
+    for full in (0, SUMMARY_BYTES - 3000, SUMMARY_BYTES - 100, SUMMARY_BYTES, SUMMARY_BYTES + 9, *edges):
         path.write_bytes(b"x" * full)
         wrong = append_summary(path, view, run)
         assert path.stat().st_size <= max(full, SUMMARY_BYTES)
