@@ -174,6 +174,10 @@ class RunDir:
     def record_path(self, key: str) -> Path:
         return self.path / "records" / f"{key}.json"
 
+    @property
+    def junit_path(self) -> Path:
+        return self.path / "report.junit.xml"
+
     def write(self, record: Record) -> None:
         write_json(self.record_path(record.key), asdict(record))
 

@@ -37,6 +37,7 @@ def judge(
 
     require_not_empty(run_dir)
     run = RunDir(run_dir)
+    run.junit_path.unlink(missing_ok=True)  # an error from here on must not leave an earlier verdict behind
     manifest, records = run.manifest(), list(run.records())
     named = gate or (policy_of(run_dir, manifest["gate"]) if manifest["gate"] else None)
     policy = gates.load(named) if named else None

@@ -160,6 +160,34 @@ def test_quiet_is_the_verdict_and_the_paths(stored: RunDir) -> None:
         assert result.stderr == ""
 
 
+def test_no_earlier_junit_stands_for_an_error(stored: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("checks: [{metric: nonsense}]")
+    gate = ["gate", str(stored.path)]
+    assert CliRunner().invoke(app, gate).exit_code == 3
+    assert stored.junit_path.is_file()
+    assert CliRunner().invoke(app, [*gate, "--gate", str(tmp_path / "bad.yaml")]).exit_code == 2
+    assert not stored.junit_path.exists()
+
+
+def test_an_interrupted_run_leaves_no_earlier_junit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m.yaml").write_text(
+        "name: m\nmodel: {source: tiny-llama, weights: random}\naxes: {kv_format: [native]}\n"
+        "engine: {device: cpu}\nrunners: {storage: {}}\n"
+    )
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "report.junit.xml").write_text("<testsuites/>")
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvbench.session.execute", interrupted)
+    result = CliRunner().invoke(app, ["run", str(tmp_path / "m.yaml"), "--out", str(out)])
+    assert result.exit_code == 130, result.output
+    assert (out / "run.json").is_file()
+    assert not (out / "report.junit.xml").exists()
+
+
 @pytest.mark.parametrize(
     ("environ", "words", "kind"),
     [
