@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvbench.commands.options import JsonOption, SelectOption
+from kvbench.commands.options import JsonOption, QuietOption, SelectOption
 from kvbench.commands.stored import HtmlOption, MarginOption, MarkdownOption, OnlyOption
 from kvbench.errors import UsageError
 from kvbench.exits import handled, unreadable
@@ -21,6 +21,7 @@ def compare(
     k: SelectOption = None,
     only: OnlyOption = [],  # noqa: B006 (typer reads the default, nothing mutates it)
     margin_pct: MarginOption = None,
+    quiet: QuietOption = False,
     json_: JsonOption = False,
     markdown: MarkdownOption = None,
     html: HtmlOption = None,
@@ -59,7 +60,7 @@ def compare(
         if json_:
             print(json.dumps(comparison.as_json(result), ensure_ascii=False, allow_nan=False))
         else:
-            comparison.show(result, paths)
+            comparison.show(result, paths, quiet=quiet)
         raise typer.Exit(result.exit_code)
 
 

@@ -26,8 +26,7 @@ from kvbench.likeness import Stored
 from kvbench.metrics import METRICS, Row
 from kvbench.report.fmt import one_line, shown
 from kvbench.report.jsonout import strict
-from kvbench.report.markdown import table as markdown_table
-from kvbench.report.markdown import text as markdown_text
+from kvbench.report.markdown import escaped, table
 from kvbench.report.standalone import page
 
 ORDER = (WORSE, NOT_EVALUATED, UNDECIDED, BETTER, SAME, NOT_JUDGED)
@@ -158,8 +157,10 @@ def faults_of(faults: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield one_line(f"{run} does not stand by itself: {sentence}")
 
 
-def show(result: Comparison, paths: Sequence[Path] = (), file: TextIO | None = None) -> None:
-    """On a console. What is equal to the last bit, and what is not judged, is only counted."""
+def show(
+    result: Comparison, paths: Sequence[Path] = (), file: TextIO | None = None, quiet: bool = False
+) -> None:
+    """On a console; quiet: faults, what is worse, files and the last line only. What is equal to the last bit, and what is not judged, is only counted."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -168,12 +169,12 @@ def show(result: Comparison, paths: Sequence[Path] = (), file: TextIO | None = N
 
     file = file or sys.stdout
     console = console_for(file)
-    for name, path, matrix, made in runs_of(result.runs):
+    for name, path, matrix, made in () if quiet else runs_of(result.runs):
         role = " (reference)" if name == result.runs[0].name else ""
         console.print(Text(f"{name}{role}: {path}, {matrix}, {made}"), soft_wrap=True)
     for sentence in faults_of(result.faults):
         console.print(Text(sentence, style="bold red"), soft_wrap=True)
-    for sentence in result.named:
+    for sentence in () if quiet else result.named:
         console.print(Text(f"Named: {one_line(sentence)}."), soft_wrap=True)
     several = len(result.runs) > 2
     out = Table(box=box.SIMPLE_HEAD if file.isatty() else box.ASCII2, pad_edge=False, header_style="bold")
@@ -185,12 +186,12 @@ def show(result: Comparison, paths: Sequence[Path] = (), file: TextIO | None = N
             line.outcome, ""
         )
         out.add_row(*(Text(cell) for cell in (*([line.run] if several else []), *line.cells)), style=style)
-    if out.row_count:
+    if out.row_count and not quiet:
         console.print(out)
     for finding in result.findings:
         if finding.outcome == WORSE:
             console.print(Text(f"{finding.runs[1]}: {finding.sentence}", style="red"), soft_wrap=True)
-    if equal := sum(line.equal for line in lines(result)):
+    if not quiet and (equal := sum(line.equal for line in lines(result))):
         console.print(Text(f"{equal} values are equal to the last bit."), soft_wrap=True)
     for written in paths:
         console.print(Text(str(written)), soft_wrap=True)
@@ -250,20 +251,28 @@ def _effect_json(effect: Effect) -> dict[str, Any]:
 
 def as_markdown(result: Comparison) -> str:
     said = [
-        f"## {markdown_text(result.word)}",
+        f"## {escaped(result.word)}",
         "",
-        markdown_text(f"{headline(result)} Exit code {result.exit_code}."),
+        escaped(f"{headline(result)} Exit code {result.exit_code}."),
         "",
     ]
-    said += markdown_table(("Run", "Folder", "Matrix", "Made"), runs_of(result.runs))
-    said += [f"- **{markdown_text(sentence)}**" for sentence in faults_of(result.faults)]
-    said += [f"- {markdown_text(one_line(sentence))}." for sentence in result.named]
-    wanted = [f for f in result.findings if f.outcome in (WORSE, BETTER)]
-    said += ["", *(f"- {f.runs[1]}: {markdown_text(f.sentence)}" for f in wanted), ""] if wanted else [""]
-    said += markdown_table(
-        ("Run", *HEADS, HOW), [(line.run, *line.cells, line.how) for line in lines(result)]
-    )
+    said += [runs_table(result.runs), "", *notes(result.faults, result.named)]
+    changes = [f for f in result.findings if f.outcome in (WORSE, BETTER)]
+    said += [*(f"- {f.runs[1]}: {escaped(f.sentence)}" for f in changes), ""] if changes else []
+    rows = [tuple(map(escaped, (line.run, *line.cells, line.how))) for line in lines(result)]
+    said += [table(("Run", *HEADS, HOW), rows)]
     return "\n".join(said) + "\n"
+
+
+def runs_table(runs: Sequence[Stored]) -> str:
+    return table(("Run", "Folder", "Matrix", "Made"), [tuple(map(escaped, run)) for run in runs_of(runs)])
+
+
+def notes(faults: Sequence[tuple[str, str]], named: Sequence[str]) -> list[str]:
+    """What is read before any number, as lines of Markdown, an empty one last."""
+    said = [f"- **{escaped(sentence)}**" for sentence in faults_of(faults)]
+    said += [f"- {escaped(sentence)}." for sentence in named]
+    return [*said, ""] if said else []
 
 
 def as_html(result: Comparison) -> str:

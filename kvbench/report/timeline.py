@@ -10,11 +10,10 @@ from typing import Any, TextIO
 
 from kvbench.finding import BETTER, WORSE
 from kvbench.history import History, Line, Point
-from kvbench.report.comparison import faults_of, finding_json, runs_of
+from kvbench.report.comparison import faults_of, finding_json, notes, runs_of, runs_table
 from kvbench.report.fmt import one_line, shown_row
 from kvbench.report.jsonout import strict
-from kvbench.report.markdown import table as markdown_table
-from kvbench.report.markdown import text as markdown_text
+from kvbench.report.markdown import escaped, table
 from kvbench.report.standalone import page
 
 MARKED = {WORSE: "▼ worse", BETTER: "▲ better"}
@@ -156,17 +155,12 @@ def _point(names: Sequence[str], point: Point) -> dict[str, Any]:
 
 
 def as_markdown(result: History) -> str:
-    said = ["## History", "", markdown_text(headline(result)), ""]
-    said += markdown_table(("Run", "Folder", "Matrix", "Made"), runs_of(result.runs))
-    said += [f"- **{markdown_text(sentence)}**" for sentence in faults_of(result.faults)]
-    said += [f"- {markdown_text(one_line(sentence))}." for sentence in result.named]
+    said = ["## History", "", escaped(headline(result)), "", runs_table(result.runs), ""]
+    said += notes(result.faults, result.named)
     for block in blocks(result):
-        said += ["", f"### {markdown_text(block.title)}", ""]
-        said += markdown_table(
-            ("Run", "Value", "n", "Change", "Said"),
-            [(r.run, r.value, r.n, r.mark, r.said) for r in block.rows],
-        )
-    return "\n".join(said) + "\n"
+        rows = [tuple(map(escaped, (r.run, r.value, r.n, r.mark, r.said))) for r in block.rows]
+        said += [f"### {escaped(block.title)}", "", table(("Run", "Value", "n", "Change", "Said"), rows), ""]
+    return "\n".join(said)
 
 
 def as_html(result: History) -> str:
