@@ -23,6 +23,7 @@ from kvbench.commands.report import report
 from kvbench.commands.run import run
 from kvbench.commands.schema import schema
 from kvbench.commands.selftest import selftest
+from kvbench.signals import end_cleanly
 
 app = typer.Typer(
     add_completion=True,
@@ -67,7 +68,8 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller; the exit code still tells
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    app()
+    end_cleanly()
+    app(prog_name="kvbench")  # `python -m kvbench` too: usage lines and the completion variable go by it
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ _JUDGING = frozenset({
     "report", "commands", "derive", "selftest", "cli.py", "document.py", "doubts.py", "escalate.py", "exits.py", "fits.py", "foreseen.py",
     "gate.py", "guards.py", "judge.py", "looks.py", "metrics.py",
     "metrictable.py", "multiplicity.py", "outline.py", "overrides.py", "plan.py", "policy.py", "power.py", "precision.py",
+    "canary.py", "completion.py", "doctor.py", "holdings.py", "inventory.py", "signals.py", "starter.py", "timeleft.py", "validation.py",
     "progress.py", "published.py", "schema.py", "selection.py", "stats.py", "steadiness.py", "tablerules.py", "tablevalues.py",
     "untildecided.py", "values.py",
     "verdict.py", "yamlstrict.py", "cellkeys.py",
