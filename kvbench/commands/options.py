@@ -38,6 +38,14 @@ UntilOption = Annotated[
         help="Cheap checks and small samples first; stop once the gate's verdict is decided",
     ),
 ]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what `kvbench plan` prints; run nothing")]
+CanaryOption = Annotated[
+    bool,
+    typer.Option(
+        "--canary",
+        help="Exact bytes and evidence of each engine configuration first; stop if one is not what was requested",
+    ),
+]
 
 
 def check_data_dir(data_dir: Path | None) -> None:
