@@ -14,15 +14,19 @@ from typing import Annotated
 import typer
 
 from kvbench import __version__
+from kvbench.commands.backends import backends
 from kvbench.commands.calibrate import calibrate
 from kvbench.commands.check_table import check_table
+from kvbench.commands.formats import formats
 from kvbench.commands.gate import gate
+from kvbench.commands.init import init
 from kvbench.commands.plan import plan
 from kvbench.commands.quantize import quantize
 from kvbench.commands.report import report
 from kvbench.commands.run import run
 from kvbench.commands.schema import schema
 from kvbench.commands.selftest import selftest
+from kvbench.commands.validate import validate
 from kvbench.signals import end_cleanly
 
 app = typer.Typer(
@@ -34,6 +38,8 @@ app = typer.Typer(
 
 # In the order of the help text; one file a command in kvbench/commands/.
 COMMANDS: dict[str, Callable[..., None]] = {
+    "init": init,
+    "validate": validate,
     "plan": plan,
     "run": run,
     "gate": gate,
@@ -43,6 +49,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "calibrate": calibrate,
     "quantize": quantize,
     "schema": schema,
+    "formats": formats,
+    "backends": backends,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)

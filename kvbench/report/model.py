@@ -93,3 +93,13 @@ class Run:
             if (cell, metric) not in have
         ]
         return replace(self, rows=[*self.rows, *extra])
+
+
+def judged(run: Run) -> bool:
+    """Whether any number was held to a limit: the checks that always run are no gate."""
+    return any(o.metric and o.check not in ("plausible", "confounded") for o in run.verdict.outcomes)
+
+
+def verdict_word(run: Run) -> str:
+    """The verdict's word; `not_judged` where nothing failed and no gate said what would pass."""
+    return "not_judged" if run.verdict.exit_code == 0 and not judged(run) else run.verdict.word
