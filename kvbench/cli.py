@@ -17,9 +17,12 @@ from kvbench import __version__
 from kvbench.commands.backends import backends
 from kvbench.commands.calibrate import calibrate
 from kvbench.commands.check_table import check_table
+from kvbench.commands.data import data
+from kvbench.commands.doctor import doctor
 from kvbench.commands.formats import formats
 from kvbench.commands.gate import gate
 from kvbench.commands.init import init
+from kvbench.commands.models import models
 from kvbench.commands.plan import plan
 from kvbench.commands.quantize import quantize
 from kvbench.commands.report import report
@@ -51,6 +54,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "schema": schema,
     "formats": formats,
     "backends": backends,
+    "doctor": doctor,
+    "models": models,
+    "data": data,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)

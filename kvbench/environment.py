@@ -138,10 +138,10 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
         return [], f"no NVIDIA driver ({e})"
     try:
         count = pynvml.nvmlDeviceGetCount()
-        visible = _visible(count)
+        shown = visible(count)
         driver = str(pynvml.nvmlSystemGetDriverVersion())
         gpus = []
-        for i in visible:
+        for i in shown:
             handle = pynvml.nvmlDeviceGetHandleByIndex(i)
             major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
             gpus.append({
@@ -157,7 +157,7 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
         pynvml.nvmlShutdown()
 
 
-def _visible(count: int) -> list[int]:
+def visible(count: int) -> list[int]:
     """Indexes that CUDA_VISIBLE_DEVICES leaves; ids that are not plain indexes count as all."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
@@ -165,12 +165,12 @@ def _visible(count: int) -> list[int]:
     words = [word.strip() for word in chosen.split(",") if word.strip()]
     if words and not all(word.lstrip("-").isdigit() for word in words):
         return list(range(count))
-    visible = []
+    found = []
     for word in words:
         if not 0 <= int(word) < count:
             break  # CUDA stops at the first index that does not exist
-        visible.append(int(word))
-    return visible
+        found.append(int(word))
+    return found
 
 
 def _cpu_model() -> str:

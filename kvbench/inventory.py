@@ -41,12 +41,12 @@ class Shape:
         return ModelFacts("shape", (layer,) * self.layers, None)
 
 
-def format_rows(facts: ModelFacts, host: Host, device: str, dtype: str) -> list[dict[str, Any]]:
+def format_rows(facts: ModelFacts, device: str, dtype: str) -> list[dict[str, Any]]:
     """A mapping for each KV format: what it stores, its bytes a token over all layers, and what each backend says to it."""
-    return [_format(fmt, facts, host, device, dtype) for fmt in KV_FORMATS.values()]
+    return [_format(fmt, facts, device, dtype) for fmt in KV_FORMATS.values()]
 
 
-def _format(fmt: KVFormat, facts: ModelFacts, host: Host, device: str, dtype: str) -> dict[str, Any]:
+def _format(fmt: KVFormat, facts: ModelFacts, device: str, dtype: str) -> dict[str, Any]:
     shapes = [layer.shape for layer in facts.layers]
     token = sum(page_bytes(fmt, shape, 1, dtype) for shape in shapes)
     of16 = sum(page_bytes(KV_FORMATS["native"], shape, 1, "bfloat16") for shape in shapes)
@@ -92,26 +92,27 @@ def weight_rows() -> list[dict[str, Any]]:
 
 
 def backend_rows(facts: ModelFacts, host: Host, triton_version: str | None) -> list[dict[str, Any]]:
-    """A mapping for each backend: whether it runs here, why not, and on what it runs at all."""
+    """A mapping for each backend: the formats that it takes here, what stands against the others, and on what it runs at all."""
     return [_backend(name, facts, host, triton_version) for name in BACKENDS]
 
 
 def _backend(name: str, facts: ModelFacts, host: Host, triton_version: str | None) -> dict[str, Any]:
+    """usable: it takes at least one format. why_not: the other formats by what stands against them."""
     dtype = "bfloat16" if host.device == "cuda" else "float32"
     answers = {fmt: verdict(name, fmt, facts, host.device, dtype) for fmt in KV_FORMATS}
-    why = "; ".join(dict.fromkeys(filter(None, answers.values())))
     if name == "triton" and triton_version is None:
-        why = "triton is not installed; pip install triton (Linux only)."
-    elif name == "triton" and host.device != "cuda" and why:
-        why = f"{why} Here: {host.environment['device_reason']}."
-    elif name == "triton" and host.device != "cuda":
-        why = ""
+        answers = dict.fromkeys(KV_FORMATS, "not_installed: triton is not installed; on Linux: pip install triton.")
+    why: dict[str, list[str]] = {}
+    for fmt, no in answers.items():
+        if no:
+            why.setdefault(no, []).append(fmt)
+    taken = [fmt for fmt, no in answers.items() if not no]
     return {
         "name": name,
-        "usable": not why,
-        "why_not": why,
-        "interpreted": name == "triton" and host.device != "cuda" and not why,
-        "formats": [fmt for fmt, no in answers.items() if not no],
+        "usable": bool(taken),
+        "interpreted": name == "triton" and host.device != "cuda" and bool(taken),
+        "formats": taken,
+        "why_not": [{"formats": formats, "reason": no} for no, formats in why.items()],
         **_SCOPE[name],
     }
 

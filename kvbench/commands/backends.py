@@ -30,10 +30,10 @@ def backends(
             return
         print(f"device here: {here.device} ({here.environment['device_reason']})")
         for row in rows:
-            interpreted = " in Triton's interpreter (no measure of speed)" if row["interpreted"] else ""
-            state = f"usable{interpreted}" if row["usable"] else f"not usable: {row['why_not']}"
-            print(f"\n{row['name']}: {state}")
-            print(f"  {row['what']}")
+            how = " in Triton's interpreter, which is no measure of speed" if row["interpreted"] else ""
+            print(f"\n{row['name']}: {f'runs here{how}' if row['usable'] else 'does not run here'}; {row['what']}")
             print(f"  devices {', '.join(row['devices'])}; dtypes {', '.join(row['dtypes'])}; head_dim {row['head_dims']}; "
                   f"page size {row['page_sizes']}; attention {row['attention']}")  # fmt: skip
             print(f"  KV formats here: {', '.join(row['formats']) or 'none'}")
+            for no in row["why_not"]:
+                print(f"  not {', '.join(no['formats'])}: {no['reason']}")

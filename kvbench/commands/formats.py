@@ -51,10 +51,9 @@ def formats(
             raise UsageError(
                 f"--dtype {dtype} --device {device} is not known; use {', '.join(DTYPES)} and auto, cpu or cuda."
             )
-        here = host()
-        where = here.device if device == "auto" else device
+        where = host().device if device == "auto" else device
         facts = shape_of(model, layers, kv_heads, head_dim, q_heads)
-        rows, weights = format_rows(facts, here, where, dtype), weight_rows()
+        rows, weights = format_rows(facts, where, dtype), weight_rows()
         if json_:
             print(json.dumps({"device": where, "dtype": dtype, "kv_formats": rows, "weight_formats": weights}))
             return
