@@ -53,7 +53,9 @@ def canary(matrix: Matrix) -> Canary:
         chosen |= {task.key: task for task in _cheapest([t for t in matrix.tasks if cell.id in t.cells])}
     # What is compared with a baseline's record needs that record first.
     by_key = {task.key: task for task in matrix.tasks}
-    chosen |= {t.baseline: by_key[t.baseline] for t in chosen.values() if t.baseline and RUNNERS[t.runner].quality}
+    chosen |= {
+        t.baseline: by_key[t.baseline] for t in chosen.values() if t.baseline and RUNNERS[t.runner].quality
+    }
     return Canary(tuple(smallest.values()), tuple(task for task in matrix.tasks if task.key in chosen))
 
 
@@ -117,7 +119,9 @@ def run_canary_first(
         left = sum(not run_dir.record_path(task.key).exists() for task in rest)
         if left:
             decided = {"check": stop.check, "after": PLACE}
-            write_json(run_dir.manifest_path, {**manifest, "until_decided": {"looks": {}, "decided": decided}})
+            write_json(
+                run_dir.manifest_path, {**manifest, "until_decided": {"looks": {}, "decided": decided}}
+            )
         again = "" if stop.status == FAIL else " Once that is mended: --rerun failed."
         _say(f"stopped by {PLACE}, tasks that are not run: {left}. {stop.sentence}{again}")
 

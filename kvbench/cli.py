@@ -19,6 +19,7 @@ from kvbench.commands.calibrate import calibrate
 from kvbench.commands.check_table import check_table
 from kvbench.commands.data import data
 from kvbench.commands.doctor import doctor
+from kvbench.commands.examples import epilog
 from kvbench.commands.formats import formats
 from kvbench.commands.gate import gate
 from kvbench.commands.init import init
@@ -59,7 +60,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "data": data,
 }
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, epilog=epilog(_name))(_command)
 
 
 def _version(value: bool) -> None:

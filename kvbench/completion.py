@@ -51,12 +51,6 @@ def corpora(incomplete: str) -> list[str]:
     return _names(incomplete, [*NAMED, *TASKS])
 
 
-def metrics(incomplete: str) -> list[str]:
-    from kvbench.metrictable import METRICS
-
-    return _names(incomplete, list(METRICS))
-
-
 def _names(incomplete: str, names: list[str]) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 

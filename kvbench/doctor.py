@@ -109,23 +109,39 @@ def _packages(facts: Facts) -> Iterator[Line]:
     yield Line("python", OK, f"{env['python']} on {env['os']} {env['machine']}; kvbench {env['kvbench']}")
     for package in facts.packages:
         if package.installed is None:
-            yield Line(package.name, PROBLEM, "not installed", f"pip install '{package.name}{package.wanted}'")
+            yield Line(
+                package.name, PROBLEM, "not installed", f"pip install '{package.name}{package.wanted}'"
+            )
         elif not package.fits:
             yield Line(
                 package.name, PROBLEM, f"{package.installed}, and kvbench takes {package.wanted}",
                 f"pip install '{package.name}{package.wanted}'",
             )  # fmt: skip
         else:
-            yield Line(package.name, OK, package.installed + (f" (accepted: {package.wanted})" if package.wanted else ""))
+            yield Line(
+                package.name,
+                OK,
+                package.installed + (f" (accepted: {package.wanted})" if package.wanted else ""),
+            )
     if facts.torch_fault:
-        yield Line("torch", PROBLEM, f"it cannot be imported: {facts.torch_fault}", "install it again for this machine: https://pytorch.org")
+        yield Line(
+            "torch",
+            PROBLEM,
+            f"it cannot be imported: {facts.torch_fault}",
+            "install it again for this machine: https://pytorch.org",
+        )
 
 
 def _device(facts: Facts) -> Iterator[Line]:
     env = facts.environment
     device, reason = env["device"], env["device_reason"]
     if env["gpus"] and device == "cpu":
-        yield Line("device", WARNING, f"cpu: {reason}", "install a CUDA build of torch to use the GPU: https://pytorch.org")
+        yield Line(
+            "device",
+            WARNING,
+            f"cpu: {reason}",
+            "install a CUDA build of torch to use the GPU: https://pytorch.org",
+        )
     else:
         yield Line("device", OK, f"{device}: {reason}; {env['cpu']}")
 
@@ -133,7 +149,12 @@ def _device(facts: Facts) -> Iterator[Line]:
 def _gpu(gpu: Gpu) -> Iterator[Line]:
     state, name = gpu.state, gpu.name
     for fact, reason in (gpu.unread or {}).items():
-        yield Line(f"{name} {fact}", WARNING, f"not read: {reason}", "latency checks then know less of the device's state; update the driver")
+        yield Line(
+            f"{name} {fact}",
+            WARNING,
+            f"not read: {reason}",
+            "latency checks then know less of the device's state; update the driver",
+        )
     shown = [
         f"{words} {state[fact]:g}{f' of {state[limit]:g}' if state.get(limit) is not None else ''} {unit}"
         for fact, words, limit, unit in (
@@ -146,22 +167,47 @@ def _gpu(gpu: Gpu) -> Iterator[Line]:
     reasons = state.get("reasons") or ()
     slow = [word for word in reasons if word in SLOWDOWNS]
     if slow:
-        yield Line(f"{name} throttling", WARNING, ", ".join(slow), "let it cool or lift its power limit: nvidia-smi -q -d PERFORMANCE")
+        yield Line(
+            f"{name} throttling",
+            WARNING,
+            ", ".join(slow),
+            "let it cool or lift its power limit: nvidia-smi -q -d PERFORMANCE",
+        )
     elif state.get("reasons") is not None:
         yield Line(f"{name} throttling", OK, ", ".join(reasons) or "none")
     if (heat := state.get("temperature_c")) is not None and heat > HOT_C:
-        yield Line(f"{name} temperature", WARNING, f"{heat} C at rest", f"let it cool below {HOT_C} C: times drift while it does")
+        yield Line(
+            f"{name} temperature",
+            WARNING,
+            f"{heat} C at rest",
+            f"let it cool below {HOT_C} C: times drift while it does",
+        )
     if gpu.mig:
-        yield Line(f"{name} MIG", WARNING, "on: this is a part of a GPU", "its clocks and times are shared with the other instances; measure on a whole one")
+        yield Line(
+            f"{name} MIG",
+            WARNING,
+            "on: this is a part of a GPU",
+            "its clocks and times are shared with the other instances; measure on a whole one",
+        )
     elif gpu.mig is False:
         yield Line(f"{name} MIG", OK, "off")
     if gpu.ecc_errors:
-        yield Line(f"{name} ECC", PROBLEM, f"{gpu.ecc_errors:,} uncorrected errors", "its memory is faulty: reset or replace it before you believe a number")
+        yield Line(
+            f"{name} ECC",
+            PROBLEM,
+            f"{gpu.ecc_errors:,} uncorrected errors",
+            "its memory is faulty: reset or replace it before you believe a number",
+        )
     elif gpu.ecc_errors == 0:
         yield Line(f"{name} ECC", OK, "no uncorrected errors")
     if gpu.others:
         many = f"{gpu.others} process{'es' if gpu.others > 1 else ''}"
-        yield Line(f"{name} processes", WARNING, f"{many} on it already", "wait for them, or take another GPU with CUDA_VISIBLE_DEVICES: times are shared")
+        yield Line(
+            f"{name} processes",
+            WARNING,
+            f"{many} on it already",
+            "wait for them, or take another GPU with CUDA_VISIBLE_DEVICES: times are shared",
+        )
     elif gpu.others == 0:
         yield Line(f"{name} processes", OK, "none on it")
 
@@ -172,7 +218,9 @@ def _triton(facts: Facts) -> Iterator[Line]:
         yield Line("triton", WARNING, "TRITON_INTERPRET is set: kernels run in its interpreter, on the CPU",
                    "unset TRITON_INTERPRET unless you test kernels: its times mean nothing")  # fmt: skip
     elif cuda and not version:
-        yield Line("triton", PROBLEM, "not installed, so nothing runs on the fast backend", "pip install triton")
+        yield Line(
+            "triton", PROBLEM, "not installed, so nothing runs on the fast backend", "pip install triton"
+        )
     elif cuda:
         yield Line("triton", OK, "usable: backend triton runs here")
     else:
@@ -188,7 +236,12 @@ def _cpu(facts: Facts) -> Iterator[Line]:
     free = min(granted, facts.free_cores) if facts.free_cores is not None else granted
     threads, whole = _threads(env, cores), max(1, int(free + 1 - FREE_SHARE))
     if threads is None:
-        yield Line("threads", WARNING, f"OMP_NUM_THREADS is {env['omp_num_threads']!r}, no number", f"export OMP_NUM_THREADS={whole}")
+        yield Line(
+            "threads",
+            WARNING,
+            f"OMP_NUM_THREADS is {env['omp_num_threads']!r}, no number",
+            f"export OMP_NUM_THREADS={whole}",
+        )
     elif threads > whole:
         said = "unset, which is" if env["omp_num_threads"] is None else "of"
         yield Line(
@@ -198,13 +251,28 @@ def _cpu(facts: Facts) -> Iterator[Line]:
     else:
         yield Line("threads", OK, f"{threads}, and {free:.1f} cores are free")
     if facts.load > cores + 1:
-        yield Line("load", WARNING, f"{facts.load:.1f} on {cores} cores", "wait for the other work to end: times are of a machine that does both")
+        yield Line(
+            "load",
+            WARNING,
+            f"{facts.load:.1f} on {cores} cores",
+            "wait for the other work to end: times are of a machine that does both",
+        )
     else:
         yield Line("load", OK, f"{facts.load:.1f} on {cores} cores")
     if facts.throttled:
-        yield Line("quota", WARNING, "the CPU quota stopped this process while it looked", "raise the container's CPU limit, or set OMP_NUM_THREADS to what it grants")
+        yield Line(
+            "quota",
+            WARNING,
+            "the CPU quota stopped this process while it looked",
+            "raise the container's CPU limit, or set OMP_NUM_THREADS to what it grants",
+        )
     if facts.stolen is not None and facts.stolen > STOLEN:
-        yield Line("steal", WARNING, f"{facts.stolen:.1%} of the CPUs went to other machines", "measure on a host of your own, or later: latency is not yours alone")
+        yield Line(
+            "steal",
+            WARNING,
+            f"{facts.stolen:.1%} of the CPUs went to other machines",
+            "measure on a host of your own, or later: latency is not yours alone",
+        )
 
 
 def _threads(env: Mapping[str, Any], cores: int) -> int | None:
@@ -219,7 +287,12 @@ def _threads(env: Mapping[str, Any], cores: int) -> int | None:
 def _memory(facts: Facts) -> Iterator[Line]:
     memory = facts.environment["memory_bytes"]
     if memory is not None and memory < LEAST_MEMORY:
-        yield Line("memory", WARNING, f"{memory:,} B", f"the default model takes about {LEAST_MEMORY:,} B; free some, or take a smaller one")
+        yield Line(
+            "memory",
+            WARNING,
+            f"{memory:,} B",
+            f"the default model takes about {LEAST_MEMORY:,} B; free some, or take a smaller one",
+        )
     elif memory is not None:
         yield Line("memory", OK, f"{memory:,} B")
 
@@ -227,13 +300,28 @@ def _memory(facts: Facts) -> Iterator[Line]:
 def _cache(facts: Facts) -> Iterator[Line]:
     cache = facts.cache
     if not cache["writable"]:
-        yield Line("cache", PROBLEM, f"{cache['path']} cannot be written", "set KVBENCH_CACHE_DIR to a folder that can be written")
+        yield Line(
+            "cache",
+            PROBLEM,
+            f"{cache['path']} cannot be written",
+            "set KVBENCH_CACHE_DIR to a folder that can be written",
+        )
         return
     here = f"{cache['path']}, {cache['bytes']:,} B, {cache['free']:,} B free"
     if cache["free"] < LEAST_DISK:
-        yield Line("cache", WARNING, here, f"free some, or set KVBENCH_CACHE_DIR: a model needs about {LEAST_DISK:,} B; the cache can be deleted")
+        yield Line(
+            "cache",
+            WARNING,
+            here,
+            f"free some, or set KVBENCH_CACHE_DIR: a model needs about {LEAST_DISK:,} B; the cache can be deleted",
+        )
     elif cache["left_over"]:
-        yield Line("cache", WARNING, f"{here}; {cache['left_over']} unfinished downloads in it", "nothing to do: the next fetch removes them")
+        yield Line(
+            "cache",
+            WARNING,
+            f"{here}; {cache['left_over']} unfinished downloads in it",
+            "nothing to do: the next fetch removes them",
+        )
     else:
         yield Line("cache", OK, here)
 
@@ -241,13 +329,25 @@ def _cache(facts: Facts) -> Iterator[Line]:
 def _data(facts: Facts) -> Iterator[Line]:
     folder, there, all_ = facts.data
     if not folder:
-        yield Line("data", OK, "no folder is set: built-in corpora serve (kvbench data lists what else there is)")
+        yield Line(
+            "data", OK, "no folder is set: built-in corpora serve (kvbench data lists what else there is)"
+        )
     elif not there:
-        yield Line("data", WARNING, f"{folder} holds none of the {all_} files", "kvbench data names them and what gets them")
+        yield Line(
+            "data",
+            WARNING,
+            f"{folder} holds none of the {all_} files",
+            "kvbench data names them and what gets them",
+        )
     else:
         yield Line("data", OK, f"{folder} holds {there} of {all_} files")
     if facts.hub_allowed and facts.hub_offline:
-        yield Line("hub", WARNING, "allowed by KVBENCH_ALLOW_HUB, and forbidden by HF_HUB_OFFLINE", "unset one of the two")
+        yield Line(
+            "hub",
+            WARNING,
+            "allowed by KVBENCH_ALLOW_HUB, and forbidden by HF_HUB_OFFLINE",
+            "unset one of the two",
+        )
     elif facts.hub_allowed:
         yield Line("hub", OK, "data may be fetched from the hub")
     else:

@@ -14,7 +14,7 @@ from kvbench.corpora import HUB, WIKITEXT_FILES, WIKITEXT_SHA, corpus, file_sha,
 from kvbench.digests import cache_dir
 from kvbench.errors import KvbenchError, NotAvailable, UsageError
 from kvbench.facts import facts_from_config
-from kvbench.models import config_facts, fingerprint, kind_of
+from kvbench.models import config_facts, fingerprint, kind_of, weight_files
 from kvbench.questions import SOURCES, TASKS, questions
 
 HERE, NOT_HERE, BUILT_IN, FROM_HUB = "here", "not here", "built in", "from the hub"
@@ -91,11 +91,17 @@ def verify_model(name: str) -> Held:
     if kind == "config":
         return next(held for held in models() if held.name == name)
     if kind == "hub":
-        raise UsageError(f"{name} is on the hub, whose files are verified when they are fetched: hf download {name}.")
+        raise UsageError(
+            f"{name} is on the hub, whose files are verified when they are fetched: hf download {name}."
+        )
     spec = {"model": name}
     try:
         facts = config_facts(spec)
         digest = fingerprint(spec)
+        if kind == "folder" and not weight_files(Path(name).expanduser()):
+            raise UsageError(
+                "It has neither model.safetensors nor an index of its safetensors files; fetch it again."
+            )
     except KvbenchError as e:
         return Held(name, kind, str(e), BROKEN)
     what = f"{facts.model_type}, {len(facts.layers)} layers"
@@ -130,7 +136,13 @@ def _built_in() -> Iterator[Held]:
         many = f"text of {len(text.documents)} documents: {text.source}"
         yield Held(name, "corpus", many, BUILT_IN, bytes=len(text.text.encode()), sha256=text.sha256)
     cloze = questions("cloze", None)
-    yield Held("cloze", "questions", f"{len(cloze.questions)} questions made from pydoc", BUILT_IN, sha256=cloze.sha256)
+    yield Held(
+        "cloze",
+        "questions",
+        f"{len(cloze.questions)} questions made from pydoc",
+        BUILT_IN,
+        sha256=cloze.sha256,
+    )
 
 
 def _layout() -> Iterator[tuple[str, str, str]]:
@@ -148,8 +160,16 @@ def _file(name: str, what: str, relative: str, data_dir: Path | None) -> Held:
     if path is not None:
         return Held(name, kind, what, HERE, str(path), path.stat().st_size, file_sha(path))
     if hub_allowed(data_dir):
-        return Held(name, kind, what, FROM_HUB, get=f"kvbench data fetch {name}, or the first run that asks for it")
-    return Held(name, kind, what, NOT_HERE, get=f"{relative} below --data-dir, or KVBENCH_ALLOW_HUB=1 kvbench data fetch {name}")
+        return Held(
+            name, kind, what, FROM_HUB, get=f"kvbench data fetch {name}, or the first run that asks for it"
+        )
+    return Held(
+        name,
+        kind,
+        what,
+        NOT_HERE,
+        get=f"{relative} below --data-dir, or KVBENCH_ALLOW_HUB=1 kvbench data fetch {name}",
+    )
 
 
 def verify_data(name: str, data_dir: Path | None) -> Held:
@@ -197,7 +217,9 @@ def _read(name: str, data_dir: Path | None) -> Held:
         try:
             text = corpus(name, data_dir, split)
         except UnicodeDecodeError as e:
-            return Held(name, "corpus", f"its {split} split cannot be read: {e}", BROKEN, get="fetch it again")
+            return Held(
+                name, "corpus", f"its {split} split cannot be read: {e}", BROKEN, get="fetch it again"
+            )
         what = f"{len(text.documents)} documents, {len(text.text):,} characters"
         if name == "wikitext2" and text.sha256 != WIKITEXT_SHA[split]:
             wrong = f"not the published bytes, sha256 {WIKITEXT_SHA[split]}; fetch it again, or name the file as a corpus of your own"

@@ -65,7 +65,9 @@ def _format(fmt: KVFormat, facts: ModelFacts, device: str, dtype: str) -> dict[s
     }
 
 
-def verdict(backend: str, kv_format: str, facts: ModelFacts, device: str, dtype: str, page_size: int = 16) -> str:
+def verdict(
+    backend: str, kv_format: str, facts: ModelFacts, device: str, dtype: str, page_size: int = 16
+) -> str:
     """ "" where the backend takes the format for this model, or its reason in a sentence."""
     request = Request(
         kv_format, "native", backend, "refuse", device=device, dtype=dtype, page_size=page_size, interpreter=interpreting()
@@ -101,7 +103,9 @@ def _backend(name: str, facts: ModelFacts, host: Host, triton_version: str | Non
     dtype = "bfloat16" if host.device == "cuda" else "float32"
     answers = {fmt: verdict(name, fmt, facts, host.device, dtype) for fmt in KV_FORMATS}
     if name == "triton" and triton_version is None:
-        answers = dict.fromkeys(KV_FORMATS, "not_installed: triton is not installed; on Linux: pip install triton.")
+        answers = dict.fromkeys(
+            KV_FORMATS, "not_installed: triton is not installed; on Linux: pip install triton."
+        )
     why: dict[str, list[str]] = {}
     for fmt, no in answers.items():
         if no:

@@ -83,7 +83,8 @@ def _ratio(fmt: KVFormat, shapes: Sequence[KVShape]) -> float:
 
 
 def _other(target: Path) -> str:
-    return str(target.with_name(f"{target.stem}-2{target.suffix}"))
+    is_file = target.suffix in _YAML
+    return str(target.with_name(f"{target.stem}-2{target.suffix}") if is_file else target / "another.yaml")
 
 
 def _json(schema: Mapping[str, Any]) -> str:
@@ -160,10 +161,10 @@ def _gate(gate: Path, matrix: Path, schema: Path, fmt: KVFormat, ratio: float | 
         why = "Half of 16 bits, and two scales a layer for the whole cache."
     elif ratio is None:
         bound = "at_most: 0.75"
-        why = "Replace by the exact value: (D + scale bytes) / 2D at head_dim D (kvbench formats --head-dim D)."
+        why = "Replace it by the exact value for head_dim D, (D + scale bytes) / 2D (kvbench formats --head-dim D)."
     else:
         bound = f"equals: {ratio!r}"
-        why = f"Exact for this model: payload and scales of {fmt.name}, to 2 bytes a number (kvbench formats)."
+        why = f"Payload and scales of {fmt.name} to 2 bytes a number, exact for this model (kvbench formats)."
     return f"""\
 # yaml-language-server: $schema={schema.name}
 # What {matrix.name} has to keep. The precision, error and plausibility checks always run before these.
@@ -212,4 +213,6 @@ checks:
 
 def _quoted(model: str) -> str:
     """As YAML takes it: a path may hold anything."""
-    return model if re.fullmatch(r"[A-Za-z][\w./-]*|/[\w./-]*", model) else json.dumps(model, ensure_ascii=False)
+    return (
+        model if re.fullmatch(r"[A-Za-z][\w./-]*|/[\w./-]*", model) else json.dumps(model, ensure_ascii=False)
+    )

@@ -43,7 +43,9 @@ class Finding:
         return asdict(self)
 
     def as_text(self) -> str:
-        state = f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}" if self.problems else "ok"
+        state = (
+            f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}" if self.problems else "ok"
+        )
         lines = [f"{self.file}: {state}; {self.summary}", *(f"  {fact}" for fact in self.facts)]
         lines += [f"  problem: {sentence}" for sentence in self.problems]
         return "\n".join([*lines, *(f"  note: {sentence}" for sentence in self.notes)])
@@ -166,9 +168,13 @@ def _untakable(matrix: Matrix) -> Iterator[str]:
     for task in matrix.tasks:
         decl, spec = RUNNERS[task.runner], task.spec
         if decl.quality and uses_random_weights(spec) and not spec["plumbing"]:
-            sentence = "quality on random weights is refused; name a checkpoint, or say model: {plumbing: true}."
+            sentence = (
+                "quality on random weights is refused; name a checkpoint, or say model: {plumbing: true}."
+            )
             said.append((names[task.cells[0]], f"{task.runner}: {sentence}"))
-        elif wrong := _too_long(spec, task.options.get("new_tokens", 0) if "context" not in decl.ignores else None):
+        elif wrong := _too_long(
+            spec, task.options.get("new_tokens", 0) if "context" not in decl.ignores else None
+        ):
             said.append((names[task.cells[0]], f"{task.runner}: {wrong}"))
     yield from _grouped(said)
 
@@ -203,7 +209,9 @@ def _vain(gate: Gate | None, matrix: Matrix, absent: set[str], required: bool) -
         own = [
             task
             for task in matrix.tasks
-            if task.runner == metric.runner and variant in (None, task.variant) and picked.intersection(task.cells)
+            if task.runner == metric.runner
+            and variant in (None, task.variant)
+            and picked.intersection(task.cells)
         ]
         lacking = [{name for name, _ in _data_of(task)} & absent for task in own]
         if check.required == required and own and all(lacking):

@@ -26,12 +26,22 @@ def backends(
         facts = shape_of(model, layers, kv_heads, head_dim, q_heads)
         rows = backend_rows(facts, here, here.environment["packages"]["triton"])
         if json_:
-            print(json.dumps({"device": here.device, "device_reason": here.environment["device_reason"], "backends": rows}))
+            print(
+                json.dumps(
+                    {
+                        "device": here.device,
+                        "device_reason": here.environment["device_reason"],
+                        "backends": rows,
+                    }
+                )
+            )
             return
         print(f"device here: {here.device} ({here.environment['device_reason']})")
         for row in rows:
             how = " in Triton's interpreter, which is no measure of speed" if row["interpreted"] else ""
-            print(f"\n{row['name']}: {f'runs here{how}' if row['usable'] else 'does not run here'}; {row['what']}")
+            print(
+                f"\n{row['name']}: {f'runs here{how}' if row['usable'] else 'does not run here'}; {row['what']}"
+            )
             print(f"  devices {', '.join(row['devices'])}; dtypes {', '.join(row['dtypes'])}; head_dim {row['head_dims']}; "
                   f"page size {row['page_sizes']}; attention {row['attention']}")  # fmt: skip
             print(f"  KV formats here: {', '.join(row['formats']) or 'none'}")

@@ -53,7 +53,9 @@ def collect(data_dir: Path | None) -> Facts:
 def _torch_fault() -> str:
     try:
         importlib.import_module("torch")
-    except Exception as e:  # a library that is missing, a build for another machine: all of them end every run
+    except (
+        Exception
+    ) as e:  # a library that is missing, a build for another machine: all of them end every run
         return f"{type(e).__name__}: {e}"
     return ""
 
@@ -79,8 +81,9 @@ def _requirements() -> list[str]:
     """Those of the source tree where this is one, which an editable installation does not follow."""
     project = Path(kvbench.__file__).parents[1] / "pyproject.toml"
     if project.is_file():
-        found: list[str] = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
-        return found
+        said = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
+        if said.get("name") == "kvbench":
+            return list(said["dependencies"])
     return metadata.requires("kvbench") or []
 
 
@@ -105,7 +108,7 @@ def _look() -> dict[str, Any]:
 
 def idle_ticks(proc: Path = Path("/proc")) -> int:
     """Of all CPUs: idle, and idle while the disk is waited for."""
-    name, *ticks = (proc / "stat").read_text(encoding="ascii").splitlines()[0].split()
+    _, *ticks = (proc / "stat").read_text(encoding="ascii").splitlines()[0].split()
     return int(ticks[3]) + int(ticks[4])
 
 

@@ -17,7 +17,8 @@ ACTIONS = ("list", "fetch", "verify")
 def data(
     action: Annotated[str, typer.Argument(metavar="list|fetch|verify", help="What to do")] = "list",
     name: Annotated[
-        list[str] | None, typer.Argument(help="Corpora and question sets (default: all)", autocompletion=corpora)
+        list[str] | None,
+        typer.Argument(help="Corpora and question sets (default: all)", autocompletion=corpora),
     ] = None,
     data_dir: DataOption = None,
     json_: JsonOption = False,
@@ -32,7 +33,9 @@ def data(
         if action not in ACTIONS:
             raise UsageError(f"kvbench data {action} is not known; use {', '.join(ACTIONS)}.")
         if unknown := [one for one in name or [] if one not in holdings.data_names()]:
-            raise UsageError(f"There is no data {unknown[0]!r}; use one of {', '.join(holdings.data_names())}.")
+            raise UsageError(
+                f"There is no data {unknown[0]!r}; use one of {', '.join(holdings.data_names())}."
+            )
         if action == "list":
             held = [one for one in holdings.data(data_dir) if not name or one.name in name]
             show_held(held, json_)

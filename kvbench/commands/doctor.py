@@ -20,7 +20,11 @@ def doctor(data_dir: DataOption = None, json_: JsonOption = False) -> None:
         found = lines(collect(data_dir))
         code = exit_code(found)
         if json_:
-            print(json.dumps({"lines": [line.as_json() for line in found], "exit_code": code}, ensure_ascii=False))
+            print(
+                json.dumps(
+                    {"lines": [line.as_json() for line in found], "exit_code": code}, ensure_ascii=False
+                )
+            )
         else:
             print("\n".join(line.as_text() for line in found))
         raise typer.Exit(code)

@@ -34,10 +34,14 @@ def formats(
     q_heads: QHeads = None,
     model: ModelOption = None,
     dtype: Annotated[
-        str, typer.Option("--dtype", metavar="float32|bfloat16|float16", help="Of the engine, in which native pages are")
+        str,
+        typer.Option(
+            "--dtype", metavar="float32|bfloat16|float16", help="Of the engine, in which native pages are"
+        ),
     ] = "bfloat16",
     device: Annotated[
-        str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where the backends would run; auto: here")
+        str,
+        typer.Option("--device", metavar="auto|cpu|cuda", help="Where the backends would run; auto: here"),
     ] = "auto",
     json_: JsonOption = False,
 ) -> None:
@@ -55,7 +59,9 @@ def formats(
         facts = shape_of(model, layers, kv_heads, head_dim, q_heads)
         rows, weights = format_rows(facts, where, dtype), weight_rows()
         if json_:
-            print(json.dumps({"device": where, "dtype": dtype, "kv_formats": rows, "weight_formats": weights}))
+            print(
+                json.dumps({"device": where, "dtype": dtype, "kv_formats": rows, "weight_formats": weights})
+            )
             return
         what = model or f"{layers} layers, {kv_heads} KV heads of {head_dim}"
         print(f"KV formats; bytes of {what} ({dtype} natively); backends on {where}")
@@ -64,13 +70,22 @@ def formats(
         for name in rows[0]["backends"]:
             for why in dict.fromkeys(row["backends"][name] for row in rows if row["backends"][name]):
                 print(f"not {name}: {why}")
-        print("\nWeight formats; a linear layer of 4096x4096; norms, embeddings and the output layer stay native")
-        print(table(("format", "payload", "scale", "to 16 bit", "largest error"), [_weight_line(row) for row in weights]))
+        print(
+            "\nWeight formats; a linear layer of 4096x4096; norms, embeddings and the output layer stay native"
+        )
+        print(
+            table(
+                ("format", "payload", "scale", "to 16 bit", "largest error"),
+                [_weight_line(row) for row in weights],
+            )
+        )
 
 
 def _kv_line(row: dict[str, Any]) -> tuple[str, ...]:
     fixed = f" + {row['fixed_bytes']:,} once" if row["fixed_bytes"] else ""
-    scale = "none" if row["scale"] == "none" else f"{row['scale']}, {row['scale_dtype']} a {row['granularity']}"
+    scale = (
+        "none" if row["scale"] == "none" else f"{row['scale']}, {row['scale_dtype']} a {row['granularity']}"
+    )
     takers = ", ".join(name for name, no in row["backends"].items() if not no) or "none"
     return (row["name"], row["payload"], scale, f"{row['bytes_per_token']:,}{fixed}", f"{row['ratio_16bit']:.7g}",
             row["error_bound"], takers)  # fmt: skip

@@ -14,7 +14,9 @@ from kvbench.exits import handled
 def init(
     target: Annotated[
         Path,
-        typer.Argument(metavar="DIR|FILE", help="Folder for matrix.yaml and gate.yaml, or a matrix file FILE.yaml"),
+        typer.Argument(
+            metavar="DIR|FILE", help="Folder for matrix.yaml and gate.yaml, or a matrix file FILE.yaml"
+        ),
     ] = Path("."),
     model: Annotated[
         str, typer.Option("--model", help="As a matrix names it", autocompletion=models)

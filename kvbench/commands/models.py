@@ -18,8 +18,10 @@ def models(
     action: Annotated[str, typer.Argument(metavar="list|fetch|verify", help="What to do")] = "list",
     name: Annotated[
         list[str] | None,
-        typer.Argument(help="fetch: names to fetch; verify: names, folders or .gguf files (default: all that are here)",
-                       autocompletion=model_names),
+        typer.Argument(
+            help="fetch: names to fetch; verify: names, folders or .gguf files (default: all that are here)",
+            autocompletion=model_names,
+        ),
     ] = None,
     json_: JsonOption = False,
 ) -> None:
@@ -46,7 +48,9 @@ def models(
                         f"{', '.join(ALIASES)}."
                     )
                 if one not in ALIASES:
-                    raise UsageError(f"{one} needs no fetching; kvbench models fetch gets {', '.join(ALIASES)}.")
+                    raise UsageError(
+                        f"{one} needs no fetching; kvbench models fetch gets {', '.join(ALIASES)}."
+                    )
             for one in names:
                 fetch(one)
             show_held([held for held in holdings.models() if held.name in names], json_)

@@ -25,7 +25,9 @@ def validate(
     gate: GateOption = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="cpu|cuda", help="What device: auto means, in place of what is here"),
+        typer.Option(
+            "--device", metavar="cpu|cuda", help="What device: auto means, in place of what is here"
+        ),
     ] = None,
     json_: JsonOption = False,
 ) -> None:
@@ -55,7 +57,9 @@ def validate(
         all_ = [found(path) for path in files]
         code = 2 if any(one.problems for one in all_) else 0
         if json_:
-            print(json.dumps({"files": [one.as_json() for one in all_], "exit_code": code}, ensure_ascii=False))
+            print(
+                json.dumps({"files": [one.as_json() for one in all_], "exit_code": code}, ensure_ascii=False)
+            )
         else:
             print("\n".join(one.as_text() for one in all_))
         raise typer.Exit(code)

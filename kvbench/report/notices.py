@@ -170,7 +170,9 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
         if any(record.runner == runner for record in run.records)
     ]
     if busy := _busy(run):
-        found.append(Notice("warn", "The machine was busy", busy, "Measure again on a free one (kvbench doctor)."))
+        found.append(
+            Notice("warn", "The machine was busy", busy, "Measure again on a free one (kvbench doctor).")
+        )
     return found  # fmt: skip
 
 
@@ -210,6 +212,4 @@ def _busy(run: Run) -> str:
     if worst is None or max(worst["before"], worst["after"]) <= worst["cpus"] + 1:
         return ""
     high = max(worst["before"], worst["after"])
-    return (
-        f"A load of up to {high:.1f} on {worst['cpus']} CPUs while latency was measured: times are of a machine that does other work too."
-    )
+    return f"A load of up to {high:.1f} on {worst['cpus']} CPUs while latency was measured: times are of a machine that does other work too."

@@ -121,7 +121,9 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         name=one_line(manifest["name"], 200),
         model=one_line(one_model([cell["spec"] for cell in labels.cells.values()]) or "", 200),
         word=one_line(verdict_word(run)).replace("_", " ").upper(),
-        tone=_TONES.get(verdict.exit_code, "incomplete") if judged(run) or verdict.exit_code else "incomplete",
+        tone=_TONES.get(verdict.exit_code, "incomplete")
+        if judged(run) or verdict.exit_code
+        else "incomplete",
         exit_code=verdict.exit_code,
         headline=headline(run),
         created_at=_time(str(manifest["created_at"])),

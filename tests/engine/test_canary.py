@@ -74,7 +74,9 @@ def test_the_smallest_cell_of_each_configuration_runs_its_exact_bytes(tmp_path: 
     assert found.words == "storage on 2 cells, one of each engine configuration"
 
 
-def test_without_exact_bytes_it_is_the_first_of_the_cheapest_stage_behind_its_baseline(tmp_path: Path) -> None:
+def test_without_exact_bytes_it_is_the_first_of_the_cheapest_stage_behind_its_baseline(
+    tmp_path: Path,
+) -> None:
     text = MATRIX.replace("  storage: {}\n", "  latency: {}\n  mcq: {limit: 2}\n")
     found = canary(matrix(tmp_path, text))
     assert [(t.runner, t.spec["kv_format"]) for t in found.tasks] == [
@@ -136,7 +138,14 @@ def test_an_error_stops_the_run_with_3_and_once_mended_it_goes_on(
 
 
 def test_a_fallback_stops_it_unless_the_gate_allows_fallbacks(job: Job, tmp_path: Path) -> None:
-    cell = ("--set", "model.source=tiny-deepseek-v2", "--set", "engine.fallback=allow", "--set", "axes.context=[8, 9]")
+    cell = (
+        "--set",
+        "model.source=tiny-deepseek-v2",
+        "--set",
+        "engine.fallback=allow",
+        "--set",
+        "axes.context=[8, 9]",
+    )
     gate = tmp_path / "gate.yaml"
     gate.write_text("checks: [{metric: kv_bytes_difference, equals: 0}]\n")
     result = job("--canary", "--gate", str(gate), *cell)
@@ -157,7 +166,9 @@ def test_a_dry_run_prints_the_plan_and_runs_nothing(job: Job, tmp_path: Path) ->
     options = ("--set", "axes.context=[9]", "-k", "int8_sym")
     dry = job("--dry-run", *options)
     plan = CliRunner().invoke(
-        app, ["plan", str(tmp_path / "m.yaml"), "--out", str(tmp_path / "out"), *options], env={"COLUMNS": "200"}
+        app,
+        ["plan", str(tmp_path / "m.yaml"), "--out", str(tmp_path / "out"), *options],
+        env={"COLUMNS": "200"},
     )
     assert dry.exit_code == 0
     assert dry.output == plan.output

@@ -29,7 +29,12 @@ runners:
 
 def started(*command: str, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV, cwd=cwd, text=True
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENV,
+        cwd=cwd,
+        text=True,
     )
 
 
@@ -74,9 +79,10 @@ def test_a_run_that_is_interrupted_goes_on_where_it_was(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_quantize_leaves_nothing_beside_its_output(tmp_path: Path, number: signal.Signals) -> None:
     """It stops where it would put the finished folder in place, the latest moment at which something can be left."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     from kvbench.catalog import TINY
     from kvbench.engine.bytetokenizer import byte_tokenizer
-    from transformers import AutoConfig, AutoModelForCausalLM
 
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY["tiny-llama"])).save_pretrained(
         tmp_path / "in"

@@ -51,8 +51,10 @@ def test_no_gate_is_no_pass(passing):
     assert view.notices[0].remedy == "Name a policy: --gate FILE (kvbench init writes one)."
     out = io.StringIO()
     show(view, out)
-    assert out.getvalue().rstrip().endswith(
-        f"NOT JUDGED  No gate was judged; all {many} checks that always run passed. Exit code 0."
+    assert (
+        out.getvalue()
+        .rstrip()
+        .endswith(f"NOT JUDGED  No gate was judged; all {many} checks that always run passed. Exit code 0.")
     )
     assert json.loads(json.dumps(result_json(*args), allow_nan=False))["verdict"] == "not_judged"
     assert result_json(*passing.args)["verdict"] == "pass"
