@@ -138,7 +138,8 @@ def _grouped(said: Sequence[tuple[str, str]]) -> Iterator[str]:
     cells: dict[str, list[str]] = {}
     for cell, sentence in said:
         cells.setdefault(sentence, []).append(cell or "the only cell")
-    for sentence, names in cells.items():
+    for sentence, all_names in cells.items():
+        names = list(dict.fromkeys(all_names))
         more = f" and {len(names) - 2} more" if len(names) > 2 else ""
         yield f"{'; '.join(names[:2])}{more}: {sentence}"
 
