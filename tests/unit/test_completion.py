@@ -32,6 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "runs" / "int8").mkdir(parents=True)
     (tmp_path / "runs" / "int8" / "run.json").write_text("{}")
     (tmp_path / "runs" / ".hidden").mkdir()
+    (tmp_path / "runs" / "sweep.yaml").write_text("runners: {}\n")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "a.gguf").write_text("")
@@ -78,6 +79,7 @@ def test_the_shell_is_answered(folder: Path) -> None:
     assert set(COMMANDS) == set(ask("kvbench ", 1, folder))
     assert ask("kvbench plan m/int", 2, folder) == ["m/int4.yml", "m/int8.yaml"]
     assert ask("kvbench gate runs/", 2, folder) == ["runs/int8"]
+    assert ask("kvbench plan runs/", 2, folder) == ["runs/int8", "runs/sweep.yaml"]
     assert ask("kvbench run m/int8.yaml --gate m/g", 4, folder) == ["m/gate.yaml"]
     assert ask("kvbench init --format fp8", 3, folder) == ["fp8_e4m3", "fp8_e4m3_static"]
 

@@ -106,7 +106,9 @@ def test_names_that_mean_nothing_are_answered_with_what_does(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_folder_is_named_whole_whatever_it_is_called(tmp_path: Path) -> None:
+def test_a_model_folder_is_named_whole_whatever_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By its absolute path, as a matrix is read from anywhere; quoted, as YAML has its own mind on colons and hashes."""
     from kvbench.catalog import TINY
 
@@ -114,6 +116,7 @@ def test_a_model_folder_is_named_whole_whatever_it_is_called(tmp_path: Path) -> 
     odd.mkdir()
     (odd / "config.json").write_text(json.dumps(TINY["tiny-llama"]))
     (odd / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    assert call("init", tmp_path / "out", "--model", odd).exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    assert call("init", tmp_path / "out", "--model", f"./{odd.name}").exit_code == 0
     assert yaml.safe_load((tmp_path / "out" / "matrix.yaml").read_text())["model"] == str(odd)
     assert call("validate", tmp_path / "out" / "matrix.yaml").exit_code == 0
