@@ -30,14 +30,13 @@ class Lines:
             self._say(f"{len(plan.reused)} of {self._total} tasks are already measured and are reused")
 
     def task(self, index: int, task: Task, name: str) -> None:
-        self._task = task
         self._label = f"[{index}/{self._total}] {_what(task)}: {name or 'the only cell'}"
 
     def inside(self, done: int, total: int, note: str) -> None:
         """Nothing: a log wants one line a task."""
 
     def finished(self, record: Record) -> None:
-        self._left.finished(self._task, record.seconds, record.status == OK)
+        self._left.finished(record.key, record.seconds, record.status == OK)
         left = self._left.rest().words
         ending = record.status if record.error is None else f"{record.status}: {record.error['message']}"
         self._say(f"{self._label}: {ending} in {record.seconds:.1f} s{', ' if left else ''}{left}")
@@ -86,7 +85,7 @@ class Bar:
         self._bar.update(self._all, left=self._left.rest(self._task, elapsed, share).words)
 
     def finished(self, record: Record) -> None:
-        self._left.finished(self._task, record.seconds, record.status == OK)
+        self._left.finished(record.key, record.seconds, record.status == OK)
         self._bar.remove_task(self._one)
         self._bar.update(self._all, advance=1, left=self._left.rest().words)
         if record.error is not None:

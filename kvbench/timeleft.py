@@ -48,8 +48,10 @@ class TimeLeft:
         self._todo = list(todo)
         self._rates: dict[Kind, list[float]] = defaultdict(list)
 
-    def finished(self, task: Task, seconds: float, ok: bool) -> None:
-        """ok: whether it measured; a refusal or an error in its first second says nothing of tasks like it."""
+    def finished(self, key: str, seconds: float, ok: bool) -> None:
+        """key: of the task, which need not be the one that began last. ok: whether it measured; a refusal or an error in its first
+        second says nothing of tasks like it."""
+        task = next(task for task in self._todo if task.key == key)
         self._todo.remove(task)
         if ok:
             for kind in _kinds(task):

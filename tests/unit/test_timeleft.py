@@ -17,16 +17,16 @@ def task(runner: str, variant: str = "", baseline: str | None = "b", **shape: in
     return Task(f"{runner}{variant}{baseline}{shape}", runner, variant, shape, {}, ("c",), baseline)
 
 
-def record(status: str, seconds: float) -> Record:
+def record(key: str, status: str, seconds: float) -> Record:
     error = None if status == OK else {"message": "no memory"}
-    return Record("k", "r", 1, status, {}, {}, None, None, {}, {}, {}, None, error, "", seconds)
+    return Record(key, "r", 1, status, {}, {}, None, None, {}, {}, {}, None, error, "", seconds)
 
 
 def test_a_long_runner_does_not_lend_its_time_to_a_short_one() -> None:
     todo = [task("storage", batch=1, context=8), task("agreement"), task("storage", batch=2, context=8)]
     left = TimeLeft(todo)
-    left.finished(todo[0], 2.0, True)
-    left.finished(todo[1], 600.0, True)
+    left.finished(todo[0].key, 2.0, True)
+    left.finished(todo[1].key, 600.0, True)
     assert left.rest() == Rest(4.0, 0)  # twice the tokens of the first; the mean of all would be 301 s
 
 
@@ -38,20 +38,20 @@ def test_the_most_alike_counts() -> None:
     )
     last = task("latency", batch=1, context=8)
     left = TimeLeft([same, other_side, other_shape, last])
-    left.finished(other_side, 10.0, True)
+    left.finished(other_side.key, 10.0, True)
     assert left.of(last) == 10.0  # of the other side, where nothing nearer is timed
-    left.finished(other_shape, 80.0, True)
+    left.finished(other_shape.key, 80.0, True)
     assert left.of(last) == pytest.approx(20.0)  # of this side, scaled by its tokens
-    left.finished(same, 7.0, True)
+    left.finished(same.key, 7.0, True)
     assert left.of(last) == 7.0
 
 
 def test_a_variant_is_timed_by_another_one_only_where_its_own_is_not() -> None:
     a, b, c = task("mcq", "mmlu 0-shot"), task("mcq", "cloze 0-shot"), task("mcq", "cloze 0-shot", None)
     left = TimeLeft([a, b, c])
-    left.finished(a, 30.0, True)
+    left.finished(a.key, 30.0, True)
     assert left.rest() == Rest(60.0, 0)
-    left.finished(b, 5.0, True)
+    left.finished(b.key, 5.0, True)
     assert left.rest() == Rest(5.0, 0)
 
 
@@ -60,7 +60,7 @@ def test_what_is_like_nothing_is_counted_apart() -> None:
     left = TimeLeft(todo)
     assert left.rest() == Rest(None, 4)
     assert left.rest().words == "4 tasks of kinds not timed yet left"
-    left.finished(todo[0], 50.0, True)
+    left.finished(todo[0].key, 50.0, True)
     assert left.rest() == Rest(50.0, 2)
     assert left.rest().words == "about 50 s left, and 2 tasks of kinds not timed yet"
 
@@ -68,14 +68,21 @@ def test_what_is_like_nothing_is_counted_apart() -> None:
 def test_a_task_that_ended_in_an_error_times_nothing() -> None:
     todo = [task("storage"), task("storage", baseline=None)]
     left = TimeLeft(todo)
-    left.finished(todo[0], 0.01, False)
+    left.finished(todo[0].key, 0.01, False)
     assert left.rest() == Rest(None, 1)
+
+
+def test_tasks_side_by_side_end_in_any_order() -> None:
+    first, second, third = task("storage"), task("mcq", "cloze"), task("mcq", "cloze", None)
+    left = TimeLeft([first, second, third])
+    left.finished(second.key, 40.0, True)
+    assert left.rest() == Rest(40.0, 1)
 
 
 def test_the_task_in_hand_goes_by_its_own_rate() -> None:
     todo = [task("mcq", baseline=None), task("mcq"), task("mcq", "other")]
     left = TimeLeft(todo)
-    left.finished(todo[0], 100.0, True)
+    left.finished(todo[0].key, 100.0, True)
     assert left.rest(todo[1], elapsed=10.0, share=0.0) == Rest(90.0 + 100.0, 0)
     assert left.rest(todo[1], elapsed=150.0, share=0.0) == Rest(0.0 + 100.0, 0)
     assert left.rest(todo[1], elapsed=10.0, share=0.25) == Rest(30.0 + 100.0, 0)
@@ -91,12 +98,11 @@ def test_off_a_terminal_each_task_is_one_line(capsys: Any) -> None:
     todo = (task("storage", batch=1, context=8), task("storage", batch=2, context=8), task("mcq", "cloze"))
     lines = Lines()
     lines.start(Plan(todo, (task("parity"),)))
-    for index, (one, done) in enumerate(
-        zip(todo, [record(OK, 3.0), record(ERROR, 1.0), record(OK, 2.0)], strict=True), start=2
-    ):
+    ends = ((OK, 3.0), (ERROR, 1.0), (OK, 2.0))
+    for index, (one, (status, seconds)) in enumerate(zip(todo, ends, strict=True), start=2):
         lines.task(index, one, "int8_sym")
         lines.inside(1, 2, "halfway")
-        lines.finished(done)
+        lines.finished(record(one.key, status, seconds))
     lines.close()
     assert capsys.readouterr().err.splitlines() == [
         "1 of 4 tasks are already measured and are reused",
