@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvbench.cells import Task
-from kvbench.progress import Lines
+from kvbench.progress import Bar, Lines
 from kvbench.record import ERROR, OK, Record
 from kvbench.run import Plan
 from kvbench.timeleft import Rest, TimeLeft, said
@@ -110,3 +110,27 @@ def test_off_a_terminal_each_task_is_one_line(capsys: Any) -> None:
         "[3/4] storage: int8_sym: error: no memory in 1.0 s, 1 task of kinds not timed yet left",
         "[4/4] mcq cloze: int8_sym: ok in 2.0 s",
     ]
+
+
+def test_the_bar_shows_the_task_by_its_own_rate_and_the_matrix_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("kvbench.progress.time.monotonic", lambda: now[0])
+    todo = (task("mcq", "cloze"), task("mcq", "cloze", None), task("storage"))
+    bar = Bar()
+    bar.start(Plan(todo, ()))
+    try:
+        bar.task(1, todo[0], "int8_sym")
+        bar.finished(record(todo[0].key, OK, 60.0))
+        bar.task(2, todo[1], "native")
+        matrix, one = bar._bar.tasks
+        assert matrix.fields["left"] == "about 60 s left, and 1 task of kinds not timed yet"
+        now[0] += 10
+        bar.inside(1, 5, "questions")
+        assert (one.description, one.fields["left"]) == ("mcq cloze: native questions", "about 40 s left")
+        assert matrix.fields["left"] == "about 40 s left, and 1 task of kinds not timed yet"
+        bar.finished(record(todo[1].key, OK, 20.0))
+        assert (matrix.completed, matrix.fields["left"]) == (2, "1 task of kinds not timed yet left")
+    finally:
+        bar.close()
