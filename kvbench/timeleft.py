@@ -26,10 +26,10 @@ class Rest:
 
     @property
     def words(self) -> str:
-        """`about 4 min left, and 3 tasks of kinds not timed yet`; "" where nothing is left."""
-        tasks = f"{self.untimed} task{'s' if self.untimed != 1 else ''} of kinds not timed yet"
+        """`about 4 min left, and 3 tasks not timed yet`: nothing like them has been; "" where nothing is left."""
+        tasks = f"{self.untimed} task{'s' if self.untimed != 1 else ''} not timed yet"
         if self.seconds is None:
-            return f"{tasks} left" if self.untimed else ""
+            return tasks if self.untimed else ""
         more = f", and {tasks}" if self.untimed else ""
         return f"about {said(self.seconds)} left{more}"
 

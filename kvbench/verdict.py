@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 PASS, FAIL, INCONCLUSIVE, NOT_EVALUATED = "pass", "fail", "inconclusive", "not_evaluated"
+NOT_JUDGED = "not_judged"  # of a run without failures that no gate judged
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ from kvbench.commands.loading import load_matrix
 from kvbench.commands.options import (
     CanaryOption,
     DataOption,
+    DeviceOption,
     DryOption,
     GateOption,
     JsonOption,
     MatrixArg,
     OutOption,
+    QuietOption,
     RerunOption,
     SelectOption,
     SetOption,
@@ -37,6 +39,8 @@ def run(
     until_decided: UntilOption = False,
     canary: CanaryOption = False,
     dry_run: DryOption = False,
+    require_device: DeviceOption = None,
+    quiet: QuietOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Measure a matrix, judge it, and write the report. The same command resumes an interrupted run."""
@@ -66,7 +70,13 @@ def run(
             from kvbench.canary import run_canary_first
 
             run_canary_first(
-                loaded, judged_by, RunDir(target), environment, command_line(), lambda: watcher(json_), *how
+                loaded,
+                judged_by,
+                RunDir(target),
+                environment,
+                command_line(),
+                lambda: watcher(json_, quiet),
+                *how,
             )
         elif until_decided:
             from kvbench.untildecided import run_until_decided
@@ -78,13 +88,13 @@ def run(
                 RunDir(target),
                 environment,
                 command_line(),
-                lambda: watcher(json_),
+                lambda: watcher(json_, quiet),
                 *how,
             )
         else:
-            run_matrix(loaded, RunDir(target), environment, command_line(), watcher(json_), *how)
+            run_matrix(loaded, RunDir(target), environment, command_line(), watcher(json_, quiet), *how)
         if policy is not None:
             from kvbench.report.write import write_text
 
             write_text(target / KEPT_GATE, policy.read_text(encoding="utf-8"))
-        raise typer.Exit(judge(target, policy, json_))
+        raise typer.Exit(judge(target, policy, json_, quiet, require_device))

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from kvbench.metrics import Row
 from kvbench.record import Record
+from kvbench.verdict import NOT_JUDGED
 
 
 class OutcomeLike(Protocol):
@@ -102,4 +103,4 @@ def judged(run: Run) -> bool:
 
 def verdict_word(run: Run) -> str:
     """The verdict's word; `not_judged` where nothing failed and no gate said what would pass."""
-    return "not_judged" if run.verdict.exit_code == 0 and not judged(run) else run.verdict.word
+    return NOT_JUDGED if run.verdict.exit_code == 0 and not judged(run) else run.verdict.word

@@ -59,10 +59,10 @@ def test_what_is_like_nothing_is_counted_apart() -> None:
     todo = [task("storage"), task("storage", baseline=None), task("mcq", "cloze"), task("agreement")]
     left = TimeLeft(todo)
     assert left.rest() == Rest(None, 4)
-    assert left.rest().words == "4 tasks of kinds not timed yet left"
+    assert left.rest().words == "4 tasks not timed yet"
     left.finished(todo[0].key, 50.0, True)
     assert left.rest() == Rest(50.0, 2)
-    assert left.rest().words == "about 50 s left, and 2 tasks of kinds not timed yet"
+    assert left.rest().words == "about 50 s left, and 2 tasks not timed yet"
 
 
 def test_a_task_that_ended_in_an_error_times_nothing() -> None:
@@ -106,8 +106,8 @@ def test_off_a_terminal_each_task_is_one_line(capsys: Any) -> None:
     lines.close()
     assert capsys.readouterr().err.splitlines() == [
         "1 of 4 tasks are already measured and are reused",
-        "[2/4] storage: int8_sym: ok in 3.0 s, about 6 s left, and 1 task of kinds not timed yet",
-        "[3/4] storage: int8_sym: error: no memory in 1.0 s, 1 task of kinds not timed yet left",
+        "[2/4] storage: int8_sym: ok in 3.0 s, about 6 s left, and 1 task not timed yet",
+        "[3/4] storage: int8_sym: error: no memory in 1.0 s, 1 task not timed yet",
         "[4/4] mcq cloze: int8_sym: ok in 2.0 s",
     ]
 
@@ -125,12 +125,12 @@ def test_the_bar_shows_the_task_by_its_own_rate_and_the_matrix_with_it(
         bar.finished(record(todo[0].key, OK, 60.0))
         bar.task(2, todo[1], "native")
         matrix, one = bar._bar.tasks
-        assert matrix.fields["left"] == "about 60 s left, and 1 task of kinds not timed yet"
+        assert matrix.fields["left"] == "about 60 s left, and 1 task not timed yet"
         now[0] += 10
         bar.inside(1, 5, "questions")
         assert (one.description, one.fields["left"]) == ("mcq cloze: native questions", "about 40 s left")
-        assert matrix.fields["left"] == "about 40 s left, and 1 task of kinds not timed yet"
+        assert matrix.fields["left"] == "about 40 s left, and 1 task not timed yet"
         bar.finished(record(todo[1].key, OK, 20.0))
-        assert (matrix.completed, matrix.fields["left"]) == (2, "1 task of kinds not timed yet left")
+        assert (matrix.completed, matrix.fields["left"]) == (2, "1 task not timed yet")
     finally:
         bar.close()
