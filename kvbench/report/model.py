@@ -12,7 +12,7 @@ from kvbench.record import Record
 
 class OutcomeLike(Protocol):
     """One check on one value. status: "pass", "fail", "inconclusive" or "not_evaluated"; metric: "" where it is not
-    about one; cells: ids of all cells that share the value, cell: the first of them or None.
+    about one; cells: ids of all cells that share the value, cell: the first of them or None; bounds: the limit as numbers.
     """
 
     @property
@@ -45,6 +45,8 @@ class OutcomeLike(Protocol):
     def look(self) -> str: ...
     @property
     def level(self) -> float | None: ...
+    @property
+    def bounds(self) -> tuple[float, float] | None: ...
 
 
 class VerdictLike(Protocol):
@@ -93,3 +95,8 @@ class Run:
             if (cell, metric) not in have
         ]
         return replace(self, rows=[*self.rows, *extra])
+
+
+def judged(run: Run) -> bool:
+    """Whether any number was held to a limit: the checks that always run are no gate."""
+    return any(o.metric and o.check not in ("plausible", "confounded") for o in run.verdict.outcomes)

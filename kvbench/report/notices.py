@@ -12,7 +12,7 @@ from kvbench.record import ERROR
 from kvbench.report.device import DeviceLine
 from kvbench.report.fmt import plain
 from kvbench.report.labels import Labels
-from kvbench.report.model import Run
+from kvbench.report.model import Run, judged
 from kvbench.scales import CALIBRATED
 
 _MOST = 4  # sentences of a notice
@@ -59,7 +59,7 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
         *_of_device(device, "warn", "The device was slowed down", lambda line: line.slowed),
         *_of_device(device, "info", "The GPU was shared", lambda line: line.others),
     ]
-    if not any(o.metric and o.check not in ("plausible", "confounded") for o in run.verdict.outcomes):
+    if not judged(run):
         found.append(
             Notice(
                 "warn",

@@ -42,6 +42,12 @@ class Line:
     entries: tuple[Entry | None, ...]
 
     @property
+    def baseline(self) -> Label | None:
+        """What its differences are against, where all of them are against the same; it is said once then."""
+        found = {entry.baseline for entry in self.entries if entry and entry.baseline}
+        return found.pop() if len(found) == 1 else None
+
+    @property
     def silent(self) -> str:
         """Why nothing at all was measured here, or "" when something was."""
         found = [entry for entry in self.entries if entry]
@@ -189,7 +195,8 @@ def value_text(outcome: OutcomeLike) -> str:
     if value is None:
         return NOT_MEASURED if outcome.metric and outcome.status == "not_evaluated" else ""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return number(value)
+        unit = METRICS[outcome.metric].unit if outcome.metric in METRICS else ""
+        return f"{number(value)}{'' if unit in KINDS else f' {unit}'}"
     return plain(value, 200)
 
 
@@ -208,6 +215,9 @@ def needed_text(outcome: OutcomeLike) -> str:
     if outcome.n_needed is None:
         return ""
     counted = METRICS[outcome.metric].counted if outcome.metric in METRICS else ""
+    if outcome.n_needed == 1:  # "pairs of requests" -> "pair of requests"
+        first, *rest = counted.split(" ")
+        counted = " ".join((first.removesuffix("s"), *rest))
     return f"{number(outcome.n_needed)} {counted}".rstrip()
 
 
