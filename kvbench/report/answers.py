@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from kvbench.metrics import METRICS
 from kvbench.record import MISMATCH, NOT_APPLICABLE, RUNGS, UNVERIFIED, VERIFIED, rung
@@ -20,7 +21,7 @@ from kvbench.report.candidate import (
     runner_of,
     weakest,
 )
-from kvbench.report.fmt import NOT_MEASURED, Shown, number, one_line, shown_row
+from kvbench.report.fmt import NOT_MEASURED, Shown, one_line, shown_row
 from kvbench.report.gains import worth
 from kvbench.report.labels import Labels
 from kvbench.report.model import OutcomeLike, Run
@@ -49,7 +50,16 @@ def answers(run: Run, labels: Labels, precision: Sequence[PrecisionLine], candid
     beside = tuple(o for o in run.verdict.outcomes if o not in own and (not o.cells or near & set(o.cells)))
     lines = tuple(line for line in precision if line.label.cells[0] in mine)
     case = Case(run, labels, candidate, lines, own, beside, tuple(held))
-    return running(case), safe(case), worth(case), change(case)
+    runs = running(case)
+    return runs, _if_it_ran(runs, safe(case)), _if_it_ran(runs, worth(case)), change(case)
+
+
+def _if_it_ran(runs: Answer, answer: Answer) -> Answer:
+    """Numbers of something else than what was asked for are good news of nothing."""
+    if runs.tone == "pass" or answer.tone in ("fail", "incomplete"):
+        return answer
+    said = f"What ran is not shown to be what was asked for, so these numbers are of something else. {answer.sentence}"
+    return replace(answer, word="not shown", tone="incomplete", sentence=said)
 
 
 def running(case: Case) -> Answer:
@@ -60,14 +70,15 @@ def running(case: Case) -> Answer:
     read, tokens = _reads(case.lines)
     reads = Shown(f"{read:,} of {tokens:,} tokens") if tokens else Shown(NOT_MEASURED, state="missing")
     figures = (Figure("read from quantized pages", reads),) if case.candidate.kv_format != "native" else ()
-    if lost := [o for o in found if o.status == "fail"]:
-        return Answer(question, "no", "fail", case.said(lost[0]), figures, more(lost))
     bad = [line for line in case.lines if line.state == MISMATCH]
+    fell = [choice for line in case.lines for choice in line.choices if choice.fell_back]
+    if lost := [o for o in found if o.status == "fail"]:
+        word = "no" if bad or fell else "not shown"
+        return Answer(question, word, "fail", case.said(lost[0]), figures, more(lost))
     if bad:
         levels = [level.sentence for level in bad[0].levels if level.state == MISMATCH]
         said = levels[0] if levels else f"{bad[0].kv.resolved} was resolved, {bad[0].effective} is what ran."
         return Answer(question, "no", "fail", said, figures)
-    fell = [choice for line in case.lines for choice in line.choices if choice.fell_back]
     if fell:
         said = f"{fell[0].aspect} {fell[0].requested} was asked for, {fell[0].resolved} ran: {fell[0].reason}"
         return Answer(question, "no", "fail", said, figures)
@@ -152,7 +163,7 @@ def change(case: Case) -> Answer:
         points = [_mend(case, o) for o in _by_check(broken)]
         return Answer(
             question,
-            "a mend",
+            "a fix",
             "info",
             f"{count(len(broken), 'failed check')} would have to pass.",
             (),
@@ -198,8 +209,8 @@ def change(case: Case) -> Answer:
         )
     outcome, at = near
     said = (
-        f"{one_line(outcome.check, 200)} is nearest to its limit: {_end(case, outcome)} {number(at.bound)} is {number(at.distance)} from "
-        f"{number(at.limit)}."
+        f"{one_line(outcome.check, 200)} is nearest to its limit: {_end(case, outcome)} {at.bound:.4g} is {at.distance:.3g} from "
+        f"{at.limit:.4g}."
     )
     return Answer(question, "the weakest check", "info", said, (), missing)
 

@@ -12,6 +12,7 @@ from kvbench.report.model import OutcomeLike, Run
 from kvbench.report.precision import PrecisionLine
 from kvbench.report.room import Room, room
 from kvbench.report.tables import limit_text
+from kvbench.tasks import RUNNERS
 
 COST = (
     "storage",
@@ -19,6 +20,7 @@ COST = (
     "latency",
 )  # runners whose checks are about what is gained; all others are about safety
 WEAKEST = "weakest: "
+_WORDS = {"pass": "kept", "fail": "broken", "inconclusive": "undecided"}
 SENTENCE_LIMIT = 400
 
 
@@ -92,6 +94,13 @@ class Case:
         return at.get((outcome.metric, outcome.variant))
 
     def said(self, outcome: OutcomeLike) -> str:
+        """The outcome in a sentence, a short one where a limit was set against a number: the table of checks has the whole."""
+        row = self.row_of(outcome) if outcome.metric else None
+        if row and row.value is not None and outcome.bounds and outcome.status in _WORDS:
+            name = one_line(f"{row.metric} of {row.variant}" if row.variant else row.metric, 120)
+            where = self.labels.subject(runner_of(outcome), row.cell).text
+            value = f"{name} is {shown_row(row).brief} on {where}"
+            return f"{value}, against a limit of {limit_text(outcome.limit)}: {_WORDS[outcome.status]}."
         return one_line(self.labels.unnamed(outcome.sentence, outcome.cells), SENTENCE_LIMIT)
 
     @property
@@ -100,7 +109,11 @@ class Case:
 
 
 def runner_of(outcome: OutcomeLike) -> str:
-    return METRICS[outcome.metric].runner if outcome.metric in METRICS else ""
+    """The runner whose result it is about; "" of none. An outcome of a whole task begins with its runner's name."""
+    if outcome.metric:
+        return METRICS[outcome.metric].runner if outcome.metric in METRICS else ""
+    first = outcome.sentence.partition(" ")[0]
+    return first if first in RUNNERS else ""
 
 
 def nearest(case: Case, outcomes: Sequence[OutcomeLike]) -> tuple[OutcomeLike, Room] | None:
@@ -141,4 +154,4 @@ def count(n: int, what: str) -> str:
 
 
 def all_cells(n: int) -> str:
-    return "its only cell" if n == 1 else f"all {n} cells"
+    return {1: "its only cell", 2: "both cells"}.get(n, f"all {n} cells")

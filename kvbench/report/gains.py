@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kvbench.metrics import METRICS
+from collections import Counter
+
+from kvbench.metrics import METRICS, Row
 from kvbench.report.candidate import Answer, Case, Figure, all_cells, count, more
 from kvbench.report.fmt import NOT_MEASURED, number, shown_row
 
@@ -15,6 +17,8 @@ def worth(case: Case) -> Answer:
                     if case.rows(metric) and not _idle(case, metric))  # fmt: skip
     if broken := [o for o in checks if o.status == "fail"]:
         return Answer(question, "no", "fail", case.said(broken[0]), figures, more(broken))
+    if open_ := [o for o in checks if o.status == "inconclusive"]:
+        return Answer(question, "open", "inconclusive", case.said(open_[0]), figures, more(open_))
     bytes_, saves = _bytes(case)
     time, speed = _speed(case)
     sentence = " ".join(part for part in (bytes_, time, _caveat(case) if speed else "") if part)
@@ -23,7 +27,8 @@ def worth(case: Case) -> Answer:
             question, NOT_MEASURED, "incomplete", "Neither bytes nor times were compared with a baseline."
         )
     word, tone = _WORTH[saves, speed]
-    return Answer(question, word, tone, sentence, figures)
+    lacking = [case.said(o) for o in checks if o.status == "not_evaluated" and o.required]
+    return Answer(question, word, tone, sentence, figures, tuple(lacking[:2]))
 
 
 # (bytes are saved, decoding is faster / slower / open / mixed or None): the answer. None: not measured.
@@ -50,13 +55,12 @@ def _worst(case: Case, metric: str) -> Figure:
     rows = case.rows(metric)
     row = max(rows, key=lambda r: r.value if r.high is None else r.high)  # type: ignore[arg-type,return-value]
     values = sorted(r.value for r in rows if r.value is not None)
-    spread = (
-        f"{number(values[0], 'ms')} to {number(values[-1], 'ms')}, the worst of "
-        if values[0] != values[-1]
-        else "the same in "
+    same = values[0] == values[-1]
+    ends = "" if same else f": {number(values[0], 'ms')} to {number(values[-1], 'ms')}"
+    note = (
+        f"{'the same in' if same else 'the worst of'} {all_cells(len(rows))}{ends}" if len(rows) > 1 else ""
     )
-    note = f"{spread}{all_cells(len(rows))}" if len(rows) > 1 else ""
-    where = case.labels.subject(METRICS[metric].runner, row.cell) if values[0] != values[-1] else None
+    where = case.labels.subject(METRICS[metric].runner, row.cell) if not same else None
     return Figure(metric, shown_row(row), where, "", note)
 
 
@@ -94,18 +98,26 @@ def _speed(case: Case) -> tuple[str, str | None]:
     words, told = {}, []
     for metric, what in (("itl_ratio", "Decoding"), ("ttft_ratio", "The first token")):
         rows = case.rows(metric)
-        faster = sum(r.high is not None and r.high < 1 for r in rows)
-        slower = sum(r.low is not None and r.low > 1 for r in rows)
-        unclear = len(rows) - faster - slower
-        counts = [
-            f"{word} in {n}" for n, word in ((slower, "slower"), (faster, "faster"), (unclear, "open")) if n
-        ]
+        counts = Counter(_pace(row) for row in rows)
         if rows:
-            told.append(f"{what} is {', '.join(counts)} of {count(len(rows), 'cell')}.")
-            words[metric] = "mixed" if len(counts) > 1 else counts[0].split(" ")[0]
+            said = ", ".join(f"{word} in {counts[word]}" for word in _PACES if counts[word])
+            told.append(f"{what}: {said} of {count(len(rows), 'cell')}.")
+            words[metric] = next(iter(counts)) if len(counts) == 1 else "mixed"
     if not told:
         return "Speed was not measured.", None
-    return " ".join(told), words.get("itl_ratio")
+    word = words.get("itl_ratio")
+    return " ".join(told), "open" if word == _TOO_FEW else word
+
+
+_TOO_FEW = "too few samples"
+_PACES = ("slower", "faster", "open", _TOO_FEW)
+
+
+def _pace(row: Row) -> str:
+    """By the whole interval: below 1 the candidate is faster."""
+    if row.low is None or row.high is None:
+        return _TOO_FEW
+    return "faster" if row.high < 1 else "slower" if row.low > 1 else "open"
 
 
 def _caveat(case: Case) -> str:
