@@ -100,7 +100,7 @@ class Case:
             name = one_line(f"{row.metric} of {row.variant}" if row.variant else row.metric, 120)
             where = self.labels.subject(runner_of(outcome), row.cell).text
             value = f"{name} is {shown_row(row).brief} on {where}"
-            return f"{value}, against a limit of {limit_text(outcome.limit)}: {_WORDS[outcome.status]}."
+            return f"{value}; the limit is {limit_text(outcome.limit)}: {_WORDS[outcome.status]}."
         return one_line(self.labels.unnamed(outcome.sentence, outcome.cells), SENTENCE_LIMIT)
 
     @property

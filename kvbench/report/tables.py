@@ -18,6 +18,8 @@ from kvbench.report.sections import OTHER, SECTIONS, Section
 _SEVERITY = ("fail", "inconclusive", "not_evaluated", "pass")
 
 
+_VARIANT_LIMIT, _NOTE_LIMIT = 160, 400  # characters on the page; the CSV has the whole
+
 _Checks = Mapping[tuple[str, str, str], OutcomeLike]  # by cell, metric and variant
 
 
@@ -163,8 +165,12 @@ def _lines(section: Section, columns: Sequence[Column], rows: Sequence[Row], lab
     return tuple(
         Line(
             subjects[key[0]],
-            one_line(key[1]),
-            "; ".join(dict.fromkeys(one_line(row.partial) for row in grouped[key].values() if row.partial)),
+            one_line(key[1], _VARIANT_LIMIT),
+            "; ".join(
+                dict.fromkeys(
+                    one_line(row.partial, _NOTE_LIMIT) for row in grouped[key].values() if row.partial
+                )
+            ),
             tuple(entries[key].get(column.metric) for column in columns),
         )
         for key in ordered
@@ -177,7 +183,9 @@ def _entry(row: Row, section: Section, labels: Labels, checks: _Checks) -> Entry
     if row.baseline and row.baseline != row.cell:
         baseline = _label(section, row.baseline, labels)
     status, limit = (outcome.status, limit_text(outcome.limit)) if outcome else ("", "")
-    return Entry(shown_row(row), status, limit, baseline, one_line(row.note))
+    return Entry(
+        shown_row(row), status, one_line(limit, _NOTE_LIMIT), baseline, one_line(row.note, _NOTE_LIMIT)
+    )
 
 
 def limit_text(limit: Any) -> str:
