@@ -110,6 +110,9 @@ def safe(case: Case) -> Answer:
             "incomplete",
             "The weights are random: quality numbers would mean nothing.",
         )
+    lacking = [o for o in checks if o.status == "not_evaluated" and o.required]
+    if not judged and lacking:
+        return Answer(question, "not shown", "incomplete", case.said(lacking[0]), (), more(lacking))
     if not judged:
         some = any(METRICS[r.metric].runner in _TEXT for r in case.run.rows if r.metric in METRICS and r.value is not None
                    and r.cell in case.candidate.cells)  # fmt: skip
@@ -127,7 +130,6 @@ def safe(case: Case) -> Answer:
     if open_ := [o for o in checks if o.status == "inconclusive"]:
         said = f"{count(len(open_), 'check')} of {len(judged)} cannot be decided by this data: {case.said(open_[0])}"
         return Answer(question, "open", "inconclusive", said, weakest(case, open_[:1]), more(open_))
-    lacking = [o for o in checks if o.status == "not_evaluated" and o.required]
     if lacking:
         return Answer(question, "not shown", "incomplete", case.said(lacking[0]), figures, more(lacking))
     passed = f"{count(len(judged), 'check')} on quality passed"

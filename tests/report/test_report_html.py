@@ -1,5 +1,7 @@
 """The page: well-formed, self-contained, escaped, readable without sight, colour or scripts."""
 
+import base64
+import hashlib
 import itertools
 import re
 from dataclasses import replace
@@ -81,7 +83,14 @@ def test_a_matrix_of_a_hundred_cells_stays_under_two_megabytes(maker, html_of):
 
 def test_the_page_loads_nothing_and_runs_nothing(failing_html):
     page = Page(failing_html)
-    assert page.all("script") + page.all("link") + page.all("img") + page.all("iframe") == []
+    assert page.all("link") + page.all("img") + page.all("iframe") == []
+    (script,) = page.all("script")  # ours alone, and by its hash the only one that may run
+    assert script == {}
+    body = failing_html.split("<script>")[1].split("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in failing_html
+    assert "eval" not in body
+    assert "innerHTML" not in body
     for _, attrs, _ in page.tags:
         assert not any(name.startswith("on") for name in attrs)
         for name in ("src", "href", "xlink:href", "action", "data"):
@@ -139,7 +148,7 @@ def test_the_page_can_be_used_by_keyboard_and_by_ear(failing_html):
 
 def test_the_sections_come_in_the_order_of_a_readers_questions(passing_html):
     ids = [a["id"] for tag, a, _ in Page(passing_html).tags if tag == "section" and "id" in a]
-    assert ids == ["verdict", "failures", "checks", "precision", "storage", "weights", "latency", "quality", "positions",
+    assert ids == ["verdict", "release", "failures", "checks", "precision", "matrix", "storage", "weights", "latency", "quality", "positions",
                    "agreement", "mcq", "parity", "cells", "environment", "reproduce"]  # fmt: skip
 
 
