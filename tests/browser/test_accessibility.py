@@ -30,7 +30,10 @@ def test_axe_would_find_one(show):
     page = show("passing")
     page.locator("html").evaluate("(html) => html.removeAttribute('lang')")
     page.add_style_tag(content=".key { color: #eee !important; }")
-    assert [rule for rule, _ in violations(page, "html-has-lang", "color-contrast")] == ["color-contrast", "html-has-lang"]
+    assert [rule for rule, _ in violations(page, "html-has-lang", "color-contrast")] == [
+        "color-contrast",
+        "html-has-lang",
+    ]
 
 
 def test_the_card_and_the_sections_are_landmarks_with_names(show):
