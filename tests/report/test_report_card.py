@@ -166,6 +166,18 @@ def test_no_evidence_is_not_measured_and_never_yes(passing):
     assert (a["safe"].word, a["worth"].word) == ("not shown", "not shown")
 
 
+def test_evidence_that_ends_below_is_said_to_end_there(passing):
+    def silent(record):  # a gate with `evidence: E2` lets this pass
+        levels = [{**x, "state": "unverified"} if x["name"] == "E3" else x for x in record.evidence["levels"]]
+        return replace(record, evidence={**record.evidence, "levels": levels})
+
+    a = answers(passing.with_records(silent))
+    assert (a["running"].word, a["running"].tone) == ("up to E2", "partial")
+    assert a["running"].figures[0].shown.text == "E2"
+    assert a["running"].sentence.endswith("Above E2 the evidence shows nothing, which the gate allows.")
+    assert a["safe"].word == "yes"
+
+
 def test_a_run_without_a_gate_is_no_release_and_safety_is_not_judged(passing):
     bare = replace(
         passing,
