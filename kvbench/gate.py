@@ -21,6 +21,7 @@ from kvbench.guards import (
     failed_tasks,
     implausible_values,
     label,
+    missing_device,
     say,
     some,
 )
@@ -39,9 +40,16 @@ __all__ = ["Check", "Gate", "Outcome", "Verdict", "evaluate", "load"]
 
 
 def evaluate(
-    gate: Gate | None, manifest: Mapping[str, Any], records: Iterable[Record], rows: Sequence[Row]
+    gate: Gate | None,
+    manifest: Mapping[str, Any],
+    records: Iterable[Record],
+    rows: Sequence[Row],
+    require_device: bool = False,
 ) -> Verdict:
-    """`rows` as `metrics.derive(manifest, records)` gives them. Without a gate only the unremovable checks run."""
+    """`rows` as `metrics.derive(manifest, records)` gives them. Without a gate only the unremovable checks run.
+
+    require_device: whether cells whose device is not here fail, instead of being skipped.
+    """
     records = list(records)
     outcomes = [
         *(
@@ -49,6 +57,7 @@ def evaluate(
             if gate
             else precision(manifest, records)
         ),
+        *missing_device(manifest, records, require_device),
         *failed_tasks(manifest, records),
         *empty_results(manifest, records, rows),
         *implausible_values(manifest, rows, records),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from kvbench.cells import Task
+from kvbench.ci import in_ci
 from kvbench.record import Record
 
 if TYPE_CHECKING:
@@ -95,5 +97,16 @@ class Bar:
         self._bar.stop()
 
 
-def watcher(quiet: bool = False) -> Lines | Bar:
-    return Bar() if sys.stderr.isatty() and not quiet else Lines()
+class Silent(Lines):
+    """Nothing, for --quiet; how each task ended stands in the report."""
+
+    def _say(self, text: str) -> None:
+        """Nothing."""
+
+
+def watcher(plain: bool = False, quiet: bool = False) -> Lines | Bar:
+    """plain: no bar, whatever the terminal can do. A terminal that cannot move its cursor, and a CI log, get lines too."""
+    if quiet:
+        return Silent()
+    live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not in_ci(os.environ)
+    return Bar() if live and not plain else Lines()

@@ -27,6 +27,17 @@ OutOption = Annotated[
 GateOption = Annotated[
     Path | None, typer.Option("--gate", help="Gate policy (default: the one the matrix names)")
 ]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print the verdict and the files only; no progress")
+]
+DeviceOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--require-device/--no-require-device",
+        help="Fail where cells ask for a device that is not here (default: in CI; elsewhere they are skipped, exit code 3)",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout")]
 RerunOption = Annotated[
     str, typer.Option("--rerun", help="missing, failed or all", metavar="missing|failed|all")

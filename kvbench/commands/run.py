@@ -10,10 +10,12 @@ from kvbench.commands.judging import KEPT_GATE, judge
 from kvbench.commands.loading import load_matrix
 from kvbench.commands.options import (
     DataOption,
+    DeviceOption,
     GateOption,
     JsonOption,
     MatrixArg,
     OutOption,
+    QuietOption,
     RerunOption,
     SelectOption,
     SetOption,
@@ -32,6 +34,8 @@ def run(
     data_dir: DataOption = None,
     rerun: RerunOption = "missing",
     until_decided: UntilOption = False,
+    require_device: DeviceOption = None,
+    quiet: QuietOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Measure a matrix, judge it, and write the report. The same command resumes an interrupted run."""
@@ -58,13 +62,13 @@ def run(
                 RunDir(target),
                 environment,
                 command_line(),
-                lambda: watcher(json_),
+                lambda: watcher(json_, quiet),
                 *how,
             )
         else:
-            run_matrix(loaded, RunDir(target), environment, command_line(), watcher(json_), *how)
+            run_matrix(loaded, RunDir(target), environment, command_line(), watcher(json_, quiet), *how)
         if policy is not None:
             from kvbench.report.write import write_text
 
             write_text(target / KEPT_GATE, policy.read_text(encoding="utf-8"))
-        raise typer.Exit(judge(target, policy, json_))
+        raise typer.Exit(judge(target, policy, json_, quiet, require_device))

@@ -81,7 +81,7 @@
     const place = `${words(row.cells[0])}, ${words(heads[0])} ${words(heads[target.cellIndex])}`;
     const exact = target.querySelector("data")?.value;
     const said = [...target.children].map(words).join(" ");
-    return `${place}: ${said}${exact && !said.includes(exact) ? ` (${exact})` : ""}`;
+    return `${place}: ${said}${exact && !said.replace(/,/g, "").includes(exact) ? ` (${exact})` : ""}`;
   };
   const show = (event) => {
     const target = event.target.closest?.("[data-readout], .heat td");
