@@ -33,6 +33,7 @@ _JUDGING = frozenset({
     "report", "commands", "derive", "selftest", "cli.py", "document.py", "doubts.py", "escalate.py", "exits.py", "fits.py", "foreseen.py",
     "gate.py", "guards.py", "judge.py", "looks.py", "metrics.py",
     "metrictable.py", "multiplicity.py", "outline.py", "overrides.py", "plan.py", "policy.py", "power.py", "precision.py",
+    "canary.py", "completion.py", "doctor.py", "holdings.py", "inventory.py", "signals.py", "starter.py", "timeleft.py", "validation.py",
     "progress.py", "published.py", "schema.py", "selection.py", "stats.py", "steadiness.py", "tablerules.py", "tablevalues.py",
     "untildecided.py", "values.py",
     "verdict.py", "yamlstrict.py", "cellkeys.py",
@@ -139,10 +140,10 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
         return [], f"no NVIDIA driver ({e})"
     try:
         count = pynvml.nvmlDeviceGetCount()
-        visible = _visible(count)
+        shown = visible(count)
         driver = str(pynvml.nvmlSystemGetDriverVersion())
         gpus = []
-        for i in visible:
+        for i in shown:
             handle = pynvml.nvmlDeviceGetHandleByIndex(i)
             major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
             gpus.append({
@@ -158,7 +159,7 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
         pynvml.nvmlShutdown()
 
 
-def _visible(count: int) -> list[int]:
+def visible(count: int) -> list[int]:
     """Indexes that CUDA_VISIBLE_DEVICES leaves; ids that are not plain indexes count as all."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
@@ -166,12 +167,12 @@ def _visible(count: int) -> list[int]:
     words = [word.strip() for word in chosen.split(",") if word.strip()]
     if words and not all(word.lstrip("-").isdigit() for word in words):
         return list(range(count))
-    visible = []
+    found = []
     for word in words:
         if not 0 <= int(word) < count:
             break  # CUDA stops at the first index that does not exist
-        visible.append(int(word))
-    return visible
+        found.append(int(word))
+    return found
 
 
 def _cpu_model() -> str:

@@ -30,8 +30,8 @@ from kvbench.record import (
 from kvbench.report.jsonout import RESULTS_VERSION
 from kvbench.schema import DIALECT, Schema
 from kvbench.tasks import RUNNERS
-from kvbench.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
-from kvbench.verdict import NOT_EVALUATED as NOT_JUDGED
+from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_JUDGED, PASS, Outcome
+from kvbench.verdict import NOT_EVALUATED as NOT_MEASURED
 
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
@@ -131,7 +131,7 @@ def results_schema() -> Schema:
         "metric": _said(TEXT, "empty where it is about no metric"),
         "cell": TEXT_OR_NULL,
         "variant": TEXT,
-        "status": {"enum": [PASS, FAIL, INCONCLUSIVE, NOT_JUDGED]},
+        "status": {"enum": [PASS, FAIL, INCONCLUSIVE, NOT_MEASURED]},
         "value": NUMBER_OR_NULL,
         "limit": _said(TEXT, "in words"),
         "sentence": TEXT,
@@ -174,7 +174,7 @@ def results_schema() -> Schema:
         "cells": {"type": "array", "items": _mapping(cell)},
         "rows": {"type": "array", "items": _whole(row, Row)},
         "outcomes": {"type": "array", "items": judged},
-        "verdict": {"enum": [PASS, FAIL, INCONCLUSIVE, NOT_JUDGED]},
+        "verdict": {"enum": [PASS, FAIL, INCONCLUSIVE, NOT_MEASURED, NOT_JUDGED]},
         "exit_code": {"enum": [0, 1, 3, 4]},
     }
     return _document("kvbench results", _mapping(parts))

@@ -27,9 +27,9 @@ Rerun = Literal["missing", "failed", "all"]
 
 
 class Watcher(Protocol):
-    """What shows progress. `total` counts all tasks, `reused` those whose record is already there."""
+    """What shows progress."""
 
-    def start(self, total: int, reused: int) -> None: ...
+    def start(self, plan: Plan) -> None: ...
     def task(self, index: int, task: Task, name: str) -> None: ...
     def inside(self, done: int, total: int, note: str) -> None: ...
     def finished(self, record: Record) -> None: ...
@@ -134,7 +134,7 @@ def measuring(
     def measure(matrix: Matrix, manifest: Mapping[str, Any], watcher: Watcher) -> Plan:
         plan = plan_tasks(matrix, run_dir, rerun)
         write_json(run_dir.manifest_path, manifest)
-        watcher.start(len(matrix.tasks), len(plan.reused))
+        watcher.start(plan)
         try:
             if plan.todo:
                 from kvbench.session import Session

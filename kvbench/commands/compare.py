@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kvbench import completion
 from kvbench.commands.options import JsonOption, QuietOption, SelectOption
 from kvbench.commands.stored import HtmlOption, MarginOption, MarkdownOption, OnlyOption
 from kvbench.errors import UsageError
@@ -16,7 +17,12 @@ from kvbench.exits import handled, unreadable
 
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="A B [C ...]", help="Run directories; the first is the reference")
+        list[Path],
+        typer.Argument(
+            metavar="A B [C ...]",
+            help="Run directories; the first is the reference",
+            autocompletion=completion.runs,
+        ),
     ],
     k: SelectOption = None,
     only: OnlyOption = [],  # noqa: B006 (typer reads the default, nothing mutates it)
@@ -30,8 +36,6 @@ def compare(
 
     Exits 0 when nothing is worse, 1 when something is (or a run's evidence does not hold), 2 when the runs are unlike, 3 when something
     could not be evaluated, 4 when the data cannot decide.
-
-    Example: kvbench compare runs/before runs/after -k int8_sym --only itl_ms --markdown change.md
     """
     with handled("nothing was written, run the same command to start again"):
         from kvbench.commands import stored

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from kvbench import completion
 from kvbench.commands.options import JsonOption, SelectOption
 from kvbench.commands.stored import HtmlOption, MarginOption, MarkdownOption, OnlyOption
 from kvbench.errors import UsageError
@@ -21,6 +22,7 @@ def history(
         typer.Argument(
             metavar="RUN...",
             help="Run directories, or a folder that holds some; ordered by when they were made",
+            autocompletion=completion.runs,
         ),
     ],
     k: SelectOption = None,
@@ -33,8 +35,6 @@ def history(
     """Show the values of many stored runs over time, and where one changed as `kvbench compare` would call it.
 
     Exits 0 when it is shown, whatever changed; 2 for folders that are no runs.
-
-    Example: kvbench history runs/ -k int8_sym --only itl_ratio --html history.html
     """
     with handled("nothing was written, run the same command to start again"):
         from kvbench.commands import stored

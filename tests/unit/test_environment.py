@@ -79,7 +79,7 @@ def test_cuda_visible_devices(
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    assert environment._visible(3) == expected
+    assert environment.visible(3) == expected
 
 
 @pytest.mark.parametrize(
