@@ -17,6 +17,7 @@ from kvbench import __version__
 from kvbench.commands.calibrate import calibrate
 from kvbench.commands.check_table import check_table
 from kvbench.commands.gate import gate
+from kvbench.commands.merge import merge
 from kvbench.commands.plan import plan
 from kvbench.commands.quantize import quantize
 from kvbench.commands.report import report
@@ -37,6 +38,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
     "gate": gate,
     "report": report,
+    "merge": merge,
     "check-table": check_table,
     "selftest": selftest,
     "calibrate": calibrate,

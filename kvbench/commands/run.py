@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from kvbench.commands.judging import KEPT_GATE, judge
@@ -20,6 +18,14 @@ from kvbench.commands.options import (
     UntilOption,
     rerun_of,
 )
+from kvbench.commands.scaleout import (
+    ExecutorOption,
+    JobsOption,
+    ShardOption,
+    executor_of,
+    folder_of,
+    share_for,
+)
 from kvbench.exits import handled
 
 
@@ -32,6 +38,9 @@ def run(
     data_dir: DataOption = None,
     rerun: RerunOption = "missing",
     until_decided: UntilOption = False,
+    executor: ExecutorOption = "inline",
+    jobs: JobsOption = None,
+    shard: ShardOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Measure a matrix, judge it, and write the report. The same command resumes an interrupted run."""
@@ -46,8 +55,9 @@ def run(
         policy = gate or loaded.gate
         # A bad gate is a usage error now, not after the measuring.
         judged_by = gates.load(policy) if policy else None
-        target = out or Path("runs") / loaded.name
-        how = (data_dir, rerun_of(rerun))
+        share = share_for(shard, loaded, until_decided)
+        target = out or folder_of(loaded.name, share)
+        how = (data_dir, rerun_of(rerun), executor_of(executor, jobs, data_dir, loaded, environment))
         if until_decided:
             from kvbench.untildecided import run_until_decided
 
@@ -62,7 +72,7 @@ def run(
                 *how,
             )
         else:
-            run_matrix(loaded, RunDir(target), environment, command_line(), watcher(json_), *how)
+            run_matrix(loaded, RunDir(target), environment, command_line(), watcher(json_), *how, share)
         if policy is not None:
             from kvbench.report.write import write_text
 

@@ -121,7 +121,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         name=one_line(manifest["name"], 200),
         model=one_line(one_model([cell["spec"] for cell in labels.cells.values()]) or "", 200),
         word=one_line(verdict.word).replace("_", " ").upper(),
-        tone=_TONES.get(verdict.exit_code, "incomplete"),
+        tone=_TONES.get(verdict.exit_code if verdict.word != "not_evaluated" else 3, "incomplete"),
         exit_code=verdict.exit_code,
         headline=headline(run),
         created_at=_time(str(manifest["created_at"])),
