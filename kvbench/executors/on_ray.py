@@ -80,10 +80,13 @@ def measure_unit(jobs: Sequence[str]) -> list[str]:
 
 def _do(ray: Any, measure: Any, units: Sequence[Unit], tell: Teller) -> None:
     """All units of a wave; their records are written as they come back."""
-    cpus = max((node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]), default=1)
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cpus = max((node.get("CPU", 1) for node in nodes), default=1)
+    has_gpu = any(node.get("GPU", 0) >= 1 for node in nodes)  # else the job says so itself, instead of waiting for one
     pending = {}
     for unit in units:
-        ask = {"num_gpus": 1, "num_cpus": 1} if unit.device == "cuda" else {"num_cpus": cpus}
+        on_gpu = unit.device == "cuda" and has_gpu
+        ask = {"num_gpus": 1, "num_cpus": 1} if on_gpu else {"num_cpus": cpus}
         pending[measure.options(**ask).remote([job.to_json() for job in unit.jobs])] = unit
     while pending:
         (ready, *_), _ = ray.wait(list(pending), num_returns=1)
