@@ -82,7 +82,8 @@ def _do(ray: Any, measure: Any, units: Sequence[Unit], tell: Teller) -> None:
     """All units of a wave; their records are written as they come back."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus = max((node.get("CPU", 1) for node in nodes), default=1)
-    has_gpu = any(node.get("GPU", 0) >= 1 for node in nodes)  # else the job says so itself, instead of waiting for one
+    # Where no node has a GPU the job says so itself, instead of waiting for one.
+    has_gpu = any(node.get("GPU", 0) >= 1 for node in nodes)
     pending = {}
     for unit in units:
         on_gpu = unit.device == "cuda" and has_gpu
