@@ -65,9 +65,8 @@ def merged_of(parts: Sequence[Part]) -> Merged:
         raise UsageError(
             "There is nothing to merge in one run; give the folders of all shards: kvbench merge RUN RUN... --out DIR."
         )
-    ordered = sorted(
-        parts, key=_number
-    )  # stable: runs that are no shards stand in the order in which they were given
+    # Stable: runs that are no shards stand in the order in which they were given.
+    ordered = sorted(parts, key=_number)
     first = ordered[0]
     for part in ordered[1:]:
         if reason := unlike(first, part):
