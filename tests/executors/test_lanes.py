@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,15 +15,20 @@ from typing import Any
 import pytest
 
 from kvbench.cells import Task
+from kvbench.data import fingerprint as data_fingerprint
+from kvbench.environment import host
 from kvbench.executors import local
-from kvbench.executors.job import Job, Unit, from_json, split_timed, waves, with_baselines
+from kvbench.executors.child import roots
+from kvbench.executors.job import Identities, Job, Unit, from_json, split_timed, waves, with_baselines
 from kvbench.executors.lease import leased
 from kvbench.executors.local import like_the_first, notices
 from kvbench.matrix import Matrix, load
+from kvbench.models import fingerprint as model_fingerprint
 from kvbench.record import RunDir
 from kvbench.run import Plan
-from kvbench.session import Session  # noqa: F401 - the workers' own imports must stand
+from kvbench.tasks import RUNNERS
 from kvbench.worker import differing
+from kvbench.worklist import key_of
 from tests.executors.conftest import MATRIX
 
 LINES = (
@@ -72,13 +80,6 @@ def test_a_job_survives_json_and_says_what_the_keys_say(lines: Matrix, tmp_path:
 
 def test_identities_of_jobs_are_those_in_the_keys(tmp_path: Path) -> None:
     """Of every shipped matrix: a worker that works its key out from the job comes to the same."""
-    from kvbench.data import fingerprint as data_fingerprint
-    from kvbench.environment import host
-    from kvbench.executors.job import Identities
-    from kvbench.models import fingerprint as model_fingerprint
-    from kvbench.tasks import RUNNERS
-    from kvbench.worklist import key_of
-
     root = Path(__file__).parents[2] / "matrices"
     for name in ("smoke", "int8_scales", "fp8_quality", "sensitivity"):
         m = load(
@@ -88,6 +89,25 @@ def test_identities_of_jobs_are_those_in_the_keys(tmp_path: Path) -> None:
         identity = Identities(host().identity, None)
         for task in m.tasks:
             assert key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) == task.key
+
+
+def test_the_identity_of_an_fp8_checkpoint_has_the_native_one_too(tmp_path: Path) -> None:
+    """Two folders: FP8 cells run on one of them and native cells on the other, and both are in the keys."""
+    for name in ("quantized", "whole"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"0")
+        (tmp_path / name / "config.json").write_text(f'{{"of": "{name}"}}')
+    (tmp_path / "m.yaml").write_text(
+        f"name: m\nmodel: {{source: {tmp_path}/quantized, native: {tmp_path}/whole}}\n"
+        "axes: {weights: [native, fp8_block128]}\nrunners: {storage: {}}\n"
+    )
+    m = load(tmp_path / "m.yaml", host=host(), fingerprint_model=model_fingerprint)
+    identity = Identities(host().identity, None)
+    native, quantized = (identity(task) for task in m.tasks)
+    assert (quantized["native"], native["model"]) == (native["native"], native["native"])
+    assert quantized["model"] != quantized["native"]
+    for task in m.tasks:
+        assert key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) == task.key
 
 
 def test_differences_of_identity_are_named() -> None:
@@ -110,18 +130,12 @@ def test_what_takes_times_is_split_off(lines: Matrix) -> None:
 
 
 def test_a_lease_is_one_process_and_dies_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import subprocess
-    import sys
-
     monkeypatch.setenv("KVBENCH_CACHE_DIR", str(tmp_path))
     code = (
         "import sys\nfrom kvbench.executors.lease import leased\n"
         "with leased('GPU-1', 0) as ours:\n    print(ours, flush=True)\n    sys.stdin.read()"
     )
-    path = "/".join(local.__file__.split("/")[:-3])
-    import os
-
-    env = {**os.environ, "PYTHONPATH": f"{path}:{path}/kernels"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(roots())}
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True, env=env) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"

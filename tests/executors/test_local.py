@@ -27,9 +27,7 @@ from tests.executors.conftest import MATRIX, quality
 Run = Callable[..., Any]
 
 
-def test_fresh_processes_and_shards_give_the_numbers_of_one_process(
-    matrix: Path, tmp_path: Path, kvbench: Run
-) -> None:
+def test_fresh_processes_give_the_numbers_of_one_process(matrix: Path, tmp_path: Path, kvbench: Run) -> None:
     assert kvbench("run", matrix, "--out", tmp_path / "inline").exit_code == 0
     due = quality(tmp_path / "inline")
     local = kvbench("run", matrix, "--executor", "local", "--out", tmp_path / "local")
@@ -38,6 +36,10 @@ def test_fresh_processes_and_shards_give_the_numbers_of_one_process(
     again = kvbench("run", matrix, "--executor", "local", "--out", tmp_path / "local")
     assert "4 of 4 tasks are already measured" in again.output
 
+
+def test_shards_that_are_merged_give_the_numbers_of_one_run(
+    matrix: Path, tmp_path: Path, kvbench: Run
+) -> None:
     shards = [tmp_path / f"shard{i}" for i in (1, 2)]
     matrix.write_text(MATRIX.replace("[native, int8_sym]", "[native, int8_sym, fp8_e4m3]"))
     for i, out in enumerate(shards, 1):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from kvbench.errors import UsageError
 from kvbench.executors import on_ray
+from kvbench.executors.child import roots
 from kvbench.record import RunDir
 from tests.executors.conftest import quality
 
@@ -73,13 +76,7 @@ def test_without_ray_the_command_that_gets_it_is_named(monkeypatch: pytest.Monke
 
 
 def test_ray_is_imported_only_where_it_is_asked_for() -> None:
-    import subprocess
-
-    from kvbench.executors.child import roots
-
     code = "import sys, kvbench.cli, kvbench.executors.on_ray, kvbench.worker; print('ray' in sys.modules)"
-    import os
-
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(roots())}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
