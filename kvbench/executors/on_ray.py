@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -130,12 +131,29 @@ def _cluster(ray: Any) -> Iterator[None]:
 
 def _join(ray: Any, said: Mapping[str, Any]) -> None:
     address = os.environ.get("RAY_ADDRESS")
+    if address and not answers(address):
+        raise UsageError(
+            f"Nothing answers at RAY_ADDRESS={address}; start a cluster there (ray start --head), or unset the variable to run on this "
+            "machine."
+        )
     try:
         ray.init(address=address or "auto", **said)
     except (ConnectionError, RuntimeError, ValueError) as e:
         if address:
             raise UsageError(
-                f"There is no Ray cluster at RAY_ADDRESS={address} ({str(e).splitlines()[0][:200]}); start one (ray start --head), or "
-                "unset the variable to run on this machine."
+                f"The Ray cluster at RAY_ADDRESS={address} could not be joined ({str(e).splitlines()[0][:200]}); what Ray printed above "
+                "says more, a token that is missing for one. Unset the variable to run on this machine."
             ) from None
         ray.init(address="local", **said)
+
+
+def answers(address: str, seconds: float = 5) -> bool:
+    """Whether something listens at `host:port`, which Ray itself takes minutes to deny; True of an address in another form."""
+    host_name, _, port = address.rpartition(":")
+    if not host_name or "/" in host_name or not port.isdigit():
+        return True
+    try:
+        with socket.create_connection((host_name.strip("[]"), int(port)), timeout=seconds):
+            return True
+    except (OSError, OverflowError):
+        return False

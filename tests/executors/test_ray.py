@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -73,6 +74,26 @@ def test_without_ray_the_command_that_gets_it_is_named(monkeypatch: pytest.Monke
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UsageError, match=r'not installed; get it: pip install "kvbench\[ray\]"'):
         on_ray.module()
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once(
+    matrix: Path, kvbench: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself would try for minutes."""
+    pytest.importorskip("ray")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert not on_ray.answers(address)
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        result = kvbench("run", matrix, "--executor", "ray", "--out", matrix.parent / "out")
+        assert result.exit_code == 2
+        assert f"Nothing answers at RAY_ADDRESS={address}; start a cluster there" in result.output
+        taken.listen()
+        assert on_ray.answers(address)
+    assert on_ray.answers("auto")
+    assert on_ray.answers("ray://10.0.0.1:10001")
+    assert not on_ray.answers("127.0.0.1:99999")
 
 
 def test_ray_is_imported_only_where_it_is_asked_for() -> None:
