@@ -201,6 +201,23 @@ def test_children_end_with_their_driver_and_records_stay(
     assert "(3 to run, 1 reused)" in plan.output
 
 
+def test_it_stops_once_the_verdict_is_decided(matrix: Path, tmp_path: Path, kvbench: Run) -> None:
+    (tmp_path / "gate.yaml").write_text(
+        "checks:\n- {metric: kv_ratio_16bit, where: {kv_format: int8_sym}, at_most: 0.1, why: it cannot be}\n"
+    )
+    words = [
+        "--executor",
+        "local",
+        "--until-decided",
+        "--gate",
+        tmp_path / "gate.yaml",
+        "--out",
+        tmp_path / "out",
+    ]
+    assert kvbench("run", matrix, *words).exit_code == 1
+    assert {r.runner for r in RunDir(tmp_path / "out").records()} == {"storage"}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
