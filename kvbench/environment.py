@@ -34,6 +34,7 @@ _JUDGING = frozenset({
     "report", "commands", "derive", "executors", "selftest", "cli.py", "document.py", "doubts.py", "escalate.py", "exits.py", "fits.py", "foreseen.py",
     "gate.py", "guards.py", "hosts.py", "judge.py", "looks.py", "merge.py", "metrics.py",
     "metrictable.py", "multiplicity.py", "outline.py", "overrides.py", "plan.py", "policy.py", "power.py", "precision.py",
+    "canary.py", "completion.py", "doctor.py", "holdings.py", "inventory.py", "signals.py", "starter.py", "timeleft.py", "validation.py",
     "progress.py", "published.py", "schema.py", "selection.py", "shards.py", "stats.py", "steadiness.py", "tablerules.py", "tablevalues.py",
     "untildecided.py", "values.py",
     "verdict.py", "yamlstrict.py", "cellkeys.py",
@@ -140,12 +141,11 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
     except pynvml.NVMLError as e:
         return [], f"no NVIDIA driver ({e})"
     try:
-        count = pynvml.nvmlDeviceGetCount()
-        uuids = [str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i))) for i in range(count)]
-        visible = _visible(uuids)
+        uuids = gpu_uuids(pynvml)
+        shown = visible(uuids)
         driver = str(pynvml.nvmlSystemGetDriverVersion())
         gpus = []
-        for i in visible:
+        for i in shown:
             handle = pynvml.nvmlDeviceGetHandleByIndex(i)
             major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
             gpus.append({
@@ -155,19 +155,25 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
                 "compute_capability": f"{major}.{minor}",
                 "driver": driver,
             })  # fmt: skip
-        return gpus, "" if gpus else f"{count} GPU(s), all hidden by CUDA_VISIBLE_DEVICES"
+        return gpus, "" if gpus else f"{len(uuids)} GPU(s), all hidden by CUDA_VISIBLE_DEVICES"
     except pynvml.NVMLError as e:
         return [], f"the NVIDIA driver did not answer ({e})"
     finally:
         pynvml.nvmlShutdown()
 
 
-def _visible(uuids: Sequence[str]) -> list[int]:
+def gpu_uuids(nvml: Any) -> list[str]:
+    """The ids of all GPUs, in the driver's order. nvml: the module pynvml, initialised."""
+    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+    return [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+
+
+def visible(uuids: Sequence[str]) -> list[int]:
     """Indexes that CUDA_VISIBLE_DEVICES leaves of the GPUs with these ids, in its order; names of parts of a GPU (MIG) count as all."""
     every, chosen = list(range(len(uuids))), os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return every
-    visible: list[int] = []
+    found: list[int] = []
     for word in (word.strip() for word in chosen.split(",") if word.strip()):
         if word.startswith("GPU-"):
             named = [i for i in every if uuids[i].startswith(word)]
@@ -177,8 +183,8 @@ def _visible(uuids: Sequence[str]) -> list[int]:
             return every
         if len(named) != 1:
             break  # CUDA stops at the first one that does not exist
-        visible += named
-    return visible
+        found += named
+    return found
 
 
 def _boot_id() -> str | None:

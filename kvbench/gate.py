@@ -22,6 +22,7 @@ from kvbench.guards import (
     failed_tasks,
     implausible_values,
     label,
+    missing_device,
     say,
     some,
 )
@@ -40,9 +41,16 @@ __all__ = ["Check", "Gate", "Outcome", "Verdict", "evaluate", "load"]
 
 
 def evaluate(
-    gate: Gate | None, manifest: Mapping[str, Any], records: Iterable[Record], rows: Sequence[Row]
+    gate: Gate | None,
+    manifest: Mapping[str, Any],
+    records: Iterable[Record],
+    rows: Sequence[Row],
+    require_device: bool = False,
 ) -> Verdict:
-    """`rows` as `metrics.derive(manifest, records)` gives them. Without a gate only the unremovable checks run."""
+    """`rows` as `metrics.derive(manifest, records)` gives them. Without a gate only the unremovable checks run.
+
+    require_device: whether cells whose device is not here fail, instead of being skipped.
+    """
     records = list(records)
     outcomes = [
         *(
@@ -50,6 +58,7 @@ def evaluate(
             if gate
             else precision(manifest, records)
         ),
+        *missing_device(manifest, records, require_device),
         *failed_tasks(manifest, records),
         *empty_results(manifest, records, rows),
         *implausible_values(manifest, rows, records),
@@ -273,4 +282,5 @@ def _outcome(
         n_needed=ruling.n_needed if ruling else None,
         look=look.place if look else "",
         level=look.confidence if look else None,
+        bounds=(check.low, check.high),
     )

@@ -29,9 +29,9 @@ Rerun = Literal["missing", "failed", "all"]
 
 
 class Watcher(Protocol):
-    """What shows progress. `total` counts all tasks, `reused` those whose record is already there."""
+    """What shows progress."""
 
-    def start(self, total: int, reused: int) -> None: ...
+    def start(self, plan: Plan) -> None: ...
     def task(self, index: int, task: Task, name: str) -> None: ...
     def inside(self, done: int, total: int, note: str) -> None: ...
     def finished(self, record: Record) -> None: ...
@@ -153,7 +153,7 @@ def measuring(
     def measure(matrix: Matrix, manifest: Mapping[str, Any], watcher: Watcher) -> Plan:
         plan = plan_tasks(matrix, run_dir, rerun)
         write_json(run_dir.manifest_path, manifest)
-        watcher.start(len(matrix.tasks), len(plan.reused))
+        watcher.start(plan)
         try:
             if plan.todo and executor is not None:
                 executor(matrix, plan, run_dir, watcher)
@@ -172,7 +172,8 @@ def measuring(
 
 
 def _sweep(run_dir: RunDir) -> None:
-    """Remove the temp files that a killed run may have left behind."""
+    """Remove the temp files that a killed run may have left behind, and an earlier verdict that a CI system would take for this one's."""
+    run_dir.junit_path.unlink(missing_ok=True)
     for folder in (run_dir.path, run_dir.path / "records"):
         for leftover in folder.glob(".*.tmp"):
             leftover.unlink()

@@ -50,15 +50,15 @@ def executor_of(name: str, jobs: int | None, data_dir: Path | None, loaded: Any,
     return None
 
 
-def share_for(shard: str | None, loaded: Any, until_decided: bool) -> Any:
+def share_for(shard: str | None, loaded: Any, stops_early: bool) -> Any:
     """The share that --shard names, None without one. Raises UsageError."""
     if shard is None:
         return None
     from kvbench import shards
 
-    if until_decided:
+    if stops_early:
         raise UsageError(
-            "--shard cannot be run with --until-decided: a share decides no verdict; leave one of them out."
+            "--shard cannot be run with --until-decided or --canary: a share decides no verdict; leave one of them out."
         )
     return shards.share_of(loaded.cells, loaded.tasks, shards.parse(shard))
 

@@ -13,19 +13,27 @@ from kvbench.tasks import RUNNERS
 _MOST = 4
 
 
-def scale_out(run: Run, labels: Labels) -> list[tuple[str, str, str]]:
-    """(tone, title, sentence) of each notice."""
+def scale_out(run: Run, labels: Labels) -> list[tuple[str, str, str, str]]:
+    """(tone, title, what was found, what to do about it) of each notice."""
     found = []
     if share := shards.read(run.manifest):
         found.append((
             "info", str(share.shard).capitalize(),
             f"{len(share.tasks)} of {len(run.manifest['tasks'])} tasks are measured here; what others measure is not evaluated, and "
-            "nothing here is a pass of the whole. Put the shards together: kvbench merge RUN RUN... --out DIR.",
+            "nothing here is a pass of the whole.",
+            "Put the shards together: kvbench merge RUN RUN... --out DIR.",
         ))  # fmt: skip
     if differing := (run.manifest.get("merged") or {}).get("differences"):
         more = f" And {len(differing) - _MOST} more." if len(differing) > _MOST else ""
         said = " ".join(plain(sentence, 300) for sentence in differing[:_MOST])
-        found.append(("warn", "Shards differ", f"{said}{more}"))
+        found.append(
+            (
+                "warn",
+                "Shards differ",
+                f"{said}{more}",
+                "Find out why before the numbers are compared: a task is the same wherever it runs.",
+            )
+        )
     cells: dict[str, list[str]] = {}
     for record, task in run.done():
         if record.status == OK and record.runner in RUNNERS and RUNNERS[record.runner].timed:
@@ -39,6 +47,7 @@ def scale_out(run: Run, labels: Labels) -> list[tuple[str, str, str]]:
         found.append((
             "warn", "Times of several hosts",
             f"Times stand side by side that were taken on different machines; none of them are joined. {of_host}{more}.",
+            "To compare times, measure them on one host.",
         ))  # fmt: skip
     return found
 

@@ -86,7 +86,7 @@ def test_cuda_visible_devices(
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    assert environment._visible(["GPU-a1", "GPU-b1", "GPU-c2"]) == expected
+    assert environment.visible(["GPU-a1", "GPU-b1", "GPU-c2"]) == expected
 
 
 @pytest.mark.parametrize(
