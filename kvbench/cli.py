@@ -23,6 +23,7 @@ from kvbench.commands.examples import epilog
 from kvbench.commands.formats import formats
 from kvbench.commands.gate import gate
 from kvbench.commands.init import init
+from kvbench.commands.merge import merge
 from kvbench.commands.models import models
 from kvbench.commands.plan import plan
 from kvbench.commands.quantize import quantize
@@ -48,6 +49,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
     "gate": gate,
     "report": report,
+    "merge": merge,
     "check-table": check_table,
     "selftest": selftest,
     "calibrate": calibrate,
