@@ -25,6 +25,7 @@ from kvbench.commands.formats import formats
 from kvbench.commands.gate import gate
 from kvbench.commands.history import history
 from kvbench.commands.init import init
+from kvbench.commands.merge import merge
 from kvbench.commands.models import models
 from kvbench.commands.plan import plan
 from kvbench.commands.quantize import quantize
@@ -52,6 +53,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": report,
     "compare": compare,
     "history": history,
+    "merge": merge,
     "check-table": check_table,
     "selftest": selftest,
     "calibrate": calibrate,

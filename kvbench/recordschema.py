@@ -103,8 +103,10 @@ def manifest_schema() -> Schema:
         "tasks": {"type": "array", "items": tasks},
         "gate": _said(TEXT_OR_NULL, "path of the gate that the matrix names"),
         "until_decided": _said({"type": "object", "required": ["looks", "decided"]}, "of --until-decided only"),
+        "shard": _said(_mapping({"number": COUNT, "of": COUNT, "tasks": TEXTS}), "of --shard only: what this share measures"),
+        "merged": _said(_mapping({"of": {"type": "array", "items": OBJECT}, "differences": TEXTS}), "of kvbench merge only"),
     }  # fmt: skip
-    optional = ("until_decided",)
+    optional = ("until_decided", "shard", "merged")
     return _document(
         "kvbench manifest", {**_mapping(parts), "required": [k for k in parts if k not in optional]}
     )
