@@ -38,6 +38,7 @@ _JUDGING = frozenset({
     "progress.py", "published.py", "schema.py", "selection.py", "shards.py", "stats.py", "steadiness.py", "tablerules.py", "tablevalues.py",
     "untildecided.py", "values.py",
     "verdict.py", "yamlstrict.py", "cellkeys.py",
+    "compare.py", "effects.py", "finding.py", "history.py", "likeness.py",
 })  # fmt: skip
 
 
@@ -73,6 +74,7 @@ def host() -> Host:
         "identity": identity,
         "kvbench": kvbench.__version__,
         "kvbench_source": source_digest(),
+        "kvbench_measuring": identity["kvbench"],
         "python": platform.python_version(),
         "packages": versions,
         "os": f"{platform.system()} {platform.release()}",
