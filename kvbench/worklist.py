@@ -33,8 +33,8 @@ def tasks_of(
     by_id = {cell.id: cell for cell in cells}
 
     def identity(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> dict[str, Any]:
-        native, spec = by_id[cell.baseline].spec, project(cell.spec, runner)
-        return identity_of(runner, spec, native, options, host.identity, model_digest, data_digest)
+        native = by_id[cell.baseline].spec
+        return identity_of(runner, cell.spec, native, options, host.identity, model_digest, data_digest)
 
     def key(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> str:
         return key_of(runner, project(cell.spec, runner), options, identity(cell, runner, options))
