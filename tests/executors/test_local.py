@@ -46,7 +46,7 @@ def test_shards_that_are_merged_give_the_numbers_of_one_run(
         found = kvbench("run", matrix, "--shard", f"{i}/2", "--out", out)
         assert found.exit_code == 0, found.output
         assert f"shard {i} of 2: 4 of 6 tasks are measured here" in " ".join(found.output.split())
-        assert "NOT EVALUATED" in found.output
+        assert "NOT JUDGED" in found.output
     merged = kvbench("merge", *reversed(shards), "--out", tmp_path / "merged")
     assert merged.exit_code == 0, merged.output
     assert kvbench("run", matrix, "--out", tmp_path / "whole").exit_code == 0
@@ -226,6 +226,7 @@ def test_it_stops_once_the_verdict_is_decided(matrix: Path, tmp_path: Path, kvbe
         (["--executor", "local", "--jobs", "0"], "is a number of cells from 1 on"),
         (["--shard", "0/2"], "--shard 0/2 is no share of a matrix"),
         (["--shard", "1/2", "--until-decided"], "a share decides no verdict"),
+        (["--shard", "1/2", "--canary"], "a share decides no verdict"),
     ],
 )
 def test_words_that_do_not_go_together(matrix: Path, kvbench: Run, words: list[str], said: str) -> None:
