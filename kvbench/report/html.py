@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from kvbench import __version__
+from kvbench.report.figures import drilldowns, figures
 from kvbench.report.fmt import one_line
-from kvbench.report.plots import COLOURS, bytes_svg, itl_svg, layers_svg, mark, scale_svg
 from kvbench.report.view import View
 
 _HERE = Path(__file__).parent
@@ -28,27 +29,11 @@ def render(view: View) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    itl, kv, scales, layers = "", "", "", ""
-    if view.itl:
-        itl = itl_svg(view.itl, "Mean inter-token latency by context and batch, one line a format")
-    if view.bytes:
-        kv = bytes_svg(view.bytes, f"KV cache bytes of {view.bytes_of}, payload and scales stacked")
-    if view.sweep:
-        scales = scale_svg(view.sweep, "Perplexity delta and useful tokens by static scale")
-    if view.layers:
-        layers = layers_svg(view.layers, "KLD by layer: quantized alone, and gained where it is kept native")
     return env.get_template("page.html.j2").render(
         view=view,
         css=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
-        itl_plot=Markup(itl),
-        bytes_plot=Markup(kv),
-        itl_legend=[(mark(i), i % COLOURS, series.name) for i, series in enumerate(view.itl)],
-        scale_plot=Markup(scales),
-        scale_legend=[
-            (mark(i), i % COLOURS, line.name) for i, line in enumerate(view.sweep.all if view.sweep else ())
-        ],
-        layers_plot=Markup(layers),
-        layers_legend=[(mark(i), i % COLOURS, line.name) for i, line in enumerate(view.layers)],
+        figures=[replace(f, svg=Markup(f.svg)) for f in figures(view)],
+        drilldowns=drilldowns(view),
         source=_yaml(view.reproduce.source),
         version=__version__,
     )

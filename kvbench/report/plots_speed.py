@@ -1,0 +1,78 @@
+"""The plots of speed against what limits it: a decode step's bytes and time beside the copy bandwidth, and the linear layers' products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvbench.report.producttimes import BESIDE, ProductTimes
+from kvbench.report.roofline import Roof
+from kvbench.report.svg import INK, RC, colour, drawn, marker
+
+
+def roof_svg(roof: Roof, title: str) -> str:
+    """ms a decode step over the bytes it reads (MB, 10^6), log axes; the line is the least time at the device's copy bandwidth."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(point.line for point in roof.points))
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(8.2, 3.4), layout="constrained")
+        panel = figure.subplots()
+        for i, name in enumerate(names):
+            for point in (point for point in roof.points if point.line == name):
+                read, itl = (point.weights + point.cache) / 1e6, point.itl.value
+                panel.plot([read], [itl], marker(i), color=colour(i), markersize=6)
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        low, high = panel.get_xlim()
+        if roof.copy:
+            panel.plot(
+                [low, high], [low / roof.copy, high / roof.copy], color=INK, linewidth=1.2
+            )  # MB / (GB/s) is ms
+            panel.set_xlim(low, high)
+        panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.6g}")
+        panel.yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
+        panel.xaxis.set_minor_formatter(lambda x, _: "")
+        panel.yaxis.set_minor_formatter(lambda y, _: "")
+        panel.set_xlabel("read a step (MB)")
+        panel.set_ylabel("ITL mean (ms)")
+        panel.grid(which="major")
+        panel.tick_params(length=0, which="both")
+        return drawn(figure, "roof", title)
+
+
+SERIES = {"us": "what runs", **BESIDE}
+
+
+def products_svg(products: Sequence[ProductTimes], title: str) -> str:
+    """Microseconds a call over the rows of x, log axes, one panel a shape (N x K)."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(products))
+    rows = -(-len(products) // columns)
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(8.2, 0.3 + 2.3 * rows), layout="constrained")
+        panels = figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True).flat
+        for panel in panels[len(products) :]:
+            panel.set_visible(False)
+        several = len({product.name for product in products}) > 1
+        for panel, product in zip(panels, products, strict=False):
+            for i, key in enumerate(SERIES):
+                found = [(m, times[key]) for m, _, times in product.rows if key in times]
+                panel.plot(
+                    [m for m, _ in found], [us for _, us in found], color=colour(i), marker=marker(i), markersize=3.5,
+                    linewidth=1.0,
+                )  # fmt: skip
+            shape = f"{product.n} x {product.k}"
+            panel.set_title(f"{product.name}\n{shape}" if several else shape, loc="left")
+            panel.set_xscale("log", base=2)
+            panel.set_yscale("log")
+            panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+            panel.yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
+            panel.yaxis.set_minor_formatter(lambda y, _: "")
+            panel.grid(axis="y")
+            panel.tick_params(length=0, which="both", labelbottom=True)
+        figure.supylabel("µs a call", fontsize=10)
+        figure.supxlabel("rows (M)", fontsize=10)
+        return drawn(figure, "products", title)

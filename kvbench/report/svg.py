@@ -1,0 +1,78 @@
+"""What every plot shares: inline SVG text, drawn by matplotlib and coloured by the page.
+
+Equal numbers give equal bytes: no dates, a fixed salt for ids, no state outside the call. Lines are drawn in marker
+colours that are then replaced with CSS variables, so that one drawing serves light and dark pages.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# The legend on the page repeats these marks beside its text, so that colour is never the only difference.
+MARKS: tuple[tuple[str, str], ...] = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"))
+COLOURS = 6  # --s0 .. --s5 in page.css
+
+INK, GRID = "#020000", "#020001"
+RC: dict[str, Any] = {
+    "svg.hashsalt": "kvbench",
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.size": 10.0,
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10.0,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+}
+
+
+def mark(i: int) -> str:
+    """The sign that stands for series `i` in the page's legend."""
+    return _pair(i)[1]
+
+
+def marker(i: int) -> str:
+    """matplotlib's name of the same sign."""
+    return _pair(i)[0]
+
+
+def _pair(i: int) -> tuple[str, str]:
+    """Past the last colour they begin again with the next sign, so that no two of 36 series look alike."""
+    return MARKS[(i + i // COLOURS) % len(MARKS)]
+
+
+def colour(i: int) -> str:
+    return f"#0100{i % COLOURS:02x}"
+
+
+def drawn(figure: Figure, key: str, title: str) -> str:
+    """The figure as an `<svg>` element for use inside HTML: no prolog, ids of its own, CSS variables as colours."""
+    buffer = io.StringIO()
+    with warnings.catch_warnings():
+        # Only widths are estimated from matplotlib's font; the page's font draws the text, and has more letters.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=metadata | {"Title": title})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(
+        r"\s*<(metadata|style)\b.*?</\1>", "", text, flags=re.S
+    )  # a style here would reach the whole page
+    text = re.sub(r'\b(id|xlink:href)="(#?)', rf'\1="\g<2>{key}-', text).replace("url(#", f"url(#{key}-")
+    text = re.sub(r"#0100([0-9a-f]{2})", lambda m: f"var(--s{int(m[1], 16)})", text)
+    text = text.replace(INK, "var(--ink)").replace(GRID, "var(--rule)")
+    return text.replace("<svg", '<svg role="img"', 1)
