@@ -102,9 +102,7 @@ def _again(name: str, record: Record, flips: Sequence[int], row: Row | None) -> 
 def _sentence(first: int | None, steps: int, own: Mapping[str, Row], judged: bool | None) -> str:
     forced = own["top1_teacher_forced"]
     found = shown_row(forced)
-    said = f"agrees on {found.text} of {steps:,} steps"
-    if found.interval:
-        said += f" {found.interval}"
+    said = f"agrees on {round((forced.value or 0) * steps):,} of {steps:,} steps ({' '.join(filter(None, (found.text, found.interval)))})"
     if first is None:
         return f"{said}, no divergence"
     margin, real = own.get("divergence_margin"), own.get("real_divergence")

@@ -14,7 +14,7 @@ from kvbench.report.healthlines import HealthLine
 from kvbench.report.layers import LayerLine
 from kvbench.report.producttimes import BESIDE, ProductTimes
 from kvbench.report.roofline import Roof
-from kvbench.report.series import PARTS, ByteBar, TimeSeries
+from kvbench.report.series import ByteBar, TimeSeries
 from kvbench.stats import Estimate
 
 PART_NAMES = {
@@ -44,15 +44,15 @@ class Grid:
 
 
 def bytes_table(bars: Sequence[ByteBar]) -> Grid:
-    rows = tuple(
-        (bar.name, *(shown(getattr(bar, part), "B") for part in PARTS), shown(bar.native16, "B"))
-        for bar in bars
-    )
+    """What no cell measured has no column."""
+    names = {**PART_NAMES, "native16": "16-bit native"}
+    shown_of = [key for key in names if any(getattr(bar, key) is not None for bar in bars)]
+    rows = tuple((bar.name, *(shown(getattr(bar, key), "B") for key in shown_of)) for bar in bars)
     note = (
         "Payload, scales and page tables are live tensors. Workspace: the most that a prefill and a step took beyond what was there before; held: what "
-        "was on the device before there were pages, less the weights. Both are counted on a GPU. Native at 16 bits is the formula's."
+        "was on the device before there were pages, less the weights. Both are counted on a GPU alone. 16-bit native is the formula's."
     )
-    return Grid("The bytes in numbers", note, ("Cell", *PART_NAMES.values(), "16-bit native"), rows)
+    return Grid("The bytes in numbers", note, ("Cell", *(names[key] for key in shown_of)), rows)
 
 
 def times(series: Sequence[TimeSeries], name: str) -> Grid:

@@ -34,6 +34,7 @@ def times_svg(series: Sequence[TimeSeries], key: str, name: str, title: str) -> 
         for panel, batch in zip(panels, batches, strict=False):
             _times_panel(panel, series, batch, contexts)
         panels[0].set_ylim(bottom=0)
+        panels[0].yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
         figure.supylabel(name, fontsize=10)
         return drawn(figure, key, title)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from kvbench.report.agreementcurve import AgreementLine
 from kvbench.report.divergence import LEVELS, KldLine
 from kvbench.report.fmt import one_line
 from kvbench.report.healthlines import HealthLine
-from kvbench.report.svg import RC, colour, drawn, marker
+from kvbench.report.svg import RC, colour, drawn, log_axis, marker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,15 +30,24 @@ def kld_svg(lines: Sequence[KldLine], title: str) -> str:
                 if row is None or row.value is None or not row.value > 0 or not isfinite(row.value):
                     continue
                 if row.low is not None and row.high is not None and row.high > 0:
-                    panel.hlines(y, max(row.low, row.value / 1e3), row.high, color=colour(i), linewidth=1.4)
+                    panel.hlines(
+                        y, row.low if row.low > 0 else row.value, row.high, color=colour(i), linewidth=1.4
+                    )
                 panel.plot([row.value], [y], marker(i), color=colour(i), markersize=6)
         names = [
             one_line(f"{line.name} · {line.variant}" if line.variant else line.name, 48) for line in lines
         ]
         panel.set_yticks(range(len(lines)), names)
         panel.set_ylim(len(lines) - 0.5, -0.5)
-        panel.set_xscale("log")
-        panel.xaxis.set_major_formatter(lambda x, _: f"{x:.6g}")
+        ends = [
+            x
+            for line in lines
+            for row in line.rows.values()
+            for x in (row.low, row.value, row.high)
+            if x is not None and 0 < x < inf
+        ]
+        if ends:
+            log_axis(panel.xaxis, min(ends), max(ends))
         panel.set_xlabel("KLD (nat)")
         panel.grid(axis="x")
         panel.set_axisbelow(True)
@@ -72,8 +81,10 @@ def agreement_svg(lines: Sequence[AgreementLine], title: str) -> str:
                     markersize=9,
                     markerfacecolor=face,
                 )
-        lowest = min(share for line in lines for _, share in line.points)
-        panel.set_ylim(lowest - max(0.002, 0.06 * (1 - lowest)), 1 + max(0.002, 0.06 * (1 - lowest)))
+        lowest = min(0.99, *(share for line in lines for _, share in line.points))
+        panel.set_ylim(lowest - 0.05 * (1 - lowest), 1 + 0.05 * (1 - lowest))
+        panel.set_yticks([tick for tick in panel.get_yticks() if lowest - 0.05 * (1 - lowest) <= tick <= 1])
+        panel.set_xlim(-0.02 * max(line.steps for line in lines), None)
         panel.set_xlabel("step")
         panel.set_ylabel("share that agrees so far")
         panel.yaxis.get_major_formatter().set_useOffset(False)
@@ -121,11 +132,22 @@ def health_svg(lines: Sequence[HealthLine], title: str) -> str:
         for axis, (name, of, log) in zip(axes, panels, strict=False):
             for i, line in enumerate(lines):
                 _sides(axis, i, line, of)
-            _health_axis(axis, name, log)
+            _health_axis(
+                axis,
+                name,
+                [x for line in lines for side in line.sides.values() if (x := of(side))] if log else [],
+            )
         if scaled:
             for i, line in enumerate(lines):
                 _ranges(axes[len(panels)], i, line)
-            _health_axis(axes[len(panels)], "scale, smallest to largest", True)
+            ends = [
+                x
+                for line in lines
+                for side in line.sides.values()
+                for x in (side["scale_min"], side["scale_max"])
+                if x
+            ]
+            _health_axis(axes[len(panels)], "scale, smallest to largest", ends)
         return drawn(figure, "health", title)
 
 
@@ -155,15 +177,14 @@ def _ranges(axis: Axes, i: int, line: HealthLine) -> None:
                     axis.vlines(n + shift, low, high, color=colour(i), linewidth=width)
 
 
-def _health_axis(axis: Axes, name: str, log: bool) -> None:
+def _health_axis(axis: Axes, name: str, log: Sequence[float]) -> None:
+    """log: the numbers on a log axis, empty for one that begins at 0."""
     axis.set_title(name, loc="left")
-    if log:
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter(lambda y, _: f"{y:.6g}")
-        axis.set_yticks([], minor=True)
+    if finite := [x for x in log if isfinite(x)]:
+        log_axis(axis.yaxis, min(finite), max(finite))
     else:
         axis.set_ylim(bottom=0)
     axis.set_xlabel("layer")
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(axis="y")
-    axis.tick_params(length=0, which="both", labelbottom=True)
+    axis.tick_params(length=0, labelbottom=True)

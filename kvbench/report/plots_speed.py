@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
+from kvbench.report.fmt import one_line
 from kvbench.report.producttimes import BESIDE, ProductTimes
 from kvbench.report.roofline import Roof
-from kvbench.report.svg import INK, RC, colour, drawn, marker
+from kvbench.report.svg import INK, RC, colour, drawn, log_axis, marker
 
 
 def roof_svg(roof: Roof, title: str) -> str:
@@ -22,22 +24,18 @@ def roof_svg(roof: Roof, title: str) -> str:
             for point in (point for point in roof.points if point.line == name):
                 read, itl = (point.weights + point.cache) / 1e6, point.itl.value
                 panel.plot([read], [itl], marker(i), color=colour(i), markersize=6)
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        low, high = panel.get_xlim()
+        reads = [(point.weights + point.cache) / 1e6 for point in roof.points]
+        times = [point.itl.value or inf for point in roof.points]
+        least = [read / roof.copy for read in reads] if roof.copy else []  # MB / (GB/s) is ms
+        log_axis(panel.xaxis, min(reads), max(reads))
+        log_axis(panel.yaxis, min(times + least), max(times + least))
         if roof.copy:
-            panel.plot(
-                [low, high], [low / roof.copy, high / roof.copy], color=INK, linewidth=1.2
-            )  # MB / (GB/s) is ms
-            panel.set_xlim(low, high)
-        panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.6g}")
-        panel.yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
-        panel.xaxis.set_minor_formatter(lambda x, _: "")
-        panel.yaxis.set_minor_formatter(lambda y, _: "")
+            ends = panel.get_xlim()
+            panel.plot(ends, [end / roof.copy for end in ends], color=INK, linewidth=1.2)
         panel.set_xlabel("read a step (MB)")
         panel.set_ylabel("ITL mean (ms)")
-        panel.grid(which="major")
-        panel.tick_params(length=0, which="both")
+        panel.grid()
+        panel.tick_params(length=0)
         return drawn(figure, "roof", title)
 
 
@@ -51,6 +49,9 @@ def products_svg(products: Sequence[ProductTimes], title: str) -> str:
 
     columns = min(3, len(products))
     rows = -(-len(products) // columns)
+    sizes = [m for product in products for m, _, _ in product.rows]
+    times_us = [us for product in products for _, _, times in product.rows for us in times.values()]
+    ends_m, ends_us = (min(sizes), max(sizes)), (min(times_us), max(times_us))
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(8.2, 0.3 + 2.3 * rows), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True).flat
@@ -65,14 +66,11 @@ def products_svg(products: Sequence[ProductTimes], title: str) -> str:
                     linewidth=1.0,
                 )  # fmt: skip
             shape = f"{product.n} x {product.k}"
-            panel.set_title(f"{product.name}\n{shape}" if several else shape, loc="left")
-            panel.set_xscale("log", base=2)
-            panel.set_yscale("log")
-            panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-            panel.yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
-            panel.yaxis.set_minor_formatter(lambda y, _: "")
+            panel.set_title(f"{one_line(product.name, 30)}\n{shape}" if several else shape, loc="left")
+            log_axis(panel.xaxis, *ends_m)
+            log_axis(panel.yaxis, *ends_us)
             panel.grid(axis="y")
-            panel.tick_params(length=0, which="both", labelbottom=True)
+            panel.tick_params(length=0, labelbottom=True)
         figure.supylabel("µs a call", fontsize=10)
         figure.supxlabel("rows (M)", fontsize=10)
         return drawn(figure, "products", title)

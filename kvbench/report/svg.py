@@ -7,11 +7,13 @@ colours that are then replaced with CSS variables, so that one drawing serves li
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # The legend on the page repeats these marks beside its text, so that colour is never the only difference.
@@ -57,6 +59,26 @@ def _pair(i: int) -> tuple[str, str]:
 
 def colour(i: int) -> str:
     return f"#0100{i % COLOURS:02x}"
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers from low to high for a log axis: powers of ten; where these are fewer than three with their 2 and 5, or all digits."""
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    for digits in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
+        found = [float(f"{digit}e{power}") for power in powers for digit in digits]
+        found = [tick for tick in found if low <= tick <= high]
+        if len(found) >= 3:
+            break
+    return found
+
+
+def log_axis(axis: Axis, low: float, high: float) -> None:
+    """Make an axis logarithmic, from below low to above high (both above 0), with ticks that are read without powers."""
+    low, high = low / 1.25, high * 1.25
+    axis.axes.set(**{f"{axis.axis_name}scale": "log", f"{axis.axis_name}lim": (low, high)})
+    axis.set_ticks(log_ticks(low, high))
+    axis.set_ticks([], minor=True)
+    axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
 
 
 def drawn(figure: Figure, key: str, title: str) -> str:
