@@ -12,6 +12,7 @@ from kvbench.report import numbers, plots, plots_quality, plots_speed
 from kvbench.report.agreementcurve import Passage
 from kvbench.report.divergence import LEVELS
 from kvbench.report.numbers import Grid
+from kvbench.report.series import wide
 from kvbench.report.svg import COLOURS, mark
 from kvbench.report.view import View
 
@@ -56,19 +57,16 @@ def _legend(names: Sequence[str]) -> tuple[tuple[str, int, str], ...]:
 def _bytes(view: View) -> Iterator[Figure]:
     if not view.bytes:
         return
-    shown = [(i, part) for i, part in enumerate(plots.PARTS) if any(getattr(bar, part) for bar in view.bytes)]
-    unmeasured = [
-        numbers.PART_NAMES[part]
-        for part in plots.PARTS
-        if all(getattr(bar, part) is None for bar in view.bytes)
-    ]
-    caption = f"KV cache bytes of {view.bytes_of} with what stands beside them; the number is the sum of what is drawn."
+    drawn = [part for part in (*plots.STORED, "workspace") if any(getattr(bar, part) for bar in view.bytes)]
+    caption = f"Bytes of {view.bytes_of}: what is stored for the cache, stacked by part, its sum beside it."
     if any(bar.native16 for bar in view.bytes):
         caption += " The upright line is a 16-bit native cache of the same shape, by the formula."
-    if unmeasured:
-        caption += f" Not measured on this device: {', '.join(unmeasured)}."
-    title = f"KV cache bytes of {view.bytes_of}, stacked by part, against a 16-bit native cache"
-    legend = tuple(("■", i, numbers.PART_NAMES[part]) for i, part in shown)
+    if "workspace" in drawn:
+        caption += " Workspace is the most that a prefill and a step took beyond it, for a moment."
+    elif all(bar.workspace is None for bar in view.bytes):
+        caption += " Workspace is not measured on this device."
+    title = f"Bytes of {view.bytes_of} stored for the cache, stacked by part, against a 16-bit native cache"
+    legend = tuple(("■", plots.PARTS.index(part), numbers.PART_NAMES[part]) for part in drawn)
     yield Figure(
         "storage", plots.bytes_svg(view.bytes, title), caption, legend, (numbers.bytes_table(view.bytes),)
     )

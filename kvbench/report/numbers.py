@@ -50,7 +50,7 @@ def bytes_table(bars: Sequence[ByteBar]) -> Grid:
     rows = tuple((bar.name, *(shown(getattr(bar, key), "B") for key in shown_of)) for bar in bars)
     note = (
         "Payload, scales and page tables are live tensors. Workspace: the most that a prefill and a step took beyond what was there before; held: what "
-        "was on the device before there were pages, less the weights. Both are counted on a GPU alone. 16-bit native is the formula's."
+        "was on the device before there were pages, less the weights, earlier cells' engines among it. Both are counted on a GPU alone. 16-bit native is the formula's."
     )
     return Grid("The bytes in numbers", note, ("Cell", *(names[key] for key in shown_of)), rows)
 
@@ -115,20 +115,13 @@ def kld(lines: Sequence[KldLine]) -> Grid:
 
 
 def layers(line: LayerLine) -> Grid:
-    def cell(of: Estimate) -> Shown:
-        low, high = of.interval or (None, None)
-        return shown(of.value, "nat", low=low, high=high, n=line.tokens)
-
     rows = tuple(
-        (str(i), cell(alone), cell(gain))
+        (str(i), _estimated(alone, line.tokens), _estimated(gain, line.tokens, signed=True))
         for i, (alone, gain) in enumerate(zip(line.alone, line.gains, strict=True))
-    )
-    columns = ("Layer", "Quantized alone", "Gained by native")
+    )  # fmt: skip
+    note = "Mean KLD a token; [low, high] is a 95% interval over texts, n the tokens."
     return Grid(
-        f"Each layer of {line.name} in numbers",
-        "Mean KLD a token; [low, high] is a 95% interval over texts, n the tokens.",
-        columns,
-        rows,
+        f"Each layer of {line.name} in numbers", note, ("Layer", "Quantized alone", "Gained by native"), rows
     )
 
 
@@ -204,19 +197,19 @@ def _health(line: HealthLine, most: int) -> Grid:
 def positions(of: Chunks) -> Grid:
     rows = []
     for p in of.positions:
-        low, high = p.delta.interval or (None, None)
-        kld_low, kld_high = (p.kld.interval if p.kld and p.kld.interval else None) or (None, None)
-        rows.append((
-            f"{p.low} to {p.high}", shown(p.delta.value, "nat", low=low, high=high, n=p.tokens, signed=True),
-            shown(p.kld.value if p.kld else None, "nat", low=kld_low, high=kld_high), shown(p.most, "nat"),
-        ))  # fmt: skip
-    note = (
-        f"Scored tokens by their place in a chunk; nat a token, [low, high] a 95% interval over {of.documents} documents, n the tokens."
-        " KLD is not measured where the record keeps a sample of the tokens."
-    )
-    return Grid(
-        f"By position: {_where(of)}", note, ("Position", "NLL delta", "KLD mean", "Largest KLD"), tuple(rows)
-    )
+        row: list[Cell] = [f"{p.low} to {p.high}", _estimated(p.delta, p.tokens, signed=True)]
+        row += [_estimated(p.kld, p.tokens), shown(p.most, "nat")] if p.kld else []
+        rows.append(tuple(row))
+    columns = ("Position", "NLL delta", *(("KLD mean", "Largest KLD") if of.positions[0].kld else ()))
+    note = f"Scored tokens by their place in a chunk; nat a token, [low, high] a 95% interval over {of.documents} documents, n the tokens."
+    if not of.positions[0].kld:
+        note += " The record does not hold the KLD of every token, so there is none by position."
+    return Grid(f"By position: {_where(of)}", note, columns, tuple(rows))
+
+
+def _estimated(of: Estimate, n: int, signed: bool = False) -> Shown:
+    low, high = of.interval or (None, None)
+    return shown(of.value, "nat", low=low, high=high, n=n, signed=signed)
 
 
 def chunks(of: Chunks) -> Grid:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from kvbench.report.fmt import one_line
 from kvbench.report.layers import LayerLine
-from kvbench.report.series import PARTS, ByteBar, TimeSeries, shapes
-from kvbench.report.svg import COLOURS, INK, RC, colour, drawn, marker
+from kvbench.report.series import PARTS, STORED, ByteBar, TimeSeries, shapes, wide
+from kvbench.report.svg import COLOURS, INK, RC, colour, drawn, log_axis, marker
 from kvbench.report.sweep import Held, ScaleLine, Sweep
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def times_svg(series: Sequence[TimeSeries], key: str, name: str, title: str) -> str:
     """Milliseconds over context, one panel a batch, one mark a series; bars are 95% intervals, dots single requests.
 
-    key: of the drawing's ids; name: of the axis.
+    key: of the drawing's ids; name: of the axis, which is logarithmic where the values are far apart (`wide`).
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -33,8 +33,18 @@ def times_svg(series: Sequence[TimeSeries], key: str, name: str, title: str) -> 
             panel.set_visible(False)
         for panel, batch in zip(panels, batches, strict=False):
             _times_panel(panel, series, batch, contexts)
-        panels[0].set_ylim(bottom=0)
-        panels[0].yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
+        if wide(series):
+            ends = [
+                x
+                for line in series
+                for p in line.points
+                for x in (p.low, p.value, p.high, *p.repeats)
+                if x and x > 0
+            ]
+            log_axis(panels[0].yaxis, min(ends), max(ends))
+        else:
+            panels[0].set_ylim(bottom=0)
+            panels[0].yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
         figure.supylabel(name, fontsize=10)
         return drawn(figure, key, title)
 
@@ -60,36 +70,45 @@ def _times_panel(panel: Axes, series: Sequence[TimeSeries], batch: int, contexts
 
 
 def bytes_svg(bars: Sequence[ByteBar], title: str) -> str:
-    """KV bytes of each cell (MiB) with what is stored beside them, stacked by part; a tick is a 16-bit native cache of its shape."""
+    """What each cell stores (MiB), stacked by part; an upright line is a 16-bit native cache of its shape. Workspace, where it was
+    measured, has a panel of its own beside it: it is many times a small cache.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
+    panels = [STORED, ("workspace",)] if any(bar.workspace for bar in bars) else [STORED]
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(8.2, 0.7 + 0.3 * len(bars)), layout="constrained")
-        panel = figure.subplots()
-        at = range(len(bars))
-        left = [0.0] * len(bars)
-        for i, part in enumerate(PARTS):
-            sizes = [(getattr(bar, part) or 0) / 2**20 for bar in bars]
-            if any(sizes):
-                panel.barh(at, sizes, height=0.62, left=left, color=colour(i))
-            left = [start + size for start, size in zip(left, sizes, strict=True)]
-        for y, bar in zip(at, bars, strict=True):
-            if bar.native16 is not None:
-                panel.vlines(bar.native16 / 2**20, y - 0.42, y + 0.42, color=INK, linewidth=1.6)
-            end = max(left[y], (bar.native16 or 0) / 2**20)
-            panel.annotate(
-                f"{left[y]:,.4g}", (end, y), xytext=(5, 0), textcoords="offset points", va="center"
-            )
-        panel.set_yticks(at, [one_line(bar.name, 48) for bar in bars])
-        panel.set_ylim(len(bars) - 0.4, -0.6)
-        panel.margins(x=0.08)
-        panel.set_xlabel("KV cache (MiB)")
-        panel.grid(axis="x")
-        panel.set_axisbelow(True)
-        panel.tick_params(length=0)
-        panel.spines["left"].set_visible(False)
+        axes = figure.subplots(
+            1, len(panels), sharey=True, squeeze=False, width_ratios=[2, 1][: len(panels)]
+        )[0]
+        for axis, parts in zip(axes, panels, strict=True):
+            _byte_panel(axis, bars, parts)
+            axis.set_xlabel("stored for the cache (MiB)" if parts is STORED else "workspace (MiB)")
+        axes[0].set_yticks(range(len(bars)), [one_line(bar.name, 48) for bar in bars])
+        axes[0].set_ylim(len(bars) - 0.4, -0.6)
         return drawn(figure, "bytes", title)
+
+
+def _byte_panel(axis: Axes, bars: Sequence[ByteBar], parts: Sequence[str]) -> None:
+    left = [0.0] * len(bars)
+    for part in parts:
+        sizes = [(getattr(bar, part) or 0) / 2**20 for bar in bars]
+        axis.barh(range(len(bars)), sizes, height=0.62, left=left, color=colour(PARTS.index(part)))
+        left = [start + size for start, size in zip(left, sizes, strict=True)]
+    for y, bar in enumerate(bars):
+        end = left[y]
+        if parts is STORED and bar.native16 is not None:
+            end = max(end, bar.native16 / 2**20)
+            axis.vlines(bar.native16 / 2**20, y - 0.42, y + 0.42, color=INK, linewidth=1.6)
+        if any(getattr(bar, part) is not None for part in parts):
+            axis.annotate(f"{left[y]:,.4g}", (end, y), xytext=(5, 0), textcoords="offset points", va="center")
+    axis.margins(x=0.08 if parts is STORED else 0.2)
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.6g}")
+    axis.grid(axis="x")
+    axis.set_axisbelow(True)
+    axis.tick_params(length=0)
+    axis.spines["left"].set_visible(False)
 
 
 def _ppl(held: Held) -> float | None:

@@ -30,13 +30,11 @@ def kld_svg(lines: Sequence[KldLine], title: str) -> str:
                 if row is None or row.value is None or not row.value > 0 or not isfinite(row.value):
                     continue
                 if row.low is not None and row.high is not None and row.high > 0:
-                    panel.hlines(
-                        y, row.low if row.low > 0 else row.value, row.high, color=colour(i), linewidth=1.4
-                    )
+                    # An interval that begins at 0 goes to the edge.
+                    panel.hlines(y, max(row.low, 1e-12), row.high, color=colour(i), linewidth=1.4)
                 panel.plot([row.value], [y], marker(i), color=colour(i), markersize=6)
-        names = [
-            one_line(f"{line.name} · {line.variant}" if line.variant else line.name, 48) for line in lines
-        ]
+        several = len({line.variant for line in lines}) > 1
+        names = [one_line(f"{line.name} · {line.variant}" if several else line.name, 56) for line in lines]
         panel.set_yticks(range(len(lines)), names)
         panel.set_ylim(len(lines) - 0.5, -0.5)
         ends = [
@@ -65,8 +63,9 @@ def agreement_svg(lines: Sequence[AgreementLine], title: str) -> str:
         figure = Figure(figsize=(8.2, 3.2), layout="constrained")
         panel = figure.subplots()
         for i, line in enumerate(lines):
+            under = min(4, len(lines) - 1 - i)  # broader where later lines may lie on it
             panel.plot(
-                [step for step, _ in line.points], [share for _, share in line.points], color=colour(i), linewidth=1.3,
+                [step for step, _ in line.points], [share for _, share in line.points], color=colour(i), linewidth=1.2 + 0.7 * under,
                 linestyle=(0, (4, 2)) if line.again else "-",
             )  # fmt: skip
             last = line.points[-1]
@@ -78,7 +77,7 @@ def agreement_svg(lines: Sequence[AgreementLine], title: str) -> str:
                     [line.at_first],
                     marker(i),
                     color=colour(i),
-                    markersize=9,
+                    markersize=8 + 2.5 * under,
                     markerfacecolor=face,
                 )
         lowest = min(0.99, *(share for line in lines for _, share in line.points))

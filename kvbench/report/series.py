@@ -39,7 +39,11 @@ class TimeSeries:
     points: tuple[TimePoint, ...]
 
 
-PARTS = ("payload", "scales", "page_table", "workspace", "held")
+STORED = ("payload", "scales", "page_table")
+PARTS = (*STORED, "workspace", "held")
+
+# On an axis that begins at 0, values further apart than so many times would not be told from 0.
+_WIDE = 8
 
 
 @dataclass(frozen=True)
@@ -142,3 +146,9 @@ def shapes(series: Sequence[TimeSeries]) -> tuple[list[int], list[int]]:
     """The batches and the contexts that any series has, ascending."""
     points = [point for line in series for point in line.points]
     return sorted({p.batch for p in points}), sorted({p.context for p in points})
+
+
+def wide(series: Sequence[TimeSeries]) -> bool:
+    """Whether the values are so far apart that they take a log axis."""
+    values = [point.value for line in series for point in line.points]
+    return min(values) > 0 and max(values) > _WIDE * min(values)

@@ -62,14 +62,16 @@ def colour(i: int) -> str:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers from low to high for a log axis: powers of ten; where these are fewer than three with their 2 and 5, or all digits."""
-    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    for digits in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
+    """Round numbers from low to high for a log axis, at least three: powers of ten, these with their 2 and 5, or even steps."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1,), (1, 2, 5)):
         found = [float(f"{digit}e{power}") for power in powers for digit in digits]
         found = [tick for tick in found if low <= tick <= high]
         if len(found) >= 3:
-            break
-    return found
+            return found
+    power = math.floor(math.log10(high - low))
+    step = next(step for m in (5, 2, 1, 0.5, 0.2) if (high - low) / (step := m * 10.0**power) >= 4)
+    return [float(f"{i * step:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def log_axis(axis: Axis, low: float, high: float) -> None:
