@@ -5,14 +5,14 @@ A drill-down is a table of numbers without a drawing, and stands below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbench.report import numbers, plots, plots_quality, plots_speed
 from kvbench.report.agreementcurve import Passage
 from kvbench.report.divergence import LEVELS
 from kvbench.report.numbers import Grid
-from kvbench.report.series import wide
+from kvbench.report.series import PARTS, STORED, wide
 from kvbench.report.svg import COLOURS, mark
 from kvbench.report.view import View
 
@@ -39,15 +39,16 @@ def figures(view: View) -> tuple[Figure, ...]:
     )
 
 
-def drilldowns(view: View) -> tuple[tuple[str, Grid], ...]:
-    """(section, table) of each."""
-    found: list[tuple[str, Grid]] = []
+def drilldowns(view: View) -> Mapping[str, Sequence[Grid]]:
+    """The tables below each section's own, by section."""
+    found: dict[str, list[Grid]] = {}
     for chunks in view.plots.chunks:
         if chunks.positions:
-            found.append(("quality", numbers.positions(chunks)))
-        found.append(("quality", numbers.chunks(chunks)))
-    found += [("mcq", numbers.questions(questions)) for questions in view.plots.questions]
-    return tuple(found)
+            found.setdefault("quality", []).append(numbers.positions(chunks))
+        found.setdefault("quality", []).append(numbers.chunks(chunks))
+    for questions in view.plots.questions:
+        found.setdefault("mcq", []).append(numbers.questions(questions))
+    return found
 
 
 def _legend(names: Sequence[str]) -> tuple[tuple[str, int, str], ...]:
@@ -57,7 +58,7 @@ def _legend(names: Sequence[str]) -> tuple[tuple[str, int, str], ...]:
 def _bytes(view: View) -> Iterator[Figure]:
     if not view.bytes:
         return
-    drawn = [part for part in (*plots.STORED, "workspace") if any(getattr(bar, part) for bar in view.bytes)]
+    drawn = [part for part in (*STORED, "workspace") if any(getattr(bar, part) for bar in view.bytes)]
     caption = f"Bytes of {view.bytes_of}: what is stored for the cache, stacked by part, its sum beside it."
     if any(bar.native16 for bar in view.bytes):
         caption += " The upright line is a 16-bit native cache of the same shape, by the formula."
@@ -66,7 +67,7 @@ def _bytes(view: View) -> Iterator[Figure]:
     elif all(bar.workspace is None for bar in view.bytes):
         caption += " Workspace is not measured on this device."
     title = f"Bytes of {view.bytes_of} stored for the cache, stacked by part, against a 16-bit native cache"
-    legend = tuple(("■", plots.PARTS.index(part), numbers.PART_NAMES[part]) for part in drawn)
+    legend = tuple(("■", PARTS.index(part), numbers.PART_NAMES[part]) for part in drawn)
     yield Figure(
         "storage", plots.bytes_svg(view.bytes, title), caption, legend, (numbers.bytes_table(view.bytes),)
     )
@@ -82,9 +83,8 @@ def _times(view: View) -> Iterator[Figure]:
             title = f"{name.removesuffix(' (ms)')} by context and batch, one line a format"
             svg = plots.times_svg(series, key, name, title)
             legend = _legend([line.name for line in series])
-            yield Figure(
-                "latency", svg, caption, legend, (numbers.times(series, name.removesuffix(" (ms)")),)
-            )
+            said = f"{caption} The axis is logarithmic." if wide(series) else caption
+            yield Figure("latency", svg, said, legend, (numbers.times(series, name.removesuffix(" (ms)")),))
 
 
 def _roof(view: View) -> Iterator[Figure]:
@@ -156,7 +156,9 @@ def _layers(view: View) -> Iterator[Figure]:
         svg = plots.layers_svg(
             view.layers, "KLD by layer: quantized alone, and gained where it is kept native"
         )
-        caption = "KLD by layer. " + " ".join(f"{line.name}: {line.sentence}." for line in view.layers)
+        caption = "KLD by layer. Bars: 95% intervals over texts, cut where they leave the panel. " + " ".join(
+            f"{line.name}: {line.sentence}." for line in view.layers
+        )
         legend = _legend([line.name for line in view.layers])
         yield Figure("sensitivity", svg, caption, legend, tuple(map(numbers.layers, view.layers)))
 

@@ -31,6 +31,7 @@ _MOST_LAYERS = 240
 _BLANK = Shown("–", state="missing")
 
 Cell = str | Shown
+Row = tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,16 @@ class Grid:
     summary: str
     note: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[Row, ...]
 
 
 def bytes_table(bars: Sequence[ByteBar]) -> Grid:
     """What no cell measured has no column."""
     names = {**PART_NAMES, "native16": "16-bit native"}
     shown_of = [key for key in names if any(getattr(bar, key) is not None for bar in bars)]
-    rows = tuple((bar.name, *(shown(getattr(bar, key), "B") for key in shown_of)) for bar in bars)
+    rows: tuple[Row, ...] = tuple(
+        (bar.name, *(shown(getattr(bar, key), "B") for key in shown_of)) for bar in bars
+    )
     note = (
         "Payload, scales and page tables are live tensors. Workspace: the most that a prefill and a step took beyond what was there before; held: what "
         "was on the device before there were pages, less the weights, earlier cells' engines among it. Both are counted on a GPU alone. 16-bit native is the formula's."
@@ -56,7 +59,7 @@ def bytes_table(bars: Sequence[ByteBar]) -> Grid:
 
 
 def times(series: Sequence[TimeSeries], name: str) -> Grid:
-    rows = tuple(
+    rows: tuple[Row, ...] = tuple(
         (
             line.name, f"{p.batch:,}", f"{p.context:,}", shown(p.value, "ms", low=p.low, high=p.high, n=p.n),
             "; ".join(shown(each, "ms").text for each in p.repeats),
@@ -70,7 +73,7 @@ def times(series: Sequence[TimeSeries], name: str) -> Grid:
 
 
 def roof(of: Roof) -> Grid:
-    rows = tuple(
+    rows: tuple[Row, ...] = tuple(
         (
             p.label.text, shown(p.weights / 1e6, "MB"), shown(p.cache / 1e6, "MB"), shown_row(p.itl), shown_row(p.rate),
             shown_row(p.share) if p.share and p.share.value is not None else (p.share.note if p.share else "not measured"),
@@ -83,7 +86,7 @@ def roof(of: Roof) -> Grid:
 
 
 def products(found: Sequence[ProductTimes]) -> Grid:
-    rows = tuple(
+    rows: tuple[Row, ...] = tuple(
         (
             f"{p.name} {p.n} x {p.k}", f"{m:,}", path, *(shown(times.get(key), "µs") for key in ("us", *BESIDE)),
             shown(p.weights / times["us"] / 1e3 if "us" in times else None, "GB/s"),
@@ -103,7 +106,7 @@ def products(found: Sequence[ProductTimes]) -> Grid:
 
 
 def kld(lines: Sequence[KldLine]) -> Grid:
-    rows = tuple(
+    rows: tuple[Row, ...] = tuple(
         (f"{line.name}{f' · {line.variant}' if line.variant else ''}{f' ({line.partial})' if line.partial else ''}",
          *(shown_row(line.rows[metric]) if metric in line.rows else _BLANK for metric in LEVELS))
         for line in lines
@@ -115,7 +118,7 @@ def kld(lines: Sequence[KldLine]) -> Grid:
 
 
 def layers(line: LayerLine) -> Grid:
-    rows = tuple(
+    rows: tuple[Row, ...] = tuple(
         (str(i), _estimated(alone, line.tokens), _estimated(gain, line.tokens, signed=True))
         for i, (alone, gain) in enumerate(zip(line.alone, line.gains, strict=True))
     )  # fmt: skip
@@ -127,7 +130,7 @@ def layers(line: LayerLine) -> Grid:
 
 def agreement(lines: Sequence[AgreementLine]) -> Grid:
     words = {True: "real", False: "near-tie", None: "not known"}
-    rows = tuple(
+    rows: tuple[Row, ...] = tuple(
         (
             line.name, shown_row(line.share) if line.share else _BLANK,
             "not asked" if line.again else f"none in {line.steps:,}" if line.first is None else f"step {line.first:,}",
@@ -163,7 +166,7 @@ def _health(line: HealthLine, most: int) -> Grid:
     kept = (
         line.layers if len(line.layers) <= most else sorted(line.layers, key=lambda i: (-error(i), i))[:most]
     )
-    rows = []
+    rows: list[Row] = []
     for layer in kept:
         for side in ("k", "v"):
             if found := line.sides.get((layer, side)):
@@ -195,7 +198,7 @@ def _health(line: HealthLine, most: int) -> Grid:
 
 
 def positions(of: Chunks) -> Grid:
-    rows = []
+    rows: list[Row] = []
     for p in of.positions:
         row: list[Cell] = [f"{p.low} to {p.high}", _estimated(p.delta, p.tokens, signed=True)]
         row += [_estimated(p.kld, p.tokens), shown(p.most, "nat")] if p.kld else []
@@ -213,7 +216,7 @@ def _estimated(of: Estimate, n: int, signed: bool = False) -> Shown:
 
 
 def chunks(of: Chunks) -> Grid:
-    rows = tuple(
+    rows: tuple[Row, ...] = tuple(
         (
             f"{c.index}", c.document, shown(c.native_nll, "nat", n=c.tokens), shown(c.nll, "nat"), shown(c.delta, "nat", signed=True),
             shown(c.kld, "nat"), shown(c.equal, "share"),
@@ -229,7 +232,7 @@ def chunks(of: Chunks) -> Grid:
 
 def questions(of: Questions) -> Grid:
     words = {True: "beyond noise", False: "near-tie", None: "noise not known"}
-    rows = tuple(
+    rows: tuple[Row, ...] = tuple(
         (
             q.id, q.subject, q.gold, q.native, q.own, f"{q.change} ({words[q.real]})" if q.change else "same pick",
             *(shown(x if math.isfinite(x) else None, "nat") for x in (q.native_margin, q.margin)), shown(q.moved, "nat"),

@@ -41,7 +41,7 @@ def times_svg(series: Sequence[TimeSeries], key: str, name: str, title: str) -> 
                 for x in (p.low, p.value, p.high, *p.repeats)
                 if x and x > 0
             ]
-            log_axis(panels[0].yaxis, min(ends), max(ends))
+            log_axis(panels[0], "y", min(ends), max(ends))
         else:
             panels[0].set_ylim(bottom=0)
             panels[0].yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
@@ -195,8 +195,10 @@ def layers_svg(lines: Sequence[LayerLine], title: str) -> str:
             panel.set_ylabel(name)
             panel.grid(axis="y")
             panel.tick_params(length=0)
-            if of == "alone":
-                panel.set_ylim(bottom=0)
+            # An interval of few texts may be many times its value: the values have the panel, and what is longer is cut.
+            values = [estimate.value for line in lines for estimate in getattr(line, of)]
+            low, high = min(0.0, *values), max(0.0, *values)
+            panel.set_ylim(low - 0.15 * (high - low) * (low < 0), high + 0.15 * (high - low) or 1.0)
         axes[-1].set_xlabel("layer")
-        axes[-1].xaxis.get_major_locator().set_params(integer=True)
+        axes[-1].locator_params(axis="x", integer=True)
         return drawn(figure, "layers", title)

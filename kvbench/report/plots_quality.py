@@ -45,7 +45,7 @@ def kld_svg(lines: Sequence[KldLine], title: str) -> str:
             if x is not None and 0 < x < inf
         ]
         if ends:
-            log_axis(panel.xaxis, min(ends), max(ends))
+            log_axis(panel, "x", min(ends), max(ends))
         panel.set_xlabel("KLD (nat)")
         panel.grid(axis="x")
         panel.set_axisbelow(True)
@@ -65,16 +65,16 @@ def agreement_svg(lines: Sequence[AgreementLine], title: str) -> str:
         for i, line in enumerate(lines):
             under = min(4, len(lines) - 1 - i)  # broader where later lines may lie on it
             panel.plot(
-                [step for step, _ in line.points], [share for _, share in line.points], color=colour(i), linewidth=1.2 + 0.7 * under,
+                [step for step, _ in line.points], [share for _, share in line.points], color=colour(i), linewidth=1.2 + 0.5 * under,
                 linestyle=(0, (4, 2)) if line.again else "-",
             )  # fmt: skip
             last = line.points[-1]
             panel.plot([last[0]], [last[1]], marker(i), color=colour(i), markersize=5)
-            if line.first is not None:
+            if line.first is not None and (share := line.at_first) is not None:
                 face = colour(i) if line.real else "none"
                 panel.plot(
                     [line.first],
-                    [line.at_first],
+                    [share],
                     marker(i),
                     color=colour(i),
                     markersize=8 + 2.5 * under,
@@ -82,11 +82,13 @@ def agreement_svg(lines: Sequence[AgreementLine], title: str) -> str:
                 )
         lowest = min(0.99, *(share for line in lines for _, share in line.points))
         panel.set_ylim(lowest - 0.05 * (1 - lowest), 1 + 0.05 * (1 - lowest))
-        panel.set_yticks([tick for tick in panel.get_yticks() if lowest - 0.05 * (1 - lowest) <= tick <= 1])
+        panel.set_yticks(
+            [tick for tick in panel.get_yticks() if lowest - 0.05 * (1 - lowest) <= tick <= 1 + 1e-9]
+        )
         panel.set_xlim(-0.02 * max(line.steps for line in lines), None)
         panel.set_xlabel("step")
         panel.set_ylabel("share that agrees so far")
-        panel.yaxis.get_major_formatter().set_useOffset(False)
+        panel.yaxis.set_major_formatter(lambda y, _: f"{y:.6g}")
         panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
         panel.grid(axis="y")
         panel.tick_params(length=0)
@@ -138,7 +140,7 @@ def health_svg(lines: Sequence[HealthLine], title: str) -> str:
             )
         if scaled:
             for i, line in enumerate(lines):
-                _ranges(axes[len(panels)], i, line)
+                _ranges(axes[len(panels)], i, line, 0.3 * (i - (len(lines) - 1) / 2) / len(lines))
             ends = [
                 x
                 for line in lines
@@ -164,8 +166,8 @@ def _sides(axis: Axes, i: int, line: HealthLine, of: Callable[[Side], float | No
         )  # fmt: skip
 
 
-def _ranges(axis: Axes, i: int, line: HealthLine) -> None:
-    for side, shift, width in (("k", -0.15, 2.2), ("v", 0.15, 1.0)):
+def _ranges(axis: Axes, i: int, line: HealthLine, aside: float) -> None:
+    for side, shift, width in (("k", aside - 0.2, 2.2), ("v", aside + 0.2, 1.0)):
         for n in line.layers:
             found = line.sides.get((n, side))
             if found and found["scale_max"]:
@@ -180,10 +182,10 @@ def _health_axis(axis: Axes, name: str, log: Sequence[float]) -> None:
     """log: the numbers on a log axis, empty for one that begins at 0."""
     axis.set_title(name, loc="left")
     if finite := [x for x in log if isfinite(x)]:
-        log_axis(axis.yaxis, min(finite), max(finite))
+        log_axis(axis, "y", min(finite), max(finite))
     else:
         axis.set_ylim(bottom=0)
     axis.set_xlabel("layer")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.locator_params(axis="x", integer=True)
     axis.grid(axis="y")
     axis.tick_params(length=0, labelbottom=True)

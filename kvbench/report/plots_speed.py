@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import nan
 
 from kvbench.report.fmt import one_line
 from kvbench.report.producttimes import BESIDE, ProductTimes
@@ -22,13 +22,18 @@ def roof_svg(roof: Roof, title: str) -> str:
         panel = figure.subplots()
         for i, name in enumerate(names):
             for point in (point for point in roof.points if point.line == name):
-                read, itl = (point.weights + point.cache) / 1e6, point.itl.value
-                panel.plot([read], [itl], marker(i), color=colour(i), markersize=6)
+                panel.plot(
+                    [(point.weights + point.cache) / 1e6],
+                    [point.itl.value or nan],
+                    marker(i),
+                    color=colour(i),
+                    markersize=6,
+                )
         reads = [(point.weights + point.cache) / 1e6 for point in roof.points]
-        times = [point.itl.value or inf for point in roof.points]
+        times = [point.itl.value or nan for point in roof.points]
         least = [read / roof.copy for read in reads] if roof.copy else []  # MB / (GB/s) is ms
-        log_axis(panel.xaxis, min(reads), max(reads))
-        log_axis(panel.yaxis, min(times + least), max(times + least))
+        log_axis(panel, "x", min(reads), max(reads))
+        log_axis(panel, "y", min(times + least), max(times + least))
         if roof.copy:
             ends = panel.get_xlim()
             panel.plot(ends, [end / roof.copy for end in ends], color=INK, linewidth=1.2)
@@ -67,8 +72,8 @@ def products_svg(products: Sequence[ProductTimes], title: str) -> str:
                 )  # fmt: skip
             shape = f"{product.n} x {product.k}"
             panel.set_title(f"{one_line(product.name, 30)}\n{shape}" if several else shape, loc="left")
-            log_axis(panel.xaxis, *ends_m)
-            log_axis(panel.yaxis, *ends_us)
+            log_axis(panel, "x", *ends_m)
+            log_axis(panel, "y", *ends_us)
             panel.grid(axis="y")
             panel.tick_params(length=0, labelbottom=True)
         figure.supylabel("µs a call", fontsize=10)

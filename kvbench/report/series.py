@@ -122,10 +122,10 @@ def byte_bars(run: Run, labels: Labels) -> tuple[tuple[ByteBar, ...], str]:
         cell = label.cells[0]
         payload, scales = (_whole(values.get((cell, f"kv_bytes_{part}"))) for part in ("payload", "scales"))
         if payload is not None and scales is not None:
-            beside = (
+            table, workspace, held = (
                 _whole(values.get((cell, f"{part}_bytes"))) for part in ("page_table", "workspace", "held")
             )
-            bars.append(ByteBar(label.text, payload, scales, *beside, native16.get(cell)))
+            bars.append(ByteBar(label.text, payload, scales, table, workspace, held, native16.get(cell)))
     return tuple(bars), of
 
 

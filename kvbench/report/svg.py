@@ -10,10 +10,10 @@ import io
 import math
 import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from matplotlib.axis import Axis
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # The legend on the page repeats these marks beside its text, so that colour is never the only difference.
@@ -74,10 +74,11 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [float(f"{i * step:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def log_axis(axis: Axis, low: float, high: float) -> None:
-    """Make an axis logarithmic, from below low to above high (both above 0), with ticks that are read without powers."""
+def log_axis(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
+    """Make the axis `which` logarithmic, from below low to above high (both above 0), with ticks that are read without powers."""
     low, high = low / 1.25, high * 1.25
-    axis.axes.set(**{f"{axis.axis_name}scale": "log", f"{axis.axis_name}lim": (low, high)})
+    axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
+    axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_ticks(log_ticks(low, high))
     axis.set_ticks([], minor=True)
     axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
