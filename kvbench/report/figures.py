@@ -20,13 +20,15 @@ from kvbench.report.view import View
 @dataclass(frozen=True)
 class Figure:
     """section: key of the table that it stands above; svg: the drawing; caption: one or more sentences; legend: sign, colour and name of
-    each series; grids: the numbers; passages: (name, texts), for reading."""
+    each series; grids: the numbers; sentences: one a series, where there is something to say of each; passages: (name, texts), for
+    reading."""
 
     section: str
     svg: str
     caption: str
     legend: tuple[tuple[str, int, str], ...]
     grids: tuple[Grid, ...]
+    sentences: tuple[str, ...] = ()
     passages: tuple[tuple[str, Passage], ...] = ()
 
 
@@ -156,11 +158,10 @@ def _layers(view: View) -> Iterator[Figure]:
         svg = plots.layers_svg(
             view.layers, "KLD by layer: quantized alone, and gained where it is kept native"
         )
-        caption = "KLD by layer. Bars: 95% intervals over texts, cut where they leave the panel. " + " ".join(
-            f"{line.name}: {line.sentence}." for line in view.layers
-        )
+        caption = "KLD by layer. Bars: 95% intervals over texts, cut where they leave the panel."
+        said = tuple(f"{line.name}: {line.sentence}." for line in view.layers)
         legend = _legend([line.name for line in view.layers])
-        yield Figure("sensitivity", svg, caption, legend, tuple(map(numbers.layers, view.layers)))
+        yield Figure("sensitivity", svg, caption, legend, tuple(map(numbers.layers, view.layers)), said)
 
 
 def _agreement(view: View) -> Iterator[Figure]:
@@ -169,8 +170,7 @@ def _agreement(view: View) -> Iterator[Figure]:
         return
     caption = (
         "Share of the steps so far on which each candidate picks native's token along native's history. A large sign is the first divergence: filled where "
-        "it is real, open where it is a near-tie or not known to be real. A dashed line is native against itself. "
-        + " ".join(f"{line.name} {line.sentence}." for line in lines)
+        "it is real, open where it is a near-tie or not known to be real. A dashed line is native against itself."
     )
     svg = plots_quality.agreement_svg(
         lines, "Teacher-forced agreement with native by step, with each first divergence"
@@ -186,6 +186,7 @@ def _agreement(view: View) -> Iterator[Figure]:
         caption,
         _legend([line.name for line in lines]),
         (numbers.agreement(lines),),
+        tuple(f"{line.name} {line.sentence}." for line in lines),
         passages,
     )
 

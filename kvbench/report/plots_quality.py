@@ -159,9 +159,9 @@ def _sides(axis: Axes, i: int, line: HealthLine, of: Callable[[Side], float | No
             for n in line.layers
             if (n, side) in line.sides and (value := of(line.sides[n, side])) is not None
         ]
-        sign = marker(i) if len(line.layers) <= 40 else ""  # more of them are a band
+        sign = marker(i) if len(line.layers) <= 40 else "none"  # more of them are a band
         axis.plot(
-            [n for n, _ in found], [value for _, value in found], sign, linestyle=style, color=colour(i), linewidth=0.9,
+            [n for n, _ in found], [value for _, value in found], marker=sign, linestyle=style, color=colour(i), linewidth=0.9,
             markersize=3.5, markerfacecolor=face,
         )  # fmt: skip
 
