@@ -22,7 +22,7 @@ _NOT_STORED = "text not stored"
 
 @dataclass(frozen=True)
 class Passage:
-    """The texts at the first divergence: native's before it (`text not stored` in an older record), then what each goes on with."""
+    """The texts at the first divergence: what was read before it (`text not stored` in an older record), then what each goes on with."""
 
     before: str
     native: str

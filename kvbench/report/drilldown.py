@@ -23,7 +23,7 @@ from kvbench.stats import Estimate, clustered_mean, clustered_ratio, largest
 _CHANGES = ("no number", "right to wrong", "wrong to right", "wrong to wrong", "")
 
 # Lines of one list, and of all lists of a kind together.
-MOST, IN_ALL = 25, 300
+MOST, IN_ALL = 25, 200
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ PART_NAMES = {
 }
 
 # Layers of all cells' tables of health together; of more, each table has its worst.
-_MOST_LAYERS = 240
+_MOST_LAYERS = 120
 
 _BLANK = Shown("–", state="missing")
 

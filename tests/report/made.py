@@ -116,7 +116,7 @@ def healthy(maker, layers, **more):
     facts = {"tokens": 64, "format": "int8_sym"}
     return measured(
         made,
-        health__native=(native, facts) and ({"sides": native}, facts),
+        health__native=({"sides": native}, facts),
         health__int8_sym=({"sides": sides}, facts),
     )
 

@@ -134,8 +134,8 @@ def test_health_is_by_layer_and_side_of_the_quantized_cells(maker):
 
 def test_many_layers_leave_the_worst_in_the_table_and_say_of_how_many(maker):
     grid = figure(build(*healthy(maker, 300).args), "health").grids[0]
-    assert len(grid.rows) == 2 * 240
-    assert grid.summary.endswith("the 240 layers with the largest error of 300")
+    assert len(grid.rows) == 2 * 120
+    assert grid.summary.endswith("the 120 layers with the largest error of 300")
     assert [row[0] for row in grid.rows[:3]] == ["299 K", "299 V", "298 K"]
 
 

@@ -86,6 +86,7 @@ def test_old_records_without_positions_or_divergence_still_list_their_chunks(mak
     chunks = build(*made.args).plots.chunks[0]
     assert [c.index for c in chunks.lines] == [2, 1, 0]
     assert chunks.positions == ()
+    assert build(*made.args).plots.kld == ()
     assert "Worst NLL delta first" in numbers.chunks(chunks).note
 
 
