@@ -45,8 +45,8 @@ def check_data_dir(data_dir: Path | None) -> None:
 
     if data_dir is not None and str(data_dir) != HUB and not data_dir.is_dir():
         raise UsageError(
-            f"The data folder {data_dir} does not exist; give a folder with the files that the README lists under "
-            f"Daily use, or {HUB} to fetch them from the hub."
+            f"The data folder {data_dir} does not exist; give a folder with the files that docs/matrices.md lists "
+            f"under Evaluation data, or {HUB} to fetch them from the hub."
         )
 
 
