@@ -12,7 +12,7 @@ from kvbench.report import numbers, plots, plots_quality, plots_speed
 from kvbench.report.agreementcurve import Passage
 from kvbench.report.divergence import LEVELS
 from kvbench.report.numbers import Grid
-from kvbench.report.series import PARTS, STORED, wide
+from kvbench.report.series import PARTS, STORED, crowded, wide
 from kvbench.report.svg import COLOURS, mark
 from kvbench.report.view import View
 
@@ -77,15 +77,16 @@ def _bytes(view: View) -> Iterator[Figure]:
 
 def _times(view: View) -> Iterator[Figure]:
     for name, series, key, caption in (
-        ("ITL mean (ms)", view.itl, "itl", "Mean ITL by context and batch. Dots: single requests; bars: 95% intervals (t, over the requests)."),
-        ("TTFT median (ms)", view.plots.ttft, "ttft", "Median TTFT by context and batch. Dots: single requests; bars: 95% intervals of the median, which take 6 "
+        ("ITL mean (ms)", view.itl, "itl", "Mean ITL by context and batch. Bars: 95% intervals (t, over the requests)."),
+        ("TTFT median (ms)", view.plots.ttft, "ttft", "Median TTFT by context and batch. Bars: 95% intervals of the median, which take 6 "
          "requests."),
     ):  # fmt: skip
         if series:
             title = f"{name.removesuffix(' (ms)')} by context and batch, one line a format"
             svg = plots.times_svg(series, key, name, title)
             legend = _legend([line.name for line in series])
-            said = f"{caption} The axis is logarithmic." if wide(series) else caption
+            said = caption if crowded(series) else f"{caption} Dots: single requests."
+            said += " The axis is logarithmic." if wide(series) else ""
             yield Figure("latency", svg, said, legend, (numbers.times(series, name.removesuffix(" (ms)")),))
 
 

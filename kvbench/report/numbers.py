@@ -28,6 +28,9 @@ PART_NAMES = {
 # Layers of all cells' tables of health together; of more, each table has its worst.
 _MOST_LAYERS = 120
 
+# Requests of a cell that are written out.
+_MOST_REQUESTS = 12
+
 _BLANK = Shown("–", state="missing")
 
 Cell = str | Shown
@@ -62,7 +65,7 @@ def times(series: Sequence[TimeSeries], name: str) -> Grid:
     rows: tuple[Row, ...] = tuple(
         (
             line.name, f"{p.batch:,}", f"{p.context:,}", shown(p.value, "ms", low=p.low, high=p.high, n=p.n),
-            "; ".join(shown(each, "ms").text for each in p.repeats),
+            _each(p.repeats),
         )
         for line in series for p in sorted(line.points, key=lambda p: (p.batch, p.context))
     )  # fmt: skip
@@ -70,6 +73,12 @@ def times(series: Sequence[TimeSeries], name: str) -> Grid:
     return Grid(
         f"{name} in numbers", note, ("Format", "Batch", "Context", f"{name} (ms)", "Each request (ms)"), rows
     )
+
+
+def _each(repeats: Sequence[float]) -> str:
+    """The first requests one by one, and how many there are where these are not all."""
+    text = "; ".join(shown(each, "ms").text for each in repeats[:_MOST_REQUESTS])
+    return text if len(repeats) <= _MOST_REQUESTS else f"{text}; ... {len(repeats):,} in all"
 
 
 def roof(of: Roof) -> Grid:

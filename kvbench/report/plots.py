@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from kvbench.report.fmt import one_line
 from kvbench.report.layers import LayerLine
-from kvbench.report.series import PARTS, STORED, ByteBar, TimeSeries, shapes, wide
-from kvbench.report.svg import COLOURS, INK, RC, colour, drawn, log_axis, marker
+from kvbench.report.series import PARTS, STORED, ByteBar, TimeSeries, crowded, shapes, wide
+from kvbench.report.svg import COLOURS, INK, RC, colour, drawn, log_axis, marker, uprights, xy
 from kvbench.report.sweep import Held, ScaleLine, Sweep
 
 if TYPE_CHECKING:
@@ -54,10 +54,18 @@ def _times_panel(panel: Axes, series: Sequence[TimeSeries], batch: int, contexts
     for i, line in enumerate(series):
         points = sorted((p for p in line.points if p.batch == batch), key=lambda p: p.context)
         at = [contexts.index(p.context) + (i - (len(series) - 1) / 2) * step for p in points]
-        for x, p in zip(at, points, strict=True):
-            panel.plot([x] * len(p.repeats), p.repeats, ".", color=colour(i), alpha=0.45, markersize=4)
-            if p.low is not None and p.high is not None:
-                panel.vlines(x, p.low, p.high, color=colour(i), linewidth=1.4)
+        dots = (
+            []
+            if crowded(series)
+            else [(x, each) for x, p in zip(at, points, strict=True) for each in p.repeats]
+        )
+        panel.plot(*xy(dots), ".", color=colour(i), alpha=0.45, markersize=4)
+        spans = [
+            (x, p.low, p.high)
+            for x, p in zip(at, points, strict=True)
+            if p.low is not None and p.high is not None
+        ]
+        panel.plot(*uprights(spans), color=colour(i), linewidth=1.4)
         panel.plot(
             at, [p.value for p in points], color=colour(i), marker=marker(i), markersize=5, linewidth=1.2
         )
@@ -185,9 +193,8 @@ def layers_svg(lines: Sequence[LayerLine], title: str) -> str:
         for panel, (name, of) in zip(axes, panels.items(), strict=True):
             for i, line in enumerate(lines):
                 found = getattr(line, of)
-                for layer, estimate in enumerate(found):
-                    if estimate.interval:
-                        panel.vlines(layer, *estimate.interval, color=colour(i), linewidth=0.8, alpha=0.6)
+                spans = [(n, *estimate.interval) for n, estimate in enumerate(found) if estimate.interval]
+                panel.plot(*uprights(spans), color=colour(i), linewidth=0.8, alpha=0.6)
                 panel.plot(
                     range(len(found)), [estimate.value for estimate in found], marker(i), color=colour(i), linestyle="-",
                     linewidth=0.8, markersize=4,

@@ -10,7 +10,7 @@ from kvbench.report.agreementcurve import AgreementLine
 from kvbench.report.divergence import LEVELS, KldLine
 from kvbench.report.fmt import one_line
 from kvbench.report.healthlines import HealthLine
-from kvbench.report.svg import RC, colour, drawn, log_axis, marker
+from kvbench.report.svg import RC, colour, drawn, log_axis, marker, uprights, xy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,6 +102,9 @@ def _share(key: str) -> Callable[[Side], float | None]:
     return lambda side: side[key] / side["elements"] if side["elements"] else None
 
 
+# Layers of all lines up to which each has a sign; more of them would be a band.
+_MOST_MARKED = 120
+
 # Heading of a panel, what it shows of a side, and whether on a log axis. A panel of zeros alone is not drawn.
 HEALTH_PANELS: tuple[tuple[str, Callable[[Side], float | None], bool], ...] = (
     ("amax", lambda side: side["amax"], True),
@@ -124,6 +127,7 @@ def health_svg(lines: Sequence[HealthLine], title: str) -> str:
     ]
     scaled = any(side["scale_max"] for line in lines for side in line.sides.values())
     count = len(panels) + scaled
+    marked = sum(len(line.layers) for line in lines) <= _MOST_MARKED
     rows = -(-count // 2)
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(8.2, 0.4 + 1.9 * rows), layout="constrained")
@@ -132,7 +136,7 @@ def health_svg(lines: Sequence[HealthLine], title: str) -> str:
             axis.set_visible(False)
         for axis, (name, of, log) in zip(axes, panels, strict=False):
             for i, line in enumerate(lines):
-                _sides(axis, i, line, of)
+                _sides(axis, i, line, of, marked)
             _health_axis(
                 axis,
                 name,
@@ -152,14 +156,14 @@ def health_svg(lines: Sequence[HealthLine], title: str) -> str:
         return drawn(figure, "health", title)
 
 
-def _sides(axis: Axes, i: int, line: HealthLine, of: Callable[[Side], float | None]) -> None:
+def _sides(axis: Axes, i: int, line: HealthLine, of: Callable[[Side], float | None], marked: bool) -> None:
     for side, style, face in (("k", "-", colour(i)), ("v", (0, (4, 2)), "none")):
         found = [
             (n, value)
             for n in line.layers
             if (n, side) in line.sides and (value := of(line.sides[n, side])) is not None
         ]
-        sign = marker(i) if len(line.layers) <= 40 else "none"  # more of them are a band
+        sign = marker(i) if marked else "none"
         axis.plot(
             [n for n, _ in found], [value for _, value in found], marker=sign, linestyle=style, color=colour(i), linewidth=0.9,
             markersize=3.5, markerfacecolor=face,
@@ -168,14 +172,14 @@ def _sides(axis: Axes, i: int, line: HealthLine, of: Callable[[Side], float | No
 
 def _ranges(axis: Axes, i: int, line: HealthLine, aside: float) -> None:
     for side, shift, width in (("k", aside - 0.2, 2.2), ("v", aside + 0.2, 1.0)):
-        for n in line.layers:
-            found = line.sides.get((n, side))
-            if found and found["scale_max"]:
-                low, high = found["scale_min"], found["scale_max"]
-                if low == high:  # one scale for all: a range of no height would not be seen
-                    axis.plot([n + shift], [low], "_", color=colour(i), markersize=4, markeredgewidth=width)
-                else:
-                    axis.vlines(n + shift, low, high, color=colour(i), linewidth=width)
+        scaled = [
+            (n, found) for n in line.layers if (found := line.sides.get((n, side))) and found["scale_max"]
+        ]
+        spans = [(n + shift, found["scale_min"], found["scale_max"]) for n, found in scaled]
+        axis.plot(*uprights(spans), color=colour(i), linewidth=width)
+        # One scale for all: a range of no height would not be seen.
+        level = [(x, low) for x, low, high in spans if low == high]
+        axis.plot(*xy(level), "_", color=colour(i), markersize=4, markeredgewidth=width)
 
 
 def _health_axis(axis: Axes, name: str, log: Sequence[float]) -> None:

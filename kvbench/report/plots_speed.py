@@ -8,7 +8,7 @@ from math import nan
 from kvbench.report.fmt import one_line
 from kvbench.report.producttimes import BESIDE, ProductTimes
 from kvbench.report.roofline import Roof
-from kvbench.report.svg import INK, RC, colour, drawn, log_axis, marker
+from kvbench.report.svg import INK, RC, colour, drawn, log_axis, marker, xy
 
 
 def roof_svg(roof: Roof, title: str) -> str:
@@ -21,14 +21,8 @@ def roof_svg(roof: Roof, title: str) -> str:
         figure = Figure(figsize=(8.2, 3.4), layout="constrained")
         panel = figure.subplots()
         for i, name in enumerate(names):
-            for point in (point for point in roof.points if point.line == name):
-                panel.plot(
-                    [(point.weights + point.cache) / 1e6],
-                    [point.itl.value or nan],
-                    marker(i),
-                    color=colour(i),
-                    markersize=6,
-                )
+            found = [((p.weights + p.cache) / 1e6, p.itl.value or nan) for p in roof.points if p.line == name]
+            panel.plot(*xy(found), marker(i), color=colour(i), markersize=6)
         reads = [(point.weights + point.cache) / 1e6 for point in roof.points]
         times = [point.itl.value or nan for point in roof.points]
         least = [read / roof.copy for read in reads] if roof.copy else []  # MB / (GB/s) is ms

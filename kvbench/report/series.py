@@ -45,6 +45,9 @@ PARTS = (*STORED, "workspace", "held")
 # On an axis that begins at 0, values further apart than so many times would not be told from 0.
 _WIDE = 8
 
+# More requests than so many are not drawn one by one: no eye parts them, and each is text in the page.
+_MOST_DOTS = 400
+
 
 @dataclass(frozen=True)
 class ByteBar:
@@ -152,3 +155,8 @@ def wide(series: Sequence[TimeSeries]) -> bool:
     """Whether the values are so far apart that they take a log axis."""
     values = [point.value for line in series for point in line.points]
     return min(values) > 0 and max(values) > _WIDE * min(values)
+
+
+def crowded(series: Sequence[TimeSeries]) -> bool:
+    """Whether the single requests are too many to be drawn."""
+    return sum(len(point.repeats) for line in series for point in line.points) > _MOST_DOTS

@@ -101,9 +101,9 @@ def side(layer, name, error=0.01, **more):
             "clipped": 0, "flushed": 20, "codes_used": 255, "scale_min": 0.01, "scale_max": 0.05, "scales_log2": {}} | more  # fmt: skip
 
 
-def healthy(maker, layers, **more):
+def healthy(maker, layers, formats=("native", "int8_sym"), batches=(1,), contexts=(128,), **more):
     """A run whose quality tasks are of the health runner instead."""
-    made = small(maker)
+    made = maker(formats=formats, batches=batches, contexts=contexts)
     for task in made.manifest["tasks"]:
         if task["runner"] == "parity":
             task["runner"] = "health"
@@ -117,7 +117,7 @@ def healthy(maker, layers, **more):
     return measured(
         made,
         health__native=({"sides": native}, facts),
-        health__int8_sym=({"sides": sides}, facts),
+        **{f"health__{name}": ({"sides": sides}, facts) for name in formats if name != "native"},
     )
 
 

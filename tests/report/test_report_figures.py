@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvbench.formats import WEIGHT_FORMATS, weight_bytes
+from kvbench.metrics import derive
 from kvbench.report import numbers, svg
 from kvbench.report.figures import drilldowns, figures
 from kvbench.report.html import render
@@ -26,6 +27,7 @@ from tests.report.made import (
     quality,
     question,
     small,
+    text_of,
     texts,
 )
 
@@ -44,6 +46,15 @@ def test_ttft_has_a_median_with_an_interval_from_six_requests_on(maker):
     assert (few.value, few.low, few.high) == (12.0, None, None)
     assert "takes" not in figure(view, "latency", 1).caption
     assert figure(view, "latency", 1).caption.startswith("Median TTFT")
+
+
+def test_single_requests_are_drawn_unless_they_are_too_many(maker):
+    few, many = (
+        build(*measured(small(maker), latency=latency([9.0] * n, [[1.0, 2.0]] * n)).args) for n in (200, 201)
+    )
+    assert ["Dots" in figure(view, "latency").caption for view in (few, many)] == [True, False]
+    assert figure(few, "latency").svg.count("<use") - figure(many, "latency").svg.count("<use") == 400
+    assert figure(many, "latency").grids[0].rows[0][-1] == "1.500; " * 12 + "... 201 in all"
 
 
 def test_itl_has_a_t_interval_over_its_requests(maker):
@@ -296,3 +307,44 @@ def test_a_log_axis_has_round_ticks_and_at_least_three(low, high, want):
 def test_no_two_of_36_series_look_alike():
     looks = {(svg.marker(i), svg.colour(i)) for i in range(36)}
     assert len(looks) == 36
+
+
+def test_a_hundred_cells_with_every_sample_stay_under_two_megabytes(maker):
+    """Five formats of 40 layers; 500 chunks, 2,048 steps that often differ, 500 questions that all change."""
+    formats = ("native", "int8_sym", "int8_static", "fp8_e4m3", "fp8_e4m3_static")
+    made = healthy(
+        maker, 40, formats=formats, batches=(1, 8, 32, 64), contexts=(1024, 4096, 16384, 32768, 131072)
+    )
+    chunks = [text_of(3.0, [0.1, 0.2, 0.3], d) for d in range(500)]
+    tokens = list(range(2048))
+    facts = {"steps": 2048, "prompt_tokens": 4, "prompt_sha": "p", "aa_disagreements": []}
+    ones = {"margins": [1.0] * 2048, "aa_margins": [1.0] * 2048}
+    stored = dict.fromkeys(("text_before", "native_text", "continuation_text"), "word " * 300)
+
+    def change(record):
+        native, samples, more = (
+            record.spec["kv_format"] == "native",
+            record.samples,
+            {"native16_bytes": 5_000},
+        )
+        if record.runner == "latency":
+            samples, more = latency(SIX, [[1.0, 2.0]] * 6, READS, copy_gb_s=900.0, cache_bytes=1)
+        elif record.runner == "perplexity":
+            samples = {"chunks": chunks} | (
+                {} if native else {"kld_tokens": [0.1, 0.2, 0.3] * 500, "top1_equal": 1000}
+            )
+            more = {"scored": 1500, "positions": [0, 2, 4]}
+        elif record.runner == "agreement":
+            own = [-1 if i % 3 and not native else t for i, t in enumerate(tokens)]
+            samples, more = {"tokens": own} | ones | stored, facts
+        elif record.runner == "mcq":
+            scores = FIRST if native else SECOND
+            samples, more = {"questions": [question(i, 0, scores, aa_scores=scores) for i in range(500)]}, {}
+        return replace(record, samples=samples, facts={**record.facts, **more})
+
+    made = made.with_records(change)
+    view = build(made.manifest, made.records, derive(made.manifest, made.records), made.verdict)
+    assert view.plots.problems == ()
+    page = render(view)
+    assert {f.section for f in figures(view)} == {"storage", "latency", "quality", "agreement", "health"}
+    assert len(page.encode()) < 2_000_000
