@@ -204,6 +204,6 @@ def _health(view: View) -> Iterator[Figure]:
         "K (full line, filled) and V (dashed, open) by layer; in the range of scales K is the broad bar."
     )
     if idle:
-        caption += f" Nothing to draw, 0 or without codes in every layer: {', '.join(idle)}."
+        caption += f" Not drawn, for it is 0 in every layer: {', '.join(idle)}."
     svg = plots_quality.health_svg(lines, "Numeric health of K and V by layer")
     yield Figure("health", svg, caption, _legend([line.name for line in lines]), numbers.health(lines))

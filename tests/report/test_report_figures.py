@@ -137,7 +137,7 @@ def test_health_is_by_layer_and_side_of_the_quantized_cells(maker):
     found = figure(view, "health")
     assert found.grids[0].summary == "Layers of int8_sym in numbers: 2 layers"
     assert texts(found.grids[0].rows[3])[:7] == ["1 V", "4", "0.02", "0", "0.02", "255 codes", "0.01"]
-    assert found.caption.endswith("0 or without codes in every layer: clipped.")
+    assert found.caption.endswith("Not drawn, for it is 0 in every layer: clipped.")
     drawn = [e.text for e in ET.fromstring(found.svg).iter("{http://www.w3.org/2000/svg}text")]
     assert {"amax", "flushed to 0 (share)", "codes used", "scale, smallest to largest"} <= set(drawn)
     assert "clipped (share)" not in drawn
