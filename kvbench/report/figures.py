@@ -87,6 +87,8 @@ def _times(view: View) -> Iterator[Figure]:
             legend = _legend([line.name for line in series])
             said = caption if crowded(series) else f"{caption} Dots: single requests."
             said += " The axis is logarithmic." if wide(series) else ""
+            for line in series:
+                said += f" Points of {line.name} are not joined: they {line.apart}." if line.apart else ""
             yield Figure("latency", svg, said, legend, (numbers.times(series, name.removesuffix(" (ms)")),))
 
 

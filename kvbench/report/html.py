@@ -1,13 +1,16 @@
-"""The HTML report: one file with its style and plots inside, no scripts, nothing fetched."""
+"""The HTML report: one file with its style, its plots and one small script inside; complete without the script, nothing fetched."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from kvbench import __version__
-from kvbench.report.figures import drilldowns, figures
+from kvbench.report.budget import LIMIT, STEPS, shorter
+from kvbench.report.figures import Figure, drilldowns, figures
 from kvbench.report.fmt import one_line
 from kvbench.report.view import View
 
@@ -18,7 +21,19 @@ _SOURCE_LIMIT = 100_000
 
 
 def render(view: View) -> str:
-    """The page as text. Everything that came from outside is escaped; only our own style and plots are not."""
+    """The page as text, shortened step by step where it would be larger than it may be."""
+    drawings = _drawings(view)
+    html = page(view, drawings)
+    for step in STEPS:
+        if len(html.encode("utf-8", errors="replace")) <= LIMIT:
+            break
+        view = shorter(view, step)
+        html = page(view, drawings)
+    return html
+
+
+def page(view: View, drawings: Sequence[Figure]) -> str:
+    """The view as one page. Everything that came from outside is escaped; only our own style, script and plots are not."""
     import jinja2
     from markupsafe import Markup
 
@@ -29,14 +44,29 @@ def render(view: View) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
     return env.get_template("page.html.j2").render(
         view=view,
+        script=Markup(script),
+        script_hash=_csp_hash(script),
         css=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
-        figures=[replace(f, svg=Markup(f.svg)) for f in figures(view)],
+        figures=drawings,
         drilldowns=drilldowns(view),
         source=_yaml(view.reproduce.source),
         version=__version__,
     )
+
+
+def _drawings(view: View) -> list[Figure]:
+    """The figures, drawn once however often the page is laid out; what is drawn is our own markup."""
+    from markupsafe import Markup
+
+    return [replace(figure, svg=Markup(figure.svg)) for figure in figures(view)]
+
+
+def _csp_hash(script: str) -> str:
+    """What the page's policy lets run: this script and nothing else, whatever a name may smuggle in."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
 def _yaml(source: Mapping[str, object]) -> str:

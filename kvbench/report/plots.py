@@ -67,8 +67,9 @@ def _times_panel(panel: Axes, series: Sequence[TimeSeries], batch: int, contexts
         ]
         panel.plot(*uprights(spans), color=colour(i), linewidth=1.4)
         panel.plot(
-            at, [p.value for p in points], color=colour(i), marker=marker(i), markersize=5, linewidth=1.2
-        )
+            at, [p.value for p in points], color=colour(i), marker=marker(i), markersize=5,
+            linewidth=0 if line.apart else 1.2,
+        )  # fmt: skip
     panel.set_title(f"batch {batch}", loc="left")
     panel.set_xticks(range(len(contexts)), [f"{context:,}" for context in contexts])
     panel.set_xlim(-0.5, len(contexts) - 0.5)

