@@ -7,10 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
+from kvbench import completion
 from kvbench.errors import UsageError
 
-MatrixArg = Annotated[Path, typer.Argument(help="YAML matrix, e.g. matrices/int8.yaml")]
-RunArg = Annotated[Path, typer.Argument(help="Run directory that `kvbench run` wrote")]
+MatrixArg = Annotated[
+    Path, typer.Argument(help="YAML matrix, e.g. matrices/int8.yaml", autocompletion=completion.matrices)
+]
+RunArg = Annotated[
+    Path, typer.Argument(help="Run directory that `kvbench run` wrote", autocompletion=completion.runs)
+]
 SetOption = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set runners.latency.repeats=5"),
@@ -25,7 +30,10 @@ OutOption = Annotated[
     Path | None, typer.Option("--out", help="Run directory (default: runs/ and the matrix's name)")
 ]
 GateOption = Annotated[
-    Path | None, typer.Option("--gate", help="Gate policy (default: the one the matrix names)")
+    Path | None,
+    typer.Option(
+        "--gate", help="Gate policy (default: the one the matrix names)", autocompletion=completion.gates
+    ),
 ]
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print the verdict and the files only; no progress")
@@ -47,6 +55,14 @@ UntilOption = Annotated[
     typer.Option(
         "--until-decided",
         help="Cheap checks and small samples first; stop once the gate's verdict is decided",
+    ),
+]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what `kvbench plan` prints; run nothing")]
+CanaryOption = Annotated[
+    bool,
+    typer.Option(
+        "--canary",
+        help="Exact bytes and evidence of each engine configuration first; stop if one is not what was requested",
     ),
 ]
 

@@ -16,7 +16,7 @@ from kvbench.metrics import Row
 from kvbench.record import Record
 from kvbench.report.fmt import non_finite
 from kvbench.report.labels import Labels
-from kvbench.report.model import OutcomeLike, Run, VerdictLike
+from kvbench.report.model import OutcomeLike, Run, VerdictLike, verdict_word
 from kvbench.report.precision import PrecisionLine, precision_lines
 
 RESULTS_VERSION = 1  # docs/schema.md
@@ -41,7 +41,7 @@ def result_json(manifest: Mapping[str, Any], records: Sequence[Record], rows: Se
         "outcomes": [
             _numbers(_outcome(outcome), ("value", "limit", "mde")) for outcome in run.verdict.outcomes
         ],
-        "verdict": run.verdict.word,
+        "verdict": verdict_word(run),
         "exit_code": run.verdict.exit_code,
     }
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kvbench.cells import one_model
 from kvbench.guards import DEVICE, SKIPPED
 from kvbench.report.fmt import one_line, plain
-from kvbench.report.model import OutcomeLike, Run
+from kvbench.report.model import OutcomeLike, Run, verdict_word
 from kvbench.report.notices import headline
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _properties(run: Run) -> Iterator[tuple[str, str]]:
         "matrix_sha256": matrix.get("sha"),
         "gate": manifest.get("gate"),
         "command": " ".join(map(str, manifest["command"])),
-        "verdict": run.verdict.word,
+        "verdict": verdict_word(run),
         "exit_code": run.verdict.exit_code,
         **{f"environment.{key}": value for key, value in here.items() if not isinstance(value, Mapping)},
         **{f"version.{key}": value for key, value in dict(here.get("packages") or {}).items()},

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from kvbench.metrics import Row
 from kvbench.record import Record
+from kvbench.verdict import NOT_JUDGED
 
 
 class OutcomeLike(Protocol):
@@ -100,3 +101,8 @@ class Run:
 def judged(run: Run) -> bool:
     """Whether any number was held to a limit: the checks that always run are no gate."""
     return any(o.metric and o.check not in ("plausible", "confounded") for o in run.verdict.outcomes)
+
+
+def verdict_word(run: Run) -> str:
+    """The verdict's word; `not_judged` where nothing failed and no gate said what would pass."""
+    return NOT_JUDGED if run.verdict.exit_code == 0 and not judged(run) else run.verdict.word

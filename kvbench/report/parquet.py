@@ -14,7 +14,7 @@ from typing import Any
 from kvbench.cellkeys import CELL_OPTIONS
 from kvbench.record import SCHEMA_VERSION
 from kvbench.report.csv import long_lines, wide_lines
-from kvbench.report.model import Run
+from kvbench.report.model import Run, verdict_word
 
 # Of columns that are neither text nor a metric; cell keys have the kind that their option declares.
 _KINDS = {
@@ -55,7 +55,7 @@ def _written(
         "name": run.manifest["name"],
         "created_at": run.manifest["created_at"],
         "matrix_sha256": run.manifest["matrix"].get("sha"),
-        "verdict": run.verdict.word,
+        "verdict": verdict_word(run),
         "exit_code": run.verdict.exit_code,
     }
     schema = pa.schema(

@@ -18,7 +18,7 @@ from kvbench.report.fmt import NOT_MEASURED, flatten, one_line, plain
 from kvbench.report.heat import HeatTable, heat_tables
 from kvbench.report.labels import Label, Labels
 from kvbench.report.layers import LayerLine, layer_lines
-from kvbench.report.model import Run, VerdictLike
+from kvbench.report.model import Run, VerdictLike, judged, verdict_word
 from kvbench.report.notices import Notice, headline, notices
 from kvbench.report.precision import (
     ChoiceLine,
@@ -35,7 +35,7 @@ from kvbench.report.sweep import Sweep, scale_sweep
 from kvbench.report.tables import MetricTable, metric_tables
 from kvbench.scales import of_file
 
-# The look of a verdict by exit code; the word itself is the verdict's own.
+# The look of a verdict by exit code; the word itself is the verdict's own. A pass that no gate judged is "incomplete".
 _TONES = {0: "pass", 1: "fail", 3: "incomplete", 4: "inconclusive"}
 
 
@@ -130,8 +130,10 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
     return View(
         name=one_line(manifest["name"], 200),
         model=one_line(one_model([cell["spec"] for cell in labels.cells.values()]) or "", 200),
-        word=one_line(verdict.word).replace("_", " ").upper(),
-        tone=_TONES.get(verdict.exit_code, "incomplete"),
+        word=one_line(verdict_word(run)).replace("_", " ").upper(),
+        tone=_TONES.get(verdict.exit_code, "incomplete")
+        if (judged(run) and verdict.word != "not_evaluated") or verdict.exit_code
+        else "incomplete",
         exit_code=verdict.exit_code,
         headline=headline(run),
         created_at=_time(str(manifest["created_at"])),
