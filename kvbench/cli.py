@@ -17,11 +17,13 @@ from kvbench import __version__
 from kvbench.commands.backends import backends
 from kvbench.commands.calibrate import calibrate
 from kvbench.commands.check_table import check_table
+from kvbench.commands.compare import compare
 from kvbench.commands.data import data
 from kvbench.commands.doctor import doctor
 from kvbench.commands.examples import epilog
 from kvbench.commands.formats import formats
 from kvbench.commands.gate import gate
+from kvbench.commands.history import history
 from kvbench.commands.init import init
 from kvbench.commands.merge import merge
 from kvbench.commands.models import models
@@ -50,6 +52,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "gate": gate,
     "report": report,
     "merge": merge,
+    "compare": compare,
+    "history": history,
     "check-table": check_table,
     "selftest": selftest,
     "calibrate": calibrate,

@@ -40,6 +40,7 @@ TEXTS: Schema = {"type": "array", "items": TEXT}
 TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
 NUMBER_OR_NULL: Schema = {"type": ["number", "null"]}
 COUNT_OR_NULL: Schema = {"type": ["integer", "null"], "minimum": 0}
+ENDS: Schema = {"type": "array", "items": NUMBER_OR_NULL, "minItems": 2, "maxItems": 2}
 SHA: Schema = {"type": "string", "pattern": "^([0-9a-f]{64})?$", "description": "sha256 of the file, hex"}
 
 
@@ -88,7 +89,9 @@ def manifest_schema() -> Schema:
         "options": OBJECT,
         "cells": {**TEXTS, "minItems": 1},
         "baseline": _said(TEXT_OR_NULL, "key of the same work on the baseline"),
+        "digests": _said(OBJECT, "of the contents of model, native model and data; older runs have none"),
     }
+    tasks = {**_whole(task, Task), "required": [key for key in task if key != "digests"]}
     matrix = _mapping({"path": TEXT_OR_NULL, "sha": SHA, "source": OBJECT})
     parts: dict[str, Schema] = {
         "schema": {"const": SCHEMA_VERSION},
@@ -98,7 +101,7 @@ def manifest_schema() -> Schema:
         "created_at": _said(TEXT, "UTC, ISO 8601"),
         "environment": OBJECT,
         "cells": {"type": "array", "items": _whole(cell, Cell)},
-        "tasks": {"type": "array", "items": _whole(task, Task)},
+        "tasks": {"type": "array", "items": tasks},
         "gate": _said(TEXT_OR_NULL, "path of the gate that the matrix names"),
         "until_decided": _said({"type": "object", "required": ["looks", "decided"]}, "of --until-decided only"),
         "shard": _said(_mapping({"number": COUNT, "of": COUNT, "tasks": TEXTS}), "of --shard only: what this share measures"),
@@ -142,6 +145,7 @@ def results_schema() -> Schema:
         "n_needed": _said(COUNT_OR_NULL, "samples that would decide at the value that was found"),
         "look": TEXT,
         "level": NUMBER_OR_NULL,
+        "bounds": _or_null(_said(ENDS, "the limit as numbers, low and high; null is an open end")),
     }
     cell: dict[str, Schema] = {
         "id": TEXT,

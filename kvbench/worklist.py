@@ -32,15 +32,12 @@ def tasks_of(
     model_digest, data_digest = remembered(fingerprint_model, fingerprint_data)
     by_id = {cell.id: cell for cell in cells}
 
-    def key(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> str:
+    def identity(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> dict[str, Any]:
         native = by_id[cell.baseline].spec
-        spec = project(cell.spec, runner)
-        return key_of(
-            runner,
-            spec,
-            options,
-            identity_of(runner, spec, native, options, host.identity, model_digest, data_digest),
-        )
+        return identity_of(runner, cell.spec, native, options, host.identity, model_digest, data_digest)
+
+    def key(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> str:
+        return key_of(runner, project(cell.spec, runner), options, identity(cell, runner, options))
 
     tasks: dict[str, Task] = {}
     for cell in cells:
@@ -57,6 +54,7 @@ def tasks_of(
                     options=options,
                     cells=(*shared, cell.id),
                     baseline=None if cell.is_baseline else key(by_id[cell.baseline], runner, options),
+                    digests={k: v for k, v in identity(cell, runner, options).items() if k != "host"},
                 )
     return tuple(tasks.values())
 
