@@ -17,6 +17,7 @@ from kvbench import __version__
 from kvbench.commands.calibrate import calibrate
 from kvbench.commands.check_table import check_table
 from kvbench.commands.gate import gate
+from kvbench.commands.lm_eval import lm_eval
 from kvbench.commands.plan import plan
 from kvbench.commands.quantize import quantize
 from kvbench.commands.report import report
@@ -41,10 +42,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "selftest": selftest,
     "calibrate": calibrate,
     "quantize": quantize,
+    "lm-eval": lm_eval,
     "schema": schema,
 }
+# Commands that hand all their arguments on, --help too.
+HANDED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, context_settings=HANDED_ON if _name == "lm-eval" else None)(_command)
 
 
 def _version(value: bool) -> None:
