@@ -31,8 +31,8 @@ PACKAGES = (
 # holds anyway: a change in them does not make stored results stale.
 _JUDGING = frozenset({
     "report", "commands", "derive", "selftest", "cli.py", "document.py", "doubts.py", "escalate.py", "exits.py", "fits.py", "foreseen.py",
-    "gate.py", "guards.py", "judge.py", "looks.py", "metrics.py",
-    "metrictable.py", "multiplicity.py", "outline.py", "overrides.py", "plan.py", "policy.py", "power.py", "precision.py",
+    "gate.py", "guards.py", "judge.py", "lmeval.py", "looks.py", "metrics.py",
+    "metrictable.py", "modelargs.py", "multiplicity.py", "outline.py", "overrides.py", "plan.py", "policy.py", "power.py", "precision.py",
     "progress.py", "published.py", "schema.py", "selection.py", "stats.py", "steadiness.py", "tablerules.py", "tablevalues.py",
     "untildecided.py", "values.py",
     "verdict.py", "yamlstrict.py", "cellkeys.py",

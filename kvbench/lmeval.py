@@ -46,6 +46,7 @@ from kvbench.session import Session, evidence_of
 
 OWN_ARGUMENTS = ("batch_size", "max_length", "max_gen_toks", "add_bos_token")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
+LM_EVAL_DEVICE = "cuda:0"  # what its command line says where no --device is given: taken as auto
 MOST_CHOICES = 64  # continuations that share one context's logits [n, V] at once
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,22 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         self.tokenizer = self.loaded.tokenizer
         self._device = self.loaded.device
         self.proofs: list[tuple[Evidence, dict[str, Any]]] = []
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> KvbenchLM:
+        """From --model_args, and the options of lm-eval's command line where those do not say the same."""
+        beside = {k: v for k, v in (additional_config or {}).items() if v is not None}
+        if beside.get("device") == LM_EVAL_DEVICE:
+            del beside["device"]
+        return cls(**{**beside, **arg_dict})
+
+    @classmethod
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: dict[str, Any] | None = None
+    ) -> KvbenchLM:
+        return cls.create_from_arg_obj(utils.simple_parse_args_string(arg_string), additional_config)
 
     def _positions(self, asked: Any) -> int:
         limit = self.loaded.facts.max_context
