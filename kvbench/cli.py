@@ -21,6 +21,7 @@ from kvbench.commands.lm_eval import lm_eval
 from kvbench.commands.plan import plan
 from kvbench.commands.quantize import quantize
 from kvbench.commands.report import report
+from kvbench.commands.reproduce import reproduce
 from kvbench.commands.run import run
 from kvbench.commands.schema import schema
 from kvbench.commands.selftest import selftest
@@ -39,6 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "gate": gate,
     "report": report,
     "check-table": check_table,
+    "reproduce": reproduce,
     "selftest": selftest,
     "calibrate": calibrate,
     "quantize": quantize,
