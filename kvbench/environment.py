@@ -33,7 +33,7 @@ _JUDGING = frozenset({
     "report", "commands", "derive", "selftest", "cli.py", "document.py", "doubts.py", "escalate.py", "exits.py", "fits.py", "foreseen.py",
     "gate.py", "guards.py", "judge.py", "lmeval.py", "looks.py", "metrics.py",
     "metrictable.py", "modelargs.py", "multiplicity.py", "outline.py", "overrides.py", "plan.py", "policy.py", "power.py", "precision.py",
-    "progress.py", "published.py", "schema.py", "selection.py", "stats.py", "steadiness.py", "tablerules.py", "tablevalues.py",
+    "progress.py", "published.py", "reproduce.py", "reproductions.py", "schema.py", "selection.py", "shape.py", "stats.py", "steadiness.py", "tablerules.py", "tablevalues.py",
     "untildecided.py", "values.py",
     "verdict.py", "yamlstrict.py", "cellkeys.py",
 })  # fmt: skip

@@ -174,7 +174,7 @@ def _compared(
             continue
         row = ours.find(_keys(rule, own, line, stand_ins), rule.ours, rule.variant)
         if isinstance(row, str):
-            return _without(line, NOT_RUN, f"{row}.")
+            return _without(line, NOT_RUN, row.rstrip(".") + ".")
         found[side] = row
     values = {
         side: (row.value or 0.0) * rule.factor / (ours.slots(row) if rule.per_token else 1.0)
@@ -234,7 +234,7 @@ def _changed(
     stated = line.numbers.get("candidate")
     theirs = rule.states or ((float(stated.low), float(stated.high)) if stated else None)
     ratio = values["candidate"] / stated.middle if stated and not rule.states and stated.middle else None
-    if theirs is not None:
+    if theirs is not None and not rule.band:
         own = found["candidate"]
         span = (own.value, own.value) if own.low is None or own.high is None else (own.low, own.high)
         scaled = (float(span[0] or 0) * rule.factor, float(span[1] or 0) * rule.factor)
@@ -246,9 +246,10 @@ def _changed(
         return Compared(name, SHOWN, published, shown, ratio, said + ".")
     change = _change(rule, ours, found, values)
     if isinstance(change, str):
-        return _without(line, NOT_RUN, f"{change}.")
+        return _without(line, NOT_RUN, change.rstrip(".") + ".")
     of = f"{rule.ours}, change of {line.texts.get('of', 'candidate')} against {line.texts.get('against', 'baseline')}"
-    columns.setdefault(of, []).append((name, due, change))
+    if not rule.band:  # what stays within a target has no order
+        columns.setdefault(of, []).append((name, due, change))
     published["change"], shown["change"] = _change_text(due, rule.points), _change_text(change, rule.points)
     theirs_way, ours_way = direction(due, rule.band), direction(change, rule.band)
     word = {

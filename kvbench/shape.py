@@ -35,6 +35,11 @@ class Order:
     open: int
     flipped: tuple[str, ...]
 
+    @property
+    def state(self) -> str:
+        """One flipped pair differs. Pairs that ours leaves open are none of agreement, but some pair alike is."""
+        return DIFFERS if self.flipped else AGREES if self.alike or not self.open else OPEN
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -45,14 +50,17 @@ class Shape:
     def exit_code(self) -> int:
         """1 a line differs or an order is flipped; 3 a line that could be run was not, or none was; 4 open; 0 the shape agrees."""
         states = {row.state for row in self.rows}
-        if DIFFERS in states or any(order.flipped for order in self.orders):
+        orders = {order.state for order in self.orders}
+        if DIFFERS in states | orders:
             return 1
         if NOT_RUN in states or states <= {LEFT_OUT}:
             return 3
-        return 4 if OPEN in states or any(order.open for order in self.orders) else 0
+        return 4 if OPEN in states | orders else 0
 
     @property
     def verdict(self) -> str:
+        if {row.state for row in self.rows} <= {LEFT_OUT}:
+            return "kvbench has no counterpart of it"
         return {
             0: "the shape agrees",
             1: "the shape differs",

@@ -104,13 +104,14 @@ def _reproduced(
     ours = Ours(manifest["cells"], rows)
     shape = compare(published.lines, found.rules, found.stand_ins, ours)
     specs = list(ours.specs.values())
+    backends = [r.decision["backend"]["resolved"] for r in records if r.decision]
     models = ", ".join(dict.fromkeys(str(spec["model"]) for spec in specs))
     stands_in = "" if not found.ours else f"{models}, as asked for" if model else found.ours
     return Reproduced(
         name,
         published,
         shape,
-        hardware_of(manifest["environment"], specs),
+        hardware_of(manifest["environment"], specs, backends),
         models,
         stands_in,
         command,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvbench.published import Table
 from kvbench.report.fmt import plain
-from kvbench.shape import LEFT_OUT, NOT_RUN, Shape
+from kvbench.shape import NOT_RUN, Shape
 
 COLUMNS = ("line", "published", "ours", "ours / published", "verdict")
 
@@ -38,12 +38,14 @@ class Reproduced:
         return "the run is not what it was to be" if self.faults else self.shape.verdict
 
 
-def hardware_of(environment: Mapping[str, Any], specs: Sequence[Mapping[str, Any]]) -> str:
-    """`NVIDIA H200, bfloat16, backend triton`: what the cells ran on."""
+def hardware_of(
+    environment: Mapping[str, Any], specs: Sequence[Mapping[str, Any]], backends: Iterable[str]
+) -> str:
+    """`NVIDIA H200, bfloat16, backend triton`: what the cells ran on. backends: the resolved ones; none where nothing ran."""
     gpus, devices = environment.get("gpus") or [], {spec["device"] for spec in specs}
     where = gpus[0]["name"] if gpus and "cuda" in devices else environment.get("cpu") or "an unknown CPU"
     dtypes = ", ".join(sorted({spec["dtype"] for spec in specs}))
-    return f"{where}, {dtypes}, backend {', '.join(sorted({spec['backend'] for spec in specs}))}"
+    return f"{where}, {dtypes}, backend {', '.join(sorted(set(backends))) or 'none: nothing ran'}"
 
 
 def head(found: Reproduced) -> list[str]:
@@ -85,9 +87,7 @@ def cells(found: Reproduced) -> list[tuple[str, str, str, str, str]]:
             _sides(row.published),
             _sides(row.ours) or "-",
             "-" if row.ratio is None else f"{row.ratio:.3g}",
-            f"{row.state}: {row.sentence}"
-            if row.state not in (NOT_RUN, LEFT_OUT)
-            else f"{row.state}: {plain(row.sentence, 300)}",
+            f"{row.state}: {plain(row.sentence, 300)}",
         )
         for row in found.shape.rows
     ]
@@ -99,11 +99,16 @@ def _sides(values: Mapping[str, str]) -> str:
 
 
 def as_text(found: Reproduced) -> str:
-    out = head(found)
+    out, before = head(found), ""
     for name, published, ours, ratio, verdict in cells(found):
-        out += ["", name, f"  published  {published}", f"  ours       {ours}"]
+        out += ["", name, f"  published  {published}"]
+        out += [f"  ours       {ours}"] if ours != "-" else []
         out += [f"  ours / published  {ratio}"] if ratio != "-" else []
-        out.append(f"  {verdict}")
+        # One cause of many lines is said once.
+        out.append(
+            f"  {verdict}" if verdict != before or ours != "-" else f"  {verdict.split(':')[0]}: as above"
+        )
+        before = verdict
     return "\n".join([*out, "", *foot(found)])
 
 
