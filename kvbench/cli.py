@@ -14,10 +14,20 @@ from typing import Annotated
 import typer
 
 from kvbench import __version__
+from kvbench.commands.backends import backends
 from kvbench.commands.calibrate import calibrate
 from kvbench.commands.check_table import check_table
+from kvbench.commands.compare import compare
+from kvbench.commands.data import data
+from kvbench.commands.doctor import doctor
+from kvbench.commands.examples import epilog
+from kvbench.commands.formats import formats
 from kvbench.commands.gate import gate
+from kvbench.commands.history import history
+from kvbench.commands.init import init
 from kvbench.commands.lm_eval import lm_eval
+from kvbench.commands.merge import merge
+from kvbench.commands.models import models
 from kvbench.commands.plan import plan
 from kvbench.commands.quantize import quantize
 from kvbench.commands.report import report
@@ -25,6 +35,8 @@ from kvbench.commands.reproduce import reproduce
 from kvbench.commands.run import run
 from kvbench.commands.schema import schema
 from kvbench.commands.selftest import selftest
+from kvbench.commands.validate import validate
+from kvbench.signals import end_cleanly
 
 app = typer.Typer(
     add_completion=True,
@@ -35,10 +47,15 @@ app = typer.Typer(
 
 # In the order of the help text; one file a command in kvbench/commands/.
 COMMANDS: dict[str, Callable[..., None]] = {
+    "init": init,
+    "validate": validate,
     "plan": plan,
     "run": run,
     "gate": gate,
     "report": report,
+    "merge": merge,
+    "compare": compare,
+    "history": history,
     "check-table": check_table,
     "reproduce": reproduce,
     "selftest": selftest,
@@ -46,11 +63,18 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "quantize": quantize,
     "lm-eval": lm_eval,
     "schema": schema,
+    "formats": formats,
+    "backends": backends,
+    "doctor": doctor,
+    "models": models,
+    "data": data,
 }
-# Commands that hand all their arguments on, --help too.
-HANDED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+# Of a command that hands its arguments on.
+HANDED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 for _name, _command in COMMANDS.items():
-    app.command(_name, context_settings=HANDED_ON if _name == "lm-eval" else None)(_command)
+    app.command(_name, epilog=epilog(_name), context_settings=HANDED_ON if _name == "lm-eval" else None)(
+        _command
+    )
 
 
 def _version(value: bool) -> None:
@@ -73,7 +97,8 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller; the exit code still tells
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    app()
+    end_cleanly()
+    app(prog_name="kvbench")  # `python -m kvbench` too: usage lines and the completion variable go by it
 
 
 if __name__ == "__main__":

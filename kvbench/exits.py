@@ -12,6 +12,7 @@ from pathlib import Path
 import typer
 
 from kvbench.errors import KvbenchError
+from kvbench.signals import EXIT_CODE
 
 
 @contextmanager
@@ -24,9 +25,10 @@ def handled(
     except KvbenchError as e:
         print(f"kvbench: {e}", file=sys.stderr)
         raise typer.Exit(e.exit_code) from None
-    except KeyboardInterrupt:
-        print(f"kvbench: interrupted; {kept}.", file=sys.stderr)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as e:
+        by = f" by {e}" if str(e) == "SIGTERM" else ""
+        print(f"kvbench: interrupted{by}; {kept}.", file=sys.stderr)
+        raise typer.Exit(EXIT_CODE) from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(141) from None

@@ -18,11 +18,17 @@ def gate_lines(gate: Gate | None, cells: tuple[Cell, ...], tasks: tuple[Task, ..
     levels = ", ".join(level for level in LEVELS if rung(level) <= due)
     whose = f"gate {gate.name}, evidence {due}" if gate else "no gate"
     lines = [f"evidence that every task has to give ({whose}): {levels}"]
+    return [*lines, *(sentence for _, sentence in in_vain(gate, cells, tasks))]
+
+
+def in_vain(
+    gate: Gate | None, cells: tuple[Cell, ...], tasks: tuple[Task, ...]
+) -> Iterator[tuple[Check, str]]:
+    """Each check that no task answers, with a sentence on why and what comes of it."""
     for check in gate.checks if gate else ():
         for reason, effect in _unanswered(check, cells, tasks, gate.allow_partial if gate else False):
             what = effect if check.required else "it will not be evaluated"
-            lines.append(f"check {check.name} (line {check.line}): {reason}; {what}.")
-    return lines
+            yield check, f"check {check.name} (line {check.line}): {reason}; {what}."
 
 
 def _unanswered(

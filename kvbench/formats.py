@@ -4,7 +4,7 @@ A format says how values are stored: payload element, scale kind (static or dyna
 tensor, or one a token and KV head) and scale element. Everything that must be counted is counted from these
 descriptors; the engine's live tensors must come out at exactly the same number of bytes.
 
-Adding a format starts with an entry in `KV_FORMATS`; the README's checklist has the rest.
+Adding a format starts with an entry in `KV_FORMATS`; docs/extending.md has the rest.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isclose, isfinite, isnan
 from typing import Any
 
+from kvbench import shards
 from kvbench.derive import health
 from kvbench.fits import SLACK
 from kvbench.looks import not_run
@@ -18,13 +19,39 @@ Manifest = Mapping[str, Any]
 Values = Mapping[str, float]
 MANY = 8  # from so many equal results on, chance is no explanation: 8 picks of 4 choices are alike once in 16,384
 PLENTY = 100  # SmolLM2-135M answers 23 of 24 questions of MMLU with A: of 100 all would be so 1 time in 70
+NO_DEVICE = "no_cuda_device"  # the reason of a refusal, of the session's own
+# Checks of cells whose device is not here: one on all of them, and one a task.
+DEVICE, SKIPPED = "device", "skipped"
+_DEVICE_SKIPPED = "They are skipped and nothing is said of them; in CI, or with --require-device, that fails."
+_DEVICE_FAILS = "In CI, or with --require-device, that fails; --no-require-device skips them."
 _BUSY = " Where other work had the machine, measure more: --set runners.latency.repeats=10."
 
 
+def missing_device(manifest: Manifest, records: Sequence[Record], required: bool) -> Iterator[Outcome]:
+    """One outcome where cells ask for a device that the machine did not have: not evaluated, or a failure where it is `required`."""
+    lacking = {record.key: record for record in records if _no_device(record)}
+    keys = [task["key"] for task in manifest["tasks"] if task["key"] in lacking]
+    cells = tuple(
+        dict.fromkeys(c for task in manifest["tasks"] if task["key"] in lacking for c in task["cells"])
+    )
+    if cells:
+        count = f"{len(cells)} of {len(manifest['cells'])} cells"
+        then = _DEVICE_FAILS if required else _DEVICE_SKIPPED
+        sentence = f"{count} could not run: {(lacking[keys[0]].error or {})['message']} {then}"
+        status = FAIL if required else NOT_EVALUATED
+        yield Outcome(DEVICE, "", cells[0], "", status, None, "the device is there", sentence, cells=cells)
+
+
+def _no_device(record: Record | None) -> bool:
+    return record is not None and record.status == REFUSED and (record.error or {}).get("reason") == NO_DEVICE
+
+
 def failed_tasks(manifest: Manifest, records: Sequence[Record]) -> Iterator[Outcome]:
-    """One outcome a task that gave no result. What is not available counts only where a required check needs it."""
+    """One outcome a task that gave no result. What is not available counts only where a required check needs it, and what another
+    shard measures not here."""
     by_key = {record.key: record for record in records}
     names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
+    share = shards.read(manifest)
     for task in manifest["tasks"]:
         record = by_key.get(task["key"])
         if record is not None and record.status == OK:
@@ -35,7 +62,7 @@ def failed_tasks(manifest: Manifest, records: Sequence[Record]) -> Iterator[Outc
         subject = f"{task['runner']} {task['variant']}".strip()
         message = problem(record, not_run(manifest)) + (f" ({detail})" if detail else "")
         yield Outcome(
-            check=_TASK_CHECKS.get(status, status),
+            check=SKIPPED if _no_device(record) else _TASK_CHECKS.get(status, status),
             metric="",
             cell=task["cells"][0],
             variant=task["variant"],
@@ -43,7 +70,7 @@ def failed_tasks(manifest: Manifest, records: Sequence[Record]) -> Iterator[Outc
             value=None,
             limit="",
             sentence=f"{subject} on {some(task['cells'], names)}: {message}",
-            required=status != NOT_AVAILABLE,
+            required=status != NOT_AVAILABLE and (share is None or task["key"] in share.tasks),
             cells=tuple(task["cells"]),
         )
 

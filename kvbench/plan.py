@@ -101,7 +101,7 @@ def plan_text(
     """The plan for a person. environment: that of `kvbench.environment.host()`, for the device that is here."""
     model = one_model([p.cell.spec for p in cells])
     lines = [f"{matrix.name}: {len(cells)} cells, {len(matrix.tasks)} tasks "
-             f"({len(tasks.todo)} to run, {len(tasks.reused)} reused){f'; model {model}' if model else ''}", *_device_note(cells, environment), ""]  # fmt: skip
+             f"({len(tasks.todo)} to run, {len(tasks.reused)} reused){f'; model {model}' if model else ''}", *device_note(cells, environment), ""]  # fmt: skip
     for p in cells:
         role = "  [baseline]" if p.cell.is_baseline else ""
         lines.append(f"  {p.cell.id}  {p.cell.name or 'the only cell'}{role}: {_size(p)}")
@@ -143,13 +143,13 @@ def _size(p: CellPlan) -> str:
     return f"{p.kv_bytes:,} B of KV, {weights}"
 
 
-def _device_note(cells: list[CellPlan], environment: Mapping[str, Any]) -> list[str]:
+def device_note(cells: list[CellPlan], environment: Mapping[str, Any]) -> list[str]:
     need = sum(p.cell.spec["device"] == "cuda" for p in cells)
     if not need or environment["device"] == "cuda":
         return []
     who = "cells need" if need == len(cells) else f"{need} of {len(cells)} cells need"
     return [f"note: {who} a CUDA device and this machine has none ({environment['device_reason']}); planned as for a "
-            "GPU, a run here is refused."]  # fmt: skip
+            "GPU, a run here is refused: run it on a machine with one, or leave device: cuda out."]  # fmt: skip
 
 
 def _reasons(cells: list[CellPlan]) -> list[str]:

@@ -155,9 +155,9 @@ class _Reader:
                 "the precision check always runs, comes first and takes no settings; remove this check."
             )
         elif isinstance(name, str):
-            sentence = f"{name} is not a metric; accepted: {', '.join(METRICS)}.{suggestion(name, METRICS)}"
+            sentence = f"{name} is not a metric.{suggestion(name, METRICS)} {_ALL_METRICS}"
         else:
-            sentence = f"a check needs a metric, one of {', '.join(METRICS)}; this one has {show(name)}."
+            sentence = f"a check needs a metric; this one has {show(name)}. {_ALL_METRICS}"
         self.problems.add((*at, "metric"), sentence)
 
     def limits(self, at: DataPath, entry: dict[str, Any], metric: Metric | None) -> tuple[float, float, str]:
@@ -271,6 +271,7 @@ class _Reader:
         return bool(value)
 
 
+_ALL_METRICS = f"kvbench schema gate has all {len(METRICS)} with what they mean."
 _KINDS = {int: "a whole number", str: "a text", bool: "true or false"}
 
 _LIMITS: dict[str, Callable[[_Reader, DataPath, Any, Metric | None], tuple[float, float, str]]] = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from typing import Any
 from kvbench.decision import ASPECTS
 from kvbench.errors import UsageError
 from kvbench.looks import looks_of, not_run
+from kvbench.shards import read as read_share
+from kvbench.upgrade import MANIFESTS, RECORDS, lift
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 3  # docs/schema.md; a new one needs its step in kvbench/upgrade.py
 
 # What can be said of one piece of evidence, and of a record as a whole (the worst level counts).
 VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE = "verified", "mismatch", "unverified", "not_applicable"
@@ -173,6 +175,10 @@ class RunDir:
     def record_path(self, key: str) -> Path:
         return self.path / "records" / f"{key}.json"
 
+    @property
+    def junit_path(self) -> Path:
+        return self.path / "report.junit.xml"
+
     def write(self, record: Record) -> None:
         write_json(self.record_path(record.key), asdict(record))
 
@@ -190,7 +196,7 @@ class RunDir:
 
     def manifest(self) -> dict[str, Any]:
         """Raises UsageError for a file that is no manifest of this version, or whose parts do not fit together."""
-        data = read_json(self.manifest_path)
+        data = _lifted(read_json(self.manifest_path), MANIFESTS)
         wrong = _manifest_fault(data)
         if wrong:
             raise UsageError(f"{self.manifest_path} {wrong}; run the matrix again to write it anew.")
@@ -206,14 +212,14 @@ class RunDir:
 
 
 def record_from_dict(data: Mapping[str, Any], path: Path | str = "record") -> Record:
-    """Raises UsageError for another schema version, a missing or unknown key, or a part of the wrong kind."""
+    """A record of an older schema is lifted to this one.
+
+    Raises UsageError for an unknown schema version, a missing or unknown key, or a part of the wrong kind."""
     if not isinstance(data, dict):
         raise UsageError(f"{path} holds no record; delete that file and run the matrix again.")
+    data = _lifted(data, RECORDS)
     if data.get("schema") != SCHEMA_VERSION:
-        raise UsageError(
-            f"{path} has schema {data.get('schema')!r}; this kvbench reads schema {SCHEMA_VERSION}. "
-            "Run the matrix again with this version."
-        )
+        raise UsageError(f"{path} {_wrong_schema(data)}. Run the matrix again with this version.")
     known = {f.name for f in fields(Record)}
     wrong = sorted(known.symmetric_difference(data))
     if wrong:
@@ -267,12 +273,30 @@ def _is_evidence(data: Mapping[str, Any]) -> bool:
     )
 
 
+def _lifted(data: Any, steps: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]) -> Any:
+    """What is not even what its own version says stays as it is, for the checks that follow."""
+    try:
+        return lift(data, steps)
+    except (AttributeError, LookupError, TypeError):
+        return data
+
+
+def _wrong_schema(data: Mapping[str, Any]) -> str:
+    version = data.get("schema")
+    newer = (
+        "; it was written by a newer kvbench, install that one"
+        if type(version) is int and version > SCHEMA_VERSION
+        else ""
+    )
+    return f"has schema {version!r}, this kvbench reads schemas {min(RECORDS)} to {SCHEMA_VERSION}{newer}"
+
+
 def _manifest_fault(data: Any) -> str:
     """What is wrong with a manifest, to be read after its path, or ""."""
     if not isinstance(data, dict):
         return "is no manifest"
     if data.get("schema") != SCHEMA_VERSION:
-        return f"has schema {data.get('schema')!r}, this kvbench reads schema {SCHEMA_VERSION}"
+        return _wrong_schema(data)
     kinds = {"name": str, "matrix": dict, "environment": dict, "command": list, "cells": list, "tasks": list}
     for key, kind in kinds.items():
         if not isinstance(data.get(key), kind):
@@ -292,9 +316,9 @@ def _manifest_fault(data: Any) -> str:
         fit = False
     if not fit:
         return "is damaged: its cells and tasks do not fit together"
-    try:
-        looks_of(data)
-        not_run(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-        return f"is damaged: until_decided does not fit its tasks ({e})"
+    for part, read in (("shard", read_share), ("until_decided", looks_of), ("until_decided", not_run)):
+        try:
+            read(data)
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            return f"is damaged: {part} does not fit its tasks ({e})"
     return ""

@@ -10,15 +10,17 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from kvbench import shards
 from kvbench.cells import Task
 from kvbench.errors import UsageError
 from kvbench.matrix import Matrix
 from kvbench.record import ERROR, NOT_EVALUATED, OK, REFUSED, SCHEMA_VERSION, Record, RunDir, write_json
+from kvbench.shards import Share
 
 if TYPE_CHECKING:
     from kvbench.session import Session
@@ -27,9 +29,9 @@ Rerun = Literal["missing", "failed", "all"]
 
 
 class Watcher(Protocol):
-    """What shows progress. `total` counts all tasks, `reused` those whose record is already there."""
+    """What shows progress."""
 
-    def start(self, total: int, reused: int) -> None: ...
+    def start(self, plan: Plan) -> None: ...
     def task(self, index: int, task: Task, name: str) -> None: ...
     def inside(self, done: int, total: int, note: str) -> None: ...
     def finished(self, record: Record) -> None: ...
@@ -59,6 +61,13 @@ def plan_tasks(matrix: Matrix, run_dir: RunDir, rerun: Rerun) -> Plan:
         record = run_dir.read(task.key)
         (todo if record is None or record.status in again else reused).append(task)
     return Plan(tuple(todo), tuple(reused))
+
+
+class Executor(Protocol):
+    """Measures `plan.todo`: a record of each in `run_dir`, whatever becomes of it, and `watcher.task` and `.finished` for each.
+    An interrupt leaves it as an exception, with nothing of it running any more."""
+
+    def __call__(self, matrix: Matrix, plan: Plan, run_dir: RunDir, watcher: Watcher) -> None: ...
 
 
 def manifest_of(matrix: Matrix, environment: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
@@ -113,10 +122,16 @@ def run(
     watcher: Watcher,
     data_dir: Path | None = None,
     rerun: Rerun = "missing",
+    executor: Executor | None = None,
+    share: Share | None = None,
 ) -> Plan:
-    """Measure what is missing. Records are written one by one; an interrupt loses only the task in hand."""
-    with measuring(run_dir, environment, data_dir, rerun) as measure:
-        return measure(matrix, manifest_of(matrix, environment, command), watcher)
+    """Measure what is missing. Records are written one by one; an interrupt loses only the task in hand. share: its tasks alone."""
+    manifest = manifest_of(matrix, environment, command)
+    if share is not None:
+        manifest |= shards.about(share, matrix.tasks)
+        matrix = replace(matrix, tasks=tuple(task for task in matrix.tasks if task.key in share.tasks))
+    with measuring(run_dir, environment, data_dir, rerun, executor) as measure:
+        return measure(matrix, manifest, watcher)
 
 
 Measure = Callable[[Matrix, Mapping[str, Any], Watcher], Plan]
@@ -124,9 +139,13 @@ Measure = Callable[[Matrix, Mapping[str, Any], Watcher], Plan]
 
 @contextmanager
 def measuring(
-    run_dir: RunDir, environment: Mapping[str, Any], data_dir: Path | None, rerun: Rerun
+    run_dir: RunDir,
+    environment: Mapping[str, Any],
+    data_dir: Path | None,
+    rerun: Rerun,
+    executor: Executor | None = None,
 ) -> Iterator[Measure]:
-    """measure(matrix, manifest, watcher) writes the manifest and measures what is missing of the matrix's tasks; called several
+    """executor: what measures, in place of this process (`kvbench.executors`). measure(matrix, manifest, watcher) writes the manifest and measures what is missing of the matrix's tasks; called several
     times, the calls share the loaded model and its probes, and no other run writes between them.
     """
     sessions: list[Session] = []
@@ -134,9 +153,11 @@ def measuring(
     def measure(matrix: Matrix, manifest: Mapping[str, Any], watcher: Watcher) -> Plan:
         plan = plan_tasks(matrix, run_dir, rerun)
         write_json(run_dir.manifest_path, manifest)
-        watcher.start(len(matrix.tasks), len(plan.reused))
+        watcher.start(plan)
         try:
-            if plan.todo:
+            if plan.todo and executor is not None:
+                executor(matrix, plan, run_dir, watcher)
+            elif plan.todo:
                 from kvbench.session import Session
 
                 sessions[:] = sessions or [Session(data_dir, environment)]
@@ -151,7 +172,8 @@ def measuring(
 
 
 def _sweep(run_dir: RunDir) -> None:
-    """Remove the temp files that a killed run may have left behind."""
+    """Remove the temp files that a killed run may have left behind, and an earlier verdict that a CI system would take for this one's."""
+    run_dir.junit_path.unlink(missing_ok=True)
     for folder in (run_dir.path, run_dir.path / "records"):
         for leftover in folder.glob(".*.tmp"):
             leftover.unlink()

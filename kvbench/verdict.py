@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 PASS, FAIL, INCONCLUSIVE, NOT_EVALUATED = "pass", "fail", "inconclusive", "not_evaluated"
+NOT_JUDGED = "not_judged"  # of a run without failures that no gate judged
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Outcome:
     5%), in the value's unit; infinite where no possible value is far enough; None where nothing is estimated.
     n_needed: how many samples, of the kind that the value's n counts, would decide at what was observed; None where that
     is unknown, or no number would.
+    bounds: the limit as numbers, the closed interval that the value has to keep (one end infinite for a one-sided limit); None
+    where the check is no limit on a number.
     look, level: "look 1 of 3" and the confidence at which it was judged, where a sample was judged as it grew; the 5% of `mde` is 1 -
     level then.
     """
@@ -39,19 +42,23 @@ class Outcome:
     n_needed: int | None = None
     look: str = ""
     level: float | None = None
+    bounds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """All outcomes, the unremovable checks first. exit_code: see `exit_code_of`."""
+    """All outcomes, the unremovable checks first. exit_code: see `exit_code_of`; of a share of a matrix (whole: False) the one of
+    `kvbench.shards`, where 0 is no pass."""
 
     outcomes: tuple[Outcome, ...]
     exit_code: int
+    whole: bool = True
 
     @property
     def word(self) -> str:
         """The exit code as the status that decided it."""
-        return {0: PASS, 1: FAIL, 4: INCONCLUSIVE}.get(self.exit_code, NOT_EVALUATED)
+        passed = PASS if self.whole else NOT_EVALUATED
+        return {0: passed, 1: FAIL, 4: INCONCLUSIVE}.get(self.exit_code, NOT_EVALUATED)
 
 
 def exit_code_of(outcomes: Iterable[Outcome]) -> int:

@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from kvbench.commands.options import DataOption, JsonOption, check_data_dir
+from kvbench.completion import models
 from kvbench.exits import handled
 
 
 def calibrate(
-    model: Annotated[str, typer.Argument(help="A model, as a matrix names it")],
+    model: Annotated[str, typer.Argument(help="A model, as a matrix names it", autocompletion=models)],
     out: Annotated[Path, typer.Argument(help="File of scales to write, OUT.json; it must not exist yet")],
     format_: Annotated[
         str,

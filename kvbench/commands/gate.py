@@ -5,11 +5,17 @@ from __future__ import annotations
 import typer
 
 from kvbench.commands.judging import judge
-from kvbench.commands.options import GateOption, JsonOption, RunArg
+from kvbench.commands.options import DeviceOption, GateOption, JsonOption, QuietOption, RunArg
 from kvbench.exits import handled
 
 
-def gate(run_dir: RunArg, gate: GateOption = None, json_: JsonOption = False) -> None:
+def gate(
+    run_dir: RunArg,
+    gate: GateOption = None,
+    require_device: DeviceOption = None,
+    quiet: QuietOption = False,
+    json_: JsonOption = False,
+) -> None:
     """Judge a stored run again, without a model or torch. The exit code is the verdict."""
     with handled():
-        raise typer.Exit(judge(run_dir, gate, json_))
+        raise typer.Exit(judge(run_dir, gate, json_, quiet, require_device))

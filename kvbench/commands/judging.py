@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 from kvbench.errors import UsageError
@@ -11,24 +13,38 @@ from kvbench.exits import unreadable
 KEPT_GATE = "gate.yaml"  # the policy that judged a run, in its folder
 
 
-def judge(run_dir: Path, gate: Path | None, as_json: bool) -> int:
-    """Judge stored records, write the report, print the result; returns the exit code."""
+def judge(
+    run_dir: Path,
+    gate: Path | None,
+    as_json: bool,
+    quiet: bool = False,
+    require_device: bool | None = None,
+    announced: bool = True,
+) -> int:
+    """Judge stored records, write the report, print the result; returns the exit code.
+
+    quiet: only the verdict and the files; require_device: None for what the environment says; announced: whether a CI system is told.
+    """
     from kvbench import gate as gates
+    from kvbench.ci import device_required
     from kvbench.metrics import METRICS, derive
     from kvbench.record import RunDir
     from kvbench.report.console import print_result
+    from kvbench.report.github import announce
     from kvbench.report.jsonout import result_json
     from kvbench.report.write import write_all
     from kvbench.run import require_not_empty
 
     require_not_empty(run_dir)
     run = RunDir(run_dir)
+    run.junit_path.unlink(missing_ok=True)  # an error from here on must not leave an earlier verdict behind
     manifest, records = run.manifest(), list(run.records())
     named = gate or (policy_of(run_dir, manifest["gate"]) if manifest["gate"] else None)
     policy = gates.load(named) if named else None
     try:
         rows = derive(manifest, records)
-        verdict = gates.evaluate(policy, manifest, records, rows)
+        required = device_required(require_device, os.environ)
+        verdict = gates.evaluate(policy, manifest, records, rows, required)
         definitions = {name: metric.definition for name, metric in METRICS.items()}
         paths = write_all(run_dir, manifest, records, rows, verdict, definitions)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
@@ -36,7 +52,10 @@ def judge(run_dir: Path, gate: Path | None, as_json: bool) -> int:
     if as_json:
         print(json.dumps(result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False))
     else:
-        print_result(manifest, records, rows, verdict, paths)
+        print_result(manifest, records, rows, verdict, paths, quiet)
+    if announced:
+        for line in announce(manifest, records, rows, verdict, policy, os.environ):
+            print(line, file=sys.stderr)
     return int(verdict.exit_code)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ def load_matrix(
     select: str | None,
     data_dir: Path | None,
     sizes: Mapping[str, Mapping[str, Any]] | None = None,
+    device: str | None = None,
 ) -> tuple[Any, Mapping[str, Any]]:
+    """The matrix and the facts of this machine. device: what `device: auto` means in place of what is here."""
     from kvbench.data import fingerprint as data_fingerprint
     from kvbench.environment import host
     from kvbench.matrix import load
     from kvbench.models import fingerprint as model_fingerprint
 
     check_data_dir(data_dir)
-    here = host()
+    here = replace(host(), device=device) if device else host()
     loaded = load(
         matrix,
         overrides,

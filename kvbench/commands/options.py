@@ -7,10 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
+from kvbench import completion
 from kvbench.errors import UsageError
 
-MatrixArg = Annotated[Path, typer.Argument(help="YAML matrix, e.g. matrices/int8.yaml")]
-RunArg = Annotated[Path, typer.Argument(help="Run directory that `kvbench run` wrote")]
+MatrixArg = Annotated[
+    Path, typer.Argument(help="YAML matrix, e.g. matrices/int8.yaml", autocompletion=completion.matrices)
+]
+RunArg = Annotated[
+    Path, typer.Argument(help="Run directory that `kvbench run` wrote", autocompletion=completion.runs)
+]
 SetOption = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set runners.latency.repeats=5"),
@@ -25,7 +30,21 @@ OutOption = Annotated[
     Path | None, typer.Option("--out", help="Run directory (default: runs/ and the matrix's name)")
 ]
 GateOption = Annotated[
-    Path | None, typer.Option("--gate", help="Gate policy (default: the one the matrix names)")
+    Path | None,
+    typer.Option(
+        "--gate", help="Gate policy (default: the one the matrix names)", autocompletion=completion.gates
+    ),
+]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print the verdict and the files only; no progress")
+]
+DeviceOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--require-device/--no-require-device",
+        help="Fail where cells ask for a device that is not here (default: in CI; elsewhere they are skipped, exit code 3)",
+        show_default=False,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout")]
 RerunOption = Annotated[
@@ -38,6 +57,14 @@ UntilOption = Annotated[
         help="Cheap checks and small samples first; stop once the gate's verdict is decided",
     ),
 ]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what `kvbench plan` prints; run nothing")]
+CanaryOption = Annotated[
+    bool,
+    typer.Option(
+        "--canary",
+        help="Exact bytes and evidence of each engine configuration first; stop if one is not what was requested",
+    ),
+]
 
 
 def check_data_dir(data_dir: Path | None) -> None:
@@ -45,8 +72,8 @@ def check_data_dir(data_dir: Path | None) -> None:
 
     if data_dir is not None and str(data_dir) != HUB and not data_dir.is_dir():
         raise UsageError(
-            f"The data folder {data_dir} does not exist; give a folder with the files that the README lists under "
-            f"Daily use, or {HUB} to fetch them from the hub."
+            f"The data folder {data_dir} does not exist; give a folder with the files that docs/matrices.md lists "
+            f"under Evaluation data, or {HUB} to fetch them from the hub."
         )
 
 

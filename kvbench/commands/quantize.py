@@ -9,12 +9,16 @@ from typing import Annotated
 import typer
 
 from kvbench.commands.options import JsonOption
+from kvbench.completion import models
 from kvbench.exits import handled
 
 
 def quantize(
     model: Annotated[
-        str, typer.Argument(help="A native checkpoint: folder, .gguf file, hub id or built-in name")
+        str,
+        typer.Argument(
+            help="A native checkpoint: folder, .gguf file, hub id or built-in name", autocompletion=models
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet, or be empty")],
     dtype: Annotated[

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from kvbench.commands.judging import judge
-from kvbench.commands.options import GateOption, JsonOption, RunArg
+from kvbench.commands.options import DeviceOption, GateOption, JsonOption, QuietOption, RunArg
 from kvbench.exits import handled
 
 
-def report(run_dir: RunArg, gate: GateOption = None, json_: JsonOption = False) -> None:
-    """Write the HTML and CSV reports of a stored run again. Exits 0 when they are written, whatever the verdict."""
+def report(
+    run_dir: RunArg,
+    gate: GateOption = None,
+    require_device: DeviceOption = None,
+    quiet: QuietOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Write the report's files of a stored run again. Exits 0 when they are written, whatever the verdict."""
     with handled():
-        judge(run_dir, gate, json_)
+        judge(run_dir, gate, json_, quiet, require_device, announced=False)

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from kvbench.commands.judging import KEPT_GATE, judge
 from kvbench.commands.loading import load_matrix
 from kvbench.commands.options import (
+    CanaryOption,
     DataOption,
+    DeviceOption,
+    DryOption,
     GateOption,
     JsonOption,
     MatrixArg,
     OutOption,
+    QuietOption,
     RerunOption,
     SelectOption,
     SetOption,
     UntilOption,
     rerun_of,
 )
+from kvbench.commands.scaleout import (
+    ExecutorOption,
+    JobsOption,
+    ShardOption,
+    executor_of,
+    folder_of,
+    share_for,
+)
+from kvbench.errors import UsageError
 from kvbench.exits import handled
 
 
@@ -32,9 +43,20 @@ def run(
     data_dir: DataOption = None,
     rerun: RerunOption = "missing",
     until_decided: UntilOption = False,
+    executor: ExecutorOption = "inline",
+    jobs: JobsOption = None,
+    shard: ShardOption = None,
+    canary: CanaryOption = False,
+    dry_run: DryOption = False,
+    require_device: DeviceOption = None,
+    quiet: QuietOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Measure a matrix, judge it, and write the report. The same command resumes an interrupted run."""
+    if dry_run:
+        from kvbench.commands.plan import plan
+
+        return plan(matrix, set_, k, out, data_dir, rerun, gate, until_decided, shard, json_)
     with handled():
         from kvbench import gate as gates
         from kvbench.progress import watcher
@@ -46,9 +68,27 @@ def run(
         policy = gate or loaded.gate
         # A bad gate is a usage error now, not after the measuring.
         judged_by = gates.load(policy) if policy else None
-        target = out or Path("runs") / loaded.name
-        how = (data_dir, rerun_of(rerun))
-        if until_decided:
+        share = share_for(shard, loaded, until_decided or canary)
+        target = out or folder_of(loaded.name, share)
+        how = (data_dir, rerun_of(rerun), executor_of(executor, jobs, data_dir, loaded, environment))
+        if canary and until_decided:
+            raise UsageError(
+                "--canary and --until-decided both begin with the cheapest tasks and stop at the first that is not as requested; "
+                "give one of them."
+            )
+        if canary:
+            from kvbench.canary import run_canary_first
+
+            run_canary_first(
+                loaded,
+                judged_by,
+                RunDir(target),
+                environment,
+                command_line(),
+                lambda: watcher(json_, quiet),
+                *how,
+            )
+        elif until_decided:
             from kvbench.untildecided import run_until_decided
 
             run_until_decided(
@@ -58,13 +98,15 @@ def run(
                 RunDir(target),
                 environment,
                 command_line(),
-                lambda: watcher(json_),
+                lambda: watcher(json_, quiet),
                 *how,
             )
         else:
-            run_matrix(loaded, RunDir(target), environment, command_line(), watcher(json_), *how)
+            run_matrix(
+                loaded, RunDir(target), environment, command_line(), watcher(json_, quiet), *how, share
+            )
         if policy is not None:
             from kvbench.report.write import write_text
 
             write_text(target / KEPT_GATE, policy.read_text(encoding="utf-8"))
-        raise typer.Exit(judge(target, policy, json_))
+        raise typer.Exit(judge(target, policy, json_, quiet, require_device))

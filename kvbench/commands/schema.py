@@ -1,4 +1,4 @@
-"""`kvbench schema`: JSON Schema for editors."""
+"""`kvbench schema`: JSON Schema for editors and readers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,21 @@ from kvbench.errors import UsageError
 from kvbench.exits import handled
 
 
-def schema(kind: Annotated[str, typer.Argument(help="matrix or gate")] = "matrix") -> None:
-    """Print the JSON Schema of matrix or gate files, for editors."""
+def schema(
+    kind: Annotated[str, typer.Argument(help="matrix, gate, record, manifest or results")] = "matrix",
+) -> None:
+    """Print the JSON Schema of matrix or gate files, for editors, or of what a run leaves."""
     with handled():
+        from kvbench.recordschema import manifest_schema, record_schema, results_schema
         from kvbench.schema import gate_schema, matrix_schema
 
-        makers = {"matrix": matrix_schema, "gate": gate_schema}
+        makers = {
+            "matrix": matrix_schema,
+            "gate": gate_schema,
+            "record": record_schema,
+            "manifest": manifest_schema,
+            "results": results_schema,
+        }
         if kind not in makers:
-            raise UsageError(f"There is no schema {kind!r}; use matrix or gate.")
+            raise UsageError(f"There is no schema {kind!r}; use {', '.join(makers)}.")
         print(json.dumps(makers[kind](), indent=2, ensure_ascii=False))

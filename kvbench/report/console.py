@@ -5,7 +5,6 @@ Off a terminal it is plain text without colours or wrapped tables; NO_COLOR is r
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,33 +31,18 @@ _ITEMS = 5  # places named under one finding; the page has them all
 
 
 def print_result(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence[Row],
-                 verdict: VerdictLike, paths: Sequence[Path]) -> None:  # fmt: skip
-    """Print the run to stdout; `paths` are the files that `write_all` wrote, the page first."""
-    show(build(manifest, records, rows, verdict), sys.stdout, paths)
+                 verdict: VerdictLike, paths: Sequence[Path], quiet: bool = False) -> None:  # fmt: skip
+    """Print the run to stdout; `paths` are the files that `write_all` wrote, the page first. quiet: the verdict and them only."""
+    show(build(manifest, records, rows, verdict), sys.stdout, paths, quiet)
 
 
-def show(view: View, file: TextIO, paths: Sequence[Path] = ()) -> None:
+def show(view: View, file: TextIO, paths: Sequence[Path] = (), quiet: bool = False) -> None:
     """Print the run to `file`; `paths` are named last, with the verdict."""
-    from rich.console import Console
-
     terminal = file.isatty()
-
-    class Pipe(Console):
-        """rich would end the process with 1, the code of a failed check, when the reader has gone."""
-
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    console = Pipe(
-        file=file,
-        width=None if terminal else _PLAIN_WIDTH,
-        no_color="NO_COLOR" in os.environ or None,
-        force_terminal=terminal,
-        highlight=False,
-        emoji=False,
-        markup=False,
-        legacy_windows=False,
-    )
+    console = console_for(file)
+    if quiet:
+        _verdict(console, view, paths)
+        return
     _model(console, view)
     _precision(console, view, terminal)
     for table in view.tables:
@@ -69,7 +53,31 @@ def show(view: View, file: TextIO, paths: Sequence[Path] = ()) -> None:
     _notices(console, view)
     for title, findings in (("Failures", view.failures), ("Not measured in full", view.gaps)):
         _findings(console, title, findings)
+    console.print()
     _verdict(console, view, paths)
+
+
+def console_for(file: TextIO) -> Console:
+    """rich's console as kvbench uses it: plain off a terminal, no markup in text, NO_COLOR respected."""
+    from rich.console import Console
+
+    terminal = file.isatty()
+
+    class Pipe(Console):
+        """rich would end the process with 1, the code of a failed check, when the reader has gone."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Pipe(
+        file=file,
+        width=None if terminal else _PLAIN_WIDTH,
+        force_terminal=terminal,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        legacy_windows=False,
+    )
 
 
 def _table(terminal: bool) -> Table:
@@ -249,7 +257,6 @@ def _findings(console: Console, title: str, findings: Sequence[Finding]) -> None
 def _verdict(console: Console, view: View, paths: Sequence[Path]) -> None:
     from rich.text import Text
 
-    console.print()
     verdict = Text.assemble((view.word, _STYLES[view.tone]), f"  {view.headline} Exit code {view.exit_code}.")
     console.print(verdict, soft_wrap=True)
     for path in paths:

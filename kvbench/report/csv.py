@@ -1,4 +1,4 @@
-"""The two CSV files: long (one line a row of metrics) and wide (one line a cell).
+"""The two tables, long (one line a row of metrics) and wide (one line a cell), and their CSV files.
 
 Numbers keep their full precision: what is read back is the same float. A value that was not measured is an empty
 field, a NaN is `NaN`. Text that a spreadsheet would take for a formula gets a single quote in front; numbers never.
@@ -49,7 +49,15 @@ _STATE_COLUMNS = (
 
 
 def long_csv(run: Run) -> str:
-    """cell id and name, the cell's keys, what they resolved to, where attention ran, then the row: metric, variant, ...,
+    return _text(long_lines(run))
+
+
+def wide_csv(run: Run) -> str:
+    return _text(wide_lines(run))
+
+
+def long_lines(run: Run) -> list[list[Any]]:
+    """The heads, then a line a row: cell id and name, the cell's keys, what they resolved to, where attention ran, then the row: metric, variant, ...,
     and what the gate found of it.
     """
     run = run.with_fact_rows()
@@ -72,11 +80,11 @@ def long_csv(run: Run) -> str:
         lines.append(
             [row.cell, cell["name"], *spec, *ran.get(row.cell, [None] * len(_RAN_COLUMNS)), *values, *judged]
         )
-    return _text(lines)
+    return lines
 
 
-def wide_csv(run: Run) -> str:
-    """One line a cell: its keys, requested / resolved / effective, precisions, then `metric` or `metric (variant)`."""
+def wide_lines(run: Run) -> list[list[Any]]:
+    """The heads, then one line a cell: its keys, requested / resolved / effective, precisions, then `metric` or `metric (variant)`."""
     run = run.with_fact_rows()
     labels = Labels(run.manifest)
     keys = _keys(labels)
@@ -97,7 +105,7 @@ def wide_csv(run: Run) -> str:
             "; ".join(partial.get(cell, [])) or None,
             *(values.get((cell, metric, variant)) for metric, variant in columns),
         ])  # fmt: skip
-    return _text(lines)
+    return lines
 
 
 def _keys(labels: Labels) -> list[str]:

@@ -17,7 +17,7 @@ LEFT_OUT = "What they would find could only add to it. Run without --until-decid
 _SENTENCE_LIMIT = 1000
 _TAIL_LIMIT = 4000
 # The gate's words for tasks that gave no result: they are shown from their records, which hold more.
-_TASK_CHECKS = frozenset({"cell error", "refused", "not available", "not run"})
+_TASK_CHECKS = frozenset({"cell error", "refused", "not available", "not run", "skipped"})
 
 
 @dataclass(frozen=True)

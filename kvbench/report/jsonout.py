@@ -16,8 +16,10 @@ from kvbench.metrics import Row
 from kvbench.record import Record
 from kvbench.report.fmt import non_finite
 from kvbench.report.labels import Labels
-from kvbench.report.model import OutcomeLike, Run, VerdictLike
+from kvbench.report.model import OutcomeLike, Run, VerdictLike, verdict_word
 from kvbench.report.precision import PrecisionLine, precision_lines
+
+RESULTS_VERSION = 1  # docs/schema.md
 
 # fmt: off
 _OUTCOME_KEYS = ("check", "metric", "cell", "cells", "variant", "status", "value", "limit", "sentence", "required", "why",
@@ -27,18 +29,19 @@ _OUTCOME_KEYS = ("check", "metric", "cell", "cells", "variant", "status", "value
 
 def result_json(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence[Row],
                 verdict: VerdictLike) -> dict[str, Any]:  # fmt: skip
-    """Keys: run, cells, rows, outcomes, verdict, exit_code."""
+    """Keys: schema, run, cells, rows, outcomes, verdict, exit_code."""
     run = Run(manifest, records, rows, verdict).with_fact_rows()
     labels = Labels(run.manifest)
     lines = {line.label.cells[0]: line for line in precision_lines(run, labels)}
     return {
+        "schema": RESULTS_VERSION,
         "run": _run(run),
         "cells": [_cell(cell, lines[cell["id"]]) for cell in labels.cells.values()],
         "rows": [_numbers(asdict(row), ("value", "low", "high")) for row in run.rows],
         "outcomes": [
             _numbers(_outcome(outcome), ("value", "limit", "mde")) for outcome in run.verdict.outcomes
         ],
-        "verdict": run.verdict.word,
+        "verdict": verdict_word(run),
         "exit_code": run.verdict.exit_code,
     }
 

@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 from kvbench.metrics import Row
 from kvbench.record import Record
+from kvbench.verdict import NOT_JUDGED
 
 
 class OutcomeLike(Protocol):
     """One check on one value. status: "pass", "fail", "inconclusive" or "not_evaluated"; metric: "" where it is not
-    about one; cells: ids of all cells that share the value, cell: the first of them or None.
+    about one; cells: ids of all cells that share the value, cell: the first of them or None; bounds: the limit as numbers.
     """
 
     @property
@@ -45,6 +46,8 @@ class OutcomeLike(Protocol):
     def look(self) -> str: ...
     @property
     def level(self) -> float | None: ...
+    @property
+    def bounds(self) -> tuple[float, float] | None: ...
 
 
 class VerdictLike(Protocol):
@@ -93,3 +96,13 @@ class Run:
             if (cell, metric) not in have
         ]
         return replace(self, rows=[*self.rows, *extra])
+
+
+def judged(run: Run) -> bool:
+    """Whether any number was held to a limit: the checks that always run are no gate."""
+    return any(o.metric and o.check not in ("plausible", "confounded") for o in run.verdict.outcomes)
+
+
+def verdict_word(run: Run) -> str:
+    """The verdict's word; `not_judged` where nothing failed and no gate said what would pass."""
+    return NOT_JUDGED if run.verdict.exit_code == 0 and not judged(run) else run.verdict.word

@@ -12,10 +12,13 @@ from kvbench.record import ERROR
 from kvbench.report.device import DeviceLine
 from kvbench.report.fmt import plain
 from kvbench.report.labels import Labels
-from kvbench.report.model import Run
+from kvbench.report.model import Run, judged
+from kvbench.report.scaleout import scale_out
 from kvbench.scales import CALIBRATED
 
 _MOST = 4  # sentences of a notice
+_ABOUT_WEIGHTS = "Where that is not meant, correct the checkpoint or the matrix."
+_COOL = "Let it cool, or lift the limit (kvbench doctor names it), and measure latency again."
 
 _STATUS_WORDS = {
     "pass": "passed",
@@ -27,11 +30,17 @@ _STATUS_WORDS = {
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that must be read before any number. tone: "warn" or "info"."""
+    """Something that must be read before any number. tone: "warn" or "info"; remedy: what to do about it, which a warning always
+    says."""
 
     tone: str
     title: str
-    sentence: str
+    found: str
+    remedy: str = ""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.found} {self.remedy}".strip()
 
 
 def headline(run: Run) -> str:
@@ -40,7 +49,10 @@ def headline(run: Run) -> str:
     total = sum(counts.values())
     if not total:
         return "No check was evaluated."
-    if counts["pass"] == total and run.verdict.exit_code == 0:
+    if counts["pass"] == total and run.verdict.exit_code == 0 and not judged(run):
+        many = f"all {total} checks that always run" if total > 1 else "the only check that always runs"
+        sentence = f"No gate was judged; {many} passed"
+    elif counts["pass"] == total and run.verdict.exit_code == 0:
         sentence = f"All {total} checks passed" if total > 1 else "The only check passed"
     else:
         order = ("fail", "inconclusive", "not_evaluated", "pass")
@@ -56,16 +68,16 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
     """What changes how every number below is to be read; a device that was slowed down comes first."""
     specs = [cell["spec"] for cell in labels.cells.values()]
     found = [
-        *_of_device(device, "warn", "The device was slowed down", lambda line: line.slowed),
+        *_of_device(device, "warn", "The device was slowed down", lambda line: line.slowed, _COOL),
         *_of_device(device, "info", "The GPU was shared", lambda line: line.others),
     ]
-    if not any(o.metric and o.check not in ("plausible", "confounded") for o in run.verdict.outcomes):
+    if not judged(run):
         found.append(
             Notice(
                 "warn",
                 "No gate was judged",
-                "Only the checks that always run were (precision, errors, possible values); no number was held to a "
-                "limit. Name a policy: --gate FILE.",
+                "Only the checks that always run were (precision, errors, possible values); no number was held to a limit.",
+                "Name a policy: --gate FILE (kvbench init writes one).",
             )
         )
 
@@ -78,6 +90,7 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
                 "warn",
                 "Remote code trusted",
                 f"Python code that came with {names} was run (trust_remote_code: true).",
+                "Pin its revision, and read that code before you believe a number.",
             )
         )
     warned: dict[str, dict[str, None]] = {}
@@ -85,7 +98,7 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
         for sentence in record.facts.get("weight_warnings", ()):
             warned.setdefault(plain(sentence, 600), {})[plain(record.spec.get("model"), 60)] = None
     found += [
-        Notice("warn", "About the weights", f"{', '.join(names)}: {sentence}")
+        Notice("warn", "About the weights", f"{', '.join(names)}: {sentence}", _ABOUT_WEIGHTS)
         for sentence, names in warned.items()
     ]
     if names := models("plumbing", True):
@@ -94,6 +107,7 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
                 "warn",
                 "Plumbing run",
                 f"{names}: results show that the parts work together, not what a model's quality is.",
+                "For that name a checkpoint and leave out plumbing.",
             )
         )
     if names := models("model_weights", "random"):
@@ -102,6 +116,7 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
                 "warn",
                 "Random weights",
                 f"{names} has random weights: bytes and times are real, quality numbers mean nothing.",
+                "For these name a checkpoint.",
             )
         )
     if names := models("prefill_reads", "fresh"):
@@ -110,6 +125,7 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
                 "warn",
                 "Prompts read fresh K/V",
                 f"{names}: a prompt's own chunk is not read back from the quantized store (prefill_reads: fresh).",
+                "Only prefill_reads: stored shows what a prompt costs that reads what was stored.",
             )
         )
     if texts := _measured_where_calibrated(run):
@@ -128,18 +144,21 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
                 "info",
                 "Partial run",
                 f"{partial} of {len(run.records)} results cover less than the whole; they are marked.",
+                "A release is judged on whole sets: limits set to null.",
             )
         )
+    found += [Notice(*said) for said in scale_out(run, labels)]
     missing = len(run.manifest["tasks"]) - len(run.records)
     if decided(run.manifest):
         tasks = f"{missing} of {len(run.manifest['tasks'])} tasks were"
         found.append(Notice("info", "Stopped early", f"{tasks} {not_run(run.manifest)}."))
-    elif missing > 0:
+    elif missing > 0 and not run.manifest.get("shard"):
         found.append(
             Notice(
                 "warn",
                 "Unfinished run",
                 f"{missing} of {len(run.manifest['tasks'])} tasks have no record yet.",
+                "Run the same command again: it goes on where it was.",
             )
         )
     found += [
@@ -153,7 +172,9 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
         if any(record.runner == runner for record in run.records)
     ]
     if busy := _busy(run):
-        found.append(Notice("warn", "The machine was busy", busy))
+        found.append(
+            Notice("warn", "The machine was busy", busy, "Measure again on a free one (kvbench doctor).")
+        )
     return found  # fmt: skip
 
 
@@ -170,7 +191,7 @@ def _measured_where_calibrated(run: Run) -> list[str]:
 
 
 def _of_device(
-    lines: Sequence[DeviceLine], tone: str, title: str, said: Callable[[DeviceLine], str]
+    lines: Sequence[DeviceLine], tone: str, title: str, said: Callable[[DeviceLine], str], remedy: str = ""
 ) -> list[Notice]:
     """One notice of all latency records of which this is to be said, by what it says."""
     places: dict[str, list[str]] = {}
@@ -182,7 +203,8 @@ def _of_device(
         return []
     more = len(sentences) - _MOST
     rest = f" And {more} more, in the lines of latency." if more > 0 else ""
-    return [Notice(tone, title, f"While latency was measured. {' '.join(sentences[:_MOST])}{rest}")]
+    found = f"While latency was measured. {' '.join(sentences[:_MOST])}{rest}"
+    return [Notice(tone, title, found, remedy)]
 
 
 def _busy(run: Run) -> str:
@@ -192,7 +214,4 @@ def _busy(run: Run) -> str:
     if worst is None or max(worst["before"], worst["after"]) <= worst["cpus"] + 1:
         return ""
     high = max(worst["before"], worst["after"])
-    return (
-        f"A load of up to {high:.1f} on {worst['cpus']} CPUs while latency was measured: times are of a machine that does other work too. "
-        "Measure again on a free one."
-    )
+    return f"A load of up to {high:.1f} on {worst['cpus']} CPUs while latency was measured: times are of a machine that does other work too."

@@ -10,13 +10,15 @@ from typing import Any
 from kvbench.cells import one_model
 from kvbench.metrics import Row
 from kvbench.record import Record
+from kvbench.report.card import Release, release
 from kvbench.report.checks import CheckGroup, check_groups
 from kvbench.report.device import DeviceLine, device_lines
 from kvbench.report.findings import Finding, failures, gaps
 from kvbench.report.fmt import NOT_MEASURED, flatten, one_line, plain
+from kvbench.report.heat import HeatTable, heat_tables
 from kvbench.report.labels import Label, Labels
 from kvbench.report.layers import LayerLine, layer_lines
-from kvbench.report.model import Run, VerdictLike
+from kvbench.report.model import Run, VerdictLike, judged, verdict_word
 from kvbench.report.notices import Notice, headline, notices
 from kvbench.report.precision import (
     ChoiceLine,
@@ -33,7 +35,7 @@ from kvbench.report.sweep import Sweep, scale_sweep
 from kvbench.report.tables import MetricTable, metric_tables
 from kvbench.scales import of_file
 
-# The look of a verdict by exit code; the word itself is the verdict's own.
+# The look of a verdict by exit code; the word itself is the verdict's own. A pass that no gate judged is "incomplete".
 _TONES = {0: "pass", 1: "fail", 3: "incomplete", 4: "inconclusive"}
 
 
@@ -79,6 +81,7 @@ class View:
     exit_code: int
     headline: str
     created_at: str
+    release: Release
     notices: tuple[Notice, ...]
     failures: tuple[Finding, ...]
     fallbacks: tuple[Fallback, ...]
@@ -88,6 +91,7 @@ class View:
     scales: tuple[Provenance, ...]
     proofs: tuple[Proof, ...]
     tables: tuple[MetricTable, ...]
+    heats: tuple[HeatTable, ...]
     itl: tuple[ItlSeries, ...]
     bytes: tuple[ByteBar, ...]
     bytes_of: str
@@ -100,6 +104,11 @@ class View:
     environment: tuple[tuple[str, str], ...]
     definitions: tuple[tuple[str, str], ...]
     reproduce: Reproduce
+
+    @property
+    def banner(self) -> str:
+        """The look of the verdict: that of a pass only where nothing keeps the run from being a release."""
+        return self.release.tone if self.tone == "pass" else self.tone
 
     @property
     def sweep_at(self) -> str:
@@ -116,15 +125,19 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
     cell_keys, fixed = _split_keys(labels)
     bars, bars_of = byte_bars(run, labels)
     device = device_lines(run, labels)
+    tables = metric_tables(run, labels)
     present = {row.metric for row in run.rows}
     return View(
         name=one_line(manifest["name"], 200),
         model=one_line(one_model([cell["spec"] for cell in labels.cells.values()]) or "", 200),
-        word=one_line(verdict.word).replace("_", " ").upper(),
-        tone=_TONES.get(verdict.exit_code, "incomplete"),
+        word=one_line(verdict_word(run)).replace("_", " ").upper(),
+        tone=_TONES.get(verdict.exit_code, "incomplete")
+        if (judged(run) and verdict.word != "not_evaluated") or verdict.exit_code
+        else "incomplete",
         exit_code=verdict.exit_code,
         headline=headline(run),
         created_at=_time(str(manifest["created_at"])),
+        release=release(run, labels, precision),
         notices=tuple(notices(run, labels, device)),
         failures=failures(run, labels, precision),
         fallbacks=_fallbacks(precision, labels),
@@ -133,7 +146,8 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         precision=grouped(precision, labels),
         scales=provenances(run, labels),
         proofs=proofs(precision, labels),
-        tables=metric_tables(run, labels),
+        tables=tables,
+        heats=heat_tables(tables, labels),
         itl=itl_series(run, labels),
         bytes=bars,
         bytes_of=bars_of,

@@ -10,38 +10,51 @@ from typing import Any
 
 from kvbench.metrics import Row
 from kvbench.record import Record
-from kvbench.report import csv, html, jsonout
+from kvbench.report import csv, html, jsonout, junit, markdown, parquet
 from kvbench.report.model import Run, VerdictLike
 from kvbench.report.view import build
 
 
 def write_all(run_dir: Path, manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence[Row],
               verdict: VerdictLike, definitions: Mapping[str, str] | None = None) -> list[Path]:  # fmt: skip
-    """Write report.html, results_long.csv, results_wide.csv and results.json into the run directory.
+    """Write the report's files into the run directory: the page, both tables as CSV and Parquet, JSON, JUnit and Markdown.
 
     definitions: metric name to what it is, shown at the end of the page. Returns the paths, the page first.
     """
     run = Run(manifest, records, rows, verdict)
+    view = build(manifest, records, rows, verdict, definitions)
     data = json.dumps(
         jsonout.result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False, indent=1
     )
     texts = {
-        "report.html": html.render(build(manifest, records, rows, verdict, definitions)),
+        "report.html": html.render(view),
         "results_long.csv": csv.long_csv(run),
         "results_wide.csv": csv.wide_csv(run),
         "results.json": f"{data}\n",
+        "report.md": markdown.report(view, run),
+        "report.junit.xml": junit.junit_xml(run),
     }
-    return [write_text(run_dir / name, text) for name, text in texts.items()]
+    tables = {
+        "results_long.parquet": parquet.long_parquet(run),
+        "results_wide.parquet": parquet.wide_parquet(run),
+    }
+    return [
+        *(write_text(run_dir / name, text) for name, text in texts.items()),
+        *(write_bytes(run_dir / name, table) for name, table in tables.items()),
+    ]
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Temp file, fsync, rename: a reader sees the old file or the new one. Characters that UTF-8 cannot hold
-    (lone surrogates out of a broken file name) are written as `?`.
-    """
+    """Characters that UTF-8 cannot hold (lone surrogates out of a broken file name) are written as `?`."""
+    return write_bytes(path, text.encode("utf-8", errors="replace"))
+
+
+def write_bytes(path: Path, data: bytes) -> Path:
+    """Temp file, fsync, rename: a reader sees the old file or the new one."""
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temp.open("w", encoding="utf-8", errors="replace", newline="") as f:
-            f.write(text)
+        with temp.open("wb") as f:
+            f.write(data)
             f.flush()
             os.fsync(f.fileno())
         temp.replace(path)

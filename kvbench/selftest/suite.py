@@ -26,7 +26,7 @@ from kvbench.environment import host
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.models import fingerprint
 from kvbench.record import Record, RunDir
-from kvbench.run import run
+from kvbench.run import Plan, run
 from kvbench.selftest.checkpoint import write_checkpoint
 from kvbench.selftest.fault import CELLS, CHECKPOINT, NEEDS_CUDA, Fault
 from kvbench.verdict import PASS, Outcome, Verdict
@@ -197,7 +197,7 @@ def judged(cell: str, inject: Callable[[], AbstractContextManager[Any]], gate: P
 class Quiet:
     """Shows no progress: the suite has a line a fault."""
 
-    def start(self, total: int, reused: int) -> None: ...
+    def start(self, plan: Plan) -> None: ...
     def task(self, index: int, task: Task, name: str) -> None: ...
     def inside(self, done: int, total: int, note: str) -> None: ...
     def finished(self, record: Record) -> None: ...

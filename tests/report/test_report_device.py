@@ -69,7 +69,7 @@ def test_a_slowdown_is_the_first_notice() -> None:
     assert (notices[0].tone, notices[0].sentence) == (
         "warn",
         "While latency was measured. int8_sym: 2 of 4 requests under cpu quota, hw slowdown, hw thermal (candidate 2, baseline 0), "
-        "SM 1980 -> 1350 MHz.",
+        "SM 1980 -> 1350 MHz. Let it cool, or lift the limit (kvbench doctor names it), and measure latency again.",
     )
 
 

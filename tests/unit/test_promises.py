@@ -142,7 +142,7 @@ def test_a_single_block_says_that_no_n_can_be_told() -> None:
 def test_the_gates_on_steps_decide_as_before_for_what_was_measured(
     name: str, steps: int, differing: list[int]
 ) -> None:
-    """The README's runs: 2048 of 2048 steps equal, and 511 of 512, the one that differs at step 24."""
+    """The runs of README and docs/results.md: 2048 of 2048 steps equal, and 511 of 512, the one that differs at step 24."""
     made = texts([7] * steps, [8 if i in differing else 7 for i in range(steps)])
     limits = [
         c

@@ -348,8 +348,8 @@ def test_no_table_is_exit_code_2_with_its_line(json_: list[str]) -> None:
     assert "accepted" in done.stderr or "key: value" in done.stderr
 
 
-def test_the_readme_shows_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_shows_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "published-tables.md").read_text(encoding="utf-8")
     command, shown = text.split("\n$ kvbench ")[1].split("```")[0].split("\n", 1)
     monkeypatch.chdir(ROOT)
     done = CliRunner().invoke(app, command.split())

@@ -21,7 +21,8 @@ CPU = {"device": "cpu", "device_reason": "no NVIDIA driver"}
 CUDA = {"device": "cuda", "device_reason": "1 GPU(s) visible"}
 NO_GPU = "  no_gpu: The Triton kernels need a CUDA device, and the cache is on 'cpu'; use torch."
 NOTE = (
-    "a CUDA device and this machine has none (no NVIDIA driver); planned as for a GPU, a run here is refused."
+    "a CUDA device and this machine has none (no NVIDIA driver); planned as for a GPU, a run here is refused: "
+    "run it on a machine with one, or leave device: cuda out."
 )
 
 

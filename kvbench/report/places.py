@@ -1,0 +1,82 @@
+"""Where in the matrix or the gate an outcome comes from: the line that somebody would change.
+
+A cell's line is in the manifest, from the marks of the YAML loader: its format among the axes, or its `include` entry. A cell that
+was added, as a baseline is, stands at the runner that measured it. An outcome without a cell stands at its check in the gate.
+Lines are those of the file that was run, so where it has changed since, or has gone, no line is named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.document import Document
+from kvbench.errors import UsageError
+from kvbench.metrics import METRICS
+from kvbench.report.model import OutcomeLike, Run
+
+
+@dataclass(frozen=True)
+class Place:
+    """path: relative to the repository, with `/`; line: from 1, or None where it is not known."""
+
+    path: str
+    line: int | None
+
+
+def places_of(run: Run, gate: Any, root: Path, cwd: Path) -> dict[int, Place | None]:
+    """The place of each outcome, by its `id`. root: of the repository; cwd: what the manifest's paths are relative to."""
+    matrix = run.manifest["matrix"]
+    path, same = _file(matrix.get("path"), matrix.get("sha"), cwd)
+    document = _read(path) if path and same else None
+    lines = {cell["id"]: cell.get("line") for cell in run.manifest["cells"]} if same else {}
+    checks = {check.name: check.line for check in gate.checks} if gate else {}
+    gate_path, _ = _file(gate.path if gate else None, None, cwd)
+
+    def place(outcome: OutcomeLike) -> Place | None:
+        if not outcome.cells and gate_path and outcome.check in checks:
+            return Place(_relative(gate_path, root), checks[outcome.check])
+        if path is None:
+            return None
+        line = next((lines[cell] for cell in outcome.cells if lines.get(cell)), None)
+        return Place(_relative(path, root), line or _runner_line(document, outcome))
+
+    return {id(outcome): place(outcome) for outcome in run.verdict.outcomes}
+
+
+def _file(path: object, sha: object, cwd: Path) -> tuple[Path | None, bool]:
+    """The file, None where it is not there, and whether it is still the one with that digest."""
+    if not path:
+        return None, False
+    here = cwd / Path(str(path))
+    try:
+        raw = here.read_bytes()
+    except (OSError, ValueError):
+        return None, False
+    return here, hashlib.sha256(raw).hexdigest() == sha
+
+
+def _read(path: Path) -> Document | None:
+    from kvbench import yamlstrict
+
+    try:
+        return yamlstrict.read(path)
+    except UsageError:
+        return None
+
+
+def _runner_line(document: Document | None, outcome: OutcomeLike) -> int | None:
+    """The line of the runner that measured the metric, or of `runners`."""
+    if document is None:
+        return None
+    metric = METRICS.get(outcome.metric)
+    at = ("runners", metric.runner) if metric else ("runners",)
+    return document.mark(at, key=True)[0] or None
+
+
+def _relative(path: Path, root: Path) -> str:
+    """As GitHub wants it; a file outside the repository keeps its own path."""
+    whole, base = path.resolve(), root.resolve()
+    return (whole.relative_to(base) if whole.is_relative_to(base) else whole).as_posix()

@@ -1,0 +1,141 @@
+"""Markdown: tables stay tables whatever the names are, by a real parser of GitHub's dialect."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from markdown_it import MarkdownIt
+
+from kvbench.report.fmt import one_line
+from kvbench.report.markdown import MOST, escaped, head, report, sections, table
+from kvbench.report.model import Run
+from kvbench.report.view import build
+from tests.report.hostile_run import HOSTILE, hostile_run
+
+PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+
+
+def text_of(made):
+    return report(build(*made.args), Run(*made.args))
+
+
+def tokens_of(text):
+    return [inner for token in PARSER.parse(text) for inner in (token, *(token.children or ()))]
+
+
+def shown(text):
+    """What a reader sees of an inline text."""
+    return seen(PARSER.parseInline(text)[0])
+
+
+def seen(inline):
+    return "".join(t.content for t in inline.children or () if t.type in ("text", "text_special"))
+
+
+def tables(text):
+    """heading -> rows of cells, as a reader sees them."""
+    found, heading, rows = {}, "", None
+    tokens = PARSER.parse(text)
+    for i, token in enumerate(tokens):
+        if token.type == "heading_open":
+            heading = seen(tokens[i + 1])
+        elif token.type == "table_open":
+            rows = found.setdefault(heading, [])
+        elif token.type == "tr_open":
+            rows.append([])
+        elif token.type in ("td_open", "th_open"):
+            rows[-1].append(seen(tokens[i + 1]))
+    return found
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_an_escaped_text_is_shown_as_it_is(text):
+    """Alone, and in a table's cell."""
+    want = one_line(text)
+    assert shown(escaped(text)) == want
+    kinds = {token.type for token in tokens_of(f"x {escaped(text)} x")}
+    assert kinds <= {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
+    (rows,) = tables(f"# h\n\n{table(('a', 'b'), [[escaped(text), 'end']])}").values()
+    assert [cell.strip() for cell in rows[1]] == [want.strip(), "end"]
+
+
+def test_names_with_underscores_stay_readable():
+    assert escaped("kv_format=int8_sym") == "kv_format=int8_sym"
+    assert escaped("_x_ a_ _b") == "\\_x\\_ a\\_ \\_b"
+    assert escaped("n" * 500, 120) == one_line("n" * 500, 120)
+
+
+@pytest.fixture(scope="module")
+def harmless(maker):
+    return {token.type for token in tokens_of(text_of(hostile_run(maker, "harmless")))}
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_names_make_no_markup(maker, harmless, text):
+    made = text_of(hostile_run(maker, text))
+    found = {token.type for token in tokens_of(made)}
+    assert found <= harmless | {"text_special"}
+    assert "html_inline" not in found
+    assert not any(ord(c) < 32 and c != "\n" for c in made)
+    for rows in tables(made).values():
+        assert len({len(row) for row in rows}) == 1
+
+
+def test_the_verdict_comes_first_and_the_worst_checks_next(failing):
+    text = text_of(failing)
+    assert text.startswith("# kvbench int8: FAIL\n\n**FAIL.** 16 checks: 2 failed, 2 not evaluated")
+    assert "Exit code 1.\n\nModel: smollm2-135m-instruct\n" in text
+    rows = tables(text)["Worst checks"]
+    assert [row[0] for row in rows] == ["Outcome", "fail", "fail", "not evaluated", "not evaluated"]
+    broken = rows[2]
+    assert broken[1] == "ppl_delta_pct within [-1, 1] (wikitext2 stream512)"
+    assert broken[2] == "int8_sym (4 cells)"
+    assert broken[3:6] == ["2.41 %", "within [-1, 1]", "292,883"]
+    assert "is 2.41 % (95% interval 2.02 to 2.81, n=292,883)" in broken[8]
+    assert "MemoryError" in text
+    assert "and 1 more below" not in text
+
+
+def test_more_checks_than_there_is_room_for_are_counted(failing):
+    bad = next(o for o in failing.verdict.outcomes if o.status == "fail")
+    made = failing.with_verdict(*[bad] * MOST, exit_code=1, word="fail")
+    assert len(tables(text_of(made))["Worst checks"]) == 1 + MOST
+    assert "\n\nand 4 more below.\n" in text_of(made)
+
+
+def test_a_run_without_a_fault_has_no_such_section(passing):
+    titles = [section.title for section in sections(build(*passing.args), Run(*passing.args))]
+    assert "Worst checks" not in titles
+    assert "Failures" not in titles
+    assert titles[-2:] == ["All checks", "How to get this again"]
+
+
+def test_every_value_has_interval_n_and_unit(passing):
+    rows = tables(text_of(passing))["Quality"]
+    column = rows[0].index("ppl_delta_pct")
+    values = {row[0]: row[column] for row in rows}
+    assert values["int8_sym (4 cells) wikitext2 stream512"] == "+0.082 % [-0.012, +0.175] (n = 292,883)"
+    assert values["native (4 cells) wikitext2 stream512"] == "-"
+
+
+def test_what_was_not_measured_says_so_and_a_failure_is_marked(failing):
+    rows = tables(text_of(failing))["Quality"]
+    assert any(cell.endswith("(n = 292,883) fail") for row in rows for cell in row)
+    made = failing.with_rows(lambda r: replace(r, value=None) if r.metric == "itl_ms" else r)
+    latency = tables(text_of(made))["Latency"]
+    column = latency[0].index("itl_ms")
+    assert {row[column] for row in latency[1:]} == {"not measured"}
+
+
+def test_all_checks_are_there_with_what_so_much_data_decides(passing):
+    rows = tables(text_of(passing))["All checks"]
+    assert {row[0] for row in rows[1:]} == {"pass"}
+    assert {row[1] for row in rows[1:]} == {
+        f"{o.check} ({o.variant})" if o.variant else o.check for o in passing.verdict.outcomes
+    }
+
+
+def test_the_head_alone_names_the_verdict(failing):
+    assert re.match(r"# kvbench int8: FAIL\n", head(build(*failing.args)))

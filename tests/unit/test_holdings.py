@@ -1,0 +1,228 @@
+"""`kvbench models` and `kvbench data`: what is here, whether its bytes are those, and the command that gets what is not."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvbench import catalog, holdings
+from kvbench.catalog import ALIASES, SHAPES, TINY, Alias
+from kvbench.cli import app
+from kvbench.corpora import WIKITEXT_SHA
+
+NAME = "smollm2-135m-instruct"
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Any:
+    def go(*words: object, **env: str) -> Any:
+        where = {
+            "KVBENCH_CACHE_DIR": str(tmp_path / "cache"),
+            "KVBENCH_DATA_DIR": "",
+            "KVBENCH_ALLOW_HUB": "",
+            "COLUMNS": "200",
+        }
+        return CliRunner().invoke(app, [str(w) for w in words], env=where | env)
+
+    return go
+
+
+@pytest.fixture
+def alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """The alias with 4 bytes for its 98 MB; they are put where `fetch` would."""
+    content = b"GGUF"
+    sha = hashlib.sha256(content).hexdigest()
+    monkeypatch.setitem(
+        catalog.ALIASES, NAME, Alias("p", "1", "", "x/model.gguf", 4, sha, ALIASES[NAME].config)
+    )
+    (tmp_path / "cache" / "models" / NAME).mkdir(parents=True)
+    (tmp_path / "cache" / "models" / NAME / "model.gguf").write_bytes(content)
+    return content
+
+
+def test_every_name_of_the_catalog_is_listed(call: Any) -> None:
+    listed = json.loads(call("models", "--json").stdout)
+    assert [one["name"] for one in listed] == [*ALIASES, *TINY, *SHAPES]
+    first = listed[0]
+    assert (first["state"], first["bytes"], first["sha256"]) == (
+        "not here", ALIASES[NAME].member_bytes, ALIASES[NAME].member_sha256,
+    )  # fmt: skip
+    assert first["get"] == f"kvbench models fetch {NAME}, or the first run that names it"
+    assert f"{NAME}: not here; " in call("models").stdout
+
+
+def test_a_model_that_is_here_is_verified_by_its_bytes(call: Any, alias: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "models" / NAME / "model.gguf"
+    assert json.loads(call("models", "--json").stdout)[0]["where"] == str(path)
+    assert call("models", "verify").exit_code == 0
+    assert call("models", "verify", NAME).stdout.startswith(f"{NAME}: whole; ")
+    stat = path.stat()
+    path.write_bytes(b"GGUf")  # same size; and the same time, by which a remembered digest would go
+    import os
+
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    broken = call("models", "verify")
+    assert broken.exit_code == 1
+    assert f"rm {path} && kvbench models fetch {NAME}" in broken.stdout
+
+
+def test_nothing_to_verify_is_said_and_a_named_one_that_is_missing_is_3(call: Any) -> None:
+    nothing = call("models", "verify")
+    assert (nothing.exit_code, nothing.stdout) == (0, "nothing is here to verify\n")
+    assert call("models", "verify", NAME).exit_code == 3
+
+
+def test_a_folder_is_verified_by_what_can_be_known(call: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    assert call("models", "verify", folder).exit_code == 1
+    (folder / "config.json").write_text(json.dumps(TINY["tiny-llama"]))
+    assert call("models", "verify", folder).exit_code == 1  # no weights
+    (folder / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    whole = call("models", "verify", folder)
+    assert whole.exit_code == 0
+    assert f"{folder}: whole; llama, 4 layers; sha256 " in whole.stdout
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"w": "gone.safetensors"}}')
+    part = call("models", "verify", folder)
+    assert part.exit_code == 1
+    assert "gone.safetensors, which is not there" in part.stdout
+
+
+def test_fetching_goes_to_the_pinned_file(call: Any, alias: bytes) -> None:
+    result = call("models", "fetch", NAME)  # it is here already
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"{NAME}: here; ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("models", "fetch"), f"Name what to fetch: {NAME}"),
+        (("models", "fetch", "owner/model"), "hf download owner/model"),
+        (("models", "fetch", "tiny-llama"), "needs no fetching"),
+        (("models", "fetch", "nosuch"), "neither a folder"),
+        (("models", "verify", "owner/model"), "verified when they are fetched"),
+        (("models", "get"), "use list, fetch, verify"),
+        (("data", "get"), "use list, fetch, verify"),
+        (("data", "fetch"), "Name what to fetch: pydoc"),
+        (("data", "verify", "mmul"), "There is no data 'mmul'; use one of pydoc"),
+    ],
+)
+def test_a_mistake_is_a_sentence(call: Any, words: tuple[str, ...], said: str) -> None:
+    result = call(*words)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def lines_of(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with gzip.open(folder / name, "wt", encoding="utf-8") as f:
+        f.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+ROW = {"subject": "law", "question": "?", "choices": ["a", "b", "c", "d"], "answer": "B"}
+
+
+def test_data_is_listed_file_by_file(call: Any, tmp_path: Path) -> None:
+    lines_of(tmp_path / "d" / "mmlu", "test.jsonl.gz", [ROW])
+    listed = json.loads(call("data", "--data-dir", tmp_path / "d", "--json").stdout)
+    assert [one["name"] for one in listed] == ["pydoc", "instructions", "cloze", "wikitext2", "wikitext2", *(
+        name for task in ("mmlu", "ceval", "arc_easy", "arc_challenge") for name in (task, task))]  # fmt: skip
+    assert [one["state"] for one in listed[:5]] == ["built in"] * 3 + ["not here"] * 2
+    here, missing = listed[5:7]
+    path = tmp_path / "d" / "mmlu" / "test.jsonl.gz"
+    assert (here["state"], here["where"], here["bytes"]) == ("here", str(path), path.stat().st_size)
+    assert here["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (missing["state"], missing["bytes"]) == ("not here", None)
+    assert (
+        missing["get"] == "mmlu/dev.jsonl.gz below --data-dir, or KVBENCH_ALLOW_HUB=1 kvbench data fetch mmlu"
+    )
+
+
+def test_a_set_is_read_whole(call: Any, tmp_path: Path) -> None:
+    for name in ("test", "dev"):
+        lines_of(tmp_path / "d" / "mmlu", f"{name}.jsonl.gz", [ROW, {**ROW, "subject": "art"}])
+    where = ("--data-dir", tmp_path / "d")
+    assert "mmlu: whole; 2 questions, 2 subjects" in call("data", "verify", "mmlu", *where).stdout
+    assert call("data", "verify", *where).exit_code == 0  # what is not here is not broken
+    whole = (tmp_path / "d" / "mmlu" / "test.jsonl.gz").read_bytes()
+    for cut in (whole[:-9], whole[: len(whole) // 2], b"no gzip"):
+        (tmp_path / "d" / "mmlu" / "test.jsonl.gz").write_bytes(cut)
+        broken = call("data", "verify", *where)
+        assert broken.exit_code == 1
+        assert "mmlu: broken; it cannot be read" in broken.stdout
+
+
+def test_wikitext_is_held_to_the_published_bytes(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "d" / "wikitext-2-raw"
+    folder.mkdir(parents=True)
+    (folder / "wiki.test.raw").write_text(" = A = \n")
+    broken = call("data", "verify", "wikitext2", "--data-dir", tmp_path / "d")
+    assert broken.exit_code == 1
+    assert f"not the published bytes, sha256 {WIKITEXT_SHA['test']}" in broken.stdout
+    monkeypatch.setitem(WIKITEXT_SHA, "test", hashlib.sha256(b" = A = \n").hexdigest())
+    assert call("data", "verify", "wikitext2", "--data-dir", tmp_path / "d").exit_code == 0
+    (folder / "wiki.valid.raw").write_text(" = B = \n")
+    assert call("data", "verify", "wikitext2", "--data-dir", tmp_path / "d").exit_code == 1
+
+
+def test_without_leave_nothing_is_fetched_and_verifying_never_does(
+    call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvbench import hubsets
+
+    asked: list[str] = []
+
+    def rows_of(task: str, part: str) -> list[dict[str, Any]]:
+        asked.append(f"{task} {part}")
+        return [ROW]
+
+    monkeypatch.setattr(hubsets, "rows_of", rows_of)
+    refused = call("data", "fetch", "mmlu")
+    assert refused.exit_code == 3
+    assert "KVBENCH_ALLOW_HUB=1 kvbench data fetch mmlu" in refused.output
+    verified = call("data", "verify", "mmlu", KVBENCH_ALLOW_HUB="1")
+    assert (verified.exit_code, asked) == (0, [])
+    assert verified.stdout.startswith("mmlu: from the hub; ")
+    fetched = call("data", "fetch", "mmlu", KVBENCH_ALLOW_HUB="1")
+    assert fetched.exit_code == 0
+    assert "mmlu: whole; 1 questions, 1 subjects" in fetched.stdout
+    assert asked == ["mmlu scored", "mmlu shown"]
+
+
+def test_a_hub_that_does_not_answer_is_a_sentence(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvbench import hubsets
+
+    def gone(task: str, part: str) -> Any:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(hubsets, "rows_of", gone)
+    result = call("data", "fetch", "ceval", "--data-dir", "hub")
+    assert result.exit_code == 3
+    assert "ceval could not be fetched from the hub (ConnectionError: no route to host)" in result.output
+    assert "ceval/val.jsonl.gz, ceval/dev.jsonl.gz" in result.output
+
+
+def test_what_is_built_in_needs_no_fetching(call: Any) -> None:
+    assert call("data", "fetch", "pydoc", "cloze").exit_code == 0
+
+
+def test_states_are_words_of_their_own() -> None:
+    words = (
+        holdings.HERE,
+        holdings.NOT_HERE,
+        holdings.BUILT_IN,
+        holdings.FROM_HUB,
+        holdings.WHOLE,
+        holdings.BROKEN,
+    )
+    assert len(set(words)) == 6

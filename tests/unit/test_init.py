@@ -1,0 +1,122 @@
+"""`kvbench init`: what it writes is read, valid, planned, and the format's own; and nothing that is there is touched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from kvbench.cli import app
+from kvbench.formats import KV_FORMATS
+from kvbench.policy import load as load_gate
+
+QUANTIZED = [name for name, fmt in KV_FORMATS.items() if fmt.quantized]
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(w) for w in words], env={"COLUMNS": "200", "KVBENCH_DATA_DIR": ""})
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m-instruct", "tiny-gemma2", "qwen3-8b-shape"])
+@pytest.mark.parametrize("fmt", QUANTIZED)
+def test_what_it_writes_is_valid_and_planned(tmp_path: Path, fmt: str, model: str) -> None:
+    result = call("init", tmp_path / "mine", "--model", model, "--format", fmt)
+    assert result.exit_code == 0, result.output
+    matrix = tmp_path / "mine" / "matrix.yaml"
+    assert result.stdout.splitlines()[-1] == f"Next: kvbench validate {matrix} && kvbench run {matrix}"
+    checked = call("validate", matrix, matrix.with_name("gate.yaml"), "--json")
+    assert checked.exit_code == 0, checked.output
+    planned = call("plan", matrix, "--json")
+    assert planned.exit_code == 0, planned.output
+    cells = json.loads(planned.output)["cells"]
+    assert [c["spec"]["kv_format"] for c in cells].count(fmt) == 4
+    assert [c["problem"] for c in cells] == [None] * 8
+
+
+@pytest.mark.parametrize("fmt", QUANTIZED)
+def test_an_editor_takes_it_by_the_schemas_beside_it(tmp_path: Path, fmt: str) -> None:
+    """The modeline names a file that is there, and the file's schema takes the data."""
+    assert call("init", tmp_path / "a.yaml", "--format", fmt, "--model", "tiny-llama").exit_code == 0
+    for name, schema in (("a.yaml", "matrix.schema.json"), ("a-gate.yaml", "gate.schema.json")):
+        text = (tmp_path / name).read_text()
+        assert text.splitlines()[0] == f"# yaml-language-server: $schema={schema}"
+        jsonschema.validate(yaml.safe_load(text), json.loads((tmp_path / schema).read_text()))
+    assert yaml.safe_load((tmp_path / "a.yaml").read_text())["gate"] == "a-gate.yaml"
+    kind = "matrix"
+    assert (tmp_path / "matrix.schema.json").read_text() == call("schema", kind).stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "fmt", "ratio"),
+    [
+        ("smollm2-135m-instruct", "int8_sym", 66 / 128),
+        ("qwen3-8b-shape", "int8_sym", 130 / 256),
+        ("qwen3-8b-shape", "fp8_e4m3", 132 / 256),
+    ],
+)
+def test_the_bytes_are_exact_for_the_model(tmp_path: Path, model: str, fmt: str, ratio: float) -> None:
+    call("init", tmp_path, "--model", model, "--format", fmt)
+    check = next(c for c in load_gate(tmp_path / "gate.yaml").checks if c.metric == "kv_ratio_16bit")
+    assert (check.low, check.high, check.where) == (ratio, ratio, {"kv_format": fmt})
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    for kept in ("matrix.yaml", "gate.yaml", "matrix.schema.json", "gate.schema.json"):
+        folder = tmp_path / kept.replace(".", "-")
+        folder.mkdir()
+        (folder / kept).write_text("mine")
+        result = call("init", folder)
+        assert result.exit_code == 2
+        assert f"{folder / kept} is there already and stays as it is" in " ".join(result.output.split())
+        assert [p.name for p in folder.iterdir()] == [kept]
+        assert (folder / kept).read_text() == "mine"
+
+
+def test_in_the_folder_where_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("init").exit_code == 0
+    again = call("init")
+    assert again.exit_code == 2
+    assert "kvbench init another.yaml" in again.output
+    assert call("init", "another.yaml").exit_code == 0
+
+
+def test_a_second_matrix_shares_the_schemas(tmp_path: Path) -> None:
+    assert call("init", tmp_path / "a.yaml").exit_code == 0
+    assert call("init", tmp_path / "b.yaml", "--format", "fp8_e4m3").exit_code == 0
+    assert call("init", tmp_path / "b.yaml", "--format", "fp8_e4m3").exit_code == 2
+    assert sorted(p.name for p in tmp_path.glob("*.yaml")) == [
+        "a-gate.yaml",
+        "a.yaml",
+        "b-gate.yaml",
+        "b.yaml",
+    ]
+
+
+def test_names_that_mean_nothing_are_answered_with_what_does(tmp_path: Path) -> None:
+    result = call("init", tmp_path, "--format", "int8sym")
+    assert result.exit_code == 2
+    assert "Did you mean int8_sym?" in result.output
+    assert call("init", tmp_path, "--format", "native").exit_code == 2
+    assert call("init", tmp_path, "--model", "smollm").exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_folder_is_named_whole_whatever_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its absolute path, as a matrix is read from anywhere; quoted, as YAML has its own mind on colons and hashes."""
+    from kvbench.catalog import TINY
+
+    odd = tmp_path / "my: model #1"
+    odd.mkdir()
+    (odd / "config.json").write_text(json.dumps(TINY["tiny-llama"]))
+    (odd / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    monkeypatch.chdir(tmp_path)
+    assert call("init", tmp_path / "out", "--model", f"./{odd.name}").exit_code == 0
+    assert yaml.safe_load((tmp_path / "out" / "matrix.yaml").read_text())["model"] == str(odd)
+    assert call("validate", tmp_path / "out" / "matrix.yaml").exit_code == 0

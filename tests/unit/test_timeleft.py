@@ -1,0 +1,136 @@
+"""The time left: by like tasks, never by the mean of all, and what is like none is said and not guessed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvbench.cells import Task
+from kvbench.progress import Bar, Lines
+from kvbench.record import ERROR, OK, Record
+from kvbench.run import Plan
+from kvbench.timeleft import Rest, TimeLeft, said
+
+
+def task(runner: str, variant: str = "", baseline: str | None = "b", **shape: int) -> Task:
+    return Task(f"{runner}{variant}{baseline}{shape}", runner, variant, shape, {}, ("c",), baseline)
+
+
+def record(key: str, status: str, seconds: float) -> Record:
+    error = None if status == OK else {"message": "no memory"}
+    return Record(key, "r", 1, status, {}, {}, None, None, {}, {}, {}, None, error, "", seconds)
+
+
+def test_a_long_runner_does_not_lend_its_time_to_a_short_one() -> None:
+    todo = [task("storage", batch=1, context=8), task("agreement"), task("storage", batch=2, context=8)]
+    left = TimeLeft(todo)
+    left.finished(todo[0].key, 2.0, True)
+    left.finished(todo[1].key, 600.0, True)
+    assert left.rest() == Rest(4.0, 0)  # twice the tokens of the first; the mean of all would be 301 s
+
+
+def test_the_most_alike_counts() -> None:
+    same, other_side, other_shape = (
+        task("latency", batch=1, context=8),
+        task("latency", baseline=None, batch=1, context=8),
+        task("latency", batch=4, context=8),
+    )
+    last = task("latency", batch=1, context=8)
+    left = TimeLeft([same, other_side, other_shape, last])
+    left.finished(other_side.key, 10.0, True)
+    assert left.of(last) == 10.0  # of the other side, where nothing nearer is timed
+    left.finished(other_shape.key, 80.0, True)
+    assert left.of(last) == pytest.approx(20.0)  # of this side, scaled by its tokens
+    left.finished(same.key, 7.0, True)
+    assert left.of(last) == 7.0
+
+
+def test_a_variant_is_timed_by_another_one_only_where_its_own_is_not() -> None:
+    a, b, c = task("mcq", "mmlu 0-shot"), task("mcq", "cloze 0-shot"), task("mcq", "cloze 0-shot", None)
+    left = TimeLeft([a, b, c])
+    left.finished(a.key, 30.0, True)
+    assert left.rest() == Rest(60.0, 0)
+    left.finished(b.key, 5.0, True)
+    assert left.rest() == Rest(5.0, 0)
+
+
+def test_what_is_like_nothing_is_counted_apart() -> None:
+    todo = [task("storage"), task("storage", baseline=None), task("mcq", "cloze"), task("agreement")]
+    left = TimeLeft(todo)
+    assert left.rest() == Rest(None, 4)
+    assert left.rest().words == "4 tasks not timed yet"
+    left.finished(todo[0].key, 50.0, True)
+    assert left.rest() == Rest(50.0, 2)
+    assert left.rest().words == "about 50 s left, and 2 tasks not timed yet"
+
+
+def test_a_task_that_ended_in_an_error_times_nothing() -> None:
+    todo = [task("storage"), task("storage", baseline=None)]
+    left = TimeLeft(todo)
+    left.finished(todo[0].key, 0.01, False)
+    assert left.rest() == Rest(None, 1)
+
+
+def test_tasks_side_by_side_end_in_any_order() -> None:
+    first, second, third = task("storage"), task("mcq", "cloze"), task("mcq", "cloze", None)
+    left = TimeLeft([first, second, third])
+    left.finished(second.key, 40.0, True)
+    assert left.rest() == Rest(40.0, 1)
+
+
+def test_the_task_in_hand_goes_by_its_own_rate() -> None:
+    todo = [task("mcq", baseline=None), task("mcq"), task("mcq", "other")]
+    left = TimeLeft(todo)
+    left.finished(todo[0].key, 100.0, True)
+    assert left.rest(todo[1], elapsed=10.0, share=0.0) == Rest(90.0 + 100.0, 0)
+    assert left.rest(todo[1], elapsed=150.0, share=0.0) == Rest(0.0 + 100.0, 0)
+    assert left.rest(todo[1], elapsed=10.0, share=0.25) == Rest(30.0 + 100.0, 0)
+    assert left.rest(todo[1], elapsed=10.0, share=1.0) == Rest(0.0 + 100.0, 0)
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h")])  # fmt: skip
+def test_seconds_are_said_in_the_unit_that_fits(seconds: float, words: str) -> None:
+    assert said(seconds) == words
+
+
+def test_off_a_terminal_each_task_is_one_line(capsys: Any) -> None:
+    todo = (task("storage", batch=1, context=8), task("storage", batch=2, context=8), task("mcq", "cloze"))
+    lines = Lines()
+    lines.start(Plan(todo, (task("parity"),)))
+    ends = ((OK, 3.0), (ERROR, 1.0), (OK, 2.0))
+    for index, (one, (status, seconds)) in enumerate(zip(todo, ends, strict=True), start=2):
+        lines.task(index, one, "int8_sym")
+        lines.inside(1, 2, "halfway")
+        lines.finished(record(one.key, status, seconds))
+    lines.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "1 of 4 tasks are already measured and are reused",
+        "[2/4] storage: int8_sym: ok in 3.0 s, about 6 s left, and 1 task not timed yet",
+        "[3/4] storage: int8_sym: error: no memory in 1.0 s, 1 task not timed yet",
+        "[4/4] mcq cloze: int8_sym: ok in 2.0 s",
+    ]
+
+
+def test_the_bar_shows_the_task_by_its_own_rate_and_the_matrix_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("kvbench.progress.time.monotonic", lambda: now[0])
+    todo = (task("mcq", "cloze"), task("mcq", "cloze", None), task("storage"))
+    bar = Bar()
+    bar.start(Plan(todo, ()))
+    try:
+        bar.task(1, todo[0], "int8_sym")
+        bar.finished(record(todo[0].key, OK, 60.0))
+        bar.task(2, todo[1], "native")
+        matrix, one = bar._bar.tasks
+        assert matrix.fields["left"] == "about 60 s left, and 1 task not timed yet"
+        now[0] += 10
+        bar.inside(1, 5, "questions")
+        assert (one.description, one.fields["left"]) == ("mcq cloze: native questions", "about 40 s left")
+        assert matrix.fields["left"] == "about 40 s left, and 1 task not timed yet"
+        bar.finished(record(todo[1].key, OK, 20.0))
+        assert (matrix.completed, matrix.fields["left"]) == (2, "1 task not timed yet")
+    finally:
+        bar.close()

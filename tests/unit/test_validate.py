@@ -1,0 +1,192 @@
+"""`kvbench validate`: what would end a cell or leave a required check open is a problem (2), what a reader should know a note (0)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvbench.cli import app
+
+ROOT = Path(__file__).parents[2]
+MATRIX = """\
+name: m
+model: {source: tiny-llama, plumbing: true}
+axes: {kv_format: [native, int8_sym]}
+engine: {context: 64, backend: auto}
+runners: {storage: {}}
+"""
+GATE = "checks: [{metric: kv_bytes_difference, equals: 0}]\n"
+
+
+def validate(*words: object) -> Result:
+    return CliRunner().invoke(
+        app,
+        ["validate", *map(str, words)],
+        env={"COLUMNS": "200", "KVBENCH_DATA_DIR": "", "KVBENCH_ALLOW_HUB": ""},
+    )
+
+
+def found(tmp_path: Path, text: str = MATRIX, gate: str = "", *words: str) -> dict[str, Any]:
+    """The first file's finding; the exit code is held to it."""
+    (tmp_path / "m.yaml").write_text(text)
+    more = []
+    if gate:
+        (tmp_path / "g.yaml").write_text(gate)
+        more = ["--gate", tmp_path / "g.yaml"]
+    result = validate(tmp_path / "m.yaml", "--json", *more, *words)
+    answer = json.loads(result.stdout)
+    first: dict[str, Any] = answer["files"][0]
+    assert result.exit_code == answer["exit_code"] == (2 if first["problems"] else 0)
+    return first
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "matrices").glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_matrices_of_the_repository_are_valid(path: Path) -> None:
+    result = validate(path)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"{path}: ok; ")
+
+
+def test_the_gates_of_the_repository_are_valid() -> None:
+    gates = sorted((ROOT / "gates").glob("*.yaml"))
+    result = validate(*gates)
+    assert result.exit_code == 0, result.output
+    assert [line.split(":")[0] for line in result.stdout.splitlines()] == [str(g) for g in gates]
+
+
+def test_a_sound_matrix_says_what_it_is(tmp_path: Path) -> None:
+    sound = found(tmp_path, MATRIX.replace("storage: {}", "storage: {}, perplexity: {}"), GATE)
+    assert sound["summary"] == "2 cells, 4 tasks, judged by g"
+    assert sound["facts"][0] == (
+        "model tiny-llama: llama, 4 layers of full attention, 4 query heads on 2 KV heads of 16, at most 4096 positions"
+    )
+    assert sound["facts"][1].startswith("data pydoc: sha256 ")
+    assert (sound["problems"], sound["notes"]) == ([], [])
+
+
+def test_all_complaints_of_all_files_at_once(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(
+        "axis: {}\nrunners: {storag: {}}\nmodel: tiny-llama\naxes: {batch: [0]}\n"
+    )
+    (tmp_path / "g.yaml").write_text("checks: [{metric: zzz, at_most: 1}, {metric: itl_ms}]\n")
+    result = validate(tmp_path / "m.yaml", tmp_path / "g.yaml", "--json")
+    assert result.exit_code == 2
+    m, g = json.loads(result.stdout)["files"]
+    assert [m["kind"], g["kind"]] == ["matrix", "gate"]
+    assert len(m["problems"]) == 3
+    assert len(g["problems"]) == 2
+    assert all(str(tmp_path) in p for p in m["problems"] + g["problems"])
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("nosuch", "neither a folder nor a .gguf file"),
+        ("tiny-deepseek-v2", "refused (mla_not_validated)"),
+        ("{source: tiny-llama, weights: random}", "perplexity: quality on random weights is refused"),
+    ],
+)
+def test_a_cell_that_cannot_run_is_a_problem(tmp_path: Path, model: str, words: str) -> None:
+    text = MATRIX.replace("{source: tiny-llama, plumbing: true}", model).replace("storage", "perplexity")
+    assert any(words in p for p in found(tmp_path, text)["problems"])
+
+
+def test_the_shape_rules_of_the_kernels_hold_without_a_gpu(tmp_path: Path) -> None:
+    """head_dim 24 of the config is none that the kernels take: refused where triton was named, for a GPU that is not here."""
+    from kvbench.catalog import TINY
+
+    (tmp_path / "config.json").write_text(json.dumps({**TINY["tiny-llama"], "head_dim": 24}))
+    model = f"model: {{source: {tmp_path}, weights: random, plumbing: true}}"
+    text = MATRIX.replace("model: {source: tiny-llama, plumbing: true}", model)
+    assert found(tmp_path, text)["problems"] == []
+    on_gpu = found(tmp_path, text.replace("backend: auto", "backend: triton"), "", "--device", "cuda")
+    assert "The Triton kernels have no head_dim 24" in on_gpu["problems"][0]
+    fallback = found(
+        tmp_path, text.replace("backend: auto", "backend: triton, fallback: allow"), "", "--device", "cuda"
+    )
+    assert fallback["problems"] == []
+    assert any(
+        "backend triton falls back to torch: The Triton kernels have no head_dim 24" in n
+        for n in fallback["notes"]
+    )
+
+
+def test_a_gpu_that_is_not_here_is_a_note(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    assert any(
+        "cells need a CUDA device" in n for n in found(tmp_path, MATRIX, "", "--device", "cuda")["notes"]
+    )
+    assert found(tmp_path)["notes"] == []
+
+
+def test_a_context_and_what_comes_after_it_have_to_fit(tmp_path: Path) -> None:
+    text = MATRIX.replace("context: 64", "context: 4090").replace("storage: {}", "latency: {new_tokens: 8}")
+    assert "needs 4097 positions" in found(tmp_path, text)["problems"][0]
+    assert found(tmp_path, text.replace("new_tokens: 8", "new_tokens: 7"))["problems"] == []
+
+
+def test_what_a_gate_asks_in_vain(tmp_path: Path) -> None:
+    gate = "checks:\n  - {metric: ppl_delta_pct, within: [-1, 1]}\n  - {metric: itl_ratio, at_most: 2, required: false}\n"
+    both = found(tmp_path, MATRIX, gate)
+    assert len(both["problems"]) == len(both["notes"]) == 1
+    assert "which the matrix does not name; the gate will fail" in both["problems"][0]
+    assert "it will not be evaluated" in both["notes"][0]
+
+
+@pytest.mark.parametrize("required", ["true", "false"])
+def test_data_that_is_not_here(tmp_path: Path, required: str) -> None:
+    text = MATRIX.replace("storage: {}", "perplexity: {data: [wikitext2]}")
+    gate = (
+        f"allow_partial: true\nchecks: [{{metric: ppl_delta_pct, within: [-1, 1], required: {required}}}]\n"
+    )
+    missing = found(tmp_path, text, gate)
+    assert "data wikitext2 (test): not here" in missing["facts"]
+    where = missing["problems" if required == "true" else "notes"]
+    assert any("its data is not here (wikitext2)" in sentence for sentence in where)
+    assert any("kvbench data fetch wikitext2" in note for note in missing["notes"])
+    assert len(missing["problems"]) == (required == "true")
+    # A second text that is here answers a check that names no variant.
+    either = found(tmp_path, text.replace("[wikitext2]", "[wikitext2, pydoc]"), gate)
+    assert either["problems"] == []
+
+
+def test_data_that_is_here_is_named_by_its_digest(tmp_path: Path) -> None:
+    import hashlib
+
+    folder = tmp_path / "data" / "wikitext-2-raw"
+    folder.mkdir(parents=True)
+    (folder / "wiki.test.raw").write_bytes(b" = A = \n")
+    text = MATRIX.replace("storage: {}", "perplexity: {data: [wikitext2]}")
+    here = found(tmp_path, text, "", "--data-dir", str(tmp_path / "data"))
+    assert (
+        f"data wikitext2 (test): sha256 {hashlib.sha256(b' = A = ' + bytes([10])).hexdigest()}"
+        in here["facts"]
+    )
+    assert here["notes"] == []
+
+
+def test_it_loads_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys\nfrom kvbench.cli import app\n"
+        "try:\n    app(['validate', 'matrices/int8.yaml', 'gates/int8.yaml'])\nexcept SystemExit as e:\n    assert e.code == 0\n"
+        "print([m for m in ('torch', 'transformers', 'pandas', 'triton', 'rich') if m in sys.modules])"
+    )
+    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "PATH": "/usr/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_device_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    assert validate(tmp_path / "m.yaml", "--device", "tpu").exit_code == 2
