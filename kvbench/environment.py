@@ -75,7 +75,6 @@ def host() -> Host:
         "identity": identity,
         "kvbench": kvbench.__version__,
         "kvbench_source": source_digest(),
-        "kvbench_measuring": identity["kvbench"],
         "python": platform.python_version(),
         "packages": versions,
         "os": f"{platform.system()} {platform.release()}",

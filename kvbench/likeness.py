@@ -270,9 +270,11 @@ def _undigested(first: Side, second: Side) -> Iterator[str]:
 
 def _environments(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """What of two environments is named where it differs: code, libraries, machine."""
-    source = "kvbench_measuring" if {"kvbench_measuring"} <= own.keys() & other.keys() else "kvbench_source"
-    if own.get(source) != other.get(source):
-        yield "kvbench's source", own.get(source), other.get(source)
+    sources = [(env.get("identity") or {}).get("kvbench") for env in (own, other)]  # of what measures alone
+    if not all(sources):
+        sources = [env.get("kvbench_source") for env in (own, other)]
+    if sources[0] != sources[1]:
+        yield "kvbench's source", sources[0], sources[1]
     for key in _NAMED:
         if own.get(key) != other.get(key):
             yield key, own.get(key), other.get(key)
@@ -280,6 +282,8 @@ def _environments(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[
         mine, theirs = ((env.get("packages") or {}).get(package) for env in (own, other))
         if mine != theirs:
             yield package, mine, theirs
+    if own.get("boot_id") and other.get("boot_id") and own["boot_id"] != other["boot_id"]:
+        yield "the boot", own["boot_id"], other["boot_id"]
     yield from _machines(own, other)
 
 
@@ -293,3 +297,9 @@ def _machines(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tupl
     mine, theirs = ([gpu.get("name") for gpu in env.get("gpus") or ()] for env in (own, other))
     if mine != theirs:
         yield "the GPU", ", ".join(map(str, mine)) or "none", ", ".join(map(str, theirs)) or "none"
+    ids = [
+        env["gpus"][0].get("uuid") if env.get("gpus") and env.get("device") == "cuda" else None
+        for env in (own, other)
+    ]
+    if all(ids) and ids[0] != ids[1]:
+        yield "the GPU's id", ids[0], ids[1]

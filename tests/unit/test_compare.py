@@ -19,6 +19,7 @@ from tests.unit.made_run import CAND, MadeRun, evidence, layers, storage_facts
 from tests.unit.timed_run import state, timed
 from tests.unit.two_runs import DIGESTS, agreement, candidate, latency, perplexity, questions, stored
 
+GPU = {"device": "cuda"}
 TURNED = {WORSE: BETTER, BETTER: WORSE}
 
 
@@ -272,14 +273,19 @@ def test_old_runs_without_digests_are_compared_and_it_is_said() -> None:
 def test_what_differs_and_forbids_nothing_is_named() -> None:
     run = perplexity([210.0] * 4)
     env = {
-        "kvbench_measuring": "x",
+        "identity": {"kvbench": "x"},
+        "boot_id": "2",
         "packages": {"torch": "2.11.0", "transformers": "5.24.0", "triton": None},
     }
     second = replace(
         stored(run, "B", env), records=[replace(r, started_at="later") for r in stored(run, "B", env).records]
     )
-    result = compare([stored(run), second])
-    assert result.named == ("kvbench's source is m in A and x in B", "torch is 2.13.0 in A and 2.11.0 in B")
+    result = compare([stored(run, env={"boot_id": "1"}), second])
+    assert result.named == (
+        "kvbench's source is m in A and x in B",
+        "torch is 2.13.0 in A and 2.11.0 in B",
+        "the boot is 1 in A and 2 in B",
+    )
     assert result.exit_code == 0
 
 
@@ -292,6 +298,13 @@ def test_what_differs_and_forbids_nothing_is_named() -> None:
         ({}, {"cpu": "Other"}, "cpu is CPU in A and Other in B"),
         ({}, {"threads": 2}, "threads is 1 in A and 2 in B"),
         ({}, {"gpus": [{"name": "GPU"}]}, "the GPU is none in A and GPU in B"),
+        (
+            GPU | {"gpus": [{"name": "G", "uuid": "1"}]},
+            GPU | {"gpus": [{"name": "G", "uuid": "2"}]},
+            "the GPU's id is 1 in A and 2 in B",
+        ),
+        (GPU | {"gpus": [{"name": "G"}]}, GPU | {"gpus": [{"name": "G", "uuid": "2"}]}, ""),
+        ({"host": "one", "boot_id": "1"}, {"host": "one", "boot_id": "2"}, ""),
     ],
 )
 def test_times_of_two_machines_are_never_compared(

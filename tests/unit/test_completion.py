@@ -106,7 +106,7 @@ def test_every_example_is_one_that_the_command_takes(example: str) -> None:
 
 
 # What takes a model, a run of its own, or a minute.
-DEAR = ("run", "gate", "report", "calibrate", "quantize", "doctor", "lm-eval")
+DEAR = ("run", "gate", "report", "merge", "compare", "history", "calibrate", "quantize", "doctor", "lm-eval")
 
 
 @pytest.mark.parametrize(

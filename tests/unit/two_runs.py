@@ -14,7 +14,7 @@ from tests.unit.made_run import CAND, MadeRun, text_facts
 from tests.unit.timed_run import timed
 
 ENV: dict[str, Any] = {
-    "kvbench": "0.1.0", "kvbench_source": "s", "kvbench_measuring": "m", "python": "3.11.7", "os": "Linux 6",
+    "kvbench": "0.1.0", "kvbench_source": "s", "identity": {"kvbench": "m"}, "python": "3.11.7", "os": "Linux 6",
     "packages": {"torch": "2.13.0", "transformers": "5.24.0", "triton": None}, "cpu": "CPU", "cpu_cores_usable": 2,
     "device": "cpu", "gpus": [], "threads": 1, "omp_num_threads": "1",
 }  # fmt: skip
