@@ -278,4 +278,5 @@ def _outcome(
         n_needed=ruling.n_needed if ruling else None,
         look=look.place if look else "",
         level=look.confidence if look else None,
+        bounds=(check.low, check.high),
     )

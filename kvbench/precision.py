@@ -24,6 +24,7 @@ from kvbench.record import (
     Record,
     rung,
 )
+from kvbench.tasks import RUNNERS
 from kvbench.values import text
 from kvbench.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
 
@@ -179,14 +180,15 @@ def _counts(level: Level, rung_due: str) -> bool:
 
 
 def _praise(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str], rung_due: str) -> str:
+    ran = sorted(
+        {record.runner for record in records}, key=list(RUNNERS).index
+    )  # cells of one finding say it alike
     levels: dict[str, dict[str, None]] = {VERIFIED: {}, UNVERIFIED: {}}
     for record in records:
         assert record.evidence is not None
         for level in record.evidence["levels"]:
             levels.get(level["state"], {})[level["name"]] = None
-    shown = (
-        f"verified by {', '.join(levels[VERIFIED])} in {', '.join(dict.fromkeys(r.runner for r in records))}"
-    )
+    shown = f"verified by {', '.join(levels[VERIFIED])} in {', '.join(ran)}"
     if levels[UNVERIFIED]:
         shown += f"; unverified, which the gate allows above {rung_due}: {', '.join(levels[UNVERIFIED])}"
     shown += "."

@@ -21,6 +21,8 @@ class Outcome:
     5%), in the value's unit; infinite where no possible value is far enough; None where nothing is estimated.
     n_needed: how many samples, of the kind that the value's n counts, would decide at what was observed; None where that
     is unknown, or no number would.
+    bounds: the limit as numbers, the closed interval that the value has to keep (one end infinite for a one-sided limit); None
+    where the check is no limit on a number.
     look, level: "look 1 of 3" and the confidence at which it was judged, where a sample was judged as it grew; the 5% of `mde` is 1 -
     level then.
     """
@@ -40,6 +42,7 @@ class Outcome:
     n_needed: int | None = None
     look: str = ""
     level: float | None = None
+    bounds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from kvbench.verdict import NOT_JUDGED
 
 class OutcomeLike(Protocol):
     """One check on one value. status: "pass", "fail", "inconclusive" or "not_evaluated"; metric: "" where it is not
-    about one; cells: ids of all cells that share the value, cell: the first of them or None.
+    about one; cells: ids of all cells that share the value, cell: the first of them or None; bounds: the limit as numbers.
     """
 
     @property
@@ -46,6 +46,8 @@ class OutcomeLike(Protocol):
     def look(self) -> str: ...
     @property
     def level(self) -> float | None: ...
+    @property
+    def bounds(self) -> tuple[float, float] | None: ...
 
 
 class VerdictLike(Protocol):

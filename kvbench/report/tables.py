@@ -18,6 +18,8 @@ from kvbench.report.sections import OTHER, SECTIONS, Section
 _SEVERITY = ("fail", "inconclusive", "not_evaluated", "pass")
 
 
+_VARIANT_LIMIT, _NOTE_LIMIT = 160, 400  # characters on the page; the CSV has the whole
+
 _Checks = Mapping[tuple[str, str, str], OutcomeLike]  # by cell, metric and variant
 
 
@@ -40,6 +42,12 @@ class Line:
     variant: str
     partial: str
     entries: tuple[Entry | None, ...]
+
+    @property
+    def baseline(self) -> Label | None:
+        """What its differences are against, where all of them are against the same; it is said once then."""
+        found = {entry.baseline for entry in self.entries if entry and entry.baseline}
+        return found.pop() if len(found) == 1 else None
 
     @property
     def silent(self) -> str:
@@ -157,8 +165,12 @@ def _lines(section: Section, columns: Sequence[Column], rows: Sequence[Row], lab
     return tuple(
         Line(
             subjects[key[0]],
-            one_line(key[1]),
-            "; ".join(dict.fromkeys(one_line(row.partial) for row in grouped[key].values() if row.partial)),
+            one_line(key[1], _VARIANT_LIMIT),
+            "; ".join(
+                dict.fromkeys(
+                    one_line(row.partial, _NOTE_LIMIT) for row in grouped[key].values() if row.partial
+                )
+            ),
             tuple(entries[key].get(column.metric) for column in columns),
         )
         for key in ordered
@@ -171,7 +183,9 @@ def _entry(row: Row, section: Section, labels: Labels, checks: _Checks) -> Entry
     if row.baseline and row.baseline != row.cell:
         baseline = _label(section, row.baseline, labels)
     status, limit = (outcome.status, limit_text(outcome.limit)) if outcome else ("", "")
-    return Entry(shown_row(row), status, limit, baseline, one_line(row.note))
+    return Entry(
+        shown_row(row), status, one_line(limit, _NOTE_LIMIT), baseline, one_line(row.note, _NOTE_LIMIT)
+    )
 
 
 def limit_text(limit: Any) -> str:
@@ -189,7 +203,8 @@ def value_text(outcome: OutcomeLike) -> str:
     if value is None:
         return NOT_MEASURED if outcome.metric and outcome.status == "not_evaluated" else ""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return number(value)
+        unit = METRICS[outcome.metric].unit if outcome.metric in METRICS else ""
+        return f"{number(value)}{'' if unit in KINDS else f' {unit}'}"
     return plain(value, 200)
 
 
@@ -208,6 +223,9 @@ def needed_text(outcome: OutcomeLike) -> str:
     if outcome.n_needed is None:
         return ""
     counted = METRICS[outcome.metric].counted if outcome.metric in METRICS else ""
+    if outcome.n_needed == 1:  # "pairs of requests" -> "pair of requests"
+        first, *rest = counted.split(" ")
+        counted = " ".join((first.removesuffix("s"), *rest))
     return f"{number(outcome.n_needed)} {counted}".rstrip()
 
 

@@ -10,10 +10,12 @@ from typing import Any
 from kvbench.cells import one_model
 from kvbench.metrics import Row
 from kvbench.record import Record
+from kvbench.report.card import Release, release
 from kvbench.report.checks import CheckGroup, check_groups
 from kvbench.report.device import DeviceLine, device_lines
 from kvbench.report.findings import Finding, failures, gaps
 from kvbench.report.fmt import NOT_MEASURED, flatten, one_line, plain
+from kvbench.report.heat import HeatTable, heat_tables
 from kvbench.report.labels import Label, Labels
 from kvbench.report.layers import LayerLine, layer_lines
 from kvbench.report.model import Run, VerdictLike, judged, verdict_word
@@ -79,6 +81,7 @@ class View:
     exit_code: int
     headline: str
     created_at: str
+    release: Release
     notices: tuple[Notice, ...]
     failures: tuple[Finding, ...]
     fallbacks: tuple[Fallback, ...]
@@ -88,6 +91,7 @@ class View:
     scales: tuple[Provenance, ...]
     proofs: tuple[Proof, ...]
     tables: tuple[MetricTable, ...]
+    heats: tuple[HeatTable, ...]
     itl: tuple[ItlSeries, ...]
     bytes: tuple[ByteBar, ...]
     bytes_of: str
@@ -100,6 +104,11 @@ class View:
     environment: tuple[tuple[str, str], ...]
     definitions: tuple[tuple[str, str], ...]
     reproduce: Reproduce
+
+    @property
+    def banner(self) -> str:
+        """The look of the verdict: that of a pass only where nothing keeps the run from being a release."""
+        return self.release.tone if self.tone == "pass" else self.tone
 
     @property
     def sweep_at(self) -> str:
@@ -116,6 +125,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
     cell_keys, fixed = _split_keys(labels)
     bars, bars_of = byte_bars(run, labels)
     device = device_lines(run, labels)
+    tables = metric_tables(run, labels)
     present = {row.metric for row in run.rows}
     return View(
         name=one_line(manifest["name"], 200),
@@ -127,6 +137,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         exit_code=verdict.exit_code,
         headline=headline(run),
         created_at=_time(str(manifest["created_at"])),
+        release=release(run, labels, precision),
         notices=tuple(notices(run, labels, device)),
         failures=failures(run, labels, precision),
         fallbacks=_fallbacks(precision, labels),
@@ -135,7 +146,8 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         precision=grouped(precision, labels),
         scales=provenances(run, labels),
         proofs=proofs(precision, labels),
-        tables=metric_tables(run, labels),
+        tables=tables,
+        heats=heat_tables(tables, labels),
         itl=itl_series(run, labels),
         bytes=bars,
         bytes_of=bars_of,

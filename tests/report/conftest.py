@@ -40,6 +40,7 @@ class Outcome:
     n_needed: int | None = None
     look: str = ""
     level: float | None = None
+    bounds: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.cell and not self.cells:
@@ -348,6 +349,7 @@ def _outcomes(cells: Sequence[Mapping[str, Any]]) -> list[Outcome]:
                 "equal to 0.515625",
                 sentence,
                 why="(64+2)/128",
+                bounds=(0.515625, 0.515625),
             )
         )
     if quantized:
@@ -365,6 +367,7 @@ def _outcomes(cells: Sequence[Mapping[str, Any]]) -> list[Outcome]:
                 sentence,
                 why="the source's target",
                 cells=ids,
+                bounds=(-1.0, 1.0),
             )
         )
     return found  # fmt: skip

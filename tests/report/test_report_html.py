@@ -1,5 +1,7 @@
 """The page: well-formed, self-contained, escaped, readable without sight, colour or scripts."""
 
+import base64
+import hashlib
 import itertools
 import re
 from dataclasses import replace
@@ -9,21 +11,9 @@ import pytest
 
 from kvbench.report.html import render
 from kvbench.report.view import build
+from tests.report.hostile import HOSTILE, hostile
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
-HOSTILE = [
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "</style><style>*{display:none}",
-    "{{ 7*7 }}{% raw %}",
-    "=cmd|' /C calc'!A0",
-    "a\nb\r\n\x1b[31mred\x00",
-    "\u202egnp.exe",
-    "n" * 500,
-    "量化键值缓存",
-    "$\\frac{1}{$",
-    "_hidden",
-]
 
 
 class Page(HTMLParser):
@@ -75,32 +65,6 @@ def harmless_tags(maker, html_of):
     return {tag for tag, _, _ in Page(html_of(hostile(maker, "harmless"))).tags}
 
 
-def hostile(maker, text):
-    """`text` everywhere where a name from outside can be: model, run, format, reasons, errors, facts, variants."""
-    made = maker(batches=(1,), contexts=(128,), fixed={"model": text, "trust_remote_code": True})
-    made.manifest["name"] = made.manifest["command"][2] = text
-    made.manifest["environment"][text] = {text: text}
-    made.manifest["matrix"] |= {"path": text, "source": {text: [text]}}
-    for cell in made.manifest["cells"]:
-        cell["varied"] = ["kv_format", "model"]
-    choice = {"requested": text, "resolved": "native", "reason": text, "rejected": [[text, text]]}
-
-    def change(record):
-        levels = [{"name": "E1", "state": "mismatch", "sentence": text, "facts": {text: text}}]
-        evidence = {**record.evidence, "effective": text, "levels": levels}
-        error = {"type": text, "message": text, "tail": [text, text]}
-        status = "error" if record.runner == "parity" else "ok"
-        return replace(record, decision={**record.decision, "kv_format": choice}, evidence=evidence,
-                       status=status, error=error, facts={**record.facts, text: text})  # fmt: skip
-
-    for task in made.manifest["tasks"]:
-        task["variant"] = task["variant"] and text
-    made = made.with_records(change).with_rows(lambda r: replace(r, variant=text, note=text, partial=text))
-    bad = [replace(o, check=text, sentence=text, why=text, limit=text, status="fail", variant=text)
-           for o in made.verdict.outcomes]  # fmt: skip
-    return replace(made, verdict=replace(made.verdict, outcomes=tuple(bad), exit_code=1, word="fail"))
-
-
 @pytest.mark.parametrize("kind", ["passing_html", "failing_html"])
 def test_the_page_is_well_formed_and_under_two_megabytes(kind, request):
     html = request.getfixturevalue(kind)
@@ -119,7 +83,14 @@ def test_a_matrix_of_a_hundred_cells_stays_under_two_megabytes(maker, html_of):
 
 def test_the_page_loads_nothing_and_runs_nothing(failing_html):
     page = Page(failing_html)
-    assert page.all("script") + page.all("link") + page.all("img") + page.all("iframe") == []
+    assert page.all("link") + page.all("img") + page.all("iframe") == []
+    (script,) = page.all("script")  # ours alone, and by its hash the only one that may run
+    assert script == {}
+    body = failing_html.split("<script>")[1].split("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in failing_html
+    assert "eval" not in body
+    assert "innerHTML" not in body
     for _, attrs, _ in page.tags:
         assert not any(name.startswith("on") for name in attrs)
         for name in ("src", "href", "xlink:href", "action", "data"):
@@ -177,7 +148,7 @@ def test_the_page_can_be_used_by_keyboard_and_by_ear(failing_html):
 
 def test_the_sections_come_in_the_order_of_a_readers_questions(passing_html):
     ids = [a["id"] for tag, a, _ in Page(passing_html).tags if tag == "section" and "id" in a]
-    assert ids == ["verdict", "failures", "checks", "precision", "storage", "weights", "latency", "quality", "positions",
+    assert ids == ["verdict", "release", "failures", "checks", "precision", "matrix", "storage", "weights", "latency", "quality", "positions",
                    "agreement", "mcq", "parity", "cells", "environment", "reproduce"]  # fmt: skip
 
 

@@ -1,0 +1,135 @@
+"""A headless Chromium, and pages of made-up runs and of one real one, each written once.
+
+Skipped where no Chromium is found, unless KVBENCH_REQUIRE_BROWSER=1: then its absence is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from kvbench.report.html import render
+from kvbench.report.view import build
+from tests.report.conftest import fail, make
+from tests.report.hostile import hostile
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+# As root, without a GPU, and without a word to anyone.
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync"]  # fmt: skip
+
+# Markup, handlers, formulas, a newline, Chinese, a direction override and 500 characters without a place to break, in one name.
+NASTY = (
+    '<script>window.harmed = 1</script><img src=x onerror=\'window.harmed = 1\'>"onmouseover="window.harmed = 1" '
+    '=HYPERLINK("http://example.invalid")\nnext line 量化键值缓存 \u202ertl עברית ' + "n" * 500
+)
+
+MATRIX = """\
+name: tiny
+model: {source: tiny-llama, plumbing: true}
+axes: {kv_format: [native, int8_sym], context: [20, 40]}
+runners:
+  storage: {}
+  latency: {new_tokens: 3, repeats: 2, warmup: 1}
+  agreement: {steps: 24, prompt_tokens: 12, continuation: 4}
+"""
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None and os.environ.get("KVBENCH_REQUIRE_BROWSER") != "1":
+        pytest.skip(f"needs a Chromium on the PATH ({', '.join(NAMES)}); Debian: apt install chromium")
+    assert path, f"KVBENCH_REQUIRE_BROWSER=1, and none of {', '.join(NAMES)} is on the PATH"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`pages(kind)`: the page of a passing, failing, hostile, many-formats or real run, made on first use."""
+    folder = tmp_path_factory.mktemp("pages")
+    made: dict[str, Path] = {}
+    makers: dict[str, Callable[[], Any]] = {
+        "passing": make,
+        "failing": lambda: fail(make()),
+        "hostile": lambda: hostile(make, NASTY),
+        "formats": lambda: make(
+            formats=("native", "int8_sym", "int8_static", "fp8_e4m3"), contexts=(128, 512, 2048)
+        ),
+    }
+
+    def page(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = folder / f"{kind}.html"
+            if kind == "real":
+                _real(folder).rename(made[kind])
+            else:
+                made[kind].write_text(render(build(*makers[kind]().args)), encoding="utf-8")
+        return made[kind]
+
+    return page
+
+
+def _real(folder: Path) -> Path:
+    """The page that `kvbench run` writes of a small matrix."""
+    from typer.testing import CliRunner
+
+    from kvbench.cli import app
+
+    (folder / "m.yaml").write_text(MATRIX)
+    result = CliRunner().invoke(app, ["run", str(folder / "m.yaml"), "--out", str(folder / "out")])
+    assert result.exit_code == 0, result.output
+    return folder / "out" / "report.html"
+
+
+@pytest.fixture
+def show(chromium: Browser, pages: Callable[[str], Path]) -> Iterator[Open]:
+    """`show(kind, width=, scheme=, scripts=)`: the page, opened from its file with the network blocked.
+
+    At the end of the test nothing may have been asked for but the file, and nothing may have been complained of.
+    """
+    asked: list[str] = []
+    complaints: list[str] = []
+    contexts = []
+
+    def go(kind: str, width: int = 1400, scheme: str = "light", scripts: bool = True, **more: Any) -> Page:
+        context = chromium.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,
+            java_script_enabled=scripts,
+            **more,  # type: ignore[arg-type]
+        )
+        contexts.append(context)
+        url = pages(kind).as_uri()
+
+        def gate(route: Any) -> None:
+            if route.request.url.split("#")[0] == url:
+                route.continue_()
+            else:
+                asked.append(route.request.url)
+                route.abort()
+
+        context.route("**/*", gate)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(url)
+        return page
+
+    go.complaints = complaints  # type: ignore[attr-defined]
+    yield go
+    for context in contexts:
+        context.close()
+    assert asked == []
+    assert complaints == []

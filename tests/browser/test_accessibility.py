@@ -1,0 +1,53 @@
+"""axe finds nothing: on a passing, a failing, a hostile and a real run, in both schemes, everything opened."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+pytestmark = pytest.mark.browser
+
+
+def violations(page, *rules):
+    """All rules of axe, or those that are named; details are opened first, or nobody looks into them."""
+    page.locator("details").evaluate_all("(all) => all.forEach((one) => { one.open = true; })")
+    options = {"resultTypes": ["violations"]} | ({"runOnly": list(rules)} if rules else {})
+    found = Axe().run(page, options=options).response["violations"]
+    return [(rule["id"], rule["nodes"][0]["html"][:300]) for rule in found]
+
+
+@pytest.mark.parametrize("kind", ["passing", "failing", "hostile", "real"])
+def test_axe_finds_no_violation(show, kind):
+    assert violations(show(kind)) == []
+
+
+@pytest.mark.parametrize("kind", ["passing", "failing"])
+def test_nor_in_the_dark_where_only_colours_differ(show, kind):
+    assert violations(show(kind, scheme="dark"), "color-contrast") == []
+
+
+def test_axe_would_find_one(show):
+    page = show("passing")
+    page.locator("html").evaluate("(html) => html.removeAttribute('lang')")
+    page.add_style_tag(content=".key { color: #eee !important; }")
+    assert [rule for rule, _ in violations(page, "html-has-lang", "color-contrast")] == [
+        "color-contrast",
+        "html-has-lang",
+    ]
+
+
+def test_the_card_and_the_sections_are_landmarks_with_names(show):
+    page = show("failing")
+    for name in ("Release card", "Failures and fallbacks", "Checks", "Matrix", "Latency"):
+        assert page.get_by_role("region", name=name, exact=True).count() == 1
+    assert page.get_by_role("main").count() == page.get_by_role("banner").count() == 1
+    assert page.get_by_role("navigation", name="Contents").count() == 1
+    questions = (
+        page.get_by_role("region", name="Release card").get_by_role("heading", level=4).all_inner_texts()
+    )
+    assert questions == [
+        "Is it really running?",
+        "Is it safe?",
+        "Is it worth it?",
+        "What would change the verdict?",
+    ]
