@@ -19,7 +19,7 @@ from kvbench.matrix import Matrix
 from kvbench.metrics import derive
 from kvbench.policy import Gate
 from kvbench.record import RunDir, write_json
-from kvbench.run import Rerun, Watcher, manifest_of, measuring
+from kvbench.run import Executor, Rerun, Watcher, manifest_of, measuring
 from kvbench.tasks import RUNNERS
 from kvbench.verdict import FAIL, NOT_EVALUATED, Outcome
 
@@ -98,11 +98,12 @@ def run_canary_first(
     new_watcher: Callable[[], Watcher],
     data_dir: Path | None = None,
     rerun: Rerun = "missing",
+    executor: Executor | None = None,
 ) -> None:
     """Measure the canary, then the rest of the matrix where nothing stops it; the manifest says what did."""
     of = canary(matrix)
     manifest = manifest_of(matrix, environment, command)
-    with measuring(run_dir, environment, data_dir, rerun) as measure:
+    with measuring(run_dir, environment, data_dir, rerun, executor) as measure:
         _say(f"canary: {of.words}")
         measure(replace(matrix, tasks=of.tasks), manifest, new_watcher())
         found = (run_dir.read(task.key) for task in of.tasks)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 # Every key of a cell, with the value it has when the matrix does not name it. The order is the order of columns.
@@ -89,6 +89,7 @@ class Task:
 
     variant: what the runner measures when one runner makes several tasks ("wikitext2", "mmlu-5shot"), or "".
     baseline: key of the same work on the baseline cells, or None when this is the baseline.
+    digests: {"model": ..., "native": ..., "data": [...]}, the contents that went into the key; {} where nobody gave any.
     """
 
     key: str
@@ -98,3 +99,4 @@ class Task:
     options: Mapping[str, Any]
     cells: tuple[str, ...]
     baseline: str | None
+    digests: Mapping[str, Any] = field(default_factory=dict)

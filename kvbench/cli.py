@@ -17,12 +17,15 @@ from kvbench import __version__
 from kvbench.commands.backends import backends
 from kvbench.commands.calibrate import calibrate
 from kvbench.commands.check_table import check_table
+from kvbench.commands.compare import compare
 from kvbench.commands.data import data
 from kvbench.commands.doctor import doctor
 from kvbench.commands.examples import epilog
 from kvbench.commands.formats import formats
 from kvbench.commands.gate import gate
+from kvbench.commands.history import history
 from kvbench.commands.init import init
+from kvbench.commands.merge import merge
 from kvbench.commands.models import models
 from kvbench.commands.plan import plan
 from kvbench.commands.quantize import quantize
@@ -48,6 +51,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
     "gate": gate,
     "report": report,
+    "merge": merge,
+    "compare": compare,
+    "history": history,
     "check-table": check_table,
     "selftest": selftest,
     "calibrate": calibrate,

@@ -1,7 +1,8 @@
 """Where a run happens: versions, machine, device. Read without torch; what cannot be read says why.
 
 `host()` gives the facts for the manifest, and the `identity` of them that goes into every task's key: results are
-reused only where the measuring code, torch, transformers and the device are the same. No host or user names.
+reused only where the measuring code, torch, transformers and the device are the same. The host's name is no part of it: it is
+recorded, so that times of different hosts are never pooled (`kvbench.hosts`). No user names.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -30,13 +31,14 @@ PACKAGES = (
 # Files that only read records, or whose whole effect on a measurement is in the task's spec and options, which the key
 # holds anyway: a change in them does not make stored results stale.
 _JUDGING = frozenset({
-    "report", "commands", "derive", "selftest", "cli.py", "document.py", "doubts.py", "escalate.py", "exits.py", "fits.py", "foreseen.py",
-    "gate.py", "guards.py", "judge.py", "looks.py", "metrics.py",
+    "report", "commands", "derive", "executors", "selftest", "cli.py", "document.py", "doubts.py", "escalate.py", "exits.py", "fits.py", "foreseen.py",
+    "gate.py", "guards.py", "hosts.py", "judge.py", "looks.py", "merge.py", "metrics.py",
     "metrictable.py", "multiplicity.py", "outline.py", "overrides.py", "plan.py", "policy.py", "power.py", "precision.py",
     "canary.py", "completion.py", "doctor.py", "holdings.py", "inventory.py", "signals.py", "starter.py", "timeleft.py", "validation.py",
-    "progress.py", "published.py", "schema.py", "selection.py", "stats.py", "steadiness.py", "tablerules.py", "tablevalues.py",
+    "progress.py", "published.py", "schema.py", "selection.py", "shards.py", "stats.py", "steadiness.py", "tablerules.py", "tablevalues.py",
     "untildecided.py", "values.py",
     "verdict.py", "yamlstrict.py", "cellkeys.py",
+    "compare.py", "effects.py", "finding.py", "history.py", "likeness.py",
 })  # fmt: skip
 
 
@@ -44,7 +46,7 @@ _JUDGING = frozenset({
 class Host:
     """device: "cpu" or "cuda" (what `device: auto` means here). identity: part of every task's key.
 
-    environment: everything else that a reader of the run wants to know; JSON.
+    environment: everything that a reader of the run wants to know, the identity in it; JSON.
     """
 
     device: str = "cpu"
@@ -67,8 +69,12 @@ def host() -> Host:
         "device": f"{device}: {gpus[0]['name'] if device == 'cuda' else cpu}",
     }
     environment = {
+        "host": platform.node() or None,
+        "boot_id": _boot_id(),
+        "identity": identity,
         "kvbench": kvbench.__version__,
         "kvbench_source": source_digest(),
+        "kvbench_measuring": identity["kvbench"],
         "python": platform.python_version(),
         "packages": versions,
         "os": f"{platform.system()} {platform.release()}",
@@ -137,8 +143,8 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
     except pynvml.NVMLError as e:
         return [], f"no NVIDIA driver ({e})"
     try:
-        count = pynvml.nvmlDeviceGetCount()
-        shown = visible(count)
+        uuids = gpu_uuids(pynvml)
+        shown = visible(uuids)
         driver = str(pynvml.nvmlSystemGetDriverVersion())
         gpus = []
         for i in shown:
@@ -146,31 +152,49 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
             major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
             gpus.append({
                 "name": str(pynvml.nvmlDeviceGetName(handle)),
+                "uuid": uuids[i],
                 "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
                 "compute_capability": f"{major}.{minor}",
                 "driver": driver,
             })  # fmt: skip
-        return gpus, "" if gpus else f"{count} GPU(s), all hidden by CUDA_VISIBLE_DEVICES"
+        return gpus, "" if gpus else f"{len(uuids)} GPU(s), all hidden by CUDA_VISIBLE_DEVICES"
     except pynvml.NVMLError as e:
         return [], f"the NVIDIA driver did not answer ({e})"
     finally:
         pynvml.nvmlShutdown()
 
 
-def visible(count: int) -> list[int]:
-    """Indexes that CUDA_VISIBLE_DEVICES leaves; ids that are not plain indexes count as all."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+def gpu_uuids(nvml: Any) -> list[str]:
+    """The ids of all GPUs, in the driver's order. nvml: the module pynvml, initialised."""
+    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+    return [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+
+
+def visible(uuids: Sequence[str]) -> list[int]:
+    """Indexes that CUDA_VISIBLE_DEVICES leaves of the GPUs with these ids, in its order; names of parts of a GPU (MIG) count as all."""
+    every, chosen = list(range(len(uuids))), os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
-        return list(range(count))
-    words = [word.strip() for word in chosen.split(",") if word.strip()]
-    if words and not all(word.lstrip("-").isdigit() for word in words):
-        return list(range(count))
-    found = []
-    for word in words:
-        if not 0 <= int(word) < count:
-            break  # CUDA stops at the first index that does not exist
-        found.append(int(word))
+        return every
+    found: list[int] = []
+    for word in (word.strip() for word in chosen.split(",") if word.strip()):
+        if word.startswith("GPU-"):
+            named = [i for i in every if uuids[i].startswith(word)]
+        elif word.lstrip("-").isdigit():
+            named = [int(word)] if 0 <= int(word) < len(uuids) else []
+        else:
+            return every
+        if len(named) != 1:
+            break  # CUDA stops at the first one that does not exist
+        found += named
     return found
+
+
+def _boot_id() -> str | None:
+    """The kernel's word for this boot: it tells two machines of one name apart. None where it cannot be read."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None
 
 
 def _cpu_model() -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvbench import shards
 from kvbench.doubts import doubt
 from kvbench.guards import (
     by_task,
@@ -75,12 +76,15 @@ def evaluate(
             sentence = f"none of the {len(gate.checks)} checks of the gate {gate.name} was evaluated, which is no pass."
             own.append(Outcome("gate", "", None, "", NOT_EVALUATED, None, "", sentence))
         outcomes += own
+    if share := shards.read(manifest):
+        outcomes = shards.judged(outcomes, manifest, share, lambda metric: METRICS[metric].runner)
+        return Verdict(tuple(outcomes), shards.exit_code_of(outcomes), whole=False)
     return Verdict(tuple(outcomes), exit_code_of(outcomes))
 
 
 @dataclass(frozen=True)
 class _Stand:
-    """How far a run that stops once its verdict is decided has come. waiting: (runner, variant, cell) without a record;
+    """How far a run that stops once its verdict is decided, or a share of a run, has come. waiting: (runner, variant, cell) without a record;
     records: by their tasks' keys."""
 
     looks: Mapping[str, Look]
@@ -89,9 +93,9 @@ class _Stand:
 
 
 def _waiting(manifest: Mapping[str, Any], records: Sequence[Record]) -> frozenset[tuple[str, str, str]]:
-    """Of a run that stops early only: where every task runs, the family is known in the end."""
+    """Of a run that stops early and of a share only: where every task runs, the family is known in the end."""
     done = {record.key for record in records}
-    tasks = manifest["tasks"] if manifest.get("until_decided") else ()
+    tasks = manifest["tasks"] if manifest.get("until_decided") or manifest.get("shard") else ()
     return frozenset(
         (t["runner"], t["variant"], cell) for t in tasks if t["key"] not in done for cell in t["cells"]
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isclose, isfinite, isnan
 from typing import Any
 
+from kvbench import shards
 from kvbench.derive import health
 from kvbench.fits import SLACK
 from kvbench.looks import not_run
@@ -46,9 +47,11 @@ def _no_device(record: Record | None) -> bool:
 
 
 def failed_tasks(manifest: Manifest, records: Sequence[Record]) -> Iterator[Outcome]:
-    """One outcome a task that gave no result. What is not available counts only where a required check needs it."""
+    """One outcome a task that gave no result. What is not available counts only where a required check needs it, and what another
+    shard measures not here."""
     by_key = {record.key: record for record in records}
     names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
+    share = shards.read(manifest)
     for task in manifest["tasks"]:
         record = by_key.get(task["key"])
         if record is not None and record.status == OK:
@@ -67,7 +70,7 @@ def failed_tasks(manifest: Manifest, records: Sequence[Record]) -> Iterator[Outc
             value=None,
             limit="",
             sentence=f"{subject} on {some(task['cells'], names)}: {message}",
-            required=status != NOT_AVAILABLE,
+            required=status != NOT_AVAILABLE and (share is None or task["key"] in share.tasks),
             cells=tuple(task["cells"]),
         )
 

@@ -78,6 +78,8 @@ def decided(manifest: Mapping[str, Any]) -> Mapping[str, str] | None:
 
 
 def not_run(manifest: Mapping[str, Any]) -> str:
-    """Why a task of the manifest has no record: it was left out once the verdict was decided, or just did not run."""
-    by = decided(manifest)
-    return f"not run: the verdict was decided by {by['check']} after {by['after']}" if by else "not run"
+    """Why a task of the manifest has no record: left out once the verdict was decided, another shard's, or just not run."""
+    if by := decided(manifest):
+        return f"not run: the verdict was decided by {by['check']} after {by['after']}"
+    shard = manifest.get("shard")
+    return f"not run in shard {shard['number']} of {shard['of']}" if shard else "not run"

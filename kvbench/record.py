@@ -21,6 +21,7 @@ from typing import Any
 from kvbench.decision import ASPECTS
 from kvbench.errors import UsageError
 from kvbench.looks import looks_of, not_run
+from kvbench.shards import read as read_share
 from kvbench.upgrade import MANIFESTS, RECORDS, lift
 
 SCHEMA_VERSION = 3  # docs/schema.md; a new one needs its step in kvbench/upgrade.py
@@ -315,9 +316,9 @@ def _manifest_fault(data: Any) -> str:
         fit = False
     if not fit:
         return "is damaged: its cells and tasks do not fit together"
-    try:
-        looks_of(data)
-        not_run(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-        return f"is damaged: until_decided does not fit its tasks ({e})"
+    for part, read in (("shard", read_share), ("until_decided", looks_of), ("until_decided", not_run)):
+        try:
+            read(data)
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            return f"is damaged: {part} does not fit its tasks ({e})"
     return ""

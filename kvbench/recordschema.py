@@ -88,7 +88,9 @@ def manifest_schema() -> Schema:
         "options": OBJECT,
         "cells": {**TEXTS, "minItems": 1},
         "baseline": _said(TEXT_OR_NULL, "key of the same work on the baseline"),
+        "digests": _said(OBJECT, "of the contents of model, native model and data; older runs have none"),
     }
+    tasks = {**_whole(task, Task), "required": [key for key in task if key != "digests"]}
     matrix = _mapping({"path": TEXT_OR_NULL, "sha": SHA, "source": OBJECT})
     parts: dict[str, Schema] = {
         "schema": {"const": SCHEMA_VERSION},
@@ -98,11 +100,13 @@ def manifest_schema() -> Schema:
         "created_at": _said(TEXT, "UTC, ISO 8601"),
         "environment": OBJECT,
         "cells": {"type": "array", "items": _whole(cell, Cell)},
-        "tasks": {"type": "array", "items": _whole(task, Task)},
+        "tasks": {"type": "array", "items": tasks},
         "gate": _said(TEXT_OR_NULL, "path of the gate that the matrix names"),
         "until_decided": _said({"type": "object", "required": ["looks", "decided"]}, "of --until-decided only"),
+        "shard": _said(_mapping({"number": COUNT, "of": COUNT, "tasks": TEXTS}), "of --shard only: what this share measures"),
+        "merged": _said(_mapping({"of": {"type": "array", "items": OBJECT}, "differences": TEXTS}), "of kvbench merge only"),
     }  # fmt: skip
-    optional = ("until_decided",)
+    optional = ("until_decided", "shard", "merged")
     return _document(
         "kvbench manifest", {**_mapping(parts), "required": [k for k in parts if k not in optional]}
     )

@@ -10,15 +10,17 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from kvbench import shards
 from kvbench.cells import Task
 from kvbench.errors import UsageError
 from kvbench.matrix import Matrix
 from kvbench.record import ERROR, NOT_EVALUATED, OK, REFUSED, SCHEMA_VERSION, Record, RunDir, write_json
+from kvbench.shards import Share
 
 if TYPE_CHECKING:
     from kvbench.session import Session
@@ -59,6 +61,13 @@ def plan_tasks(matrix: Matrix, run_dir: RunDir, rerun: Rerun) -> Plan:
         record = run_dir.read(task.key)
         (todo if record is None or record.status in again else reused).append(task)
     return Plan(tuple(todo), tuple(reused))
+
+
+class Executor(Protocol):
+    """Measures `plan.todo`: a record of each in `run_dir`, whatever becomes of it, and `watcher.task` and `.finished` for each.
+    An interrupt leaves it as an exception, with nothing of it running any more."""
+
+    def __call__(self, matrix: Matrix, plan: Plan, run_dir: RunDir, watcher: Watcher) -> None: ...
 
 
 def manifest_of(matrix: Matrix, environment: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
@@ -113,10 +122,16 @@ def run(
     watcher: Watcher,
     data_dir: Path | None = None,
     rerun: Rerun = "missing",
+    executor: Executor | None = None,
+    share: Share | None = None,
 ) -> Plan:
-    """Measure what is missing. Records are written one by one; an interrupt loses only the task in hand."""
-    with measuring(run_dir, environment, data_dir, rerun) as measure:
-        return measure(matrix, manifest_of(matrix, environment, command), watcher)
+    """Measure what is missing. Records are written one by one; an interrupt loses only the task in hand. share: its tasks alone."""
+    manifest = manifest_of(matrix, environment, command)
+    if share is not None:
+        manifest |= shards.about(share, matrix.tasks)
+        matrix = replace(matrix, tasks=tuple(task for task in matrix.tasks if task.key in share.tasks))
+    with measuring(run_dir, environment, data_dir, rerun, executor) as measure:
+        return measure(matrix, manifest, watcher)
 
 
 Measure = Callable[[Matrix, Mapping[str, Any], Watcher], Plan]
@@ -124,9 +139,13 @@ Measure = Callable[[Matrix, Mapping[str, Any], Watcher], Plan]
 
 @contextmanager
 def measuring(
-    run_dir: RunDir, environment: Mapping[str, Any], data_dir: Path | None, rerun: Rerun
+    run_dir: RunDir,
+    environment: Mapping[str, Any],
+    data_dir: Path | None,
+    rerun: Rerun,
+    executor: Executor | None = None,
 ) -> Iterator[Measure]:
-    """measure(matrix, manifest, watcher) writes the manifest and measures what is missing of the matrix's tasks; called several
+    """executor: what measures, in place of this process (`kvbench.executors`). measure(matrix, manifest, watcher) writes the manifest and measures what is missing of the matrix's tasks; called several
     times, the calls share the loaded model and its probes, and no other run writes between them.
     """
     sessions: list[Session] = []
@@ -136,7 +155,9 @@ def measuring(
         write_json(run_dir.manifest_path, manifest)
         watcher.start(plan)
         try:
-            if plan.todo:
+            if plan.todo and executor is not None:
+                executor(matrix, plan, run_dir, watcher)
+            elif plan.todo:
                 from kvbench.session import Session
 
                 sessions[:] = sessions or [Session(data_dir, environment)]

@@ -260,6 +260,29 @@ def paired_ratio(candidate: Sequence[float], baseline: Sequence[float]) -> Estim
     return Estimate(exp(logs.value), interval, len(pairs))
 
 
+def independent_difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
+    """mean(second) - mean(first) of independent samples with Welch's t-interval; none from fewer than 2 on either side.
+
+    `effective` is one more than the degrees of freedom (Welch and Satterthwaite). A value that is not finite makes it NaN. Raises
+    ValueError for a side without samples.
+    """
+    n, sides = len(first) + len(second), (first, second)
+    if not first or not second:
+        raise ValueError("A difference of two samples takes at least 1 value on either side.")
+    if not all(math.isfinite(x) for side in sides for x in side):
+        return Estimate(math.nan, None, n)
+    value = statistics.fmean(second) - statistics.fmean(first)
+    if min(map(len, sides)) < 2:
+        return Estimate(value, None, n)
+    errors = [statistics.variance(side) / len(side) for side in sides]
+    squared = math.fsum(errors)
+    degrees = float(n - 2)
+    if squared > 0:
+        degrees = 1 / math.fsum((e / squared) ** 2 / (len(x) - 1) for e, x in zip(errors, sides, strict=True))
+    half = _t(degrees) * math.sqrt(squared)
+    return Estimate(value, (value - half, value + half), n, degrees + 1)
+
+
 def _t(degrees: float) -> float:
     from scipy.special import stdtrit
 

@@ -46,6 +46,7 @@ class RunnerDecl:
 
     reads: the runner's number comes from attention over the pages, so a run that read none is a fault.
     beside: a native engine runs beside the measured one.
+    timed: it takes times, so nothing else may run on its device meanwhile.
     stage: its place in `STAGES`, by which `--until-decided` runs the cheap ones first.
     variant: what tells the runner's tasks apart in rows and gates, a template over its options; "" when there is one.
     """
@@ -59,6 +60,7 @@ class RunnerDecl:
     reads: bool = True
     variant: str = ""
     beside: bool = False
+    timed: bool = False
     stage: int = field(kw_only=True)
 
 
@@ -76,7 +78,7 @@ RUNNERS: dict[str, RunnerDecl] = {
         RunnerDecl("transfer", 1, frozenset(), False, {
             "repeats": Option("int", 3, "measured swaps, each out and in again", minimum=1),
             "warmup": Option("int", 1, "unmeasured swaps before them; reported apart", minimum=0),
-        }, "bytes and bandwidth of swapping the pages of the cell's batch and context to the host and back", reads=False, stage=0),
+        }, "bytes and bandwidth of swapping the pages of the cell's batch and context to the host and back", reads=False, timed=True, stage=0),
         RunnerDecl("parity", 1, _SHAPE, False, {
             "lengths": Option("int", [1, 15, 16, 17, 257], "context lengths of the tensor-level decode", minimum=1, many=True),
             "steps": Option("int", 2048, "decode steps of the model-free run", minimum=1),
@@ -99,13 +101,13 @@ RUNNERS: dict[str, RunnerDecl] = {
             "max_rows": Option("int", 8192, "boundaries of the route are looked for up to so many rows", minimum=1),
             "seed": Option("int", 0, "seed of x", minimum=0),
         }, "products of the linear layers by path and number of rows, against float64 on the dequantized weight; times on a GPU",
-            reads=False, stage=1),
+            reads=False, timed=True, stage=1),
         RunnerDecl("latency", 1, frozenset(), False, {
             "new_tokens": Option("int", 16, "tokens generated a request", minimum=1),
             "repeats": Option("int", 3, "measured requests an arm; the baseline is interleaved with its candidates (A B B A)", minimum=1,
                               looks=(3, 10)),
             "warmup": Option("int", 1, "unmeasured requests of the same shape; reported apart", minimum=0),
-        }, "TTFT and ITL, interleaved with the baseline", beside=True, stage=3),
+        }, "TTFT and ITL, interleaved with the baseline", beside=True, timed=True, stage=3),
         RunnerDecl("agreement", 1, _SHAPE, True, {
             "steps": Option("int", 2048, "greedy steps", minimum=1),
             "prompt_tokens": Option("int", 64, "tokens of the prompt, from the head of `data`", minimum=1),

@@ -18,7 +18,7 @@ from kvbench.matrix import Matrix
 from kvbench.metrics import derive
 from kvbench.policy import Gate
 from kvbench.record import RunDir, write_json
-from kvbench.run import Rerun, Watcher, manifest_of, measuring
+from kvbench.run import Executor, Rerun, Watcher, manifest_of, measuring
 
 Resized = Callable[[Mapping[str, Mapping[str, Any]]], Matrix]
 
@@ -33,6 +33,7 @@ def run_until_decided(
     new_watcher: Callable[[], Watcher],
     data_dir: Path | None = None,
     rerun: Rerun = "missing",
+    executor: Executor | None = None,
 ) -> None:
     """resized(sizes): the matrix with other values of some runners' options; new_watcher(): shows the progress of one step.
 
@@ -42,7 +43,7 @@ def run_until_decided(
     at = dict.fromkeys(plan, 0)
     sized = at_looks(plan, resized)
     open_: set[str] = set()
-    with measuring(run_dir, environment, data_dir, rerun) as measure:
+    with measuring(run_dir, environment, data_dir, rerun, executor) as measure:
         while step := next_step(plan, at, open_):
             at |= dict.fromkeys(step.runners, step.look)
             _say(

@@ -47,15 +47,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All outcomes, the unremovable checks first. exit_code: see `exit_code_of`."""
+    """All outcomes, the unremovable checks first. exit_code: see `exit_code_of`; of a share of a matrix (whole: False) the one of
+    `kvbench.shards`, where 0 is no pass."""
 
     outcomes: tuple[Outcome, ...]
     exit_code: int
+    whole: bool = True
 
     @property
     def word(self) -> str:
         """The exit code as the status that decided it."""
-        return {0: PASS, 1: FAIL, 4: INCONCLUSIVE}.get(self.exit_code, NOT_EVALUATED)
+        passed = PASS if self.whole else NOT_EVALUATED
+        return {0: passed, 1: FAIL, 4: INCONCLUSIVE}.get(self.exit_code, NOT_EVALUATED)
 
 
 def exit_code_of(outcomes: Iterable[Outcome]) -> int:

@@ -29,49 +29,76 @@ def tasks_of(
     `cells` holds every cell's baseline. fingerprint_model(spec) and fingerprint_data(name, split) give digests; where
     one raises NotAvailable, its absence is hashed instead, so the task runs anew once the data or model is there.
     """
-    digest_of_model: dict[str, str] = {}
-    data_digest = functools.cache(lambda name, split: _or_absent(fingerprint_data, name, split))
+    model_digest, data_digest = remembered(fingerprint_model, fingerprint_data)
     by_id = {cell.id: cell for cell in cells}
 
-    def model_digest(spec: Mapping[str, Any]) -> str:
-        identity = content_hash([spec[key] for key in _MODEL])
-        if identity not in digest_of_model:
-            digest_of_model[identity] = _or_absent(fingerprint_model, spec)
-        return digest_of_model[identity]
+    def identity(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> dict[str, Any]:
+        native = by_id[cell.baseline].spec
+        return identity_of(runner, cell.spec, native, options, host.identity, model_digest, data_digest)
 
-    def key_of(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> str:
-        return content_hash(
-            {
-                "runner": runner.name,
-                "protocol": runner.protocol,
-                "spec": project(cell.spec, runner),
-                "options": options,
-                "host": dict(host.identity),
-                "model": model_digest(cell.spec),
-                "native": model_digest(by_id[cell.baseline].spec),
-                "data": [
-                    data_digest(name, options.get("split", "test")) for name in _data_names(runner, options)
-                ],
-            }
-        )
+    def key(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> str:
+        return key_of(runner, project(cell.spec, runner), options, identity(cell, runner, options))
 
     tasks: dict[str, Task] = {}
     for cell in cells:
         for name, given in runners.items():
             runner = RUNNERS[name]
             for options in fan_out(runner, given):
-                key = key_of(cell, runner, options)
-                shared = tasks[key].cells if key in tasks else ()
-                tasks[key] = Task(
-                    key=key,
+                own = key(cell, runner, options)
+                shared = tasks[own].cells if own in tasks else ()
+                tasks[own] = Task(
+                    key=own,
                     runner=name,
                     variant=runner.variant.format(**options),
                     spec=project(cell.spec, runner),
                     options=options,
                     cells=(*shared, cell.id),
-                    baseline=None if cell.is_baseline else key_of(by_id[cell.baseline], runner, options),
+                    baseline=None if cell.is_baseline else key(by_id[cell.baseline], runner, options),
+                    digests={k: v for k, v in identity(cell, runner, options).items() if k != "host"},
                 )
     return tuple(tasks.values())
+
+
+def identity_of(
+    runner: RunnerDecl,
+    spec: Mapping[str, Any],
+    native: Mapping[str, Any],
+    options: Mapping[str, Any],
+    host: Mapping[str, str],
+    fingerprint_model: FingerprintModel,
+    fingerprint_data: FingerprintData,
+) -> dict[str, Any]:
+    """What a task's key says beside the task itself: the machine, the bytes of its model and of its native one, and of its data."""
+    split = options.get("split", "test")
+    return {
+        "host": dict(host),
+        "model": fingerprint_model(spec),
+        "native": fingerprint_model(native),
+        "data": [fingerprint_data(name, split) for name in _data_names(runner, options)],
+    }
+
+
+def key_of(
+    runner: RunnerDecl, spec: Mapping[str, Any], options: Mapping[str, Any], identity: Mapping[str, Any]
+) -> str:
+    """The task's key; spec: projected."""
+    own = {"runner": runner.name, "protocol": runner.protocol, "spec": spec, "options": options}
+    return content_hash({**own, **identity})
+
+
+def remembered(
+    fingerprint_model: FingerprintModel, fingerprint_data: FingerprintData
+) -> tuple[FingerprintModel, FingerprintData]:
+    """The same, each model and each text asked for once, "not available" where one raises NotAvailable."""
+    models: dict[str, str] = {}
+
+    def model(spec: Mapping[str, Any]) -> str:
+        own = content_hash([spec[key] for key in _MODEL])
+        if own not in models:
+            models[own] = _or_absent(fingerprint_model, spec)
+        return models[own]
+
+    return model, functools.cache(lambda name, split: _or_absent(fingerprint_data, name, split))
 
 
 def project(spec: Mapping[str, Any], runner: RunnerDecl) -> dict[str, Any]:

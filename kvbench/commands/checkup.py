@@ -16,7 +16,7 @@ import kvbench
 from kvbench.corpora import HUB, hub_allowed
 from kvbench.digests import cache_dir
 from kvbench.doctor import Facts, Gpu, Package
-from kvbench.environment import host, visible
+from kvbench.environment import gpu_uuids, host, visible
 from kvbench.holdings import HERE, data
 from kvbench.hub import offline
 from kvbench.steadiness import grown
@@ -133,7 +133,7 @@ def _gpus(nvml: Any) -> Iterator[Gpu]:
     nvml.nvmlInit()
     try:
         driver = str(nvml.nvmlSystemGetDriverVersion())
-        for index in visible(nvml.nvmlDeviceGetCount()):
+        for index in visible(gpu_uuids(nvml)):
             yield gpu_facts(nvml, index, driver)
     finally:
         nvml.nvmlShutdown()

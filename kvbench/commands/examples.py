@@ -12,6 +12,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "gate": ("kvbench gate runs/int8 --gate gates/int8.yaml",),
     "report": ("kvbench report runs/int8",),
+    "merge": ("kvbench merge runs/int8.shard-1-of-2 runs/int8.shard-2-of-2 --out runs/int8",),
+    "compare": (
+        "kvbench compare runs/before runs/after",
+        "kvbench compare runs/before runs/after -k int8_sym --only itl_ms --markdown change.md",
+    ),
+    "history": ("kvbench history runs --only itl_ratio --html history.html",),
     "check-table": ("kvbench check-table reports/reference/fp8_itl.csv",),
     "selftest": ("kvbench selftest --list", "kvbench selftest --fault graph_replays_old_scales"),
     "calibrate": ("kvbench calibrate smollm2-135m-instruct scales.json --format int8_static --method p99.9",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from kvbench.commands.loading import load_matrix
 from kvbench.commands.options import (
@@ -18,6 +17,7 @@ from kvbench.commands.options import (
     UntilOption,
     rerun_of,
 )
+from kvbench.commands.scaleout import ShardOption, folder_of, share_for
 from kvbench.exits import handled
 
 
@@ -30,6 +30,7 @@ def plan(
     rerun: RerunOption = "missing",
     gate: GateOption = None,
     until_decided: UntilOption = False,
+    shard: ShardOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show cells, decisions with reasons, estimated bytes, what would be reused, and what the gate asks in vain. Runs nothing."""
@@ -40,7 +41,8 @@ def plan(
         from kvbench.run import plan_tasks
 
         loaded, environment = load_matrix(matrix, set_, k, data_dir)
-        tasks = plan_tasks(loaded, RunDir(out or Path("runs") / loaded.name), rerun_of(rerun))
+        share = share_for(shard, loaded, until_decided)
+        tasks = plan_tasks(loaded, RunDir(out or folder_of(loaded.name, share)), rerun_of(rerun))
         policy = gates.load(gate or loaded.gate) if gate or loaded.gate else None
         cells = [plan_cell(cell) for cell in loaded.cells]
         looks, said = {}, []
@@ -49,6 +51,13 @@ def plan(
 
             planned = escalate.planned(loaded, policy)
             looks, said = escalate.about(planned), ["", *escalate.outline(planned)]
+        if share is not None:
+            from kvbench import shards
+
+            looks, said = (
+                shards.about(share, loaded.tasks),
+                ["", *shards.outline(share, loaded.cells, loaded.tasks)],
+            )
         if json_:
             print(json.dumps({**plan_json(loaded, cells, tasks, policy), **looks}, ensure_ascii=False))
         else:

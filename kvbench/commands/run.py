@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from kvbench.commands.judging import KEPT_GATE, judge
@@ -24,6 +22,14 @@ from kvbench.commands.options import (
     UntilOption,
     rerun_of,
 )
+from kvbench.commands.scaleout import (
+    ExecutorOption,
+    JobsOption,
+    ShardOption,
+    executor_of,
+    folder_of,
+    share_for,
+)
 from kvbench.errors import UsageError
 from kvbench.exits import handled
 
@@ -37,6 +43,9 @@ def run(
     data_dir: DataOption = None,
     rerun: RerunOption = "missing",
     until_decided: UntilOption = False,
+    executor: ExecutorOption = "inline",
+    jobs: JobsOption = None,
+    shard: ShardOption = None,
     canary: CanaryOption = False,
     dry_run: DryOption = False,
     require_device: DeviceOption = None,
@@ -47,7 +56,7 @@ def run(
     if dry_run:
         from kvbench.commands.plan import plan
 
-        return plan(matrix, set_, k, out, data_dir, rerun, gate, until_decided, json_)
+        return plan(matrix, set_, k, out, data_dir, rerun, gate, until_decided, shard, json_)
     with handled():
         from kvbench import gate as gates
         from kvbench.progress import watcher
@@ -59,8 +68,9 @@ def run(
         policy = gate or loaded.gate
         # A bad gate is a usage error now, not after the measuring.
         judged_by = gates.load(policy) if policy else None
-        target = out or Path("runs") / loaded.name
-        how = (data_dir, rerun_of(rerun))
+        share = share_for(shard, loaded, until_decided or canary)
+        target = out or folder_of(loaded.name, share)
+        how = (data_dir, rerun_of(rerun), executor_of(executor, jobs, data_dir, loaded, environment))
         if canary and until_decided:
             raise UsageError(
                 "--canary and --until-decided both begin with the cheapest tasks and stop at the first that is not as requested; "
@@ -92,7 +102,9 @@ def run(
                 *how,
             )
         else:
-            run_matrix(loaded, RunDir(target), environment, command_line(), watcher(json_, quiet), *how)
+            run_matrix(
+                loaded, RunDir(target), environment, command_line(), watcher(json_, quiet), *how, share
+            )
         if policy is not None:
             from kvbench.report.write import write_text
 

@@ -10,6 +10,7 @@ from typing import Any
 from kvbench.derive.latency import wrong_count
 from kvbench.derive.value import Value, with_interval
 from kvbench.fits import CONTEXTS, Line, break_even, fit, slope_ratio
+from kvbench.hosts import apart
 from kvbench.record import OK, Record
 
 OWN = ("itl_slope_us_per_token", "itl_intercept_ms")
@@ -106,6 +107,8 @@ def _unfit(records: Sequence[Record], points: Sequence[tuple[float, float]]) -> 
     contexts = len({x for x, _ in points})
     if contexts < CONTEXTS:
         return f"a line takes {CONTEXTS} contexts, {contexts} {'was' if contexts == 1 else 'were'} measured"
+    if reason := apart(record.environment for record in records):
+        return f"its contexts {reason}"
     differing = [
         key for key in _MACHINE if len({repr(record.environment.get(key)) for record in records}) > 1
     ]

@@ -52,7 +52,7 @@ class Judged(NamedTuple):
 
 def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     questions = record.samples["questions"]
-    judged = _judge(record)
+    judged = judge(record)
     scored = list(judged.values())
     yield Value("mcq_scored", len(scored), len(questions))
     yield share("truncated_share", sum(bool(q["truncated"]) for q in questions), len(questions))
@@ -60,14 +60,14 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     skipped, ties = len(questions) - len(scored), sum(len(j.picks) > 1 for j in scored)
     note = f"{len(scored)} of {len(questions)} scored, {skipped} skipped, {ties} tied"
     yield _accuracy("mcq_accuracy", scored, note)
-    yield _accuracy("mcq_accuracy_norm", list(_judge(record, "tokens").values()), "per token")
-    yield _accuracy("mcq_accuracy_norm_char", list(_judge(record, "chars").values()), "per character")
+    yield _accuracy("mcq_accuracy_norm", list(judge(record, "tokens").values()), "per token")
+    yield _accuracy("mcq_accuracy_norm_char", list(judge(record, "chars").values()), "per character")
     yield _macro(scored)
     native = baseline or record  # the baseline's own noise, beside its candidates too
     yield from _noise(native)
     if baseline:
         note = incomparable(record, baseline, COMPARABLE)
-        yield from _paired(judged, _judge(baseline), *score_noise(baseline), note)
+        yield from _paired(judged, judge(baseline), *score_noise(baseline), note)
 
 
 def _noise(native: Record) -> Iterator[Value]:
@@ -128,7 +128,7 @@ def _real_flips(pairs: Sequence[tuple[Judged, Judged]], noise: float | None, why
     return share("mcq_real_flips", real, len(pairs), note)
 
 
-def _judge(record: Record, norm: str | None = None) -> dict[Any, Judged]:
+def judge(record: Record, norm: str | None = None) -> dict[Any, Judged]:
     """The scored questions by id, judged by summed logprob, or by logprob over the lengths that `norm` names."""
     scored = [q for q in record.samples["questions"] if q["skipped"] is None]
     return {

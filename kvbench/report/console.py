@@ -38,25 +38,8 @@ def print_result(manifest: Mapping[str, Any], records: Sequence[Record], rows: S
 
 def show(view: View, file: TextIO, paths: Sequence[Path] = (), quiet: bool = False) -> None:
     """Print the run to `file`; `paths` are named last, with the verdict."""
-    from rich.console import Console
-
     terminal = file.isatty()
-
-    class Pipe(Console):
-        """rich would end the process with 1, the code of a failed check, when the reader has gone."""
-
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    console = Pipe(
-        file=file,
-        width=None if terminal else _PLAIN_WIDTH,
-        force_terminal=terminal,
-        highlight=False,
-        emoji=False,
-        markup=False,
-        legacy_windows=False,
-    )
+    console = console_for(file)
     if quiet:
         _verdict(console, view, paths)
         return
@@ -72,6 +55,29 @@ def show(view: View, file: TextIO, paths: Sequence[Path] = (), quiet: bool = Fal
         _findings(console, title, findings)
     console.print()
     _verdict(console, view, paths)
+
+
+def console_for(file: TextIO) -> Console:
+    """rich's console as kvbench uses it: plain off a terminal, no markup in text, NO_COLOR respected."""
+    from rich.console import Console
+
+    terminal = file.isatty()
+
+    class Pipe(Console):
+        """rich would end the process with 1, the code of a failed check, when the reader has gone."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Pipe(
+        file=file,
+        width=None if terminal else _PLAIN_WIDTH,
+        force_terminal=terminal,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        legacy_windows=False,
+    )
 
 
 def _table(terminal: bool) -> Table:

@@ -13,6 +13,7 @@ from kvbench.report.device import DeviceLine
 from kvbench.report.fmt import plain
 from kvbench.report.labels import Labels
 from kvbench.report.model import Run, judged
+from kvbench.report.scaleout import scale_out
 from kvbench.scales import CALIBRATED
 
 _MOST = 4  # sentences of a notice
@@ -146,11 +147,12 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
                 "A release is judged on whole sets: limits set to null.",
             )
         )
+    found += [Notice(*said) for said in scale_out(run, labels)]
     missing = len(run.manifest["tasks"]) - len(run.records)
     if decided(run.manifest):
         tasks = f"{missing} of {len(run.manifest['tasks'])} tasks were"
         found.append(Notice("info", "Stopped early", f"{tasks} {not_run(run.manifest)}."))
-    elif missing > 0:
+    elif missing > 0 and not run.manifest.get("shard"):
         found.append(
             Notice(
                 "warn",

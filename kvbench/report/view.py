@@ -132,7 +132,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         model=one_line(one_model([cell["spec"] for cell in labels.cells.values()]) or "", 200),
         word=one_line(verdict_word(run)).replace("_", " ").upper(),
         tone=_TONES.get(verdict.exit_code, "incomplete")
-        if judged(run) or verdict.exit_code
+        if (judged(run) and verdict.word != "not_evaluated") or verdict.exit_code
         else "incomplete",
         exit_code=verdict.exit_code,
         headline=headline(run),

@@ -92,7 +92,7 @@ def test_the_verdict_comes_first_and_the_worst_checks_next(failing):
     broken = rows[2]
     assert broken[1] == "ppl_delta_pct within [-1, 1] (wikitext2 stream512)"
     assert broken[2] == "int8_sym (4 cells)"
-    assert broken[3:6] == ["2.41", "within [-1, 1]", "292,883"]
+    assert broken[3:6] == ["2.41 %", "within [-1, 1]", "292,883"]
     assert "is 2.41 % (95% interval 2.02 to 2.81, n=292,883)" in broken[8]
     assert "MemoryError" in text
     assert "and 1 more below" not in text

@@ -191,7 +191,7 @@ def test_a_run_without_a_gate_is_no_release_and_safety_is_not_judged(passing):
         "Quality was measured, but no check holds it to a limit.",
     )
     assert a["change"].word == "a gate"
-    assert build(*bare.args).banner == "partial"
+    assert build(*bare.args).banner == "incomplete"
 
 
 def test_random_weights_say_nothing_of_safety(maker):

@@ -15,12 +15,15 @@ from kvbench.environment import host, source_digest
 GPU = {"name": "GPU", "memory_bytes": 1, "compute_capability": "9.0", "driver": "1"}
 
 
-def test_host_is_json_and_names_no_machine() -> None:
+def test_host_is_json_and_names_the_machine_but_not_in_the_identity() -> None:
     facts = host()
     text = json.dumps({"device": facts.device, "identity": dict(facts.identity), **facts.environment})
     import socket
 
-    assert f'"{socket.gethostname()}"' not in text
+    assert json.loads(text)["host"] == socket.gethostname()
+    assert socket.gethostname() not in facts.identity.values()
+    assert facts.environment["identity"] == facts.identity
+    assert facts.environment["boot_id"] is None or len(facts.environment["boot_id"]) == 36
     assert facts.device in ("cpu", "cuda")
     assert facts.environment["kvbench"] == kvbench.__version__
     assert facts.environment["cpu"]
@@ -69,7 +72,11 @@ def test_source_digest_covers_the_kernels() -> None:
         ("2", [2]),
         ("1, 0", [1, 0]),
         ("0,7,1", [0]),
-        ("GPU-abc", [0, 1, 2]),
+        ("GPU-abc", []),
+        ("GPU-b", [1]),
+        ("GPU-c2,GPU-a", [2, 0]),
+        ("0,GPU-x,1", [0]),
+        ("MIG-abc", [0, 1, 2]),
     ],
 )
 def test_cuda_visible_devices(
@@ -79,7 +86,7 @@ def test_cuda_visible_devices(
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    assert environment.visible(3) == expected
+    assert environment.visible(["GPU-a1", "GPU-b1", "GPU-c2"]) == expected
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ HEAVY = (
 # Layers from the top down. A file imports from its own layer and from those below it.
 # selftest breaks all of them on purpose. session joins engine and runners to carry out one task; run and plan only order tasks, and need no torch for it.
 LAYERS = ("cli", "selftest", "run", "session", "runners", "engine", "kernels", "base")
-RUN = frozenset({"run", "untildecided", "canary", "plan", "validation"})
+RUN = frozenset({"run", "untildecided", "canary", "plan", "validation", "merge", "executors", "worker"})
 
 
 def layer_of(module: str) -> str:

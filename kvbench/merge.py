@@ -1,0 +1,178 @@
+"""`kvbench merge`: the shards of a matrix put together into one run, which is judged like any other.
+
+What is put together must be of one matrix, with the same cells, tasks and identity (which is in the tasks' keys): anything else is refused
+with the difference named. A task that several have measured keeps the record of the lowest shard; where their quality samples differ, or
+one of them failed, the manifest of the merged run says so, and so does the report. What nobody has measured is named, and judged as
+not run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench import shards
+from kvbench.errors import UsageError
+from kvbench.record import OK, Record, RunDir, write_json
+from kvbench.run import locked
+from kvbench.tasks import RUNNERS
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run that is to be merged. name: what messages call it."""
+
+    name: str
+    manifest: Mapping[str, Any]
+    records: Mapping[str, Record]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """records: those that are kept, in task order; differences: sentences; missing: tasks without a record, in words."""
+
+    manifest: Mapping[str, Any]
+    records: tuple[Record, ...]
+    differences: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def merge_runs(paths: Sequence[Path], out: Path) -> Merged:
+    """Write the merged run to `out`. Raises UsageError where the runs do not fit together, or `out` holds something else."""
+    merged = merged_of([_part(path) for path in paths])
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        target = RunDir(out)
+        if not target.manifest_path.is_file() or "merged" not in target.manifest():
+            raise UsageError(f"{out} holds something that is no merged run; give a new folder with --out.")
+    with locked(out):
+        target = RunDir(out)
+        kept = {record.key for record in merged.records}
+        for task in merged.manifest["tasks"]:
+            if task["key"] not in kept:
+                target.record_path(task["key"]).unlink(missing_ok=True)
+        for record in merged.records:
+            target.write(record)
+        write_json(target.manifest_path, merged.manifest)
+    return merged
+
+
+def merged_of(parts: Sequence[Part]) -> Merged:
+    """Pure. Raises UsageError."""
+    if len(parts) < 2:
+        raise UsageError(
+            "There is nothing to merge in one run; give the folders of all shards: kvbench merge RUN RUN... --out DIR."
+        )
+    # Stable: runs that are no shards stand in the order in which they were given.
+    ordered = sorted(parts, key=_number)
+    first = ordered[0]
+    for part in ordered[1:]:
+        if reason := unlike(first, part):
+            raise UsageError(f"{part.name} cannot be merged with {first.name}: {reason}")
+    records, differences, missing = [], [], []
+    names = {cell["id"]: cell["name"] for cell in first.manifest["cells"]}
+    for task in first.manifest["tasks"]:
+        subject = (
+            f"{task['runner']} {task['variant']}".strip()
+            + f" on {names[task['cells'][0]] or 'the only cell'}"
+        )
+        own = [(part, part.records[task["key"]]) for part in ordered if task["key"] in part.records]
+        if not own:
+            missing.append(subject)
+            continue
+        (where, kept), *others = own
+        records.append(kept)
+        for part, record in others:
+            if reason := differing(kept, record):
+                differences.append(f"{subject}: {reason} ({where.name}, which is kept, and {part.name}).")
+    manifest = {key: value for key, value in first.manifest.items() if key not in ("shard", "merged")}
+    manifest["merged"] = {
+        "of": [
+            {
+                "shard": part.manifest.get("shard")
+                and {k: part.manifest["shard"][k] for k in ("number", "of")},
+                "host": part.manifest["environment"].get("host"),
+                "created_at": part.manifest.get("created_at"),
+                "command": part.manifest["command"],
+            }
+            for part in ordered
+        ],
+        "differences": differences,
+    }
+    return Merged(manifest, tuple(records), tuple(differences), tuple(missing))
+
+
+def unlike(first: Part, other: Part) -> str:
+    """Why two runs are not of one matrix and identity, or ""."""
+    for run in (first, other):
+        if run.manifest.get("until_decided"):
+            return f"{run.name} was run with --until-decided, whose samples grow by its own verdict."
+    a, b = first.manifest, other.manifest
+    if a["matrix"].get("sha") != b["matrix"].get("sha"):
+        return f"their matrices differ (sha256 {str(a['matrix'].get('sha'))[:12]} and {str(b['matrix'].get('sha'))[:12]}); run the shards of one file."
+    if a["matrix"].get("source") != b["matrix"].get("source"):
+        changed = _changed(a["matrix"].get("source"), b["matrix"].get("source"))
+        return f"the matrix was run with other --set words ({changed}); give all shards the same."
+    mine, its = (m["environment"].get("identity") or {} for m in (a, b))
+    for name in dict.fromkeys((*mine, *its)):
+        if mine.get(name) != its.get(name):
+            return (
+                f"they were not measured by the same identity: {name} is {mine.get(name)} and {its.get(name)}; "
+                "run all shards with the same versions on the same kind of machine."
+            )
+    if [cell["id"] for cell in a["cells"]] != [cell["id"] for cell in b["cells"]]:
+        return "their cells differ; give all shards the same -k and the same matrix."
+    if [task["key"] for task in a["tasks"]] != [task["key"] for task in b["tasks"]]:
+        return "the keys of their tasks differ, so model or data do; give all shards the same files."
+    one, two = (part.manifest.get("shard") for part in (first, other))
+    if one and two and one["of"] != two["of"]:
+        return f"one is of {one['of']} shards and the other of {two['of']}."
+    return ""
+
+
+def differing(kept: Record, other: Record) -> str:
+    """What a second measurement of a task says against the one that is kept, or "". Times always differ, and are not compared."""
+    if kept.status != other.status:
+        return f"one ended as {kept.status}, the other as {other.status}"
+    if kept.status != OK or not RUNNERS[kept.runner].quality:
+        return ""
+    names = [
+        name
+        for name in dict.fromkeys((*kept.samples, *other.samples))
+        if _text(kept.samples.get(name)) != _text(other.samples.get(name))
+    ]
+    return f"the samples differ ({', '.join(names)})" if names else ""
+
+
+def _part(path: Path) -> Part:
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a run directory; give the folders that `kvbench run --shard` wrote.")
+    run_dir = RunDir(path)
+    manifest = run_dir.manifest()
+    share = shards.read(manifest)
+    name = f"{share.shard} ({path})" if share else str(path)
+    return Part(name, manifest, {record.key: record for record in run_dir.records()})
+
+
+def _number(part: Part) -> int:
+    return int((part.manifest.get("shard") or {"number": 0})["number"])
+
+
+def _changed(one: Any, two: Any) -> str:
+    """The first key at which two plain documents differ."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        for key in dict.fromkeys((*one, *two)):
+            if one.get(key) != two.get(key):
+                deeper = _changed(one.get(key), two.get(key))
+                return (
+                    f"{key}.{deeper}"
+                    if isinstance(one.get(key), dict) and isinstance(two.get(key), dict)
+                    else str(key)
+                )
+    return "its data"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)  # a NaN equals itself here

@@ -1,0 +1,76 @@
+"""A small matrix on a tiny model, run by each executor; and a worker that is made to fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvbench.cli import app
+from kvbench.metrics import METRICS, derive
+from kvbench.record import RunDir
+from kvbench.tasks import RUNNERS
+
+MATRIX = """\
+name: small
+model: {source: tiny-llama, plumbing: true}
+axes:
+  kv_format: [native, int8_sym]
+engine: {context: 20}
+runners:
+  storage: {}
+  perplexity: {data: pydoc, limit_chunks: 2}
+"""
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Path:
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    return tmp_path / "m.yaml"
+
+
+@pytest.fixture
+def kvbench() -> Callable[..., Any]:
+    """kvbench(words...): the command in this process."""
+    return lambda *words: CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+
+
+def quality(run: Path) -> dict[str, Any]:
+    """What must be equal whoever measured it: samples and evidence of tasks that take no times, to the last bit, and what is derived."""
+    run_dir = RunDir(run)
+    manifest, records = run_dir.manifest(), list(run_dir.records())
+    assert len(records) == len(manifest["tasks"])
+    raw = {
+        r.key: json.dumps([r.status, r.samples, r.decision, r.evidence, r.partial], sort_keys=True)
+        for r in records
+        if not RUNNERS[r.runner].timed
+    }
+    rows = [
+        (r.cell, r.metric, r.variant, r.value, r.low, r.high, r.n, r.baseline, r.note)
+        for r in derive(manifest, records)
+        if not RUNNERS[METRICS[r.metric].runner].timed and r.metric != "model_load_s"
+    ]
+    return {"raw": raw, "rows": rows}
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """broken(module, code): fresh Python processes run the code when they are about to import the module."""
+
+    def breaks(module: str, code: str) -> None:
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site" / "sitecustomize.py").write_text(
+            "import os, signal, sys, time\n"
+            "class Finder:\n"
+            "    def find_spec(self, name, path=None, target=None):\n"
+            f"        if name == {module!r}:\n"
+            f"            {code}\n"
+            "sys.meta_path.insert(0, Finder())\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+
+    return breaks

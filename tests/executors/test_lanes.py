@@ -1,0 +1,273 @@
+"""Leases, lanes and the order of jobs: no model runs here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.cells import Task
+from kvbench.data import fingerprint as data_fingerprint
+from kvbench.environment import host
+from kvbench.executors import local
+from kvbench.executors.child import roots
+from kvbench.executors.job import Identities, Job, Unit, from_json, split_timed, waves, with_baselines
+from kvbench.executors.lease import leased
+from kvbench.executors.local import like_the_first, notices
+from kvbench.matrix import Matrix, load
+from kvbench.models import fingerprint as model_fingerprint
+from kvbench.record import RunDir
+from kvbench.run import Plan
+from kvbench.tasks import RUNNERS
+from kvbench.worker import differing
+from kvbench.worklist import key_of
+from tests.executors.conftest import MATRIX
+
+LINES = (
+    MATRIX.replace("engine: {context: 20}", "")
+    .replace("[native, int8_sym]", "[native, int8_sym]\n  batch: [1, 2]\n  context: [20, 40, 60]")
+    .replace("storage: {}", "storage: {}\n  latency: {}")
+)
+IDENTITY = {"torch": "1"}
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Matrix:
+    (tmp_path / "m.yaml").write_text(LINES)
+    return load(tmp_path / "m.yaml")
+
+
+def test_jobs_hold_every_task_once_baselines_first(lines: Matrix) -> None:
+    first, second = waves(lines, lines.tasks, None, IDENTITY)
+    assert [len(unit.jobs) for unit in (*first, *second)] == [3] * 4  # a line's cells stay together
+    keys = [
+        [task.key for unit in wave for job in unit.jobs for task in job.tasks] for wave in (first, second)
+    ]
+    assert sorted(keys[0] + keys[1]) == sorted(task.key for task in lines.tasks)
+    assert {task.key for task in lines.tasks if task.baseline is None} == set(keys[0])
+    cell_of = {cell.name: cell.id for cell in lines.cells}
+    for unit in (*first, *second):
+        for job in unit.jobs:
+            assert {task.cells[0] for task in job.tasks} == {cell_of[job.cell]}
+
+
+def test_only_what_is_to_be_measured_becomes_a_job(lines: Matrix) -> None:
+    due = [task for task in lines.tasks if task.runner == "perplexity" and task.baseline]
+    ((unit,),) = waves(lines, due, Path("/data"), IDENTITY)
+    (job,) = unit.jobs
+    assert (job.tasks, job.data_dir) == (tuple(due), "/data")
+    assert waves(lines, [], None, IDENTITY) == []
+
+
+def test_a_job_survives_json_and_says_what_the_keys_say(lines: Matrix, tmp_path: Path) -> None:
+    first, second = waves(lines, lines.tasks, None, IDENTITY)
+    job = with_baselines(second[0], RunDir(tmp_path / "none")).jobs[0]
+    assert from_json(job.to_json()) == job
+    assert set(job.baselines) == {task.baseline for task in job.tasks}
+    assert set(job.baselines.values()) == {None}
+    for task in job.tasks:
+        assert job.identities[task.key]["host"] == IDENTITY
+    assert first[0].jobs[0].baselines == {}
+
+
+def test_identities_of_jobs_are_those_in_the_keys(tmp_path: Path) -> None:
+    """Of every shipped matrix: a worker that works its key out from the job comes to the same."""
+    root = Path(__file__).parents[2] / "matrices"
+    for name in ("smoke", "int8_scales", "fp8_quality", "sensitivity"):
+        m = load(
+            root / f"{name}.yaml", host=host(), fingerprint_model=model_fingerprint,
+            fingerprint_data=lambda name, split: data_fingerprint(name, None, split),
+        )  # fmt: skip
+        identity = Identities(host().identity, None)
+        for task in m.tasks:
+            assert key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) == task.key
+
+
+def test_the_identity_of_an_fp8_checkpoint_has_the_native_one_too(tmp_path: Path) -> None:
+    """Two folders: FP8 cells run on one of them and native cells on the other, and both are in the keys."""
+    for name in ("quantized", "whole"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"0")
+        (tmp_path / name / "config.json").write_text(f'{{"of": "{name}"}}')
+    (tmp_path / "m.yaml").write_text(
+        f"name: m\nmodel: {{source: {tmp_path}/quantized, native: {tmp_path}/whole}}\n"
+        "axes: {weights: [native, fp8_block128]}\nrunners: {storage: {}}\n"
+    )
+    m = load(tmp_path / "m.yaml", host=host(), fingerprint_model=model_fingerprint)
+    identity = Identities(host().identity, None)
+    native, quantized = (identity(task) for task in m.tasks)
+    assert (quantized["native"], native["model"]) == (native["native"], native["native"])
+    assert quantized["model"] != quantized["native"]
+    for task in m.tasks:
+        assert key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) == task.key
+
+
+def test_differences_of_identity_are_named() -> None:
+    due = {"host": {"torch": "2.13.0", "device": "cuda: H200"}, "model": "m" * 80, "data": ["a"]}
+    assert differing(due, due) == ""
+    own = {"host": {"torch": "2.12.0", "device": "cuda: H200"}, "model": "n", "data": ["a"], "native": "x"}
+    assert differing(due, own) == (
+        f"torch 2.13.0 there, 2.12.0 here; model {'m' * 60}... there, n here; native unknown there, x here"
+    )
+
+
+def test_what_takes_times_is_split_off(lines: Matrix) -> None:
+    first, _ = waves(lines, lines.tasks, None, IDENTITY)
+    beside, alone = split_timed(first[0])
+    assert beside is not None
+    assert alone is not None
+    assert {t.runner for job in beside.jobs for t in job.tasks} == {"storage", "perplexity"}
+    assert {t.runner for job in alone.jobs for t in job.tasks} == {"latency"}
+    assert split_timed(beside)[1] is None
+
+
+def test_a_lease_is_one_process_and_dies_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVBENCH_CACHE_DIR", str(tmp_path))
+    code = (
+        "import sys\nfrom kvbench.executors.lease import leased\n"
+        "with leased('GPU-1', 0) as ours:\n    print(ours, flush=True)\n    sys.stdin.read()"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(roots())}
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True, env=env) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        with leased("GPU-1", 0) as ours:
+            assert not ours
+        with leased("GPU-2", 0) as ours:
+            assert ours
+        other.kill()
+        other.wait()
+        with leased("GPU-1", 5) as ours:
+            assert ours
+
+
+GPUS = [{"name": "A", "uuid": "GPU-1"}, {"name": "B", "uuid": "GPU-2"}, {"name": "A", "uuid": "GPU-3"}]
+
+
+def test_only_gpus_of_the_type_in_the_keys_are_used() -> None:
+    assert like_the_first(GPUS) == ["GPU-1", "GPU-3"]
+    said = notices({"device": "cuda", "gpus": GPUS}, ["cuda"], 5)
+    assert said == [
+        "2 of 3 GPUs are used: the task keys are of A.",
+        "--jobs 5 is more than the 2 GPUs here; a GPU has one cell at a time.",
+    ]
+    assert notices({"device": "cuda", "gpus": GPUS[:1]}, ["cuda"], None) == []
+    assert notices({"device": "cpu", "gpus": []}, ["cpu", "cpu"], 2) == [
+        "up to 2 cells run beside each other on the CPU; what takes times (transfer, gemm, latency) runs alone after them."
+    ]
+
+
+class Made:
+    """Children that only note who ran when, in place of processes, and what a lane gave them."""
+
+    def __init__(self) -> None:
+        self.stopped, self.ran, self.most = False, [], {}
+        self._now: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def run(self, job: Job, run_dir: Path, done: Callable[[str], None], extra: Mapping[str, str]) -> Any:
+        lane = extra.get("CUDA_VISIBLE_DEVICES", "cpu")
+        with self._lock:
+            self._now[lane] = self._now.get(lane, 0) + 1
+            self.most[lane] = max(self.most.get(lane, 0), self._now[lane])
+            self.ran.append((lane, job))
+        time.sleep(0.02)
+        for task in job.tasks:
+            done(task.key)
+        with self._lock:
+            self._now[lane] -= 1
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Told:
+    def __init__(self, tmp_path: Path) -> None:
+        self.run_dir, self.keys = RunDir(tmp_path), []
+
+    def done(self, job: Job, key: str) -> None:
+        self.keys.append(key)
+
+
+def jobs(n: int, device: str) -> list[Unit]:
+    task = Task("", "storage", "", {}, {}, ("c",), None)
+    return [
+        Unit((Job(f"c{i}", device, (replace(task, key=f"k{i}"),), {}, {}, None, "/", {}),)) for i in range(n)
+    ]
+
+
+@pytest.fixture
+def do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Made, Told]]:
+    monkeypatch.setenv("KVBENCH_CACHE_DIR", str(tmp_path))
+
+    def go(units: list[Unit], lanes: list[str], told: Told | None = None) -> tuple[Made, Told]:
+        made, told = Made(), told or Told(tmp_path)
+        monkeypatch.setattr(local, "Children", lambda: made)
+        local._do(units, lanes, told)  # type: ignore[arg-type]
+        return made, told
+
+    return go
+
+
+def test_each_gpu_has_one_cell_at_a_time_and_its_own_id(do: Any) -> None:
+    made, told = do(jobs(9, "cuda"), ["GPU-1", "GPU-3"])
+    assert sorted(told.keys) == [f"k{i}" for i in range(9)]
+    assert made.most == {"GPU-1": 1, "GPU-3": 1}
+
+
+def test_a_gpu_that_another_run_has_is_left_to_it(
+    do: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    held = threading.Event()
+
+    def hold() -> None:
+        with leased("GPU-1", 5):
+            held.set()
+            time.sleep(1.2)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait()
+    made, told = do(jobs(4, "cuda"), ["GPU-1", "GPU-3"])
+    assert set(made.most) == {"GPU-3"}
+    made, told = do(jobs(2, "cuda"), ["GPU-1"])  # the only one: waited for
+    assert set(made.most) == {"GPU-1"}
+    assert len(told.keys) == 2
+    assert "GPU-1 is leased by another kvbench run; waiting for it." in capsys.readouterr().err
+    other.join()
+
+
+def test_a_fault_of_the_driver_ends_the_children(do: Any, tmp_path: Path) -> None:
+    class Full(Told):
+        def done(self, job: Job, key: str) -> None:
+            raise OSError(28, "no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        do(jobs(50, "cpu"), [local.CPU], Full(tmp_path))
+
+
+def test_times_are_taken_alone_however_many_jobs_run(
+    lines: Matrix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU with four lanes: what takes times runs one at a time, and nothing beside it."""
+    calls: list[tuple[int, set[str]]] = []
+
+    def note(units: list[Unit], lanes: list[str], tell: Any) -> None:
+        if units:
+            calls.append((len(lanes), {t.runner for u in units for job in u.jobs for t in job.tasks}))
+
+    monkeypatch.setattr(local, "_do", note)
+    plan = Plan(lines.tasks, ())
+    local.Local(None, 4)(lines, plan, RunDir(tmp_path), None)  # type: ignore[arg-type]
+    assert calls == [(4, {"storage", "perplexity"}), (1, {"latency"})] * 2
+    calls.clear()
+    local.Local(None)(lines, plan, RunDir(tmp_path), None)  # type: ignore[arg-type]
+    assert calls == [(1, {"storage", "perplexity", "latency"})] * 2

@@ -1,0 +1,234 @@
+"""`--executor local`: fresh processes give the numbers of this one; crashes, other identities and interrupts are told and leave nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.data import fingerprint as data_fingerprint
+from kvbench.environment import host
+from kvbench.executors.child import Children, ending, roots
+from kvbench.executors.job import waves
+from kvbench.matrix import load
+from kvbench.models import fingerprint as model_fingerprint
+from kvbench.record import RunDir
+from tests.executors.conftest import MATRIX, quality
+
+Run = Callable[..., Any]
+
+
+def test_fresh_processes_give_the_numbers_of_one_process(matrix: Path, tmp_path: Path, kvbench: Run) -> None:
+    assert kvbench("run", matrix, "--out", tmp_path / "inline").exit_code == 0
+    due = quality(tmp_path / "inline")
+    local = kvbench("run", matrix, "--executor", "local", "--out", tmp_path / "local")
+    assert local.exit_code == 0, local.output
+    assert quality(tmp_path / "local") == due
+    again = kvbench("run", matrix, "--executor", "local", "--out", tmp_path / "local")
+    assert "4 of 4 tasks are already measured" in again.output
+
+
+def test_shards_that_are_merged_give_the_numbers_of_one_run(
+    matrix: Path, tmp_path: Path, kvbench: Run
+) -> None:
+    shards = [tmp_path / f"shard{i}" for i in (1, 2)]
+    matrix.write_text(MATRIX.replace("[native, int8_sym]", "[native, int8_sym, fp8_e4m3]"))
+    for i, out in enumerate(shards, 1):
+        found = kvbench("run", matrix, "--shard", f"{i}/2", "--out", out)
+        assert found.exit_code == 0, found.output
+        assert f"shard {i} of 2: 4 of 6 tasks are measured here" in " ".join(found.output.split())
+        assert "NOT EVALUATED" in found.output
+    merged = kvbench("merge", *reversed(shards), "--out", tmp_path / "merged")
+    assert merged.exit_code == 0, merged.output
+    assert kvbench("run", matrix, "--out", tmp_path / "whole").exit_code == 0
+    assert quality(tmp_path / "merged") == quality(tmp_path / "whole")
+    missing = kvbench("merge", shards[0], shards[0], "--out", tmp_path / "half")
+    assert missing.exit_code == 3
+    assert "nobody measured perplexity pydoc stream512 on kv_format=fp8_e4m3" in missing.output
+
+
+def test_a_segfault_is_an_error_of_its_cell_and_the_others_go_on(
+    matrix: Path, tmp_path: Path, kvbench: Run, broken: Callable[[str, str], None]
+) -> None:
+    """In the native cell's second task: its first one stands, and int8_sym's perplexity lacks its baseline."""
+    broken(
+        "kvbench.runners.perplexity",
+        "os.write(2, b'last words\\n'); os.kill(os.getpid(), signal.SIGSEGV)",
+    )
+    result = kvbench("run", matrix, "--executor", "local", "--out", tmp_path / "out")
+    assert result.exit_code == 3
+    records = {(r.runner, r.spec["kv_format"]): r for r in RunDir(tmp_path / "out").records()}
+    crashed = records["perplexity", "native"]
+    assert crashed.error is not None
+    assert crashed.error["type"] == "Crash"
+    assert crashed.error["message"] == (
+        "The process of kv_format=native was ended by signal 11 (SIGSEGV) while it measured this task."
+    )
+    assert "last words" in crashed.error["tail"]
+    assert [records["storage", kv].status for kv in ("native", "int8_sym")] == ["ok", "ok"]
+    assert records["perplexity", "int8_sym"].status == "not_evaluated"
+    assert "ended as error: The process of kv_format=native was ended by signal 11" in result.output
+
+
+def test_a_worker_that_dies_before_its_first_task_leaves_an_error_for_each(
+    matrix: Path, tmp_path: Path, kvbench: Run, broken: Callable[[str, str], None]
+) -> None:
+    broken("kvbench.session", "os.write(2, b'no torch\\n'); os.kill(os.getpid(), signal.SIGKILL)")
+    assert kvbench("run", matrix, "--executor", "local", "--out", tmp_path / "out").exit_code == 3
+    errors = [r.error for r in RunDir(tmp_path / "out").records()]
+    assert len(errors) == 4
+    for error in errors:
+        assert error is not None
+        assert (
+            "signal 9 (SIGKILL; the system sends it where memory runs out) before this task"
+            in error["message"]
+        )
+        assert error["tail"][-1] == "no torch"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-11, "was ended by signal 11 (SIGSEGV)"),
+        (-6, "was ended by signal 6 (SIGABRT)"),
+        (-9, "was ended by signal 9 (SIGKILL; the system sends it where memory runs out)"),
+        (-200, "was ended by signal 200 (unknown)"),
+        (1, "ended with exit code 1 and without its records"),
+        (0, "ended with exit code 0 and without its records"),
+    ],
+)
+def test_how_a_process_ended(code: int, words: str) -> None:
+    assert ending(code) == words
+
+
+def test_there_is_no_number_under_a_false_identity(tmp_path: Path) -> None:
+    """The text of one task changes between the keys and the worker, and the worker's Triton is not the interpreted one."""
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    (tmp_path / "m.yaml").write_text(
+        MATRIX.replace("pydoc", str(text)).replace("[native, int8_sym]", "[native]")
+    )
+    m = load(
+        tmp_path / "m.yaml", host=host(), fingerprint_model=model_fingerprint,
+        fingerprint_data=lambda name, split: data_fingerprint(name, None, split),
+    )  # fmt: skip
+    ((unit,),) = waves(m, m.tasks, None, host().identity)
+    (job,) = unit.jobs
+    assert job.identities.keys() == {task.key for task in m.tasks}
+    text.write_text("Something else altogether. " * 40)
+    run_dir = RunDir(tmp_path / "out")
+    assert Children().run(job, run_dir.path, lambda key: None) is None
+    storage, perplexity = (run_dir.read(task.key) for task in m.tasks)
+    assert storage is not None
+    assert perplexity is not None
+    assert perplexity.error is not None
+    assert storage.status == "ok"
+    assert (perplexity.status, perplexity.error["type"], perplexity.samples) == ("error", "OtherIdentity", {})
+    assert perplexity.error["message"].startswith(
+        f"Not measured on {host().environment['host']}, which is not"
+    )
+    assert "data " in perplexity.error["message"]
+
+    other = replace(job, tasks=job.tasks[:1], variables={**job.variables, "TRITON_INTERPRET": None})
+    assert Children().run(other, run_dir.path, lambda key: None) is None
+    again = run_dir.read(m.tasks[0].key)
+    assert again is not None
+    assert again.error is not None
+    if host().device == "cpu":
+        assert "triton " in again.error["message"]
+        assert ", interpreted there" in again.error["message"]
+
+
+@contextmanager
+def started(matrix: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
+    path = os.pathsep.join([*roots(), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvbench", "run", str(matrix), "--executor", "local", "--out", str(out)],
+        env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        yield process
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 200) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.05)
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_children_end_with_their_driver_and_records_stay(
+    how: signal.Signals, matrix: Path, tmp_path: Path, kvbench: Run, broken: Callable[[str, str], None]
+) -> None:
+    """Ctrl-C, and a kill -9 that leaves the driver no time to say anything: the worker, busy in its second task, is gone too."""
+    broken(
+        "kvbench.runners.perplexity",
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(300)",
+    )
+    with started(matrix, tmp_path / "out") as driver:
+        pid = int(wait_for(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text()))
+        assert alive(pid)
+        driver.send_signal(how)
+        assert driver.wait() == (130 if how == signal.SIGINT else -how)
+        assert driver.stderr is not None
+        if how == signal.SIGINT:
+            assert (
+                "the records written so far are kept, run the same command to go on" in driver.stderr.read()
+            )
+    wait_for(lambda: not alive(pid))
+    (kept,) = RunDir(tmp_path / "out").records()
+    assert (kept.runner, kept.status) == ("storage", "ok")
+    assert not list((tmp_path / "out" / "records").glob(".*"))
+    plan = kvbench("plan", matrix, "--out", tmp_path / "out")
+    assert "(3 to run, 1 reused)" in plan.output
+
+
+def test_it_stops_once_the_verdict_is_decided(matrix: Path, tmp_path: Path, kvbench: Run) -> None:
+    (tmp_path / "gate.yaml").write_text(
+        "checks:\n- {metric: kv_ratio_16bit, where: {kv_format: int8_sym}, at_most: 0.1, why: it cannot be}\n"
+    )
+    words = [
+        "--executor",
+        "local",
+        "--until-decided",
+        "--gate",
+        tmp_path / "gate.yaml",
+        "--out",
+        tmp_path / "out",
+    ]
+    assert kvbench("run", matrix, *words).exit_code == 1
+    assert {r.runner for r in RunDir(tmp_path / "out").records()} == {"storage"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--executor", "slurm"], "--executor slurm is not known; use inline, local, ray."),
+        (["--jobs", "2"], "goes with --executor local"),
+        (["--executor", "local", "--jobs", "0"], "is a number of cells from 1 on"),
+        (["--shard", "0/2"], "--shard 0/2 is no share of a matrix"),
+        (["--shard", "1/2", "--until-decided"], "a share decides no verdict"),
+    ],
+)
+def test_words_that_do_not_go_together(matrix: Path, kvbench: Run, words: list[str], said: str) -> None:
+    result = kvbench("run", matrix, *words)
+    assert result.exit_code == 2
+    assert said in result.output

@@ -1,0 +1,103 @@
+"""`--executor ray` on a local Ray: the same numbers, crashes told, nothing left running; and what is said where Ray is missing."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.errors import UsageError
+from kvbench.executors import on_ray
+from kvbench.executors.child import roots
+from kvbench.record import RunDir
+from tests.executors.conftest import quality
+
+Run = Callable[..., Any]
+
+
+@pytest.mark.ray
+def test_a_local_ray_gives_the_same_numbers(
+    matrix: Path, tmp_path: Path, kvbench: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert kvbench("run", matrix, "--out", tmp_path / "inline").exit_code == 0
+    found = kvbench("run", matrix, "--executor", "ray", "--out", tmp_path / "ray")
+    assert found.exit_code == 0, found.output
+    assert quality(tmp_path / "ray") == quality(tmp_path / "inline")
+    assert not ray.is_initialized()
+    hosts = {r.environment["host"] for r in RunDir(tmp_path / "ray").records()}
+    assert len(hosts) == 1
+    assert None not in hosts
+
+
+@pytest.mark.ray
+def test_a_crash_on_ray_is_told_and_not_retried(
+    matrix: Path,
+    tmp_path: Path,
+    kvbench: Run,
+    broken: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    tried = tmp_path / "tried"
+    broken(
+        "kvbench.runners.perplexity",
+        f"open({str(tried)!r}, 'a').write('x'); os.write(2, b'last words\\n'); os.kill(os.getpid(), signal.SIGSEGV)",
+    )
+    assert kvbench("run", matrix, "--executor", "ray", "--out", tmp_path / "out").exit_code == 3
+    assert tried.read_text() == "x"  # int8_sym's lacks its baseline and is not begun
+    records = {(r.runner, r.spec["kv_format"]): r for r in RunDir(tmp_path / "out").records()}
+    error = records["perplexity", "native"].error
+    assert error is not None
+    assert "was ended by signal 11 (SIGSEGV) while it measured this task" in error["message"]
+    assert "last words" in error["tail"]
+    assert records["storage", "int8_sym"].status == "ok"
+
+
+def test_without_ray_the_command_that_gets_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "ray":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UsageError, match=r'not installed; get it: pip install "kvbench\[ray\]"'):
+        on_ray.module()
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once(
+    matrix: Path, kvbench: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself would try for minutes."""
+    pytest.importorskip("ray")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert not on_ray.answers(address)
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        result = kvbench("run", matrix, "--executor", "ray", "--out", matrix.parent / "out")
+        assert result.exit_code == 2
+        assert f"Nothing answers at RAY_ADDRESS={address}; start a cluster there" in result.output
+        taken.listen()
+        assert on_ray.answers(address)
+    assert on_ray.answers("auto")
+    assert on_ray.answers("ray://10.0.0.1:10001")
+    assert not on_ray.answers("127.0.0.1:99999")
+
+
+def test_ray_is_imported_only_where_it_is_asked_for() -> None:
+    code = "import sys, kvbench.cli, kvbench.executors.on_ray, kvbench.worker; print('ray' in sys.modules)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(roots())}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,292 @@
+"""Comparison and history as files and on the command line: whole, self-contained, safe for hostile names."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvbench.cli import app
+from kvbench.compare import compare
+from kvbench.history import history
+from kvbench.record import write_json
+from kvbench.report import comparison, timeline
+from kvbench.report.markdown import escaped
+from kvbench.report.timeline_plots import plots
+from tests.unit.two_runs import latency, on_disk, perplexity, questions, stored
+
+HOSTILE = [
+    "<script>alert(1)</script>", "a|b\n## c `d` [e](http://f) @g", "=cmd|' /C calc'!A1", "長" * 50, "x" * 500, "\u202eabc\x1b[31m",
+    "</style><img src=x onerror=alert(1)>", "{{ 7*7 }}", "&amp;", "'\"",
+]  # fmt: skip
+
+
+def kvbench(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> Path:
+    return on_disk(stored(latency(1.05, repeats=40)), tmp_path / "before")
+
+
+@pytest.fixture
+def after(tmp_path: Path) -> Path:
+    run = stored(latency(1.12, machine=1.04, repeats=40, seed=1), created_at="2026-01-02T00:00:00+00:00")
+    return on_disk(run, tmp_path / "after")
+
+
+class Tags(HTMLParser):
+    """Tags that are open at the end, and all that were seen with their attributes."""
+
+    VOID = ("meta", "link", "br", "img", "input", "hr")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def is_alone(page: str) -> Tags:
+    """A whole page that runs nothing and fetches nothing."""
+    tags = Tags(page)
+    assert tags.open == []
+    assert page.startswith("<!doctype html>")
+    assert not [
+        tag
+        for tag, attrs in tags.seen
+        if tag in ("script", "iframe", "img", "object") or any(a.startswith("on") for a in attrs)
+    ]
+    links = [attrs.get(name) or "" for _, attrs in tags.seen for name in ("src", "href", "xlink:href")]
+    assert not [link for link in links if link and not link.startswith("#")]
+    assert not re.search(r"url\((?!#)", page)
+    return tags
+
+
+def test_a_slower_run_ends_with_1_and_is_said_everywhere(before: Path, after: Path, tmp_path: Path) -> None:
+    page, notes = tmp_path / "c.html", tmp_path / "c.md"
+    result = kvbench("compare", before, after, "--only", "itl_ms", "--html", page, "--markdown", notes)
+    assert result.exit_code == 1, result.output
+    sentence = re.search(r"B: int8_sym: itl_ms is [\d.]+% slower \[[\d.]+, [\d.]+\], 40 pairs", result.output)
+    assert sentence
+    assert "WORSE" in result.output
+    assert "Exit code 1." in result.output
+    assert sentence.group() in is_alone(page.read_text(encoding="utf-8")).words
+    assert escaped(sentence.group()) in notes.read_text(encoding="utf-8")
+    turned = kvbench("compare", after, before, "--only", "itl_ms", "-k", "int8_sym")
+    assert "1 better" in turned.output
+    assert turned.exit_code == 0, turned.output
+
+
+def test_quiet_says_what_is_worse_and_the_verdict(before: Path, after: Path) -> None:
+    result = kvbench("compare", before, after, "--only", "itl_ms", "--quiet")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["B:", "WORSE"]
+
+
+OLD = sorted((Path(__file__).parents[1] / "unit" / "old_runs").glob("*.json"))
+
+
+@pytest.mark.parametrize("kept", OLD, ids=lambda path: path.stem)
+def test_a_run_of_an_older_schema_is_read_and_does_not_stand_by_itself(kept: Path, tmp_path: Path) -> None:
+    """What its time did not look at is unverified, so whatever its numbers say the comparison fails, by name."""
+    data = json.loads(kept.read_text(encoding="utf-8"))
+    write_json(tmp_path / "old" / "run.json", data["manifest"])
+    for record in data["records"]:
+        write_json(tmp_path / "old" / "records" / f"{record['key']}.json", record)
+    result = kvbench("compare", tmp_path / "old", tmp_path / "old")
+    assert result.exit_code == 1, result.output
+    assert "A does not stand by itself: precision: " in result.output
+    assert "unverified" in result.output
+    assert " worse" not in result.output.replace("nothing is worse", "")
+
+
+def test_what_is_equal_to_the_last_bit_is_counted_and_not_listed(tmp_path: Path) -> None:
+    runs = [on_disk(stored(perplexity([210.0] * 4), name), tmp_path / name) for name in "AB"]
+    result = kvbench("compare", *runs)
+    assert result.exit_code == 0, result.output
+    assert "4 values are equal to the last bit." in result.output
+    assert "kld_mean" not in result.output
+
+
+def test_neither_torch_nor_the_plots_are_loaded(before: Path, after: Path) -> None:
+    code = (
+        "import sys\nfrom kvbench.cli import app\n"
+        f"try: app(['compare', {str(before)!r}, {str(after)!r}])\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'matplotlib', 'pandas', 'transformers') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "WORSE" in done.stdout
+
+
+def test_json_is_strict_and_alone_on_stdout(before: Path, after: Path) -> None:
+    result = kvbench("compare", before, after, "--json")
+    found = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(word))
+    assert found["exit_code"] == result.exit_code == 1
+    assert set(found) == {"runs", "faults", "named", "findings", "outcomes", "margins", "word", "exit_code"}
+    one = next(f for f in found["findings"] if f["metric"] == "itl_ms" and f["cell"] == "cand")
+    assert one["outcome"] == "worse"
+    assert one["change"]["low"] < one["change"]["value"] < one["change"]["high"]
+    assert one["change"]["beside"]["kind"] == "time"
+    assert one["values"]["A"] < one["values"]["B"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--only", "itl"], 2, "Did you mean itl_ms?"),
+        (["--margin-pct", "-1"], 2, "from 0 to 100"),
+        (["--margin-pct", "nan"], 2, "from 0 to 100"),
+        (["-k", "nothing_like_it"], 2, "selects no cell"),
+        (["--html", "/nowhere/at/all.html"], 2, "cannot be written"),
+        (["--margin-pct", "50"], 0, "nothing is worse".upper()),
+        (["--only", "kv_bytes_total"], 2, "no task in common"),
+    ],
+)
+def test_options(before: Path, after: Path, words: list[str], code: int, said: str) -> None:
+    result = kvbench("compare", before, after, *words)
+    assert result.exit_code == code, result.output
+    assert said in result.output
+
+
+def test_bad_usage_is_told(before: Path, tmp_path: Path) -> None:
+    assert "two runs or more" in kvbench("compare", before).output
+    assert kvbench("compare", before).exit_code == 2
+    assert kvbench("compare", before, tmp_path / "none").exit_code == 2
+    assert kvbench("history", tmp_path / "none").exit_code == 2
+    assert "two runs or more" in kvbench("history", before).output
+
+
+def test_unlike_runs_write_nothing(before: Path, tmp_path: Path) -> None:
+    other = stored(latency(repeats=40), "B")
+    for task in other.manifest["tasks"]:
+        task["options"] = {**task["options"], "new_tokens": 9}
+    page = tmp_path / "c.html"
+    result = kvbench("compare", before, on_disk(other, tmp_path / "other"), "--html", page)
+    assert result.exit_code == 2
+    assert "latency: option new_tokens is 7 in A and 9 in B." in result.output
+    assert not page.exists()
+
+
+def test_no_half_written_file_is_left(
+    before: Path, after: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, notes = tmp_path / "c.html", tmp_path / "c.md"
+    notes.write_text("old")
+
+    def broken(*_: Any) -> str:
+        raise ValueError("no page")
+
+    monkeypatch.setattr("kvbench.report.comparison.as_html", broken)
+    assert kvbench("compare", before, after, "--html", page, "--markdown", notes).exit_code == 2
+    assert notes.read_text() == "old"
+    assert not page.exists()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_stay_text(name: str) -> None:
+    first, second = (stored(perplexity([210.0 + i] * 4), run) for i, run in enumerate("AB"))
+    for run in (first, second):
+        run.manifest["name"] = name  # type: ignore[index]
+        for task in run.manifest["tasks"]:
+            task["variant"] = name
+        for cell in run.manifest["cells"]:
+            cell["spec"]["model"] = name
+        for record in run.records:
+            record.spec["model"] = name  # type: ignore[index]
+    for page, notes in (
+        (comparison.as_html(compare([first, second])), comparison.as_markdown(compare([first, second]))),
+        (timeline.as_html(history([first, second])), timeline.as_markdown(history([first, second]))),
+    ):
+        is_alone(page)
+        assert "{{" not in name or "{{ 7*7 }}" in page
+        assert not re.search(r"(?<!\\)[<`]", notes)
+        assert "\x1b" not in page + notes
+        rows = [line for line in notes.splitlines() if line.startswith("| ")]
+        heads = {len(re.findall(r"(?<!\\)\|", row)) for row in rows}
+        assert heads <= {5, 6, 12}
+
+
+def test_history_on_the_command_line(before: Path, after: Path, tmp_path: Path) -> None:
+    page, notes = tmp_path / "h.html", tmp_path / "h.md"
+    result = kvbench("history", tmp_path, "--only", "itl_ratio", "--html", page, "--markdown", notes)
+    assert result.exit_code == 0, result.output
+    assert f"run 1: {before}" in result.output
+    assert f"run 2: {after}" in result.output
+    assert "▼ worse" in result.output
+    words = is_alone(page.read_text(encoding="utf-8")).words
+    assert "itl_ms is" in words
+    assert "▼ worse" in words
+    assert page.read_text(encoding="utf-8").count("<svg") == 1
+    assert "▼ worse" in notes.read_text(encoding="utf-8")
+    found = json.loads(kvbench("history", after, before, "--json").stdout)
+    assert [run["path"] for run in found["runs"]] == [str(before), str(after)]
+    assert [c["outcome"] for c in found["changes"] if c["cell"] == "cand"] == ["worse"]
+
+
+def test_plots_are_the_same_bytes_and_break_where_runs_are_unlike() -> None:
+    runs = [stored(latency(1.05, seed=i), f"run {i}") for i in range(3)]
+    apart = [*runs[:2], stored(latency(1.05, seed=2), "run 2", {"cpu": "Other"})]
+    whole, again, broken = (plots(history(r, only=["itl_ratio"])) for r in (runs, runs, apart))
+    assert [p.svg for p in whole] == [p.svg for p in again]
+    assert len(whole) == len(broken) == 1
+    assert whole[0].svg != broken[0].svg
+
+
+def test_many_lines_are_told_apart_in_several_plots() -> None:
+    runs = [stored(questions([0] * 8, [0] * 8, shift=i / 7), f"run {i}") for i in range(2)]
+    result = history(runs, only=["mcq_accuracy"])
+    lines = [
+        type(result.lines[0])("mcq_accuracy", "", f"place {i}", result.lines[0].points) for i in range(30)
+    ]
+    assert [len(p.legend) for p in plots(type(result)(result.runs, (), (), tuple(lines)))] == [12, 12, 6]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scripts", [True, False])
+def test_pages_in_a_browser(before: Path, after: Path, tmp_path: Path, scripts: bool) -> None:
+    """Nothing is fetched, no script is needed, and axe finds nothing."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    browser_path = shutil.which("chromium") or pytest.skip("no Chromium is installed")
+    pages = [tmp_path / "c.html", tmp_path / "h.html"]
+    kvbench("compare", before, after, "--html", pages[0])
+    kvbench("history", before, after, "--html", pages[1])
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        context = browser.new_context(java_script_enabled=scripts, bypass_csp=scripts)
+        asked: list[str] = []
+        for path in pages:
+            page = context.new_page()
+            page.on("request", lambda request: asked.append(request.url))
+            page.goto(path.as_uri())
+            assert page.locator("h1").count() == 1
+            assert page.get_by_text("% slower [").first.is_visible()
+            if scripts:
+                assert axe.Axe().run(page).response["violations"] == []
+        assert asked == [path.as_uri() for path in pages]
+        browser.close()
