@@ -105,8 +105,8 @@ def test_every_example_is_one_that_the_command_takes(example: str) -> None:
     command.make_context(words[0], words[1:])
 
 
-# What takes a model, a run of its own, or a minute.
-DEAR = ("run", "gate", "report", "calibrate", "quantize", "doctor")
+# What takes a model, runs that are there, or a minute.
+DEAR = ("run", "gate", "report", "merge", "compare", "history", "calibrate", "quantize", "doctor")
 
 
 @pytest.mark.parametrize(
