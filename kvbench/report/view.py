@@ -110,7 +110,7 @@ class View:
     @property
     def banner(self) -> str:
         """The look of the verdict: that of a pass only where nothing keeps the run from being a release."""
-        return self.release.tone if self.tone == "pass" else self.tone
+        return self.release.tone if self.exit_code == 0 else self.tone
 
     @property
     def sweep_at(self) -> str:
