@@ -46,6 +46,8 @@ from kvbench.tasks import RUNNERS
 PEER_FILES = {
     "mmlu": ("mmlu/default/mmlu_{}.yaml", "test"),
     "ceval": ("ceval/ceval-valid_{}.yaml", "val"),
+    "arc_easy": ("arc/{}.yaml", "test"),  # no subjects: kvbench calls the set itself one
+    "arc_challenge": ("arc/{}.yaml", "test"),
 }
 PEER_DELIMITER = " "  # what lm-eval puts between prompt and answer unless a task file says otherwise
 
@@ -103,15 +105,29 @@ def _peer_row(task: str, q: Question) -> dict[str, Any]:
     """One question with the column names of the data set that lm-eval's task file was written for."""
     if task == "mmlu":
         return {"question": q.question, "choices": q.choices, "answer": q.answer}
+    if task.startswith("arc_"):
+        labels = list(LETTERS[: len(q.choices)])
+        return {
+            "question": q.question,
+            "choices": {"text": q.choices, "label": labels},
+            "answerKey": _letter(q),
+        }
     return {"question": q.question, **dict(zip(LETTERS, q.choices, strict=True)), "answer": _letter(q)}
 
 
 def peer_tasks(folder: Path, task: str, data: QuestionSet, shots: int, delimiter: str) -> Any:
-    """lm-eval's task of every subject, from its own task file; replaced are the data set, the number of examples and,
-    where it is not lm-eval's, the delimiter. Returns what `lm_eval.evaluator.evaluate` takes; names are the subjects.
+    """lm-eval's task of every subject, as `write_tasks` names and writes them: what `lm_eval.evaluator.evaluate` takes."""
+    from lm_eval.tasks import TaskManager
+
+    names = write_tasks(folder, task, data, shots, delimiter)
+    return TaskManager(include_path=str(folder), include_defaults=False).load(names)
+
+
+def write_tasks(folder: Path, task: str, data: QuestionSet, shots: int, delimiter: str) -> list[str]:
+    """A task file a subject, from lm-eval's own of it; replaced are the data set, the number of examples and, where it is not
+    lm-eval's, the delimiter. Returns their names, which are the subjects (a folder for `lm_eval --include_path`).
     """
     import lm_eval
-    from lm_eval.tasks import TaskManager
 
     pattern, split = PEER_FILES[task]
     own = Path(lm_eval.__file__).parent / "tasks"
@@ -132,8 +148,10 @@ def peer_tasks(folder: Path, task: str, data: QuestionSet, shots: int, delimiter
         }
         if delimiter != PEER_DELIMITER:
             config["target_delimiter"] = delimiter
+        if task.startswith("arc_"):  # its file names splits for examples, which no local file has
+            config |= {"training_split": None, "validation_split": None}
         (folder / f"{subject}.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
-    return TaskManager(include_path=str(folder), include_defaults=False).load(names)
+    return names
 
 
 def peer_model(loaded: LoadedModel, batch_size: int) -> Any:
@@ -203,16 +221,22 @@ def engine_of(loaded: LoadedModel, spec: Mapping[str, Any], sequences: int, toke
 
 
 def own_measure(
-    loaded: LoadedModel, spec: Mapping[str, Any], task: str, folder: Path, shots: int
+    loaded: LoadedModel,
+    spec: Mapping[str, Any],
+    task: str,
+    folder: Path,
+    shots: int,
+    engine: Callable[[int, int], Engine] | None = None,
 ) -> Measurement:
-    """The MCQ runner on a native engine."""
+    """The MCQ runner, on a native engine unless engine(sequences, tokens) makes another."""
     options = {name: option.default for name, option in RUNNERS["mcq"].options.items()}
 
-    def engine(sequences: int, tokens: int) -> Engine:
+    def native(sequences: int, tokens: int) -> Engine:
         return engine_of(loaded, spec, sequences, tokens)
 
+    make = engine or native
     context = Context(
-        spec, {**options, "tasks": task, "shots": shots}, "", loaded, engine, engine, None, folder
+        spec, {**options, "tasks": task, "shots": shots}, "", loaded, make, native, native, None, folder
     )  # fmt: skip
     return mcq.run(context)
 

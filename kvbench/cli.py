@@ -25,11 +25,13 @@ from kvbench.commands.formats import formats
 from kvbench.commands.gate import gate
 from kvbench.commands.history import history
 from kvbench.commands.init import init
+from kvbench.commands.lm_eval import lm_eval
 from kvbench.commands.merge import merge
 from kvbench.commands.models import models
 from kvbench.commands.plan import plan
 from kvbench.commands.quantize import quantize
 from kvbench.commands.report import report
+from kvbench.commands.reproduce import reproduce
 from kvbench.commands.run import run
 from kvbench.commands.schema import schema
 from kvbench.commands.selftest import selftest
@@ -55,9 +57,11 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "history": history,
     "check-table": check_table,
+    "reproduce": reproduce,
     "selftest": selftest,
     "calibrate": calibrate,
     "quantize": quantize,
+    "lm-eval": lm_eval,
     "schema": schema,
     "formats": formats,
     "backends": backends,
@@ -65,8 +69,12 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "models": models,
     "data": data,
 }
+# Of a command that hands its arguments on.
+HANDED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 for _name, _command in COMMANDS.items():
-    app.command(_name, epilog=epilog(_name))(_command)
+    app.command(_name, epilog=epilog(_name), context_settings=HANDED_ON if _name == "lm-eval" else None)(
+        _command
+    )
 
 
 def _version(value: bool) -> None:

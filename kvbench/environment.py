@@ -38,6 +38,7 @@ _JUDGING = frozenset({
     "progress.py", "published.py", "schema.py", "selection.py", "shards.py", "stats.py", "steadiness.py", "tablerules.py", "tablevalues.py",
     "untildecided.py", "values.py",
     "verdict.py", "yamlstrict.py", "cellkeys.py",
+    "lmeval.py", "modelargs.py", "reproduce.py", "reproductions.py", "shape.py",
     "compare.py", "effects.py", "finding.py", "history.py", "likeness.py",
 })  # fmt: skip
 

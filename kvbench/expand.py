@@ -74,7 +74,7 @@ def expand(
         if isinstance(spec["scale"], str) and spec["scale"] not in WORDS:
             _read_scale(spec, outline, problems, read_scale)
         _settle_gemm(spec, combination, problems)
-        spec = _on_native_model(_resolve_auto(spec, host))
+        spec = _on_native_model(resolve_auto(spec, host))
         specs.setdefault(content_hash(spec), (spec, combination.path))
     if "scale" in outline.axes and not used_scale and combinations:
         problems.add(
@@ -211,7 +211,8 @@ def _on_native_model(spec: dict[str, Any]) -> dict[str, Any]:
     return {**spec, "model": spec["native_model"], "model_revision": None, "native_model": None}
 
 
-def _resolve_auto(spec: dict[str, Any], host: Host) -> dict[str, Any]:
+def resolve_auto(spec: dict[str, Any], host: Host) -> dict[str, Any]:
+    """The cell with device and dtype as this machine has them, where they were left to it."""
     device = host.device if spec["device"] == "auto" else spec["device"]
     dtype = _AUTO_DTYPE[device] if spec["dtype"] == "auto" else spec["dtype"]
     return {**spec, "device": device, "dtype": dtype}

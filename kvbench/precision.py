@@ -61,7 +61,9 @@ def precision(
         for task, record in zip(tasks, ran, strict=True):
             fault, fallback = _stranger(cell["spec"], task, record), ""
             if not fault:
-                fault, fallback = _fault(cell["spec"], record, allow_fallback, evidence)
+                fault, fallback = fault_of(
+                    cell["spec"], record.decision, record.evidence, record.facts, allow_fallback, evidence
+                )
             fault = fault or _arms(record) or _identical(record, done.get(task["baseline"]))
             if fault:
                 faults.setdefault(fault, []).append(record.runner)
@@ -100,13 +102,23 @@ def _stranger(spec: Spec, task: Mapping[str, Any], record: Record) -> str:
     return ""
 
 
-def _fault(spec: Spec, record: Record, allow_fallback: bool, rung_due: str) -> tuple[str, str]:
-    """(fault, fallback): what contradicts the cell's precision, or ""; the allowed fallback's sentence, or ""."""
-    if record.decision is None:
+def fault_of(
+    spec: Spec,
+    decision: Mapping[str, Any] | None,
+    shown_by: Mapping[str, Any] | None,
+    facts: Mapping[str, Any],
+    allow_fallback: bool = False,
+    rung_due: str = RUNGS[-1],
+) -> tuple[str, str]:
+    """(fault, fallback): what contradicts the cell's precision, or ""; the allowed fallback's sentence, or "".
+
+    decision, shown_by, facts: `decision`, `evidence` and `facts` of a record.
+    """
+    if decision is None:
         return "the record holds no decision, so nothing says what was to run.", ""
     fallbacks = []
     for aspect in ASPECTS:
-        choice = record.decision[aspect]
+        choice = decision[aspect]
         if choice["requested"] != spec[aspect]:
             return (
                 f"the matrix asks for {aspect} {spec[aspect]}, but the resolver was asked for {choice['requested']}: "
@@ -121,15 +133,15 @@ def _fault(spec: Spec, record: Record, allow_fallback: bool, rung_due: str) -> t
     if fallbacks and not allow_fallback:
         remedy = "Set allow_fallback: true in the gate to accept a declared fallback."
         return f"{'; '.join(fallbacks)}. {remedy}", ""
-    if record.evidence is None:
+    if shown_by is None:
         return "the record carries no evidence, so nothing shows what ran.", ""
-    levels = tuple(Level(**level) for level in record.evidence["levels"])
-    evidence = Evidence(**{**record.evidence, "levels": tuple(x for x in levels if _counts(x, rung_due))})
+    levels = tuple(Level(**level) for level in shown_by["levels"])
+    evidence = Evidence(**{**shown_by, "levels": tuple(x for x in levels if _counts(x, rung_due))})
     shown = {"kv_format": evidence.effective, "weights": evidence.effective_weights}
-    off = [aspect for aspect in shown if shown[aspect] != record.decision[aspect]["resolved"]]
+    off = [aspect for aspect in shown if shown[aspect] != decision[aspect]["resolved"]]
     if evidence.state != VERIFIED or off:
         of = off or ["kv_format"]
-        resolved = " and ".join(record.decision[aspect]["resolved"] for aspect in of)
+        resolved = " and ".join(decision[aspect]["resolved"] for aspect in of)
         effective = " and ".join(shown[aspect] for aspect in of)
         lost = [
             f"{level.name}: {level.sentence}" for level in evidence.levels if level.state == evidence.state
@@ -139,7 +151,7 @@ def _fault(spec: Spec, record: Record, allow_fallback: bool, rung_due: str) -> t
             reason = " ".join(lost)
         state = evidence.state if evidence.state != VERIFIED else "mismatch"
         return f"{state}: {resolved} was resolved, the evidence shows {effective}. {reason}", ""
-    if record.decision["weights"]["resolved"] != "native":
+    if decision["weights"]["resolved"] != "native":
         silent = [x.name for x in evidence.levels if x.name.endswith("-weights") and x.state != VERIFIED]
         if silent:
             return (
@@ -153,8 +165,8 @@ def _fault(spec: Spec, record: Record, allow_fallback: bool, rung_due: str) -> t
     ]
     if idle:
         return f"unverified: {', '.join(idle)} say that they do not apply, and they apply to every cell.", ""
-    if record.facts.get("scale_kind") == "unknown":
-        return f"mismatch: {record.facts.get('scale_source')}", ""
+    if facts.get("scale_kind") == "unknown":
+        return f"mismatch: {facts.get('scale_source')}", ""
     lacking = [name for name in LEVELS if rung(name) <= rung_due and name not in {x.name for x in levels}]
     if lacking:
         return f"unverified: the evidence lacks {', '.join(lacking)}; run the matrix again.", ""

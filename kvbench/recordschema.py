@@ -40,6 +40,7 @@ TEXTS: Schema = {"type": "array", "items": TEXT}
 TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
 NUMBER_OR_NULL: Schema = {"type": ["number", "null"]}
 COUNT_OR_NULL: Schema = {"type": ["integer", "null"], "minimum": 0}
+ENDS: Schema = {"type": "array", "items": NUMBER_OR_NULL, "minItems": 2, "maxItems": 2}
 SHA: Schema = {"type": "string", "pattern": "^([0-9a-f]{64})?$", "description": "sha256 of the file, hex"}
 
 
@@ -144,6 +145,7 @@ def results_schema() -> Schema:
         "n_needed": _said(COUNT_OR_NULL, "samples that would decide at the value that was found"),
         "look": TEXT,
         "level": NUMBER_OR_NULL,
+        "bounds": _or_null(_said(ENDS, "the limit as numbers, low and high; null is an open end")),
     }
     cell: dict[str, Schema] = {
         "id": TEXT,

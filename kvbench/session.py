@@ -350,6 +350,20 @@ def _evidence(
     return replace(worst, levels=(*worst.levels, native_arm(shown, own, beside))), scales
 
 
+def evidence_of(
+    engine: Engine, decision: Decision, spec: Mapping[str, Any], session: Session
+) -> tuple[Evidence, dict[str, Any]]:
+    """Evidence of one engine outside a matrix, whose work has ended, and its scales as a record's facts have them.
+
+    decision, spec: what the engine was to be. Raises KvbenchError for values that the format cannot hold.
+    """
+    engine.check_health()
+    probes = session.probes(engine.model, decision, spec, engine.products)
+    evidence, found = _examined(engine, probes, reads_due=True)
+    fmt = KV_FORMATS[decision.kv_format.resolved]
+    return evidence, _scale_facts(fmt, spec, settled_scales(spec, engine.model.facts), found)
+
+
 def _examined(
     engine: Engine, probes: tuple[Level, ...], reads_due: bool
 ) -> tuple[Evidence, list[dict[str, Any]]]:

@@ -62,6 +62,20 @@ def median(values: Iterable[float]) -> float:
     return math.nan if any(math.isnan(v) for v in kept) else statistics.median(kept)
 
 
+def median_interval(values: Sequence[float]) -> Interval | None:
+    """The two order statistics between which the median lies with 95% at least, whatever the distribution; None from fewer than 6 values.
+
+    The interval's ends are the k-th smallest and largest, with the largest k for which a fair coin falls on one side fewer than k
+    times of n with 2.5% at most.
+    """
+    n, k, below = len(values), 0, 1
+    while below / 2**n <= (1 - CONFIDENCE) / 2:
+        k += 1
+        below += math.comb(n, k)
+    ordered = sorted(values)
+    return (ordered[k - 1], ordered[n - k]) if k and all(map(math.isfinite, values)) else None
+
+
 def exp(x: float) -> float:
     """e^x; infinity where the float range ends (a collapsed model's perplexity), instead of OverflowError."""
     try:

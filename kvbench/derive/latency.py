@@ -13,7 +13,7 @@ from kvbench.record import Record
 from kvbench.stats import largest, median, paired_ratio, quantile
 from kvbench.timing import decode_tok_s, prefill_tok_s
 
-Arm = dict[str, Any]
+Arm = Mapping[str, Any]
 
 
 def values(record: Record, baseline: Record | None) -> Iterator[Value]:
@@ -141,9 +141,7 @@ def _bandwidth(arms: Sequence[Arm], facts: Mapping[str, Any]) -> Iterator[Value]
         yield Value("decode_read_gb_s", None, len(gaps), note=note)
         yield Value("decode_bandwidth_share", None, len(gaps), note=note)
         return
-    first, seconds = arms[0], fmean(gaps) / 1e3
-    stored = first["prefill_tokens"] + first["batch"] * (first["new_tokens"] / 2 - 1)  # mean over the steps
-    bytes_ = reads["weight_bytes"] + reads["kv_bytes_per_token"] * stored
+    seconds, bytes_ = fmean(gaps) / 1e3, sum(step_bytes(arms[0], reads))
     yield Value("decode_read_gb_s", bytes_ / seconds / 1e9, len(gaps))
     copy, cache = facts.get("copy_gb_s"), facts.get("cache_bytes") or 0
     if copy is None:
@@ -160,6 +158,12 @@ def _bandwidth(arms: Sequence[Arm], facts: Mapping[str, Any]) -> Iterator[Value]
         share = (bytes_ - cache) / seconds / 1e9 / copy
         note = f"{bytes_:,.0f} B a step, of which {cache:,} B may be cached, in {seconds * 1e3:.4g} ms; a copy runs at {copy:.4g} GB/s"
         yield Value("decode_bandwidth_share", share, len(gaps), note=note)
+
+
+def step_bytes(arm: Arm, reads: Mapping[str, Any]) -> tuple[float, float]:
+    """(of the weights, of the cache): bytes that a decode step of this request must read, in the mean over its steps."""
+    stored = arm["prefill_tokens"] + arm["batch"] * (arm["new_tokens"] / 2 - 1)
+    return reads["weight_bytes"], reads["kv_bytes_per_token"] * stored
 
 
 def _ratios(own: Sequence[Arm], other: Sequence[Arm]) -> Iterator[Value]:

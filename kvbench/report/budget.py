@@ -57,6 +57,10 @@ def _without_facts(view: View) -> View:
     )
 
 
+def _without_lists(view: View) -> View:
+    return replace(view, plots=replace(view.plots, questions=(), chunks=()))
+
+
 def _without_heats(view: View) -> View:
     return replace(view, heats=())
 
@@ -76,6 +80,7 @@ def _few_lines(view: View) -> View:
 STEPS: tuple[Step, ...] = (
     ("columns that only explain others are left out (results_long.csv has every metric).", _brief),
     ("How each value was measured is left out (the records have it).", _without_facts),
+    ("Lists of questions, chunks and positions are left out (the records have them).", _without_lists),
     ("Heat tables are left out.", _without_heats),
     (f"Tables show {_LINES} lines, those first in which a check did not pass (results_long.csv has all).", _few_lines),
 )  # fmt: skip

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvbench import __version__
 from kvbench.report.budget import LIMIT, STEPS, shorter
+from kvbench.report.figures import Figure, drilldowns, figures
 from kvbench.report.fmt import one_line
-from kvbench.report.plots import COLOURS, bytes_svg, itl_svg, layers_svg, mark, scale_svg
 from kvbench.report.view import View
 
 _HERE = Path(__file__).parent
@@ -21,17 +22,17 @@ _SOURCE_LIMIT = 100_000
 
 def render(view: View) -> str:
     """The page as text, shortened step by step where it would be larger than it may be."""
-    plots = _plots(view)
-    html = page(view, plots)
+    drawings = _drawings(view)
+    html = page(view, drawings)
     for step in STEPS:
         if len(html.encode("utf-8", errors="replace")) <= LIMIT:
             break
         view = shorter(view, step)
-        html = page(view, plots)
+        html = page(view, drawings)
     return html
 
 
-def page(view: View, plots: Mapping[str, object]) -> str:
+def page(view: View, drawings: Sequence[Figure]) -> str:
     """The view as one page. Everything that came from outside is escaped; only our own style, script and plots are not."""
     import jinja2
     from markupsafe import Markup
@@ -49,36 +50,18 @@ def page(view: View, plots: Mapping[str, object]) -> str:
         script=Markup(script),
         script_hash=_csp_hash(script),
         css=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
+        figures=drawings,
+        drilldowns=drilldowns(view),
         source=_yaml(view.reproduce.source),
         version=__version__,
-        **plots,
     )
 
 
-def _plots(view: View) -> dict[str, object]:
-    """The drawings with their legends, as the template names them; drawn once however often the page is laid out."""
+def _drawings(view: View) -> list[Figure]:
+    """The figures, drawn once however often the page is laid out; what is drawn is our own markup."""
     from markupsafe import Markup
 
-    itl, kv, scales, layers = "", "", "", ""
-    if view.itl:
-        itl = itl_svg(view.itl, "Mean inter-token latency by context and batch, one line a format")
-    if view.bytes:
-        kv = bytes_svg(view.bytes, f"KV cache bytes of {view.bytes_of}, payload and scales stacked")
-    if view.sweep:
-        scales = scale_svg(view.sweep, "Perplexity delta and useful tokens by static scale")
-    if view.layers:
-        layers = layers_svg(view.layers, "KLD by layer: quantized alone, and gained where it is kept native")
-    return {
-        "itl_plot": Markup(itl),
-        "bytes_plot": Markup(kv),
-        "itl_legend": [(mark(i), i % COLOURS, series.name) for i, series in enumerate(view.itl)],
-        "scale_plot": Markup(scales),
-        "scale_legend": [
-            (mark(i), i % COLOURS, line.name) for i, line in enumerate(view.sweep.all if view.sweep else ())
-        ],
-        "layers_plot": Markup(layers),
-        "layers_legend": [(mark(i), i % COLOURS, line.name) for i, line in enumerate(view.layers)],
-    }
+    return [replace(figure, svg=Markup(figure.svg)) for figure in figures(view)]
 
 
 def _csp_hash(script: str) -> str:

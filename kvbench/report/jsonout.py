@@ -23,7 +23,7 @@ RESULTS_VERSION = 1  # docs/schema.md
 
 # fmt: off
 _OUTCOME_KEYS = ("check", "metric", "cell", "cells", "variant", "status", "value", "limit", "sentence", "required", "why",
-                 "mde", "n_needed", "look", "level")
+                 "mde", "n_needed", "look", "level", "bounds")
 # fmt: on
 
 
@@ -99,7 +99,10 @@ def _cell(cell: Mapping[str, Any], line: PrecisionLine) -> dict[str, Any]:
 
 
 def _outcome(outcome: OutcomeLike) -> dict[str, Any]:
-    return {key: getattr(outcome, key) for key in _OUTCOME_KEYS}
+    found = {key: getattr(outcome, key) for key in _OUTCOME_KEYS}
+    if found["bounds"] is not None:  # an open end is null
+        found["bounds"] = [end if math.isfinite(end) else None for end in found["bounds"]]
+    return found
 
 
 def _numbers(data: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:

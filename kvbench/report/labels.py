@@ -27,6 +27,11 @@ class Label:
     cells: tuple[str, ...]
     baseline: bool
 
+    def without(self, *keys: str) -> str:
+        """The text with some keys left out: the name of a line that goes over them."""
+        parts = (part for part in self.parts if part[0] not in keys)
+        return " · ".join(value if key in ("", "kv_format") else f"{key} {value}" for key, value in parts)
+
 
 class Labels:
     """The labels of one run, from its manifest."""

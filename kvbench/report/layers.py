@@ -11,17 +11,19 @@ from kvbench.record import OK
 from kvbench.report.fmt import one_line
 from kvbench.report.labels import Labels
 from kvbench.report.model import Run
+from kvbench.stats import Estimate
 
 _NOT_NAMED = ("batch", "context")  # quality does not depend on them
 
 
 @dataclass(frozen=True)
 class LayerLine:
-    """alone, gains: a layer each, nat; sentence: what the cell's parts say, to be read after its name."""
+    """alone, gains: a layer each, nat a token; tokens: that were scored; sentence: what the cell's parts say, to be read after its name."""
 
     name: str
-    alone: tuple[float, ...]
-    gains: tuple[float, ...]
+    alone: tuple[Estimate, ...]
+    gains: tuple[Estimate, ...]
+    tokens: int
     sentence: str
 
 
@@ -36,13 +38,13 @@ def layer_lines(run: Run, labels: Labels) -> tuple[LayerLine, ...]:
         layers = sorted(of for kind, of in parts if kind == "alone")
         if not layers:
             continue
-        named = (p for p in labels.cell(cells[0]).parts if p[0] not in _NOT_NAMED)
-        name = " · ".join(value if key == "kv_format" else f"{key} {value}" for key, value in named)
+        name = labels.cell(cells[0]).without(*_NOT_NAMED)
         found.append(
             LayerLine(
                 one_line(name, 80),
-                tuple(kld(parts["alone", i]).value for i in layers),
-                tuple(gain(parts["all", None], parts["kept", i]).value for i in layers),
+                tuple(kld(parts["alone", i]) for i in layers),
+                tuple(gain(parts["all", None], parts["kept", i]) for i in layers),
+                sum(text[0] for text in parts["all", None]["texts"]),
                 _sentence(parts, record.facts),
             )
         )

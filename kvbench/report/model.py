@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from kvbench.metrics import Row
 from kvbench.record import Record
-from kvbench.verdict import NOT_JUDGED
+from kvbench.verdict import NOT_JUDGED, PASS
 
 
 class OutcomeLike(Protocol):
@@ -104,5 +104,5 @@ def judged(run: Run) -> bool:
 
 
 def verdict_word(run: Run) -> str:
-    """The verdict's word; `not_judged` where nothing failed and no gate said what would pass."""
-    return NOT_JUDGED if run.verdict.exit_code == 0 and not judged(run) else run.verdict.word
+    """The verdict's word; `not_judged` where it would be a pass and no gate said what passes."""
+    return NOT_JUDGED if run.verdict.word == PASS and not judged(run) else run.verdict.word

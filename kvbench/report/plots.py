@@ -1,89 +1,75 @@
-"""Plots as inline SVG text, drawn by matplotlib and coloured by the page.
-
-Equal numbers give equal bytes: no dates, a fixed salt for ids, no state outside the call. Lines are drawn in marker
-colours that are then replaced with CSS variables, so that one drawing serves light and dark pages.
-"""
+"""The plots of times, bytes, static scales and layers; those of quality and of speed limits stand in files of their own."""
 
 from __future__ import annotations
 
-import io
-import re
-import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvbench.report.fmt import one_line
 from kvbench.report.layers import LayerLine
-from kvbench.report.series import ByteBar, ItlSeries, shapes
+from kvbench.report.series import PARTS, STORED, ByteBar, TimeSeries, crowded, shapes, wide
+from kvbench.report.svg import COLOURS, INK, RC, colour, drawn, log_axis, marker, uprights, xy
 from kvbench.report.sweep import Held, ScaleLine, Sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-# The legend on the page repeats these marks beside its text, so that colour is never the only difference.
-MARKS: tuple[tuple[str, str], ...] = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"))
-COLOURS = 6  # --s0 .. --s5 in page.css
-
-_INK, _GRID = "#020000", "#020001"
-_RC: dict[str, Any] = {
-    "svg.hashsalt": "kvbench",
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.family": "sans-serif",
-    "font.size": 10.0,
-    "text.color": _INK,
-    "axes.edgecolor": _GRID,
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10.0,
-    "xtick.color": _GRID,
-    "ytick.color": _GRID,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
-    "grid.color": _GRID,
-    "grid.linewidth": 0.6,
-}
 
 
-def mark(i: int) -> str:
-    """The sign that stands for series `i` in the page's legend."""
-    return MARKS[i % len(MARKS)][1]
+def times_svg(series: Sequence[TimeSeries], key: str, name: str, title: str) -> str:
+    """Milliseconds over context, one panel a batch, one mark a series; bars are 95% intervals, dots single requests.
 
-
-def itl_svg(series: Sequence[ItlSeries], title: str) -> str:
-    """ITL (ms) over context, one panel a batch, one mark a series; bars are 95% intervals, dots single requests."""
+    key: of the drawing's ids; name: of the axis, which is logarithmic where the values are far apart (`wide`).
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
     batches, contexts = shapes(series)
     columns = min(3, len(batches))
     rows = -(-len(batches) // columns)
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(RC):
         figure = Figure(figsize=(8.2, 2.9 * rows), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flat
         for panel in panels[len(batches) :]:
             panel.set_visible(False)
         for panel, batch in zip(panels, batches, strict=False):
-            _itl_panel(panel, series, batch, contexts)
-        panels[0].set_ylim(bottom=0)
-        figure.supylabel("ITL mean (ms)", fontsize=10)
-        return _svg(figure, "itl", title)
+            _times_panel(panel, series, batch, contexts)
+        if wide(series):
+            ends = [
+                x
+                for line in series
+                for p in line.points
+                for x in (p.low, p.value, p.high, *p.repeats)
+                if x and x > 0
+            ]
+            log_axis(panels[0], "y", min(ends), max(ends))
+        else:
+            panels[0].set_ylim(bottom=0)
+            panels[0].yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
+        figure.supylabel(name, fontsize=10)
+        return drawn(figure, key, title)
 
 
-def _itl_panel(panel: Axes, series: Sequence[ItlSeries], batch: int, contexts: Sequence[int]) -> None:
+def _times_panel(panel: Axes, series: Sequence[TimeSeries], batch: int, contexts: Sequence[int]) -> None:
     step = min(0.16, 0.6 / max(1, len(series)))  # side by side, or the intervals hide each other
     for i, line in enumerate(series):
         points = sorted((p for p in line.points if p.batch == batch), key=lambda p: p.context)
         at = [contexts.index(p.context) + (i - (len(series) - 1) / 2) * step for p in points]
-        colour = _series_colour(i)
-        for x, p in zip(at, points, strict=True):
-            panel.plot([x] * len(p.repeats), p.repeats, ".", color=colour, alpha=0.45, markersize=4)
-            if p.low is not None and p.high is not None:
-                panel.vlines(x, p.low, p.high, color=colour, linewidth=1.4)
-        marker = MARKS[i % len(MARKS)][0]
-        panel.plot(at, [p.value for p in points], color=colour, marker=marker, markersize=5, linewidth=1.2)
+        dots = (
+            []
+            if crowded(series)
+            else [(x, each) for x, p in zip(at, points, strict=True) for each in p.repeats]
+        )
+        panel.plot(*xy(dots), ".", color=colour(i), alpha=0.45, markersize=4)
+        spans = [
+            (x, p.low, p.high)
+            for x, p in zip(at, points, strict=True)
+            if p.low is not None and p.high is not None
+        ]
+        panel.plot(*uprights(spans), color=colour(i), linewidth=1.4)
+        panel.plot(
+            at, [p.value for p in points], color=colour(i), marker=marker(i), markersize=5,
+            linewidth=0 if line.apart else 1.2,
+        )  # fmt: skip
     panel.set_title(f"batch {batch}", loc="left")
     panel.set_xticks(range(len(contexts)), [f"{context:,}" for context in contexts])
     panel.set_xlim(-0.5, len(contexts) - 0.5)
@@ -93,32 +79,45 @@ def _itl_panel(panel: Axes, series: Sequence[ItlSeries], batch: int, contexts: S
 
 
 def bytes_svg(bars: Sequence[ByteBar], title: str) -> str:
-    """KV bytes of each cell (MiB), payload and scales stacked, baselines above what is compared with them."""
+    """What each cell stores (MiB), stacked by part; an upright line is a 16-bit native cache of its shape. Workspace, where it was
+    measured, has a panel of its own beside it: it is many times a small cache.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_RC):
+    panels = [STORED, ("workspace",)] if any(bar.workspace for bar in bars) else [STORED]
+    with matplotlib.rc_context(RC):
         figure = Figure(figsize=(8.2, 0.7 + 0.3 * len(bars)), layout="constrained")
-        panel = figure.subplots()
-        at = range(len(bars))
-        payload = [bar.payload / 2**20 for bar in bars]
-        scales = [bar.scales / 2**20 for bar in bars]
-        panel.barh(at, payload, height=0.62, color=_series_colour(0))
-        panel.barh(at, scales, height=0.62, left=payload, color=_series_colour(1))
-        for y, bar in zip(at, bars, strict=True):
-            total = (bar.payload + bar.scales) / 2**20
-            panel.annotate(
-                f"{total:,.4g}", (total, y), xytext=(4, 0), textcoords="offset points", va="center"
-            )
-        panel.set_yticks(at, [one_line(bar.name, 48) for bar in bars])
-        panel.set_ylim(len(bars) - 0.4, -0.6)
-        panel.margins(x=0.08)
-        panel.set_xlabel("KV cache (MiB)")
-        panel.grid(axis="x")
-        panel.set_axisbelow(True)
-        panel.tick_params(length=0)
-        panel.spines["left"].set_visible(False)
-        return _svg(figure, "bytes", title)
+        axes = figure.subplots(
+            1, len(panels), sharey=True, squeeze=False, width_ratios=[2, 1][: len(panels)]
+        )[0]
+        for axis, parts in zip(axes, panels, strict=True):
+            _byte_panel(axis, bars, parts)
+            axis.set_xlabel("stored for the cache (MiB)" if parts is STORED else "workspace (MiB)")
+        axes[0].set_yticks(range(len(bars)), [one_line(bar.name, 48) for bar in bars])
+        axes[0].set_ylim(len(bars) - 0.4, -0.6)
+        return drawn(figure, "bytes", title)
+
+
+def _byte_panel(axis: Axes, bars: Sequence[ByteBar], parts: Sequence[str]) -> None:
+    left = [0.0] * len(bars)
+    for part in parts:
+        sizes = [(getattr(bar, part) or 0) / 2**20 for bar in bars]
+        axis.barh(range(len(bars)), sizes, height=0.62, left=left, color=colour(PARTS.index(part)))
+        left = [start + size for start, size in zip(left, sizes, strict=True)]
+    for y, bar in enumerate(bars):
+        end = left[y]
+        if parts is STORED and bar.native16 is not None:
+            end = max(end, bar.native16 / 2**20)
+            axis.vlines(bar.native16 / 2**20, y - 0.42, y + 0.42, color=INK, linewidth=1.6)
+        if any(getattr(bar, part) is not None for part in parts):
+            axis.annotate(f"{left[y]:,.4g}", (end, y), xytext=(5, 0), textcoords="offset points", va="center")
+    axis.margins(x=0.08 if parts is STORED else 0.2)
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.6g}")
+    axis.grid(axis="x")
+    axis.set_axisbelow(True)
+    axis.tick_params(length=0)
+    axis.spines["left"].set_visible(False)
 
 
 def _ppl(held: Held) -> float | None:
@@ -142,7 +141,7 @@ def scale_svg(sweep: Sweep, title: str) -> str:
 
     found = [held for line in sweep.lines for _, held in line.points]
     panels = [(name, of) for name, of in _SCALE_PANELS.items() if any(of(held) is not None for held in found)]
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(RC):
         figure = Figure(figsize=(8.2, 2.7 * len(panels)), layout="constrained")
         axes = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
         for panel, (name, of) in zip(axes, panels, strict=True):
@@ -163,25 +162,24 @@ def scale_svg(sweep: Sweep, title: str) -> str:
         axes[-1].set_xticks(scales, [f"{scale:g}" for scale in scales])
         axes[-1].set_xticks([], minor=True)
         axes[-1].set_xlabel("scale")
-        return _svg(figure, "scale", title)
+        return drawn(figure, "scale", title)
 
 
 def _scale_line(panel: Axes, i: int, line: ScaleLine, of: Callable[[Held], float | None]) -> None:
-    colour, marker = _series_colour(i), MARKS[i % len(MARKS)][0]
     if line.held is not None:
         if (level := of(line.held)) is not None:
-            panel.axhline(level, color=colour, linewidth=1.2, linestyle=(0, (5 - i % 3, 2)))
+            panel.axhline(level, color=colour(i), linewidth=1.2, linestyle=(0, (5 - i % 3, 2)))
             at = 0.99 - 0.03 * (i % COLOURS)  # side by side, where levels are one line
             panel.plot(
-                [at], [level], marker, color=colour, markersize=5, transform=panel.get_yaxis_transform()
+                [at], [level], marker(i), color=colour(i), markersize=5, transform=panel.get_yaxis_transform()
             )
         return
     found = [(scale, value, held) for scale, held in line.points if (value := of(held)) is not None]
-    panel.plot([s for s, _, _ in found], [v for _, v, _ in found], color=colour, linewidth=1.2)
+    panel.plot([s for s, _, _ in found], [v for _, v, _ in found], color=colour(i), linewidth=1.2)
     for scale, value, held in found:
         censored = of is _useful and held.steps is not None and value >= held.steps
-        face = "none" if censored else colour
-        panel.plot([scale], [value], marker, markersize=5, color=colour, markerfacecolor=face)
+        face = "none" if censored else colour(i)
+        panel.plot([scale], [value], marker(i), markersize=5, color=colour(i), markerfacecolor=face)
 
 
 def layers_svg(lines: Sequence[LayerLine], title: str) -> str:
@@ -190,44 +188,25 @@ def layers_svg(lines: Sequence[LayerLine], title: str) -> str:
     from matplotlib.figure import Figure
 
     panels = {"quantized alone (nat)": "alone", "gained by native (nat)": "gains"}
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(RC):
         figure = Figure(figsize=(8.2, 4.6), layout="constrained")
         axes = figure.subplots(len(panels), 1, sharex=True)
         for panel, (name, of) in zip(axes, panels.items(), strict=True):
             for i, line in enumerate(lines):
-                values = getattr(line, of)
+                found = getattr(line, of)
+                spans = [(n, *estimate.interval) for n, estimate in enumerate(found) if estimate.interval]
+                panel.plot(*uprights(spans), color=colour(i), linewidth=0.8, alpha=0.6)
                 panel.plot(
-                    range(len(values)), values, MARKS[i % len(MARKS)][0], color=_series_colour(i), linestyle="-", linewidth=0.8,
-                    markersize=4,
+                    range(len(found)), [estimate.value for estimate in found], marker(i), color=colour(i), linestyle="-",
+                    linewidth=0.8, markersize=4,
                 )  # fmt: skip
             panel.set_ylabel(name)
             panel.grid(axis="y")
             panel.tick_params(length=0)
-            if of == "alone":
-                panel.set_ylim(bottom=0)
+            # An interval of few texts may be many times its value: the values have the panel, and what is longer is cut.
+            values = [estimate.value for line in lines for estimate in getattr(line, of)]
+            low, high = min(0.0, *values), max(0.0, *values)
+            panel.set_ylim(low - 0.15 * (high - low) * (low < 0), high + 0.15 * (high - low) or 1.0)
         axes[-1].set_xlabel("layer")
-        axes[-1].xaxis.get_major_locator().set_params(integer=True)
-        return _svg(figure, "layers", title)
-
-
-def _series_colour(i: int) -> str:
-    return f"#0100{i % COLOURS:02x}"
-
-
-def _svg(figure: Figure, key: str, title: str) -> str:
-    """The figure as an `<svg>` element for use inside HTML: no prolog, ids of its own, CSS variables as colours."""
-    buffer = io.StringIO()
-    with warnings.catch_warnings():
-        # Only widths are estimated from matplotlib's font; the page's font draws the text, and has more letters.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
-        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", transparent=True, metadata=metadata | {"Title": title})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(
-        r"\s*<(metadata|style)\b.*?</\1>", "", text, flags=re.S
-    )  # a style here would reach the whole page
-    text = re.sub(r'\b(id|xlink:href)="(#?)', rf'\1="\g<2>{key}-', text).replace("url(#", f"url(#{key}-")
-    text = re.sub(r"#0100([0-9a-f]{2})", lambda m: f"var(--s{int(m[1], 16)})", text)
-    text = text.replace(_INK, "var(--ink)").replace(_GRID, "var(--rule)")
-    return text.replace("<svg", '<svg role="img"', 1)
+        axes[-1].locator_params(axis="x", integer=True)
+        return drawn(figure, "layers", title)

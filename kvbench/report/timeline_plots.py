@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvbench.history import History, Line
 from kvbench.metrics import METRICS
 from kvbench.report.fmt import KINDS, one_line
-from kvbench.report.plots import _INK, _RC, COLOURS, MARKS, _series_colour, _svg, mark
+from kvbench.report.svg import COLOURS, INK, RC, colour, drawn, mark, marker
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -48,7 +48,7 @@ def _plot(result: History, metric: str, variant: str, lines: list[Line], key: st
     from matplotlib.figure import Figure
 
     title = one_line(" of ".join(filter(None, (metric, variant))), 120)
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(RC):
         figure = Figure(figsize=(8.2, 2.9), layout="constrained")
         panel = figure.subplots()
         for i, line in enumerate(lines):
@@ -59,13 +59,13 @@ def _plot(result: History, metric: str, variant: str, lines: list[Line], key: st
         panel.set_ylabel(metric if unit in KINDS else f"{metric} ({unit})")
         panel.grid(axis="y")
         panel.tick_params(length=0)
-        svg = _svg(figure, key, f"{title} over the runs; a line breaks where runs are unlike")
+        svg = drawn(figure, key, f"{title} over the runs; a line breaks where runs are unlike")
     legend = tuple((mark(i), i % COLOURS, one_line(line.place, 80)) for i, line in enumerate(lines))
     return Plot(title, Markup(svg), legend)
 
 
 def _draw(panel: Axes, i: int, line: Line, aside: float) -> None:
-    colour, marker = _series_colour(i), MARKS[i % len(MARKS)][0]
+    paint, sign = colour(i), marker(i)
     for segment in line.segments:
         known = [
             (point.run + aside, y, point.row)
@@ -75,20 +75,20 @@ def _draw(panel: Axes, i: int, line: Line, aside: float) -> None:
         panel.plot(
             [x for x, _, _ in known],
             [y for _, y, _ in known],
-            color=colour,
-            marker=marker,
+            color=paint,
+            marker=sign,
             markersize=5,
             linewidth=1.2,
         )
         for x, _, row in known:
             low, high = _known(row.low), _known(row.high)
             if low is not None and high is not None:
-                panel.vlines(x, low, high, color=colour, linewidth=1.4)
+                panel.vlines(x, low, high, color=paint, linewidth=1.4)
     for point in line.points:
         y = _known(point.row.value)
         if point.changed and y is not None:
             panel.plot(
-                [point.run + aside], [y], "o", markersize=13, markerfacecolor="none", markeredgecolor=_INK
+                [point.run + aside], [y], "o", markersize=13, markerfacecolor="none", markeredgecolor=INK
             )
 
 

@@ -20,6 +20,7 @@ from kvbench.report.labels import Label, Labels
 from kvbench.report.layers import LayerLine, layer_lines
 from kvbench.report.model import Run, VerdictLike, judged, verdict_word
 from kvbench.report.notices import Notice, headline, notices
+from kvbench.report.plotdata import PlotData, plot_data
 from kvbench.report.precision import (
     ChoiceLine,
     PrecisionGroup,
@@ -30,7 +31,7 @@ from kvbench.report.precision import (
     proofs,
 )
 from kvbench.report.provenance import Provenance, provenances
-from kvbench.report.series import ByteBar, ItlSeries, byte_bars, itl_series
+from kvbench.report.series import ByteBar, TimeSeries, byte_bars, itl_series
 from kvbench.report.sweep import Sweep, scale_sweep
 from kvbench.report.tables import MetricTable, metric_tables
 from kvbench.scales import of_file
@@ -92,11 +93,12 @@ class View:
     proofs: tuple[Proof, ...]
     tables: tuple[MetricTable, ...]
     heats: tuple[HeatTable, ...]
-    itl: tuple[ItlSeries, ...]
+    itl: tuple[TimeSeries, ...]
     bytes: tuple[ByteBar, ...]
     bytes_of: str
     sweep: Sweep | None
     layers: tuple[LayerLine, ...]
+    plots: PlotData
     device: tuple[DeviceLine, ...]
     cells: tuple[CellLine, ...]
     cell_keys: tuple[str, ...]
@@ -108,7 +110,7 @@ class View:
     @property
     def banner(self) -> str:
         """The look of the verdict: that of a pass only where nothing keeps the run from being a release."""
-        return self.release.tone if self.tone == "pass" else self.tone
+        return self.release.tone if self.exit_code == 0 else self.tone
 
     @property
     def sweep_at(self) -> str:
@@ -153,6 +155,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         bytes_of=bars_of,
         sweep=scale_sweep(run, labels),
         layers=layer_lines(run, labels),
+        plots=plot_data(run, labels),
         device=device,
         cells=tuple(_cell(line.label, labels, cell_keys) for line in precision),
         cell_keys=cell_keys,

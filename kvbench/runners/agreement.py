@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvbench.engine.core import Engine
 
 CHUNK = 64  # tokens a forward where a known text is read
+BEFORE = 48  # tokens of prompt and native text up to the divergence that are kept as text, for reading
 LEAD = 8  # real decode steps before the divergence that must repeat the teacher-forced argmax
 
 
@@ -127,6 +128,7 @@ def _candidate(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[st
         "continuation": free,
         "continuation_text": ctx.model.tokenizer.decode(free) if free else "",
         "native_text": ctx.model.tokenizer.decode(native[first:end]) if free else "",
+        "text_before": ctx.model.tokenizer.decode([*prompt, *native[:first]][-BEFORE:]) if free else "",
     }
     facts = {
         "mode": f"teacher-forced, chunks of {chunk}" if chunk > 1 else "teacher-forced, one token a forward",

@@ -56,21 +56,42 @@ def batches(g: Group, device: torch.device) -> list[list[int]]:
 
 
 def capacity(groups: Sequence[Group], device: torch.device, page_size: int) -> int:
-    """Pages that the largest batch of any group needs: prefix, questions and choices, each with its copied last page."""
+    """Pages that the largest batch of any group needs: prefix, questions and the choices of a pack, each with its copied last page."""
     most = 1
     for g in groups:
         shared = pages_for(len(g.prefix), page_size)
         for batch in batches(g, device):
-            need = shared
-            for item in (g.items[i] for i in batch):
-                need += pages_for(len(item.context), page_size) + 1
-                need += sum(pages_for(len(c), page_size) + 1 for c in item.continuations if len(c) > 1)
-            most = max(most, need)
+            items = [g.items[i] for i in batch]
+            rests = [len(c) for item in items for c in item.continuations if len(c) > 1]
+            packs = packed([n - 1 for n in rests], budget(device))
+            own = sum(pages_for(len(item.context), page_size) + 1 for item in items)
+            beside = max((sum(pages_for(rests[i], page_size) + 1 for i in pack) for pack in packs), default=0)
+            most = max(most, shared + own + beside)
     return most
 
 
+@dataclass(frozen=True)
+class Said:
+    """What the model says of one choice: its summed log-probability, and whether greedy decoding would have written it."""
+
+    logprob: float
+    greedy: bool
+
+    def __add__(self, more: Said) -> Said:
+        return Said(self.logprob + more.logprob, self.greedy and more.greedy)
+
+
+NOTHING = Said(0.0, True)
+
+
 def score(engine: Engine, g: Group, chunk: int) -> Iterator[tuple[list[int], list[list[float]], int]]:
-    """Batch by batch: indexes of questions, the summed log-probability of each of their choices, tokens computed.
+    """As `say`, with the summed log-probabilities alone."""
+    for batch, said, computed in say(engine, g, chunk):
+        yield batch, [[choice.logprob for choice in own] for own in said], computed
+
+
+def say(engine: Engine, g: Group, chunk: int) -> Iterator[tuple[list[int], list[list[Said]], int]]:
+    """Batch by batch: indexes of questions, what the model says of each of their choices, tokens computed.
 
     chunk: most tokens of a sequence in one forward. The prefix's tokens are counted with the first batch.
     """
@@ -82,22 +103,23 @@ def score(engine: Engine, g: Group, chunk: int) -> Iterator[tuple[list[int], lis
         items = [g.items[i] for i in batch]
         seqs = [engine.fork(root) for _ in batch]
         last = feed(engine, [(s, item.context) for s, item in zip(seqs, items, strict=True)], chunk, "last")
-        firsts = _first_scores(last, items)
-        rests, extra = _rest_scores(engine, seqs, items, chunk)
+        firsts = _firsts(last, items)
+        rests, extra = _rests(engine, seqs, items, chunk)
         for seq in seqs:
             engine.free(seq)
-        scores = [[a + b for a, b in zip(f, r, strict=True)] for f, r in zip(firsts, rests, strict=True)]
-        yield batch, scores, computed + sum(len(item.context) for item in items) + extra
+        said = [[a + b for a, b in zip(f, r, strict=True)] for f, r in zip(firsts, rests, strict=True)]
+        yield batch, said, computed + sum(len(item.context) for item in items) + extra
         computed = 0
     engine.free(root)
 
 
-def _first_scores(last: Sequence[Tensor], items: Sequence[Pair]) -> list[list[float]]:
-    """Log-probability of each choice's first token, from the logits of the question's last token."""
+def _firsts(last: Sequence[Tensor], items: Sequence[Pair]) -> list[list[Said]]:
+    """Of each choice's first token, from the logits of the question's last token."""
     counts = [len(item.continuations) for item in items]
     rows = torch.cat([logits.expand(n, -1) for logits, n in zip(last, counts, strict=True)])
     firsts = torch.tensor([c[0] for item in items for c in item.continuations], device=rows.device)
-    flat = logprobs(rows, firsts).tolist()
+    best = torch.cat([logits.argmax(-1).expand(n) for logits, n in zip(last, counts, strict=True)]) == firsts
+    flat = [Said(*own) for own in zip(logprobs(rows, firsts).tolist(), best.tolist(), strict=True)]
     out, start = [], 0
     for n in counts:
         out.append(flat[start : start + n])
@@ -105,11 +127,11 @@ def _first_scores(last: Sequence[Tensor], items: Sequence[Pair]) -> list[list[fl
     return out
 
 
-def _rest_scores(
+def _rests(
     engine: Engine, seqs: Sequence[int], items: Sequence[Pair], chunk: int
-) -> tuple[list[list[float]], int]:
-    """Summed log-probability of each choice's tokens after the first (0.0 for a single token), and tokens computed."""
-    sums = [[0.0] * len(item.continuations) for item in items]
+) -> tuple[list[list[Said]], int]:
+    """Of each choice's tokens after the first (`NOTHING` for a single token), and tokens computed."""
+    sums = [[NOTHING] * len(item.continuations) for item in items]
     places = [
         (row, choice, c)
         for row, item in enumerate(items)
@@ -119,10 +141,16 @@ def _rest_scores(
     for pack in packed([len(c) - 1 for _, _, c in places], budget(engine.model.device)):
         chosen = [places[i] for i in pack]
         forks = [engine.fork(seqs[row]) for row, _, _ in chosen]
-        work = [(fork, c[:-1]) for fork, (_, _, c) in zip(forks, chosen, strict=True)]
-        for (row, choice, c), logits in zip(chosen, feed(engine, work, chunk, "all"), strict=True):
-            targets = torch.tensor(c[1:], device=logits.device)
-            sums[row][choice] = float(logprobs(logits, targets).sum())
+        longest = max(len(c) for _, _, c in chosen) - 1
+        for start in range(0, longest, chunk):  # the logits of a long text are more than a device holds
+            due = [i for i, (_, _, c) in enumerate(chosen) if len(c) - 1 > start]
+            ends = {i: min(start + chunk, len(chosen[i][2]) - 1) for i in due}
+            logits = engine.forward([(forks[i], chosen[i][2][start : ends[i]]) for i in due], "all")
+            for i, own in zip(due, logits, strict=True):
+                row, choice, c = chosen[i]
+                targets = torch.tensor(c[start + 1 : ends[i] + 1], device=own.device)
+                greedy = bool((own.argmax(-1) == targets).all())
+                sums[row][choice] += Said(float(logprobs(own, targets).sum()), greedy)
         for fork in forks:
             engine.free(fork)
     return sums, sum(len(c) - 1 for _, _, c in places)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from typer.testing import CliRunner
 
@@ -15,6 +16,7 @@ from kvbench.cli import app
 from kvbench.environment import Host
 from kvbench.formats import KV_FORMATS
 from kvbench.matrix import load
+from kvbench.recordschema import manifest_schema
 
 MATRIX = """\
 name: tiny
@@ -117,6 +119,7 @@ def test_a_format_that_is_dropped_stops_the_run_with_1(
     assert "2 of 4 tasks were not run: the verdict was decided by precision after the canary." in flat
     again = CliRunner().invoke(app, ["gate", str(tmp_path / "out")], env={"COLUMNS": "200"})
     assert again.exit_code == 1  # from the stored records alone
+    jsonschema.validate(manifest(tmp_path), manifest_schema())
 
 
 def test_an_error_stops_the_run_with_3_and_once_mended_it_goes_on(

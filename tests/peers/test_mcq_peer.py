@@ -102,3 +102,25 @@ def test_the_picks_and_differences_of_two_tools_are_compared_by_question() -> No
     assert peer.different_picks(a, b) == ["y"]
     assert peer.largest_difference(a, b) == 1.0
     assert LETTERS[peer.pick([-3.0, -1.0, -1.0])] == "B"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("task", ["mmlu", "arc_easy"])
+def test_the_plug_in_gives_the_scores_that_our_runner_stores(tmp_path: Path, task: str) -> None:
+    """int8_sym on the default model: the runner's scores to the last bit, since both compute the same forwards."""
+    from kvbench.decision import Request, resolve
+    from kvbench.engine.core import Engine
+    from kvbench.lmeval import KvbenchLM
+
+    data = data_of(tmp_path, task, subjects=2, limit=8)
+    lm = KvbenchLM(pretrained=SPEC["model"], kv_format="int8_sym", device="cpu", dtype="float32")
+    theirs = peer.peer_scores(lm, peer.peer_tasks(tmp_path / "peer", task, data, 0, " "))
+    decision = resolve(Request("int8_sym", "native", "torch", "refuse"), lm.loaded.facts)
+    ours = peer.scores_of(
+        peer.own_measure(
+            lm.loaded, {**SPEC, "kv_format": "int8_sym"}, task, tmp_path / "own", 0,
+            lambda sequences, tokens: Engine(lm.loaded, decision, lm.spec, sequences=sequences, tokens=tokens),
+        )
+    )  # fmt: skip
+    assert theirs == ours
+    assert lm.get_model_info()["kvbench"]["evidence"] == "verified"

@@ -4,17 +4,24 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from kvbench.report.plots import COLOURS, bytes_svg, itl_svg
-from kvbench.report.series import ByteBar, ItlPoint, ItlSeries
+from kvbench.report.plots import bytes_svg, times_svg
+from kvbench.report.series import ByteBar, TimePoint, TimeSeries
+from kvbench.report.svg import COLOURS
 from kvbench.report.view import build
+
+
+def itl_svg(lines, title):
+    return times_svg(lines, "itl", "ITL mean (ms)", title)
+
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def series(*names, batches=(1, 4), contexts=(128, 512)):
     return [
-        ItlSeries(
-            name, tuple(ItlPoint(b, c, 40.0 + b, 39.0, 45.0, (39.5, 41.0)) for b in batches for c in contexts)
+        TimeSeries(
+            name,
+            tuple(TimePoint(b, c, 40.0 + b, 39.0, 45.0, (39.5, 41.0)) for b in batches for c in contexts),
         )
         for name in names
     ]
@@ -73,7 +80,7 @@ def test_more_series_than_colours_and_more_batches_than_columns(bars):
 
 
 def test_one_point_without_an_interval_or_repeats():
-    ET.fromstring(itl_svg([ItlSeries("native", (ItlPoint(1, 128, 40.0, None, None, ()),))], "t"))
+    ET.fromstring(itl_svg([TimeSeries("native", (TimePoint(1, 128, 40.0, None, None, ()),))], "t"))
 
 
 def test_series_are_the_cells_that_differ_only_in_batch_and_context(passing):

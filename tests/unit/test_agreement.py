@@ -184,6 +184,8 @@ def test_a_candidate_diverges_where_its_own_greedy_text_does(
     assert measured.samples["continuation"] == own[first:end]
     assert measured.samples["continuation_text"] == ctx.model.tokenizer.decode(own[first:end])
     assert measured.samples["native_text"] == ctx.model.tokenizer.decode(native[first:end])
+    before = [*head_ids(ctx, 24), *native[:first]][-agreement.BEFORE :]
+    assert measured.samples["text_before"] == ctx.model.tokenizer.decode(before)
     assert measured.facts["checked_decode_steps"] == list(range(max(1, first - 8), first + 1))
     assert measured.facts["decode_near_ties"] == []
     assert measured.facts["mode"] == (
@@ -223,7 +225,7 @@ def test_native_against_itself_never_diverges_and_is_still_decoded_at_the_end(ru
     measured = agreement.run(runner_context("agreement", baseline=baseline, **keys))
     assert measured.samples["tokens"] == baseline.samples["tokens"]
     assert measured.samples["continuation"] == []
-    assert measured.samples["native_text"] == ""
+    assert measured.samples["native_text"] == measured.samples["text_before"] == ""
     assert measured.facts["checked_decode_steps"] == list(range(STEPS - 9, STEPS))
 
 

@@ -17,12 +17,14 @@ import typer.main
 import yaml
 from typer.testing import CliRunner
 
+from kvbench.cells import Task
 from kvbench.ci import device_required, in_ci
 from kvbench.cli import COMMANDS, app
 from kvbench.gate import evaluate
 from kvbench.metrics import derive
 from kvbench.progress import Bar, Lines, Silent, watcher
 from kvbench.record import REFUSED, RunDir, write_json
+from kvbench.run import Plan
 from tests.unit.made_run import MadeRun, layers, storage_facts
 
 ROOT = Path(__file__).parents[2]
@@ -215,9 +217,11 @@ def test_a_bar_only_where_it_can_move(
 def test_a_silent_watcher_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     data, silent, loud = made(()), Silent(), Lines()
     for each in (silent, loud):
-        each.start(2, 1)
-        each.task(1, type("T", (), {"runner": "storage", "variant": ""}), "cell")  # type: ignore[arg-type]
-        each.finished(data.records[0])
+        record = data.records[0]
+        task = Task(record.key, "storage", "", record.spec, {}, ("cell",), None)
+        each.start(Plan((task,), (task,)))
+        each.task(1, task, "cell")
+        each.finished(record)
         each.close()
         said = capsys.readouterr()
         assert said.out == ""

@@ -59,7 +59,7 @@ def test_a_run_is_where_a_path_ends(folder: Path) -> None:
 def test_names_come_from_the_tables(folder: Path) -> None:
     assert completion.kv_formats("int8") == ["int8_sym", "int8_static"]
     assert "native" not in completion.kv_formats("")
-    assert completion.models("smol") == ["smollm2-135m-instruct"]
+    assert completion.models("smollm2") == ["smollm2-135m-instruct"]
     assert completion.models("a") == ["a.gguf"]
     assert completion.models("mode") == ["model"]
     assert completion.corpora("w") == ["wikitext2"]
@@ -106,7 +106,7 @@ def test_every_example_is_one_that_the_command_takes(example: str) -> None:
 
 
 # What takes a model, a run of its own, or a minute.
-DEAR = ("run", "gate", "report", "merge", "compare", "history", "calibrate", "quantize", "doctor")
+DEAR = ("run", "gate", "report", "merge", "compare", "history", "calibrate", "quantize", "doctor", "lm-eval")
 
 
 @pytest.mark.parametrize(

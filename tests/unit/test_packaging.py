@@ -28,7 +28,7 @@ HEAVY = (
 
 # Layers from the top down. A file imports from its own layer and from those below it.
 # selftest breaks all of them on purpose. session joins engine and runners to carry out one task; run and plan only order tasks, and need no torch for it.
-LAYERS = ("cli", "selftest", "run", "session", "runners", "engine", "kernels", "base")
+LAYERS = ("cli", "selftest", "lmeval", "run", "session", "runners", "engine", "kernels", "base")
 RUN = frozenset({"run", "untildecided", "canary", "plan", "validation", "merge", "executors", "worker"})
 
 
@@ -40,7 +40,7 @@ def layer_of(module: str) -> str:
     if parts[0] == "kvbench_kernels":
         return "kernels"
     name = parts[1] if len(parts) > 1 else ""
-    if name in ("selftest", "session", "runners", "engine"):
+    if name in ("selftest", "lmeval", "session", "runners", "engine"):
         return name
     if name in ("cli", "commands", "__main__"):
         return "cli"

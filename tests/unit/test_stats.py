@@ -30,6 +30,23 @@ def test_quantile_is_a_sample_and_not_below_the_interpolated_one(values: list[fl
     assert found >= np.quantile(values, q) - 1e-6
 
 
+@pytest.mark.parametrize("n", [*range(9), 25, 100, 1500])
+def test_the_interval_of_a_median_is_the_binomials(n: int) -> None:
+    """[x_k, x_(n+1-k)] leaves out the median where fewer than k values, or more than n - k, lie below it."""
+    values = [float((i * 7919) % 2003) for i in range(n)]
+    best = max(
+        (k for k in range(1, n // 2 + 1) if 2 * scipy_stats.binom.cdf(k - 1, n, 0.5) <= 0.05), default=0
+    )
+    want = (sorted(values)[best - 1], sorted(values)[n - best]) if best else None
+    assert stats.median_interval(values) == want
+    assert (want is None) == (n < 6)
+
+
+def test_the_interval_of_a_median_has_no_end_that_is_no_number() -> None:
+    assert stats.median_interval([1.0] * 8) == (1.0, 1.0)
+    assert stats.median_interval([1.0] * 7 + [math.nan]) is None
+
+
 def test_quantile_refuses_nothing_and_wrong_shares() -> None:
     with pytest.raises(ValueError, match="at least 1 value"):
         stats.quantile([], 0.5)

@@ -1,0 +1,114 @@
+"""What every plot shares: inline SVG text, drawn by matplotlib and coloured by the page.
+
+Equal numbers give equal bytes: no dates, a fixed salt for ids, no state outside the call. Lines are drawn in marker
+colours that are then replaced with CSS variables, so that one drawing serves light and dark pages.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# The legend on the page repeats these marks beside its text, so that colour is never the only difference.
+MARKS: tuple[tuple[str, str], ...] = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"))
+COLOURS = 6  # --s0 .. --s5 in page.css
+
+INK, GRID = "#020000", "#020001"
+RC: dict[str, Any] = {
+    "svg.hashsalt": "kvbench",
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.size": 10.0,
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10.0,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+}
+
+
+def mark(i: int) -> str:
+    """The sign that stands for series `i` in the page's legend."""
+    return _pair(i)[1]
+
+
+def marker(i: int) -> str:
+    """matplotlib's name of the same sign."""
+    return _pair(i)[0]
+
+
+def _pair(i: int) -> tuple[str, str]:
+    """Past the last colour they begin again with the next sign, so that no two of 36 series look alike."""
+    return MARKS[(i + i // COLOURS) % len(MARKS)]
+
+
+def colour(i: int) -> str:
+    return f"#0100{i % COLOURS:02x}"
+
+
+def xy(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """x and y of points."""
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def uprights(spans: Sequence[tuple[float, float, float]]) -> tuple[list[float], list[float]]:
+    """Upright bars (x, low, high) as one line with breaks, which takes a tenth of the text of as many lines."""
+    return xy([point for x, low, high in spans for point in ((x, low), (x, high), (math.nan, math.nan))])
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers from low to high for a log axis, at least three: powers of ten, these with their 2 and 5, or even steps."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1,), (1, 2, 5)):
+        found = [float(f"{digit}e{power}") for power in powers for digit in digits]
+        found = [tick for tick in found if low <= tick <= high]
+        if len(found) >= 3:
+            return found
+    power = math.floor(math.log10(high - low))
+    step = next(step for m in (5, 2, 1, 0.5, 0.2) if (high - low) / (step := m * 10.0**power) >= 4)
+    return [float(f"{i * step:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def log_axis(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
+    """Make the axis `which` logarithmic, from below low to above high (both above 0), with ticks that are read without powers."""
+    low, high = low / 1.25, high * 1.25
+    axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_ticks(log_ticks(low, high))
+    axis.set_ticks([], minor=True)
+    axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+
+
+def drawn(figure: Figure, key: str, title: str) -> str:
+    """The figure as an `<svg>` element for use inside HTML: no prolog, ids of its own, CSS variables as colours."""
+    buffer = io.StringIO()
+    with warnings.catch_warnings():
+        # Only widths are estimated from matplotlib's font; the page's font draws the text, and has more letters.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=metadata | {"Title": title})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(
+        r"\s*<(metadata|style)\b.*?</\1>", "", text, flags=re.S
+    )  # a style here would reach the whole page
+    text = re.sub(r'\b(id|xlink:href)="(#?)', rf'\1="\g<2>{key}-', text).replace("url(#", f"url(#{key}-")
+    text = re.sub(r"#0100([0-9a-f]{2})", lambda m: f"var(--s{int(m[1], 16)})", text)
+    text = text.replace(INK, "var(--ink)").replace(GRID, "var(--rule)")
+    return text.replace("<svg", '<svg role="img"', 1)

@@ -1,0 +1,129 @@
+"""Made-up samples of the runners whose numbers are drawn, and runs that hold them."""
+
+import itertools
+from dataclasses import replace
+
+from kvbench.metrics import derive
+from kvbench.report.figures import figures
+
+SIX = [14.0, 10.0, 12.0, 11.0, 15.0, 13.0]
+READS = {"weight_bytes": 1e9, "kv_bytes_per_token": 1e6}
+
+
+def measured(made, **samples):
+    """The run with samples and facts, a pair by runner or by (runner, format), put into its records, and rows that are derived of them."""
+    keyed = {tuple(key.split("__")): value for key, value in samples.items()}
+
+    def change(record):
+        found = keyed.get((record.runner, record.spec["kv_format"])) or keyed.get((record.runner,))
+        if found is None:
+            return record
+        own, facts = found
+        return replace(record, samples=own, facts={**record.facts, **facts})
+
+    made = made.with_records(change)
+    return replace(made, rows=derive(made.manifest, made.records))
+
+
+def figure(view, section, number=0):
+    return [f for f in figures(view) if f.section == section][number]
+
+
+def texts(row):
+    return [cell if isinstance(cell, str) else cell.brief for cell in row]
+
+
+def small(maker, **kinds):
+    return maker(batches=(1,), contexts=(128,), **kinds)
+
+
+def latency(ttft, itl, reads=None, **facts):
+    arms = [
+        {"arm": "candidate", "order": i, "ttft_ms": t, "itl_ms": gaps, "prefill_tokens": 128, "batch": 1, "new_tokens": 1 + len(gaps)}
+        for i, (t, gaps) in enumerate(zip(ttft, itl, strict=True))
+    ]  # fmt: skip
+    return {"arms": arms, "warmup": []}, {"arms": {"candidate": {"reads": reads}}, **facts}
+
+
+def text_of(nll, kld, document=0, positions=True):
+    """A chunk of two buckets (2 and 1 scored tokens) with its KLD summed."""
+    found = {
+        "tokens": 3,
+        "nll": nll,
+        "document": document,
+        "kld": sum(kld),
+        "delta_p": 0.0,
+        "top1_equal": 2,
+        "kept": 3,
+    }
+    return found | ({"by_position": [[2, nll / 2], [1, nll / 2]]} if positions else {})
+
+
+FACTS = {"scored": 9, "positions": [0, 2, 4]}
+NATIVE = [text_of(3.0, [0, 0, 0], d) for d in range(3)]
+KLD = [[0.1, 0.2, 0.3], [0.0, 0.0, 0.9], [0.4, 0.0, 0.0]]
+OWN = [text_of(3.0 + d, kld, d) for d, kld in enumerate(KLD)]
+
+
+def quality(own=OWN, tokens=KLD, kept=None):
+    flat = list(itertools.chain(*tokens)) if kept is None else kept
+    return {"chunks": own, "native_chunks": NATIVE, "kld_tokens": flat, "top1_equal": 6, "kld": {"n": 9, "mean": 0.21, "p50": 0.1, "p90": 0.9, "p99": 0.9, "p999": 0.9, "max": 0.9}}, FACTS  # fmt: skip
+
+
+def perplexed(maker, **own):
+    return measured(
+        small(maker), perplexity__native=({"chunks": NATIVE}, FACTS), perplexity__int8_sym=quality(**own)
+    )
+
+
+STEPS = 128
+
+
+def agreement(differ=(), margins=None, flips=(), continuation=None, facts=None):
+    native = list(range(STEPS))
+    base = {
+        "tokens": native,
+        "margins": margins or [1.0] * STEPS,
+        "aa_margins": [m + 0.01 for m in margins or [1.0] * STEPS],
+    }
+    shared = {"steps": STEPS, "prompt_tokens": 4, "prompt_sha": "p"}
+    own = {"tokens": [-1 if i in differ else t for i, t in enumerate(native)], "margins": []} | (
+        continuation or {}
+    )
+    return {
+        "agreement__native": (base, shared | {"aa_disagreements": list(flips)} | (facts or {})),
+        "agreement__int8_sym": (own, shared),
+    }
+
+
+def side(layer, name, error=0.01, **more):
+    return {"layer": layer, "side": name, "elements": 1000, "nonfinite": 0, "amax": 4.0, "rms": 1.0, "error": error, "bound_share": 0.5,
+            "clipped": 0, "flushed": 20, "codes_used": 255, "scale_min": 0.01, "scale_max": 0.05, "scales_log2": {}} | more  # fmt: skip
+
+
+def healthy(maker, layers, formats=("native", "int8_sym"), batches=(1,), contexts=(128,), **more):
+    """A run whose quality tasks are of the health runner instead."""
+    made = maker(formats=formats, batches=batches, contexts=contexts)
+    for task in made.manifest["tasks"]:
+        if task["runner"] == "parity":
+            task["runner"] = "health"
+    sides = [side(i, name, 0.01 * (i + 1), **more) for i in range(layers) for name in ("k", "v")]
+    native = [
+        s | {"error": 0.0, "flushed": 0, "codes_used": None, "scale_min": None, "scale_max": None}
+        for s in sides
+    ]
+    made = made.with_records(lambda r: replace(r, runner="health") if r.runner == "parity" else r)
+    facts = {"tokens": 64, "format": "int8_sym"}
+    return measured(
+        made,
+        health__native=({"sides": native}, facts),
+        **{f"health__{name}": ({"sides": sides}, facts) for name in formats if name != "native"},
+    )
+
+
+def question(key, answer, scores, **more):
+    return {"id": f"q{key}", "subject": "s", "answer": answer, "scores": scores, "tokens": [1, 1, 1], "chars": [1, 1, 1], "pick": 0,
+            "tie": False, "truncated": False, "skipped": None} | more  # fmt: skip
+
+
+FIRST, SECOND, CLOSE = [-1.0, -2.0, -3.0], [-2.0, -1.0, -3.0], [-1.0, -1.001, -3.0]
