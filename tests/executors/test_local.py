@@ -46,7 +46,7 @@ def test_shards_that_are_merged_give_the_numbers_of_one_run(
         found = kvbench("run", matrix, "--shard", f"{i}/2", "--out", out)
         assert found.exit_code == 0, found.output
         assert f"shard {i} of 2: 4 of 6 tasks are measured here" in " ".join(found.output.split())
-        assert "NOT JUDGED" in found.output
+        assert "NOT EVALUATED" in found.output
     merged = kvbench("merge", *reversed(shards), "--out", tmp_path / "merged")
     assert merged.exit_code == 0, merged.output
     assert kvbench("run", matrix, "--out", tmp_path / "whole").exit_code == 0

@@ -35,7 +35,7 @@ def test_a_shard_says_that_it_is_one_and_is_no_pass() -> None:
     assert tone == "info"
     assert sentence.startswith("1 of 2 tasks are measured here;")
     assert "kvbench merge RUN RUN... --out DIR" in sentence
-    assert (view.word, view.tone, view.exit_code) == ("NOT JUDGED", "incomplete", 0)  # without a gate
+    assert (view.word, view.tone, view.exit_code) == ("NOT EVALUATED", "incomplete", 0)
     assert "Unfinished run" not in {n.title for n in view.notices}
 
 
