@@ -1,8 +1,9 @@
 """How long the tasks that are left will take, by what tasks like them took.
 
 Tasks of different runners differ a thousandfold, so their common mean says nothing. A task is like another if it has the same
-runner, variant, side (baseline or not) and shape; where none such is timed yet, the same with its time scaled by batch x context,
-then of either side, then of any variant. What is like none of those is counted and not guessed.
+runner, variant, side (baseline or not) and shape; where none such is timed yet, the same of any shape, then of either side, then of any
+variant. What is like none of those is counted and not guessed. Nothing is scaled by batch or context: on a GPU the first task of a
+kind is mostly loading and compiling, and 41 s of batch 1 made 2 h of what then took 6 min.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class TimeLeft:
 
     def __init__(self, todo: Sequence[Task]) -> None:
         self._todo = list(todo)
-        self._rates: dict[Kind, list[float]] = defaultdict(list)
+        self._times: dict[Kind, list[float]] = defaultdict(list)
 
     def finished(self, key: str, seconds: float, ok: bool) -> None:
         """key: of the task, which need not be the one that began last. ok: whether it measured; a refusal or an error in its first
@@ -55,12 +56,12 @@ class TimeLeft:
         self._todo.remove(task)
         if ok:
             for kind in _kinds(task):
-                self._rates[kind].append(seconds / _work(task))
+                self._times[kind].append(seconds)
 
     def of(self, task: Task) -> float | None:
         """What the task will take, None where no task like it was timed."""
-        rates = next((self._rates[kind] for kind in _kinds(task) if kind in self._rates), None)
-        return None if rates is None else fmean(rates) * _work(task)
+        times = next((self._times[kind] for kind in _kinds(task) if kind in self._times), None)
+        return None if times is None else fmean(times)
 
     def rest(self, running: Task | None = None, elapsed: float = 0.0, share: float = 0.0) -> Rest:
         """Of all that is left. running: the task in hand, of which `share` (0 to 1) was done in `elapsed`; that rate of its own
@@ -82,8 +83,3 @@ def _kinds(task: Task) -> tuple[Kind, ...]:
     shape = task.spec.get("batch"), task.spec.get("context")
     of = task.runner, task.variant
     return (*of, side, *shape), (*of, side), of, (task.runner,)
-
-
-def _work(task: Task) -> int:
-    """By what the time of a runner that depends on the cell's shape is scaled: its tokens; 1 of the others."""
-    return int(task.spec.get("batch", 1) * task.spec.get("context", 1))
