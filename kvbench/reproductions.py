@@ -95,7 +95,7 @@ TABLES: dict[str, Reproduction] = {
         tuple(Rule(metric, CHANGE, metric, {"kv_format": "int8_static"}, {"kv_format": "native"}, {}, ("model",), paired, inverse)
               for metric, paired, inverse in (("request_ms", "", False), ("prefill_tok_s", "ttft_ratio", True),
                                               ("decode_tok_s", "itl_ratio", True))),
-        ours=f"tinyllama-1.1b-shape, qwen2.5-0.5b-shape: {_SHAPE}", needs="a GPU; about 3 minutes on an H200",
+        ours=f"tinyllama-1.1b-shape, qwen2.5-0.5b-shape: {_SHAPE}", needs="a GPU; 2 minutes on an H200",
         stand_ins={"TinyLlama-1.1B-Chat": "tinyllama-1.1b-shape", "Qwen2.5-0.5B-Instruct": "qwen2.5-0.5b-shape"},
     ),
     "int8_static/scale": Reproduction(
@@ -137,11 +137,11 @@ TABLES: dict[str, Reproduction] = {
             Rule("decode_tok_s", left_out=_OTHER_ENGINE),
             Rule("itl_ms", VALUE, "itl_ms", {"weights": "fp8_block128", "gemm": "auto"}, reads=("batch",)),
         ),
-        ours=f"qwen3-8b-shape, {_SHAPE}", needs="a GPU of 40 GB; about 7 minutes on an H200",
+        ours=f"qwen3-8b-shape, {_SHAPE}", needs="a GPU of 40 GB; 9 minutes on an H200",
     ),
     "fp8/itl": Reproduction(
         "fp8_itl.csv", "fp8_itl.yaml", (_itl("fp8 KV", None), _itl("fp8 KV without splits", 1)),
-        ours=f"qwen3-8b-shape, {_SHAPE}", needs="a GPU of 60 GB; about 7 minutes on an H200",
+        ours=f"qwen3-8b-shape, {_SHAPE}", needs="a GPU of 60 GB; more than 10 minutes on an H200",
     ),
     "fp8/quality": Reproduction(
         "fp8_quality.csv", "fp8_quality.yaml",
