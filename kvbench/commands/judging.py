@@ -32,15 +32,16 @@ def judge(
     from kvbench.report.console import print_result
     from kvbench.report.github import announce
     from kvbench.report.jsonout import result_json
-    from kvbench.report.write import write_all
+    from kvbench.report.write import write_all, write_text
     from kvbench.run import require_not_empty
 
     require_not_empty(run_dir)
     run = RunDir(run_dir)
     run.junit_path.unlink(missing_ok=True)  # an error from here on must not leave an earlier verdict behind
     manifest, records = run.manifest(), list(run.records())
-    named = gate or (policy_of(run_dir, manifest["gate"]) if manifest["gate"] else None)
+    named = gate or policy_of(run_dir, manifest["gate"])
     policy = gates.load(named) if named else None
+    manifest |= {"gate": str(named) if named else None}  # what the report says is the policy that judged
     try:
         rows = derive(manifest, records)
         required = device_required(require_device, os.environ)
@@ -49,6 +50,8 @@ def judge(
         paths = write_all(run_dir, manifest, records, rows, verdict, definitions)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise UsageError(unreadable(run_dir, e)) from e
+    if gate is not None:
+        write_text(run_dir / KEPT_GATE, gate.read_text(encoding="utf-8"))
     if as_json:
         print(json.dumps(result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False))
     else:
@@ -59,7 +62,18 @@ def judge(
     return int(verdict.exit_code)
 
 
-def policy_of(run_dir: Path, named: str) -> Path:
-    """The gate that the run's matrix names, or, where that is not here, the copy that the run keeps."""
-    kept = run_dir / KEPT_GATE
-    return kept if kept.is_file() and not Path(named).is_file() else Path(named)
+def policy_of(run_dir: Path, named: str | None) -> Path | None:
+    """The policy that judged the run last, which it keeps; of a run that none has judged yet, the one that its matrix names, or None.
+
+    named: the gate of the matrix. Where its file has come to differ from the copy, that is said and the copy judges: a policy given with
+    --gate must not give way in silence.
+    """
+    kept, file = run_dir / KEPT_GATE, Path(named) if named else None
+    if not kept.is_file():
+        return file
+    if file is not None and file.is_file() and file.read_bytes() != kept.read_bytes():
+        print(
+            f"kvbench: judged by {kept}, as last time; {file}, which the matrix names, differs from it. To judge by that: --gate {file}.",
+            file=sys.stderr,
+        )
+    return kept

@@ -35,6 +35,14 @@ GateOption = Annotated[
         "--gate", help="Gate policy (default: the one the matrix names)", autocompletion=completion.gates
     ),
 ]
+JudgeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--gate",
+        help="Gate policy (default: the one that judged the run last, else the one its matrix names)",
+        autocompletion=completion.gates,
+    ),
+]
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print the verdict and the files only; no progress")
 ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from kvbench.commands.judging import judge
-from kvbench.commands.options import DeviceOption, GateOption, JsonOption, QuietOption, RunArg
+from kvbench.commands.options import DeviceOption, JsonOption, JudgeOption, QuietOption, RunArg
 from kvbench.exits import handled
 
 
 def report(
     run_dir: RunArg,
-    gate: GateOption = None,
+    gate: JudgeOption = None,
     require_device: DeviceOption = None,
     quiet: QuietOption = False,
     json_: JsonOption = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvbench.commands.judging import KEPT_GATE, judge
+from kvbench.commands.judging import judge
 from kvbench.commands.loading import load_matrix
 from kvbench.commands.options import (
     CanaryOption,
@@ -105,8 +105,4 @@ def run(
             run_matrix(
                 loaded, RunDir(target), environment, command_line(), watcher(json_, quiet), *how, share
             )
-        if policy is not None:
-            from kvbench.report.write import write_text
-
-            write_text(target / KEPT_GATE, policy.read_text(encoding="utf-8"))
         raise typer.Exit(judge(target, policy, json_, quiet, require_device))

@@ -55,6 +55,13 @@ def release(run: Run, labels: Labels, precision: Sequence[PrecisionLine]) -> Rel
         held = (*held, "every cell is a baseline, so there is no candidate")
     cards = [Card(c.name, c.cells, answers(run, labels, precision, c, held)) for c in candidates]
     cards.sort(key=lambda card: min(_GRAVEST.index(answer.tone) for answer in card.answers[:2]))
+    # Where nothing else holds it back, an answer that is no plain yes does: a gate may ask for less than these questions.
+    held = held or tuple(
+        f"{card.name}: {answer.question} {answer.word}"
+        for card in cards
+        for answer in card.answers[:2]
+        if answer.tone != "pass"
+    )
     word, tone, sentence = _conclusion(run, held)
     return Release(word, tone, sentence, held, tuple(cards))
 
@@ -81,12 +88,18 @@ def reservations(run: Run, labels: Labels) -> tuple[str, ...]:
     specs = [cell["spec"] for cell in labels.cells.values()]
     partial = sum(record.partial is not None for record in run.records)
     missing = len(run.manifest["tasks"]) - len(run.records)
+    checks = run.verdict.outcomes
+    skipped = sum(outcome.status == "not_evaluated" for outcome in checks)
+    merged = (run.manifest.get("merged") or {}).get("differences")
     found = (
         (not judged(run), "no gate was judged"),
         (any(s.get("model_weights") == "random" for s in specs), "the weights are random"),
         (any(s.get("plumbing") for s in specs), "it is a plumbing run"),
         (partial > 0, f"{partial} of {len(run.records)} results are partial"),
         (missing > 0 and not decided(run.manifest), f"{missing} of {len(run.manifest['tasks'])} tasks have no record"),
+        (bool(run.manifest.get("shard")), "it is a share of a matrix"),
+        (bool(merged), "shards that were merged differ"),
+        (skipped > 0, f"{skipped} of {len(checks)} checks were not evaluated"),
         (any(s.get("prefill_reads") == "fresh" for s in specs), "prompts read fresh K/V, not the stored ones"),
     )  # fmt: skip
     return tuple(sentence for holds, sentence in found if holds)

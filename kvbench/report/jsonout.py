@@ -16,7 +16,7 @@ from kvbench.metrics import Row
 from kvbench.record import Record
 from kvbench.report.fmt import non_finite
 from kvbench.report.labels import Labels
-from kvbench.report.model import OutcomeLike, Run, VerdictLike, verdict_word
+from kvbench.report.model import OutcomeLike, Run, VerdictLike, model_digests, verdict_word
 from kvbench.report.precision import PrecisionLine, precision_lines
 
 RESULTS_VERSION = 1  # docs/schema.md
@@ -54,6 +54,7 @@ def _run(run: Run) -> dict[str, Any]:
     return {
         **strict(kept),
         "matrix": matrix,
+        "model_digests": model_digests(run.manifest),
         "tasks": len(manifest["tasks"]),
         "records": dict(Counter(record.status for record in run.records)),
         "partial": any(record.partial is not None for record in run.records),

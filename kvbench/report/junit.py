@@ -14,13 +14,14 @@ ended otherwise: where all was skipped, nothing was shown.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvbench.cells import one_model
 from kvbench.guards import DEVICE, SKIPPED
 from kvbench.report.fmt import one_line, plain
-from kvbench.report.model import OutcomeLike, Run, verdict_word
+from kvbench.report.model import OutcomeLike, Run, model_digests, verdict_word
 from kvbench.report.notices import headline
 
 if TYPE_CHECKING:
@@ -112,10 +113,11 @@ def _properties(run: Run) -> Iterator[tuple[str, str]]:
     matrix, here = manifest["matrix"], manifest["environment"]
     found: Mapping[str, Any] = {
         "model": one_model([cell["spec"] for cell in manifest["cells"]]) or "several, named by each cell",
+        "model_digest": model_digests(manifest) or None,
         "matrix": matrix.get("path"),
         "matrix_sha256": matrix.get("sha"),
         "gate": manifest.get("gate"),
-        "command": " ".join(map(str, manifest["command"])),
+        "command": shlex.join(map(str, manifest["command"])),
         "verdict": verdict_word(run),
         "exit_code": run.verdict.exit_code,
         **{f"environment.{key}": value for key, value in here.items() if not isinstance(value, Mapping)},

@@ -77,6 +77,13 @@ def escaped(text: str, limit: int | None = None) -> str:
     return _SPECIAL.sub(lambda found: f"\\{found[0]}", one_line(text, limit))
 
 
+def fenced(text: str) -> str:
+    """A line of text from outside to be copied as it is: a block whose fence is longer than any in it."""
+    line = one_line(text)
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    return f"{fence}sh\n{line}\n{fence}"
+
+
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> str:
     """A table of escaped cells; the last `numbers` columns are set to the right."""
     right = len(heads) - numbers
@@ -210,13 +217,14 @@ def _checks(view: View) -> str:
 def _reproduce(view: View) -> str:
     again = view.reproduce
     pairs = [
-        ("command", again.command),
+        ("model's digest", again.model_digests),
         ("matrix", f"{again.matrix_path}, sha256 {again.matrix_sha}"),
         ("gate", again.gate),
         ("measured", view.created_at),
         *view.environment,
     ]
-    return table(("What", "Value"), [[escaped(k, 60), escaped(v, 300)] for k, v in pairs])
+    facts = table(("What", "Value"), [[escaped(k, 60), escaped(v, 300)] for k, v in pairs])
+    return f"{fenced(again.command)}\n\n{facts}"
 
 
 def _named(check: str, variant: str) -> str:

@@ -106,3 +106,9 @@ def judged(run: Run) -> bool:
 def verdict_word(run: Run) -> str:
     """The verdict's word; `not_judged` where it would be a pass and no gate said what passes."""
     return NOT_JUDGED if run.verdict.word == PASS and not judged(run) else run.verdict.word
+
+
+def model_digests(manifest: Mapping[str, Any]) -> str:
+    """Of the contents of every model that the run's tasks are of, native ones too; "" where an old run keeps none."""
+    found = (task.get("digests") or {} for task in manifest["tasks"])
+    return ", ".join(dict.fromkeys(str(d[key]) for d in found for key in ("model", "native") if d.get(key)))

@@ -18,7 +18,7 @@ from kvbench.report.fmt import NOT_MEASURED, flatten, one_line, plain
 from kvbench.report.heat import HeatTable, heat_tables
 from kvbench.report.labels import Label, Labels
 from kvbench.report.layers import LayerLine, layer_lines
-from kvbench.report.model import Run, VerdictLike, judged, verdict_word
+from kvbench.report.model import Run, VerdictLike, judged, model_digests, verdict_word
 from kvbench.report.notices import Notice, headline, notices
 from kvbench.report.plotdata import PlotData, plot_data
 from kvbench.report.precision import (
@@ -65,6 +65,7 @@ class Reproduce:
     matrix_sha: str
     gate: str
     source: Mapping[str, Any]
+    model_digests: str
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class View:
     notices: tuple[Notice, ...]
     failures: tuple[Finding, ...]
     fallbacks: tuple[Fallback, ...]
+    resolved: bool  # whether every cell has a decision
     gaps: tuple[Finding, ...]
     checks: tuple[CheckGroup, ...]
     precision: tuple[PrecisionGroup, ...]
@@ -143,6 +145,7 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         notices=tuple(notices(run, labels, device)),
         failures=failures(run, labels, precision),
         fallbacks=_fallbacks(precision, labels),
+        resolved=bool(precision) and all(line.choices[0].resolved != NOT_MEASURED for line in precision),
         gaps=gaps(run, labels),
         checks=check_groups(verdict.outcomes, labels),
         precision=grouped(precision, labels),
@@ -218,4 +221,5 @@ def _reproduce(manifest: Mapping[str, Any]) -> Reproduce:
         one_line(str(matrix["sha"])),
         one_line(str(gate)) if gate else "none: only the effective-precision check",
         matrix["source"],
+        one_line(model_digests(manifest) or "not kept by this run"),
     )
