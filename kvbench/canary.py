@@ -123,7 +123,8 @@ def run_canary_first(
             write_json(
                 run_dir.manifest_path, {**manifest, "until_decided": {"looks": {}, "decided": decided}}
             )
-        again = "" if stop.status == FAIL else " Once that is mended: --rerun failed."
+        # A record that is there counts as measured: one that fails is not measured again by itself.
+        again = f" Once that is mended: --rerun {'all' if stop.status == FAIL else 'failed'}."
         _say(f"stopped by {PLACE}, tasks that are not run: {left}. {stop.sentence}{again}")
 
 

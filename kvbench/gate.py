@@ -22,6 +22,7 @@ from kvbench.guards import (
     failed_tasks,
     implausible_values,
     label,
+    merged_differences,
     missing_device,
     say,
     some,
@@ -59,6 +60,7 @@ def evaluate(
             else precision(manifest, records)
         ),
         *missing_device(manifest, records, require_device),
+        *merged_differences(manifest),
         *failed_tasks(manifest, records),
         *empty_results(manifest, records, rows),
         *implausible_values(manifest, rows, records),

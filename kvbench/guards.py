@@ -27,6 +27,13 @@ _DEVICE_FAILS = "In CI, or with --require-device, that fails; --no-require-devic
 _BUSY = " Where other work had the machine, measure more: --set runners.latency.repeats=10."
 
 
+def merged_differences(manifest: Manifest) -> Iterator[Outcome]:
+    """An inconclusive outcome for each task of a merged run that several measured, with another result each."""
+    for said in (manifest.get("merged") or {}).get("differences", ()):
+        sentence = f"{said} Which is right is not known: measure it again (--rerun all) and merge again."
+        yield Outcome("merge", "", None, "", INCONCLUSIVE, None, "copies of a task agree", sentence)
+
+
 def missing_device(manifest: Manifest, records: Sequence[Record], required: bool) -> Iterator[Outcome]:
     """One outcome where cells ask for a device that the machine did not have: not evaluated, or a failure where it is `required`."""
     lacking = {record.key: record for record in records if _no_device(record)}

@@ -1,9 +1,10 @@
 """`kvbench merge`: the shards of a matrix put together into one run, which is judged like any other.
 
 What is put together must be of one matrix, with the same cells, tasks and identity (which is in the tasks' keys): anything else is refused
-with the difference named. A task that several have measured keeps the record of the lowest shard; where their quality samples differ, or
-one of them failed, the manifest of the merged run says so, and so does the report. What nobody has measured is named, and judged as
-not run.
+with the difference named. A task that several have measured keeps the record of the lowest shard. Where its copies differ in what does
+not depend on time (how they ended, what was decided, evidence, bytes, quality samples), the one that stands worst is kept, never the
+better one, and the manifest of the merged run says so, which no gate passes (`kvbench.guards.merged_differences`). What nobody has
+measured is named, and judged as not run.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from kvbench import shards
+from kvbench.decision import ASPECTS
 from kvbench.errors import UsageError
-from kvbench.record import OK, Record, RunDir, write_json
+from kvbench.precision import fault_of
+from kvbench.record import MISMATCH, OK, UNVERIFIED, Record, RunDir, write_json
 from kvbench.run import locked
 from kvbench.tasks import RUNNERS
 
@@ -71,8 +74,11 @@ def merged_of(parts: Sequence[Part]) -> Merged:
     for part in ordered[1:]:
         if reason := unlike(first, part):
             raise UsageError(f"{part.name} cannot be merged with {first.name}: {reason}")
-    records, differences, missing = [], [], []
+    records, missing = [], []
+    # A part that was merged before has kept one of the copies that differed; the other may not be among these.
+    differences = [said for part in ordered for said in (part.manifest.get("merged") or {}).get("differences", ())]
     names = {cell["id"]: cell["name"] for cell in first.manifest["cells"]}
+    specs = {cell["id"]: cell["spec"] for cell in first.manifest["cells"]}
     for task in first.manifest["tasks"]:
         subject = (
             f"{task['runner']} {task['variant']}".strip()
@@ -82,11 +88,15 @@ def merged_of(parts: Sequence[Part]) -> Merged:
         if not own:
             missing.append(subject)
             continue
-        (where, kept), *others = own
+        where, kept = own[0]
+        if any(differing(kept, record) for _, record in own):
+            spec = specs[task["cells"][0]]
+            where, kept = max(own, key=lambda one: _standing(spec, one[1]))  # the first of those that are alike
         records.append(kept)
-        for part, record in others:
+        for part, record in own:
             if reason := differing(kept, record):
                 differences.append(f"{subject}: {reason} ({where.name}, which is kept, and {part.name}).")
+    differences = list(dict.fromkeys(differences))
     manifest = {key: value for key, value in first.manifest.items() if key not in ("shard", "merged")}
     manifest["merged"] = {
         "of": [
@@ -136,14 +146,64 @@ def differing(kept: Record, other: Record) -> str:
     """What a second measurement of a task says against the one that is kept, or "". Times always differ, and are not compared."""
     if kept.status != other.status:
         return f"one ended as {kept.status}, the other as {other.status}"
-    if kept.status != OK or not RUNNERS[kept.runner].quality:
+    if kept.status != OK:
         return ""
-    names = [
-        name
-        for name in dict.fromkeys((*kept.samples, *other.samples))
-        if _text(kept.samples.get(name)) != _text(other.samples.get(name))
-    ]
-    return f"the samples differ ({', '.join(names)})" if names else ""
+    for what, of in (("the decisions", _decided), ("the evidence", _shown), ("the bytes", _bytes), ("the samples", _samples)):
+        one, two = of(kept), of(other)
+        names = [name for name in dict.fromkeys((*one, *two)) if _text(one.get(name)) != _text(two.get(name))]
+        if names:
+            verb = "differs" if of is _shown else "differ"
+            return f"{what} {verb} ({', '.join(names)})"
+    return ""
+
+
+def _decided(record: Record) -> dict[str, Any]:
+    decision = record.decision or {}
+    said = {
+        aspect: [decision[aspect][key] for key in ("requested", "resolved", "reason")]
+        for aspect in ASPECTS
+        if aspect in decision
+    }
+    return {**said, "partial": record.partial}
+
+
+def _shown(record: Record) -> dict[str, Any]:
+    """What the evidence comes to, without its facts, which may hold counts of their own."""
+    evidence = record.evidence or {}
+    whole = {key: evidence.get(key) for key in ("effective", "effective_weights", "precision")}
+    return whole | {level["name"]: level["state"] for level in evidence.get("levels", ())}
+
+
+def _bytes(record: Record) -> dict[str, Any]:
+    """What storage counts by the tensors; what the allocator of a machine says may differ."""
+    if record.runner != "storage":
+        return {}
+    facts = {key: value for key, value in record.facts.items() if key not in _OF_THE_MACHINE}
+    return {**facts, **record.samples}
+
+
+_OF_THE_MACHINE = ("load_seconds", "held_bytes", "workspace_bytes", "device_peak_bytes")
+
+
+def _samples(record: Record) -> Mapping[str, Any]:
+    return record.samples if RUNNERS[record.runner].quality else {}
+
+
+def _standing(spec: Mapping[str, Any], record: Record) -> tuple[bool, bool, int, float]:
+    """How badly a copy stands, the worst largest: without a result, with a fault of precision, by its levels, in bytes."""
+    if record.status != OK:
+        return True, True, 0, 0.0
+    levels = [level["state"] for level in (record.evidence or {}).get("levels", ())]
+    state = 2 if MISMATCH in levels else int(UNVERIFIED in levels or not levels)
+    try:
+        fault = bool(fault_of(spec, record.decision, record.evidence, record.facts)[0])
+        size = 0.0
+        if record.runner == "storage":
+            size = sum(layer["payload"] + layer["scales"] for layer in record.samples["layers"])
+            size += record.facts.get("weights_bytes") or 0
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return False, True, 2, 0.0  # damaged: kept, for the judge to say so
+    return False, fault, state, size
 
 
 def _part(path: Path) -> Part:

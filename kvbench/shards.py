@@ -44,7 +44,7 @@ class Share:
 
 def parse(text: str) -> Shard:
     """`1/2` -> Shard(1, 2). Raises UsageError."""
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     number, of = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= number <= of:
         raise UsageError(

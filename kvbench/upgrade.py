@@ -37,14 +37,15 @@ def _record_to_2(data: Data) -> Data:
 
 
 def _record_to_3(data: Data) -> Data:
-    """What the weights really were is unknown: nothing looked at them."""
+    """What the weights really were is unknown: nothing looked at them. An old record that says so all the same was changed by hand."""
     lifted = {**data, "spec": _spec_3(data["spec"]), "schema": 3}
     if data["decision"] is not None:
         native = data["decision"]["weights"]["resolved"] == "native"
         lifted["decision"] = {"gemm": _choice("auto", "native" if native else "unknown"), **data["decision"]}
     if data["evidence"] is not None:
-        levels = _with_levels(data["evidence"], _LEVELS_3, 3)
-        lifted["evidence"] = {"effective_weights": "unknown", **levels}
+        kept = [one for one in data["evidence"]["levels"] if one["name"] not in _LEVELS_3]
+        levels = _with_levels({**data["evidence"], "levels": kept}, _LEVELS_3, 3)
+        lifted["evidence"] = {**levels, "effective_weights": "unknown"}
     return lifted
 
 

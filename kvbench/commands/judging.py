@@ -50,15 +50,20 @@ def judge(
         paths = write_all(run_dir, manifest, records, rows, verdict, definitions)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise UsageError(unreadable(run_dir, e)) from e
-    if gate is not None:
-        write_text(run_dir / KEPT_GATE, gate.read_text(encoding="utf-8"))
-    if as_json:
-        print(json.dumps(result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False))
-    else:
-        print_result(manifest, records, rows, verdict, paths, quiet)
-    if announced:
-        for line in announce(manifest, records, rows, verdict, policy, os.environ):
-            print(line, file=sys.stderr)
+    try:
+        if gate is not None:
+            write_text(run_dir / KEPT_GATE, gate.read_text(encoding="utf-8"))
+        if as_json:
+            print(json.dumps(result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False))
+        else:
+            print_result(manifest, records, rows, verdict, paths, quiet)
+        if announced:
+            for line in announce(manifest, records, rows, verdict, policy, os.environ):
+                print(line, file=sys.stderr)
+        sys.stdout.flush()  # a full disk is met here, not after the exit code is taken
+    except BaseException:
+        run.junit_path.unlink(missing_ok=True)  # the exit code is not the verdict's: no green suite beside it
+        raise
     return int(verdict.exit_code)
 
 

@@ -226,12 +226,12 @@ def test_each_gpu_has_one_cell_at_a_time_and_its_own_id(do: Any) -> None:
 def test_a_gpu_that_another_run_has_is_left_to_it(
     do: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    held = threading.Event()
+    held, waited = threading.Event(), threading.Event()
 
     def hold() -> None:
         with leased("GPU-1", 5):
             held.set()
-            time.sleep(1.2)
+            waited.wait(60)
 
     other = threading.Thread(target=hold)
     other.start()
