@@ -99,7 +99,9 @@ def main() -> None:
         if getattr(sys, name) is None:  # closed by the caller; the exit code still tells
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a character that it cannot hold is no error: shown as its escape
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # a character that it cannot hold is no error: shown as its escape
             stream.reconfigure(errors="backslashreplace")
     end_cleanly()
     app(prog_name="kvbench")  # `python -m kvbench` too: usage lines and the completion variable go by it

@@ -76,7 +76,9 @@ def merged_of(parts: Sequence[Part]) -> Merged:
             raise UsageError(f"{part.name} cannot be merged with {first.name}: {reason}")
     records, missing = [], []
     # A part that was merged before has kept one of the copies that differed; the other may not be among these.
-    differences = [said for part in ordered for said in (part.manifest.get("merged") or {}).get("differences", ())]
+    differences = [
+        said for part in ordered for said in (part.manifest.get("merged") or {}).get("differences", ())
+    ]
     names = {cell["id"]: cell["name"] for cell in first.manifest["cells"]}
     specs = {cell["id"]: cell["spec"] for cell in first.manifest["cells"]}
     for task in first.manifest["tasks"]:
@@ -91,7 +93,9 @@ def merged_of(parts: Sequence[Part]) -> Merged:
         where, kept = own[0]
         if any(differing(kept, record) for _, record in own):
             spec = specs[task["cells"][0]]
-            where, kept = max(own, key=lambda one: _standing(spec, one[1]))  # the first of those that are alike
+            where, kept = max(
+                own, key=lambda one: _standing(spec, one[1])
+            )  # the first of those that are alike
         records.append(kept)
         for part, record in own:
             if reason := differing(kept, record):
@@ -148,7 +152,12 @@ def differing(kept: Record, other: Record) -> str:
         return f"one ended as {kept.status}, the other as {other.status}"
     if kept.status != OK:
         return ""
-    for what, of in (("the decisions", _decided), ("the evidence", _shown), ("the bytes", _bytes), ("the samples", _samples)):
+    for what, of in (
+        ("the decisions", _decided),
+        ("the evidence", _shown),
+        ("the bytes", _bytes),
+        ("the samples", _samples),
+    ):
         one, two = of(kept), of(other)
         names = [name for name in dict.fromkeys((*one, *two)) if _text(one.get(name)) != _text(two.get(name))]
         if names:

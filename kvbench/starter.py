@@ -7,6 +7,7 @@ target of 1% on perplexity. Limits that somebody measured on another model are l
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,7 +55,10 @@ def write(target: Path, model: str, format_name: str) -> list[Path]:
     """Write them. Raises UsageError, before anything is written, where one is there with other content."""
     due = files(target, model, format_name)
     for path, text in due.items():
-        if path.exists() and (path.suffix in _YAML or path.read_text(encoding="utf-8") != text):
+        # A link to nothing is there too, and would be written through.
+        if os.path.lexists(path) and (
+            path.suffix in _YAML or not path.exists() or path.read_text(encoding="utf-8") != text
+        ):
             raise UsageError(
                 f"{path} is there already and stays as it is; give another name, as in kvbench init {_other(target)}, or move it away."
             )

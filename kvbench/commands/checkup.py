@@ -176,7 +176,7 @@ def _cache(path: Path) -> dict[str, Any]:
     files = [f for f in path.rglob("*") if f.is_file()] if path.is_dir() else []
     return {
         "path": str(path),
-        "writable": os.access(there, os.W_OK),
+        "writable": there.is_dir() and os.access(there, os.W_OK),
         "free": shutil.disk_usage(there).free,
         "bytes": sum(f.stat().st_size for f in files),
         "left_over": len(list(path.rglob(".part-*"))) if path.is_dir() else 0,

@@ -54,7 +54,9 @@ def judge(
         if gate is not None:
             write_text(run_dir / KEPT_GATE, gate.read_text(encoding="utf-8"))
         if as_json:
-            print(json.dumps(result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False))
+            print(
+                json.dumps(result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False)
+            )
         else:
             print_result(manifest, records, rows, verdict, paths, quiet)
         if announced:

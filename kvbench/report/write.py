@@ -41,7 +41,9 @@ def write_all(run_dir: Path, manifest: Mapping[str, Any], records: Sequence[Reco
     return [
         *(write_text(run_dir / name, text) for name, text in texts.items()),
         *(write_bytes(run_dir / name, table) for name, table in tables.items()),
-        write_text(run_dir / "report.junit.xml", suite),  # last: a CI system that finds it finds a whole report
+        write_text(
+            run_dir / "report.junit.xml", suite
+        ),  # last: a CI system that finds it finds a whole report
     ]
 
 

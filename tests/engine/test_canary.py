@@ -114,6 +114,7 @@ def test_a_format_that_is_dropped_stops_the_run_with_1(
     flat = " ".join(result.output.split())
     assert "stopped by the canary, tasks that are not run: 2." in flat
     assert "kv_format int8_sym did not reach the store" in flat
+    assert "Once that is mended: --rerun all." in flat  # --rerun failed takes its record for measured
     assert len(records(tmp_path)) == 2
     assert manifest(tmp_path)["until_decided"]["decided"] == {"check": "precision", "after": "the canary"}
     assert "2 of 4 tasks were not run: the verdict was decided by precision after the canary." in flat

@@ -224,9 +224,13 @@ def test_each_gpu_has_one_cell_at_a_time_and_its_own_id(do: Any) -> None:
 
 
 def test_a_gpu_that_another_run_has_is_left_to_it(
-    do: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    do: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, waited = threading.Event(), threading.Event()
+
+    def said(*words: Any, **how: Any) -> None:
+        print(*words, **how)
+        waited.set()
 
     def hold() -> None:
         with leased("GPU-1", 5):
@@ -238,7 +242,8 @@ def test_a_gpu_that_another_run_has_is_left_to_it(
     held.wait()
     made, told = do(jobs(4, "cuda"), ["GPU-1", "GPU-3"])
     assert set(made.most) == {"GPU-3"}
-    made, told = do(jobs(2, "cuda"), ["GPU-1"])  # the only one: waited for
+    monkeypatch.setattr(local, "print", said, raising=False)
+    made, told = do(jobs(2, "cuda"), ["GPU-1"])  # the only one: waited for, and free once that is said
     assert set(made.most) == {"GPU-1"}
     assert len(told.keys) == 2
     assert "GPU-1 is leased by another kvbench run; waiting for it." in capsys.readouterr().err

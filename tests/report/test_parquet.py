@@ -131,3 +131,12 @@ def test_a_table_that_cannot_be_written_leaves_the_old_one(failing, tmp_path, mo
         write_all(tmp_path, *failing.args)
     assert path.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(FILES)
+
+
+def test_no_suite_stands_beside_a_table_that_could_not_be_written(passing, tmp_path, monkeypatch):
+    """JUnit is the last file: a CI system must not read a green one after exit code 3."""
+    (tmp_path / "results_wide.parquet").mkdir()  # a rename onto it fails
+    with pytest.raises(OSError, match="directory"):
+        write_all(tmp_path, *passing.args)
+    assert (tmp_path / "report.html").is_file()
+    assert not (tmp_path / "report.junit.xml").exists()

@@ -233,8 +233,8 @@ def test_non_finite_numbers_deep_inside_are_words(passing):
 
 def test_all_files_are_written_whole(passing, tmp_path):
     paths = write_all(tmp_path, *passing.args)
-    names = ["report.html", "results_long.csv", "results_wide.csv", "results.json", "report.md", "report.junit.xml",
-             "results_long.parquet", "results_wide.parquet"]  # fmt: skip
+    names = ["report.html", "results_long.csv", "results_wide.csv", "results.json", "report.md",
+             "results_long.parquet", "results_wide.parquet", "report.junit.xml"]  # fmt: skip
     assert [path.name for path in paths] == names
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     assert json.loads(paths[3].read_text(encoding="utf-8"))["exit_code"] == 0

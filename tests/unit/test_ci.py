@@ -342,3 +342,32 @@ def test_the_page_shows_commands_and_files_that_exist() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert codes == ["0", "1", "2", "3", "4", "130"]
     assert all(f"\n| {code} |" in readme for code in codes)
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_no_junit_stands_beside_a_result_that_could_not_be_printed(stored: RunDir, words: list[str]) -> None:
+    """Of a pass: the exit code is another one then, and a green suite would say something else."""
+    call = [sys.executable, "-m", "kvbench", "gate", str(stored.path), *words]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    assert ended.returncode not in (0, 1, 4), ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert (stored.path / "report.html").is_file()
+    assert not stored.junit_path.exists()
+
+
+def test_a_stream_that_holds_ascii_only_shows_escapes(stored: RunDir, tmp_path: Path) -> None:
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    manifest = stored.manifest()
+    manifest["cells"][1]["name"] = "kv_format=\u00fc"
+    write_json(stored.manifest_path, manifest)
+    matrix = tmp_path / "m.yaml"
+    matrix.write_text(
+        'name: "\\ud800"\nmodel: tiny-llama\naxes: {kv_format: [native]}\nrunners: {storage: {}}\n'
+    )
+    for words in (["gate", str(stored.path)], ["validate", str(matrix)], ["validate", str(matrix), "--json"]):
+        call = [sys.executable, "-m", "kvbench", *words]
+        ended = subprocess.run(call, capture_output=True, env=plain, check=False, cwd=ROOT)
+        assert b"Traceback" not in ended.stderr, (words, ended.stderr)
+        assert ended.stdout.isascii()
+        assert ended.returncode != 1, (words, ended)

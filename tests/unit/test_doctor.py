@@ -188,3 +188,11 @@ def test_this_machine(tmp_path: Path) -> None:
     assert (
         f"warning   data: {tmp_path} holds none of the 10 files\n          -> kvbench data names them" in text
     )
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/null/below"])
+def test_a_cache_that_is_no_folder_is_a_problem(path: str) -> None:
+    """Anybody may write into /dev/null, and nothing can be kept there."""
+    result = CliRunner().invoke(app, ["doctor", "--json"], env={"KVBENCH_CACHE_DIR": path})
+    line = next(line for line in json.loads(result.stdout)["lines"] if line["name"] == "cache")
+    assert (line["state"], line["found"], result.exit_code) == (PROBLEM, f"{path} cannot be written", 1)

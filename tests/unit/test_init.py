@@ -76,6 +76,18 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         assert (folder / kept).read_text() == "mine"
 
 
+def test_nothing_is_written_through_a_link_to_nothing(tmp_path: Path) -> None:
+    for number, kept in enumerate(("matrix.yaml", "gate.schema.json")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / kept).symlink_to(tmp_path / "elsewhere")
+        result = call("init", folder)
+        assert result.exit_code == 2, result.output
+        assert f"{folder / kept} is there already and stays as it is" in " ".join(result.output.split())
+        assert [p.name for p in folder.iterdir()] == [kept]
+        assert not (tmp_path / "elsewhere").exists()
+
+
 def test_in_the_folder_where_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert call("init").exit_code == 0

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from kvbench.errors import UsageError
+from kvbench.gate import evaluate
 from kvbench.merge import Part, merge_runs, merged_of
-from kvbench.record import NOT_EVALUATED, Record, RunDir, write_json
-from tests.unit.made_run import MadeRun
+from kvbench.metrics import derive
+from kvbench.record import ERROR, LEVELS, NOT_EVALUATED, Level, Record, RunDir, write_json
+from tests.unit.made_run import MadeRun, decision, evidence, layers, storage_facts
 
 IDENTITY = {"torch": "2.13.0", "device": "cpu: X"}
 
@@ -168,3 +170,79 @@ def test_the_folder_holds_the_merged_run_and_nothing_else_is_overwritten(tmp_pat
             merge_runs(runs, taken)
     with pytest.raises(UsageError, match="is not a run directory"):
         merge_runs([tmp_path / "nothing", runs[0]], tmp_path / "o")
+
+
+def sized(number: int, payload: int, **facts: Any) -> Part:
+    keys = ["storage--base", "storage--cand"]
+    run = MadeRun("int8_sym").measure(
+        "storage", (layers(2, 512, 64), storage_facts(16, 2048) | facts), (layers(2, payload, 0), storage_facts(16, 2048))
+    )  # fmt: skip
+    own = part(number, keys, cells=run.cells, tasks=run.tasks)
+    return Part(own.name, own.manifest, {r.key: r for r in run.records})
+
+
+def judged(parts: list[Part]) -> tuple[int, list[str]]:
+    merged = merged_of(parts)
+    rows = derive(merged.manifest, merged.records)
+    found = evaluate(None, merged.manifest, merged.records, rows)
+    return found.exit_code, [o.status for o in found.outcomes if o.check == "merge"]
+
+
+def shown(**fields: Any) -> dict[str, Any]:
+    return {**evidence("int8_sym"), **fields}
+
+
+LOST = evidence(
+    "int8_sym", *(Level(name, "mismatch" if name == "E2" else "verified", "s") for name in LEVELS)
+)
+UNSEEN = evidence(
+    "int8_sym", *(Level(name, "unverified" if name == "E1" else "verified", "s") for name in LEVELS)
+)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(
+    ("worse", "said"),
+    [
+        ({"evidence": LOST}, "the evidence differs (E2)"),
+        ({"evidence": UNSEEN}, "the evidence differs (E1)"),
+        ({"evidence": shown(effective="native")}, "the evidence differs (effective)"),
+        ({"evidence": shown(effective_weights="fp8_block128")}, "the evidence differs (effective_weights)"),
+        ({"decision": decision("int8_sym", "native", "fell back")}, "the decisions differ (kv_format)"),
+        ({"status": ERROR, "error": {"type": "OSError", "message": "x", "tail": []}}, "one ended as error, the other as ok"),
+    ],
+)  # fmt: skip
+def test_the_copy_that_stands_worse_is_kept_whichever_shard_has_it(
+    worse: dict[str, Any], said: str, number: int
+) -> None:
+    parts = [sized(1, 2048), sized(2, 2048)]
+    good = parts[number - 1]
+    bad = replace(good.records["storage--cand"], **worse)
+    parts[number - 1] = replace(good, records={**good.records, bad.key: bad})
+    merged = merged_of(parts)
+    assert merged.records[1] == bad
+    (named,) = merged.differences
+    assert f": {said} (shard {number} of 2, which is kept, and shard {3 - number} of 2)." in named
+    code, outcomes = judged(parts)
+    assert code in (1, 3)
+    assert outcomes == ["inconclusive"]
+
+
+def test_bytes_that_differ_are_named_and_no_gate_passes_them() -> None:
+    assert judged([sized(1, 2048), sized(2, 2048, load_seconds=9.0, device_peak_bytes=7)]) == (0, [])
+    for parts in ([sized(1, 2048), sized(2, 4096)], [sized(1, 4096), sized(2, 2048)]):
+        merged = merged_of(parts)
+        assert ": the bytes differ (layers) (" in merged.differences[0]
+        assert merged.records[0].samples["layers"][0]["payload"] == 4096
+        assert judged(parts) == (4, ["inconclusive"])
+
+
+def test_what_differed_is_not_forgotten_by_merging_again() -> None:
+    a, b = sized(1, 4096), sized(2, 2048)
+    once = merged_of([a, b])
+    both = Part("both", once.manifest, {r.key: r for r in once.records})
+    for parts in ([both, a], [a, both]):
+        again = merged_of(parts)
+        assert again.differences == once.differences
+        assert again.manifest["merged"]["differences"] == list(once.differences)
+        assert judged(parts) == (4, ["inconclusive"])

@@ -31,7 +31,7 @@ def matrix(tmp_path: Path) -> Any:
     return make
 
 
-@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2", "1/2/3", ""])
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2", "1/2/3", "", "١/٢"])
 def test_what_is_no_share(text: str) -> None:
     with pytest.raises(UsageError, match="use i/N with i from 1 to N"):
         shards.parse(text)

@@ -161,3 +161,13 @@ def test_quantized_weights_of_the_time_have_a_path_that_nobody_recorded() -> Non
     lifted = record_from_dict(data)
     assert lifted.decision is not None
     assert lifted.decision["gemm"]["resolved"] == "unknown"
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda path: path.stem)
+def test_what_an_old_record_says_of_its_weights_is_not_believed(path: Path) -> None:
+    """No code of that time looked at them, so somebody wrote it in by hand."""
+    data = stored(path)["records"][0]
+    honest = record_from_dict(data)
+    proof = [{"name": name, "state": "verified", "sentence": "yes", "facts": {}} for name in sorted(WEIGHTS)]
+    forged = {**data["evidence"], "effective_weights": "native", "levels": data["evidence"]["levels"] + proof}
+    assert record_from_dict({**data, "evidence": forged}).evidence == honest.evidence
