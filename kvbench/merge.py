@@ -2,7 +2,7 @@
 
 What is put together must be of one matrix, with the same cells, tasks and identity (which is in the tasks' keys): anything else is refused
 with the difference named. A task that several have measured keeps the record of the lowest shard. Where its copies differ in what does
-not depend on time (how they ended, what was decided, evidence, bytes, quality samples), the one that stands worst is kept, never the
+not depend on time (how they ended, what was decided, evidence, bytes, samples), the one that stands worst is kept, never the
 better one, and the manifest of the merged run says so, which no gate passes (`kvbench.guards.merged_differences`). What nobody has
 measured is named, and judged as not run.
 """
@@ -21,7 +21,6 @@ from kvbench.errors import UsageError
 from kvbench.precision import fault_of
 from kvbench.record import MISMATCH, OK, UNVERIFIED, Record, RunDir, write_json
 from kvbench.run import locked
-from kvbench.tasks import RUNNERS
 
 
 @dataclass(frozen=True)
@@ -184,18 +183,29 @@ def _shown(record: Record) -> dict[str, Any]:
 
 
 def _bytes(record: Record) -> dict[str, Any]:
-    """What storage counts by the tensors; what the allocator of a machine says may differ."""
-    if record.runner != "storage":
+    """What is counted by the tensors; what the allocator of a machine says may differ."""
+    if record.runner not in ("storage", "transfer"):
         return {}
-    facts = {key: value for key, value in record.facts.items() if key not in _OF_THE_MACHINE}
-    return {**facts, **record.samples}
+    facts = {key: value for key, value in record.facts.items() if "bytes" in key and key not in _ALLOCATED}
+    return {**facts, **_untimed(record.samples)}
 
 
-_OF_THE_MACHINE = ("load_seconds", "held_bytes", "workspace_bytes", "device_peak_bytes")
+def _samples(record: Record) -> dict[str, Any]:
+    """Those of every runner that measures more than times and bytes."""
+    samples: dict[str, Any] = (
+        {} if record.runner in ("latency", "storage", "transfer") else _untimed(record.samples)
+    )
+    return samples
 
 
-def _samples(record: Record) -> Mapping[str, Any]:
-    return record.samples if RUNNERS[record.runner].quality else {}
+def _untimed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _untimed(one) for key, one in value.items() if key not in _TIMES}
+    return [_untimed(one) for one in value] if isinstance(value, list) else value
+
+
+_ALLOCATED = ("held_bytes", "workspace_bytes", "device_peak_bytes")
+_TIMES = ("seconds", "us", "us_native", "us_reference", "timed_with")
 
 
 def _standing(spec: Mapping[str, Any], record: Record) -> tuple[bool, bool, int, float]:

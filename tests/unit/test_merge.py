@@ -10,7 +10,7 @@ import pytest
 
 from kvbench.errors import UsageError
 from kvbench.gate import evaluate
-from kvbench.merge import Part, merge_runs, merged_of
+from kvbench.merge import Part, differing, merge_runs, merged_of
 from kvbench.metrics import derive
 from kvbench.record import ERROR, LEVELS, NOT_EVALUATED, Level, Record, RunDir, write_json
 from tests.unit.made_run import MadeRun, decision, evidence, layers, storage_facts
@@ -246,3 +246,21 @@ def test_what_differed_is_not_forgotten_by_merging_again() -> None:
         assert again.differences == once.differences
         assert again.manifest["merged"]["differences"] == list(once.differences)
         assert judged(parts) == (4, ["inconclusive"])
+
+
+@pytest.mark.parametrize(
+    ("runner", "one", "other", "said"),
+    [
+        ("transfer", {"swaps": [{"seconds": 1.0, "layer_bytes": [8]}]}, {"swaps": [{"seconds": 1.0, "layer_bytes": [9]}]}, "the bytes differ (swaps)"),
+        ("transfer", {"swaps": [{"seconds": 1.0, "layer_bytes": [8]}]}, {"swaps": [{"seconds": 2.0, "layer_bytes": [8]}]}, ""),
+        ("parity", {"cases": [{"max_abs": 0.0}]}, {"cases": [{"max_abs": 0.5}]}, "the samples differ (cases)"),
+        ("gemm", {"products": [{"rows": [{"us": 1.0, "error": 0.0}]}]}, {"products": [{"rows": [{"us": 2.0, "error": 0.0}]}]}, ""),
+        ("gemm", {"products": [{"rows": [{"us": 1.0, "error": 0.0}]}]}, {"products": [{"rows": [{"us": 1.0, "error": 0.5}]}]}, "the samples differ (products)"),
+        ("latency", {"arms": [{"itl_ms": [1.0]}]}, {"arms": [{"itl_ms": [2.0]}]}, ""),
+    ],
+)  # fmt: skip
+def test_times_alone_may_differ(runner: str, one: dict[str, Any], other: dict[str, Any], said: str) -> None:
+    record = MadeRun("int8_sym").measure(runner, (one, {"a_bytes": 1, "held_bytes": 2}), ({}, {})).records[1]
+    assert differing(record, replace(record, samples=other, facts={"a_bytes": 1, "held_bytes": 3})) == said
+    if runner == "transfer":
+        assert differing(record, replace(record, facts={"a_bytes": 2})) == "the bytes differ (a_bytes)"
