@@ -191,7 +191,7 @@ def test_a_run_without_a_gate_is_no_release_and_safety_is_not_judged(passing):
         "Quality was measured, but no check holds it to a limit.",
     )
     assert a["change"].word == "a gate"
-    assert build(*bare.args).banner == "incomplete"
+    assert build(*bare.args).banner == "partial"
 
 
 def test_random_weights_say_nothing_of_safety(maker):
@@ -329,3 +329,31 @@ def test_a_run_of_baselines_alone_has_no_candidate(maker):
     assert found.cards == ()
     assert "every cell is a baseline, so there is no candidate" in found.held
     assert found.tone != "pass"
+
+
+def test_answers_that_are_no_yes_hold_back_what_passed_every_check(passing):
+    """A gate of bytes alone: nothing failed, and safety was not judged."""
+    bytes_alone = tuple(o for o in passing.verdict.outcomes if not o.metric or o.metric == "kv_ratio_16bit")
+    assert release(passing).word == "Ready"
+    found = release(replace(passing, verdict=replace(passing.verdict, outcomes=bytes_alone)))
+    assert found.word == "No release yet"
+    assert any("Is it safe?" in said for said in found.held)
+
+
+def test_shares_and_shards_that_differ_are_no_release(passing):
+    every = [task["key"] for task in passing.manifest["tasks"]]
+    share = {"shard": {"number": 1, "of": 1, "tasks": every}}
+    differ = {"merged": {"of": [], "differences": ["x differs"]}}
+    for manifest, said in ((share, "it is a share of a matrix"), (differ, "shards that were merged differ")):
+        found = release(replace(passing, manifest={**passing.manifest, **manifest}))
+        assert (found.word, found.tone) == ("No release yet", "partial")
+        assert said in found.held
+
+
+def test_checks_that_were_not_evaluated_are_not_every_check(passing):
+    optional = replace(passing.verdict.outcomes[-1], status="not_evaluated", required=False)
+    found = release(
+        replace(passing, verdict=replace(passing.verdict, outcomes=(*passing.verdict.outcomes, optional)))
+    )
+    assert found.word == "No release yet"
+    assert f"1 of {len(passing.verdict.outcomes) + 1} checks were not evaluated" in found.held
