@@ -152,7 +152,7 @@ def measuring(
 
     def measure(matrix: Matrix, manifest: Mapping[str, Any], watcher: Watcher) -> Plan:
         plan = plan_tasks(matrix, run_dir, rerun)
-        write_json(run_dir.manifest_path, manifest)
+        write_json(run_dir.manifest_path, {**_merged(run_dir, rerun), **manifest})
         watcher.start(plan)
         try:
             if plan.todo and executor is not None:
@@ -169,6 +169,17 @@ def measuring(
     with locked(run_dir.path):
         _sweep(run_dir)
         yield measure
+
+
+def _merged(run_dir: RunDir, rerun: Rerun) -> dict[str, Any]:
+    """What the folder's manifest says of the shards that its records come from, where any are kept."""
+    if rerun == "all" or not run_dir.manifest_path.exists():
+        return {}
+    try:
+        merged = run_dir.manifest().get("merged")
+    except UsageError:  # a damaged one is about to be written anew, as its message says
+        return {}
+    return {"merged": merged} if merged else {}
 
 
 def _sweep(run_dir: RunDir) -> None:

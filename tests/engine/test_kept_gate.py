@@ -60,6 +60,9 @@ def test_shards_are_merged_under_the_gate_that_judged_them(folder: Path) -> None
         kvbench("run", folder / "m.yaml", "--gate", folder / "never.yaml", "--shard", f"{i}/2", "--out", out)
     merged = kvbench("merge", *shards, "--out", folder / "whole")
     assert merged.exit_code == 1, merged.output
+    before = json.loads((folder / "whole" / "run.json").read_text())["merged"]
+    kvbench("run", folder / "m.yaml", "--out", folder / "whole")  # nothing is left to measure
+    assert json.loads((folder / "whole" / "run.json").read_text())["merged"] == before
     (shards[1] / "gate.yaml").write_text(ALWAYS)
     refused = kvbench("merge", *shards, "--out", folder / "other")
     assert refused.exit_code == 2
