@@ -69,7 +69,7 @@ class Finding:
         effect = self.effect
         parts = [
             spoken(effect),
-            f"{effect.n:,} {effect.counted}" if effect.n is not None else "",
+            f"{effect.n:,} {counted_of(effect.n, effect.counted)}" if effect.n is not None else "",
             f"by itself {spoken(effect.beside)}" if effect.beside else "",
         ]
         word = {SAME: "the same", UNDECIDED: "undecided"}.get(self.outcome, self.outcome)
@@ -107,6 +107,12 @@ def exit_code_of(faults: Sequence[object], findings: Sequence[Finding]) -> int:
     if NOT_EVALUATED in found or not found & {SAME, BETTER, UNDECIDED}:
         return 3
     return 4 if UNDECIDED in found else 0
+
+
+def counted_of(n: int, what: str) -> str:
+    """`pair of requests` of one, `pairs of requests` of more."""
+    first, *rest = what.split(" ")
+    return " ".join((first.removesuffix("s"), *rest)) if n == 1 else what
 
 
 def spoken(effect: Effect | Unable) -> str:
