@@ -246,7 +246,7 @@ def test_history_on_the_command_line(before: Path, after: Path, tmp_path: Path) 
     assert "▼ worse" in words
     assert page.read_text(encoding="utf-8").count("<svg") == 1
     assert "▼ worse" in notes.read_text(encoding="utf-8")
-    assert re.search(r"\b2 runs, 2 lines; ", result.output)
+    assert re.search(r"\b2 runs, 1 line; ", result.output)
     found = json.loads(kvbench("history", after, before, "--json").stdout)
     assert [run["path"] for run in found["runs"]] == [str(before), str(after)]
     assert [c["outcome"] for c in found["changes"] if c["cell"] == "cand"] == ["worse"]
