@@ -30,13 +30,13 @@ from kvbench.finding import (
     WORSE,
     Comparison,
     Finding,
-    counted_of,
 )
 from kvbench.judge import Limits, broken, corrected, decide
 from kvbench.likeness import TIMED, Pair, Side, Stored, match_cells, pairs_of
 from kvbench.metrics import METRICS, Row
 from kvbench.power import Spread
 from kvbench.record import NOT_EVALUATED as NOT_AVAILABLE
+from kvbench.report.fmt import counted_of
 from kvbench.verdict import FAIL, PASS
 
 # How far two runs may be apart and still count as the same, where --margin-pct does not say it: % of a ratio, points of a share.

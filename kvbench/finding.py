@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kvbench.effects import ALONE, BESIDE, BYTES, Effect, Unable
 from kvbench.likeness import Stored
 from kvbench.metrics import Row
-from kvbench.report.fmt import one_line
+from kvbench.report.fmt import counted_of, one_line
 
 # As `kvbench.compare` describes them.
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
@@ -107,12 +107,6 @@ def exit_code_of(faults: Sequence[object], findings: Sequence[Finding]) -> int:
     if NOT_EVALUATED in found or not found & {SAME, BETTER, UNDECIDED}:
         return 3
     return 4 if UNDECIDED in found else 0
-
-
-def counted_of(n: int, what: str) -> str:
-    """`pair of requests` of one, `pairs of requests` of more."""
-    first, *rest = what.split(" ")
-    return " ".join((first.removesuffix("s"), *rest)) if n == 1 else what
 
 
 def spoken(effect: Effect | Unable) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvbench.finding import counted_of
 from kvbench.metrics import METRICS, Row
-from kvbench.report.fmt import Shown, one_line, shown_row
+from kvbench.report.fmt import Shown, counted_of, one_line, shown_row
 from kvbench.report.labels import Label, Labels
 from kvbench.report.model import OutcomeLike, Run
 from kvbench.report.precision import PrecisionLine

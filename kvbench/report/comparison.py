@@ -20,12 +20,11 @@ from kvbench.finding import (
     WORSE,
     Comparison,
     Finding,
-    counted_of,
     spoken,
 )
 from kvbench.likeness import Stored
 from kvbench.metrics import METRICS, Row
-from kvbench.report.fmt import one_line, shown
+from kvbench.report.fmt import counted_of, one_line, shown
 from kvbench.report.jsonout import strict
 from kvbench.report.markdown import escaped, table
 from kvbench.report.standalone import page

@@ -7,10 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.finding import counted_of
 from kvbench.metrics import METRICS, Row
 from kvbench.record import OK, Record
-from kvbench.report.fmt import KINDS, NOT_MEASURED, Shown, fact, flatten, number, one_line, plain, shown_row
+from kvbench.report.fmt import (
+    KINDS,
+    NOT_MEASURED,
+    Shown,
+    counted_of,
+    fact,
+    flatten,
+    number,
+    one_line,
+    plain,
+    shown_row,
+)
 from kvbench.report.labels import Label, Labels
 from kvbench.report.model import OutcomeLike, Run
 from kvbench.report.sections import OTHER, SECTIONS, Section
