@@ -21,12 +21,22 @@ from kvbench import doubts, gate
 from kvbench.derive import latency
 from kvbench.effects import ALONE, BESIDE, BYTES, DIVERGENCE, SHARE, TEXT, Effect, Unable, effects, judged
 from kvbench.errors import UsageError
-from kvbench.finding import BETTER, NOT_EVALUATED, NOT_JUDGED, SAME, UNDECIDED, WORSE, Comparison, Finding
+from kvbench.finding import (
+    BETTER,
+    NOT_EVALUATED,
+    NOT_JUDGED,
+    SAME,
+    UNDECIDED,
+    WORSE,
+    Comparison,
+    Finding,
+)
 from kvbench.judge import Limits, broken, corrected, decide
 from kvbench.likeness import TIMED, Pair, Side, Stored, match_cells, pairs_of
 from kvbench.metrics import METRICS, Row
 from kvbench.power import Spread
 from kvbench.record import NOT_EVALUATED as NOT_AVAILABLE
+from kvbench.report.fmt import counted_of
 from kvbench.verdict import FAIL, PASS
 
 # How far two runs may be apart and still count as the same, where --margin-pct does not say it: % of a ratio, points of a share.
@@ -248,7 +258,7 @@ def _ruled(
 
 def _open(reason: str, within: str, needed: int | None, effect: Effect, hopeless: str) -> str:
     more = (
-        f"; n needed: about {needed:,} {effect.counted} in each run"
+        f"; n needed: about {needed:,} {counted_of(needed, effect.counted)} in each run"
         if needed
         else f"; {hopeless}"
         if hopeless

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kvbench.effects import ALONE, BESIDE, BYTES, Effect, Unable
 from kvbench.likeness import Stored
 from kvbench.metrics import Row
-from kvbench.report.fmt import one_line
+from kvbench.report.fmt import counted_of, one_line
 
 # As `kvbench.compare` describes them.
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
@@ -69,7 +69,7 @@ class Finding:
         effect = self.effect
         parts = [
             spoken(effect),
-            f"{effect.n:,} {effect.counted}" if effect.n is not None else "",
+            f"{effect.n:,} {counted_of(effect.n, effect.counted)}" if effect.n is not None else "",
             f"by itself {spoken(effect.beside)}" if effect.beside else "",
         ]
         word = {SAME: "the same", UNDECIDED: "undecided"}.get(self.outcome, self.outcome)

@@ -29,20 +29,20 @@ from lm_eval.models.utils import (
 )
 from tqdm import tqdm
 
-from kvbench.cells import content_hash
+from kvbench.cells import CELL_KEYS, content_hash
 from kvbench.decision import request_of, resolve
 from kvbench.engine.core import Engine
 from kvbench.environment import host
 from kvbench.errors import KvbenchError, Refused, UsageError
 from kvbench.formats import pages_for
-from kvbench.modelargs import ARGUMENTS, cell_of, check_known
+from kvbench.modelargs import ARGUMENTS, cell_of, check_known, dropped
 from kvbench.models import uses_random_weights
 from kvbench.precision import fault_of
 from kvbench.record import Evidence
 from kvbench.runners.encode import Pair
 from kvbench.runners.sampling import Sampler, write
 from kvbench.runners.scoring import capacity, group, say
-from kvbench.session import Session, evidence_of
+from kvbench.session import Session, evidence_of, require_device
 
 OWN_ARGUMENTS = ("batch_size", "max_length", "max_gen_toks", "add_bos_token")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
@@ -78,6 +78,7 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         super().__init__()
         check_known(given, (*ARGUMENTS, *OWN_ARGUMENTS))
         own = {name: given.pop(name, None) for name in OWN_ARGUMENTS}
+        self.given = dict(given)  # not from the cell: comparing them finds what was lost between them
         self.spec = cell_of(given, host())
         self.batch_size = _whole("batch_size", own["batch_size"], 1)
         self.max_gen_toks = _whole("max_gen_toks", own["max_gen_toks"], 256)
@@ -91,6 +92,7 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
                 "only exercises the path and is marked partial.",
             )
         self._session = Session(None, host().environment)
+        require_device(self.spec, self._session.environment)
         self.loaded = self._session.model(self.spec)
         self.decision = resolve(request_of(self.spec), self.loaded.facts)
         self.max_length = self._positions(own["max_length"])
@@ -321,8 +323,8 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         """Examine the engine that gave the answers. Raises Unproven unless all of it holds."""
         evidence, scales = evidence_of(engine, self.decision, self.spec, self._session)
         fault, fallback = fault_of(self.spec, asdict(self.decision), asdict(evidence), scales)
-        if fault or fallback:
-            raise Unproven(f"The answers are withheld: {fault or fallback}")
+        if why := dropped(self.given, self.spec) or fault or fallback:
+            raise Unproven(f"The answers are withheld: {why}")
         self.proofs.append((evidence, scales))
 
     def get_model_info(self) -> dict[str, Any]:
@@ -334,7 +336,7 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         last, scales = self.proofs[-1]
         reads = {key: sum(proof.reads[key] for proof, _ in self.proofs) for key in last.reads}
         shown = {
-            "requested": {"kv_format": self.spec["kv_format"], "weights": self.spec["weights"]},
+            "requested": {key: self.given.get(key, CELL_KEYS[key]) for key in ("kv_format", "weights")},
             "resolved": {
                 "kv_format": self.decision.kv_format.resolved,
                 "weights": self.decision.weights.resolved,
@@ -351,6 +353,7 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
             "cell": self.spec,
             "environment": host().environment,
         }
+        print(_proof(last, reads), file=sys.stderr)
         parameters = sum(p.numel() for p in self.loaded.model.parameters())
         return {
             "model_num_parameters": parameters,
@@ -359,6 +362,14 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
             "max_length": self.max_length,
             "kvbench": shown,
         }
+
+
+def _proof(evidence: Evidence, reads: dict[str, Any]) -> str:
+    levels = ", ".join(f"{level.name} {level.state}" for level in evidence.levels)
+    return (
+        f"kvbench: effective kv_format {evidence.effective}, weights {evidence.effective_weights}; {evidence.state} ({levels}); "
+        f"{reads['quantized_tokens']:,} of {reads['tokens']:,} tokens read from quantized pages."
+    )
 
 
 def _whole(name: str, value: Any, default: int) -> int:

@@ -63,6 +63,22 @@ def cell_of(given: Mapping[str, Any], host: Host) -> dict[str, Any]:
     return resolve_auto(spec, host)
 
 
+def dropped(given: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
+    """The first argument that the cell does not have as it was given, in a sentence, or "".
+
+    auto became what this machine has, and a file of scales the scales in it: those two are not compared.
+    """
+    for name, value in given.items():
+        key = ARGUMENTS[name]
+        due = canonical(CELL_OPTIONS[key], value)
+        settled = (key in ("device", "dtype") and due == "auto") or (
+            key == "scale" and isinstance(due, str) and due.endswith(".json")
+        )
+        if not settled and spec[key] != due:
+            return f"{name}={due} was given, and the cell has {key}={spec[key]}: the argument was changed on the way."
+    return ""
+
+
 def _settle_scale(spec: dict[str, Any]) -> None:
     """A static format has a scale, no other one has; a file of scales is read, and is for the format."""
     name, scale = spec["kv_format"], spec["scale"]

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvbench.metrics import METRICS, Row
 from kvbench.published import BYTES, Line
 from kvbench.shape import (
     AGREES,
+    COMPUTED,
     DIFFERS,
     LEFT_OUT,
     NOT_RUN,
@@ -57,7 +58,7 @@ class Rule:
     paired: the metric that compares a cell with its native baseline, with an interval; inverse: for a rate it is that of a time.
     factor: ours in the published unit; per_token: ours over the token slots of its cell; points: a change is a difference.
     band: a change up to it is none (the published target). states: what a line says in words. left_out: why kvbench has no counterpart.
-    formula: ours from the line alone.
+    formula: computed from the line alone: measured by nobody, so it agrees with nothing.
     """
 
     metric: str
@@ -167,7 +168,8 @@ def _compared(
     columns: dict[str, list[tuple[str, Interval, Interval]]],
 ) -> Compared:
     if rule.formula is not None:
-        return _exact(line, rule, {"candidate": rule.formula(line)})
+        computed = _exact(line, rule, {"candidate": rule.formula(line)})
+        return replace(computed, state=COMPUTED) if computed.state == AGREES else computed
     found: dict[str, Row] = {}
     for side, own in (("baseline", rule.baseline), ("candidate", rule.candidate)):
         if own is None:

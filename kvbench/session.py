@@ -170,6 +170,16 @@ def _partial(task: Task, measured: Measurement) -> str | None:
     return "; ".join(reasons) or None
 
 
+def require_device(spec: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+    """Raises Refused for cuda on a machine without it."""
+    if spec["device"] == "cuda" and not torch.cuda.is_available():
+        raise Refused(
+            "no_cuda_device",
+            f"device cuda was asked for, and this machine has none: {environment.get('device_reason')}. Use "
+            "device: auto, or run on a machine with a GPU.",
+        )
+
+
 def _measure(
     task: Task, session: Session, baseline: Record | None, progress: Progress
 ) -> tuple[Decision, Measurement, Evidence]:
@@ -188,12 +198,7 @@ def _measure(
             else f"ended as {baseline.status}: {str((baseline.error or {}).get('message')).rstrip('.')}"
         )
         raise NotAvailable(f"{task.runner} compares with its native baseline, which {why}.")
-    if spec["device"] == "cuda" and not torch.cuda.is_available():
-        raise Refused(
-            "no_cuda_device",
-            f"device cuda was asked for, and this machine has none: {session.environment.get('device_reason')}. Use "
-            "device: auto, or run on a machine with a GPU.",
-        )
+    require_device(spec, session.environment)
     new_tokens = task.options.get("new_tokens", 0)
     if "context" not in decl.ignores:
         _check_before_loading(spec, new_tokens)

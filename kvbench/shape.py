@@ -10,6 +10,7 @@ from itertools import combinations
 from kvbench.published import Line
 
 AGREES, DIFFERS, OPEN, SHOWN, NOT_RUN, LEFT_OUT = "agrees", "differs", "open", "shown", "not run", "left out"
+COMPUTED = "computed from the published numbers"  # not measured, so no agreement
 
 Interval = tuple[float, float]
 
@@ -53,7 +54,7 @@ class Shape:
         orders = {order.state for order in self.orders}
         if DIFFERS in states | orders:
             return 1
-        if NOT_RUN in states or states <= {LEFT_OUT}:
+        if NOT_RUN in states or states <= {LEFT_OUT, COMPUTED}:
             return 3
         return 4 if OPEN in states | orders else 0
 

@@ -196,7 +196,8 @@ checks:
     within: [-1, 1]
     why: The published target, perplexity within 1% of native; the whole interval has to lie in it.
 
-  # First guesses, to be replaced by your own limits. `required: false` lets a check stay unevaluated; what breaks it still fails.
+  # First guesses, to be replaced by your own limits. `required: false` lets a check stay unevaluated; broken it still
+  # fails (exit code 1), and where the data cannot decide it still is inconclusive (4).
   - metric: top1_agreement
     {where}
     at_least: 0.95

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,6 +57,11 @@ def reproduce(
             raise UsageError(
                 "A source and a table are due, as in kvbench reproduce fp8 kv-bytes; --list shows them."
             )
+        if from_ is not None and (model or set_):
+            raise UsageError(
+                f"--from {from_} compares a stored run and measures nothing, so --model and --set change nothing there; give --from "
+                "alone, or leave it out to measure."
+            )
         done = _reproduced(
             f"{source} {table}", named(source, table), from_, model, set_, out, data_dir, json_
         )
@@ -83,6 +89,7 @@ def _reproduced(
     from kvbench.reproduce import Ours, compare
     from kvbench.reproductions import files
     from kvbench.run import require_not_empty
+    from kvbench.verdict import FAIL
 
     reference, matrix = files(found)
     published = read(reference)
@@ -100,13 +107,15 @@ def _reproduced(
     manifest, records = run.manifest(), list(run.records())
     rows = derive(manifest, records)
     verdict = gates.evaluate(None, manifest, records, rows)
-    faults = tuple(o.sentence for o in verdict.outcomes if o.check == "precision" and o.status == "fail")
+    faults = tuple(f"{o.check}: {o.sentence}" for o in verdict.outcomes if o.status == FAIL)
     ours = Ours(manifest["cells"], rows)
     shape = compare(published.lines, found.rules, found.stand_ins, ours)
     specs = list(ours.specs.values())
     backends = [r.decision["backend"]["resolved"] for r in records if r.decision]
-    models = ", ".join(dict.fromkeys(str(spec["model"]) for spec in specs))
-    stands_in = "" if not found.ours else f"{models}, as asked for" if model else found.ours
+    names = list(dict.fromkeys(str(spec["model"]) for spec in specs))
+    models = ", ".join(names)
+    usual = all(name in re.findall(r"[\w./-]+", found.ours) for name in names)
+    stands_in = "" if not found.ours else found.ours if usual else f"{models}, as the run has it"
     return Reproduced(
         name,
         published,

@@ -84,13 +84,15 @@ def running(case: Case) -> Answer:
         return Answer(question, "no", "fail", said, figures)
     dark = [line for line in case.lines if line.state == UNVERIFIED and not _reached(line)]
     if dark or any(o.status != "pass" for o in found):
-        said = f"In {len(dark) or 'some'} of {n} cells nothing shows which precision ran." if dark else case.said(
+        said = f"In {len(dark) or 'some'} of {count(n, 'cell')} nothing shows which precision ran." if dark else case.said(
             next(o for o in found if o.status != "pass"))  # fmt: skip
         nothing = len(dark) == n and not any(line.levels for line in dark)
         return Answer(question, NOT_MEASURED if nothing else "not shown", "incomplete", said, figures)
     least = min((_reached(line) for line in case.lines), default="")
     seen = Figure(
-        "evidence reached", Shown(least or "none", n=f"in {n} of {n} cells"), note=_SHOWS.get(least, "")
+        "evidence reached",
+        Shown(least or "none", n=f"in {n} of {count(n, 'cell')}"),
+        note=_SHOWS.get(least, ""),
     )
     said = f"{asked} was requested, resolved and is what ran in {all_cells(n)}."
     if any(line.state == UNVERIFIED for line in case.lines):

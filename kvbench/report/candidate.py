@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvbench.metrics import METRICS, Row
-from kvbench.report.fmt import Shown, one_line, shown_row
+from kvbench.report.fmt import Shown, counted_of, one_line, shown_row
 from kvbench.report.labels import Label, Labels
 from kvbench.report.model import OutcomeLike, Run
 from kvbench.report.precision import PrecisionLine
@@ -50,7 +50,7 @@ class Figure:
     def counted(self) -> str:
         """What its n counts, or ""."""
         metric = METRICS.get(self.name.removeprefix(WEAKEST))
-        return metric.counted if metric else ""
+        return counted_of(1 if self.shown.n == "n = 1" else 2, metric.counted) if metric else ""
 
 
 @dataclass(frozen=True)

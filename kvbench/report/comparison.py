@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kvbench.compare import MARGINS, UNJUDGED
-from kvbench.effects import BYTES, Effect
+from kvbench.effects import BESIDE, BYTES, Effect
 from kvbench.finding import (
     BETTER,
     NOT_EVALUATED,
@@ -24,7 +24,7 @@ from kvbench.finding import (
 )
 from kvbench.likeness import Stored
 from kvbench.metrics import METRICS, Row
-from kvbench.report.fmt import one_line, shown
+from kvbench.report.fmt import counted_of, one_line, shown
 from kvbench.report.jsonout import strict
 from kvbench.report.markdown import escaped, table
 from kvbench.report.standalone import page
@@ -94,7 +94,7 @@ def _line(finding: Finding) -> Line:
     effect = finding.effect
     why = [finding.reason, f"partial: {finding.partial}" if finding.partial else ""]
     how = [effect.method, f"by itself {spoken(effect.beside)}" if effect.beside else ""] if effect else []
-    n = f"{effect.n:,} {effect.counted}" if effect and effect.n is not None else ""
+    n = f"{effect.n:,} {counted_of(effect.n, effect.counted)}" if effect and effect.n is not None else ""
     unit = "" if effect is None else "%" if effect.unit == "%" else f" {effect.unit}"
     return Line(
         finding.runs[1],
@@ -103,7 +103,8 @@ def _line(finding: Finding) -> Line:
         one_line(finding.subject),
         _value(finding.first),
         _value(finding.second),
-        spoken(effect) if effect else "",
+        # Its two times are each run's own; the change is that of their ratios to native.
+        f"{spoken(effect)}{' beside native' if effect.kind == BESIDE else ''}" if effect else "",
         n,
         ""
         if finding.margin is None or not effect

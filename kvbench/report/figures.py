@@ -75,6 +75,9 @@ def _bytes(view: View) -> Iterator[Figure]:
     )
 
 
+OWN_REQUESTS = "Native's line is of its own cell's requests, and a ratio is of the pairs that ran interleaved, so the two need not agree."
+
+
 def _times(view: View) -> Iterator[Figure]:
     for name, series, key, caption in (
         ("ITL mean (ms)", view.itl, "itl", "Mean ITL by context and batch. Bars: 95% intervals (t, over the requests)."),
@@ -86,6 +89,7 @@ def _times(view: View) -> Iterator[Figure]:
             svg = plots.times_svg(series, key, name, title)
             legend = _legend([line.name for line in series])
             said = caption if crowded(series) else f"{caption} Dots: single requests."
+            said += f" {OWN_REQUESTS}"
             said += " The axis is logarithmic." if wide(series) else ""
             for line in series:
                 said += f" Points of {line.name} are not joined: they {line.apart}." if line.apart else ""

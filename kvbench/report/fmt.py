@@ -116,6 +116,12 @@ def exact(value: float) -> str:
     return repr(value)
 
 
+def counted_of(n: int, what: str) -> str:
+    """`pair of requests` of one, `pairs of requests` of more."""
+    first, *rest = what.split(" ")
+    return " ".join((first.removesuffix("s"), *rest)) if n == 1 else what
+
+
 def non_finite(value: float) -> str:
     """`NaN`, `Infinity` or `-Infinity`: the words of JSON's Python dialect, which the records use."""
     if math.isnan(value):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import isfinite
 
 from kvbench.metrics import METRICS, Row
-from kvbench.report.candidate import Answer, Case, Figure, all_cells, count, more
+from kvbench.report.candidate import COST, Answer, Case, Figure, all_cells, count, more, runner_of
 from kvbench.report.fmt import NOT_MEASURED, number, shown_row
 
 
@@ -17,6 +18,9 @@ def worth(case: Case) -> Answer:
                     if case.rows(metric) and not _idle(case, metric))  # fmt: skip
     if broken := [o for o in checks if o.status == "fail"]:
         return Answer(question, "no", "fail", case.said(broken[0]), figures, more(broken))
+    if doubt := [o for o in case.beside if o.status == "fail" and runner_of(o) in (*COST, "")]:
+        said = f"What it is compared with failed: {case.said(doubt[0])}"
+        return Answer(question, "not shown", "inconclusive", said)
     if open_ := [o for o in checks if o.status == "inconclusive"]:
         return Answer(question, "open", "inconclusive", case.said(open_[0]), figures, more(open_))
     bytes_, saves = _bytes(case)
@@ -31,19 +35,22 @@ def worth(case: Case) -> Answer:
     return Answer(question, word, tone, sentence, figures, tuple(lacking[:2]))
 
 
-# (bytes are saved, decoding is faster / slower / open / mixed or None): the answer. None: not measured.
+# (bytes are saved, decoding is faster / in some cells, in none slower / slower, in none faster / both / open or None): the answer. None: not measured.
 _WORTH = {
     (True, "faster"): ("yes", "pass"),
+    (True, "partly"): ("in part", "partial"),
     (True, "slower"): ("bytes for time", "partial"),
     (True, "open"): ("in bytes", "partial"),
     (True, "mixed"): ("in part", "partial"),
     (True, None): ("in bytes", "partial"),
     (False, "faster"): ("in time", "partial"),
+    (False, "partly"): ("in part", "partial"),
     (False, "slower"): ("no", "fail"),
     (False, "open"): ("not shown", "inconclusive"),
     (False, "mixed"): ("in part", "partial"),
     (False, None): ("no", "fail"),
     (None, "faster"): ("in time", "partial"),
+    (None, "partly"): ("in part", "partial"),
     (None, "slower"): ("not shown", "inconclusive"),
     (None, "open"): ("not shown", "inconclusive"),
     (None, "mixed"): ("in part", "partial"),
@@ -53,14 +60,16 @@ _WORTH = {
 def _worst(case: Case, metric: str) -> Figure:
     """The largest value over the candidate's cells, by the end of its interval; the range of all beside it."""
     rows = case.rows(metric)
-    row = max(rows, key=lambda r: r.value if r.high is None else r.high)  # type: ignore[arg-type,return-value]
+    odd = [r for r in rows if r.value is None or not isfinite(r.value)]
+    row = odd[0] if odd else max(rows, key=lambda r: r.value if r.high is None else r.high)  # type: ignore[arg-type,return-value]
     values = sorted(r.value for r in rows if r.value is not None)
-    same = values[0] == values[-1]
-    ends = "" if same else f": {number(values[0], 'ms')} to {number(values[-1], 'ms')}"
-    note = (
-        f"{'the same in' if same else 'the worst of'} {all_cells(len(rows))}{ends}" if len(rows) > 1 else ""
-    )
-    where = case.labels.subject(METRICS[metric].runner, row.cell) if not same else None
+    same = not odd and values[0] == values[-1]
+    ends = "" if same or odd else f": {number(values[0], 'ms')} to {number(values[-1], 'ms')}"
+    n, total = len({r.cell for r in rows}), len(case.candidate.cells)
+    cells = all_cells(n) if n == total else f"{n} of {count(total, 'cell')}"
+    word = "the same in" if same and n > 1 else "the worst of" if n > 1 else "measured in"
+    note = f"{word} {cells}{ends}" if total > 1 else ""
+    where = case.labels.subject(METRICS[metric].runner, row.cell) if not same or n < total else None
     return Figure(metric, shown_row(row), where, "", note)
 
 
@@ -81,9 +90,12 @@ def _bytes(case: Case) -> tuple[str, bool | None]:
         values = (
             [r.value for r in case.rows(metric) if r.value is not None] if not _idle(case, metric) else []
         )
-        if values:
+        if not all(map(isfinite, values)):
+            parts.append(f"{what}: a ratio to the baseline is no number.")
+            saved.append(False)
+        elif values:
             worst = max(values)
-            wide = [r.value for r in case.rows(of) if r.value is not None]
+            wide = [r.value for r in case.rows(of) if r.value is not None and isfinite(r.value)]
             against = f" ({number(100 * max(wide), '%')}% of 16 bits)" if wide else ""
             change = "fewer" if worst < 1 else "more"
             parts.append(
@@ -99,18 +111,26 @@ def _speed(case: Case) -> tuple[str, str | None]:
     for metric, what in (("itl_ratio", "Decoding"), ("ttft_ratio", "The first token")):
         rows = case.rows(metric)
         counts = Counter(_pace(row) for row in rows)
+        total = len(case.candidate.cells)
+        counts[_UNTIMED] = total - len(rows)
         if rows:
             said = ", ".join(f"{word} in {counts[word]}" for word in _PACES if counts[word])
-            told.append(f"{what}: {said} of {count(len(rows), 'cell')}.")
-            words[metric] = next(iter(counts)) if len(counts) == 1 else "mixed"
+            told.append(f"{what}: {said} of {count(total, 'cell')}.")
+            words[metric] = _over_all(counts, total)
     if not told:
         return "Speed was not measured.", None
-    word = words.get("itl_ratio")
-    return " ".join(told), "open" if word == _TOO_FEW else word
+    return " ".join(told), words.get("itl_ratio")
 
 
-_TOO_FEW = "too few samples"
-_PACES = ("slower", "faster", "open", _TOO_FEW)
+_TOO_FEW, _UNTIMED = "too few samples", "not measured"
+_PACES = ("slower", "faster", "open", _TOO_FEW, _UNTIMED)
+
+
+def _over_all(counts: Counter[str], total: int) -> str:
+    """One word for all cells; what no interval tells is neither slower nor faster."""
+    if counts["slower"]:
+        return "mixed" if counts["faster"] else "slower"
+    return "open" if not counts["faster"] else "faster" if counts["faster"] == total else "partly"
 
 
 def _pace(row: Row) -> str:

@@ -17,7 +17,7 @@ COLUMNS = ("line", "published", "ours", "ours / published", "verdict")
 class Reproduced:
     """name: SOURCE TABLE. hardware, models: of ours, from the run. stands_in: what ours is where it is not the published model.
 
-    faults: what shows that the run is not what it was to be (precision); with one there is nothing to compare.
+    faults: what fails in the run whatever a policy says (precision, impossible values, scorers that measure nothing); with one there is nothing to compare.
     """
 
     name: str

@@ -105,7 +105,8 @@ SECTIONS: tuple[Section, ...] = (
         "ITL is the gap between consecutive tokens of one sequence, TTFT the time to the first token; neither holds "
         "warm-up, which is the cold column. Ratios are paired with baseline arms that were run interleaved; below 1 "
         "the candidate is faster. Drift, outliers and slowdowns say whether the machine held still; outliers stay in every value.",
-        "Ratios are paired with the baseline's requests that ran interleaved with the candidate's, not with the row above."),
+        "Ratios are paired with the baseline's requests that ran interleaved with the candidate's; the row of native above is of its "
+        "own cell's requests, so the two need not agree."),
     Section("contexts", "ITL over the context", "latency", (
         ("itl_slope_us_per_token", "Slope"),
         ("itl_intercept_ms", "At no context"),

@@ -9,7 +9,18 @@ from typing import Any
 
 from kvbench.metrics import METRICS, Row
 from kvbench.record import OK, Record
-from kvbench.report.fmt import KINDS, NOT_MEASURED, Shown, fact, flatten, number, one_line, plain, shown_row
+from kvbench.report.fmt import (
+    KINDS,
+    NOT_MEASURED,
+    Shown,
+    counted_of,
+    fact,
+    flatten,
+    number,
+    one_line,
+    plain,
+    shown_row,
+)
 from kvbench.report.labels import Label, Labels
 from kvbench.report.model import OutcomeLike, Run
 from kvbench.report.sections import OTHER, SECTIONS, Section
@@ -219,14 +230,11 @@ def mde_text(outcome: OutcomeLike) -> str:
 
 
 def needed_text(outcome: OutcomeLike) -> str:
-    """`73 questions`; "" where no number is known."""
-    if outcome.n_needed is None:
+    """`73 questions`; "" where no number is known, or none is needed: a check that passed is decided."""
+    if outcome.n_needed is None or outcome.status == "pass":
         return ""
     counted = METRICS[outcome.metric].counted if outcome.metric in METRICS else ""
-    if outcome.n_needed == 1:  # "pairs of requests" -> "pair of requests"
-        first, *rest = counted.split(" ")
-        counted = " ".join((first.removesuffix("s"), *rest))
-    return f"{number(outcome.n_needed)} {counted}".rstrip()
+    return f"{number(outcome.n_needed)} {counted_of(outcome.n_needed, counted)}".rstrip()
 
 
 def _worse(a: Entry, b: Entry) -> bool:

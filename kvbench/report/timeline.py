@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from kvbench.finding import BETTER, WORSE
 from kvbench.history import History, Line, Point
+from kvbench.report.candidate import count
 from kvbench.report.comparison import faults_of, finding_json, notes, runs_of, runs_table
 from kvbench.report.fmt import one_line, shown_row
 from kvbench.report.jsonout import strict
@@ -79,8 +80,8 @@ def headline(result: History) -> str:
     """`3 runs, 24 lines; 1 change: 1 worse; 2 breaks.`"""
     outcomes = [point.change.outcome for _, point in result.changes if point.change]
     breaks = sum(bool(point.broken) for line in result.lines for point in line.points)
-    said = f"{len(result.runs)} runs, {len(result.lines)} lines; {outcomes.count(WORSE)} worse, {outcomes.count(BETTER)} better"
-    return f"{said}; {breaks} breaks where runs are unlike." if breaks else f"{said}."
+    said = f"{len(result.runs)} runs, {count(len(result.lines), 'line')}; {outcomes.count(WORSE)} worse, {outcomes.count(BETTER)} better"
+    return f"{said}; {count(breaks, 'break')} where runs are unlike." if breaks else f"{said}."
 
 
 def show(result: History, paths: Sequence[Path] = (), file: TextIO | None = None) -> None:

@@ -15,6 +15,7 @@ import pytest
 if find_spec("lm_eval") is None:
     pytest.skip("lm-eval is not installed: pip install -e '.[lm-eval]'", allow_module_level=True)
 
+import torch
 from lm_eval.api.instance import Instance
 from typer.testing import CliRunner
 
@@ -24,6 +25,7 @@ from kvbench.cli import app
 from kvbench.engine.core import Engine
 from kvbench.errors import KvbenchError, Refused, UsageError
 from kvbench.lmeval import KvbenchLM, Unproven
+from kvbench.modelargs import dropped
 from kvbench.questions import Question, QuestionSet
 from kvbench.record import RunDir
 from kvbench.selftest import hops
@@ -168,6 +170,7 @@ def test_the_command_line_gives_the_scores_that_our_runner_stores(
                  "--output_path", str(tmp_path / "out"), "--log_samples"]  # fmt: skip
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
+    (proof,) = [line for line in done.stderr.splitlines() if line.startswith("kvbench: effective")]
     found = {}
     for subject in SUBJECTS:
         (path,) = (tmp_path / "out").rglob(f"samples_{subject}_*.jsonl")
@@ -186,6 +189,9 @@ def test_the_command_line_gives_the_scores_that_our_runner_stores(
     assert shown["engines"] == len(SUBJECTS)
     assert shown["reads"]["quantized_tokens"] == shown["reads"]["tokens"] == shown["reads"]["due_tokens"] > 0
     assert shown["partial"] == "random weights: plumbing only"
+    tokens = f"{shown['reads']['tokens']:,}"
+    assert proof.startswith("kvbench: effective kv_format int8_sym, weights native; verified (E1 ")
+    assert proof.endswith(f"; {tokens} of {tokens} tokens read from quantized pages.")
 
 
 # Nothing unproven leaves.
@@ -223,6 +229,52 @@ def test_a_decision_that_drops_the_format_is_withheld() -> None:
         lm = model()
     with pytest.raises(Unproven, match="int8_sym"):
         lm.loglikelihood(PAIRS[:1])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("kv_format", "native"), ("page_size", 32), ("model", "tiny-qwen2")]
+)
+def test_an_argument_that_the_cell_does_not_have_is_withheld(key: str, value: Any) -> None:
+    """The hop before the request: the resolver never hears of what was given."""
+    made = lmeval.cell_of
+    with patch.object(lmeval, "cell_of", lambda given, host: {**made(given, host), key: value}):
+        lm = model(page_size=16)
+    with pytest.raises(Unproven, match=f"was given, and the cell has {key}={value}"):
+        lm.loglikelihood(PAIRS[:1])
+
+
+def test_arguments_that_the_machine_settles_are_no_change(tmp_path: Path) -> None:
+    given = {
+        "pretrained": "tiny-llama",
+        "kv_format": "int8_static",
+        "scale": 1,
+        "device": "auto",
+        "dtype": "auto",
+    }
+    spec = {
+        "model": "tiny-llama",
+        "kv_format": "int8_static",
+        "scale": 1.0,
+        "device": "cpu",
+        "dtype": "float32",
+    }
+    assert dropped(given, spec) == ""
+    assert dropped({**given, "scale": "s.json"}, {**spec, "scale": {"k": [1.0], "v": [1.0]}}) == ""
+    assert dropped({**given, "device": "cuda"}, spec).startswith(
+        "device=cuda was given, and the cell has device=cpu"
+    )
+
+
+def test_a_gpu_that_is_not_there_is_a_sentence_and_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    monkeypatch.setattr(sys, "argv", ["kvbench"])
+    done = CliRunner().invoke(
+        app,
+        ["lm-eval", "--model", "kvbench", "--tasks", "arc_easy", "--model_args", "pretrained=tiny-llama,plumbing=true,device=cuda"],
+    )  # fmt: skip
+    assert done.exit_code == 3, done.output
+    assert "device cuda was asked for, and this machine has none" in done.stderr
 
 
 def test_without_an_engine_that_answered_there_are_no_results() -> None:

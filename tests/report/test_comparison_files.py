@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,8 @@ def test_a_slower_run_ends_with_1_and_is_said_everywhere(before: Path, after: Pa
     assert "Exit code 1." in result.output
     assert sentence.group() in is_alone(page.read_text(encoding="utf-8")).words
     assert escaped(sentence.group()) in notes.read_text(encoding="utf-8")
+    for words in (result.output, page.read_text(encoding="utf-8"), notes.read_text(encoding="utf-8")):
+        assert re.search(r"slower\s+\S?\[[\d.]+, [\d.]+\S?\]\s+beside\s+native", words)
     turned = kvbench("compare", after, before, "--only", "itl_ms", "-k", "int8_sym")
     assert "1 better" in turned.output
     assert turned.exit_code == 0, turned.output
@@ -243,9 +246,18 @@ def test_history_on_the_command_line(before: Path, after: Path, tmp_path: Path) 
     assert "▼ worse" in words
     assert page.read_text(encoding="utf-8").count("<svg") == 1
     assert "▼ worse" in notes.read_text(encoding="utf-8")
+    assert re.search(r"\b2 runs, 1 line; ", result.output)
     found = json.loads(kvbench("history", after, before, "--json").stdout)
     assert [run["path"] for run in found["runs"]] == [str(before), str(after)]
     assert [c["outcome"] for c in found["changes"] if c["cell"] == "cand"] == ["worse"]
+
+
+def test_one_line_and_one_break_are_singular() -> None:
+    result = history([stored(latency(1.05, repeats=40)), stored(latency(1.05, repeats=40), name="other")])
+    point = replace(result.lines[0].points[-1], broken="another machine")
+    one = replace(result, lines=(replace(result.lines[0], points=(point,)),))
+    assert timeline.headline(one).startswith("2 runs, 1 line; ")
+    assert timeline.headline(one).endswith("; 1 break where runs are unlike.")
 
 
 def test_plots_are_the_same_bytes_and_break_where_runs_are_unlike() -> None:

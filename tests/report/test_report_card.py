@@ -292,6 +292,60 @@ def test_what_it_is_worth_by_bytes_and_by_whole_intervals(passing, ratio, bytes_
     assert (a.word, a.tone) == (word, tone)
 
 
+SLOW, FAST, OPEN = (1.2, 1.1, 1.3), (0.8, 0.7, 0.9), (1.0, 0.9, 1.1)
+
+
+def timed(passing, *ratios):
+    """A run whose four cells have these ITL ratios, (value, low, high), None where not measured; no TTFT."""
+    given = iter(ratios)
+
+    def change(row):
+        if row.metric == "itl_ratio" and row.baseline and row.baseline != row.cell:
+            ratio = next(given)
+            return ratio and replace(row, value=ratio[0], low=ratio[1], high=ratio[2])
+        return None if row.metric == "ttft_ratio" else row
+
+    return passing.with_rows(change)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "word", "said"),
+    [
+        ((SLOW, SLOW, OPEN, OPEN), "bytes for time", "slower in 2, open in 2 of 4 cells"),
+        ((SLOW, FAST, OPEN, OPEN), "in part", "slower in 1, faster in 1, open in 2 of 4 cells"),
+        ((FAST, FAST, FAST, OPEN), "in part", "faster in 3, open in 1 of 4 cells"),
+        ((FAST, FAST, FAST, None), "in part", "faster in 3, not measured in 1 of 4 cells"),
+        ((OPEN, OPEN, OPEN, (0.8, None, None)), "in bytes", "open in 3, too few samples in 1 of 4 cells"),
+    ],
+)
+def test_cells_that_differ_are_mixed_only_where_some_are_faster_and_some_slower(passing, ratios, word, said):
+    a = answers(timed(passing, *ratios))["worth"]
+    assert a.word == word
+    assert f"Decoding: {said}." in a.sentence
+
+
+def test_the_worst_of_the_cells_counts_those_of_the_candidate_and_has_no_range_beside_a_nan(passing):
+    def itl(*ratios):
+        found = answers(timed(passing, *ratios))["worth"].figures
+        return next(f for f in found if f.name == "itl_ratio")
+
+    three = itl((1.1, 1.0, 1.2), (1.2, 1.1, 1.3), (1.3, 1.2, 1.4), None)
+    assert (three.shown.text, three.note) == ("1.300", "the worst of 3 of 4 cells: 1.100 to 1.300")
+    one = itl((1.1, 1.0, 1.2), None, None, None)
+    assert (one.note, one.where is None) == ("measured in 1 of 4 cells", False)
+    nan = itl((1.1, 1.0, 1.2), (math.nan, None, None), (1.3, 1.2, 1.4), (1.2, 1.1, 1.3))
+    assert (nan.shown.text, nan.note) == ("NaN", "the worst of all 4 cells")
+    assert replace(three, shown=replace(three.shown, n="n = 1")).counted == "pair of requests"
+
+
+def test_beside_a_baseline_that_failed_nothing_is_worth_it(passing, outcome):
+    native = passing.cell(kv_format="native")["id"]
+    bad = outcome("precision", "", native, "", "fail", None, "", "native: layer 3 K is stored as int8.")
+    a = answers(passing.with_verdict(bad, exit_code=1, word="fail"))["worth"]
+    assert (a.word, a.tone) == ("not shown", "inconclusive")
+    assert a.sentence == "What it is compared with failed: native: layer 3 K is stored as int8."
+
+
 def test_a_failed_limit_on_time_is_not_worth_it(passing, outcome):
     cell = passing.cell(kv_format="int8_sym")["id"]
     slow = outcome(

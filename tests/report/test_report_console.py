@@ -144,7 +144,10 @@ def test_a_divergence_that_was_not_seen_is_no_step(passing, printed, value, text
 
 
 def test_what_ratios_are_paired_with_is_said_under_their_table_alone(passing, printed):
-    note = "Ratios are paired with the baseline's requests that ran interleaved with the candidate's, not with the row above."
+    note = (
+        "Ratios are paired with the baseline's requests that ran interleaved with the candidate's; the row of native above is of its "
+        "own cell's requests, so the two need not agree."
+    )
     lines = printed(passing, io.StringIO()).splitlines()
     at = lines.index("Latency")
     assert lines[lines.index("", at) - 1] == note

@@ -72,6 +72,8 @@ def test_times_that_lie_far_apart_take_a_log_axis_and_the_caption_says_so(maker)
     itl, ttft = figure(view, "latency"), figure(view, "latency", 1)
     assert "logarithmic" in ttft.caption
     assert "logarithmic" not in itl.caption
+    own = "Native's line is of its own cell's requests, and a ratio is of the pairs that ran interleaved"
+    assert [own in found.caption for found in (itl, ttft)] == [True, True]
 
 
 # Bytes

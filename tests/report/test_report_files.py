@@ -58,6 +58,10 @@ def test_what_so_much_data_decides_stands_in_csv_json_and_page(passing, tmp_path
         (0.734567, 4321)
     }
     page = write_all(tmp_path, *made.args)[0].read_text()
+    assert '<td class="num">0.735 %</td><td class="num"></td>' in page  # it passed, so no more are needed
+    assert "4,321 tokens" not in page
+    open_ = tuple(replace(o, status="inconclusive") if o.n_needed else o for o in verdict.outcomes)
+    page = write_all(tmp_path, *replace(made, verdict=replace(verdict, outcomes=open_)).args)[0].read_text()
     assert '<td class="num">0.735 %</td><td class="num">4,321 tokens</td>' in page
 
 

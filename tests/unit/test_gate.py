@@ -523,6 +523,17 @@ def test_what_is_not_available_counts_only_where_a_required_check_needs_it() -> 
     )
 
 
+@pytest.mark.parametrize("required", [True, False])
+def test_required_false_forgives_neither_a_broken_check_nor_an_open_one(required: bool) -> None:
+    run = scored(spread=0.002)
+    (row,) = [r for r in run.rows() if r.metric == "ppl_delta_pct" and r.cell == CAND]
+    assert row.low is not None
+    assert row.high is not None
+    broken = check("ppl_delta_pct", row.high + 1, row.high + 2, required)
+    open_ = check("ppl_delta_pct", (row.low + row.high) / 2, row.high + 1, required)
+    assert [judge(run, RATIO, own).exit_code for own in (broken, open_)] == [1, 4]
+
+
 def test_a_task_that_did_not_run_is_exit_3() -> None:
     run = scored()
     run.records.pop()

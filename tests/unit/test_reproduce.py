@@ -20,6 +20,7 @@ from kvbench.reproduce import Ours, Rule, compare
 from kvbench.reproductions import TABLES, files, named
 from kvbench.shape import (
     AGREES,
+    COMPUTED,
     DIFFERS,
     LEFT_OUT,
     NOT_RUN,
@@ -273,7 +274,12 @@ def test_the_scale_sweep_is_an_order_of_tokens() -> None:
         return shape_of("int8_static/scale", made)
 
     good = sweep(0, 130)
-    assert (states(good), good.exit_code) == ([AGREES, AGREES, SHOWN, SHOWN, SHOWN], 0)
+    assert (states(good), good.exit_code) == ([COMPUTED, COMPUTED, SHOWN, SHOWN, SHOWN], 0)
+    found = Reproduced("int8_static scale", read(files(TABLES["int8_static/scale"])[0]), good, "", "", "", "")
+    assert "the shape agrees (2 computed from the published numbers, 3 shown)" in as_text(found)
+    assert "agrees: " not in as_text(found) + as_markdown(found)
+    assert as_json(found)["rows"][0]["state"] == "computed from the published numbers"
+    assert Shape(good.rows[:2], ()).exit_code == 3  # nothing was measured
     assert good.orders == (Order("gen_useful_tokens", 2, 0, ()),)
     assert good.rows[4].ratio == 1.3
     assert sweep(90, 20).exit_code == 1
@@ -350,6 +356,41 @@ def test_an_unknown_table_is_answered_with_the_known_ones() -> None:
     assert named("fp8", "itl").matrix == "fp8_itl.yaml"
     listed = json.loads(CliRunner().invoke(app, ["reproduce", "--list", "--json"]).stdout)
     assert list(listed) == [name.replace("/", " ") for name in TABLES]
+
+
+def test_a_run_that_every_gate_fails_agrees_with_nothing(tmp_path: Path) -> None:
+    """512 bytes moved from the payload to the scales: the sum is the published one, the parts are impossible."""
+    out = tmp_path / "run"
+    command = ["reproduce", "int8_sym", "page-bytes", "--json"]
+    done = CliRunner().invoke(app, [*command, "--out", str(out)])
+    assert (done.exit_code, json.loads(done.stdout)["faults"]) == (0, [])
+    for path in (out / "records").glob("*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["spec"]["kv_format"] == "int8_sym":
+            record["samples"]["layers"][0]["payload"] -= 512
+            record["samples"]["layers"][0]["scales"] += 512
+            path.write_text(json.dumps(record), encoding="utf-8")
+    broken = CliRunner().invoke(app, [*command, "--from", str(out)])
+    shown = json.loads(broken.stdout)
+    assert (broken.exit_code, shown["verdict"]) == (1, "the run is not what it was to be")
+    assert shown["rows"][0]["state"] == AGREES
+    assert any(fault.startswith("plausible: ") for fault in shown["faults"])
+
+
+def test_a_stored_run_is_of_its_own_models_and_takes_no_other_settings(tmp_path: Path) -> None:
+    matrix = tmp_path / "m.yaml"
+    matrix.write_text(
+        "name: m\nmodel: tiny-llama\naxes: {kv_format: [native, int8_sym], context: [16]}\n"
+        "engine: {device: cpu}\nrunners: {storage: {}}\n"
+    )
+    CliRunner().invoke(app, ["run", str(matrix), "--out", str(tmp_path / "run")])
+    command = ["reproduce", "int8_sym", "page-bytes", "--from", str(tmp_path / "run")]
+    shown = CliRunner().invoke(app, command).stdout
+    assert "not the published model: tiny-llama, as the run has it" in shown
+    for more in (["--model", "tiny-llama"], ["--set", "engine.page_size=32"]):
+        done = CliRunner().invoke(app, [*command, *more])
+        assert done.exit_code == 2
+        assert "--model and --set change nothing there" in done.stderr
 
 
 def test_hostile_words_are_shown_safely_and_json_has_everything(tmp_path: Path) -> None:
