@@ -5,12 +5,13 @@ A drill-down is a table of numbers without a drawing, and stands below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbench.report import numbers, plots, plots_quality, plots_speed
 from kvbench.report.agreementcurve import Passage
 from kvbench.report.divergence import LEVELS
+from kvbench.report.fmt import one_line
 from kvbench.report.numbers import Grid
 from kvbench.report.series import PARTS, STORED, crowded, wide
 from kvbench.report.svg import COLOURS, mark
@@ -33,12 +34,17 @@ class Figure:
 
 
 def figures(view: View) -> tuple[Figure, ...]:
-    """In the order in which they stand within a section."""
-    return tuple(
-        found
-        for of in (_bytes, _times, _roof, _products, _sweep, _kld, _layers, _agreement, _health)
-        for found in of(view)
-    )
+    """In the order in which they stand within a section. What cannot be drawn is one with words alone: it must not cost the verdict."""
+    found: list[Figure] = []
+    for section, of in _DRAWN:
+        try:
+            found += list(of(view))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+            said = one_line(f"{type(e).__name__}: {e}", 200)
+            found.append(
+                Figure(section, "", f"A plot is missing here: its numbers cannot be drawn ({said}).", (), ())
+            )
+    return tuple(found)
 
 
 def drilldowns(view: View) -> Mapping[str, Sequence[Grid]]:
@@ -213,3 +219,16 @@ def _health(view: View) -> Iterator[Figure]:
         caption += f" Not drawn, for it is 0 in every layer: {', '.join(idle)}."
     svg = plots_quality.health_svg(lines, "Numeric health of K and V by layer")
     yield Figure("health", svg, caption, _legend([line.name for line in lines]), numbers.health(lines))
+
+
+_DRAWN: tuple[tuple[str, Callable[[View], Iterator[Figure]]], ...] = (
+    ("storage", _bytes),
+    ("latency", _times),
+    ("latency", _roof),
+    ("gemm", _products),
+    ("quality", _sweep),
+    ("quality", _kld),
+    ("sensitivity", _layers),
+    ("agreement", _agreement),
+    ("health", _health),
+)

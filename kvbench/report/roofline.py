@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from statistics import median
 from typing import Any
 
@@ -61,7 +62,7 @@ def roof(run: Run, labels: Labels) -> Roof | None:
         found = []
         for cell in task["cells"] if arms and reads else ():
             itl, rate = rows.get((cell, "itl_ms")), rows.get((cell, "decode_read_gb_s"))
-            if cell in labels.cells and itl and rate and itl.value and rate.value:
+            if cell in labels.cells and itl and rate and _positive(itl.value) and _positive(rate.value):
                 label = labels.cell(cell)
                 share = rows.get((cell, "decode_bandwidth_share"))
                 line = label.without("batch", "context")
@@ -80,3 +81,8 @@ def roof(run: Run, labels: Labels) -> Roof | None:
         copies, reasons = [], [*reasons, f"the records that timed a copy {separate}"]
     points.sort(key=lambda point: labels.rank(point.label))
     return Roof(tuple(points), tuple(copies), "; ".join(dict.fromkeys(reasons)), tuple(sorted(caches)))
+
+
+def _positive(value: float | None) -> bool:
+    """Whether it has a place on a logarithmic axis."""
+    return value is not None and isfinite(value) and value > 0

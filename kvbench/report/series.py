@@ -105,7 +105,13 @@ def _series(
     lines: dict[str, list[TimePoint]] = {}
     of_line: dict[str, list[Mapping[str, Any]]] = {}
     for row in sorted(run.rows, key=lambda row: labels.rank(labels.cell(row.cell))):
-        if row.metric == metric and row.value is not None and row.cell in labels.cells:
+        # What is no number has no place on an axis; its check fails, and the table has it.
+        if (
+            row.metric == metric
+            and row.value is not None
+            and isfinite(row.value)
+            and row.cell in labels.cells
+        ):
             spec = labels.cells[row.cell]["spec"]
             repeats, interval = found.get(row.cell, ((), None))
             low, high = (row.low, row.high) if row.low is not None else interval or (None, None)

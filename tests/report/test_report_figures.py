@@ -1,5 +1,6 @@
 """Figures of times, bytes, health and speed limits out of made-up records, and the page: exact numbers, absent where nothing was measured."""
 
+import math
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -369,3 +370,22 @@ def test_a_hundred_cells_with_every_sample_stay_under_two_megabytes(maker):
     page = render(view)
     assert {f.section for f in figures(view)} == {"storage", "latency", "quality", "agreement", "health"}
     assert len(page.encode()) < 2_000_000
+
+
+def test_times_that_are_no_numbers_cost_their_plot_and_no_verdict(passing, monkeypatch):
+    """A NaN reaches the gate as a NaN; the page around it still stands."""
+    lost = passing.with_rows(
+        lambda row: (
+            replace(row, value=math.nan) if row.metric in ("itl_ms", "ttft_ms", "decode_read_gb_s") else row
+        )
+    )
+    page = render(build(*lost.args))
+    assert "Latency" in page
+
+    def broken(*_):
+        raise ValueError("Axis limits cannot be NaN or Inf")
+
+    monkeypatch.setattr("kvbench.report.plots.times_svg", broken)
+    assert "A plot is missing here: its numbers cannot be drawn (ValueError: Axis limits" in render(
+        build(*passing.args)
+    )
