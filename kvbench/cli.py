@@ -43,6 +43,7 @@ app = typer.Typer(
     add_completion=True,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # the boxes leave 17 of 80 columns to the words
     help="Proves which precision an engine ran in, measures what it costs and gains, and judges whether it may ship.",
 )
 

@@ -34,6 +34,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def epilog(command: str) -> str | None:
-    """The end of a command's help: each example a paragraph of its own. Square brackets would be markup to the help's printer."""
+    """The end of a command's help, a line an example; \\b keeps the help's printer from filling the lines anew."""
     examples = EXAMPLES.get(command)
-    return "\n\n".join([f"Example{'s' if len(examples) > 1 else ''}:", *examples]) if examples else None
+    if not examples:
+        return None
+    return "\n".join(
+        ["\b", f"Example{'s' if len(examples) > 1 else ''}:", *(f"  {line}" for line in examples)]
+    )
