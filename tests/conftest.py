@@ -5,6 +5,9 @@ KVBENCH_REQUIRE_GPU=1, as on a CI machine that is to have one, they fail.
 """
 
 import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -26,3 +29,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if says_yes(os.environ.get(REQUIRE_GPU)):
             pytest.fail(f"{REQUIRE_GPU} is set, and there is no CUDA device here", pytrace=False)
         pytest.skip("needs a CUDA device")
+
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+# As root, without a GPU, and without a word to anyone.
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A headless Chromium, one a process: Playwright starts once in each.
+
+    Skipped where none is found, unless KVBENCH_REQUIRE_BROWSER=1: then its absence is a failure.
+    """
+    from playwright.sync_api import sync_playwright
+
+    path = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if path is None and os.environ.get("KVBENCH_REQUIRE_BROWSER") != "1":
+        pytest.skip(f"needs a Chromium on the PATH ({', '.join(CHROMIUM)}); Debian: apt install chromium")
+    assert path, f"KVBENCH_REQUIRE_BROWSER=1, and none of {', '.join(CHROMIUM)} is on the PATH"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield browser
+        browser.close()

@@ -1,28 +1,18 @@
-"""A headless Chromium, and pages of made-up runs and of one real one, each written once.
-
-Skipped where no Chromium is found, unless KVBENCH_REQUIRE_BROWSER=1: then its absence is a failure.
-"""
+"""Pages of made-up runs and of one real one, each written once, for the Chromium of tests/conftest.py."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from kvbench.report.html import render
 from kvbench.report.view import build
 from tests.report.conftest import fail, make
 from tests.report.hostile import hostile
-
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-# As root, without a GPU, and without a word to anyone.
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync"]  # fmt: skip
 
 # Markup, handlers, formulas, a newline, Chinese, a direction override and 500 characters without a place to break, in one name.
 NASTY = (
@@ -41,18 +31,6 @@ runners:
 """
 
 Open = Callable[..., Page]
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
-    path = next(filter(None, map(shutil.which, NAMES)), None)
-    if path is None and os.environ.get("KVBENCH_REQUIRE_BROWSER") != "1":
-        pytest.skip(f"needs a Chromium on the PATH ({', '.join(NAMES)}); Debian: apt install chromium")
-    assert path, f"KVBENCH_REQUIRE_BROWSER=1, and none of {', '.join(NAMES)} is on the PATH"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")

@@ -89,12 +89,12 @@ def test_a_run_that_was_moved_is_judged_by_the_policy_it_keeps(job: Job, tmp_pat
     moved = (tmp_path / "out").rename(tmp_path / "moved")
     policy = tmp_path / "gate.yaml"
     policy.write_text(GATE.replace("at_most: 0.7", "at_most: 0.1"))
-    assert (
-        CliRunner().invoke(app, ["gate", str(moved)]).exit_code == 1
-    )  # the policy that the matrix names, where it is
-    policy.unlink()
     again = CliRunner().invoke(app, ["gate", str(moved)])
     assert again.exit_code == 0, again.output
+    assert "differs from it. To judge by that: --gate" in again.stderr
+    assert CliRunner().invoke(app, ["gate", str(moved), "--gate", str(policy)]).exit_code == 1
+    policy.unlink()
+    assert CliRunner().invoke(app, ["gate", str(moved)]).exit_code == 1  # by the one that judged last
     assert CliRunner().invoke(app, ["report", str(moved)]).exit_code == 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -280,25 +279,22 @@ def test_many_lines_are_told_apart_in_several_plots() -> None:
 
 @pytest.mark.browser
 @pytest.mark.parametrize("scripts", [True, False])
-def test_pages_in_a_browser(before: Path, after: Path, tmp_path: Path, scripts: bool) -> None:
+def test_pages_in_a_browser(before: Path, after: Path, tmp_path: Path, scripts: bool, chromium: Any) -> None:
     """Nothing is fetched, no script is needed, and axe finds nothing."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    browser_path = shutil.which("chromium") or pytest.skip("no Chromium is installed")
+    from axe_playwright_python.sync_playwright import Axe
+
     pages = [tmp_path / "c.html", tmp_path / "h.html"]
     kvbench("compare", before, after, "--html", pages[0])
     kvbench("history", before, after, "--html", pages[1])
-    with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
-        context = browser.new_context(java_script_enabled=scripts, bypass_csp=scripts)
-        asked: list[str] = []
-        for path in pages:
-            page = context.new_page()
-            page.on("request", lambda request: asked.append(request.url))
-            page.goto(path.as_uri())
-            assert page.locator("h1").count() == 1
-            assert page.get_by_text("% slower [").first.is_visible()
-            if scripts:
-                assert axe.Axe().run(page).response["violations"] == []
-        assert asked == [path.as_uri() for path in pages]
-        browser.close()
+    context = chromium.new_context(java_script_enabled=scripts, bypass_csp=scripts)
+    asked: list[str] = []
+    for path in pages:
+        page = context.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(path.as_uri())
+        assert page.locator("h1").count() == 1
+        assert page.get_by_text("% slower [").first.is_visible()
+        if scripts:
+            assert Axe().run(page).response["violations"] == []
+    assert asked == [path.as_uri() for path in pages]
+    context.close()
