@@ -22,6 +22,7 @@ from kvbench.finding import (
     Finding,
     spoken,
 )
+from kvbench.history import History
 from kvbench.likeness import Stored
 from kvbench.metrics import METRICS, Row
 from kvbench.report.fmt import counted_of, one_line, shown
@@ -201,15 +202,20 @@ def show(
     )
 
 
+def head_json(result: Comparison | History) -> dict[str, Any]:
+    """What stands before any number: the runs, what is wrong with them, what differs beside the numbers."""
+    names = ("name", "path", "matrix", "created_at")
+    return {
+        "runs": [dict(zip(names, run, strict=True)) for run in runs_of(result.runs)],
+        "faults": [{"run": run, "sentence": sentence} for run, sentence in result.faults],
+        "named": list(result.named),
+    }
+
+
 def as_json(result: Comparison) -> dict[str, Any]:
     """Keys: runs, faults, named, findings, outcomes (counts), margins, word, exit_code. Strict JSON: a NaN is its word."""
     return {
-        "runs": [
-            dict(zip(("name", "path", "matrix", "created_at"), run, strict=True))
-            for run in runs_of(result.runs)
-        ],
-        "faults": [{"run": run, "sentence": sentence} for run, sentence in result.faults],
-        "named": list(result.named),
+        **head_json(result),
         "findings": [finding_json(finding) for finding in result.findings],
         "outcomes": dict(Counter(finding.outcome for finding in result.findings)),
         "margins": MARGINS

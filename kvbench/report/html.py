@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvbench import __version__
+from kvbench.report import standalone
 from kvbench.report.budget import LIMIT, STEPS, shorter
 from kvbench.report.figures import Figure, drilldowns, figures
 from kvbench.report.fmt import one_line
@@ -34,26 +34,17 @@ def render(view: View) -> str:
 
 def page(view: View, drawings: Sequence[Figure]) -> str:
     """The view as one page. Everything that came from outside is escaped; only our own style, script and plots are not."""
-    import jinja2
     from markupsafe import Markup
 
-    env = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     script = (_HERE / "page.js").read_text(encoding="utf-8")
-    return env.get_template("page.html.j2").render(
+    return standalone.page(
+        "page.html.j2",
         view=view,
         script=Markup(script),
         script_hash=_csp_hash(script),
-        css=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
         figures=drawings,
         drilldowns=drilldowns(view),
         source=_yaml(view.reproduce.source),
-        version=__version__,
     )
 
 

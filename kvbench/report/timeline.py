@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from kvbench.finding import BETTER, WORSE
 from kvbench.history import History, Line, Point
 from kvbench.report.candidate import count
-from kvbench.report.comparison import faults_of, finding_json, notes, runs_of, runs_table
+from kvbench.report.comparison import faults_of, finding_json, head_json, notes, runs_of, runs_table
 from kvbench.report.fmt import one_line, shown_row
 from kvbench.report.jsonout import strict
 from kvbench.report.markdown import escaped, table
@@ -118,12 +118,7 @@ def as_json(result: History) -> dict[str, Any]:
     """Keys: runs, faults, named, lines (metric, variant, place, segments of points), changes. Strict JSON."""
     names = [run.name for run in result.runs]
     return {
-        "runs": [
-            dict(zip(("name", "path", "matrix", "created_at"), run, strict=True))
-            for run in runs_of(result.runs)
-        ],
-        "faults": [{"run": run, "sentence": sentence} for run, sentence in result.faults],
-        "named": list(result.named),
+        **head_json(result),
         "lines": [
             {
                 "metric": line.metric,
