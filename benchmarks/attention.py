@@ -48,8 +48,8 @@ from benchmarks.attention_data import (
 from benchmarks.attention_entries import COMPILED, PEERS, Call, Entry, own_entry
 from benchmarks.attention_goals import GOALS, Row, evaluate, table
 from benchmarks.goals import as_json, chosen, goal_lines
-from kvbench.formats import KV_FORMATS
-from kvbench_kernels.quantize import DYNAMIC, QUANTIZE
+from kvbench.formats.kv import KV_FORMATS
+from kvbench_kernels.kv.quantize import DYNAMIC, QUANTIZE
 
 REPLAYS = 4  # a sample
 CELLS = "1x1024,1x16384,1x131072,8x4096,8x16384,8x32768,32x8192,64x1024,64x4096,64x8192,mixed"
@@ -205,7 +205,7 @@ def _prepare_write(fmt: str, k: Tensor, v: Tensor, slots: Tensor, pages: int) ->
     ]
     health = torch.zeros(3, dtype=torch.int64, device=DEVICE)
     try:
-        from kvbench_kernels.write import paged_write
+        from kvbench_kernels.kv.write import paged_write
 
         calls = [
             lambda s=s: paged_write(fmt, k[s], v[s], slots[s], *store, *scales, health)  # type: ignore[misc]

@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from kvbench.formats import KV_FORMATS, KVShape, kv_bytes, pages_for
-from kvbench_kernels.quantize import DYNAMIC, QUANTIZE, dequantize
+from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes, pages_for
+from kvbench_kernels.kv.quantize import DYNAMIC, QUANTIZE, dequantize
 
 Q_HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
 SCALING = HEAD_DIM**-0.5

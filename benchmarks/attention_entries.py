@@ -18,7 +18,7 @@ from benchmarks.attention_data import (
     Data,
     bytes_of,
 )
-from kvbench_kernels.quantize import DYNAMIC
+from kvbench_kernels.kv.quantize import DYNAMIC
 
 Call = Callable[[], Tensor]
 
@@ -45,7 +45,7 @@ class Entry:
 
 def ours(data: Data, fmt: str, splits: int | None) -> Callable[..., Tensor]:
     """The kernel that the engine takes: call(q, k_pages, v_pages, k_scale, v_scale, pages, lengths, scaling) -> out."""
-    from kvbench_kernels import route
+    from kvbench_kernels.attention import route
     from kvbench_kernels.support import AttentionNeeds, interpreting
 
     needs = AttentionNeeds(

@@ -41,16 +41,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.goals import Finding, Goal, as_json, chosen, finding, goal_lines
-from kvbench.cells import CELL_KEYS
-from kvbench.decision import request_of, resolve
-from kvbench.engine.core import Engine
-from kvbench.engine.load import LoadedModel, load_model
-from kvbench.formats import KV_FORMATS, WEIGHT_FORMATS, KVShape
-from kvbench.runners.chunking import SIZE, Chunk
-from kvbench.runners.feed import budget, packed
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.load import LoadedModel, load_model
+from kvbench.formats.kv import KV_FORMATS, WEIGHT_FORMATS, KVShape
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.resolve import request_of, resolve
 from kvbench.runners.latency import EngineArm, random_prompts
-from kvbench.runners.likelihood import logprobs
 from kvbench.runners.perplexity import Pass
+from kvbench.runners.text.chunking import SIZE, Chunk
+from kvbench.runners.text.feed import budget, packed
+from kvbench.runners.text.likelihood import logprobs
 from kvbench.runners.timing import Arm, measure
 from kvbench_kernels.support import GEMMS
 

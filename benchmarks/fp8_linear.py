@@ -16,7 +16,7 @@ The result of every call is compared with float32 products before anything is ti
 where x is quantized also with the quantized operands (printed for all, and a bound for ours). An entry that is wrong has
 no time. Then the entries take turns, forwards and backwards, for `rounds` rounds; median, smallest and largest are kept.
 B, the copy bandwidth, is measured before and after. The goals are a table (`GOALS`), each printed as reached, missed or
-not measured. The last lines are the fastest path of each shape, for `kvbench_kernels.fp8_route`. Exit status 1
+not measured. The last lines are the fastest path of each shape, for `kvbench_kernels.gemm.fp8_route`. Exit status 1
 when a path of ours was wrong or did not run.
 """
 
@@ -53,7 +53,7 @@ from benchmarks.fp8_linear_goals import (
     suggested_route,
 )
 from benchmarks.goals import as_json, chosen, goal_lines
-from kvbench_kernels.fp8_route import W8A8
+from kvbench_kernels.gemm.fp8_route import W8A8
 
 QWEN = "qkv,o,gate_up,down"
 ROWS = "1,2,4,8,16,32,64,96,128,256,512,1024,2048,4096,8192"
@@ -133,8 +133,8 @@ def prepare(case: Case, shape: str, entry: Entry, bind: Callable[[], Bound]) -> 
 
 
 def routed_path(case: Case, dtype: str) -> str:
-    from kvbench_kernels.fp8_linear import target_of
-    from kvbench_kernels.fp8_route import route
+    from kvbench_kernels.gemm.fp8_linear import target_of
+    from kvbench_kernels.gemm.fp8_route import route
 
     return route(case.m, case.weights.n, case.weights.k, dtype, target_of(case.x.device))
 

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from kvbench_kernels.blockwise import (
+from kvbench_kernels.gemm.blockwise import (
     dequantize_activation,
     dequantize_blocks,
     quantize_activation_torch,

@@ -41,19 +41,19 @@ def reason(answer: Accepted | Rejected) -> str:
 
 
 def _takes_w8a16(m: int, n: int, k: int, dtype: str) -> str:
-    from kvbench_kernels.w8a16_config import supports_w8a16
+    from kvbench_kernels.gemm.w8a16_config import supports_w8a16
 
     return reason(supports_w8a16(m, n, k, dtype))
 
 
 def _takes_w8a8(m: int, n: int, k: int, dtype: str) -> str:
-    from kvbench_kernels.w8a8_config import supports_w8a8
+    from kvbench_kernels.gemm.w8a8_config import supports_w8a8
 
     return reason(supports_w8a8(m, n, k, dtype))
 
 
 def _takes_hopper(m: int, n: int, k: int, dtype: str) -> str:
-    from kvbench_kernels.hopper_gemm_config import supports_hopper_gemm
+    from kvbench_kernels.gemm.hopper_gemm_config import supports_hopper_gemm
 
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         return "It is for compute capability 9.0."
@@ -62,7 +62,7 @@ def _takes_hopper(m: int, n: int, k: int, dtype: str) -> str:
 
 def routed(weights: Weights) -> Bound:
     """What a model runs."""
-    from kvbench_kernels.fp8_linear import fp8_linear
+    from kvbench_kernels.gemm.fp8_linear import fp8_linear
 
     return lambda x: _each(weights, lambda s: fp8_linear(x, weights.codes[s], weights.scales[s]))
 
@@ -71,7 +71,7 @@ def path(name: str) -> Callable[[Weights], Bound]:
     """One path of `fp8_linear`, quantization of x included, whatever the route says."""
 
     def bind(weights: Weights) -> Bound:
-        from kvbench_kernels import fp8_linear
+        from kvbench_kernels.gemm import fp8_linear
 
         run = fp8_linear._PATHS[name]  # type: ignore[index]
         return lambda x: _each(weights, lambda s: run(x, weights.codes[s], weights.scales[s], None))
@@ -83,7 +83,7 @@ def product(name: str) -> Callable[[Weights], Bound]:
     """One path's product on an x that is quantized already."""
 
     def bind(weights: Weights) -> Bound:
-        from kvbench_kernels.activation import quantize_activation
+        from kvbench_kernels.gemm.activation import quantize_activation
 
         run = _multiplier(name)
 
@@ -100,10 +100,10 @@ def product(name: str) -> Callable[[Weights], Bound]:
 
 def _multiplier(name: str) -> Callable[..., Tensor]:
     if name == "hopper":
-        from kvbench_kernels.hopper_gemm import hopper_w8a8
+        from kvbench_kernels.gemm.hopper_gemm import hopper_w8a8
 
         return hopper_w8a8
-    from kvbench_kernels.w8a8 import w8a8
+    from kvbench_kernels.gemm.w8a8 import w8a8
 
     return w8a8
 
@@ -138,8 +138,8 @@ def cublas(weights: Weights) -> Bound:
 
 def quantized_tight(x: Tensor) -> tuple[Tensor, Tensor]:
     """As our quantizer gives x [M, K], but the columns of scales a multiple of 4 apart and no further, as peers want them."""
-    from kvbench_kernels.activation import quantize_activation
-    from kvbench_kernels.blockwise import blocks
+    from kvbench_kernels.gemm.activation import quantize_activation
+    from kvbench_kernels.gemm.blockwise import blocks
 
     m, k = x.shape
     room = torch.empty(blocks(k), -(-m // 4) * 4, dtype=torch.float32, device=x.device)

@@ -209,7 +209,7 @@ PATHS = ("w8a16", "w8a8", "hopper")
 
 
 def suggested_route(rows: Sequence[Row]) -> list[str]:
-    """For `MEASURED` of `kvbench_kernels.fp8_route`: the fastest path of each shape at the rows that were measured."""
+    """For `MEASURED` of `kvbench_kernels.gemm.fp8_route`: the fastest path of each shape at the rows that were measured."""
     fastest: dict[tuple[int, int, str], list[str]] = {}
     for here in by_cell(rows).values():
         timed = [row for entry in PATHS if (row := here.get(entry)) and row.us is not None]

@@ -29,18 +29,18 @@ from typing import Any
 
 import torch
 
-from kvbench.cells import CELL_KEYS
-from kvbench.decision import Request, resolve
-from kvbench.engine.core import Engine
-from kvbench.engine.load import LoadedModel, load_model
-from kvbench.questions import SOURCES, Question, QuestionSet, questions
+from kvbench.data.questions import SOURCES, Question, QuestionSet, questions
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.load import LoadedModel, load_model
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.resolve import Request, resolve
+from kvbench.matrix.runners import RUNNERS
 from kvbench.runners import mcq
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.encode import Pair, bos_ids
-from kvbench.runners.encoder import Encoder
-from kvbench.runners.prompts import LETTERS, TEMPLATES, spread
-from kvbench.runners.scoring import capacity, group, score
-from kvbench.tasks import RUNNERS
+from kvbench.runners.text.encode import Pair, bos_ids
+from kvbench.runners.text.encoder import Encoder
+from kvbench.runners.text.prompts import LETTERS, TEMPLATES, spread
+from kvbench.runners.text.scoring import capacity, group, score
 
 # Where lm-eval keeps a subject's task file, below its `tasks` folder, and the splits that the file names.
 PEER_FILES = {

@@ -22,11 +22,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvbench.cells import CELL_KEYS
-from kvbench.data import corpus
-from kvbench.decision import Request, resolve
-from kvbench.engine.core import Engine
-from kvbench.engine.load import load_model
+from kvbench.data.fingerprint import corpus
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.load import load_model
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.resolve import Request, resolve
 
 CHUNK = 512
 

@@ -28,11 +28,13 @@ from torch import Tensor
 
 from benchmarks import sanitize_weights
 from benchmarks.goals import chosen
-from kvbench.engine.layer import allocate_layer
-from kvbench.formats import KV_FORMATS, KVShape
-from kvbench_kernels import decode, gather, hopper_plan, prefill, skinny_config, skinny_linear, twins, write
+from kvbench.engines.reference.kv.layer import allocate_layer
+from kvbench.formats.kv import KV_FORMATS, KVShape
+from kvbench_kernels.attention import decode, hopper_plan, prefill, twins
+from kvbench_kernels.attention.route import decode_kernel
+from kvbench_kernels.gemm import skinny_config, skinny_linear
+from kvbench_kernels.kv import gather, write
 from kvbench_kernels.launches import record
-from kvbench_kernels.route import decode_kernel
 from kvbench_kernels.support import AttentionNeeds
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there by the interpreter: TRITON_INTERPRET=1
@@ -154,7 +156,7 @@ def attention(fmt: str, q_heads: int, kv_heads: int, dim: int) -> int:
 
 def hopper_tilings(fmt: str) -> int:
     """Every tiling of the Hopper kernel: one program along a sequence, some, and so many that parts are merged twice."""
-    from kvbench_kernels.hopper_decode import paged_decode_hopper
+    from kvbench_kernels.attention.hopper_decode import paged_decode_hopper
 
     wrong = 0
     for dim in hopper_plan.HEAD_DIMS:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench_kernels import activation, blockwise, w8a8, w8a8_config, w8a16, w8a16_config
+from kvbench_kernels.gemm import activation, blockwise, w8a8, w8a8_config, w8a16, w8a16_config
 from kvbench_kernels.launches import record
 
 Share = tuple[int, int]  # (i, n): every n-th case from the i-th on
@@ -101,7 +101,7 @@ def hopper(device: str, dtype: torch.dtype, report: Report, share: Share = (0, 1
     """Every kind of tiling of the Hopper kernel with two stages, with a bias and shared tiles or without, and those that were measured."""
     if device != "cuda" or torch.cuda.get_device_capability()[0] != 9:
         return 0
-    from kvbench_kernels import hopper_gemm, hopper_gemm_config
+    from kvbench_kernels.gemm import hopper_gemm, hopper_gemm_config
 
     wrong = 0
     cases: list[tuple[hopper_gemm.HopperTiling, bool]] = []

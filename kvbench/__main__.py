@@ -1,5 +1,5 @@
 """`python -m kvbench`."""
 
-from kvbench.cli import main
+from kvbench.cli.main import main
 
 main()

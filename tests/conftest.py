@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.ci import REQUIRE_GPU, says_yes
+from kvbench.machine.ci import REQUIRE_GPU, says_yes
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported, in every test process

@@ -11,7 +11,7 @@ HEAD_DIMS = range(16, 257, 16)
 NO_GPU = "The Triton kernels need a CUDA device, and the cache is on {!r}; use torch."
 DTYPES = ("float16", "bfloat16", "float32")
 MAX_SPLITS = 256  # programs along a sequence of a decode
-# What a matrix may ask of an FP8 linear layer's product (`kvbench_kernels.fp8_route` says what each is).
+# What a matrix may ask of an FP8 linear layer's product (`kvbench_kernels.gemm.fp8_route` says what each is).
 GEMMS = ("auto", "reference", "w8a16", "w8a8")
 
 

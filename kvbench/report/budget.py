@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvbench.report.notices import Notice
-from kvbench.report.tables import Line, MetricTable
+from kvbench.report.sections.notices import Notice
+from kvbench.report.sections.tables import Line, MetricTable
 from kvbench.report.view import View
 
 LIMIT = 2_000_000  # bytes

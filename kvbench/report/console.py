@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kvbench.metrics import Row
-from kvbench.record import Record
-from kvbench.report.findings import Finding
-from kvbench.report.fmt import NOT_MEASURED
-from kvbench.report.labels import Label
+from kvbench.metrics.collect import Row
+from kvbench.records.record import Record
+from kvbench.render.labels import Label
+from kvbench.render.numbers import NOT_MEASURED
 from kvbench.report.model import VerdictLike
-from kvbench.report.precision import ChoiceLine
-from kvbench.report.tables import Entry, MetricTable
+from kvbench.report.sections.findings import Finding
+from kvbench.report.sections.precision import ChoiceLine
+from kvbench.report.sections.tables import Entry, MetricTable
 from kvbench.report.view import View, build
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvbench.report.fmt import exact
-from kvbench.report.labels import Labels
+from kvbench.render.labels import Labels
+from kvbench.render.numbers import exact
 from kvbench.report.model import Run
-from kvbench.report.precision import PrecisionLine, precision_lines
-from kvbench.report.tables import worst_checks
+from kvbench.report.sections.precision import PrecisionLine, precision_lines
+from kvbench.report.sections.tables import worst_checks
 
 # What spreadsheets take for the start of a formula, their full-width forms included.
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")

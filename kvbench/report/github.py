@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.metrics import Row
-from kvbench.record import Record
-from kvbench.report.fmt import one_line
-from kvbench.report.labels import Labels
+from kvbench.metrics.collect import Row
+from kvbench.records.record import Record
+from kvbench.render.labels import Labels
+from kvbench.render.numbers import one_line
 from kvbench.report.markdown import escaped, head, sections
-from kvbench.report.model import OutcomeLike, Run, VerdictLike
+from kvbench.report.model import OutcomeLike, Run, VerdictLike, worst
 from kvbench.report.places import Place, places_of
 from kvbench.report.view import View, build
-from kvbench.report.worst import worst
 
 MOST = 10  # annotations of a kind that GitHub shows of a step
 SUMMARY_BYTES = 2**20

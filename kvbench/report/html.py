@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from kvbench.render.numbers import one_line
 from kvbench.report import standalone
 from kvbench.report.budget import LIMIT, STEPS, shorter
-from kvbench.report.figures import Figure, drilldowns, figures
-from kvbench.report.fmt import one_line
+from kvbench.report.figures.page import Figure, drilldowns, figures
 from kvbench.report.view import View
 
 _HERE = Path(__file__).parent

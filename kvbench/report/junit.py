@@ -18,11 +18,11 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvbench.cells import one_model
-from kvbench.guards import DEVICE, SKIPPED
-from kvbench.report.fmt import one_line, plain
+from kvbench.gate.builtin_checks import DEVICE, SKIPPED
+from kvbench.matrix.cells import one_model
+from kvbench.render.numbers import one_line, plain
 from kvbench.report.model import OutcomeLike, Run, model_digests, verdict_word
-from kvbench.report.notices import headline
+from kvbench.report.sections.notices import headline
 
 if TYPE_CHECKING:
     from junitparser import TestCase

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.report.findings import Finding
-from kvbench.report.fmt import NOT_MEASURED, one_line
-from kvbench.report.labels import Label, Labels
-from kvbench.report.model import OutcomeLike, Run
-from kvbench.report.tables import Entry, MetricTable, limit_text, mde_text, needed_text, value_text
+from kvbench.render.labels import Label, Labels
+from kvbench.render.numbers import NOT_MEASURED, one_line
+from kvbench.report.model import OutcomeLike, Run, worst
+from kvbench.report.sections.findings import Finding
+from kvbench.report.sections.tables import Entry, MetricTable, limit_text, mde_text, needed_text, value_text
 from kvbench.report.view import View
-from kvbench.report.worst import worst
 
 MOST = 10  # checks in the first table, and places under one finding
 NAME_LIMIT = 120  # characters of a name in a table

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from kvbench.metrics import Row
-from kvbench.record import Record
-from kvbench.verdict import NOT_JUDGED, PASS
+from kvbench.gate.verdict import NOT_JUDGED, PASS
+from kvbench.metrics.collect import Row
+from kvbench.records.record import Record
 
 
 class OutcomeLike(Protocol):
@@ -71,7 +71,7 @@ _FACT_METRICS = (
 
 @dataclass(frozen=True)
 class Run:
-    """manifest: `run.json`; records in task order; rows as `kvbench.metrics.derive` gives them; the verdict."""
+    """manifest: `run.json`; records in task order; rows as `kvbench.metrics.collect.derive` gives them; the verdict."""
 
     manifest: Mapping[str, Any]
     records: Sequence[Record]
@@ -112,3 +112,19 @@ def model_digests(manifest: Mapping[str, Any]) -> str:
     """Of the contents of every model that the run's tasks are of, native ones too; "" where an old run keeps none."""
     found = (task.get("digests") or {} for task in manifest["tasks"])
     return ", ".join(dict.fromkeys(str(d[key]) for d in found for key in ("model", "native") if d.get(key)))
+
+
+# What each status does to the exit code, gravest first: 1, then 4, then 3.
+_ORDER = ("fail", "inconclusive", "not_evaluated")
+
+
+def counts(outcome: OutcomeLike) -> bool:
+    """Whether an outcome keeps the exit code from being 0 (`kvbench.gate.verdict.exit_code_of`)."""
+    return outcome.status in ("fail", "inconclusive") or (
+        outcome.status == "not_evaluated" and outcome.required
+    )
+
+
+def worst(outcomes: Iterable[OutcomeLike]) -> list[OutcomeLike]:
+    """Failures, then what is inconclusive, then what was not evaluated and had to be; the gate's order within each."""
+    return sorted(filter(counts, outcomes), key=lambda outcome: _ORDER.index(outcome.status))

@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvbench.cellkeys import CELL_OPTIONS
-from kvbench.record import SCHEMA_VERSION
+from kvbench.matrix.keys import CELL_OPTIONS
+from kvbench.records.record import SCHEMA_VERSION
 from kvbench.report.csv import long_lines, wide_lines
 from kvbench.report.model import Run, verdict_word
 

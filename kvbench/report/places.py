@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.document import Document
 from kvbench.errors import UsageError
-from kvbench.metrics import METRICS
+from kvbench.matrix.document import Document
+from kvbench.metrics.collect import METRICS
 from kvbench.report.model import OutcomeLike, Run
 
 
@@ -59,7 +59,7 @@ def _file(path: object, sha: object, cwd: Path) -> tuple[Path | None, bool]:
 
 
 def _read(path: Path) -> Document | None:
-    from kvbench import yamlstrict
+    from kvbench.matrix import yaml as yamlstrict
 
     try:
         return yamlstrict.read(path)

@@ -7,21 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.cells import one_model
-from kvbench.metrics import Row
-from kvbench.record import Record
-from kvbench.report.card import Release, release
-from kvbench.report.checks import CheckGroup, check_groups
-from kvbench.report.device import DeviceLine, device_lines
-from kvbench.report.findings import Finding, failures, gaps
-from kvbench.report.fmt import NOT_MEASURED, flatten, one_line, plain
-from kvbench.report.heat import HeatTable, heat_tables
-from kvbench.report.labels import Label, Labels
-from kvbench.report.layers import LayerLine, layer_lines
+from kvbench.formats.scales import of_file
+from kvbench.matrix.cells import one_model
+from kvbench.metrics.collect import Row
+from kvbench.records.record import Record
+from kvbench.render.labels import Label, Labels
+from kvbench.render.numbers import NOT_MEASURED, flatten, one_line, plain
+from kvbench.report.figures.data import PlotData, plot_data
+from kvbench.report.figures.sensitivity import LayerLine, layer_lines
+from kvbench.report.figures.series import ByteBar, TimeSeries, byte_bars, itl_series
+from kvbench.report.figures.sweep import Sweep, scale_sweep
 from kvbench.report.model import Run, VerdictLike, judged, model_digests, verdict_word
-from kvbench.report.notices import Notice, headline, notices
-from kvbench.report.plotdata import PlotData, plot_data
-from kvbench.report.precision import (
+from kvbench.report.sections.card import Release, release
+from kvbench.report.sections.checks import CheckGroup, check_groups
+from kvbench.report.sections.device import DeviceLine, device_lines
+from kvbench.report.sections.findings import Finding, failures, gaps
+from kvbench.report.sections.heat import HeatTable, heat_tables
+from kvbench.report.sections.notices import Notice, headline, notices
+from kvbench.report.sections.precision import (
     ChoiceLine,
     PrecisionGroup,
     PrecisionLine,
@@ -30,11 +33,8 @@ from kvbench.report.precision import (
     precision_lines,
     proofs,
 )
-from kvbench.report.provenance import Provenance, provenances
-from kvbench.report.series import ByteBar, TimeSeries, byte_bars, itl_series
-from kvbench.report.sweep import Sweep, scale_sweep
-from kvbench.report.tables import MetricTable, metric_tables
-from kvbench.scales import of_file
+from kvbench.report.sections.provenance import Provenance, provenances
+from kvbench.report.sections.tables import MetricTable, metric_tables
 
 # The look of a verdict by exit code; the word itself is the verdict's own. A pass that no gate judged is "incomplete".
 _TONES = {0: "pass", 1: "fail", 3: "incomplete", 4: "inconclusive"}

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.metrics import Row
-from kvbench.record import Record
-from kvbench.report import csv, html, jsonout, junit, markdown, parquet
+from kvbench.metrics.collect import Row
+from kvbench.records.record import Record
+from kvbench.report import csv, html, junit, markdown, parquet
+from kvbench.report import json as jsonout
 from kvbench.report.model import Run, VerdictLike
 from kvbench.report.view import build
 

@@ -1,1 +1,1 @@
-"""Runners: one file a group of metrics; declared in `kvbench.tasks`."""
+"""Runners: one file a group of metrics; declared in `kvbench.matrix.runners`."""

@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvbench.cells import content_hash
-from kvbench.decision import check_context
-from kvbench.derive.agreement import NEAR_TIE
 from kvbench.errors import KvbenchError
+from kvbench.files import content_hash
+from kvbench.matrix.resolve import check_context
+from kvbench.metrics.agreement import NEAR_TIE
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.encode import NEUTRAL, bos_ids, head_ids, neutral_ids, perturbed
-from kvbench.runners.greedy import Trace, greedy, teacher_forced
+from kvbench.runners.text.encode import NEUTRAL, bos_ids, head_ids, neutral_ids, perturbed
+from kvbench.runners.text.greedy import Trace, greedy, teacher_forced
 
 if TYPE_CHECKING:
-    from kvbench.engine.core import Engine
+    from kvbench.engines.reference.engine import Engine
 
 CHUNK = 64  # tokens a forward where a known text is read
 BEFORE = 48  # tokens of prompt and native text up to the divergence that are kept as text, for reading

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvbench.engine.core import Engine
-    from kvbench.engine.load import LoadedModel
-    from kvbench.record import Record
+    from kvbench.engines.reference.engine import Engine
+    from kvbench.engines.reference.load import LoadedModel
+    from kvbench.records.record import Record
 
 
 @dataclass(frozen=True)

@@ -25,18 +25,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvbench.engine.core import path_asked
-from kvbench.engine.fp8linear import using
-from kvbench.engine.layer import dtype_name
-from kvbench.engine.products import QUANTIZES
-from kvbench.engine.weightprobe import TOLERANCE, TOLERANCE_W8A8, compared, probe_input, row_distance
+from kvbench.engines.reference.engine import path_asked
+from kvbench.engines.reference.kv.layer import dtype_name
+from kvbench.engines.reference.weights.fp8_linear import using
 from kvbench.errors import KvbenchError
+from kvbench.evidence.products import QUANTIZES
+from kvbench.evidence.weight_reads import TOLERANCE, TOLERANCE_W8A8, compared, probe_input, row_distance
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.linears import Linear, Product, check_all, products
-from kvbench.stats import largest
-from kvbench_kernels.blockwise import dequantize_activation, quantize_activation_torch
-from kvbench_kernels.fp8_linear import target_of
-from kvbench_kernels.fp8_route import W8A8, path_of_kernel, route
+from kvbench.stats.intervals import largest
+from kvbench_kernels.gemm.blockwise import dequantize_activation, quantize_activation_torch
+from kvbench_kernels.gemm.fp8_linear import target_of
+from kvbench_kernels.gemm.fp8_route import W8A8, path_of_kernel, route
 from kvbench_kernels.launches import Launch, record
 
 NATIVE = "native"

@@ -7,12 +7,12 @@ stop the decoding: where it came is in the record, and what follows it counts fo
 
 from __future__ import annotations
 
-from kvbench.cells import content_hash
-from kvbench.corpora import corpus
-from kvbench.decision import check_context
+from kvbench.data.corpora import corpus
 from kvbench.errors import UsageError
+from kvbench.files import content_hash
+from kvbench.matrix.resolve import check_context
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.encode import heads
+from kvbench.runners.text.encode import heads
 
 
 def run(ctx: Context) -> Measurement:

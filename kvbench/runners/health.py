@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kvbench.cells import content_hash
-from kvbench.decision import check_context
-from kvbench.engine.probecodes import stored
-from kvbench.engine.probes import element_error
-from kvbench.formats import KV_FORMATS, SIDES, KVFormat
+from kvbench.evidence.probe_values import stored
+from kvbench.evidence.read_path import element_error
+from kvbench.files import content_hash
+from kvbench.formats.kv import KV_FORMATS, SIDES, KVFormat
+from kvbench.matrix.resolve import check_context
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.encode import head_ids
-from kvbench_kernels.quantize import dequantize
+from kvbench.runners.text.encode import head_ids
+from kvbench_kernels.kv.quantize import dequantize
 
 if TYPE_CHECKING:
-    from kvbench.engine.core import Engine
+    from kvbench.engines.reference.engine import Engine
 
 
 def run(ctx: Context) -> Measurement:

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kvbench.cells import content_hash
-from kvbench.engine.kernels import backend_label
 from kvbench.errors import Refused
+from kvbench.evidence.kernels import backend_label
+from kvbench.files import content_hash
+from kvbench.machine.device_state import DeviceState
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.devicestate import DeviceState
 from kvbench.runners.reads import arm_facts, device_facts
 from kvbench.runners.timing import Timing, measure
 
 if TYPE_CHECKING:
-    from kvbench.engine.core import Engine
-    from kvbench.engine.load import LoadedModel
+    from kvbench.engines.reference.engine import Engine
+    from kvbench.engines.reference.load import LoadedModel
 
 SEED = 0
 

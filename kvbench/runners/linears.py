@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from kvbench.engine.fp8linear import Fp8Linear
-from kvbench.engine.weightevidence import fp8_modules, groups
+from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.errors import KvbenchError
-from kvbench_kernels.blockwise import dequantize_blocks
+from kvbench.evidence.weight_bytes import fp8_modules, groups
+from kvbench_kernels.gemm.blockwise import dequantize_blocks
 
 Linear = nn.Linear | Fp8Linear
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvbench.data.questions import Question, QuestionSet, questions
 from kvbench.errors import KvbenchError, UsageError
-from kvbench.questions import Question, QuestionSet, questions
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.encode import (
+from kvbench.runners.text.encode import (
     NEUTRAL,
     Fitted,
     Pair,
@@ -26,9 +26,9 @@ from kvbench.runners.encode import (
     overflow,
     perturbed,
 )
-from kvbench.runners.encoder import Encoder
-from kvbench.runners.prompts import TEMPLATES, Template, continuations, problem, spread
-from kvbench.runners.scoring import Group, capacity, group, score
+from kvbench.runners.text.encoder import Encoder
+from kvbench.runners.text.prompts import TEMPLATES, Template, continuations, problem, spread
+from kvbench.runners.text.scoring import Group, capacity, group, score
 
 AA_CHUNK = 64  # tokens of a sequence a forward when the baseline is scored again
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvbench.formats import KVFormat
-from kvbench_kernels.quantize import QUANTIZE
+from kvbench.formats.kv import KVFormat
+from kvbench_kernels.kv.quantize import QUANTIZE
 
 
 def dequantized(fmt: KVFormat, x: Tensor, scale: float | None) -> Tensor:

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvbench.engine.attention import ATTENTION, Chunk
-from kvbench.engine.core import static_scales, store_format
-from kvbench.engine.probes import TOLERANCE, element_error
-from kvbench.engine.store import PagedKVStore
-from kvbench.formats import KV_FORMATS, KVFormat, KVShape, pages_for
+from kvbench.engines.reference.attention import ATTENTION, Chunk
+from kvbench.engines.reference.engine import static_scales, store_format
+from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.evidence.read_path import TOLERANCE, element_error
+from kvbench.formats.kv import KV_FORMATS, KVFormat, KVShape, pages_for
 from kvbench.runners import oracle
 from kvbench.runners.context import Context, Measurement
 

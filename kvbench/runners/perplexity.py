@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kvbench.corpora import Corpus, corpus, offsets
+from kvbench.data.corpora import Corpus, corpus, offsets
 from kvbench.errors import KvbenchError, Refused
-from kvbench.formats import pages_for
-from kvbench.runners import chunking
-from kvbench.runners.chunking import POSITIONS, SIZE, Chunk, Chunked
+from kvbench.formats.kv import pages_for
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.encode import bos_ids, plain_ids
-from kvbench.runners.feed import budget, feed, packed
-from kvbench.runners.likelihood import Compared, compare, logprobs
+from kvbench.runners.text import chunking
+from kvbench.runners.text.chunking import POSITIONS, SIZE, Chunk, Chunked
+from kvbench.runners.text.encode import bos_ids, plain_ids
+from kvbench.runners.text.feed import budget, feed, packed
+from kvbench.runners.text.likelihood import Compared, compare, logprobs
 
 if TYPE_CHECKING:
-    from kvbench.engine.core import Engine
+    from kvbench.engines.reference.engine import Engine
 
 KEPT = 20_000  # per-token values kept in a record; of more, a seeded sample of this size
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}

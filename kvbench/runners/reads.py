@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from kvbench.engine.kernels import ATTENDS, LIBRARY, backend_label, run_of
-from kvbench.engine.layer import dtype_name
+from kvbench.engines.reference.kv.layer import dtype_name
+from kvbench.evidence.kernels import ATTENDS, LIBRARY, backend_label, run_of
 
 if TYPE_CHECKING:
-    from kvbench.engine.core import Engine
+    from kvbench.engines.reference.engine import Engine
 
 _COPY_BYTES = 2 * 10**9
 _LEAST_COPY = 10**8  # less of it is in the cache

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kvbench.cells import content_hash
-from kvbench.corpora import corpus
-from kvbench.decision import check_context
-from kvbench.engine import evidence
-from kvbench.engine.kernels import backend_label
+from kvbench.data.corpora import corpus
 from kvbench.errors import KvbenchError
-from kvbench.formats import SIDES
+from kvbench.evidence import examine as evidence
+from kvbench.evidence.kernels import backend_label
+from kvbench.files import content_hash
+from kvbench.formats.kv import SIDES
+from kvbench.matrix.resolve import check_context
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.encode import document_heads
-from kvbench.runners.likelihood import compare
-from kvbench.stats import largest
-from kvbench_kernels.quantize import DYNAMIC, QUANTIZE, dequantize
+from kvbench.runners.text.encode import document_heads
+from kvbench.runners.text.likelihood import compare
+from kvbench.stats.intervals import largest
+from kvbench_kernels.kv.quantize import DYNAMIC, QUANTIZE, dequantize
 
 if TYPE_CHECKING:
-    from kvbench.engine.core import Engine
+    from kvbench.engines.reference.engine import Engine
 
 
 # On backends whose kernels may round elsewhere over quantized pages than over native ones: how far the logits of "all" may be from those of

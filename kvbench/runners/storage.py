@@ -7,7 +7,7 @@ moment of its own: what is held before there is any page (weights, and beyond th
 tensors, and what the run adds to what was there when it began (`workspace_bytes`). A store that keeps a second copy of
 its pages is in none of the parts, so they then miss the peak.
 The expected bytes come from the format that the decision resolved, never from the store's own idea of its format.
-The bytes of the weights (`kvbench.runners.weightbytes`) and the time to load them are those of the cell's model, whatever
+The bytes of the weights (`kvbench.runners.weight_bytes`) and the time to load them are those of the cell's model, whatever
 its batch and context.
 """
 
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvbench.errors import KvbenchError
-from kvbench.formats import KV_FORMATS, kv_bytes
+from kvbench.formats.kv import KV_FORMATS, kv_bytes
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.weightbytes import weight_facts, weights_bytes
+from kvbench.runners.weight_bytes import weight_facts, weights_bytes
 
 if TYPE_CHECKING:
-    from kvbench.engine.core import Engine
+    from kvbench.engines.reference.engine import Engine
 
 
 def run(ctx: Context) -> Measurement:

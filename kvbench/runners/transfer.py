@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kvbench.engine.layer import dtype_name
+from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.errors import KvbenchError
-from kvbench.formats import KV_FORMATS, kv_bytes, page_bytes
+from kvbench.formats.kv import KV_FORMATS, kv_bytes, page_bytes
 from kvbench.runners.context import Context, Measurement
 
 if TYPE_CHECKING:
-    from kvbench.engine.core import Engine
-    from kvbench.engine.store import PagedKVStore
-    from kvbench.engine.swap import Transfer
+    from kvbench.engines.reference.engine import Engine
+    from kvbench.engines.reference.kv.store import PagedKVStore
+    from kvbench.engines.reference.kv.swap import Transfer
 
 OVERWRITTEN = 0x7F
 

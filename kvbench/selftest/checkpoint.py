@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvbench.catalog import TINY
-from kvbench.engine.bytetokenizer import byte_tokenizer
+from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
+from kvbench.models.catalog import TINY
 
 MODEL = "tiny-llama"
 # Of layer i: K's and V's differ, as do all layers'.

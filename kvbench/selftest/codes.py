@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvbench.selftest.fault import Fault
 from kvbench.selftest.writes import Side, after_write, each_side
-from kvbench_kernels.quantize import QUANTIZE, Quantized
+from kvbench_kernels.kv.quantize import QUANTIZE, Quantized
 
 Broken = AbstractContextManager[Any]
 

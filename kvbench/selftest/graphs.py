@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from kvbench.engine.graph import DecodeGraph
+from kvbench.engines.reference.graph import DecodeGraph
 from kvbench.selftest.fault import Fault
 
 

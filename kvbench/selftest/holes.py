@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from kvbench import session
-from kvbench.engine import load, store
-from kvbench.engine.load import LoadedModel, load_model
+from kvbench.engines.reference import load
+from kvbench.engines.reference.kv import store
+from kvbench.engines.reference.load import LoadedModel, load_model
+from kvbench.run import session
 from kvbench.selftest.fault import Fault
 from kvbench.selftest.weights import after_load, copies, named, wrong_at
-from kvbench_kernels.twins import paged_gather_torch
+from kvbench_kernels.attention.twins import paged_gather_torch
 
 Broken = AbstractContextManager[Any]
 

@@ -8,18 +8,21 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from kvbench import expand as expanding
-from kvbench import matrix, session, worklist
-from kvbench.cells import Task
-from kvbench.decision import Decision, Request, request_of
-from kvbench.decision import resolve as decide
-from kvbench.engine import core, store
-from kvbench.engine.core import Engine
-from kvbench.engine.layer import LayerPages, allocate_layer
-from kvbench.engine.load import load_model
-from kvbench.engine.store import PagedKVStore
-from kvbench.formats import KV_FORMATS
-from kvbench.outline import Outline
+from kvbench.engines.reference import engine as core
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.kv import store
+from kvbench.engines.reference.kv.layer import LayerPages, allocate_layer
+from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.engines.reference.load import load_model
+from kvbench.formats.kv import KV_FORMATS
+from kvbench.matrix import expand as expanding
+from kvbench.matrix import load as matrix
+from kvbench.matrix import tasks as worklist
+from kvbench.matrix.cells import Task
+from kvbench.matrix.parse import Outline
+from kvbench.matrix.resolve import Decision, Request, request_of
+from kvbench.matrix.resolve import resolve as decide
+from kvbench.run import session
 from kvbench.selftest.fault import Fault
 
 Broken = AbstractContextManager[Any]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from kvbench import metrics
-from kvbench.derive.value import Value
+from kvbench.metrics import collect as metrics
+from kvbench.metrics.value import Value
 from kvbench.runners import latency, timing
 from kvbench.runners.context import Context, Measurement
 from kvbench.selftest.fault import Fault

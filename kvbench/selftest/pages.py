@@ -9,12 +9,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from kvbench.engine import store
-from kvbench.engine.layer import LayerPages, allocate_layer
-from kvbench.engine.store import PagedKVStore
-from kvbench.formats import KV_FORMATS
+from kvbench.engines.reference.kv import store
+from kvbench.engines.reference.kv.layer import LayerPages, allocate_layer
+from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.formats.kv import KV_FORMATS
 from kvbench.selftest.fault import Fault
-from kvbench_kernels.twins import paged_gather_torch, paged_write_torch
+from kvbench_kernels.attention.twins import paged_gather_torch, paged_write_torch
 
 Broken = AbstractContextManager[Any]
 

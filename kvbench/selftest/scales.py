@@ -10,13 +10,15 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from kvbench.cachescales import Stored, stored_scales
-from kvbench.engine import core, load, store
-from kvbench.engine.layer import LayerPages, allocate_layer
-from kvbench.scales import DEFAULT, Scale, settle
+from kvbench.engines.reference import engine as core
+from kvbench.engines.reference import load
+from kvbench.engines.reference.kv import store
+from kvbench.engines.reference.kv.layer import LayerPages, allocate_layer
+from kvbench.formats.checkpoint_scales import Stored, stored_scales
+from kvbench.formats.scales import DEFAULT, Scale, settle
 from kvbench.selftest.fault import Fault
 from kvbench.selftest.writes import Side, after_write, each_side
-from kvbench_kernels.twins import paged_gather_torch
+from kvbench_kernels.attention.twins import paged_gather_torch
 
 Broken = AbstractContextManager[Any]
 

@@ -19,17 +19,18 @@ from typing import Any
 
 import torch
 
-from kvbench import gate as gates
-from kvbench import matrix, metrics
-from kvbench.cells import Task
-from kvbench.environment import host
 from kvbench.errors import KvbenchError, UsageError
-from kvbench.models import fingerprint
-from kvbench.record import Record, RunDir
-from kvbench.run import Plan, run
+from kvbench.gate import evaluate as gates
+from kvbench.gate.verdict import PASS, Outcome, Verdict
+from kvbench.machine.host import host
+from kvbench.matrix import load as matrix
+from kvbench.matrix.cells import Task
+from kvbench.metrics import collect as metrics
+from kvbench.models.source import fingerprint
+from kvbench.records.record import Record, RunDir
+from kvbench.run.execute import Plan, run
 from kvbench.selftest.checkpoint import write_checkpoint
 from kvbench.selftest.fault import CELLS, CHECKPOINT, NEEDS_CUDA, Fault
-from kvbench.verdict import PASS, Outcome, Verdict
 
 HERE = Path(__file__).parent
 GATE = HERE / "gate.yaml"

@@ -12,17 +12,18 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from kvbench import session
-from kvbench.engine import fp8linear, load
-from kvbench.engine.fp8linear import Fp8Linear
-from kvbench.engine.load import LoadedModel, load_model
-from kvbench.engine.quantize_model import quantize_model
-from kvbench.engine.weightevidence import fp8_modules
+from kvbench.engines.reference import load
+from kvbench.engines.reference.load import LoadedModel, load_model
+from kvbench.engines.reference.weights import fp8_linear as fp8linear
+from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
+from kvbench.engines.reference.weights.quantize_model import quantize_model
+from kvbench.evidence.weight_bytes import fp8_modules
+from kvbench.run import session
 from kvbench.runners import gemm, latency, linears
 from kvbench.runners.context import Context, Measurement
 from kvbench.selftest.fault import Fault
-from kvbench_kernels import fp8_linear
-from kvbench_kernels.blockwise import dequantize_blocks, fp8_dequantize_matmul_torch
+from kvbench_kernels.gemm import fp8_linear
+from kvbench_kernels.gemm.blockwise import dequantize_blocks, fp8_dequantize_matmul_torch
 from kvbench_kernels.launches import launched
 from kvbench_kernels.launches import product as product_of
 

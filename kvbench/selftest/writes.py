@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from kvbench.engine import store
-from kvbench_kernels.twins import paged_write_torch
+from kvbench.engines.reference.kv import store
+from kvbench_kernels.attention.twins import paged_write_torch
 
 
 @dataclass(frozen=True)

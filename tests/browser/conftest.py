@@ -63,7 +63,7 @@ def _real(folder: Path) -> Path:
     """The page that `kvbench run` writes of a small matrix."""
     from typer.testing import CliRunner
 
-    from kvbench.cli import app
+    from kvbench.cli.main import app
 
     (folder / "m.yaml").write_text(MATRIX)
     result = CliRunner().invoke(app, ["run", str(folder / "m.yaml"), "--out", str(folder / "out")])

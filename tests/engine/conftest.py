@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.cells import CELL_KEYS
+from kvbench.matrix.cells import CELL_KEYS
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Callable[[str], Any]:
     """tiny(name): the LoadedModel of a built-in tiny model or of a config's folder, random float32 weights on the CPU."""
-    from kvbench.engine.load import load_model
+    from kvbench.engines.reference.load import load_model
 
     loaded: dict[str, Any] = {}
 
@@ -31,8 +31,8 @@ def tiny() -> Callable[[str], Any]:
 @pytest.fixture(scope="session")
 def engine(tiny: Callable[[str], Any]) -> Callable[..., Any]:
     """engine(model, kv_format, sequences=, tokens=, **spec keys): a fresh engine."""
-    from kvbench.decision import Request, resolve
-    from kvbench.engine.core import Engine
+    from kvbench.engines.reference.engine import Engine
+    from kvbench.matrix.resolve import Request, resolve
 
     def make(
         model: str = "tiny-llama",

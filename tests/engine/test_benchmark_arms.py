@@ -20,7 +20,7 @@ from benchmarks.engine import (
     weights_itl,
     weights_ttft,
 )
-from kvbench.cells import CELL_KEYS
+from kvbench.matrix.cells import CELL_KEYS
 from kvbench.runners.timing import measure
 
 IDS = [7, 3, 200, 41, 41, 9]

@@ -11,12 +11,12 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.canary import canary
-from kvbench.cli import app
-from kvbench.environment import Host
-from kvbench.formats import KV_FORMATS
-from kvbench.matrix import load
-from kvbench.recordschema import manifest_schema
+from kvbench.cli.main import app
+from kvbench.formats.kv import KV_FORMATS
+from kvbench.machine.host import Host
+from kvbench.matrix.load import load
+from kvbench.records.schema import manifest_schema
+from kvbench.run.canary import canary
 
 MATRIX = """\
 name: tiny
@@ -105,7 +105,7 @@ def test_a_sound_run_goes_on_and_measures_nothing_twice(job: Job, tmp_path: Path
 def test_a_format_that_is_dropped_stops_the_run_with_1(
     job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from kvbench.engine import core
+    from kvbench.engines.reference import engine as core
 
     with monkeypatch.context() as broken:
         broken.setattr(core, "store_format", lambda decision: KV_FORMATS["native"])

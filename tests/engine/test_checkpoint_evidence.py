@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from kvbench.engine import load
-from kvbench.engine.core import Engine
-from kvbench.engine.fp8linear import Fp8Linear
-from kvbench.engine.products import Products
-from kvbench.engine.weightevidence import fp8_modules, weights_level
-from kvbench.engine.weightreach import unreached
-from kvbench.fp8config import Fp8Config
-from kvbench.record import MISMATCH, VERIFIED
-from kvbench.session import Session
-from kvbench_kernels.blockwise import dequantize_blocks, quantize_blocks
+from kvbench.engines.reference import load
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
+from kvbench.evidence.products import Products
+from kvbench.evidence.weight_bytes import fp8_modules, weights_level
+from kvbench.evidence.weight_reach import unreached
+from kvbench.formats.fp8_checkpoint import Fp8Config
+from kvbench.records.record import MISMATCH, VERIFIED
+from kvbench.run.session import Session
+from kvbench_kernels.gemm.blockwise import dequantize_blocks, quantize_blocks
 from tests.engine.test_fp8_checkpoint import configure, edit, made
 from tests.engine.test_weight_evidence import decided, spec_of
 

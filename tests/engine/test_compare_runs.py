@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cli import app
-from kvbench.engine.core import Engine
+from kvbench.cli.main import app
+from kvbench.engines.reference.engine import Engine
 
 MATRIX = """\
 name: tiny

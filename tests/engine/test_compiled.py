@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.cells import CELL_KEYS
-from kvbench.decision import Choice, Request, resolve
-from kvbench.engine.compiled import CompiledLayers
-from kvbench.engine.core import Engine
-from kvbench.engine.load import load_model
+from kvbench.engines.reference.compiled import CompiledLayers
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.load import load_model
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.resolve import Choice, Request, resolve
 
 IDS = list(range(5, 45))
 

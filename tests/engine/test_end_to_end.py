@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cli import app
-from kvbench.formats import KV_FORMATS
+from kvbench.cli.main import app
+from kvbench.formats.kv import KV_FORMATS
 
 MATRIX = """\
 name: tiny
@@ -133,7 +133,7 @@ def test_a_bad_gate_is_a_usage_error_before_anything_is_measured(job: Job, tmp_p
 def test_a01_a_format_dropped_between_decision_and_store_fails(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvbench.engine import core
+    from kvbench.engines.reference import engine as core
 
     monkeypatch.setattr(core, "store_format", lambda decision: KV_FORMATS["native"])
     result = job("--set", "runners={storage: {}}")
@@ -149,7 +149,7 @@ def test_a01_a_format_dropped_between_spec_and_resolver_fails(
 ) -> None:
     from dataclasses import replace
 
-    from kvbench import session
+    from kvbench.run import session
 
     honest = session.resolve
     monkeypatch.setattr(
@@ -179,7 +179,7 @@ def test_a02_t2_what_a_static_scale_clips_is_counted_in_the_report(job: Job, tmp
 def test_a04_t4_a_cell_whose_scales_overflow_is_an_error_and_no_result(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvbench.engine.store import PagedKVStore
+    from kvbench.engines.reference.kv.store import PagedKVStore
 
     write = PagedKVStore.write
     monkeypatch.setattr(
@@ -195,8 +195,8 @@ def test_a04_t4_a_cell_whose_scales_overflow_is_an_error_and_no_result(
 def test_a19_t4_a_context_of_4096_on_2048_positions_is_refused_before_anything_is_loaded(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvbench import session
-    from kvbench.catalog import TINY
+    from kvbench.models.catalog import TINY
+    from kvbench.run import session
 
     def load_model(*args: Any) -> None:
         raise AssertionError("the model was loaded")
@@ -220,8 +220,8 @@ def test_a24_t2_a_big_cell_leaves_nothing_to_the_small_one_after_it(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two cells in one process, the big one first: its store is gone, and the small one counts what it does alone."""
-    from kvbench import session
-    from kvbench.engine.store import PagedKVStore
+    from kvbench.engines.reference.kv.store import PagedKVStore
+    from kvbench.run import session
 
     honest, left = session.execute, []
 
@@ -291,7 +291,7 @@ def test_a_runner_that_touches_its_engine_and_measures_the_native_one_fails(
 
 
 def test_a_quantized_native_arm_fails(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from kvbench import session
+    from kvbench.run import session
 
     monkeypatch.setattr(session, "native_of", lambda decision: decision)
     (tmp_path / "gate.yaml").write_text("checks: [{metric: itl_ms, at_most: 1e6}]")
@@ -301,7 +301,7 @@ def test_a_quantized_native_arm_fails(job: Job, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_quantized_baseline_fails(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvbench.engine import core
+    from kvbench.engines.reference import engine as core
 
     monkeypatch.setattr(core, "store_format", lambda decision: KV_FORMATS["fp8_e4m3"])
     result = job("--set", "runners={storage: {}}", "--set", "axes.kv_format=native")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvbench.errors import KvbenchError, Refused
-from kvbench.formats import KV_FORMATS
+from kvbench.formats.kv import KV_FORMATS
 
 FAMILIES = [
     "tiny-llama",
@@ -114,11 +114,11 @@ def test_a10_t2_logits_with_a_working_soft_cap_equal_eager(tiny: Any) -> None:
     """Q/K gain x12: the capped scores reach the cap's bend, and the engine must follow eager there."""
     import copy
 
-    from kvbench.cells import CELL_KEYS
-    from kvbench.decision import Request, resolve
-    from kvbench.engine.binding import bind
-    from kvbench.engine.core import Engine
-    from kvbench.engine.load import LoadedModel
+    from kvbench.engines.reference.binding import bind
+    from kvbench.engines.reference.engine import Engine
+    from kvbench.engines.reference.load import LoadedModel
+    from kvbench.matrix.cells import CELL_KEYS
+    from kvbench.matrix.resolve import Request, resolve
 
     source = tiny("tiny-gemma2")
     model = copy.deepcopy(source.model)
@@ -211,7 +211,7 @@ def test_a_store_that_does_not_fit_is_refused_before_it_is_allocated(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """tiny-llama in float32: 4 layers of 2 KV heads of 16, 4,096 B a page and layer native, 1,152 B int8_sym."""
-    from kvbench.engine import core
+    from kvbench.engines.reference import engine as core
 
     monkeypatch.setattr(core, "free_bytes", lambda device: 2 * 12 * 4 * 1_152)
     monkeypatch.setattr(core, "PagedKVStore", None)
@@ -309,7 +309,7 @@ def test_a_model_called_past_its_engine_is_an_error(tiny: Any) -> None:
 
 
 def test_a10_t3_an_attention_argument_that_would_be_dropped_is_refused() -> None:
-    from kvbench.engine.binding import Binding, _observe
+    from kvbench.engines.reference.binding import Binding, _observe
 
     class Attention(torch.nn.Module):
         is_causal = True

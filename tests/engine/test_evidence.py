@@ -8,14 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.engine import attention, core, evidence, layerprobe, probecodes, probes
-from kvbench.engine.arms import native_arm, standing
-from kvbench.engine.layer import allocate_layer
-from kvbench.engine.store import PagedKVStore
-from kvbench.formats import KV_FORMATS, KVShape
-from kvbench.record import MISMATCH, UNVERIFIED, VERIFIED, Evidence, Level
+from kvbench.engines.reference import attention
+from kvbench.engines.reference import engine as core
+from kvbench.engines.reference.kv.layer import allocate_layer
+from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.evidence import examine as evidence
+from kvbench.evidence import layer_order as layerprobe
+from kvbench.evidence import probe_values as probecodes
+from kvbench.evidence import read_path as probes
+from kvbench.evidence.native_arm import native_arm, standing
+from kvbench.formats.kv import KV_FORMATS, KVShape
+from kvbench.records.record import MISMATCH, UNVERIFIED, VERIFIED, Evidence, Level
+from kvbench_kernels.attention.twins import paged_gather_torch
 from kvbench_kernels.launches import launched
-from kvbench_kernels.twins import paged_gather_torch
 
 FORMATS = list(KV_FORMATS)
 LAYERS = 4  # of tiny-llama

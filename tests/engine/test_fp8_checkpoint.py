@@ -18,20 +18,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvbench.catalog import SHAPES, TINY
-from kvbench.engine import fp8checkpoint, weightevidence
-from kvbench.engine.bytetokenizer import byte_tokenizer
-from kvbench.engine.fp8checkpoint import load_fp8
-from kvbench.engine.fp8linear import Fp8Linear
-from kvbench.engine.fp8tensors import read_scales
-from kvbench.engine.load import LoadedModel, load_model
-from kvbench.engine.quantize_model import quantize_model
-from kvbench.engine.tensorfiles import TensorFiles
+from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
+from kvbench.engines.reference.load import LoadedModel, load_model
+from kvbench.engines.reference.weights import fp8_checkpoint as fp8checkpoint
+from kvbench.engines.reference.weights.fp8_checkpoint import load_fp8
+from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
+from kvbench.engines.reference.weights.fp8_tensors import read_scales
+from kvbench.engines.reference.weights.quantize_model import quantize_model
+from kvbench.engines.reference.weights.tensor_files import TensorFiles
 from kvbench.errors import KvbenchError, Refused, UsageError
-from kvbench.formats import WEIGHT_FORMATS, weight_bytes
-from kvbench.fp8config import Fp8Config, fp8_config
+from kvbench.evidence import weight_bytes as weightevidence
+from kvbench.formats.fp8_checkpoint import Fp8Config, fp8_config
+from kvbench.formats.kv import WEIGHT_FORMATS, weight_bytes
+from kvbench.models.catalog import SHAPES, TINY
 from kvbench.runners.storage import weights_bytes
-from kvbench_kernels.blockwise import dequantize_blocks
+from kvbench_kernels.gemm.blockwise import dequantize_blocks
 
 Tensors = dict[str, Tensor]
 CPU = torch.device("cpu")
@@ -600,7 +601,7 @@ def test_a_hub_model_is_loaded_from_its_snapshot(whole: Path, tmp_path: Path) ->
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("0" * 40)
     code = (
-        "from kvbench.engine.load import load_model\n"
+        "from kvbench.engines.reference.load import load_model\n"
         "m = load_model({'model': 'owner/name', 'weights': 'fp8_block128'}, 'cpu', 'bfloat16')\n"
         "print(m.weights.source, len(m.weights.modules), m.sha)"
     )

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from kvbench.engine.fp8linear import Fp8Linear, join_siblings, using
-from kvbench.engine.quantize_model import quantize_model
+from kvbench.engines.reference.weights.fp8_linear import Fp8Linear, join_siblings, using
+from kvbench.engines.reference.weights.quantize_model import quantize_model
 from kvbench.errors import KvbenchError
 from kvbench_kernels.launches import record
 
@@ -104,7 +104,7 @@ def test_a14_t4_a_cast_of_the_model_leaves_codes_and_scales_as_they_are() -> Non
 
 
 def test_the_path_is_put_back_after_a_forward() -> None:
-    from kvbench.engine import fp8linear
+    from kvbench.engines.reference.weights import fp8_linear as fp8linear
 
     def fails() -> None:
         with using("w8a8"):

@@ -81,15 +81,15 @@ def test_quantize_leaves_nothing_beside_its_output(tmp_path: Path, number: signa
     """It stops where it would put the finished folder in place, the latest moment at which something can be left."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from kvbench.catalog import TINY
-    from kvbench.engine.bytetokenizer import byte_tokenizer
+    from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
+    from kvbench.models.catalog import TINY
 
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY["tiny-llama"])).save_pretrained(
         tmp_path / "in"
     )
     byte_tokenizer().save_pretrained(tmp_path / "in")
     code = (
-        "import time\nfrom kvbench.cli import main\nfrom kvbench.engine import quantize_checkpoint as q\n"
+        "import time\nfrom kvbench.cli.main import main\nfrom kvbench.engines.reference import quantize_checkpoint as q\n"
         "q._place = lambda part, out: (open('reached', 'w').close(), time.sleep(60))\nmain()"
     )
     process = started("-c", code, "quantize", "in", "deep/out", cwd=tmp_path)
@@ -104,7 +104,7 @@ def test_quantize_leaves_nothing_beside_its_output(tmp_path: Path, number: signa
 
 ENDLESS = """
 import pathlib, time
-from kvbench.signals import end_cleanly
+from kvbench.cli.signals import end_cleanly
 end_cleanly()
 pathlib.Path("first").touch()
 try:
@@ -129,7 +129,7 @@ def test_the_second_signal_ends_at_once(tmp_path: Path, second: signal.Signals) 
 def test_what_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
     """nohup and `&` in a script ignore SIGINT for what they start."""
     code = (
-        "import signal\nfrom kvbench.signals import end_cleanly\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "import signal\nfrom kvbench.cli.signals import end_cleanly\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "end_cleanly()\nsignal.raise_signal(signal.SIGINT)\nprint('still here')"
     )
     process = started("-c", code, cwd=tmp_path)

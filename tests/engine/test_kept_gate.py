@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cli import app
+from kvbench.cli.main import app
 
 MATRIX = """
 name: kept

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from kvbench.engine import linear
-from kvbench.engine.linear import SkinnyLinear, replace_linears, takes_skinny
+from kvbench.engines.reference.weights import linear
+from kvbench.engines.reference.weights.linear import SkinnyLinear, replace_linears, takes_skinny
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

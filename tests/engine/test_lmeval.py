@@ -20,16 +20,16 @@ from lm_eval.api.instance import Instance
 from typer.testing import CliRunner
 
 from benchmarks import mcq_peer as peer
-from kvbench import lmeval
-from kvbench.cli import app
-from kvbench.engine.core import Engine
+from kvbench.cli.main import app
+from kvbench.data.questions import Question, QuestionSet
+from kvbench.engines.reference.engine import Engine
 from kvbench.errors import KvbenchError, Refused, UsageError
-from kvbench.lmeval import KvbenchLM, Unproven
-from kvbench.modelargs import dropped
-from kvbench.questions import Question, QuestionSet
-from kvbench.record import RunDir
+from kvbench.lm_eval import model as lmeval
+from kvbench.lm_eval.args import dropped
+from kvbench.lm_eval.model import KvbenchLM, Unproven
+from kvbench.records.record import RunDir
+from kvbench.run.session import native_of
 from kvbench.selftest import hops
-from kvbench.session import native_of
 
 # lm-eval's and its dependencies' own warnings are not ours to fail on.
 pytestmark = pytest.mark.filterwarnings("default")

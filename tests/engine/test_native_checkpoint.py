@@ -14,15 +14,15 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from kvbench.cachescales import of_cache
-from kvbench.catalog import TINY
-from kvbench.cli import app
-from kvbench.engine.bytetokenizer import byte_tokenizer
-from kvbench.engine.load import LoadedModel, load_model
-from kvbench.engine.nativecheckpoint import check_unread
-from kvbench.engine.quantize_checkpoint import quantize_checkpoint
+from kvbench.cli.main import app
+from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
+from kvbench.engines.reference.load import LoadedModel, load_model
+from kvbench.engines.reference.weights.native_checkpoint import check_unread
+from kvbench.engines.reference.weights.quantize_checkpoint import quantize_checkpoint
 from kvbench.errors import KvbenchError
-from kvbench_kernels.blockwise import quantize_blocks
+from kvbench.formats.checkpoint_scales import of_cache
+from kvbench.models.catalog import TINY
+from kvbench_kernels.gemm.blockwise import quantize_blocks
 
 Tensors = dict[str, Tensor]
 UP = "model.layers.1.mlp.up_proj.weight"

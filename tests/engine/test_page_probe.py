@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.engine.knownrows import reference_fault
-from kvbench.engine.pageprobe import probe_pages
-from kvbench.engine.store import PagedKVStore
-from kvbench.formats import KV_FORMATS
-from kvbench.record import MISMATCH, VERIFIED
-from kvbench_kernels.quantize import QUANTIZE
+from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.evidence.known_rows import reference_fault
+from kvbench.evidence.page_order import probe_pages
+from kvbench.formats.kv import KV_FORMATS
+from kvbench.records.record import MISMATCH, VERIFIED
+from kvbench_kernels.kv.quantize import QUANTIZE
 
 
 def probed(engine: Any, model: str = "tiny-llama", kv_format: str = "int8_sym", page_size: int = 8) -> Any:

@@ -15,21 +15,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from kvbench.cells import CELL_KEYS
-from kvbench.cli import app
-from kvbench.decision import Request, resolve
-from kvbench.engine.core import Engine
-from kvbench.engine.evidence import examine
-from kvbench.engine.load import load_model
-from kvbench.engine.quantize_checkpoint import quantize_checkpoint
-from kvbench.engine.scalesources import due_scales, live_scales, provenance
+from kvbench.cli.main import app
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.load import load_model
+from kvbench.engines.reference.weights.quantize_checkpoint import quantize_checkpoint
 from kvbench.errors import Refused
-from kvbench.models import config_facts, settled_scales
-from kvbench.record import MISMATCH, VERIFIED, Level
-from kvbench.scales import Scale, settle
+from kvbench.evidence.examine import examine
+from kvbench.evidence.scale_sources import due_scales, live_scales, provenance
+from kvbench.formats.scales import Scale, settle
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.resolve import Request, resolve
+from kvbench.models.source import config_facts, settled_scales
+from kvbench.models.weight_bytes import weight_sizes
+from kvbench.records.record import MISMATCH, VERIFIED, Level
 from kvbench.selftest.checkpoint import write_checkpoint
 from kvbench.selftest.table import FAULTS
-from kvbench.weightsizes import weight_sizes
 
 Tensors = dict[str, Tensor]
 LAYERS = 4

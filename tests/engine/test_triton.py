@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.catalog import TINY
-from kvbench.engine import attention, evidence
-from kvbench.engine.layerprobe import probe_layers
-from kvbench.engine.pageprobe import probe_pages
-from kvbench.engine.probes import probe_prefill, probe_values
-from kvbench.engine.store import PagedKVStore
-from kvbench.formats import KV_FORMATS
-from kvbench.record import MISMATCH, VERIFIED, Level
-from kvbench_kernels import prefill, quantize, route, twins
+from kvbench.engines.reference import attention
+from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.evidence import examine as evidence
+from kvbench.evidence.layer_order import probe_layers
+from kvbench.evidence.page_order import probe_pages
+from kvbench.evidence.read_path import probe_prefill, probe_values
+from kvbench.formats.kv import KV_FORMATS
+from kvbench.models.catalog import TINY
+from kvbench.records.record import MISMATCH, VERIFIED, Level
+from kvbench_kernels.attention import prefill, route, twins
+from kvbench_kernels.kv import quantize
 from kvbench_kernels.support import interpreting
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="Kernels are compiled for a GPU here.")

@@ -11,18 +11,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kvbench import session
-from kvbench.cells import CELL_KEYS
-from kvbench.decision import Choice, Decision, request_of, resolve
-from kvbench.engine import evidence, fp8linear, weightevidence, weightprobe, weights
-from kvbench.engine.core import Engine
-from kvbench.engine.fp8linear import Fp8Linear
-from kvbench.engine.load import LoadedModel, load_model
-from kvbench.engine.products import Products
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.load import LoadedModel, load_model
+from kvbench.engines.reference.weights import blocks as weights
+from kvbench.engines.reference.weights import fp8_linear as fp8linear
+from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.errors import Refused
-from kvbench.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
-from kvbench_kernels import blockwise, fp8_linear
-from kvbench_kernels.blockwise import dequantize_blocks
+from kvbench.evidence import examine as evidence
+from kvbench.evidence import weight_bytes as weightevidence
+from kvbench.evidence import weight_reads as weightprobe
+from kvbench.evidence.products import Products
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.resolve import Choice, Decision, request_of, resolve
+from kvbench.records.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
+from kvbench.run import session
+from kvbench_kernels.gemm import blockwise, fp8_linear
+from kvbench_kernels.gemm.blockwise import dequantize_blocks
 from kvbench_kernels.launches import launched
 
 LAYERS = 4  # of tiny-llama and tiny-wide

@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kvbench import session
-from kvbench.engine import fp8linear, weightprobe
-from kvbench.engine.core import Engine
-from kvbench.engine.fp8linear import Fp8Linear
-from kvbench.engine.load import LoadedModel, load_model
-from kvbench.engine.products import Products, rows_of
-from kvbench.record import MISMATCH, VERIFIED, Level
-from kvbench_kernels import blockwise, fp8_linear
-from kvbench_kernels.blockwise import dequantize_blocks
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.load import LoadedModel, load_model
+from kvbench.engines.reference.weights import fp8_linear as fp8linear
+from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
+from kvbench.evidence import weight_reads as weightprobe
+from kvbench.evidence.products import Products, rows_of
+from kvbench.records.record import MISMATCH, VERIFIED, Level
+from kvbench.run import session
+from kvbench_kernels.gemm import blockwise, fp8_linear
+from kvbench_kernels.gemm.blockwise import dequantize_blocks
 from tests.engine.test_weight_evidence import decided, modules_of, some, spec_of
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cli import app
-from kvbench.metrics import METRICS, derive
-from kvbench.record import RunDir
-from kvbench.tasks import RUNNERS
+from kvbench.cli.main import app
+from kvbench.matrix.runners import RUNNERS
+from kvbench.metrics.collect import METRICS, derive
+from kvbench.records.record import RunDir
 
 MATRIX = """\
 name: small

@@ -14,21 +14,21 @@ from typing import Any
 
 import pytest
 
-from kvbench.cells import Task
-from kvbench.data import fingerprint as data_fingerprint
-from kvbench.environment import host
-from kvbench.executors import local
-from kvbench.executors.child import roots
-from kvbench.executors.job import Identities, Job, Unit, from_json, split_timed, waves, with_baselines
-from kvbench.executors.lease import leased
-from kvbench.executors.local import like_the_first, notices
-from kvbench.matrix import Matrix, load
-from kvbench.models import fingerprint as model_fingerprint
-from kvbench.record import RunDir
-from kvbench.run import Plan
-from kvbench.tasks import RUNNERS
-from kvbench.worker import differing
-from kvbench.worklist import key_of
+from kvbench.data.fingerprint import fingerprint as data_fingerprint
+from kvbench.machine.host import host
+from kvbench.matrix.cells import Task
+from kvbench.matrix.load import Matrix, load
+from kvbench.matrix.runners import RUNNERS
+from kvbench.matrix.tasks import key_of
+from kvbench.models.source import fingerprint as model_fingerprint
+from kvbench.records.record import RunDir
+from kvbench.run.execute import Plan
+from kvbench.run.executors import local
+from kvbench.run.executors.child import roots
+from kvbench.run.executors.job import Identities, Job, Unit, from_json, split_timed, waves, with_baselines
+from kvbench.run.executors.lease import leased
+from kvbench.run.executors.local import like_the_first, notices
+from kvbench.run.worker import differing
 from tests.executors.conftest import MATRIX
 
 LINES = (
@@ -132,7 +132,7 @@ def test_what_takes_times_is_split_off(lines: Matrix) -> None:
 def test_a_lease_is_one_process_and_dies_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVBENCH_CACHE_DIR", str(tmp_path))
     code = (
-        "import sys\nfrom kvbench.executors.lease import leased\n"
+        "import sys\nfrom kvbench.run.executors.lease import leased\n"
         "with leased('GPU-1', 0) as ours:\n    print(ours, flush=True)\n    sys.stdin.read()"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(roots())}

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from kvbench.data import fingerprint as data_fingerprint
-from kvbench.environment import host
-from kvbench.executors.child import Children, ending, roots
-from kvbench.executors.job import waves
-from kvbench.matrix import load
-from kvbench.models import fingerprint as model_fingerprint
-from kvbench.record import RunDir
+from kvbench.data.fingerprint import fingerprint as data_fingerprint
+from kvbench.machine.host import host
+from kvbench.matrix.load import load
+from kvbench.models.source import fingerprint as model_fingerprint
+from kvbench.records.record import RunDir
+from kvbench.run.executors.child import Children, ending, roots
+from kvbench.run.executors.job import waves
 from tests.executors.conftest import MATRIX, quality
 
 Run = Callable[..., Any]
@@ -82,7 +82,7 @@ def test_a_segfault_is_an_error_of_its_cell_and_the_others_go_on(
 def test_a_worker_that_dies_before_its_first_task_leaves_an_error_for_each(
     matrix: Path, tmp_path: Path, kvbench: Run, broken: Callable[[str, str], None]
 ) -> None:
-    broken("kvbench.session", "os.write(2, b'no torch\\n'); os.kill(os.getpid(), signal.SIGKILL)")
+    broken("kvbench.run.session", "os.write(2, b'no torch\\n'); os.kill(os.getpid(), signal.SIGKILL)")
     assert kvbench("run", matrix, "--executor", "local", "--out", tmp_path / "out").exit_code == 3
     errors = [r.error for r in RunDir(tmp_path / "out").records()]
     assert len(errors) == 4

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.executors import on_ray
-from kvbench.executors.child import roots
-from kvbench.record import RunDir
+from kvbench.records.record import RunDir
+from kvbench.run.executors import ray as on_ray
+from kvbench.run.executors.child import roots
 from tests.executors.conftest import quality
 
 Run = Callable[..., Any]
@@ -97,7 +97,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once(
 
 
 def test_ray_is_imported_only_where_it_is_asked_for() -> None:
-    code = "import sys, kvbench.cli, kvbench.executors.on_ray, kvbench.worker; print('ray' in sys.modules)"
+    code = "import sys, kvbench.cli.main, kvbench.run.executors.ray, kvbench.run.worker; print('ray' in sys.modules)"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(roots())}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

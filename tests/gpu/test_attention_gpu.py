@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kvbench_kernels.decode import choose_splits, execution, paged_decode
+from kvbench_kernels.attention.decode import choose_splits, execution, paged_decode
+from kvbench_kernels.attention.prefill import paged_prefill
+from kvbench_kernels.attention.twins import paged_decode_torch, paged_prefill_torch
 from kvbench_kernels.launches import record
-from kvbench_kernels.prefill import paged_prefill
-from kvbench_kernels.twins import paged_decode_torch, paged_prefill_torch
 from tests.kernels.kv_pool import DTYPES, FORMATS, Pool, assert_close, make_pool, queries, random_pool
 
 pytestmark = [

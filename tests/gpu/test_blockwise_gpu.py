@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvbench_kernels.blockwise import dequantize_blocks, quantize_activation_torch, quantize_blocks
+from kvbench_kernels.gemm.blockwise import dequantize_blocks, quantize_activation_torch, quantize_blocks
 
 pytestmark = [
     pytest.mark.gpu,

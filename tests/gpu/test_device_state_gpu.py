@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from kvbench.runners.devicestate import REASONS, DeviceState, ids_of
+from kvbench.machine.device_state import REASONS, DeviceState, ids_of
 from kvbench.runners.timing import measure
-from kvbench.steadiness import slowdown
+from kvbench.stats.stability import slowdown
 
 pytestmark = [
     pytest.mark.gpu,

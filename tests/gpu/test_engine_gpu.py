@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.cells import CELL_KEYS
-from kvbench.engine import evidence
-from kvbench.formats import KV_FORMATS
-from kvbench.record import VERIFIED
+from kvbench.evidence import examine as evidence
+from kvbench.formats.kv import KV_FORMATS
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.records.record import VERIFIED
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +26,7 @@ PROMPTS = [
 
 
 def loaded(dtype: str = "bfloat16", name: str = "tiny-llama") -> Any:
-    from kvbench.engine.load import load_model
+    from kvbench.engines.reference.load import load_model
 
     return load_model({**CELL_KEYS, "model": name, "model_weights": "random"}, "cuda", dtype)
 
@@ -37,8 +37,8 @@ def model() -> Any:
 
 
 def made(model: Any, kv_format: str = "int8_sym", sequences: int = len(PROMPTS), **keys: Any) -> Any:
-    from kvbench.decision import request_of, resolve
-    from kvbench.engine.core import Engine
+    from kvbench.engines.reference.engine import Engine
+    from kvbench.matrix.resolve import request_of, resolve
 
     scale = 0.05 if kv_format.endswith("static") else None
     spec = {
@@ -203,7 +203,7 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 
 @pytest.fixture(scope="module")
 def wide_heads(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """tiny-llama with the head_dim that the Gluon kernel takes."""
-    from kvbench.catalog import TINY
+    from kvbench.models.catalog import TINY
 
     folder = tmp_path_factory.mktemp("wide")
     (folder / "config.json").write_text(json.dumps({**TINY["tiny-llama"], "head_dim": 64}))

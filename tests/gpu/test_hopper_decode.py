@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench_kernels.attention import paged_attention_torch
-from kvbench_kernels.hopper_plan import Plan, Tiling, plan_decode
-from kvbench_kernels.quantize import DYNAMIC, QUANTIZE, dequantize
+from kvbench_kernels.attention.hopper_plan import Plan, Tiling, plan_decode
+from kvbench_kernels.attention.reference import paged_attention_torch
+from kvbench_kernels.kv.quantize import DYNAMIC, QUANTIZE, dequantize
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
@@ -109,7 +109,7 @@ def right_answer(case: Case) -> Tensor:
 
 
 def run(case: Case, splits: int | Plan, **options: object) -> Tensor:
-    from kvbench_kernels.hopper_decode import paged_decode_hopper
+    from kvbench_kernels.attention.hopper_decode import paged_decode_hopper
 
     out = torch.full_like(case.q, torch.nan)
     return paged_decode_hopper(
@@ -216,7 +216,7 @@ def test_a_query_of_zeros_gives_the_mean(fmt: str) -> None:
 
 @pytest.mark.parametrize("fmt", ["native", "int8_sym"])
 def test_a_graph_is_replayed_with_new_lengths_and_gives_the_same_bits(fmt: str) -> None:
-    from kvbench_kernels.hopper_decode import plan_workspace
+    from kvbench_kernels.attention.hopper_decode import plan_workspace
 
     case = make(fmt, [900, 64, 5000])
     workspace = plan_workspace(3, 32, 8, 128, 40, case.q.device)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench_kernels.blockwise import dequantize_blocks, empty_activation_scales, quantize_blocks
-from kvbench_kernels.hopper_gemm_config import HopperTiling
+from kvbench_kernels.gemm.blockwise import dequantize_blocks, empty_activation_scales, quantize_blocks
+from kvbench_kernels.gemm.hopper_gemm_config import HopperTiling
 from kvbench_kernels.launches import record
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -38,14 +38,14 @@ SHARED = {name: replace(tiling, splits=8) for name, tiling in TILINGS.items()}
 
 @pytest.fixture
 def module() -> ModuleType:
-    from kvbench_kernels import hopper_gemm
+    from kvbench_kernels.gemm import hopper_gemm
 
     return hopper_gemm
 
 
 def operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Quantized random values. Behind x's rows lie NaN codes, and NaN in the scales' padding."""
-    from kvbench_kernels.blockwise import quantize_activation_torch
+    from kvbench_kernels.gemm.blockwise import quantize_activation_torch
 
     torch.manual_seed(m + n)
     row_size = 2.0 ** (torch.rand(m, 1, device="cuda") * 8 - 4)
@@ -105,7 +105,7 @@ def test_tiles_that_are_shared(name: str, m: int, n: int, module: ModuleType) ->
 
 def test_a_launch_before_the_end_of_the_one_in_front_reads_what_that_writes(module: ModuleType) -> None:
     """x is made by a product that is made from x, 40 times over in one graph: the same bits as with a stop after each."""
-    from kvbench_kernels.activation import quantize_activation
+    from kvbench_kernels.gemm.activation import quantize_activation
 
     torch.manual_seed(5)
     w = [quantize_blocks(torch.randn(1024, 1024, device="cuda") / 32) for _ in range(40)]

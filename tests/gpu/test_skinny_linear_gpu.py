@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kvbench.engine.linear import SkinnyLinear, replace_linears
+from kvbench.engines.reference.weights.linear import SkinnyLinear, replace_linears
+from kvbench_kernels.gemm.skinny_config import Tiling
 from kvbench_kernels.launches import record
-from kvbench_kernels.skinny_config import Tiling
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,7 +45,7 @@ TILINGS = {
 
 @pytest.fixture
 def skinny() -> ModuleType:
-    from kvbench_kernels import skinny_linear
+    from kvbench_kernels.gemm import skinny_linear
 
     return skinny_linear
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.engine.store import PagedKVStore
-from kvbench.formats import KV_FORMATS, KVShape
-from kvbench_kernels.attention import paged_attention_torch
-from kvbench_kernels.quantize import QUANTIZE, dequantize
+from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.formats.kv import KV_FORMATS, KVShape
+from kvbench_kernels.attention.reference import paged_attention_torch
+from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
 
 pytestmark = [
     pytest.mark.gpu,

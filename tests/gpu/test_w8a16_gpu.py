@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench_kernels.blockwise import BLOCK, quantize_blocks
-from kvbench_kernels.quantize import e4m3_to_float
-from kvbench_kernels.w8a16_config import Tiling
+from kvbench_kernels.gemm.blockwise import BLOCK, quantize_blocks
+from kvbench_kernels.gemm.w8a16_config import Tiling
+from kvbench_kernels.kv.quantize import e4m3_to_float
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,7 +45,7 @@ TILINGS = {
 
 @pytest.fixture
 def kernels() -> ModuleType:
-    from kvbench_kernels import w8a16
+    from kvbench_kernels.gemm import w8a16
 
     return w8a16
 

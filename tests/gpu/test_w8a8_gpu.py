@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench_kernels.blockwise import quantize_activation_torch, quantize_blocks
-from kvbench_kernels.w8a8_config import Tiling
+from kvbench_kernels.gemm.blockwise import quantize_activation_torch, quantize_blocks
+from kvbench_kernels.gemm.w8a8_config import Tiling
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,7 +54,7 @@ def check(out: Tensor, exact: Tensor) -> None:
 )
 @pytest.mark.parametrize(("m", "k"), [(1, 4096), (64, 12288), (100, 4096), (2048, 4096), (8191, 4096)])
 def test_activation_bytes(m: int, k: int, dtype: torch.dtype) -> None:
-    from kvbench_kernels.activation import quantize_activation
+    from kvbench_kernels.gemm.activation import quantize_activation
 
     torch.manual_seed(m)
     x = (torch.randn(m, k, device="cuda") * torch.logspace(-30, 4, m, device="cuda")[:, None]).to(dtype)
@@ -66,7 +66,7 @@ def test_activation_bytes(m: int, k: int, dtype: torch.dtype) -> None:
 
 
 def test_every_bf16_value_under_many_scales() -> None:
-    from kvbench_kernels.activation import quantize_activation
+    from kvbench_kernels.gemm.activation import quantize_activation
 
     values = torch.arange(2**16, dtype=torch.int32, device="cuda").to(torch.int16).view(torch.bfloat16)
     torch.manual_seed(0)
@@ -83,8 +83,8 @@ def test_every_bf16_value_under_many_scales() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_chosen_tiling_against_float32(shape: str) -> None:
-    from kvbench_kernels.activation import quantize_activation
-    from kvbench_kernels.w8a8 import w8a8, w8a8_torch
+    from kvbench_kernels.gemm.activation import quantize_activation
+    from kvbench_kernels.gemm.w8a8 import w8a8, w8a8_torch
 
     torch.manual_seed(0)
     n, k = SHAPES[shape]
@@ -100,7 +100,7 @@ def test_the_chosen_tiling_against_float32(shape: str) -> None:
 @pytest.mark.parametrize("pdl", [False, True], ids=["", "pdl"])
 @pytest.mark.parametrize("name", TILINGS)
 def test_every_kind_of_tiling_and_its_bits_in_a_graph(name: str, pdl: bool) -> None:
-    from kvbench_kernels.w8a8 import fp8_linear_w8a8, fp8_linear_w8a8_torch
+    from kvbench_kernels.gemm.w8a8 import fp8_linear_w8a8, fp8_linear_w8a8_torch
 
     torch.manual_seed(0)
     tiling = replace(TILINGS[name], pdl=pdl)
@@ -128,8 +128,8 @@ def test_every_kind_of_tiling_and_its_bits_in_a_graph(name: str, pdl: bool) -> N
 
 @pytest.mark.parametrize("tma", [False, True], ids=["pointers", "tma"])
 def test_weights_and_outputs_above_2_to_the_31_elements(tma: bool) -> None:
-    from kvbench_kernels.activation import quantize_activation
-    from kvbench_kernels.w8a8 import w8a8, w8a8_torch
+    from kvbench_kernels.gemm.activation import quantize_activation
+    from kvbench_kernels.gemm.w8a8 import w8a8, w8a8_torch
 
     n, k = 540_032, 4096
     codes = torch.zeros(n, k, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
@@ -147,7 +147,7 @@ def test_weights_and_outputs_above_2_to_the_31_elements(tma: bool) -> None:
 
 
 def test_rows_above_2_to_the_31_elements() -> None:
-    from kvbench_kernels.activation import quantize_activation
+    from kvbench_kernels.gemm.activation import quantize_activation
 
     x = torch.zeros(180_000, 12288, dtype=torch.bfloat16, device="cuda")
     assert x.numel() > 2**31

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench_kernels.quantize import QUANTIZE
+from kvbench_kernels.kv.quantize import QUANTIZE
 
 FORMATS = tuple(QUANTIZE)
 QUANTIZED = tuple(name for name in FORMATS if name != "native")

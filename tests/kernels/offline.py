@@ -10,8 +10,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvbench_kernels import decode, prefill
-from kvbench_kernels.tiles import kernel_options
+from kvbench_kernels.attention import decode, prefill
+from kvbench_kernels.attention.tiles import kernel_options
 
 POINTER = {
     torch.float16: "*fp16",

@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvbench_kernels.activation import Launch, fp8_quantize_activation, launch_shape
+from kvbench_kernels.gemm.activation import Launch, fp8_quantize_activation, launch_shape
 from tests.kernels.offline_w8a8 import stack_bytes
 
 ROWS = (1, 16, 64, 8192)

@@ -11,8 +11,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvbench_kernels.w8a8 import fp8_matmul_w8a8
-from kvbench_kernels.w8a8_config import Tiling
+from kvbench_kernels.gemm.w8a8 import fp8_matmul_w8a8
+from kvbench_kernels.gemm.w8a8_config import Tiling
 
 TILINGS = {
     "128x128": Tiling(128, 128, warps=8),

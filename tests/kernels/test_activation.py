@@ -16,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import interpreter_builder
 
-from kvbench_kernels import activation
-from kvbench_kernels.activation import Launch, quantize_activation, saturated_e4m3
-from kvbench_kernels.blockwise import blocks, quantize_activation_torch, with_rows_behind
-from kvbench_kernels.convert import decode_e4m3
+from kvbench_kernels.gemm import activation
+from kvbench_kernels.gemm.activation import Launch, quantize_activation, saturated_e4m3
+from kvbench_kernels.gemm.blockwise import blocks, quantize_activation_torch, with_rows_behind
+from kvbench_kernels.kv.convert import decode_e4m3
 from kvbench_kernels.launches import record
 
 ROOT = Path(__file__).parents[2]

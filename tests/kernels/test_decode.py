@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench_kernels.decode import choose_splits, paged_decode
+from kvbench_kernels.attention.decode import choose_splits, paged_decode
+from kvbench_kernels.attention.twins import paged_decode_torch
 from kvbench_kernels.launches import record
-from kvbench_kernels.twins import paged_decode_torch
 from tests.kernels.kv_pool import (
     DTYPES,
     FORMATS,

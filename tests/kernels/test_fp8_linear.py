@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench_kernels import fp8_route
-from kvbench_kernels.blockwise import (
+from kvbench_kernels.gemm import fp8_route
+from kvbench_kernels.gemm.blockwise import (
     dequantize_activation,
     dequantize_blocks,
     quantize_activation_torch,
     quantize_blocks,
 )
-from kvbench_kernels.fp8_linear import fp8_linear, target_of
-from kvbench_kernels.fp8_route import W8A8, path_of_kernel, route
+from kvbench_kernels.gemm.fp8_linear import fp8_linear, target_of
+from kvbench_kernels.gemm.fp8_route import W8A8, path_of_kernel, route
 from kvbench_kernels.launches import record
 
 ROWS = (0, 1, 7, 8, 9, 16, 31, 32, 33, 63, 64, 65)

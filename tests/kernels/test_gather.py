@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench_kernels.gather import paged_gather
+from kvbench_kernels.attention.twins import paged_gather_torch, paged_write_torch
+from kvbench_kernels.kv.gather import paged_gather
+from kvbench_kernels.kv.quantize import dequantize
+from kvbench_kernels.kv.write import paged_write
 from kvbench_kernels.launches import record
-from kvbench_kernels.quantize import dequantize
-from kvbench_kernels.twins import paged_gather_torch, paged_write_torch
-from kvbench_kernels.write import paged_write
 from tests.kernels.address_space import address_space
 from tests.kernels.kv_pages import DTYPES, FORMATS, QUANTIZED, Pool, hard_rows, make_pool, raw
 

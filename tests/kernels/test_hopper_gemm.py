@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench_kernels.blockwise import (
+from kvbench_kernels.gemm.blockwise import (
     empty_activation_scales,
     quantize_activation_torch,
     quantize_blocks,
 )
-from kvbench_kernels.hopper_gemm import hopper_w8a8
-from kvbench_kernels.hopper_gemm_config import (
+from kvbench_kernels.gemm.hopper_gemm import hopper_w8a8
+from kvbench_kernels.gemm.hopper_gemm_config import (
     _BY_SIZE,
     MEASURED,
     HopperTiling,
@@ -53,8 +53,8 @@ def facts(numbers: list[Any], bias: bool) -> dict[str, Any]:
     from triton.experimental.gluon._runtime import GluonASTSource
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    from kvbench_kernels.hopper_gemm import REGISTERS
-    from kvbench_kernels.hopper_gemm_kernel import hopper_w8a8_groups as kernel
+    from kvbench_kernels.gemm.hopper_gemm import REGISTERS
+    from kvbench_kernels.gemm.hopper_gemm_kernel import hopper_w8a8_groups as kernel
 
     tiling = HopperTiling(*numbers)
 

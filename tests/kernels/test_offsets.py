@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench_kernels import decode, gather
-from kvbench_kernels.decode import paged_decode
-from kvbench_kernels.gather import paged_gather
-from kvbench_kernels.prefill import paged_prefill
+from kvbench_kernels.attention import decode
+from kvbench_kernels.attention.decode import paged_decode
+from kvbench_kernels.attention.prefill import paged_prefill
+from kvbench_kernels.kv import gather
+from kvbench_kernels.kv.gather import paged_gather
 from tests.kernels.address_space import LastPrograms, address_space, empty
 from tests.kernels.kv_pool import Pool, queries, random_pool
 

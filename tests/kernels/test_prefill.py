@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from kvbench_kernels.attention.prefill import paged_prefill
+from kvbench_kernels.attention.twins import paged_prefill_torch
 from kvbench_kernels.launches import record
-from kvbench_kernels.prefill import paged_prefill
-from kvbench_kernels.twins import paged_prefill_torch
 from tests.kernels.kv_pool import DTYPES, FORMATS, Pool, assert_close, make_pool, queries, random_pool
 
 

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench_kernels.launches import record
-from kvbench_kernels.skinny_config import M_MAX, config, splits_used
-from kvbench_kernels.skinny_linear import (
+from kvbench_kernels.gemm.skinny_config import M_MAX, config, splits_used
+from kvbench_kernels.gemm.skinny_linear import (
     Tiling,
     skinny_linear,
     skinny_linear_many,
     skinny_linear_torch,
     supports_skinny,
 )
+from kvbench_kernels.launches import record
 from kvbench_kernels.splitk import tickets_of
 from kvbench_kernels.support import Accepted, Rejected
 

@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kvbench_kernels.convert import narrow, widen
-from kvbench_kernels.tiles import codes_to, execution, product, wide_offset
+from kvbench_kernels.attention.tiles import codes_to, execution, product, wide_offset
+from kvbench_kernels.kv.convert import narrow, widen
 
 ROOT = Path(__file__).parents[2]
 

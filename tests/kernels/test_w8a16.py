@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench_kernels.blockwise import (
+from kvbench_kernels.gemm.blockwise import (
     BLOCK,
     dequantize_blocks,
     fp8_dequantize_matmul_torch,
     quantize_blocks,
     scale_shape,
 )
+from kvbench_kernels.gemm.w8a16 import Tiling, config, supports_w8a16, w8a16
+from kvbench_kernels.gemm.w8a16_config import M_MAX, rows_padded, splits_used
+from kvbench_kernels.kv.quantize import e4m3_to_float
 from kvbench_kernels.launches import record
-from kvbench_kernels.quantize import e4m3_to_float
 from kvbench_kernels.splitk import tickets_of
 from kvbench_kernels.support import Accepted, Rejected
-from kvbench_kernels.w8a16 import Tiling, config, supports_w8a16, w8a16
-from kvbench_kernels.w8a16_config import M_MAX, rows_padded, splits_used
 
 ROOT = Path(__file__).resolve().parents[2]
 VECTOR = {
@@ -324,8 +324,8 @@ import json, re, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from kvbench_kernels import w8a16
-from kvbench_kernels.w8a16_config import Tiling, rows_padded, splits_used
+from kvbench_kernels.gemm import w8a16
+from kvbench_kernels.gemm.w8a16_config import Tiling, rows_padded, splits_used
 
 def facts(m, dtype, fields):
     tiling = Tiling(**fields)

@@ -15,12 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench_kernels.activation import quantize_activation
-from kvbench_kernels.blockwise import BLOCK, blocks, empty_activation_scales, quantize_blocks
-from kvbench_kernels.launches import record
-from kvbench_kernels.quantize import e4m3_to_float
-from kvbench_kernels.support import Accepted, Rejected
-from kvbench_kernels.w8a8 import (
+from kvbench_kernels.gemm.activation import quantize_activation
+from kvbench_kernels.gemm.blockwise import BLOCK, blocks, empty_activation_scales, quantize_blocks
+from kvbench_kernels.gemm.w8a8 import (
     Tiling,
     config,
     fp8_linear_w8a8,
@@ -29,7 +26,10 @@ from kvbench_kernels.w8a8 import (
     w8a8,
     w8a8_torch,
 )
-from kvbench_kernels.w8a8_config import BLOCKS_M, BLOCKS_N, splits_used
+from kvbench_kernels.gemm.w8a8_config import BLOCKS_M, BLOCKS_N, splits_used
+from kvbench_kernels.kv.quantize import e4m3_to_float
+from kvbench_kernels.launches import record
+from kvbench_kernels.support import Accepted, Rejected
 
 ROOT = Path(__file__).parents[2]
 TILINGS = {

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvbench_kernels.attention.twins import paged_write_torch
+from kvbench_kernels.kv.quantize import QUANTIZE
+from kvbench_kernels.kv.write import paged_write
 from kvbench_kernels.launches import record
-from kvbench_kernels.quantize import QUANTIZE
-from kvbench_kernels.twins import paged_write_torch
-from kvbench_kernels.write import paged_write
 from tests.kernels.address_space import address_space
 from tests.kernels.kv_pages import DTYPES, FILL, FORMATS, QUANTIZED, filled, hard_rows, make_pool, raw
 
@@ -71,7 +71,7 @@ def test_large_tiles_store_the_same_bytes(
     device: str, fmt: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a prompt: more elements a program than the few rows of a decode step are given."""
-    monkeypatch.setattr("kvbench_kernels.write.MANY", 1)
+    monkeypatch.setattr("kvbench_kernels.kv.write.MANY", 1)
     sizes = {"pages": 4, "heads": 2, "page_size": 8, "dim": 64, "value_dim": 128}
     k, v = (hard_rows(tokens, 2, dim, torch.bfloat16, device, seed=6) for dim in (64, 128))
     ours, twin = (make_pool(fmt, device, torch.bfloat16, **sizes) for _ in range(2))
@@ -111,7 +111,7 @@ def test_every_16_bit_number_under_a_static_scale(
 ) -> None:
     if device == "cpu":
         monkeypatch.setattr(
-            "kvbench_kernels.write.SMALL_TILE", 2**14
+            "kvbench_kernels.kv.write.SMALL_TILE", 2**14
         )  # the interpreter's time goes by programs
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32, device=device).to(torch.int16).view(dtype)
     every = every.view(-1, 1, 256)

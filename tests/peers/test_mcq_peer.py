@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks import mcq_peer as peer
-from kvbench.cells import CELL_KEYS
-from kvbench.questions import QuestionSet, questions
-from kvbench.runners.prompts import LETTERS, TEMPLATES
+from kvbench.data.questions import QuestionSet, questions
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.runners.text.prompts import LETTERS, TEMPLATES
 
 if TYPE_CHECKING:
-    from kvbench.engine.load import LoadedModel
+    from kvbench.engines.reference.load import LoadedModel
 
 DATA = os.environ.get("KVBENCH_DATA_DIR")
 SPEC = {**CELL_KEYS, "model": "smollm2-135m-instruct", "device": "cpu", "dtype": "float32"}
@@ -72,7 +72,7 @@ def test_prompts_scores_and_picks_are_those_of_lm_eval(
 
 @pytest.mark.model
 def test_the_default_model_picks_what_lm_eval_picks(tmp_path: Path) -> None:
-    from kvbench.engine.load import load_model
+    from kvbench.engines.reference.load import load_model
 
     loaded = load_model(SPEC, "cpu", "float32")
     data = data_of(tmp_path, "mmlu", subjects=2, limit=4)
@@ -108,9 +108,9 @@ def test_the_picks_and_differences_of_two_tools_are_compared_by_question() -> No
 @pytest.mark.parametrize("task", ["mmlu", "arc_easy"])
 def test_the_plug_in_gives_the_scores_that_our_runner_stores(tmp_path: Path, task: str) -> None:
     """int8_sym on the default model: the runner's scores to the last bit, since both compute the same forwards."""
-    from kvbench.decision import Request, resolve
-    from kvbench.engine.core import Engine
-    from kvbench.lmeval import KvbenchLM
+    from kvbench.engines.reference.engine import Engine
+    from kvbench.lm_eval.model import KvbenchLM
+    from kvbench.matrix.resolve import Request, resolve
 
     data = data_of(tmp_path, task, subjects=2, limit=8)
     lm = KvbenchLM(pretrained=SPEC["model"], kv_format="int8_sym", device="cpu", dtype="float32")

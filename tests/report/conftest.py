@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from kvbench.cells import CELL_KEYS
-from kvbench.formats import KV_FORMATS, KVShape, kv_bytes
-from kvbench.metrics import Row
-from kvbench.record import SCHEMA_VERSION, Record
-from kvbench.tasks import RUNNERS
+from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.runners import RUNNERS
+from kvbench.metrics.collect import Row
+from kvbench.records.record import SCHEMA_VERSION, Record
 
 LAYERS, SHAPE, DTYPE = 30, KVShape(3, 64, 64), "float32"
 NATIVE = {"requested": "native", "resolved": "native", "reason": "asked for and supported", "rejected": []}

@@ -3,8 +3,8 @@
 import itertools
 from dataclasses import replace
 
-from kvbench.metrics import derive
-from kvbench.report.figures import figures
+from kvbench.metrics.collect import derive
+from kvbench.report.figures.page import figures
 
 SIX = [14.0, 10.0, 12.0, 11.0, 15.0, 13.0]
 READS = {"weight_bytes": 1e9, "kv_bytes_per_token": 1e6}

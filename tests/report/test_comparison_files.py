@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from kvbench.cli import app
-from kvbench.compare import compare
-from kvbench.history import history
-from kvbench.record import write_json
-from kvbench.report import comparison, timeline
+from kvbench.cli.main import app
+from kvbench.compare.history import history
+from kvbench.compare.two_runs import compare
+from kvbench.files import write_json
+from kvbench.report.compare import timeline
+from kvbench.report.compare import two_runs as comparison
+from kvbench.report.compare.timeline_plots import plots
 from kvbench.report.markdown import escaped
-from kvbench.report.timeline_plots import plots
 from tests.unit.two_runs import latency, on_disk, perplexity, questions, stored
 
 HOSTILE = [
@@ -136,7 +137,7 @@ def test_what_is_equal_to_the_last_bit_is_counted_and_not_listed(tmp_path: Path)
 
 def test_neither_torch_nor_the_plots_are_loaded(before: Path, after: Path) -> None:
     code = (
-        "import sys\nfrom kvbench.cli import app\n"
+        "import sys\nfrom kvbench.cli.main import app\n"
         f"try: app(['compare', {str(before)!r}, {str(after)!r}])\nexcept SystemExit: pass\n"
         "print([m for m in ('torch', 'matplotlib', 'pandas', 'transformers') if m in sys.modules], file=sys.stderr)"
     )
@@ -203,7 +204,7 @@ def test_no_half_written_file_is_left(
     def broken(*_: Any) -> str:
         raise ValueError("no page")
 
-    monkeypatch.setattr("kvbench.report.comparison.as_html", broken)
+    monkeypatch.setattr("kvbench.report.compare.two_runs.as_html", broken)
     assert kvbench("compare", before, after, "--html", page, "--markdown", notes).exit_code == 2
     assert notes.read_text() == "old"
     assert not page.exists()

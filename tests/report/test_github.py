@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.policy import load
+from kvbench.gate.policy import load
+from kvbench.gate.verdict import Outcome, Verdict, exit_code_of
 from kvbench.report.github import (
     MOST,
     SENTENCE_LIMIT,
@@ -28,7 +29,6 @@ from kvbench.report.markdown import head, sections
 from kvbench.report.model import Run
 from kvbench.report.places import Place, places_of
 from kvbench.report.view import build
-from kvbench.verdict import Outcome, Verdict, exit_code_of
 from tests.report.hostile_run import HOSTILE, hostile_run
 
 MATRIX = """\

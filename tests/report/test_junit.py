@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Skipped
 
-from kvbench.guards import failed_tasks, missing_device
-from kvbench.record import REFUSED
-from kvbench.report.fmt import one_line
+from kvbench.gate.builtin_checks import failed_tasks, missing_device
+from kvbench.gate.verdict import Outcome, Verdict, exit_code_of
+from kvbench.records.record import REFUSED
+from kvbench.render.numbers import one_line
 from kvbench.report.junit import junit_xml
 from kvbench.report.model import Run
-from kvbench.verdict import Outcome, Verdict, exit_code_of
 from tests.report.hostile_run import HOSTILE, hostile_run
 
 RESULTS = {Failure: "failure", Error: "error", Skipped: "skipped"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from markdown_it import MarkdownIt
 
-from kvbench.report.fmt import one_line
+from kvbench.render.numbers import one_line
 from kvbench.report.markdown import MOST, escaped, head, report, sections, table
 from kvbench.report.model import Run
 from kvbench.report.view import build

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import kvbench
+from kvbench.gate.verdict import Verdict
 from kvbench.report.console import show
-from kvbench.report.jsonout import result_json
-from kvbench.report.notices import Notice
+from kvbench.report.json import result_json
+from kvbench.report.sections.notices import Notice
 from kvbench.report.view import build
-from kvbench.verdict import Verdict
 
 
 def test_every_warning_has_a_remedy():

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from kvbench.cellkeys import CELL_OPTIONS
+from kvbench.matrix.keys import CELL_OPTIONS
 from kvbench.report.csv import long_csv, wide_csv
 from kvbench.report.model import Run
 from kvbench.report.parquet import long_parquet, wide_parquet

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvbench.metrics import Row
-from kvbench.report.room import room
+from kvbench.metrics.collect import Row
+from kvbench.report.sections.room import room
 from kvbench.report.view import build
 
 INF = math.inf

@@ -6,8 +6,8 @@ import csv
 import io
 from typing import Any
 
-from kvbench.gate import evaluate
-from kvbench.metrics import METRICS
+from kvbench.gate.evaluate import evaluate
+from kvbench.metrics.collect import METRICS
 from kvbench.report.console import show
 from kvbench.report.csv import long_csv
 from kvbench.report.html import render

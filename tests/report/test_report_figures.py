@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from kvbench.formats import WEIGHT_FORMATS, weight_bytes
-from kvbench.metrics import derive
-from kvbench.report import numbers, svg
-from kvbench.report.figures import drilldowns, figures
+from kvbench.formats.kv import WEIGHT_FORMATS, weight_bytes
+from kvbench.metrics.collect import derive
+from kvbench.render import svg
+from kvbench.report.figures import numbers
+from kvbench.report.figures.page import drilldowns, figures
 from kvbench.report.html import render
 from kvbench.report.view import build
-from kvbench.stats import clustered_ratio
+from kvbench.stats.intervals import clustered_ratio
 from tests.report.made import (
     FACTS,
     FIRST,
@@ -385,7 +386,7 @@ def test_times_that_are_no_numbers_cost_their_plot_and_no_verdict(passing, monke
     def broken(*_):
         raise ValueError("Axis limits cannot be NaN or Inf")
 
-    monkeypatch.setattr("kvbench.report.plots.times_svg", broken)
+    monkeypatch.setattr("kvbench.report.figures.plots.times_svg", broken)
     assert "A plot is missing here: its numbers cannot be drawn (ValueError: Axis limits" in render(
         build(*passing.args)
     )

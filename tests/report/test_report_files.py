@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from kvbench.cells import CELL_KEYS
-from kvbench.record import VERIFIED, Level
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.records.record import VERIFIED, Level
 from kvbench.report.csv import long_csv, wide_csv
-from kvbench.report.jsonout import result_json
+from kvbench.report.json import result_json
 from kvbench.report.model import Run
 from kvbench.report.write import write_all, write_text
 from tests.unit.made_run import evidence

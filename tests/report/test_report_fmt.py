@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from kvbench.metrics import Row
-from kvbench.report.fmt import (
+from kvbench.metrics.collect import Row
+from kvbench.render.numbers import (
     bytes_text,
     exact,
     fact,

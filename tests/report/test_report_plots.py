@@ -4,9 +4,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from kvbench.report.plots import bytes_svg, times_svg
-from kvbench.report.series import ByteBar, TimePoint, TimeSeries
-from kvbench.report.svg import COLOURS
+from kvbench.render.svg import COLOURS
+from kvbench.report.figures.plots import bytes_svg, times_svg
+from kvbench.report.figures.series import ByteBar, TimePoint, TimeSeries
 from kvbench.report.view import build
 
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from kvbench.report import numbers
+from kvbench.report.figures import numbers
 from kvbench.report.html import render
 from kvbench.report.view import build
-from kvbench.stats import clustered_mean, clustered_ratio
+from kvbench.stats.intervals import clustered_mean, clustered_ratio
 from tests.report.made import (
     CLOSE,
     FACTS,
@@ -126,7 +126,7 @@ def test_the_curve_is_the_share_so_far(maker):
 
 
 def test_a_long_curve_keeps_its_ends_and_few_points():
-    from kvbench.report.agreementcurve import _curve
+    from kvbench.report.figures.agreement import _curve
 
     points = _curve(range(0, 2048, 2), 2048)
     assert len(points) < 900
@@ -163,7 +163,7 @@ def test_a_real_divergence_a_near_tie_and_one_that_cannot_be_judged(maker):
 
 
 def test_open_and_filled_signs_tell_a_near_tie_from_a_real_divergence(maker):
-    from kvbench.report.plots_quality import agreement_svg
+    from kvbench.report.figures.quality import agreement_svg
 
     margins = [0.005] * STEPS
     drawn = [

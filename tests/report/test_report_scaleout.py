@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvbench.gate import evaluate
-from kvbench.metrics import METRICS
+from kvbench.gate.evaluate import evaluate
+from kvbench.metrics.collect import METRICS
 from kvbench.report.view import View, build
 from tests.unit.made_run import BASE, MadeRun
 from tests.unit.timed_run import timed

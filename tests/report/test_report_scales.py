@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from kvbench.report.html import render
-from kvbench.report.provenance import ScaleRow, summary
+from kvbench.report.sections.provenance import ScaleRow, summary
 from kvbench.report.view import build
 
 

@@ -4,13 +4,13 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from kvbench.metrics import Row
+from kvbench.metrics.collect import Row
+from kvbench.render.labels import Labels
 from kvbench.report.console import show
+from kvbench.report.figures.plots import scale_svg
+from kvbench.report.figures.sweep import Held, ScaleLine, Sweep, scale_sweep
 from kvbench.report.html import render
-from kvbench.report.labels import Labels
 from kvbench.report.model import Run
-from kvbench.report.plots import scale_svg
-from kvbench.report.sweep import Held, ScaleLine, Sweep, scale_sweep
 from kvbench.report.view import build
 from tests.report.conftest import make
 

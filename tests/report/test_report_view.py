@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvbench.metrics import Row
-from kvbench.report.labels import Labels
+from kvbench.metrics.collect import Row
+from kvbench.render.labels import Labels
 from kvbench.report.view import build
 
 
@@ -25,7 +25,7 @@ def entry(view, key, metric, **where):
 
 def test_importing_the_report_loads_nothing_heavy():
     code = (
-        "import sys, kvbench.report.view, kvbench.report.console, kvbench.report.write, kvbench.report.plots\n"
+        "import sys, kvbench.report.view, kvbench.report.console, kvbench.report.write, kvbench.report.figures.plots\n"
         "heavy = {'torch', 'transformers', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'rich', 'numpy', 'yaml'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from kvbench.metrics import Row
+from kvbench.metrics.collect import Row
 from kvbench.report.console import show
 from kvbench.report.csv import wide_csv
 from kvbench.report.html import render
-from kvbench.report.jsonout import result_json
+from kvbench.report.json import result_json
 from kvbench.report.model import Run
 from kvbench.report.view import build
 

@@ -14,10 +14,10 @@ from unittest.mock import patch
 
 import pytest
 
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
 from kvbench.runners import latency, timing
 from kvbench.selftest import suite
 from kvbench.selftest.fault import CELLS
-from kvbench.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
 
 REPEATS = 6
 QUIET = {"reasons": ["idle"], "sm_mhz": 1980}

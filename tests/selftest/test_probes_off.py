@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import pytest
 
-from kvbench import session
-from kvbench.record import LEVELS, UNVERIFIED, Evidence, Level
+from kvbench.records.record import LEVELS, UNVERIFIED, Evidence, Level
+from kvbench.run import session
 from kvbench.selftest import suite
 from kvbench.selftest.fault import NEEDS_CUDA
 from kvbench.selftest.table import FAULTS

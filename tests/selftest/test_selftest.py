@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cli import app
+from kvbench.cli.main import app
 from kvbench.selftest import suite
 from kvbench.selftest.fault import CELLS, NEEDS_CUDA, Fault
 from kvbench.selftest.suite import CAUGHT, FAILED, MISSED, PASSED, clean_run, fault_run, run_suite

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.cells import CELL_KEYS
-from kvbench.tasks import RUNNERS
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.runners import RUNNERS
 
 
 @pytest.fixture(scope="session")
@@ -20,11 +20,11 @@ def _tiny_models() -> dict[str, Any]:
 @pytest.fixture
 def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
     """make(runner, baseline=None, model="tiny-llama", **keys): keys of the cell's spec and the runner's options."""
-    from kvbench.decision import request_of, resolve
-    from kvbench.engine.core import Engine
-    from kvbench.engine.load import load_model
+    from kvbench.engines.reference.engine import Engine
+    from kvbench.engines.reference.load import load_model
+    from kvbench.matrix.resolve import request_of, resolve
+    from kvbench.run.session import emulator_of, native_of
     from kvbench.runners.context import Context
-    from kvbench.session import emulator_of, native_of
 
     torch.set_num_threads(1)
 
@@ -60,7 +60,7 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def looping_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with the config of tiny-llama with small random weights: its greedy text soon repeats itself."""
-    from kvbench.catalog import TINY
+    from kvbench.models.catalog import TINY
 
     folder = tmp_path_factory.mktemp("looping")
     (folder / "config.json").write_text(json.dumps({**TINY["tiny-llama"], "initializer_range": 0.05}))
@@ -70,7 +70,7 @@ def looping_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def as_baseline() -> Callable[..., Any]:
     """The record that a baseline's measurement becomes."""
-    from kvbench.record import OK, Record
+    from kvbench.records.record import OK, Record
 
     def record(ctx: Any, measured: Any) -> Record:
         return Record("key", "runner", 1, OK, ctx.spec, ctx.options, None, None, measured.samples, measured.facts,

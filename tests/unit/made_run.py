@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from kvbench.cells import CELL_KEYS
-from kvbench.decision import Choice, Decision
-from kvbench.metrics import Row, derive
-from kvbench.record import LEVELS, OK, SCHEMA_VERSION, VERIFIED, Evidence, Level, Record
-from kvbench.tasks import RUNNERS
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.resolve import Choice, Decision
+from kvbench.matrix.runners import RUNNERS
+from kvbench.metrics.collect import Row, derive
+from kvbench.records.record import LEVELS, OK, SCHEMA_VERSION, VERIFIED, Evidence, Level, Record
 
 BASE, CAND = "base", "cand"
 

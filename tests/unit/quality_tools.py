@@ -8,14 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kvbench.cells import CELL_KEYS
-from kvbench.corpora import corpus
-from kvbench.decision import Request, resolve
+from kvbench.data.corpora import corpus
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.resolve import Request, resolve
+from kvbench.matrix.runners import RUNNERS
 from kvbench.runners.context import Context, Measurement
-from kvbench.tasks import RUNNERS
 
 if TYPE_CHECKING:
-    from kvbench.engine.load import LoadedModel
+    from kvbench.engines.reference.load import LoadedModel
 
 
 @cache
@@ -54,9 +54,9 @@ def tiny_model(max_context: int = 1024, uniform: bool = False, tokenizer: Any = 
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from kvbench.engine.binding import bind
-    from kvbench.engine.load import LoadedModel
-    from kvbench.facts import facts_from_config
+    from kvbench.engines.reference.binding import bind
+    from kvbench.engines.reference.load import LoadedModel
+    from kvbench.models.attention_facts import facts_from_config
 
     tokenizer = tokenizer or bpe_tokenizer()
     config = LlamaConfig(
@@ -82,7 +82,7 @@ def context(
     data_dir: Path | None = None, spec: dict[str, Any] | None = None, **options: Any,
 ) -> Context:  # fmt: skip
     """A runner's context on real engines. baseline: what the same runner measured on native."""
-    from kvbench.engine.core import Engine
+    from kvbench.engines.reference.engine import Engine
 
     cell = {**CELL_KEYS, "kv_format": kv_format, "device": "cpu", "dtype": "float32", **(spec or {})}
     declared = RUNNERS[runner].options

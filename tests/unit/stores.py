@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from kvbench.engine.layer import indexable
-from kvbench.engine.store import PagedKVStore
-from kvbench.formats import KV_FORMATS, KVShape
-from kvbench_kernels.attention import paged_attention_torch
+from kvbench.engines.reference.kv.layer import indexable
+from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.formats.kv import KV_FORMATS, KVShape
+from kvbench_kernels.attention.reference import paged_attention_torch
 
 FORMATS = list(KV_FORMATS)
 SHAPE = KVShape(kv_heads=3, head_dim=8, value_dim=8)

@@ -6,8 +6,8 @@ import pytest
 
 from kvbench.errors import KvbenchError, Refused, UsageError
 from kvbench.runners import agreement
-from kvbench.runners.encode import bos_ids, head_ids, neutral_ids, perturbed
-from kvbench.runners.greedy import greedy, propose, teacher_forced
+from kvbench.runners.text.encode import bos_ids, head_ids, neutral_ids, perturbed
+from kvbench.runners.text.greedy import greedy, propose, teacher_forced
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 72, 101]
 STEPS = 96
@@ -206,7 +206,7 @@ def test_a_neighbour_in_the_batch_reads_its_own_text_and_changes_no_argmax(runne
 
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen2"])
 def test_two_real_runs_of_the_baseline_have_no_real_divergence(runner_context, as_baseline, model):
-    from kvbench.derive.agreement import values
+    from kvbench.metrics.agreement import values
 
     keys = {"model": model, "steps": STEPS, "prompt_tokens": 24}
     ctx = runner_context("agreement", **keys)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench_kernels.attention import group_size, paged_attention_torch, soft_cap
+from kvbench_kernels.attention.reference import group_size, paged_attention_torch, soft_cap
 
 HEADS = [(14, 2), (9, 3), (32, 4), (24, 1), (48, 2), (71, 1), (8, 8)]
 

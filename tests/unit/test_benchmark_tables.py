@@ -12,7 +12,7 @@ from benchmarks.attention_data import Data
 from benchmarks.attention_goals import Row, evaluate
 from benchmarks.engine import Result, result
 from benchmarks.goals import Goal, chosen, goal_lines, outcome
-from kvbench_kernels.quantize import dequantize
+from kvbench_kernels.kv.quantize import dequantize
 
 GB = 10**9
 

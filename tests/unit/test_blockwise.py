@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.engine.fp8linear import Fp8Linear
-from kvbench.formats import WEIGHT_FORMATS, WeightBytes, weight_bytes
-from kvbench_kernels.blockwise import (
+from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
+from kvbench.formats.kv import WEIGHT_FORMATS, WeightBytes, weight_bytes
+from kvbench_kernels.gemm.blockwise import (
     dequantize_blocks,
     fp8_dequantize_matmul_torch,
     quantize_blocks,

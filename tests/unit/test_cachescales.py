@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kvbench.cachescales import cache_only, check_scheme, of_cache, part_of, stored_scales
 from kvbench.errors import Refused
-from kvbench.fp8config import fp8_config
+from kvbench.formats.checkpoint_scales import cache_only, check_scheme, of_cache, part_of, stored_scales
+from kvbench.formats.fp8_checkpoint import fp8_config
 
 AT = "model.layers.3.self_attn"
 
@@ -80,7 +80,7 @@ def test_all_codes_of_a_narrow_dtype_are_those_of_torch(tmp_path: Path, dtype: t
 
 def read_only(files: list[Path], names: set[str], layer: int) -> float:
     """The scale of one layer, whatever the others are."""
-    from kvbench import cachescales
+    from kvbench.formats import checkpoint_scales as cachescales
 
     kept = {k: h for k, h in cachescales.read_headers(files).items() if k in names}
     with pytest.MonkeyPatch.context() as patch:

@@ -6,15 +6,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from kvbench.cells import CELL_KEYS
-from kvbench.cli import app
-from kvbench.corpora import corpus, first_ids
-from kvbench.decision import request_of, resolve
-from kvbench.engine import calibrate as module
-from kvbench.engine.calibrate import Top, calibrate, scales_of, share_of
-from kvbench.engine.core import Engine
-from kvbench.engine.load import load_model
+from kvbench.cli.main import app
+from kvbench.data.corpora import corpus, first_ids
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.kv import calibrate as module
+from kvbench.engines.reference.kv.calibrate import Top, calibrate, scales_of, share_of
+from kvbench.engines.reference.load import load_model
 from kvbench.errors import KvbenchError, UsageError
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.resolve import request_of, resolve
 
 SPEC = {**CELL_KEYS, "model": "tiny-llama", "device": "cpu", "dtype": "float32"}
 

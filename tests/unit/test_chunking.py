@@ -8,8 +8,8 @@ import math
 
 import pytest
 
-from kvbench.runners.chunking import Chunk, document_of, llamacpp, rows, stream
-from kvbench.runners.feed import packed
+from kvbench.runners.text.chunking import Chunk, document_of, llamacpp, rows, stream
+from kvbench.runners.text.feed import packed
 
 
 def test_a17_t3_scored_tokens_of_the_fp8_source() -> None:

@@ -17,14 +17,15 @@ import typer.main
 import yaml
 from typer.testing import CliRunner
 
-from kvbench.cells import Task
-from kvbench.ci import device_required, in_ci
-from kvbench.cli import COMMANDS, app
-from kvbench.gate import evaluate
-from kvbench.metrics import derive
-from kvbench.progress import Bar, Lines, Silent, watcher
-from kvbench.record import REFUSED, RunDir, write_json
-from kvbench.run import Plan
+from kvbench.cli.main import COMMANDS, app
+from kvbench.files import write_json
+from kvbench.gate.evaluate import evaluate
+from kvbench.machine.ci import device_required, in_ci
+from kvbench.matrix.cells import Task
+from kvbench.metrics.collect import derive
+from kvbench.records.record import REFUSED, RunDir
+from kvbench.run.execute import Plan
+from kvbench.run.progress import Bar, Lines, Silent, watcher
 from tests.unit.made_run import MadeRun, layers, storage_facts
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +104,7 @@ def test_another_refusal_is_no_missing_device() -> None:
 
 def test_the_session_gives_that_reason() -> None:
     """The word that the checks look for is the one of the refusal."""
-    from kvbench.guards import NO_DEVICE
+    from kvbench.gate.builtin_checks import NO_DEVICE
 
     assert f'"{NO_DEVICE}",' in (ROOT / "kvbench" / "session.py").read_text(encoding="utf-8")
 
@@ -183,7 +184,7 @@ def test_an_interrupted_run_leaves_no_earlier_junit(tmp_path: Path, monkeypatch:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvbench.session.execute", interrupted)
+    monkeypatch.setattr("kvbench.run.session.execute", interrupted)
     result = CliRunner().invoke(app, ["run", str(tmp_path / "m.yaml"), "--out", str(out)])
     assert result.exit_code == 130, result.output
     assert (out / "run.json").is_file()

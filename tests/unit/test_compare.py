@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.compare import MARGINS, compare, judge
+from kvbench.compare.pairing import Stored, pairs_of
+from kvbench.compare.result import BETTER, NOT_EVALUATED, NOT_JUDGED, SAME, UNDECIDED, WORSE, Finding, spoken
+from kvbench.compare.two_runs import MARGINS, compare, judge
 from kvbench.errors import UsageError
-from kvbench.finding import BETTER, NOT_EVALUATED, NOT_JUDGED, SAME, UNDECIDED, WORSE, Finding, spoken
-from kvbench.likeness import Stored, pairs_of
-from kvbench.record import ERROR, LEVELS, MISMATCH, VERIFIED, Level
-from kvbench.record import NOT_EVALUATED as NOT_AVAILABLE
+from kvbench.records.record import ERROR, LEVELS, MISMATCH, VERIFIED, Level
+from kvbench.records.record import NOT_EVALUATED as NOT_AVAILABLE
 from tests.unit.made_run import CAND, MadeRun, evidence, layers, storage_facts
 from tests.unit.timed_run import state, timed
 from tests.unit.two_runs import DIGESTS, agreement, candidate, latency, perplexity, questions, stored

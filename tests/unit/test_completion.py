@@ -14,9 +14,9 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from kvbench import completion
-from kvbench.cli import COMMANDS, app
-from kvbench.commands.examples import EXAMPLES
+from kvbench.cli import completion
+from kvbench.cli.examples import EXAMPLES
+from kvbench.cli.main import COMMANDS, app
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvbench import stats
-from kvbench.derive.value import share_of_steps
+from kvbench.metrics.value import share_of_steps
+from kvbench.stats import intervals as stats
 
 Tokens = list[np.ndarray]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kvbench import data
-from kvbench.corpora import WIKITEXT_SHA, offsets, wikitext_from_raw
+from kvbench.data import fingerprint as data
+from kvbench.data.corpora import WIKITEXT_SHA, offsets, wikitext_from_raw
+from kvbench.data.hub import as_local
+from kvbench.data.questions import CLOZE_CONTEXT, CLOZE_WORDS, TASKS, cloze
 from kvbench.errors import KvbenchError, NotAvailable, UsageError
-from kvbench.hubsets import as_local
-from kvbench.questions import CLOZE_CONTEXT, CLOZE_WORDS, TASKS, cloze
 
 DATA = Path(os.environ["KVBENCH_DATA_DIR"]) if "KVBENCH_DATA_DIR" in os.environ else None
 needs_data = pytest.mark.skipif(DATA is None, reason="KVBENCH_DATA_DIR is not set")

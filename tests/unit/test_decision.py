@@ -7,20 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvbench.cells import CELL_KEYS
-from kvbench.decision import (
-    Choice,
-    Decision,
-    LayerFacts,
-    ModelFacts,
-    Request,
-    check_context,
-    request_of,
-    resolve,
-)
 from kvbench.errors import Refused, UsageError
-from kvbench.facts import facts_from_config
-from kvbench.formats import KV_FORMATS, KVShape
+from kvbench.formats.kv import KV_FORMATS, KVShape
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.resolve import Choice, Decision, Request, check_context, request_of, resolve
+from kvbench.models.attention_facts import LayerFacts, ModelFacts, facts_from_config
 from kvbench_kernels.support import Accepted, Rejected
 
 SHAPE = KVShape(2, 16, 16)

@@ -14,8 +14,8 @@ import pynvml
 import pytest
 import torch
 
-from kvbench.runners.devicestate import REASONS, DeviceState, words
-from kvbench.steadiness import SLOWDOWNS
+from kvbench.machine.device_state import REASONS, DeviceState, words
+from kvbench.stats.stability import SLOWDOWNS
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 IDS = {"uuid": "aa-bb", "pci": "00000000:3b:00.0"}

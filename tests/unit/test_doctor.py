@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cli import app
-from kvbench.commands import checkup
-from kvbench.doctor import OK, PROBLEM, WARNING, Facts, Gpu, Line, Package, exit_code, lines
+from kvbench.cli.main import app
+from kvbench.preflight import checkup
+from kvbench.preflight.doctor import OK, PROBLEM, WARNING, Facts, Gpu, Line, Package, exit_code, lines
 
 ENVIRONMENT = {
     "kvbench": "0.1.0", "python": "3.12.1", "os": "Linux 6.1", "machine": "x86_64", "cpu": "AMD EPYC", "cpu_cores": 8,

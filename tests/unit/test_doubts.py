@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.doubts import JUDGED, stands
-from kvbench.gate import evaluate
-from kvbench.judge import Limits
-from kvbench.metrics import METRICS
-from kvbench.policy import Check, Gate
-from kvbench.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.gate.decide import Limits
+from kvbench.gate.evaluate import evaluate
+from kvbench.gate.latency_validity import JUDGED, stands
+from kvbench.gate.policy import Check, Gate
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.metrics.collect import METRICS
 from tests.unit.made_run import BASE, MadeRun
 from tests.unit.timed_run import QUIET, abba, state, timed
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as oracle
 
-from kvbench.effects import Effect, Unable, chunk_places, effects
-from kvbench.likeness import pairs_of
+from kvbench.compare.effects import Effect, Unable, chunk_places, effects
+from kvbench.compare.pairing import pairs_of
 from kvbench.runners.perplexity import spread
-from kvbench.stats import clustered_ratio, independent_difference, paired_difference
+from kvbench.stats.intervals import clustered_ratio, independent_difference, paired_difference
 from tests.unit.made_run import CAND, MadeRun, layers, storage_facts
 from tests.unit.two_runs import agreement, latency, perplexity, questions, stored
 

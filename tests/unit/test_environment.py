@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import kvbench
-from kvbench import environment
-from kvbench.environment import host, source_digest
+from kvbench.machine import host as environment
+from kvbench.machine.host import host, source_digest
 
 GPU = {"name": "GPU", "memory_bytes": 1, "compute_capability": "9.0", "driver": "1"}
 

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from kvbench import escalate
-from kvbench.escalate import Step, deciding, growing, next_step, outline, planned
-from kvbench.gate import evaluate
-from kvbench.looks import Looks
-from kvbench.matrix import Matrix, load
-from kvbench.metrics import derive
-from kvbench.policy import Check, Gate
-from kvbench.record import Record, RunDir, write_json
-from kvbench.tasks import RUNNERS, STAGES
-from kvbench.untildecided import at_looks, tasks_at
-from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome, Verdict, exit_code_of
+from kvbench.files import write_json
+from kvbench.gate.evaluate import evaluate
+from kvbench.gate.policy import Check, Gate
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome, Verdict, exit_code_of
+from kvbench.matrix.load import Matrix, load
+from kvbench.matrix.runners import RUNNERS, STAGES
+from kvbench.metrics.collect import derive
+from kvbench.records.record import Record, RunDir
+from kvbench.run import escalate
+from kvbench.run.escalate import Step, deciding, growing, next_step, outline, planned
+from kvbench.run.until_decided import at_looks, tasks_at
+from kvbench.stats.sequential import Looks
 from tests.unit.made_run import CAND, MadeRun, layers, storage_facts
 from tests.unit.test_judge import many
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.facts import facts_from_config
-from kvbench.formats import KV_FORMATS, KVShape, kv_bytes
+from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
+from kvbench.models.attention_facts import facts_from_config
 
 PLAIN: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from kvbench.fits import Line, break_even, fit, slope_ratio
+from kvbench.stats.regression import Line, break_even, fit, slope_ratio
 
 CONTEXTS = [1024, 4096, 16384]
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.engine.memory import RESERVE_BYTES, check_fits
+from kvbench.engines.reference.kv.memory import RESERVE_BYTES, check_fits
 from kvbench.errors import Refused, UsageError
-from kvbench.formats import KV_FORMATS, KVFormat, KVShape, get_max_kv_blocks, kv_bytes, page_bytes
+from kvbench.formats.kv import KV_FORMATS, KVFormat, KVShape, get_max_kv_blocks, kv_bytes, page_bytes
 
 QWEN3_8B = [KVShape(8, 128, 128)] * 36
 SHAPES = st.builds(KVShape, st.integers(1, 12), st.integers(1, 256), st.integers(1, 256))

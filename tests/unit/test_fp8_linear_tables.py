@@ -105,7 +105,7 @@ def test_an_entry_has_a_time_only_when_its_result_is_right(weights: Weights) -> 
 
 def test_the_reference_is_routed_and_named_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    from kvbench_kernels.fp8_linear import target_of
+    from kvbench_kernels.gemm.fp8_linear import target_of
 
     target_of.cache_clear()
     layer = Layer("tiny", CPU)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.fp8config import Fp8Config, converted_modules, fp8_config, matches
+from kvbench.formats.fp8_checkpoint import Fp8Config, converted_modules, fp8_config, matches
 
 MLP = [
     f"model.layers.{i}.mlp.{part}" for i in range(2) for part in ("gate", "gate_proj", "up_proj", "down_proj")

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.decision import Choice
-from kvbench.gate import Outcome, Verdict, evaluate, load
-from kvbench.judge import Limits, broken, rule
-from kvbench.metrics import Row
-from kvbench.policy import Check, Gate
-from kvbench.power import Spread
-from kvbench.record import LEVELS, MISMATCH, NOT_APPLICABLE, RUNGS, UNVERIFIED, VERIFIED, Level
-from kvbench.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, exit_code_of
+from kvbench.gate.decide import Limits, broken, rule
+from kvbench.gate.evaluate import Outcome, Verdict, evaluate, load
+from kvbench.gate.policy import Check, Gate
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, exit_code_of
+from kvbench.matrix.resolve import Choice
+from kvbench.metrics.collect import Row
+from kvbench.records.record import LEVELS, MISMATCH, NOT_APPLICABLE, RUNGS, UNVERIFIED, VERIFIED, Level
+from kvbench.stats.power import Spread
 from tests.unit.made_run import (
     BASE,
     CAND,

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kvbench.derive import gemm as derived
-from kvbench.engine import fp8linear
-from kvbench.engine.fp8linear import Fp8Linear, join_siblings
+from kvbench.engines.reference.weights import fp8_linear as fp8linear
+from kvbench.engines.reference.weights.fp8_linear import Fp8Linear, join_siblings
 from kvbench.errors import KvbenchError
-from kvbench.record import OK, Record
+from kvbench.metrics import gemm as derived
+from kvbench.records.record import OK, Record
 from kvbench.runners import gemm, linears
-from kvbench_kernels import fp8_linear
-from kvbench_kernels.blockwise import dequantize_blocks
+from kvbench_kernels.gemm import fp8_linear
+from kvbench_kernels.gemm.blockwise import dequantize_blocks
 from kvbench_kernels.launches import launched
 
 A16_ROWS = [1, 7, 8, 9, 16, 31, 32, 33, 63, 64, 65]

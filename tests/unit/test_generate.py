@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvbench.derive import generate as derived
 from kvbench.errors import Refused, UsageError
+from kvbench.metrics import generate as derived
 from kvbench.runners import generate
 
 KEYS = {"new_tokens": 40, "prompts": 3, "prompt_tokens": 16}

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvbench.derive import health as derived
-from kvbench.engine.store import PagedKVStore
-from kvbench.formats import KV_FORMATS
-from kvbench.gate import evaluate
-from kvbench.record import LEVELS, VERIFIED, Level
+from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.formats.kv import KV_FORMATS
+from kvbench.gate.evaluate import evaluate
+from kvbench.gate.verdict import FAIL
+from kvbench.metrics import health as derived
+from kvbench.records.record import LEVELS, VERIFIED, Level
 from kvbench.runners import health
-from kvbench.verdict import FAIL
-from kvbench_kernels.quantize import QUANTIZE
+from kvbench_kernels.kv.quantize import QUANTIZE
 from tests.unit.made_run import MadeRun, evidence
 
 

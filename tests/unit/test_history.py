@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvbench.compare import compare
-from kvbench.finding import WORSE
-from kvbench.history import History, Line, history
-from kvbench.likeness import Stored
+from kvbench.compare.history import History, Line, history
+from kvbench.compare.pairing import Stored
+from kvbench.compare.result import WORSE
+from kvbench.compare.two_runs import compare
 from tests.unit.made_run import MadeRun
 from tests.unit.two_runs import DIGESTS, latency, perplexity, stored
 

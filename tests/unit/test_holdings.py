@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvbench import catalog, holdings
-from kvbench.catalog import ALIASES, SHAPES, TINY, Alias
-from kvbench.cli import app
-from kvbench.corpora import WIKITEXT_SHA
+from kvbench.cli.main import app
+from kvbench.data.corpora import WIKITEXT_SHA
+from kvbench.models import catalog
+from kvbench.models.catalog import ALIASES, SHAPES, TINY, Alias
+from kvbench.preflight import assets as holdings
 
 NAME = "smollm2-135m-instruct"
 
@@ -178,7 +179,7 @@ def test_wikitext_is_held_to_the_published_bytes(
 def test_without_leave_nothing_is_fetched_and_verifying_never_does(
     call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvbench import hubsets
+    from kvbench.data import hub as hubsets
 
     asked: list[str] = []
 
@@ -200,7 +201,7 @@ def test_without_leave_nothing_is_fetched_and_verifying_never_does(
 
 
 def test_a_hub_that_does_not_answer_is_a_sentence(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvbench import hubsets
+    from kvbench.data import hub as hubsets
 
     def gone(task: str, part: str) -> Any:
         raise ConnectionError("no route to host")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvbench_kernels.hopper_plan import (
+from kvbench_kernels.attention.hopper_plan import (
     FOUR_WARPS,
     FOUR_WARPS_DEEP,
     KINDS,

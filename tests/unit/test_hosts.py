@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvbench import gate as gates
-from kvbench.hosts import apart, names
-from kvbench.metrics import METRICS, derive
-from kvbench.tasks import RUNNERS
+from kvbench.gate import evaluate as gates
+from kvbench.machine.same_machine import apart, names
+from kvbench.matrix.runners import RUNNERS
+from kvbench.metrics.collect import METRICS, derive
 from tests.unit.made_run import BASE
 from tests.unit.test_plausible import Contexts
 from tests.unit.timed_run import timed

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from kvbench.cli import app
-from kvbench.formats import KV_FORMATS
-from kvbench.policy import load as load_gate
+from kvbench.cli.main import app
+from kvbench.formats.kv import KV_FORMATS
+from kvbench.gate.policy import load as load_gate
 
 QUANTIZED = [name for name, fmt in KV_FORMATS.items() if fmt.quantized]
 
@@ -122,7 +122,7 @@ def test_a_model_folder_is_named_whole_whatever_it_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its absolute path, as a matrix is read from anywhere; quoted, as YAML has its own mind on colons and hashes."""
-    from kvbench.catalog import TINY
+    from kvbench.models.catalog import TINY
 
     odd = tmp_path / "my: model #1"
     odd.mkdir()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cli import app
-from kvbench.decision import BACKENDS
-from kvbench.environment import Host
-from kvbench.formats import KV_FORMATS, WEIGHT_FORMATS
-from kvbench.inventory import BOUNDS, Shape, backend_rows
+from kvbench.cli.main import app
+from kvbench.formats.kv import KV_FORMATS, WEIGHT_FORMATS
+from kvbench.machine.host import Host
+from kvbench.matrix.resolve import BACKENDS
+from kvbench.preflight.capabilities import BOUNDS, Shape, backend_rows
 
 
 def call(*words: str) -> Any:
@@ -69,7 +69,7 @@ def test_the_bounds_are_those_that_the_probes_hold_stores_to() -> None:
     """At the largest element of a row of scale 1, and next to zero."""
     import torch
 
-    from kvbench.engine.probes import element_error
+    from kvbench.evidence.read_path import element_error
 
     big, small = torch.tensor([[1.0]], dtype=torch.float64), torch.tensor([[1e-4]], dtype=torch.float64)
     eps = 1e-6  # what the probes add for their own rounding

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvbench.gate import Verdict, evaluate, load
-from kvbench.judge import Limits, Ruling, broken, corrected, rule
-from kvbench.metrics import METRICS
-from kvbench.policy import Check, Gate
-from kvbench.power import Spread
-from kvbench.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.gate.decide import Limits, Ruling, broken, corrected, rule
+from kvbench.gate.evaluate import Verdict, evaluate, load
+from kvbench.gate.policy import Check, Gate
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.metrics.collect import METRICS
+from kvbench.stats.power import Spread
 from tests.unit.made_run import BASE, CAND, MadeRun, chunks, text_facts
 
 GATES = Path(__file__).parents[2] / "gates"

@@ -10,8 +10,8 @@ import pytest
 
 from kvbench.errors import Refused
 from kvbench.runners import latency, transfer
-from kvbench.runners.greedy import greedy
 from kvbench.runners.latency import SHAPES, EngineArm, prefill_plan, prompt_shapes, random_prompts
+from kvbench.runners.text.greedy import greedy
 from kvbench.runners.timing import measure, time_request
 
 
@@ -265,7 +265,7 @@ def test_a_slow_look_at_the_device_is_in_no_time(seconds):
 def test_a_record_has_the_state_around_every_measured_request_and_why_what_is_not_there(
     runner_context, monkeypatch
 ):
-    from kvbench.runners.devicestate import DeviceState
+    from kvbench.machine.device_state import DeviceState
 
     closed = []
     monkeypatch.setattr(DeviceState, "close", lambda self: closed.append(self))

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvbench.catalog import TINY
-from kvbench.engine.bytetokenizer import byte_tokenizer
-from kvbench.engine.load import LoadedModel, load_model
+from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
+from kvbench.engines.reference.load import LoadedModel, load_model
 from kvbench.errors import KvbenchError, Refused, UsageError
-from kvbench.models import config_facts
+from kvbench.models.catalog import TINY
+from kvbench.models.source import config_facts
 
 
 def logits(loaded: LoadedModel, text: str = "A page holds sixteen tokens; the café is open.") -> torch.Tensor:
@@ -219,7 +219,7 @@ def test_a10_t3_what_cannot_be_bound_is_refused_with_a_reason(
 def test_the_prepared_folder_holds_the_gguf_values_exactly() -> None:
     from transformers import AutoModelForCausalLM
 
-    from kvbench.fetch import fetch
+    from kvbench.models.download import fetch
 
     gguf = fetch("smollm2-135m-instruct")
     direct = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from kvbench import stats
-from kvbench.judge import SKEWED, Limits, broken, rule
-from kvbench.looks import Look, Looks, decided, looks_of, not_run
-from kvbench.power import Spread
-from kvbench.verdict import FAIL, INCONCLUSIVE, PASS
+from kvbench.gate.decide import SKEWED, Limits, broken, rule
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
+from kvbench.stats import intervals as stats
+from kvbench.stats.power import Spread
+from kvbench.stats.sequential import Look, Looks, decided, looks_of, not_run
 
 
 @pytest.mark.parametrize(("k", "level"), [(1, 0.95), (2, 0.975), (3, 1 - 0.05 / 3), (5, 0.99)])

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.data import questions
-from kvbench.decision import Request, resolve
-from kvbench.engine.core import Engine
+from kvbench.data.fingerprint import questions
+from kvbench.data.questions import Question
+from kvbench.engines.reference.engine import Engine
 from kvbench.errors import KvbenchError, NotAvailable, UsageError
-from kvbench.questions import Question
+from kvbench.matrix.resolve import Request, resolve
 from kvbench.runners import mcq
 from kvbench.runners.context import Measurement
-from kvbench.runners.encode import Fitted, Pair, bos_ids, neutral_ids
-from kvbench.runners.encoder import Encoder
-from kvbench.runners.prompts import TEMPLATES
-from kvbench.runners.scoring import batches, capacity, group, score
+from kvbench.runners.text.encode import Fitted, Pair, bos_ids, neutral_ids
+from kvbench.runners.text.encoder import Encoder
+from kvbench.runners.text.prompts import TEMPLATES
+from kvbench.runners.text.scoring import batches, capacity, group, score
 from tests.unit.quality_tools import bpe_tokenizer, context, reference_logprobs, tiny_model
 
 CPU = torch.device("cpu")

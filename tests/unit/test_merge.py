@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.gate import evaluate
-from kvbench.merge import Part, differing, merge_runs, merged_of
-from kvbench.metrics import derive
-from kvbench.record import ERROR, LEVELS, NOT_EVALUATED, Level, Record, RunDir, write_json
+from kvbench.files import write_json
+from kvbench.gate.evaluate import evaluate
+from kvbench.metrics.collect import derive
+from kvbench.records.record import ERROR, LEVELS, NOT_EVALUATED, Level, Record, RunDir
+from kvbench.run.merge import Part, differing, merge_runs, merged_of
 from tests.unit.made_run import MadeRun, decision, evidence, layers, storage_facts
 
 IDENTITY = {"torch": "2.13.0", "device": "cpu: X"}

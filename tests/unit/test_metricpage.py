@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kvbench.metricpage import SOURCES, UNITS, page
-from kvbench.metrictable import METRICS, UNIT_DOMAIN
+from kvbench.metrics.page import SOURCES, UNITS, page
+from kvbench.metrics.table import METRICS, UNIT_DOMAIN
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def test_the_page_is_the_table() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), (
-        "write it again: python -m kvbench.metricpage > docs/metrics.md"
+        "write it again: python -m kvbench.metrics.page > docs/metrics.md"
     )
 
 

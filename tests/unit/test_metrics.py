@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from kvbench.formats import KV_FORMATS, KVShape, kv_bytes
-from kvbench.metrics import DERIVE, METRICS, UNIT_DOMAIN, derive, implausible
-from kvbench.tasks import RUNNERS
+from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
+from kvbench.matrix.runners import RUNNERS
+from kvbench.metrics.collect import DERIVE, METRICS, UNIT_DOMAIN, derive, implausible
 from tests.unit.made_run import BASE, CAND, MadeRun, chunks, layers, storage_facts, text_facts
 
 NAMES = """kv_bytes_total kv_bytes_payload kv_bytes_scales kv_bytes_per_token kv_bytes_difference kv_ratio kv_ratio_16bit
@@ -1018,7 +1018,7 @@ def test_perplexity_does_not_depend_on_how_tokens_are_chunked(
 
 
 def test_a_looping_native_text_is_measured_and_said() -> None:
-    from kvbench.derive.agreement import distinct_ngrams
+    from kvbench.metrics.agreement import distinct_ngrams
 
     assert distinct_ngrams([1, 2, 3, 4, 5], 4) == 1.0
     assert distinct_ngrams([7] * 100, 4) == 1 / 97

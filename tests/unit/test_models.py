@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from kvbench import fetch as fetching
-from kvbench.catalog import ALIASES, TINY, Alias
-from kvbench.digests import cache_dir, file_sha256
 from kvbench.errors import KvbenchError, NotAvailable, UsageError
-from kvbench.formats import KV_FORMATS, KVShape, kv_bytes
-from kvbench.models import config_facts, fingerprint, kind_of, uses_random_weights, weight_files
+from kvbench.files import cache_dir, file_sha256
+from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
+from kvbench.models import download as fetching
+from kvbench.models.catalog import ALIASES, TINY, Alias
+from kvbench.models.source import config_facts, fingerprint, kind_of, uses_random_weights, weight_files
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
@@ -294,8 +294,8 @@ def test_another_file_under_the_pinned_name_is_not_kept(
 def test_two_processes_may_fetch_at_once(tiny_alias: Alias, own_cache: Path) -> None:
     code = (
         "import json, sys\n"
-        "from kvbench.catalog import ALIASES, Alias\n"
-        "from kvbench.fetch import fetch\n"
+        "from kvbench.models.catalog import ALIASES, Alias\n"
+        "from kvbench.models.download import fetch\n"
         "ALIASES['test-model'] = Alias(**json.loads(sys.argv[1]))\n"
         "print(len(fetch('test-model').read_bytes()))\n"
     )

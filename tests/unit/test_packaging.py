@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib.util
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,25 +28,31 @@ HEAVY = (
     "gguf",
 )
 
-# Layers from the top down. A file imports from its own layer and from those below it.
-# selftest breaks all of them on purpose. session joins engine and runners to carry out one task; run and plan only order tasks, and need no torch for it.
-LAYERS = ("cli", "selftest", "lmeval", "run", "session", "runners", "engine", "kernels", "base")
-RUN = frozenset({"run", "untildecided", "canary", "plan", "validation", "merge", "executors", "worker"})
+# Every package and module of kvbench, from the ground up: a file imports from its own package and from those before it.
+# What is not listed fails. selftest breaks the packages before it on purpose.
+LAYERS = (
+    "errors", "files", "text", "formats", "models", "data", "machine", "stats", "matrix", "records", "metrics", "render", "gate",
+    "compare", "published", "report", "engines", "evidence", "runners", "run", "preflight", "lm_eval", "selftest", "cli",
+)  # fmt: skip
+# These import torch, transformers and their like at the top; all others inside the functions that need them, so that `plan` starts fast.
+HEAVY_PACKAGES = frozenset({"engines", "evidence", "runners", "lm_eval", "selftest"})
+HEAVY_MODULES = frozenset({"kvbench.run.session"})  # carries out one task; imported when one runs
 
 
-def layer_of(module: str) -> str:
-    """`kvbench.engine.load` -> "engine". gate and report are base: they work on stored records."""
+def package_of(module: str) -> str:
+    """`kvbench.gate.policy` -> "gate"; "" for kvbench itself, which imports nothing and may be imported by all."""
     parts = module.split(".")
-    if parts[:2] == ["kvbench_kernels", "support"]:
-        return "base"  # what the kernels can do: the resolver asks it, without torch
-    if parts[0] == "kvbench_kernels":
-        return "kernels"
-    name = parts[1] if len(parts) > 1 else ""
-    if name in ("selftest", "lmeval", "session", "runners", "engine"):
-        return name
-    if name in ("cli", "commands", "__main__"):
-        return "cli"
-    return "run" if name in RUN else "base"
+    return parts[1] if len(parts) > 1 else ""
+
+
+def is_light(module: str) -> bool:
+    """Whether importing the module may load nothing heavy."""
+    if module.startswith("kvbench_kernels"):
+        return module in (
+            "kvbench_kernels",
+            "kvbench_kernels.support",
+        )  # the resolver asks what the kernels can do
+    return module not in HEAVY_MODULES and package_of(module) not in HEAVY_PACKAGES
 
 
 def source_files() -> list[Path]:
@@ -77,35 +85,46 @@ def imports(tree: ast.AST, inside_functions: bool) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_downwards_only(path: Path) -> None:
-    own = layer_of(module_name(path))
-    # The composition layers import the heavy ones inside functions, so that `plan` starts fast.
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for name in imports(tree, inside_functions=True):
-        if name.split(".")[0] in ("kvbench", "kvbench_kernels"):
-            target = layer_of(name)
-            assert LAYERS.index(target) >= LAYERS.index(own), f"{own} imports {name} from the layer above"
+TREES = {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in source_files()}
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_kernels_know_nothing_of_kvbench(path: Path) -> None:
-    if layer_of(module_name(path)) == "kernels":
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        assert not [n for n in imports(tree, inside_functions=True) if n.split(".")[0] == "kvbench"]
+def test_imports_go_one_way() -> None:
+    """Imports inside functions count too. An unlisted package is a ValueError."""
+    wrong = []
+    for module, tree in TREES.items():
+        if module.split(".")[0] == "kvbench" and module not in ("kvbench", "kvbench.__main__"):
+            own = LAYERS.index(package_of(module))
+            targets = {
+                n for n in imports(tree, inside_functions=True) if n in TREES and n.startswith("kvbench.")
+            }
+            wrong += [f"{module} imports {name}" for name in targets if LAYERS.index(package_of(name)) > own]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_base_and_composition_import_nothing_heavy_at_the_top(path: Path) -> None:
-    if layer_of(module_name(path)) in ("base", "run", "cli"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        heavy = [n for n in imports(tree, inside_functions=False) if n.split(".")[0] in HEAVY]
-        assert heavy == []
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {
+        module: {name for name in imports(tree, inside_functions=True) if name in TREES and name != module}
+        for module, tree in TREES.items()
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which shows the cycle
 
 
-def test_importing_the_base_loads_no_torch() -> None:
-    """The same for what is imported in turn, in a fresh interpreter: every base module at once."""
-    modules = [m for m in map(module_name, source_files()) if layer_of(m) == "base"]
+def test_kernels_know_nothing_of_kvbench() -> None:
+    kernels = [tree for module, tree in TREES.items() if module.startswith("kvbench_kernels")]
+    assert kernels
+    assert not [n for t in kernels for n in imports(t, inside_functions=True) if n.split(".")[0] == "kvbench"]
+
+
+def test_light_modules_import_nothing_heavy_at_the_top() -> None:
+    light = {
+        module: imports(tree, inside_functions=False) for module, tree in TREES.items() if is_light(module)
+    }
+    assert [(m, n) for m, names in light.items() for n in names if n.split(".")[0] in HEAVY] == []
+
+
+def test_importing_the_light_modules_loads_no_torch() -> None:
+    """The same for what is imported in turn, in a fresh interpreter: every light module at once."""
+    modules = [module for module in TREES if is_light(module) and module != "kvbench.__main__"]
     code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\n"
     code += f"print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -123,10 +142,13 @@ def test_kernels_is_no_regular_package() -> None:
 
 
 def test_every_package_is_in_the_wheel() -> None:
-    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    listed = set(config["tool"]["setuptools"]["packages"])
-    found = {module_name(p) for p in source_files() if p.name == "__init__.py"}
-    assert listed == found
+    """setuptools finds packages by their __init__.py, so every folder with Python files needs one."""
+    assert [str(p) for p in source_files() if not (p.parent / "__init__.py").exists()] == []
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    assert config["packages"]["find"] == {
+        "where": [".", "kernels"],
+        "include": ["kvbench*", "kvbench_kernels*"],
+    }
 
 
 def test_pytest_does_not_put_test_folders_on_the_path() -> None:
@@ -140,13 +162,17 @@ def test_files_stay_small(path: Path) -> None:
     assert lines < 400, f"{path.name} has {lines} lines; one concept a file"
 
 
+def test_folders_stay_small() -> None:
+    """At most 16 Python files a folder, `__init__` included; kvbench/ itself at most 6."""
+    counts = Counter(path.parent for path in source_files())
+    assert {str(f): n for f, n in counts.items() if n > (6 if f.name == "kvbench" else 16)} == {}
+
+
 def test_the_tree_in_the_readme_is_the_tree_on_disk() -> None:
-    """Every module of the folders that the README spells out; runners, derive and report go by folder there."""
     tree = (ROOT / "README.md").read_text(encoding="utf-8").split("```\nkvbench/\n")[1].split("```")[0]
-    told = set(re.findall(r"^ +(\w+\.py)", tree, re.M))
-    folders = ("kvbench", "kvbench/engine", "kvbench/selftest", "kernels/kvbench_kernels")
-    found = {path.name for folder in folders for path in (ROOT / folder).glob("*.py") if path.name[0] != "_"}
-    assert told == found
+    told = set(re.findall(r"^  (\w+)/", tree, re.M))
+    assert told == {p.parent.name for p in (ROOT / "kvbench").glob("*/__init__.py")}
+    assert set(LAYERS) == told | {"errors", "files", "text"}
 
 
 def test_the_tests_of_the_known_failures_exist() -> None:
@@ -193,7 +219,7 @@ def test_help_shows_what_stands_in_for_an_option() -> None:
     """Square brackets would be markup to typer's other printer, and vanish."""
     from typer.testing import CliRunner
 
-    from kvbench.cli import app
+    from kvbench.cli.main import app
 
     shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output
     shown = " ".join(shown.split())
@@ -204,7 +230,7 @@ def test_help_shows_what_stands_in_for_an_option() -> None:
 def test_the_hub_serves_as_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
-    from kvbench.cli import app
+    from kvbench.cli.main import app
 
     monkeypatch.chdir(tmp_path)
     plan = ["plan", str(ROOT / "matrices" / "smoke.yaml"), "--data-dir"]
@@ -215,7 +241,7 @@ def test_the_hub_serves_as_data_folder(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_hub_libraries_are_silenced_before_they_are_imported() -> None:
     """They read telemetry and verbosity settings at import, so importing any engine module must set them first."""
     code = (
-        "import kvbench.engine.binding, huggingface_hub.constants as c, transformers\n"
+        "import kvbench.engines.reference.binding, huggingface_hub.constants as c, transformers\n"
         "print(c.HF_HUB_DISABLE_TELEMETRY, transformers.logging.get_verbosity() >= 40)"
     )
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvbench.engine.pages import RESIDENT, SWAPPED, Copy, PageTable, StoreFull
+from kvbench.engines.reference.kv.pages import RESIDENT, SWAPPED, Copy, PageTable, StoreFull
 from kvbench.errors import KvbenchError
-from kvbench.formats import pages_for
+from kvbench.formats.kv import pages_for
 
 
 class Sharing(RuleBasedStateMachine):

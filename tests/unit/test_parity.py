@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kvbench.engine import attention
-from kvbench.engine.probes import element_error
-from kvbench.formats import KV_FORMATS, KVShape
+from kvbench.engines.reference import attention
+from kvbench.evidence.read_path import element_error
+from kvbench.formats.kv import KV_FORMATS, KVShape
 from kvbench.runners import oracle, parity
 from kvbench.runners.parity import Bench, Case, Geometry
 

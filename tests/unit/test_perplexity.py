@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.corpora import corpus
-from kvbench.derive.perplexity import values
+from kvbench.data.corpora import corpus
 from kvbench.errors import KvbenchError, NotAvailable, Refused
-from kvbench.record import Record
+from kvbench.metrics.perplexity import values
+from kvbench.records.record import Record
 from kvbench.runners import perplexity
-from kvbench.runners.chunking import Chunk
 from kvbench.runners.context import Measurement
-from kvbench.runners.likelihood import Compared, logprobs
 from kvbench.runners.perplexity import KEPT, Divergence, Pass, chunk_text, rerun_difference
+from kvbench.runners.text.chunking import Chunk
+from kvbench.runners.text.likelihood import Compared, logprobs
 from tests.unit.quality_tools import bpe_tokenizer, context, reference_logprobs, tiny_model
 
 PROTOCOLS = ("stream512", "rows512", "llamacpp")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvbench.gate import evaluate
-from kvbench.guards import IDENTITIES
-from kvbench.metrics import METRICS, Row, derive
-from kvbench.record import Record
-from kvbench.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.gate.builtin_checks import IDENTITIES
+from kvbench.gate.evaluate import evaluate
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.metrics.collect import METRICS, Row, derive
+from kvbench.records.record import Record
 from tests.unit.made_run import BASE, CAND, MadeRun, layers, storage_facts
 
 SETTINGS = {"backend": "gpu", "decode": "graph", "splits": [4], "kernels": ["paged_decode_split"]}
@@ -438,9 +438,9 @@ def test_the_report_shows_one_line_a_format_and_none_without_a_line() -> None:
 
 
 def test_a_confounded_gain_is_no_gate() -> None:
-    from kvbench.report.labels import Labels
+    from kvbench.render.labels import Labels
     from kvbench.report.model import Run
-    from kvbench.report.notices import notices
+    from kvbench.report.sections.notices import notices
 
     run = Contexts(own=(6.84, 0.309))
     verdict = evaluate(None, run.manifest, run.records, run.rows())

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.metrics import METRICS
-from kvbench.policy import Gate, load
+from kvbench.gate.policy import Gate, load
+from kvbench.metrics.collect import METRICS
 
 
 def gate_of(tmp_path: Path, text: str) -> Gate:

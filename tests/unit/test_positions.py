@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvbench.derive import perplexity as derived
-from kvbench.runners.chunking import POSITIONS, Chunk
+from kvbench.metrics import perplexity as derived
 from kvbench.runners.perplexity import Pass, by_position
+from kvbench.runners.text.chunking import POSITIONS, Chunk
 from tests.unit.quality_tools import context, tiny_model
 
 
@@ -40,7 +40,7 @@ def test_buckets_add_up_to_the_chunk():
 
 
 def test_the_record_holds_the_edges(tmp_path):
-    from kvbench.corpora import corpus
+    from kvbench.data.corpora import corpus
     from kvbench.runners import perplexity
 
     path = tmp_path / "text.txt"

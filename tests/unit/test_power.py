@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from kvbench import stats
-from kvbench.judge import Limits, Ruling, broken, rule
-from kvbench.multiplicity import holm
-from kvbench.power import Spread
-from kvbench.verdict import FAIL, INCONCLUSIVE, PASS
+from kvbench.gate.decide import Limits, Ruling, broken, rule
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
+from kvbench.stats import intervals as stats
+from kvbench.stats.multiplicity import holm
+from kvbench.stats.power import Spread
 
 Z_BOTH = 1.959963984540054 + 0.8416212335729143  # of 95% and of 80% power
 

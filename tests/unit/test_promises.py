@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvbench import stats
-from kvbench.gate import Verdict, evaluate, load
-from kvbench.judge import Limits, broken, corrected, rule
-from kvbench.metrics import METRICS
-from kvbench.policy import Check, Gate
-from kvbench.power import Spread
+from kvbench.gate.decide import Limits, broken, corrected, rule
+from kvbench.gate.evaluate import Verdict, evaluate, load
+from kvbench.gate.policy import Check, Gate
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.matrix.runners import RUNNERS
+from kvbench.metrics.collect import METRICS
 from kvbench.runners import agreement, latency, mcq, perplexity, sensitivity
-from kvbench.tasks import RUNNERS
-from kvbench.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.stats import intervals as stats
+from kvbench.stats.power import Spread
 from tests.unit.made_run import CAND, MadeRun, chunks, text_facts
 
 GATES = Path(__file__).parents[2] / "gates"

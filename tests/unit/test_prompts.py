@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.corpora import corpus
-from kvbench.questions import Question, cloze
-from kvbench.runners import encoder
-from kvbench.runners.encode import (
+from kvbench.data.corpora import corpus
+from kvbench.data.questions import Question, cloze
+from kvbench.runners.text import encoder
+from kvbench.runners.text.encode import (
     Pair,
     bos_ids,
     bos_policy,
@@ -18,8 +18,8 @@ from kvbench.runners.encode import (
     plain_ids,
     strings,
 )  # fmt: skip
-from kvbench.runners.encoder import Encoder, ids_by_head
-from kvbench.runners.prompts import TEMPLATES, continuations, messages, plain, problem, spread
+from kvbench.runners.text.encoder import Encoder, ids_by_head
+from kvbench.runners.text.prompts import TEMPLATES, continuations, messages, plain, problem, spread
 from tests.unit.quality_tools import bpe_tokenizer, word_tokenizer
 
 ANATOMY = Question("a/0", "human_aging", " Which bone? \n", ("ulna", "rib", "None", "jaw"), 2)

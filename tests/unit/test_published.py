@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.published import read
+from kvbench.published.table import read
 
 GOOD = """# title: made
 # unit.kv_bytes_total: MiB

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from kvbench.formats import KV_FORMATS
-from kvbench_kernels.blockwise import quantize_activation_torch, quantize_blocks
-from kvbench_kernels.quantize import (
+from kvbench.formats.kv import KV_FORMATS
+from kvbench_kernels.gemm.blockwise import quantize_activation_torch, quantize_blocks
+from kvbench_kernels.kv.quantize import (
     DYNAMIC,
     FP16_MAX,
     QUANTIZE,

@@ -16,14 +16,14 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner, Result
 
-from kvbench.catalog import ALIASES, TINY
-from kvbench.cli import app
-from kvbench.engine import quantize_checkpoint as module
-from kvbench.engine.bytetokenizer import byte_tokenizer
-from kvbench.engine.load import load_model
+from kvbench.cli.main import app
+from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
+from kvbench.engines.reference.load import load_model
+from kvbench.engines.reference.weights import quantize_checkpoint as module
 from kvbench.errors import KvbenchError
-from kvbench.formats import WEIGHT_FORMATS, weight_bytes
-from kvbench_kernels.blockwise import dequantize_blocks, quantize_blocks
+from kvbench.formats.kv import WEIGHT_FORMATS, weight_bytes
+from kvbench.models.catalog import ALIASES, TINY
+from kvbench_kernels.gemm.blockwise import dequantize_blocks, quantize_blocks
 
 EVEN = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "num_hidden_layers": 2}
 RAGGED = {"hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 1}
@@ -305,13 +305,13 @@ def test_files_that_may_not_grow_leave_nothing(tmp_path: Path, limit: int, where
     (tmp_path / "empty").mkdir()
     code = (
         "import resource, sys\n"
-        "from kvbench.engine import quantize_checkpoint as q\n"
+        "from kvbench.engines.reference import quantize_checkpoint as q\n"
         "count = q._bytes\n"
         "def small(*args):\n"
         f"    resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.RLIM_INFINITY))\n"
         "    return count(*args)\n"
         "q._bytes = small\n"
-        "from kvbench.cli import main\n"
+        "from kvbench.cli.main import main\n"
         "main()"
     )
     done = run_python(code, "quantize", str(source), str(tmp_path / where))
@@ -354,7 +354,7 @@ def test_a_killed_process_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
     code = (
         "import os, signal\n"
         "from pathlib import Path\n"
-        "from kvbench.engine import quantize_checkpoint as q\n"
+        "from kvbench.engines.reference import quantize_checkpoint as q\n"
         "q._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"q.quantize_checkpoint({str(source)!r}, Path({str(out)!r}))"
     )

@@ -11,7 +11,7 @@ from torch import nn
 
 from kvbench.runners import latency
 from kvbench.runners.reads import device_facts, kv_bytes_per_token, step_weight_bytes
-from kvbench.runners.weightbytes import weights_bytes
+from kvbench.runners.weight_bytes import weights_bytes
 
 
 class Decoder(nn.Module):

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cli import app
-from kvbench.record import RunDir, write_json
+from kvbench.cli.main import app
+from kvbench.files import write_json
+from kvbench.records.record import RunDir
 from tests.unit.made_run import MadeRun, layers, storage_facts
 
 KEY = "storage--cand"

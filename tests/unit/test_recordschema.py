@@ -12,10 +12,12 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cli import app
-from kvbench.record import SCHEMA_VERSION, RunDir, record_from_dict, write_json
-from kvbench.recordschema import manifest_schema, record_schema, results_schema
-from kvbench.report.jsonout import RESULTS_VERSION
+from kvbench.cli.main import app
+from kvbench.files import write_json
+from kvbench.records.record import SCHEMA_VERSION, RunDir, record_from_dict
+from kvbench.records.schema import manifest_schema, record_schema
+from kvbench.report.json import RESULTS_VERSION
+from kvbench.report.schema import results_schema
 from tests.unit.made_run import MadeRun, layers, storage_facts
 
 ROOT = Path(__file__).parents[2]

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from kvbench.derive.generate import collapsed
-from kvbench.derive.repetition import (
+from kvbench.metrics.generate import collapsed
+from kvbench.metrics.repetition import (
     Loop,
     degeneration_onset,
     distinct_ngrams,

@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cells import CELL_KEYS
-from kvbench.cli import app
-from kvbench.metrics import METRICS, Row
-from kvbench.published import Line, read
-from kvbench.report.reproduction import Reproduced, as_json, as_markdown, as_text
-from kvbench.reproduce import Ours, Rule, compare
-from kvbench.reproductions import TABLES, files, named
-from kvbench.shape import (
+from kvbench.cli.main import app
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.metrics.collect import METRICS, Row
+from kvbench.published.catalogue import TABLES, files, named
+from kvbench.published.reproduce import Ours, Rule, compare
+from kvbench.published.shape import (
     AGREES,
     COMPUTED,
     DIFFERS,
@@ -33,6 +31,8 @@ from kvbench.shape import (
     order_of,
     stated_change,
 )  # fmt: skip
+from kvbench.published.table import Line, read
+from kvbench.report.compare.reproduction import Reproduced, as_json, as_markdown, as_text
 
 
 class Made:
@@ -333,7 +333,7 @@ def test_a_claim_says_what_its_two_numbers_say(name: str) -> None:
 
 
 def test_every_table_of_the_sources_has_an_entry_and_every_line_a_rule() -> None:
-    from kvbench.matrix import load
+    from kvbench.matrix.load import load
 
     folder = files(TABLES["fp8/itl"])[0].parent
     assert {found.reference for found in TABLES.values()} == {path.name for path in folder.glob("*.csv")}

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from kvbench.cachescales import StoredScale
 from kvbench.errors import Refused, UsageError
-from kvbench.formats import KV_FORMATS
-from kvbench.matrix import load
-from kvbench.plan import plan_cell, plan_json, plan_text
-from kvbench.run import Plan
-from kvbench.scales import Scale, check_model, origin, read, settle, short
+from kvbench.formats.checkpoint_scales import StoredScale
+from kvbench.formats.kv import KV_FORMATS
+from kvbench.formats.scales import Scale, check_model, origin, read, settle, short
+from kvbench.matrix.load import load
+from kvbench.preflight.plan import plan_cell, plan_json, plan_text
+from kvbench.run.execute import Plan
 
 CONTENT = {
     "kvbench_scales": 1, "model": "tiny-llama", "model_digest": "sha256:one", "format": "int8_static", "method": "amax",
@@ -173,7 +173,7 @@ def test_the_plan_refuses_a_file_of_another_model_by_name(file, matrix):
 
 
 def test_the_plan_says_where_each_scale_comes_from(file, matrix):
-    from kvbench.models import fingerprint
+    from kvbench.models.source import fingerprint
 
     digest = fingerprint({"model": "tiny-llama"})
     file(model_digest=digest)

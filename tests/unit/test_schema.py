@@ -10,12 +10,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from kvbench import metrics
-from kvbench.cells import CELL_KEYS
-from kvbench.formats import KV_FORMATS
-from kvbench.schema import gate_schema, matrix_schema
-from kvbench.tasks import RUNNERS
-from kvbench.yamlstrict import load, parse
+from kvbench.formats.kv import KV_FORMATS
+from kvbench.gate.schema import gate_schema
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.runners import RUNNERS
+from kvbench.matrix.schema import matrix_schema
+from kvbench.matrix.yaml import load, parse
+from kvbench.metrics import collect as metrics
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.derive import sensitivity as derived
 from kvbench.errors import KvbenchError, UsageError
+from kvbench.metrics import sensitivity as derived
 from kvbench.runners import sensitivity
 from kvbench.runners.sensitivity import Part, Writes, suggest
-from kvbench_kernels.quantize import QUANTIZE, dequantize
+from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
 
 SMALL = {"documents": 2, "tokens": 24}
 BASELINE: Any = SimpleNamespace()

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from kvbench import gate as gates
-from kvbench import shards
 from kvbench.errors import UsageError
-from kvbench.looks import not_run
-from kvbench.matrix import Matrix, load
-from kvbench.metrics import METRICS
-from kvbench.record import RunDir, write_json
-from kvbench.shards import Shard
+from kvbench.files import write_json
+from kvbench.gate import evaluate as gates
+from kvbench.matrix.load import Matrix, load
+from kvbench.metrics.collect import METRICS
+from kvbench.records import shards
+from kvbench.records.record import RunDir
+from kvbench.records.shards import Shard
+from kvbench.stats.sequential import not_run
 from tests.unit.made_run import CAND, MadeRun, layers, storage_facts
 
 AXES = "kv_format: [native, int8_sym], batch: [1, 2], context: [20, 40, 60]"
@@ -109,7 +110,7 @@ checks:
 
 
 def verdict_of(tmp_path: Path, manifest: dict[str, Any], records: Any, limit: str = "0.9") -> Any:
-    from kvbench.metrics import derive
+    from kvbench.metrics.collect import derive
 
     (tmp_path / "gate.yaml").write_text(GATE.replace("LIMIT", limit))
     return gates.evaluate(gates.load(tmp_path / "gate.yaml"), manifest, records, derive(manifest, records))
@@ -168,7 +169,7 @@ def test_nothing_but_what_others_have_is_no_error_of_the_share(tmp_path: Path) -
 
 def test_a_share_that_others_complete_counts_them_in_its_family(tmp_path: Path) -> None:
     """A failure that holds here must hold in the whole: what is still to be measured counts in Holm's correction."""
-    from kvbench.gate import _waiting
+    from kvbench.gate.evaluate import _waiting
 
     run = made()
     manifest = manifest_of(run, {"storage--base"})
@@ -190,7 +191,7 @@ def test_a_share_that_others_complete_counts_them_in_its_family(tmp_path: Path) 
     ],
 )
 def test_a_damaged_share_is_told(tmp_path: Path, shard: Any, matrix: Any) -> None:
-    from kvbench.run import manifest_of as whole
+    from kvbench.run.execute import manifest_of as whole
 
     m = matrix()
     good = {**whole(m, {}, []), **shards.about(shards.share_of(m.cells, m.tasks, Shard(1, 2)), m.tasks)}

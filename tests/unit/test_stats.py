@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from kvbench import stats
+from kvbench.stats import intervals as stats
 
 numbers = st.floats(-1e6, 1e6)
 

@@ -12,8 +12,8 @@ import statsmodels.api as sm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench import steadiness
-from kvbench.steadiness import Drift, drift, outliers, slow_words, slowdown, stalls, time_of
+from kvbench.stats import stability as steadiness
+from kvbench.stats.stability import Drift, drift, outliers, slow_words, slowdown, stalls, time_of
 from tests.unit.made_run import BASE, CAND
 from tests.unit.timed_run import QUIET, abba, request, state, timed
 

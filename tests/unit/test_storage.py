@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from kvbench.errors import KvbenchError
-from kvbench.formats import KV_FORMATS
+from kvbench.formats.kv import KV_FORMATS
 from kvbench.runners import storage
 
 # tiny-llama: 4 layers, 2 KV heads of 16. 2 sequences of 33 tokens take 3 pages of 16 each = 96 slots, so a layer holds

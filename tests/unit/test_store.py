@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kvbench.engine.layer import allocate_layer
-from kvbench.engine.pages import StoreFull
-from kvbench.engine.store import PagedKVStore
+from kvbench.engines.reference.kv.layer import allocate_layer
+from kvbench.engines.reference.kv.pages import StoreFull
+from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.errors import UsageError
-from kvbench.formats import KV_FORMATS, KVBytes, KVShape, kv_bytes, pages_for
-from kvbench_kernels.offsets import flat_offset
-from kvbench_kernels.quantize import QUANTIZE, dequantize
+from kvbench.formats.kv import KV_FORMATS, KVBytes, KVShape, kv_bytes, pages_for
+from kvbench_kernels.kv.offsets import flat_offset
+from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
 from tests.unit.stores import (
     FORMATS,
     SHAPE,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvbench import decision
-from kvbench.formats import KV_FORMATS
+from kvbench.formats.kv import KV_FORMATS
+from kvbench.matrix import resolve as decision
 from kvbench_kernels import support
 from kvbench_kernels.support import Accepted, AttentionNeeds, Rejected, supports
 

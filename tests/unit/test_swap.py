@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.engine import store as store_module
-from kvbench.engine import swap
-from kvbench.engine.pages import RESIDENT, SWAPPED, StoreFull
-from kvbench.engine.store import PagedKVStore
+from kvbench.engines.reference.kv import store as store_module
+from kvbench.engines.reference.kv import swap
+from kvbench.engines.reference.kv.pages import RESIDENT, SWAPPED, StoreFull
+from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.errors import KvbenchError
-from kvbench.formats import KV_FORMATS, KVShape, pages_for
+from kvbench.formats.kv import KV_FORMATS, KVShape, pages_for
 from tests.unit.stores import FORMATS, append, attend, content, filled, make, make_sized, tokens
 
 LENGTHS = [1, 16, 17, 33]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cli import app
-from kvbench.published import read
-from kvbench.tablerules import RULES, Finding, check
+from kvbench.cli.main import app
+from kvbench.published.rules import RULES, Finding, check
+from kvbench.published.table import read
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "reports" / "reference"

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kvbench.cells import Task
-from kvbench.progress import Bar, Lines
-from kvbench.record import ERROR, OK, Record
-from kvbench.run import Plan
-from kvbench.timeleft import Rest, TimeLeft, said
+from kvbench.matrix.cells import Task
+from kvbench.records.record import ERROR, OK, Record
+from kvbench.run.execute import Plan
+from kvbench.run.progress import Bar, Lines
+from kvbench.run.time_left import Rest, TimeLeft, said
 
 
 def task(runner: str, variant: str = "", baseline: str | None = "b", **shape: int) -> Task:
@@ -116,7 +116,7 @@ def test_the_bar_shows_the_task_by_its_own_rate_and_the_matrix_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("kvbench.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("kvbench.run.progress.time.monotonic", lambda: now[0])
     todo = (task("mcq", "cloze"), task("mcq", "cloze", None), task("storage"))
     bar = Bar()
     bar.start(Plan(todo, ()))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.cells import CELL_KEYS, Task
-from kvbench.engine import store as store_module
-from kvbench.engine import swap
+from kvbench.engines.reference.kv import store as store_module
+from kvbench.engines.reference.kv import swap
 from kvbench.errors import KvbenchError
-from kvbench.formats import KV_FORMATS
+from kvbench.formats.kv import KV_FORMATS
+from kvbench.matrix.cells import CELL_KEYS, Task
 from kvbench.runners import transfer
 from tests.unit.made_run import BASE, CAND, MadeRun
 
@@ -79,7 +79,7 @@ def test_a_swap_that_brings_pages_back_in_another_order_is_seen(
 
 @pytest.mark.parametrize("fmt", KV_FORMATS)
 def test_the_records_transfer_precision_is_that_of_the_hosts_buffers(fmt: str) -> None:
-    from kvbench.session import Session, execute
+    from kvbench.run.session import Session, execute
 
     session, found = Session(None, {}), {}
     fixed = {"model": "tiny-llama", "model_weights": "random", "device": "cpu", "dtype": "float32"}

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cells import CELL_KEYS
-from kvbench.cli import app
-from kvbench.decision import ASPECTS
+from kvbench.cli.main import app
 from kvbench.errors import UsageError
-from kvbench.metrics import derive
-from kvbench.precision import precision
-from kvbench.record import SCHEMA_VERSION, Evidence, Level, RunDir, record_from_dict, write_json
-from kvbench.upgrade import MANIFESTS, RECORDS
+from kvbench.files import write_json
+from kvbench.gate.precision import precision
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.resolve import ASPECTS
+from kvbench.metrics.collect import derive
+from kvbench.records.record import SCHEMA_VERSION, Evidence, Level, RunDir, record_from_dict
+from kvbench.records.upgrade import MANIFESTS, RECORDS
 
 OLD = sorted((Path(__file__).parent / "old_runs").glob("*.json"))
 WEIGHTS = {"E1-weights", "E2-weights", "E3-weights", "E4-weights", "E5-weights"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from kvbench.cli import app
+from kvbench.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 MATRIX = """\
@@ -99,7 +99,7 @@ def test_a_cell_that_cannot_run_is_a_problem(tmp_path: Path, model: str, words: 
 
 def test_the_shape_rules_of_the_kernels_hold_without_a_gpu(tmp_path: Path) -> None:
     """head_dim 24 of the config is none that the kernels take: refused where triton was named, for a GPU that is not here."""
-    from kvbench.catalog import TINY
+    from kvbench.models.catalog import TINY
 
     (tmp_path / "config.json").write_text(json.dumps({**TINY["tiny-llama"], "head_dim": 24}))
     model = f"model: {{source: {tmp_path}, weights: random, plumbing: true}}"
@@ -176,7 +176,7 @@ def test_data_that_is_here_is_named_by_its_digest(tmp_path: Path) -> None:
 
 def test_it_loads_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys\nfrom kvbench.cli import app\n"
+        "import sys\nfrom kvbench.cli.main import app\n"
         "try:\n    app(['validate', 'matrices/int8.yaml', 'gates/int8.yaml'])\nexcept SystemExit as e:\n    assert e.code == 0\n"
         "print([m for m in ('torch', 'transformers', 'pandas', 'triton', 'rich') if m in sys.modules])"
     )

@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvbench.catalog import SHAPES
-from kvbench.engine.quantize_model import quantize_model
-from kvbench.engine.weights import ON_LOAD, WeightFacts
-from kvbench.metrics import METRICS, implausible
+from kvbench.engines.reference.weights.blocks import ON_LOAD, WeightFacts
+from kvbench.engines.reference.weights.quantize_model import quantize_model
+from kvbench.metrics.collect import METRICS, implausible
+from kvbench.models.catalog import SHAPES
 from kvbench.runners import storage
-from kvbench.runners.weightbytes import formula, weight_facts, weights_bytes
+from kvbench.runners.weight_bytes import formula, weight_facts, weights_bytes
 from tests.unit.made_run import BASE, CAND, MadeRun, layers, storage_facts
 
 SMOLLM = {"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,

@@ -11,16 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvbench import weightsizes
-from kvbench.catalog import ALIASES, CONFIGS, TINY
-from kvbench.engine.bytetokenizer import byte_tokenizer
-from kvbench.engine.load import load_model
-from kvbench.engine.quantize_model import quantize_model
+from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
+from kvbench.engines.reference.load import load_model
+from kvbench.engines.reference.weights.quantize_model import quantize_model
 from kvbench.errors import UsageError
-from kvbench.fp8config import Fp8Config
-from kvbench.models import config_facts
-from kvbench.runners.weightbytes import formula
-from kvbench.weightsizes import WeightSizes, weight_sizes
+from kvbench.formats.fp8_checkpoint import Fp8Config
+from kvbench.models import weight_bytes as weightsizes
+from kvbench.models.catalog import ALIASES, CONFIGS, TINY
+from kvbench.models.source import config_facts
+from kvbench.models.weight_bytes import WeightSizes, weight_sizes
+from kvbench.runners.weight_bytes import formula
 from tests.unit.test_weight_bytes import shape_of
 
 FORMATS = ("native", "fp8_block128")
@@ -149,7 +149,7 @@ def test_an_fp8_checkpoint_whose_files_are_not_here_has_no_known_sizes(
 ) -> None:
     config = {**TINY["tiny-llama"], "quantization_config": Fp8Config().as_dict()}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr("kvbench.models.cached_file", lambda *_: tmp_path / "config.json")
+    monkeypatch.setattr("kvbench.models.source.cached_file", lambda *_: tmp_path / "config.json")
     assert before_loading("owner/name", "fp8_block128") is None
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "not-fetched-yet"}}')
     assert before_loading("owner/name", "fp8_block128") is None

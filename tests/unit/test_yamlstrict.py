@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.errors import UsageError
-from kvbench.yamlstrict import Problems, load, parse, read, scalar
+from kvbench.matrix.yaml import Problems, load, parse, read, scalar
 
 
 def faults(text: str) -> str:

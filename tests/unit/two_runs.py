@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvbench.likeness import Stored
-from kvbench.record import RunDir, write_json
+from kvbench.compare.pairing import Stored
+from kvbench.files import write_json
+from kvbench.records.record import RunDir
 from tests.unit.made_run import CAND, MadeRun, text_facts
 from tests.unit.timed_run import timed
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.matrix import Matrix, load
+from kvbench.matrix.load import Matrix, load
 
 Make = Callable[..., Matrix]
 

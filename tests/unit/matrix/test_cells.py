@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvbench.cells import CELL_KEYS
-from kvbench.matrix import Host, Matrix
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.load import Host, Matrix
 
 Make = Callable[..., Matrix]
 Refused = Callable[..., list[str]]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.formats import KV_FORMATS
-from kvbench.matrix import Matrix, load
-from kvbench.tasks import RUNNERS
+from kvbench.formats.kv import KV_FORMATS
+from kvbench.matrix.load import Matrix, load
+from kvbench.matrix.runners import RUNNERS
 
 Make = Callable[..., Matrix]
 Refused = Callable[..., list[str]]

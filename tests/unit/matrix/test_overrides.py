@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvbench.matrix import Matrix
-from kvbench.overrides import apply
-from kvbench.yamlstrict import parse
+from kvbench.matrix.load import Matrix
+from kvbench.matrix.overrides import apply
+from kvbench.matrix.yaml import parse
 
 Make = Callable[..., Matrix]
 Refused = Callable[..., list[str]]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.catalog import CONFIGS
 from kvbench.errors import UsageError
-from kvbench.fp8config import Fp8Config
-from kvbench.models import fingerprint
-from kvbench.plan import plan_cell, plan_text
-from kvbench.policy import load
-from kvbench.record import RunDir
-from kvbench.run import plan_tasks
+from kvbench.formats.fp8_checkpoint import Fp8Config
+from kvbench.gate.policy import load
+from kvbench.models.catalog import CONFIGS
+from kvbench.models.source import fingerprint
+from kvbench.preflight.plan import plan_cell, plan_text
+from kvbench.records.record import RunDir
+from kvbench.run.execute import plan_tasks
 
 CPU = {"device": "cpu", "device_reason": "no NVIDIA driver"}
 CUDA = {"device": "cuda", "device_reason": "1 GPU(s) visible"}

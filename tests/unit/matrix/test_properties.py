@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvbench.cells import CELL_KEYS
 from kvbench.errors import UsageError
-from kvbench.matrix import Matrix, load
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.load import Matrix, load
 
 Make = Callable[..., Matrix]
 Refused = Callable[..., list[str]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.matrix import Matrix
+from kvbench.matrix.load import Matrix
 
 Make = Callable[..., Matrix]
 Refused = Callable[..., list[str]]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvbench.errors import NotAvailable, UsageError
-from kvbench.matrix import Host, Matrix
-from kvbench.tasks import RUNNERS
+from kvbench.matrix.load import Host, Matrix
+from kvbench.matrix.runners import RUNNERS
 
 Make = Callable[..., Matrix]
 Refused = Callable[..., list[str]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvbench.cells import one_model
-from kvbench.expand import baseline_spec
-from kvbench.matrix import Matrix
+from kvbench.matrix.cells import one_model
+from kvbench.matrix.expand import baseline_spec
+from kvbench.matrix.load import Matrix
 
 Make = Callable[..., Matrix]
 Picked = Callable[..., list[tuple[Any, ...]]]

@@ -1,0 +1,202 @@
+"""Paged decode attention on Hopper GPUs in one launch: the wrapper and the memory of its partial results.
+
+The kernel is in hopper_kernel.py; what it serves and how a call is divided, in hopper_plan.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kvbench_kernels.attention import hopper_kernel
+from kvbench_kernels.attention.hopper_plan import (
+    FAN,
+    HEAD_DIMS,
+    KINDS,
+    MAX_GROUP,
+    PAGE_SIZES,
+    Plan,
+)
+from kvbench_kernels.launches import launched
+from kvbench_kernels.support import MAX_SPLITS
+
+_LOG2E = 1.4426950408889634
+_MERGED = max(FAN.values())  # slots for the results of the first level of merging
+# Dynamic scales are read two tokens a word.
+_SCALE_PAIRS = {"int8_sym": torch.int32, "fp8_e4m3": torch.int64}
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Partial results of a call, for each pair of a sequence and a KV head.
+
+    partial [pairs, slots, rows, D] float32, statistics [pairs, slots, rows] float32, counters [pairs, 33] int32. The
+    counters are zero between calls; the kernel leaves them so, and a CUDA graph can be replayed. Calls that may run at
+    the same time need a workspace each.
+    """
+
+    partial: Tensor
+    statistics: Tensor
+    counters: Tensor
+
+
+def plan_workspace(
+    batch: int, q_heads: int, kv_heads: int, head_dim: int, splits: int, device: torch.device
+) -> Workspace:
+    """Memory for calls of up to this batch with up to `splits` programs a sequence and KV head."""
+    pairs = batch * kv_heads
+    slots = pairs * _slots(splits) * _rows(q_heads // kv_heads)
+    return Workspace(
+        torch.empty(slots * head_dim, dtype=torch.float32, device=device),
+        torch.empty(slots, dtype=torch.float32, device=device),
+        torch.zeros(pairs * hopper_kernel.COUNTERS.value, dtype=torch.int32, device=device),
+    )
+
+
+_workspaces: dict[tuple[torch.device, int], Workspace] = {}
+
+
+def _shared_workspace(q: Tensor, kv_heads: int, splits: int) -> Workspace:
+    """One workspace a device and stream, replaced by a larger one when a call needs it.
+
+    A captured graph keeps the addresses that it was captured with: give a workspace of your own to calls that are
+    captured before the largest call has run.
+    """
+    batch, q_heads, dim = q.shape
+    key = (q.device, torch.cuda.current_stream(q.device).cuda_stream)
+    have = _workspaces.get(key)
+    needed = batch * kv_heads * _slots(splits) * _rows(q_heads // kv_heads)
+    if (
+        have is None
+        or have.statistics.numel() < needed
+        or have.partial.numel() < needed * dim
+        or have.counters.numel() < batch * kv_heads * hopper_kernel.COUNTERS.value
+    ):
+        have = plan_workspace(batch, q_heads, kv_heads, dim, splits, q.device)
+        _workspaces[key] = have
+    return have
+
+
+def paged_decode_hopper(
+    fmt: str,
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    pages: Tensor,
+    lengths: Tensor,
+    scaling: float,
+    *,
+    splits: int | Plan,
+    reads: Tensor | None = None,
+    out: Tensor | None = None,
+    workspace: Workspace | None = None,
+) -> Tensor:
+    """q [B, Hq, D] -> [B, Hq, D] in q's dtype: each query stands at the last of its sequence's tokens.
+
+    k_pages, v_pages [pages, Hkv, page_size, D]; scales [pages, Hkv, page_size], [1] or None as the format has them;
+    all contiguous. pages [B, P] int32: entries beyond a sequence's length may hold anything. lengths [B] int32: tokens
+    to attend to, the query's own included; 0 gives zeros. scaling > 0. splits: plan_decode's answer, or just the most
+    programs along a sequence, 1 (off) to 256. reads [2] int64: the kernel adds the tokens of each sequence to the first,
+    and to the second where the pages have 8 bits. out, workspace: allocated or shared when None. ValueError for what
+    the kernel cannot do.
+    """
+    plan = splits if isinstance(splits, Plan) else Plan(splits)
+    kind = _check(fmt, q, k_pages, v_pages, k_scale, v_scale, pages, scaling, plan.splits)
+    batch, q_heads, dim = q.shape
+    kv_heads, page_size = k_pages.shape[1], k_pages.shape[2]
+    group, half = q_heads // kv_heads, dim // 2
+    out = torch.empty_like(q) if out is None else out
+    if batch == 0:
+        return out
+    splits, tiling = plan.splits, plan.tiling
+    # A warp's share of a tile of the second product is 16 of the half's dims or more.
+    warps = min(tiling.warps, half // 16)
+    if workspace is None:
+        workspace = _shared_workspace(q, kv_heads, splits)
+    if fmt in _SCALE_PAIRS:
+        assert k_scale is not None  # _check has seen to it
+        assert v_scale is not None
+        k_scale, v_scale = k_scale.view(_SCALE_PAIRS[fmt]), v_scale.view(_SCALE_PAIRS[fmt])
+    box = min(page_size, tiling.tile)
+    paged = hopper_kernel.paged_decode_hopper
+    compiled = paged[(kv_heads, splits, batch)](
+        q, _boxes(k_pages, kind, box), _boxes(v_pages, kind, box), k_scale, v_scale, pages, lengths, out, reads,
+        workspace.partial, workspace.statistics, workspace.counters,
+        scaling * _LOG2E, q.stride(0), q.stride(1), out.stride(0), out.stride(1), pages.stride(0), pages.shape[1],
+        splits, _slots(splits), -(-plan.least // tiling.tile),
+        KIND=kind, DYNAMIC=fmt in _SCALE_PAIRS, HALF=half, GROUP=group, GP=_rows(group), ROWS=8 if group <= 8 else 16,
+        HKV=kv_heads, PAGE=page_size, TILE=tiling.tile, STAGES=tiling.stages, FAN=FAN[warps],
+        HAS_READS=reads is not None, WARPS=warps, num_warps=warps, launch_pdl=True,
+    )  # fmt: skip
+    launched(paged.fn.__name__, compiled, splits)
+    return out
+
+
+def _boxes(cells: Tensor, kind: str, rows: int) -> TensorDescriptor:
+    """Pages as flat rows of 16-bit words, copied `rows` rows and half the dims of a head at a time.
+
+    Row coordinates are int32: pages * kv_heads * page_size must stay below 2^31, which for head_dim 128 is 256 GB.
+    """
+    dim = cells.shape[3]
+    flat = cells.view(-1, dim) if kind == "native" else cells.view(torch.int16).view(-1, dim // 2)
+    layout = NVMMASharedLayout(swizzle_byte_width=dim, element_bitwidth=16, rank=2)
+    return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [rows, dim // 2], layout)
+
+
+def _slots(splits: int) -> int:
+    return splits + _MERGED if splits > 1 else 1
+
+
+def _rows(group: int) -> int:
+    """Query heads a KV head, up to the next power of two."""
+    return 1 << (group - 1).bit_length()
+
+
+def _check(
+    fmt: str,
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    pages: Tensor,
+    scaling: float,
+    splits: int,
+) -> str:
+    """The kind of payload, or ValueError."""
+    if fmt not in KINDS:
+        raise ValueError(f"KV format {fmt!r}; the Hopper kernel takes {', '.join(KINDS)}.")
+    if not 1 <= splits <= MAX_SPLITS:
+        raise ValueError(f"{splits} splits; give 1 (off) to {MAX_SPLITS}, as plan_decode does.")
+    if not scaling > 0:
+        raise ValueError(
+            f"Scaling {scaling}; the Hopper kernel takes numbers above 0, usually head_dim ** -0.5."
+        )
+    _, kv_heads, page_size, dim = k_pages.shape
+    group = q.shape[1] // kv_heads
+    if (
+        q.shape[1] % kv_heads
+        or group > MAX_GROUP
+        or dim not in HEAD_DIMS
+        or v_pages.shape != k_pages.shape
+        or q.shape[2] != dim
+        or page_size not in PAGE_SIZES
+    ):
+        raise ValueError(
+            f"Queries {list(q.shape)}, K pages {list(k_pages.shape)}, V pages {list(v_pages.shape)}: the Hopper kernel "
+            f"takes up to {MAX_GROUP} query heads a KV head, head_dim {HEAD_DIMS} for K and V, page_size {PAGE_SIZES}; "
+            f"use paged_decode."
+        )
+    if KINDS[fmt] == "native" and k_pages.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"Native pages in {k_pages.dtype}; the Hopper kernel takes float16 and bfloat16.")
+    if q.stride(2) != 1 or pages.stride(1) != 1 or not (k_pages.is_contiguous() and v_pages.is_contiguous()):
+        raise ValueError("Pages must be contiguous, and q and the page table dense in their last axis.")
+    if fmt != "native" and (k_scale is None or v_scale is None):
+        raise ValueError(f"KV format {fmt!r} needs the scales of K and of V.")
+    return KINDS[fmt]

@@ -1,0 +1,138 @@
+"""FP8 E4M3FN with block scales, in torch: the reference that every kernel and checkpoint must match.
+
+Weights [N, K] have one scale a 128x128 block, activations [M, K] one a row and 128 columns. Blocks at the end of a
+dimension that is no multiple of 128 are smaller: 192 columns are 128 and 64, never 96 and 96. A scale multiplies, also
+where a checkpoint calls it `weight_scale_inv`.
+
+Quantizing follows `kvbench_kernels.kv.quantize.quantize_fp8_e4m3` with a block for a row: s = amax/448 in float32, at least
+2^-126, codes rounded to nearest even and saturated at 448, a non-finite element coded as NaN. Activations alone differ in
+one step: an element is multiplied by the float32 reciprocal of its scale, 1/s rounded once, where a weight is divided by s.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvbench_kernels.kv.quantize import E4M3_MAX, E4M3_MIN_SCALE, e4m3_to_float, quantize_fp8_e4m3
+from kvbench_kernels.launches import launched
+
+BLOCK = 128
+SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+# Rows that the reference product dequantizes at a time: whole blocks, small beside a large weight.
+REFERENCE_ROWS = 8 * BLOCK
+
+
+def blocks(size: int) -> int:
+    """Blocks along a dimension of `size`: ceil(size / 128)."""
+    return -(-size // BLOCK)
+
+
+def scale_shape(n: int, k: int) -> tuple[int, int]:
+    """Shape of the scales of a weight [n, k]: 576 x 2048 has 5 x 16."""
+    return blocks(n), blocks(k)
+
+
+def quantize_blocks(w: Tensor) -> tuple[Tensor, Tensor]:
+    """w [N, K] float -> codes [N, K] float8_e4m3fn, scales [ceil(N/128), ceil(K/128)] float32.
+
+    The largest magnitude of a block is taken over its real elements only. An all-zero block has codes 0 and a scale > 0.
+    """
+    n, k = w.shape
+    nb, kb = scale_shape(n, k)
+    whole = F.pad(w.float(), (0, kb * BLOCK - k, 0, nb * BLOCK - n))
+    rows = whole.view(nb, BLOCK, kb, BLOCK).permute(0, 2, 1, 3).reshape(nb, kb, BLOCK * BLOCK)
+    q = quantize_fp8_e4m3(rows)
+    assert q.scales is not None
+    # As bytes: not every torch release copies float8 through a permuted view.
+    codes = q.codes.view(torch.uint8).view(nb, kb, BLOCK, BLOCK).permute(0, 2, 1, 3)
+    codes = codes.reshape(nb * BLOCK, kb * BLOCK)[:n, :k].contiguous()
+    return codes.view(torch.float8_e4m3fn), q.scales
+
+
+def dequantize_blocks(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """codes [N, K], scales [ceil(N/128), ceil(K/128)] of any of `SCALE_DTYPES` -> [N, K]: product in float32, one rounding.
+
+    Raises ValueError for scales of another shape.
+    """
+    n, k = codes.shape
+    _check_shape(codes, scales)
+    wide = scales.float().repeat_interleave(BLOCK, 1)[:, :k]
+    values, whole = e4m3_to_float(codes), n // BLOCK
+    values[: whole * BLOCK].view(whole, BLOCK, k).mul_(wide[:whole, None])
+    if n % BLOCK:
+        values[whole * BLOCK :].mul_(wide[-1])
+    return values.to(dtype)
+
+
+def _check_shape(codes: Tensor, scales: Tensor) -> None:
+    if scales.shape != scale_shape(*codes.shape):
+        raise ValueError(
+            f"A weight of {list(codes.shape)} in {BLOCK}x{BLOCK} blocks has scales {list(scale_shape(*codes.shape))}; these are "
+            f"{list(scales.shape)}."
+        )
+
+
+def quantize_activation_torch(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [M, K] float -> codes [M, K] float8_e4m3fn, scales [M, ceil(K/128)] float32: one a row and 128 columns.
+
+    Scales stand column by column in memory, each column padded to a multiple of 128 (`empty_activation_scales`), as matrix
+    products that fetch them in 16-byte pieces want them.
+    """
+    m, k = x.shape
+    kb = blocks(k)
+    wide = F.pad(x.float(), (0, kb * BLOCK - k)).view(m, kb, BLOCK)
+    broken = (wide - wide) != 0  # NaN and infinities
+    finite = wide.masked_fill(broken, 0.0)
+    # Each division is by a tensor: torch on CUDA multiplies by the reciprocal of a Python number.
+    s = (finite.abs().amax(-1) / wide.new_full((), E4M3_MAX)).clamp_(min=E4M3_MIN_SCALE)
+    inverse = torch.ones_like(s) / s
+    scaled = (finite * inverse.unsqueeze(-1)).clamp_(-E4M3_MAX, E4M3_MAX).masked_fill_(broken, torch.nan)
+    # As bytes: not every torch release copies float8 through a cut view.
+    codes = scaled.to(torch.float8_e4m3fn).view(torch.uint8).view(m, kb * BLOCK)[:, :k].contiguous()
+    scales = empty_activation_scales(m, k, x.device)
+    scales.copy_(s)
+    launched("fp8_quantize_activation_torch")
+    return codes.view(torch.float8_e4m3fn), scales
+
+
+def dequantize_activation(codes: Tensor, scales: Tensor) -> Tensor:
+    """codes [M, K], scales [M, ceil(K/128)] -> [M, K] float32."""
+    return e4m3_to_float(codes) * scales.repeat_interleave(BLOCK, 1)[:, : codes.shape[1]]
+
+
+def empty_activation_scales(m: int, k: int, device: torch.device) -> Tensor:
+    """[M, ceil(K/128)] float32 with stride (1, 128 * ceil(M/128))."""
+    return torch.empty(blocks(k), blocks(m) * BLOCK, dtype=torch.float32, device=device)[:, :m].t()
+
+
+def with_rows_behind(x: Tensor) -> Tensor:
+    """x [M, columns] with the rows that lie behind it in memory, up to a multiple of 128; x itself where there is no room.
+
+    What those rows hold is undefined. A tile that reaches beyond x reads them faster than the copy engine makes up zeros: a
+    product of 65 rows took 1.2 to 1.5 times that of 128 (docs/notes.md).
+    """
+    rows = blocks(len(x)) * BLOCK
+    last = x.storage_offset() + (rows - 1) * x.stride(0) + (x.shape[1] - 1) * x.stride(1)
+    there = (last + 1) * x.element_size() <= x.untyped_storage().nbytes()
+    return x.as_strided((rows, x.shape[1]), x.stride()) if there else x
+
+
+def fp8_dequantize_matmul_torch(
+    x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """The reference product: x [M, K] times the dequantized weight [N, K] (rounded to x's dtype) -> [M, N].
+
+    Only `REFERENCE_ROWS` rows of the weight exist in x's dtype at a time. Raises ValueError for scales of another shape.
+    """
+    _check_shape(codes, scales)
+    n = codes.shape[0]
+    y = x.new_empty(x.shape[0], n)
+    for start in range(0, n, REFERENCE_ROWS):
+        end = min(start + REFERENCE_ROWS, n)
+        w = dequantize_blocks(codes[start:end], scales[start // BLOCK : blocks(end)], x.dtype)
+        y[:, start:end] = F.linear(x, w, None if bias is None else bias[start:end])
+    launched("fp8_dequantize_matmul_torch")
+    return y

@@ -1,0 +1,108 @@
+"""`kvbench run`: measures a matrix, judges it and writes the report."""
+
+from __future__ import annotations
+
+import typer
+
+from kvbench.cli.exits import handled
+from kvbench.cli.judging import judge
+from kvbench.cli.loading import load_matrix
+from kvbench.cli.options import (
+    CanaryOption,
+    DataOption,
+    DeviceOption,
+    DryOption,
+    GateOption,
+    JsonOption,
+    MatrixArg,
+    OutOption,
+    QuietOption,
+    RerunOption,
+    SelectOption,
+    SetOption,
+    UntilOption,
+    rerun_of,
+)
+from kvbench.cli.scaleout import (
+    ExecutorOption,
+    JobsOption,
+    ShardOption,
+    executor_of,
+    folder_of,
+    share_for,
+)
+from kvbench.errors import UsageError
+
+
+def run(
+    matrix: MatrixArg,
+    set_: SetOption = [],  # noqa: B006 (typer reads the default, nothing mutates it)
+    k: SelectOption = None,
+    out: OutOption = None,
+    gate: GateOption = None,
+    data_dir: DataOption = None,
+    rerun: RerunOption = "missing",
+    until_decided: UntilOption = False,
+    executor: ExecutorOption = "inline",
+    jobs: JobsOption = None,
+    shard: ShardOption = None,
+    canary: CanaryOption = False,
+    dry_run: DryOption = False,
+    require_device: DeviceOption = None,
+    quiet: QuietOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Measure a matrix, judge it, and write the report. The same command resumes an interrupted run."""
+    if dry_run:
+        from kvbench.cli.commands.plan import plan
+
+        return plan(matrix, set_, k, out, data_dir, rerun, gate, until_decided, shard, json_)
+    with handled():
+        from kvbench.gate import evaluate as gates
+        from kvbench.records.record import RunDir
+        from kvbench.run.execute import command_line
+        from kvbench.run.execute import run as run_matrix
+        from kvbench.run.progress import watcher
+
+        loaded, environment = load_matrix(matrix, set_, k, data_dir)
+        policy = gate or loaded.gate
+        # A bad gate is a usage error now, not after the measuring.
+        judged_by = gates.load(policy) if policy else None
+        share = share_for(shard, loaded, until_decided or canary)
+        target = out or folder_of(loaded.name, share)
+        how = (data_dir, rerun_of(rerun), executor_of(executor, jobs, data_dir, loaded, environment))
+        if canary and until_decided:
+            raise UsageError(
+                "--canary and --until-decided both begin with the cheapest tasks and stop at the first that is not as requested; "
+                "give one of them."
+            )
+        if canary:
+            from kvbench.run.canary import run_canary_first
+
+            run_canary_first(
+                loaded,
+                judged_by,
+                RunDir(target),
+                environment,
+                command_line(),
+                lambda: watcher(json_, quiet),
+                *how,
+            )
+        elif until_decided:
+            from kvbench.run.until_decided import run_until_decided
+
+            run_until_decided(
+                loaded,
+                judged_by,
+                lambda sizes: load_matrix(matrix, set_, k, data_dir, sizes)[0],
+                RunDir(target),
+                environment,
+                command_line(),
+                lambda: watcher(json_, quiet),
+                *how,
+            )
+        else:
+            run_matrix(
+                loaded, RunDir(target), environment, command_line(), watcher(json_, quiet), *how, share
+            )
+        raise typer.Exit(judge(target, policy, json_, quiet, require_device))

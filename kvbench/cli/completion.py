@@ -1,0 +1,88 @@
+"""What the shell completes: files by what they are, and the names of tables. Fast, for it runs at every press of the tab key.
+
+Each function takes the word so far and gives the words that go on from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_HEAD = 65_536  # a matrix or a gate names its sections before that
+
+
+def matrices(incomplete: str) -> list[str]:
+    return _paths(incomplete, lambda path: _has(path, r"^runners:"))
+
+
+def gates(incomplete: str) -> list[str]:
+    return _paths(incomplete, lambda path: _has(path, r"^checks:"))
+
+
+def policies(incomplete: str) -> list[str]:
+    """Matrices and gates."""
+    return _paths(incomplete, lambda path: _has(path, r"^(runners|checks):"))
+
+
+def runs(incomplete: str) -> list[str]:
+    """Folders that `kvbench run` wrote, and folders on the way to one."""
+    return _paths(incomplete, lambda path: False)
+
+
+def kv_formats(incomplete: str) -> list[str]:
+    from kvbench.formats.kv import KV_FORMATS
+
+    return _names(incomplete, [name for name, fmt in KV_FORMATS.items() if fmt.quantized])
+
+
+def models(incomplete: str) -> list[str]:
+    """Names that kvbench knows, model folders and .gguf files."""
+    from kvbench.models.catalog import ALIASES, CONFIGS
+
+    named = _names(incomplete, [*ALIASES, *CONFIGS])
+    return [*named, *_paths(incomplete, lambda path: path.suffix == ".gguf")]
+
+
+def corpora(incomplete: str) -> list[str]:
+    from kvbench.data.corpora import NAMED
+    from kvbench.data.questions import TASKS
+
+    return _names(incomplete, [*NAMED, *TASKS])
+
+
+def _names(incomplete: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> list[str]:
+    """Paths that begin with the word: a folder with a slash behind it (none behind a run, a model or a folder that ends there), a
+    file where it is wanted."""
+    head, _, tail = incomplete.rpartition("/")
+    folder = Path(f"{head}/").expanduser() if head or incomplete.startswith("/") else Path(".")
+    return sorted(f"{head}/{name}" if "/" in incomplete else name for name in _inside(folder, tail, wanted))
+
+
+def _inside(folder: Path, tail: str, wanted: Callable[[Path], bool]) -> Iterator[str]:
+    try:
+        entries = list(folder.iterdir())
+    except OSError:
+        return
+    for path in entries:
+        if not path.name.startswith(tail) or (path.name.startswith(".") and not tail.startswith(".")):
+            continue
+        try:
+            if path.is_dir():
+                ends = any((path / name).is_file() for name in ("run.json", "config.json"))
+                yield path.name if ends else f"{path.name}/"
+            elif wanted(path):
+                yield path.name
+        except OSError:
+            continue
+
+
+def _has(path: Path, section: str) -> bool:
+    if path.suffix not in (".yaml", ".yml"):
+        return False
+    with path.open(encoding="utf-8", errors="replace") as f:
+        return re.search(section, f.read(_HEAD), re.M) is not None

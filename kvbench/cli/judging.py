@@ -1,0 +1,86 @@
+"""Stored records judged: what `run`, `gate` and `report` have in common."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from kvbench.cli.exits import unreadable
+from kvbench.errors import UsageError
+
+KEPT_GATE = "gate.yaml"  # the policy that judged a run, in its folder
+
+
+def judge(
+    run_dir: Path,
+    gate: Path | None,
+    as_json: bool,
+    quiet: bool = False,
+    require_device: bool | None = None,
+    announced: bool = True,
+) -> int:
+    """Judge stored records, write the report, print the result; returns the exit code.
+
+    quiet: only the verdict and the files; require_device: None for what the environment says; announced: whether a CI system is told.
+    """
+    from kvbench.gate import evaluate as gates
+    from kvbench.machine.ci import device_required
+    from kvbench.metrics.collect import METRICS, derive
+    from kvbench.records.record import RunDir
+    from kvbench.report.console import print_result
+    from kvbench.report.github import announce
+    from kvbench.report.json import result_json
+    from kvbench.report.write import write_all, write_text
+    from kvbench.run.execute import require_not_empty
+
+    require_not_empty(run_dir)
+    run = RunDir(run_dir)
+    run.junit_path.unlink(missing_ok=True)  # an error from here on must not leave an earlier verdict behind
+    manifest, records = run.manifest(), list(run.records())
+    named = gate or policy_of(run_dir, manifest["gate"])
+    policy = gates.load(named) if named else None
+    manifest |= {"gate": str(named) if named else None}  # what the report says is the policy that judged
+    try:
+        rows = derive(manifest, records)
+        required = device_required(require_device, os.environ)
+        verdict = gates.evaluate(policy, manifest, records, rows, required)
+        definitions = {name: metric.definition for name, metric in METRICS.items()}
+        paths = write_all(run_dir, manifest, records, rows, verdict, definitions)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+        raise UsageError(unreadable(run_dir, e)) from e
+    try:
+        if gate is not None:
+            write_text(run_dir / KEPT_GATE, gate.read_text(encoding="utf-8"))
+        if as_json:
+            print(
+                json.dumps(result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False)
+            )
+        else:
+            print_result(manifest, records, rows, verdict, paths, quiet)
+        if announced:
+            for line in announce(manifest, records, rows, verdict, policy, os.environ):
+                print(line, file=sys.stderr)
+        sys.stdout.flush()  # a full disk is met here, not after the exit code is taken
+    except BaseException:
+        run.junit_path.unlink(missing_ok=True)  # the exit code is not the verdict's: no green suite beside it
+        raise
+    return int(verdict.exit_code)
+
+
+def policy_of(run_dir: Path, named: str | None) -> Path | None:
+    """The policy that judged the run last, which it keeps; of a run that none has judged yet, the one that its matrix names, or None.
+
+    named: the gate of the matrix. Where its file has come to differ from the copy, that is said and the copy judges: a policy given with
+    --gate must not give way in silence.
+    """
+    kept, file = run_dir / KEPT_GATE, Path(named) if named else None
+    if not kept.is_file():
+        return file
+    if file is not None and file.is_file() and file.read_bytes() != kept.read_bytes():
+        print(
+            f"kvbench: judged by {kept}, as last time; {file}, which the matrix names, differs from it. To judge by that: --gate {file}.",
+            file=sys.stderr,
+        )
+    return kept

@@ -1,0 +1,38 @@
+"""The matrix that a command is given, with the facts of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvbench.cli.options import check_data_dir
+
+
+def load_matrix(
+    matrix: Path,
+    overrides: list[str],
+    select: str | None,
+    data_dir: Path | None,
+    sizes: Mapping[str, Mapping[str, Any]] | None = None,
+    device: str | None = None,
+) -> tuple[Any, Mapping[str, Any]]:
+    """The matrix and the facts of this machine. device: what `device: auto` means in place of what is here."""
+    from kvbench.data.fingerprint import fingerprint as data_fingerprint
+    from kvbench.machine.host import host
+    from kvbench.matrix.load import load
+    from kvbench.models.source import fingerprint as model_fingerprint
+
+    check_data_dir(data_dir)
+    here = replace(host(), device=device) if device else host()
+    loaded = load(
+        matrix,
+        overrides,
+        select,
+        host=here,
+        fingerprint_model=model_fingerprint,
+        fingerprint_data=lambda name, split: data_fingerprint(name, data_dir, split),
+        sizes=sizes or {},
+    )
+    return loaded, here.environment

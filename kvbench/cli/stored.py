@@ -1,0 +1,96 @@
+"""Stored runs that `compare` and `history` read: folders -> runs with names, and the cells and metrics that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvbench.compare.pairing import Stored
+from kvbench.errors import UsageError
+from kvbench.matrix.cells import CELL_KEYS, Cell
+
+OnlyOption = Annotated[
+    list[str],
+    typer.Option("--only", metavar="METRIC", help="Only this metric; may be given again: --only itl_ms"),
+]
+MarginOption = Annotated[
+    float | None,
+    typer.Option(
+        "--margin-pct",
+        help="How far apart two runs still count as the same, in % (shares: in points), in place of the margins of "
+        "docs/comparing.md; bytes stay exact",
+    ),
+]
+MarkdownOption = Annotated[
+    Path | None, typer.Option("--markdown", metavar="FILE", help="Write it as Markdown too")
+]
+HtmlOption = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write it as one HTML page too")
+]
+
+
+def stored(path: Path, name: str) -> Stored:
+    """Raises UsageError for a folder that is no run."""
+    from kvbench.records.record import RunDir
+    from kvbench.run.execute import require_not_empty
+
+    require_not_empty(path)
+    run = RunDir(path)
+    return Stored(name, str(path), run.manifest(), list(run.records()))
+
+
+def chosen_cells(runs: Sequence[Stored], expression: str | None) -> list[Collection[str] | None]:
+    """The ids of each run's cells for which -k holds, with their baselines. UsageError where the first run has none."""
+    from kvbench.matrix.select import select
+
+    if expression is None:
+        return [None] * len(runs)
+    found: list[Collection[str] | None] = []
+    for run in runs:
+        cells = [
+            Cell(
+                c["id"],
+                c["name"],
+                {**CELL_KEYS, **c["spec"]},
+                tuple(c["varied"]),
+                c["baseline"],
+                c.get("line"),
+            )
+            for c in run.manifest["cells"]
+        ]
+        try:
+            found.append({cell.id for cell in select(cells, expression)})
+        except UsageError:
+            if not found:
+                raise
+            found.append(())
+    return found
+
+
+def check_metrics(only: Sequence[str]) -> None:
+    from kvbench.metrics.collect import METRICS
+    from kvbench.text import suggestion
+
+    for metric in only:
+        if metric not in METRICS:
+            raise UsageError(
+                f"--only {metric!r:.80} is no metric.{suggestion(metric, METRICS)} docs/metrics.md has all of them, for example itl_ms, "
+                "ppl, kld_mean, mcq_accuracy, kv_bytes_total."
+            )
+
+
+def check_margin(margin: float | None) -> None:
+    if margin is not None and not 0 <= margin < 100:
+        raise UsageError(
+            f"--margin-pct {margin:g} is not accepted; give a number from 0 to 100, as in --margin-pct 1."
+        )
+
+
+def check_writable(*paths: Path | None) -> None:
+    """A file that cannot be written is told before anything is worked out."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise UsageError(f"{path} cannot be written: give the name of a file in a folder that exists.")

@@ -1,0 +1,172 @@
+"""`kvbench history`: the values of many stored runs over time, and where one changed. Pure.
+
+A line is one metric of one piece of work over the runs that have it, in the order in which they were made. Each run stands beside
+the one before it that has the same work (`kvbench.compare.pairing`): where the two are unlike (protocol, options, data, model, spec, for
+times the machine), the line breaks, and nothing is said across the break. Else the change between them is what `kvbench compare`
+would call it, with Holm's correction over all neighbours and cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from kvbench.compare.effects import BESIDE, judged
+from kvbench.compare.pairing import TIMED, Pair, Stored, pairs_of
+from kvbench.compare.result import BETTER, WORSE, Finding
+from kvbench.compare.two_runs import faults_of, judge, place_of, shared
+from kvbench.metrics.collect import METRICS, Row
+
+# Shown beside what is judged; the change of a ratio to the interleaved baseline is that of the time it is made of.
+RATIOS = {"itl_ratio": "itl_ms", "ttft_ratio": "ttft_ms"}
+BESIDES = (*RATIOS, "ppl_delta_pct", "kv_ratio_16bit")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run's value on a line. run: its place in `History.runs`; broken: why the line begins anew here, () where it goes on;
+    change: from the point before, None where that cannot be told."""
+
+    run: int
+    row: Row
+    broken: tuple[str, ...] = ()
+    change: Finding | None = None
+
+    @property
+    def changed(self) -> bool:
+        return self.change is not None and self.change.outcome in (WORSE, BETTER)
+
+
+@dataclass(frozen=True)
+class Line:
+    metric: str
+    variant: str
+    place: str
+    points: tuple[Point, ...]
+
+    @property
+    def segments(self) -> tuple[tuple[Point, ...], ...]:
+        """The points between breaks."""
+        found: list[list[Point]] = []
+        for point in self.points:
+            if point.broken or not found:
+                found.append([])
+            found[-1].append(point)
+        return tuple(map(tuple, found))
+
+
+@dataclass(frozen=True)
+class History:
+    """runs: by `created_at`; faults, named: as of `compare.Comparison`."""
+
+    runs: tuple[Stored, ...]
+    faults: tuple[tuple[str, str], ...]
+    named: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+    @property
+    def changes(self) -> tuple[tuple[Line, Point], ...]:
+        return tuple((line, point) for line in self.lines for point in line.points if point.changed)
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """One piece of work in one run, and how it stands to the run before it on its track."""
+
+    run: int
+    cell: str
+    variant: str
+    pair: Pair | None
+
+
+def history(
+    runs: Sequence[Stored],
+    chosen: Sequence[Collection[str] | None] = (),
+    only: Collection[str] = (),
+    margin: float | None = None,
+) -> History:
+    """runs in their order; the other arguments as of `compare.compare`."""
+    chosen = list(chosen) or [None] * len(runs)
+    tracks = _tracks(runs, chosen)
+    pairs = [stop.pair for _, track in tracks for stop in track if stop.pair]
+    wanted = {RATIOS.get(metric, metric) for metric in only}
+    found = {
+        (f.runs, f.cell, f.metric, f.variant): f
+        for f in judge([p for p in pairs if not p.unlike], wanted, margin)
+    }
+    lines = [
+        line
+        for runner, track in tracks
+        for metric in METRICS.values()
+        if metric.runner == runner
+        and (metric.name in only if only else metric.name in (*judged(runner), *BESIDES))
+        if (line := _line(runs, metric.name, track, found)) is not None
+    ]
+    faults = [
+        (run.name, sentence)
+        for run, cells in zip(runs, chosen, strict=True)
+        for sentence in faults_of(run, cells)
+    ]
+    named = dict.fromkeys((*shared(pairs), *(sentence for pair in pairs for sentence in pair.named)))
+    return History(tuple(runs), tuple(faults), tuple(named), tuple(lines))
+
+
+def _tracks(
+    runs: Sequence[Stored], chosen: Sequence[Collection[str] | None]
+) -> list[tuple[str, list[_Stop]]]:
+    """(runner, its stops) of each piece of work; every run stands beside the last one before it that has the work."""
+    tracks: list[tuple[str, list[_Stop]]] = []
+    for j, run in enumerate(runs):
+        taken: set[str] = set()
+        pairs = {
+            i: {pair.first.task["key"]: pair for pair in pairs_of(runs[i], run, chosen[i])}
+            for i in {track[-1].run for _, track in tracks}
+        }
+        for runner, track in tracks:
+            last = track[-1]
+            task = runs[last.run].tasks[last.cell, runner, last.variant]
+            pair = pairs[last.run].get(task["key"])
+            if pair is not None and pair.second is not None and pair.second.task["key"] not in taken:
+                taken.add(pair.second.task["key"])
+                track.append(_Stop(j, pair.second.cell, last.variant, pair))
+        for task in run.manifest["tasks"]:
+            cells = [cell for cell in task["cells"] if chosen[j] is None or cell in (chosen[j] or ())]
+            if cells and task["key"] not in taken:
+                tracks.append((task["runner"], [_Stop(j, cells[0], task["variant"], None)]))
+    return tracks
+
+
+def _line(
+    runs: Sequence[Stored],
+    metric: str,
+    track: Sequence[_Stop],
+    found: dict[tuple[tuple[str, str], str, str, str], Finding],
+) -> Line | None:
+    """None where no run has a value."""
+    points = []
+    for stop in track:
+        row = runs[stop.run].rows.get((stop.cell, metric, stop.variant))
+        if row is None:
+            continue
+        broken: tuple[str, ...] = ()
+        change = None
+        if stop.pair and stop.pair.second:
+            broken = stop.pair.unlike
+            if stop.pair.machine and stop.pair.runner in TIMED and METRICS[metric].unit != "B":
+                broken = (*broken, f"times of two machines ({stop.pair.machine})")
+            names = (stop.pair.first.run.name, stop.pair.second.run.name)
+            change = found.get((names, stop.pair.first.cell, RATIOS.get(metric, metric), stop.variant))
+        points.append(Point(stop.run, row, broken, None if broken or not _of(metric, change) else change))
+    if all(point.row.value is None for point in points):
+        return None
+    first = track[0]
+    return Line(
+        metric, first.variant, place_of(runs[first.run], METRICS[metric].runner, first.cell), tuple(points)
+    )
+
+
+def _of(metric: str, change: Finding | None) -> bool:
+    """A change beside native is one of the ratio to native, and none of the time by itself."""
+    if change is None or change.effect is None:
+        return change is not None and metric not in RATIOS
+    return (change.effect.kind == BESIDE) == (metric in RATIOS)

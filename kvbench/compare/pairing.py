@@ -1,0 +1,306 @@
+"""Stored runs side by side: which tasks of two runs are the same work, and what forbids to compare them. Pure.
+
+Cells are matched by their whole spec; the device, the name of the model and nothing else may differ, since a device is named with
+the result and a model is what its content says. A cell that is left over and has the name of another one in the other run is the
+same cell under another spec, which is a difference to name.
+
+Numbers are of one kind only where protocol, options, data, model and spec are the same: whatever differs of them is in
+`Pair.unlike`, a sentence each. An option that says how many samples are taken (`Option.looks`) may differ: what both have is
+compared. Times are also of a machine, so another one is in `Pair.machine`: nothing but times depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from kvbench.files import content_hash
+from kvbench.matrix.cells import CELL_KEYS, MODEL_NAMES
+from kvbench.matrix.runners import RUNNERS
+from kvbench.matrix.values import text
+from kvbench.metrics import agreement, generate, mcq, perplexity
+from kvbench.metrics.collect import Row, derive, problem
+from kvbench.records.record import Record
+from kvbench.render.labels import Labels
+from kvbench.stats.sequential import not_run
+
+# Facts of a runner's record that are part of its numbers. How many tokens were scored is left to the pairing.
+FACTS: dict[str, Sequence[str]] = {
+    "storage": ("tokens",),
+    "transfer": ("tokens",),
+    "parity": ("seed", "steps", "q_heads", "kv_heads", "head_dim", "vocabulary"),
+    "health": ("text_sha",),
+    "sensitivity": ("text_sha",),
+    "latency": ("prompt_sha",),
+    "agreement": agreement.COMPARABLE,
+    "generate": generate.COMPARABLE,
+    "perplexity": tuple(fact for fact in perplexity.COMPARABLE if fact != "scored"),
+    "mcq": mcq.COMPARABLE,
+}
+
+TIMED = ("latency", "transfer")  # their records hold times, which are of one machine
+
+# What may differ between cells that are the same work, from nothing to all of it.
+_LOOSER: tuple[tuple[str, ...], ...] = ((), ("device",), MODEL_NAMES, ("device", *MODEL_NAMES))
+
+# Of a record's environment: what is named where it differs, and what makes a machine.
+_NAMED = ("kvbench", "python", "os", "omp_num_threads")
+_PACKAGES = ("torch", "transformers", "triton")
+_MACHINE = ("device", "cpu", "cpu_cores_usable", "threads")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One run as it lies on disk. name: what sentences call it ("A"); path: of its folder."""
+
+    name: str
+    path: str
+    manifest: Mapping[str, Any]
+    records: Sequence[Record] = field(repr=False)
+
+    @cached_property
+    def by_key(self) -> dict[str, Record]:
+        return {record.key: record for record in self.records}
+
+    @cached_property
+    def cells(self) -> dict[str, Mapping[str, Any]]:
+        return {cell["id"]: cell for cell in self.manifest["cells"]}
+
+    @cached_property
+    def labels(self) -> Labels:
+        return Labels(self.manifest)
+
+    @cached_property
+    def rows(self) -> dict[tuple[str, str, str], Row]:
+        """Every derived value by (cell, metric, variant)."""
+        return {(r.cell, r.metric, r.variant): r for r in derive(self.manifest, self.records)}
+
+    @cached_property
+    def tasks(self) -> dict[tuple[str, str, str], Mapping[str, Any]]:
+        """Its tasks by (cell, runner, variant)."""
+        return {(c, t["runner"], t["variant"]): t for t in self.manifest["tasks"] for c in t["cells"]}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run's part of a pair. record, native: of the task and of its baseline (None: this is the baseline, or it has none);
+    missing: why there is no result, or ""."""
+
+    run: Stored
+    task: Mapping[str, Any]
+    cell: str
+    record: Record | None
+    native: Record | None
+    missing: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same work in two runs; second: None where the second run has none of it. unlike, machine: see the module; named: what
+    else differs; shared: both hold one and the same record."""
+
+    first: Side
+    second: Side | None
+    there: str  # the second run's name
+    unlike: tuple[str, ...] = ()
+    machine: str = ""
+    named: tuple[str, ...] = ()
+    shared: bool = False
+
+    @property
+    def runner(self) -> str:
+        return str(self.first.task["runner"])
+
+
+def pairs_of(first: Stored, second: Stored, chosen: Collection[str] | None = None) -> list[Pair]:
+    """Each task of the first run on the chosen cells (ids of the first run; None: all), with the same work of the second."""
+    cells = [c for c in first.manifest["cells"] if chosen is None or c["id"] in chosen]
+    partner, strangers = match_cells(cells, second.manifest["cells"])
+    found = []
+    for task in first.manifest["tasks"]:
+        mine = [cell for cell in task["cells"] if chosen is None or cell in chosen]
+        if not mine:
+            continue
+        work = task["runner"], task["variant"]
+        both = [cell for cell in mine if (partner.get(cell, ""), *work) in second.tasks]
+        namesakes = [cell for cell in mine if cell in strangers and (strangers[cell], *work) in second.tasks]
+        cell = next(iter((*both, *namesakes)), None)
+        if cell is None:
+            unlike = tuple(
+                s for c in mine if c in strangers for s in _spec_words(first, second, c, strangers[c])
+            )
+            found.append(Pair(_side(first, task, mine[0]), None, second.name, unlike))
+            continue
+        at = partner[cell] if both else strangers[cell]
+        pair = _examined(
+            Pair(_side(first, task, cell), _side(second, second.tasks[at, *work], at), second.name)
+        )
+        words = () if both else tuple(_spec_words(first, second, cell, at))
+        found.append(replace(pair, unlike=(*words, *pair.unlike)))
+    return found
+
+
+def match_cells(
+    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Ids, first -> second: of the same cell, and of cells left over that have one name and unlike specs."""
+    partner: dict[str, str] = {}
+    for ignored in _LOOSER:
+        groups: list[dict[str, list[str]]] = [{}, {}]
+        for group, cells, taken in zip(
+            groups, (first, second), (partner, set(partner.values())), strict=True
+        ):
+            for cell in cells:
+                if cell["id"] not in taken:
+                    group.setdefault(_spec_key(cell["spec"], ignored), []).append(cell["id"])
+        here, there = groups
+        partner |= {
+            ids[0]: there[key][0]
+            for key, ids in here.items()
+            if len(ids) == 1 and len(there.get(key, ())) == 1
+        }
+    left = {c["name"]: c["id"] for c in second if c["id"] not in partner.values()}
+    return partner, {c["id"]: left[c["name"]] for c in first if c["id"] not in partner and c["name"] in left}
+
+
+def _spec_key(spec: Mapping[str, Any], ignored: Collection[str]) -> str:
+    """Keys that an older run did not know have the value that they stand for when they are not named."""
+    return content_hash({k: v for k, v in {**CELL_KEYS, **spec}.items() if k not in ignored})
+
+
+def _differing(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    for key in {**own, **other}:
+        if own.get(key) != other.get(key):
+            yield key, own.get(key), other.get(key)
+
+
+def _side(run: Stored, task: Mapping[str, Any], cell: str) -> Side:
+    record = run.by_key.get(task["key"])
+    missing = problem(record, not_run(run.manifest))
+    native = run.by_key.get(task["baseline"]) if task["baseline"] else None
+    return Side(run, task, cell, record, None if problem(native) else native, missing)
+
+
+def _spec_words(first: Stored, second: Stored, here: str, there: str) -> Iterator[str]:
+    """What differs between a cell and its namesake."""
+    own, other = first.cells[here], second.cells[there]
+    for key, mine, theirs in _differing({**CELL_KEYS, **own["spec"]}, {**CELL_KEYS, **other["spec"]}):
+        yield f"cell {_short(own['name'])}: {key} is {_short(mine)} in {first.name} and {_short(theirs)} in {second.name}"
+
+
+def _short(value: Any) -> str:
+    said = " ".join(text(value).split())
+    return said if len(said) <= 80 else f"{said[:79]}…"
+
+
+def _examined(pair: Pair) -> Pair:
+    """The pair with what its two sides differ in."""
+    first, second = pair.first, pair.second
+    assert second is not None
+    a, b = first.run.name, second.run.name
+    what = f"{pair.runner} {first.task['variant']}".strip()
+    unlike = [*_options(what, first, second), *_contents(what, first, second)]
+    if not first.record or not second.record or first.missing or second.missing:
+        return replace(pair, unlike=tuple(unlike))
+    own, other = first.record, second.record
+    if own.protocol != other.protocol:
+        unlike.append(f"{what}: protocol version is {own.protocol} in {a} and {other.protocol} in {b}")
+    for fact in FACTS.get(pair.runner, ()):
+        mine, theirs = own.facts.get(fact), other.facts.get(fact)
+        if mine != theirs:
+            unlike.append(f"{what}: {fact} is {_short(mine)} in {a} and {_short(theirs)} in {b}")
+    differing = list(_environments(own.environment, other.environment))
+    named = [
+        f"{name} is {_short(mine)} in {a} and {_short(theirs)} in {b}" for name, mine, theirs in differing
+    ]
+    named += _undigested(first, second)
+    shared = own.started_at == other.started_at and own.samples == other.samples
+    machine = "; ".join(
+        f"{name} is {_short(mine)} in {a} and {_short(theirs)} in {b}"
+        for name, mine, theirs in _machines(own.environment, other.environment)
+    )
+    return replace(
+        pair, unlike=tuple(unlike), machine=machine, named=tuple(dict.fromkeys(named)), shared=shared
+    )
+
+
+def _options(what: str, first: Side, second: Side) -> Iterator[str]:
+    declared = RUNNERS[first.task["runner"]].options if first.task["runner"] in RUNNERS else {}
+    defaults = {name: option.default for name, option in declared.items() if not option.fans_out}
+    own, other = ({**defaults, **side.task["options"]} for side in (first, second))
+    for name, mine, theirs in _differing(own, other):
+        if not (name in declared and declared[name].looks):
+            yield (
+                f"{what}: option {name} is {_short(mine)} in {first.run.name} and {_short(theirs)} in "
+                f"{second.run.name}"
+            )
+
+
+_UNKNOWN = ("", "not available")
+
+
+def _contents(what: str, first: Side, second: Side) -> Iterator[str]:
+    """Contents of model and data, by their digests; where one run has none, models by their names."""
+    own, other = (side.task.get("digests") or {} for side in (first, second))
+    a, b = first.run.name, second.run.name
+    for part in ("model", "native"):
+        mine, theirs = own.get(part), other.get(part)
+        if mine and theirs and not {mine, theirs} & set(_UNKNOWN):
+            if mine != theirs:
+                word = "the model" if part == "model" else "the native model"
+                yield f"{word} is {mine} in {a} and {theirs} in {b}"
+        elif part == "model":
+            specs = [{**CELL_KEYS, **side.task["spec"]} for side in (first, second)]
+            for key in MODEL_NAMES:
+                if specs[0][key] != specs[1][key]:
+                    yield f"{key} is {_short(specs[0][key])} in {a} and {_short(specs[1][key])} in {b}, and not both say what it holds"
+    mine, theirs = own.get("data"), other.get("data")
+    known = mine and theirs and not {*mine, *theirs} & set(_UNKNOWN)
+    if known and mine != theirs:
+        yield f"{what}: the data is {_short(mine)} in {a} and {_short(theirs)} in {b}"
+
+
+def _undigested(first: Side, second: Side) -> Iterator[str]:
+    silent = [s.run.name for s in (first, second) if not (s.task.get("digests") or {}).get("model")]
+    if silent:
+        model = _short(first.task["spec"].get("model"))
+        yield f"{' and '.join(silent)} hold no digest of the model; both name {model}, which is taken for the same one"
+
+
+def _environments(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """What of two environments is named where it differs: code, libraries, machine."""
+    sources = [(env.get("identity") or {}).get("kvbench") for env in (own, other)]  # of what measures alone
+    if not all(sources):
+        sources = [env.get("kvbench_source") for env in (own, other)]
+    if sources[0] != sources[1]:
+        yield "kvbench's source", sources[0], sources[1]
+    for key in _NAMED:
+        if own.get(key) != other.get(key):
+            yield key, own.get(key), other.get(key)
+    for package in _PACKAGES:
+        mine, theirs = ((env.get("packages") or {}).get(package) for env in (own, other))
+        if mine != theirs:
+            yield package, mine, theirs
+    if own.get("boot_id") and other.get("boot_id") and own["boot_id"] != other["boot_id"]:
+        yield "the boot", own["boot_id"], other["boot_id"]
+    yield from _machines(own, other)
+
+
+def _machines(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """What shows that two records are of two machines. A host that one of them does not name says nothing."""
+    if own.get("host") and other.get("host") and own["host"] != other["host"]:
+        yield "the host", own["host"], other["host"]
+    for key in _MACHINE:
+        if own.get(key) != other.get(key):
+            yield key, own.get(key), other.get(key)
+    mine, theirs = ([gpu.get("name") for gpu in env.get("gpus") or ()] for env in (own, other))
+    if mine != theirs:
+        yield "the GPU", ", ".join(map(str, mine)) or "none", ", ".join(map(str, theirs)) or "none"
+    ids = [
+        env["gpus"][0].get("uuid") if env.get("gpus") and env.get("device") == "cuda" else None
+        for env in (own, other)
+    ]
+    if all(ids) and ids[0] != ids[1]:
+        yield "the GPU's id", ids[0], ids[1]

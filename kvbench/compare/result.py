@@ -1,0 +1,144 @@
+"""What a comparison of stored runs finds, in sentences, and the exit code that it adds up to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvbench.compare.effects import ALONE, BESIDE, BYTES, Effect, Unable
+from kvbench.compare.pairing import Stored
+from kvbench.metrics.collect import Row
+from kvbench.render.numbers import counted_of, one_line
+
+# As `kvbench.compare.two_runs` describes them.
+WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
+NOT_EVALUATED, NOT_JUDGED = "not_evaluated", "not_judged"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is found of one metric on one task of two runs.
+
+    runs: the names of the two; metric: "" where the whole task has no result; cell: its id in the first run; place: the cells in
+    words; cells: their names there; first, second: the metric's values as each run reports them; effect: the change, None where there is none; margin:
+    of its unit; adjusted: p-value of the margin after Holm over `family` changes; mde, n_needed: as of `verdict.Outcome`.
+    """
+
+    runs: tuple[str, str]
+    metric: str
+    runner: str
+    variant: str
+    cell: str
+    place: str
+    cells: tuple[str, ...]
+    outcome: str
+    reason: str
+    first: Row | None = None
+    second: Row | None = None
+    effect: Effect | None = None
+    margin: float | None = None
+    adjusted: float | None = None
+    family: int = 1
+    mde: float | None = None
+    n_needed: int | None = None
+    partial: str = ""
+
+    @property
+    def subject(self) -> str:
+        return (
+            " of ".join(filter(None, (self.metric, self.variant)))
+            if self.metric
+            else f"{self.runner} {self.variant}".strip()
+        )
+
+    @property
+    def sentence(self) -> str:
+        """`int8_sym batch 1 context 512: itl_ms is 5.1% slower [3.9, 6.3], 10 pairs: worse.`"""
+        return one_line(self._said)
+
+    @property
+    def _said(self) -> str:
+        at = f"{self.place}: {self.subject}"
+        if self.effect is None:
+            return (
+                f"{at} was not compared: {self.reason}."
+                if self.outcome == NOT_EVALUATED
+                else f"{at}: {self.reason}."
+            )
+        effect = self.effect
+        parts = [
+            spoken(effect),
+            f"{effect.n:,} {counted_of(effect.n, effect.counted)}" if effect.n is not None else "",
+            f"by itself {spoken(effect.beside)}" if effect.beside else "",
+        ]
+        word = {SAME: "the same", UNDECIDED: "undecided"}.get(self.outcome, self.outcome)
+        said = f"{at} is {', '.join(filter(None, parts))}: {word}"
+        said += f" ({self.reason})" if self.reason else ""
+        return f"{said}, partial: {self.partial}." if self.partial else f"{said}."
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """runs: the first is the reference; faults: (run, sentence) of what no check may overlook in one run alone; named: what
+    differs and forbids nothing, and what only one run has."""
+
+    runs: tuple[Stored, ...]
+    faults: tuple[tuple[str, str], ...]
+    named: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    margin: float | None = None
+    exit_code: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "exit_code", exit_code_of(self.faults, self.findings))
+
+    @property
+    def word(self) -> str:
+        return {0: "nothing is worse", 1: "worse", 4: "undecided"}.get(self.exit_code, "not evaluated")
+
+
+def exit_code_of(faults: Sequence[object], findings: Sequence[Finding]) -> int:
+    """1 something is worse, or the evidence of a run does not hold; else 3 something could not be evaluated, or nothing was; else
+    4 undecided; else 0."""
+    found = {finding.outcome for finding in findings}
+    if faults or WORSE in found:
+        return 1
+    if NOT_EVALUATED in found or not found & {SAME, BETTER, UNDECIDED}:
+        return 3
+    return 4 if UNDECIDED in found else 0
+
+
+def spoken(effect: Effect | Unable) -> str:
+    """`5.1% slower [3.9, 6.3]`, the interval on the side that the word says."""
+    if isinstance(effect, Unable):
+        return f"not compared ({effect.why})"
+    more, less = _WORDS.get(effect.kind, ("higher", "lower"))
+    if effect.metric.startswith("swap_"):
+        more, less = "faster", "slower"
+    if not math.isfinite(effect.value):
+        return "not a number"
+    if effect.kind == BYTES:
+        return (
+            f"{abs(effect.value):,.10g} {effect.unit} {more if effect.value > 0 else less}"
+            if effect.value
+            else "unchanged"
+        )
+    up = effect.value >= 0
+    ends = sorted(e if up else -e for e in (effect.low, effect.high) if e is not None)
+    digits = _decimals(ends, effect.value)
+    unit = "%" if effect.unit == "%" else f" {effect.unit}"
+    interval = f" [{', '.join(f'{e:,.{digits}f}' for e in ends)}]" if ends else ""
+    if effect.value == 0:
+        return f"unchanged{interval and interval + unit}"
+    return f"{abs(effect.value):,.{digits}f}{unit} {more if up else less}{interval}"
+
+
+def _decimals(ends: Sequence[float], value: float) -> int:
+    """As many as give the interval's width two digits."""
+    width = ends[1] - ends[0] if ends else abs(value)
+    least = 1 if width < 100 else 0
+    return min(8, max(least, 1 - math.floor(math.log10(width)))) if 0 < width < math.inf else 1
+
+
+_WORDS = {BESIDE: ("slower", "faster"), ALONE: ("slower", "faster"), BYTES: ("more", "less")}

@@ -1,0 +1,340 @@
+"""`kvbench compare`: whether a stored run is better or worse than another one, from the raw samples of both. Pure.
+
+    worse, better   the whole interval lies beyond the margin, and still does after Holm over the family
+    same            the whole interval lies within the margin, and so much data could have shown the margin; or every number
+                    that was compared is the same to the last bit
+    undecided       everything between, and whatever the machine's state may have made
+    not_evaluated   one of the two has no result, or times of two machines stand against each other
+    not_judged      shown, and left to the gate: a value without samples that could be paired
+
+It is `kvbench.gate.decide` with the margin as the limit on either side of no change. A family is one metric and variant over cells and
+runs. Better and worse are told by the metric's own direction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from kvbench.compare.effects import (
+    ALONE,
+    BESIDE,
+    BYTES,
+    DIVERGENCE,
+    SHARE,
+    TEXT,
+    Effect,
+    Unable,
+    effects,
+    judged,
+)
+from kvbench.compare.pairing import TIMED, Pair, Side, Stored, match_cells, pairs_of
+from kvbench.compare.result import (
+    BETTER,
+    NOT_EVALUATED,
+    NOT_JUDGED,
+    SAME,
+    UNDECIDED,
+    WORSE,
+    Comparison,
+    Finding,
+)
+from kvbench.errors import UsageError
+from kvbench.gate import evaluate as gate
+from kvbench.gate import latency_validity as doubts
+from kvbench.gate.decide import Limits, broken, corrected, decide
+from kvbench.gate.verdict import FAIL, PASS
+from kvbench.metrics import latency
+from kvbench.metrics.collect import METRICS, Row
+from kvbench.records.record import NOT_EVALUATED as NOT_AVAILABLE
+from kvbench.render.numbers import counted_of
+from kvbench.stats.power import Spread
+
+# How far two runs may be apart and still count as the same, where --margin-pct does not say it: % of a ratio, points of a share.
+# docs/comparing.md says why.
+MARGINS = {BESIDE: 2.0, ALONE: 10.0, TEXT: 0.5, DIVERGENCE: 10.0, SHARE: 0.5, BYTES: 0.0}
+
+UNJUDGED = "shown, not judged: it has no samples of its own that could be paired"
+
+
+def compare(
+    runs: Sequence[Stored],
+    chosen: Sequence[Collection[str] | None] = (),
+    only: Collection[str] = (),
+    margin: float | None = None,
+) -> Comparison:
+    """Each run against the first. chosen: ids of the cells of each run (None: all of them); only: metrics, all where empty; margin: in
+    % or points, of everything but bytes. Raises UsageError for runs that may not be compared, with a sentence for each difference.
+    """
+    reference, chosen = runs[0], list(chosen) or [None] * len(runs)
+    wanted = [
+        pair
+        for run in runs[1:]
+        for pair in pairs_of(reference, run, chosen[0])
+        if not only or any(METRICS[metric].runner == pair.runner for metric in only)
+    ]
+    refuse(runs, wanted)
+    findings = judge(wanted, only, margin)
+    faults = [
+        (run.name, sentence)
+        for run, cells in zip(runs, chosen, strict=True)
+        for sentence in faults_of(run, cells)
+    ]
+    named = dict.fromkeys((*shared(wanted), *(sentence for pair in wanted for sentence in pair.named)))
+    extra = dict.fromkeys(
+        sentence
+        for run, cells in zip(runs[1:], chosen[1:], strict=True)
+        for sentence in only_there(reference, run, cells)
+    )
+    return Comparison(tuple(runs), tuple(faults), (*named, *extra), tuple(findings), margin)
+
+
+def refuse(runs: Sequence[Stored], pairs: Sequence[Pair]) -> None:
+    """Raises UsageError where the runs are unlike, or have nothing in common."""
+    unlike = list(dict.fromkeys(sentence for pair in pairs for sentence in pair.unlike))
+    where = " and ".join(f"{run.name} ({run.path})" for run in runs)
+    if unlike:
+        lines = "\n".join(f"  {sentence}." for sentence in unlike)
+        raise UsageError(
+            f"{where} may not be compared, since they are not of the same work:\n{lines}\nMeasure again with what is meant, or compare "
+            "what is alike with -k and --only."
+        )
+    if not any(pair.second for pair in pairs):
+        names = "\n".join(
+            f"  {run.name}: {', '.join(cell['name'] for cell in run.manifest['cells'])}" for run in runs
+        )
+        raise UsageError(f"{where} have no task in common; their cells are:\n{names}")
+
+
+def shared(pairs: Sequence[Pair]) -> Iterator[str]:
+    """The records that stand in both runs: what was measured once says nothing of how far two measurements are apart."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for pair in pairs:
+        if pair.shared and pair.second:
+            what = f"{pair.runner} {pair.first.task['variant']}".strip()
+            found.setdefault((pair.first.run.name, pair.second.run.name), {})[what] = None
+    for (a, b), works in found.items():
+        yield f"{a} and {b} hold the very same records, measured once, of {', '.join(works)}"
+
+
+def faults_of(run: Stored, chosen: Collection[str] | None) -> Iterator[str]:
+    """What fails in one run whatever a policy says: its evidence, impossible values, scorers that measure nothing."""
+    verdict = gate.evaluate(None, run.manifest, run.records, list(run.rows.values()))
+    for outcome in verdict.outcomes:
+        if outcome.status == FAIL and (
+            chosen is None or not outcome.cells or set(outcome.cells) & set(chosen)
+        ):
+            yield f"{outcome.check}: {outcome.sentence}"
+
+
+def only_there(first: Stored, second: Stored, chosen: Collection[str] | None) -> Iterator[str]:
+    """What the second run has beyond the first: it is compared with nothing."""
+    partner, _ = match_cells(first.manifest["cells"], second.manifest["cells"])
+    back = {there: here for here, there in partner.items()}
+    for task in second.manifest["tasks"]:
+        mine = [cell for cell in task["cells"] if chosen is None or cell in chosen]
+        work = task["runner"], task["variant"]
+        if mine and not any((back.get(cell, ""), *work) in first.tasks for cell in mine):
+            at = place_of(second, task["runner"], mine[0])
+            yield f"only {second.name} has {' '.join(filter(None, work))} on {at}, so it is compared with nothing"
+
+
+def judge(pairs: Sequence[Pair], only: Collection[str] = (), margin: float | None = None) -> list[Finding]:
+    """What is found of every metric of pairs that may be compared; the families of Holm's correction are over all of them."""
+    found = [finding for pair in pairs for finding in _raw(pair, only)]
+    cases = [(pair, finding) for pair, finding in found if finding.effect is not None]
+    limits = [_limits(finding, margin) for _, finding in cases]
+    spreads = [_spread(finding.effect) for _, finding in cases if finding.effect]
+    odds = corrected(
+        [broken(spread, limit) for spread, limit in zip(spreads, limits, strict=True)],
+        [
+            (f.metric, f.variant, id(f) if spread is None else None)
+            for (_, f), spread in zip(cases, spreads, strict=True)
+        ],
+    )
+    ruled = {
+        id(finding): _ruled(pair, finding, limit, spread, *one)
+        for (pair, finding), limit, spread, one in zip(cases, limits, spreads, odds, strict=True)
+    }
+    return [ruled.get(id(finding), finding) for _, finding in found]
+
+
+def _raw(pair: Pair, only: Collection[str]) -> Iterator[tuple[Pair, Finding]]:
+    """Findings that are still to be ruled (those with an effect), and those that need no ruling."""
+    first, second = pair.first, pair.second
+    base = _finding(pair)
+    if second is None:
+        yield pair, replace(base, reason=f"{base.runs[1]} has no such task")
+        return
+    if first.missing and second.missing:
+        absent = {s.record.status for s in (first, second) if s.record} == {NOT_AVAILABLE}
+        reason = f"neither run has a result ({first.missing.rstrip('.')})"
+        yield pair, replace(base, outcome=NOT_JUDGED if absent else NOT_EVALUATED, reason=reason)
+        return
+    if first.missing or second.missing:
+        side = first if first.missing else second
+        yield pair, replace(base, reason=f"{side.run.name} has no result ({side.missing.rstrip('.')})")
+        return
+    try:
+        changes = {change.metric: change for change in effects(pair)}
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as e:
+        reason = f"the samples of one of the two cannot be read ({type(e).__name__}: {e})"
+        yield pair, replace(base, reason=reason)
+        return
+    for metric in METRICS.values():
+        if metric.runner != pair.runner or (only and metric.name not in only):
+            continue
+        at = [side.run.rows.get((side.cell, metric.name, side.task["variant"])) for side in (first, second)]
+        one = replace(base, metric=metric.name, first=at[0], second=at[1])
+        change = changes.get(metric.name)
+        if (
+            pair.machine
+            and pair.runner in TIMED
+            and not (isinstance(change, Effect) and change.kind == BYTES)
+        ):
+            if metric.name in judged(pair.runner):
+                reason = f"times of two machines are never compared ({pair.machine})"
+                yield pair, replace(one, reason=reason)
+        elif isinstance(change, Unable):
+            yield pair, replace(one, reason=change.why)
+        elif change is not None:
+            words = dict.fromkeys(
+                filter(None, (change.subset, *(row.partial for row in at if row and row.partial)))
+            )
+            yield pair, replace(one, effect=change, partial="; ".join(words) if change.sampled else "")
+        elif all(row is not None and row.value is not None for row in at):
+            yield pair, replace(one, outcome=NOT_JUDGED, reason=UNJUDGED)
+
+
+def _finding(pair: Pair) -> Finding:
+    first = pair.first
+    label = first.run.labels.subject(pair.runner, first.cell)
+    names = {cell: entry["name"] for cell, entry in first.run.cells.items()}
+    return Finding(
+        (first.run.name, pair.there), "", pair.runner, first.task["variant"], first.cell, place_of(first.run, pair.runner, first.cell),
+        tuple(names[cell] for cell in label.cells if cell in names), NOT_EVALUATED, "",
+    )  # fmt: skip
+
+
+def place_of(run: Stored, runner: str, cell: str) -> str:
+    """`int8_sym batch 1 context 512`: the keys of a cell that the runner depends on and the run varies."""
+    return run.labels.subject(runner, cell).text.replace(" · ", " ")
+
+
+def _limits(finding: Finding, margin: float | None) -> Limits:
+    """As far to one side of no change as to the other, on the scale of the unit."""
+    effect = finding.effect
+    assert effect is not None
+    most = MARGINS[effect.kind] if margin is None or effect.kind == BYTES else margin
+    least = 100 * (1 / (1 + most / 100) - 1) if effect.unit == "%" else -most
+    return Limits(least, most, 0.0)
+
+
+def _spread(effect: Effect) -> Spread | None:
+    if effect.low is None or effect.high is None or not math.isfinite(effect.value):
+        return None
+    return Spread(effect.value, effect.low, effect.high, effect.unit, effect.units)
+
+
+def _ruled(
+    pair: Pair, finding: Finding, limits: Limits, spread: Spread | None, adjusted: float, family: int
+) -> Finding:
+    effect = finding.effect
+    assert effect is not None
+    known = replace(finding, margin=limits.high, family=family)
+    if not math.isfinite(effect.value):
+        return replace(
+            known, effect=None, outcome=NOT_EVALUATED, reason="one of the two values is not a number"
+        )
+    if effect.identical:
+        reason = "" if effect.kind == BYTES else "every number is the same to the last bit"
+        return replace(known, outcome=SAME, reason=reason)
+    ruling = decide(effect.value, spread, effect.n, effect.sampled, limits, adjusted, family)
+    known = replace(known, adjusted=adjusted if spread else None, mde=ruling.mde, n_needed=ruling.n_needed)
+    beyond = WORSE if (effect.value > 0) == (METRICS[finding.metric].better == "lower") else BETTER
+    outcome = {PASS: SAME, FAIL: beyond}.get(ruling.status, UNDECIDED)
+    within = f"within {limits.high:g} {effect.unit}".replace(" %", "%")
+    if outcome == UNDECIDED:
+        return replace(
+            known,
+            outcome=outcome,
+            reason=_open(ruling.reason, within, ruling.n_needed, effect, ruling.hopeless),
+        )
+    if why := _doubt(pair, effect, outcome, limits):
+        return replace(known, outcome=UNDECIDED, reason=f"it would be {outcome}, but {why}")
+    return replace(
+        known, outcome=outcome, reason="exact" if effect.kind == BYTES else within if outcome == SAME else ""
+    )
+
+
+def _open(reason: str, within: str, needed: int | None, effect: Effect, hopeless: str) -> str:
+    more = (
+        f"; n needed: about {needed:,} {counted_of(needed, effect.counted)} in each run"
+        if needed
+        else f"; {hopeless}"
+        if hopeless
+        else ""
+    )
+    return f"{within}: {reason}{more}"
+
+
+def _doubt(pair: Pair, effect: Effect, outcome: str, limits: Limits) -> str:
+    """What the machine's state may have made of a time: each run's own times are held to the other's, as a gate holds them to a
+    limit (`kvbench.gate.latency_validity`). A time by itself is also one of a machine that was busy."""
+    if pair.runner != "latency" or pair.second is None:
+        return ""
+    metric = (
+        {"itl_ms": "itl_ratio", "ttft_ms": "ttft_ratio"}[effect.metric]
+        if effect.kind == BESIDE
+        else effect.metric
+    )
+    sides = (pair.first, pair.second)
+    values = [_value(side, metric) for side in sides]
+    up, ends = effect.value > 0, (1 + limits.low / 100, 1 + limits.high / 100)
+    said = [_busy(side) for side in sides] if effect.kind == ALONE else []
+    for i, (side, row) in enumerate(zip(sides, values, strict=True)):
+        other = values[1 - i]
+        if row is None or other is None or other.value is None or side.record is None:
+            return ""
+        low, high = (other.value * end for end in ends)
+        higher = up == (i == 1)  # this run's times are the longer ones
+        held = (
+            Limits(low, high)
+            if outcome == SAME
+            else Limits(-math.inf, high)
+            if higher
+            else Limits(low, math.inf)
+        )
+        if why := doubts.doubt(side.record, row, held, PASS if outcome == SAME else FAIL):
+            said.append(f"in {side.run.name} {why}")
+    return "; ".join(filter(None, said))
+
+
+def _value(side: Side, metric: str) -> Row | None:
+    assert side.record
+    found = next((v for v in latency.values(side.record, None) if v.metric == metric), None)
+    if found is None:
+        return None
+    return Row(
+        side.cell,
+        metric,
+        "",
+        found.value,
+        METRICS[metric].unit,
+        found.n,
+        found.low,
+        found.high,
+        units=found.units,
+    )
+
+
+def _busy(side: Side) -> str:
+    """A load of more than a process for each CPU, beside this one."""
+    load = side.record.facts.get("host_load") if side.record else None
+    if not load or not load.get("cpus"):
+        return ""
+    high = max(load["before"], load["after"])
+    if high <= load["cpus"] + 1:
+        return ""
+    return f"{side.run.name} was measured under a load of {high:.1f} on {load['cpus']} CPUs, which no native arm beside it cancels"

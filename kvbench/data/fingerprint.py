@@ -1,0 +1,17 @@
+"""Evaluation data by name: corpora, question sets and their fingerprints. No torch here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvbench.data.corpora import ABSENT, Corpus, corpus, corpus_fingerprint
+from kvbench.data.questions import TASKS, Question, QuestionSet, questions, questions_fingerprint
+
+__all__ = ["ABSENT", "Corpus", "Question", "QuestionSet", "corpus", "fingerprint", "questions"]
+
+
+def fingerprint(name: str, data_dir: Path | None, split: str = "test") -> str:
+    """sha256 of a corpus or a question set, or "absent" when it is not there; part of every task's key."""
+    return (
+        questions_fingerprint(name, data_dir) if name in TASKS else corpus_fingerprint(name, data_dir, split)
+    )

@@ -1,8 +1,0 @@
-"""The reference engine: transformers models over an own paged KV store.
-
-Importing any module of it silences the Hugging Face libraries first: they read their settings when imported.
-"""
-
-from kvbench.hub import quiet
-
-quiet()

@@ -1,0 +1,249 @@
+"""Attention of one forward over the paged store, by backend: store the new K/V of a layer, then attend to the pages.
+
+A `Chunk` says which sequences bring how many new tokens. Each backend makes of it what its kernels take, once a
+forward, and then serves every layer through
+
+    attend(layer, q [N, Hq, D], k [N, H, D], v [N, H, Dv], scaling, window, softcap, sinks) -> [N, Hq, Dv]
+
+where N counts the new tokens of all sequences in packed order, and any strides will do.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench_kernels.attention.hopper_plan import Plan
+from kvbench_kernels.attention.reference import paged_attention_torch
+from kvbench_kernels.kv.layout import attention_needs
+from kvbench_kernels.launches import launched
+from kvbench_kernels.support import AttentionNeeds
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """seqs: the sequences, in packed order; starts: tokens that each holds before; counts: new tokens of each."""
+
+    seqs: Sequence[int]
+    starts: Sequence[int]
+    counts: Sequence[int]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [start + n for start, n in zip(self.starts, self.counts, strict=True)]
+
+
+class Attention(Protocol):
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor: ...
+
+
+class TorchAttention:
+    """The reference: pages are gathered and dequantized, then attended to by torch.
+
+    fresh: a prompt's own chunk is taken as it was computed (`prefill_reads: fresh`); only earlier tokens come from the
+    pages. That is a labelled mode: the default reads every token back as stored.
+    """
+
+    def __init__(self, store: PagedKVStore, chunk: Chunk, *, splits: int | None, fresh: bool = False) -> None:
+        self.store, self.fresh = store, fresh
+        self.slots = chunk_slots(store, chunk)
+        self.groups = _groups(store, chunk)
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None, softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        self.store.write(layer, self.slots, k, v)
+        tokens, heads = q.shape[:2]
+        out: Tensor | None = None
+        for group in self.groups:
+            rows = group.pages.shape[0]
+            mine = q if group.tokens is None else q[group.tokens]
+            mine = mine.reshape(rows, group.new, heads, -1).transpose(1, 2)
+            past_k, past_v = self._read(layer, group, k, v)
+            past = group.length - group.new
+            result = paged_attention_torch(mine, past_k, past_v, scaling, past, window, softcap, sinks)
+            launched("paged_attention_torch")
+            flat = result.transpose(1, 2).reshape(rows * group.new, heads, -1)
+            if group.tokens is None:
+                return flat
+            if out is None:
+                out = flat.new_empty(tokens, heads, flat.shape[-1])
+            out[group.tokens] = flat
+        assert out is not None
+        return out
+
+    def _read(self, layer: int, group: _Group, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """K [B, H, L, D] and V [B, H, L, Dv] of a group."""
+        if not (self.fresh and group.new > 1):
+            return self.store.read(layer, group.pages, group.length, k.dtype)
+        old_k, old_v = self.store.read(layer, group.pages, group.length - group.new, k.dtype)
+        rows = group.pages.shape[0]
+
+        def own(x: Tensor) -> Tensor:
+            x = x if group.tokens is None else x[group.tokens]
+            return x.reshape(rows, group.new, *x.shape[1:]).transpose(1, 2)
+
+        return torch.cat([old_k, own(k)], dim=2), torch.cat([old_v, own(v)], dim=2)
+
+
+@dataclass(frozen=True)
+class TritonAttention:
+    """Kernels over the pages: quantize and scatter in one launch, then decode, or prefill.
+
+    slots [N] int64, -1 for a row that is not there; pages [B, P] and lengths [B] int32, new tokens included (0: a row
+    that is not there); query_starts [B + 1] int32; new: the largest count; longest, mean: of the lengths; past: tokens
+    that every sequence held before, where all bring the same count to the same number, else None.
+    splits: programs along a sequence in a decode, None to choose from the shape. workspaces: where a CUDA graph keeps the
+    kernels' memory, None to share it with all other forwards.
+    """
+
+    store: PagedKVStore
+    slots: Tensor
+    pages: Tensor
+    lengths: Tensor
+    query_starts: Tensor
+    new: int
+    longest: int
+    mean: int
+    past: int | None
+    splits: int | None
+    workspaces: dict[AttentionNeeds, Any] | None = None
+
+    @classmethod
+    def of(
+        cls, store: PagedKVStore, chunk: Chunk, *, splits: int | None, fresh: bool = False
+    ) -> TritonAttention:
+        assert not fresh, "the resolver refuses prefill_reads: fresh on this backend"
+        device, lengths = store.device, chunk.lengths
+        starts = torch.tensor([0, *chunk.counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return cls(
+            store,
+            chunk_slots(store, chunk),
+            store.tables(chunk.seqs).to(torch.int32),
+            torch.tensor(lengths, dtype=torch.int32, device=device),
+            starts.to(device),
+            max(chunk.counts),
+            max(lengths),
+            sum(lengths) // len(lengths),
+            chunk.starts[0] if len(set(zip(chunk.starts, chunk.counts, strict=True))) == 1 else None,
+            splits,
+        )
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None, softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        store = self.store
+        store.write(layer, self.slots, k, v)
+        plain = window is None and softcap is None and sinks is None
+        if self.new > 1 and plain and self.past is not None:
+            return self._alike(layer, q, scaling, self.past)
+        live = store.layers[layer]
+        tensors = (live.k, live.v, live.k_scale, live.v_scale, self.pages, self.lengths)
+        q = q if q.stride(-1) == 1 else q.contiguous()
+        extras: dict[str, Any] = {
+            "sliding_window": window, "softcap": softcap, "sinks": sinks, "reads": store.device_reads,
+        }  # fmt: skip
+        if self.new > 1:
+            from kvbench_kernels.attention.prefill import paged_prefill  # Triton, where it is needed
+
+            return paged_prefill(live.fmt, q, *tensors, self.query_starts, self.new, scaling, **extras)
+        from kvbench_kernels.attention import route
+
+        needs = attention_needs(live.fmt, q, live.k, live.v, window, softcap, sinks is not None)
+        plan = route.plan(needs, len(self.lengths), self.longest, self.mean, self.splits)
+        space = self.workspace(layer, needs, plan)
+        if space is not None:
+            extras["workspace"] = space
+        return route.decode_kernel(needs)(live.fmt, q, *tensors, scaling, splits=plan, **extras)
+
+    def workspace(self, layer: int, needs: AttentionNeeds, plan: int | Plan) -> Any:
+        """This forward's own memory of the kernel, one for all layers that need as much; None to share."""
+        if self.workspaces is None:
+            return None
+        if needs not in self.workspaces:
+            from kvbench_kernels.attention import route
+
+            self.workspaces[needs] = route.workspace(needs, len(self.lengths), plan, self.store.device)
+        return self.workspaces[needs]
+
+    def _alike(self, layer: int, q: Tensor, scaling: float, past: int) -> Tensor:
+        """Chunks of one length at one place: pages dequantized once, then the fused attention of a library."""
+        rows, length = len(self.lengths), past + self.new
+        k, v = self.store.read(layer, self.pages, length, q.dtype)
+        queries = q.reshape(rows, self.new, *q.shape[1:]).transpose(1, 2)
+        with sdpa_kernel(_FUSED, set_priority=True):
+            out = F.scaled_dot_product_attention(
+                queries, k, v, attn_mask=causal_lower_right(self.new, length), scale=scaling,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )  # fmt: skip
+        launched("scaled_dot_product_attention")
+        return out.transpose(1, 2).reshape(rows * self.new, q.shape[1], -1)
+
+
+# In the order in which they are tried: cuDNN's is the fastest on Hopper.
+_FUSED = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+# Backend -> what a forward attends with.
+ATTENTION: dict[str, Callable[..., Attention]] = {"torch": TorchAttention, "triton": TritonAttention.of}
+
+
+def chunk_slots(store: PagedKVStore, chunk: Chunk) -> Tensor:
+    """[N] int64 slots of the new tokens, in packed order."""
+    parts = zip(chunk.seqs, chunk.starts, chunk.counts, strict=True)
+    return torch.cat([store.slots_for(seq, start, n) for seq, start, n in parts])
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Sequences that bring the same number of new tokens and have the same total length.
+
+    tokens: their places in the packed row, LongTensor [B * T], or None when they are the whole row in order;
+    pages: LongTensor [B, P]; new: T; length: L, new tokens included.
+    """
+
+    tokens: Tensor | None
+    pages: Tensor
+    new: int
+    length: int
+
+
+def _groups(store: PagedKVStore, chunk: Chunk) -> list[_Group]:
+    members: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, (n, length) in enumerate(zip(chunk.counts, chunk.lengths, strict=True)):
+        members[n, length].append(index)
+    offsets = [0]
+    for n in chunk.counts:
+        offsets.append(offsets[-1] + n)
+    groups = []
+    for (n, length), indexes in members.items():
+        tokens = None
+        if len(members) > 1:
+            tokens = torch.cat([torch.arange(offsets[i], offsets[i] + n) for i in indexes]).to(store.device)
+        groups.append(_Group(tokens, store.tables([chunk.seqs[i] for i in indexes]), n, length))
+    return groups

@@ -1,0 +1,81 @@
+"""Decoder layers compiled one by one: one compilation serves all layers, so start-up stays short.
+
+A layer has two compiled forms: "decode" for fixed shapes, and "prefill" for any number of tokens. Which one runs is
+chosen for the length of a forward; otherwise layers run as transformers wrote them. Attention is an opaque operator in
+both (`kvbench.engines.reference.binding`), so pages and page tables are nothing that the compiler sees.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from kvbench.errors import KvbenchError
+
+# Compilations of one form: a batch size each, which an engine captures anyway.
+SHAPES = 64
+
+
+class CompiledLayers:
+    """The decoder layers of `model`, whose forwards it replaces by ones that look here for the form to run."""
+
+    def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
+        self._form: str | None = None
+        self._layers = decoder_layers(model)
+        written = {type(layer): type(layer).forward for layer in self._layers}
+        self._forms: dict[str, dict[type, Callable[..., Any]]] = {
+            "decode": {t: _compile(f, backend, False) for t, f in written.items()},
+            "prefill": {t: _compile(f, backend, True) for t, f in written.items()},
+        }
+        for layer in self._layers:
+            layer.forward = functools.partial(self._forward, layer)
+
+    def _forward(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        kind = type(layer)
+        form = kind.forward if self._form is None else self._forms[self._form][kind]
+        return form(layer, *args, **kwargs)
+
+    @contextmanager
+    def running(self, form: str) -> Iterator[None]:
+        """Layers run in this form inside the `with`. A layer that cannot be compiled is a KvbenchError."""
+        self._form = form
+        try:
+            with torch._dynamo.config.patch(recompile_limit=SHAPES):
+                yield
+        except torch._dynamo.exc.TorchDynamoException as e:
+            first = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
+            raise KvbenchError(
+                f"The decoder layers could not be compiled ({first}); set `compile: off` for this model."
+            ) from e
+        finally:
+            self._form = None
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The modules of the model's longest list of blocks that hold attention."""
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
+    holding = [
+        list(blocks)
+        for blocks in lists
+        if any(hasattr(part, "kvbench_handle") for block in blocks for part in block.modules())
+    ]
+    if not holding:
+        raise KvbenchError("The model has no list of decoder layers to compile; set `compile: off`.")
+    return max(holding, key=len)
+
+
+def _compile(forward: Callable[..., Any], backend: str, dynamic: bool) -> Callable[..., Any]:
+    """Of a copy of the function: what was compiled is kept by code object, and each form and model has its own."""
+    code = forward.__code__.replace(co_name=f"{forward.__code__.co_name}_{'any' if dynamic else 'fixed'}")
+    copy = types.FunctionType(
+        code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__
+    )
+    copy.__kwdefaults__ = forward.__kwdefaults__
+    compiled: Callable[..., Any] = torch.compile(copy, fullgraph=True, dynamic=dynamic, backend=backend)
+    return compiled

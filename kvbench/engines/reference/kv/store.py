@@ -1,0 +1,244 @@
+"""The paged KV store: quantizes what is written, dequantizes what is read, and counts what it really holds.
+
+All layers use the same page ids (`pages.py`), each with tensors of its own (`layer.py`). A slot is
+page * page_size + offset.
+
+Memory is left uninitialised: whatever a sequence does not own is cut away by slicing, never by multiplying with 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from kvbench.engines.reference.kv.layer import allocate_layer, check_scales
+from kvbench.engines.reference.kv.pages import Copy, PageTable
+from kvbench.engines.reference.kv.swap import HostPages, Transfer, copy_in, copy_out
+from kvbench.errors import UsageError
+from kvbench.formats.kv import KVBytes, KVFormat, KVShape, pages_for
+from kvbench_kernels.attention.twins import paged_gather_torch, paged_write_torch
+from kvbench_kernels.kv.offsets import flat_offset
+
+HEALTH = ("clipped", "nonfinite", "overflow")
+
+
+class PagedKVStore:
+    """KV pages of all layers, and the sequences in them. One writer; not thread-safe.
+
+    shapes: one a layer. native_dtype: the model's dtype, which `native` stores. scale: (K, V) a layer for a static
+    format, None for any other; UsageError, before anything is allocated, where it does not fit. backend: whose code
+    quantizes and dequantizes, "torch" or "triton"; the bytes are the same.
+    """
+
+    def __init__(
+        self,
+        fmt: KVFormat,
+        shapes: Sequence[KVShape],
+        page_size: int,
+        num_pages: int,
+        native_dtype: torch.dtype,
+        device: torch.device | str,
+        scale: Sequence[tuple[float, float]] | None = None,
+        backend: str = "torch",
+    ) -> None:
+        checked = check_scales(fmt, len(shapes), scale)
+        if page_size < 1 or num_pages < 1:
+            raise UsageError(
+                f"A KV store of {num_pages} pages of {page_size} tokens holds nothing; both must be at least 1."
+            )
+        self.fmt = fmt
+        self.shapes = tuple(shapes)
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self.native_dtype = native_dtype
+        self.device = torch.device(device)
+        self.backend = backend
+        self.layers = [
+            allocate_layer(fmt, shape, page_size, num_pages, native_dtype, self.device, layer_scale)
+            for shape, layer_scale in zip(self.shapes, checked, strict=True)
+        ]
+        self.table = PageTable(page_size, num_pages)
+        # [tokens, of them from 8-bit payload]: counted by the kernels themselves, also when a CUDA graph runs them.
+        self.device_reads = torch.zeros(2, dtype=torch.int64, device=self.device)
+        self.transfers: list[Transfer] = []  # every swap so far, each way
+        self._host: dict[int, HostPages] = {}
+        self._health = torch.zeros((len(self.layers), len(HEALTH)), dtype=torch.int64, device=self.device)
+        self._written = [0] * len(self.layers)
+        self._replayed = 0  # tokens that graphs have written, in every layer
+
+    # Sequences
+
+    def add(self) -> int:
+        return self.table.add()
+
+    def free(self, seq: int) -> None:
+        self.table.free(seq)
+
+    def fork(self, seq: int) -> int:
+        """A new sequence with the same tokens; full pages are shared, a partly filled last one is copied."""
+        child, copy = self.table.fork(seq)
+        self._copy_page(copy)
+        return child
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Keep the first `length` tokens and free the pages beyond them."""
+        self._copy_page(self.table.truncate(seq, length))
+
+    def length(self, seq: int) -> int:
+        return self.table.length(seq)
+
+    def sequences(self) -> list[int]:
+        """The sequences that are there, swapped ones included."""
+        return self.table.sequences()
+
+    def state(self, seq: int) -> str:
+        """`pages.RESIDENT` or `pages.SWAPPED`."""
+        return self.table.state(seq)
+
+    def swap_out(self, seq: int) -> Transfer:
+        """Move a sequence's used pages, scales included, to the host, and give all of its pages up.
+
+        Whatever raises leaves the sequence resident and untouched.
+        """
+        used = self.tables([seq])[0, : pages_for(self.length(seq), self.page_size)]
+        host = copy_out(self.layers, used)
+        self.table.swap_out(seq)
+        self._host[seq] = host
+        return self._log("out", host)
+
+    def swap_in(self, seq: int) -> Transfer:
+        """Bring a swapped sequence back into new pages; StoreFull when there are not enough.
+
+        Whatever raises leaves the sequence swapped, its bytes on the host and no page taken.
+        """
+        self.table.swap_in(seq)
+        host = self._host[seq]
+        try:
+            copy_in(host, self.layers, self.tables([seq])[0])
+        except BaseException:
+            self.table.swap_out(seq)
+            raise
+        del self._host[seq]
+        return self._log("in", host)
+
+    def on_host(self, seq: int) -> HostPages:
+        """The host's buffers of a swapped sequence."""
+        self.table.expect_swapped(seq)
+        return self._host[seq]
+
+    def discard_swapped(self, seq: int) -> None:
+        """Give up a swapped sequence and its bytes on the host; `free` refuses it."""
+        self.table.discard(seq)
+        del self._host[seq]
+
+    def reserve(self, seq: int, n: int) -> None:
+        """Pages for n more tokens; StoreFull when there are not enough."""
+        self.table.reserve(seq, n)
+
+    def commit(self, seq: int, n: int) -> None:
+        """Count n reserved tokens as written in every layer."""
+        self.table.commit(seq, n)
+
+    def slots_for(self, seq: int, start: int, n: int) -> Tensor:
+        """[n] int64 slots of the tokens start .. start + n - 1, which must have pages."""
+        pages = self.table.pages(seq)
+        if start < 0 or n < 0 or start + n > len(pages) * self.page_size:
+            raise ValueError(
+                f"Tokens {start} to {start + n} of sequence {seq} have no slots: its {len(pages)} pages hold "
+                f"{len(pages) * self.page_size}; reserve them first."
+            )
+        token = torch.arange(start, start + n)
+        page = torch.tensor(pages, dtype=torch.int64)[token // self.page_size]
+        return flat_offset(page, self.page_size, token % self.page_size).to(self.device)
+
+    def tables(self, seqs: Sequence[int]) -> Tensor:
+        """[B, P] int64 page ids, P that of the longest; -1 where a shorter sequence has no page."""
+        rows = [self.table.pages(seq) for seq in seqs]
+        width = max((len(row) for row in rows), default=0)
+        padded = [row + [-1] * (width - len(row)) for row in rows]
+        return torch.tensor(padded, dtype=torch.int64, device=self.device).reshape(len(rows), width)
+
+    # Content
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Quantize k [n, kv_heads, head_dim] and v [n, kv_heads, value_dim] (any strides) into slots [n]."""
+        write = paged_write_torch
+        if self.backend == "triton":
+            from kvbench_kernels.kv.write import paged_write as write  # Triton, where it is needed
+        live = self.layers[layer]
+        write(live.fmt, k, v, slots, live.k, live.v, live.k_scale, live.v_scale, self._health[layer])
+        self._written[layer] += k.numel() + v.numel()
+
+    def read(self, layer: int, pages: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The first `length` tokens of the sequences whose page tables are `pages [B, P]`.
+
+        Returns k [B, kv_heads, length, head_dim] and v [B, kv_heads, length, value_dim] in `dtype`. Columns of
+        the table beyond the length are not looked at.
+        """
+        needed = pages_for(length, self.page_size)
+        if needed > pages.shape[1]:
+            raise ValueError(f"{length} tokens need {needed} pages; the page table has {pages.shape[1]}.")
+        gather = paged_gather_torch
+        if self.backend == "triton":
+            from kvbench_kernels.kv.gather import paged_gather as gather
+        live = self.layers[layer]
+        tensors = (live.k, live.v, live.k_scale, live.v_scale, pages[:, :needed])
+        return gather(live.fmt, *tensors, length, dtype, self.device_reads)
+
+    def wrote(self, tokens: int) -> None:
+        """Count tokens that a CUDA graph has written in every layer."""
+        self._replayed += tokens
+
+    @contextmanager
+    def not_counting(self) -> Iterator[None]:
+        """Writes inside the `with` have no rows, and are not counted."""
+        kept = list(self._written)
+        try:
+            yield
+        finally:
+            self._written = kept
+
+    @property
+    def reads(self) -> dict[str, int]:
+        """What was read from pages so far, over all layers: K/V tokens, and those of them from 8-bit payload."""
+        tokens, quantized = self.device_reads.tolist()
+        return {"tokens": tokens, "quantized_tokens": quantized}
+
+    # What is really there
+
+    def health(self) -> list[dict[str, int]]:
+        """Counts a layer since the store was made: elements written, clipped, nonfinite; rows that overflow."""
+        counts = self._health.tolist()
+        by_graphs = [self._replayed * s.kv_heads * (s.head_dim + s.value_dim) for s in self.shapes]
+        return [
+            {"layer": i, "elements": self._written[i] + by_graphs[i], **dict(zip(HEALTH, row, strict=True))}
+            for i, row in enumerate(counts)
+        ]
+
+    def live_bytes(self, layer: int) -> KVBytes:
+        """Bytes of the layer's tensors as they are, not as they were asked for."""
+        sizes = {name: t.numel() * t.element_size() for name, t in self.layers[layer].tensors().items()}
+        return KVBytes(sizes["k"] + sizes["v"], sizes.get("k_scale", 0) + sizes.get("v_scale", 0))
+
+    def dtype(self, layer: int) -> torch.dtype:
+        """The live payload dtype of K."""
+        return self.layers[layer].k.dtype
+
+    def page_table_bytes(self) -> int:
+        """Bytes of the page tables as they go to the device (int64 entries)."""
+        return self.table.entries() * 8
+
+    def _log(self, way: str, host: HostPages) -> Transfer:
+        self.transfers.append(Transfer(way, host.layer_bytes, host.precision))
+        return self.transfers[-1]
+
+    def _copy_page(self, copy: Copy | None) -> None:
+        if copy is None:
+            return
+        source, target = copy
+        for pages in self.layers:
+            for tensor in pages.paged().values():
+                tensor[target].copy_(tensor[source])

@@ -1,0 +1,248 @@
+"""Loads a checkpoint whose linear layers are FP8 with block scales, as it is: codes and scales keep their stored dtypes.
+
+transformers' own quantizer is not asked: without a GPU it dequantizes, and what it does not understand it loads as
+plain numbers. Here the files' dtypes and the config must say the same of every tensor, every scale has exactly its
+shape, and every key is used; anything else is an error that names the key.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvbench.engines.reference.weights.blocks import Sample, checksum, sampled, samples_of_checkpoint
+from kvbench.engines.reference.weights.finite import check_finite
+from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
+from kvbench.engines.reference.weights.fp8_tensors import read_codes, read_scales
+from kvbench.engines.reference.weights.tensor_files import TensorFiles
+from kvbench.errors import KvbenchError
+from kvbench.formats.checkpoint_scales import of_cache
+from kvbench.formats.fp8_checkpoint import SCALE_NAMES, SKIPPED, Fp8Config, converted_modules
+
+
+@dataclass(frozen=True)
+class Fp8Model:
+    """The loaded model. converted: its FP8 layers, in order; scale_dtypes: dtype in the files -> how many scales;
+    cache_scales: names of the tensors that are scales of a KV cache, which no module takes."""
+
+    model: Any
+    converted: tuple[str, ...]
+    warnings: tuple[str, ...]
+    scale_dtypes: dict[str, int]
+    samples: tuple[Sample, ...]
+    checksums: dict[str, int]
+    cache_scales: tuple[str, ...]
+
+
+def load_fp8(
+    name: str,
+    folder: Path,
+    config: Any,
+    fp8: Fp8Config,
+    device: torch.device,
+    dtype: torch.dtype,
+    remote: bool,
+) -> Fp8Model:
+    """The model of `folder` on `device`: what is FP8 stays FP8, everything else becomes `dtype`.
+
+    name: as the user wrote it, for messages. config: transformers' config object of the folder; fp8: what its
+    quantization_config says. remote: whether code of the folder may run. Raises KvbenchError naming the key.
+    """
+    model = _skeleton(config, dtype, remote)
+    where = "cpu" if device.type == "cpu" else str(device)
+    with TensorFiles(folder, where) as files:
+        files.ignore([*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$"])
+        plan = _plan(name, model, files, fp8)
+        dtypes: Counter[str] = Counter()
+        kept, samples, checksums = sampled(list(plan.scales)), list[Sample](), dict[str, int]()
+        for module_name, scale_key in plan.scales.items():
+            linear = model.get_submodule(module_name)
+            codes = read_codes(name, files, f"{module_name}.weight", tuple(linear.weight.shape))
+            scales, stored_dtype = read_scales(name, files, scale_key, codes, fp8)
+            dtypes[stored_dtype] += 1
+            checksums[module_name] = checksum(codes, scales)
+            if module_name in kept:  # read once more, past all that is done to codes and scales on their way
+                raw = files.read(f"{module_name}.weight"), files.read(scale_key)
+                samples += samples_of_checkpoint(module_name, *raw)
+            model.set_submodule(module_name, Fp8Linear(codes, scales, linear.bias))
+        for key, stored_key in plan.native.items():
+            _put(model, key, _native(name, files, key, stored_key, model, dtype))
+        _check_ties(name, files, plan.ties)
+    model.tie_weights()
+    model.to(device)  # the buffers that no file holds
+    warnings = (*plan.warnings, *_notes(dtypes))
+    return Fp8Model(
+        model, tuple(plan.scales), warnings, dict(dtypes), tuple(samples), checksums, plan.cache_scales
+    )
+
+
+def _skeleton(config: Any, dtype: torch.dtype, remote: bool) -> Any:
+    """The model without memory for its parameters; buffers that no file holds (rotary frequencies) are real."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # plain modules, which are replaced below
+    with init_empty_weights(include_buffers=False):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=remote)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """scales: FP8 layer -> key of its scale. native: the model's key -> the files' key. ties: pairs held twice.
+    cache_scales: left to the cells."""
+
+    scales: dict[str, str]
+    native: dict[str, str]
+    warnings: tuple[str, ...]
+    ties: list[tuple[str, str]] = field(default_factory=list)
+    cache_scales: tuple[str, ...] = ()
+
+
+def _plan(name: str, model: Any, files: TensorFiles, fp8: Fp8Config) -> _Plan:
+    """What is read from where. Raises KvbenchError where the files, the config and the model disagree."""
+    modules = dict(model.named_modules())
+    stored_fp8 = {key: key.removesuffix(".weight") for key in files.fp8()}
+    tied: dict[str, str] = model.all_tied_weights_keys  # target -> source
+    head = next((n for n, m in modules.items() if m is model.get_output_embeddings()), None)
+    linears = [n for n, m in modules.items() if type(m) is nn.Linear and f"{n}.weight" not in tied]
+    known = {*modules, *(n for n, _ in model.named_parameters()), *(n for n, _ in model.named_buffers())}
+    converted, warnings = converted_modules(fp8, linears, known, head, stored_fp8.values())
+    for key, module_name in stored_fp8.items():
+        if module_name not in converted:
+            raise KvbenchError(_unexpected_fp8(name, key, modules, fp8, tied))
+    scales = {module_name: _scale_key(name, files, module_name) for module_name in converted}
+    native, ties = _native_keys(name, model, files, set(converted), tied)
+    used = {*scales.values(), *native.values(), *(f"{m}.weight" for m in converted), *(t for t, _ in ties)}
+    left = set(files.stored) - used
+    cache_scales = tuple(sorted(key for key in left if of_cache(key)))
+    _check_all_used(name, left.difference(cache_scales))
+    return _Plan(scales, native, warnings, ties, cache_scales)
+
+
+def _unexpected_fp8(
+    name: str, key: str, modules: dict[str, nn.Module], fp8: Fp8Config, tied: dict[str, str]
+) -> str:
+    """Why a tensor that the files hold as FP8 cannot be: one sentence."""
+    what = f"The checkpoint {name} holds {key} as FP8, but "
+    module_name = key.removesuffix(".weight")
+    module = modules.get(module_name)
+    if module is not None and fp8.skips(module_name):
+        return (
+            f"{what}{SKIPPED} in its config.json lists {module_name} as native. Correct the one or the other."
+        )
+    if key in tied:
+        return f"{what}its config.json ties it to {tied[key]}, which is native. Correct tie_word_embeddings."
+    kind = "of no plain nn.Linear of the model" if module is None else f"of a {type(module).__name__}"
+    return (
+        f"{what}it is {kind}: only plain nn.Linear layers are run in FP8 (no experts of a mixture, no fused modules). "
+        "Give a dense model, or the unquantized checkpoint."
+    )
+
+
+def _scale_key(name: str, files: TensorFiles, module_name: str) -> str:
+    """The key of a converted layer's scale, when the files hold the layer as FP8 and exactly one scale for it."""
+    weight = f"{module_name}.weight"
+    wanted = [f"{module_name}.{scale}" for scale in SCALE_NAMES]
+    there = [key for key in wanted if key in files.stored]
+    stored = files.stored.get(weight)
+    if stored is None:
+        raise KvbenchError(
+            f"The checkpoint {name} has no {weight}; fetch it again, or correct its config.json."
+        )
+    if not stored.dtype.startswith("F8"):
+        raise KvbenchError(
+            f"The checkpoint {name} holds {weight} as {stored.dtype}, {'with' if there else 'without'} a scale, but its "
+            f"config.json says FP8 for it. List {module_name} in {SKIPPED} if it is native, or export the checkpoint anew."
+        )
+    if len(there) != 1:
+        found = f"both {there[0]} and {there[1]}" if there else f"neither {wanted[0]} nor {wanted[1]}"
+        raise KvbenchError(
+            f"The checkpoint {name} holds {found} for the FP8 weight {weight}; it must hold one of the two. Export it anew."
+        )
+    return there[0]
+
+
+def _native_keys(
+    name: str, model: Any, files: TensorFiles, converted: set[str], tied: dict[str, str]
+) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """(the model's key -> the files' key, for all that is native; tied pairs that the files hold twice)."""
+    weights = {f"{module_name}.weight" for module_name in converted}
+    native = {key: key for key in model.state_dict() if key not in weights and key not in tied}
+    ties = []
+    for target, source in tied.items():
+        if target in files.stored and source not in files.stored:
+            native[source] = target  # either may stand for both
+        elif target in files.stored:
+            ties.append((target, source))
+    missing = sorted(key for key, stored in native.items() if stored not in files.stored)
+    if missing:
+        raise KvbenchError(
+            f"The checkpoint {name} has {len(missing)} missing keys, the first is {missing[0]}; the model would run on "
+            "random numbers there. Fetch the checkpoint again, or correct its config.json."
+        )
+    return native, ties
+
+
+def _check_all_used(name: str, left: set[str]) -> None:
+    """A scale that nothing uses is how FP8 weights come to be read without it; other leftovers mean another model."""
+    scales = sorted(key for key in left if "scale" in key.rsplit(".", 1)[-1])
+    for what, keys in (("scales", scales), ("tensors", sorted(left))):
+        if keys:
+            shown = ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
+            raise KvbenchError(
+                f"The checkpoint {name} holds {len(keys)} {what} that nothing in the model uses: {shown}. What was meant to "
+                "use them would run without. Correct its config.json, or export the checkpoint anew."
+            )
+
+
+def _native(
+    name: str, files: TensorFiles, key: str, stored_key: str, model: Any, dtype: torch.dtype
+) -> Tensor:
+    """A native tensor: of the shape that the model has, floats in `dtype`."""
+    held = model.get_parameter_or_buffer(key)
+    stored = files.stored[stored_key]
+    if stored.shape != tuple(held.shape):
+        raise KvbenchError(
+            f"The tensor {stored_key} of the checkpoint {name} has shape {list(stored.shape)}, the model wants "
+            f"{list(held.shape)}. Correct config.json, or fetch the checkpoint again."
+        )
+    tensor = files.read(stored_key)
+    if tensor.is_floating_point() != held.is_floating_point():
+        raise KvbenchError(
+            f"The tensor {stored_key} of the checkpoint {name} is {stored.dtype}, the model wants "
+            f"{'floating-point numbers' if held.is_floating_point() else 'whole numbers'}. Export the checkpoint anew."
+        )
+    check_finite(name, [(stored_key, tensor)])
+    return tensor.to(dtype if held.is_floating_point() else held.dtype)
+
+
+def _put(model: Any, key: str, tensor: Tensor) -> None:
+    parent_name, _, attribute = key.rpartition(".")
+    parent = model.get_submodule(parent_name)
+    is_buffer = attribute in parent._buffers
+    setattr(parent, attribute, tensor if is_buffer else nn.Parameter(tensor, requires_grad=False))
+
+
+def _check_ties(name: str, files: TensorFiles, ties: list[tuple[str, str]]) -> None:
+    for target, source in ties:
+        if not torch.equal(files.read(target), files.read(source)):
+            raise KvbenchError(
+                f"The checkpoint {name} holds {target} and {source} with different values, but its config.json ties them. "
+                "Correct tie_word_embeddings in config.json."
+            )
+
+
+def _notes(dtypes: Counter[str]) -> tuple[str, ...]:
+    exact = dtypes["float8_e8m0fnu"]
+    if not exact:
+        return ()
+    return (
+        f"{exact} scale tensors of the checkpoint are powers of two in one byte (E8M0); they are held as float32, which is "
+        "exact.",
+    )

@@ -1,0 +1,118 @@
+"""E4-weights: the paths that FP8 linear layers took in the measured run, by (M, N, K), counted against its forwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvbench.engines.reference.engine import Engine, Product, path_asked, products_of
+from kvbench.engines.reference.kv.layer import dtype_name
+from kvbench.evidence.kernels import compiled_products
+from kvbench.evidence.weight_bytes import groups
+from kvbench.records.record import MISMATCH, VERIFIED, Level
+from kvbench.text import and_more
+from kvbench_kernels.gemm.fp8_linear import target_of
+from kvbench_kernels.gemm.fp8_route import W8A8, path_of_kernel, route
+from kvbench_kernels.launches import Launch
+
+QUANTIZES = ("fp8_quantize_activation", "fp8_quantize_activation_torch")
+
+Products = Counter[tuple[str, Product]]
+
+
+def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[Launch]) -> tuple[Level, str]:
+    """The level, and the execution precision of the products: "native", or each path with the operands of its kernels.
+
+    run, forwards: of the measured run, taken before any probe; step: the launches of one decode step.
+    """
+    due = Counter(
+        (sum(m.out_features for _, m in group), group[0][1].in_features)
+        for group in groups(engine.model.model)
+    )
+    if not due and not run:
+        return Level("E4-weights", VERIFIED, "No product of FP8 weights ran."), "native"
+    probed = not forwards
+    if probed:  # a runner without forwards: what can be shown is the probe's
+        run, forwards = products_of(step), 1
+    faults = [*_routed(engine, run), *_counted(due, run, forwards)]
+    table = list(_table(run))
+    facts: dict[str, Any] = {"gemm": engine.gemm, "forwards": forwards, "products_a_forward": due.total(),
+                             "calls": _calls(run), "routes": table, "compiled": compiled_products(step)}  # fmt: skip
+    paths = dict.fromkeys(str(row["path"]) for row in table)
+    if faults:
+        return Level(
+            "E4-weights",
+            MISMATCH,
+            f"Other products ran: {faults[0]}{and_more(faults)}.",
+            {**facts, "faults": len(faults)},
+        ), " and ".join(paths)
+    calls = ", ".join(f"{path} {sum(r['calls'] for r in table if r['path'] == path)} times" for path in paths)
+    where = "a probed decode step" if probed else f"each of {forwards} forwards"
+    sentence = f"Every FP8 layer was computed in {where}: {calls}."
+    return Level("E4-weights", VERIFIED, sentence, facts), "not measured" if probed else " and ".join(paths)
+
+
+def rows_of(run: Products) -> dict[tuple[int, int], list[int]]:
+    """The rows at which a run's products are worth another look, by (N, K): each kernel's fewest, most, and most frequent."""
+    calls: dict[tuple[int, int, str], Counter[int]] = {}
+    for (kernel, (m, n, k)), count in run.items():
+        if kernel not in QUANTIZES and m:
+            calls.setdefault((n, k, kernel), Counter())[m] += count
+    rows: dict[tuple[int, int], set[int]] = {}
+    for (n, k, _), seen in calls.items():
+        often = max(seen, key=lambda m: (seen[m], m))
+        rows.setdefault((n, k), set()).update((min(seen), max(seen), often))
+    return {shape: sorted(found) for shape, found in rows.items()}
+
+
+def _routed(engine: Engine, run: Products) -> Iterator[str]:
+    """Products by another path than the decision's and the shape's."""
+    dtype, target = dtype_name(engine.model.dtype), target_of(engine.model.device)
+    gemm = path_asked(engine.gemm)
+    if engine.gemm != engine.decision.gemm.resolved:
+        yield f"the engine runs gemm {engine.gemm}, and {engine.decision.gemm.resolved} was resolved"
+    for (kernel, (m, n, k)), count in run.items():
+        if kernel in QUANTIZES:
+            continue
+        path, due = path_of_kernel(kernel), route(m, n, k, dtype, target, gemm)
+        if path != due:
+            yield f"{kernel} computed {m} x {n} x {k} {count} times, and path {due} is due"
+
+
+def _counted(due: Counter[tuple[int, int]], run: Products, forwards: int) -> Iterator[str]:
+    """Every layer is computed once a forward, and each W8A8 product quantizes its input once: silence is no proof."""
+    ran: Counter[tuple[int, int]] = Counter()
+    inputs: Counter[Product] = Counter()
+    for (kernel, (m, n, k)), count in run.items():
+        if kernel in QUANTIZES:
+            inputs[m, n, k] -= count
+            continue
+        ran[n, k] += count
+        if path_of_kernel(kernel) in W8A8:
+            inputs[m, n, k] += count
+    for n, k in ran | due:
+        if ran[n, k] != due[n, k] * forwards:
+            yield (f"weights of {n} x {k} were multiplied {ran[n, k]} times in {forwards} forwards, and {due[n, k]} a "
+                   "forward are due")  # fmt: skip
+    for (m, n, k), count in inputs.items():
+        if count:
+            yield f"products of {m} x {n} x {k} by FP8 activations and quantizations of their inputs differ by {count}"
+
+
+def _calls(run: Products) -> dict[str, int]:
+    calls: Counter[str] = Counter()
+    for (kernel, _), count in run.items():
+        calls[kernel] += count
+    return dict(sorted(calls.items()))
+
+
+def _table(run: Products) -> Iterator[dict[str, Any]]:
+    """The route map of the run: for each weight shape and kernel, its calls and the rows that it had."""
+    rows: dict[tuple[int, int, str], list[tuple[int, int]]] = {}
+    for (kernel, (m, n, k)), count in run.items():
+        if kernel not in QUANTIZES:
+            rows.setdefault((n, k, kernel), []).append((m, count))
+    for (n, k, kernel), seen in sorted(rows.items()):
+        yield {"n": n, "k": k, "path": path_of_kernel(kernel) or "unknown", "kernel": kernel, "calls": sum(c for _, c in seen),
+               "m_min": min(m for m, _ in seen), "m_max": max(m for m, _ in seen)}  # fmt: skip

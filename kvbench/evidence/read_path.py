@@ -1,0 +1,310 @@
+"""Evidence of what attention works on, from engines made like the measured one, once a configuration.
+
+E3-prefill  a prompt's own chunk is read back as stored: changing what a layer has just written changes the logits
+E5          each layer's attention is that over what the codes and scales stand for, taken beside the store from the K/V
+            that the layer wrote, over pages in no order and full of stale values; each element lies within the
+            format's bound; and it is nearer to the stored values than to native ones
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbench.engines.reference.attention import Attention
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.evidence.examine import probe_ids
+from kvbench.evidence.probe_values import changed, poison, put, shown, stored
+from kvbench.evidence.scale_sources import due_scales
+from kvbench.formats.kv import KV_FORMATS, SIDES, KVFormat
+from kvbench.records.record import MISMATCH, NOT_APPLICABLE, VERIFIED, Level
+from kvbench.text import and_more
+from kvbench_kernels.attention.reference import paged_attention_torch
+from kvbench_kernels.kv.quantize import QUANTIZE
+
+Make = Callable[[int, int], Engine]
+
+PROMPT = 3  # tokens of the prefill probe: each but the first attends to another one of its chunk
+LONGEST = 66  # tokens of the value probe, where two pages and two tokens are more
+
+# Largest error of an output element, as a share of the largest V in play: 4 roundings of the query dtype (dequantized
+# V, scores, probabilities, output). float32 gets 3e-6: there summation order, not rounding, leads.
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 4 * 2.0**-11, torch.bfloat16: 4 * 2.0**-8}
+
+
+@torch.inference_mode()
+def probe_prefill(make: Make, layers: int) -> Level:
+    """One sequence a layer and side, all in one packed prefill; a row whose logits do not move was not read back."""
+    engine = make(len(SIDES) * layers + 1, PROMPT)
+    if engine.spec["prefill_reads"] == "fresh":
+        sentence = "Asked for: a prompt's own chunk is taken as computed, not read back."
+        return Level("E3-prefill", NOT_APPLICABLE, sentence)
+    store, ids = engine.store, probe_ids(engine, PROMPT)
+    seqs = [engine.add() for _ in range(len(SIDES) * layers + 1)]
+
+    def prefill() -> Tensor:
+        for seq in seqs:
+            engine.truncate(seq, 0)
+        return torch.cat(engine.forward([(seq, ids) for seq in seqs]))
+
+    def write(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        PagedKVStore.write(store, layer, slots, k, v)
+        # Each sequence by itself, so that no other decides about the one that is left alone.
+        for payload in (getattr(store.layers[layer], side) for side in SIDES):
+            for start in range(0, len(slots), PROMPT):
+                mine = slots[start : start + PROMPT]
+                put(store, payload, mine, shown(stored(store, payload, mine)))
+
+    def spoil(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        write(layer, slots, k, v)
+        for at, side in enumerate(SIDES):
+            row = 1 + len(SIDES) * layer + at
+            mine = slots[row * PROMPT : (row + 1) * PROMPT]
+            payload: Tensor = getattr(store.layers[layer], side)
+            put(store, payload, mine, changed(stored(store, payload, mine)))
+
+    with _replaced(store, write=write):
+        reference = prefill()
+    with _replaced(store, write=spoil):
+        moved = prefill()
+    # Row 0 was left alone; it may move in its last bits where rows share arithmetic (see probe_layers).
+    noise = (moved[0] - reference[0]).abs().max().item()
+    unread = [
+        f"layer {i // len(SIDES)} {SIDES[i % len(SIDES)].upper()}"
+        for i, (new, old) in enumerate(zip(moved[1:], reference[1:], strict=True))
+        if (new - old).abs().max().nan_to_num(nan=float("inf")).item() <= 10 * noise
+    ]
+    facts = {"probes": len(seqs) - 1, "faults": len(unread), "first_faults": unread[:4]}
+    if unread:
+        sentence = f"A prompt's own chunk is not read back from the pages: {unread[0]}{and_more(unread)}."
+        return Level("E3-prefill", MISMATCH, sentence, facts)
+    sentence = (
+        f"{facts['probes']} changes of a prompt's own chunk, one a layer and side, each moved the logits."
+    )
+    return Level("E3-prefill", VERIFIED, sentence, facts)
+
+
+@torch.inference_mode()
+def probe_values(make: Make, page_size: int) -> Level:
+    """A prompt in chunks, another beside its last one, and two decode steps of both; in each layer the attention that ran
+    is set against attention beside the store.
+
+    Layer by layer, from the very K/V that the layer wrote, so that no difference in one layer moves the codes of the next.
+    The chunks are what takes other ways through a backend: the first, one after earlier ones, and unlike ones together.
+    """
+    engine = make(2, LONGEST)
+    count = min(2 * page_size + 2, LONGEST, engine.model.facts.max_context or LONGEST)
+    ids = probe_ids(engine, count)
+    asked = KV_FORMATS[engine.decision.kv_format.resolved]
+    given = [(k.value, v.value) for k, v in due_scales(engine)] if asked.scale_kind == "static" else None
+    _disorder(engine.store)
+    one, two, beside = engine.add(), engine.add(), Beside(asked, given)
+    fresh = engine.spec["prefill_reads"] == "fresh"
+    prompt = max(1, count - 2)
+    third, other = prompt // 3, max(1, 2 * prompt // 3)
+    forwards = [
+        [(one, ids[:third])], [(one, ids[third : 2 * third])], [(one, ids[2 * third : prompt]), (two, ids[:other])],
+        *([(one, [token]), (two, [token])] for token in ids[prompt:]),
+    ]  # fmt: skip
+    for at, work in enumerate(forwards):
+        if work[0][1]:
+            parts = tuple((seq, len(tokens)) for seq, tokens in work)
+            # The last step is split where nothing else was asked for: longer contexts than a probe's are.
+            splits = 2 if at == len(forwards) - 1 else None
+            with engine.eagerly(_watching(beside, parts, fresh), splits):
+                engine.forward(work)
+    tolerance = TOLERANCE[engine.model.dtype]
+    facts = {**beside.facts(), "allowed": tolerance, "tokens": count}
+    faults = []
+    if not beside.finite:
+        sentence = (
+            f"{beside.error_at} is not finite: it reads a page slot that the sequence did not write, which the probe fills with "
+            "NaN, or a scale that is none."
+        )
+        return Level("E5", MISMATCH, sentence)
+    if beside.share > 1:
+        faults.append(f"{beside.share_at} is off by {beside.share:.3g} times the bound of {asked.name}")
+    if beside.error > tolerance:
+        faults.append(
+            f"{beside.error_at} differs by {beside.error:.3g} of the largest V from attention over what the codes and "
+            "scales stand for"
+        )
+    if asked.quantized and beside.from_native <= 2 * beside.from_stored:
+        faults.append("attention is as close to native values as to the stored ones")
+    if faults:
+        return Level("E5", MISMATCH, f"Attention does not work on {asked.name}: {'; '.join(faults)}.", facts)
+    differ = ", and not that of native ones" if asked.quantized else ""
+    sentence = f"Attention is that of the values that {asked.name} stands for, within its bound{differ}."
+    return Level("E5", VERIFIED, sentence, facts)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Attention of one forward, each layer's result compared with one taken beside the store.
+
+    parts: (sequence, its new tokens) in packed order. fresh: a prompt attends to its own chunk as computed, so only a decode step is due to attend to stored values.
+    """
+
+    attention: Attention
+    beside: Beside
+    parts: tuple[tuple[int, int], ...]
+    fresh: bool
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None, softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        out = self.attention.attend(layer, q, k, v, scaling, window, softcap, sinks)
+        start = 0
+        for seq, count in self.parts:
+            rows = slice(start, start + count)
+            self.beside.append(seq, layer, k[rows], v[rows])
+            if not (self.fresh and count > 1):
+                self.beside.compare(out[rows], seq, layer, q[rows], scaling, window, softcap, sinks)
+            start += count
+        return out
+
+
+def _watching(
+    beside: Beside, parts: tuple[tuple[int, int], ...], fresh: bool
+) -> Callable[[Attention], Attention]:
+    return lambda attention: Watched(attention, beside, parts, fresh)
+
+
+class Beside:
+    """The K/V of each sequence as `fmt` gives them back, in float64, kept in order and in no page; and how far what ran
+    is from attention over them.
+
+    share: worst element of K/V, as a share of the format's bound; error: worst element of an attention output, as a
+    share of the largest V; from_stored, from_native: root of the summed squares of all outputs' distances to attention
+    over the stored values, and over the K/V as they were computed.
+    """
+
+    def __init__(self, fmt: KVFormat, scales: Sequence[tuple[float, float]] | None) -> None:
+        self.fmt, self.scales = fmt, scales
+        self.share, self.share_at = 0.0, ""
+        self.error, self.error_at = 0.0, ""
+        self.finite = True
+        self._squares = [0.0, 0.0]
+        self._kept: dict[tuple[int, int], list[tuple[Tensor, ...]]] = defaultdict(list)
+
+    @property
+    def from_stored(self) -> float:
+        return math.sqrt(self._squares[0])
+
+    @property
+    def from_native(self) -> float:
+        return math.sqrt(self._squares[1])
+
+    def facts(self) -> dict[str, float]:
+        return {
+            "error": self.error,
+            "share_of_bound": self.share,
+            "distance_from_stored": self.from_stored,
+            "distance_from_native": self.from_native,
+        }
+
+    def append(self, seq: int, layer: int, k: Tensor, v: Tensor) -> None:
+        """k, v [N, H, D]: the next tokens of the sequence in `layer`."""
+        self._kept[seq, layer].append((*self._stored(layer, k, v), k.double(), v.double()))
+
+    def compare(
+        self, out: Tensor, seq: int, layer: int, q: Tensor, scaling: float, window: int | None, softcap: float | None,
+        sinks: Tensor | None,
+    ) -> None:  # fmt: skip
+        """out, q [N, Hq, D]: of the sequence's newest tokens in `layer`."""
+        stored_k, stored_v, native_k, native_v = (
+            torch.cat(x).transpose(0, 1)[None] for x in zip(*self._kept[seq, layer], strict=True)
+        )
+        queries, past = q.double().transpose(0, 1)[None], stored_k.shape[2] - len(q)
+
+        def off(keys: Tensor, values: Tensor) -> Tensor:
+            due = paged_attention_torch(queries, keys, values, scaling, past, window, softcap, sinks)
+            return out.double() - due[0].transpose(0, 1)
+
+        # A kernel dequantizes exactly, or to the query's dtype as the reference does: where scores are large, that rounding of K
+        # moves them more than all others together.
+        rounded = (x.to(q.dtype).double() for x in (stored_k, stored_v))
+        nearest = min(
+            off(stored_k, stored_v),
+            off(*rounded),
+            key=lambda x: float(x.abs().max().nan_to_num(nan=math.inf)),
+        )
+        self.finite = self.finite and bool(nearest.isfinite().all())
+        self._squares[0] += nearest.square().sum().item()
+        self._squares[1] += off(native_k, native_v).square().sum().item()
+        worst = nearest.abs().max()
+        error = (worst / stored_v.abs().max()).nan_to_num(nan=math.inf).item() if worst else 0.0
+        if error > self.error:
+            self.error, self.error_at = error, f"attention of layer {layer}"
+
+    def _stored(self, layer: int, k: Tensor, v: Tensor) -> list[Tensor]:
+        """K and V as the reference quantizer's codes and scales stand for them, in float64."""
+        pair = []
+        for at, (side, x) in enumerate(zip(SIDES, (k, v), strict=True)):
+            scale = None if self.scales is None else self.scales[layer][at]
+            given = None if scale is None else torch.tensor(scale, dtype=torch.float32, device=x.device)
+            quantized = QUANTIZE[self.fmt.name](x, given)
+            values = quantized.codes.double()
+            if quantized.scales is not None:
+                values = values * quantized.scales.double()[..., None]
+            elif given is not None:
+                values = values * given.double()
+            share, _ = element_error(self.fmt, x, scale, values)
+            if self.fmt.payload_dtype == "int8" and (quantized.codes == -128).any():
+                share = math.inf
+            if not share <= self.share:
+                self.share, self.share_at = share, f"layer {layer} {side.upper()}"
+            pair.append(values)
+        return pair
+
+
+def element_error(fmt: KVFormat, x: Tensor, scale: float | None, values: Tensor) -> tuple[float, float]:
+    """Worst |x - values| as a share of the format's bound, and as such. Clipped elements have no bound.
+
+    int8: half a step of the stored scale + 1e-6. e4m3: a 16th of the element, or half the smallest step, + 1e-6.
+    """
+    x = x.double()
+    error = (x - values).abs()
+    worst = error.max().item()
+    if fmt.qmax is None:
+        return (0.0 if worst == 0 else float("inf")), worst
+    if scale is not None:
+        step = torch.full_like(x[..., :1], scale)
+    else:
+        step = x.abs().amax(-1, keepdim=True) / fmt.qmax
+        if fmt.scale_dtype == "float16":
+            step = step * (1 + 2.0**-10) + 2.0**-24  # rounded up to FP16
+    half = step / 2 if fmt.payload_dtype == "int8" else torch.maximum(x.abs() / 16, step * 2.0**-10)
+    inside = x.abs() <= step * fmt.qmax * (1 + 1e-6)
+    return torch.where(inside, error / (half + 1e-6), 0.0).max().item(), worst
+
+
+def _disorder(store: PagedKVStore) -> None:
+    """Stale values in every page, and a free list in descending order: later pages are neither new nor in order."""
+    for pages in store.layers:
+        poison(pages, torch.ones(store.num_pages, store.page_size, dtype=torch.bool, device=store.device))
+    seqs = [store.add() for _ in range(store.num_pages)]
+    for seq in seqs:
+        store.reserve(seq, 1)
+    for seq in reversed(seqs):
+        store.free(seq)
+
+
+@contextmanager
+def _replaced(store: PagedKVStore, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Methods of this one store replaced for a while."""
+    vars(store).update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del vars(store)[name]

@@ -1,0 +1,165 @@
+"""Where the scales of a store come from: what they must be, read anew past the loader, and what they are.
+
+The loader finds a checkpoint's scales by a pattern over names and decodes bytes itself (`kvbench.formats.checkpoint_scales`). Here each name is
+written out and asked of the files, and torch reads it; given numbers are laid out a layer anew, too (the loader's way is
+`kvbench.formats.scales.settle`): a value is never compared with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.kv.layer import indexable
+from kvbench.engines.reference.kv.pages import RESIDENT
+from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.errors import Refused
+from kvbench.formats.checkpoint_scales import StoredScale
+from kvbench.formats.kv import SIDES
+from kvbench.formats.scales import (
+    CALIBRATED,
+    CHECKPOINT,
+    DEFAULT,
+    DYNAMIC,
+    FILE,
+    GIVEN,
+    Scale,
+    from_checkpoint,
+)
+from kvbench.records.record import Level
+
+# Before `layers.N.`, of the language model and no other tower.
+_BEFORE = ("", "model.", "language_model.model.", "model.language_model.")
+# Behind `layers.N.`, for one side; the last is one number for both.
+_NAMES = (
+    "self_attn.{0}_proj.{0}_scale", "self_attn.{0}_scale", "self_attn.attn.{0}_scale", "self_attn.{0}_proj.output_scale",
+    "self_attn.attn.kv_scale", "self_attn.kv_scale",
+)  # fmt: skip
+
+
+def due_scales(engine: Engine) -> list[tuple[Scale, Scale]]:
+    """What the (K, V) scales of each layer must be, each with its source, of an engine whose format is static. Raises Refused where
+    what `scale` names has none for a layer."""
+    scale, layers = engine.spec["scale"], range(len(engine.store.layers))
+    if isinstance(scale, str):
+        held = _reread(engine.model.files, len(layers)) if from_checkpoint(scale) else {}
+        return [(_of_word(scale, held, layer, "k"), _of_word(scale, held, layer, "v")) for layer in layers]
+    return list(zip(_given(scale, "k", layers), _given(scale, "v", layers), strict=True))
+
+
+def _given(scale: Any, side: str, layers: range) -> list[Scale]:
+    named = isinstance(scale, Mapping)
+    source = next((source for source in (CALIBRATED, FILE) if named and source in scale), GIVEN)
+    value = scale[side] if named else scale
+    if not isinstance(value, list | tuple):
+        return [Scale(float(value), source) for _ in layers]
+    if len(value) != len(layers):
+        raise Refused(
+            "scale_count", f"scale.{side} has {len(value)} values and the model has {len(layers)} layers."
+        )
+    return [Scale(float(value[layer]), source) for layer in layers]
+
+
+def _of_word(word: str, held: Mapping[tuple[int, str], StoredScale], layer: int, side: str) -> Scale:
+    if found := held.get((layer, side)):
+        return Scale(found.value, CHECKPOINT, found.tensors[0])
+    if word == CHECKPOINT:
+        raise Refused(
+            "checkpoint_has_no_scales",
+            f"The checkpoint's files, read again, have no scale of {side.upper()} for layer {layer}; export it anew.",
+        )
+    return Scale(1.0, DEFAULT)
+
+
+def _reread(files: Sequence[Path], layers: int) -> dict[tuple[int, str], StoredScale]:
+    found: dict[tuple[int, str], StoredScale] = {}
+    with ExitStack() as stack:
+        opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in files}
+        where: dict[str, Path] = {}
+        for path, file in opened.items():
+            where.update(dict.fromkeys(file.keys(), path))
+        for layer in range(layers):
+            for side in SIDES:
+                names = (
+                    f"{before}layers.{layer}.{name.format(side)}" for before in _BEFORE for name in _NAMES
+                )
+                if name := next(filter(where.__contains__, names), ""):
+                    value = float(opened[where[name]].get_tensor(name).double())
+                    found[layer, side] = StoredScale(value, (name,), where[name].name)
+    return found
+
+
+def as_stored(scale: Scale, device: torch.device) -> Tensor:
+    """[] float32, as a store holds it."""
+    return torch.tensor(scale.value, dtype=torch.float32, device=device)
+
+
+def static_fault(held: Tensor | None, pair: tuple[Scale, Scale], at: int) -> str:
+    """What is wrong with the live scale of side `at` (0: K, 1: V) of a layer whose scales must be `pair`, or ""."""
+    device = torch.device("cpu") if held is None else held.device
+    due, other = pair[at], pair[1 - at]
+    if held is not None and torch.equal(held.reshape(-1).float(), as_stored(due, device)[None]):
+        return ""
+    value = "none" if held is None else f"{held.float().flatten()[0].item():.6g}"
+    swapped = held is not None and torch.equal(held.reshape(-1).float(), as_stored(other, device)[None])
+    where = f" ({due.tensor})" if due.tensor else ""
+    that_is = f"; it is that of {SIDES[1 - at].upper()}" if swapped else ""
+    return f"the stored scale is {value}, {due.source} was {due.value:.6g}{where}{that_is}"
+
+
+Live = Mapping[str, float | list[float] | None]  # "k", "v": a static scale, or [min, max] of dynamic ones
+
+
+def live_scales(store: PagedKVStore) -> list[Live] | None:
+    """The scales in the store, layer by layer: static ones, or the range over the tokens of its sequences; None where there are none."""
+    if store.fmt.scale_kind == "none":
+        return None
+    seqs = [seq for seq in store.sequences() if store.state(seq) == RESIDENT and store.length(seq)]
+    slots = [store.slots_for(seq, 0, store.length(seq)) for seq in seqs]
+    where = torch.cat(slots) if slots else None
+    return [{side: _live(store, pages.side(side)[1], where) for side in SIDES} for pages in store.layers]
+
+
+def _live(store: PagedKVStore, scale: Tensor | None, slots: Tensor | None) -> float | list[float] | None:
+    if scale is None:
+        return None
+    if scale.ndim == 1:
+        return float(scale)
+    if slots is None:
+        return None
+    used = indexable(scale)[slots // store.page_size, :, slots % store.page_size].float()
+    return [float(x) for x in torch.aminmax(used)]
+
+
+def provenance(engine: Engine, live: Sequence[Live], levels: Sequence[Level]) -> list[dict[str, Any]]:
+    """One entry a layer: {layer, k, v, k_source, v_source, k_read, v_read}.
+
+    live: of `live_scales`. A source is one of `kvbench.formats.scales.SOURCES`, None where the live value is not what that source gives.
+    read: whether changing the live scale moved logits in E3-layers; None where that was not shown either way.
+    """
+    static = engine.store.fmt.scale_kind == "static"
+    due = due_scales(engine) if static else None
+    facts = next((level.facts for level in levels if level.name == "E3-layers"), {})
+    rows = []
+    for layer, held in enumerate(live):
+        row: dict[str, Any] = {"layer": layer, **held}
+        for at, side in enumerate(SIDES):
+            value = held[side]
+            if due is None:
+                row[f"{side}_source"] = DYNAMIC
+            else:
+                wrong = not isinstance(value, float) or static_fault(torch.tensor([value]), due[layer], at)
+                row[f"{side}_source"] = None if wrong else due[layer][at].source
+        for side in SIDES:
+            name = f"{side}_scale"
+            moved, unmoved = (layer in facts.get(key, {}).get(name, ()) for key in ("moved", "unmoved"))
+            row[f"{side}_read"] = True if moved else False if unmoved else None
+        rows.append(row)
+    return rows

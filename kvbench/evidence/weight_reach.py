@@ -1,0 +1,72 @@
+"""Whether the output of every FP8 layer reaches the logits: an MLP that is computed and then dropped is no part of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
+from kvbench.evidence.examine import probe_ids
+from kvbench.evidence.weight_bytes import fp8_modules
+
+PROMPT = 3  # tokens of a row: with one, attention is 1 whatever q and k are
+
+
+@torch.inference_mode()
+def unreached(
+    make: Callable[[int, int], Engine],
+    names: Sequence[str],
+    work: Callable[[str, Fp8Linear, Tensor, Tensor], None],
+) -> Iterator[str]:
+    """One row a name, all in one packed forward: the output of the module for its row is negated, and the row must move.
+
+    make(sequences, tokens): an engine made as the measured one; names: of FP8 layers of its model.
+    work(name, module, input, output): called for each FP8 layer at work in the model, before anything is negated.
+    """
+    engine = make(len(names) + 1, PROMPT)
+    ids, seqs = probe_ids(engine, PROMPT), [engine.add() for _ in range(len(names) + 1)]
+    modules = fp8_modules(engine.model.model)
+
+    def forward() -> Tensor:
+        for seq in seqs:
+            engine.truncate(seq, 0)
+        # All rows: a hook finds a module's rows by their number, and the output layer has as many as logits are asked for.
+        found = engine.forward([(seq, ids) for seq in seqs], "all")
+        return torch.stack([rows.flatten() for rows in found])
+
+    with engine.eagerly(lambda attention: attention), ExitStack() as hooks:
+        with ExitStack() as watched:
+            for name, module in modules.items():
+                watched.enter_context(module.register_forward_hook(_telling(name, work)))
+            reference = forward()
+        for row, name in enumerate(names, start=1):
+            hooks.enter_context(modules[name].register_forward_hook(_negating(row)))
+        change = (forward() - reference).abs().amax(-1).nan_to_num(nan=torch.inf).tolist()
+    for row, name in enumerate(names, start=1):
+        if change[row] <= 10 * change[0]:  # row 0 was left alone: what rows share
+            yield f"the output of {name} reaches no logit: the model drops it"
+
+
+def last_of_each(names: Sequence[str]) -> list[str]:
+    """The last layer of each module that holds some, as o_proj of an attention: what the others make goes through it."""
+    return list({name.rpartition(".")[0]: name for name in names}.values())
+
+
+def _telling(
+    name: str, work: Callable[[str, Fp8Linear, Tensor, Tensor], None]
+) -> Callable[[Any, Any, Tensor], None]:
+    return lambda module, arguments, output: work(name, module, arguments[0], output)
+
+
+def _negating(row: int) -> Callable[[Any, Any, Tensor], Tensor]:
+    def hook(module: Any, arguments: Any, output: Tensor) -> Tensor:
+        changed = output.clone()
+        changed.view(-1, changed.shape[-1])[row * PROMPT : (row + 1) * PROMPT].neg_()
+        return changed
+
+    return hook

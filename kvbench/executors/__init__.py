@@ -1,1 +1,0 @@
-"""Where the tasks of a run are measured: in this process (`kvbench.run`), in fresh ones on this machine, or on a Ray cluster."""

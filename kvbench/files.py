@@ -1,0 +1,91 @@
+"""Where kvbench keeps what can be made again, and sha256 of files, remembered by (path, size, mtime)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import UsageError
+
+
+def cache_dir() -> Path:
+    """KVBENCH_CACHE_DIR, else kvbench/ under XDG_CACHE_HOME, else ~/.cache/kvbench. Safe to delete at any time."""
+    own = os.environ.get("KVBENCH_CACHE_DIR")
+    if own:
+        return Path(own).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kvbench"
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of the file's bytes, in hex. Read once: the digest is remembered until size or mtime changes."""
+    try:
+        path = path.resolve(strict=True)
+        stat = path.stat()
+    except OSError as e:
+        raise UsageError(f"{path} cannot be read ({e.strerror}); check the path.") from None
+    note = {"path": str(path), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    memo = cache_dir() / "digests" / f"{content_hash(note)}.json"
+    try:
+        return str(read_json(memo)["sha256"])
+    except (UsageError, KeyError, TypeError):
+        pass  # not remembered, or a damaged note: read the file
+    with path.open("rb") as f:
+        digest = hashlib.file_digest(f, "sha256").hexdigest()
+    write_json(memo, {**note, "sha256": digest})
+    return digest
+
+
+def content_hash(data: Any) -> str:
+    """sha256 (first 24 hex digits) of canonical JSON: equal content, equal key, whatever the order of its keys."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write `data` so that `path` holds the old content or the new, never a part: temp file, fsync, rename.
+
+    NaN and infinities are written as the strings "NaN", "Infinity" and "-Infinity" are in Python's own JSON
+    dialect, and read back as floats: a NaN must reach the gate as a NaN.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temp.open("w", encoding="utf-8") as f:
+            json.dump(data, f, ensure_ascii=False, indent=1)
+            f.write("\n")
+            f.flush()
+            os.fsync(f.fileno())
+        temp.replace(path)
+    finally:
+        temp.unlink(missing_ok=True)
+
+
+def read_json(
+    path: Path,
+    advice: str = "delete that file and run the matrix again to measure it anew",
+    *,
+    unique: bool = False,
+) -> Any:
+    """Raises UsageError naming the file when it is not there, cannot be read or is not JSON; advice: what to do then. unique: so it is
+    for a key that one mapping has twice, of which the last stands otherwise."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique if unique else None)
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist; give a run directory that `kvbench run` wrote.") from None
+    except OSError as e:
+        raise UsageError(f"{path} cannot be read ({e.strerror}); check the path.") from None
+    except (ValueError, RecursionError) as e:
+        raise UsageError(f"{path} is not valid JSON ({e}); {advice}.") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r:.80} stands twice in one mapping")
+        found[key] = value
+    return found

@@ -1,0 +1,290 @@
+"""Judging a run: the unremovable checks first, then the policy's, each with an outcome in one sentence.
+
+A value with an interval is judged by `kvbench.gate.decide`: by the whole interval, and corrected for the number of checks that
+make its claim, those included that a run which stops early has not measured yet. One that should have an interval and has too
+few samples for it is inconclusive; an exact value (bytes, a worst case) is judged by itself. A NaN fails, a missing value never
+passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.gate.builtin_checks import (
+    by_task,
+    degenerate_scores,
+    empty_results,
+    failed_tasks,
+    implausible_values,
+    label,
+    merged_differences,
+    missing_device,
+    say,
+    some,
+)
+from kvbench.gate.decide import Limits, Ruling, broken, corrected, decide
+from kvbench.gate.latency_validity import doubt
+from kvbench.gate.policy import Check, Gate, load
+from kvbench.gate.precision import precision
+from kvbench.gate.shards import exit_code_of as exit_code_of_shard
+from kvbench.gate.shards import judged as of_one_shard
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, Outcome, Verdict, exit_code_of
+from kvbench.matrix.values import text
+from kvbench.metrics.collect import METRICS, UNIT_DOMAIN, Row
+from kvbench.records import shards
+from kvbench.records.record import Record
+from kvbench.stats.intervals import CONFIDENCE
+from kvbench.stats.power import Spread
+from kvbench.stats.sequential import Look, looks_of
+
+__all__ = ["Check", "Gate", "Outcome", "Verdict", "evaluate", "load"]
+
+
+def evaluate(
+    gate: Gate | None,
+    manifest: Mapping[str, Any],
+    records: Iterable[Record],
+    rows: Sequence[Row],
+    require_device: bool = False,
+) -> Verdict:
+    """`rows` as `metrics.derive(manifest, records)` gives them. Without a gate only the unremovable checks run.
+
+    require_device: whether cells whose device is not here fail, instead of being skipped.
+    """
+    records = list(records)
+    outcomes = [
+        *(
+            precision(manifest, records, gate.allow_fallback, gate.evidence)
+            if gate
+            else precision(manifest, records)
+        ),
+        *missing_device(manifest, records, require_device),
+        *merged_differences(manifest),
+        *failed_tasks(manifest, records),
+        *empty_results(manifest, records, rows),
+        *implausible_values(manifest, rows, records),
+        *degenerate_scores(manifest, records),
+    ]
+    if gate:
+        by_key = {record.key: record for record in records}
+        at = _Stand(looks_of(manifest), _waiting(manifest, records), by_key)
+        found = [one for check in gate.checks for one in _check(check, manifest, rows, at)]
+        cases = [one for one in found if isinstance(one, _Case)]
+        odds = corrected([case.p_value for case in cases], [case.family for case in cases])
+        ruled = dict(zip(map(id, cases), odds, strict=True))
+        own = [_judge(one, gate, *ruled[id(one)]) if isinstance(one, _Case) else one for one in found]
+        if all(outcome.status == NOT_EVALUATED for outcome in own):
+            sentence = f"none of the {len(gate.checks)} checks of the gate {gate.name} was evaluated, which is no pass."
+            own.append(Outcome("gate", "", None, "", NOT_EVALUATED, None, "", sentence))
+        outcomes += own
+    if share := shards.read(manifest):
+        outcomes = of_one_shard(outcomes, manifest, share, lambda metric: METRICS[metric].runner)
+        return Verdict(tuple(outcomes), exit_code_of_shard(outcomes), whole=False)
+    return Verdict(tuple(outcomes), exit_code_of(outcomes))
+
+
+@dataclass(frozen=True)
+class _Stand:
+    """How far a run that stops once its verdict is decided, or a share of a run, has come. waiting: (runner, variant, cell) without a record;
+    records: by their tasks' keys."""
+
+    looks: Mapping[str, Look]
+    waiting: frozenset[tuple[str, str, str]]
+    records: Mapping[str, Record]
+
+
+def _waiting(manifest: Mapping[str, Any], records: Sequence[Record]) -> frozenset[tuple[str, str, str]]:
+    """Of a run that stops early and of a share only: where every task runs, the family is known in the end."""
+    done = {record.key for record in records}
+    tasks = manifest["tasks"] if manifest.get("until_decided") or manifest.get("shard") else ()
+    return frozenset(
+        (t["runner"], t["variant"], cell) for t in tasks if t["key"] not in done for cell in t["cells"]
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """One value that a check judges, on the cells that share it. look: at which it stands, None where there is one only;
+    waiting: it is planned and not measured yet."""
+
+    check: Check
+    row: Row
+    cells: tuple[str, ...]
+    subject: str
+    record: Record | None
+    look: Look | None
+    waiting: bool
+
+    @property
+    def limits(self) -> Limits:
+        """An end at which values end anyway (a share of 1) is no limit: nothing can break it."""
+        metric = METRICS[self.row.metric]
+        least, most = UNIT_DOMAIN[metric.unit]
+        low = self.check.low if self.check.low > least else -math.inf
+        high = self.check.high if self.check.high < most else math.inf
+        return Limits(low, high, metric.none)
+
+    @property
+    def spread(self) -> Spread | None:
+        row = self.row
+        if row.value is None or row.low is None or row.high is None:
+            return None
+        return Spread(row.value, row.low, row.high, row.unit, row.units).at(self.confidence)
+
+    @property
+    def confidence(self) -> float:
+        return self.look.confidence if self.look else CONFIDENCE
+
+    @property
+    def p_value(self) -> float:
+        return broken(self.spread, self.limits)
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """What has no interval is no test, and in no family but its own; what is still to be measured counts, with p = 1."""
+        alone = id(self) if self.spread is None and not self.waiting else None
+        return self.check.metric, self.row.variant, self.check.low, self.check.high, alone
+
+
+def _check(
+    check: Check, manifest: Mapping[str, Any], rows: Sequence[Row], at: _Stand
+) -> Iterator[Outcome | _Case]:
+    """One case a value, where cells that share a task share a value; and an outcome for what is missing altogether."""
+    metric = METRICS[check.metric]
+    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
+    cells = [cell for cell in manifest["cells"] if check.picks(cell["spec"])]
+    if not cells:
+        chosen = ", ".join(f"{key}={text(value)}" for key, value in check.where.items() if key != "variant")
+        yield _missing(
+            check, (), f"{check.metric} was not measured: no cell of this run has {chosen or 'anything'}."
+        )
+        return
+    due = [cell["id"] for cell in cells if not (metric.paired and cell["baseline"] == cell["id"])]
+    if not due:
+        yield _missing(
+            check,
+            (),
+            f"{check.metric} compares with the baseline, and only baselines were picked: not measured.",
+        )
+        return
+    variant = check.where.get("variant")
+    mine = [r for r in rows if r.metric == check.metric and r.cell in due and variant in (None, r.variant)]
+    absent = tuple(cell for cell in due if cell not in {row.cell for row in mine})
+    if absent:
+        of = f" of {variant}" if variant else ""
+        sentence = f"{check.metric}{of} on {some(absent, names)} was not measured: the run has no {metric.runner} task for it."
+        yield _missing(check, absent, sentence)
+    keys = {
+        (cell, task["variant"]): task["key"]
+        for task in manifest["tasks"]
+        if task["runner"] == metric.runner
+        for cell in task["cells"]
+    }
+    for row, shared in by_task(manifest, mine):
+        waiting = (metric.runner, row.variant, row.cell) in at.waiting
+        subject = f"{label(row)} on {some(shared, names)}"
+        record = at.records.get(keys.get((row.cell, row.variant), ""))
+        yield _Case(check, row, shared, subject, record, at.looks.get(metric.runner), waiting)
+
+
+def _missing(check: Check, cells: tuple[str, ...], sentence: str) -> Outcome:
+    """Nothing there to judge is a failure of a required check, never a pass."""
+    status = FAIL if check.required else NOT_EVALUATED
+    return _outcome(check, status, sentence, None, cells, str(check.where.get("variant", "")))
+
+
+def _judge(case: _Case, gate: Gate, adjusted: float, family: int) -> Outcome:
+    check, row, subject, value = case.check, case.row, case.subject, case.row.value
+    ruling = None
+    if value is None:
+        status, sentence = (
+            NOT_EVALUATED,
+            f"{subject} was not measured: {row.note.rstrip('.') or 'no reason was recorded'}.",
+        )
+    elif not math.isfinite(value):
+        note = f" ({row.note})" if row.note else ""
+        status, sentence = FAIL, f"{subject} is {value}{note}, which keeps no limit ({check.limit})."
+    elif row.partial and not gate.allow_partial:
+        found = f"{subject} is {say(value, row.unit)}, but partial ({row.partial})"
+        status, sentence = (
+            NOT_EVALUATED,
+            f"{found}; a partial result counts only with allow_partial: true in the gate.",
+        )
+    else:
+        sampled = METRICS[row.metric].sampled
+        ruling = decide(value, case.spread, row.n, sampled, case.limits, adjusted, family, case.look)
+        more = _more(ruling, row) if ruling.status == INCONCLUSIVE else ""
+        if case.record and (cause := doubt(case.record, row, case.limits, ruling.status, case.confidence)):
+            ruling = Ruling(INCONCLUSIVE, f"{ruling.reason}, but {cause}", ruling.mde)
+        status = ruling.status
+        sentence = f"{subject} is {say(value, row.unit)}{_spread(row)}; the limit is {check.limit}: {ruling.reason}{more}{_at(case)}."
+    return _outcome(check, status, sentence, value, case.cells, row.variant, ruling, case.look)
+
+
+def _more(ruling: Ruling, row: Row) -> str:
+    """What an inconclusive sentence ends with: how far from the limit a value would be decided, and by how many samples."""
+    parts = [row.note.rstrip(".")] if row.note else []
+    if ruling.mde is not None:
+        far = (
+            "no possible value"
+            if math.isinf(ruling.mde)
+            else f"{say(ruling.mde, row.unit, 3)} from the limit"
+        )
+        parts.append(f"minimum detectable effect: {far}")
+    if ruling.n_needed is not None:
+        counted = METRICS[row.metric].counted
+        parts.append(f"at this value n={ruling.n_needed:,}{counted and ' '}{counted} would decide")
+    elif ruling.hopeless:
+        parts.append(ruling.hopeless)
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _at(case: _Case) -> str:
+    """At which look and level it was judged, with the interval of that level."""
+    if case.look is None:
+        return ""
+    spread = case.spread
+    ends = f": {spread.low:.6g} to {spread.high:.6g}" if spread else ""
+    return f" ({case.look.place}, judged at {case.look.level}{ends})"
+
+
+def _spread(row: Row) -> str:
+    parts = []
+    if row.low is not None and row.high is not None:
+        parts.append(f"95% interval {row.low:.6g} to {row.high:.6g}")
+    if row.n is not None:
+        parts.append(f"n={row.n:,}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _outcome(
+    check: Check,
+    status: str,
+    sentence: str,
+    value: float | None,
+    cells: tuple[str, ...],
+    variant: str,
+    ruling: Ruling | None = None,
+    look: Look | None = None,
+) -> Outcome:
+    return Outcome(
+        check=check.name,
+        metric=check.metric,
+        cell=cells[0] if cells else None,
+        variant=variant,
+        status=status,
+        value=value,
+        limit=check.limit,
+        sentence=sentence,
+        required=check.required,
+        why=check.why,
+        cells=cells,
+        mde=ruling.mde if ruling else None,
+        n_needed=ruling.n_needed if ruling else None,
+        look=look.place if look else "",
+        level=look.confidence if look else None,
+        bounds=(check.low, check.high),
+    )

@@ -1,0 +1,270 @@
+"""The first check of every verdict, which no policy removes: requested = resolved = effective, by evidence.
+
+Two settings reach it. With `allow_fallback` a *declared* fallback passes, by name. `evidence` is the highest rung that must be
+verified, E5 unless the gate says less: what stands above it may show nothing, and the outcome says so. What the evidence
+contradicts never passes, on any rung, and a baseline must be shown to be native like any other cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kvbench.gate.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
+from kvbench.matrix.resolve import ASPECTS, AUTO
+from kvbench.matrix.runners import RUNNERS
+from kvbench.matrix.values import text
+from kvbench.records.record import (
+    LEVELS,
+    MISMATCH,
+    NOT_APPLICABLE,
+    OK,
+    RUNGS,
+    UNVERIFIED,
+    VERIFIED,
+    Evidence,
+    Level,
+    Record,
+    rung,
+)
+
+LIMIT = "requested = resolved = effective, verified"
+
+Spec = Mapping[str, Any]
+
+# Levels that do not apply to a labelled mode, to runners that make no reads, or to native weights.
+_MAY_BE_IDLE = frozenset(
+    {"E3-prefill", "E3-reads", *(level for level in LEVELS if level.endswith("-weights"))}
+)
+
+
+def precision(
+    manifest: Mapping[str, Any],
+    records: Sequence[Record],
+    allow_fallback: bool = False,
+    evidence: str = RUNGS[-1],
+) -> Iterator[Outcome]:
+    """One outcome a cell, or one for each distinct fault of its records. A cell without any evidence never passes."""
+    done = {record.key: record for record in records if record.status == OK}
+    specs = {cell["id"]: cell["spec"] for cell in manifest["cells"]}
+    for cell in manifest["cells"]:
+        beside = specs[cell["baseline"]]
+        other = [f"{key} {text(beside[key])}" for key in ("weights", "kv_format") if beside[key] != "native"]
+        if other:
+            yield _outcome(
+                cell, FAIL, f"the baseline that it is compared with is not native: {', '.join(other)}."
+            )
+        tasks = [task for task in manifest["tasks"] if cell["id"] in task["cells"] and task["key"] in done]
+        ran = [done[task["key"]] for task in tasks]
+        faults: dict[str, list[str]] = {}
+        fallbacks: dict[str, None] = {}
+        for task, record in zip(tasks, ran, strict=True):
+            fault, fallback = _stranger(cell["spec"], task, record), ""
+            if not fault:
+                fault, fallback = fault_of(
+                    cell["spec"], record.decision, record.evidence, record.facts, allow_fallback, evidence
+                )
+            fault = fault or _arms(record) or _identical(record, done.get(task["baseline"]))
+            if fault:
+                faults.setdefault(fault, []).append(record.runner)
+            if fallback:
+                fallbacks[fallback] = None
+        for fault, runners in faults.items():
+            yield _outcome(cell, FAIL, f"{fault} (seen in {', '.join(dict.fromkeys(runners))})")
+        if not ran:
+            yield _outcome(
+                cell, NOT_EVALUATED, "no task of this cell was measured, so nothing shows what ran."
+            )
+        elif not faults:
+            yield _outcome(cell, PASS, _praise(cell["spec"], ran, list(fallbacks), evidence))
+
+
+def _outcome(cell: Mapping[str, Any], status: str, sentence: str) -> Outcome:
+    text = f"{cell['name']}: {sentence}"
+    return Outcome("precision", "", cell["id"], "", status, None, LIMIT, text, cells=(cell["id"],))
+
+
+def _stranger(spec: Spec, task: Mapping[str, Any], record: Record) -> str:
+    """What shows that the record was not made by this task for this cell, or ""."""
+    if record.runner != task["runner"]:
+        return f"the record is one of {record.runner}, the task is {task['runner']}: it belongs elsewhere."
+    for what, own, due in (
+        ("the task", record.options, task["options"]),
+        ("the task", record.spec, task["spec"]),
+        ("the cell", record.spec, {key: spec.get(key) for key in record.spec}),
+    ):
+        for key in {**due, **own}:
+            if own.get(key) != due.get(key):
+                return (
+                    f"the record was measured with {key} {text(own.get(key))}, {what} asks for "
+                    f"{text(due.get(key))}: it belongs elsewhere, or the request was changed on the way."
+                )
+    return ""
+
+
+def fault_of(
+    spec: Spec,
+    decision: Mapping[str, Any] | None,
+    shown_by: Mapping[str, Any] | None,
+    facts: Mapping[str, Any],
+    allow_fallback: bool = False,
+    rung_due: str = RUNGS[-1],
+) -> tuple[str, str]:
+    """(fault, fallback): what contradicts the cell's precision, or ""; the allowed fallback's sentence, or "".
+
+    decision, shown_by, facts: `decision`, `evidence` and `facts` of a record.
+    """
+    if decision is None:
+        return "the record holds no decision, so nothing says what was to run.", ""
+    fallbacks = []
+    for aspect in ASPECTS:
+        choice = decision[aspect]
+        if choice["requested"] != spec[aspect]:
+            return (
+                f"the matrix asks for {aspect} {spec[aspect]}, but the resolver was asked for {choice['requested']}: "
+                "the request was dropped on the way."
+            ), ""
+        if choice["requested"] not in (AUTO, choice["resolved"]):
+            if undeclared := _undeclared(spec, aspect, choice):
+                return undeclared, ""
+            fallbacks.append(
+                f"{aspect} {choice['requested']} fell back to {choice['resolved']}: {choice['reason']}"
+            )
+    if fallbacks and not allow_fallback:
+        remedy = "Set allow_fallback: true in the gate to accept a declared fallback."
+        return f"{'; '.join(fallbacks)}. {remedy}", ""
+    if shown_by is None:
+        return "the record carries no evidence, so nothing shows what ran.", ""
+    levels = tuple(Level(**level) for level in shown_by["levels"])
+    evidence = Evidence(**{**shown_by, "levels": tuple(x for x in levels if _counts(x, rung_due))})
+    shown = {"kv_format": evidence.effective, "weights": evidence.effective_weights}
+    off = [aspect for aspect in shown if shown[aspect] != decision[aspect]["resolved"]]
+    if evidence.state != VERIFIED or off:
+        of = off or ["kv_format"]
+        resolved = " and ".join(decision[aspect]["resolved"] for aspect in of)
+        effective = " and ".join(shown[aspect] for aspect in of)
+        lost = [
+            f"{level.name}: {level.sentence}" for level in evidence.levels if level.state == evidence.state
+        ]
+        reason = f"The engine was made for {effective}: the decision did not reach the engine."
+        if lost and evidence.state != VERIFIED:
+            reason = " ".join(lost)
+        state = evidence.state if evidence.state != VERIFIED else "mismatch"
+        return f"{state}: {resolved} was resolved, the evidence shows {effective}. {reason}", ""
+    if decision["weights"]["resolved"] != "native":
+        silent = [x.name for x in evidence.levels if x.name.endswith("-weights") and x.state != VERIFIED]
+        if silent:
+            return (
+                f"unverified: {', '.join(silent)} say nothing of the quantized weights; run the matrix again.",
+                "",
+            )
+    idle = [
+        x.name
+        for x in levels
+        if x.state == NOT_APPLICABLE and x.name not in _MAY_BE_IDLE and rung(x.name) <= rung_due
+    ]
+    if idle:
+        return f"unverified: {', '.join(idle)} say that they do not apply, and they apply to every cell.", ""
+    if facts.get("scale_kind") == "unknown":
+        return f"mismatch: {facts.get('scale_source')}", ""
+    lacking = [name for name in LEVELS if rung(name) <= rung_due and name not in {x.name for x in levels}]
+    if lacking:
+        return f"unverified: the evidence lacks {', '.join(lacking)}; run the matrix again.", ""
+    return "", "; ".join(fallbacks)
+
+
+def _undeclared(spec: Spec, aspect: str, choice: Mapping[str, Any]) -> str:
+    """Why a resolution that differs from the request is no declared fallback, which no gate can allow; "" where it is one."""
+    what = f"{aspect} {choice['requested']} was resolved to {choice['resolved']}"
+    if choice["requested"] == "native":
+        return f"{what}: nothing falls back from native, so what should be native is quantized."
+    if choice["reason"] == "requested":
+        return f"{what} with the reason of a request that was kept: it was dropped on the way, not declared."
+    if spec.get("fallback") != "allow":
+        return f"{what} ({choice['reason']}), and the matrix allows no fallback: it was not declared."
+    return ""
+
+
+def _counts(level: Level, rung_due: str) -> bool:
+    """Whether a level has a say: a contradiction always has. The native arm stands on the rungs that are unverified in it."""
+    stands_on = level.facts.get("unverified") or [level.name if level.name in LEVELS else RUNGS[0]]
+    return level.state == MISMATCH or min(map(rung, stands_on)) <= rung_due
+
+
+def _praise(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str], rung_due: str) -> str:
+    ran = sorted(
+        {record.runner for record in records}, key=list(RUNNERS).index
+    )  # cells of one finding say it alike
+    levels: dict[str, dict[str, None]] = {VERIFIED: {}, UNVERIFIED: {}}
+    for record in records:
+        assert record.evidence is not None
+        for level in record.evidence["levels"]:
+            levels.get(level["state"], {})[level["name"]] = None
+    shown = f"verified by {', '.join(levels[VERIFIED])} in {', '.join(ran)}"
+    if levels[UNVERIFIED]:
+        shown += f"; unverified, which the gate allows above {rung_due}: {', '.join(levels[UNVERIFIED])}"
+    shown += "."
+    if fallbacks:
+        return f"a declared fallback, which the gate allows: {'; '.join(fallbacks)}; {shown}"
+    weights = "" if spec["weights"] == "native" else f" with {spec['weights']} weights"
+    return f"{spec['kv_format']}{weights} is requested, resolved and effective, {shown}"
+
+
+def _arms(record: Record) -> str:
+    """Times under another arm's name, or of another request than the cell's, or ""."""
+    if record.runner != "latency" or record.decision is None:
+        return ""
+    shape = record.spec["batch"], record.spec["context"], record.options["new_tokens"]
+    tokens = shape[0] * (shape[1] + shape[2] - 1)  # the last generated token is never fed back
+    own = {aspect: record.decision[aspect]["resolved"] for aspect in ("kv_format", "weights")}
+    native = dict.fromkeys(own, "native")
+    for arm in record.samples.get("arms", []):
+        due = {**(native if arm["arm"] == "baseline" else own), "computed_tokens": tokens}
+        ran = arm.get("ran", {})
+        for what in due:
+            if ran.get(what) != due[what]:
+                return (
+                    f"the times of arm {arm['arm']} are of a request with {what} {ran.get(what, 'unknown')}, and it is due "
+                    f"with {due[what]}: they belong to another arm or cell."
+                )
+    return ""
+
+
+# Numbers of a record that no quantized cache leaves as they are, to the last bit.
+_NUMBERS: dict[str, Callable[[Mapping[str, Any]], Sequence[Any]]] = {
+    "perplexity": lambda samples: [chunk["nll"] for chunk in samples.get("chunks", [])],
+    "agreement": lambda samples: samples.get("logprob_native_token", []),
+    "mcq": lambda samples: [q["scores"] for q in samples.get("questions", []) if q["skipped"] is None],
+}
+
+
+def _identical(record: Record, baseline: Record | None) -> str:
+    """E5: a quantized cell whose every number equals native bit for bit was not quantized where it counts.
+
+    Left out where equality has another cause: `prefill_reads: fresh` does not read a prompt back, and the logits of
+    random weights hardly depend on what attention gives.
+    """
+    numbers = _NUMBERS.get(record.runner)
+    if baseline is None or numbers is None or record.decision is None:
+        return ""
+    quantized = [a for a in ("kv_format", "weights") if record.decision[a]["resolved"] != "native"]
+    if not quantized:
+        return ""
+    if record.spec["prefill_reads"] != "stored" or record.spec["model_weights"] == "random":
+        return ""
+    own, native = numbers(record.samples), numbers(baseline.samples)
+    beside = (
+        numbers({"chunks": record.samples.get("native_chunks") or ()})
+        if record.runner == "perplexity"
+        else []
+    )
+    if own and own == beside:
+        return f"E5: the native pass beside it gave the {len(own)} numbers of the cell itself: it was compared with itself."
+    divergences = record.samples.get("kld_tokens") or ()
+    if len(divergences) > 1 and not any(divergences):
+        return f"E5: all {len(divergences)} divergences from native are 0, so what was compared with it was native itself."
+    if not own or own != native:
+        return ""
+    formats = " with ".join(record.decision[aspect]["resolved"] for aspect in quantized)
+    what = "a quantized cache" if quantized[0] == "kv_format" else "quantized weights"
+    return f"E5: all {len(own)} numbers equal the native ones bit for bit, which {formats} cannot give: nothing read {what}."

@@ -1,0 +1,45 @@
+"""How one shard of a matrix is judged alone: nothing is required of what other shards measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvbench.gate.verdict import FAIL, NOT_EVALUATED, Outcome
+from kvbench.records.shards import Share
+
+
+def judged(
+    outcomes: Iterable[Outcome], manifest: Mapping[str, Any], share: Share, runner_of: Callable[[str], str]
+) -> list[Outcome]:
+    """The outcomes of a share, in which nothing is required of what other shares measure; first, that it is no whole run.
+
+    runner_of(metric): the runner that measures it.
+    """
+    mine = [task for task in manifest["tasks"] if task["key"] in share.tasks]
+    measured = {(task["runner"], task["variant"], cell) for task in mine for cell in task["cells"]}
+    shown = {cell for _, _, cell in measured}
+
+    def elsewhere(o: Outcome) -> bool:
+        if o.status != NOT_EVALUATED or not o.required:
+            return False
+        cells = o.cells or ((o.cell,) if o.cell else ())
+        if o.metric:
+            return all((runner_of(o.metric), o.variant, cell) not in measured for cell in cells)
+        return o.check in ("precision", "gate") and all(cell not in shown for cell in cells)
+
+    sentence = (
+        f"{share.shard}: {len(share.tasks)} of {len(manifest['tasks'])} tasks are measured here; the run is judged after "
+        "`kvbench merge` of all shards."
+    )
+    whole = Outcome("shard", "", None, "", NOT_EVALUATED, None, "", sentence, required=False)
+    return [whole, *(replace(o, required=False) if elsewhere(o) else o for o in outcomes)]
+
+
+def exit_code_of(outcomes: Iterable[Outcome]) -> int:
+    """1 a failure, which no other share can undo; 3 a task of this share gave no result; else 0, whatever more data must decide."""
+    kept = list(outcomes)
+    if any(o.status == FAIL for o in kept):
+        return 1
+    return 3 if any(o.status == NOT_EVALUATED and o.required for o in kept) else 0

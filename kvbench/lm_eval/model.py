@@ -1,0 +1,397 @@
+"""The model `kvbench` of lm-evaluation-harness: every task through the quantized paged store, with the evidence that it was.
+
+The only file that imports lm_eval (extra `lm-eval`). lm-eval releases with entry points find it by pyproject's; for those before them
+`kvbench lm-eval` registers it and hands over to lm-eval's own command line.
+
+Encoding, BOS, joining, truncation from the left and windows of long texts are those of lm-eval's transformers model; what is
+computed goes through an engine of its own for each task, which is examined before its numbers are given out: no number leaves here
+whose engine is not verified to have read the requested format.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any
+
+from lm_eval import utils
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import CacheHook, TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models import utils as model_utils
+from tqdm import tqdm
+
+from kvbench.engines.reference.engine import Engine
+from kvbench.errors import KvbenchError, Refused, UsageError
+from kvbench.files import content_hash
+from kvbench.formats.kv import pages_for
+from kvbench.gate.precision import fault_of
+from kvbench.lm_eval.args import ARGUMENTS, cell_of, check_known, dropped
+from kvbench.machine.host import host
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.resolve import request_of, resolve
+from kvbench.models.source import uses_random_weights
+from kvbench.records.record import Evidence
+from kvbench.run.session import Session, evidence_of, require_device
+from kvbench.runners.text.encode import Pair
+from kvbench.runners.text.sampling import Sampler, write
+from kvbench.runners.text.scoring import capacity, group, say
+
+OWN_ARGUMENTS = ("batch_size", "max_length", "max_gen_toks", "add_bos_token")
+SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
+LM_EVAL_DEVICE = "cuda:0"  # what its command line says where no --device is given: taken as auto
+MOST_CHOICES = 64  # continuations that share one context's logits [n, V] at once
+
+log = logging.getLogger(__name__)
+
+# (texts or None, ids of the context, ids of the continuation), as TemplateLM hands them on.
+Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
+
+
+class Unproven(KvbenchError):
+    """The engine that answered is not shown to have run as asked: there is no result (exit code 1)."""
+
+    exit_code = 1
+
+
+@register_model("kvbench")
+class KvbenchLM(TemplateLM):  # type: ignore[misc]
+    """lm-eval's model over kvbench's engine.
+
+    pretrained: what a matrix's `model` takes; the other keyword arguments are cell keys (`kvbench.lm_eval.args.ARGUMENTS`) and:
+    batch_size: sequences that generate side by side (log-probabilities are packed by tokens whatever it is);
+    max_length: positions used, at most the model's; max_gen_toks: new tokens where a task does not say;
+    add_bos_token: whether a text gets the tokenizer's special tokens; None: as the tokenizer does by default.
+
+    Raises UsageError for arguments that are not known or not accepted, Refused for what the engine cannot run as asked, and
+    Unproven, in place of any answer, when the evidence of the engine that gave it does not hold.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        check_known(given, (*ARGUMENTS, *OWN_ARGUMENTS))
+        own = {name: given.pop(name, None) for name in OWN_ARGUMENTS}
+        self.given = dict(given)  # not from the cell: comparing them finds what was lost between them
+        self.spec = cell_of(given, host())
+        self.batch_size = _whole("batch_size", own["batch_size"], 1)
+        self.max_gen_toks = _whole("max_gen_toks", own["max_gen_toks"], 256)
+        self.add_bos_token = own["add_bos_token"]
+        if self.add_bos_token not in (None, True, False):
+            raise UsageError(f"add_bos_token is {self.add_bos_token!r}; true or false is due.")
+        if uses_random_weights(self.spec) and not self.spec["plumbing"]:
+            raise Refused(
+                "random_weights",
+                f"{self.spec['model']} has random weights, which no task can judge; use a checkpoint, or plumbing=true for a run that "
+                "only exercises the path and is marked partial.",
+            )
+        self._session = Session(None, host().environment)
+        require_device(self.spec, self._session.environment)
+        self.loaded = self._session.model(self.spec)
+        self.decision = resolve(request_of(self.spec), self.loaded.facts)
+        self.max_length = self._positions(own["max_length"])
+        self.tokenizer = self.loaded.tokenizer
+        self._device = self.loaded.device
+        self.proofs: list[tuple[Evidence, dict[str, Any]]] = []
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> KvbenchLM:
+        """From --model_args, and the options of lm-eval's command line where those do not say the same."""
+        beside = {k: v for k, v in (additional_config or {}).items() if v is not None}
+        if beside.get("device") == LM_EVAL_DEVICE:
+            del beside["device"]
+        return cls(**{**beside, **arg_dict})
+
+    @classmethod
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: dict[str, Any] | None = None
+    ) -> KvbenchLM:
+        return cls.create_from_arg_obj(utils.simple_parse_args_string(arg_string), additional_config)
+
+    def _positions(self, asked: Any) -> int:
+        limit = self.loaded.facts.max_context
+        if asked is None and limit is None:
+            raise UsageError(f"{self.loaded.name} does not say how many positions it has; give max_length.")
+        length = limit if asked is None else _whole("max_length", asked, 1)
+        assert length is not None
+        if limit is not None and length > limit:
+            raise UsageError(
+                f"max_length is {length}, and {self.loaded.name} has {limit} positions; give at most that."
+            )
+        return length
+
+    # What lm-eval asks of a model's texts.
+
+    @property
+    def eot_token_id(self) -> int:
+        end: int = self.tokenizer.eos_token_id
+        return end
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text that has no context."""
+        first: int | None = self.tokenizer.bos_token_id
+        return self.eot_token_id if first is None else first
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Names lm-eval's cache of requests: the model's content and the whole cell, so that no two formats share it."""
+        named = content_hash([self.loaded.sha, self.spec])
+        return f"kvbench-{self.spec['kv_format']}-{self.spec['weights']}-{named}"
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Ids of a text; special tokens as given, else none before a text that begins with BOS, else by `add_bos_token`."""
+        special = add_special_tokens
+        if special is None:
+            begins = model_utils.has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id))
+            special = False if begins else self.add_bos_token
+        ids: list[int] = self.tokenizer.encode(
+            string, **({} if special is None else {"add_special_tokens": special})
+        )
+        return ids
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """As the tokenizer's template has it; what the template refuses is an error, nothing is left out for it."""
+        text: str = self.tokenizer.apply_chat_template(
+            chat_history,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+        return text
+
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """Refuses lm-eval's cache of answers: it knows a prompt and not the format that answered it."""
+        if cache_hook.dbdict is not None:
+            raise UsageError(
+                "lm-eval's cache of answers (--use_cache) is keyed by the prompts alone, so one format's answers would pass for "
+                "another's; leave it out."
+            )
+        super().set_cache_hook(cache_hook)
+
+    # What lm-eval asks of a model.
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Task by task, so that what a task's prompts begin with is computed once."""
+        answers: list[tuple[float, bool]] = []
+        for _, own in groupby(requests, key=lambda request: request.task_name):
+            answers += super().loglikelihood(list(own), disable_tqdm=disable_tqdm)
+        return answers
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Each text in windows of `max_length`, every token scored once, with no window's tokens before it but one."""
+        windows: list[Encoded] = []
+        counts = []
+        for (text,) in (request.args for request in requests):
+            found = utils.get_rolling_token_windows(
+                token_list=self.tok_encode(text),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            own: list[Encoded] = [(None, *utils.make_disjoint_window(pair)) for pair in found]
+            windows += own
+            counts.append(len(own))
+        scores = iter(self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm))
+        return [sum(next(scores)[0] for _ in range(n)) for n in counts]
+
+    def _loglikelihood_tokens(
+        self, requests: list[Encoded], disable_tqdm: bool = False, **_: Any
+    ) -> list[tuple[float, bool]]:
+        """(summed log-probability, whether greedy decoding writes it) of each continuation."""
+        if not requests:
+            return []
+        pairs, places = self._pairs(requests)
+        g = group(pairs)
+        page, chunk = self.spec["page_size"], self.spec["prefill_chunk"]
+        engine = self._engine(1, capacity([g], self.loaded.device, page) * page)
+        answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Log-probabilities") as bar:
+            for batch, said, _computed in say(engine, g, chunk):
+                for i, own in zip(batch, said, strict=True):
+                    for at, choice in zip(places[i], own, strict=True):
+                        answers[at] = choice.logprob, choice.greedy
+                    bar.update(len(own))
+        self._prove(engine)
+        return answers
+
+    def _pairs(self, requests: Sequence[Encoded]) -> tuple[list[Pair], list[list[int]]]:
+        """Contexts with all their continuations, in the order in which they come, and the request that each continuation is."""
+        found: dict[tuple[int, ...], list[list[int]]] = {}
+        for at, (texts, context, continuation) in enumerate(requests):
+            if not context or not 0 < len(continuation) <= self.max_length:
+                raise KvbenchError(
+                    f"A continuation of {len(continuation)} tokens behind {len(context)} cannot be scored in {self.max_length} "
+                    f"positions: {str(texts)[:200]!r}."
+                )
+            key = self._cut(context, continuation)
+            blocks = found.setdefault(key, [[]])
+            if len(blocks[-1]) == MOST_CHOICES:
+                blocks.append([])
+            blocks[-1].append(at)
+        pairs, places = [], []
+        for context_ids, blocks in found.items():
+            for block in blocks:
+                pairs.append(Pair(context_ids, tuple(tuple(requests[at][2]) for at in block), False))
+                places.append(block)
+        return pairs, places
+
+    def _cut(self, context: list[int], continuation: list[int]) -> tuple[int, ...]:
+        """The context without its first tokens where the model has no room for them; a continuation's last token is not fed."""
+        excess = len(context) + len(continuation) - (self.max_length + 1)
+        if excess > 0:
+            log.warning(
+                "Cut %d tokens from the left: context and continuation exceed %d positions.",
+                excess,
+                self.max_length,
+            )
+        return tuple(context[max(0, excess) :])
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Greedy, or sampled where a task says so, up to a stop text, the end of text or the task's number of tokens."""
+        if not requests:
+            return []
+        work = [self._generation(request) for request in requests]
+        batches = list(_batches(work, self.batch_size))
+        page = self.spec["page_size"]
+        need = max(
+            sum(pages_for(len(work[i][0]) + work[i][1].new_tokens, page) for i in batch) for batch in batches
+        )
+        engine = self._engine(1, need * page)
+        texts = [""] * len(work)
+        with tqdm(total=len(work), disable=disable_tqdm, desc="Texts") as bar:
+            for batch in batches:
+                sampler = work[batch[0]][1]
+                prompts = [work[i][0] for i in batch]
+                for i, ids in zip(batch, write(engine, self.tokenizer, prompts, sampler), strict=True):
+                    text = self.tokenizer.decode(ids, skip_special_tokens=True)
+                    texts[i] = model_utils.postprocess_generated_text(text, list(sampler.until), None)
+                bar.update(len(batch))
+        self._prove(engine)
+        return texts
+
+    def _generation(self, request: Instance) -> tuple[list[int], Sampler]:
+        """The prompt's ids, cut from the left to leave room for the new tokens, and how to go on."""
+        context, given = request.args
+        kwargs = model_utils.normalize_gen_kwargs(given, self.max_gen_toks)
+        until = model_utils.handle_stop_sequences(
+            kwargs.pop("until", None), eos=self.tokenizer.decode(self.eot_token_id)
+        )
+        new_tokens: int = kwargs.pop("max_gen_toks")
+        check_known((f"gen_kwargs.{name}" for name in kwargs), [f"gen_kwargs.{name}" for name in SAMPLING])
+        room = self.max_length - new_tokens
+        if room < 1:
+            raise UsageError(
+                f"{request.task_name} asks for {new_tokens} new tokens, and there are {self.max_length} positions; give "
+                "--gen_kwargs max_gen_toks=N or a larger max_length."
+            )
+        ids = self.tok_encode(context)
+        if len(ids) > room:
+            log.warning(
+                "Cut %d tokens of a prompt from the left, to leave room for %d new ones.",
+                len(ids) - room,
+                new_tokens,
+            )
+        return ids[-room:], Sampler(
+            tuple(until),
+            new_tokens,
+            self._ends(),
+            **{name: kwargs[name] for name in SAMPLING if kwargs.get(name) is not None},
+        )
+
+    def _ends(self) -> frozenset[int]:
+        """Tokens that end a text, by the tokenizer and by the model's generation config."""
+        config = getattr(self.loaded.model, "generation_config", None)
+        ends = getattr(config, "eos_token_id", None)
+        more = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        return frozenset([self.eot_token_id, *more])
+
+    # What ran, and the proof of it.
+
+    def _engine(self, sequences: int, tokens: int) -> Engine:
+        return Engine(self.loaded, self.decision, self.spec, sequences=sequences, tokens=tokens)
+
+    def _prove(self, engine: Engine) -> None:
+        """Examine the engine that gave the answers. Raises Unproven unless all of it holds."""
+        evidence, scales = evidence_of(engine, self.decision, self.spec, self._session)
+        fault, fallback = fault_of(self.spec, asdict(self.decision), asdict(evidence), scales)
+        if why := dropped(self.given, self.spec) or fault or fallback:
+            raise Unproven(f"The answers are withheld: {why}")
+        self.proofs.append((evidence, scales))
+
+    def get_model_info(self) -> dict[str, Any]:
+        """For `config` of lm-eval's results. Raises Unproven where no engine has answered: there is nothing to prove."""
+        if not self.proofs:
+            raise Unproven(
+                "No engine of kvbench has answered anything, so nothing shows what the results are of."
+            )
+        last, scales = self.proofs[-1]
+        reads = {key: sum(proof.reads[key] for proof, _ in self.proofs) for key in last.reads}
+        shown = {
+            "requested": {key: self.given.get(key, CELL_KEYS[key]) for key in ("kv_format", "weights")},
+            "resolved": {
+                "kv_format": self.decision.kv_format.resolved,
+                "weights": self.decision.weights.resolved,
+                "backend": self.decision.backend.resolved,
+            },
+            "effective": {"kv_format": last.effective, "weights": last.effective_weights},
+            "evidence": last.state,
+            "levels": {level.name: f"{level.state}: {level.sentence}" for level in last.levels},
+            "precision": dict(last.precision),
+            "reads": reads,
+            "engines": len(self.proofs),
+            **scales,
+            "partial": "random weights: plumbing only" if uses_random_weights(self.spec) else None,
+            "cell": self.spec,
+            "environment": host().environment,
+        }
+        print(_proof(last, reads), file=sys.stderr)
+        parameters = sum(p.numel() for p in self.loaded.model.parameters())
+        return {
+            "model_num_parameters": parameters,
+            "model_dtype": self.loaded.dtype_name,
+            "model_sha": self.loaded.sha,
+            "max_length": self.max_length,
+            "kvbench": shown,
+        }
+
+
+def _proof(evidence: Evidence, reads: dict[str, Any]) -> str:
+    levels = ", ".join(f"{level.name} {level.state}" for level in evidence.levels)
+    return (
+        f"kvbench: effective kv_format {evidence.effective}, weights {evidence.effective_weights}; {evidence.state} ({levels}); "
+        f"{reads['quantized_tokens']:,} of {reads['tokens']:,} tokens read from quantized pages."
+    )
+
+
+def _whole(name: str, value: Any, default: int) -> int:
+    if value is None:
+        return default
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise UsageError(f"{name} is {value!r}; a whole number of at least 1 is due.")
+    return number
+
+
+def _batches(work: Sequence[tuple[list[int], Sampler]], size: int) -> Iterator[list[int]]:
+    """Indexes of at most `size` prompts that go on in the same way, the longest first."""
+    groups: dict[Sampler, list[int]] = {}
+    for i, (_, sampler) in enumerate(work):
+        groups.setdefault(sampler, []).append(i)
+    for own in groups.values():
+        order = sorted(own, key=lambda i: -len(work[i][0]))
+        yield from (order[at : at + size] for at in range(0, len(order), size))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """lm-eval's own command line, with this model registered. Ends as that does, by SystemExit or by returning."""
+    from lm_eval.__main__ import cli_evaluate
+
+    sys.argv = ["lm_eval", *arguments]
+    cli_evaluate()

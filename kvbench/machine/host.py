@@ -1,0 +1,224 @@
+"""Where a run happens: versions, machine, device. Read without torch; what cannot be read says why.
+
+`host()` gives the facts for the manifest, and the `identity` of them that goes into every task's key: results are
+reused only where the measuring code, torch, transformers and the device are the same. The host's name is no part of it: it is
+recorded, so that times of different hosts are never pooled (`kvbench.machine.same_machine`). No user names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import kvbench
+from kvbench_kernels.support import interpreting
+
+PACKAGES = (
+    "torch", "transformers", "triton", "accelerate", "tokenizers", "safetensors", "gguf", "huggingface-hub",
+    "datasets", "numpy", "scipy", "pandas",
+)  # fmt: skip
+
+# What measures: a change in one of these makes stored results stale. All else only reads records, or its whole effect on a
+# measurement is in the task's spec and options, which the key holds anyway.
+MEASURING = (
+    "formats",
+    "models",
+    "data",
+    "matrix",
+    "records",
+    "engines",
+    "evidence",
+    "runners",
+    "run/session.py",
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """device: "cpu" or "cuda" (what `device: auto` means here). identity: part of every task's key.
+
+    environment: everything that a reader of the run wants to know, the identity in it; JSON.
+    """
+
+    device: str = "cpu"
+    identity: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+@cache
+def host() -> Host:
+    """The facts of this process's machine. Read once."""
+    versions = {name: _version(name) for name in PACKAGES}
+    gpus, gpu_reason = _gpus()
+    device, device_reason = _device(gpus, gpu_reason, versions["torch"])
+    cpu = _cpu_model()
+    identity = {
+        "kvbench": source_digest(measuring_only=True),
+        "torch": versions["torch"] or "absent",
+        "transformers": versions["transformers"] or "absent",
+        "triton": (versions["triton"] or "absent") + (", interpreted" if interpreting() else ""),
+        "device": f"{device}: {gpus[0]['name'] if device == 'cuda' else cpu}",
+    }
+    environment = {
+        "host": platform.node() or None,
+        "boot_id": _boot_id(),
+        "identity": identity,
+        "kvbench": kvbench.__version__,
+        "kvbench_source": source_digest(),
+        "python": platform.python_version(),
+        "packages": versions,
+        "os": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "cpu": cpu,
+        "cpu_cores": os.cpu_count(),
+        "cpu_cores_usable": _usable_cores(),
+        "memory_bytes": _memory_bytes(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "gpus": gpus,
+        "device": device,
+        "device_reason": device_reason,
+    }
+    return Host(device, identity, environment)
+
+
+def source_digest(measuring_only: bool = False) -> str:
+    """sha256 (first 24 hex digits) over the names and bytes of kvbench's own Python files."""
+    digest = hashlib.sha256()
+    for root in _roots():
+        for path in sorted(root.rglob("*.py")):
+            inside = path.relative_to(root)
+            if measuring_only and root.name == "kvbench" and not inside.as_posix().startswith(MEASURING):
+                continue
+            digest.update(f"{root.name}/{inside.as_posix()}\0".encode())
+            digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()[:24]
+
+
+def _roots() -> list[Path]:
+    spec = importlib.util.find_spec("kvbench_kernels")
+    kernels = [Path(p) for p in spec.submodule_search_locations or []] if spec else []
+    return [Path(kvbench.__file__).parent, *kernels]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _device(gpus: list[dict[str, Any]], gpu_reason: str, torch_version: str | None) -> tuple[str, str]:
+    """("cuda" or "cpu", why)."""
+    if not gpus:
+        return "cpu", gpu_reason
+    if torch_version is None or "+cpu" in torch_version:
+        return "cpu", f"a GPU is here, but torch {torch_version} is built for the CPU"
+    return "cuda", f"{len(gpus)} GPU(s) visible"
+
+
+def _gpus() -> tuple[list[dict[str, Any]], str]:
+    """(the visible GPUs by the driver's own word, "" or why there are none)."""
+    if sys.platform == "linux":
+        try:
+            # What pynvml loads; asked first, since importing pynvml is a tenth of what `plan` takes.
+            ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError as e:
+            return [], f"no NVIDIA driver ({e})"
+    try:
+        import pynvml
+    except ImportError:
+        return [], "nvidia-ml-py is not installed, so no GPU was looked for"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as e:
+        return [], f"no NVIDIA driver ({e})"
+    try:
+        uuids = gpu_uuids(pynvml)
+        shown = visible(uuids)
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        gpus = []
+        for i in shown:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(i)
+            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+            gpus.append({
+                "name": str(pynvml.nvmlDeviceGetName(handle)),
+                "uuid": uuids[i],
+                "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                "compute_capability": f"{major}.{minor}",
+                "driver": driver,
+            })  # fmt: skip
+        return gpus, "" if gpus else f"{len(uuids)} GPU(s), all hidden by CUDA_VISIBLE_DEVICES"
+    except pynvml.NVMLError as e:
+        return [], f"the NVIDIA driver did not answer ({e})"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def gpu_uuids(nvml: Any) -> list[str]:
+    """The ids of all GPUs, in the driver's order. nvml: the module pynvml, initialised."""
+    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+    return [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+
+
+def visible(uuids: Sequence[str]) -> list[int]:
+    """Indexes that CUDA_VISIBLE_DEVICES leaves of the GPUs with these ids, in its order; names of parts of a GPU (MIG) count as all."""
+    every, chosen = list(range(len(uuids))), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return every
+    found: list[int] = []
+    for word in (word.strip() for word in chosen.split(",") if word.strip()):
+        if word.startswith("GPU-"):
+            named = [i for i in every if uuids[i].startswith(word)]
+        elif word.lstrip("-").isdigit():
+            named = [int(word)] if 0 <= int(word) < len(uuids) else []
+        else:
+            return every
+        if len(named) != 1:
+            break  # CUDA stops at the first one that does not exist
+        found += named
+    return found
+
+
+def _boot_id() -> str | None:
+    """The kernel's word for this boot: it tells two machines of one name apart. None where it cannot be read."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine() or "unknown"
+
+
+def _usable_cores() -> int | None:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count()
+
+
+def _memory_bytes() -> int | None:
+    """Physical memory, or the control group's limit where that is lower; None where neither can be read."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total

@@ -1,0 +1,115 @@
+"""A matrix file becomes frozen cells and the tasks that measure them.
+
+    load(path) -> yamlstrict.read -> overrides.apply -> outline.read -> expand.expand -> selection.select
+               -> worklist.tasks_of -> Matrix
+
+Pure but for reading the file: the machine, the model's digest and the data's are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from kvbench.errors import UsageError
+from kvbench.formats import scales
+from kvbench.machine.host import Host
+from kvbench.matrix import overrides as overriding
+from kvbench.matrix import parse as outline
+from kvbench.matrix import yaml as yamlstrict
+from kvbench.matrix.cells import Cell, Task
+from kvbench.matrix.document import DataPath, Document, Problems
+from kvbench.matrix.expand import expand
+from kvbench.matrix.select import select as select_cells
+from kvbench.matrix.tasks import FingerprintData, FingerprintModel, tasks_of
+
+__all__ = ["Host", "Matrix", "load"]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """gate: the gate file's path, or None. source: the file's plain data, overrides in it. sha: sha256 of the file."""
+
+    name: str
+    path: Path | None
+    cells: tuple[Cell, ...]
+    tasks: tuple[Task, ...]
+    gate: Path | None
+    source: Mapping[str, Any]
+    sha: str
+
+
+def _no_model_digest(spec: Mapping[str, Any]) -> str:
+    return ""
+
+
+def _no_data_digest(name: str, split: str) -> str:
+    return ""
+
+
+def load(
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    select: str | None = None,
+    host: Host = Host(),  # noqa: B008 - frozen
+    fingerprint_model: FingerprintModel = _no_model_digest,
+    fingerprint_data: FingerprintData = _no_data_digest,
+    sizes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Matrix:
+    """Read, check and expand the matrix at `path`.
+
+    overrides: `a.b=value` words of `--set`. select: an expression of `-k`; names and varied keys stay those of the
+    whole matrix. fingerprint_model(spec), fingerprint_data(name, split): digests that enter the task keys; without
+    them the keys do not follow changes of the files. sizes: options of runners in place of the file's own, for looks.
+
+    Raises UsageError, with every mistake of the file in it, each as `file:line:column: sentence`.
+    """
+    path = Path(path)
+    document = overriding.apply(yamlstrict.read(path), overrides)
+    problems = Problems(document)
+    read, sound = outline.read(document, problems)
+    cells = (
+        expand(
+            read, host, problems, lambda at: _line(document, at), lambda name: scales.read(path.parent / name)
+        )
+        if sound
+        else ()
+    )
+    gate = path.parent / read.gate if read.gate else None
+    if gate and not _is_file(gate):
+        problems.add(
+            ("gate",), f"the gate file {gate} does not exist; its path is relative to the matrix file."
+        )
+    problems.raise_if_any()
+    if select is not None:
+        cells = select_cells(cells, select)
+    tasks = tasks_of(
+        cells,
+        {name: {**options, **sizes.get(name, {})} for name, options in read.runners.items()},
+        host,
+        lambda spec: _located(document, spec["model"], lambda: fingerprint_model(spec)),
+        lambda name, split: _located(document, name, lambda: fingerprint_data(name, split)),
+    )
+    return Matrix(read.name, path, cells, tasks, gate, document.data, document.sha)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
+
+
+def _located(document: Document, name: str, fingerprint: Callable[[], str]) -> str:
+    """A model or data name that means nothing is a mistake of the matrix: say where it stands."""
+    try:
+        return fingerprint()
+    except UsageError as e:
+        raise UsageError(f"{document.where(document.find(name))}: {e}") from None
+
+
+def _line(document: Document, path: DataPath) -> int | None:
+    return document.mark(path)[0] or None

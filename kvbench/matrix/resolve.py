@@ -1,0 +1,313 @@
+"""The resolver: what was asked for, what will run, and why. Pure: no torch, no files, no globals.
+
+`resolve(request, facts)` never drops anything in silence. Each aspect (kv_format, weights, gemm, backend, decode,
+compile) becomes a `Choice` with the requested and the resolved value, a reason, and the options that were rejected with theirs.
+Requested != resolved is a declared fallback (allowed only with `fallback: allow`); resolved != effective, found
+later from evidence, is a fault. `auto` asks for the best that can run: what it becomes is no fallback, and has a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from kvbench.errors import Refused, UsageError
+from kvbench.formats.kv import KV_FORMATS
+from kvbench.models.attention_facts import ModelFacts
+from kvbench_kernels.support import GEMMS, NO_GPU, Accepted, Rejected, interpreting, supports
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a cell asks for. interpreter: Triton kernels run in its interpreter, on the CPU."""
+
+    kv_format: str
+    weights: str
+    backend: str
+    fallback: str  # "allow" or "refuse"
+    device: str = "cpu"
+    dtype: str = "float32"
+    page_size: int = 16
+    prefill_reads: str = "stored"
+    decode: str = AUTO
+    compile: str = AUTO
+    kv_splits: int | None = None
+    gemm: str = AUTO
+    interpreter: bool = False
+
+
+def request_of(spec: Mapping[str, Any]) -> Request:
+    """The request of a cell whose `device` and `dtype` are resolved."""
+    keys = ("kv_format", "weights", "backend", "gemm", "fallback", "device", "dtype", "page_size", "prefill_reads", "decode", "compile", "kv_splits")  # fmt: skip
+    return Request(**{key: spec[key] for key in keys}, interpreter=interpreting())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One aspect of a decision. `rejected` holds (option, reason) pairs, in the order in which they were tried.
+
+    reason: a stable word: "requested", "decided_at_load", or the word of the rejection that led to the fallback.
+    sentence: the same for a person.
+    """
+
+    requested: str
+    resolved: str
+    reason: str
+    rejected: tuple[tuple[str, str], ...] = ()
+    sentence: str = ""
+
+    @property
+    def fell_back(self) -> bool:
+        return self.requested not in (AUTO, self.resolved)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """gemm: "native" (weights are), "by_shape" (each product of FP8 weights by the path that its shape has), or the one path
+    of all; decode: "graph" (a step is one CUDA graph) or "eager"; compile: "layer" (decoder layers compiled) or "off".
+    """
+
+    kv_format: Choice
+    weights: Choice
+    backend: Choice
+    gemm: Choice = Choice(AUTO, "native", "native_weights")
+    decode: Choice = Choice(AUTO, "eager", "default")
+    compile: Choice = Choice(AUTO, "off", "default")
+
+    @property
+    def fell_back(self) -> bool:
+        return any(getattr(self, aspect).fell_back for aspect in ASPECTS)
+
+
+# What a decision decides, by the name of the cell key that asks for it.
+ASPECTS = tuple(f.name for f in fields(Decision))
+
+
+# A question put to a backend or a weight format. Each answers from the facts alone.
+Support = Callable[[Request, ModelFacts], "Accepted | Rejected"]
+
+
+def _torch_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
+    """The reference path: full and sliding attention, soft-cap and sinks, in every KV format; MLA natively."""
+    for attribute, sentence in facts.unsupported:
+        return Rejected("attention_unsupported", f"{sentence} (config attribute {attribute})")
+    strange = sorted({layer.kind for layer in facts.layers} - {"full", "sliding", "mla"})
+    if strange:
+        where = [i for i, layer in enumerate(facts.layers) if layer.kind == strange[0]]
+        return Rejected(
+            "layer_kind_unsupported",
+            f"Layer {where[0]} (and {len(where) - 1} more) is of kind {strange[0]!r}; the engine has full, sliding "
+            "and MLA attention.",
+        )
+    if KV_FORMATS[request.kv_format].quantized and any(layer.kind == "mla" for layer in facts.layers):
+        return Rejected(
+            "mla_not_validated",
+            f"The model caches a latent (MLA); {request.kv_format} has not been validated on it, only native has.",
+        )
+    return Accepted()
+
+
+def _triton_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
+    """What the kernels say they can do, in every layer, and the torch path takes too."""
+    for layer in facts.layers:
+        needs = layer.needs(
+            request.kv_format, request.page_size, request.dtype, request.device, request.interpreter
+        )
+        answer = supports(needs)
+        if isinstance(answer, Rejected):
+            return answer
+    if request.prefill_reads != "stored":
+        return Rejected(
+            "fresh_reads",
+            "The Triton kernels read every token from the pages; prefill_reads: fresh runs on backend torch.",
+        )
+    return _torch_supports(request, facts)
+
+
+BACKENDS: dict[str, Support] = {"torch": _torch_supports, "triton": _triton_supports}
+
+
+def _native_weights(request: Request, facts: ModelFacts) -> Accepted | Rejected:
+    return Accepted()
+
+
+def _fp8_weights(request: Request, facts: ModelFacts) -> Accepted | Rejected:
+    """Every linear layer has at least the reference product; the loader refuses by name what is no linear layer."""
+    return Accepted()
+
+
+WEIGHTS: dict[str, Support] = {"native": _native_weights, "fp8_block128": _fp8_weights}
+
+_REQUESTED = "requested"
+_AT_LOAD = "decided_at_load"
+
+
+def resolve(
+    request: Request,
+    facts: ModelFacts | None,
+    backends: Mapping[str, Support] = BACKENDS,
+    weights: Mapping[str, Support] = WEIGHTS,
+) -> Decision:
+    """What will run for `request` on a model with `facts`; nothing is dropped without a word.
+
+    facts None: the model has not been seen yet; each choice is the request, with the reason `decided_at_load`.
+    Fallbacks are tried in this order: the same format on the torch backend, then native on the requested backend,
+    then native on torch. Raises UsageError for an unknown name; Refused when `fallback` is "refuse" and the request
+    cannot run as asked, and always when not even native on torch can, or `kv_splits` is given where nothing splits.
+    """
+    _check_names(request, backends, weights)
+    if facts is None:
+        sentence = "The model's config is not here yet; this is decided when it is loaded."
+        return Decision(
+            *(Choice(v, v, _AT_LOAD, (), sentence) for v in map(request.__getattribute__, ASPECTS))
+        )
+    kv_format, backend = _resolve_attention(request, facts, backends)
+    if request.kv_splits is not None and backend.resolved == "torch":
+        raise Refused(
+            "splits_need_triton",
+            f"kv_splits: {request.kv_splits} was asked for, and the cell runs on backend torch, which has no splits; remove it, "
+            "or ask for backend triton where its kernels run.",
+        )
+    stored = _resolve_weights(request, facts, weights)
+    return Decision(
+        kv_format,
+        stored,
+        backend,
+        _resolve_gemm(request, stored.resolved, backend.resolved),
+        _resolve_speed(request, "decode", "graph", "eager", backend.resolved),
+        _resolve_speed(request, "compile", "layer", "off", backend.resolved),
+    )
+
+
+def _check_names(request: Request, backends: Mapping[str, Support], weights: Mapping[str, Support]) -> None:
+    accepted: dict[str, Iterable[str]] = {
+        "kv_format": KV_FORMATS, "weights": weights, "backend": (*backends, AUTO), "fallback": ("allow", "refuse"),
+        "gemm": GEMMS, "decode": (AUTO, "graph", "eager"), "compile": (AUTO, "layer", "off")}  # fmt: skip
+    for key, names in accepted.items():
+        value = getattr(request, key)
+        if value not in names:
+            raise UsageError(f"{key} {value!r} is unknown; choose one of {', '.join(names)}.")
+
+
+def _resolve_attention(
+    request: Request, facts: ModelFacts, backends: Mapping[str, Support]
+) -> tuple[Choice, Choice]:
+    first = request.backend
+    if first == AUTO:
+        # The interpreter is for tests: nobody who asks for the best backend means it.
+        first = "triton" if request.device == "cuda" else "torch"
+    options = dict.fromkeys(
+        [(first, request.kv_format), ("torch", request.kv_format), (first, "native"), ("torch", "native")]
+    )
+    rejections: list[tuple[str, str, Rejected]] = []
+    for backend, kv_format in options:
+        answer = backends[backend](replace(request, backend=backend, kv_format=kv_format), facts)
+        if isinstance(answer, Accepted):
+            break
+        rejections.append((backend, kv_format, answer))
+    else:
+        reason, sentence = rejections[-1][2].reason, rejections[-1][2].sentence
+        raise Refused(reason, f"{sentence} Not even kv_format native can run on this model.")
+    if (
+        request.fallback == "refuse"
+        and rejections
+        and not (request.backend == AUTO and kv_format == request.kv_format)
+    ):
+        raise _refused(rejections[0][2], f"kv_format {request.kv_format} on backend {request.backend}")
+    if request.backend == AUTO and first == "torch":
+        rejections.insert(0, ("triton", kv_format, Rejected("no_gpu", NO_GPU.format(request.device))))
+    return (
+        _choice(
+            request.kv_format,
+            kv_format,
+            [(f, no) for b, f, no in rejections if b == backend and f != kv_format],
+        ),
+        _choice(request.backend, backend, [(b, no) for b, _, no in rejections if b != backend]),
+    )
+
+
+def _resolve_weights(request: Request, facts: ModelFacts, weights: Mapping[str, Support]) -> Choice:
+    answer = weights[request.weights](request, facts)
+    if isinstance(answer, Accepted):
+        return _choice(request.weights, request.weights, [])
+    if request.fallback == "refuse":
+        raise _refused(answer, f"weights {request.weights}")
+    return _choice(request.weights, "native", [(request.weights, answer)])
+
+
+def _resolve_gemm(request: Request, weights: str, backend: str) -> Choice:
+    """The path of FP8 products: the fused ones are Triton kernels."""
+    asked = request.gemm
+    if weights == "native":
+        no = Rejected("native_weights", "Native weights have no FP8 product.")
+        return Choice(asked, "native", no.reason, (), no.sentence)
+    if backend == "triton" and not (asked == "w8a8" and request.dtype == "float32"):
+        return _choice(asked, "by_shape" if asked == AUTO else asked, [])
+    if asked in (AUTO, "reference"):
+        return _choice(asked, "reference", [])
+    if backend == "triton":
+        no = Rejected(
+            "gemm_needs_16_bits",
+            "gemm: w8a8 gives 16-bit results, and this cell's dtype is float32; ask for bfloat16 or float16, or gemm: reference.",
+        )
+    else:
+        no = Rejected(
+            "gemm_needs_triton",
+            f"gemm: {asked} is a Triton kernel, and this cell runs on backend {backend}; ask for backend triton where its "
+            "kernels run, or gemm: reference.",
+        )
+    if request.fallback == "refuse":
+        raise _refused(no, f"gemm {asked}")
+    return _choice(asked, "reference", [(asked, no)])
+
+
+def _resolve_speed(request: Request, aspect: str, fast: str, plain: str, backend: str) -> Choice:
+    """CUDA graphs and compiled layers: both need the Triton backend on a GPU."""
+    asked: str = getattr(request, aspect)
+    if asked == plain:
+        return _choice(asked, plain, [])
+    if backend == "triton" and request.device == "cuda":
+        return _choice(asked, fast, [])
+    no = Rejected(
+        f"{fast}_needs_triton_on_gpu",
+        f"{aspect}: {fast} needs backend triton on a CUDA device; this cell runs on backend {backend}, {request.device}.",
+    )
+    if asked == fast and request.fallback == "refuse":
+        raise _refused(no, f"{aspect} {fast}")
+    return _choice(asked, plain, [(fast, no)])
+
+
+def _refused(answer: Rejected, what: str) -> Refused:
+    return Refused(
+        answer.reason,
+        f"{what} was asked for and cannot run: {answer.sentence} Set engine: {{fallback: allow}} to run what can.",
+    )
+
+
+def _choice(requested: str, resolved: str, rejections: Sequence[tuple[str, Rejected]]) -> Choice:
+    rejected: dict[str, Rejected] = {}
+    for option, no in rejections:
+        rejected.setdefault(option, no)
+    words = tuple((option, no.reason) for option, no in rejected.items())
+    if requested == resolved:
+        return Choice(requested, resolved, _REQUESTED, words, "It runs as asked.")
+    if requested == AUTO and not rejected:
+        return Choice(requested, resolved, "best_available", words, "Nothing stands against it.")
+    no = next(iter(rejected.values())) if requested == AUTO else rejected[requested]
+    return Choice(requested, resolved, no.reason, words, no.sentence)
+
+
+def check_context(facts: ModelFacts, context: int, new_tokens: int) -> None:
+    """Raises Refused("invalid_context") when `context` prompt tokens and `new_tokens` generated ones need more
+    positions than the model has. The last generated token is never fed back and needs none."""
+    needed = context + max(new_tokens - 1, 0)
+    if facts.max_context is not None and needed > facts.max_context:
+        raise Refused(
+            "invalid_context",
+            f"A context of {context} tokens with {new_tokens} new ones needs {needed} positions, and the model "
+            f"({facts.model_type}) has {facts.max_context}; ask for a context of at most "
+            f"{max(facts.max_context - max(new_tokens - 1, 0), 0)}. Nothing is clipped.",
+        )

@@ -1,0 +1,129 @@
+"""Cells and runners become tasks: each piece of work once, under the hash of everything that decides its result."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kvbench.errors import NotAvailable
+from kvbench.files import content_hash
+from kvbench.machine.host import Host
+from kvbench.matrix.cells import Cell, Task
+from kvbench.matrix.runners import RUNNERS, RunnerDecl
+
+FingerprintModel = Callable[[Mapping[str, Any]], str]
+FingerprintData = Callable[[str, str], str]
+
+_MODEL = ("model", "model_weights", "model_revision")
+
+
+def tasks_of(
+    cells: Sequence[Cell],
+    runners: Mapping[str, Mapping[str, Any]],
+    host: Host,
+    fingerprint_model: FingerprintModel,
+    fingerprint_data: FingerprintData,
+) -> tuple[Task, ...]:
+    """The tasks in the order of cells, then of runners; cells that share a task stand in its `cells`.
+
+    `cells` holds every cell's baseline. fingerprint_model(spec) and fingerprint_data(name, split) give digests; where
+    one raises NotAvailable, its absence is hashed instead, so the task runs anew once the data or model is there.
+    """
+    model_digest, data_digest = remembered(fingerprint_model, fingerprint_data)
+    by_id = {cell.id: cell for cell in cells}
+
+    def identity(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> dict[str, Any]:
+        native = by_id[cell.baseline].spec
+        return identity_of(runner, cell.spec, native, options, host.identity, model_digest, data_digest)
+
+    def key(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> str:
+        return key_of(runner, project(cell.spec, runner), options, identity(cell, runner, options))
+
+    tasks: dict[str, Task] = {}
+    for cell in cells:
+        for name, given in runners.items():
+            runner = RUNNERS[name]
+            for options in fan_out(runner, given):
+                own = key(cell, runner, options)
+                shared = tasks[own].cells if own in tasks else ()
+                tasks[own] = Task(
+                    key=own,
+                    runner=name,
+                    variant=runner.variant.format(**options),
+                    spec=project(cell.spec, runner),
+                    options=options,
+                    cells=(*shared, cell.id),
+                    baseline=None if cell.is_baseline else key(by_id[cell.baseline], runner, options),
+                    digests={k: v for k, v in identity(cell, runner, options).items() if k != "host"},
+                )
+    return tuple(tasks.values())
+
+
+def identity_of(
+    runner: RunnerDecl,
+    spec: Mapping[str, Any],
+    native: Mapping[str, Any],
+    options: Mapping[str, Any],
+    host: Mapping[str, str],
+    fingerprint_model: FingerprintModel,
+    fingerprint_data: FingerprintData,
+) -> dict[str, Any]:
+    """What a task's key says beside the task itself: the machine, the bytes of its model and of its native one, and of its data."""
+    split = options.get("split", "test")
+    return {
+        "host": dict(host),
+        "model": fingerprint_model(spec),
+        "native": fingerprint_model(native),
+        "data": [fingerprint_data(name, split) for name in _data_names(runner, options)],
+    }
+
+
+def key_of(
+    runner: RunnerDecl, spec: Mapping[str, Any], options: Mapping[str, Any], identity: Mapping[str, Any]
+) -> str:
+    """The task's key; spec: projected."""
+    own = {"runner": runner.name, "protocol": runner.protocol, "spec": spec, "options": options}
+    return content_hash({**own, **identity})
+
+
+def remembered(
+    fingerprint_model: FingerprintModel, fingerprint_data: FingerprintData
+) -> tuple[FingerprintModel, FingerprintData]:
+    """The same, each model and each text asked for once, "not available" where one raises NotAvailable."""
+    models: dict[str, str] = {}
+
+    def model(spec: Mapping[str, Any]) -> str:
+        own = content_hash([spec[key] for key in _MODEL])
+        if own not in models:
+            models[own] = _or_absent(fingerprint_model, spec)
+        return models[own]
+
+    return model, functools.cache(lambda name, split: _or_absent(fingerprint_data, name, split))
+
+
+def project(spec: Mapping[str, Any], runner: RunnerDecl) -> dict[str, Any]:
+    """The keys of a cell that the runner's result depends on."""
+    return {key: value for key, value in spec.items() if key not in runner.ignores}
+
+
+def fan_out(runner: RunnerDecl, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """One options mapping a task: the list of an option that fans out is replaced by each of its values in turn."""
+    fanned = [key for key, option in runner.options.items() if option.fans_out]
+    if not fanned:
+        yield dict(options)
+        return
+    (key,) = fanned  # no runner has two
+    for value in dict.fromkeys(options[key]):
+        yield {**options, key: value}
+
+
+def _data_names(runner: RunnerDecl, options: Mapping[str, Any]) -> list[str]:
+    return [options[key] for key, option in runner.options.items() if option.names_data]
+
+
+def _or_absent(fingerprint: Callable[..., str], *of: Any) -> str:
+    try:
+        return fingerprint(*of)
+    except NotAvailable:
+        return "not available"

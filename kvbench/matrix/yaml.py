@@ -1,0 +1,237 @@
+"""YAML read strictly: YAML 1.2 core scalars, no key twice, and a mark for every value.
+
+PyYAML scans and parses; only its events are used, so nothing of its YAML 1.1 typing (`no` is False, `1e-5` is text,
+`010` is 8, `12:30` is 750) reaches a matrix or a gate. A plain scalar is typed by these rules and no others:
+
+    null     ~ null Null NULL, or nothing          bool     true True TRUE false False FALSE
+    int      12, -3, 010 (ten), 0o10, 0xff         float    1e-5 1e5 1e+5 1.0e5 .5 .inf -.inf .nan
+    text     all else: yes no on off, 12:30, 1_000, 2026-01-31
+
+Refused, with the place: a key twice, a key that is not text, tags, aliases and merge keys (write the value out), a
+second document, an empty file, a number too large for a float, tabs where YAML wants spaces.
+
+A reader makes all its complaints before it gives up:
+
+    document = read(path)                  # raises for what cannot be parsed at all
+    problems = Problems(document)          # starts with what the loader itself found
+    problems.add(("axes", "batch", 1), 'batch is the text "8"; remove the quotes.')
+    problems.raise_if_any()                # one UsageError, one line a problem: file:line:column: sentence
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvbench.errors import UsageError
+from kvbench.matrix.document import DataPath, Document, Fault, Mark, Problems
+
+__all__ = ["Document", "Problems", "load", "parse", "read", "scalar"]
+
+MAX_DEPTH = 20  # a matrix needs 5; deeper is a mistake, and would exhaust the stack
+
+NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+
+def load(path: Path | str) -> Document:
+    """A document without faults, or one UsageError with all of them."""
+    document = read(path)
+    Problems(document).raise_if_any()
+    return document
+
+
+def read(path: Path | str) -> Document:
+    """As `load`, but faults that can be stepped over stay in the document, for `Problems` to report with others.
+
+    Raises UsageError when there is no such file, when it is not UTF-8, empty, or not YAML.
+    """
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist; give the path of a YAML file.") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder; give the path of a YAML file in it.") from None
+    except (OSError, ValueError) as e:
+        raise UsageError(f"{path} cannot be read ({e}); give the path of a YAML file.") from None
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        before = raw[: e.start].decode("utf-8", errors="replace")
+        line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+        raise UsageError(
+            f"{path}:{line}:{column}: the byte 0x{raw[e.start]:02x} is not UTF-8; save the file as UTF-8."
+        ) from None
+    return parse(text, str(path), hashlib.sha256(raw).hexdigest())
+
+
+def parse(text: str, name: str, sha: str = "") -> Document:
+    """The document in `text`. Raises UsageError when it is empty or not YAML."""
+    builder = _Builder(name, iter(yaml.parse(text, Loader=yaml.SafeLoader)))
+    try:
+        data = builder.document()
+    except yaml.MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        raise UsageError(f"{name}:{line}:{column}: {_syntax_sentence(e, text, line, column)}") from None
+    except yaml.reader.ReaderError as e:
+        line = text.count("\n", 0, e.position) + 1
+        column = e.position - (text.rfind("\n", 0, e.position) + 1) + 1
+        raise UsageError(
+            f"{name}:{line}:{column}: the character U+{ord(text[e.position]):04X} may not stand in YAML; remove it."
+        ) from None
+    if data is None and not builder.faults:
+        raise UsageError(f"{name} is empty; it takes a mapping of keys.")
+    return Document(
+        name, data, sha, builder.marks, builder.keys, tuple(builder.faults), frozenset(builder.broken)
+    )
+
+
+def scalar(text: str) -> Any:
+    """The value of a plain scalar by the rules above. Raises ValueError (a sentence) for a number out of range."""
+    if text in NULLS:
+        return None
+    if text in _BOOLS:
+        return _BOOLS[text]
+    if _INT.fullmatch(text):
+        if len(text) > 400:  # Python refuses to read ints of thousands of digits; nothing here needs them
+            raise ValueError(f"the number {text[:12]}... has {len(text)} digits; write a smaller one.")
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    if _FLOAT.fullmatch(text):
+        value = float(text)
+        if math.isinf(value):
+            raise ValueError(f"the number {text} is too large for a float; write a smaller one, or .inf.")
+        return value
+    if _SPECIAL.fullmatch(text):
+        return float(text.replace(".", "", 1))
+    return text
+
+
+def _syntax_sentence(error: yaml.MarkedYAMLError, text: str, line: int, column: int) -> str:
+    lines = text.split("\n")
+    if lines[min(line, len(lines)) - 1][column - 1 : column] == "\t":
+        return "a tab stands where YAML wants spaces; replace it with spaces."
+    words = ", ".join(part for part in (error.context, error.problem) if part)
+    return f"this is not YAML: {words}."
+
+
+class _Builder:
+    """Builds plain data from PyYAML's parse events, and keeps marks, faults and broken paths."""
+
+    def __init__(self, name: str, events: Iterator[Any]) -> None:
+        self.name = name
+        self.events = events
+        self.marks: dict[DataPath, Mark] = {}
+        self.keys: dict[DataPath, Mark] = {}
+        self.faults: list[Fault] = []
+        self.broken: set[DataPath] = set()
+
+    def document(self) -> Any:
+        """The data of the stream's only document; None when there is none."""
+        data: Any = None
+        documents = 0
+        for event in self.events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    self.fault(event, "a second document starts here; put it into a file of its own.")
+                    return data
+                data = self.value(next(self.events), ())
+        return data
+
+    def value(self, event: Any, path: DataPath) -> Any:
+        self.marks.setdefault(path, _mark(event))
+        if len(path) > MAX_DEPTH:
+            raise UsageError(
+                f"{self.name}:{self.marks[path][0]}:{self.marks[path][1]}: this is nested deeper than "
+                f"{MAX_DEPTH} levels; no matrix or gate needs that."
+            )
+        if isinstance(event, yaml.AliasEvent):
+            return self.refuse(
+                event, path, f"*{event.anchor} is an alias, and aliases are not read; write the value out."
+            )
+        if event.tag is not None:
+            self.refuse(event, path, f"the tag {_tag(event)} is not read; remove it (quotes make a text).")
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self.sequence(path)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self.mapping(path)
+        return self.scalar(event, path)
+
+    def scalar(self, event: Any, path: DataPath) -> Any:
+        if not event.implicit[0]:  # quoted, or a block of text
+            return event.value
+        try:
+            return scalar(event.value)
+        except ValueError as e:
+            return self.refuse(event, path, str(e))
+
+    def sequence(self, path: DataPath) -> list[Any]:
+        items: list[Any] = []
+        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+            items.append(self.value(event, (*path, len(items))))
+        return items
+
+    def mapping(self, path: DataPath) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            key = self.key(event)
+            if key is not None and key not in data:
+                self.keys[(*path, key)] = _mark(event)
+                data[key] = self.value(next(self.events), (*path, key))
+                continue
+            if key is not None:
+                first = self.keys[(*path, key)][0]
+                self.fault(event, f"the key {key} stands twice (first in line {first}); keep one of them.")
+            # The refused entry is read past, for the faults that it holds; `#` and a mark make its path unique.
+            self.value(next(self.events), (*path, f"#{event.start_mark.index}"))
+        return data
+
+    def key(self, event: Any) -> str | None:
+        """The key's text, or None after a complaint."""
+        if not isinstance(event, yaml.ScalarEvent):
+            self.fault(event, "a list or a mapping cannot be a key; write a name.")
+            if not isinstance(event, yaml.AliasEvent):
+                self.value(event, (f"#{event.start_mark.index}",))
+            return None
+        if event.tag is not None:
+            self.fault(event, f"the tag {_tag(event)} is not read; remove it.")
+        if not event.implicit[0]:
+            return str(event.value)
+        if event.value == "<<":
+            self.fault(event, "<< is a merge key, and merge keys are not read; write the keys out.")
+            return None
+        try:
+            value = scalar(event.value)
+        except ValueError:
+            value = 0
+        if not isinstance(value, str):
+            self.fault(event, f"the key {event.value or '(nothing)'} is not text; write a name, or quote it.")
+            return None
+        return value
+
+    def refuse(self, event: Any, path: DataPath, sentence: str) -> None:
+        self.broken.add(path)
+        self.fault(event, sentence)
+
+    def fault(self, event: Any, sentence: str) -> None:
+        line, column = _mark(event)
+        self.faults.append(Fault(line, column, f"{self.name}:{line}:{column}", sentence))
+
+
+def _mark(event: Any) -> Mark:
+    return event.start_mark.line + 1, event.start_mark.column + 1
+
+
+def _tag(event: Any) -> str:
+    return str(event.tag).replace("tag:yaml.org,2002:", "!!")

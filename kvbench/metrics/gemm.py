@@ -1,0 +1,93 @@
+"""Products of the linear layers: the worst case by path and number of rows, and which path has which rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kvbench.metrics.value import Value
+from kvbench.records.record import Record
+from kvbench.stats.intervals import largest
+
+At = tuple[Mapping[str, Any], Mapping[str, Any]]  # a product, and one row of its sweep
+
+
+def values(record: Record, baseline: Record | None) -> Iterator[Value]:
+    sweep = [(product, row) for product in record.samples["products"] for row in product["rows"]]
+    if not sweep:
+        return
+    yield _error(sweep)
+    shares = [(row["distance"] / row["bound"], _place((product, row))) for product, row in sweep]
+    worst = largest(value for value, _ in shares)
+    yield Value("gemm_bound_share", worst, len(shares), note=f"worst: {_first(shares, worst)}")
+    yield from _first_row(record.samples["products"])
+    yield Value("gemm_paths", len({row["path"] for _, row in sweep}), len(sweep), note=_routes(record))
+    yield _time_ratio("gemm_native_time_ratio", "us_native", sweep)
+    yield _time_ratio("gemm_reference_time_ratio", "us_reference", sweep)
+
+
+def _error(sweep: Sequence[At]) -> Value:
+    by_path: dict[str, list[float]] = {}
+    for _, row in sweep:
+        by_path.setdefault(row["path"], []).append(row["error"])
+    note = ", ".join(f"{path} {largest(errors):.2g}" for path, errors in by_path.items())
+    return Value("gemm_error_max", largest(row["error"] for _, row in sweep), len(sweep), note=note)
+
+
+def _first_row(products: Sequence[Mapping[str, Any]]) -> Iterator[Value]:
+    """Successive numbers of rows of each product: what its first row of output, which has one input, does between them."""
+    steps = [
+        (product, before, row)
+        for product in products
+        for before, row in zip(product["rows"], product["rows"][1:], strict=False)
+    ]
+    names = ("gemm_boundary_diff", "gemm_boundary_argmax")
+    if not steps:
+        yield from (Value(name, None, 0, note="one number of rows has nothing to compare") for name in names)
+        return
+    places = [
+        (
+            row["row0_diff"],
+            f"{_shape(product)}, {before['m']} rows {before['path']} to {row['m']} rows {row['path']}",
+        )
+        for product, before, row in steps
+    ]
+    worst = largest(value for value, _ in places)
+    yield Value(names[0], worst, len(steps), note=f"worst: {_first(places, worst)}")
+    equal = sum(bool(row["row0_argmax_equal"]) for _, _, row in steps)
+    yield Value(names[1], equal / len(steps), len(steps))
+
+
+def _routes(record: Record) -> str:
+    """`1..64 w8a16, 65.. w8a8 (N x K: 576 x 576, 192 x 576)`: products with one route together."""
+    shapes: dict[str, list[str]] = {}
+    for shape, route in record.facts["routes"].items():
+        shapes.setdefault(route, []).append(shape)
+    return "; ".join(f"{route} (N x K: {', '.join(of)})" for route, of in shapes.items())
+
+
+def _time_ratio(metric: str, other: str, sweep: Sequence[At]) -> Value:
+    timed = [
+        (row["us"] / row[other], _place((product, row)))
+        for product, row in sweep
+        if row.get(other) and row["path"] != "native"
+    ]
+    if not timed:
+        return Value(metric, None, 0, note="times are measured of FP8 weights on a GPU")
+    worst = largest(value for value, _ in timed)
+    return Value(metric, worst, len(timed), note=f"worst: {_first(timed, worst)}")
+
+
+def _first(of: Sequence[tuple[float, str]], worst: float) -> str:
+    return next(place for value, place in of if value == worst or (math.isnan(value) and math.isnan(worst)))
+
+
+def _place(at: At) -> str:
+    product, row = at
+    layer = f", {row['layer']}" if "layer" in row else ""
+    return f"{_shape(product)}, {row['m']} rows, {row['path']}{layer}"
+
+
+def _shape(product: Mapping[str, Any]) -> str:
+    return f"{product['n']} x {product['k']}"

@@ -1,0 +1,110 @@
+"""What a cell wrote on its own: how soon it repeats itself, where it ends, where it leaves the baseline's text.
+
+A small model repeats itself natively too, so a collapse is what the candidate does and native does not, prompt by prompt: its text
+says nothing new from a token on that comes before a quarter of native's own onset, or it ends before a quarter of what native
+had to say. Texts that part at a near-tie reach loops of their own at tokens that differ by a factor of two as a matter of course; by
+four they do not. Where native ends at once it says nothing that a text could be measured by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean, median_low
+
+from kvbench.metrics.repetition import degeneration_onset, distinct_ngrams, first_divergence, longest_loop
+from kvbench.metrics.value import Value, incomparable, share
+from kvbench.records.record import Record
+
+COMPARABLE = ("prompts", "new_tokens", "prompt_sha", "eos_tokens")
+# A candidate whose text is over before this share of native's has collapsed.
+EARLY = 0.25
+
+Tokens = Sequence[int]
+
+
+def values(record: Record, baseline: Record | None) -> Iterator[Value]:
+    texts, steps = texts_of(record), record.facts["new_tokens"]
+    onsets = [degeneration_onset(text) for text in texts]
+    loops = [longest_loop(text) for text in texts]
+    distinct = [d for text in texts if (d := distinct_ngrams(text, 4)) is not None]
+    if distinct:
+        yield Value("gen_distinct_4grams", fmean(distinct), len(texts), note=_each("lowest", min(distinct)))
+    yield Value(
+        "gen_loop_tokens",
+        max((loop.length if loop else 0) for loop in loops),
+        len(texts),
+        note="; ".join(f"period {loop.period}, {loop.length} tokens" if loop else "none" for loop in loops),
+    )
+    yield _censored("gen_loop_onset", [loop.onset if loop else None for loop in loops], steps)
+    yield _censored("gen_eos", record.samples["eos"], steps)
+    yield share("gen_degenerated", sum(onset is not None for onset in onsets), len(texts))
+    yield _censored("gen_onset", onsets, steps)
+    yield _censored("gen_useful_tokens", useful_tokens(record), steps)
+    if baseline:
+        yield from _against(record, baseline, texts, onsets, steps)
+
+
+def texts_of(record: Record) -> list[Tokens]:
+    """The generated tokens of each prompt, up to the first end-of-text token."""
+    ends = record.samples["eos"]
+    return [
+        text if end is None else text[:end] for text, end in zip(record.samples["tokens"], ends, strict=True)
+    ]
+
+
+def useful_tokens(record: Record) -> list[int | None]:
+    """Of each prompt, the tokens before its text only repeats itself or ends, whichever comes first; None where it does neither."""
+    found = []
+    for text, end in zip(texts_of(record), record.samples["eos"], strict=True):
+        known = [at for at in (degeneration_onset(text), end) if at is not None]
+        found.append(min(known, default=None))
+    return found
+
+
+def _against(
+    record: Record, baseline: Record, texts: Sequence[Tokens], onsets: Sequence[int | None], steps: int
+) -> Iterator[Value]:
+    names = ("gen_first_divergence", "gen_native_degenerated", "gen_native_onset", "gen_collapsed")
+    if note := incomparable(record, baseline, COMPARABLE):
+        yield from (Value(name, None, note=note) for name in names)
+        return
+    native = texts_of(baseline)
+    own = [degeneration_onset(text) for text in native]
+    apart = [first_divergence(a, b) for a, b in zip(texts, native, strict=True)]
+    yield _censored("gen_first_divergence", apart, steps)
+    yield share("gen_native_degenerated", sum(onset is not None for onset in own), len(own))
+    yield _censored("gen_native_onset", own, steps)
+    useful = [steps if at is None else at for at in useful_tokens(baseline)]
+    pairs = zip(onsets, record.samples["eos"], own, useful, strict=True)
+    fallen = [collapsed(onset, end, by, said, steps) for onset, end, by, said in pairs if said]
+    if not fallen:
+        yield Value("gen_collapsed", None, 0, note="native's own texts end at once")
+        return
+    silent = len(useful) - len(fallen)
+    yield share(
+        "gen_collapsed",
+        sum(fallen),
+        len(fallen),
+        f"{silent} more, where native ends at once" if silent else "",
+    )
+
+
+def collapsed(
+    onset: int | None, end: int | None, native_onset: int | None, native_useful: int, steps: int
+) -> bool:
+    """Whether a text repeats itself before `EARLY` of native's onset (`steps` where it has none), or ends before that of what
+    native says."""
+    repeats = onset is not None and onset < EARLY * (steps if native_onset is None else native_onset)
+    return repeats or (end is not None and end < EARLY * native_useful)
+
+
+def _censored(metric: str, found: Sequence[int | None], steps: int) -> Value:
+    """The lower median over the prompts, which is one of them; the number of steps stands for none (right-censored)."""
+    each = ", ".join("none" if at is None else str(at) for at in found)
+    return Value(
+        metric, median_low(steps if at is None else at for at in found), steps, note=_each("each", each)
+    )
+
+
+def _each(what: str, value: float | str) -> str:
+    return f"{what}: {value if isinstance(value, str) else f'{value:.3g}'}"

@@ -1,0 +1,76 @@
+"""Numeric health: the worst layer and side by name, with the mean beside it, so that one bad layer is not averaged away."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from kvbench.formats.kv import KV_FORMATS
+from kvbench.metrics.value import Value
+from kvbench.records.record import Record
+from kvbench.stats.intervals import largest, smallest
+
+Side = dict[str, Any]
+
+
+def values(record: Record, baseline: Record | None) -> Iterator[Value]:
+    sides: Sequence[Side] = record.samples["sides"]
+    yield _worst("health_amax", sides, lambda side: side["amax"])
+    yield _worst("health_error_max", sides, lambda side: side["error"])
+    yield _worst("health_bound_share", sides, lambda side: side["bound_share"])
+    yield _worst("health_clip_share", sides, lambda side: side["clipped"] / side["elements"])
+    yield _worst("health_flush_share", sides, lambda side: side["flushed"] / side["elements"])
+    if all(side["codes_used"] for side in sides):
+        yield _worst("health_codes_min", sides, lambda side: side["codes_used"], smallest)
+        yield _worst("health_scale_spread", sides, lambda side: side["scale_max"] / side["scale_min"])
+
+
+def faults(record: Record, layers: int | None) -> Iterator[str]:
+    """What cannot be of the record's sides, in sentences without an end: sides that are missing or given twice, a side with the numbers
+    of another layer's, a quantized side that holds values and lost nothing.
+
+    layers: how many the store had; None where nobody said, then as many as the highest number says.
+    """
+    sides: Sequence[Side] = record.samples["sides"]
+    if not sides:
+        return  # a record without a sample gives no value, which is a check of its own
+    given = Counter((side["layer"], side["side"]) for side in sides)
+    count = 1 + max(layer for layer, _ in given) if layers is None else layers
+    due = [(layer, name) for layer in range(count) for name in ("k", "v")]
+    for layer, name in sorted({*due, *given}):
+        times = given[layer, name]
+        if (layer, name) not in due:
+            yield f"layer {layer} {name.upper()} is given, and the store had {count} layers"
+        elif times != 1:
+            yield f"layer {layer} {name.upper()} is {f'given {times} times' if times else 'missing'}, and each of {count} layers is due once"
+    quantized = KV_FORMATS[record.facts["format"]].quantized
+    seen: list[Side] = []
+    for side in sides:
+        said = f"layer {side['layer']} {side['side'].upper()}"
+        if side["amax"] > 0:  # sides of zeros are alike, and lose nothing
+            twin = next(
+                (one for one in seen if one["layer"] != side["layer"] and _numbers(one) == _numbers(side)),
+                None,
+            )
+            if twin:
+                yield f"{said} has the numbers of layer {twin['layer']} {twin['side'].upper()}, to the last digit"
+            if quantized and side["error"] == 0:
+                yield f"{said} lost nothing (error 0) in {record.facts['format']}, though it holds values up to {side['amax']:.4g}"
+        seen.append(side)
+
+
+def _numbers(side: Side) -> Side:
+    return {key: value for key, value in side.items() if key not in ("layer", "side")}
+
+
+def _worst(
+    metric: str, sides: Sequence[Side], of: Callable[[Side], float], pick: Callable[..., float] = largest
+) -> Value:
+    found = [float(of(side)) for side in sides]
+    worst = pick(found)
+    at = next(i for i, one in enumerate(found) if one == worst or (math.isnan(one) and math.isnan(worst)))
+    note = f"worst: layer {sides[at]['layer']} {sides[at]['side'].upper()}; mean {fmean(found):.4g}"
+    return Value(metric, worst, len(found), note=note)

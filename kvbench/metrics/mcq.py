@@ -1,0 +1,229 @@
+"""Multiple choice: accuracies over the questions that were scored, and paired differences question by question."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from kvbench.metrics.agreement import NEAR_TIE
+from kvbench.metrics.value import Value, incomparable, share
+from kvbench.records.record import Record
+from kvbench.stats.intervals import (
+    Interval,
+    clustered_ratio,
+    detectable_difference,
+    equivalence_margin,
+    largest,
+    mcnemar_p,
+    paired_difference,
+)
+
+COMPARABLE = ("task", "shots", "choice_ids", "prompt_policy", "bos", "total", "data_sha")
+
+# From so many questions on that were scored twice, their largest difference says something of the others.
+LEAST_AGAIN = 8
+
+NOT_AGAIN = "the baseline was not scored a second time (option aa_limit)"
+
+# Of a candidate and its baseline, question by question.
+PAIRED = ("mcq_delta_pt", "mcq_mde_pt", "mcq_recovery", "mcq_agreement", "mcq_right_to_wrong", "mcq_wrong_to_right",
+          "mcq_wrong_to_wrong", "mcq_mcnemar_p", "mcq_real_flips")  # fmt: skip
+
+
+class Judged(NamedTuple):
+    """One scored question under one norm. picks: the choices of the highest score (more than one: a tie); scores: summed logprobs.
+
+    picks is empty where a choice has no number; such a question is neither right nor wrong, and makes shares NaN.
+    """
+
+    subject: str
+    answer: int
+    picks: list[int]
+    scores: Sequence[float]
+
+    @property
+    def right(self) -> bool:
+        """The first pick is the answer."""
+        return self.picks[:1] == [self.answer]
+
+
+def values(record: Record, baseline: Record | None) -> Iterator[Value]:
+    questions = record.samples["questions"]
+    judged = judge(record)
+    scored = list(judged.values())
+    yield Value("mcq_scored", len(scored), len(questions))
+    yield share("truncated_share", sum(bool(q["truncated"]) for q in questions), len(questions))
+
+    skipped, ties = len(questions) - len(scored), sum(len(j.picks) > 1 for j in scored)
+    note = f"{len(scored)} of {len(questions)} scored, {skipped} skipped, {ties} tied"
+    yield _accuracy("mcq_accuracy", scored, note)
+    yield _accuracy("mcq_accuracy_norm", list(judge(record, "tokens").values()), "per token")
+    yield _accuracy("mcq_accuracy_norm_char", list(judge(record, "chars").values()), "per character")
+    yield _macro(scored)
+    native = baseline or record  # the baseline's own noise, beside its candidates too
+    yield from _noise(native)
+    if baseline:
+        note = incomparable(record, baseline, COMPARABLE)
+        yield from _paired(judged, judge(baseline), *score_noise(baseline), note)
+
+
+def _noise(native: Record) -> Iterator[Value]:
+    """How far the baseline's own picks and scores move when it is scored again, and its picks behind a line end."""
+    for metric, key in (("mcq_aa_disagreement", "aa_scores"), ("mcq_prefix_disagreement", "prefix_scores")):
+        asked = [q for q in native.samples["questions"] if key in q]
+        picks = [[_picks(q[k], [1] * len(q[k])) for k in ("scores", key)] for q in asked]
+        if not asked:
+            reason = native.facts.get("prefix") if key == "prefix_scores" else None
+            yield Value(metric, None, note=reason or NOT_AGAIN)
+        elif all(first and second for first, second in picks):
+            yield share(metric, sum(first[0] != second[0] for first, second in picks), len(picks))
+        else:
+            yield Value(metric, math.nan, len(picks), note="a question has a choice without a number")
+    noise, why = score_noise(native)
+    again = sum("aa_scores" in q for q in native.samples["questions"])
+    yield Value("mcq_aa_score_noise", noise, again, note=why)
+
+
+def score_noise(native: Record) -> tuple[float | None, str]:
+    """The most that a choice's summed logprob moved between the baseline's two runs, and ""; or None and the reason.
+
+    None where fewer than `LEAST_AGAIN` questions were scored twice, and where a choice moved by more than rounding explains: as a
+    floor it would hide every flip. A logprob is minus the log of a sum of exp(gaps to the token's own logit), so it moves by no
+    more than the gap that moves most, `NEAR_TIE`; that of n tokens by n times as much.
+    """
+    again = [q for q in native.samples["questions"] if "aa_scores" in q]
+    if not again:
+        return None, NOT_AGAIN
+    moved = [
+        (abs(a - b), tokens, q["id"])
+        for q in again
+        for a, b, tokens in zip(q["scores"], q["aa_scores"], q["tokens"], strict=True)
+    ]
+    dtype = native.spec["dtype"]
+    bound = NEAR_TIE[dtype]
+    wild = [one for one in moved if math.isfinite(one[0]) and one[0] > one[1] * bound]
+    if wild:
+        moved_by, tokens, key = max(wild, key=lambda one: one[0])
+        return None, (
+            f"a choice of question {key} moved by {moved_by:.3g} nat between the baseline's two runs, in {dtype} rounding explains "
+            f"{tokens * bound:g} ({tokens} token{'s' if tokens > 1 else ''}): no noise, so no flip is called real or a near-tie"
+        )
+    most = largest(each for each, _, _ in moved)
+    if math.isfinite(most) and len(again) < LEAST_AGAIN:
+        many = f"{len(again)} question{'s were' if len(again) > 1 else ' was'}"
+        return None, f"{many} scored a second time, a noise floor takes {LEAST_AGAIN} (option aa_limit)"
+    return most, ""
+
+
+def _real_flips(pairs: Sequence[tuple[Judged, Judged]], noise: float | None, why: str) -> Value:
+    """Changed picks that noise does not explain: it may lower native's choice and raise the candidate's, each by all of it."""
+    if noise is None:
+        return Value("mcq_real_flips", None, len(pairs), note=why)
+    margins = [b.scores[b.picks[0]] - b.scores[a.picks[0]] for a, b in pairs if a.picks[0] != b.picks[0]]
+    real = sum(margin > 2 * noise for margin in margins)
+    note = f"{len(margins) - real} of {len(margins)} changed picks are near-ties" if margins else ""
+    return share("mcq_real_flips", real, len(pairs), note)
+
+
+def judge(record: Record, norm: str | None = None) -> dict[Any, Judged]:
+    """The scored questions by id, judged by summed logprob, or by logprob over the lengths that `norm` names."""
+    scored = [q for q in record.samples["questions"] if q["skipped"] is None]
+    return {
+        q["id"]: Judged(
+            q["subject"],
+            q["answer"],
+            _picks(q["scores"], q[norm] if norm else [1] * len(q["scores"])),
+            q["scores"],
+        )
+        for q in scored
+    }
+
+
+def _picks(scores: Sequence[float], lengths: Sequence[int]) -> list[int]:
+    normed = [score / n if n else math.nan for score, n in zip(scores, lengths, strict=True)]
+    if any(map(math.isnan, normed)):
+        return []
+    best = max(normed)
+    return [i for i, score in enumerate(normed) if score == best]
+
+
+def _accuracy(name: str, judged: Sequence[Judged], note: str) -> Value:
+    broken = sum(not j.picks for j in judged)
+    if broken:
+        return Value(
+            name,
+            math.nan,
+            len(judged),
+            note=f"{broken} of {len(judged)} questions have a choice without a number",
+        )
+    return share(name, sum(j.right for j in judged), len(judged), note)
+
+
+def _macro(judged: Sequence[Judged]) -> Value:
+    subjects: dict[str, list[bool]] = defaultdict(list)
+    for j in judged:
+        subjects[j.subject].append(j.right)
+    if not subjects:
+        return Value("mcq_macro", None, 0, note="nothing was scored")
+    means = [fmean(outcomes) for outcomes in subjects.values()]
+    found = clustered_ratio(means, [1.0] * len(means), range(len(means)))
+    note = f"{len(subjects)} subjects" if found.interval else "1 subject: no interval"
+    if not all(j.picks for j in judged):
+        return Value("mcq_macro", math.nan, len(judged), note=note)
+    low, high = (found.interval and (max(0.0, found.interval[0]), min(1.0, found.interval[1]))) or (
+        None,
+        None,
+    )
+    return Value("mcq_macro", found.value, len(judged), low, high, note, found.effective)
+
+
+def _paired(
+    own: Mapping[Any, Judged], native: Mapping[Any, Judged], noise: float | None, why: str, note: str
+) -> Iterator[Value]:
+    """Over the questions that both sides scored, matched by id. noise, why: `score_noise`; note: why the two may not be compared, or ""."""
+    pairs = [(judged, native[key]) for key, judged in own.items() if key in native]
+    n = len(pairs)
+    if not note and any(a.answer != b.answer for a, b in pairs):
+        note = "not comparable with the baseline: a question has another answer there"
+    if not note and not n:
+        note = "no question was scored on both sides"
+    if note or not all(a.picks and b.picks for a, b in pairs):
+        value, note = (None, note) if note else (math.nan, "a question has a choice without a number")
+        for name in PAIRED:
+            yield Value(name, value, n, note=note)
+        return
+    gained = sum(a.right and not b.right for a, b in pairs)
+    lost = sum(b.right and not a.right for a, b in pairs)
+    interval = paired_difference(gained, lost, n)
+    low, high = interval
+    counts = f"{gained} gained, {lost} lost of {n} paired"
+    note = (
+        f"{counts}; not worse by more than {max(0.0, -100 * low):.2g} pt, equivalent within "
+        f"{100 * equivalence_margin(interval):.2g} pt (one-sided tests at 2.5%)"
+    )
+    yield Value("mcq_delta_pt", 100 * (gained - lost) / n, n, 100 * low, 100 * high, note)
+    detectable = 100 * detectable_difference(gained, lost, n)
+    yield Value("mcq_mde_pt", detectable, n, note=f"{gained + lost} of {n} pairs discordant; at 80% power")
+    yield _recovery(sum(b.right for _, b in pairs), (gained - lost) / n, interval, n)
+    yield _real_flips(pairs, noise, why)
+    yield share("mcq_agreement", sum(a.picks[0] == b.picks[0] for a, b in pairs), n)
+    yield share("mcq_right_to_wrong", lost, n)
+    yield share("mcq_wrong_to_right", gained, n)
+    moved = sum(a.picks[0] != b.picks[0] and not a.right and not b.right for a, b in pairs)
+    yield share("mcq_wrong_to_wrong", moved, n)
+    yield Value("mcq_mcnemar_p", mcnemar_p(gained, lost), n, note=f"{gained} gained, {lost} lost")
+
+
+def _recovery(native_right: int, change: float, interval: Interval, n: int) -> Value:
+    """Accuracy over the baseline's on these questions, whose accuracy is the reference as it was measured.
+
+    1 plus the paired difference over it: a ratio of two accuracies that are equal would have no width of its own.
+    """
+    if not native_right:
+        return Value("mcq_recovery", None, n, note="the baseline answers no question")
+    native = native_right / n
+    low, high = (max(0.0, 1 + end / native) for end in interval)
+    return Value("mcq_recovery", max(0.0, 1 + change / native), n, low, high, f"of {native:.4g}")

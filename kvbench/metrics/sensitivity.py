@@ -1,0 +1,82 @@
+"""What each part of the cache costs in KLD, the worst layer by name, and what keeping the suggested layers native gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import fmean
+from typing import Any
+
+from kvbench.metrics.value import Value, clustered
+from kvbench.records.record import Record
+from kvbench.stats.intervals import Estimate, clustered_mean, clustered_ratio, largest
+
+Part = Mapping[str, Any]
+
+# metric -> kind and name of the part whose KLD it is.
+_PARTS: dict[str, tuple[str, str | None]] = {
+    "sens_kld_all": ("all", None),
+    "sens_kld_k": ("side", "k"),
+    "sens_kld_v": ("side", "v"),
+    "sens_kld_first": ("tokens", "first"),
+    "sens_kld_others": ("tokens", "others"),
+    "sens_kld_suggested": ("suggested", None),
+}
+
+
+def values(record: Record, baseline: Record | None) -> Iterator[Value]:
+    parts = {(part["kind"], part["of"]): part for part in record.samples["parts"]}
+    for metric, key in _PARTS.items():
+        if key in parts:
+            note = _suggestion(record.facts) if key[0] == "suggested" else ""
+            yield clustered(metric, kld(parts[key]), _tokens(parts[key]), note)
+    if baseline is None:
+        return  # native has the first alone: native again, 0
+    if ("suggested", None) not in parts:
+        yield Value("sens_kld_suggested", None, 0, note=_suggestion(record.facts))
+    whole = parts["all", None]
+    yield _worst(
+        "sens_layer_alone", {i: kld(part) for (kind, i), part in parts.items() if kind == "alone"}, whole
+    )
+    yield _worst(
+        "sens_layer_gain",
+        {i: gain(whole, part) for (kind, i), part in parts.items() if kind == "kept"},
+        whole,
+    )
+
+
+def kld(part: Part) -> Estimate:
+    """Mean over the scored tokens, its interval over texts."""
+    texts = part["texts"]
+    return clustered_mean([t[1] for t in texts], [t[0] for t in texts], range(len(texts)))
+
+
+def gain(whole: Part, kept: Part) -> Estimate:
+    """What keeping a layer native takes off the mean KLD, paired text by text; below 0 where it adds."""
+    pairs = list(zip(whole["texts"], kept["texts"], strict=True))
+    return clustered_ratio([a[1] - b[1] for a, b in pairs], [a[0] for a, _ in pairs], range(len(pairs)))
+
+
+def _worst(metric: str, found: Mapping[Any, Estimate], whole: Part) -> Value:
+    worst = largest(e.value for e in found.values())
+    at = next(i for i, e in found.items() if e.value == worst or (e.value != e.value and worst != worst))
+    note = f"layer {at}; mean {fmean(e.value for e in found.values()):.3g}"
+    return clustered(metric, found[at], _tokens(whole), note)
+
+
+def _tokens(part: Part) -> int:
+    return int(sum(t[0] for t in part["texts"]))
+
+
+def _suggestion(facts: Mapping[str, Any]) -> str:
+    """`layers 0, 3 native: 744 B a token more (+6.3%)`, or why there is no such list."""
+    layers, extra = facts["suggested"], facts["suggested_extra_bytes_per_token"]
+    if not layers:
+        smallest = min(facts["extra_bytes_per_token"])
+        if smallest > facts["budget_bytes_per_token"]:
+            return f"no layer fits {facts['budget_pct']:g}% more bytes; one takes {smallest / facts['quantized_bytes_per_token']:.1%}"
+        return "no layer gains by being native"
+    listed = ", ".join(map(str, layers))
+    share = extra / facts["quantized_bytes_per_token"]
+    return (
+        f"layer{'s' if len(layers) > 1 else ''} {listed} native: {extra:,.0f} B a token more ({share:+.1%})"
+    )

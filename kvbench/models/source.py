@@ -1,0 +1,308 @@
+"""What a model name means: where its files are, what it is (facts), and which bytes it stands for (fingerprint).
+
+A name is, in this order: a config of the catalog, an alias of it, a .gguf file, a local folder, a hub id
+("owner/name"). Nothing here imports torch or transformers, so `plan` and `gate` stay fast; the weights are loaded
+by `kvbench.engines.reference.load`. The only download made here is that of an alias (`kvbench.models.download`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import NotAvailable, Refused, UsageError
+from kvbench.files import content_hash, file_sha256, read_json
+from kvbench.formats.checkpoint_scales import Stored, check_scheme, stored_scales
+from kvbench.formats.fp8_checkpoint import Fp8Config, fp8_config, not_native
+from kvbench.formats.safetensors_header import FETCH_AGAIN
+from kvbench.formats.scales import CALIBRATED, Scale, check_model, from_checkpoint, settle
+from kvbench.models.attention_facts import ModelFacts, facts_from_config, sizes_of
+from kvbench.models.catalog import ALIASES, CONFIGS
+from kvbench.models.hub import cached_file, offline
+from kvbench.text import and_more
+
+RANDOM_SEED = 0
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+# What makes a model folder's behaviour: config and tokenizer (.json, .model, .txt, .jinja), weights, own code.
+_COUNTED = (".json", ".safetensors", ".model", ".txt", ".jinja", ".py")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def kind_of(name: str) -> str:
+    """ "config", "alias", "gguf", "folder" or "hub". Raises UsageError for anything else, with the nearest name."""
+    if name in CONFIGS:
+        return "config"
+    if name in ALIASES:
+        return "alias"
+    path = Path(name).expanduser()
+    if len(name) > 1000:
+        raise UsageError(
+            f"The model {name[:40]}... has a name of {len(name)} characters; write a shorter one."
+        )
+    if path.suffix.lower() in _PICKLES:
+        raise UsageError(f"{name} holds pickled weights, which can run code when they are loaded; {_CONVERT}")
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise UsageError(
+                f"The model file {name} does not exist; check the path (relative to {Path.cwd()})."
+            )
+        return "gguf"
+    if path.is_dir():
+        return "folder"
+    if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
+        known = [*ALIASES, *CONFIGS]
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UsageError(
+            f"The model {name!r} is neither a folder nor a .gguf file here, nor a name that kvbench knows "
+            f"({', '.join(known)}), nor a hub id (owner/name).{hint}"
+        )
+    return "hub"
+
+
+_CONVERT = (
+    'only safetensors and GGUF are loaded. Convert them once, if you trust their source: python -c "from transformers '
+    "import AutoModelForCausalLM as M; M.from_pretrained('OLD').save_pretrained('NEW')\" and copy the tokenizer files."
+)
+
+
+def uses_random_weights(spec: Mapping[str, Any]) -> bool:
+    """Whether the cell runs on seeded random weights: asked for, or a config of the catalog."""
+    return spec.get("model_weights", "checkpoint") == "random" or spec["model"] in CONFIGS
+
+
+def folder_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model folder, as it is. Raises UsageError when there is none, or a size in it is none."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UsageError(
+            f"The folder {folder} has no config.json; give a folder that holds a transformers model."
+        )
+    config = read_json(path, FETCH_AGAIN)
+    if not isinstance(config, dict):
+        raise UsageError(f"{path} holds no mapping; give a folder that holds a transformers model.")
+    for key, value in sizes_of(config).items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UsageError(
+                f"{path} has {value!r:.80} for {key}, where a positive whole number is due; correct it, {FETCH_AGAIN}."
+            )
+    return config
+
+
+def check_folder_weights(folder: Path) -> None:
+    """Raises UsageError unless the folder holds safetensors weights (pickled ones are never loaded)."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in _PICKLES)
+    if pickles:
+        raise UsageError(f"The folder {folder} holds only pickled weights ({pickles[0]}); {_CONVERT}")
+    ggufs = sorted(folder.glob("*.gguf"))
+    hint = f"name the file itself: model: {ggufs[0]}" if ggufs else "give a folder with *.safetensors files"
+    raise UsageError(f"The folder {folder} holds no safetensors weights; {hint}.")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers would read: model.safetensors, or else those that the index lists. [] for neither.
+
+    A folder may hold the same weights once more under another name. Raises UsageError for an index that is none, and for one
+    that lists files which are not there, or elsewhere.
+    """
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        return []
+    said = read_json(index, FETCH_AGAIN)
+    listed = said.get("weight_map") if isinstance(said, dict) else None
+    if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
+        raise UsageError(
+            f"{index} has no weight_map of tensor names to file names, by which the weights are found; {FETCH_AGAIN}."
+        )
+    if outside := sorted(file for file in set(listed.values()) if Path(file).name != file):
+        raise UsageError(
+            f"{index} names {outside[0]}, which is not beside it: only files of the folder itself are loaded, and only they tell whether a "
+            "result is still of this model. Move it there."
+        )
+    files = [folder / file for file in sorted(set(listed.values()))]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise UsageError(f"{index} names {missing[0]}{and_more(missing)}, which is not there; {FETCH_AGAIN}.")
+    return files
+
+
+def fingerprint(spec: Mapping[str, Any]) -> str:
+    """What stands for the model's content in a task's key: equal bytes, equal string. No download, no torch.
+
+    Raises UsageError when the named files are not there or may not be loaded.
+    """
+    name = str(spec["model"])
+    kind = kind_of(name)
+    if uses_random_weights(spec):
+        config = model_config(spec)
+        if config is None:
+            return f"random:{_hub_fingerprint(name, spec)}:seed{RANDOM_SEED}"
+        return f"random:{content_hash(config)}:seed{RANDOM_SEED}"
+    if kind == "alias":
+        return f"sha256:{ALIASES[name].member_sha256}"
+    if kind == "gguf":
+        return f"sha256:{file_sha256(Path(name).expanduser())}"
+    if kind == "folder":
+        folder = Path(name).expanduser()
+        folder_config(folder)
+        check_folder_weights(folder)
+        files = sorted(
+            p for p in folder.iterdir() if p.is_file() and p.suffix in _COUNTED and p.name[0] != "."
+        )
+        return f"files:{content_hash({p.name: file_sha256(p) for p in files})}"
+    return _hub_fingerprint(name, spec)
+
+
+def config_facts(spec: Mapping[str, Any]) -> ModelFacts:
+    """Facts from the config alone, before anything is loaded. Raises NotAvailable for a hub model that is not in
+    the local hub cache yet (its facts are known after the first run), and what `facts_from_config` raises."""
+    config = model_config(spec)
+    if config is None:
+        raise NotAvailable(
+            f"The config of {spec['model']} is not in the local hub cache; its facts are known after the first "
+            f"`kvbench run`, or after `hf download {spec['model']} config.json`."
+        )
+    return facts_from_config(config)
+
+
+def stored_fp8(spec: Mapping[str, Any]) -> Fp8Config | None:
+    """How the checkpoint holds its weights, by the config.json of a folder or of a cached hub model; None for native ones,
+    and where nothing says it yet. Raises UsageError for a quantization that is not loaded."""
+    name = str(spec["model"])
+    kind = kind_of(name)
+    if kind not in ("folder", "hub") or uses_random_weights(spec):
+        return None
+    return fp8_config(model_config(spec) or {}, name)
+
+
+def check_stored(spec: Mapping[str, Any]) -> None:
+    """Raises UsageError for a cell that cannot be loaded, because of how its checkpoint holds its weights, or because it is
+    not whole."""
+    if stored_fp8(spec) is not None and spec.get("weights", "native") == "native":
+        raise not_native(str(spec["model"]))
+    if kind_of(str(spec["model"])) == "folder" and not uses_random_weights(spec):
+        weight_files(Path(spec["model"]).expanduser())
+
+
+def checkpoint_files(spec: Mapping[str, Any]) -> list[Path]:
+    """The safetensors files of a folder, or of a hub model that is here whole; [] for anything else."""
+    kind = kind_of(str(spec["model"]))
+    if uses_random_weights(spec) or kind not in ("folder", "hub"):
+        return []
+    if kind == "folder":
+        return weight_files(Path(spec["model"]).expanduser())
+    cached = cached_file(str(spec["model"]), spec.get("model_revision"), "config.json")
+    try:
+        return weight_files(cached.parent) if cached else []
+    except UsageError:
+        return []  # the cache has a part of it so far
+
+
+def settled_scales(spec: Mapping[str, Any], facts: ModelFacts) -> list[tuple[Scale, Scale]]:
+    """The (K, V) scales a layer that a cell's `scale` means for its model, each with its source; [] for a cell without.
+
+    Raises Refused for a file of another model (the unquantized model of an FP8 checkpoint is as good), for a checkpoint that does not
+    have what is asked of it, and for lists that have not one number a layer; NotAvailable for a hub model that is not here yet.
+    """
+    scale, layers = spec["scale"], len(facts.layers)
+    if scale is None:
+        return []
+    stored: Stored = {}
+    if from_checkpoint(scale):
+        _check_has_files(spec)
+        check_scheme(model_config(spec) or {}, spec["kv_format"], str(spec["model"]))
+        stored = stored_scales(checkpoint_files(spec), layers)
+    digests: list[str] = []
+    if isinstance(scale, Mapping) and CALIBRATED in scale:
+        native = {**spec, "model": spec.get("native_model"), "model_revision": None}
+        digests = list(dict.fromkeys(map(fingerprint, [spec, *([native] if native["model"] else [])])))
+    check_model(scale, digests, facts.model_type)
+    return settle(scale, layers, stored)
+
+
+def _check_has_files(spec: Mapping[str, Any]) -> None:
+    """Raises Refused for a model that cannot have scales of a cache, NotAvailable for one whose files are not here."""
+    name = str(spec["model"])
+    kind = kind_of(name)
+    what = (
+        "random weights" if uses_random_weights(spec) else "a GGUF file" if kind in ("gguf", "alias") else ""
+    )
+    if what:
+        raise Refused(
+            "checkpoint_has_no_scales",
+            f"scale: {spec['scale']} asks for scales in the checkpoint, and {name} has none: it is {what}; write scale: default for 1.0, "
+            "or give a file of kvbench calibrate.",
+        )
+    if not checkpoint_files(spec):
+        raise NotAvailable(
+            f"The scales of {name} are in its files, which are not in the local hub cache; they are known after the first "
+            f"`kvbench run`, or after `hf download {name}`."
+        )
+
+
+def check_native(spec: Mapping[str, Any]) -> None:
+    """Raises Refused when, by their configs, `native_model` is another model than the FP8 checkpoint: what would be compared is not
+    how weights are held. Says nothing where a config is not here yet; the loaded models are compared too."""
+    if not spec.get("native_model"):
+        return
+    other = {**spec, "model": spec["native_model"], "model_revision": None, "native_model": None}
+    configs = [config for config in map(model_config, (spec, other)) if config is not None]
+    if len(configs) < 2:
+        return
+    mine, its = map(facts_from_config, configs)
+    sizes = [sizes_of(config) for config in configs]
+    pairs: list[tuple[str, Any, Any]] = [
+        ("model_type", mine.model_type, its.model_type),
+        ("number of layers", len(mine.layers), len(its.layers)),
+        ("attention layers", mine.layers, its.layers),
+        *((key, sizes[0][key], sizes[1][key]) for key in sizes[0] if key in sizes[1]),
+        ("random weights", uses_random_weights(spec), uses_random_weights(other)),
+    ]
+    for what, own, found in pairs:
+        if own != found:
+            shown = "" if what == "attention layers" else f" ({found}, not {own})"
+            raise Refused(
+                "native_is_another_model",
+                f"The native cells would run on {spec['native_model']}, whose {what}{shown} is not that of {spec['model']}; name its "
+                "unquantized model, as in model: {source: ..., native: ...}.",
+            )
+
+
+def model_config(spec: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The model's config as a dict, or None when only the hub has it."""
+    name = str(spec["model"])
+    kind = kind_of(name)
+    if kind == "config":
+        return dict(CONFIGS[name])
+    if kind == "alias":
+        return dict(ALIASES[name].config)
+    if kind == "folder":
+        return folder_config(Path(name).expanduser())
+    if kind == "gguf":
+        from kvbench.models.gguf import config_of
+
+        return config_of(Path(name).expanduser())
+    cached = cached_file(name, spec.get("model_revision"), "config.json")
+    return folder_config(cached.parent) if cached else None
+
+
+def _hub_fingerprint(name: str, spec: Mapping[str, Any]) -> str:
+    """`hub:owner/name@revision`, with `:commit` when the local hub cache has resolved the revision.
+
+    A branch that moves changes the commit only once the cache has it; pin `revision` to a commit for a fixed key.
+    """
+    revision = spec.get("model_revision") or "main"
+    cached = cached_file(name, revision, "config.json")
+    if cached is None and offline():
+        raise UsageError(
+            f"The hub model {name}@{revision} is not in the local hub cache and HF_HUB_OFFLINE is set; unset it, or "
+            f"fetch the model on a connected machine (hf download {name}) and give its folder."
+        )
+    commit = f":{cached.parent.name}" if cached else ""
+    return f"hub:{name}@{revision}{commit}"

@@ -1,0 +1,163 @@
+"""What there is and what a machine can do with it: `kvbench formats` and `kvbench backends`. From the tables and the resolver alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.errors import Refused, UsageError
+from kvbench.formats.kv import KV_FORMATS, WEIGHT_FORMATS, KVFormat, KVShape, page_bytes, weight_bytes
+from kvbench.machine.host import Host
+from kvbench.matrix.resolve import BACKENDS, Request
+from kvbench.models.attention_facts import LayerFacts, ModelFacts
+from kvbench_kernels.support import DTYPES, HEAD_DIMS, PAGE_SIZES, Accepted, interpreting
+
+# The largest error of a stored element that is not clipped, by payload; None is the model's own dtype. The engine's probes hold
+# stores to it (`kvbench.evidence.read_path.element_error`).
+BOUNDS = {
+    None: "none",
+    "int8": "half its scale",
+    "float8_e4m3fn": "1/16 of the element, or scale / 1024",
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The attention of a model whose layers are all alike."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    q_heads: int
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} {value} is no number of them; give 1 or more.")
+
+    @property
+    def facts(self) -> ModelFacts:
+        layer = LayerFacts("full", self.q_heads, KVShape(self.kv_heads, self.head_dim, self.head_dim))
+        return ModelFacts("shape", (layer,) * self.layers, None)
+
+
+def format_rows(facts: ModelFacts, device: str, dtype: str) -> list[dict[str, Any]]:
+    """A mapping for each KV format: what it stores, its bytes a token over all layers, and what each backend says to it."""
+    return [_format(fmt, facts, device, dtype) for fmt in KV_FORMATS.values()]
+
+
+def _format(fmt: KVFormat, facts: ModelFacts, device: str, dtype: str) -> dict[str, Any]:
+    shapes = [layer.shape for layer in facts.layers]
+    token = sum(page_bytes(fmt, shape, 1, dtype) for shape in shapes)
+    of16 = sum(page_bytes(KV_FORMATS["native"], shape, 1, "bfloat16") for shape in shapes)
+    return {
+        "name": fmt.name,
+        "summary": fmt.summary,
+        "payload": fmt.payload_dtype or dtype,
+        "scale": fmt.scale_kind,
+        "scale_dtype": fmt.scale_dtype,
+        "granularity": fmt.scale_granularity,
+        "bytes_per_token": token,
+        "ratio_16bit": token / of16,
+        "fixed_bytes": 2 * fmt.scale_bytes * len(shapes) if fmt.scale_granularity == "tensor" else 0,
+        "error_bound": BOUNDS[fmt.payload_dtype],
+        "backends": {name: verdict(name, fmt.name, facts, device, dtype) for name in BACKENDS},
+    }
+
+
+def verdict(
+    backend: str, kv_format: str, facts: ModelFacts, device: str, dtype: str, page_size: int = 16
+) -> str:
+    """ "" where the backend takes the format for this model, or its reason in a sentence."""
+    request = Request(
+        kv_format, "native", backend, "refuse", device=device, dtype=dtype, page_size=page_size, interpreter=interpreting()
+    )  # fmt: skip
+    answer = BACKENDS[backend](request, facts)
+    return "" if isinstance(answer, Accepted) else f"{answer.reason}: {answer.sentence}"
+
+
+def weight_rows() -> list[dict[str, Any]]:
+    """A mapping for each weight format; bytes of a 4096x4096 layer, to 2 bytes a number."""
+    n = k = 4096
+    return [
+        {
+            "name": fmt.name,
+            "summary": fmt.summary,
+            "payload": fmt.payload_dtype or "bfloat16",
+            "scale_dtype": fmt.scale_dtype,
+            "granularity": "none" if fmt.block is None else "x".join(map(str, fmt.block)),
+            "ratio_16bit": weight_bytes(fmt, n, k, "bfloat16").total / (2 * n * k),
+            "error_bound": BOUNDS[fmt.payload_dtype],
+        }
+        for fmt in WEIGHT_FORMATS.values()
+    ]
+
+
+def backend_rows(facts: ModelFacts, host: Host, triton_version: str | None) -> list[dict[str, Any]]:
+    """A mapping for each backend: the formats that it takes here, what stands against the others, and on what it runs at all."""
+    return [_backend(name, facts, host, triton_version) for name in BACKENDS]
+
+
+def _backend(name: str, facts: ModelFacts, host: Host, triton_version: str | None) -> dict[str, Any]:
+    """usable: it takes at least one format. why_not: the other formats by what stands against them."""
+    dtype = "bfloat16" if host.device == "cuda" else "float32"
+    answers = {fmt: verdict(name, fmt, facts, host.device, dtype) for fmt in KV_FORMATS}
+    if name == "triton" and triton_version is None:
+        answers = dict.fromkeys(
+            KV_FORMATS, "not_installed: triton is not installed; on Linux: pip install triton."
+        )
+    why: dict[str, list[str]] = {}
+    for fmt, no in answers.items():
+        if no:
+            why.setdefault(no, []).append(fmt)
+    taken = [fmt for fmt, no in answers.items() if not no]
+    return {
+        "name": name,
+        "usable": bool(taken),
+        "interpreted": name == "triton" and host.device != "cuda" and bool(taken),
+        "formats": taken,
+        "why_not": [{"formats": formats, "reason": no} for no, formats in why.items()],
+        **_SCOPE[name],
+    }
+
+
+_SCOPE: Mapping[str, Mapping[str, Any]] = {
+    "torch": {
+        "devices": ["cpu", "cuda"],
+        "what": "the reference: dequantizes, then attends; every head_dim and page size",
+        "dtypes": ["float32", "bfloat16", "float16"],
+        "head_dims": "any",
+        "page_sizes": "any",
+        "attention": "full, sliding window, soft-cap, sinks; MLA natively",
+    },
+    "triton": {
+        "devices": ["cuda"],
+        "what": "paged attention that reads the quantized pages; CUDA graphs and compiled layers; fused FP8 products",
+        "dtypes": list(DTYPES),
+        "head_dims": f"multiples of {HEAD_DIMS.step} from {HEAD_DIMS.start} to {HEAD_DIMS[-1]}",
+        "page_sizes": ", ".join(map(str, PAGE_SIZES)),
+        "attention": "full, sliding window, soft-cap, sinks",
+    },
+}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest word, two spaces between."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
+        for row in (head, *rows)
+    )
+
+
+def facts_of(model: str) -> ModelFacts:
+    """Of a model's config. Raises NotAvailable for one that is not here, UsageError for a name that means nothing, and for a model
+    that the engine refuses whole."""
+    from kvbench.matrix.cells import CELL_KEYS
+    from kvbench.models.source import config_facts
+
+    try:
+        return config_facts({**CELL_KEYS, "model": model})
+    except Refused as e:
+        raise UsageError(str(e)) from None

@@ -1,0 +1,224 @@
+"""A first matrix and gate, for one model and one format: what `kvbench init` writes. Text only; nothing is measured for it.
+
+The gate holds what is exact for this model's shape (bytes), what follows from a format's own rounding (parity), and the published
+target of 1% on perplexity. Limits that somebody measured on another model are left out: they would be numbers about that model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import NotAvailable, UsageError
+from kvbench.formats.kv import KV_FORMATS, KVFormat, KVShape, page_bytes
+from kvbench.gate.schema import gate_schema
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.schema import matrix_schema
+from kvbench.models.catalog import CONFIGS
+from kvbench.models.source import config_facts, kind_of
+from kvbench.text import suggestion
+
+FORMATS = tuple(name for name, fmt in KV_FORMATS.items() if fmt.quantized)
+_YAML = (".yaml", ".yml")
+
+
+def files(target: Path, model: str, format_name: str) -> dict[Path, str]:
+    """The files to write, by path, the matrix first. target: a folder, or the matrix file itself.
+
+    Raises UsageError for a format or a model that is not known.
+    """
+    if format_name not in FORMATS:
+        raise UsageError(
+            f"{format_name} is no KV format that a matrix could compare with native; use one of {', '.join(FORMATS)}."
+            f"{suggestion(format_name, FORMATS)}"
+        )
+    if kind_of(model) in ("folder", "gguf"):
+        model = str(Path(model).expanduser().absolute())
+    if target.suffix in _YAML:
+        matrix, gate = target, target.with_name(f"{target.stem}-gate{target.suffix}")
+    else:
+        matrix, gate = target / "matrix.yaml", target / "gate.yaml"
+    schemas = matrix.with_name("matrix.schema.json"), matrix.with_name("gate.schema.json")
+    fmt = KV_FORMATS[format_name]
+    return {
+        matrix: _matrix(matrix, gate, schemas[0], model, fmt),
+        gate: _gate(gate, matrix, schemas[1], fmt, ratio_of(model, fmt)),
+        schemas[0]: _json(matrix_schema()),
+        schemas[1]: _json(gate_schema()),
+    }
+
+
+def write(target: Path, model: str, format_name: str) -> list[Path]:
+    """Write them. Raises UsageError, before anything is written, where one is there with other content."""
+    due = files(target, model, format_name)
+    for path, text in due.items():
+        # A link to nothing is there too, and would be written through.
+        if os.path.lexists(path) and (
+            path.suffix in _YAML or not path.exists() or path.read_text(encoding="utf-8") != text
+        ):
+            raise UsageError(
+                f"{path} is there already and stays as it is; give another name, as in kvbench init {_other(target)}, or move it away."
+            )
+    for path, text in due.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x" if not path.exists() else "r+", encoding="utf-8") as f:
+            f.write(text)
+    return list(due)
+
+
+def ratio_of(model: str, fmt: KVFormat) -> float | None:
+    """Bytes of the format's pages to those of 16-bit ones, over all layers of the model, without the two scales a layer of a static
+    format; None where the model's config is not here yet."""
+    try:
+        shapes = [layer.shape for layer in config_facts({**CELL_KEYS, "model": model}).layers]
+    except NotAvailable:
+        return None
+    return _ratio(fmt, shapes)
+
+
+def _ratio(fmt: KVFormat, shapes: Sequence[KVShape]) -> float:
+    own, native = (
+        sum(page_bytes(f, shape, 16, "bfloat16") for shape in shapes) for f in (fmt, KV_FORMATS["native"])
+    )
+    return own / native
+
+
+def _other(target: Path) -> str:
+    is_file = target.suffix in _YAML
+    return str(target.with_name(f"{target.stem}-2{target.suffix}") if is_file else target / "another.yaml")
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _name(matrix: Path) -> str:
+    """The run's name: that of the file, or of its folder where the file is just called matrix."""
+    stem = matrix.absolute().parent.name if matrix.stem == "matrix" else matrix.stem
+    return re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-") or "matrix"
+
+
+def _matrix(matrix: Path, gate: Path, schema: Path, model: str, fmt: KVFormat) -> str:
+    random = model in CONFIGS
+    named = _quoted(model)
+    model_lines = (
+        f"model:\n"
+        f"  source: {named}\n"
+        f"  plumbing: true              # its weights are random: quality is measured to try the path, and says nothing of a model"
+        if random
+        else f"model: {named}"
+    )
+    static = fmt.scale_kind == "static"
+    scale = (
+        f"  # A static format needs a scale. `default` is 1.0, which engines take that are given none, and which collapses on many\n"
+        f"  # models. Better: kvbench calibrate {named} scales.json --format {fmt.name}, and then scale: scales.json\n"
+        f"  scale: default\n"
+        if static
+        else ""
+    )
+    return f"""\
+# yaml-language-server: $schema={schema.name}
+# May {fmt.name} replace a native KV cache? {fmt.name}: {fmt.summary}.
+#
+#   kvbench validate {matrix.name}             # can all of it run, and answer the gate? Loads no model
+#   kvbench plan {matrix.name}                 # what would run, and the bytes that it would take
+#   kvbench run {matrix.name} --canary         # measures, judges, reports; begins with a look at every precision
+#
+# `kvbench schema` prints every key with what it accepts; an editor with a YAML language server shows the same.
+
+name: {_name(matrix)}
+
+# A name that kvbench models lists, a hub id (owner/name), a folder with config.json and *.safetensors, or a .gguf file.
+{model_lines}
+
+axes:                            # every list is varied; a baseline with a native cache is added where it is missing
+  kv_format: [native, {fmt.name}]
+{scale}  batch: [1, 4]                  # sequences at once
+  context: [128, 512]            # tokens of the prompt
+
+engine:                          # the same for every cell
+  backend: auto                  # Triton kernels where a GPU is found, else torch (kvbench backends says why)
+  fallback: refuse               # allow: what cannot run as asked runs as something else, visibly
+
+runners:                         # what is measured; the first three on every cell, the others once a format
+  storage: {{}}                    # live bytes, against the formula
+  transfer: {{}}                   # pages to the host and back
+  latency: {{new_tokens: 16, repeats: 3}}         # TTFT and ITL beside the baseline's; 10 repeats and more decide a limit
+  parity: {{}}                     # decode against an FP32 oracle
+  agreement: {{steps: 512, draft: 32}}            # greedy tokens against the baseline's; published targets ask for 2048 steps
+  # Limits make a run short and its results partial; null is the whole set, as a release needs it.
+  # wikitext2, mmlu and ceval need --data-dir (kvbench data); pydoc and cloze are always there.
+  perplexity: {{data: [pydoc], limit_chunks: 16}}
+  mcq: {{tasks: [cloze], limit: 100}}
+
+gate: {gate.name}
+"""
+
+
+def _gate(gate: Path, matrix: Path, schema: Path, fmt: KVFormat, ratio: float | None) -> str:
+    where = f"where: {{kv_format: {fmt.name}}}"
+    if fmt.scale_granularity == "tensor":
+        bound = "at_most: 0.51"
+        why = "Half of 16 bits, and two scales a layer for the whole cache."
+    elif ratio is None:
+        bound = "at_most: 0.75"
+        why = "Replace it by the exact value for head_dim D, (D + scale bytes) / 2D (kvbench formats --head-dim D)."
+    else:
+        bound = f"equals: {ratio!r}"
+        why = f"Payload and scales of {fmt.name} to 2 bytes a number, exact for this model (kvbench formats)."
+    return f"""\
+# yaml-language-server: $schema={schema.name}
+# What {matrix.name} has to keep. The precision, error and plausibility checks always run before these.
+name: {_name(matrix)}
+
+# Limited sets pass too. Remove it for a release, with the limits in {matrix.name}: then only whole sets count.
+allow_partial: true
+
+checks:
+  - metric: kv_bytes_difference
+    equals: 0
+    why: Bytes of the live tensors are the formula's, layer by layer.
+  - metric: kv_ratio_16bit
+    {where}
+    {bound}
+    why: {why}
+  - metric: transfer_bytes_difference
+    equals: 0
+    why: A swap moves the pages' payload and scales, all of them and nothing else.
+  - metric: parity_bound_share
+    at_most: 1
+    why: The error of a decode stays within the bound that rounding gives.
+  - metric: ppl_delta_pct
+    {where}
+    within: [-1, 1]
+    why: The published target, perplexity within 1% of native; the whole interval has to lie in it.
+
+  # First guesses, to be replaced by your own limits. `required: false` lets a check stay unevaluated; broken it still
+  # fails (exit code 1), and where the data cannot decide it still is inconclusive (4).
+  - metric: top1_agreement
+    {where}
+    at_least: 0.95
+    required: false
+    why: Share of tokens whose most likely one is native's; near-ties flip, plain choices do not.
+  - metric: mcq_agreement
+    {where}
+    at_least: 0.9
+    required: false
+    why: Accuracy can stay while picks change.
+  - metric: itl_ratio
+    where: {{kv_format: {fmt.name}, device: cuda}}
+    at_most: 1.05
+    required: false
+    why: At most 5% slower a token on a GPU; the reference backend on a CPU promises no speed.
+"""
+
+
+def _quoted(model: str) -> str:
+    """As YAML takes it: a path may hold anything."""
+    return (
+        model if re.fullmatch(r"[A-Za-z][\w./-]*|/[\w./-]*", model) else json.dumps(model, ensure_ascii=False)
+    )

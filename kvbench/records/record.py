@@ -1,0 +1,272 @@
+"""Records: what was measured, for which cell, on which evidence. Immutable once written.
+
+A run directory holds
+
+    run.json              the manifest: matrix, cells, tasks, environment, command line
+    records/<key>.json    one record a task, written with a temp file, fsync and rename
+
+so that a killed run leaves whole records or none. Statistics are never stored: they are computed on reading
+(`kvbench.metrics.collect.derive`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import UsageError
+from kvbench.files import read_json, write_json
+from kvbench.matrix.resolve import ASPECTS
+from kvbench.records.shards import read as read_share
+from kvbench.records.upgrade import MANIFESTS, RECORDS, lift
+from kvbench.stats.sequential import looks_of, not_run
+
+SCHEMA_VERSION = 3  # docs/schema.md; a new one needs its step in kvbench/records/upgrade.py
+
+# What can be said of one piece of evidence, and of a record as a whole (the worst level counts).
+VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE = "verified", "mismatch", "unverified", "not_applicable"
+
+# The levels of evidence, in the order in which they are shown; a record of a measured cell has all of them.
+LEVELS = ("E1", "E2", "E3", "E3-layers", "E3-pages", "E3-prefill", "E3-reads", "E4", "E5",
+          "E1-weights", "E2-weights", "E3-weights", "E4-weights", "E5-weights")  # fmt: skip
+
+RUNGS = ("E1", "E2", "E3", "E4", "E5")
+
+
+def rung(level: str) -> str:
+    """The rung of the ladder that a level stands on: E3 of "E3-layers"."""
+    return level.split("-")[0]
+
+
+# How a task ended. `refused`: the cell may not run as asked; `not_evaluated`: what it needs is not here.
+OK, ERROR, REFUSED, NOT_EVALUATED = "ok", "error", "refused", "not_evaluated"
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of evidence: `name` is "E1", "E2", "E3"; `sentence` names what was lost and where."""
+
+    name: str
+    state: str
+    sentence: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the live tensors and the read path prove, set against what was resolved.
+
+    effective, effective_weights: the KV and the weight format that the evidence shows ("int8_sym", "native", "mixed",
+    "unknown").
+    precision: {"storage": dtype, "transfer": dtype or "not measured", "execution": dtype} of the cache, {"weights": dtype,
+    "gemm": paths of the products} of the weights.
+    reads: {"tokens": tokens read from pages, "quantized_tokens": of them from quantized payload, "calls": n}.
+    """
+
+    effective: str
+    effective_weights: str
+    levels: tuple[Level, ...]
+    precision: Mapping[str, str]
+    reads: Mapping[str, int]
+
+    @property
+    def state(self) -> str:
+        states = {level.state for level in self.levels} - {NOT_APPLICABLE}
+        if MISMATCH in states:
+            return MISMATCH
+        return VERIFIED if states == {VERIFIED} else UNVERIFIED
+
+
+@dataclass(frozen=True)
+class Record:
+    """One task's outcome.
+
+    key: the task's content hash; runner, protocol: what measured it and by which version of its rules;
+    spec: the cell's keys this task depends on, expanded; options: the runner's options, expanded;
+    decision: `Decision` as a dict, or None when the task failed before it was taken; evidence: `Evidence` as a
+    dict, or None; samples: raw samples by name (lists); facts: counts, hashes, protocol facts;
+    partial: why the result covers less than the whole (limited, quick, random weights), or None;
+    error: {"type", "message", "tail"} for status error; {"reason", "message"} for refused and not_evaluated;
+    seconds: wall time by a monotonic clock.
+    """
+
+    key: str
+    runner: str
+    protocol: int
+    status: str
+    spec: Mapping[str, Any]
+    options: Mapping[str, Any]
+    decision: Mapping[str, Any] | None
+    evidence: Mapping[str, Any] | None
+    samples: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    partial: str | None
+    error: Mapping[str, Any] | None
+    started_at: str
+    seconds: float
+    schema: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The files of one run."""
+
+    path: Path
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.path / "run.json"
+
+    def record_path(self, key: str) -> Path:
+        return self.path / "records" / f"{key}.json"
+
+    @property
+    def junit_path(self) -> Path:
+        return self.path / "report.junit.xml"
+
+    def write(self, record: Record) -> None:
+        write_json(self.record_path(record.key), asdict(record))
+
+    def read(self, key: str) -> Record | None:
+        """The record of a task, or None when there is none. UsageError for one that is damaged or another task's."""
+        path = self.record_path(key)
+        if not path.exists():
+            return None
+        record = record_from_dict(read_json(path), path)
+        if record.key != key:
+            raise UsageError(
+                f"{path} holds the record of task {record.key}; delete that file and run the matrix again."
+            )
+        return record
+
+    def manifest(self) -> dict[str, Any]:
+        """Raises UsageError for a file that is no manifest of this version, or whose parts do not fit together."""
+        data = _lifted(read_json(self.manifest_path), MANIFESTS)
+        wrong = _manifest_fault(data)
+        if wrong:
+            raise UsageError(f"{self.manifest_path} {wrong}; run the matrix again to write it anew.")
+        manifest: dict[str, Any] = data
+        return manifest
+
+    def records(self) -> Iterator[Record]:
+        """The records of the manifest's tasks, in task order; a task that has not run yet is skipped."""
+        for task in self.manifest()["tasks"]:
+            record = self.read(task["key"])
+            if record is not None:
+                yield record
+
+
+def record_from_dict(data: Mapping[str, Any], path: Path | str = "record") -> Record:
+    """A record of an older schema is lifted to this one.
+
+    Raises UsageError for an unknown schema version, a missing or unknown key, or a part of the wrong kind."""
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} holds no record; delete that file and run the matrix again.")
+    data = _lifted(data, RECORDS)
+    if data.get("schema") != SCHEMA_VERSION:
+        raise UsageError(f"{path} {_wrong_schema(data)}. Run the matrix again with this version.")
+    known = {f.name for f in fields(Record)}
+    wrong = sorted(known.symmetric_difference(data))
+    if wrong:
+        raise UsageError(f"{path} does not hold a whole record: check the keys {', '.join(wrong)}.")
+    bad = [name for name, kinds in _KINDS.items() if not isinstance(data[name], kinds)]
+    if not bad and data["status"] not in (OK, ERROR, REFUSED, NOT_EVALUATED):
+        bad = ["status"]
+    if not bad and data["decision"] is not None and not _is_decision(data["decision"]):
+        bad = ["decision"]
+    if not bad and data["evidence"] is not None and not _is_evidence(data["evidence"]):
+        bad = ["evidence"]
+    if bad:
+        raise UsageError(
+            f"{path} is damaged: {', '.join(bad)} cannot be what kvbench wrote; delete that file and run the matrix "
+            "again."
+        )
+    return Record(**data)
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("key", "runner", "status", "started_at"), (str,)),
+    **dict.fromkeys(("spec", "options", "samples", "facts", "environment"), (dict,)),
+    **dict.fromkeys(("decision", "evidence", "error"), (dict, type(None))),
+    "protocol": (int,),
+    "partial": (str, type(None)),
+    "seconds": (int, float),
+}
+
+
+def _is_decision(data: Mapping[str, Any]) -> bool:
+    choices = [data.get(aspect) for aspect in ASPECTS]
+    return all(
+        isinstance(c, dict) and all(isinstance(c.get(k), str) for k in ("requested", "resolved", "reason"))
+        for c in choices
+    )
+
+
+def _is_evidence(data: Mapping[str, Any]) -> bool:
+    levels = data.get("levels")
+    return (
+        set(data) == {f.name for f in fields(Evidence)}
+        and all(isinstance(data[name], str) for name in ("effective", "effective_weights"))
+        and all(isinstance(data[name], dict) for name in ("precision", "reads"))
+        and isinstance(levels, list)
+        and all(
+            isinstance(level, dict)
+            and {"name", "state", "sentence"} <= set(level) <= {f.name for f in fields(Level)}
+            and level["state"] in (VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE)
+            for level in levels
+        )
+    )
+
+
+def _lifted(data: Any, steps: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]) -> Any:
+    """What is not even what its own version says stays as it is, for the checks that follow."""
+    try:
+        return lift(data, steps)
+    except (AttributeError, LookupError, TypeError):
+        return data
+
+
+def _wrong_schema(data: Mapping[str, Any]) -> str:
+    version = data.get("schema")
+    newer = (
+        "; it was written by a newer kvbench, install that one"
+        if type(version) is int and version > SCHEMA_VERSION
+        else ""
+    )
+    return f"has schema {version!r}, this kvbench reads schemas {min(RECORDS)} to {SCHEMA_VERSION}{newer}"
+
+
+def _manifest_fault(data: Any) -> str:
+    """What is wrong with a manifest, to be read after its path, or ""."""
+    if not isinstance(data, dict):
+        return "is no manifest"
+    if data.get("schema") != SCHEMA_VERSION:
+        return _wrong_schema(data)
+    kinds = {"name": str, "matrix": dict, "environment": dict, "command": list, "cells": list, "tasks": list}
+    for key, kind in kinds.items():
+        if not isinstance(data.get(key), kind):
+            return f"is damaged: {key} is missing or of the wrong kind"
+    if not isinstance(data.get("gate", 0), str | None):
+        return "is damaged: gate is missing or of the wrong kind"
+    try:
+        ids = {cell["id"] for cell in data["cells"]}
+        specs = all(isinstance(c["spec"], dict) and isinstance(c["name"], str) for c in data["cells"])
+        fit = specs and all(cell["baseline"] in ids for cell in data["cells"])
+        for task in data["tasks"]:
+            fit = fit and bool(task["cells"]) and set(task["cells"]) <= ids
+            fit = fit and all(isinstance(task[k], dict) for k in ("spec", "options"))
+            fit = fit and all(isinstance(task[k], str) for k in ("key", "runner", "variant"))
+            fit = fit and isinstance(task["baseline"], str | None) and "/" not in task["key"]
+    except (KeyError, TypeError):
+        fit = False
+    if not fit:
+        return "is damaged: its cells and tasks do not fit together"
+    for part, read in (("shard", read_share), ("until_decided", looks_of), ("until_decided", not_run)):
+        try:
+            read(data)
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            return f"is damaged: {part} does not fit its tasks ({e})"
+    return ""

@@ -1,0 +1,120 @@
+"""Shares of a matrix: `kvbench run M --shard i/N` measures one, `kvbench merge` puts them together. Pure.
+
+Cells are dealt out in turn, baselines and candidates each by themselves, so that every share has some of both. Cells that make one
+line of ITL over the context stay together: times of different hosts are never pooled, so a line needs one host. A share's tasks are those
+whose first cell is its own, and the baseline tasks that these are compared with, wherever their cells are.
+
+The manifest of a share is that of the whole matrix and
+
+    "shard": {"number": 1, "of": 2, "tasks": [keys of the tasks that it measures]}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.errors import UsageError
+from kvbench.files import content_hash
+from kvbench.matrix.cells import Cell, Task
+
+LINE = 3  # contexts; a line through fewer is not drawn (`kvbench.stats.regression`)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The number-th share of `of`, from 1."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"shard {self.number} of {self.of}"
+
+
+@dataclass(frozen=True)
+class Share:
+    """A shard with the keys of the tasks that it measures."""
+
+    shard: Shard
+    tasks: frozenset[str]
+
+
+def parse(text: str) -> Shard:
+    """`1/2` -> Shard(1, 2). Raises UsageError."""
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    number, of = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= of:
+        raise UsageError(
+            f"--shard {text} is no share of a matrix; use i/N with i from 1 to N, as in --shard 1/2."
+        )
+    return Shard(number, of)
+
+
+def units(cells: Sequence[Cell], tasks: Sequence[Task]) -> list[tuple[Cell, ...]]:
+    """The cells in groups that stay on one machine: those of a line of ITL over the context together, any other alone."""
+    of_line: dict[str, list[Cell]] = {}
+    timed = {cell for task in tasks if task.runner == "latency" for cell in task.cells}
+    for cell in cells:
+        if cell.id in timed:
+            rest = content_hash({key: value for key, value in cell.spec.items() if key != "context"})
+            of_line.setdefault(rest, []).append(cell)
+    lines = {line[0].id: tuple(line) for line in of_line.values() if len(line) >= LINE}
+    joined = {cell.id for line in lines.values() for cell in line}
+    return [lines.get(cell.id, (cell,)) for cell in cells if cell.id in lines or cell.id not in joined]
+
+
+def cells_of(cells: Sequence[Cell], tasks: Sequence[Task], shard: Shard) -> list[Cell]:
+    """The cells of a share, in the order of the matrix. Raises UsageError where it has none."""
+    groups = units(cells, tasks)
+    own: set[str] = set()
+    most = 0
+    for kind in (True, False):
+        dealt = [group for group in groups if group[0].is_baseline is kind]
+        most = max(most, len(dealt))
+        own |= {cell.id for group in dealt[shard.number - 1 :: shard.of] for cell in group}
+    if not own:
+        raise UsageError(
+            f"{shard} has no cell: this matrix can be dealt into {most} share{'s' if most > 1 else ''}, cells of one line over the "
+            f"context staying together; use --shard i/N with N up to {most}."
+        )
+    return [cell for cell in cells if cell.id in own]
+
+
+def share_of(cells: Sequence[Cell], tasks: Sequence[Task], shard: Shard) -> Share:
+    """The tasks of a share: its cells' own ones, and the baselines that these are compared with."""
+    own = {cell.id for cell in cells_of(cells, tasks, shard)}
+    mine = [task for task in tasks if task.cells[0] in own]
+    return Share(shard, frozenset([t.key for t in mine] + [t.baseline for t in mine if t.baseline]))
+
+
+def about(share: Share, tasks: Sequence[Task]) -> dict[str, Any]:
+    """What the manifest says of it."""
+    keys = [task.key for task in tasks if task.key in share.tasks]
+    return {"shard": {"number": share.shard.number, "of": share.shard.of, "tasks": keys}}
+
+
+def outline(share: Share, cells: Sequence[Cell], tasks: Sequence[Task]) -> list[str]:
+    """The share in words: its cells, and its tasks by key, baselines of other shares' cells marked."""
+    own = {cell.id: cell.name or "the only cell" for cell in cells_of(cells, tasks, share.shard)}
+    lines = [f"  {share.shard}: {len(own)} of {len(cells)} cells, {len(share.tasks)} of {len(tasks)} tasks"]
+    lines += [f"    {cell}  {name}" for cell, name in own.items()]
+    for task in tasks:
+        if task.key in share.tasks:
+            other = "" if task.cells[0] in own else "  (a baseline that its tasks are compared with)"
+            lines.append(f"    {task.key}  {task.runner} {task.variant}".rstrip() + other)
+    return lines
+
+
+def read(manifest: Mapping[str, Any]) -> Share | None:
+    """The share that a manifest is of, None of a whole run. Raises KeyError, TypeError or ValueError for what no share can be."""
+    found = manifest.get("shard")
+    if found is None:
+        return None
+    share = Share(Shard(found["number"], found["of"]), frozenset(found["tasks"]))
+    known = {task["key"] for task in manifest["tasks"]}
+    if not (share.tasks and share.tasks <= known and 1 <= share.shard.number <= share.shard.of):
+        raise ValueError("the share's tasks are not the matrix's")
+    return share

@@ -1,0 +1,62 @@
+"""What the page's plots and drill-downs are made of, gathered in one object; `kvbench.report.figures.page` lays it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from kvbench.render.labels import Labels
+from kvbench.render.numbers import one_line
+from kvbench.report.figures.agreement import AgreementLine, agreement_lines
+from kvbench.report.figures.divergence import KldLine, kld_lines
+from kvbench.report.figures.drilldown import Chunks, Questions, chunk_lists, question_lists
+from kvbench.report.figures.gemm import ProductTimes, product_times
+from kvbench.report.figures.health import HealthLine, health_lines
+from kvbench.report.figures.roofline import Roof, roof
+from kvbench.report.figures.series import TimeSeries, ttft_series
+from kvbench.report.model import Run
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PlotData:
+    """Each is empty, or None, where nothing was measured. problems: (section, sentence) of what a damaged record kept from being shown."""
+
+    ttft: tuple[TimeSeries, ...]
+    kld: tuple[KldLine, ...]
+    agreement: tuple[AgreementLine, ...]
+    health: tuple[HealthLine, ...]
+    roof: Roof | None
+    products: tuple[ProductTimes, ...]
+    questions: tuple[Questions, ...]
+    chunks: tuple[Chunks, ...]
+    problems: tuple[tuple[str, str], ...]
+
+
+def plot_data(run: Run, labels: Labels) -> PlotData:
+    problems: list[tuple[str, str]] = []
+
+    def read(section: str, of: Callable[[Run, Labels], T], without: T) -> T:
+        try:
+            return of(run, labels)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:
+            # As in `kvbench.metrics.collect`: one record that cannot be read must not cost the page.
+            said = one_line(f"{type(e).__name__}: {e}", 200)
+            problems.append(
+                (section, f"Samples of a record cannot be read, so a plot is missing here ({said}).")
+            )
+            return without
+
+    return PlotData(
+        read("latency", ttft_series, ()),
+        read("quality", kld_lines, ()),
+        read("agreement", agreement_lines, ()),
+        read("health", health_lines, ()),
+        read("latency", roof, None),
+        read("gemm", product_times, ()),
+        read("mcq", question_lists, ()),
+        read("quality", chunk_lists, ()),
+        tuple(problems),
+    )

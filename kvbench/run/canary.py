@@ -1,0 +1,133 @@
+"""`kvbench run --canary`: the cheapest tasks of each engine configuration first; the run goes on only if all got what was requested.
+
+An engine configuration is a cell without batch and context; its smallest cell stands for it. Its cheapest tasks are those of exact
+bytes, or, where the matrix measures none, the first of the cheapest stage. Each comes with the evidence of its cell, so the
+precision check judges it as ever. The records are ordinary ones, which the rest of the run reuses.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvbench.files import content_hash, write_json
+from kvbench.gate import evaluate as gates
+from kvbench.gate.policy import Gate
+from kvbench.gate.verdict import FAIL, NOT_EVALUATED, Outcome
+from kvbench.matrix.cells import Cell, Task
+from kvbench.matrix.load import Matrix
+from kvbench.matrix.runners import RUNNERS
+from kvbench.metrics.collect import derive
+from kvbench.records.record import RunDir
+from kvbench.run.execute import Executor, Rerun, Watcher, manifest_of, measuring
+
+PLACE = "the canary"
+_SIZE = ("batch", "context")
+
+
+@dataclass(frozen=True)
+class Canary:
+    """cells: the smallest of each engine configuration; tasks: what is measured of them, in the order of the matrix."""
+
+    cells: tuple[Cell, ...]
+    tasks: tuple[Task, ...]
+
+    @property
+    def words(self) -> str:
+        runners = ", ".join(dict.fromkeys(task.runner for task in self.tasks))
+        many = "s" if len(self.cells) > 1 else ""
+        return f"{runners} on {len(self.cells)} cell{many}, one of each engine configuration"
+
+
+def canary(matrix: Matrix) -> Canary:
+    """What has to be measured before the rest of the matrix."""
+    smallest: dict[str, Cell] = {}
+    for cell in matrix.cells:
+        engine = content_hash({key: value for key, value in cell.spec.items() if key not in _SIZE})
+        if engine not in smallest or _size(cell) < _size(smallest[engine]):
+            smallest[engine] = cell
+    chosen: dict[str, Task] = {}
+    for cell in smallest.values():
+        chosen |= {task.key: task for task in _cheapest([t for t in matrix.tasks if cell.id in t.cells])}
+    # What is compared with a baseline's record needs that record first.
+    by_key = {task.key: task for task in matrix.tasks}
+    chosen |= {
+        t.baseline: by_key[t.baseline] for t in chosen.values() if t.baseline and RUNNERS[t.runner].quality
+    }
+    return Canary(tuple(smallest.values()), tuple(task for task in matrix.tasks if task.key in chosen))
+
+
+def _size(cell: Cell) -> tuple[int, int]:
+    return cell.spec["batch"] * cell.spec["context"], cell.spec["batch"]
+
+
+def _cheapest(tasks: Sequence[Task]) -> Sequence[Task]:
+    stage = min(RUNNERS[task.runner].stage for task in tasks)
+    found = [task for task in tasks if RUNNERS[task.runner].stage == stage]
+    return found if stage == 0 else found[:1]
+
+
+def judged_alone(manifest: Mapping[str, Any], of: Canary) -> dict[str, Any]:
+    """The manifest of a run of these tasks and cells alone, by which their records are judged. A baseline that the canary does
+    not measure stays in it, as what its cells are compared with."""
+    ids = {cell.id for cell in of.cells} | {cell for task in of.tasks for cell in task.cells}
+    with_baselines = ids | {cell["baseline"] for cell in manifest["cells"] if cell["id"] in ids}
+    return {
+        **manifest,
+        "cells": [cell for cell in manifest["cells"] if cell["id"] in with_baselines],
+        "tasks": [asdict(task) for task in of.tasks],
+    }
+
+
+def stopping(outcomes: Iterable[Outcome], of: Canary) -> Outcome | None:
+    """The first outcome for which the rest is not run: a failure, or else a task of the canary without a result."""
+    own = {cell.id for cell in of.cells}
+    open_ = [o for o in outcomes if o.status == FAIL or (o.status == NOT_EVALUATED and o.required)]
+    bad = [o for o in open_ if o.status == FAIL or not own.isdisjoint(o.cells)]
+    return min(bad, key=lambda o: o.status != FAIL, default=None)
+
+
+def run_canary_first(
+    matrix: Matrix,
+    gate: Gate | None,
+    run_dir: RunDir,
+    environment: Mapping[str, Any],
+    command: Sequence[str],
+    new_watcher: Callable[[], Watcher],
+    data_dir: Path | None = None,
+    rerun: Rerun = "missing",
+    executor: Executor | None = None,
+) -> None:
+    """Measure the canary, then the rest of the matrix where nothing stops it; the manifest says what did."""
+    of = canary(matrix)
+    manifest = manifest_of(matrix, environment, command)
+    with measuring(run_dir, environment, data_dir, rerun, executor) as measure:
+        _say(f"canary: {of.words}")
+        measure(replace(matrix, tasks=of.tasks), manifest, new_watcher())
+        found = (run_dir.read(task.key) for task in of.tasks)
+        records = [record for record in found if record is not None]
+        alone = judged_alone(manifest, of)
+        # The gate's word on evidence and fallbacks counts; its checks are the whole run's.
+        policy = replace(gate, checks=()) if gate else None
+        stop = stopping(gates.evaluate(policy, alone, records, derive(alone, records)).outcomes, of)
+        rest = tuple(task for task in matrix.tasks if task not in of.tasks)
+        if stop is None:
+            _say("the canary got what was requested; the rest of the matrix follows")
+            measure(replace(matrix, tasks=rest), manifest, new_watcher())
+            return
+        left = sum(not run_dir.record_path(task.key).exists() for task in rest)
+        if left:
+            decided = {"check": stop.check, "after": PLACE}
+            write_json(
+                run_dir.manifest_path, {**manifest, "until_decided": {"looks": {}, "decided": decided}}
+            )
+        # A record that is there counts as measured: one that fails is not measured again by itself.
+        again = f" Once that is mended: --rerun {'all' if stop.status == FAIL else 'failed'}."
+        _say(f"stopped by {PLACE}, tasks that are not run: {left}. {stop.sentence}{again}")
+
+
+def _say(text: str) -> None:
+    print(f"kvbench: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,220 @@
+"""Running a matrix: the manifest, the tasks in order, a record after each, resume by content hash.
+
+torch is imported only when a task must be measured, so a run with nothing left to do starts at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from kvbench.errors import UsageError
+from kvbench.files import write_json
+from kvbench.matrix.cells import Task
+from kvbench.matrix.load import Matrix
+from kvbench.records import shards
+from kvbench.records.record import ERROR, NOT_EVALUATED, OK, REFUSED, SCHEMA_VERSION, Record, RunDir
+from kvbench.records.shards import Share
+
+if TYPE_CHECKING:
+    from kvbench.run.session import Session
+
+Rerun = Literal["missing", "failed", "all"]
+
+
+class Watcher(Protocol):
+    """What shows progress."""
+
+    def start(self, plan: Plan) -> None: ...
+    def task(self, index: int, task: Task, name: str) -> None: ...
+    def inside(self, done: int, total: int, note: str) -> None: ...
+    def finished(self, record: Record) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which tasks of a matrix will run, and which records are reused."""
+
+    todo: tuple[Task, ...]
+    reused: tuple[Task, ...]
+
+
+def plan_tasks(matrix: Matrix, run_dir: RunDir, rerun: Rerun) -> Plan:
+    """missing: tasks without a record, and those that were not evaluated (what they lacked may be here now);
+    failed: these and the ones that ended in an error or a refusal; all: every task.
+    """
+    again = {
+        "missing": {NOT_EVALUATED},
+        "failed": {NOT_EVALUATED, ERROR, REFUSED},
+        "all": {NOT_EVALUATED, ERROR, REFUSED, OK},
+    }[rerun]
+    todo: list[Task] = []
+    reused: list[Task] = []
+    for task in matrix.tasks:
+        record = run_dir.read(task.key)
+        (todo if record is None or record.status in again else reused).append(task)
+    return Plan(tuple(todo), tuple(reused))
+
+
+class Executor(Protocol):
+    """Measures `plan.todo`: a record of each in `run_dir`, whatever becomes of it, and `watcher.task` and `.finished` for each.
+    An interrupt leaves it as an exception, with nothing of it running any more."""
+
+    def __call__(self, matrix: Matrix, plan: Plan, run_dir: RunDir, watcher: Watcher) -> None: ...
+
+
+def manifest_of(matrix: Matrix, environment: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA_VERSION,
+        "name": matrix.name,
+        "matrix": {
+            "path": str(matrix.path) if matrix.path else None,
+            "sha": matrix.sha,
+            "source": matrix.source,
+        },
+        "command": list(command),
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": dict(environment),
+        "cells": [asdict(cell) for cell in matrix.cells],
+        "tasks": [asdict(task) for task in matrix.tasks],
+        "gate": str(matrix.gate) if matrix.gate else None,
+    }
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One writer a run directory. The lock dies with its process, so a killed run leaves nothing to clean up."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / ".lock").open("a+")
+    except OSError as e:
+        raise UsageError(
+            f"{path} cannot be the run directory ({e.strerror}); give a folder that can be written with --out."
+        ) from None
+    with lock as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            f.seek(0)
+            raise UsageError(
+                f"Another kvbench run (process {f.read().strip() or 'unknown'}) is writing to {path}; "
+                "wait for it, or give another directory with --out."
+            ) from None
+        f.seek(0)
+        f.truncate()
+        f.write(str(os.getpid()))
+        f.flush()
+        yield
+
+
+def run(
+    matrix: Matrix,
+    run_dir: RunDir,
+    environment: Mapping[str, Any],
+    command: Sequence[str],
+    watcher: Watcher,
+    data_dir: Path | None = None,
+    rerun: Rerun = "missing",
+    executor: Executor | None = None,
+    share: Share | None = None,
+) -> Plan:
+    """Measure what is missing. Records are written one by one; an interrupt loses only the task in hand. share: its tasks alone."""
+    manifest = manifest_of(matrix, environment, command)
+    if share is not None:
+        manifest |= shards.about(share, matrix.tasks)
+        matrix = replace(matrix, tasks=tuple(task for task in matrix.tasks if task.key in share.tasks))
+    with measuring(run_dir, environment, data_dir, rerun, executor) as measure:
+        return measure(matrix, manifest, watcher)
+
+
+Measure = Callable[[Matrix, Mapping[str, Any], Watcher], Plan]
+
+
+@contextmanager
+def measuring(
+    run_dir: RunDir,
+    environment: Mapping[str, Any],
+    data_dir: Path | None,
+    rerun: Rerun,
+    executor: Executor | None = None,
+) -> Iterator[Measure]:
+    """executor: what measures, in place of this process (`kvbench.run.executors`). measure(matrix, manifest, watcher) writes the manifest and measures what is missing of the matrix's tasks; called several
+    times, the calls share the loaded model and its probes, and no other run writes between them.
+    """
+    sessions: list[Session] = []
+
+    def measure(matrix: Matrix, manifest: Mapping[str, Any], watcher: Watcher) -> Plan:
+        plan = plan_tasks(matrix, run_dir, rerun)
+        write_json(run_dir.manifest_path, {**_merged(run_dir, rerun), **manifest})
+        watcher.start(plan)
+        try:
+            if plan.todo and executor is not None:
+                executor(matrix, plan, run_dir, watcher)
+            elif plan.todo:
+                from kvbench.run.session import Session
+
+                sessions[:] = sessions or [Session(data_dir, environment)]
+                _measure_all(matrix, plan, run_dir, sessions[0], watcher)
+        finally:
+            watcher.close()
+        return plan
+
+    with locked(run_dir.path):
+        _sweep(run_dir)
+        yield measure
+
+
+def _merged(run_dir: RunDir, rerun: Rerun) -> dict[str, Any]:
+    """What the folder's manifest says of the shards that its records come from, where any are kept."""
+    if rerun == "all" or not run_dir.manifest_path.exists():
+        return {}
+    try:
+        merged = run_dir.manifest().get("merged")
+    except UsageError:  # a damaged one is about to be written anew, as its message says
+        return {}
+    return {"merged": merged} if merged else {}
+
+
+def _sweep(run_dir: RunDir) -> None:
+    """Remove the temp files that a killed run may have left behind, and an earlier verdict that a CI system would take for this one's."""
+    run_dir.junit_path.unlink(missing_ok=True)
+    for folder in (run_dir.path, run_dir.path / "records"):
+        for leftover in folder.glob(".*.tmp"):
+            leftover.unlink()
+
+
+def _measure_all(
+    matrix: Matrix,
+    plan: Plan,
+    run_dir: RunDir,
+    session: Session,
+    watcher: Watcher,
+) -> None:
+    from kvbench.run.session import execute
+
+    names = {cell.id: cell.name for cell in matrix.cells}
+    for index, task in enumerate(plan.todo, start=1):
+        name = names[task.cells[0]] + (f" (+{len(task.cells) - 1} cells)" if len(task.cells) > 1 else "")
+        watcher.task(index + len(plan.reused), task, name)
+        baseline = run_dir.read(task.baseline) if task.baseline else None
+        record = execute(task, session, baseline, watcher.inside)
+        run_dir.write(record)
+        watcher.finished(record)
+
+
+def require_not_empty(path: Path) -> None:
+    """A run directory must hold a manifest; anything else is a usage error that names what is missing."""
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a run directory; give the folder that `kvbench run` printed.")
+
+
+def command_line() -> list[str]:
+    return ["kvbench", *sys.argv[1:]]

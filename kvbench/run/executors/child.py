@@ -1,0 +1,134 @@
+"""One job in a fresh process: started, listened to, and what is known of its end when it did not end well.
+
+job -> JOB.json in a temporary folder -> python -m kvbench.run.worker -> a record a task in the run directory
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import kvbench
+import kvbench_kernels.support
+from kvbench.matrix.cells import Task
+from kvbench.run.executors.job import Job
+
+_TAIL_LINES, _TAIL_BYTES = 12, 8192
+_PATIENCE = 5.0  # seconds from the request to end to the order
+
+
+@dataclass(frozen=True)
+class Crash:
+    """A process that ended without its records. words: how (`was ended by signal 11 (SIGSEGV)`); tail: of its stderr; key: of the task in
+    hand, or None where it had begun none."""
+
+    words: str
+    tail: tuple[str, ...]
+    key: str | None
+
+    def message(self, task: Task, cell: str) -> str:
+        if task.key == self.key:
+            return f"The process of {cell} {self.words} while it measured this task."
+        return f"Not measured: the process of {cell} {self.words} before this task."
+
+
+class Children:
+    """The processes that run now; `stop` ends them all, and refuses new ones."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._lock = threading.Lock()
+        self.stopped = False
+
+    def run(
+        self, job: Job, run_dir: Path, done: Callable[[str], None], extra: Mapping[str, str] | None = None
+    ) -> Crash | None:
+        """Do the job; done(key): a task's record is written. extra: variables of the process beside the job's own.
+
+        Returns what is known of a crash, None where every task has its record (or `stop` was called).
+        """
+        with (
+            tempfile.TemporaryDirectory(prefix="kvbench-job-") as folder,
+            (Path(folder) / "stderr").open("w+b") as stderr,
+        ):
+            path = Path(folder) / "job.json"
+            path.write_text(job.to_json(), encoding="utf-8")
+            with self._lock:
+                if self.stopped:
+                    return None
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "kvbench.run.worker", str(path), str(run_dir.absolute())],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, encoding="ascii", errors="replace",
+                    cwd=job.cwd if Path(job.cwd).is_dir() else None,
+                    env=_variables(job, extra or {}),
+                    start_new_session=True,  # Ctrl-C reaches the driver alone, which ends its children
+                )  # fmt: skip
+                self._running.add(process)
+            key: str | None = None
+            left = {task.key for task in job.tasks}
+            with process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    word, _, key = line.strip().partition(" ")
+                    if word == "done" and key in left:
+                        left.remove(key)
+                        done(key)
+                code = process.wait()
+            with self._lock:
+                self._running.discard(process)
+            if not left or self.stopped:
+                return None
+            return Crash(ending(code), _tail(stderr.fileno()), key if key in left else None)
+
+    def stop(self) -> None:
+        with self._lock:
+            self.stopped = True
+            running = list(self._running)
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            for process in running:
+                if process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, sent)
+            for process in running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_PATIENCE)
+
+
+def ending(code: int) -> str:
+    """How a process ended, by its return code, to be read after its name."""
+    if code >= 0:
+        return f"ended with exit code {code} and without its records"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    memory = "; the system sends it where memory runs out" if name == "SIGKILL" else ""
+    return f"was ended by signal {-code} ({name}{memory})"
+
+
+def roots() -> list[str]:
+    """The folders that hold kvbench and kvbench_kernels, for a process that is to import the same."""
+    kernels = kvbench_kernels.support.__file__
+    return list(dict.fromkeys(str(Path(f).absolute().parents[1]) for f in (kvbench.__file__, kernels)))
+
+
+def _variables(job: Job, extra: Mapping[str, str]) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if name not in job.variables}
+    own |= {name: value for name, value in job.variables.items() if value is not None}
+    path = [*roots(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**own, "PYTHONPATH": os.pathsep.join(path), **extra}
+
+
+def _tail(fileno: int) -> tuple[str, ...]:
+    """The last lines of what was written there."""
+    size = os.fstat(fileno).st_size
+    text = os.pread(fileno, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode("utf-8", "replace")
+    return tuple(text.splitlines()[-_TAIL_LINES:])

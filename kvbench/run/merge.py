@@ -1,0 +1,258 @@
+"""`kvbench merge`: the shards of a matrix put together into one run, which is judged like any other.
+
+What is put together must be of one matrix, with the same cells, tasks and identity (which is in the tasks' keys): anything else is refused
+with the difference named. A task that several have measured keeps the record of the lowest shard. Where its copies differ in what does
+not depend on time (how they ended, what was decided, evidence, bytes, samples), the one that stands worst is kept, never the
+better one, and the manifest of the merged run says so, which no gate passes (`kvbench.gate.builtin_checks.merged_differences`). What nobody has
+measured is named, and judged as not run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import UsageError
+from kvbench.files import write_json
+from kvbench.gate.precision import fault_of
+from kvbench.matrix.resolve import ASPECTS
+from kvbench.records import shards
+from kvbench.records.record import MISMATCH, OK, UNVERIFIED, Record, RunDir
+from kvbench.run.execute import locked
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run that is to be merged. name: what messages call it."""
+
+    name: str
+    manifest: Mapping[str, Any]
+    records: Mapping[str, Record]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """records: those that are kept, in task order; differences: sentences; missing: tasks without a record, in words."""
+
+    manifest: Mapping[str, Any]
+    records: tuple[Record, ...]
+    differences: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def merge_runs(paths: Sequence[Path], out: Path) -> Merged:
+    """Write the merged run to `out`. Raises UsageError where the runs do not fit together, or `out` holds something else."""
+    merged = merged_of([_part(path) for path in paths])
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        target = RunDir(out)
+        if not target.manifest_path.is_file() or "merged" not in target.manifest():
+            raise UsageError(f"{out} holds something that is no merged run; give a new folder with --out.")
+    with locked(out):
+        target = RunDir(out)
+        kept = {record.key for record in merged.records}
+        for task in merged.manifest["tasks"]:
+            if task["key"] not in kept:
+                target.record_path(task["key"]).unlink(missing_ok=True)
+        for record in merged.records:
+            target.write(record)
+        write_json(target.manifest_path, merged.manifest)
+    return merged
+
+
+def merged_of(parts: Sequence[Part]) -> Merged:
+    """Pure. Raises UsageError."""
+    if len(parts) < 2:
+        raise UsageError(
+            "There is nothing to merge in one run; give the folders of all shards: kvbench merge RUN RUN... --out DIR."
+        )
+    # Stable: runs that are no shards stand in the order in which they were given.
+    ordered = sorted(parts, key=_number)
+    first = ordered[0]
+    for part in ordered[1:]:
+        if reason := unlike(first, part):
+            raise UsageError(f"{part.name} cannot be merged with {first.name}: {reason}")
+    records, missing = [], []
+    # A part that was merged before has kept one of the copies that differed; the other may not be among these.
+    differences = [
+        said for part in ordered for said in (part.manifest.get("merged") or {}).get("differences", ())
+    ]
+    names = {cell["id"]: cell["name"] for cell in first.manifest["cells"]}
+    specs = {cell["id"]: cell["spec"] for cell in first.manifest["cells"]}
+    for task in first.manifest["tasks"]:
+        subject = (
+            f"{task['runner']} {task['variant']}".strip()
+            + f" on {names[task['cells'][0]] or 'the only cell'}"
+        )
+        own = [(part, part.records[task["key"]]) for part in ordered if task["key"] in part.records]
+        if not own:
+            missing.append(subject)
+            continue
+        where, kept = own[0]
+        if any(differing(kept, record) for _, record in own):
+            spec = specs[task["cells"][0]]
+            where, kept = max(
+                own, key=lambda one: _standing(spec, one[1])
+            )  # the first of those that are alike
+        records.append(kept)
+        for part, record in own:
+            if reason := differing(kept, record):
+                differences.append(f"{subject}: {reason} ({where.name}, which is kept, and {part.name}).")
+    differences = list(dict.fromkeys(differences))
+    manifest = {key: value for key, value in first.manifest.items() if key not in ("shard", "merged")}
+    manifest["merged"] = {
+        "of": [
+            {
+                "shard": part.manifest.get("shard")
+                and {k: part.manifest["shard"][k] for k in ("number", "of")},
+                "host": part.manifest["environment"].get("host"),
+                "created_at": part.manifest.get("created_at"),
+                "command": part.manifest["command"],
+            }
+            for part in ordered
+        ],
+        "differences": differences,
+    }
+    return Merged(manifest, tuple(records), tuple(differences), tuple(missing))
+
+
+def unlike(first: Part, other: Part) -> str:
+    """Why two runs are not of one matrix and identity, or ""."""
+    for run in (first, other):
+        if run.manifest.get("until_decided"):
+            return f"{run.name} was run with --until-decided, whose samples grow by its own verdict."
+    a, b = first.manifest, other.manifest
+    if a["matrix"].get("sha") != b["matrix"].get("sha"):
+        return f"their matrices differ (sha256 {str(a['matrix'].get('sha'))[:12]} and {str(b['matrix'].get('sha'))[:12]}); run the shards of one file."
+    if a["matrix"].get("source") != b["matrix"].get("source"):
+        changed = _changed(a["matrix"].get("source"), b["matrix"].get("source"))
+        return f"the matrix was run with other --set words ({changed}); give all shards the same."
+    mine, its = (m["environment"].get("identity") or {} for m in (a, b))
+    for name in dict.fromkeys((*mine, *its)):
+        if mine.get(name) != its.get(name):
+            return (
+                f"they were not measured by the same identity: {name} is {mine.get(name)} and {its.get(name)}; "
+                "run all shards with the same versions on the same kind of machine."
+            )
+    if [cell["id"] for cell in a["cells"]] != [cell["id"] for cell in b["cells"]]:
+        return "their cells differ; give all shards the same -k and the same matrix."
+    if [task["key"] for task in a["tasks"]] != [task["key"] for task in b["tasks"]]:
+        return "the keys of their tasks differ, so model or data do; give all shards the same files."
+    one, two = (part.manifest.get("shard") for part in (first, other))
+    if one and two and one["of"] != two["of"]:
+        return f"one is of {one['of']} shards and the other of {two['of']}."
+    return ""
+
+
+def differing(kept: Record, other: Record) -> str:
+    """What a second measurement of a task says against the one that is kept, or "". Times always differ, and are not compared."""
+    if kept.status != other.status:
+        return f"one ended as {kept.status}, the other as {other.status}"
+    if kept.status != OK:
+        return ""
+    for what, of in (
+        ("the decisions", _decided),
+        ("the evidence", _shown),
+        ("the bytes", _bytes),
+        ("the samples", _samples),
+    ):
+        one, two = of(kept), of(other)
+        names = [name for name in dict.fromkeys((*one, *two)) if _text(one.get(name)) != _text(two.get(name))]
+        if names:
+            verb = "differs" if of is _shown else "differ"
+            return f"{what} {verb} ({', '.join(names)})"
+    return ""
+
+
+def _decided(record: Record) -> dict[str, Any]:
+    decision = record.decision or {}
+    said = {
+        aspect: [decision[aspect][key] for key in ("requested", "resolved", "reason")]
+        for aspect in ASPECTS
+        if aspect in decision
+    }
+    return {**said, "partial": record.partial}
+
+
+def _shown(record: Record) -> dict[str, Any]:
+    """What the evidence comes to, without its facts, which may hold counts of their own."""
+    evidence = record.evidence or {}
+    whole = {key: evidence.get(key) for key in ("effective", "effective_weights", "precision")}
+    return whole | {level["name"]: level["state"] for level in evidence.get("levels", ())}
+
+
+def _bytes(record: Record) -> dict[str, Any]:
+    """What is counted by the tensors; what the allocator of a machine says may differ."""
+    if record.runner not in ("storage", "transfer"):
+        return {}
+    facts = {key: value for key, value in record.facts.items() if "bytes" in key and key not in _ALLOCATED}
+    return {**facts, **_untimed(record.samples)}
+
+
+def _samples(record: Record) -> dict[str, Any]:
+    """Those of every runner that measures more than times and bytes."""
+    samples: dict[str, Any] = (
+        {} if record.runner in ("latency", "storage", "transfer") else _untimed(record.samples)
+    )
+    return samples
+
+
+def _untimed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _untimed(one) for key, one in value.items() if key not in _TIMES}
+    return [_untimed(one) for one in value] if isinstance(value, list) else value
+
+
+_ALLOCATED = ("held_bytes", "workspace_bytes", "device_peak_bytes")
+_TIMES = ("seconds", "us", "us_native", "us_reference", "timed_with")
+
+
+def _standing(spec: Mapping[str, Any], record: Record) -> tuple[bool, bool, int, float]:
+    """How badly a copy stands, the worst largest: without a result, with a fault of precision, by its levels, in bytes."""
+    if record.status != OK:
+        return True, True, 0, 0.0
+    levels = [level["state"] for level in (record.evidence or {}).get("levels", ())]
+    state = 2 if MISMATCH in levels else int(UNVERIFIED in levels or not levels)
+    try:
+        fault = bool(fault_of(spec, record.decision, record.evidence, record.facts)[0])
+        size = 0.0
+        if record.runner == "storage":
+            size = sum(layer["payload"] + layer["scales"] for layer in record.samples["layers"])
+            size += record.facts.get("weights_bytes") or 0
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return False, True, 2, 0.0  # damaged: kept, for the judge to say so
+    return False, fault, state, size
+
+
+def _part(path: Path) -> Part:
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a run directory; give the folders that `kvbench run --shard` wrote.")
+    run_dir = RunDir(path)
+    manifest = run_dir.manifest()
+    share = shards.read(manifest)
+    name = f"{share.shard} ({path})" if share else str(path)
+    return Part(name, manifest, {record.key: record for record in run_dir.records()})
+
+
+def _number(part: Part) -> int:
+    return int((part.manifest.get("shard") or {"number": 0})["number"])
+
+
+def _changed(one: Any, two: Any) -> str:
+    """The first key at which two plain documents differ."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        for key in dict.fromkeys((*one, *two)):
+            if one.get(key) != two.get(key):
+                deeper = _changed(one.get(key), two.get(key))
+                return (
+                    f"{key}.{deeper}"
+                    if isinstance(one.get(key), dict) and isinstance(two.get(key), dict)
+                    else str(key)
+                )
+    return "its data"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)  # a NaN equals itself here

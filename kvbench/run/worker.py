@@ -1,0 +1,102 @@
+"""The process of one job: `python -m kvbench.run.worker JOB.json RUN` measures its tasks and writes their records into RUN/records.
+
+Whole records or none, as `kvbench run` writes them. On stdout stands a line a task, `begin KEY` and `done KEY`, and nothing else: what
+libraries print goes to stderr. It ends when its stdin does, so that it never outlives whoever started it.
+
+Where this machine is not the one that the keys are of (versions, device, kvbench's own source, the bytes of model and data), a task's
+record is an error that names the difference: there is no number under a false identity.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import KvbenchError
+from kvbench.machine.host import host
+from kvbench.matrix.runners import RUNNERS
+from kvbench.matrix.tasks import key_of
+from kvbench.records.record import Record, RunDir, record_from_dict
+from kvbench.run.executors.job import Identities, Job, failed, from_json
+
+
+def main() -> int:
+    if len(sys.argv) != 3:
+        print("kvbench.run.worker: give a job file and a run directory.", file=sys.stderr)
+        return 2
+    # Its own descriptor for the lines; whatever prints to stdout from here on, C code included, prints to stderr.
+    lines = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    job = from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    work(job, RunDir(Path(sys.argv[2])), lambda word, key: print(word, key, file=lines, flush=True))
+    return 0
+
+
+def work(job: Job, run_dir: RunDir, say: Any) -> None:
+    """say(word, key): called with "begin" before a task and with "done" once its record is written."""
+    from kvbench.run.session import Session, execute
+
+    here = host()
+    data_dir = Path(job.data_dir) if job.data_dir is not None else None
+    identity = Identities(here.identity, data_dir)
+    session = Session(data_dir, here.environment)
+    for task in job.tasks:
+        say("begin", task.key)
+        try:
+            other = differing(job.identities.get(task.key, {}), identity(task))
+            if (
+                not other
+                and key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) != task.key
+            ):
+                other = "the key is not that of the task"
+        except KvbenchError as e:
+            other = f"its identity cannot be worked out here: {e}"
+        if other:
+            message = (
+                f"Not measured on {here.environment['host']}, which is not what the task's key says: {other}."
+            )
+            record = failed(task, "OtherIdentity", message, here.environment)
+        else:
+            baseline = _baseline(job, task.baseline)
+            record = execute(task, session, baseline, lambda done, total, note: None)
+        run_dir.write(record)
+        say("done", task.key)
+
+
+def differing(due: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """What differs between two identities of a task, in words: `torch 2.13.0 there, 2.12.1 here`; "" where nothing does.
+
+    due: as the run's keys have it; own: of this process.
+    """
+    there = {**due.get("host", {}), **{k: v for k, v in due.items() if k != "host"}}
+    here = {**own.get("host", {}), **{k: v for k, v in own.items() if k != "host"}}
+    return "; ".join(
+        f"{name} {_short(there.get(name))} there, {_short(here.get(name))} here"
+        for name in dict.fromkeys((*there, *here))
+        if there.get(name) != here.get(name)
+    )
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value or "unknown")
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _baseline(job: Job, key: str | None) -> Record | None:
+    found = job.baselines.get(key) if key else None
+    return record_from_dict(found, f"the baseline of {job.cell}") if found else None
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
