@@ -9,15 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.attention_data import (
-    HEAD_DIM,
-    KV_HEADS,
-    PAGE,
-    Q_HEADS,
-    SCALING,
-    Data,
-    bytes_of,
-)
+from benchmarks.attention_data import HEAD_DIM, KV_HEADS, PAGE, Q_HEADS, SCALING, Data, bytes_of
 from kvbench_kernels.kv.quantize import DYNAMIC
 
 Call = Callable[[], Tensor]

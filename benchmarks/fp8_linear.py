@@ -42,16 +42,7 @@ from torch import Tensor
 from benchmarks.attention import copy_bandwidth, first_line
 from benchmarks.fp8_linear_data import BOUNDS, PRODUCT_BOUND, SHAPES, Case, Weights, distance, fault_of
 from benchmarks.fp8_linear_entries import NATIVE, OWN, PEERS, ROUTED, Bound, Call, Entry
-from benchmarks.fp8_linear_goals import (
-    GOALS,
-    Row,
-    errors,
-    evaluate,
-    failures,
-    header,
-    line,
-    suggested_route,
-)
+from benchmarks.fp8_linear_goals import GOALS, Row, errors, evaluate, failures, header, line, suggested_route
 from benchmarks.goals import as_json, chosen, goal_lines
 from kvbench_kernels.gemm.fp8_route import W8A8
 

@@ -15,23 +15,17 @@ from typing import Annotated
 import typer
 
 from kvbench import __version__
-from kvbench.cli.commands.backends import backends
-from kvbench.cli.commands.calibrate import calibrate
-from kvbench.cli.commands.check_table import check_table
-from kvbench.cli.commands.compare import compare
-from kvbench.cli.commands.data import data
+from kvbench.cli.commands.assets import data, models
+from kvbench.cli.commands.checkpoints import calibrate, quantize
+from kvbench.cli.commands.compare import compare, history
 from kvbench.cli.commands.doctor import doctor
-from kvbench.cli.commands.formats import formats
-from kvbench.cli.commands.gate import gate
-from kvbench.cli.commands.history import history
+from kvbench.cli.commands.formats import backends, formats
 from kvbench.cli.commands.init import init
+from kvbench.cli.commands.judge import gate, report
 from kvbench.cli.commands.lm_eval import lm_eval
 from kvbench.cli.commands.merge import merge
-from kvbench.cli.commands.models import models
 from kvbench.cli.commands.plan import plan
-from kvbench.cli.commands.quantize import quantize
-from kvbench.cli.commands.report import report
-from kvbench.cli.commands.reproduce import reproduce
+from kvbench.cli.commands.published import check_table, reproduce
 from kvbench.cli.commands.run import run
 from kvbench.cli.commands.schema import schema
 from kvbench.cli.commands.selftest import selftest

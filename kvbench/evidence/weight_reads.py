@@ -261,11 +261,7 @@ class _Probe:
             self.unread.append(f"restoring what {name} stores does not restore its output bit for bit")
 
     def e3(self) -> Level:
-        facts = {
-            "changes": self.changes,
-            "faults": len(self.unread),
-            "first_faults": self.unread[:4],
-        }
+        facts = {"changes": self.changes, "faults": len(self.unread), "first_faults": self.unread[:4]}
         if self.unread:
             sentence = f"Products do not read what the model stores: {self.unread[0]}{and_more(self.unread)}."
             return Level("E3-weights", MISMATCH, sentence, facts)

@@ -164,8 +164,7 @@ def _value(name: str, header: Header) -> float:
         unset = ", as engines write for one that was never set" if value == -1 else ""
         due = f"{unset}; a scale is a finite number above 0"
     raise Refused(
-        UNUSABLE,
-        f"{where} holds {value:.6g}{due}. Export the checkpoint anew, or give scales in the matrix.",
+        UNUSABLE, f"{where} holds {value:.6g}{due}. Export the checkpoint anew, or give scales in the matrix."
     )
 
 

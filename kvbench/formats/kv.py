@@ -14,13 +14,7 @@ from dataclasses import dataclass
 
 from kvbench.errors import UsageError
 
-DTYPE_BYTES: dict[str, int] = {
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int8": 1,
-    "float8_e4m3fn": 1,
-}
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 
 # What float32, in which static scales are kept, holds: its smallest subnormal and its largest number.
 SMALLEST, LARGEST = 2.0**-149, (2 - 2.0**-23) * 2.0**127

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from kvbench.metrics.repetition import distinct_ngrams
+from kvbench.metrics.generate import distinct_ngrams
 from kvbench.metrics.value import Value, incomparable, share_of_steps
 from kvbench.records.record import Record
 from kvbench.stats.intervals import largest

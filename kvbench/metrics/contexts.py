@@ -50,10 +50,7 @@ def _values(records: Sequence[Record]) -> list[Value]:
         return _none(OWN + COMPARED, reason or "a time is not finite")
     found = [
         with_interval(
-            "itl_slope_us_per_token",
-            line.slope * 1e3,
-            line.points,
-            _scaled(line.slope_interval, 1e3),
+            "itl_slope_us_per_token", line.slope * 1e3, line.points, _scaled(line.slope_interval, 1e3)
         ),
         with_interval("itl_intercept_ms", line.intercept, line.points, line.intercept_interval),
     ]

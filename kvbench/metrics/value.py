@@ -30,7 +30,7 @@ def share(metric: str, successes: int, n: int, note: str = "") -> Value:
     return Value(metric, successes / n, n, low, high, note)
 
 
-BLOCK = 64  # steps of one text that count as one sample for an interval: see tests/unit/test_coverage.py
+BLOCK = 64  # steps of one text that count as one sample for an interval: see tests/stats/test_coverage.py
 
 
 def share_of_steps(metric: str, flags: Sequence[bool], note: str = "") -> Value:

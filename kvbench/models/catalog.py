@@ -50,7 +50,7 @@ ALIASES: dict[str, Alias] = {
             "eos_token_id": 2,
             "pad_token_id": 2,
         },
-    ),
+    )
 }
 
 # The byte-level tokenizer of the tiny models: 256 bytes, then <bos> and <eos>.

@@ -15,11 +15,7 @@ from kvbench_kernels.support import DTYPES, HEAD_DIMS, PAGE_SIZES, Accepted, int
 
 # The largest error of a stored element that is not clipped, by payload; None is the model's own dtype. The engine's probes hold
 # stores to it (`kvbench.evidence.read_path.element_error`).
-BOUNDS = {
-    None: "none",
-    "int8": "half its scale",
-    "float8_e4m3fn": "1/16 of the element, or scale / 1024",
-}
+BOUNDS = {None: "none", "int8": "half its scale", "float8_e4m3fn": "1/16 of the element, or scale / 1024"}
 
 
 @dataclass(frozen=True)

@@ -191,13 +191,7 @@ def _sweep(run_dir: RunDir) -> None:
             leftover.unlink()
 
 
-def _measure_all(
-    matrix: Matrix,
-    plan: Plan,
-    run_dir: RunDir,
-    session: Session,
-    watcher: Watcher,
-) -> None:
+def _measure_all(matrix: Matrix, plan: Plan, run_dir: RunDir, session: Session, watcher: Watcher) -> None:
     from kvbench.run.session import execute
 
     names = {cell.id: cell.name for cell in matrix.cells}

@@ -35,15 +35,7 @@ from kvbench.matrix.expand import baseline_spec
 from kvbench.matrix.resolve import AUTO, Choice, Decision, check_context, request_of, resolve
 from kvbench.matrix.runners import RUNNERS
 from kvbench.models.source import check_native, config_facts, settled_scales, uses_random_weights
-from kvbench.records.record import (
-    ERROR,
-    NOT_EVALUATED,
-    OK,
-    REFUSED,
-    Evidence,
-    Level,
-    Record,
-)
+from kvbench.records.record import ERROR, NOT_EVALUATED, OK, REFUSED, Evidence, Level, Record
 from kvbench.runners.context import Context, Measurement
 
 Progress = Callable[[int, int, str], None]

@@ -32,11 +32,7 @@ def run(ctx: Context) -> Measurement:
         ctx.progress(done + 1, steps, "tokens")
     ends = end_tokens(ctx)
     eos = [next((i for i, token in enumerate(text) if token in ends), None) for text in texts]
-    samples = {
-        "tokens": texts,
-        "eos": eos,
-        "text": [ctx.model.tokenizer.decode(text) for text in texts],
-    }
+    samples = {"tokens": texts, "eos": eos, "text": [ctx.model.tokenizer.decode(text) for text in texts]}
     facts = {
         "mode": f"greedy, free-running, {len(asked)} prompts side by side, one token a forward",
         "prompts": len(asked),

@@ -7,7 +7,7 @@ the tests check every function here.
 Tokens of one document are no independent samples, so what is taken over tokens is clustered by document. Of a bootstrap over
 documents and the t-intervals here, the t-intervals cover better where documents are few: on skewed divergences of 5
 documents a bootstrapped mean covers 73% of the time where `clustered_mean` covers 92%, a bootstrapped 99th percentile 74%
-where `clustered_quantile` covers 94%; from 30 documents on the two are close (tests/unit/test_coverage.py). So what decides
+where `clustered_quantile` covers 94%; from 30 documents on the two are close (tests/stats/test_coverage.py). So what decides
 is never resampled; a bootstrap of the perplexity ratio is shown beside it.
 """
 
@@ -159,7 +159,7 @@ def clustered_ratio(
     less the ratio times its denominator) over the others' denominators, and it is sqrt((m - 1) / m * sum(moves^2)). t has one degree
     of freedom less than clusters of one size that these are worth, (sum n)^2 / sum n^2 (Kish), and at least one. Of equal clusters
     both are the cluster-robust ones of any package; where one document is most of the text those cover next to nothing
-    (tests/unit/test_coverage.py). No interval where one cluster is all there is. A numerator that is not finite makes the value NaN.
+    (tests/stats/test_coverage.py). No interval where one cluster is all there is. A numerator that is not finite makes the value NaN.
     Raises ValueError when the three lengths differ or the denominators add up to nothing.
     """
     total = math.fsum(denominators)
@@ -189,7 +189,7 @@ def clustered_bootstrap(
 ) -> Interval | None:
     """Percentile interval of sum(numerators) / sum(denominators) over resampled clusters; None from fewer than 2 of them.
 
-    Shown beside `clustered_ratio`, and decides nothing: of few clusters it is too narrow (tests/unit/test_coverage.py). The seed
+    Shown beside `clustered_ratio`, and decides nothing: of few clusters it is too narrow (tests/stats/test_coverage.py). The seed
     is fixed, so equal data have an equal interval.
     """
     import numpy as np

@@ -37,7 +37,7 @@ class Spread:
     @property
     def skewed(self) -> bool:
         """A divergence, or a share over documents: near its end its interval covers less than it says, and the less the further
-        out (tests/unit/test_looks.py)."""
+        out (tests/stats/test_looks.py)."""
         return self.unit == "nat" or (self.unit == "share" and self.units is not None)
 
     def at(self, confidence: float) -> Spread:

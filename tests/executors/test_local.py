@@ -61,8 +61,7 @@ def test_a_segfault_is_an_error_of_its_cell_and_the_others_go_on(
 ) -> None:
     """In the native cell's second task: its first one stands, and int8_sym's perplexity lacks its baseline."""
     broken(
-        "kvbench.runners.perplexity",
-        "os.write(2, b'last words\\n'); os.kill(os.getpid(), signal.SIGSEGV)",
+        "kvbench.runners.perplexity", "os.write(2, b'last words\\n'); os.kill(os.getpid(), signal.SIGSEGV)"
     )
     result = kvbench("run", matrix, "--executor", "local", "--out", tmp_path / "out")
     assert result.exit_code == 3

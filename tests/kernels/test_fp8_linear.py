@@ -22,12 +22,7 @@ from kvbench_kernels.launches import record
 ROWS = (0, 1, 7, 8, 9, 16, 31, 32, 33, 63, 64, 65)
 N, K = 192, 256
 # Share of the output's norm: one rounding to float16, and FP8 tensor cores that keep 14 bits of a sum of 128.
-TOLERANCE = {
-    "reference": 2.0**-9,
-    "w8a16": 2.0**-10,
-    "w8a8": 2.0**-9,
-    "hopper": 2.0**-9,
-}
+TOLERANCE = {"reference": 2.0**-9, "w8a16": 2.0**-10, "w8a8": 2.0**-9, "hopper": 2.0**-9}
 
 
 def weight(n: int = N, k: int = K, device: str = "cpu") -> tuple[Tensor, Tensor]:

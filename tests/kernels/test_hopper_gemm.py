@@ -14,11 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench_kernels.gemm.blockwise import (
-    empty_activation_scales,
-    quantize_activation_torch,
-    quantize_blocks,
-)
+from kvbench_kernels.gemm.blockwise import empty_activation_scales, quantize_activation_torch, quantize_blocks
 from kvbench_kernels.gemm.hopper_gemm import hopper_w8a8
 from kvbench_kernels.gemm.hopper_gemm_config import (
     _BY_SIZE,
@@ -107,10 +103,7 @@ def compiled(tiling: HopperTiling, where: Path, bias: bool = False) -> dict[str,
     clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     clean |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]), "WORK": str(where)}
     done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps([numbers, bias])],
-        env=clean,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", code, json.dumps([numbers, bias])], env=clean, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -55,7 +55,7 @@ def assert_equal(loaded: LoadedModel, folder: Path, task: str, data: QuestionSet
 
 @pytest.fixture(scope="module")
 def tiny() -> Any:
-    from tests.unit.quality_tools import tiny_model
+    from tests.factories.quality_tools import tiny_model
 
     return tiny_model(max_context=8192)
 

@@ -22,7 +22,7 @@ from kvbench.report.compare import timeline
 from kvbench.report.compare import two_runs as comparison
 from kvbench.report.compare.timeline_plots import plots
 from kvbench.report.markdown import escaped
-from tests.unit.two_runs import latency, on_disk, perplexity, questions, stored
+from tests.factories.two_runs import latency, on_disk, perplexity, questions, stored
 
 HOSTILE = [
     "<script>alert(1)</script>", "a|b\n## c `d` [e](http://f) @g", "=cmd|' /C calc'!A1", "長" * 50, "x" * 500, "\u202eabc\x1b[31m",
@@ -110,7 +110,7 @@ def test_quiet_says_what_is_worse_and_the_verdict(before: Path, after: Path) -> 
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["B:", "WORSE"]
 
 
-OLD = sorted((Path(__file__).parents[1] / "unit" / "old_runs").glob("*.json"))
+OLD = sorted((Path(__file__).parents[1] / "records" / "old_runs").glob("*.json"))
 
 
 @pytest.mark.parametrize("kept", OLD, ids=lambda path: path.stem)

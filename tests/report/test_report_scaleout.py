@@ -8,8 +8,8 @@ from typing import Any
 from kvbench.gate.evaluate import evaluate
 from kvbench.metrics.collect import METRICS
 from kvbench.report.view import View, build
-from tests.unit.made_run import BASE, MadeRun
-from tests.unit.timed_run import timed
+from tests.factories.made_run import BASE, MadeRun
+from tests.factories.timed_run import timed
 
 
 def view_of(run: MadeRun, **manifest: Any) -> View:

@@ -13,14 +13,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvbench_kernels.attention import hopper_kernel
-from kvbench_kernels.attention.hopper_plan import (
-    FAN,
-    HEAD_DIMS,
-    KINDS,
-    MAX_GROUP,
-    PAGE_SIZES,
-    Plan,
-)
+from kvbench_kernels.attention.hopper_plan import FAN, HEAD_DIMS, KINDS, MAX_GROUP, PAGE_SIZES, Plan
 from kvbench_kernels.launches import launched
 from kvbench_kernels.support import MAX_SPLITS
 

@@ -264,10 +264,7 @@ def skinny_linear_torch(
 
 
 def skinny_linear_many(
-    x: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor] | None = None,
-    tiling: Tiling | None = None,
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None, tiling: Tiling | None = None
 ) -> tuple[Tensor, ...]:
     """Up to three weights [N_i, K] that share x [..., K], in one launch -> one [..., N_i] a weight.
 

@@ -23,14 +23,7 @@ from kvbench.cli.options import (
     UntilOption,
     rerun_of,
 )
-from kvbench.cli.scaleout import (
-    ExecutorOption,
-    JobsOption,
-    ShardOption,
-    executor_of,
-    folder_of,
-    share_for,
-)
+from kvbench.cli.scaleout import ExecutorOption, JobsOption, ShardOption, executor_of, folder_of, share_for
 from kvbench.errors import UsageError
 
 

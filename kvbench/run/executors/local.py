@@ -156,11 +156,7 @@ def _do(units: Sequence[Unit], lanes: Sequence[str], tell: Teller) -> None:
 
 
 def _lane(
-    gpu: str,
-    todo: queue.SimpleQueue[Unit],
-    events: queue.Queue[Event],
-    children: Children,
-    run_dir: Path,
+    gpu: str, todo: queue.SimpleQueue[Unit], events: queue.Queue[Event], children: Children, run_dir: Path
 ) -> None:
     waited = False
     try:

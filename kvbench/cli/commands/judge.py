@@ -1,0 +1,33 @@
+"""`kvbench gate` and `kvbench report`: a stored run judged again, and its reports written again."""
+
+from __future__ import annotations
+
+import typer
+
+from kvbench.cli.exits import handled
+from kvbench.cli.judging import judge
+from kvbench.cli.options import DeviceOption, JsonOption, JudgeOption, QuietOption, RunArg
+
+
+def gate(
+    run_dir: RunArg,
+    gate: JudgeOption = None,
+    require_device: DeviceOption = None,
+    quiet: QuietOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Judge a stored run again, without a model or torch. The exit code is the verdict."""
+    with handled():
+        raise typer.Exit(judge(run_dir, gate, json_, quiet, require_device))
+
+
+def report(
+    run_dir: RunArg,
+    gate: JudgeOption = None,
+    require_device: DeviceOption = None,
+    quiet: QuietOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Write the report's files of a stored run again. Exits 0 when they are written, whatever the verdict."""
+    with handled():
+        judge(run_dir, gate, json_, quiet, require_device, announced=False)

@@ -1,0 +1,432 @@
+"""`kvbench compare`: outcomes and exit codes, what is refused, what is named, and that turning the runs over turns the outcome."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvbench.compare.pairing import Stored, pairs_of
+from kvbench.compare.result import BETTER, NOT_EVALUATED, NOT_JUDGED, SAME, UNDECIDED, WORSE, Finding, spoken
+from kvbench.compare.two_runs import MARGINS, compare, judge
+from kvbench.errors import UsageError
+from kvbench.records.record import ERROR, LEVELS, MISMATCH, VERIFIED, Level
+from kvbench.records.record import NOT_EVALUATED as NOT_AVAILABLE
+from tests.factories.made_run import CAND, MadeRun, evidence, layers, storage_facts
+from tests.factories.timed_run import state, timed
+from tests.factories.two_runs import DIGESTS, agreement, candidate, latency, perplexity, questions, stored
+
+GPU = {"device": "cuda"}
+TURNED = {WORSE: BETTER, BETTER: WORSE}
+
+
+def two(first: MadeRun, second: MadeRun, **options: Any) -> Any:
+    return compare([stored(first), stored(second, "B")], **options)
+
+
+def one(result: Any, metric: str, cell: str = CAND) -> Finding:
+    (found,) = [f for f in result.findings if f.metric == metric and f.cell == cell]
+    return found
+
+
+def test_a_planted_slowdown_is_worse_and_says_so() -> None:
+    result = two(latency(1.05, repeats=40), latency(1.05 * 1.05, machine=1.4, repeats=40, seed=1))
+    found = one(result, "itl_ms")
+    assert found.outcome == WORSE
+    assert result.exit_code == 1
+    assert found.effect is not None
+    assert found.sentence.startswith(
+        f"kv_format=int8_sym: itl_ms is {spoken(found.effect)}, 40 pairs, by itself ".replace(
+            "kv_format=", ""
+        )
+    )
+    assert "% slower [" in found.sentence
+    assert found.sentence.endswith(": worse.")
+    assert found.adjusted is not None
+    assert found.adjusted < 0.05
+
+
+def test_equal_runs_are_the_same_or_undecided() -> None:
+    result = two(latency(1.05, repeats=40), latency(1.05, machine=1.4, repeats=40, seed=1))
+    assert one(result, "itl_ms").outcome == SAME
+    few = two(latency(1.05, repeats=3, noise=0.05), latency(1.05, repeats=3, noise=0.05, seed=1))
+    found = one(few, "itl_ms")
+    assert found.outcome == UNDECIDED
+    assert found.n_needed is not None
+    assert f"n needed: about {found.n_needed:,} pairs in each run" in found.reason
+
+
+def test_equal_runs_hardly_ever_fail() -> None:
+    """Of 150 pairs of runs without a change none is called worse: its interval would have to lie beyond the margin."""
+    failed = sum(
+        WORSE in {f.outcome for f in two(latency(repeats=8, seed=2 * i), latency(repeats=8, seed=2 * i + 1), only=["itl_ms"]).findings if f.cell == CAND}
+        for i in range(150)
+    )  # fmt: skip
+    assert failed == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.85, 1.2), st.integers(2, 12), st.floats(0.001, 0.08), st.integers(0, 99))
+def test_turning_the_runs_over_turns_the_outcome(ratio: float, repeats: int, noise: float, seed: int) -> None:
+    a, b = (
+        latency(1.0, repeats=repeats, noise=noise, seed=seed),
+        latency(ratio, repeats=repeats, noise=noise, seed=seed + 1),
+    )
+    there, back = two(a, b), two(b, a)
+    for found, turned in zip(there.findings, back.findings, strict=True):
+        assert turned.outcome == TURNED.get(found.outcome, found.outcome), (found.sentence, turned.sentence)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(0.1, 3), st.integers(-9, 4)), min_size=1, max_size=8))
+def test_turning_texts_over_turns_the_outcome(changes: list[tuple[float, float, int]]) -> None:
+    n = len(changes)
+    a = perplexity([200.0] * n)
+    b = perplexity(
+        [200.0 + d for d, _, _ in changes], [k for _, k, _ in changes], [95 + t for _, _, t in changes]
+    )
+    there, back = two(a, b), two(b, a)
+    for found, turned in zip(there.findings, back.findings, strict=True):
+        assert turned.outcome == TURNED.get(found.outcome, found.outcome), (found.sentence, turned.sentence)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [latency(), latency(repeats=2, noise=0.3), perplexity([210.0] * 5), questions([0] * 9, [1] * 9), agreement([1] * 130, [1] * 130)],
+    ids=["latency", "noisy", "perplexity", "mcq", "agreement"],
+)  # fmt: skip
+def test_a_run_beside_itself_is_never_worse_or_better(run: MadeRun) -> None:
+    result = two(run, run)
+    assert not {f.outcome for f in result.findings} & {WORSE, BETTER, NOT_EVALUATED}
+    assert result.exit_code in (0, 4)
+    assert any("very same records, measured once" in sentence for sentence in result.named)
+
+
+def test_numbers_that_are_equal_to_the_last_bit_are_the_same_however_few() -> None:
+    first, second = questions([0] * 9, [0] * 9), questions([0] * 9, [0] * 9)
+    assert one(two(first, second), "mcq_accuracy").outcome == SAME
+    moved = questions([0] * 9, [0] * 9, shift=1e-9)
+    found = one(two(first, moved), "mcq_accuracy")
+    assert found.outcome == UNDECIDED
+    assert found.n_needed is not None
+
+
+def test_a_worse_perplexity_and_a_worse_divergence_are_worse() -> None:
+    a, b = (
+        perplexity([210, 211, 212, 213, 214]),
+        perplexity([213, 214, 215, 216, 217.1], [2.0 + 0.02 * i for i in range(5)]),
+    )
+    result = two(a, b)
+    assert one(result, "ppl").outcome == WORSE
+    assert one(result, "kld_mean").outcome == WORSE
+    assert one(result, "top1_agreement").outcome != WORSE
+    assert one(result, "ppl", "base").outcome == SAME
+    assert one(result, "ppl_delta_pct").outcome == NOT_JUDGED
+
+
+def test_the_margin_decides() -> None:
+    a, b = perplexity([210.0] * 5), perplexity([210.2, 210.21, 210.19, 210.2, 210.2])
+    assert one(two(a, b), "ppl").outcome == SAME
+    assert one(two(a, b, margin=0.1), "ppl").outcome == WORSE
+    assert one(two(b, a, margin=0.1), "ppl").outcome == BETTER
+    assert one(two(a, b), "ppl").margin == MARGINS["perplexity"] == 0.5
+
+
+def bytes_of(payload: int) -> MadeRun:
+    facts = storage_facts(16, 400)
+    return MadeRun().measure("storage", (layers(2, payload, 8), facts), (layers(2, 400, 0), facts))
+
+
+def test_one_byte_more_is_worse_whatever_the_margin() -> None:
+    result = two(bytes_of(100), bytes_of(101), margin=50.0)
+    assert one(result, "kv_bytes_total").outcome == WORSE
+    assert one(result, "kv_bytes_total").sentence == "int8_sym: kv_bytes_total is 2 B more: worse (exact)."
+    assert one(two(bytes_of(101), bytes_of(100)), "kv_bytes_total").outcome == BETTER
+
+
+def test_of_many_cells_one_may_be_beyond_the_margin_by_chance() -> None:
+    """The same change, by itself and as the only one of 12 comparisons: Holm takes the failure back."""
+    a, b = latency(1.0, repeats=8, noise=0.02), latency(1.06, repeats=8, noise=0.02, seed=3)
+    reference = stored(a)
+    alone = compare([reference, stored(b, "B")], only=["itl_ms"])
+    found = one(alone, "itl_ms")
+    assert found.outcome == WORSE
+    assert found.adjusted is not None
+    assert found.adjusted > 0.004
+    others = [stored(latency(1.0, repeats=8, noise=0.02, seed=10 + i), f"C{i}") for i in range(12)]
+    many = compare([reference, stored(b, "B"), *others], only=["itl_ms"])
+    again = next(f for f in many.findings if f.runs == ("A", "B") and f.cell == CAND)
+    assert again.family == 2 * 13
+    assert again.adjusted is not None
+    assert again.adjusted > found.adjusted
+    assert again.outcome == UNDECIDED
+    assert "may by chance" in again.reason
+
+
+# What is refused, one difference at a time.
+
+
+def changed(run: Stored, **fields: Any) -> Stored:
+    """The run with fields of every task changed; a function gets the old value."""
+    tasks = [
+        {**task, **{k: v(task[k]) if callable(v) else v for k, v in fields.items()}}
+        for task in run.manifest["tasks"]
+    ]
+    return replace(run, name="B", manifest={**run.manifest, "tasks": tasks})
+
+
+def with_records(run: Stored, **fields: Any) -> Stored:
+    records = [
+        replace(r, **{k: v(getattr(r, k)) if callable(v) else v for k, v in fields.items()})
+        for r in run.records
+    ]
+    return replace(run, name="B", records=records)
+
+
+UNLIKE = {
+    "protocol": (lambda r: with_records(r, protocol=2), "protocol version is 1 in A and 2 in B"),
+    "option": (lambda r: changed(r, options=lambda o: {**o, "kld": False}), "option kld is true in A and false in B"),
+    "data": (lambda r: changed(r, digests={**DIGESTS, "data": ["sha256:e"]}), "the data is "),
+    "data of an old run": (
+        lambda r: with_records(changed(r, digests={}), facts=lambda f: {**f, "data_sha": "e"}), "data_sha is d in A and e in B"
+    ),
+    "model": (lambda r: changed(r, digests={**DIGESTS, "model": "sha256:n"}), "the model is sha256:m in A and sha256:n in B"),
+    "native model": (lambda r: changed(r, digests={**DIGESTS, "native": "sha256:n"}), "the native model is sha256:m in A and sha256:n in B"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_unlike_runs_are_refused(name: str) -> None:
+    change, sentence = UNLIKE[name]
+    first = stored(perplexity([210.0] * 4))
+    with pytest.raises(UsageError, match="may not be compared") as refused:
+        compare([first, change(first)])
+    assert sentence in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+def test_an_unlike_spec_is_refused_by_key() -> None:
+    first, second = stored(perplexity([210.0] * 4)), stored(perplexity([210.0] * 4), "B")
+    for cell in second.manifest["cells"]:
+        cell["spec"]["page_size"] = 32
+    with pytest.raises(UsageError, match="cell kv_format=int8_sym: page_size is 16 in A and 32 in B"):
+        compare([first, second])
+
+
+def test_all_differences_are_named_at_once_and_each_once() -> None:
+    first = stored(perplexity([210.0] * 4))
+    second = with_records(changed(first, digests={**DIGESTS, "model": "sha256:n"}), protocol=2)
+    with pytest.raises(UsageError) as refused:
+        compare([first, second])
+    lines = [line for line in str(refused.value).splitlines() if line.startswith("  ")]
+    assert len(lines) == len(set(lines)) == 2
+
+
+def test_runs_without_a_common_task_are_refused() -> None:
+    with pytest.raises(UsageError, match="no task in common"):
+        two(perplexity([210.0] * 4), questions([0] * 4, [0] * 4))
+
+
+def test_the_same_model_under_another_name_is_the_same() -> None:
+    first, second = stored(perplexity([210.0] * 4)), stored(perplexity([210.0] * 4), "B")
+    for cell in second.manifest["cells"]:
+        cell["spec"]["model"] = "elsewhere/m"
+    assert compare([first, second]).exit_code == 0
+    silent = changed(second, digests={})
+    with pytest.raises(
+        UsageError, match="model is m in A and elsewhere/m in B, and not both say what it holds"
+    ):
+        compare([first, silent])
+
+
+def test_old_runs_without_digests_are_compared_and_it_is_said() -> None:
+    """Nor have they keys and options that came later."""
+    first = stored(perplexity([210.0] * 4))
+    gone = ("native_model", "kv_splits")
+
+    def without(parts: Any) -> dict[str, Any]:
+        return {**parts, "spec": {k: v for k, v in parts["spec"].items() if k not in gone}}
+
+    def known(options: Any) -> dict[str, Any]:
+        return {k: v for k, v in options.items() if k != "kld"}
+
+    tasks = [
+        {k: v for k, v in without(task).items() if k != "digests"} | {"options": known(task["options"])}
+        for task in first.manifest["tasks"]
+    ]
+    records = [
+        replace(r, spec=without({"spec": r.spec})["spec"], options=known(r.options)) for r in first.records
+    ]
+    old = replace(
+        first,
+        manifest={**first.manifest, "tasks": tasks, "cells": list(map(without, first.manifest["cells"]))},
+        records=records,
+    )
+    result = compare([old, replace(first, name="B")])
+    assert result.exit_code == 0
+    assert "A hold no digest of the model; both name m, which is taken for the same one" in result.named
+
+
+def test_what_differs_and_forbids_nothing_is_named() -> None:
+    run = perplexity([210.0] * 4)
+    env = {
+        "identity": {"kvbench": "x"},
+        "boot_id": "2",
+        "packages": {"torch": "2.11.0", "transformers": "5.24.0", "triton": None},
+    }
+    second = replace(
+        stored(run, "B", env), records=[replace(r, started_at="later") for r in stored(run, "B", env).records]
+    )
+    result = compare([stored(run, env={"boot_id": "1"}), second])
+    assert result.named == (
+        "kvbench's source is m in A and x in B",
+        "torch is 2.13.0 in A and 2.11.0 in B",
+        "the boot is 1 in A and 2 in B",
+    )
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "apart"),
+    [
+        ({"host": "one"}, {"host": "two"}, "the host is one in A and two in B"),
+        ({"host": "one"}, {}, ""),
+        ({"host": "one"}, {"host": "one"}, ""),
+        ({}, {"cpu": "Other"}, "cpu is CPU in A and Other in B"),
+        ({}, {"threads": 2}, "threads is 1 in A and 2 in B"),
+        ({}, {"gpus": [{"name": "GPU"}]}, "the GPU is none in A and GPU in B"),
+        (
+            GPU | {"gpus": [{"name": "G", "uuid": "1"}]},
+            GPU | {"gpus": [{"name": "G", "uuid": "2"}]},
+            "the GPU's id is 1 in A and 2 in B",
+        ),
+        (GPU | {"gpus": [{"name": "G"}]}, GPU | {"gpus": [{"name": "G", "uuid": "2"}]}, ""),
+        ({"host": "one", "boot_id": "1"}, {"host": "one", "boot_id": "2"}, ""),
+    ],
+)
+def test_times_of_two_machines_are_never_compared(
+    own: dict[str, Any], other: dict[str, Any], apart: str
+) -> None:
+    both = latency(repeats=40)
+    both.measure(
+        "storage", (layers(8, 10, 2), storage_facts(16, 400)), (layers(8, 40, 0), storage_facts(16, 400))
+    )
+    result = compare([stored(both, "A", own), stored(both, "B", other)])
+    found = one(result, "itl_ms")
+    assert one(result, "kv_bytes_total").outcome == SAME
+    if apart:
+        assert found.outcome == NOT_EVALUATED
+        assert apart in found.reason
+        assert apart in "; ".join(result.named)
+        assert result.exit_code == 3
+        assert (
+            compare([stored(both, "A", own), stored(both, "B", other)], only=["kv_bytes_total"]).exit_code
+            == 0
+        )
+    else:
+        assert found.outcome == SAME
+        assert result.exit_code == 0
+
+
+def test_quality_is_compared_across_devices() -> None:
+    first, second = stored(perplexity([210.0] * 4)), stored(perplexity([210.0] * 4), "B", {"device": "cuda"})
+    for cell in second.manifest["cells"]:
+        cell["spec"]["device"] = "cuda"
+    result = compare([first, second], only=["ppl"])
+    assert {f.outcome for f in result.findings} == {SAME}
+
+
+# What is missing, and what does not stand by itself.
+
+
+def test_a_record_that_one_run_lacks_is_not_evaluated() -> None:
+    run = perplexity([210.0] * 4)
+    failed = candidate(perplexity([210.0] * 4), status=ERROR, error={"type": "OOM", "message": "no memory"})
+    for first, second in ((run, failed), (failed, run)):
+        result = two(first, second)
+        (found,) = [f for f in result.findings if f.outcome == NOT_EVALUATED]
+        assert "has no result (error: no memory)" in found.sentence
+        assert result.exit_code == 3
+    absent = candidate(
+        perplexity([210.0] * 4), status=NOT_AVAILABLE, error={"reason": "x", "message": "no data"}
+    )
+    assert two(absent, absent).exit_code == 0
+    assert two(run, absent).exit_code == 3
+
+
+def test_a_task_of_the_reference_that_the_other_run_never_had_is_not_evaluated() -> None:
+    both = perplexity([210.0] * 4).measure("mcq", *([({"questions": []}, {})] * 2), "cloze 0-shot")
+    less = perplexity([210.0] * 4)
+    result = two(both, less)
+    assert result.exit_code == 3
+    assert any(
+        f.sentence == "int8_sym: mcq cloze 0-shot was not compared: B has no such task."
+        for f in result.findings
+    )
+    more = two(less, both)
+    assert "only B has mcq cloze 0-shot on int8_sym, so it is compared with nothing" in more.named
+    assert two(both, less, only=["ppl"]).exit_code == 0
+
+
+def test_wrong_precision_in_one_run_is_named_first_and_fails() -> None:
+    wrong = Level("E1", MISMATCH, "layer 3 is float32")
+    shown = evidence("native", wrong, *(Level(name, VERIFIED, "as due") for name in LEVELS[1:]))
+    faulty = candidate(perplexity([210.0] * 4), evidence=shown)
+    result = two(perplexity([210.0] * 4), faulty)
+    assert result.exit_code == 1
+    (run, sentence), *_ = result.faults
+    assert run == "B"
+    assert "layer 3 is float32" in sentence
+    assert WORSE not in {f.outcome for f in result.findings}
+    chosen: list[Any] = [{"base"}, {"base"}]
+    assert two(perplexity([210.0] * 4), faulty, chosen=chosen).exit_code == 0
+
+
+def test_a_value_that_is_no_number_is_no_pass() -> None:
+    broken = perplexity([210.0, float("nan"), 211.0, 212.0])
+    for first, second in ((perplexity([210.0] * 4), broken), (broken, perplexity([210.0] * 4))):
+        result = two(first, second)
+        assert one(result, "ppl").outcome == NOT_EVALUATED
+        assert result.exit_code == 1
+        assert any("plausible" in sentence for _, sentence in result.faults)
+
+
+def test_samples_that_cannot_be_read_are_not_evaluated() -> None:
+    damaged = perplexity([210.0] * 4)
+    damaged.records[1].samples["chunks"] = [{"tokens": "many"}]
+    result = judge(pairs_of(stored(perplexity([210.0] * 4)), stored(damaged, "B")))
+    assert any(f.outcome == NOT_EVALUATED and "cannot be read" in f.reason for f in result)
+
+
+def test_partial_runs_are_marked() -> None:
+    run = candidate(perplexity([210.0] * 4), partial="4 of 9 chunks")
+    assert one(two(run, run), "ppl").sentence.endswith(", partial: 4 of 9 chunks.")
+
+
+# The machine.
+
+
+def test_a_time_by_itself_under_load_is_undecided() -> None:
+    quiet, busy = latency(), latency(machine=1.3)
+    for record in busy.records:
+        record.facts["host_load"] = {"before": 1.0, "after": 7.5, "cpus": 2}
+    found = one(two(quiet, busy), "itl_ms", "base")
+    assert found.outcome == UNDECIDED
+    assert "it would be worse, but B was measured under a load of 7.5 on 2 CPUs" in found.reason
+    assert one(two(quiet, latency(machine=1.3)), "itl_ms", "base").outcome == WORSE
+    assert one(two(quiet, busy), "itl_ms").outcome == SAME, "beside native the load cancels"
+
+
+def test_a_slowed_down_device_in_one_arm_is_a_doubt() -> None:
+    still = timed([10.5, 10.51, 10.49, 10.5, 10.5, 10.5], [10.0] * 6, prompt_sha="p")
+    hot = {i: state("hw thermal", sm=1300) for i in (1, 2, 5, 6, 9, 10)}
+    slowed = timed([12.5, 12.51, 12.49, 12.5, 12.5, 12.5], [10.0] * 6, devices=hot, prompt_sha="p")
+    cool = timed([12.5, 12.51, 12.49, 12.5, 12.5, 12.5], [10.0] * 6, prompt_sha="p")
+    assert one(two(still, cool), "itl_ms").outcome == WORSE
+    found = one(two(still, slowed), "itl_ms")
+    assert found.outcome == UNDECIDED
+    assert "in B the device was slowed down" in found.reason
+    assert one(two(slowed, still), "itl_ms").outcome == UNDECIDED

@@ -1,0 +1,108 @@
+"""`kvbench history`: lines over runs, where they break, what is marked as a change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kvbench.compare.history import History, Line, history
+from kvbench.compare.pairing import Stored
+from kvbench.compare.result import WORSE
+from kvbench.compare.two_runs import compare
+from tests.factories.made_run import MadeRun
+from tests.factories.two_runs import DIGESTS, latency, perplexity, stored
+
+
+def runs_of(*runs: MadeRun, envs: tuple[dict[str, Any], ...] = ()) -> list[Stored]:
+    given = envs or ({},) * len(runs)
+    return [
+        stored(run, f"run {i}", env) for i, (run, env) in enumerate(zip(runs, given, strict=True), start=1)
+    ]
+
+
+def line(result: History, metric: str, place: str = "int8_sym") -> Line:
+    (found,) = [x for x in result.lines if x.metric == metric and x.place == place]
+    return found
+
+
+def test_the_run_that_is_slower_than_the_one_before_is_marked() -> None:
+    same, slow = (
+        [latency(1.05, repeats=30, seed=i) for i in (0, 1)],
+        [latency(1.12, repeats=30, seed=i) for i in (2, 3)],
+    )
+    result = history(runs_of(*same, *slow))
+    marked = [point.run for point in line(result, "itl_ratio").points if point.changed]
+    assert marked == [2]
+    assert [(x.metric, point.run) for x, point in result.changes] == [("itl_ratio", 2)]
+    change = line(result, "itl_ratio").points[2].change
+    assert change is not None
+    assert change.outcome == WORSE
+    assert change.runs == ("run 2", "run 3")
+    # The time by itself has no mark of its own: its change is beside native.
+    assert all(point.change is None for point in line(result, "itl_ms").points)
+    assert all(point.row.low is not None for point in line(result, "itl_ratio").points)
+
+
+def test_a_change_is_what_compare_calls_it() -> None:
+    runs = runs_of(perplexity([210.0, 211, 212, 213]), perplexity([214.0, 215, 216, 217.2]))
+    change = line(history(runs), "ppl").points[1].change
+    (found,) = [f for f in compare(runs).findings if f.metric == "ppl" and f.cell == "cand"]
+    assert change == found
+
+
+def test_holm_counts_all_neighbours() -> None:
+    runs = runs_of(*(latency(1.05, repeats=10, seed=i) for i in range(5)))
+    points = line(history(runs), "itl_ratio").points
+    assert [point.change.family for point in points[1:] if point.change] == [8] * 4  # and four of native
+
+
+def test_unlike_neighbours_break_the_line() -> None:
+    first, second, third = runs_of(*(perplexity([210.0] * 4) for _ in range(3)))
+    tasks = [{**task, "digests": {**DIGESTS, "model": "sha256:other"}} for task in third.manifest["tasks"]]
+    third = replace(third, manifest={**third.manifest, "tasks": tasks})
+    found = line(history([first, second, third]), "ppl")
+    assert [len(segment) for segment in found.segments] == [2, 1]
+    assert found.points[2].change is None
+    assert found.points[2].broken == ("the model is sha256:m in run 2 and sha256:other in run 3",)
+
+
+def test_another_machine_breaks_times_and_leaves_quality_joined() -> None:
+    def run() -> MadeRun:
+        both = latency()
+        text = perplexity([210.0] * 4)
+        both.tasks += [{**task, "spec": both.tasks[i]["spec"]} for i, task in enumerate(text.tasks)]
+        both.records += [replace(r, spec=both.records[i].spec) for i, r in enumerate(text.records)]
+        return both
+
+    result = history(runs_of(run(), run(), envs=({}, {"cpu": "Other"})))
+    assert len(line(result, "itl_ratio").segments) == 2
+    assert "times of two machines" in line(result, "itl_ratio").points[1].broken[0]
+    assert len(line(result, "ppl").segments) == 1
+    assert line(result, "ppl").points[1].change is not None
+
+
+def test_a_cell_under_another_spec_is_the_same_line_broken() -> None:
+    first, second = runs_of(perplexity([210.0] * 4), perplexity([210.0] * 4))
+    for cell in second.manifest["cells"]:
+        cell["spec"]["page_size"] = 32
+    found = line(history([first, second]), "ppl")
+    assert [len(segment) for segment in found.segments] == [1, 1]
+    assert "page_size is 16 in run 1 and 32 in run 2" in found.points[1].broken[0]
+
+
+def test_a_run_without_the_work_is_passed_over() -> None:
+    runs = runs_of(perplexity([210.0] * 4), latency(), perplexity([210.0] * 4))
+    for run in runs:
+        for cell in run.manifest["cells"]:
+            cell["spec"] |= {"batch": 1, "context": 128}
+    found = line(history(runs), "ppl")
+    assert [point.run for point in found.points] == [0, 2]
+    assert found.points[1].change is not None
+    assert found.points[1].change.runs == ("run 1", "run 3")
+
+
+def test_only_and_chosen_cells() -> None:
+    runs = runs_of(latency(), latency(seed=1))
+    result = history(runs, [{"cand"}, {"cand"}], ["ttft_ratio"])
+    assert [(x.metric, x.place) for x in result.lines] == [("ttft_ratio", "int8_sym")]
+    assert line(result, "ttft_ratio").points[1].change is not None

@@ -1,0 +1,529 @@
+"""The paged store: bytes, page arithmetic, sharing, and that nothing but a sequence's own slots is ever read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kvbench.engines.reference.kv.layer import allocate_layer
+from kvbench.engines.reference.kv.pages import StoreFull
+from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.errors import UsageError
+from kvbench.formats.kv import KV_FORMATS, KVBytes, KVShape, kv_bytes, pages_for
+from kvbench_kernels.kv.offsets import flat_offset
+from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
+from tests.factories.stores import (
+    FORMATS,
+    SHAPE,
+    append,
+    attend,
+    content,
+    filled,
+    make,
+    make_sized,
+    outside,
+    poison,
+    state,
+    tokens,
+)
+
+LENGTHS = [1, 15, 16, 17, 31, 32, 33]
+WIDE_V = KVShape(kv_heads=2, head_dim=8, value_dim=12)
+
+
+# What is stored
+
+
+@pytest.mark.parametrize("shape", [SHAPE, WIDE_V], ids=["square", "wide_v"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_read_gives_what_the_quantizer_makes_of_each_side(
+    fmt: str, dtype: torch.dtype, shape: KVShape
+) -> None:
+    store = make(fmt, shape=shape, dtype=dtype, fill="poison")
+    k, v = (x.to(dtype) for x in tokens(33, shape))
+    seq = store.add()
+    append(store, seq, k[:20], v[:20])
+    append(store, seq, k[20:], v[20:])
+    got = store.read(1, store.tables([seq]), 33, dtype)
+    for x, read, scale in zip((k * 2, v * 2), got, (0.03, 0.05), strict=True):
+        given = torch.tensor([scale]) if KV_FORMATS[fmt].scale_kind == "static" else None
+        result = QUANTIZE[fmt](x, given)
+        expected = dequantize(fmt, result.codes, given if result.scales is None else result.scales, dtype)
+        assert read.dtype == dtype
+        assert torch.equal(read[0], expected.transpose(0, 1))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a08_t5_strided_views_store_the_bytes_of_their_copies(fmt: str) -> None:
+    base = torch.randn(2, 3, 40, 20, generator=torch.Generator().manual_seed(5))
+    k, v = base[0, :, 2:35, 4:12].transpose(0, 1), base[1].transpose(0, 1)[7:, :, ::2][:, :, :8]
+    assert not k.is_contiguous()
+    assert k.storage_offset() > 0
+    views, copies = make(fmt), make(fmt)
+    append(views, views.add(), k, v)
+    append(copies, copies.add(), k.contiguous(), v.contiguous())
+    assert state(views) == state(copies)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a03_t2_a_zero_row_reads_back_as_exact_zeros(fmt: str) -> None:
+    store = make(fmt, fill="poison")
+    k, v = tokens(17)
+    k, v = k.clone(), v.clone()
+    k[3], v[3] = 0.0, 0.0
+    seq = store.add()
+    append(store, seq, k, v)
+    got = content(store, seq)[0, :, 3].contiguous()
+    assert torch.equal(got.view(torch.int32), torch.zeros_like(got, dtype=torch.int32))
+    assert content(store, seq).isfinite().all()
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a03_t3_zeroed_values_give_an_output_of_exactly_zero(fmt: str) -> None:
+    store, seq = make(fmt, fill="poison"), 0
+    k, v = tokens(1)
+    append(store, store.add(), k.expand(20, -1, -1), v.expand(20, -1, -1) * 0)
+    out = attend(store, store.tables([seq]), 20)
+    assert torch.equal(out, torch.zeros_like(out))
+
+
+# A01, A08, A09, A24: bytes of the live tensors
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("shape", [SHAPE, WIDE_V], ids=["square", "wide_v"])
+def test_live_bytes_equal_the_formula_in_every_layer(fmt: str, shape: KVShape) -> None:
+    store = make(fmt, shape=shape, dtype=torch.bfloat16)
+    for layer in range(2):
+        assert store.live_bytes(layer) == kv_bytes(KV_FORMATS[fmt], shape, 12 * 16, "bfloat16")
+
+
+def test_a01_t2_tinyllama_bytes_of_4096_tokens() -> None:
+    total = {}
+    for fmt in ("native", "int8_sym", "int8_static"):
+        store = make_sized(fmt, layers=22, shape=KVShape(4, 64, 64), slots=4096)
+        total[fmt] = sum(store.live_bytes(layer).total for layer in range(22))
+        payload = sum(store.live_bytes(layer).payload for layer in range(22))
+        assert payload == (92_274_688 if fmt == "native" else 46_137_344)
+    assert total["native"] == 92_274_688
+    assert total["int8_sym"] / total["native"] == 0.515625
+    assert total["int8_static"] == 46_137_344 + 22 * 2 * 4
+
+
+def test_a01_t3_one_silently_native_layer_shows_in_bytes_dtype_and_reads() -> None:
+    store = make("int8_sym", layers=22)
+    store.layers[7] = allocate_layer(KV_FORMATS["native"], SHAPE, 16, 12, torch.float32, "cpu")
+    expected = kv_bytes(KV_FORMATS["int8_sym"], SHAPE, 12 * 16, "float32")
+    wrong = [i for i in range(22) if store.live_bytes(i) != expected]
+    assert wrong == [7]
+    assert [i for i in range(22) if store.dtype(i) != torch.int8] == [7]
+    seq = filled(store, 20)
+    for layer in range(22):
+        store.read(layer, store.tables([seq]), 20, torch.float32)
+    assert store.reads == {"tokens": 22 * 20, "quantized_tokens": 21 * 20}
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_reads_are_counted_for_each_row_of_the_batch(fmt: str) -> None:
+    store = make(fmt)
+    a, b = filled(store, 20), filled(store, 33, seed=1)
+    store.read(0, store.tables([a, b]), 18, torch.float32)
+    quantized = 36 if KV_FORMATS[fmt].quantized else 0
+    assert store.reads == {"tokens": 36, "quantized_tokens": quantized}
+
+
+def test_a08_t1_bytes_of_a_page() -> None:
+    shape = KVShape(8, 128, 128)
+    store = make_sized("int8_sym", layers=2, shape=shape, slots=16 * 4)
+    assert store.live_bytes(0) == KVBytes(4 * 32_768, 4 * 512)
+    assert store.live_bytes(0).total // 4 == 33_280
+    assert 33_280 / make_sized("native", 1, shape, 16).live_bytes(0).total == 0.5078125
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "dim", "expected"), [(24, 2, 64, 12_288), (30, 3, 64, 23_040), (36, 8, 128, 147_456)]
+)
+def test_a09_t3_bytes_of_a_token_count_kv_heads(layers: int, heads: int, dim: int, expected: int) -> None:
+    store = make_sized("native", layers, KVShape(heads, dim, dim), 16)
+    assert sum(store.live_bytes(layer).total for layer in range(layers)) == 16 * expected
+
+
+def test_fp8_bytes_of_a_token_at_qwen3_8b() -> None:
+    store = make_sized("fp8_e4m3", 36, KVShape(8, 128, 128), 16)
+    assert sum(store.live_bytes(i).payload for i in range(36)) == 16 * 73_728
+    assert sum(store.live_bytes(i).scales for i in range(36)) == 16 * 2_304
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "count", "expected"),
+    [(22, 4, 160, 3_604_480), (22, 4, 4096, 92_274_688), (30, 3, 4096, 94_371_840)],
+)
+def test_a24_t1_bytes_of_the_sources_models(layers: int, heads: int, count: int, expected: int) -> None:
+    store = make_sized("native", layers, KVShape(heads, 64, 64), count)
+    total = sum(store.live_bytes(layer).total for layer in range(layers))
+    assert total == expected
+
+
+def test_a24_t2_payload_scales_and_page_tables_are_apart() -> None:
+    store = make("int8_sym", pages=20)
+    assert store.page_table_bytes() == 0
+    filled(store, 17)
+    filled(store, 33)
+    assert store.page_table_bytes() == 5 * 8
+    assert store.live_bytes(0) == KVBytes(payload=2 * 20 * 16 * 3 * 8, scales=2 * 20 * 16 * 3 * 2)
+    small = make("int8_sym", pages=1)
+    assert small.live_bytes(0).total == store.live_bytes(0).total // 20
+
+
+def test_a24_t3_scales_are_part_of_the_saving() -> None:
+    shape = KVShape(4, 64, 64)
+    int8 = make_sized("int8_sym", 1, shape, 64).live_bytes(0).total
+    native = make_sized("native", 1, shape, 64).live_bytes(0).total
+    assert 1 - int8 / native == 0.484375
+
+
+# A02: static scales
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, 1e-60, 1e60])
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("fmt", ["int8_static", "fp8_e4m3_static"])
+def test_a02_t3_impossible_scales_are_refused(fmt: str, side: int, bad: float) -> None:
+    pair = (0.05, bad) if side else (bad, 0.05)
+    with pytest.raises(UsageError, match=rf"Static {'kv'[side]} scale .* of layer 1 cannot be used"):
+        PagedKVStore(KV_FORMATS[fmt], [SHAPE] * 2, 16, 4, torch.float32, "cpu", [(0.05, 0.05), pair])
+
+
+@pytest.mark.parametrize("given", [None, [(0.05, 0.05)], [(0.05, 0.05)] * 3])
+def test_a02_t3_a_missing_layer_is_refused(given: list[tuple[float, float]] | None) -> None:
+    with pytest.raises(UsageError, match="each of the 2 layers"):
+        PagedKVStore(KV_FORMATS["int8_static"], [SHAPE] * 2, 16, 4, torch.float32, "cpu", given)
+
+
+@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
+def test_a02_a_scale_that_would_go_unused_is_refused(fmt: str) -> None:
+    with pytest.raises(UsageError, match="computes or needs no scale"):
+        PagedKVStore(KV_FORMATS[fmt], [SHAPE], 16, 4, torch.float32, "cpu", [(0.05, 0.05)])
+
+
+@pytest.mark.parametrize("fmt", ["int8_static", "fp8_e4m3_static"])
+def test_a02_t4_static_scales_outlive_everything_done_to_the_store(fmt: str) -> None:
+    store = make(fmt)
+    seq = filled(store, 20)
+    child = store.fork(seq)
+    store.truncate(child, 5)
+    append(store, child, *tokens(30, seed=3))
+    content(store, child)
+    store.swap_out(seq)
+    store.swap_in(seq)
+    store.free(seq)
+    for layer in store.layers:
+        assert layer.k_scale is not None
+        assert layer.v_scale is not None
+        assert torch.equal(layer.k_scale, torch.tensor([0.03]))
+        assert torch.equal(layer.v_scale, torch.tensor([0.05]))
+
+
+# Health
+
+
+def test_clips_are_counted_in_their_layer() -> None:
+    store = make("int8_static")
+    k, v = torch.zeros(2, 3, 8), torch.zeros(2, 3, 8)
+    k[0, 0, 0], v[1, 2, :2] = (
+        3.0,
+        -5.0,
+    )  # K clips beyond 127 * 0.03, V beyond 127 * 0.05; layer 1 writes the double
+    seq = store.add()
+    append(store, seq, k, v)
+    base = {"elements": 2 * 2 * 3 * 8, "nonfinite": 0, "overflow": 0}
+    assert store.health() == [{"layer": 0, "clipped": 0, **base}, {"layer": 1, "clipped": 3, **base}]
+
+
+@pytest.mark.parametrize("shape", [SHAPE, WIDE_V], ids=["square", "wide_v"])
+@pytest.mark.parametrize("fmt", [f for f in FORMATS if KV_FORMATS[f].quantized])
+def test_a06_t3_nonfinite_values_are_counted_on_both_sides(fmt: str, shape: KVShape) -> None:
+    store = make(fmt, shape=shape)
+    k, v = (x.clone() for x in tokens(3, shape))
+    k[0, 0, 0], v[1, 1, 1], v[2, 1, 1] = math.nan, math.inf, -math.inf
+    append(store, store.add(), k, v)
+    assert [entry["nonfinite"] for entry in store.health()] == [3, 3]
+
+
+def test_a04_t4_overflowing_rows_are_counted_and_no_infinite_scale_is_stored() -> None:
+    store = make("int8_sym")
+    k, v = (x.clone() for x in tokens(3))
+    k[1, 2, 0], v[0, 0, 0] = 1e7, 5e6  # the second overflows only in layer 1, which writes the double
+    append(store, store.add(), k, v)
+    assert [entry["overflow"] for entry in store.health()] == [1, 2]
+    assert all(
+        s.isfinite().all() for layer in store.layers for s in (layer.k_scale, layer.v_scale) if s is not None
+    )
+
+
+# A07: pages
+
+
+@pytest.mark.parametrize(
+    ("length", "pages", "last"),
+    [(1, 1, 1), (15, 1, 15), (16, 1, 16), (17, 2, 1), (31, 2, 15), (32, 2, 16), (33, 3, 1)],
+)
+def test_a07_t1_page_arithmetic(length: int, pages: int, last: int) -> None:
+    store = make("native")
+    seq = filled(store, length)
+    assert store.tables([seq]).shape == (1, pages)
+    assert pages_for(length, 16) == pages
+    assert int(store.slots_for(seq, length - 1, 1)) % 16 == last - 1
+    assert len(store.table.free_pages) == 12 - pages
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a07_t2_poison_outside_the_sequence_never_reaches_the_result(fmt: str, length: int) -> None:
+    clean = make(fmt)
+    seq = filled(clean, length)
+    expected, expected_out = content(clean, seq), attend(clean, clean.tables([seq]), length)
+    assert expected.isfinite().all()
+
+    before = make(fmt, fill="poison")
+    assert torch.equal(content(before, filled(before, length)), expected)
+
+    after = make(fmt)
+    seq = filled(after, length)
+    poison(after, outside(after, seq))
+    assert torch.equal(content(after, seq), expected)
+    assert torch.equal(attend(after, after.tables([seq]), length), expected_out)
+
+
+@pytest.mark.parametrize("extra", [11, -1])
+@pytest.mark.parametrize("length", [16, 17])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a07_t3_an_extra_table_column_changes_nothing(fmt: str, length: int, extra: int) -> None:
+    store = make(fmt, fill="poison")
+    seq = filled(store, length)
+    table = store.tables([seq])
+    wider = torch.cat((table, torch.full((1, 1), extra)), dim=1)
+    assert torch.equal(attend(store, wider, length), attend(store, table, length))
+
+
+@pytest.mark.parametrize("order", [[7, 0, 11, 3, 5, 1], [11, 10, 9, 8, 7, 6]])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a07_t4_physical_page_order_does_not_matter(fmt: str, order: list[int]) -> None:
+    plain = make(fmt)
+    expected = attend(plain, plain.tables([filled(plain, 33)]), 33)
+
+    shuffled = make(fmt, fill="poison")
+    shuffled.table.free_pages.clear()
+    shuffled.table.free_pages.extend(order)
+    seq = filled(shuffled, 33)
+    assert shuffled.tables([seq]).tolist() == [order[:3]]
+    assert torch.equal(attend(shuffled, shuffled.tables([seq]), 33), expected)
+
+    other = filled(shuffled, 40, seed=4)  # the rest of the pages
+    shuffled.free(seq)
+    shuffled.free(other)
+    shuffled.table.free_pages.rotate(2)
+    again = filled(shuffled, 33)
+    assert shuffled.tables([again]).tolist() != [order[:3]]
+    assert torch.equal(attend(shuffled, shuffled.tables([again]), 33), expected)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a07_t5_each_row_of_a_changing_batch_equals_its_solo_run(fmt: str) -> None:
+    lengths = {1: 33, 2: 5, 3: 16, 4: 33, 5: 20}
+    solo = {}
+    for seed, length in lengths.items():
+        alone = make(fmt)
+        solo[seed] = attend(alone, alone.tables([filled(alone, length, seed)]), length)
+
+    store = make(fmt, fill="poison")
+    seqs = {seed: filled(store, lengths[seed], seed) for seed in (1, 2, 3, 4)}
+
+    def check(present: list[int]) -> None:
+        table = store.tables([seqs[seed] for seed in present])
+        for row, seed in enumerate(present):
+            length = lengths[seed]
+            used = pages_for(length, 16)
+            assert (table[row, used:] == -1).all()
+            assert torch.equal(attend(store, table[row : row + 1], length), solo[seed])
+        same = [seed for seed in present if lengths[seed] == 33]
+        together = attend(store, store.tables([seqs[seed] for seed in same]), 33)
+        assert torch.equal(together, torch.cat([solo[seed] for seed in same]))
+
+    check([1, 2, 3, 4])
+    store.free(seqs.pop(2))
+    store.free(seqs.pop(1))
+    check([4, 3])
+    seqs[5] = filled(store, lengths[5], 5)
+    check([5, 4, 3])
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_page_size_does_not_change_what_is_read(fmt: str, page_size: int) -> None:
+    store, reference = make(fmt, page_size=page_size, pages=40, fill="poison"), make(fmt)
+    assert torch.equal(content(store, filled(store, 33)), content(reference, filled(reference, 33)))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_reading_no_token_gives_empty_tensors(fmt: str) -> None:
+    store = make(fmt)
+    k, v = store.read(0, store.tables([store.add()]), 0, torch.float32)
+    assert k.shape == v.shape == (1, 3, 0, 8)
+
+
+def test_a_table_that_is_too_short_is_an_error() -> None:
+    store = make("native")
+    seq = filled(store, 16)
+    with pytest.raises(ValueError, match="17 tokens need 2 pages; the page table has 1"):
+        store.read(0, store.tables([seq]), 17, torch.float32)
+
+
+@pytest.mark.parametrize(("pages", "page_size"), [(0, 16), (4, 0)])
+def test_a_store_that_holds_nothing_is_refused(pages: int, page_size: int) -> None:
+    with pytest.raises(UsageError, match="holds nothing"):
+        PagedKVStore(KV_FORMATS["native"], [SHAPE], page_size, pages, torch.float32, "cpu")
+
+
+# A08: where payload and scales lie (moving them: test_swap.py)
+
+
+@pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3", "int8_static"])
+def test_a08_t4_payload_and_scales_do_not_overlap(fmt: str) -> None:
+    store = make(fmt)
+    filled(store, 33)
+    for name in ("k", "v", "k_scale", "v_scale"):
+        before = state(store)
+        for layer in store.layers:
+            layer.tensors()[name].view(torch.uint8).fill_(0xAA)
+        names = list(store.layers[0].tensors()) * 2
+        changed = {n for n, old, new in zip(names, before, state(store), strict=True) if old != new}
+        assert changed == {name}
+
+
+# Sharing
+
+
+@pytest.mark.parametrize("change", ["parent", "child"])
+@pytest.mark.parametrize("length", [15, 16, 17, 32, 33])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_fork_shares_full_pages_and_copies_a_partial_one(fmt: str, length: int, change: str) -> None:
+    store = make(fmt, fill="poison")
+    parent = filled(store, length)
+    before = content(store, parent)
+    child = store.fork(parent)
+    full = length // 16
+    a, b = store.tables([parent])[0].tolist(), store.tables([child])[0].tolist()
+    assert a[:full] == b[:full]
+    assert not set(a[full:]) & set(b[full:])
+    assert torch.equal(content(store, child), before)
+
+    writer, other = (parent, child) if change == "parent" else (child, parent)
+    append(store, writer, *tokens(5, seed=6))
+    assert torch.equal(content(store, other), before)
+    assert torch.equal(content(store, writer)[:, :, :length], before)
+    store.free(writer)
+    assert torch.equal(content(store, other), before)
+    store.free(other)
+    assert sorted(store.table.free_pages) == list(range(12))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_truncating_into_a_shared_page_copies_it_before_it_is_written(fmt: str) -> None:
+    store = make(fmt, fill="poison")
+    parent = filled(store, 32)
+    child = store.fork(parent)
+    before = content(store, parent)
+    store.truncate(child, 20)
+    assert store.tables([child])[0, 0] == store.tables([parent])[0, 0]
+    assert store.tables([child])[0, 1] != store.tables([parent])[0, 1]
+    append(store, child, *tokens(12, seed=7))
+    assert torch.equal(content(store, parent), before)
+    assert torch.equal(content(store, child)[:, :, :20], before[:, :, :20])
+    page = int(store.tables([child])[0, 1])
+    store.truncate(child, 17)  # its own page now: no further copy
+    assert int(store.tables([child])[0, 1]) == page
+
+
+def test_truncate_frees_whole_pages_and_reserved_ones() -> None:
+    store = make("native")
+    seq = filled(store, 33)
+    store.reserve(seq, 40)
+    assert len(store.table.free_pages) == 12 - 5
+    for length, free in ((33, 9), (32, 10), (1, 11), (0, 12)):
+        store.truncate(seq, length)
+        assert (store.length(seq), len(store.table.free_pages)) == (length, free)
+    for length in (-1, 1):
+        with pytest.raises(ValueError, match="cannot be truncated"):
+            store.truncate(seq, length)
+
+
+def test_a_full_store_says_what_it_lacks_and_takes_nothing() -> None:
+    store = make("int8_sym", pages=3)
+    seq = filled(store, 20)
+    before = store.tables([seq]).tolist()
+    with pytest.raises(
+        StoreFull, match=r"29 more tokens of sequence 0 needs 2 more page\(s\) of 16.* 1 of 3 are free"
+    ):
+        store.reserve(seq, 29)
+    assert (store.tables([seq]).tolist(), store.length(seq)) == (before, 20)
+    child = store.fork(seq)
+    with pytest.raises(StoreFull, match="a fork of sequence 0"):
+        store.fork(seq)
+    assert store.sequences() == [seq, child]
+    store.free(seq)
+    store.free(child)
+    assert sorted(store.table.free_pages) == [0, 1, 2]
+    assert store.table.refs == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda store, seq: store.length(seq),
+        lambda store, seq: store.fork(seq),
+        lambda store, seq: store.free(seq),
+        lambda store, seq: store.tables([seq]),
+    ],
+    ids=["length", "fork", "free", "tables"],
+)
+def test_a_freed_sequence_is_gone(use: Callable[[PagedKVStore, int], object]) -> None:
+    store = make("native")
+    seq = filled(store, 3)
+    store.free(seq)
+    with pytest.raises(KeyError, match=f"no sequence {seq}"):
+        use(store, seq)
+    assert store.add() != seq
+
+
+def test_tokens_without_pages_have_no_slots_and_cannot_be_committed() -> None:
+    store = make("native")
+    seq = filled(store, 10)
+    assert store.slots_for(seq, 8, 8).tolist() == list(range(8, 16))
+    for start, n in ((8, 9), (-1, 2)):
+        with pytest.raises(ValueError, match="have no slots"):
+            store.slots_for(seq, start, n)
+    with pytest.raises(ValueError, match="reserve them first"):
+        store.commit(seq, 7)
+
+
+# A12: index width
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a12_t2_offsets_are_64_bit(dtype: torch.dtype) -> None:
+    offset = flat_offset(torch.tensor([131_072, 131_071], dtype=dtype), 16_384, torch.tensor([0, 16_383]))
+    assert offset.dtype == torch.int64
+    assert offset.tolist() == [2_147_483_648, 2_147_483_647]
+
+
+def test_a12_t3_slots_of_a_huge_page_id_are_64_bit() -> None:
+    store = make("native")
+    seq = store.add()
+    store.reserve(seq, 16)
+    store.table.pages(seq)[0] = 2**31 // 16
+    assert store.slots_for(seq, 3, 1).tolist() == [2**31 + 3]

@@ -1,0 +1,360 @@
+"""Verdicts that know when the data cannot decide: planted effects, A/A runs, many cells, narrow gates, degenerate scorers."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.gate.decide import Limits, Ruling, broken, corrected, rule
+from kvbench.gate.evaluate import Verdict, evaluate, load
+from kvbench.gate.policy import Check, Gate
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.metrics.collect import METRICS
+from kvbench.stats.power import Spread
+from tests.factories.made_run import BASE, CAND, MadeRun, chunks, text_facts
+
+GATES = Path(__file__).parents[2] / "gates"
+TEXT = "wikitext2 rows512"
+
+
+def text(change: float, documents: int, seed: int, noise: float = 0.002, spread: float = 0.001) -> MadeRun:
+    """Perplexity and divergences of a candidate whose log-perplexity is `change` above native, 4 chunks of 511 tokens a document.
+
+    spread: of that change between documents; noise: of a chunk's.
+    """
+    draw = random.Random(seed)
+    n, tokens, owners = 4 * documents, 511, [i // 4 for i in range(4 * documents)]
+    level = [draw.gauss(change, spread) for _ in range(documents)]
+    native = [tokens * draw.gauss(3.0, 0.3) for _ in range(n)]
+    own = [x + tokens * draw.gauss(level[d], noise) for x, d in zip(native, owners, strict=True)]
+    facts = text_facts(n * tokens, protocol="rows512")
+    made = [chunks(*((x, tokens) for x in side), documents=owners) for side in (own, native)]
+    equal = [tokens - draw.randrange(8) for _ in range(n)]
+    for chunk, same in zip(made[0]["chunks"], equal, strict=True):
+        chunk |= {"top1_equal": same, "kld": 1e-4 * tokens, "delta_p": 0.0, "kept": 5}
+    kept = [draw.lognormvariate(-9, 1) for _ in range(5 * n)]
+    whole = {"mean": 1e-4, "n": n * tokens, "p50": 1e-4, "p90": 4e-4, "p99": 1e-3, "p999": 2e-3, "max": 1e-2}
+    made[0] |= {
+        "kld": whole,
+        "kld_tokens": kept,
+        "top1_equal": sum(equal),
+        "delta_p": [0.0] * len(kept),
+        "delta_p_mean": 0.0,
+    }
+    return MadeRun().measure("perplexity", (made[0], facts), (made[1], facts), variant=TEXT)
+
+
+def answers(gained: int, lost: int, same: int, wrong: int = 0) -> MadeRun:
+    """Multiple choice of so many questions; `same` are right on both sides, `wrong` on neither."""
+    sides = [(1, 0)] * gained + [(0, 1)] * lost + [(1, 1)] * same + [(0, 0)] * wrong
+
+    def asked(side: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        questions = []
+        for i, outcome in enumerate(sides):
+            answer = i % 4
+            pick = answer if outcome[side] else (answer + 1) % 4
+            scores = [-1.0 if c == pick else -2.0 - (i + side / 9) / len(sides) for c in range(4)]
+            questions.append({"id": i, "subject": f"s{i % 5}", "answer": answer, "scores": scores, "tokens": [1] * 4,
+                              "chars": [1] * 4, "skipped": None, "truncated": False})  # fmt: skip
+        facts = {"task": "mmlu", "shots": 0, "choice_ids": {}, "prompt_policy": "p", "bos": "none"}
+        return {"questions": questions}, {**facts, "total": len(sides), "data_sha": "d"}
+
+    return MadeRun().measure("mcq", asked(0), asked(1), variant="mmlu 0-shot")
+
+
+def check(metric: str, low: float = -math.inf, high: float = math.inf, **where: Any) -> Check:
+    return Check(metric, where, low, high, f"within [{low:g}, {high:g}]")
+
+
+def judge(run: MadeRun, *checks: Check) -> Verdict:
+    return evaluate(Gate("made", checks), run.manifest, run.records, run.rows())
+
+
+def last(run: MadeRun, *checks: Check) -> Outcome:
+    return judge(run, *checks).outcomes[-1]
+
+
+# how much data it takes
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_planted_tenth_of_a_percent_is_found_with_enough_text_and_undecided_with_little(seed: int) -> None:
+    limit = check("ppl_delta_pct", -0.05, 0.05)
+    much = last(text(0.001, 200, seed), limit)
+    assert (much.status, much.value) == (FAIL, pytest.approx(0.1, abs=0.03))
+    assert much.mde is not None
+    assert much.mde < 0.05
+    little = last(text(0.001, 4, seed), limit)
+    assert little.status == INCONCLUSIVE
+    assert judge(text(0.001, 4, seed), limit).exit_code == 4
+    assert little.mde is not None
+    assert little.mde > 0.05
+    assert "minimum detectable effect" in little.sentence
+
+
+def test_the_n_that_is_said_to_be_needed_decides() -> None:
+    limit = check("ppl_delta_pct", -0.08, 0.08)
+    few = last(text(0.0, 40, 5, spread=0.002), limit)
+    assert (few.status, few.n_needed is not None) == (INCONCLUSIVE, True)
+    assert few.n_needed is not None
+    assert few.value is not None
+    documents = math.ceil(few.n_needed / (4 * 511))
+    assert 80 < documents < 160
+    decided = [last(text(few.value / 100, documents, seed, spread=0.002), limit).status for seed in range(20)]
+    assert decided.count(PASS) >= 14  # of 20 at 80%, fewer than 14 happen 1 time in 11
+
+
+def test_a_gate_narrower_than_its_data_is_inconclusive_though_the_interval_keeps_it() -> None:
+    """No question of 1,346 turned: the interval is within +-0.21 pt, and 0.29 pt would be seen with 80% power."""
+    run = answers(0, 0, 1000, 346)
+    narrow, wide = (last(run, check("mcq_delta_pt", -margin, margin)) for margin in (0.25, 0.35))
+    assert narrow.status == INCONCLUSIVE
+    assert (
+        "the interval keeps it, but so few data cannot tell no change from what it forbids (0.25 away)"
+        in narrow.sentence
+    )
+    # Of 1,583 questions that do not turn it passes, of 1,582 it does not: without a discordant pair the error goes with 1 / n.
+    assert narrow.n_needed == 1583
+    for n, status in ((1583, PASS), (1582, INCONCLUSIVE)):
+        assert last(answers(0, 0, 1000, n - 1000), check("mcq_delta_pt", -0.25, 0.25)).status == status
+    assert wide.status == PASS
+    assert wide.mde == pytest.approx(0.294, abs=1e-3)
+
+
+def test_an_effect_that_is_seen_needs_no_power_to_be_seen() -> None:
+    """A gain of 2.5 points excludes no change, so it keeps a limit right below no change that 60 discordant pairs cannot resolve."""
+    run = answers(45, 11, 1000, 304)
+    assert last(run, check("mcq_delta_pt", -0.1)).status == PASS
+    assert last(answers(28, 28, 1000, 304), check("mcq_delta_pt", -0.1)).status == INCONCLUSIVE
+
+
+def test_a_looser_limit_never_loses_a_pass() -> None:
+    """Over limits on either side of no change, for gains, no change and losses."""
+    for value in (-0.3, 0.0, 0.2, 0.7):
+        spread = Spread(value, value - 0.4, value + 0.4, "pt")
+        before = FAIL
+        for step in range(-20, 21):
+            limits = Limits(-math.inf, step / 10, 0.0)
+            status = rule(spread, 100, limits, broken(spread, limits), 1).status
+            order = (FAIL, INCONCLUSIVE, PASS)
+            assert order.index(status) >= order.index(before), (value, step)
+            before = status
+
+
+def test_a_metric_that_should_have_an_interval_and_has_none_is_not_judged_by_its_bare_value() -> None:
+    run = text(0.0, 1, 0)
+    for own in (
+        check("ppl_delta_pct", -50, 50),
+        check("top1_agreement", low=0.1),
+        check("kld_mean", high=9.0),
+    ):
+        outcome = last(run, own)
+        assert (outcome.status, outcome.mde) == (INCONCLUSIVE, None)
+        assert "so small a sample has no interval" in outcome.sentence
+        assert "1 document" in outcome.sentence
+
+
+def test_the_tail_of_a_short_text_has_no_interval() -> None:
+    """100 kept tokens of 5 documents say nothing of what one token in a thousand does."""
+    run = text(0.0, 5, 0)
+    assert (run.row("kld_p999").low, run.row("kld_p999").note) == (None, "too few tokens for an interval")
+    assert last(run, check("kld_p999", high=1.0)).status == INCONCLUSIVE
+    assert run.row("kld_p50").low is not None
+    assert last(run, check("kld_max", high=1.0)).status == PASS
+
+
+def test_an_exact_value_is_judged_by_itself() -> None:
+    assert not METRICS["kv_bytes_difference"].sampled
+    assert all(
+        METRICS[m].sampled
+        for m in ("ppl_delta_pct", "kld_p99", "top1_agreement", "mcq_delta_pt", "itl_ratio")
+    )
+
+
+# many cells
+
+
+def cells(*p_values: float) -> list[tuple[float, int]]:
+    return corrected(p_values, ["claim"] * len(p_values))
+
+
+def test_holm_over_a_family_by_hand() -> None:
+    """Of four, the smallest counts four times: 0.011 stays below 5%, 0.02 times three does not."""
+    assert cells(0.011, 1.0, 0.02, 1.0) == [(0.044, 4), (1.0, 4), (pytest.approx(0.06), 4), (1.0, 4)]
+    assert corrected([0.02, 0.03, 0.04], ["a", "b", "a"]) == [(0.04, 2), (0.03, 1), (0.04, 2)]
+
+
+def test_a_cell_that_breaks_its_limit_by_chance_is_inconclusive_and_the_sentence_says_so() -> None:
+    limits = Limits(-math.inf, 1.0, 0.0)
+    spread = Spread(1.3, 1.05, 1.55, "pt")  # 2.35 standard errors above: p = 0.0187
+    p = broken(spread, limits)
+    assert p == pytest.approx(0.0187, abs=1e-4)
+    assert rule(spread, 9, limits, *cells(p)[0]).status == FAIL
+    one_of_six = rule(spread, 9, limits, *cells(p, *[1.0] * 5)[0])
+    assert one_of_six.status == INCONCLUSIVE
+    assert one_of_six.reason == (
+        "the interval breaks it, but of 6 checks of this claim one may by chance (Holm: p = 0.11)"
+    )
+
+
+def many(shifts: list[float]) -> MadeRun:
+    """A run with a candidate cell a shift, each with a task of its own."""
+    run = text(shifts[0], 6, 0)
+    for i, shift in enumerate(shifts[1:], 1):
+        other, name = text(shift, 6, i), f"cand{i}"
+        run.cells.append({**run.cells[1], "id": name, "name": name})
+        task = {**other.tasks[1], "key": f"key{i}", "cells": [name], "baseline": f"key{i}-base"}
+        run.tasks += [{**other.tasks[0], "key": f"key{i}-base", "cells": [BASE]}, task]
+        for record, key in zip(other.records, (f"key{i}-base", f"key{i}"), strict=True):
+            run.records.append(type(record)(**{**vars(record), "key": key}))
+    return run
+
+
+def test_over_many_cells_a_fail_is_corrected_and_a_pass_is_not() -> None:
+    alone = [
+        o
+        for o in judge(many([0.0045]), check("ppl_delta_pct", -0.25, 0.25)).outcomes
+        if o.metric == "ppl_delta_pct"
+    ]
+    assert [o.status for o in alone] == [FAIL]
+    together = judge(many([0.0045, *[0.0] * 39]), check("ppl_delta_pct", -0.25, 0.25))
+    own = [o for o in together.outcomes if o.check.startswith("ppl_delta_pct")]
+    assert len(own) == 40
+    assert own[0].status == INCONCLUSIVE
+    assert "of 40 checks of this claim one may by chance" in own[0].sentence
+    assert {o.status for o in own[1:]} <= {PASS, INCONCLUSIVE}
+    assert own[1].status == PASS
+    assert together.exit_code == 4
+
+
+def test_checks_with_the_same_metric_and_limit_are_one_family_wherever_they_are_written() -> None:
+    run = many([0.0045, *[0.0] * 39])
+    split = [
+        check("ppl_delta_pct", -0.25, 0.25, batch=1),
+        check("ppl_delta_pct", -0.25, 0.25, kv_format="int8_sym"),
+    ]
+    own = [o for o in judge(run, *split).outcomes if o.check.startswith("ppl_delta_pct")]
+    assert "of 80 checks" in own[0].sentence
+    other = check("ppl_delta_pct", -0.2, 0.2)
+    assert "of 40 checks" in judge(run, split[0], other).outcomes[-80].sentence
+
+
+# two runs of the same
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8_release", "fp8_quality"])
+def test_two_runs_of_the_baseline_never_fail_a_gate_on_text(name: str) -> None:
+    """60 pairs of runs that differ by rounding alone, few documents and many, judged by the gate's own limits."""
+    gate = load(GATES / f"{name}.yaml")
+    limits = [c for c in gate.checks if METRICS[c.metric].runner == "perplexity"]
+    assert limits
+    free = Gate("aa", tuple(Check(c.metric, {}, c.low, c.high, c.limit) for c in limits))
+    for seed in range(60):
+        run = text(0.0, (2, 5, 40)[seed % 3], seed, noise=3e-4, spread=1e-4)
+        verdict = evaluate(free, run.manifest, run.records, run.rows())
+        assert not [o for o in verdict.outcomes if o.status == FAIL], seed
+
+
+@pytest.mark.parametrize("name", ["mlperf_99", "mlperf_999", "recovery_95", "fp8_release"])
+def test_two_runs_of_the_baseline_never_fail_a_gate_on_questions(name: str) -> None:
+    """Near-ties turn either way: up to 2% of the questions."""
+    gate = load(GATES / f"{name}.yaml")
+    own = [c for c in gate.checks if c.metric in ("mcq_recovery", "mcq_delta_pt")]
+    free = Gate("aa", tuple(Check(c.metric, {}, c.low, c.high, c.limit) for c in own))
+    for seed in range(60):
+        draw = random.Random(seed)
+        n = (24, 200, 1346)[seed % 3]
+        turned = draw.randrange(n // 50 + 1)
+        gained = sum(draw.random() < 0.5 for _ in range(turned))
+        run = answers(gained, turned - gained, n * 7 // 10 - turned, n * 3 // 10)
+        verdict = evaluate(free, run.manifest, run.records, run.rows())
+        assert not [o for o in verdict.outcomes if o.status == FAIL], seed
+
+
+def test_the_preset_of_99_percent_decides_with_all_of_mmlu_and_the_one_of_999_says_how_many_it_takes() -> (
+    None
+):
+    run = answers(140, 140, 9500, 4262)
+    (loose,) = [c for c in load(GATES / "mlperf_99.yaml").checks if c.metric == "mcq_recovery"]
+    (tight,) = [c for c in load(GATES / "mlperf_999.yaml").checks if c.metric == "mcq_recovery"]
+    assert last(run, loose).status == PASS
+    outcome = last(run, tight)
+    assert outcome.status == INCONCLUSIVE
+    assert outcome.n_needed is not None
+    assert outcome.n_needed > 14_042
+
+
+# scorers that measure nothing
+
+
+def scores(*rows: list[float], answers: list[int] | None = None) -> MadeRun:
+    questions = [
+        {"id": i, "subject": "s", "answer": (answers or [0, 1])[i % 2], "scores": own, "tokens": [1] * 4, "chars": [1] * 4,
+         "skipped": None, "truncated": False} for i, own in enumerate(rows)]  # fmt: skip
+    facts = {"task": "mmlu", "shots": 0, "choice_ids": {}, "prompt_policy": "p", "bos": "none"}
+    side = ({"questions": questions}, {**facts, "total": len(questions), "data_sha": "d"})
+    return MadeRun().measure("mcq", side, side, variant="mmlu 0-shot")
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([[math.nan] * 4] * 9, "no score of its 9 questions is a number"),
+        ([[-1.5 - i] * 4 for i in range(9)], "in each of its 9 questions every choice has the same score"),
+        ([[-1.0, -2.0, -3.0, -4.0]] * 9, "each of its 9 questions has the same scores"),
+        (
+            [[-2.0, -3.0, -1.0 - i / 999, -4.0] for i in range(100)],
+            "all 100 questions are answered with choice 2",
+        ),
+    ],
+)
+def test_a_degenerate_scorer_fails_without_any_check(rows: list[list[float]], words: str) -> None:
+    run = scores(*rows)
+    verdict = evaluate(None, run.manifest, run.records, run.rows())
+    assert verdict.exit_code == 1
+    faults = [o for o in verdict.outcomes if o.check == "degenerate"]
+    assert [o.cell for o in faults] == [BASE, CAND]
+    assert f"mcq mmlu 0-shot on kv_format=native measures nothing: {words}" in faults[0].sentence
+
+
+def test_few_questions_with_one_letter_are_inconclusive_unless_the_baseline_tells_them_apart() -> None:
+    stuck = [[-2.0, -3.0, -1.0 - i / 99, -4.0] for i in range(9)]
+    run = scores(*stuck)
+    verdict = evaluate(None, run.manifest, run.records, run.rows())
+    assert [o.status for o in verdict.outcomes if o.check == "degenerate"] == [INCONCLUSIVE] * 2
+    native = scores(*stuck[:8], [-1.0, -3.0, -2.0, -4.0]).records[0]
+    run.records[0] = native
+    verdict = evaluate(None, run.manifest, run.records, run.rows())
+    assert [(o.status, o.cell) for o in verdict.outcomes if o.check == "degenerate"] == [(FAIL, CAND)]
+
+
+def test_a_scorer_that_tells_questions_apart_is_none() -> None:
+    fine = [[-2.0, -3.0, -1.0 - i / 99, -4.0] for i in range(8)] + [[-1.0, -3.0, -2.0, -4.0]]
+    for run in (scores(*fine), scores(*fine[:5]), scores(*fine[:8], answers=[2, 2])):
+        assert not [
+            o
+            for o in evaluate(None, run.manifest, run.records, run.rows()).outcomes
+            if o.check == "degenerate"
+        ]
+
+
+def test_text_whose_every_token_is_as_likely_measures_nothing() -> None:
+    flat = chunks(*((n * math.log(1000), n) for n in (511, 511, 80, 511, 7, 511, 300, 511)))
+    run = MadeRun().measure("perplexity", (flat, text_facts(2942)), (flat, text_facts(2942)), variant=TEXT)
+    verdict = evaluate(None, run.manifest, run.records, run.rows())
+    assert (
+        "all 8 chunks have the same loss a token"
+        in next(o for o in verdict.outcomes if o.check == "degenerate").sentence
+    )
+
+
+def test_a_ruling_of_an_endless_interval_is_open() -> None:
+    assert rule(Spread(1.0, 0.5, math.inf, "ratio"), 3, Limits(-math.inf, 2.0), 1.0, 1) == Ruling(
+        INCONCLUSIVE,
+        "the interval lies on both sides of it, so more data must decide",
+        hopeless="the interval has no end, so no number of samples can be named",
+    )

@@ -1,0 +1,255 @@
+"""What verdicts promise: a planted effect is found with enough data and left open with little, and two runs of the same never fail.
+
+The runs of the same are real ones (runners and engines on a tiny model) and made-up ones (many seeds, 40 cells).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvbench.gate.decide import Limits, broken, corrected, rule
+from kvbench.gate.evaluate import Verdict, evaluate, load
+from kvbench.gate.policy import Check, Gate
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.matrix.runners import RUNNERS
+from kvbench.metrics.collect import METRICS
+from kvbench.runners import agreement, latency, mcq, perplexity, sensitivity
+from kvbench.stats import intervals as stats
+from kvbench.stats.power import Spread
+from tests.factories.made_run import CAND, MadeRun, chunks, text_facts
+
+GATES = Path(__file__).parents[2] / "gates"
+
+
+def check(metric: str, low: float = -math.inf, high: float = math.inf) -> Check:
+    return Check(metric, {}, low, high, f"within [{low:g}, {high:g}]")
+
+
+def judge(run: MadeRun, *checks: Check) -> Verdict:
+    return evaluate(Gate("made", checks, allow_partial=True), run.manifest, run.records, run.rows())
+
+
+def own(verdict: Verdict) -> list[Outcome]:
+    """The gate's own outcomes."""
+    return [o for o in verdict.outcomes if o.limit.startswith("within [")]
+
+
+# a planted effect
+
+
+def losses(documents: int, effect: float, seed: int) -> MadeRun:
+    """Per-token losses of documents of 4 chunks of 511: native ones exponential (mean 3 nat, as a small model's on prose, and
+    another mean in each document), the candidate's moved by `effect` on average, by 0.1% (sd) more or less in a document and by
+    0.04 nat (sd) in a token, which is the root of twice int8_sym's mean KLD of 0.0008.
+    """
+    draw = np.random.default_rng(seed)
+    level = draw.normal(3.0, 0.3, documents)
+    shift = draw.normal(effect, 0.001, documents)
+    native = draw.exponential(level[:, None, None], (documents, 4, 511))
+    candidate = native + shift[:, None, None] + draw.normal(0, 0.04, native.shape)
+    owners = [d for d in range(documents) for _ in range(4)]
+    sides = [
+        chunks(*((float(x), 511) for x in side.sum(-1).ravel()), documents=owners)
+        for side in (candidate, native)
+    ]
+    facts = text_facts(documents * 4 * 511)
+    return MadeRun().measure("perplexity", (sides[0], facts), (sides[1], facts), variant="pydoc stream512")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tenth_of_a_percent_in_the_losses_of_tokens_is_found_with_enough_and_open_with_little(
+    seed: int,
+) -> None:
+    limits = (check("ppl_delta_pct", -0.05, 0.05), check("ppl_delta_pct", high=0.0))
+    much = own(judge(losses(150, math.log(1.001), seed), *limits))
+    assert [o.status for o in much] == [FAIL, FAIL]
+    assert much[0].value == pytest.approx(0.1, abs=0.03)
+    little = judge(losses(5, math.log(1.001), seed), *limits)
+    assert [o.status for o in own(little)] == [INCONCLUSIVE, INCONCLUSIVE]
+    assert little.exit_code == 4
+    assert [o.status for o in own(judge(losses(150, 0.0, seed), limits[0]))] == [PASS]
+
+
+# every inconclusive check says what would decide
+
+
+def test_an_open_check_of_equal_picks_says_how_many_questions_decide() -> None:
+    """24 of 24 equal picks: their interval begins at 0.862, so 0.9 is open; 35 equal picks would keep it."""
+    asked = [{"id": i, "subject": "s", "answer": 0, "scores": [-1.0, -2.0 - i / 99], "tokens": [1, 1], "chars": [1, 1], "skipped": None,
+              "truncated": False} for i in range(24)]  # fmt: skip
+    facts = {
+        "task": "cloze",
+        "shots": 0,
+        "choice_ids": {},
+        "prompt_policy": "p",
+        "bos": "none",
+        "total": 24,
+        "data_sha": "d",
+    }
+    side = ({"questions": asked}, facts)
+    (outcome,) = own(
+        judge(MadeRun().measure("mcq", side, side, variant="cloze 0-shot"), check("mcq_agreement", 0.9))
+    )
+    assert (outcome.status, outcome.n_needed) == (INCONCLUSIVE, 35)
+    assert outcome.sentence.endswith("at this value n=35 questions would decide).")
+
+
+def texts(native: list[int], candidate: list[int]) -> MadeRun:
+    facts = {"steps": len(native), "prompt_tokens": 64, "prompt_sha": "p"}
+    other = ({"tokens": candidate, "margins": []}, facts)
+    return MadeRun().measure(
+        "agreement",
+        other,
+        ({"tokens": native, "margins": [1.0] * len(native)}, {**facts, "aa_disagreements": []}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.99, math.inf, "at this value n=381 steps would decide)."),
+        (0.99, 1.0, "at this value n=381 steps would decide)."),  # a share ends at 1, so that end is no limit
+        (1.0, 1.0, "the value lies at the limit itself, so no number of samples would decide)."),
+        (0.9, 1.1, ""),
+    ],
+)
+def test_an_open_check_of_equal_steps_names_its_n_or_why_there_is_none(
+    low: float, high: float, words: str
+) -> None:
+    (outcome,) = own(judge(texts([7] * 128, [7] * 128), check("top1_teacher_forced", low, high)))
+    assert outcome.status == (INCONCLUSIVE if words else PASS)
+    assert outcome.sentence.endswith(words)
+    assert outcome.status == PASS or outcome.n_needed or "no number of samples" in outcome.sentence
+
+
+def test_a_single_block_says_that_no_n_can_be_told() -> None:
+    (outcome,) = own(judge(texts([7] * 60, [7] * 60), check("top1_teacher_forced", 0.5)))
+    assert outcome.status == INCONCLUSIVE
+    assert "so small a sample has no interval" in outcome.sentence
+    assert "how many would decide cannot be told without one" in outcome.sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "differing"),
+    [("int8", 2048, []), ("fp8_quality", 512, [24]), ("fp8_release", 512, [24])],
+)
+def test_the_gates_on_steps_decide_as_before_for_what_was_measured(
+    name: str, steps: int, differing: list[int]
+) -> None:
+    """The runs of README and docs/results.md: 2048 of 2048 steps equal, and 511 of 512, the one that differs at step 24."""
+    made = texts([7] * steps, [8 if i in differing else 7 for i in range(steps)])
+    limits = [
+        c
+        for c in load(GATES / f"{name}.yaml").checks
+        if c.metric in ("top1_teacher_forced", "aa_disagreement")
+    ]
+    assert limits
+    found = own(judge(made, *(check(c.metric, c.low, c.high) for c in limits)))
+    assert {o.status for o in found} == {PASS}
+
+
+# two real runs of the native baseline
+
+# No change, and what the last digits of float32 make of it: of sums over a text, and of a divergence, which is never below 0.
+ROUNDING = {"%": 0.01, "nat": 1e-4, "pt": 0.01}
+TIMES = (1 / 2, 2.0)  # of requests that share a busy machine
+RUNS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
+    # module, options of both runs, and what is otherwise in the second
+    "agreement": (agreement.run, {"steps": 160, "prompt_tokens": 24}, {"draft": 4}),
+    "perplexity": (perplexity.run, {"data": "pydoc", "limit_chunks": 6}, {"prefill_chunk": 200}),
+    "mcq": (mcq.run, {"tasks": "cloze", "limit": 12}, {"prefill_chunk": 48}),
+    "latency": (latency.run, {"new_tokens": 4, "repeats": 4, "batch": 2, "context": 32}, {}),
+    "sensitivity": (sensitivity.run, {"documents": 3, "tokens": 40}, {"prefill_chunk": 16}),
+}
+
+
+def no_change(runner: str) -> list[Check]:
+    """A check of each of a runner's comparisons with native that has no change: shares and picks exactly, the rest up to rounding."""
+    found = []
+    for metric in METRICS.values():
+        if metric.runner == runner and metric.none is not None:
+            room = ROUNDING.get(metric.unit, 0.0) if metric.runner != "mcq" else 0.0
+            low, high = TIMES if runner == "latency" else (metric.none - room, metric.none + room)
+            found.append(check(metric.name, low, high))
+    return found
+
+
+def second_run(make: Callable[..., Any], record: Callable[..., Any], runner: str, kv_format: str) -> MadeRun:
+    """The tiny model's baseline measured, and measured again as if it were a candidate (of native: in other chunks or drafts)."""
+    run, options, changes = RUNS[runner]
+    ctx = make(runner, **options)
+    native = run(ctx)
+    other = run(make(runner, baseline=record(ctx, native), kv_format=kv_format, **{**options, **changes}))
+    shape = {key: options[key] for key in ("batch", "context") if key in options}
+    sides = (other.samples, other.facts), (native.samples, native.facts)
+    declared = {key: value for key, value in options.items() if key in RUNNERS[runner].options}
+    return MadeRun(kv_format, **shape).measure(runner, *sides, **declared)
+
+
+@pytest.mark.parametrize("runner", RUNS)
+def test_two_real_runs_of_the_native_baseline_never_fail(
+    runner_context: Any, as_baseline: Any, runner: str
+) -> None:
+    made = second_run(runner_context, as_baseline, runner, "native")
+    checks = no_change(runner)
+    found = own(judge(made, *checks))
+    assert len({o.metric for o in found}) == len(checks) >= (1 if runner == "sensitivity" else 2)
+    assert not [o.sentence for o in judge(made, *checks).outcomes if o.status == FAIL]
+    assert [o for o in found if o.status in (PASS, INCONCLUSIVE)]
+
+
+@pytest.mark.parametrize("runner", ["agreement", "perplexity"])
+def test_the_same_gate_fails_a_run_that_differs(runner_context: Any, as_baseline: Any, runner: str) -> None:
+    made = second_run(runner_context, as_baseline, runner, "int8_sym")
+    assert [o for o in own(judge(made, *no_change(runner))) if o.status == FAIL and o.cells == (CAND,)]
+
+
+# many made-up runs of the same
+
+
+def test_over_40_cells_of_the_same_a_fail_is_no_more_frequent_than_5_percent_of_runs() -> None:
+    """Limits of no change at all, on either side of which the truth lies by chance: the worst case. Of 1000 matrices of 40 cells and
+    6 documents each, 3.3% have a failure (20,000 have 4.8%); without Holm's correction 87%.
+    """
+    draw = np.random.default_rng(0)
+    runs, cells, documents = 1000, 40, 6
+    failed = uncorrected = 0
+    limits = Limits(0.0, 0.0, 0.0)
+    for _ in range(runs):
+        spreads = []
+        for sums in draw.normal(0, 0.01, (cells, documents)).tolist():
+            found = stats.clustered_ratio(sums, [1.0] * documents, range(documents))
+            assert found.interval is not None
+            spreads.append(Spread(found.value, *found.interval, "pt", found.units))
+        p_values = [broken(spread, limits) for spread in spreads]
+        odds = corrected(p_values, ["claim"] * cells)
+        statuses = [rule(s, documents, limits, *odd).status for s, odd in zip(spreads, odds, strict=True)]
+        failed += FAIL in statuses
+        uncorrected += min(p_values) < 0.05
+    assert failed / runs <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
+    assert failed / runs >= 0.02  # nor is it a gate that cannot fail
+    assert uncorrected / runs > 0.8
+
+
+def test_two_made_up_runs_of_the_same_fail_no_cell_of_40_under_a_limit_of_a_tenth_of_a_percent() -> None:
+    """Through records, metrics and the gate: losses that differ by rounding between documents, 30 seeds of 40 cells."""
+    for seed in range(30):
+        draw = np.random.default_rng(seed)
+        run = MadeRun()
+        facts = text_facts(6 * 511)
+        native = [511 * x for x in draw.normal(3.0, 0.3, 6)]
+        side = chunks(*((x, 511) for x in native))
+        for i in range(40):
+            again = chunks(
+                *((x + 511 * d, 511) for x, d in zip(native, draw.normal(0, 1e-4, 6), strict=True))
+            )
+            run.measure("perplexity", (again, facts), (side, facts), variant=f"text{i} stream512")
+        found = own(judge(run, check("ppl_delta_pct", -0.1, 0.1)))
+        assert len(found) == 40
+        assert {o.status for o in found} == {PASS}

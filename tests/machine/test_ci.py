@@ -1,0 +1,376 @@
+"""In CI: a missing device, streams, colours, bars, and the workflow that is there to be copied."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+from typer.testing import CliRunner
+
+from kvbench.cli.main import COMMANDS, app
+from kvbench.files import write_json
+from kvbench.gate.evaluate import evaluate
+from kvbench.machine.ci import device_required, in_ci
+from kvbench.matrix.cells import Task
+from kvbench.metrics.collect import derive
+from kvbench.records.record import REFUSED, RunDir
+from kvbench.run.execute import Plan
+from kvbench.run.progress import Bar, Lines, Silent, watcher
+from tests.factories.made_run import MadeRun, layers, storage_facts
+
+ROOT = Path(__file__).parents[2]
+NO_GPU = {"reason": "no_cuda_device", "message": "device cuda was asked for, and this machine has none: no driver. Use device: auto."}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [({}, False), ({"CI": ""}, False), ({"CI": "false"}, False), ({"CI": "0"}, False), ({"CI": "True"}, True),
+     ({"CI": "1"}, True), ({"CI": "woodpecker"}, True), ({"GITHUB_ACTIONS": "true"}, False)],
+)  # fmt: skip
+def test_who_says_that_this_is_ci(environ: dict[str, str], found: bool) -> None:
+    assert in_ci(environ) == found
+    assert device_required(None, environ) == found
+    assert device_required(True, environ)
+    assert not device_required(False, environ)
+    assert device_required(None, {**environ, "KVBENCH_REQUIRE_GPU": "1"})
+    assert not device_required(None, {**environ, "KVBENCH_REQUIRE_GPU": "0"})
+
+
+def made(without: tuple[str, ...] = ("cand",)) -> MadeRun:
+    run = MadeRun().measure(
+        "storage",
+        (layers(2, 512, 64), storage_facts(16, 2048)),
+        (layers(2, 2048, 0), storage_facts(16, 2048)),
+    )
+    for cell in without:
+        run.change(cell, status=REFUSED, samples={}, facts={}, decision=None, evidence=None, error=NO_GPU)
+    return run
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> RunDir:
+    run, data = RunDir(tmp_path / "run"), made()
+    more = {"matrix": {"path": "m.yaml", "sha": "", "source": {}}, "command": ["kvbench"], "created_at": "", "environment": {}}  # fmt: skip
+    write_json(run.manifest_path, {**data.manifest, **more})
+    for record in data.records:
+        run.write(record)
+    return run
+
+
+@pytest.mark.parametrize(("required", "status", "code"), [(False, "not_evaluated", 3), (True, "fail", 1)])
+@pytest.mark.parametrize("without", [("cand",), ("base", "cand")])
+def test_a_missing_device(without: tuple[str, ...], required: bool, status: str, code: int) -> None:
+    run = made(without)
+    verdict = evaluate(None, run.manifest, run.records, derive(run.manifest, run.records), required)
+    assert verdict.exit_code == code
+    (outcome,) = [o for o in verdict.outcomes if o.check == "device"]
+    assert (outcome.status, outcome.cells) == (status, without)
+    start = f"{len(without)} of 2 cells could not run: device cuda was asked for, and this machine has none"
+    assert outcome.sentence.startswith(start)
+    assert ("They are skipped" in outcome.sentence) == (not required)
+    skipped = [o for o in verdict.outcomes if o.check == "skipped"]
+    assert [o.cells for o in skipped] == [(cell,) for cell in without]
+    # No check of such a cell passes, whatever is required.
+    passed = [o for o in verdict.outcomes if o.status == "pass" and set(o.cells) & set(without)]
+    assert passed == []
+
+
+def test_with_the_device_there_is_no_such_check() -> None:
+    run = made(())
+    for required in (False, True):
+        verdict = evaluate(None, run.manifest, run.records, derive(run.manifest, run.records), required)
+        assert verdict.exit_code == 0
+        assert not [o for o in verdict.outcomes if o.check in ("device", "skipped")]
+
+
+def test_another_refusal_is_no_missing_device() -> None:
+    run = made()
+    run.change("cand", error={"reason": "mla_not_validated", "message": "x"})
+    for required in (False, True):
+        verdict = evaluate(None, run.manifest, run.records, derive(run.manifest, run.records), required)
+        assert verdict.exit_code == 3
+        assert [o.check for o in verdict.outcomes if o.cells == ("cand",)] == ["precision", "refused"]
+
+
+def test_the_session_gives_that_reason() -> None:
+    """The word that the checks look for is the one of the refusal."""
+    from kvbench.gate.builtin_checks import NO_DEVICE
+
+    assert f'"{NO_DEVICE}",' in (ROOT / "kvbench" / "session.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "code"),
+    [
+        ((), {}, 3),
+        (("--require-device",), {}, 1),
+        ((), {"CI": "true"}, 1),
+        ((), {"KVBENCH_REQUIRE_GPU": "1"}, 1),
+        (("--no-require-device",), {"CI": "true"}, 3),
+        ((), {"CI": "true", "KVBENCH_REQUIRE_GPU": "0"}, 3),
+    ],
+)
+def test_skipped_here_and_failed_in_ci(
+    stored: RunDir, words: tuple[str, ...], environ: dict[str, str], code: int
+) -> None:
+    result = CliRunner().invoke(app, ["gate", str(stored.path), *words], env=environ)
+    assert result.exit_code == code, result.output
+    assert "this machine has none" in result.output
+    assert "PASS " not in result.stdout
+    junit = (stored.path / "report.junit.xml").read_text()
+    assert ("<skipped " in junit) == (code == 3)
+
+
+GITHUB = {"CI": "true", "GITHUB_ACTIONS": "true"}
+
+
+def test_annotations_go_to_stderr_and_json_stays_whole(stored: RunDir, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    environ = {**GITHUB, "GITHUB_STEP_SUMMARY": str(summary)}
+    result = CliRunner().invoke(app, ["gate", str(stored.path), "--json"], env=environ)
+    assert json.loads(result.stdout)["exit_code"] == 1
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith("::error title=kvbench fail%3A device (int8_sym)::1 of 2 cells could not run")
+    assert all(line.startswith("::error title=") for line in lines)
+    assert summary.read_text().startswith("# kvbench made: FAIL\n")
+
+
+def test_report_says_nothing_to_github(stored: RunDir, tmp_path: Path) -> None:
+    environ = {**GITHUB, "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+    result = CliRunner().invoke(app, ["report", str(stored.path)], env=environ)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert not (tmp_path / "summary.md").exists()
+
+
+def test_quiet_is_the_verdict_and_the_paths(stored: RunDir) -> None:
+    for words in (["--quiet"], ["-q"]):
+        result = CliRunner().invoke(app, ["gate", str(stored.path), *words])
+        lines = result.stdout.splitlines()
+        assert lines[0].startswith("NOT EVALUATED  ")
+        assert lines[0].endswith(" Exit code 3.")
+        assert all(Path(line).is_file() for line in lines[1:])
+        assert len(lines) == 9
+        assert result.stderr == ""
+
+
+def test_no_earlier_junit_stands_for_an_error(stored: RunDir, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("checks: [{metric: nonsense}]")
+    gate = ["gate", str(stored.path)]
+    assert CliRunner().invoke(app, gate).exit_code == 3
+    assert stored.junit_path.is_file()
+    assert CliRunner().invoke(app, [*gate, "--gate", str(tmp_path / "bad.yaml")]).exit_code == 2
+    assert not stored.junit_path.exists()
+
+
+def test_an_interrupted_run_leaves_no_earlier_junit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m.yaml").write_text(
+        "name: m\nmodel: {source: tiny-llama, weights: random}\naxes: {kv_format: [native]}\n"
+        "engine: {device: cpu}\nrunners: {storage: {}}\n"
+    )
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "report.junit.xml").write_text("<testsuites/>")
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvbench.run.session.execute", interrupted)
+    result = CliRunner().invoke(app, ["run", str(tmp_path / "m.yaml"), "--out", str(out)])
+    assert result.exit_code == 130, result.output
+    assert (out / "run.json").is_file()
+    assert not (out / "report.junit.xml").exists()
+
+
+@pytest.mark.parametrize(
+    ("environ", "words", "kind"),
+    [
+        ({"TERM": "xterm"}, {}, Bar),
+        ({"TERM": "xterm"}, {"plain": True}, Lines),
+        ({"TERM": "xterm"}, {"quiet": True}, Silent),
+        ({"TERM": "dumb"}, {}, Lines),
+        ({"TERM": "xterm", "CI": "true"}, {}, Lines),
+        ({"TERM": "xterm", "CI": "true"}, {"quiet": True}, Silent),
+    ],
+)
+def test_a_bar_only_where_it_can_move(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], words: dict[str, bool], kind: type
+) -> None:
+    for name in ("TERM", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert type(watcher(**words)) is kind
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    assert not isinstance(watcher(**words), Bar)
+
+
+def test_a_silent_watcher_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    data, silent, loud = made(()), Silent(), Lines()
+    for each in (silent, loud):
+        record = data.records[0]
+        task = Task(record.key, "storage", "", record.spec, {}, ("cell",), None)
+        each.start(Plan((task,), (task,)))
+        each.task(1, task, "cell")
+        each.finished(record)
+        each.close()
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert (said.err == "") == (each is silent)
+
+
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;\d+)*m")
+
+
+def on_terminal(words: list[str], environ: dict[str, str]) -> str:
+    """What `kvbench` writes to a terminal of its own, both streams."""
+    import pty
+
+    clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TERM", "CI")}
+    ours, theirs = pty.openpty()
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvbench", *words],
+        stdin=theirs, stdout=theirs, stderr=theirs, env={**clean, **path, "TERM": "xterm-256color", **environ}, cwd=ROOT,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        out = b""
+        while True:
+            try:
+                read = os.read(ours, 1 << 16)
+            except OSError:
+                break
+            if not read:
+                break
+            out += read
+        process.wait()
+    os.close(ours)
+    return out.decode("utf-8", errors="replace")
+
+
+@pytest.mark.parametrize("words", [["gate", "RUN"], ["run", "--help"], ["gate", "--nonsense"]], ids=" ".join)
+def test_a_terminal_gets_colours_unless_it_says_no(stored: RunDir, words: list[str]) -> None:
+    """Verdicts have colours; help and usage errors are plain text everywhere."""
+    coloured = "RUN" in words
+    words = [str(stored.path) if word == "RUN" else word for word in words]
+    assert bool(COLOUR.search(on_terminal(words, {}))) == coloured
+    assert not COLOUR.search(on_terminal(words, {"NO_COLOR": "1"}))
+    assert "\x1b" not in on_terminal(words, {"TERM": "dumb"})
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """The kvbench commands of a shell text, continued lines joined."""
+    lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("kvbench ")]
+
+
+def assert_exists(words: list[str]) -> None:
+    """The command is there and takes these options."""
+    group = typer.main.get_command(app)
+    assert words[0] in COMMANDS, words
+    command = group.commands[words[0]]  # type: ignore[attr-defined]
+    known = {opt for parameter in command.params for opt in (*parameter.opts, *parameter.secondary_opts)}
+    given = {word.split("=")[0] for word in words[1:] if word.startswith("-")}
+    assert given - known == set(), words
+
+
+def workflow() -> dict[Any, Any]:
+    loaded: dict[Any, Any] = yaml.safe_load(
+        (ROOT / "examples" / "github-actions.yml").read_text(encoding="utf-8")
+    )
+    return loaded
+
+
+def test_the_workflow_runs_commands_that_exist_on_files_that_exist() -> None:
+    steps = workflow()["jobs"]["gate"]["steps"]
+    found = [words for step in steps for words in commands_of(step.get("run", ""))]
+    assert [words[0] for words in found] == ["plan", "run"]
+    for words in found:
+        assert_exists(words)
+        assert (ROOT / words[1]).is_file()
+
+
+def test_the_workflow_keeps_the_exit_code_and_the_report(stored: RunDir) -> None:
+    steps = workflow()["jobs"]["gate"]["steps"]
+    text = json.dumps(steps)
+    assert "|| true" not in text
+    assert "continue-on-error" not in text
+    assert "| tee" not in text
+    run = next(step for step in steps if "kvbench run" in step.get("run", ""))
+    out = shlex.split(run["run"])[shlex.split(run["run"]).index("--out") + 1]
+    upload = steps[-1]
+    assert upload["uses"].startswith("actions/upload-artifact@")
+    assert upload["if"] == "${{ !cancelled() }}"  # after a failure too
+    patterns = upload["with"]["path"].split()
+    assert all(pattern.startswith(f"{out}/") for pattern in patterns)
+    # All that a run leaves, but the lock.
+    assert CliRunner().invoke(app, ["gate", str(stored.path)]).exit_code == 3
+    left = {path.name + "/" * path.is_dir() for path in stored.path.iterdir()} | {"gate.yaml"}
+    globs = [pattern.removeprefix(f"{out}/") for pattern in patterns]
+    assert {name for name in left if not any(fnmatch(name, glob) for glob in globs)} == set()
+    environ = workflow()["jobs"]["gate"]["env"]
+    cache = next(step["with"]["path"] for step in steps if step.get("uses", "").startswith("actions/cache@"))
+    assert environ["KVBENCH_CACHE_DIR"].endswith(f"/{cache}")
+
+
+def test_the_workflow_is_a_workflow() -> None:
+    data = workflow()
+    on = data[True] if True in data else data["on"]  # YAML 1.1 reads `on` as true
+    assert set(on) == {"pull_request", "workflow_dispatch"}
+    assert data["permissions"] == {"contents": "read"}
+    for step in data["jobs"]["gate"]["steps"]:
+        assert ("uses" in step) != ("run" in step)
+        assert "uses" not in step or re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"])
+
+
+def test_the_page_shows_commands_and_files_that_exist() -> None:
+    text = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(?:sh|yaml)\n(.*?)```", text, re.S)
+    found = [words for block in blocks for words in commands_of(block.replace("- run: ", ""))]
+    assert len(found) >= 4
+    for words in found:
+        assert_exists(words)
+    assert "examples/github-actions.yml" in text
+    codes = re.findall(r"^\| (\d+) \|", text, re.M)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert codes == ["0", "1", "2", "3", "4", "130"]
+    assert all(f"\n| {code} |" in readme for code in codes)
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_no_junit_stands_beside_a_result_that_could_not_be_printed(stored: RunDir, words: list[str]) -> None:
+    """Of a pass: the exit code is another one then, and a green suite would say something else."""
+    call = [sys.executable, "-m", "kvbench", "gate", str(stored.path), *words]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    assert ended.returncode not in (0, 1, 4), ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert (stored.path / "report.html").is_file()
+    assert not stored.junit_path.exists()
+
+
+def test_a_stream_that_holds_ascii_only_shows_escapes(stored: RunDir, tmp_path: Path) -> None:
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    manifest = stored.manifest()
+    manifest["cells"][1]["name"] = "kv_format=\u00fc"
+    write_json(stored.manifest_path, manifest)
+    matrix = tmp_path / "m.yaml"
+    matrix.write_text(
+        'name: "\\ud800"\nmodel: tiny-llama\naxes: {kv_format: [native]}\nrunners: {storage: {}}\n'
+    )
+    for words in (["gate", str(stored.path)], ["validate", str(matrix)], ["validate", str(matrix), "--json"]):
+        call = [sys.executable, "-m", "kvbench", *words]
+        ended = subprocess.run(call, capture_output=True, env=plain, check=False, cwd=ROOT)
+        assert b"Traceback" not in ended.stderr, (words, ended.stderr)
+        assert ended.stdout.isascii()
+        assert ended.returncode != 1, (words, ended)

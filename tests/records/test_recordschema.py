@@ -1,0 +1,149 @@
+"""The schemas of what a run leaves hold for real files, and see damage; docs/schema.md names every part of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from kvbench.cli.main import app
+from kvbench.files import write_json
+from kvbench.records.record import SCHEMA_VERSION, RunDir, record_from_dict
+from kvbench.records.schema import manifest_schema, record_schema
+from kvbench.report.json import RESULTS_VERSION
+from kvbench.report.schema import results_schema
+from tests.factories.made_run import MadeRun, layers, storage_facts
+
+ROOT = Path(__file__).parents[2]
+SCHEMAS = {"record": record_schema, "manifest": manifest_schema, "results": results_schema}
+OLD = sorted((Path(__file__).parent / "old_runs").glob("*.json"))
+
+
+def faults(kind: str, data: Any) -> list[str]:
+    return [
+        f"{e.json_path}: {e.message}"
+        for e in jsonschema.Draft202012Validator(SCHEMAS[kind]()).iter_errors(data)
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A run of today's code on a tiny model: matrix, records, gate, report."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "m.yaml").write_text(
+        "name: m\nmodel: {source: tiny-llama, weights: random, plumbing: true}\n"
+        "axes: {kv_format: [native, int8_sym]}\nengine: {context: 32, device: cpu}\n"
+        "runners: {storage: {}, perplexity: {limit_chunks: 1}}\n"
+    )
+    result = CliRunner().invoke(app, ["run", str(folder / "m.yaml"), "--out", str(folder / "out"), "--quiet"])
+    assert result.exit_code == 0, result.output
+    assert re.fullmatch(
+        r"NOT JUDGED  No gate was judged; all \d+ checks that always run passed\. Exit code 0\.\n(\S+\n){8}",
+        result.stdout,
+    )
+    assert result.stderr == ""
+    return RunDir(folder / "out")
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_they_are_schemas(kind: str) -> None:
+    schema = SCHEMAS[kind]()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    result = CliRunner().invoke(app, ["schema", kind])
+    assert (result.exit_code, json.loads(result.stdout)) == (0, schema)
+
+
+def test_an_unknown_kind_names_all() -> None:
+    result = CliRunner().invoke(app, ["schema", "recrod"])
+    assert result.exit_code == 2
+    assert "use matrix, gate, record, manifest, results" in result.stderr
+
+
+def test_a_real_run_validates(run: RunDir) -> None:
+    assert faults("manifest", json.loads(run.manifest_path.read_text())) == []
+    records = list((run.path / "records").glob("*.json"))
+    assert len(records) == 4
+    assert [fault for path in records for fault in faults("record", json.loads(path.read_text()))] == []
+    results = json.loads((run.path / "results.json").read_text())
+    assert faults("results", results) == []
+    assert results["schema"] == RESULTS_VERSION
+
+
+@pytest.mark.parametrize("old", OLD, ids=lambda path: path.stem)
+def test_a_lifted_run_validates(old: Path, tmp_path: Path) -> None:
+    data = json.loads(old.read_text())
+    assert faults("manifest", data["manifest"]) != []
+    for record in data["records"]:
+        assert faults("record", record) != []
+        lifted = json.loads(json.dumps(asdict(record_from_dict(record))))
+        assert faults("record", lifted) == []
+    run = RunDir(tmp_path)
+    write_json(run.manifest_path, data["manifest"])
+    assert faults("manifest", run.manifest()) == []
+
+
+def test_a_failed_run_validates(tmp_path: Path) -> None:
+    good = layers(2, 512, 64), storage_facts(16, 2048)
+    error = {"type": "MemoryError", "message": "no memory", "tail": ["x"]}
+    made = MadeRun().measure("storage", good, good)
+    made.change("cand", status="error", samples={}, facts={}, decision=None, evidence=None, error=error)
+    made.records[0].samples["layers"][0]["payload"] = float("nan")
+    run = RunDir(tmp_path)
+    more = {
+        "matrix": {"path": None, "sha": "", "source": {}},
+        "command": [],
+        "created_at": "",
+        "environment": {},
+    }
+    write_json(run.manifest_path, {**made.manifest, **more})
+    for record in made.records:
+        run.write(record)
+        assert faults("record", json.loads(run.record_path(record.key).read_text())) == []
+    assert CliRunner().invoke(app, ["gate", str(run.path)]).exit_code == 1
+    assert faults("results", json.loads((run.path / "results.json").read_text())) == []
+
+
+DAMAGES: dict[str, tuple[str, Any]] = {
+    "record": ("status", "great"),
+    "manifest": ("tasks", None),
+    "results": ("exit_code", 2),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_damage_is_seen(kind: str, run: RunDir) -> None:
+    path = {
+        "record": next((run.path / "records").glob("*.json")),
+        "manifest": run.manifest_path,
+        "results": run.path / "results.json",
+    }
+    data = json.loads(path[kind].read_text())
+    key, value = DAMAGES[kind]
+    assert len(faults(kind, {**data, key: value})) == 1
+    assert len(faults(kind, {**data, "more": 1})) == 1
+    assert len(faults(kind, {k: v for k, v in data.items() if k != key})) == 1
+
+
+def parts(schema: dict[str, Any]) -> set[str]:
+    """The names of all keys that the schema spells out."""
+    found = set(schema.get("properties", ()))
+    inner = [*schema.get("properties", {}).values(), *schema.get("anyOf", ()), schema.get("items")]
+    for one in inner:
+        if isinstance(one, dict):
+            found |= parts(one)
+    return found
+
+
+def test_the_document_names_every_part_and_version() -> None:
+    text = (ROOT / "docs" / "schema.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([^`]+)`", text))
+    for kind in SCHEMAS:
+        assert parts(SCHEMAS[kind]()) - named == set(), kind
+    assert [int(n) for n in re.findall(r"^\| (\d+) \|", text, re.M)] == list(range(1, SCHEMA_VERSION + 1))
+    assert f"results.json has a version of its own, {RESULTS_VERSION}." in " ".join(text.split())

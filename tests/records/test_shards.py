@@ -1,0 +1,215 @@
+"""Shares of a matrix: what each measures, that together they are the whole, and how one is judged alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.errors import UsageError
+from kvbench.files import write_json
+from kvbench.gate import evaluate as gates
+from kvbench.matrix.load import Matrix, load
+from kvbench.metrics.collect import METRICS
+from kvbench.records import shards
+from kvbench.records.record import RunDir
+from kvbench.records.shards import Shard
+from kvbench.stats.sequential import not_run
+from tests.factories.made_run import CAND, MadeRun, layers, storage_facts
+
+AXES = "kv_format: [native, int8_sym], batch: [1, 2], context: [20, 40, 60]"
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Any:
+    def make(axes: str = AXES, runners: str = "latency: {}, storage: {}, perplexity: {}") -> Matrix:
+        text = f"model: {{source: tiny-llama, plumbing: true}}\naxes: {{{axes}}}\nrunners: {{{runners}}}\n"
+        (tmp_path / "m.yaml").write_text(f"name: m\n{text}")
+        return load(tmp_path / "m.yaml")
+
+    return make
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2", "1/2/3", "", "١/٢"])
+def test_what_is_no_share(text: str) -> None:
+    with pytest.raises(UsageError, match="use i/N with i from 1 to N"):
+        shards.parse(text)
+    assert shards.parse("2/3") == Shard(2, 3)
+
+
+@pytest.mark.parametrize("of", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "runners", ["latency: {}, perplexity: {}", "storage: {}, perplexity: {}, parity: {}"]
+)
+def test_together_they_are_the_whole_and_cells_belong_to_one(matrix: Any, runners: str, of: int) -> None:
+    m = matrix(AXES.replace("batch: [1, 2]", "batch: [1, 2, 3, 4]"), runners)
+    every = [shards.cells_of(m.cells, m.tasks, Shard(i, of)) for i in range(1, of + 1)]
+    assert sorted(c.id for own in every for c in own) == sorted(c.id for c in m.cells)
+    shares = [shards.share_of(m.cells, m.tasks, Shard(i, of)).tasks for i in range(1, of + 1)]
+    assert frozenset().union(*shares) == {task.key for task in m.tasks}
+    baselines = {task.key for task in m.tasks if task.baseline is None}
+    twice = [key for task in m.tasks for key in [task.key] if sum(key in share for share in shares) > 1]
+    assert set(twice) <= baselines
+    assert max(map(len, every)) - min(map(len, every)) <= 2 * (3 if "latency" in runners else 1)
+
+
+def test_a_share_has_the_baselines_that_its_tasks_are_compared_with(matrix: Any) -> None:
+    m = matrix("kv_format: [native, int8_sym, fp8_e4m3], batch: 1, context: 32", "perplexity: {}")
+    native, int8, fp8 = m.tasks
+    assert [shards.share_of(m.cells, m.tasks, Shard(i, 2)).tasks for i in (1, 2)] == [
+        {native.key, int8.key},
+        {native.key, fp8.key},
+    ]
+
+
+def test_cells_of_a_line_stay_together(matrix: Any) -> None:
+    m = matrix()
+    for i in (1, 2):
+        own = shards.cells_of(m.cells, m.tasks, Shard(i, 2))
+        assert [(c.spec["kv_format"], c.spec["batch"], c.spec["context"]) for c in own] == [
+            (kv, i, context) for kv in ("native", "int8_sym") for context in (20, 40, 60)
+        ]
+    assert [len(unit) for unit in shards.units(m.cells, m.tasks)] == [3] * 4
+    for other in (
+        matrix(runners="storage: {}"),
+        matrix(AXES.replace("20, 40, 60", "20, 40")),
+    ):  # no line there
+        assert {len(unit) for unit in shards.units(other.cells, other.tasks)} == {1}
+
+
+def test_more_shares_than_cells_is_a_mistake(matrix: Any) -> None:
+    m = matrix()
+    with pytest.raises(UsageError, match="shard 3 of 3 has no cell: this matrix can be dealt into 2 shares"):
+        shards.share_of(m.cells, m.tasks, Shard(3, 3))
+
+
+def made() -> MadeRun:
+    run = MadeRun("int8_sym")
+    native = layers(2, 65536, 0), storage_facts(16, 131072)
+    return run.measure("storage", (layers(2, 32768, 512), storage_facts(16, 131072)), native).measure(
+        "perplexity", ({"chunks": []}, {}), ({"chunks": []}, {}), variant="pydoc stream512"
+    )
+
+
+def manifest_of(run: MadeRun, keys: set[str]) -> dict[str, Any]:
+    return {
+        **run.manifest,
+        "shard": {"number": 1, "of": 2, "tasks": [t["key"] for t in run.tasks if t["key"] in keys]},
+    }
+
+
+GATE = """\
+name: g
+allow_partial: true
+checks:
+- {metric: kv_ratio_16bit, where: {kv_format: int8_sym}, at_most: LIMIT, why: bytes}
+- {metric: ppl_delta_pct, where: {kv_format: int8_sym}, within: [-1, 1], why: text}
+"""
+
+
+def verdict_of(tmp_path: Path, manifest: dict[str, Any], records: Any, limit: str = "0.9") -> Any:
+    from kvbench.metrics.collect import derive
+
+    (tmp_path / "gate.yaml").write_text(GATE.replace("LIMIT", limit))
+    return gates.evaluate(gates.load(tmp_path / "gate.yaml"), manifest, records, derive(manifest, records))
+
+
+def test_a_share_is_no_pass_and_no_failure_for_what_others_measure(tmp_path: Path) -> None:
+    run = made()
+    storage = [r for r in run.records if r.runner == "storage"]
+    manifest = manifest_of(run, {r.key for r in storage})
+    verdict = verdict_of(tmp_path, manifest, storage)
+    assert (verdict.exit_code, verdict.word, verdict.whole) == (0, "not_evaluated", False)
+    assert verdict.outcomes[0].sentence == (
+        "shard 1 of 2: 2 of 4 tasks are measured here; the run is judged after `kvbench merge` of all shards."
+    )
+    others = [o for o in verdict.outcomes if o.metric == "ppl_delta_pct" or o.check == "not run"]
+    assert {(o.status, o.required) for o in others} == {("not_evaluated", False)}
+    assert all("not run in shard 1 of 2" in o.sentence for o in others)
+    whole = verdict_of(tmp_path, run.manifest, storage)
+    assert (whole.exit_code, whole.word) == (
+        3,
+        "not_evaluated",
+    )  # the same records as a whole run lack something
+
+
+def test_a_failure_of_a_share_is_one(tmp_path: Path) -> None:
+    run = made()
+    storage = [r for r in run.records if r.runner == "storage"]
+    verdict = verdict_of(tmp_path, manifest_of(run, {r.key for r in storage}), storage, limit="0.1")
+    assert (verdict.exit_code, verdict.word) == (1, "fail")
+
+
+def test_an_error_of_a_share_is_one(tmp_path: Path) -> None:
+    run = made()
+    storage = [r for r in run.records if r.runner == "storage"]
+    broken = [
+        replace(r, status="error", error={"type": "X", "message": "x", "tail": []})
+        if r.key.endswith(CAND)
+        else r
+        for r in storage
+    ]
+    manifest = manifest_of(run, {r.key for r in storage})
+    assert verdict_of(tmp_path, manifest, broken).exit_code == 3
+    assert verdict_of(tmp_path, manifest, storage[:1]).exit_code == 3  # interrupted
+
+
+def test_nothing_but_what_others_have_is_no_error_of_the_share(tmp_path: Path) -> None:
+    """The candidate's cell is another's altogether: its precision is not shown here, and none of the gate's checks is evaluated."""
+    run = made()
+    native = [r for r in run.records if r.key == "storage--base"]
+    verdict = verdict_of(tmp_path, manifest_of(run, {"storage--base"}), native)
+    assert verdict.exit_code == 0
+    assert [
+        o.required for o in verdict.outcomes if o.check in ("precision", "gate") and o.status != "pass"
+    ] == [False, False]
+
+
+def test_a_share_that_others_complete_counts_them_in_its_family(tmp_path: Path) -> None:
+    """A failure that holds here must hold in the whole: what is still to be measured counts in Holm's correction."""
+    from kvbench.gate.evaluate import _waiting
+
+    run = made()
+    manifest = manifest_of(run, {"storage--base"})
+    assert _waiting(manifest, run.records[:1]) == {
+        ("storage", "", "cand"),
+        ("perplexity", "pydoc stream512", "base"),
+        ("perplexity", "pydoc stream512", "cand"),
+    }
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        {"number": 3, "of": 2, "tasks": ["t"]},
+        {"number": 1, "of": 2, "tasks": ["x"]},
+        {"number": 1},
+        "1/2",
+        {"number": 1, "of": 2, "tasks": []},
+    ],
+)
+def test_a_damaged_share_is_told(tmp_path: Path, shard: Any, matrix: Any) -> None:
+    from kvbench.run.execute import manifest_of as whole
+
+    m = matrix()
+    good = {**whole(m, {}, []), **shards.about(shards.share_of(m.cells, m.tasks, Shard(1, 2)), m.tasks)}
+    write_json(tmp_path / "run" / "run.json", good)
+    assert RunDir(tmp_path / "run").manifest()["shard"]["number"] == 1
+    assert not_run(good) == "not run in shard 1 of 2"
+    write_json(tmp_path / "run" / "run.json", {**good, "shard": shard})
+    with pytest.raises(UsageError, match="is damaged: shard does not fit its tasks"):
+        RunDir(tmp_path / "run").manifest()
+
+
+def test_the_outline_marks_the_baselines_of_others(matrix: Any) -> None:
+    m = matrix("kv_format: [native, int8_sym, fp8_e4m3], batch: 1, context: 32", "perplexity: {}")
+    lines = shards.outline(shards.share_of(m.cells, m.tasks, Shard(2, 2)), m.cells, m.tasks)
+    assert lines[0] == "  shard 2 of 2: 1 of 3 cells, 2 of 3 tasks"
+    assert [line.endswith("(a baseline that its tasks are compared with)") for line in lines[2:]] == [
+        True,
+        False,
+    ]
+    assert all(asdict(task)["key"] in "".join(lines) for task in (m.tasks[0], m.tasks[2]))
+    assert METRICS["ppl_delta_pct"].runner == "perplexity"

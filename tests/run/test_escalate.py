@@ -1,0 +1,305 @@
+"""Stages, looks, what grows and what stops a run, without running anything."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.files import write_json
+from kvbench.gate.evaluate import evaluate
+from kvbench.gate.policy import Check, Gate
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome, Verdict, exit_code_of
+from kvbench.matrix.load import Matrix, load
+from kvbench.matrix.runners import RUNNERS, STAGES
+from kvbench.metrics.collect import derive
+from kvbench.records.record import Record, RunDir
+from kvbench.run import escalate
+from kvbench.run.escalate import Step, deciding, growing, next_step, outline, planned
+from kvbench.run.until_decided import at_looks, tasks_at
+from kvbench.stats.sequential import Looks
+from tests.factories.made_run import CAND, MadeRun, layers, storage_facts
+from tests.gate.test_judge import many
+
+MATRIX = """\
+name: m
+model: tiny-llama
+axes: {kv_format: [native, int8_sym], context: [32, 64]}
+runners: {latency: {repeats: 10}, mcq: {limit: 100}, perplexity: {data: [pydoc, wikitext2]}, parity: {}, storage: {}}
+"""
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Matrix:
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    return load(tmp_path / "m.yaml")
+
+
+def check(metric: str, required: bool = True, low: float = -math.inf, high: float = 1e9) -> Check:
+    return Check(metric, {"kv_format": "int8_sym"}, low, high, "within limits", required)
+
+
+def gate(*checks: Check, allow_partial: bool = True) -> Gate:
+    return Gate("g", checks, allow_partial)
+
+
+def outcome(
+    status: str, metric: str = "", variant: str = "", cells: tuple[str, ...] = ("c",), **more: Any
+) -> Outcome:
+    return Outcome("x", metric, cells[0], variant, status, None, "", "", cells=cells, **more)
+
+
+def test_every_runner_has_a_stage() -> None:
+    assert {r.name: r.stage for r in RUNNERS.values()} == {
+        "storage": 0, "transfer": 0, "parity": 1, "health": 1, "gemm": 1, "sensitivity": 2, "agreement": 2,
+        "generate": 2, "perplexity": 2, "mcq": 2, "latency": 3,
+    }  # fmt: skip
+    assert len(STAGES) == 4
+
+
+@pytest.mark.parametrize(
+    ("metric", "own", "allow_partial", "sizes"),
+    [
+        ("ppl_delta_pct", {"limit_chunks": None}, True, (4, 32, None)),
+        ("ppl_delta_pct", {"limit_chunks": 64}, True, (4, 32, 64)),
+        ("ppl_delta_pct", {"limit_chunks": 63}, True, (4, 63)),  # 32 is more than half of it
+        ("ppl_delta_pct", {"limit_chunks": 7}, True, (None,)),
+        ("ppl_delta_pct", {"limit_chunks": None}, False, (None,)),  # a limited result decides nothing there
+        ("kld_max", {"limit_chunks": None}, True, (None,)),  # a bare value has no level
+        ("itl_ms", {"limit_chunks": None}, True, (None,)),  # no check of this runner
+    ],
+)
+def test_the_looks_of_a_runner(
+    metric: str, own: dict[str, Any], allow_partial: bool, sizes: tuple[Any, ...]
+) -> None:
+    options = {name: o.default for name, o in RUNNERS["perplexity"].options.items()} | own
+    assert (
+        escalate._looks("perplexity", options, gate(check(metric), allow_partial=allow_partial)).sizes
+        == sizes
+    )
+
+
+def test_repeats_grow_under_any_gate_and_one_bare_value_holds_a_runner_back() -> None:
+    options = {name: o.default for name, o in RUNNERS["latency"].options.items()} | {"repeats": 20}
+    strict = gate(check("itl_ratio"), allow_partial=False)
+    assert escalate._looks("latency", options, strict) == Looks("repeats", (3, 10, 20))
+    assert escalate._looks("latency", options, gate(check("itl_ratio"), check("itl_ms"))) == escalate.ONCE
+
+
+def test_the_plan_of_a_matrix(matrix: Matrix) -> None:
+    plan = planned(matrix, gate(check("ppl_delta_pct"), check("mcq_delta_pt"), check("itl_ratio")))
+    assert plan == {
+        "latency": Looks("repeats", (3, 10)),
+        "mcq": Looks("limit", (24, 100)),
+        "perplexity": Looks("limit_chunks", (4, 32, None)),
+        "parity": escalate.ONCE,
+        "storage": escalate.ONCE,
+    }
+    assert outline(plan) == [
+        "  stage 0 (exact bytes): storage",
+        "  stage 1 (tensors): parity",
+        "  stage 2 (text): mcq (limit 24, 100, judged at 97.5%), perplexity (limit_chunks 4, 32, all, judged at 98.3%)",
+        "  stage 3 (times): latency (repeats 3, 10, judged at 97.5%)",
+    ]
+
+
+def test_stages_first_then_what_is_open_the_smallest_look_first(matrix: Matrix) -> None:
+    plan = planned(matrix, gate(check("ppl_delta_pct"), check("mcq_delta_pt"), check("itl_ratio")))
+    at, steps = dict.fromkeys(plan, 0), []
+    while step := next_step(plan, at, ("perplexity", "latency", "parity")):
+        steps.append(step)
+        at |= dict.fromkeys(step.runners, step.look)
+    assert steps == [
+        Step(0, 1, ("storage",)),
+        Step(1, 1, ("parity",)),
+        Step(2, 1, ("mcq", "perplexity")),
+        Step(3, 1, ("latency",)),
+        Step(2, 2, ("perplexity",)),
+        Step(3, 2, ("latency",)),
+        Step(2, 3, ("perplexity",)),
+    ]
+    assert steps[0].place == "stage 0 (exact bytes)"
+    assert steps[-1].place == "stage 2 (text), look 3"
+    assert next_step(plan, dict.fromkeys(plan, 1), ()) is None
+
+
+@pytest.mark.parametrize(
+    "statuses", list(itertools.product([PASS, FAIL, INCONCLUSIVE, NOT_EVALUATED], repeat=3))
+)
+def test_only_a_required_failure_stops_a_run_and_it_is_final(statuses: tuple[str, ...]) -> None:
+    outcomes = (*(outcome(s) for s in statuses), outcome(FAIL, required=False))
+    found = deciding(Verdict(outcomes, exit_code_of(outcomes)))
+    assert (found is not None) == (FAIL in statuses)
+    for later in (PASS, FAIL, INCONCLUSIVE, NOT_EVALUATED) if found else ():
+        assert exit_code_of([*outcomes, outcome(later)]) == 1
+    assert deciding(Verdict((outcome(FAIL, required=False),), 1)) is None
+
+
+def task(runner: str, variant: str = "", cell: str = "c") -> dict[str, Any]:
+    return {"key": f"{runner}-{variant}-{cell}", "runner": runner, "variant": variant, "cells": [cell]}
+
+
+def record(of: Mapping[str, Any], status: str = "ok") -> Record:
+    return Record(of["key"], of["runner"], 1, status, {}, {}, None, None, {}, {}, {}, None, None, "", 0.0)
+
+
+TASKS = [task("perplexity", "pydoc"), task("mcq", "cloze"), task("latency"), task("storage")]
+
+
+def grown(*outcomes: Outcome, records: Sequence[Record] | None = None) -> set[str]:
+    found = [record(t) for t in TASKS] if records is None else records
+    return growing(TASKS, found, Verdict(outcomes, exit_code_of(outcomes)))
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_an_open_check_lets_its_own_runner_grow(required: bool) -> None:
+    for status in (INCONCLUSIVE, NOT_EVALUATED):
+        assert grown(outcome(status, "ppl_delta_pct", "pydoc", required=required)) == {"perplexity"}
+        assert grown(outcome(status, "itl_ratio", required=required)) == {"latency"}
+    assert grown(outcome(PASS, "ppl_delta_pct", "pydoc"), outcome(FAIL, "itl_ratio", required=False)) == set()
+    assert grown(outcome(INCONCLUSIVE, "ppl_delta_pct", "wikitext2")) == set()
+    assert grown(outcome(INCONCLUSIVE, "itl_ratio", cells=("other",))) == set()
+
+
+def test_an_open_guard_lets_the_runner_of_its_variant_grow_and_unproven_precision_none() -> None:
+    assert grown(outcome(INCONCLUSIVE, "", "cloze")) == {"mcq"}
+    assert grown(outcome(INCONCLUSIVE, "itl_slope_to_bytes")) == {"latency"}
+    assert grown(outcome(NOT_EVALUATED, "", "")) == set()
+
+
+def test_what_ended_in_an_error_does_not_grow() -> None:
+    open_ = (outcome(INCONCLUSIVE, "mcq_delta_pt", "cloze"), outcome(INCONCLUSIVE, "itl_ratio"))
+    assert grown(*open_) == {"mcq", "latency"}
+    assert grown(*open_, records=[record(t, "error") for t in TASKS]) == set()
+    assert grown(*open_, records=[]) == set()
+
+
+def test_tasks_at_several_looks_are_those_of_the_matrix_with_that_option_set(
+    matrix: Matrix, tmp_path: Path
+) -> None:
+    plan = planned(matrix, gate(check("ppl_delta_pct"), check("mcq_delta_pt"), check("itl_ratio")))
+    sized = at_looks(plan, lambda sizes: load(tmp_path / "m.yaml", sizes=sizes))
+    assert len(sized) == 3
+    mixed = tasks_at(sized, {"latency": 2, "mcq": 1, "perplexity": 3, "parity": 0, "storage": 1})
+    by_hand = load(tmp_path / "m.yaml", ["runners.mcq.limit=24"])
+    assert mixed == by_hand.tasks, "a look has other keys than the same options in the matrix"
+    assert tasks_at(sized, dict.fromkeys(plan, 3)) == matrix.tasks
+
+
+# --- the gate on a run that stops early ----------------------------------------------------------------------------------
+
+
+def early(run: MadeRun, sizes: Sequence[Any] = (6, 32, None), **decided: str) -> dict[str, Any]:
+    """The manifest of `run`, its perplexity at the first look of `sizes`."""
+    for t in run.tasks:
+        t["options"] = {**t["options"], "limit_chunks": sizes[0]}
+    looks = {"perplexity": {"option": "limit_chunks", "sizes": list(sizes)}}
+    return {**run.manifest, "until_decided": {"looks": looks, "decided": decided or None}}
+
+
+def outcomes(manifest: Mapping[str, Any], records: Sequence[Record], *checks: Check) -> list[Outcome]:
+    verdict = evaluate(gate(*checks), manifest, records, derive(manifest, records))
+    return [o for o in verdict.outcomes if o.metric == checks[0].metric and o.check != "plausible"]
+
+
+def test_the_sentence_says_look_level_and_the_interval_that_decided() -> None:
+    run = many([0.0])
+    limits = check("ppl_delta_pct", low=-50, high=50)
+    (plain,) = outcomes(run.manifest, run.records, limits)
+    (looked,) = outcomes(early(run), run.records, limits)
+    assert (plain.look, plain.level, looked.look) == ("", None, "look 1 of 3")
+    assert looked.level == pytest.approx(1 - 0.05 / 3)
+    assert looked.status == plain.status == PASS
+    shared, more = looked.sentence.split(" (look 1 of 3, judged at 98.3%: ")
+    assert f"{shared}." == plain.sentence
+    low, high = (float(x) for x in more.removesuffix(").").split(" to "))
+    row = next(r for r in run.rows() if r.metric == "ppl_delta_pct")
+    assert row.low is not None
+    assert row.high is not None
+    assert low < row.low
+    assert row.high < high
+
+
+def test_a_limit_between_the_two_intervals_is_kept_at_95_percent_and_open_at_a_look() -> None:
+    run = many([0.01])
+    row = next(r for r in run.rows() if r.metric == "ppl_delta_pct")
+    assert row.low is not None
+    assert row.high is not None
+    assert row.low > 0
+    between = Check("ppl_delta_pct", {}, row.low * 0.999, row.high * 1.001, "")
+    (plain,) = outcomes(run.manifest, run.records, between)
+    (looked,) = outcomes(early(run), run.records, between)
+    assert (plain.status, looked.status) == (PASS, INCONCLUSIVE)
+
+
+def test_a_divergence_that_keeps_its_limit_waits_for_the_last_look() -> None:
+    run = many([0.0])
+    row = next(r for r in run.rows() if r.metric == "ppl_delta_pct")
+    rows = [replace(row, metric="kld_mean", unit="nat", value=0.001, low=0.0009, high=0.0011, units=30)]
+    for sizes, due in (((6, None), INCONCLUSIVE), ((3, 6), PASS)):
+        manifest = early(run, sizes)
+        for t in run.tasks:
+            t["options"] = {**t["options"], "limit_chunks": 6}
+        (found,) = [
+            o
+            for o in evaluate(gate(check("kld_mean", high=0.005)), manifest, run.records, rows).outcomes
+            if o.metric == "kld_mean"
+        ]
+        assert found.status == due, found.sentence
+
+
+def test_cells_that_are_planned_and_not_measured_count_in_the_family() -> None:
+    """One of 40 cells breaks its limit, as by chance. With 3 measured Holm lets it fail; 40 are planned."""
+    run = many([0.0045, *[0.0] * 39])
+    limits = Check("ppl_delta_pct", {}, -0.25, 0.25, "")
+    three = [r for r in run.records if r.key in ({t["key"] for t in run.tasks[:6]})]
+    interrupted = outcomes(run.manifest, three, limits)
+    assert interrupted[0].status == FAIL, "an ordinary run that was interrupted is judged as it was"
+    manifest = early(run, (6, None))
+    part, whole = outcomes(manifest, three, limits), outcomes(manifest, run.records, limits)
+    assert part[0].status == whole[0].status == INCONCLUSIVE
+    assert "of 40 checks of this claim" in part[0].sentence
+    assert [o.status for o in part[3:]] == [NOT_EVALUATED] * 37
+
+
+def test_what_is_left_out_is_no_pass_and_says_why() -> None:
+    run = many([0.0])
+    layer = (layers(2, 100, 0), storage_facts(16, 200))
+    run.measure("storage", layer, layer)
+    manifest = early(run, (6, None), check="kv_ratio at most 0.1", after="stage 0 (exact bytes)")
+    left = [r for r in run.records if r.runner == "storage"]
+    verdict = evaluate(gate(check("ppl_delta_pct", low=-50, high=50)), manifest, left, derive(manifest, left))
+    said = "not run: the verdict was decided by kv_ratio at most 0.1 after stage 0 (exact bytes)"
+    missing = [o for o in verdict.outcomes if o.check == "not run"]
+    assert len(missing) == 2
+    assert all(said in o.sentence and o.status == NOT_EVALUATED and o.required for o in missing)
+    (own,) = [o for o in verdict.outcomes if o.metric == "ppl_delta_pct"]
+    assert (own.status, own.cells) == (NOT_EVALUATED, (CAND,))
+    assert said in own.sentence
+    assert verdict.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    "until",
+    [
+        {"looks": {"perplexity": {"option": "limit_chunks"}}, "decided": None},
+        {"looks": {"perplexity": {"option": "limit_chunks", "sizes": [7]}}, "decided": None},
+        {"looks": {}, "decided": {"check": "x"}},
+    ],
+)
+def test_a_manifest_whose_looks_do_not_fit_its_tasks_is_refused(tmp_path: Path, until: Any) -> None:
+    from kvbench.errors import UsageError
+
+    run = many([0.0])
+    whole = {"matrix": {}, "environment": {}, "command": []}
+    good = {**early(run), **whole}
+    write_json(tmp_path / "run.json", good)
+    assert RunDir(tmp_path).manifest()["until_decided"] == good["until_decided"]
+    write_json(tmp_path / "run.json", {**good, "until_decided": until})
+    with pytest.raises(UsageError, match="until_decided does not fit its tasks"):
+        RunDir(tmp_path).manifest()

@@ -1,0 +1,378 @@
+"""Multiple choice through real engines on a tiny model: scores, shared prefixes, denominators, truncation."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.data.fingerprint import questions
+from kvbench.data.questions import Question
+from kvbench.engines.reference.engine import Engine
+from kvbench.errors import KvbenchError, NotAvailable, UsageError
+from kvbench.matrix.resolve import Request, resolve
+from kvbench.runners import mcq
+from kvbench.runners.context import Measurement
+from kvbench.runners.text.encode import Fitted, Pair, bos_ids, neutral_ids
+from kvbench.runners.text.encoder import Encoder
+from kvbench.runners.text.prompts import TEMPLATES
+from kvbench.runners.text.scoring import batches, capacity, group, score
+from tests.factories.quality_tools import bpe_tokenizer, context, reference_logprobs, tiny_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model(max_context=2048)
+
+
+def row(subject: str, number: int, answer: str = "A", choices: list[Any] | None = None) -> dict[str, Any]:
+    return {
+        "subject": subject,
+        "question": f"What does statement {number} of the {subject} reference do?",
+        "choices": choices or [f"it binds {number} names", "it raises", "nothing at all", "None"],
+        "answer": answer,
+    }
+
+
+def arc_row(number: int, labels: str = "ABCD") -> dict[str, Any]:
+    choices = [f"the object number {number}", "a type", "a very long name of a class", "two", "no"][
+        : len(labels)
+    ]
+    return {
+        "id": f"q{number}",
+        "question": "What is bound?",
+        "choices": choices,
+        "labels": list(labels),
+        "answer": labels[-1],
+    }
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as f:
+        f.writelines(json.dumps(r) + "\n" for r in rows)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two subjects of four questions with five examples each, and five ARC questions of 3 to 5 choices."""
+    path = tmp_path_factory.mktemp("data")
+    subjects = ("lambda_forms", "yield")
+    write(path / "mmlu/test.jsonl.gz", [row(s, n, "ABCD"[n]) for s in subjects for n in range(4)])
+    write(path / "mmlu/dev.jsonl.gz", [row(s, n + 10) for s in subjects for n in range(5)])
+    write(
+        path / "arc/easy_test.jsonl.gz",
+        [arc_row(n, labels) for n, labels in enumerate(("ABCD", "1234", "123", "ABCDE", "ABC"))],
+    )
+    write(path / "arc/easy_validation.jsonl.gz", [arc_row(n) for n in range(10, 15)])
+    return path
+
+
+def measure(model: Any, folder: Path, task: str, **changes: Any) -> Measurement:
+    return mcq.run(context(model, "mcq", tasks=task, data_dir=folder, **changes))
+
+
+def encoder_of(model: Any, folder: Path, task: str) -> Encoder:
+    return Encoder(
+        TEMPLATES[task],
+        model.tokenizer,
+        False,
+        None,
+        questions(task, folder).examples,
+        bos_ids(model.tokenizer),
+    )
+
+
+def pairs_of(model: Any, folder: Path, task: str, shots: int) -> list[Pair]:
+    data, encoder = questions(task, folder), encoder_of(model, folder, task)
+    first = [q for q in data.questions if q.subject == data.questions[0].subject]
+    return [f.pair for f in encoder.subject(first, shots) if f.pair is not None]
+
+
+def scores_of(
+    model: Any, pairs: list[Pair], share: bool, kv_format: str = "native", chunk: int = 512
+) -> tuple[list[list[float]], int]:
+    g = group(pairs, share)
+    ctx = context(model, "mcq", kv_format=kv_format)
+    engine = ctx.engine(sequences=1, tokens=capacity([g], CPU, 16) * 16)
+    found: list[list[float]] = [[] for _ in pairs]
+    computed = 0
+    for batch, scores, tokens in score(engine, g, chunk):
+        for i, own in zip(batch, scores, strict=True):
+            found[i] = own
+        computed += tokens
+    assert computed == engine.computed_tokens
+    return found, computed
+
+
+@pytest.mark.parametrize(("task", "shots"), [("mmlu", 0), ("mmlu", 5), ("arc_easy", 0), ("arc_easy", 5)])
+def test_scores_are_those_of_plain_forwards_over_each_whole_string(
+    model: Any, folder: Path, task: str, shots: int
+) -> None:
+    data, encoder = questions(task, folder), encoder_of(model, folder, task)
+    found = measure(model, folder, task, shots=shots).samples["questions"]
+    assert [r["id"] for r in found] == [q.id for q in data.questions]
+    for q, r in zip(data.questions, found, strict=True):
+        prompt, *wholes = encoder.texts(q, shots)
+        start = len(model.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        for text, got, n in zip(wholes, r["scores"], r["tokens"], strict=True):
+            ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+            assert n == len(ids) - start
+            assert got == pytest.approx(float(reference_logprobs(model, ids)[start - 1 :].sum()), abs=1e-4)
+        assert r["pick"] == r["scores"].index(max(r["scores"]))
+
+
+@pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3"])
+@pytest.mark.parametrize(("task", "shots"), [("mmlu", 5), ("arc_easy", 5)])
+def test_a_shared_prefix_changes_no_score_and_saves_its_tokens(
+    model: Any, folder: Path, task: str, shots: int, kv_format: str
+) -> None:
+    pairs = pairs_of(model, folder, task, shots)
+    shared, few = scores_of(model, pairs, True, kv_format)
+    alone, many = scores_of(model, pairs, False, kv_format)
+    # Another batching rounds otherwise in the last bit, and in a quantized store that can move a code by a whole step.
+    tolerance = 1e-3 if kv_format == "native" else 5e-2
+    for a, b in zip(shared, alone, strict=True):
+        assert a == pytest.approx(b, abs=tolerance)
+        assert a.index(max(a)) == b.index(max(b))
+    prefix = len(group(pairs).prefix)
+    assert prefix > 100
+    assert many - few == prefix * (len(pairs) - 1)
+
+
+def test_a_single_question_has_nothing_to_share() -> None:
+    pair = Pair((1, 2, 3), ((4,), (5,)), False)
+    assert group([pair]).prefix == ()
+    assert group([pair]).items == (pair,)
+
+
+def test_a_small_prefill_chunk_changes_no_score(model: Any, folder: Path) -> None:
+    pairs = pairs_of(model, folder, "arc_easy", 5)
+    for a, b in zip(scores_of(model, pairs, True)[0], scores_of(model, pairs, True, chunk=7)[0], strict=True):
+        assert a == pytest.approx(b, abs=1e-4)
+
+
+# the noise floor
+
+
+def test_mixed_batches_are_other_neighbours() -> None:
+    """Six questions of 100 to 350 tokens, 512 a forward."""
+    pairs = [Pair(tuple(range(n)), ((1,), (2,)), False) for n in (100, 150, 200, 250, 300, 350)]
+    assert batches(group(pairs, False), CPU) == [[0, 1, 2], [3], [4], [5]]
+    assert batches(group(pairs, False, mixed=True), CPU) == [[5, 0], [4, 1], [3, 2]]
+    assert batches(group(pairs[:5], False, mixed=True), CPU) == [[4, 0], [3, 1], [2]]
+
+
+def spied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
+    """The groups that the runner scores, and in which chunks."""
+    seen: list[tuple[Any, int]] = []
+    real = mcq.score
+
+    def spy(engine: Any, g: Any, chunk: int) -> Any:
+        seen.append((g, chunk))
+        return real(engine, g, chunk)
+
+    monkeypatch.setattr(mcq, "score", spy)
+    return seen
+
+
+@pytest.mark.parametrize(("task", "shots"), [("mmlu", 5), ("arc_easy", 0)])
+def test_the_baseline_scores_a_spread_subset_again_in_other_company(
+    model: Any, folder: Path, task: str, shots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = spied(monkeypatch)
+    found = measure(model, folder, task, shots=shots, aa_limit=3)
+    rows = found.samples["questions"]
+    again = [r["id"] for r in rows if "aa_scores" in r]
+    assert (
+        again
+        == {"mmlu": ["lambda_forms/0", "lambda_forms/1", "yield/0"], "arc_easy": [r["id"] for r in rows[:3]]}[
+            task
+        ]
+    )
+    subjects = 2 if task == "mmlu" else 1
+    first, (g, chunk), behind = seen[:subjects], seen[subjects], seen[subjects + 1 :]
+    assert (g.prefix, g.mixed, chunk, len(g.items)) == ((), True, 64, 3)
+    assert all(c == 512 and not own.mixed for own, c in (*first, *behind))
+    assert len(behind) == subjects
+    for r in rows:
+        if "aa_scores" in r:
+            assert r["aa_scores"] == pytest.approx(r["scores"], abs=1e-3)
+            assert r["aa_scores"].index(max(r["aa_scores"])) == r["pick"]
+    assert found.facts["aa_questions"] == 3
+    assert found.facts["computed_tokens"] == sum(
+        len(own.prefix) + sum(len(i.context) + sum(len(c) - 1 for c in i.continuations) for i in own.items)
+        for own, _ in first
+    )
+
+
+def test_scores_behind_a_line_end_are_those_of_the_whole_string_with_its_id_before_it(
+    model: Any, folder: Path
+) -> None:
+    neutral = neutral_ids(model.tokenizer)
+    found = measure(model, folder, "arc_easy")
+    assert found.facts["prefix"] == f"'\\n' before the prompt, ids {neutral}"
+    encoder, data = encoder_of(model, folder, "arc_easy"), questions("arc_easy", folder)
+    for q, r in zip(data.questions, found.samples["questions"], strict=True):
+        prompt, *wholes = encoder.texts(q, 0)
+        start = len(model.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        for text, got, without in zip(wholes, r["prefix_scores"], r["scores"], strict=True):
+            ids = [*neutral, *model.tokenizer(text, add_special_tokens=False)["input_ids"]]
+            assert got == pytest.approx(float(reference_logprobs(model, ids)[start:].sum()), abs=1e-4)
+            assert got != pytest.approx(without, abs=1e-3)
+
+
+def test_only_the_baseline_is_scored_again_and_0_switches_it_off(model: Any, folder: Path) -> None:
+    whole, off = measure(model, folder, "mmlu"), measure(model, folder, "mmlu", aa_limit=0)
+    assert all("aa_scores" in r and "prefix_scores" in r for r in whole.samples["questions"])
+    own = measure(model, folder, "mmlu", kv_format="int8_sym", baseline=whole)
+    for plain in (off, own):
+        assert not [k for r in plain.samples["questions"] for k in r if k in ("aa_scores", "prefix_scores")]
+        assert "aa_questions" not in plain.facts
+    for a, b in zip(whole.samples["questions"], off.samples["questions"], strict=True):
+        assert a["scores"] == b["scores"]
+
+
+def test_what_a_line_end_would_push_out_of_the_window_is_left_out(folder: Path) -> None:
+    pairs = pairs_of(tiny_model(max_context=2048), folder, "mmlu", 0)
+    longest = max(len(p.context) + max(map(len, p.continuations)) - 1 for p in pairs)
+    found = measure(tiny_model(max_context=longest), folder, "mmlu")
+    assert found.facts["truncated"] == 0
+    assert all("aa_scores" in r for r in found.samples["questions"])
+    fits = ["prefix_scores" in r for r in found.samples["questions"]]
+    assert set(fits) == {True, False}  # the longest falls out of the window, the others stay
+
+
+def test_a18_t1_the_ids_of_the_letters_are_in_the_record(model: Any, folder: Path) -> None:
+    facts = measure(model, folder, "mmlu").facts
+    spaced = {
+        f" {letter}": [bpe_tokenizer()(f" {letter}", add_special_tokens=False)["input_ids"]]
+        for letter in "ABCD"
+    }
+    assert facts["choice_ids"] == spaced
+    assert measure(model, folder, "arc_easy").facts["choice_ids"] == {}
+
+
+def test_a18_t3_a_row_holds_what_every_norm_needs() -> None:
+    q = Question("x", "x", "q", ("ab", "abcdefgh"), 1)
+    pair = Pair((1,), ((2, 3), tuple(range(8))), False)
+    r = mcq._row(q, Fitted(pair, 0, 0), [-1.0, -2.0], TEMPLATES["arc_easy"])
+    assert r["pick"] == 0
+    assert [s / n for s, n in zip(r["scores"], r["tokens"], strict=True)] == [-0.5, -0.25]
+    assert (r["tokens"], r["chars"]) == ([2, 8], [2, 8])
+
+
+def test_a18_t4_t5_every_question_is_scored_or_counted_as_skipped(model: Any, tmp_path: Path) -> None:
+    rows = [
+        row("law", 0),
+        row("law", 1, choices=["甲", "", "丙", "丁"]),
+        row("law", 2, choices=["甲", None, "丙", "丁"]),
+        row("law", 3, choices=["Ａ项", "None", "Na", "全角，"]),
+        row("law", 4, answer="E"),
+    ]
+    write(tmp_path / "ceval/val.jsonl.gz", rows)
+    write(tmp_path / "ceval/dev.jsonl.gz", [row("law", 9)])
+    found = measure(model, tmp_path, "ceval")
+    assert [r["skipped"] for r in found.samples["questions"]] == [
+        None, "choice 1 is empty", "choice 1 is missing", None, "the answer is not among the choices",
+    ]  # fmt: skip
+    assert {k: found.facts[k] for k in ("total", "asked", "scored", "skipped", "truncated")} == {
+        "total": 5, "asked": 5, "scored": 2, "skipped": 3, "truncated": 0,
+    }  # fmt: skip
+    assert found.samples["questions"][1]["scores"] == []
+    assert found.partial is None
+    assert "without a space" in found.facts["prompt_policy"]
+
+
+def test_a_set_of_which_nothing_can_be_scored_is_an_error(model: Any, tmp_path: Path) -> None:
+    write(tmp_path / "ceval/val.jsonl.gz", [row("law", 0, answer="E")])
+    write(tmp_path / "ceval/dev.jsonl.gz", [])
+    with pytest.raises(KvbenchError, match="None of 1 ceval questions"):
+        measure(model, tmp_path, "ceval")
+
+
+def test_work_is_counted_against_whole_prompts(model: Any, folder: Path) -> None:
+    facts = measure(model, folder, "mmlu", shots=5).facts
+    assert facts["computed_tokens"] == facts["prefix_tokens"] + facts["question_tokens"]
+    assert facts["subjects"] == 2
+    assert facts["unshared_tokens"] == 4 * facts["prefix_tokens"] + facts["question_tokens"]
+
+
+def test_a19_t2_truncation_above_the_allowed_share_fails_the_cell(folder: Path) -> None:
+    small = tiny_model(max_context=256)
+    with pytest.raises(KvbenchError, match="8 of 8 mmlu questions do not fit the model's 256 positions"):
+        measure(small, folder, "mmlu", shots=5, max_truncated=0.99)
+    found = measure(small, folder, "mmlu", shots=5, max_truncated=1.0)
+    assert found.facts["truncated"] == found.facts["scored"] == 8
+    assert all(r["truncated"] and 0 < r["dropped_shots"] < 5 for r in found.samples["questions"])
+    assert not any(r["dropped_tokens"] for r in found.samples["questions"])
+
+
+def test_a19_t2_a_question_longer_than_the_window_loses_tokens_and_is_marked(folder: Path) -> None:
+    found = measure(tiny_model(max_context=32), folder, "mmlu", max_truncated=1.0)
+    assert all(r["truncated"] and r["dropped_tokens"] > 0 for r in found.samples["questions"])
+    assert found.facts["scored"] == 8
+
+
+def test_a_limit_takes_from_every_subject_and_is_partial(model: Any, folder: Path) -> None:
+    whole, some = measure(model, folder, "mmlu"), measure(model, folder, "mmlu", limit=3)
+    assert [r["id"] for r in some.samples["questions"]] == ["lambda_forms/0", "lambda_forms/1", "yield/0"]
+    assert some.partial == "3 of 8 questions"
+    scores = {r["id"]: r["scores"] for r in whole.samples["questions"]}
+    for r in some.samples["questions"]:
+        assert r["scores"] == pytest.approx(scores[r["id"]], abs=1e-4)
+
+
+def test_cloze_runs_with_no_data_at_hand(model: Any) -> None:
+    found = mcq.run(context(model, "mcq", tasks="cloze", limit=12))
+    assert (found.facts["scored"], found.facts["total"]) == (12, 200)
+    assert all(len(r["scores"]) == 4 and min(r["tokens"]) > 1 for r in found.samples["questions"])
+
+
+def test_uniform_logits_tie_and_the_tie_is_counted(folder: Path) -> None:
+    found = measure(tiny_model(uniform=True), folder, "mmlu")
+    assert found.facts["ties"] == 8
+    assert {r["pick"] for r in found.samples["questions"]} == {0}
+
+
+def test_options_that_do_not_go_together(model: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVBENCH_ALLOW_HUB", raising=False)
+    with pytest.raises(UsageError, match="cloze has fewer than 5 examples"):
+        measure(model, folder, "cloze", shots=5)
+    with pytest.raises(UsageError, match="no chat template"):
+        measure(model, folder, "mmlu", chat_template=True)
+    with pytest.raises(NotAvailable):
+        measure(model, folder, "ceval")
+
+
+def test_a_nan_is_an_error_not_a_pick(folder: Path) -> None:
+    broken = tiny_model()
+    broken.model.lm_head.weight[0, 0] = float("nan")
+    with pytest.raises(KvbenchError, match="not a number"):
+        measure(broken, folder, "mmlu")
+
+
+def test_capacity_is_enough_and_pages_come_back(model: Any, folder: Path) -> None:
+    g = group(pairs_of(model, folder, "arc_easy", 5))
+    decision = resolve(Request("native", "native", "torch", "refuse"), model.facts)
+    spec = context(model, "mcq").spec
+    engine = Engine(model, decision, spec, sequences=1, tokens=capacity([g], CPU, 16) * 16)
+    for _ in range(3):
+        list(score(engine, g, 512))
+    assert engine.store.table.entries() == 0
+
+
+@pytest.mark.skipif("KVBENCH_DATA_DIR" not in os.environ, reason="KVBENCH_DATA_DIR is not set")
+def test_a18_t5_ceval_keeps_its_1346_questions() -> None:
+    data = questions("ceval", Path(os.environ["KVBENCH_DATA_DIR"]))
+    fits = encoder_of(tiny_model(), Path(os.environ["KVBENCH_DATA_DIR"]), "ceval")
+    law = [q for q in data.questions if q.subject == "law"]
+    assert len(data.questions) == 1346
+    assert all(f.pair is not None and not f.pair.merged for f in fits.subject(law, 5))
