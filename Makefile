@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test gpu bench lint clean
+.PHONY: help setup run test slow gpu bench lint clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
@@ -15,8 +15,11 @@ setup: $(STAMP) ## only the virtual environment, in .venv
 run: $(STAMP) ## measure, judge and report matrices/int8.yaml (another: make run MATRIX=matrices/smoke.yaml)
 	$(BIN)/kvbench run $(MATRIX) $(ARGS)
 
-test: $(STAMP) ## all tests that need no GPU and no peer tool; those of the report page need a Chromium (apt install chromium)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not peer" $(ARGS)
+test: $(STAMP) ## all tests that need no GPU, but the slow ones; those of the report page need a Chromium (apt install chromium)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not peer and not slow" $(ARGS)
+
+slow: $(STAMP) ## the tests that take long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile -m "slow and not peer" $(ARGS)
 
 gpu: $(STAMP) ## the tests that need a GPU, and the kernels' tests compiled
 	$(BIN)/python -m pytest -q -n 8 --dist load tests/gpu tests/kernels $(ARGS)
