@@ -1,4 +1,6 @@
-"""TTFT, ITL and rates of the measured requests, their ratios to the interleaved baseline's, and the bandwidth they imply."""
+"""TTFT and ITL as serving benchmarks define them (ITL is the gap between tokens of one sequence, without TTFT),
+rates, and ratios over interleaved pairs of requests (A B B A).
+"""
 
 from __future__ import annotations
 
