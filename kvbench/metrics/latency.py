@@ -128,7 +128,7 @@ def _throttled(arms: Sequence[Arm]) -> Value:
     slowed = steadiness.slowed(arms)
     if not slowed and unread:
         return Value("throttled_requests", None, known, note=unread)
-    note = "; ".join(filter(None, (steadiness.slow_words(arms), unread)))
+    note = "; ".join(filter(None, (steadiness.slowdown_text(arms), unread)))
     return Value("throttled_requests", len(slowed), known, note=note)
 
 
