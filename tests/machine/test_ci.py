@@ -106,7 +106,7 @@ def test_the_session_gives_that_reason() -> None:
     """The word that the checks look for is the one of the refusal."""
     from kvbench.gate.builtin_checks import NO_DEVICE
 
-    assert f'"{NO_DEVICE}",' in (ROOT / "kvbench" / "session.py").read_text(encoding="utf-8")
+    assert f'"{NO_DEVICE}",' in (ROOT / "kvbench" / "run" / "session.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
