@@ -28,7 +28,7 @@ from kvbench.lm_eval import model as lmeval
 from kvbench.lm_eval.args import dropped
 from kvbench.lm_eval.model import KvbenchLM, Unproven
 from kvbench.records.record import RunDir
-from kvbench.run.session import native_of
+from kvbench.run.task.prepare import native_of
 from kvbench.selftest import hops
 
 # lm-eval's and its dependencies' own warnings are not ours to fail on.
@@ -274,7 +274,7 @@ def test_a_gpu_that_is_not_there_is_a_sentence_and_exit_code_3(monkeypatch: pyte
         ["lm-eval", "--model", "kvbench", "--tasks", "arc_easy", "--model_args", "pretrained=tiny-llama,plumbing=true,device=cuda"],
     )  # fmt: skip
     assert done.exit_code == 3, done.output
-    assert "device cuda was asked for, and this machine has none" in done.stderr
+    assert "no CUDA device" in done.stderr
 
 
 def test_without_an_engine_that_answered_there_are_no_results() -> None:
