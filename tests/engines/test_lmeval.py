@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from benchmarks import mcq_peer as peer
 from kvbench.cli.main import app
 from kvbench.data.questions import Question, QuestionSet
+from kvbench.engines.reference import kind as reference_kind
 from kvbench.engines.reference.engine import Engine
 from kvbench.errors import KvbenchError, Refused, UsageError
 from kvbench.lm_eval import model as lmeval
@@ -204,7 +205,10 @@ def secretly_native(*args: Any, **keys: Any) -> Engine:
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        (lambda: patch.object(lmeval, "Engine", secretly_native), "the decision did not reach the engine"),
+        (
+            lambda: patch.object(reference_kind, "Engine", secretly_native),
+            "the decision did not reach the engine",
+        ),
         (hops.every_store("native"), "int8_sym was resolved, the evidence shows native"),
         (hops.one_layer_native, "layer 3 K is stored as native"),
     ],
@@ -225,7 +229,9 @@ def test_answers_of_an_engine_that_is_secretly_native_are_withheld(
 
 
 def test_a_decision_that_drops_the_format_is_withheld() -> None:
-    with patch.object(lmeval, "resolve", lambda request, facts: native_of(hops.decide(request, facts))):
+    with patch.object(
+        reference_kind, "resolve", lambda request, facts: native_of(hops.decide(request, facts))
+    ):
         lm = model()
     with pytest.raises(Unproven, match="int8_sym"):
         lm.loglikelihood(PAIRS[:1])
