@@ -73,8 +73,8 @@ def evaluate(
         at = _Stand(looks_of(manifest), _waiting(manifest, records), by_key)
         found = [one for check in gate.checks for one in _check(check, manifest, rows, at)]
         cases = [one for one in found if isinstance(one, _Case)]
-        odds = corrected([case.p_value for case in cases], [case.family for case in cases])
-        ruled = dict(zip(map(id, cases), odds, strict=True))
+        p_values = corrected([case.p_value for case in cases], [case.family for case in cases])
+        ruled = dict(zip(map(id, cases), p_values, strict=True))
         own = [_judge(one, gate, *ruled[id(one)]) if isinstance(one, _Case) else one for one in found]
         if all(outcome.status == NOT_EVALUATED for outcome in own):
             sentence = f"none of the {len(gate.checks)} checks of the gate {gate.name} was evaluated, which is no pass."

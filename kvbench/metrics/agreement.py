@@ -1,4 +1,6 @@
-"""Greedy tokens against the baseline's: teacher-forced share, first divergence and its margin, what of it is noise, length."""
+"""Greedy tokens compared with the baseline's, along the native history (teacher-forced) and along the cell's own
+(free-running): first divergence, its margin, the noise floor, length.
+"""
 
 from __future__ import annotations
 

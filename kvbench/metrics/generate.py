@@ -1,4 +1,5 @@
-"""What a cell wrote on its own: how soon it repeats itself, where it ends, where it leaves the baseline's text.
+"""Repetition of n-grams in the cell's own greedy text: when it starts to repeat itself, where it ends, and where
+it leaves the baseline's text.
 
 A small model repeats itself natively too, so a collapse is what the candidate does and native does not, prompt by prompt: its text
 says nothing new from a token on that comes before a quarter of native's own onset, or it ends before a quarter of what native

@@ -1,4 +1,6 @@
-"""Numeric health: the worst layer and side by name, with the mean beside it, so that one bad layer is not averaged away."""
+"""Numeric health, compared with the K and V that the format was given: the worst layer and side by name, with
+the mean beside it, so that one bad layer is not averaged away.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""TTFT, ITL and rates of the measured requests, their ratios to the interleaved baseline's, and the bandwidth they imply."""
+"""TTFT and ITL as serving benchmarks define them (ITL is the gap between tokens of one sequence, without TTFT),
+rates, and ratios over interleaved pairs of requests (A B B A).
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,7 @@ def _throttled(arms: Sequence[Arm]) -> Value:
     slowed = steadiness.slowed(arms)
     if not slowed and unread:
         return Value("throttled_requests", None, known, note=unread)
-    note = "; ".join(filter(None, (steadiness.slow_words(arms), unread)))
+    note = "; ".join(filter(None, (steadiness.slowdown_text(arms), unread)))
     return Value("throttled_requests", len(slowed), known, note=note)
 
 

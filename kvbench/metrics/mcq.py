@@ -1,4 +1,6 @@
-"""Multiple choice: accuracies over the questions that were scored, and paired differences question by question."""
+"""Prompts and scoring of lm-evaluation-harness, which a test compares item by item; Wilson and Bonett-Price
+intervals and the exact McNemar test on paired questions.
+"""
 
 from __future__ import annotations
 

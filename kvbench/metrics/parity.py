@@ -1,4 +1,6 @@
-"""Decode against the FP32 oracle: always the worst case, so that two bad ones cannot vanish in a mean."""
+"""Decode compared with FP32 attention over the dequantized tensors, computed independently of the engine. Always
+the worst case, so that two bad cases cannot vanish in a mean.
+"""
 
 from __future__ import annotations
 

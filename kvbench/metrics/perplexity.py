@@ -1,4 +1,7 @@
-"""Perplexity, its paired change, and the divergence of next-token distributions, from sums a chunk and values a token."""
+"""Perplexity is exp of the mean NLL. `stream512`: the text is tokenized once and cut into chunks of 512, the
+first token of a chunk is not scored. `rows512`: the same within each row. `llamacpp`: the second half of each chunk
+is scored, as in llama.cpp. KLD is from the native distribution to the candidate's, over the full vocabulary.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What each part of the cache costs in KLD, the worst layer by name, and what keeping the suggested layers native gives."""
+"""KLD (as in `perplexity`) with one part of the cache quantized at a time, the worst layer by name, and the
+effect of keeping the suggested layers native.
+"""
 
 from __future__ import annotations
 

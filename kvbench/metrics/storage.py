@@ -1,4 +1,6 @@
-"""Bytes of the KV store and of the weights: exact integers from live tensors, set against formula and baseline."""
+"""Bytes of the KV store and of the weights: exact integers (numel x itemsize of the live tensors), compared
+with the formulas of docs/formats.md and with the baseline.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from kvbench.formats.safetensors_header import FETCH_AGAIN
 from kvbench.formats.scales import CALIBRATED, Scale, check_model, from_checkpoint, settle
 from kvbench.models.attention_facts import ModelFacts, facts_from_config, sizes_of
 from kvbench.models.catalog import ALIASES, CONFIGS
-from kvbench.models.hub import cached_file, offline
+from kvbench.models.download import cached_file, offline
 from kvbench.text import and_more
 
 RANDOM_SEED = 0

@@ -381,7 +381,13 @@ def test_a_kernel_that_was_silently_replaced_in_the_measured_run_alone_is_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch, module: str, kernel: str, sentence: str
 ) -> None:
     """By the right numbers of a twin that says nothing. The run has unlike prompts, one alone, and a decode step."""
-    where = route if module == "decode" else importlib.import_module(f"kvbench_kernels.{module}")
+    where = (
+        route
+        if module == "decode"
+        else importlib.import_module(
+            f"kvbench_kernels.{'attention' if module == 'prefill' else 'kv'}.{module}"
+        )
+    )
     made = maker(engine, two_layers("tiny-llama"), "int8_sym")(3, 32)
     with monkeypatch.context() as patch:
         patch.setattr(twins, "launched", lambda *a, **k: None)
