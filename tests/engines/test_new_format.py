@@ -61,7 +61,7 @@ def levels(engine: Any) -> dict[str, str]:
     made.prefill(seq := made.add(), list(range(7, 27)))
     made.decode([seq], [3])
     probes = (probe_values(make, 8), probe_prefill(make, 2), probe_pages(make, 8))
-    found = examine(made, *probes, reads_due=True)
+    found = examine(made, *probes, reads_expected=True)
     assert found.effective == TOY.name
     return {level.name: level.state for level in found.levels}
 
