@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isclose, isfinite, isnan
 from typing import Any
 
+from kvbench.errors import NO_DEVICE
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome
 from kvbench.metrics import health
 from kvbench.metrics.collect import METRICS, Row, implausible, problem
@@ -21,7 +22,6 @@ Manifest = Mapping[str, Any]
 Values = Mapping[str, float]
 MANY = 8  # from so many equal results on, chance is no explanation: 8 picks of 4 choices are alike once in 16,384
 PLENTY = 100  # SmolLM2-135M answers 23 of 24 questions of MMLU with A: of 100 all would be so 1 time in 70
-NO_DEVICE = "no_cuda_device"  # the reason of a refusal, of the session's own
 # Checks of cells whose device is not here: one on all of them, and one a task.
 DEVICE, SKIPPED = "device", "skipped"
 _DEVICE_SKIPPED = "They are skipped and nothing is said of them; in CI, or with --require-device, that fails."

@@ -171,6 +171,12 @@ def config_facts(spec: Mapping[str, Any]) -> ModelFacts:
     return facts_from_config(config)
 
 
+def model_key(spec: Mapping[str, Any]) -> str:
+    """Equal for cells that run on the same loaded model."""
+    keys = ("model", "model_weights", "model_revision", "trust_remote_code", "weights", "device", "dtype")
+    return content_hash({k: spec[k] for k in keys})
+
+
 def stored_fp8(spec: Mapping[str, Any]) -> Fp8Config | None:
     """How the checkpoint holds its weights, by the config.json of a folder or of a cached hub model; None for native ones,
     and where nothing says it yet. Raises UsageError for a quantization that is not loaded."""

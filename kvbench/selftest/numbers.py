@@ -78,7 +78,7 @@ def no_metric() -> Broken:
 FAULTS: dict[str, Fault] = {
     "native_engine_measured": Fault(
         "The runner measures the native engine in the place of the cell's.",
-        "int8_sym", native_measured, r"numbers are not the measured engine's alone|arm candidate are of a request with kv_format native",
+        "int8_sym", native_measured, r"numbers are not only the measured engine's|arm candidate are of a request with kv_format native",
         silent=False),
     "store_never_read": Fault(
         "The runner's number comes from an engine that is not the cell's, which is idle.",
