@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvbench.compare.pairing import Pair, Side
+from kvbench.data.corpora import evenly
 from kvbench.metrics import latency, mcq, storage, transfer
 from kvbench.metrics.value import BLOCK
 from kvbench.records.record import Record
@@ -209,16 +210,7 @@ def _perplexity(first: Side, second: Side) -> Iterator[Effect | Unable]:
 
 def _common_chunks(first: Record, second: Record) -> tuple[list[Any], list[Any], str]:
     """The chunks that both scored, and which of them those are where one has more; or none, and why."""
-    sides = [
-        dict(
-            zip(
-                chunk_places(len(r.samples["chunks"]), r.facts.get("chunks_total")),
-                r.samples["chunks"],
-                strict=True,
-            )
-        )
-        for r in (first, second)
-    ]
+    sides = [dict(zip(chunk_places(r), r.samples["chunks"], strict=True)) for r in (first, second)]
     places = sorted(sides[0].keys() & sides[1].keys())
     a, b = ([side[place] for place in places] for side in sides)
     if not places:
@@ -229,9 +221,14 @@ def _common_chunks(first: Record, second: Record) -> tuple[list[Any], list[Any],
     return a, b, f"{len(places)} chunks that both scored, of {most}" if len(places) < most else ""
 
 
-def chunk_places(n: int, total: int | None) -> list[int]:
-    """Which chunks of the text `n` of `total` are, when a limit spreads them evenly (`runners.perplexity.spread`)."""
-    return list(range(n)) if total is None or n >= total else [i * total // n for i in range(n)]
+def chunk_places(record: Record) -> list[int]:
+    """Indexes of the record's chunks among all chunks of the text.
+
+    Records without the fact `places` have those that their limit spread evenly over `chunks_total`.
+    """
+    n = len(record.samples["chunks"])
+    places: list[int] | None = record.facts.get("places")
+    return places if places is not None else evenly(record.facts.get("chunks_total") or n, n)
 
 
 def _divergence(
