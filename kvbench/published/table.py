@@ -308,4 +308,4 @@ def _known(path: Path, at: int, what: str, value: str, accepted: Iterable[str]) 
 
 
 def _wrong(path: Path, at: int, what: str, more: str = "") -> UsageError:
-    return UsageError(f"{path}, line {at}: {what}.{more} docs/published-tables.md says how one is written.")
+    return UsageError(f"{path}, line {at}: {what}.{more} docs/comparing.md says how one is written.")
