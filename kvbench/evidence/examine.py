@@ -55,10 +55,10 @@ def live_format(pages: LayerPages, side: str, native_dtype: torch.dtype) -> str:
 
 
 @torch.inference_mode()
-def examine(engine: Engine, *probes: Level, reads_due: bool) -> Evidence:
+def examine(engine: Engine, *probes: Level, reads_expected: bool) -> Evidence:
     """Take the evidence of an engine whose measurement has ended; its sequences are freed and its pages poisoned.
 
-    probes: the levels of this configuration, from `probe_layers` and `kvbench.evidence.read_path`. reads_due: the runner's number comes
+    probes: the levels of this configuration, from `probe_layers` and `kvbench.evidence.read_path`. reads_expected: the runner's number comes
     from attention over the pages, so an engine that read none is a mismatch.
     """
     reads, run, products = (
@@ -68,7 +68,7 @@ def examine(engine: Engine, *probes: Level, reads_due: bool) -> Evidence:
     )
     e1, effective = _e1(engine)
     e1_weights, effective_weights = weights_level(engine.model, engine.decision)
-    levels = [e1, _e3_reads(engine, reads, reads_due)]
+    levels = [e1, _e3_reads(engine, reads, reads_expected)]
     for seq in engine.store.sequences():
         give_up = engine.discard_swapped if engine.store.state(seq) == SWAPPED else engine.free
         give_up(seq)

@@ -40,7 +40,7 @@ def take(
     probe = layerprobe.probe_layers(make, len(make(1, 16).layers), 16)
     used = make(2, 48)
     used.prefill(used.add(), list(range(40)))
-    return evidence.examine(used, probe, reads_due=True)
+    return evidence.examine(used, probe, reads_expected=True)
 
 
 def level(found: Evidence, name: str) -> Level:
@@ -77,7 +77,7 @@ def test_what_is_left_swapped_out_is_given_up_and_its_precision_told(engine: Any
     away, here = used.add(), used.add()
     used.forward([(away, list(range(40))), (here, list(range(7)))])
     used.swap_out(away)
-    found = evidence.examine(used, reads_due=True)
+    found = evidence.examine(used, reads_expected=True)
     assert found.state == VERIFIED
     assert found.precision == {
         "storage": "int8", "transfer": "int8 + float16 scales", "execution": "float32", "weights": "float32",
@@ -320,7 +320,7 @@ def test_numbers_that_never_read_the_store_are_named(engine: Any) -> None:
     probe = layerprobe.probe_layers(
         lambda s, t: engine(kv_format="int8_sym", sequences=s, tokens=t), LAYERS, 16
     )
-    found = evidence.examine(made, probe, reads_due=True)
+    found = evidence.examine(made, probe, reads_expected=True)
     assert level(found, "E3-reads").state == MISMATCH
     assert "never read the KV store" in level(found, "E3-reads").sentence
 

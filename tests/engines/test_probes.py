@@ -195,7 +195,7 @@ def test_logits_that_are_native_are_named(engine: Any, monkeypatch: pytest.Monke
 
 
 def reads(made: Any) -> Level:
-    found = evidence.examine(made, reads_due=True)
+    found = evidence.examine(made, reads_expected=True)
     return next(x for x in found.levels if x.name == "E3-reads")
 
 

@@ -96,7 +96,7 @@ def levels_of(made: Any, *probes: Level) -> dict[str, Level]:
     seq = made.add()
     made.prefill(seq, IDS[:6])
     made.decode([seq], [7])
-    return {level.name: level for level in evidence.examine(made, *probes, reads_due=True).levels}
+    return {level.name: level for level in evidence.examine(made, *probes, reads_expected=True).levels}
 
 
 def test_a_sound_engine_is_verified_at_every_level(engine: Any, two_layers: Any) -> None:
@@ -331,7 +331,7 @@ def test_a_twin_that_ran_in_the_measured_run_alone_is_named(
     made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 48)
     made.prefill(seq := made.add(), IDS[:20])
     made.decode([seq], [7])
-    level = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    level = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
     assert level.state == MISMATCH
     assert "ran paged_decode_torch 1 times in the measured run" in level.sentence
 
@@ -359,7 +359,7 @@ def test_a_run_that_never_attended_in_a_layer_is_named(
     made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32)
     made.prefill(made.add(), IDS[:6])
     probing.append(True)
-    level = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    level = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
     assert level.state == MISMATCH
     assert "layer 1 stored K/V 0 times in the 1 forwards of the measured run" in level.sentence
 
@@ -381,7 +381,13 @@ def test_a_kernel_that_was_silently_replaced_in_the_measured_run_alone_is_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch, module: str, kernel: str, sentence: str
 ) -> None:
     """By the right numbers of a twin that says nothing. The run has unlike prompts, one alone, and a decode step."""
-    where = route if module == "decode" else importlib.import_module(f"kvbench_kernels.{module}")
+    where = (
+        route
+        if module == "decode"
+        else importlib.import_module(
+            f"kvbench_kernels.{'attention' if module == 'prefill' else 'kv'}.{module}"
+        )
+    )
     made = maker(engine, two_layers("tiny-llama"), "int8_sym")(3, 32)
     with monkeypatch.context() as patch:
         patch.setattr(twins, "launched", lambda *a, **k: None)
@@ -390,7 +396,7 @@ def test_a_kernel_that_was_silently_replaced_in_the_measured_run_alone_is_named(
         made.forward([(seqs[0], IDS[:6]), (seqs[1], IDS[:9])])
         made.prefill(seqs[2], IDS[:6])
         made.decode(seqs, [7, 7, 7])
-    level = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    level = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
     assert level.state == MISMATCH
     assert sentence in level.sentence
 
@@ -407,7 +413,7 @@ def test_splits_that_are_dropped_in_the_measured_run_alone_are_named(
     made = engine(two_layers("tiny-llama"), "int8_sym", sequences=1, tokens=48, backend="triton", kv_splits=3)
     made.prefill(seq := made.add(), IDS[:20])
     made.decode([seq], [7])
-    level = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    level = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
     assert level.state == MISMATCH
     assert "kv_splits 3 was asked for, and the measured run has decodes split in [1]" in level.sentence
 
@@ -417,7 +423,7 @@ def test_the_measured_run_of_e4_is_counted_without_the_probes(engine: Any, two_l
     made.prefill(seq := made.add(), IDS[:6])
     made.decode([seq], [7])
     made.decode([seq], [8])
-    e4 = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    e4 = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
     assert e4.facts["measured_run"] == {
         "kv_gather_int8_sym": 1, "kv_write_int8_sym": 3, "paged_decode_split": 2, "scaled_dot_product_attention": 1
     }  # fmt: skip
