@@ -67,7 +67,7 @@ MEASURES = (
 )
 READS = (
     "kvbench/cli/main.py",
-    "kvbench/cli/metrics_page.py",
+    "kvbench/cli/reference.py",
     "kvbench/compare/two_runs.py",
     "kvbench/gate/evaluate.py",
     "kvbench/machine/host.py",
