@@ -107,7 +107,7 @@ def test_a_run_after_all_faults_still_passes(cell: str) -> None:
 @pytest.mark.parametrize(
     "name", ["format_lost_request_to_decision", "baseline_run_quantized", "format_lost_decision_to_engine"]
 )
-def test_a_gate_that_allows_fallbacks_allows_no_undeclared_one(name: str, tmp_path: Path) -> None:
+def test_a_gate_that_allows_fallbacks_allows_no_other(name: str, tmp_path: Path) -> None:
     gate = tmp_path / "lenient.yaml"
     gate.write_text("allow_fallback: true\nchecks: [{metric: kv_bytes_difference, equals: 0}]\n")
     run = suite.measured_with(FAULTS[name])
