@@ -19,38 +19,13 @@ from typer.main import get_command
 from kvbench.gate.schema import gate_schema
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.schema import Schema, matrix_schema
-from kvbench.metrics.table import METRICS, UNIT_DOMAIN, Metric
+from kvbench.metrics.collect import METRICS
+from kvbench.metrics.declare.metric import Metric
+from kvbench.metrics.declare.units import UNITS
 from kvbench.records.schema import manifest_schema, record_schema
 from kvbench.report.schema import results_schema
 
 FOLDER = Path("docs") / "reference"
-
-UNITS = {
-    "B": "bytes",
-    "B/token": "bytes per token",
-    "ratio": "candidate divided by what the definition names; 1 is no change",
-    "ms": "milliseconds",
-    "tok/s": "tokens per second",
-    "GB/s": "10^9 bytes per second",
-    "share": "from 0 to 1",
-    "p-value": "from 0 to 1",
-    "cosine": "from -1 to 1",
-    "error": "absolute, or relative to a norm where the definition says so",
-    "logit": "difference of two logits",
-    "step": "index of a generated token, from 0",
-    "questions": "a count",
-    "requests": "a count",
-    "tokens": "a count, or a position",
-    "us/token": "microseconds per token of context",
-    "paths": "a count",
-    "codes": "a count",
-    "magnitude": "of K or V, in the model's own numbers",
-    "s": "seconds",
-    "ppl": "perplexity",
-    "nat": "natural logarithm",
-    "%": "change against the baseline in percent, unless the definition names something else",
-    "pt": "percentage points",
-}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -267,7 +242,7 @@ def metrics_page() -> str:
         "interval is inconclusive. A value that has a 95% interval is judged by the whole interval "
         "([gates.md](../gates.md#what-decides))."
     )
-    units = table(("unit", "meaning"), [(unit, UNITS.get(unit, "")) for unit in UNIT_DOMAIN])
+    units = table(("unit", "meaning"), [(unit.name, unit.meaning) for unit in UNITS.values()])
     groups = groupby(METRICS.values(), lambda metric: metric.runner)
     return page(
         "Metrics", introduction, [("Units", units), *((name, _metrics(name, list(g))) for name, g in groups)]
@@ -277,7 +252,9 @@ def metrics_page() -> str:
 def _metrics(runner: str, metrics: list[Metric]) -> str:
     docstring = importlib.import_module(f"kvbench.metrics.{runner}").__doc__ or ""
     about = " ".join(docstring.split("\n\n")[0].split())
-    rows = [(f"`{m.name}`", m.unit, m.better, "required" if m.sampled else "", m.definition) for m in metrics]
+    rows = [
+        (f"`{m.name}`", m.unit.name, m.better, "required" if m.sampled else "", m.definition) for m in metrics
+    ]
     heads = ("metric", "unit", "better", "interval", "definition")
     return f"{_sentence(RUNNERS[runner].help)} {about}\n\n{table(heads, rows)}"
 

@@ -31,7 +31,7 @@ from kvbench.gate.decide import Limits, decide
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
 from kvbench.metrics import latency
 from kvbench.metrics.collect import METRICS, Row
-from kvbench.metrics.value import Value
+from kvbench.metrics.declare.value import Value
 from kvbench.records.record import Record
 from kvbench.stats import stability as steadiness
 from kvbench.stats.intervals import CONFIDENCE, exp, median
@@ -90,7 +90,9 @@ class _Claim:
         metric = METRICS[found.metric]
         spread = None
         if found.low is not None and found.high is not None:
-            spread = Spread(found.value, found.low, found.high, metric.unit, found.units).at(self.confidence)
+            spread = Spread(found.value, found.low, found.high, metric.unit.name, found.units).at(
+                self.confidence
+            )
         return decide(found.value, spread, found.n, metric.sampled, self.limits).status
 
 

@@ -185,7 +185,7 @@ def _compared(
     }
     if rule.how == EXACT:
         return _exact(line, rule, values)
-    unit = METRICS[rule.ours].unit if rule.states or rule.how == SAME else line.unit
+    unit = METRICS[rule.ours].unit.name if rule.states or rule.how == SAME else line.unit
     shown = {side: _text(value, unit) for side, value in values.items()}
     if rule.how == SAME:
         same = values["candidate"] == 0

@@ -177,7 +177,7 @@ def run(ctx: Context) -> Measurement:
         "chunk": SIZE,
         "positions": list(POSITIONS),
         "chunks_total": len(chunked.chunks),
-        "places": places,
+        "chunk_places": places,
         "text": "raw",
         "data_sha": text.sha256,
         "data_source": text.source,

@@ -150,9 +150,7 @@ def formula(loaded: LoadedModel, weights: str) -> dict[str, int]:
     for key, tensor in _tensors(loaded).items():
         name = converted.get(key)
         if asked.quantized and name is not None:
-            scale = (
-                dtype_name(live[name].weight_scale_inv.dtype) if name in live else str(asked.scale_dtype)
-            )
+            scale = dtype_name(live[name].weight_scale_inv.dtype) if name in live else str(asked.scale_dtype)
             n, k = tensor.shape
             expected = weight_bytes(asked, n, k, dtype_name(loaded.dtype), scale)
             bytes_["payload"] += expected.payload

@@ -12,7 +12,7 @@ from kvbench.engines.reference import engine as core
 from kvbench.engines.reference import kind
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv import store
-from kvbench.engines.reference.kv.layer import LayerPages, allocate_layer
+from kvbench.engines.reference.kv.layer import allocate_layer
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.engines.reference.load import load_model
 from kvbench.formats.kv import KV_FORMATS
@@ -25,6 +25,7 @@ from kvbench.matrix.resolve import Decision, Request, request_of
 from kvbench.matrix.resolve import resolve as decide
 from kvbench.run.task import measure, prepare
 from kvbench.selftest.fault import Fault
+from kvbench_kernels.kv.layout import LayerPages
 
 Broken = AbstractContextManager[Any]
 NATIVE = KV_FORMATS["native"]

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from kvbench.metrics import collect as metrics
-from kvbench.metrics.value import Value
+from kvbench.metrics.declare.value import Value
 from kvbench.runners import latency, timing
 from kvbench.runners.context import Context, Measurement
 from kvbench.selftest.fault import Fault

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class FailedRequestError(ValueError):
@@ -54,6 +55,18 @@ def request_timing(
     for (before, _), (at, n) in itertools.pairwise(chunks):
         gaps += [(at - before) / n] * n
     return Timing(chunks[0][0] - submitted, tuple(gaps), sum(n for _, n in chunks))
+
+
+def wrong_gap_count(requests: Sequence[Mapping[str, Any]]) -> str:
+    """Which request does not have N - 1 gaps for its N output tokens, as a sentence, or "".
+
+    Any other count means that TTFT or a chunk was counted as a token gap.
+    """
+    for one in requests:
+        tokens, gaps = one["new_tokens"], len(one["itl_ms"])
+        if gaps != tokens - 1:
+            return f"{tokens} output tokens have {tokens - 1} gaps, but {gaps} were recorded"
+    return ""
 
 
 def decode_tok_s(batch: int, gaps_s: Sequence[float]) -> float | None:
