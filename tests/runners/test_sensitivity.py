@@ -77,7 +77,7 @@ def test_tokens_are_counted_from_the_head_of_the_text(start: int, expected: list
     assert (held[0] != x).flatten(1).any(1).tolist() == expected
     assert torch.equal(held[1], x)
     made = QUANTIZE["int8_sym"](x, None)
-    back = dequantize("int8_sym", made.codes, made.scales, x.dtype)
+    back = dequantize(made.codes, made.scales, x.dtype)
     assert torch.equal(held[0][expected], back[expected])
 
 
