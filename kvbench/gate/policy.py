@@ -30,7 +30,8 @@ from kvbench.matrix.keys import CELL_OPTIONS
 from kvbench.matrix.rules import INVALID, Either, Items, Keys, Option, check
 from kvbench.matrix.schema import Schema, document, schema_of
 from kvbench.matrix.yaml import read
-from kvbench.metrics.collect import METRICS, UNIT_DOMAIN, Metric
+from kvbench.metrics.collect import METRICS
+from kvbench.metrics.declare.metric import Metric
 from kvbench.records.record import RUNGS
 
 PREDICATES = ("at_most", "at_least", "equals", "within")
@@ -58,7 +59,7 @@ CHECK = Keys(
             None,
             "what is limited",
             tuple(METRICS),
-            expects="the name of a metric (docs/metrics.md lists them)",
+            expects="the name of a metric (docs/reference/metrics.md lists them)",
             meanings={m.name: f"{m.definition} ({m.unit})" for m in METRICS.values()},
             hints={"precision": f"remove this check: {_ALWAYS}"},
         ),
@@ -226,7 +227,7 @@ def _numbers(at: DataPath, entry: Mapping[str, Any]) -> Iterator[tuple[DataPath,
 
 
 def _check_domain(metric: Metric, path: DataPath, number: float, problems: Problems) -> None:
-    low, high = UNIT_DOMAIN[metric.unit]
+    low, high = metric.unit.low, metric.unit.high
     if not low <= number <= high:
         domain = f"{low:g} or more" if math.isinf(high) else f"from {low:g} to {high:g}"
         sentence = f"{metric.name} ({metric.unit}) is always {domain}; a limit of {number:g} has no effect."

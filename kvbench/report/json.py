@@ -12,9 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 from kvbench.metrics.collect import Row
+from kvbench.metrics.declare.units import non_finite
 from kvbench.records.record import Record
 from kvbench.render.labels import Labels
-from kvbench.render.numbers import non_finite
 from kvbench.report.model import OutcomeLike, Run, VerdictLike, model_digests, verdict_word
 from kvbench.report.sections.precision import PrecisionLine, precision_lines
 from kvbench.stats.sequential import looks_of
@@ -37,7 +37,9 @@ def result_json(manifest: Mapping[str, Any], records: Sequence[Record], rows: Se
         "schema": RESULTS_VERSION,
         "run": _run(run),
         "cells": [_cell(cell, lines[cell["id"]]) for cell in labels.cells.values()],
-        "rows": [_numbers(asdict(row), ("value", "low", "high")) for row in run.rows],
+        "rows": [
+            _numbers(asdict(row) | {"unit": row.unit.name}, ("value", "low", "high")) for row in run.rows
+        ],
         "outcomes": [
             _numbers(_outcome(outcome), ("value", "limit", "mde")) for outcome in run.verdict.outcomes
         ],

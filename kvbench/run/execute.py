@@ -24,7 +24,7 @@ from kvbench.records.record import ERROR, NOT_EVALUATED, OK, REFUSED, SCHEMA_VER
 from kvbench.records.shards import Share
 
 if TYPE_CHECKING:
-    from kvbench.run.session import Session
+    from kvbench.run.task.models import Session
 
 Rerun = Literal["missing", "failed", "all"]
 
@@ -159,7 +159,7 @@ def measuring(
             if plan.todo and executor is not None:
                 executor(matrix, plan, run_dir, watcher)
             elif plan.todo:
-                from kvbench.run.session import Session
+                from kvbench.run.task.models import Session
 
                 sessions[:] = sessions or [Session(data_dir, environment)]
                 _measure_all(matrix, plan, run_dir, sessions[0], watcher)
@@ -192,7 +192,7 @@ def _sweep(run_dir: RunDir) -> None:
 
 
 def _measure_all(matrix: Matrix, plan: Plan, run_dir: RunDir, session: Session, watcher: Watcher) -> None:
-    from kvbench.run.session import execute
+    from kvbench.run.task.measure import execute
 
     names = {cell.id: cell.name for cell in matrix.cells}
     for index, task in enumerate(plan.todo, start=1):

@@ -15,6 +15,7 @@ from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import Row
+from kvbench.metrics.declare.units import UNITS
 from kvbench.records.record import SCHEMA_VERSION, Record
 
 LAYERS, SHAPE, DTYPE = 30, KVShape(3, 64, 64), "float32"
@@ -229,7 +230,7 @@ def _rows(task: Mapping[str, Any], record: Record, cells: Sequence[Mapping[str, 
         for metric, value, unit, n, low, high, paired in made:
             if not (paired and fmt == "native"):
                 baseline = cell["baseline"] if paired else None
-                rows.append(Row(cell["id"], metric, variant, value, unit, n, low, high, baseline))
+                rows.append(Row(cell["id"], metric, variant, value, UNITS[unit], n, low, high, baseline))
     return rows
 
 

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from kvbench.metrics.collect import Row
+from kvbench.metrics.declare.units import UNITS
 from kvbench.render.labels import Labels
 from kvbench.report.console import show
 from kvbench.report.figures.plots import scale_svg
@@ -60,7 +61,9 @@ def swept(found=FOUND):
             "gen_useful_tokens": (useful, "tokens", 256),
             "gen_collapsed": (collapsed, "share", 4),
         }
-        rows += [Row(f"c{i}", m, "", v, unit, n) for m, (v, unit, n) in values.items() if v is not None]
+        rows += [
+            Row(f"c{i}", m, "", v, UNITS[unit], n) for m, (v, unit, n) in values.items() if v is not None
+        ]
     task = {
         "key": "g",
         "runner": "generate",
