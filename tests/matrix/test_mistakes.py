@@ -13,43 +13,46 @@ import pytest
 from kvbench.errors import UsageError
 from kvbench.gate import policy
 from kvbench.matrix import load as matrix
-from kvbench.matrix.document import ConfigError, Fault
+from kvbench.matrix.document import ConfigError
 
 CASES = [
     block.split("\n> ")
     for block in (Path(__file__).parent / "mistakes.txt").read_text(encoding="utf-8").strip().split("\n\n")
 ]
+MATRICES = [pytest.param(text, lines, id=text) for text, *lines in CASES if not text.startswith("# gate")]
+GATES = [pytest.param(text, lines, id=text) for text, *lines in CASES if text.startswith("# gate")]
 
 
-def faults_of(text: str, folder: Path) -> tuple[Fault, ...]:
-    """A text with `checks:` is a gate; a matrix gets a model and a runner unless it ends with `...`."""
-    path = folder / "f.yaml"
-    if text.startswith("# gate\n"):
-        load = policy.load
-    else:
-        load = matrix.load  # type: ignore[assignment]
-        if not text.endswith("..."):
-            text += "\nmodel: tiny-llama\n" if "model:" not in text else ""
-            text += "\nrunners: {storage: {}}\n" if "runners:" not in text else ""
-    path.write_text(text.removesuffix("..."), encoding="utf-8")
-    with pytest.raises(ConfigError) as caught:
-        load(path)
-    return caught.value.faults
+def check(error: ConfigError, lines: list[str], folder: Path) -> None:
+    """Places and reasons first: they must hold whatever the sentences are."""
+    found = [f"{f.line}:{f.column} {f.code}" for f in error.faults]
+    assert found == [" ".join(line.split()[:2]) for line in lines]
+    sentences = [fault.sentence.replace(f"{folder}/", "") for fault in error.faults]
+    assert sentences == [line.split(" ", 2)[2] for line in lines]
 
 
-def without_folder(sentence: str, folder: Path) -> str:
-    return sentence.replace(f"{folder}/", "")
-
-
-@pytest.mark.parametrize(
-    ("text", "lines"), [(text, lines) for text, *lines in CASES], ids=[c[0] for c in CASES]
-)
-def test_a_mistake_has_its_place_its_reason_and_a_sentence(
+@pytest.mark.parametrize(("text", "lines"), MATRICES)
+def test_a22_t2_to_t5_a_mistake_in_a_matrix_has_place_and_reason(
     text: str, lines: list[str], tmp_path: Path
 ) -> None:
-    faults = faults_of(text, tmp_path)
-    assert [f"{f.line}:{f.column} {f.code}" for f in faults] == [" ".join(line.split()[:2]) for line in lines]
-    assert [without_folder(f.sentence, tmp_path) for f in faults] == [line.split(" ", 2)[2] for line in lines]
+    """A model and a runner are added, unless the text ends with `...`."""
+    path = tmp_path / "f.yaml"
+    if not text.endswith("..."):
+        text += "\nmodel: tiny-llama\n" if "model:" not in text else ""
+        text += "\nrunners: {storage: {}}\n" if "runners:" not in text else ""
+    path.write_text(text.removesuffix("..."), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        matrix.load(path)
+    check(caught.value, lines, tmp_path)
+
+
+@pytest.mark.parametrize(("text", "lines"), GATES)
+def test_a23_t4_a_mistake_in_a_gate_has_place_and_reason(text: str, lines: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        policy.load(path)
+    check(caught.value, lines, tmp_path)
 
 
 def test_every_reason_occurs() -> None:
