@@ -25,7 +25,7 @@ OTHER_GPU = [{"name": "G", "uuid": "GPU-2"}]
     [
         ({}, ""),
         ({"host": "two"}, "on different hosts (one, two), whose times are never pooled"),
-        ({"host": None}, "on different hosts (one, one that is not named), whose times are never pooled"),
+        ({"host": None}, "on different hosts (one, unnamed), whose times are never pooled"),
         ({"boot_id": "b2"}, "in different boots of one (b1, b2), which may be two machines of one name"),
         ({"gpus": OTHER_GPU}, "on different GPUs of one (GPU-1, GPU-2), whose times are never pooled"),
         ({"gpus": OTHER_GPU, "host": "two"}, "on different hosts (one, two), whose times are never pooled"),
