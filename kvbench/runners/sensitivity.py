@@ -8,8 +8,7 @@ trust: with every part quantized the logits are compared with those of the cell'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvbench.data.corpora import corpus
+from kvbench.engines.reference.kv.store import WriteObserver
 from kvbench.errors import KvbenchError
 from kvbench.evidence import examine as evidence
 from kvbench.evidence.kernels import backend_label
@@ -55,8 +55,8 @@ class Part:
     end: int | None = None
 
 
-class Writes:
-    """Stands before a native store's `write`: what belongs to `part` goes through the format of `like` and back first.
+class Writes(WriteObserver):
+    """Observes a native store: what belongs to `part` goes through the format of `like` and back before it is written.
 
     like: the cell's own engine, whose format and static scales are taken. start: position of the forward's first token, of the
     one sequence that it brings.
@@ -64,18 +64,17 @@ class Writes:
 
     def __init__(self, native: Engine, like: Engine) -> None:
         self.store, self.like = native.store, like.store
-        self.through: Callable[[int, Tensor, Tensor, Tensor], None] = native.store.write
         self.part: Part | None = None
         self.start = 0
 
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    def before_write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         part = self.part
         if part is not None and layer in part.layers:
             k, v = (
                 self._passed(layer, side, x) if side in part.sides else x
                 for side, x in zip(SIDES, (k, v), strict=True)
             )
-        self.through(layer, slots, k, v)
+        return k, v
 
     def _passed(self, layer: int, side: str, x: Tensor) -> Tensor:
         """x [n, H, D] with the tokens of the part as the format gives them back."""
@@ -90,14 +89,6 @@ class Writes:
         made = QUANTIZE[fmt.name](some, given)
         back = dequantize(made.codes, made.scales if fmt.scale_per_row else given, x.dtype)
         return torch.cat((x[:low], back, x[high:]))
-
-    @contextmanager
-    def installed(self) -> Iterator[Writes]:
-        vars(self.store)["write"] = self.write
-        try:
-            yield self
-        finally:
-            del vars(self.store)["write"]
 
 
 def run(ctx: Context) -> Measurement:
@@ -193,7 +184,8 @@ class _Texts:
     def __call__(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
         """kind and of as in `Part`; texts: [scored tokens, sum of their KLD, top-1 equal] each, in nats."""
         found: list[list[list[float]]] = [[] for _ in parts]
-        with Writes(self.native, self.engine).installed() as writes:
+        writes = Writes(self.native, self.engine)
+        with self.native.store.observed(writes):
             for ids in self.texts:
                 targets = torch.tensor(ids[1:], device=self.native.store.device)
                 plain = self._logits(self.native, ids, writes, None)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.engines.reference import attention
+from kvbench.engines.reference import attention, backends
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.evidence import examine as evidence
 from kvbench.evidence.layer_order import probe_layers
@@ -151,7 +151,7 @@ def test_attention_by_torch_under_a_triton_request_is_named(
     def dropped(store: Any, chunk: Any, **options: Any) -> Any:
         return attention.TorchAttention(store, chunk, **options)
 
-    monkeypatch.setitem(attention.ATTENTION, "triton", dropped)
+    monkeypatch.setattr(backends.TRITON, "attention", dropped)
     level = levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E4"]
     assert level.state == MISMATCH
     assert "ran paged_attention_torch in a prompt, and backend triton was resolved" in level.sentence
@@ -163,7 +163,7 @@ def test_a_choice_lost_between_decision_and_engine_is_named(
 ) -> None:
     made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32)
     if attribute == "backend":
-        made.backend = made.store.backend = "torch"  # both, so that all kernels are of one backend
+        made.backend = made.store.backend = backends.TORCH  # both, so that all kernels are of one backend
     else:  # as if a GPU had been asked for: the engine itself stays eager and uncompiled
         aspect, resolved = {"decode_mode": ("decode", "graph"), "compile_mode": ("compile", "layer")}[
             attribute
