@@ -23,7 +23,7 @@ from kvbench.records.shards import read as read_share
 from kvbench.records.upgrade import MANIFESTS, RECORDS, lift
 from kvbench.stats.sequential import looks_of, not_run
 
-SCHEMA_VERSION = 3  # docs/schema.md; a new one needs its step in kvbench/records/upgrade.py
+SCHEMA_VERSION = 3  # docs/extending.md says what a new one needs
 
 # What can be said of one piece of evidence, and of a record as a whole (the worst level counts).
 VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE = "verified", "mismatch", "unverified", "not_applicable"

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 from typer.main import get_command
+from typer.testing import CliRunner
 
-from kvbench.cli.main import app
+from kvbench.cli.main import COMMANDS, app
 from kvbench.formats.kv import (
     KV_FORMATS,
     WEIGHT_FORMATS,
@@ -23,11 +24,13 @@ from kvbench.formats.kv import (
 )
 from kvbench.gate import policy
 from kvbench.matrix import load as matrix
+from kvbench.published.rules import RULES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-names = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+README = ROOT / "README.md"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+names = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 QWEN, SMOL = KVShape(8, 128, 128), KVShape(3, 64, 64)
 
 
@@ -52,10 +55,13 @@ def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
         assert not anchor or anchor in anchors(file), target
 
 
-def test_the_readme_lists_every_page() -> None:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Pages\n")[1].split("\n## ")[0]
-    linked = set(re.findall(r"\]\(docs/([\w/-]+\.md)\)", table))
-    assert {page.name for page in DOCS.glob("*.md")} <= linked
+def test_the_readme_is_short_and_links_every_page() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert len(list(DOCS.glob("*.md"))) <= 11
+    assert {str(page.relative_to(ROOT)) for page in PAGES[1:]} <= set(
+        re.findall(r"\]\((docs/[\w/-]+\.md)\)", text)
+    )
 
 
 @names
@@ -77,7 +83,7 @@ def test_every_command_and_option_exists(page: Path) -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     for text in blocks(page, "sh"):
         for line in text.replace("\\\n", " ").splitlines():
-            for command in re.split(r" && | \| |; ", line):
+            for command in re.split(r" && | \|\|? |; ", line):
                 words = shlex.split(command, comments=True)
                 if words[:1] == ["kvbench"] and not words[1].startswith("-"):
                     if commands[words[1]].context_settings.get("ignore_unknown_options"):
@@ -114,27 +120,27 @@ def test_formats_bytes_of_a_page(name: str) -> None:
     payload, scales, total, ratio = rows(
         "One page of 16 tokens of one layer with 8 heads of 128, in 16 bits:"
     )[f"`{name}`"]
-    due = kv_bytes(KV_FORMATS[name], QWEN, 16, "bfloat16")
-    assert (numbers(payload)[-1], numbers(scales)[-1]) == (str(due.payload), str(due.scales))
-    assert numbers(total) == [str(due.total)]
-    assert float(ratio) == due.total / 65536
+    expected = kv_bytes(KV_FORMATS[name], QWEN, 16, "bfloat16")
+    assert (numbers(payload)[-1], numbers(scales)[-1]) == (str(expected.payload), str(expected.scales))
+    assert numbers(total) == [str(expected.total)]
+    assert float(ratio) == expected.total / 65536
 
 
 def test_formats_bytes_of_static_scales() -> None:
     for name in ("int8_static", "fp8_e4m3_static"):
-        due = kv_bytes(KV_FORMATS[name], QWEN, 16, "bfloat16")
-        assert (due.payload, due.scales) == (32768, 8)
+        expected = kv_bytes(KV_FORMATS[name], QWEN, 16, "bfloat16")
+        assert (expected.payload, expected.scales) == (32768, 8)
         assert page_bytes(KV_FORMATS[name], QWEN, 16, "bfloat16") == 32768
 
 
 def test_formats_bytes_of_a_token() -> None:
-    table = rows("A token in all layers:")
+    table = rows("One token in all layers:")
     for (shape, layers), cells in zip(((QWEN, 36), (SMOL, 30)), table.values(), strict=True):
-        due = [
+        expected = [
             layers * kv_bytes(KV_FORMATS[n], shape, 1, "bfloat16").total
             for n in ("native", "int8_sym", "fp8_e4m3")
         ]
-        assert [int(numbers(cell)[0]) for cell in cells] == due
+        assert [int(numbers(cell)[0]) for cell in cells] == expected
     assert 30 * kv_bytes(KV_FORMATS["native"], SMOL, 1, "float32").total == 46080
     pages = [
         get_max_kv_blocks(2**30, KV_FORMATS[n], [QWEN] * 36, 16, "bfloat16") for n in ("native", "int8_sym")
@@ -144,31 +150,31 @@ def test_formats_bytes_of_a_token() -> None:
 
 def test_formats_ratios_of_head_dims() -> None:
     """(D + b) / (2 D) for a scale of b bytes a row."""
-    text = (DOCS / "formats.md").read_text(encoding="utf-8")
-    said = {
+    text = " ".join((DOCS / "formats.md").read_text(encoding="utf-8").split())
+    stated = {
         "int8_sym": "0.515625 at 64 and 0.5078125 at 128",
         "fp8_e4m3": "0.53125 at 64 and 0.515625 at 128",
     }
-    for name, words in said.items():
+    for name, words in stated.items():
         assert words in text
         for dim, ratio in zip((64, 128), (words.split()[0], words.split()[4]), strict=True):
             fmt, shape = KV_FORMATS[name], KVShape(1, dim, dim)
-            due = Fraction(
+            expected = Fraction(
                 kv_bytes(fmt, shape, 1, "bfloat16").total,
                 kv_bytes(KV_FORMATS["native"], shape, 1, "bfloat16").total,
             )
-            assert Fraction(ratio) == due == Fraction(dim + fmt.scale_bytes, 2 * dim)
+            assert Fraction(ratio) == expected == Fraction(dim + fmt.scale_bytes, 2 * dim)
 
 
 def test_formats_bytes_of_weights() -> None:
-    table = rows("scale, however small it is. Embeddings, norms, biases and the output layer stay native.")
+    table = rows("takes a whole scale. Embeddings, norms, biases and the output layer stay native.")
     assert len(table) == 3
     for layer, (codes, scales, total, ratio) in table.items():
         n, k = map(int, layer.split(" x "))
-        due = weight_bytes(WEIGHT_FORMATS["fp8_block128"], n, k, "bfloat16")
-        assert (numbers(codes)[-1], numbers(scales)[-1]) == (str(due.payload), str(due.scales))
-        assert numbers(total) == [str(due.total)]
-        assert ratio == f"{due.total / (2 * n * k):.4f}"
+        expected = weight_bytes(WEIGHT_FORMATS["fp8_block128"], n, k, "bfloat16")
+        assert (numbers(codes)[-1], numbers(scales)[-1]) == (str(expected.payload), str(expected.scales))
+        assert numbers(total) == [str(expected.total)]
+        assert ratio == f"{expected.total / (2 * n * k):.4f}"
 
 
 def test_formats_are_all_described() -> None:
@@ -185,8 +191,31 @@ def test_formats_are_all_described() -> None:
     assert all(f"| `{name}` |" in text for name in WEIGHT_FORMATS)
 
 
-def test_the_page_of_commands_has_all_of_them() -> None:
-    from kvbench.cli.main import COMMANDS
+def test_the_pages_name_matrices_gates_and_commands_that_exist() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "notes.md")  # a log
+    paths = set(
+        re.findall(
+            r"\b(?:matrices|gates|examples|benchmarks|kvbench|kernels|tests)/[\w/]+\.(?:yaml|yml|py)", text
+        )
+    )
+    assert paths
+    assert [
+        path for path in paths if not (ROOT / path).is_file() and "NAME" not in path and "RUNNER" not in path
+    ] == []
+    running = (DOCS / "running.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"`{name}" not in running and f"kvbench {name}" not in running] == []
 
-    heads = re.findall(r"^### (.*)$", (DOCS / "commands.md").read_text(encoding="utf-8"), re.M)
-    assert {name for head in heads for name in head.split(", ")} == set(COMMANDS)
+
+def test_the_exit_codes_are_listed() -> None:
+    table = (DOCS / "running.md").read_text(encoding="utf-8").split("## Exit codes")[1].split("\n## ")[0]
+    assert re.findall(r"^\| (\d+) \|", table, re.M) == ["0", "1", "2", "3", "4", "130", "141"]
+
+
+def test_check_table_finds_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (DOCS / "comparing.md").read_text(encoding="utf-8")
+    command, shown = text.split("\n$ kvbench ")[1].split("```")[0].split("\n", 1)
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(app, command.split())
+    places = re.findall(r"^(\S+:\d+: \w+):", shown, re.M)
+    assert (done.exit_code, places) == (1, re.findall(r"^(\S+:\d+: \w+):", done.stdout, re.M))
+    assert [name for name in RULES if f"`{name}`" not in text] == []

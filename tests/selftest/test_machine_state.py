@@ -79,7 +79,7 @@ def machine(growth: float = 1.0, slow: str = "") -> AbstractContextManager[Any]:
             return {**QUIET, "reasons": ["hw thermal"], "sm_mhz": 1350} if next(looks) == slow else QUIET
 
         paced = [(name, kind(arm, clock, requests)) for name, arm in arms]
-        return timing.measure(paced, look=state, clock=clock, **keys)
+        return timing.measure(paced, read_state=state, clock=clock, **keys)
 
     return patch.object(latency, "measure", measure)
 
