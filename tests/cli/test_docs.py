@@ -13,15 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from kvbench.cli.main import COMMANDS, app
-from kvbench.formats.kv import (
-    KV_FORMATS,
-    WEIGHT_FORMATS,
-    KVShape,
-    get_max_kv_blocks,
-    kv_bytes,
-    page_bytes,
-    weight_bytes,
-)
+from kvbench.formats.kv import KV_FORMATS, WEIGHT_FORMATS, KVShape, get_max_kv_blocks, kv_bytes, weight_bytes
 from kvbench.gate import policy
 from kvbench.matrix import load as matrix
 from kvbench.published.rules import RULES
@@ -101,7 +93,7 @@ def test_the_gates_that_come_with_it_are_listed() -> None:
     assert set(re.findall(r"`(\w+\.yaml)`", table)) == {path.name for path in (ROOT / "gates").glob("*.yaml")}
 
 
-# docs/formats.md: what its tables say, worked out again
+# docs/formats.md: its numbers are those of the code
 
 
 def numbers(text: str) -> list[str]:
@@ -109,61 +101,61 @@ def numbers(text: str) -> list[str]:
 
 
 def rows(title: str) -> dict[str, list[str]]:
-    """The cells of the rows of the first table after this line of docs/formats.md, by the words of the first cell."""
+    """The first table after a line that ends with `title`: first cell to the other cells of its row."""
     text = (DOCS / "formats.md").read_text(encoding="utf-8").split(f"{title}\n\n")[1].split("\n\n")[0]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+    cells = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
     return {row[0]: row[1:] for row in cells}
 
 
-@pytest.mark.parametrize("name", ["native", "int8_sym", "fp8_e4m3"])
-def test_formats_bytes_of_a_page(name: str) -> None:
-    payload, scales, total, ratio = rows(
-        "One page of 16 tokens of one layer with 8 heads of 128, in 16 bits:"
-    )[f"`{name}`"]
-    expected = kv_bytes(KV_FORMATS[name], QWEN, 16, "bfloat16")
-    assert (numbers(payload)[-1], numbers(scales)[-1]) == (str(expected.payload), str(expected.scales))
-    assert numbers(total) == [str(expected.total)]
-    assert float(ratio) == expected.total / 65536
+def test_formats_are_described() -> None:
+    assert set(rows("## Weight formats")) == set(WEIGHT_FORMATS)
+    assert {name: row[2:] for name, row in rows("## KV formats").items()} == {
+        name: [
+            f"{fmt.scale_bytes} ({fmt.scale_dtype})" if fmt.scale_dtype else "",
+            f"{fmt.qmax:g}" if fmt.qmax else "",
+        ]
+        for name, fmt in KV_FORMATS.items()
+    }
 
 
-def test_formats_bytes_of_static_scales() -> None:
-    for name in ("int8_static", "fp8_e4m3_static"):
-        expected = kv_bytes(KV_FORMATS[name], QWEN, 16, "bfloat16")
-        assert (expected.payload, expected.scales) == (32768, 8)
-        assert page_bytes(KV_FORMATS[name], QWEN, 16, "bfloat16") == 32768
-
-
-def test_formats_bytes_of_a_token() -> None:
-    table = rows("One token in all layers:")
-    for (shape, layers), cells in zip(((QWEN, 36), (SMOL, 30)), table.values(), strict=True):
+def test_formats_bytes_of_a_page_and_of_a_token() -> None:
+    for name, row in rows("One page of 16 tokens of one layer with 8 heads of 128, in 16 bits:").items():
+        for fmt in (KV_FORMATS[part.strip(" `")] for part in name.split(",")):
+            size = kv_bytes(fmt, QWEN, 16, "bfloat16")
+            shown = [*(numbers(cell)[-1 if "=" in cell else 0] for cell in row[:2]), *numbers(row[2])[:1]]
+            total = size.total if fmt.scale_kind != "static" else size.payload
+            assert shown == [str(size.payload), str(size.scales), str(total)]
+            assert float(numbers(row[3])[0]) == total / 65536
+    table = rows("One token in all layers:").values()
+    for (shape, layers), cells in zip(((QWEN, 36), (SMOL, 30)), table, strict=True):
         expected = [
-            layers * kv_bytes(KV_FORMATS[n], shape, 1, "bfloat16").total
-            for n in ("native", "int8_sym", "fp8_e4m3")
+            layers * kv_bytes(KV_FORMATS[name], shape, 1, "bfloat16").total
+            for name in ("native", "int8_sym", "fp8_e4m3")
         ]
         assert [int(numbers(cell)[0]) for cell in cells] == expected
-    assert 30 * kv_bytes(KV_FORMATS["native"], SMOL, 1, "float32").total == 46080
     pages = [
-        get_max_kv_blocks(2**30, KV_FORMATS[n], [QWEN] * 36, 16, "bfloat16") for n in ("native", "int8_sym")
+        get_max_kv_blocks(2**30, KV_FORMATS[name], [QWEN] * 36, 16, "bfloat16")
+        for name in ("native", "int8_sym")
     ]
-    assert pages == [455, 896]
+    assert "1 GiB holds {} pages of 16 tokens of the first shape in 16 bits, and {}".format(
+        *pages
+    ) in " ".join((DOCS / "formats.md").read_text(encoding="utf-8").split())
 
 
 def test_formats_ratios_of_head_dims() -> None:
-    """(D + b) / (2 D) for a scale of b bytes a row."""
+    """(D + b) / (2 D) for a scale of b bytes per row."""
     text = " ".join((DOCS / "formats.md").read_text(encoding="utf-8").split())
-    stated = {
-        "int8_sym": "0.515625 at 64 and 0.5078125 at 128",
-        "fp8_e4m3": "0.53125 at 64 and 0.515625 at 128",
-    }
-    for name, words in stated.items():
-        assert words in text
-        for dim, ratio in zip((64, 128), (words.split()[0], words.split()[4]), strict=True):
-            fmt, shape = KV_FORMATS[name], KVShape(1, dim, dim)
-            expected = Fraction(
-                kv_bytes(fmt, shape, 1, "bfloat16").total,
-                kv_bytes(KV_FORMATS["native"], shape, 1, "bfloat16").total,
-            )
-            assert Fraction(ratio) == expected == Fraction(dim + fmt.scale_bytes, 2 * dim)
+    for name, dim, ratio in (
+        ("int8_sym", 64, "0.515625"),
+        ("int8_sym", 128, "0.5078125"),
+        ("fp8_e4m3", 64, "0.53125"),
+        ("fp8_e4m3", 128, "0.515625"),
+    ):
+        native, size = (
+            kv_bytes(KV_FORMATS[n], KVShape(1, dim, dim), 1, "bfloat16").total for n in ("native", name)
+        )
+        assert Fraction(ratio) == Fraction(size, native)
+        assert re.search(rf"`{name}` [^;.]*(?:\.\d[^;.]*)*{re.escape(ratio)} at {dim}", text)
 
 
 def test_formats_bytes_of_weights() -> None:
@@ -171,24 +163,10 @@ def test_formats_bytes_of_weights() -> None:
     assert len(table) == 3
     for layer, (codes, scales, total, ratio) in table.items():
         n, k = map(int, layer.split(" x "))
-        expected = weight_bytes(WEIGHT_FORMATS["fp8_block128"], n, k, "bfloat16")
-        assert (numbers(codes)[-1], numbers(scales)[-1]) == (str(expected.payload), str(expected.scales))
-        assert numbers(total) == [str(expected.total)]
-        assert ratio == f"{expected.total / (2 * n * k):.4f}"
-
-
-def test_formats_are_all_described() -> None:
-    text = (DOCS / "formats.md").read_text(encoding="utf-8")
-    for name, fmt in KV_FORMATS.items():
-        (row,) = [
-            r for r in text.splitlines() if r.startswith(f"| `{name}` |") and "FP8" * ("fp8" in name) in r
-        ][:1]
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        assert cells[3:] == [
-            f"{fmt.scale_bytes} ({fmt.scale_dtype})" if fmt.scale_dtype else "",
-            f"{fmt.qmax:g}" if fmt.qmax else "",
-        ]
-    assert all(f"| `{name}` |" in text for name in WEIGHT_FORMATS)
+        size = weight_bytes(WEIGHT_FORMATS["fp8_block128"], n, k, "bfloat16")
+        assert (numbers(codes)[-1], numbers(scales)[-1]) == (str(size.payload), str(size.scales))
+        assert numbers(total) == [str(size.total)]
+        assert ratio == f"{size.total / (2 * n * k):.4f}"
 
 
 def test_the_pages_name_matrices_gates_and_commands_that_exist() -> None:
