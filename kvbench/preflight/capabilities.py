@@ -17,8 +17,7 @@ from kvbench.formats.kv import (
     weight_bytes,
 )
 from kvbench.machine.host import Host
-from kvbench.matrix.backends import BACKENDS
-from kvbench.matrix.resolve import Request
+from kvbench.matrix.resolve import BACKENDS, Request
 from kvbench.models.attention_facts import LayerFacts, ModelFacts
 from kvbench_kernels.support import DTYPES, HEAD_DIMS, PAGE_SIZES, Accepted, interpreting
 

@@ -9,9 +9,17 @@ import pytest
 
 from kvbench.errors import Refused, UsageError
 from kvbench.formats.kv import KV_FORMATS, KVShape
-from kvbench.matrix.backends import TORCH, TRITON
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import Choice, Decision, Request, check_context, request_of, resolve
+from kvbench.matrix.resolve import (
+    TORCH,
+    TRITON,
+    Choice,
+    Decision,
+    Request,
+    check_context,
+    request_of,
+    resolve,
+)
 from kvbench.models.attention_facts import LayerFacts, ModelFacts, facts_from_config
 from kvbench_kernels.support import Accepted, Rejected
 
