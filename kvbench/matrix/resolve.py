@@ -8,7 +8,7 @@ later from evidence, is a fault. `auto` asks for the best that can run: what it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
