@@ -128,9 +128,7 @@ def weight_files(folder: Path) -> list[Path]:
         )
     files = [folder / file for file in sorted(set(listed.values()))]
     if missing := [file.name for file in files if not file.is_file()]:
-        raise UsageError(
-            f"{index} names {missing[0]}{and_more(missing)}, which is not there; {FETCH_AGAIN}."
-        )
+        raise UsageError(f"{index} names {missing[0]}{and_more(missing)}, which is not there; {FETCH_AGAIN}.")
     return files
 
 
