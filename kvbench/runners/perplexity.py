@@ -165,7 +165,8 @@ def run(ctx: Context) -> Measurement:
         raise KvbenchError(
             f"{text.name} has nothing to score under {options['protocol']}; take a longer text."
         )
-    chunks = spread(chunked.chunks, options["limit_chunks"])
+    places = spread(len(chunked.chunks), options["limit_chunks"])
+    chunks = [chunked.chunks[place] for place in places]
     _check_context(ctx.model.facts.max_context, chunks)
     passes, divergence = _measure(ctx, chunks)
     native = passes.get("native")
@@ -178,6 +179,7 @@ def run(ctx: Context) -> Measurement:
         "chunk": SIZE,
         "positions": list(POSITIONS),
         "chunks_total": len(chunked.chunks),
+        "chunk_places": list(places),
         "text": "raw",
         "data_sha": text.sha256,
         "data_source": text.source,
@@ -201,11 +203,10 @@ def run(ctx: Context) -> Measurement:
     return Measurement(samples, facts, partial)
 
 
-def spread(chunks: Sequence[Chunk], limit: int | None) -> Sequence[Chunk]:
-    """At most `limit` chunks, evenly over the text: its head alone is few documents, and intervals count documents."""
-    if limit is None or limit >= len(chunks):
-        return chunks
-    return [chunks[i * len(chunks) // limit] for i in range(limit)]
+def spread(total: int, limit: int | None) -> Sequence[int]:
+    """Places of at most `limit` of `total` chunks, evenly over the text. Its head alone would be few documents, and intervals
+    count documents."""
+    return range(total) if limit is None or limit >= total else [i * total // limit for i in range(limit)]
 
 
 def _check_context(limit: int | None, chunks: Sequence[Chunk]) -> None:
