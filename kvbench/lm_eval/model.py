@@ -28,7 +28,7 @@ from kvbench.engines.protocol import Engine
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.files import content_hash
 from kvbench.formats.kv import pages_for
-from kvbench.gate.precision import fault_of
+from kvbench.gate.precision import judge_precision
 from kvbench.lm_eval.args import ARGUMENTS, cell_of, check_known, dropped
 from kvbench.machine.host import host
 from kvbench.matrix.cells import CELL_KEYS
@@ -40,7 +40,7 @@ from kvbench.run.task.models import Session
 from kvbench.run.task.prepare import require_device
 from kvbench.runners.text.encode import Pair
 from kvbench.runners.text.sampling import Sampler, write
-from kvbench.runners.text.scoring import capacity, group, say
+from kvbench.runners.text.scoring import capacity, group, score_choices
 
 OWN_ARGUMENTS = ("batch_size", "max_length", "max_gen_toks", "add_bos_token")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
@@ -210,8 +210,8 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         engine = self._engine(1, capacity([g], self.loaded.device, page) * page)
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Log-probabilities") as bar:
-            for batch, said, _computed in say(engine, g, chunk):
-                for i, own in zip(batch, said, strict=True):
+            for batch, scores, _computed in score_choices(engine, g, chunk):
+                for i, own in zip(batch, scores, strict=True):
                     for at, choice in zip(places[i], own, strict=True):
                         answers[at] = choice.logprob, choice.greedy
                     bar.update(len(own))
@@ -320,8 +320,8 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
     def _prove(self, engine: Engine) -> None:
         """Examine the engine that gave the answers. Raises Unproven unless all of it holds."""
         evidence, scales = evidence_of(engine, self.decision, self.spec, self._session)
-        fault, fallback = fault_of(self.spec, asdict(self.decision), asdict(evidence), scales)
-        if why := dropped(self.given, self.spec) or fault or fallback:
+        verdict = judge_precision(self.spec, asdict(self.decision), asdict(evidence), scales)
+        if why := dropped(self.given, self.spec) or verdict.sentence:
             raise Unproven(f"The answers are withheld: {why}")
         self.proofs.append((evidence, scales))
 

@@ -114,7 +114,11 @@ def _triton_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected
     """What the kernels say they can do, in every layer, and the torch path takes too."""
     for layer in facts.layers:
         needs = layer.needs(
-            request.kv_format, request.page_size, request.dtype, request.device, request.interpreter
+            KV_FORMATS[request.kv_format],
+            request.page_size,
+            request.dtype,
+            request.device,
+            request.interpreter,
         )
         answer = supports(needs)
         if isinstance(answer, Rejected):

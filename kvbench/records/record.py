@@ -23,11 +23,12 @@ from kvbench.records.shards import read as read_share
 from kvbench.records.upgrade import MANIFESTS, RECORDS, lift
 from kvbench.stats.sequential import looks_of, not_run
 
-SCHEMA_VERSION = 3  # docs/schema.md; a new one needs its step in kvbench/records/upgrade.py
+SCHEMA_VERSION = 3  # docs/extending.md says what a new one needs
 
 # What can be said of one piece of evidence, and of a record as a whole (the worst level counts).
 VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE = "verified", "mismatch", "unverified", "not_applicable"
 NOT_AVAILABLE = "not_available"  # the engine cannot give this level; it counts as unverified
+NOT_SHOWN = (UNVERIFIED, NOT_AVAILABLE)
 STATES = (VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE, NOT_AVAILABLE)
 
 # The levels of evidence, in the order in which they are shown; a record of a measured cell has all of them.

@@ -19,7 +19,7 @@ from kvbench.report.model import OutcomeLike, Run, VerdictLike, model_digests, v
 from kvbench.report.sections.precision import PrecisionLine, precision_lines
 from kvbench.stats.sequential import looks_of
 
-RESULTS_VERSION = 1  # docs/schema.md
+RESULTS_VERSION = 1  # docs/report.md
 
 # fmt: off
 _OUTCOME_KEYS = ("check", "metric", "cell", "cells", "variant", "status", "value", "limit", "sentence", "required", "why",

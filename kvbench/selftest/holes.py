@@ -15,7 +15,7 @@ from kvbench.engines.reference.kv import store
 from kvbench.engines.reference.load import LoadedModel, load_model
 from kvbench.selftest.fault import Fault
 from kvbench.selftest.weights import after_load, copies, named, wrong_at
-from kvbench_kernels.attention.twins import paged_gather_torch
+from kvbench_kernels.attention.reference import paged_gather_torch
 
 Broken = AbstractContextManager[Any]
 

@@ -12,7 +12,7 @@ from kvbench.engines.reference import engine as core
 from kvbench.engines.reference import kind
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv import store
-from kvbench.engines.reference.kv.layer import LayerPages, allocate_layer
+from kvbench.engines.reference.kv.layer import allocate_layer
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.engines.reference.load import load_model
 from kvbench.formats.kv import KV_FORMATS
@@ -20,18 +20,19 @@ from kvbench.matrix import expand as expanding
 from kvbench.matrix import load as matrix
 from kvbench.matrix import tasks as worklist
 from kvbench.matrix.cells import Task
-from kvbench.matrix.parse import Outline
+from kvbench.matrix.parse import MatrixFile
 from kvbench.matrix.resolve import Decision, Request, request_of
 from kvbench.matrix.resolve import resolve as decide
 from kvbench.run.task import measure, prepare
 from kvbench.selftest.fault import Fault
+from kvbench_kernels.kv.layout import LayerPages
 
 Broken = AbstractContextManager[Any]
 NATIVE = KV_FORMATS["native"]
 
 
 def axis_lost() -> Broken:
-    def expand(outline: Outline, *rest: Any) -> Any:
+    def expand(outline: MatrixFile, *rest: Any) -> Any:
         points = tuple(replace(point, values={"kv_format": "native"}) for point in outline.axes["kv_format"])
         return expanding.expand(replace(outline, axes={**outline.axes, "kv_format": points}), *rest)
 

@@ -19,7 +19,7 @@ from kvbench.evidence import read_path as probes
 from kvbench.evidence.native_arm import native_arm, standing
 from kvbench.formats.kv import KV_FORMATS, KVShape
 from kvbench.records.record import MISMATCH, UNVERIFIED, VERIFIED, Evidence, Level
-from kvbench_kernels.attention.twins import paged_gather_torch
+from kvbench_kernels.attention.reference import paged_gather_torch
 from kvbench_kernels.launches import launched
 
 FORMATS = list(KV_FORMATS)
@@ -267,7 +267,7 @@ def test_a_native_shadow_that_is_read_instead_of_the_pages_is_named(engine: Any,
             if only is not None and layer != only:
                 return k, v
             copy, needed = copies[layer], pages[:, : -(-length // store.page_size)]
-            return paged_gather_torch("native", copy.k, copy.v, None, None, needed, length, dtype)
+            return paged_gather_torch(copy, needed, length, dtype)
 
         store.write, store.read = both, from_shadow
 
@@ -285,9 +285,9 @@ def test_a_scale_that_is_stored_but_not_read_is_named(engine: Any) -> None:
 
         def with_ones(layer: int, pages: Any, length: int, dtype: Any) -> Any:
             live = made.store.layers[layer]
-            kept, live.v_scale = live.v_scale, torch.ones_like(live.v_scale)
+            made.store.layers[layer] = live._replace(v_scale=torch.ones_like(live.v_scale))
             out = read(layer, pages, length, dtype)
-            live.v_scale = kept
+            made.store.layers[layer] = live
             return out
 
         made.store.read = with_ones

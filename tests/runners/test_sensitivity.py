@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvbench.errors import KvbenchError, UsageError
+from kvbench.formats.kv import KV_FORMATS
 from kvbench.metrics import sensitivity as derived
 from kvbench.runners import sensitivity
 from kvbench.runners.sensitivity import Part, Writes, suggest
@@ -68,7 +69,7 @@ def test_tokens_are_counted_from_the_head_of_the_text(start: int, expected: list
     """Part [2, 4) of a forward whose first token stands at `start`."""
     held: list[torch.Tensor] = []
     store = SimpleNamespace(write=lambda layer, slots, k, v: held.extend((k, v)))
-    like = SimpleNamespace(fmt=SimpleNamespace(name="int8_sym"))
+    like = SimpleNamespace(fmt=KV_FORMATS["int8_sym"])
     writes = Writes(SimpleNamespace(store=store), SimpleNamespace(store=like))  # type: ignore[arg-type]
     writes.part, writes.start = Part("tokens", "some", frozenset({0}), "k", first=2, end=4), start
     x = torch.randn(5, 2, 16, generator=torch.Generator().manual_seed(0))
@@ -76,7 +77,7 @@ def test_tokens_are_counted_from_the_head_of_the_text(start: int, expected: list
     assert (held[0] != x).flatten(1).any(1).tolist() == expected
     assert torch.equal(held[1], x)
     made = QUANTIZE["int8_sym"](x, None)
-    back = dequantize("int8_sym", made.codes, made.scales, x.dtype)
+    back = dequantize(made.codes, made.scales, x.dtype)
     assert torch.equal(held[0][expected], back[expected])
 
 
@@ -195,7 +196,7 @@ def test_logits_of_the_own_engine_that_are_no_numbers_are_an_error(
         return logits
 
     monkeypatch.setattr(sensitivity._Texts, "_logits", broken)
-    with pytest.raises(KvbenchError, match=f"a logit is {wrong} from that of the engine in int8_sym"):
+    with pytest.raises(KvbenchError, match=f"a logit differs by {wrong} from the engine in int8_sym"):
         measured(runner_context, kv_format="int8_sym")
 
 
@@ -205,7 +206,7 @@ def test_parts_that_nothing_was_quantized_of_are_an_error(
 ) -> None:
     skipping(monkeypatch, lambda part, layer: part.kind in kinds)
     named = ", ".join(kind for kind in kinds if kind != "kept")
-    with pytest.raises(KvbenchError, match=f"each part of kind {named} exactly 0: the parts were not"):
+    with pytest.raises(KvbenchError, match=f"every part of kind {named} costs exactly 0"):
         measured(runner_context, kv_format="int8_sym")
 
 
@@ -226,7 +227,7 @@ def test_the_store_writes_as_before_afterwards(runner_context: Any) -> None:
 
 
 def test_a_corpus_with_fewer_documents_is_refused(runner_context: Any) -> None:
-    with pytest.raises(UsageError, match="documents, and 100000 are asked for"):
+    with pytest.raises(UsageError, match="documents, but 100000"):
         measured(runner_context, kv_format="int8_sym", documents=100_000)
 
 
