@@ -79,7 +79,7 @@ FAULTS = [
     ({"v": [0.5, True, 1, 1]}, "has True for v of layer 1"),
     (
         {"v": [0.5, 10**400, 1, 1]},
-        "for v of layer 1, expected a number that float32 holds, 1.4e-45 to 3.4e+38",
+        f"has {10**79} for v of layer 1, expected a number that float32 holds, 1.4e-45 to 3.4e+38",
     ),
     ({"k": [0.5, 1, 1e39, 1]}, "has 1e+39 for k of layer 2, expected a number that float32 holds"),
     ({"v": []}, "has no list of scales for v"),
