@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -11,6 +11,7 @@ from kvbench.machine.same_machine import apart
 from kvbench.metrics.latency import wrong_count
 from kvbench.metrics.value import Value, with_interval
 from kvbench.records.record import OK, Record
+from kvbench.records.run import Run
 from kvbench.stats.regression import CONTEXTS, Line, break_even, fit, slope_ratio
 
 OWN = ("itl_slope_us_per_token", "itl_intercept_ms")
@@ -20,16 +21,16 @@ COMPARED = ("itl_break_even_tokens", "itl_slope_ratio", "itl_slope_to_bytes")
 _MACHINE = ("device", "cpu", "gpus", "threads")
 
 
-def values(manifest: Mapping[str, Any], by_key: Mapping[str, Record]) -> dict[str, list[Value]]:
+def values(run: Run) -> dict[str, list[Value]]:
     """Key of a latency task -> the values of the line that it is a point of; equal for all points of a line."""
     groups: dict[str, list[Record]] = {}
     members: dict[str, list[str]] = {}
-    for task in manifest["tasks"]:
-        if task["runner"] == "latency" and "context" in task["spec"]:
-            rest = {k: v for k, v in task["spec"].items() if k != "context"}
-            group = json.dumps([rest, task["options"]], sort_keys=True, default=str)
-            members.setdefault(group, []).append(task["key"])
-            record = by_key.get(task["key"])
+    for task in run.tasks:
+        if task.runner == "latency" and "context" in task.spec:
+            rest = {k: v for k, v in task.spec.items() if k != "context"}
+            group = json.dumps([rest, task.options], sort_keys=True, default=str)
+            members.setdefault(group, []).append(task.key)
+            record = run.record(task.key)
             if record is not None and record.status == OK:
                 groups.setdefault(group, []).append(record)
     found = {}

@@ -27,7 +27,8 @@ from kvbench.matrix import load as matrix
 from kvbench.matrix.cells import Task
 from kvbench.metrics import collect as metrics
 from kvbench.models.source import fingerprint
-from kvbench.records.record import Record, RunDir
+from kvbench.records.record import Record
+from kvbench.records.run import RunDir
 from kvbench.run.execute import Plan, run
 from kvbench.selftest.checkpoint import write_checkpoint
 from kvbench.selftest.fault import CELLS, CHECKPOINT, NEEDS_CUDA, Fault
@@ -190,9 +191,9 @@ def judged(cell: str, inject: Callable[[], AbstractContextManager[Any]], gate: P
         with inject():
             loaded = matrix.load(HERE / "matrix.yaml", words, host=here, fingerprint_model=fingerprint)
             run(loaded, run_dir, here.environment, ["kvbench", "selftest"], Quiet(), None, "all")
-            manifest, records = run_dir.manifest(), list(run_dir.records())
-            rows = metrics.derive(manifest, records)
-        return gates.evaluate(gates.load(gate), manifest, records, rows)
+            measured = run_dir.load()
+            rows = metrics.derive(measured)
+        return gates.evaluate(gates.load(gate), measured, rows)
 
 
 class Quiet:

@@ -35,7 +35,7 @@ class Pool:
     def row(self, index: int) -> Pool:
         """The same pages, with one sequence in the batch."""
         one = slice(index, index + 1)
-        return Pool(*self.args, self.pages[one], self.lengths[one])
+        return Pool(self.judged, self.pages[one], self.lengths[one])
 
 
 def rows_of(

@@ -15,6 +15,7 @@ from scipy import stats as scipy_stats
 from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import DERIVE, METRICS, UNIT_DOMAIN, derive, implausible
+from kvbench.records.run import Run
 from tests.factories.made_run import BASE, CAND, MadeRun, chunks, layers, storage_facts, text_facts
 
 NAMES = """kv_bytes_total kv_bytes_payload kv_bytes_scales kv_bytes_per_token kv_bytes_difference kv_ratio kv_ratio_16bit
@@ -928,8 +929,8 @@ def test_other_questions_are_not_compared() -> None:
 
 def test_a_task_is_spread_over_its_cells() -> None:
     run = text_run(chunks((9.0, 5)), chunks((8.0, 5)))
-    run.cells.append({**run.cells[1], "id": "cand2", "name": "batch=4"})
-    run.tasks[1]["cells"].append("cand2")
+    run.add_cell(1, "cand2", "batch=4")
+    run.share(1, "cand2")
     first, second = run.row("ppl"), run.row("ppl", "cand2")
     assert (first.value, first.n) == (second.value, second.n)
     assert run.row("ppl_delta_pct", "cand2").baseline == BASE
@@ -997,9 +998,9 @@ def test_partial_comes_from_the_record_and_for_differences_from_the_baseline_too
 
 def test_derive_is_pure() -> None:
     run = text_run(chunks((9.0, 5)), chunks((8.0, 5))).measure("latency", latency(*ABBA), AA)
-    before = json.dumps([run.manifest, [r.samples for r in run.records]])
-    assert derive(run.manifest, run.records) == derive(run.manifest, reversed(run.records))
-    assert json.dumps([run.manifest, [r.samples for r in run.records]]) == before
+    before = json.dumps([run.manifest.to_dict(), [r.samples for r in run.records]])
+    assert derive(run.run) == derive(Run(run.manifest, tuple(reversed(run.records))))
+    assert json.dumps([run.manifest.to_dict(), [r.samples for r in run.records]]) == before
 
 
 @settings(deadline=None)

@@ -22,7 +22,7 @@ from kvbench.render.numbers import (
     plain,
     shown_row,
 )
-from kvbench.report.model import OutcomeLike, Run
+from kvbench.report.model import JudgedRun, OutcomeLike
 from kvbench.report.sections.sections import OTHER, SECTIONS, Section
 
 # The outcome that a value wears when several checks looked at it.
@@ -101,9 +101,9 @@ class MetricTable:
     footnote: str = ""
 
 
-def metric_tables(run: Run, labels: Labels) -> tuple[MetricTable, ...]:
+def metric_tables(run: JudgedRun, labels: Labels) -> tuple[MetricTable, ...]:
     """The declared sections that this run asked for or has rows of, then a table of whatever they do not name."""
-    runners = {task["runner"] for task in run.manifest["tasks"]}
+    runners = {task.runner for task in run.manifest.tasks}
     named = {metric for section in SECTIONS for metric, _ in section.columns}
     checks = worst_checks(run.verdict.outcomes)
     tables = []
@@ -247,10 +247,10 @@ def _content(row: Row) -> tuple[str, ...]:
     return tuple(repr(v) for v in (row.value, row.low, row.high, row.n, row.partial, row.note))
 
 
-def _facts(section: Section, run: Run, labels: Labels) -> Iterable[Facts]:
+def _facts(section: Section, run: JudgedRun, labels: Labels) -> Iterable[Facts]:
     for record, task in run.done() if section.facts else ():
         if record.runner == section.runner and record.status == OK:
-            yield Facts(labels.task(task), one_line(task["variant"]), _fact_pairs(record))
+            yield Facts(labels.task(task), one_line(task.variant), _fact_pairs(record))
 
 
 def _fact_pairs(record: Record) -> tuple[tuple[str, str], ...]:
