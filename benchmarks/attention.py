@@ -49,7 +49,8 @@ from benchmarks.attention_entries import COMPILED, PEERS, Call, Entry, own_entry
 from benchmarks.attention_goals import GOALS, Row, evaluate, table
 from benchmarks.goals import as_json, chosen, goal_lines
 from kvbench.formats.kv import KV_FORMATS
-from kvbench_kernels.kv.quantize import DYNAMIC, QUANTIZE
+from kvbench_kernels.kv.layout import LayerPages
+from kvbench_kernels.kv.quantize import QUANTIZE
 
 REPLAYS = 4  # a sample
 CELLS = "1x1024,1x16384,1x131072,8x4096,8x16384,8x32768,32x8192,64x1024,64x4096,64x8192,mixed"
@@ -194,7 +195,7 @@ def _measure_write(tokens: int, formats: Sequence[str], rounds: int) -> list[Row
 
 def _prepare_write(fmt: str, k: Tensor, v: Tensor, slots: Tensor, pages: int) -> Ready | Row:
     cell, name = f"write {slots.shape[1]}", f"write {fmt}"
-    scale = None if fmt in DYNAMIC or fmt == "native" else torch.full((1,), STATIC_SCALE, device=DEVICE)
+    scale = None if KV_FORMATS[fmt].scale_kind != "static" else torch.full((1,), STATIC_SCALE, device=DEVICE)
     wanted = [QUANTIZE[fmt](x, scale) for x in (k, v)]
     nbytes = bytes_of(fmt, [slots.shape[1]])
     shape = (pages, KV_HEADS, PAGE, HEAD_DIM)
@@ -207,8 +208,9 @@ def _prepare_write(fmt: str, k: Tensor, v: Tensor, slots: Tensor, pages: int) ->
     try:
         from kvbench_kernels.kv.write import paged_write
 
+        cache = LayerPages(KV_FORMATS[fmt], *store, *scales)
         calls = [
-            lambda s=s: paged_write(fmt, k[s], v[s], slots[s], *store, *scales, health)  # type: ignore[misc]
+            lambda s=s: paged_write(cache, k[s], v[s], slots[s], health)  # type: ignore[misc]
             for s in range(k.shape[0])
         ]
         kernels = launched_by(calls[0])

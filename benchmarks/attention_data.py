@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes, pages_for
-from kvbench_kernels.kv.quantize import DYNAMIC, QUANTIZE, dequantize
+from kvbench_kernels.kv.layout import LayerPages
+from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
 
 Q_HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
 SCALING = HEAD_DIM**-0.5
@@ -66,6 +67,12 @@ class Data:
         """The pages of set s."""
         return x[s * self.pages : (s + 1) * self.pages]
 
+    def pages_of(self, fmt: str, s: int) -> LayerPages:
+        """The pages of set s in a KV format, as the kernels take them."""
+        asked, (k, v, *scales) = KV_FORMATS[fmt], self.paged(fmt)
+        k_scale, v_scale = (self.part(x, s) if x is not None and asked.scale_per_row else x for x in scales)
+        return LayerPages(asked, self.part(k, s), self.part(v, s), k_scale, v_scale)
+
     def paged(self, fmt: str) -> Paged:
         """All sets in a KV format, [pages, Hkv, page, D] and scales [pages, Hkv, page] or [1].
 
@@ -80,7 +87,11 @@ class Data:
                     None,
                 )
             else:
-                scale = None if fmt in DYNAMIC else torch.full((1,), STATIC_SCALE, device=self.device)
+                scale = (
+                    None
+                    if KV_FORMATS[fmt].scale_per_row
+                    else torch.full((1,), STATIC_SCALE, device=self.device)
+                )
                 k, v = QUANTIZE[fmt](self.k, scale), QUANTIZE[fmt](self.v, scale)
                 self._paged[fmt] = (
                     (k.codes, v.codes, k.scales, v.scales)
@@ -137,9 +148,9 @@ class Data:
         if fmt == "fp8_plain":
             values = codes.float()
         else:
-            if scale is not None and fmt in DYNAMIC:
+            if scale is not None and KV_FORMATS[fmt].scale_per_row:
                 scale = self.part(scale, s)[ids]
-            values = dequantize(fmt, codes, scale, torch.float32)
+            values = dequantize(codes, scale, torch.float32)
         return values.transpose(0, 1).reshape(KV_HEADS, -1, HEAD_DIM)[:, : self.lengths[b]]
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.attention_data import HEAD_DIM, KV_HEADS, PAGE, Q_HEADS, SCALING, Data, bytes_of
-from kvbench_kernels.kv.quantize import DYNAMIC
+from kvbench.formats.kv import KV_FORMATS
+from kvbench_kernels.kv.layout import LayerPages
 
 Call = Callable[[], Tensor]
 
@@ -36,27 +37,19 @@ class Entry:
 
 
 def ours(data: Data, fmt: str, splits: int | None) -> Callable[..., Tensor]:
-    """The kernel that the engine takes: call(q, k_pages, v_pages, k_scale, v_scale, pages, lengths, scaling) -> out."""
+    """The kernel that the engine takes: call(cache, q, table, lengths, scaling) -> out."""
     from kvbench_kernels.attention import route
     from kvbench_kernels.support import AttentionNeeds, interpreting
 
-    needs = AttentionNeeds(
-        fmt,
-        Q_HEADS,
-        KV_HEADS,
-        HEAD_DIM,
-        HEAD_DIM,
-        PAGE,
-        "bfloat16",
-        torch.device(data.device).type,
-        interpreting(),
-    )
+    device = torch.device(data.device)
+    shape = (Q_HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM, PAGE)
+    needs = AttentionNeeds(KV_FORMATS[fmt], *shape, "bfloat16", device.type, interpreting())
     plan = route.plan(needs, data.batch, max(data.lengths), sum(data.lengths) // data.batch, splits)
-    space = route.workspace(needs, data.batch, plan, torch.device(data.device))
+    space = route.workspace(needs, data.batch, plan, device)
     extras = {} if space is None else {"workspace": space}
 
-    def call(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-        return route.decode_kernel(needs)(fmt, q, k, v, *rest, splits=plan, **extras)
+    def call(cache: LayerPages, *rest: Any) -> Tensor:
+        return route.decode_kernel(needs)(cache, *rest, splits=plan, **extras)
 
     return call
 
@@ -64,15 +57,11 @@ def ours(data: Data, fmt: str, splits: int | None) -> Callable[..., Tensor]:
 def own_entry(fmt: str, splits: int | None = None) -> Entry:
     def build(data: Data) -> list[Call]:
         kernel = ours(data, fmt, splits)
-        k, v, k_scale, v_scale = data.paged(fmt)
-
-        def call(s: int) -> Tensor:
-            scales = [data.part(x, s) if fmt in DYNAMIC and x is not None else x for x in (k_scale, v_scale)]
-            return kernel(
-                data.q[s], data.part(k, s), data.part(v, s), *scales, data.table, data.context, SCALING
-            )
-
-        return [lambda s=s: call(s) for s in range(data.sets)]  # type: ignore[misc]
+        caches = [data.pages_of(fmt, s) for s in range(data.sets)]
+        return [
+            lambda s=s: kernel(caches[s], data.q[s], data.table, data.context, SCALING)  # type: ignore[misc]
+            for s in range(data.sets)
+        ]
 
     return Entry(fmt, build, fmt, 0.99999, own=True)
 

@@ -30,10 +30,11 @@ from benchmarks import sanitize_weights
 from benchmarks.goals import chosen
 from kvbench.engines.reference.kv.layer import allocate_layer
 from kvbench.formats.kv import KV_FORMATS, KVShape
-from kvbench_kernels.attention import decode, hopper_plan, prefill, twins
+from kvbench_kernels.attention import decode, hopper_plan, prefill, reference
 from kvbench_kernels.attention.route import decode_kernel
 from kvbench_kernels.gemm import skinny_config, skinny_linear
 from kvbench_kernels.kv import gather, write
+from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.launches import record
 from kvbench_kernels.support import AttentionNeeds
 
@@ -88,9 +89,8 @@ def share_of(text: str) -> sanitize_weights.Share:
 class Filled:
     """Scattered pages that hold K and V of ragged sequences: payload and scales, then page table and lengths."""
 
-    fmt: str
     q: Tensor  # [tokens, Hq, D] of all sequences, packed
-    pages: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+    cache: LayerPages
     where: tuple[Tensor, Tensor]
 
     @property
@@ -113,23 +113,22 @@ def fill(fmt: str, q_heads: int, kv_heads: int, dim: int, lengths: Sequence[int]
         slots.append(table[row, token // PAGE].long() * PAGE + token % PAGE)
         first += count
     q, k, v = (randn(sum(lengths), heads, dim) for heads in (q_heads, kv_heads, kv_heads))
-    pages = (live.k, live.v, live.k_scale, live.v_scale)
-    write.paged_write(fmt, k, v, torch.cat(slots), *pages, torch.zeros(3, dtype=torch.int64, device=DEVICE))
-    return Filled(fmt, q, pages, (table, torch.tensor(lengths, dtype=torch.int32, device=DEVICE)))
+    write.paged_write(live, k, v, torch.cat(slots), torch.zeros(3, dtype=torch.int64, device=DEVICE))
+    return Filled(q, live, (table, torch.tensor(lengths, dtype=torch.int32, device=DEVICE)))
 
 
 def attention(fmt: str, q_heads: int, kv_heads: int, dim: int) -> int:
     """Write, gather, decode (what the route chooses, and the portable one) and prefill of three ragged sequences."""
     data = fill(fmt, q_heads, kv_heads, dim, LENGTHS)
-    pages, q, table = data.pages, data.q, data.where[0]
+    cache, q, table = data.cache, data.q, data.where[0]
     reads = torch.zeros(2, dtype=torch.int64, device=DEVICE)
     wrong = 0
-    gathers = (gather.paged_gather, twins.paged_gather_torch)
-    ours, twins_ = (f(fmt, *pages, table[2:], LENGTHS[2], torch.bfloat16, reads) for f in gathers)
+    gathers = (gather.paged_gather, reference.paged_gather_torch)
+    ours, theirs = (f(cache, table[2:], LENGTHS[2], torch.bfloat16, reads) for f in gathers)
     for side in (0, 1):
-        wrong += report(f"gather {fmt} {dim}", ours[side], twins_[side], 0)
+        wrong += report(f"gather {fmt} {dim}", ours[side], theirs[side], 0)
     last = q[data.ends - 1]
-    needs = AttentionNeeds(fmt, q_heads, kv_heads, dim, dim, PAGE, "bfloat16", DEVICE)
+    needs = AttentionNeeds(cache.fmt, q_heads, kv_heads, dim, dim, PAGE, "bfloat16", DEVICE)
     variants: list[dict[str, Any]] = [{}]
     if q_heads % 2 == 0:
         sinks = torch.randn(q_heads, device=DEVICE)
@@ -137,18 +136,16 @@ def attention(fmt: str, q_heads: int, kv_heads: int, dim: int) -> int:
     starts = torch.cat((torch.zeros(1, device=DEVICE), data.ends)).int()
     for extra in variants:
         name = f"{fmt} {dim} {next(iter(extra), '')}"
-        due = twins.paged_decode_torch(fmt, last, *pages, *data.where, dim**-0.5, splits=1, **extra)
+        due = reference.paged_decode_torch(cache, last, *data.where, dim**-0.5, splits=1, **extra)
         for splits in (1, 3):
             kernels = [decode.paged_decode] if extra else [decode_kernel(needs), decode.paged_decode]
             for kernel in kernels:
                 with record() as launches:
-                    found = kernel(
-                        fmt, last, *pages, *data.where, dim**-0.5, splits=splits, reads=reads, **extra
-                    )
+                    found = kernel(cache, last, *data.where, dim**-0.5, splits=splits, reads=reads, **extra)
                 wrong += report(f"{launches[0].name} {name} splits {splits}", found, due, 2e-2)
         found, due = (
-            f(fmt, q, *pages, *data.where, starts, max(LENGTHS), dim**-0.5, **extra)
-            for f in (prefill.paged_prefill, twins.paged_prefill_torch)
+            f(cache, q, *data.where, starts, max(LENGTHS), dim**-0.5, **extra)
+            for f in (prefill.paged_prefill, reference.paged_prefill_torch)
         )
         wrong += report(f"prefill {name}", found, due, 2e-2)
     return wrong
@@ -162,8 +159,8 @@ def hopper_tilings(fmt: str) -> int:
     for dim in hopper_plan.HEAD_DIMS:
         data = fill(fmt, 8, 2, dim, (33, LONG))
         last = data.q[data.ends - 1]
-        arguments = (fmt, last, *data.pages, *data.where, dim**-0.5)
-        due = twins.paged_decode_torch(*arguments, splits=1)
+        arguments = (data.cache, last, *data.where, dim**-0.5)
+        due = reference.paged_decode_torch(*arguments, splits=1)
         for tiling in TILINGS:
             for splits, least in ((1, 1), (5, 1), (LONG // tiling.tile, 1), (5, 512)):
                 found = paged_decode_hopper(*arguments, splits=hopper_plan.Plan(splits, least, tiling))

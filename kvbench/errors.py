@@ -30,3 +30,7 @@ class Refused(KvbenchError):
 
 class NotAvailable(KvbenchError):
     """Data or a tool that was asked for is not here; the message holds the command that gets it."""
+
+
+# Reasons of `Refused` that other code looks for.
+NO_DEVICE = "no_cuda_device"

@@ -73,7 +73,7 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
     from kvbench.matrix.cells import CELL_KEYS
     from kvbench.matrix.resolve import request_of, resolve
     from kvbench.matrix.runners import RUNNERS
-    from kvbench.run.session import emulator_of, native_of
+    from kvbench.run.task.prepare import emulator_of, native_of
     from kvbench.runners.context import Context
 
     torch.set_num_threads(1)

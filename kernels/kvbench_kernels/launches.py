@@ -1,67 +1,83 @@
-"""Which kernels were launched, by name: every wrapper says so right after its launch, and whoever records, hears it.
+"""A record of the kernels that were launched, by name. Every wrapper reports its launch; the caller owns the record.
 
-A CUDA graph launches at its capture; a replay runs the same kernels again without a word, so count replays beside it.
+A CUDA graph launches its kernels when it is captured. A replay runs them again without a report, so count replays too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+
+Product = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """name: the kernel's, as a profiler shows it; layer: the one at work, or None; compiled: what Triton made of it;
-    splits: programs along a sequence that its grid had, of a paged decode; product: the (M, N, K) that it is for, of an
-    FP8 linear layer.
+    """One launch of a kernel.
+
+    name: the kernel's, as a profiler shows it; layer: the attention layer that it belongs to, or None; compiled:
+    what Triton compiled; splits: programs along a sequence of a paged decode; product: (M, N, K) of an FP8 linear layer.
     """
 
     name: str
     layer: int | None
     compiled: Any = None
     splits: int | None = None
-    product: tuple[int, int, int] | None = None
+    product: Product | None = None
 
 
-_heard: list[Launch] | None = None
-_layer: int | None = None
-_product: tuple[int, int, int] | None = None
+class Recording:
+    """The launches of one `record()`, in order, and what the next one belongs to."""
+
+    __slots__ = ("launches", "layer", "product")
+
+    def __init__(self, layer: int | None = None, product: Product | None = None) -> None:
+        self.launches: list[Launch] = []
+        self.layer = layer
+        self.product = product
+
+
+# Of this thread; None where nobody records, which costs a launch one look-up.
+_current: ContextVar[Recording | None] = ContextVar("kvbench_launches", default=None)
 
 
 def launched(name: str, compiled: Any = None, splits: int | None = None) -> None:
-    """Called by a wrapper, with what the launch returned."""
-    if _heard is not None:
-        _heard.append(Launch(name, _layer, compiled, splits, _product))
+    """Report a launch. compiled: what the launch returned."""
+    if (recording := _current.get()) is not None:
+        recording.launches.append(Launch(name, recording.layer, compiled, splits, recording.product))
 
 
 def at_layer(layer: int | None) -> None:
-    """Launches from here on belong to `layer`."""
-    global _layer
-    _layer = layer
+    """Launches from here on belong to attention layer `layer`, or to none."""
+    if (recording := _current.get()) is not None:
+        recording.layer = layer
 
 
 @contextmanager
 def product(m: int, n: int, k: int) -> Iterator[None]:
-    """Launches inside the `with` are for x [m, k] times a weight [n, k]."""
-    global _product
-    _product = m, n, k
+    """Launches inside the `with` belong to the product of x [m, k] and a weight [n, k]."""
+    recording = _current.get()
+    if recording is not None:
+        recording.product = m, n, k
     try:
         yield
     finally:
-        _product = None
+        if recording is not None:
+            recording.product = None
 
 
 @contextmanager
 def record() -> Iterator[list[Launch]]:
-    """The launches inside the `with`, in order. A recording inside another is heard by both."""
-    global _heard
-    outer, _heard = _heard, []
-    mine = _heard
+    """The launches of this thread inside the `with`, in order. A recording around it gets them too."""
+    outer = _current.get()
+    mine = Recording() if outer is None else Recording(outer.layer, outer.product)
+    token = _current.set(mine)
     try:
-        yield mine
+        yield mine.launches
     finally:
-        _heard = outer
+        _current.reset(token)
         if outer is not None:
-            outer.extend(mine)
+            outer.launches.extend(mine.launches)

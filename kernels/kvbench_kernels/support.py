@@ -1,28 +1,52 @@
-"""What the paged attention kernels can do, as a question that is answered with a reason. No torch, no triton."""
+"""What the paged attention kernels can do, and what they must know of a KV format. No torch, no triton."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 
-KV_FORMATS = ("native", "int8_sym", "int8_static", "fp8_e4m3", "fp8_e4m3_static")
 PAGE_SIZES = (16, 32, 64)
 HEAD_DIMS = range(16, 257, 16)
 NO_GPU = "The Triton kernels need a CUDA device, and the cache is on {!r}; use torch."
 DTYPES = ("float16", "bfloat16", "float32")
 MAX_SPLITS = 256  # programs along a sequence of a decode
-# What a matrix may ask of an FP8 linear layer's product (`kvbench_kernels.gemm.fp8_route` says what each is).
+# What a matrix may ask of an FP8 linear layer's product (`kvbench_kernels.gemm.fp8_route` describes each).
 GEMMS = ("auto", "reference", "w8a16", "w8a8")
+
+
+@dataclass(frozen=True, eq=False)
+class StoredFormat:
+    """How a KV format lies in pages. There is one object per format, so two are equal only if they are the same.
+
+    payload_dtype: "int8", "float8_e4m3fn", or None for the model's own dtype. scale_granularity: "none", "tensor"
+    (one given scale for K and one for V) or "token-head" (one stored per token and KV head). scale_dtype: dtype
+    name of a scale, or None. backends: whose code writes the format ("torch", "triton"). Reading needs no code of
+    its own: a value is code * scale.
+    """
+
+    name: str
+    payload_dtype: str | None
+    scale_granularity: str
+    scale_dtype: str | None
+    backends: tuple[str, ...]
+
+    @property
+    def quantized(self) -> bool:
+        return self.payload_dtype is not None
+
+    @property
+    def scale_per_row(self) -> bool:
+        return self.scale_granularity == "token-head"
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """`supports(...)` said yes."""
+    """The answer of `supports` where the kernels can do it."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """`supports(...)` said no. `reason` is a stable word, `sentence` tells a person why."""
+    """The answer where they cannot. reason: a stable word; sentence: the same for a person."""
 
     reason: str
     sentence: str
@@ -32,11 +56,11 @@ class Rejected:
 class AttentionNeeds:
     """What one attention layer asks of the kernels.
 
-    dtype: of the queries ("float16", "bfloat16" or "float32"), which native pages have too. device: "cuda" or "cpu".
-    interpreter: whether Triton's interpreter runs the kernels, which needs no GPU and is no measure of speed.
+    dtype: of the queries ("float16", "bfloat16" or "float32"); native pages have it too. device: "cuda" or "cpu".
+    interpreter: whether Triton's interpreter runs the kernels, which needs no GPU and measures no speed.
     """
 
-    kv_format: str
+    fmt: StoredFormat
     q_heads: int
     kv_heads: int
     head_dim: int
@@ -51,22 +75,16 @@ class AttentionNeeds:
 
 
 def interpreting() -> bool:
-    """Whether this process was told to run Triton kernels in the interpreter."""
-    return os.environ.get("TRITON_INTERPRET", "").lower() in (
-        "1",
-        "true",
-        "on",
-        "y",
-        "yes",
-    )  # as Triton reads it
+    """Whether Triton's interpreter runs the kernels of this process: the variable is read as Triton reads it."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
 
 
 def supports(needs: AttentionNeeds) -> Accepted | Rejected:
-    """Whether paged_decode and paged_prefill can do it; the first thing that they cannot do otherwise."""
+    """Whether the kernels can write, decode and prefill this layer; if not, the first reason why."""
     if needs.device != "cuda" and not needs.interpreter:
         return Rejected("no_gpu", NO_GPU.format(needs.device))
-    if needs.kv_format not in KV_FORMATS:
-        return _rejected("kv_format", "KV format", repr(needs.kv_format), ", ".join(KV_FORMATS))
+    if "triton" not in needs.fmt.backends:
+        return Rejected("kv_format", f"No Triton kernel writes KV format {needs.fmt.name!r}; use torch.")
     if needs.dtype not in DTYPES:
         return _rejected("dtype", "query dtype", needs.dtype, ", ".join(DTYPES))
     if needs.kv_heads < 1 or needs.q_heads < 1 or needs.q_heads % needs.kv_heads:
@@ -79,9 +97,8 @@ def supports(needs: AttentionNeeds) -> Accepted | Rejected:
         if dim not in HEAD_DIMS:
             return _rejected(name, name, str(dim), "multiples of 16 from 16 to 256")
     if needs.page_size not in PAGE_SIZES:
-        return _rejected(
-            "page_size", "page size", f"{needs.page_size} tokens", ", ".join(map(str, PAGE_SIZES))
-        )
+        sizes = ", ".join(map(str, PAGE_SIZES))
+        return _rejected("page_size", "page size", f"{needs.page_size} tokens", sizes)
     if needs.sliding_window is not None and needs.sliding_window < 1:
         return _rejected("sliding_window", "sliding window", f"{needs.sliding_window} tokens", "1 and more")
     if needs.softcap is not None and not needs.softcap > 0:

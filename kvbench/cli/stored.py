@@ -67,7 +67,7 @@ def check_metrics(only: Sequence[str]) -> None:
     for metric in only:
         if metric not in METRICS:
             raise UsageError(
-                f"--only {metric!r:.80} is no metric.{suggestion(metric, METRICS)} docs/metrics.md has all of them, for example itl_ms, "
+                f"--only {metric!r:.80} is no metric.{suggestion(metric, METRICS)} docs/reference/metrics.md has all of them, for example itl_ms, "
                 "ppl, kld_mean, mcq_accuracy, kv_bytes_total."
             )
 

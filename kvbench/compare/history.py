@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from kvbench.compare.effects import BESIDE, judged
 from kvbench.compare.pairing import TIMED, Pair, Stored, pairs_of
 from kvbench.compare.result import BETTER, WORSE, Finding
 from kvbench.compare.two_runs import faults_of, judge, place_of, shared
 from kvbench.metrics.collect import METRICS, Row
+from kvbench.metrics.declare.metric import BESIDE
+from kvbench.metrics.declare.units import BYTES
 
 # Shown beside what is judged; the change of a ratio to the interleaved baseline is that of the time it is made of.
 RATIOS = {"itl_ratio": "itl_ms", "ttft_ratio": "ttft_ms"}
@@ -99,7 +100,7 @@ def history(
         for runner, track in tracks
         for metric in METRICS.values()
         if metric.runner == runner
-        and (metric.name in only if only else metric.name in (*judged(runner), *BESIDES))
+        and (metric.name in only if only else metric.effect or metric.name in BESIDES)
         if (line := _line(runs, metric.name, track, found)) is not None
     ]
     faults = [
@@ -152,7 +153,7 @@ def _line(
         change = None
         if stop.pair and stop.pair.second:
             broken = stop.pair.unlike
-            if stop.pair.machine and stop.pair.runner in TIMED and METRICS[metric].unit != "B":
+            if stop.pair.machine and stop.pair.runner in TIMED and METRICS[metric].unit is not BYTES:
                 broken = (*broken, f"times of two machines ({stop.pair.machine})")
             names = (stop.pair.first.run.name, stop.pair.second.run.name)
             change = found.get((names, stop.pair.first.cell, RATIOS.get(metric, metric), stop.variant))
@@ -169,4 +170,4 @@ def _of(metric: str, change: Finding | None) -> bool:
     """A change beside native is one of the ratio to native, and none of the time by itself."""
     if change is None or change.effect is None:
         return change is not None and metric not in RATIOS
-    return (change.effect.kind == BESIDE) == (metric in RATIOS)
+    return (change.effect.kind is BESIDE) == (metric in RATIOS)

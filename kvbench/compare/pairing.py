@@ -20,25 +20,10 @@ from kvbench.files import content_hash
 from kvbench.matrix.cells import CELL_KEYS, MODEL_NAMES, Cell, Task
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.values import text
-from kvbench.metrics import agreement, generate, mcq, perplexity
-from kvbench.metrics.collect import Row, derive, problem
+from kvbench.metrics.collect import READERS, Row, derive, problem
 from kvbench.records.record import Record
 from kvbench.records.run import Run
 from kvbench.render.labels import Labels
-
-# Facts of a runner's record that are part of its numbers. How many tokens were scored is left to the pairing.
-FACTS: dict[str, Sequence[str]] = {
-    "storage": ("tokens",),
-    "transfer": ("tokens",),
-    "parity": ("seed", "steps", "q_heads", "kv_heads", "head_dim", "vocabulary"),
-    "health": ("text_sha",),
-    "sensitivity": ("text_sha",),
-    "latency": ("prompt_sha",),
-    "agreement": agreement.COMPARABLE,
-    "generate": generate.COMPARABLE,
-    "perplexity": tuple(fact for fact in perplexity.COMPARABLE if fact != "scored"),
-    "mcq": mcq.COMPARABLE,
-}
 
 TIMED = ("latency", "transfer")  # their records hold times, which are of one machine
 
@@ -190,7 +175,7 @@ def _examined(pair: Pair) -> Pair:
     own, other = first.record, second.record
     if own.protocol != other.protocol:
         unlike.append(f"{what}: protocol version is {own.protocol} in {a} and {other.protocol} in {b}")
-    for fact in FACTS.get(pair.runner, ()):
+    for fact in READERS[pair.runner].FACTS if pair.runner in READERS else ():
         mine, theirs = own.facts.get(fact), other.facts.get(fact)
         if mine != theirs:
             unlike.append(f"{what}: {fact} is {_short(mine)} in {a} and {_short(theirs)} in {b}")

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvbench.compare.effects import ALONE, BESIDE, BYTES, Effect, Unable
 from kvbench.compare.pairing import Stored
 from kvbench.metrics.collect import Row
+from kvbench.metrics.declare.metric import EXACT, Effect, Unable
 from kvbench.render.numbers import counted_of, one_line
 
 # As `kvbench.compare.two_runs` describes them.
@@ -113,12 +113,10 @@ def spoken(effect: Effect | Unable) -> str:
     """`5.1% slower [3.9, 6.3]`, the interval on the side that the word says."""
     if isinstance(effect, Unable):
         return f"not compared ({effect.why})"
-    more, less = _WORDS.get(effect.kind, ("higher", "lower"))
-    if effect.metric.startswith("swap_"):
-        more, less = "faster", "slower"
+    more, less = effect.kind.more, effect.kind.less
     if not math.isfinite(effect.value):
         return "not a number"
-    if effect.kind == BYTES:
+    if effect.kind is EXACT:
         return (
             f"{abs(effect.value):,.10g} {effect.unit} {more if effect.value > 0 else less}"
             if effect.value
@@ -139,6 +137,3 @@ def _decimals(ends: Sequence[float], value: float) -> int:
     width = ends[1] - ends[0] if ends else abs(value)
     least = 1 if width < 100 else 0
     return min(8, max(least, 1 - math.floor(math.log10(width)))) if 0 < width < math.inf else 1
-
-
-_WORDS = {BESIDE: ("slower", "faster"), ALONE: ("slower", "faster"), BYTES: ("more", "less")}

@@ -17,18 +17,6 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from kvbench.compare.effects import (
-    ALONE,
-    BESIDE,
-    BYTES,
-    DIVERGENCE,
-    SHARE,
-    TEXT,
-    Effect,
-    Unable,
-    effects,
-    judged,
-)
 from kvbench.compare.pairing import TIMED, Pair, Side, Stored, match_cells, pairs_of
 from kvbench.compare.result import (
     BETTER,
@@ -47,13 +35,10 @@ from kvbench.gate.decide import Limits, broken, corrected, decide
 from kvbench.gate.verdict import FAIL, PASS
 from kvbench.metrics import latency
 from kvbench.metrics.collect import METRICS, Row
+from kvbench.metrics.declare.metric import ALONE, BESIDE, EXACT, Effect, Measured, Unable
 from kvbench.records.record import NOT_EVALUATED as NOT_AVAILABLE
 from kvbench.render.numbers import counted_of
 from kvbench.stats.power import Spread
-
-# How far two runs may be apart and still count as the same, where --margin-pct does not say it: % of a ratio, points of a share.
-# docs/comparing.md says why.
-MARGINS = {BESIDE: 2.0, ALONE: 10.0, TEXT: 0.5, DIVERGENCE: 10.0, SHARE: 0.5, BYTES: 0.0}
 
 UNJUDGED = "shown, not judged: it has no samples of its own that could be paired"
 
@@ -146,7 +131,7 @@ def judge(pairs: Sequence[Pair], only: Collection[str] = (), margin: float | Non
     cases = [(pair, finding) for pair, finding in found if finding.effect is not None]
     limits = [_limits(finding, margin) for _, finding in cases]
     spreads = [_spread(finding.effect) for _, finding in cases if finding.effect]
-    odds = corrected(
+    p_values = corrected(
         [broken(spread, limit) for spread, limit in zip(spreads, limits, strict=True)],
         [
             (f.metric, f.variant, id(f) if spread is None else None)
@@ -155,7 +140,7 @@ def judge(pairs: Sequence[Pair], only: Collection[str] = (), margin: float | Non
     )
     ruled = {
         id(finding): _ruled(pair, finding, limit, spread, *one)
-        for (pair, finding), limit, spread, one in zip(cases, limits, spreads, odds, strict=True)
+        for (pair, finding), limit, spread, one in zip(cases, limits, spreads, p_values, strict=True)
     }
     return [ruled.get(id(finding), finding) for _, finding in found]
 
@@ -177,7 +162,7 @@ def _raw(pair: Pair, only: Collection[str]) -> Iterator[tuple[Pair, Finding]]:
         yield pair, replace(base, reason=f"{side.run.name} has no result ({side.missing.rstrip('.')})")
         return
     try:
-        changes = {change.metric: change for change in effects(pair)}
+        found = changes(first, second)
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as e:
         reason = f"the samples of one of the two cannot be read ({type(e).__name__}: {e})"
         yield pair, replace(base, reason=reason)
@@ -187,13 +172,13 @@ def _raw(pair: Pair, only: Collection[str]) -> Iterator[tuple[Pair, Finding]]:
             continue
         at = [side.run.rows.get((side.cell, metric.name, side.task.variant)) for side in (first, second)]
         one = replace(base, metric=metric.name, first=at[0], second=at[1])
-        change = changes.get(metric.name)
+        change = found.get(metric.name)
         if (
             pair.machine
             and pair.runner in TIMED
-            and not (isinstance(change, Effect) and change.kind == BYTES)
+            and not (isinstance(change, Effect) and change.kind is EXACT)
         ):
-            if metric.name in judged(pair.runner):
+            if metric.effect:
                 reason = f"times of two machines are never compared ({pair.machine})"
                 yield pair, replace(one, reason=reason)
         elif isinstance(change, Unable):
@@ -205,6 +190,18 @@ def _raw(pair: Pair, only: Collection[str]) -> Iterator[tuple[Pair, Finding]]:
             yield pair, replace(one, effect=change, partial="; ".join(words) if change.sampled else "")
         elif all(row is not None and row.value is not None for row in at):
             yield pair, replace(one, outcome=NOT_JUDGED, reason=UNJUDGED)
+
+
+def changes(first: Side, second: Side) -> dict[str, Effect | Unable]:
+    """The change of each metric that has one. Raises what reading damaged samples raises."""
+    assert first.record
+    assert second.record
+    sides = Measured(first.record, first.native), Measured(second.record, second.native)
+    found: dict[str, Effect | Unable] = {}
+    for metric in METRICS.values():
+        if metric.runner == first.task.runner and metric.effect and (change := metric.effect(metric, *sides)):
+            found[metric.name] = change
+    return found
 
 
 def _finding(pair: Pair) -> Finding:
@@ -226,7 +223,7 @@ def _limits(finding: Finding, margin: float | None) -> Limits:
     """As far to one side of no change as to the other, on the scale of the unit."""
     effect = finding.effect
     assert effect is not None
-    most = MARGINS[effect.kind] if margin is None or effect.kind == BYTES else margin
+    most = effect.kind.margin if margin is None or effect.kind is EXACT else margin
     least = 100 * (1 / (1 + most / 100) - 1) if effect.unit == "%" else -most
     return Limits(least, most, 0.0)
 
@@ -248,7 +245,7 @@ def _ruled(
             known, effect=None, outcome=NOT_EVALUATED, reason="one of the two values is not a number"
         )
     if effect.identical:
-        reason = "" if effect.kind == BYTES else "every number is the same to the last bit"
+        reason = "" if effect.kind is EXACT else "every number is the same to the last bit"
         return replace(known, outcome=SAME, reason=reason)
     ruling = decide(effect.value, spread, effect.n, effect.sampled, limits, adjusted, family)
     known = replace(known, adjusted=adjusted if spread else None, mde=ruling.mde, n_needed=ruling.n_needed)
@@ -264,7 +261,7 @@ def _ruled(
     if why := _doubt(pair, effect, outcome, limits):
         return replace(known, outcome=UNDECIDED, reason=f"it would be {outcome}, but {why}")
     return replace(
-        known, outcome=outcome, reason="exact" if effect.kind == BYTES else within if outcome == SAME else ""
+        known, outcome=outcome, reason="exact" if effect.kind is EXACT else within if outcome == SAME else ""
     )
 
 
@@ -286,13 +283,13 @@ def _doubt(pair: Pair, effect: Effect, outcome: str, limits: Limits) -> str:
         return ""
     metric = (
         {"itl_ms": "itl_ratio", "ttft_ms": "ttft_ratio"}[effect.metric]
-        if effect.kind == BESIDE
+        if effect.kind is BESIDE
         else effect.metric
     )
     sides = (pair.first, pair.second)
     values = [_value(side, metric) for side in sides]
     up, ends = effect.value > 0, (1 + limits.low / 100, 1 + limits.high / 100)
-    said = [_busy(side) for side in sides] if effect.kind == ALONE else []
+    said = [_busy(side) for side in sides] if effect.kind is ALONE else []
     for i, (side, row) in enumerate(zip(sides, values, strict=True)):
         other = values[1 - i]
         if row is None or other is None or other.value is None or side.record is None:

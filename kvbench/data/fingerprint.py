@@ -1,4 +1,4 @@
-"""Evaluation data by name: corpora, question sets and their fingerprints. No torch here."""
+"""The digest of evaluation data that enters a task's key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ABSENT", "Corpus", "Question", "QuestionSet", "corpus", "fingerprint
 
 
 def fingerprint(name: str, data_dir: Path | None, split: str = "test") -> str:
-    """sha256 of a corpus or a question set, or "absent" when it is not there; part of every task's key."""
-    return (
-        questions_fingerprint(name, data_dir) if name in TASKS else corpus_fingerprint(name, data_dir, split)
-    )
+    """sha256 of a corpus or a question set, or "absent" when it is not there."""
+    if name in TASKS:
+        return questions_fingerprint(name, data_dir)
+    return corpus_fingerprint(name, data_dir, split)

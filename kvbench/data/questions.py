@@ -1,9 +1,9 @@
-"""Multiple-choice questions: found, read and hashed. No torch here.
+"""Multiple-choice questions: found, read and hashed.
 
     mmlu, ceval, arc_easy, arc_challenge   gzipped JSON lines below the data directory, or the hub when that is allowed
     cloze                                  made here from any corpus: which of four continuations is the true one
 
-Text is kept verbatim, upstream's faults included: mended questions would give scores that compare with nobody's.
+Text is kept verbatim, upstream's mistakes included: scores on corrected questions would compare with nobody's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from kvbench.errors import KvbenchError, UsageError
 
 @dataclass(frozen=True)
 class Question:
-    """One question. choices may hold None or "" where the data does; answer is the index of the right choice, or
-    None when the data names an answer that is not among the choices. Both are the runner's to count as skipped.
+    """One question. choices hold None or "" where the data does; answer: index of the right choice, or None when it
+    is not among the choices. The runner counts both as skipped.
     """
 
     id: str
@@ -38,7 +38,7 @@ class Question:
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """questions in file order; examples: the worked ones of each subject, in the order they are shown."""
+    """questions in file order; examples: the solved ones of each subject, in the order they are shown."""
 
     name: str
     questions: tuple[Question, ...]
@@ -50,7 +50,7 @@ class QuestionSet:
 
 @dataclass(frozen=True)
 class Source:
-    """Files below the data directory and what they are. scored, shown: paths of the questions and the examples."""
+    """Files below the data directory. scored, shown: paths of the questions and of the examples."""
 
     scored: str
     shown: str
@@ -99,20 +99,14 @@ def questions(task: str, data_dir: Path | None) -> QuestionSet:
     examples: dict[str, list[Question]] = defaultdict(list)
     for q in shown:
         examples[q.subject].append(q)
-    return QuestionSet(
-        name=task,
-        questions=tuple(scored),
-        examples={subject: tuple(rows) for subject, rows in examples.items()},
-        sha256=sha,
-        source=f"{source.source}, {where}",
-        license=source.license,
-    )
+    shots = {subject: tuple(rows) for subject, rows in examples.items()}
+    return QuestionSet(task, tuple(scored), shots, sha, f"{source.source}, {where}", source.license)
 
 
 def questions_fingerprint(task: str, data_dir: Path | None) -> str:
     """sha256 over the files of the set (for cloze: of its corpus and recipe), or "absent".
 
-    From the hub the content is known only when it is fetched: the digest then names the place.
+    Content on the hub is known only once it is fetched; until then the digest is of the place's name.
     """
     if task == "cloze":
         return _cloze_sha(corpus("pydoc", data_dir))
@@ -123,17 +117,20 @@ def questions_fingerprint(task: str, data_dir: Path | None) -> str:
 
 
 def cloze(text: Corpus, count: int = CLOZE_QUESTIONS, seed: int = CLOZE_SEED) -> QuestionSet:
-    """Questions whose context is running text of `text` and whose choices continue it: the true continuation, and
-    three of as many words drawn elsewhere in the corpus. Same corpus, count and seed: same questions.
+    """Questions whose context is a stretch of `text` and whose choices continue it: the true continuation, and three
+    of the same length from elsewhere in the corpus. Same corpus, count and seed: same questions.
 
     Raises KvbenchError when the corpus is too short for it.
     """
     rng = random.Random(f"cloze {seed} {text.sha256}")
     pieces = _prose(text.rows)
-    need = CLOZE_CONTEXT + CLOZE_WORDS
+    too_short = KvbenchError(
+        f"The corpus {text.name} has too little running text for a cloze set (4 different stretches of "
+        f"{CLOZE_CONTEXT + CLOZE_WORDS} words); use a longer one."
+    )
     if len(pieces) < 4:
-        raise _too_little(text)
-    weights = [len(p) - need + 1 for p in pieces]
+        raise too_short
+    weights = [len(p) - (CLOZE_CONTEXT + CLOZE_WORDS) + 1 for p in pieces]
 
     def draw() -> tuple[int, int]:
         piece = rng.choices(range(len(pieces)), weights)[0]
@@ -158,32 +155,12 @@ def cloze(text: Corpus, count: int = CLOZE_QUESTIONS, seed: int = CLOZE_SEED) ->
             if len(choices) == 4:
                 break
         else:
-            raise _too_little(text)
+            raise too_short
         order = rng.sample(range(4), 4)
-        found.append(
-            Question(
-                id=f"cloze/{len(found)}",
-                subject="cloze",
-                question=context,
-                choices=tuple(choices[i] for i in order),
-                answer=order.index(0),
-            )
-        )
-    return QuestionSet(
-        name="cloze",
-        questions=tuple(found),
-        examples={},
-        sha256=_cloze_sha(text, count, seed),
-        source=f"{len(found)} cloze questions (seed {seed}) made from {text.source}",
-        license=text.license,
-    )
-
-
-def _too_little(text: Corpus) -> KvbenchError:
-    return KvbenchError(
-        f"The corpus {text.name} has too little running text for a cloze set (4 different stretches of "
-        f"{CLOZE_CONTEXT + CLOZE_WORDS} words); take a longer one."
-    )
+        shuffled = tuple(choices[i] for i in order)
+        found.append(Question(f"cloze/{len(found)}", "cloze", context, shuffled, order.index(0)))
+    source = f"{len(found)} cloze questions (seed {seed}) made from {text.source}"
+    return QuestionSet("cloze", tuple(found), {}, _cloze_sha(text, count, seed), source, text.license)
 
 
 def _cloze_sha(text: Corpus, count: int = CLOZE_QUESTIONS, seed: int = CLOZE_SEED) -> str:
@@ -195,9 +172,8 @@ def _continuation(words: list[str], at: int) -> str:
 
 
 def _prose(rows: Iterable[str]) -> list[list[str]]:
-    """Words of the running paragraphs that are long enough to ask about. Tables, code and headings are left out: a
-    paragraph has no line that is indented or begins a table, and its words are joined by single spaces so that layout is
-    no clue.
+    """Words of the paragraphs that are long enough for a question. Tables, code and headings are left out: a paragraph
+    has no line that is indented or begins a table, and single spaces join its words so that layout gives no clue.
     """
     found = []
     for row in rows:
@@ -233,7 +209,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
             try:
                 rows.append(json.loads(line))
             except ValueError as e:
-                raise KvbenchError(f"{path}, line {number}: not JSON ({e}); fetch the file anew.") from None
+                raise KvbenchError(f"{path}, line {number}: not JSON ({e}); fetch the file again.") from None
     return rows
 
 
@@ -245,18 +221,12 @@ def _parse(rows: list[dict[str, Any]], task: str) -> list[Question]:
         try:
             subject = row.get("subject", task)
             labels = list(row.get("labels", "ABCD"))
-            parsed.append(
-                Question(
-                    id=str(row.get("id", f"{subject}/{seen[subject]}")),
-                    subject=subject,
-                    question=row["question"],
-                    choices=tuple(row["choices"]),
-                    answer=labels.index(row["answer"]) if row["answer"] in labels else None,
-                )
-            )
+            key = str(row.get("id", f"{subject}/{seen[subject]}"))
+            answer = labels.index(row["answer"]) if row["answer"] in labels else None
+            parsed.append(Question(key, subject, row["question"], tuple(row["choices"]), answer))
         except (KeyError, TypeError) as e:
             raise KvbenchError(
-                f"{task}, row {number}: {e!r} in {sorted(row)}; fetch the data anew."
+                f"{task}, row {number}: {e!r} in {sorted(row)}; fetch the data again."
             ) from None
         seen[subject] += 1
     return parsed

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kvbench.engines.reference.engine import Engine
-from kvbench.engines.reference.kv.layer import LayerPages, dtype_name
+from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.engines.reference.kv.pages import SWAPPED
 from kvbench.evidence.bits import same_bits
 from kvbench.evidence.kernels import declared_execution, kernels_level, run_of
@@ -30,6 +30,7 @@ from kvbench.evidence.weight_bytes import stored_weights, weights_level
 from kvbench.formats.kv import KV_FORMATS, SIDES, KVFormat, kv_bytes
 from kvbench.records.record import LEVELS, MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
 from kvbench.text import and_more
+from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.kv.quantize import QUANTIZE
 from kvbench_kernels.launches import record
 
@@ -38,12 +39,17 @@ from kvbench_kernels.launches import record
 APART = 0.125
 
 
-def live_format(pages: LayerPages, side: str, native_dtype: torch.dtype) -> str:
-    """The format that one side of a layer is stored in, told by its tensors alone; or a description of them."""
+def live_format(
+    pages: LayerPages, side: str, native_dtype: torch.dtype, asked: KVFormat | None = None
+) -> str:
+    """The format that one side of a layer is stored in, by its tensors alone; or a description of them.
+
+    asked: the format to name where several have the same tensors.
+    """
     payload: Tensor = getattr(pages, side)
     scale: Tensor | None = getattr(pages, f"{side}_scale")
     kind = "none" if scale is None else "tensor" if scale.numel() == 1 else "token-head"
-    for fmt in KV_FORMATS.values():
+    for fmt in (*([asked] if asked else []), *KV_FORMATS.values()):
         stored = dtype_name(native_dtype) if fmt.payload_dtype is None else fmt.payload_dtype
         same_scale = fmt.scale_granularity == kind and (
             scale is None or dtype_name(scale.dtype) == fmt.scale_dtype
@@ -55,10 +61,10 @@ def live_format(pages: LayerPages, side: str, native_dtype: torch.dtype) -> str:
 
 
 @torch.inference_mode()
-def examine(engine: Engine, *probes: Level, reads_due: bool) -> Evidence:
+def examine(engine: Engine, *probes: Level, reads_expected: bool) -> Evidence:
     """Take the evidence of an engine whose measurement has ended; its sequences are freed and its pages poisoned.
 
-    probes: the levels of this configuration, from `probe_layers` and `kvbench.evidence.read_path`. reads_due: the runner's number comes
+    probes: the levels of this configuration, from `probe_layers` and `kvbench.evidence.read_path`. reads_expected: the runner's number comes
     from attention over the pages, so an engine that read none is a mismatch.
     """
     reads, run, products = (
@@ -68,7 +74,7 @@ def examine(engine: Engine, *probes: Level, reads_due: bool) -> Evidence:
     )
     e1, effective = _e1(engine)
     e1_weights, effective_weights = weights_level(engine.model, engine.decision)
-    levels = [e1, _e3_reads(engine, reads, reads_due)]
+    levels = [e1, _e3_reads(engine, reads, reads_expected)]
     for seq in engine.store.sequences():
         give_up = engine.discard_swapped if engine.store.state(seq) == SWAPPED else engine.free
         give_up(seq)
@@ -101,7 +107,7 @@ def _e1(engine: Engine) -> tuple[Level, str]:
     wrong, found = [], set()
     for index, pages in enumerate(store.layers):
         for side in SIDES:
-            live = live_format(pages, side, engine.model.dtype)
+            live = live_format(pages, side, engine.model.dtype, asked)
             found.add(live)
             if live != asked.name:
                 dtype = dtype_name(getattr(pages, side).dtype)
@@ -181,7 +187,7 @@ def _e2(engine: Engine) -> Level:
     sources = due_scales(engine) if asked.scale_kind == "static" else None
     seq = next(iter(store.sequences()))
     slots = store.slots_for(seq, 0, engine.length(seq))
-    wrong = [fault] if (fault := reference_fault(asked.name)) else []
+    wrong = [fault] if (fault := reference_fault(asked)) else []
     for index, pages in enumerate(store.layers):
         if index not in engine.taps:
             return Level("E2", UNVERIFIED, f"Layer {index} wrote nothing in the probe forward.")

@@ -213,7 +213,7 @@ def declared_execution(engine: Engine) -> str:
 
     store, device = engine.store, engine.model.device.type
     needs = {
-        layer.needs(store.fmt.name, store.page_size, dtype, device, interpreting()) for layer in engine.layers
+        layer.needs(store.fmt, store.page_size, dtype, device, interpreting()) for layer in engine.layers
     }
     return " and ".join(sorted({execution(need) for need in needs}))
 

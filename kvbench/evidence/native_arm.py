@@ -1,42 +1,53 @@
-"""What the evidence of several engines proves together: the worst of them speaks, and native arms must be native."""
+"""native-arm: whether the engines beside the measured one are native; and the worst evidence of several engines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kvbench.records.record import MISMATCH, RUNGS, UNVERIFIED, VERIFIED, Evidence, Level, rung
 
+Formats = tuple[str, str]  # of the KV cache and of the weights
 
-def standing(evidence: Evidence) -> tuple[bool, bool, str]:
+
+def _rank(evidence: Evidence) -> tuple[bool, bool, str]:
     """The worst evidence has the smallest: a mismatch, then what is unverified on the lowest rung."""
-    silent = [rung(level.name) for level in evidence.levels if level.state == UNVERIFIED]
-    return evidence.state == VERIFIED, evidence.state != MISMATCH, min(silent, default=RUNGS[-1])
+    unverified = [rung(level.name) for level in evidence.levels if level.state == UNVERIFIED]
+    return evidence.state == VERIFIED, evidence.state != MISMATCH, min(unverified, default=RUNGS[-1])
 
 
-def native_arm(shown: Sequence[tuple[Evidence, tuple[str, str]]], own: int, beside: int) -> Level:
-    """What the arms beside the measured engine prove. shown: the evidence of each and the (cache, weights) that are due, at least one;
-    own, beside: tokens that the measured engine and the native ones computed.
+def _effective(evidence: Evidence) -> Formats:
+    return evidence.effective, evidence.effective_weights
 
-    An arm in another format contradicts, whatever else of it is unverified: it must not stand on a rung that a gate leaves out.
+
+def worst_of(examined: Sequence[tuple[Evidence, Any]], expected: Formats) -> tuple[Evidence, Any]:
+    """The worst evidence with what comes with it: other formats than expected first."""
+    return min(examined, key=lambda pair: (_effective(pair[0]) == expected, _rank(pair[0])))
+
+
+def native_arm(shown: Sequence[tuple[Evidence, Formats]], own: int, native: int) -> Level:
+    """The level. shown: the evidence of each engine beside the measured one with its expected formats, at least one;
+    own, native: tokens that the measured engines and the native ones computed.
+
+    An engine in another format is a mismatch even where its other levels are unverified, so that no gate can leave it out.
     """
-    off = [e for e, due in shown if (e.effective, e.effective_weights) != due]
-    if off:
-        worst = min(off, key=standing)
+    if off := [evidence for evidence, formats in shown if _effective(evidence) != formats]:
+        worst = min(off, key=_rank)
         lost = next((f" {x.sentence}" for x in worst.levels if x.state == MISMATCH), "")
         sentence = f"it stores {worst.effective} and {worst.effective_weights} weights.{lost}"
         return Level("native-arm", MISMATCH, f"The native arm is not native: {sentence}")
-    worst = min((e for e, _ in shown), key=standing)
+    worst = min((evidence for evidence, _ in shown), key=_rank)
     if worst.state != VERIFIED:
         lost = next(x.sentence for x in worst.levels if x.state == worst.state)
-        silent = [x.name for x in worst.levels if x.state == UNVERIFIED]
+        unverified = [x.name for x in worst.levels if x.state == UNVERIFIED]
         return Level(
-            "native-arm", worst.state, f"The native arm is not native: {lost}", {"unverified": silent}
+            "native-arm", worst.state, f"The native arm is not native: {lost}", {"unverified": unverified}
         )
-    if own < beside:
+    if own < native:
         return Level(
             "native-arm",
             MISMATCH,
-            f"The measured engine computed {own} tokens and the native one beside it {beside}: the numbers are not the measured "
-            "engine's alone.",
+            f"The measured engine computed {own} tokens and the native one {native}: the numbers are not only the "
+            "measured engine's.",
         )
     return Level("native-arm", VERIFIED, f"{len(shown)} native engine(s) beside it are native.")

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from kvbench.engines.reference.kv.layer import LayerPages, indexable
+from kvbench.engines.reference.kv.layer import indexable
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.formats.kv import SIDES
+from kvbench_kernels.kv.layout import LayerPages
 
 # By one of these a scale that is read moves the logits: where scores are so large that a softmax is at its end, twice as much moves none.
 FACTORS = (2.0, 2.0**-10)

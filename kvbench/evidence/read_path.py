@@ -259,7 +259,7 @@ class Beside:
             elif given is not None:
                 values = values * given.double()
             share, _ = element_error(self.fmt, x, scale, values)
-            if self.fmt.payload_dtype == "int8" and (quantized.codes == -128).any():
+            if self.fmt.qmax is not None and (quantized.codes.double().abs() > self.fmt.qmax).any():
                 share = math.inf
             if not share <= self.share:
                 self.share, self.share_at = share, f"layer {layer} {side.upper()}"
@@ -270,22 +270,23 @@ class Beside:
 def element_error(fmt: KVFormat, x: Tensor, scale: float | None, values: Tensor) -> tuple[float, float]:
     """Worst |x - values| as a share of the format's bound, and as such. Clipped elements have no bound.
 
-    int8: half a step of the stored scale + 1e-6. e4m3: a 16th of the element, or half the smallest step, + 1e-6.
+    The bound is that of the format's payload + 1e-6; the scale is the given one, or the largest that may be stored.
     """
     x = x.double()
     error = (x - values).abs()
     worst = error.max().item()
-    if fmt.qmax is None:
+    payload = fmt.payload
+    if payload is None:
         return (0.0 if worst == 0 else float("inf")), worst
     if scale is not None:
         step = torch.full_like(x[..., :1], scale)
     else:
-        step = x.abs().amax(-1, keepdim=True) / fmt.qmax
+        step = x.abs().amax(-1, keepdim=True) / payload.qmax * (fmt.scale_margin or 1.0)
         if fmt.scale_dtype == "float16":
-            step = step * (1 + 2.0**-10) + 2.0**-24  # rounded up to FP16
-    half = step / 2 if fmt.payload_dtype == "int8" else torch.maximum(x.abs() / 16, step * 2.0**-10)
-    inside = x.abs() <= step * fmt.qmax * (1 + 1e-6)
-    return torch.where(inside, error / (half + 1e-6), 0.0).max().item(), worst
+            step = step + 2.0**-24  # its smallest number
+    bound = torch.maximum(x.abs() * payload.of_element, step * payload.of_scale)
+    inside = x.abs() <= step * payload.qmax * (1 + 1e-6)
+    return torch.where(inside, error / (bound + 1e-6), 0.0).max().item(), worst
 
 
 def _disorder(store: PagedKVStore) -> None:

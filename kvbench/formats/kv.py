@@ -1,10 +1,8 @@
 """KV and weight formats: frozen descriptors and exact byte formulas. No torch here.
 
-A format says how values are stored: payload element, scale kind (static or dynamic), scale granularity (one a
-tensor, or one a token and KV head) and scale element. Everything that must be counted is counted from these
-descriptors; the engine's live tensors must come out at exactly the same number of bytes.
-
-Adding a format starts with an entry in `KV_FORMATS`; docs/extending.md has the rest.
+A descriptor is the one place that says what a format stores. The layout of the pages, the evidence, the resolver, the
+kernels, `kvbench formats` and the schema read it. A KV format whose payload is in `PAYLOADS` takes one entry in
+`KV_FORMATS` and one quantizer of the same name (`kvbench_kernels.kv.quantize.quantizer`).
 """
 
 from __future__ import annotations
@@ -13,37 +11,96 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvbench.errors import UsageError
+from kvbench_kernels.support import StoredFormat
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 
-# What float32, in which static scales are kept, holds: its smallest subnormal and its largest number.
+# The range of float32, in which static scales are kept: its smallest subnormal and its largest number.
 SMALLEST, LARGEST = 2.0**-149, (2 - 2.0**-23) * 2.0**127
 
 SIDES = ("k", "v")  # what a cache holds of a token
 
 
 @dataclass(frozen=True)
-class KVFormat:
-    """How one element of K or V is stored.
+class Payload:
+    """The codes of an 8-bit dtype and the error of a stored element that is not clipped.
 
-    payload_dtype: storage dtype name, or None for the model's own dtype (`native`).
-    scale_kind: "none", "static" (given in the matrix) or "dynamic" (computed when written).
-    scale_granularity: "none", "tensor" (one scale for K and one for V in a layer) or "token-head".
-    scale_dtype: dtype name of a stored scale, or None.
-    qmax: largest magnitude of a code (127 for int8, 448 for e4m3), or None.
+    qmax: largest magnitude of a code; codes are from -qmax to qmax. The error is at most the larger of `of_element`
+    times the element and `of_scale` times the scale; bound: the same for a person.
     """
 
-    name: str
-    payload_dtype: str | None
-    scale_kind: str
-    scale_granularity: str
-    scale_dtype: str | None
-    qmax: float | None
+    qmax: float
+    of_element: float
+    of_scale: float
+    bound: str
+
+
+PAYLOADS: dict[str, Payload] = {
+    "int8": Payload(127.0, 0.0, 0.5, "half its scale"),
+    "float8_e4m3fn": Payload(448.0, 2.0**-4, 2.0**-10, "1/16 of the element, or scale / 1024"),
+}
+
+
+@dataclass(frozen=True)
+class KnownRow:
+    """A row that was quantized by hand: the evidence holds the reference quantizer to it.
+
+    given: the static scale, None where the format computes its own. scale: the scale that is stored per row, or None.
+    """
+
+    values: tuple[float, ...]
+    codes: tuple[float, ...]
+    given: float | None = None
+    scale: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class KVFormat(StoredFormat):
+    """How one element of K or V is stored. No field has a default: a new format must state each.
+
+    scale_margin: how many times amax / qmax a stored scale per row may be, before it is rounded up to the smallest
+    number of its dtype; None without such scales. known_row: see `KnownRow`. summary: one line for a person.
+    """
+
+    scale_margin: float | None
+    known_row: KnownRow
     summary: str
 
+    def __post_init__(self) -> None:
+        wrong = [
+            text
+            for text, holds in (
+                ("a payload of PAYLOADS", self.payload_dtype is None or self.payload_dtype in PAYLOADS),
+                ("a scale granularity of SCALE_KINDS", self.scale_granularity in SCALE_KINDS),
+                ("scales exactly where the payload is quantized", self.quantized == (self.scale_kind != "none")),
+                ("a scale dtype of DTYPE_BYTES where there are scales",
+                 (self.scale_dtype in DTYPE_BYTES) == self.quantized),
+                ("a scale margin where a scale is stored per row", (self.scale_margin is not None) == self.scale_per_row),
+                ("a known row with one code per value and a scale of its kind",
+                 0 < len(self.known_row.values) == len(self.known_row.codes)
+                 and (self.known_row.given is not None) == (self.scale_kind == "static")
+                 and (self.known_row.scale is not None) == self.scale_per_row),
+                ("backend torch, which can always write it", "torch" in self.backends),
+            )
+            if not holds
+        ]  # fmt: skip
+        if wrong:
+            raise ValueError(f"The descriptor of KV format {self.name!r} needs {'; '.join(wrong)}.")
+
     @property
-    def quantized(self) -> bool:
-        return self.payload_dtype is not None
+    def scale_kind(self) -> str:
+        """ "none", "static" (given in the matrix) or "dynamic" (computed when a token is written)."""
+        return SCALE_KINDS.get(self.scale_granularity, self.scale_granularity)
+
+    @property
+    def payload(self) -> Payload | None:
+        """What is known of the codes, or None where values are stored as they are."""
+        return PAYLOADS[self.payload_dtype] if self.payload_dtype else None
+
+    @property
+    def qmax(self) -> float | None:
+        """Largest magnitude of a code (127 for int8, 448 for e4m3), or None."""
+        return self.payload.qmax if self.payload else None
 
     def payload_bytes(self, native_dtype: str) -> int:
         """Bytes of one stored element; `native_dtype` is the model's dtype name."""
@@ -55,20 +112,47 @@ class KVFormat:
         return DTYPE_BYTES[self.scale_dtype] if self.scale_dtype else 0
 
 
+# Scale granularity -> scale kind.
+SCALE_KINDS = {"none": "none", "tensor": "static", "token-head": "dynamic"}
+_BOTH = ("torch", "triton")
+
 KV_FORMATS: dict[str, KVFormat] = {
     f.name: f
     for f in (
-        KVFormat("native", None, "none", "none", None, None, "the model's own dtype, unchanged"),
-        KVFormat("int8_sym", "int8", "dynamic", "token-head", "float16", 127.0,
-                 "symmetric INT8, one FP16 scale a token and KV head, rounded up"),
-        KVFormat("int8_static", "int8", "static", "tensor", "float32", 127.0,
-                 "symmetric INT8, one given scale for K and one for V a layer"),
-        KVFormat("fp8_e4m3", "float8_e4m3fn", "dynamic", "token-head", "float32", 448.0,
-                 "FP8 E4M3FN, one F32 scale a token and KV head"),
-        KVFormat("fp8_e4m3_static", "float8_e4m3fn", "static", "tensor", "float32", 448.0,
-                 "FP8 E4M3FN, one given scale for K and one for V a layer"),
+        KVFormat(
+            "native", None, "none", None, _BOTH, None,
+            KnownRow((3.0, -3.0, 0.01, 2.0), (3.0, -3.0, 0.01, 2.0)),
+            "the model's own dtype, unchanged",
+        ),
+        KVFormat(
+            "int8_sym", "int8", "token-head", "float16", _BOTH, 1 + 2.0**-10,
+            # 3 / 127 = 0.0236220... is between the FP16 numbers 0x260c and 0x260d and is rounded up.
+            KnownRow((3.0, -3.0, 0.01, 2.0, 0.5, -1.75), (127, -127, 0, 85, 21, -74), scale=0.0236358642578125),
+            "symmetric INT8, one FP16 scale a token and KV head, rounded up",
+        ),
+        KVFormat(
+            "int8_static", "int8", "tensor", "float32", _BOTH, None,
+            KnownRow((1.25, 0.75, 100.0, -100.0, 0.2), (2, 2, 127, -127, 0), given=0.5),
+            "symmetric INT8, one given scale for K and one for V a layer",
+        ),
+        KVFormat(
+            "fp8_e4m3", "float8_e4m3fn", "token-head", "float32", _BOTH, 1.0,
+            # 1.0625 and 19 are ties; they go to the even mantissa, here and in the next format.
+            KnownRow((448.0, -448.0, 1.0625, 19.0, 0.0), (448.0, -448.0, 1.0, 20.0, 0.0), scale=1.0),
+            "FP8 E4M3FN, one F32 scale a token and KV head",
+        ),
+        KVFormat(
+            "fp8_e4m3_static", "float8_e4m3fn", "tensor", "float32", _BOTH, None,
+            KnownRow((0.53125, 9.5, 300.0, -300.0), (1.0, 20.0, 448.0, -448.0), given=0.5),
+            "FP8 E4M3FN, one given scale for K and one for V a layer",
+        ),
     )
 }  # fmt: skip
+
+
+def error_bound(payload_dtype: str | None) -> str:
+    """The largest error of a stored element that is not clipped, for a person."""
+    return PAYLOADS[payload_dtype].bound if payload_dtype else "none"
 
 
 @dataclass(frozen=True)
@@ -102,8 +186,8 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
 
 
 @dataclass(frozen=True)
-class WeightBytes:
-    """Bytes of one linear layer's weight. All integers."""
+class StoredBytes:
+    """Bytes of a layer's KV storage or of a weight, split as they are reported. All integers."""
 
     payload: int
     scales: int
@@ -115,16 +199,16 @@ class WeightBytes:
 
 def weight_bytes(
     fmt: WeightFormat, n: int, k: int, native_dtype: str, scale_dtype: str = "float32"
-) -> WeightBytes:
+) -> StoredBytes:
     """Exact bytes of a weight [n, k]. A block at the end of a dimension costs a whole scale, however small it is.
 
     scale_dtype: dtype name of the stored scales; a checkpoint may hold bfloat16 or float16 ones.
     """
     payload = n * k * DTYPE_BYTES[fmt.payload_dtype or native_dtype]
     if fmt.block is None:
-        return WeightBytes(payload, 0)
+        return StoredBytes(payload, 0)
     rows, columns = fmt.block
-    return WeightBytes(payload, -(-n // rows) * -(-k // columns) * DTYPE_BYTES[scale_dtype])
+    return StoredBytes(payload, -(-n // rows) * -(-k // columns) * DTYPE_BYTES[scale_dtype])
 
 
 @dataclass(frozen=True)
@@ -136,32 +220,15 @@ class KVShape:
     value_dim: int
 
 
-@dataclass(frozen=True)
-class KVBytes:
-    """Bytes of a layer's KV storage, split the way they are reported. All integers."""
-
-    payload: int
-    scales: int
-
-    @property
-    def total(self) -> int:
-        return self.payload + self.scales
-
-
-def kv_bytes(fmt: KVFormat, shape: KVShape, tokens: int, native_dtype: str) -> KVBytes:
+def kv_bytes(fmt: KVFormat, shape: KVShape, tokens: int, native_dtype: str) -> StoredBytes:
     """Exact bytes of `tokens` token slots of one layer (K and V together).
 
     For one page of 16 tokens, 8 heads of 128: int8_sym 33,280 B against 65,536 B native 16-bit (0.5078125).
     A per-tensor scale costs two scale elements a layer, however many tokens there are.
     """
     elements = tokens * shape.kv_heads * (shape.head_dim + shape.value_dim)
-    if fmt.scale_granularity == "token-head":
-        scales = 2 * tokens * shape.kv_heads * fmt.scale_bytes
-    elif fmt.scale_granularity == "tensor":
-        scales = 2 * fmt.scale_bytes
-    else:
-        scales = 0
-    return KVBytes(elements * fmt.payload_bytes(native_dtype), scales)
+    scales = 2 * tokens * shape.kv_heads if fmt.scale_per_row else 2
+    return StoredBytes(elements * fmt.payload_bytes(native_dtype), scales * fmt.scale_bytes)
 
 
 def pages_for(tokens: int, page_size: int) -> int:

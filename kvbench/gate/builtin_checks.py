@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isclose, isfinite, isnan
 from typing import Any
 
+from kvbench.errors import NO_DEVICE
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome
 from kvbench.metrics import health
 from kvbench.metrics.collect import METRICS, Row, implausible, problem
+from kvbench.metrics.declare.units import BYTES, RATIO
 from kvbench.records.record import ERROR, OK, REFUSED, Record
 from kvbench.records.record import NOT_EVALUATED as NOT_AVAILABLE
 from kvbench.records.run import Run
@@ -18,7 +20,6 @@ from kvbench.text import and_more
 Values = Mapping[str, float]
 MANY = 8  # from so many equal results on, chance is no explanation: 8 picks of 4 choices are alike once in 16,384
 PLENTY = 100  # SmolLM2-135M answers 23 of 24 questions of MMLU with A: of 100 all would be so 1 time in 70
-NO_DEVICE = "no_cuda_device"  # the reason of a refusal, of the session's own
 # Checks of cells whose device is not here: one on all of them, and one a task.
 DEVICE, SKIPPED = "device", "skipped"
 _DEVICE_SKIPPED = "They are skipped and nothing is said of them; in CI, or with --require-device, that fails."
@@ -114,11 +115,11 @@ def implausible_values(run: Run, rows: Sequence[Row]) -> Iterator[Outcome]:
         assert row.value is not None
         if implausible(metric, row.value):
             found += 1
-            low, high = metric.plausible or (float("-inf"), float("inf"))
+            low, high = metric.range
             limit = f"within [{low:g}, {high:g}]"
             note = f" ({row.note})" if row.note else ""
-            more = _BUSY if metric.runner == "latency" and metric.unit == "ratio" else ""
-            sentence = f"{label(row)} on {some(cells, run.names)} is {say(row.value, row.unit)}, which cannot be: a possible value lies {limit}{note}.{more}"
+            more = _BUSY if metric.runner == "latency" and metric.unit is RATIO else ""
+            sentence = f"{label(row)} on {some(cells, run.names)} is {row.unit.text(row.value)}, which cannot be: a possible value lies {limit}{note}.{more}"
             yield Outcome(
                 "plausible", row.metric, cells[0], row.variant, FAIL, row.value, limit, sentence, cells=cells
             )
@@ -160,8 +161,8 @@ def broken_identities(run: Run, rows: Sequence[Row]) -> Iterator[Outcome]:
             continue  # a part was not measured, or is 0 and implausible itself
         if row.value is not None and isfinite(row.value) and not isclose(row.value, due, rel_tol=1e-9):
             sentence = (
-                f"{label(row)} on {some(cells, run.names)} is {say(row.value, row.unit)}, which cannot be: {words} "
-                f"{'make' if row.unit == 'B' else 'is'} {say(due, row.unit)}."
+                f"{label(row)} on {some(cells, run.names)} is {row.unit.text(row.value)}, which cannot be: {words} "
+                f"{'make' if row.unit is BYTES else 'is'} {row.unit.text(due)}."
             )
             yield Outcome(
                 "plausible", row.metric, cells[0], row.variant, FAIL, row.value, f"equal to {words}", sentence,
@@ -283,14 +284,6 @@ def label(row: Row) -> str:
     return f"{row.metric} of {row.variant}" if row.variant else row.metric
 
 
-def say(value: float, unit: str, digits: int = 6) -> str:
-    """A number with its unit; whole bytes in full, a bare number for shares and ratios."""
-    if unit == "B" and float(value).is_integer():
-        return f"{int(value):,} B"
-    return f"{value:.{digits}g} {unit}" if unit in _SAID else f"{value:.{digits}g}"
-
-
-_SAID = ("B", "B/token", "ms", "us/token", "tokens", "requests", "tok/s", "GB/s", "%", "pt", "nat")
 _DEGENERATE = {"mcq": _same_scores, "perplexity": _same_loss}
 
 _TASK_CHECKS = {ERROR: "cell error", REFUSED: "refused", NOT_AVAILABLE: "not available"}

@@ -25,8 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
-from kvbench.stats.intervals import POWER
-from kvbench.stats.multiplicity import holm
+from kvbench.stats.intervals import POWER, holm
 from kvbench.stats.power import Spread
 from kvbench.stats.sequential import Look
 
@@ -73,8 +72,8 @@ def decide(
 ) -> Ruling:
     """A value with its interval, if it has one; sampled: whether it should have one. adjusted None: of no family but its own."""
     if spread is not None:
-        odds = broken(spread, limits) if adjusted is None else adjusted
-        return rule(spread, n, limits, odds, family, look)
+        p_value = broken(spread, limits) if adjusted is None else adjusted
+        return rule(spread, n, limits, p_value, family, look)
     if sampled:
         return Ruling(INCONCLUSIVE, NO_INTERVAL, hopeless=NO_WIDTH)
     kept = limits.keeps(value)

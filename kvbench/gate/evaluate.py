@@ -21,7 +21,6 @@ from kvbench.gate.builtin_checks import (
     label,
     merged_differences,
     missing_device,
-    say,
     some,
 )
 from kvbench.gate.decide import Limits, Ruling, broken, corrected, decide
@@ -32,7 +31,7 @@ from kvbench.gate.shards import exit_code_of as exit_code_of_shard
 from kvbench.gate.shards import judged as of_one_shard
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, Outcome, Verdict, exit_code_of
 from kvbench.matrix.values import text
-from kvbench.metrics.collect import METRICS, UNIT_DOMAIN, Row
+from kvbench.metrics.collect import METRICS, Row
 from kvbench.records.record import Record
 from kvbench.records.run import Run
 from kvbench.stats.intervals import CONFIDENCE
@@ -59,8 +58,8 @@ def evaluate(gate: Gate | None, run: Run, rows: Sequence[Row], require_device: b
     if gate:
         found = [one for check in gate.checks for one in _check(check, run, rows)]
         cases = [one for one in found if isinstance(one, _Case)]
-        odds = corrected([case.p_value for case in cases], [case.family for case in cases])
-        ruled = dict(zip(map(id, cases), odds, strict=True))
+        p_values = corrected([case.p_value for case in cases], [case.family for case in cases])
+        ruled = dict(zip(map(id, cases), p_values, strict=True))
         own = [_judge(one, gate, *ruled[id(one)]) if isinstance(one, _Case) else one for one in found]
         if all(outcome.status == NOT_EVALUATED for outcome in own):
             sentence = f"none of the {len(gate.checks)} checks of the gate {gate.name} was evaluated, which is no pass."
@@ -89,7 +88,7 @@ class _Case:
     def limits(self) -> Limits:
         """An end at which values end anyway (a share of 1) is no limit: nothing can break it."""
         metric = METRICS[self.row.metric]
-        least, most = UNIT_DOMAIN[metric.unit]
+        least, most = metric.unit.low, metric.unit.high
         low = self.check.low if self.check.low > least else -math.inf
         high = self.check.high if self.check.high < most else math.inf
         return Limits(low, high, metric.none)
@@ -99,7 +98,7 @@ class _Case:
         row = self.row
         if row.value is None or row.low is None or row.high is None:
             return None
-        return Spread(row.value, row.low, row.high, row.unit, row.units).at(self.confidence)
+        return Spread(row.value, row.low, row.high, row.unit.name, row.units).at(self.confidence)
 
     @property
     def confidence(self) -> float:
@@ -169,7 +168,7 @@ def _judge(case: _Case, gate: Gate, adjusted: float, family: int) -> Outcome:
         note = f" ({row.note})" if row.note else ""
         status, sentence = FAIL, f"{subject} is {value}{note}, which keeps no limit ({check.limit})."
     elif row.partial and not gate.allow_partial:
-        found = f"{subject} is {say(value, row.unit)}, but partial ({row.partial})"
+        found = f"{subject} is {row.unit.text(value)}, but partial ({row.partial})"
         status, sentence = (
             NOT_EVALUATED,
             f"{found}; a partial result counts only with allow_partial: true in the gate.",
@@ -181,7 +180,7 @@ def _judge(case: _Case, gate: Gate, adjusted: float, family: int) -> Outcome:
         if case.record and (cause := doubt(case.record, row, case.limits, ruling.status, case.confidence)):
             ruling = Ruling(INCONCLUSIVE, f"{ruling.reason}, but {cause}", ruling.mde)
         status = ruling.status
-        sentence = f"{subject} is {say(value, row.unit)}{_spread(row)}; the limit is {check.limit}: {ruling.reason}{more}{_at(case)}."
+        sentence = f"{subject} is {row.unit.text(value)}{_spread(row)}; the limit is {check.limit}: {ruling.reason}{more}{_at(case)}."
     return _outcome(check, status, sentence, value, case.cells, row.variant, ruling, case.look)
 
 
@@ -192,7 +191,7 @@ def _more(ruling: Ruling, row: Row) -> str:
         far = (
             "no possible value"
             if math.isinf(ruling.mde)
-            else f"{say(ruling.mde, row.unit, 3)} from the limit"
+            else f"{row.unit.text(ruling.mde, 3)} from the limit"
         )
         parts.append(f"minimum detectable effect: {far}")
     if ruling.n_needed is not None:

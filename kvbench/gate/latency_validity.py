@@ -31,7 +31,7 @@ from kvbench.gate.decide import Limits, decide
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
 from kvbench.metrics import latency
 from kvbench.metrics.collect import METRICS, Row
-from kvbench.metrics.value import Value
+from kvbench.metrics.declare.value import Value
 from kvbench.records.record import Record
 from kvbench.stats import stability as steadiness
 from kvbench.stats.intervals import CONFIDENCE, exp, median
@@ -69,7 +69,7 @@ def doubt(record: Record, row: Row, limits: Limits, status: str, confidence: flo
     unsteady = [_drifting(arms, row, claim), _outlying(record, arms, row, claim)]
     if any(unsteady):
         unsteady.append(
-            steadiness.others_words((record.facts.get("device_state") or {}).get("other_processes"))
+            steadiness.other_processes_text((record.facts.get("device_state") or {}).get("other_processes"))
         )
     slow = _slowed(record, arms, row, claim) or _clocked(record, arms, row, claim)
     return "; ".join(filter(None, (slow, *unsteady)))
@@ -90,7 +90,9 @@ class _Claim:
         metric = METRICS[found.metric]
         spread = None
         if found.low is not None and found.high is not None:
-            spread = Spread(found.value, found.low, found.high, metric.unit, found.units).at(self.confidence)
+            spread = Spread(found.value, found.low, found.high, metric.unit.name, found.units).at(
+                self.confidence
+            )
         return decide(found.value, spread, found.n, metric.sampled, self.limits).status
 
 
@@ -123,7 +125,7 @@ def _slowed(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim: 
         for word in words
     )
     effect = "which a ratio does not cancel" if kind == RATIO else "which makes times longer"
-    said = steadiness.slow_words(arms)
+    said = steadiness.slowdown_text(arms)
     return f"the device was slowed down in {said}, {effect}; {' and '.join(remedies)}, and {_AGAIN}"
 
 
@@ -152,7 +154,7 @@ def _clocked(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim:
 def _clocks(arms: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
     """The median SM clocks of the candidate's and of the baseline's requests in MHz, where they are apart; None where not, or not known."""
     read = [
-        steadiness.values_of([arm for arm in arms if arm["arm"] == name], "sm_mhz")
+        steadiness.device_values([arm for arm in arms if arm["arm"] == name], "sm_mhz")
         for name in ("candidate", "baseline")
     ]
     if not all(read):

@@ -29,7 +29,8 @@ from kvbench.matrix import values
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.document import DataPath, Document, Problems, unknown_key
 from kvbench.matrix.yaml import read
-from kvbench.metrics.collect import METRICS, UNIT_DOMAIN, Metric
+from kvbench.metrics.collect import METRICS
+from kvbench.metrics.declare.metric import Metric
 from kvbench.records.record import RUNGS
 from kvbench.text import show, suggestion
 
@@ -204,7 +205,7 @@ class _Reader:
     def threshold(self, at: DataPath, value: Any, metric: Metric | None) -> float:
         """A finite number that the metric can take at all: no share of 95, no negative milliseconds."""
         number = self.number(at, value)
-        low, high = UNIT_DOMAIN[metric.unit] if metric else (-math.inf, math.inf)
+        low, high = (metric.unit.low, metric.unit.high) if metric else (-math.inf, math.inf)
         if metric and not low <= number <= high:
             range_ = f"{low:g} or more" if math.isinf(high) else f"from {low:g} to {high:g}"
             self.problems.add(

@@ -19,6 +19,7 @@ from kvbench.records.record import (
     LEVELS,
     MISMATCH,
     NOT_APPLICABLE,
+    NOT_AVAILABLE,
     OK,
     RUNGS,
     UNVERIFIED,
@@ -140,7 +141,10 @@ def fault_of(
         resolved = " and ".join(decision[aspect]["resolved"] for aspect in of)
         effective = " and ".join(shown[aspect] for aspect in of)
         lost = [
-            f"{level.name}: {level.sentence}" for level in evidence.levels if level.state == evidence.state
+            f"{level.name}: {level.sentence}"
+            for level in evidence.levels
+            if level.state == evidence.state
+            or (evidence.state == UNVERIFIED and level.state == NOT_AVAILABLE)
         ]
         reason = f"The engine was made for {effective}: the decision did not reach the engine."
         if lost and evidence.state != VERIFIED:
@@ -191,7 +195,7 @@ def _praise(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str], run
     ran = sorted(
         {record.runner for record in records}, key=list(RUNNERS).index
     )  # cells of one finding say it alike
-    levels: dict[str, dict[str, None]] = {VERIFIED: {}, UNVERIFIED: {}}
+    levels: dict[str, dict[str, None]] = {VERIFIED: {}, UNVERIFIED: {}, NOT_AVAILABLE: {}}
     for record in records:
         assert record.evidence is not None
         for level in record.evidence["levels"]:
@@ -199,6 +203,8 @@ def _praise(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str], run
     shown = f"verified by {', '.join(levels[VERIFIED])} in {', '.join(ran)}"
     if levels[UNVERIFIED]:
         shown += f"; unverified, which the gate allows above {rung_due}: {', '.join(levels[UNVERIFIED])}"
+    if levels[NOT_AVAILABLE]:
+        shown += f"; not available from this engine: {', '.join(levels[NOT_AVAILABLE])}"
     shown += "."
     if fallbacks:
         return f"a declared fallback, which the gate allows: {'; '.join(fallbacks)}; {shown}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kvbench.matrix.keys import CELL_OPTIONS
 from kvbench.matrix.schema import DIALECT, Schema, cell_key, mapping
 from kvbench.metrics import collect as metrics
+from kvbench.metrics.declare.metric import Metric
 from kvbench.records.record import RUNGS
 
 
@@ -76,6 +77,6 @@ def gate_schema() -> Schema:
 
 
 def _metric() -> Schema:
-    table: Mapping[str, metrics.Metric] = getattr(metrics, "METRICS", {})
+    table: Mapping[str, Metric] = getattr(metrics, "METRICS", {})
     known = "; ".join(f"{m.name} ({m.unit}): {m.definition}" for m in table.values())
     return {"type": "string", "enum": list(table), "description": known} if table else {"type": "string"}

@@ -24,18 +24,20 @@ from lm_eval.api.registry import register_model
 from lm_eval.models import utils as model_utils
 from tqdm import tqdm
 
-from kvbench.engines.reference.engine import Engine
-from kvbench.errors import KvbenchError, Refused, UsageError
+from kvbench.engines.protocol import Engine
+from kvbench.errors import KvbenchError, UsageError
 from kvbench.files import content_hash
 from kvbench.formats.kv import pages_for
 from kvbench.gate.precision import fault_of
 from kvbench.lm_eval.args import ARGUMENTS, cell_of, check_known, dropped
 from kvbench.machine.host import host
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import request_of, resolve
 from kvbench.models.source import uses_random_weights
 from kvbench.records.record import Evidence
-from kvbench.run.session import Session, evidence_of, require_device
+from kvbench.run.task.checks import random_weights, require
+from kvbench.run.task.measure import evidence_of
+from kvbench.run.task.models import Session
+from kvbench.run.task.prepare import require_device
 from kvbench.runners.text.encode import Pair
 from kvbench.runners.text.sampling import Sampler, write
 from kvbench.runners.text.scoring import capacity, group, say
@@ -81,16 +83,11 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         self.add_bos_token = own["add_bos_token"]
         if self.add_bos_token not in (None, True, False):
             raise UsageError(f"add_bos_token is {self.add_bos_token!r}; true or false is due.")
-        if uses_random_weights(self.spec) and not self.spec["plumbing"]:
-            raise Refused(
-                "random_weights",
-                f"{self.spec['model']} has random weights, which no task can judge; use a checkpoint, or plumbing=true for a run that "
-                "only exercises the path and is marked partial.",
-            )
+        require(random_weights("lm-eval", self.spec))
         self._session = Session(None, host().environment)
         require_device(self.spec, self._session.environment)
         self.loaded = self._session.model(self.spec)
-        self.decision = resolve(request_of(self.spec), self.loaded.facts)
+        self.decision = self._session.kind.decide(self.spec, self.loaded.facts)
         self.max_length = self._positions(own["max_length"])
         self.tokenizer = self.loaded.tokenizer
         self._device = self.loaded.device
@@ -315,7 +312,10 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
     # What ran, and the proof of it.
 
     def _engine(self, sequences: int, tokens: int) -> Engine:
-        return Engine(self.loaded, self.decision, self.spec, sequences=sequences, tokens=tokens)
+        made: Engine = self._session.kind.make(
+            self.loaded, self.decision, self.spec, sequences=sequences, tokens=tokens
+        )
+        return made
 
     def _prove(self, engine: Engine) -> None:
         """Examine the engine that gave the answers. Raises Unproven unless all of it holds."""

@@ -30,17 +30,7 @@ PACKAGES = (
 
 # What measures: a change in one of these makes stored results stale. All else only reads records, or its whole effect on a
 # measurement is in the task's spec and options, which the key holds anyway.
-MEASURING = (
-    "formats",
-    "models",
-    "data",
-    "matrix",
-    "records",
-    "engines",
-    "evidence",
-    "runners",
-    "run/session.py",
-)
+MEASURING = ("formats", "models", "data", "matrix", "records", "engines", "evidence", "runners", "run/task")
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,11 @@ def _triton_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected
     """What the kernels say they can do, in every layer, and the torch path takes too."""
     for layer in facts.layers:
         needs = layer.needs(
-            request.kv_format, request.page_size, request.dtype, request.device, request.interpreter
+            KV_FORMATS[request.kv_format],
+            request.page_size,
+            request.dtype,
+            request.device,
+            request.interpreter,
         )
         answer = supports(needs)
         if isinstance(answer, Rejected):
@@ -300,14 +304,23 @@ def _choice(requested: str, resolved: str, rejections: Sequence[tuple[str, Rejec
     return Choice(requested, resolved, no.reason, words, no.sentence)
 
 
+def context_fault(facts: ModelFacts, context: int, new_tokens: int) -> Rejected | None:
+    """Why `context` prompt tokens and `new_tokens` generated ones do not fit the model's positions, or None.
+
+    The last generated token is never fed back and needs no position.
+    """
+    after = max(new_tokens - 1, 0)
+    if facts.max_context is None or context + after <= facts.max_context:
+        return None
+    return Rejected(
+        "invalid_context",
+        f"A context of {context} tokens with {new_tokens} new ones needs {context + after} positions, and the model "
+        f"({facts.model_type}) has {facts.max_context}. Use a context of at most "
+        f"{max(facts.max_context - after, 0)}; nothing is clipped.",
+    )
+
+
 def check_context(facts: ModelFacts, context: int, new_tokens: int) -> None:
-    """Raises Refused("invalid_context") when `context` prompt tokens and `new_tokens` generated ones need more
-    positions than the model has. The last generated token is never fed back and needs none."""
-    needed = context + max(new_tokens - 1, 0)
-    if facts.max_context is not None and needed > facts.max_context:
-        raise Refused(
-            "invalid_context",
-            f"A context of {context} tokens with {new_tokens} new ones needs {needed} positions, and the model "
-            f"({facts.model_type}) has {facts.max_context}; ask for a context of at most "
-            f"{max(facts.max_context - max(new_tokens - 1, 0), 0)}. Nothing is clipped.",
-        )
+    """Raises Refused("invalid_context") when they do not fit (`context_fault`)."""
+    if fault := context_fault(facts, context, new_tokens):
+        raise Refused(fault.reason, fault.sentence)

@@ -1,12 +1,17 @@
-"""Greedy tokens against the baseline's: teacher-forced share, first divergence and its margin, what of it is noise, length."""
+"""Greedy tokens compared with the baseline's, along the native history (teacher-forced) and along the cell's own
+(free-running): first divergence, its margin, the noise floor, length.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
+from kvbench.metrics.declare.change import steps_change
+from kvbench.metrics.declare.metric import Effect, Measured, Metric, Table, Unable
+from kvbench.metrics.declare.units import LOGIT, RATIO, SHARE, STEP
+from kvbench.metrics.declare.value import Value, incomparable, share_of_steps
 from kvbench.metrics.generate import distinct_ngrams
-from kvbench.metrics.value import Value, incomparable, share_of_steps
 from kvbench.records.record import Record
 from kvbench.stats.intervals import largest
 
@@ -135,3 +140,66 @@ def _length(record: Record, baseline: Record) -> Iterator[Value]:
 
 def _until(tokens: Sequence[int], ends: set[int]) -> int:
     return next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
+
+
+def _step_change(metric: Metric, first: Measured, second: Measured) -> Effect | Unable | None:
+    """Both runs followed their own native text, so steps are pairs as long as the two native texts are equal."""
+    if not first.native or not second.native:
+        return None  # a baseline agrees with itself
+    natives = [native.samples["tokens"] for native in (first.native, second.native)]
+    own, other = first.record.samples["tokens"], second.record.samples["tokens"]
+    steps = min(map(len, (*natives, own, other)))
+    shared = next((i for i in range(steps) if natives[0][i] != natives[1][i]), steps)
+    if not shared:
+        return Unable(metric.name, "the native texts differ at the first step")
+    flags = [[x == y for x, y in zip(tokens[:shared], natives[0], strict=False)] for tokens in (own, other)]
+    subset = f"{shared} of {steps} steps, before the native texts differ" if shared < steps else ""
+    scores = [side.record.samples.get("logprob_native_token") for side in (first, second)]
+    identical = own == other and natives[0] == natives[1] and bool(scores[0]) and scores[0] == scores[1]
+    return steps_change(metric, flags[0], flags[1], subset=subset, identical=identical)
+
+
+# Facts that must be equal in two runs that are compared.
+FACTS: tuple[str, ...] = COMPARABLE
+
+TABLES: tuple[Table, ...] = (
+    Table("agreement", "Token agreement", counted="steps",
+          note="Teacher-forced: the share of steps on which the candidate picks the native token along the "
+               "native history. The first divergence is counted from step 0. A divergence whose native "
+               "margin is within the A/A noise is a near-tie; 'beyond near-ties' is the first other one. "
+               "'Line end before': the share of native's own steps that change when a line end is put "
+               "before the prompt, as a scale for the candidate's share.",
+          metrics=(
+        Metric("top1_teacher_forced", SHARE, "higher", "Teacher-forced top-1",
+               "share of steps with the native argmax when fed the native history; interval clustered by "
+               "blocks of 64 consecutive steps, which share their history and differ together",
+               paired=True, sampled=True, none=1.0, brief=True, effect=_step_change),
+        Metric("first_divergence", STEP, "higher", "First divergence",
+               "index of the first token of the free-running continuation that differs; right-censored at "
+               "the number of steps", paired=True, brief=True),
+        Metric("divergence_margin", LOGIT, "lower", "Native margin there",
+               "native top-2 logit margin at the first divergence; below the A/A noise it is a near-tie, "
+               "not a real divergence", paired=True),
+        Metric("real_divergence", STEP, "higher", "Beyond near-ties",
+               "index of the first token that differs where the native margin is above aa_margin_noise and "
+               "the baseline agrees with itself, along the native history; right-censored at the number of "
+               "steps", paired=True, brief=True),
+        Metric("aa_disagreement", SHARE, "lower", "A/A noise floor",
+               "share of steps on which the baseline, measured again in chunks with a neighbour in the "
+               "batch, disagrees with itself: the noise floor; interval clustered by blocks of 64 steps",
+               sampled=True, none=0.0, brief=True),
+        Metric("aa_margin_noise", LOGIT, "lower", "A/A margin noise",
+               "largest change of a step's top-2 logit margin between these two runs of the baseline; no "
+               "value if rounding does not explain it"),
+        Metric("prefix_disagreement", SHARE, "lower", "Line end before",
+               "share of steps of the baseline's own text whose argmax changes when a line end is put "
+               "before the prompt, which does not change its meaning: how undecided the text is; interval "
+               "clustered by blocks of 64 steps", sampled=True, brief=True),
+        Metric("length_ratio", RATIO, "", "Length to native",
+               "tokens up to the first end-of-text token over the baseline's, along the native history; a "
+               "text that does not end counts all its steps", paired=True),
+        Metric("native_distinct_4grams", SHARE, "higher", "Native text, distinct 4-grams",
+               "share of distinct 4-grams in the baseline's generated text; a text that loops tests few "
+               "choices", brief=True),
+    )),
+)  # fmt: skip

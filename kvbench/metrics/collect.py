@@ -1,53 +1,37 @@
-"""Metrics: named with their unit, derived from records on reading, paired with their baselines.
-
-Adding a metric: one entry in `METRICS` (`kvbench/metrics/table.py`) and the lines in `kvbench/derive/<runner>.py` that yield its value.
-Adding a runner: its entries here, its file there, and one line in `DERIVE`.
-"""
+"""The metrics that the files of this package declare, and their values for the records of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from math import inf, isfinite
+from dataclasses import dataclass, replace
+from importlib import import_module
+from math import isfinite
+from typing import Protocol, cast
 
 from kvbench.matrix.cells import Task
-from kvbench.metrics import (
-    agreement,
-    contexts,
-    gemm,
-    generate,
-    health,
-    latency,
-    mcq,
-    parity,
-    perplexity,
-    sensitivity,
-    storage,
-    transfer,
-)
-from kvbench.metrics.table import METRICS, UNIT_DOMAIN, Metric
-from kvbench.metrics.value import Value
+from kvbench.matrix.runners import RUNNERS
+from kvbench.metrics import contexts
+from kvbench.metrics.declare.metric import Metric, Table
+from kvbench.metrics.declare.units import Unit
+from kvbench.metrics.declare.value import Value
 from kvbench.records.record import OK, Record
 from kvbench.records.run import Run
-
-__all__ = ["DERIVE", "METRICS", "UNIT_DOMAIN", "Metric", "Row", "derive", "implausible", "problem"]
 
 
 @dataclass(frozen=True)
 class Row:
     """One value of one metric on one cell.
 
-    value None: not measured (`note` says why); NaN stays NaN. low, high: 95% interval or None; n: samples behind it; units:
-    the documents, subjects or pairs that a t-interval rests on, None where the interval is a normal one.
-    variant: corpus or question set with its protocol words, or "". baseline: id of the cell it is compared with, for
-    metrics that are differences, else None. partial: see Record.
+    value: None if it was not measured (`note` says why); NaN stays NaN. low, high: 95% interval or None. n: samples; units:
+    documents, subjects or pairs behind a t-interval, None for a normal interval. variant: data set and protocol, or "".
+    baseline: id of the cell that a difference is taken from, else None. partial: as in Record.
     """
 
     cell: str
     metric: str
     variant: str
     value: float | None
-    unit: str
+    unit: Unit
     n: int | None = None
     low: float | None = None
     high: float | None = None
@@ -57,27 +41,49 @@ class Row:
     units: float | None = None
 
 
-# A runner's values from one record and its baseline's (None: this is the baseline, or it has no result).
+class Reader(Protocol):
+    """A file of this package that reads the records of one runner.
+
+    TABLES: its metrics; FACTS: facts of a record that must be equal in two runs that are compared.
+    """
+
+    TABLES: tuple[Table, ...]
+    FACTS: tuple[str, ...]
+
+    def values(self, record: Record, baseline: Record | None, /) -> Iterator[Value]:
+        """Values from one record and its baseline's (None: this is the baseline, or it has no result)."""
+
+
+READERS: dict[str, Reader] = {
+    name: cast(Reader, import_module(f"kvbench.metrics.{name}")) for name in RUNNERS
+}
 DERIVE: dict[str, Callable[[Record, Record | None], Iterator[Value]]] = {
-    "storage": storage.values,
-    "transfer": transfer.values,
-    "parity": parity.values,
-    "health": health.values,
-    "sensitivity": sensitivity.values,
-    "gemm": gemm.values,
-    "latency": latency.values,
-    "agreement": agreement.values,
-    "generate": generate.values,
-    "perplexity": perplexity.values,
-    "mcq": mcq.values,
+    name: reader.values for name, reader in READERS.items()
+}
+
+# Runners whose tables come first in a report; the others follow in the order of RUNNERS.
+_FIRST = ("storage", "gemm", "transfer", "latency", "perplexity", "agreement", "generate", "mcq")
+
+
+def _tables(runner: str) -> Iterator[Table]:
+    for table in READERS[runner].TABLES:
+        metrics = tuple(replace(m, runner=runner, counted=table.counted) for m in table.metrics)
+        yield replace(table, runner=runner, metrics=metrics)
+
+
+TABLES: tuple[Table, ...] = tuple(
+    table for runner in dict.fromkeys((*_FIRST, *RUNNERS)) for table in _tables(runner)
+)
+METRICS: dict[str, Metric] = {
+    metric.name: metric for runner in RUNNERS for table in _tables(runner) for metric in table.metrics
 }
 
 
 def derive(run: Run) -> list[Row]:
     """Rows of every metric of every task of the manifest, on each of the task's cells, in manifest order.
 
-    Pure. Every metric that a task should give has a row: where there is no value (the task failed, was refused or did
-    not run, the baseline has no result, or the two are not comparable) the value is None and the note says why.
+    Pure. Every metric of a task's runner has a row: where there is no value (the task failed, was refused or did not
+    run, the baseline has no result, or the two are not comparable) the value is None and the note says why.
     """
     lines = contexts.values(run)  # of several records together
     rows: list[Row] = []
@@ -87,22 +93,13 @@ def derive(run: Run) -> list[Row]:
         partial = record.partial if record else None
         for value in values:
             metric = METRICS[value.metric]
-            limited = partial or (baseline.partial if metric.paired and baseline else None)
+            row = Row(
+                "", value.metric, task.variant, value.value, metric.unit, value.n, value.low, value.high,
+                partial=partial or (baseline.partial if metric.paired and baseline else None),
+                note=value.note, units=value.units,
+            )  # fmt: skip
             rows += [
-                Row(
-                    cell=cell,
-                    metric=value.metric,
-                    variant=task.variant,
-                    value=value.value,
-                    unit=metric.unit,
-                    n=value.n,
-                    low=value.low,
-                    high=value.high,
-                    baseline=run.cell(cell).baseline if metric.paired else None,
-                    partial=limited,
-                    note=value.note,
-                    units=value.units,
-                )
+                replace(row, cell=cell, baseline=run.cell(cell).baseline if metric.paired else None)
                 for cell in task.cells
             ]
     return rows
@@ -110,12 +107,12 @@ def derive(run: Run) -> list[Row]:
 
 def implausible(metric: Metric, value: float) -> bool:
     """True for NaN, infinity and anything outside the metric's plausible interval."""
-    low, high = metric.plausible or (-inf, inf)
+    low, high = metric.range
     return not (isfinite(value) and low <= value <= high)
 
 
 def problem(record: Record | None, missing: str = "not run") -> str:
-    """Why there is nothing to derive from this record, as the beginning of a note; "" when there is. missing: of no record."""
+    """Why this record has no values, as the beginning of a note, or "". missing: the reason where there is no record."""
     if record is None:
         return missing
     if record.status == OK:
@@ -125,11 +122,11 @@ def problem(record: Record | None, missing: str = "not run") -> str:
 
 
 def _values(
-    task: Task, record: Record | None, baseline: Record | None, shared: Iterable[Value], unrun: str
+    task: Task, record: Record | None, baseline: Record | None, together: Iterable[Value], unrun: str
 ) -> list[Value]:
     """One value for each metric of the task's runner, in the order of METRICS; None where there is none.
 
-    shared: values that the record has together with others. unrun: what is said where there is no record.
+    together: values that the record has together with others. unrun: the reason where there is no record.
     """
     is_baseline = task.baseline is None
     missing = problem(record, unrun)
@@ -138,7 +135,7 @@ def _values(
     if record and not missing:
         try:
             found = {v.metric: v for v in DERIVE[task.runner](record, None if pairing else baseline)}
-            found |= {v.metric: v for v in shared}
+            found |= {v.metric: v for v in together}
         except KeyError as e:
             missing = f"the record lacks {e}; run the matrix again to measure it anew"
         except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from math import inf
 from statistics import fmean
 from typing import Any
 
 from kvbench.machine.same_machine import apart
-from kvbench.metrics.latency import wrong_count
-from kvbench.metrics.value import Value, with_interval
+from kvbench.metrics.declare.metric import Metric, Table
+from kvbench.metrics.declare.units import MS, RATIO, TOKENS, US_PER_TOKEN
+from kvbench.metrics.declare.value import Value, with_interval
 from kvbench.records.record import OK, Record
 from kvbench.records.run import Run
+from kvbench.stats.rates import wrong_gap_count
 from kvbench.stats.regression import CONTEXTS, Line, break_even, fit, slope_ratio
 
 OWN = ("itl_slope_us_per_token", "itl_intercept_ms")
@@ -95,7 +98,7 @@ def _points(records: Sequence[Record], name: str) -> list[tuple[float, float]]:
     points = []
     for record in records:
         arms = [arm for arm in record.samples["arms"] if arm["arm"] == name and arm["itl_ms"]]
-        if not wrong_count(arms):
+        if not wrong_gap_count(arms):
             points += [(float(record.spec["context"]), fmean(arm["itl_ms"])) for arm in arms]
     return points
 
@@ -145,3 +148,27 @@ def _scaled(interval: tuple[float, float], factor: float) -> tuple[float, float]
 
 def _none(metrics: Sequence[str], note: str) -> list[Value]:
     return [Value(metric, None, note=note) for metric in metrics]
+
+
+TABLES: tuple[Table, ...] = (
+    Table("contexts", "ITL over the context", counted="requests", facts=False, over="context",
+          note="A least-squares line through the requests of cells that differ only in their context, "
+               "compared with the line through the baseline's interleaved requests. Beyond the break-even "
+               "the candidate is faster. A slope ratio below the ratio of the KV bytes (last column below "
+               "1) is not explained by the format alone.",
+          metrics=(
+        Metric("itl_slope_us_per_token", US_PER_TOKEN, "lower", "Slope",
+               "slope of ITL over the context, by least squares over requests of cells that differ only in "
+               "their context; t-interval", brief=True),
+        Metric("itl_intercept_ms", MS, "lower", "At no context",
+               "ITL of that line at context 0; t-interval", plausible=(-inf, inf)),
+        Metric("itl_break_even_tokens", TOKENS, "lower", "Break-even",
+               "context from which that line lies below the interleaved baseline's; no value if the lines "
+               "are parallel or the candidate's is steeper", paired=True, brief=True),
+        Metric("itl_slope_ratio", RATIO, "lower", "Slope ratio",
+               "slope over the interleaved baseline's, t-interval of the log-ratio", paired=True, brief=True),
+        Metric("itl_slope_to_bytes", RATIO, "", "Slope ratio to bytes",
+               "itl_slope_ratio over the ratio of KV bytes per token; below 1 something other than the "
+               "bytes made it faster", paired=True, brief=True),
+    )),
+)  # fmt: skip

@@ -1,12 +1,17 @@
-"""Products of the linear layers: the worst case by path and number of rows, and which path has which rows."""
+"""Products of the linear layers compared with float64 products on the dequantized weight: the worst case by path
+and number of rows, and which path took which rows.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import Any
 
-from kvbench.metrics.value import Value
+from kvbench.metrics.declare.metric import Metric, Table
+from kvbench.metrics.declare.units import ERROR, PATHS, RATIO, SHARE
+from kvbench.metrics.declare.value import Value
 from kvbench.records.record import Record
 from kvbench.stats.intervals import largest
 
@@ -91,3 +96,42 @@ def _place(at: At) -> str:
 
 def _shape(product: Mapping[str, Any]) -> str:
     return f"{product['n']} x {product['k']}"
+
+
+# Facts that must be equal in two runs that are compared.
+FACTS: tuple[str, ...] = ()
+
+TABLES: tuple[Table, ...] = (
+    Table("gemm", "Products",
+          note="Linear layers over a sweep of rows (M), compared with float64 on the dequantized weight. "
+               "Paths: reference dequantizes and multiplies; w8a16 keeps x as it is; w8a8 and hopper "
+               "quantize x too, which costs about 3% of error. The bound is that of the path's own "
+               "computation, without the quantization of x. Row 0 has the same input at every M: its "
+               "change where the route changes shows how much a token's value depends on its neighbours in "
+               "a batch.",
+          metrics=(
+        Metric("gemm_error_max", ERROR, "lower", "Worst error",
+               "largest distance of an output row from the float64 product with the dequantized weight, "
+               "relative to the row's norm", brief=True),
+        Metric("gemm_bound_share", RATIO, "lower", "Worst share of bound",
+               "largest distance of an output row from the exact product of its path (W8A8: with x as the "
+               "reference quantizer leaves it) over the path's rounding bound; above 1 the path computes "
+               "something else", brief=True),
+        Metric("gemm_boundary_diff", ERROR, "lower", "Worst step of row 0",
+               "largest change of the first output row, its input unchanged, from one number of rows of "
+               "the sweep to the next (both sides of every boundary of the route are included), relative "
+               "to its norm", brief=True),
+        Metric("gemm_boundary_argmax", SHARE, "higher", "Steps with equal argmax",
+               "share of these steps on which the argmax of that row stays the same"),
+        Metric("gemm_native_time_ratio", RATIO, "lower", "Worst time to native",
+               "worst time of a product over F.linear with the dequantized weight in the engine's dtype; "
+               "GPU only. Both run over the model's layers of the shape in turn, so weights that exceed "
+               "the L2 are cold (fact timed_with)", plausible=(0.05, inf), brief=True),
+        Metric("gemm_reference_time_ratio", RATIO, "lower", "Worst time to reference",
+               "worst time of a product over the reference path, which dequantizes and multiplies; GPU "
+               "only, timed in the same way", plausible=(0.0001, inf)),
+        Metric("gemm_paths", PATHS, "", "Paths, by rows",
+               "number of paths that ran over the sweep; the note says which rows took which path",
+               brief=True),
+    )),
+)  # fmt: skip

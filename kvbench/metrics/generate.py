@@ -1,4 +1,5 @@
-"""What a cell wrote on its own: how soon it repeats itself, where it ends, where it leaves the baseline's text.
+"""Repetition of n-grams in the cell's own greedy text: when it starts to repeat itself, where it ends, and where
+it leaves the baseline's text.
 
 A small model repeats itself natively too, so a collapse is what the candidate does and native does not, prompt by prompt: its text
 says nothing new from a token on that comes before a quarter of native's own onset, or it ends before a quarter of what native
@@ -12,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median_low
 
-from kvbench.metrics.value import Value, incomparable, share
+from kvbench.metrics.declare.metric import Metric, Table
+from kvbench.metrics.declare.units import SHARE, STEP, TOKENS
+from kvbench.metrics.declare.value import Value, incomparable, share
 from kvbench.records.record import Record
 
 COMPARABLE = ("prompts", "new_tokens", "prompt_sha", "eos_tokens")
@@ -179,3 +182,46 @@ def first_divergence(tokens: Sequence[int], native: Sequence[int]) -> int | None
         if a != b:
             return i
     return None if len(tokens) == len(native) else min(len(tokens), len(native))
+
+
+# Facts that must be equal in two runs that are compared.
+FACTS: tuple[str, ...] = COMPARABLE
+
+TABLES: tuple[Table, ...] = (
+    Table("generate", "Free-running text", counted="texts",
+          note="Each cell writes its own greedy text. Useful tokens come before the text only repeats "
+               "itself or ends. A small model repeats itself natively too: a text has collapsed if it "
+               "repeats itself before a quarter of native's own onset, or ends before a quarter of "
+               "native's useful tokens. Medians over the prompts; the note has each prompt's value.",
+          metrics=(
+        Metric("gen_collapsed", SHARE, "lower", "Collapsed",
+               "share of the texts that repeat themselves before a quarter of the baseline's own onset (of "
+               "the length, if it has none), or end before a quarter of its useful tokens; Wilson interval",
+               paired=True, brief=True),
+        Metric("gen_useful_tokens", TOKENS, "higher", "Useful tokens",
+               "tokens before a text only repeats itself or ends, whichever comes first; median, its whole "
+               "length if it does neither", brief=True),
+        Metric("gen_degenerated", SHARE, "lower", "Degenerated",
+               "share of the texts that repeat themselves from some token to the end: at least 32 tokens, "
+               "of which 90% end a 4-gram that occurred earlier in the text; Wilson interval", brief=True),
+        Metric("gen_onset", STEP, "higher", "Onset",
+               "the token from which they repeat themselves; median, right-censored", brief=True),
+        Metric("gen_native_degenerated", SHARE, "lower", "Native degenerated",
+               "the baseline's own gen_degenerated, shown with its candidates", paired=True),
+        Metric("gen_native_onset", STEP, "higher", "Native onset",
+               "the baseline's own gen_onset", paired=True, brief=True),
+        Metric("gen_loop_onset", STEP, "higher", "Longest loop from",
+               "first token of a text's longest loop, its first copy included; median, right-censored"),
+        Metric("gen_loop_tokens", TOKENS, "lower", "Its tokens",
+               "tokens of the longest loop in any text: one unit repeated, at least three copies and 12 "
+               "tokens"),
+        Metric("gen_distinct_4grams", SHARE, "higher", "Distinct 4-grams",
+               "share of distinct 4-grams in the generated text, up to the first end-of-text token; mean "
+               "over prompts", brief=True),
+        Metric("gen_first_divergence", STEP, "higher", "First divergence",
+               "first token that differs from the baseline's; median, right-censored",
+               paired=True, brief=True),
+        Metric("gen_eos", STEP, "", "End of text",
+               "position of the first end-of-text token; median, right-censored"),
+    )),
+)  # fmt: skip

@@ -1,15 +1,20 @@
-"""Numeric health: the worst layer and side by name, with the mean beside it, so that one bad layer is not averaged away."""
+"""Numeric health, compared with the K and V that the format was given: the worst layer and side by name, with
+the mean beside it, so that one bad layer is not averaged away.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from statistics import fmean
 from typing import Any
 
 from kvbench.formats.kv import KV_FORMATS
-from kvbench.metrics.value import Value
+from kvbench.metrics.declare.metric import Metric, Table
+from kvbench.metrics.declare.units import CODES, ERROR, MAGNITUDE, RATIO, SHARE
+from kvbench.metrics.declare.value import Value
 from kvbench.records.record import Record
 from kvbench.stats.intervals import largest, smallest
 
@@ -74,3 +79,34 @@ def _worst(
     at = next(i for i, one in enumerate(found) if one == worst or (math.isnan(one) and math.isnan(worst)))
     note = f"worst: layer {sides[at]['layer']} {sides[at]['side'].upper()}; mean {fmean(found):.4g}"
     return Value(metric, worst, len(found), note=note)
+
+
+# Facts that must be equal in two runs that are compared.
+FACTS: tuple[str, ...] = ("text_sha",)
+
+TABLES: tuple[Table, ...] = (
+    Table("health", "Numeric health",
+          note="K and V of a text as each layer produced them, compared with what its pages hold; the "
+               "worst layer and side. The note has its name and the mean. Clipping means that a scale is "
+               "too small, flushing and few codes that it is too large.",
+          metrics=(
+        Metric("health_error_max", ERROR, "lower", "Worst error",
+               "distance of stored from original K or V as a share of the original's norm, worst layer and "
+               "side", brief=True),
+        Metric("health_bound_share", RATIO, "lower", "Worst share of bound",
+               "largest error of a stored element over its rounding bound; above 1 the format's bound is "
+               "broken"),
+        Metric("health_clip_share", SHARE, "lower", "Most clipped",
+               "share of the elements of K or V beyond the largest code, worst layer and side", brief=True),
+        Metric("health_flush_share", SHARE, "lower", "Most flushed to zero",
+               "share of the elements of K or V that are not zero and stored as zero, worst layer and side",
+               brief=True),
+        Metric("health_codes_min", CODES, "higher", "Fewest codes used",
+               "distinct codes in use (INT8 has 255, E4M3 has 254 and NaN), fewest of any layer and side",
+               brief=True),
+        Metric("health_scale_spread", RATIO, "", "Widest scales",
+               "largest over smallest scale of a layer and side, widest", plausible=(1.0, inf)),
+        Metric("health_amax", MAGNITUDE, "", "Largest magnitude",
+               "largest magnitude of K or V in any layer"),
+    )),
+)  # fmt: skip

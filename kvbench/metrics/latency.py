@@ -1,19 +1,28 @@
-"""TTFT, ITL and rates of the measured requests, their ratios to the interleaved baseline's, and the bandwidth they imply."""
+"""TTFT and ITL as serving benchmarks define them (ITL is the gap between tokens of one sequence, without TTFT),
+rates, and ratios over interleaved pairs of requests (A B B A).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from math import fsum
+from math import fsum, inf
 from statistics import fmean
 from typing import Any
 
-from kvbench.metrics.value import Value, with_interval
+from kvbench.metrics import contexts
+from kvbench.metrics.declare.change import independent_change, log_change
+from kvbench.metrics.declare.metric import BESIDE, Effect, Measured, Metric, Table, Unable
+from kvbench.metrics.declare.units import GB_PER_S, MS, PERCENT, RATIO, REQUESTS, SHARE, TOKENS_PER_S
+from kvbench.metrics.declare.value import Value, with_interval
 from kvbench.records.record import Record
-from kvbench.stats import stability as steadiness
-from kvbench.stats.intervals import largest, median, paired_ratio, quantile
-from kvbench.stats.rates import decode_tok_s, prefill_tok_s
+from kvbench.stats import stability
+from kvbench.stats.intervals import independent_difference, largest, median, paired_ratio, quantile
+from kvbench.stats.rates import decode_tok_s, prefill_tok_s, wrong_gap_count
 
 Arm = Mapping[str, Any]
+
+NO_GAP = "one output token has no gap"
 
 
 def values(record: Record, baseline: Record | None) -> Iterator[Value]:
@@ -25,7 +34,7 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
         yield from _absolute(own)
         yield from _totals(own)
         yield from _bandwidth(own, record.facts)
-        yield from _steadiness(arms, own)
+        yield from _stability(arms, own)
     cold = [arm["ttft_ms"] for arm in record.samples.get("warmup", []) if arm["arm"] == "candidate"]
     if cold:
         yield Value("ttft_cold_ms", cold[0], 1)
@@ -42,7 +51,7 @@ def _absolute(arms: Sequence[Arm]) -> Iterator[Value]:
     yield Value("prefill_tok_s", prefill_tok_s(first["prefill_tokens"], ttft / 1e3), len(arms))
 
     gaps = [gap for arm in arms for gap in arm["itl_ms"]]
-    note = wrong_count(arms) or ("" if gaps else "one output token has no gap")
+    note = wrong_gap_count(arms) or ("" if gaps else NO_GAP)
     n = len(gaps)
     yield Value("itl_ms", None if note else fmean(gaps), n, note=note)
     yield Value("itl_p50_ms", None if note else median(gaps), n, note=note)
@@ -72,9 +81,9 @@ def _totals(arms: Sequence[Arm]) -> Iterator[Value]:
     yield Value("request_difference_ms", largest(off), len(arms), note=note)
 
 
-def _steadiness(arms: Sequence[Arm], own: Sequence[Arm]) -> Iterator[Value]:
+def _stability(arms: Sequence[Arm], own: Sequence[Arm]) -> Iterator[Value]:
     """How still the machine held; `kvbench.gate.latency_validity` judges by the same functions."""
-    drift = steadiness.drift(arms)
+    drift = stability.drift(arms)
     if isinstance(drift, str):
         yield Value("latency_drift_pct", None, len(arms), note=drift)
     else:
@@ -91,7 +100,7 @@ def _outliers(arms: Sequence[Arm]) -> Value:
     for quantity, name in (("ttft", "TTFT"), ("itl", "ITL")):
         if quantity == "itl" and not any(arm["itl_ms"] for arm in arms):
             continue
-        found = steadiness.outliers(arms, quantity)
+        found = stability.outliers(arms, quantity)
         if isinstance(found, str):
             return Value("latency_outliers", None, len(arms), note=found)
         for order, times in found.items():
@@ -101,19 +110,19 @@ def _outliers(arms: Sequence[Arm]) -> Value:
 
 
 def _stalls(arms: Sequence[Arm], own: Sequence[Arm]) -> Value:
-    counts = [steadiness.stalls(arm) for arm in own]
+    counts = [stability.stalls(arm) for arm in own]
     found = [n for n in counts if n is not None]
     if len(found) < len(counts):
-        note = f"a stall is told from {steadiness.LEAST_FOR_STALLS} steps a request on"
+        note = f"a stall is told from {stability.LEAST_FOR_STALLS} steps a request on"
         return Value("itl_outlier_share", None, 0, note=note)
-    other = [n for arm in arms if arm["arm"] == "baseline" and (n := steadiness.stalls(arm)) is not None]
+    other = [n for arm in arms if arm["arm"] == "baseline" and (n := stability.stalls(arm)) is not None]
     note = f"{sum(found)} here" + (f", {sum(other)} of the baseline's" if other else "")
     steps = sum(len(arm["itl_ms"]) for arm in own)
     return Value("itl_outlier_share", sum(found) / steps, steps, note=note)
 
 
 def _throttled(arms: Sequence[Arm]) -> Value:
-    words = [steadiness.slowdown(arm) for arm in arms]
+    words = [stability.slowdown(arm) for arm in arms]
     known = sum(found is not None for found in words)
     if not known:
         return Value(
@@ -123,10 +132,10 @@ def _throttled(arms: Sequence[Arm]) -> Value:
             note="the device's state was not read, or says nothing of a slowdown",
         )
     unread = f"{len(arms) - known} of {len(arms)} requests say nothing of it" if known < len(arms) else ""
-    slowed = steadiness.slowed(arms)
+    slowed = stability.slowed(arms)
     if not slowed and unread:
         return Value("throttled_requests", None, known, note=unread)
-    note = "; ".join(filter(None, (steadiness.slow_words(arms), unread)))
+    note = "; ".join(filter(None, (stability.slowdown_text(arms), unread)))
     return Value("throttled_requests", len(slowed), known, note=note)
 
 
@@ -134,7 +143,7 @@ def _bandwidth(arms: Sequence[Arm], facts: Mapping[str, Any]) -> Iterator[Value]
     """Bytes that a step must read over the mean gap, and of the device's copy bandwidth what lies beyond its cache."""
     gaps = [gap for arm in arms for gap in arm["itl_ms"]]
     reads = facts.get("arms", {}).get("candidate", {}).get("reads")
-    note = wrong_count(arms) or ("" if gaps else "one output token has no gap")
+    note = wrong_gap_count(arms) or ("" if gaps else NO_GAP)
     if reads is None:
         note = note or "the record does not say what a step reads"
     if note or reads is None:
@@ -178,15 +187,113 @@ def _ratios(own: Sequence[Arm], other: Sequence[Arm]) -> Iterator[Value]:
     ratio = paired_ratio([arm["ttft_ms"] for arm in own], [arm["ttft_ms"] for arm in other])
     yield with_interval("ttft_ratio", ratio.value, ratio.units, ratio.interval, note)
     if not all(arm["itl_ms"] for arm in (*own, *other)):
-        yield Value("itl_ratio", None, 0, note="one output token has no gap")
+        yield Value("itl_ratio", None, 0, note=NO_GAP)
         return
     ratio = paired_ratio([fmean(arm["itl_ms"]) for arm in own], [fmean(arm["itl_ms"]) for arm in other])
     yield with_interval("itl_ratio", ratio.value, ratio.units, ratio.interval, note)
 
 
-def wrong_count(arms: Sequence[Arm]) -> str:
-    """N output tokens have N - 1 gaps; any other count means that TTFT or a chunk was taken for a token gap."""
-    for arm in arms:
-        if len(arm["itl_ms"]) != arm["new_tokens"] - 1:
-            return f"{arm['new_tokens']} output tokens have {arm['new_tokens'] - 1} gaps, but {len(arm['itl_ms'])} were recorded"
-    return ""
+def _time_change(metric: Metric, first: Measured, second: Measured) -> Effect | Unable:
+    """Change of the ratio to the interleaved native arm, which cancels a generally slower machine. Without native arms in
+    both runs: of the times themselves, which cancels nothing."""
+    quantity = metric.name.removesuffix("_ms")
+    here, there = (_log_times(side.record, quantity) for side in (first, second))
+    if isinstance(here, str) or isinstance(there, str):
+        return Unable(metric.name, here if isinstance(here, str) else str(there))
+    (own, pairs), (other, others) = here, there
+    alone = independent_change(metric, own, other, "requests")
+    if not pairs or not others:
+        return alone
+    found = independent_difference(pairs, others)
+    method = "ratio to the interleaved native arm, over that ratio in the first run"
+    return log_change(metric, BESIDE, found, min(len(pairs), len(others)), "pairs", method, beside=alone)
+
+
+def _log_times(record: Record, quantity: str) -> tuple[list[float], list[float]] | str:
+    """Logarithms of the candidate's times and of their ratios to the baseline's, pair by pair; or why there are none."""
+    ordered = sorted(record.samples["arms"], key=lambda arm: arm["order"])
+    if quantity == "itl" and (wrong := wrong_gap_count(ordered)):
+        return wrong
+    logs: dict[str, list[float]] = {"candidate": [], "baseline": []}
+    for arm in ordered:
+        time = stability.time_of(arm, quantity)
+        if time is None:
+            return NO_GAP
+        if not 0 < time < math.inf:
+            return "a time is not a positive number"
+        logs[arm["arm"]].append(math.log(time))
+    own, other = logs["candidate"], logs["baseline"]
+    return (own, [a - b for a, b in zip(own, other, strict=False)]) if own else "no request was measured"
+
+
+# Facts that must be equal in two runs that are compared.
+FACTS: tuple[str, ...] = ("prompt_sha",)
+
+TABLES: tuple[Table, ...] = (
+    Table("latency", "Latency", counted="pairs of requests",
+          note="ITL is the gap between consecutive tokens of one sequence, TTFT the time to the first "
+               "token. Warm-up is excluded from both and shown in the cold column. Ratios are paired with "
+               "interleaved baseline requests; below 1 the candidate is faster. Drift, outliers and "
+               "slowdowns show whether the machine was stable; outliers stay in every value.",
+          footnote="Ratios are paired with the baseline's requests that ran interleaved with the "
+                   "candidate's; the native row above shows the requests of its own cell, so the two need "
+                   "not agree.",
+          metrics=(
+        Metric("itl_ms", MS, "lower", "ITL mean",
+               "mean gap between consecutive tokens of one sequence, without TTFT; a static batch has one "
+               "gap per step", brief=True, effect=_time_change),
+        Metric("itl_ratio", RATIO, "lower", "ITL ratio",
+               "mean ITL over the interleaved baseline's, geometric mean over pairs of repeats, t-interval "
+               "of the log-ratio", plausible=(0.05, inf), paired=True, sampled=True, none=1.0, brief=True),
+        Metric("ttft_ms", MS, "lower", "TTFT median",
+               "request submitted to first token on the host, synchronised, sampling included; median over "
+               "repeats", brief=True, effect=_time_change),
+        Metric("ttft_ratio", RATIO, "lower", "TTFT ratio",
+               "TTFT over the interleaved baseline's, geometric mean over pairs of repeats, t-interval of "
+               "the log-ratio", plausible=(0.05, inf), paired=True, sampled=True, none=1.0, brief=True),
+        Metric("decode_tok_s", TOKENS_PER_S, "higher", "Decode",
+               "batch * (N - 1) / sum of the N - 1 steps: the batch's rate", brief=True),
+        Metric("prefill_tok_s", TOKENS_PER_S, "higher", "Prefill",
+               "batch * prompt tokens of a sequence / TTFT"),
+        Metric("itl_p50_ms", MS, "lower", "ITL p50",
+               "median gap between consecutive tokens of one sequence"),
+        Metric("itl_p90_ms", MS, "lower", "ITL p90",
+               "90th percentile of the gaps, an observed gap (rounded up)"),
+        Metric("itl_p99_ms", MS, "lower", "ITL p99",
+               "99th percentile of the gaps, an observed gap (rounded up)"),
+        Metric("itl_max_ms", MS, "lower", "ITL max",
+               "longest gap"),
+        Metric("ttft_cold_ms", MS, "lower", "TTFT cold",
+               "TTFT of the first warm-up request: compilation and allocation included"),
+        Metric("request_ms", MS, "lower", "Request",
+               "from submission of a request to its last token on the host, by two clock readings; median "
+               "over repeats"),
+        Metric("request_difference_ms", MS, "lower", "Request minus its parts",
+               "largest difference between a request's time and the sum of its TTFT and steps; only "
+               "rounding is allowed", plausible=(0.0, 0.001)),
+        Metric("decode_read_gb_s", GB_PER_S, "", "Read in decode",
+               "bytes that a decode step must read (weights without input embeddings and experts, stored "
+               "K, V and scales) over mean ITL"),
+        Metric("decode_bandwidth_share", RATIO, "", "Share of copy bandwidth",
+               "decode_read_gb_s without the bytes that the device's cache can hold, over the copy "
+               "bandwidth (bytes read and written) of the same run", plausible=(0.0, 1.2)),
+        Metric("latency_drift_pct", PERCENT, "", "Drift over the run",
+               "change of a request's time from the first request to the last, in %: the slope of a "
+               "least-squares line through log(time from submission to the last token) over the order of "
+               "all requests, with a level per arm and a common slope, times the difference in order; "
+               "t-interval of the slope; needs 4 requests", sampled=True),
+        Metric("latency_outliers", REQUESTS, "lower", "Outlying requests",
+               "requests of both arms whose TTFT or mean ITL has a modified z-score above 3.5 (0.6745 |x - "
+               "median| / MAD, of the logarithms within the arm) and is 5% or more from the arm's median; "
+               "needs 5 requests per arm; outliers stay in every value"),
+        Metric("itl_outlier_share", SHARE, "lower", "Stalled steps",
+               "share of the steps that take more than twice the median step of their request (stalls); "
+               "needs 5 steps per request"),
+        Metric("throttled_requests", REQUESTS, "lower", "Slowed-down requests",
+               "requests of both arms during which the device was slowed down: throttle reason hw "
+               "slowdown, sw thermal, hw thermal or hw power brake before or after it, or 1% or more of "
+               "its time lost to thermal violations or to the CPU quota of the process's control groups; a "
+               "power cap does not count"),
+    )),
+    *contexts.TABLES,
+)  # fmt: skip

@@ -1,15 +1,22 @@
-"""Multiple choice: accuracies over the questions that were scored, and paired differences question by question."""
+"""Prompts and scoring of lm-evaluation-harness, which a test compares item by item; Wilson and Bonett-Price
+intervals and the exact McNemar test on paired questions.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from kvbench.metrics.agreement import NEAR_TIE
-from kvbench.metrics.value import Value, incomparable, share
+from kvbench.metrics.declare.change import share_change
+from kvbench.metrics.declare.metric import Effect, Measured, Metric, Table, Unable
+from kvbench.metrics.declare.units import NAT, P_VALUE, POINTS, QUESTIONS, RATIO, SHARE
+from kvbench.metrics.declare.value import Value, incomparable, share
 from kvbench.records.record import Record
 from kvbench.stats.intervals import (
     Interval,
@@ -27,6 +34,8 @@ COMPARABLE = ("task", "shots", "choice_ids", "prompt_policy", "bos", "total", "d
 LEAST_AGAIN = 8
 
 NOT_AGAIN = "the baseline was not scored a second time (option aa_limit)"
+
+NO_NUMBER = "a question has a choice without a number"
 
 # Of a candidate and its baseline, question by question.
 PAIRED = ("mcq_delta_pt", "mcq_mde_pt", "mcq_recovery", "mcq_agreement", "mcq_right_to_wrong", "mcq_wrong_to_right",
@@ -81,7 +90,7 @@ def _noise(native: Record) -> Iterator[Value]:
         elif all(first and second for first, second in picks):
             yield share(metric, sum(first[0] != second[0] for first, second in picks), len(picks))
         else:
-            yield Value(metric, math.nan, len(picks), note="a question has a choice without a number")
+            yield Value(metric, math.nan, len(picks), note=NO_NUMBER)
     noise, why = score_noise(native)
     again = sum("aa_scores" in q for q in native.samples["questions"])
     yield Value("mcq_aa_score_noise", noise, again, note=why)
@@ -191,7 +200,7 @@ def _paired(
     if not note and not n:
         note = "no question was scored on both sides"
     if note or not all(a.picks and b.picks for a, b in pairs):
-        value, note = (None, note) if note else (math.nan, "a question has a choice without a number")
+        value, note = (None, note) if note else (math.nan, NO_NUMBER)
         for name in PAIRED:
             yield Value(name, value, n, note=note)
         return
@@ -227,3 +236,123 @@ def _recovery(native_right: int, change: float, interval: Interval, n: int) -> V
     native = native_right / n
     low, high = (max(0.0, 1 + end / native) for end in interval)
     return Value("mcq_recovery", max(0.0, 1 + change / native), n, low, high, f"of {native:.4g}")
+
+
+def _accuracy_change(metric: Metric, first: Measured, second: Measured) -> Effect | Unable:
+    common = _common(first.record, second.record)
+    if isinstance(common, str):
+        return Unable(metric.name, common)
+    _, a, b, subset = common
+    identical = [j.scores for j in a] == [j.scores for j in b]
+    return _questions_change(metric, [j.right for j in a], [j.right for j in b], subset, identical)
+
+
+def _agreement_change(metric: Metric, first: Measured, second: Measured) -> Effect | None:
+    common = _common(first.record, second.record)
+    natives = [judge(side.native) for side in (first, second) if side.native]
+    if isinstance(common, str) or len(natives) < 2:
+        return None
+    keys, a, b, subset = common
+    if not all(key in native and native[key].picks for key in keys for native in natives):
+        return None
+    flags = [
+        [j.picks[0] == native[key].picks[0] for key, j in zip(keys, judged, strict=True)]
+        for judged, native in zip((a, b), natives, strict=True)
+    ]
+    identical = [j.scores for j in a] == [j.scores for j in b]
+    identical = identical and all(natives[0][key].scores == natives[1][key].scores for key in keys)
+    return _questions_change(metric, flags[0], flags[1], subset, identical)
+
+
+def _common(first: Record, second: Record) -> tuple[list[Any], list[Judged], list[Judged], str] | str:
+    """Ids and both judgements of the questions that both runs scored, and which those are where one run has more; or
+    why they cannot be paired."""
+    sides = [judge(record) for record in (first, second)]
+    keys = [key for key in sides[0] if key in sides[1]]
+    a, b = ([side[key] for key in keys] for side in sides)
+    if not keys:
+        return "the two runs scored no question in common"
+    if any(x.answer != y.answer for x, y in zip(a, b, strict=True)):
+        return "a question has another answer in the other run"
+    if not all(j.picks for j in (*a, *b)):
+        return NO_NUMBER
+    most = max(map(len, sides))
+    return keys, a, b, f"{len(keys)} questions that both scored, of {most}" if len(keys) < most else ""
+
+
+def _questions_change(
+    metric: Metric, own: Sequence[bool], other: Sequence[bool], subset: str, identical: bool
+) -> Effect:
+    differences = [int(b) - int(a) for a, b in zip(own, other, strict=True)]
+    p = mcnemar_p(differences.count(1), differences.count(-1))
+    found = share_change(
+        metric, differences, [1] * len(own), range(len(own)), subset=subset, identical=identical
+    )
+    return replace(found, method=f"{found.method}, exact McNemar p = {p:.2g}")
+
+
+# Facts that must be equal in two runs that are compared.
+FACTS: tuple[str, ...] = COMPARABLE
+
+TABLES: tuple[Table, ...] = (
+    Table("mcq", "Multiple choice", counted="questions",
+          note="Choices are scored by summed logprob; the delta is paired with the baseline question by "
+               "question. A delta smaller than the detectable one can exist unseen. The noise floor is "
+               "native scored again with other neighbours; 'line end before': native's picks that change "
+               "when a line end is put before the prompt. Flips beyond noise are changed picks that this "
+               "noise does not explain.",
+          metrics=(
+        Metric("mcq_accuracy", SHARE, "higher", "Accuracy",
+               "share of scored questions where the choice with the highest summed logprob is the answer "
+               "(the first one of a tie); Wilson interval",
+               sampled=True, brief=True, effect=_accuracy_change),
+        Metric("mcq_delta_pt", POINTS, "", "Accuracy delta",
+               "accuracy less the baseline's on the questions both scored, in points; Bonett-Price "
+               "interval on the discordant pairs", paired=True, sampled=True, none=0.0, brief=True),
+        Metric("mcq_mde_pt", POINTS, "lower", "Detectable at 80% power",
+               "minimum detectable effect: the smallest true change of accuracy that the interval of "
+               "mcq_delta_pt detects with 80% power at this number of discordant pairs",
+               plausible=(0.0, inf), paired=True, brief=True),
+        Metric("mcq_recovery", RATIO, "higher", "Accuracy to native",
+               "accuracy over the baseline's on the questions both scored: 1 plus mcq_delta_pt and its "
+               "interval over the baseline's accuracy", paired=True, sampled=True, none=1.0),
+        Metric("mcq_agreement", SHARE, "higher", "Same pick",
+               "share of the questions both scored where both pick the same choice; Wilson interval",
+               paired=True, sampled=True, none=1.0, brief=True, effect=_agreement_change),
+        Metric("mcq_right_to_wrong", SHARE, "lower", "Right to wrong",
+               "share of these questions that the baseline answers correctly and the candidate does not; "
+               "Wilson interval", paired=True, sampled=True, none=0.0),
+        Metric("mcq_wrong_to_right", SHARE, "", "Wrong to right",
+               "share of these questions that the candidate answers correctly and the baseline does not; "
+               "Wilson interval", paired=True, sampled=True, none=0.0),
+        Metric("mcq_wrong_to_wrong", SHARE, "lower", "Wrong to another wrong",
+               "share of these questions that neither answers correctly and whose choice changed; Wilson "
+               "interval", paired=True, sampled=True, none=0.0),
+        Metric("mcq_real_flips", SHARE, "lower", "Flips beyond noise",
+               "share of the questions both scored where the candidate picks a choice that the baseline "
+               "scores below its own by more than twice mcq_aa_score_noise, the most that noise on both "
+               "can explain; Wilson interval", paired=True, sampled=True, none=0.0, brief=True),
+        Metric("mcq_aa_disagreement", SHARE, "lower", "A/A noise floor",
+               "share of a spread subset of the questions (option aa_limit) whose pick changes when the "
+               "baseline scores them again with no shared prefix, other neighbours and chunks of 64 "
+               "tokens: the noise floor; Wilson interval", sampled=True, none=0.0, brief=True),
+        Metric("mcq_aa_score_noise", NAT, "lower", "A/A score noise",
+               "largest change of a choice's summed logprob between these two runs of the baseline; no "
+               "value from fewer than 8 questions or if rounding does not explain it"),
+        Metric("mcq_prefix_disagreement", SHARE, "lower", "Line end before",
+               "share of the same questions whose pick changes when a line end is put before the prompt, "
+               "which does not change its meaning: how fragile they are; Wilson interval", sampled=True),
+        Metric("mcq_mcnemar_p", P_VALUE, "", "McNemar p",
+               "exact McNemar test of equal accuracy on the questions both scored", paired=True),
+        Metric("mcq_macro", SHARE, "higher", "Macro average",
+               "mean over subjects of their accuracy; t-interval over subjects", sampled=True),
+        Metric("mcq_accuracy_norm", SHARE, "higher", "Accuracy by token",
+               "mcq_accuracy with logprob per token", sampled=True),
+        Metric("mcq_accuracy_norm_char", SHARE, "higher", "Accuracy by character",
+               "mcq_accuracy with logprob per character", sampled=True),
+        Metric("mcq_scored", QUESTIONS, "higher", "Scored",
+               "questions scored; n is the number asked", brief=True),
+        Metric("truncated_share", SHARE, "lower", "Truncated",
+               "share of the questions whose prompt was truncated"),
+    )),
+)  # fmt: skip

@@ -1,4 +1,6 @@
-"""Decode against the FP32 oracle: always the worst case, so that two bad ones cannot vanish in a mean."""
+"""Decode compared with FP32 attention over the dequantized tensors, computed independently of the engine. Always
+the worst case, so that two bad cases cannot vanish in a mean.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from kvbench.metrics.value import Value, share
+from kvbench.metrics.declare.change import steps_change
+from kvbench.metrics.declare.metric import Effect, Measured, Metric, Table, Unable
+from kvbench.metrics.declare.units import COSINE, ERROR, RATIO, SHARE
+from kvbench.metrics.declare.value import Value, share
 from kvbench.records.record import Record
 from kvbench.stats.intervals import largest, smallest
 
@@ -38,3 +43,36 @@ def _bound_share(case: dict[str, Any]) -> float:
     if bound == 0:
         return 0.0 if error == 0 else math.inf if error > 0 else math.nan
     return error / bound
+
+
+def _argmax_change(metric: Metric, first: Measured, second: Measured) -> Effect | Unable:
+    steps = [side.record.samples["steps"] for side in (first, second)]
+    own, other = (list(map(bool, one["argmax_equal"])) for one in steps)
+    if not own or len(own) != len(other):
+        return Unable(metric.name, f"{len(own)} steps in one run and {len(other)} in the other")
+    return steps_change(metric, own, other, identical=steps[0] == steps[1])
+
+
+# Facts that must be equal in two runs that are compared.
+FACTS: tuple[str, ...] = ("seed", "steps", "q_heads", "kv_heads", "head_dim", "vocabulary")
+
+TABLES: tuple[Table, ...] = (
+    Table("parity", "Parity with the oracle", counted="steps",
+          note="Decode through the store compared with an FP32 oracle on the dequantized tensors, and a "
+               "long run without a model. A share of the bound above 1 is outside what the format allows.",
+          metrics=(
+        Metric("parity_max_abs", ERROR, "lower", "Worst absolute error",
+               "largest absolute error of a decode output against the FP32 oracle on dequantized tensors, "
+               "worst case", brief=True),
+        Metric("parity_bound_share", RATIO, "lower", "Worst share of bound",
+               "largest error over its bound, of any decode output and any stored element; above 1 the "
+               "format's bound is broken", brief=True),
+        Metric("parity_cosine_min", COSINE, "higher", "Lowest cosine",
+               "smallest cosine between a decode output and the FP32 oracle, worst case", brief=True),
+        Metric("steps_argmax_agreement", SHARE, "higher", "Steps with equal argmax",
+               "share of the model-free decode steps whose argmax equals the native one",
+               sampled=True, none=1.0, brief=True, effect=_argmax_change),
+        Metric("steps_max_abs", ERROR, "lower", "Worst error over steps",
+               "largest absolute error over the model-free decode steps"),
+    )),
+)  # fmt: skip

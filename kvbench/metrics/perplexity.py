@@ -1,4 +1,7 @@
-"""Perplexity, its paired change, and the divergence of next-token distributions, from sums a chunk and values a token."""
+"""Perplexity is exp of the mean NLL. `stream512`: the text is tokenized once and cut into chunks of 512, the
+first token of a chunk is not scored. `rows512`: the same within each row. `llamacpp`: the second half of each chunk
+is scored, as in llama.cpp. KLD is from the native distribution to the candidate's, over the full vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from kvbench.metrics.value import Value, clustered, incomparable
+from kvbench.metrics.declare.change import log_change, percent, same, share_change
+from kvbench.metrics.declare.metric import DIVERGENCE, TEXT, Effect, Measured, Metric, Table, Unable
+from kvbench.metrics.declare.units import NAT, PERCENT, PERPLEXITY, POINTS, SHARE
+from kvbench.metrics.declare.value import Value, clustered, incomparable
 from kvbench.records.record import Record
 from kvbench.stats.intervals import (
     Estimate,
@@ -70,10 +77,10 @@ def _deltas(record: Record, baseline: Record, scored: int) -> Iterator[Value]:
     floor = ""
     if again and _layout(again) == _layout(native):
         noise = _change(again, native)
-        floor = f"the baseline run again differs by {_percent(noise.value):+.4f}%"
-        yield clustered("ppl_aa_pct", _as_percent(noise), scored)
+        floor = f"the baseline run again differs by {percent(noise.value):+.4f}%"
+        yield clustered("ppl_aa_pct", _in_percent(noise), scored)
     note = "; ".join(filter(None, (floor, _bootstrapped(chunks, native))))
-    yield clustered("ppl_delta_pct", _as_percent(_change(chunks, native)), scored, note)
+    yield clustered("ppl_delta_pct", _in_percent(_change(chunks, native)), scored, note)
 
 
 def _change(chunks: Sequence[Chunk], native: Sequence[Chunk]) -> Estimate:
@@ -86,7 +93,7 @@ def _bootstrapped(chunks: Sequence[Chunk], native: Sequence[Chunk]) -> str:
     interval = clustered_bootstrap(*_paired(chunks, native))
     if interval is None:
         return ""
-    low, high = map(_percent, interval)
+    low, high = map(percent, interval)
     return f"a bootstrap over documents gives [{low:+.4g}, {high:+.4g}]%"
 
 
@@ -99,9 +106,9 @@ def _paired(chunks: Sequence[Chunk], native: Sequence[Chunk]) -> tuple[list[floa
     )
 
 
-def _as_percent(change: Estimate) -> Estimate:
-    interval = change.interval and (_percent(change.interval[0]), _percent(change.interval[1]))
-    return replace(change, value=_percent(change.value), interval=interval)
+def _in_percent(change: Estimate) -> Estimate:
+    interval = change.interval and (percent(change.interval[0]), percent(change.interval[1]))
+    return replace(change, value=percent(change.value), interval=interval)
 
 
 def _by_position(record: Record, baseline: Record | None) -> Iterator[Value]:
@@ -132,7 +139,7 @@ def _by_position(record: Record, baseline: Record | None) -> Iterator[Value]:
             [own[i][0] for i in kept],
             [chunks[i]["document"] for i in kept],
         )
-        yield clustered(f"ppl_delta_pct_at_{name}", _as_percent(change), scored)
+        yield clustered(f"ppl_delta_pct_at_{name}", _in_percent(change), scored)
 
 
 def _divergence(samples: Mapping[str, Any]) -> Iterator[Value]:
@@ -200,5 +207,157 @@ def _layout(chunks: Sequence[Chunk]) -> list[tuple[int, Any]]:
     return [(chunk["tokens"], chunk["document"]) for chunk in chunks]
 
 
-def _percent(log_ratio: float) -> float:
-    return (exp(log_ratio) - 1) * 100
+def _nll_change(metric: Metric, first: Measured, second: Measured) -> Effect | Unable:
+    common = _common(first.record, second.record)
+    if isinstance(common, str):
+        return Unable(metric.name, common)
+    a, b, tokens, owners, subset = common
+    logs = clustered_ratio([y["nll"] - x["nll"] for x, y in zip(a, b, strict=True)], tokens, owners)
+    return log_change(
+        metric, TEXT, logs, sum(tokens), "tokens", _method(logs), subset=subset, identical=same(a, b, "nll")
+    )
+
+
+def _kld_change(metric: Metric, first: Measured, second: Measured) -> Effect | Unable | None:
+    """Sum of KLD over sum of KLD. The wider interval of the two directions counts, so that their order does not matter."""
+    common = _common(first.record, second.record)
+    if isinstance(common, str) or not all("kld" in c for c in (*common.first, *common.second)):
+        return None
+    a, b, tokens, owners, subset = common
+    n, here, there = sum(tokens), [c["kld"] for c in a], [c["kld"] for c in b]
+    if not (math.fsum(here) > 0 and math.fsum(there) > 0):
+        if here != there:
+            return Unable(metric.name, "nothing diverges in one of the two runs, so there is no ratio")
+        none = Estimate(0.0, (0.0, 0.0), len(set(owners)))
+        return log_change(metric, DIVERGENCE, none, n, "tokens", "no divergence in either", identical=True)
+    ratio, inverse = clustered_mean(there, here, owners), clustered_mean(here, there, owners)
+    value = math.log(ratio.value) if ratio.value > 0 else math.nan
+    halves = [
+        (math.log(found.interval[1]) - math.log(found.interval[0])) / 2
+        for found in (ratio, inverse)
+        if found.interval and found.interval[0] > 0
+    ]
+    interval = (value - max(halves), value + max(halves)) if len(halves) == 2 else None
+    logs = Estimate(value, interval, ratio.units, min(ratio.effective, inverse.effective))
+    return log_change(
+        metric, DIVERGENCE, logs, n, "tokens", _method(logs), subset=subset, identical=same(a, b, "kld")
+    )
+
+
+def _top1_change(metric: Metric, first: Measured, second: Measured) -> Effect | None:
+    common = _common(first.record, second.record)
+    if isinstance(common, str) or not all("kld" in c for c in (*common.first, *common.second)):
+        return None
+    a, b, tokens, owners, subset = common
+    flags = [y["top1_equal"] - x["top1_equal"] for x, y in zip(a, b, strict=True)]
+    identical = same(a, b, "nll") and same(a, b, "kld")
+    return share_change(metric, flags, tokens, owners, subset=subset, identical=identical)
+
+
+class _Common(NamedTuple):
+    """Chunks that both runs scored. subset: which those are, where one run has more."""
+
+    first: list[Chunk]
+    second: list[Chunk]
+    tokens: list[int]
+    owners: list[Any]
+    subset: str
+
+
+def _common(first: Record, second: Record) -> _Common | str:
+    """The chunks that both runs scored, or why there are none."""
+    sides = [dict(zip(_places(r), r.samples["chunks"], strict=True)) for r in (first, second)]
+    places = sorted(sides[0].keys() & sides[1].keys())
+    a, b = ([side[place] for place in places] for side in sides)
+    if not places:
+        return "the two runs scored no chunk in common"
+    if _layout(a) != _layout(b):
+        return "the chunks do not score the same tokens"
+    most = max(map(len, sides))
+    subset = f"{len(places)} chunks that both scored, of {most}" if len(places) < most else ""
+    return _Common(a, b, [c["tokens"] for c in a], [c["document"] for c in a], subset)
+
+
+def _places(record: Record) -> Sequence[int]:
+    """Index of each scored chunk in the whole text. Older records do not say; a limit spread n chunks evenly over it."""
+    if (places := record.facts.get("chunk_places")) is not None:
+        return [int(place) for place in places]
+    n, total = len(record.samples["chunks"]), record.facts.get("chunks_total")
+    return range(n) if total is None or n >= total else [i * total // n for i in range(n)]
+
+
+def _method(found: Estimate) -> str:
+    return f"chunk by chunk, {found.units} document{'s' if found.units != 1 else ''}"
+
+
+# Facts that must be equal in two runs that are compared.
+FACTS: tuple[str, ...] = tuple(fact for fact in COMPARABLE if fact != "scored")
+
+TABLES: tuple[Table, ...] = (
+    Table("quality", "Quality", counted="tokens",
+          note="KLD is measured from the native next-token distribution to the candidate's, over the whole "
+               "vocabulary. The perplexity delta is a paired log-ratio. Intervals are clustered by "
+               "document. The baseline run again is the noise floor.",
+          metrics=(
+        Metric("ppl", PERPLEXITY, "lower", "Perplexity",
+               "exp(sum of NLL / scored tokens), never a mean of means", brief=True, effect=_nll_change),
+        Metric("ppl_delta_pct", PERCENT, "", "Perplexity delta",
+               "(exp(d) - 1) * 100, d the mean NLL difference from the baseline over the same scored "
+               "tokens; t-interval clustered by document",
+               plausible=(-99.0, inf), paired=True, sampled=True, none=0.0, brief=True),
+        Metric("ppl_aa_pct", PERCENT, "", "Baseline run again",
+               "ppl_delta_pct of the baseline run again next to the candidate: the noise floor",
+               plausible=(-99.0, inf), paired=True, sampled=True, none=0.0),
+        Metric("kld_mean", NAT, "lower", "KLD mean",
+               "mean KL divergence of the candidate's next-token distribution from the native one, full "
+               "vocabulary; intervals of it and of its quantiles are clustered by document",
+               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0, brief=True, effect=_kld_change),
+        Metric("kld_p50", NAT, "lower", "KLD p50",
+               "median KL divergence per token",
+               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0),
+        Metric("kld_p90", NAT, "lower", "KLD p90",
+               "90th percentile of the KL divergence per token",
+               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0),
+        Metric("kld_p99", NAT, "lower", "KLD p99",
+               "99th percentile of the KL divergence per token",
+               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0, brief=True),
+        Metric("kld_p999", NAT, "lower", "KLD p99.9",
+               "99.9th percentile of the KL divergence per token",
+               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0),
+        Metric("kld_max", NAT, "lower", "KLD max",
+               "largest KL divergence of a token", plausible=(-0.0001, inf), paired=True),
+        Metric("top1_agreement", SHARE, "higher", "Top-1 agreement",
+               "share of scored tokens where candidate and native have the same most likely token; Wilson "
+               "interval of the effective number of independent tokens",
+               paired=True, sampled=True, none=1.0, brief=True, effect=_top1_change),
+        Metric("delta_p_mean", POINTS, "", "Delta-p mean",
+               "mean change of the probability of the true token, in percentage points",
+               paired=True, sampled=True, none=0.0),
+    )),
+    Table("positions", "Perplexity by position", counted="tokens", facts=False,
+          note="Scored tokens by their position in the chunk. A token at 300 attends to 300 stored tokens, "
+               "a token at 10 to ten: an error that builds up over a context shows as deltas that grow to "
+               "the right.",
+          metrics=(
+        Metric("ppl_at_0_63", PERPLEXITY, "lower", "At 0-63",
+               "ppl of the scored tokens at positions 0 to 63 of their chunk"),
+        Metric("ppl_delta_pct_at_0_63", PERCENT, "", "Delta 0-63",
+               "ppl_delta_pct of the scored tokens at positions 0 to 63 of their chunk",
+               plausible=(-99.0, inf), paired=True, brief=True),
+        Metric("ppl_at_64_127", PERPLEXITY, "lower", "At 64-127",
+               "ppl of the scored tokens at positions 64 to 127 of their chunk"),
+        Metric("ppl_delta_pct_at_64_127", PERCENT, "", "Delta 64-127",
+               "ppl_delta_pct of the scored tokens at positions 64 to 127 of their chunk",
+               plausible=(-99.0, inf), paired=True),
+        Metric("ppl_at_128_255", PERPLEXITY, "lower", "At 128-255",
+               "ppl of the scored tokens at positions 128 to 255 of their chunk"),
+        Metric("ppl_delta_pct_at_128_255", PERCENT, "", "Delta 128-255",
+               "ppl_delta_pct of the scored tokens at positions 128 to 255 of their chunk",
+               plausible=(-99.0, inf), paired=True),
+        Metric("ppl_at_256_511", PERPLEXITY, "lower", "At 256-511",
+               "ppl of the scored tokens at positions 256 to 511 of their chunk"),
+        Metric("ppl_delta_pct_at_256_511", PERCENT, "", "Delta 256-511",
+               "ppl_delta_pct of the scored tokens at positions 256 to 511 of their chunk",
+               plausible=(-99.0, inf), paired=True, brief=True),
+    )),
+)  # fmt: skip

@@ -1,12 +1,17 @@
-"""What each part of the cache costs in KLD, the worst layer by name, and what keeping the suggested layers native gives."""
+"""KLD (as in `perplexity`) with one part of the cache quantized at a time, the worst layer by name, and the
+effect of keeping the suggested layers native.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import inf
 from statistics import fmean
 from typing import Any
 
-from kvbench.metrics.value import Value, clustered
+from kvbench.metrics.declare.metric import Metric, Table
+from kvbench.metrics.declare.units import NAT
+from kvbench.metrics.declare.value import Value, clustered
 from kvbench.records.record import Record
 from kvbench.stats.intervals import Estimate, clustered_mean, clustered_ratio, largest
 
@@ -80,3 +85,42 @@ def _suggestion(facts: Mapping[str, Any]) -> str:
     return (
         f"layer{'s' if len(layers) > 1 else ''} {listed} native: {extra:,.0f} B a token more ({share:+.1%})"
     )
+
+
+# Facts that must be equal in two runs that are compared.
+FACTS: tuple[str, ...] = ("text_sha",)
+
+TABLES: tuple[Table, ...] = (
+    Table("sensitivity", "Sensitivity", counted="tokens",
+          note="KLD from native with a part of the cache quantized and the rest stored natively; the notes "
+               "name the layers. The effects of several layers do not add up, so the suggested list was "
+               "run too.",
+          metrics=(
+        Metric("sens_kld_all", NAT, "lower", "All quantized",
+               "mean KLD of the next-token distribution with the whole cache quantized from that with a "
+               "native cache; on a native cell: of native run again",
+               plausible=(-0.0001, inf), sampled=True, none=0.0, brief=True),
+        Metric("sens_kld_k", NAT, "lower", "K alone",
+               "mean KLD from a native cache with K quantized in every layer and V native",
+               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0, brief=True),
+        Metric("sens_kld_v", NAT, "lower", "V alone",
+               "mean KLD from a native cache with V quantized in every layer and K native",
+               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0, brief=True),
+        Metric("sens_kld_first", NAT, "lower", "First tokens alone",
+               "mean KLD from a native cache with the first tokens of a text quantized (runner option "
+               "first_tokens) and the others native",
+               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0),
+        Metric("sens_kld_others", NAT, "lower", "All but first tokens",
+               "mean KLD from a native cache with the first tokens of a text native and the others "
+               "quantized", plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0),
+        Metric("sens_layer_alone", NAT, "lower", "Worst layer alone",
+               "mean KLD with one layer quantized and the others native, for the layer where it is largest",
+               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0, brief=True),
+        Metric("sens_layer_gain", NAT, "", "Most from one native",
+               "reduction of the mean KLD of a quantized cache by keeping one layer native, for the layer "
+               "where it is largest", plausible=(-inf, inf), paired=True, sampled=True, none=0.0, brief=True),
+        Metric("sens_kld_suggested", NAT, "lower", "Suggested native",
+               "mean KLD from a native cache with the suggested layers native and the others quantized",
+               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0, brief=True),
+    )),
+)  # fmt: skip

@@ -1,15 +1,22 @@
-"""Bytes of the KV store and of the weights: exact integers from live tensors, set against formula and baseline."""
+"""Bytes of the KV store and of the weights: exact integers (numel x itemsize of the live tensors), compared
+with the formulas of docs/formats.md and with the baseline.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
+from math import inf
 from typing import Any
 
-from kvbench.metrics.value import Value, incomparable
+from kvbench.metrics.declare.change import exact_change
+from kvbench.metrics.declare.metric import Metric, Table
+from kvbench.metrics.declare.units import BYTES, BYTES_PER_TOKEN, RATIO, SECONDS
+from kvbench.metrics.declare.value import Value, incomparable
 from kvbench.records.record import Record
 
 # Metrics that are counted once, whole, by the runner.
-FACTS = {
+_COUNTED = {
     "weight_bytes": "weights_bytes",
     "weight_payload_bytes": "weight_payload_bytes",
     "weight_scale_bytes": "weight_scale_bytes",
@@ -37,7 +44,7 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
         yield Value("kv_bytes_per_token", total / facts["tokens"], n)
     if facts["native16_bytes"]:
         yield Value("kv_ratio_16bit", total / facts["native16_bytes"], n)
-    for metric, fact in FACTS.items():
+    for metric, fact in _COUNTED.items():
         yield Value(
             metric, facts.get(fact), note="" if facts.get(fact) is not None else "not measured on this device"
         )
@@ -85,3 +92,78 @@ def _blame(off: dict[int, tuple[int, int]], layers: int) -> str:
         f"{len(off)} of {layers} layers differ from the formula, the first is layer {first}: "
         f"payload {payload:+,} B, scales {scales:+,} B"
     )
+
+
+_bytes_change = partial(exact_change, values)
+
+
+# Facts that must be equal in two runs that are compared.
+FACTS: tuple[str, ...] = ("tokens",)
+
+TABLES: tuple[Table, ...] = (
+    Table("storage", "Storage",
+          note="Bytes are counted from the live tensors and compared with the format's formula, layer by "
+               "layer. The ratio to the baseline divides by the baseline cell's live bytes, the ratio to "
+               "16-bit by a 2-byte native store of the same shape; in fp32 the two differ. On a GPU the "
+               "peak is the sum of weights, KV, memory held before the pages were made, and workspace, "
+               "each measured at its own moment. MiB is 2^20 B, MB is 10^6 B.",
+          metrics=(
+        Metric("kv_bytes_total", BYTES, "lower", "KV total",
+               "payload and scales of all layers, numel x itemsize of the live tensors",
+               plausible=(1.0, inf), brief=True, effect=_bytes_change),
+        Metric("kv_bytes_per_token", BYTES_PER_TOKEN, "lower", "KV a token",
+               "kv_bytes_total over the token slots of the store", brief=True, effect=_bytes_change),
+        Metric("kv_ratio_16bit", RATIO, "lower", "Ratio to 16-bit",
+               "kv_bytes_total over a 2-byte native store of the same shape and slots",
+               plausible=(0.01, 4.0), brief=True),
+        Metric("kv_ratio", RATIO, "lower", "Ratio to baseline",
+               "kv_bytes_total over the baseline cell's, both live",
+               plausible=(0.01, 4.0), paired=True, brief=True),
+        Metric("kv_bytes_difference", BYTES, "lower", "Live minus formula",
+               "bytes by which live tensors and formula differ, added up layer by layer so that nothing "
+               "cancels; must be 0", plausible=(0.0, 0.0), brief=True),
+        Metric("kv_bytes_payload", BYTES, "lower", "KV payload",
+               "bytes of the stored K and V elements of all layers",
+               plausible=(1.0, inf), effect=_bytes_change),
+        Metric("kv_bytes_scales", BYTES, "lower", "KV scales",
+               "bytes of the stored scales of all layers", effect=_bytes_change),
+        Metric("page_table_bytes", BYTES, "lower", "Page table",
+               "bytes of the page table", effect=_bytes_change),
+        Metric("held_bytes", BYTES, "lower", "Held before",
+               "device memory held in addition to the weights before the pages were allocated: libraries' "
+               "workspaces, buffers, rounding"),
+        Metric("workspace_bytes", BYTES, "lower", "Workspace",
+               "device peak above what was allocated before the run filled its pages"),
+        Metric("device_peak_bytes", BYTES, "lower", "Device peak",
+               "peak of allocated device memory, weights included", plausible=(1.0, inf)),
+    )),
+    Table("weights", "Weights", facts=False,
+          note="The native remainder is embeddings, output layer and norms, tied ones counted once: where "
+               "it is large, FP8 weights take well over half. The ratio to 16-bit divides by 2 bytes per "
+               "parameter, the published convention; the ratio to the baseline divides by its live bytes, "
+               "4 per parameter in fp32. Files may be cached when load times are measured.",
+          metrics=(
+        Metric("weight_bytes", BYTES, "lower", "Weights",
+               "bytes of the model's parameters and saved buffers in memory, tied ones counted once",
+               plausible=(1.0, inf), brief=True, effect=_bytes_change),
+        Metric("weight_ratio_16bit", RATIO, "lower", "Ratio to 16-bit",
+               "weight_bytes over 2 bytes per parameter, tied ones counted once: the published convention",
+               plausible=(0.01, 4.0), brief=True),
+        Metric("weight_ratio", RATIO, "lower", "Ratio to baseline",
+               "weight_bytes over the baseline cell's, both live",
+               plausible=(0.01, 4.0), paired=True, brief=True),
+        Metric("weight_bytes_difference", BYTES, "lower", "Live minus formula",
+               "bytes by which live weights and formula differ, added up over codes, scales and the rest; "
+               "must be 0", plausible=(0.0, 0.0), brief=True),
+        Metric("weight_payload_bytes", BYTES, "lower", "FP8 codes",
+               "bytes of the weights stored as FP8 codes; 0 where all are native", effect=_bytes_change),
+        Metric("weight_scale_bytes", BYTES, "lower", "Scales",
+               "bytes of the block scales of FP8 weights", effect=_bytes_change),
+        Metric("weight_native_bytes", BYTES, "lower", "Native remainder",
+               "weight_bytes without codes and scales: embeddings, norms, output layer, tied ones counted "
+               "once", effect=_bytes_change),
+        Metric("model_load_s", SECONDS, "lower", "Load time",
+               "from the call that loads the model until its weights are on the device, quantization "
+               "included; files may be cached", brief=True),
+    )),
+)  # fmt: skip

@@ -1,10 +1,18 @@
-"""Bytes and bandwidth of the swaps of a batch, each way."""
+"""Bytes of the host's buffers, compared with the same formulas, and GB/s of the swaps of a batch in each
+direction, by a clock around synchronised copies.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import partial
+from math import inf
 
-from kvbench.metrics.value import Value
+from kvbench.metrics.declare.change import exact_change, independent_change
+from kvbench.metrics.declare.metric import RATE, Effect, Measured, Metric, Table, Unable
+from kvbench.metrics.declare.units import BYTES, GB_PER_S, RATIO
+from kvbench.metrics.declare.value import Value
 from kvbench.records.record import Record
 from kvbench.stats.intervals import median
 
@@ -28,3 +36,46 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     for metric, way in (("swap_out_gb_s", "out"), ("swap_in_gb_s", "in")):
         rates = [sum(s["layer_bytes"]) / s["seconds"] / 1e9 for s in swaps if s["way"] == way]
         yield Value(metric, median(rates), len(rates))
+
+
+_bytes_change = partial(exact_change, values)
+
+
+def _rate_change(metric: Metric, first: Measured, second: Measured) -> Effect | Unable:
+    logs = [
+        [
+            math.log(sum(s["layer_bytes"]) / s["seconds"])
+            for s in side.record.samples["swaps"]
+            if s["way"] == way
+        ]
+        for way in [metric.name.removeprefix("swap_").removesuffix("_gb_s")]
+        for side in (first, second)
+    ]
+    return independent_change(metric, logs[0], logs[1], "swaps", RATE)
+
+
+# Facts that must be equal in two runs that are compared.
+FACTS: tuple[str, ...] = ("tokens",)
+
+TABLES: tuple[Table, ...] = (
+    Table("transfer", "Transfer",
+          note="The pages of the cell's batch and context are copied to the host (pinned memory on a GPU) "
+               "and back, bit for bit, scales included. 1 GB/s is 10^9 B per second.",
+          metrics=(
+        Metric("transfer_bytes", BYTES, "lower", "Bytes moved",
+               "bytes of the host's buffers after the pages of the whole batch were swapped out, scales "
+               "included", plausible=(1.0, inf), brief=True, effect=_bytes_change),
+        Metric("transfer_ratio_16bit", RATIO, "lower", "Ratio to 16-bit",
+               "transfer_bytes over those of the same pages in a 2-byte native format",
+               plausible=(0.01, 4.0), brief=True),
+        Metric("transfer_bytes_difference", BYTES, "lower", "Moved minus formula",
+               "bytes by which the moved bytes and the formula differ, added up over layers, swaps and "
+               "directions; must be 0", plausible=(0.0, 0.0), brief=True),
+        Metric("swap_out_gb_s", GB_PER_S, "higher", "Swap out",
+               "bytes over seconds from the device to the host, synchronised; median over repeats, 1 GB = "
+               "10^9 B", plausible=(1e-06, 1000.0), brief=True, effect=_rate_change),
+        Metric("swap_in_gb_s", GB_PER_S, "higher", "Swap in",
+               "bytes over seconds from the host to the device, synchronised; median over repeats, 1 GB = "
+               "10^9 B", plausible=(1e-06, 1000.0), brief=True, effect=_rate_change),
+    )),
+)  # fmt: skip

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.errors import UsageError
-from kvbench.formats.kv import KVShape
+from kvbench.formats.kv import KVFormat, KVShape
 from kvbench_kernels.support import AttentionNeeds
 
 
@@ -32,11 +32,11 @@ class LayerFacts:
     sinks: bool = False
 
     def needs(
-        self, kv_format: str, page_size: int, dtype: str, device: str, interpreter: bool
+        self, fmt: KVFormat, page_size: int, dtype: str, device: str, interpreter: bool
     ) -> AttentionNeeds:
         """What the layer asks of the attention kernels."""
         return AttentionNeeds(
-            kv_format, self.q_heads, self.shape.kv_heads, self.shape.head_dim, self.shape.value_dim, page_size,
+            fmt, self.q_heads, self.shape.kv_heads, self.shape.head_dim, self.shape.value_dim, page_size,
             dtype, device, interpreter, self.sliding_window, self.softcap, self.sinks,
         )  # fmt: skip
 

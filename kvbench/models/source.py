@@ -21,7 +21,7 @@ from kvbench.formats.safetensors_header import FETCH_AGAIN
 from kvbench.formats.scales import CALIBRATED, Scale, check_model, from_checkpoint, settle
 from kvbench.models.attention_facts import ModelFacts, facts_from_config, sizes_of
 from kvbench.models.catalog import ALIASES, CONFIGS
-from kvbench.models.hub import cached_file, offline
+from kvbench.models.download import cached_file, offline
 from kvbench.text import and_more
 
 RANDOM_SEED = 0
@@ -169,6 +169,12 @@ def config_facts(spec: Mapping[str, Any]) -> ModelFacts:
             f"`kvbench run`, or after `hf download {spec['model']} config.json`."
         )
     return facts_from_config(config)
+
+
+def model_key(spec: Mapping[str, Any]) -> str:
+    """Equal for cells that run on the same loaded model."""
+    keys = ("model", "model_weights", "model_revision", "trust_remote_code", "weights", "device", "dtype")
+    return content_hash({k: spec[k] for k in keys})
 
 
 def stored_fp8(spec: Mapping[str, Any]) -> Fp8Config | None:

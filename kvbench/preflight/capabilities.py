@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.errors import Refused, UsageError
-from kvbench.formats.kv import KV_FORMATS, WEIGHT_FORMATS, KVFormat, KVShape, page_bytes, weight_bytes
+from kvbench.formats.kv import (
+    KV_FORMATS,
+    WEIGHT_FORMATS,
+    KVFormat,
+    KVShape,
+    error_bound,
+    page_bytes,
+    weight_bytes,
+)
 from kvbench.machine.host import Host
 from kvbench.matrix.resolve import BACKENDS, Request
 from kvbench.models.attention_facts import LayerFacts, ModelFacts
 from kvbench_kernels.support import DTYPES, HEAD_DIMS, PAGE_SIZES, Accepted, interpreting
-
-# The largest error of a stored element that is not clipped, by payload; None is the model's own dtype. The engine's probes hold
-# stores to it (`kvbench.evidence.read_path.element_error`).
-BOUNDS = {None: "none", "int8": "half its scale", "float8_e4m3fn": "1/16 of the element, or scale / 1024"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def _format(fmt: KVFormat, facts: ModelFacts, device: str, dtype: str) -> dict[s
         "bytes_per_token": token,
         "ratio_16bit": token / of16,
         "fixed_bytes": 2 * fmt.scale_bytes * len(shapes) if fmt.scale_granularity == "tensor" else 0,
-        "error_bound": BOUNDS[fmt.payload_dtype],
+        "error_bound": error_bound(fmt.payload_dtype),
         "backends": {name: verdict(name, fmt.name, facts, device, dtype) for name in BACKENDS},
     }
 
@@ -84,7 +88,7 @@ def weight_rows() -> list[dict[str, Any]]:
             "scale_dtype": fmt.scale_dtype,
             "granularity": "none" if fmt.block is None else "x".join(map(str, fmt.block)),
             "ratio_16bit": weight_bytes(fmt, n, k, "bfloat16").total / (2 * n * k),
-            "error_bound": BOUNDS[fmt.payload_dtype],
+            "error_bound": error_bound(fmt.payload_dtype),
         }
         for fmt in WEIGHT_FORMATS.values()
     ]

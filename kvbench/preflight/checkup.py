@@ -16,7 +16,7 @@ import kvbench
 from kvbench.data.corpora import HUB, hub_allowed
 from kvbench.files import cache_dir
 from kvbench.machine.host import gpu_uuids, host, visible
-from kvbench.models.hub import offline
+from kvbench.models.download import offline
 from kvbench.preflight.assets import HERE, data
 from kvbench.preflight.doctor import Facts, Gpu, Package
 from kvbench.stats.stability import grown

@@ -18,6 +18,7 @@ from kvbench.models.attention_facts import ModelFacts
 from kvbench.models.source import check_native, check_stored, config_facts, settled_scales
 from kvbench.models.weight_bytes import WeightSizes, weight_sizes
 from kvbench.run.execute import Plan
+from kvbench.run.task.checks import no_cuda_device
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,9 @@ def _size(p: CellPlan) -> str:
 
 
 def device_note(cells: list[CellPlan], environment: Mapping[str, Any]) -> list[str]:
-    need = sum(p.cell.spec["device"] == "cuda" for p in cells)
-    if not need or environment["device"] == "cuda":
+    cuda = environment["device"] == "cuda"
+    need = sum(no_cuda_device(p.cell.spec, cuda, "") is not None for p in cells)
+    if not need:
         return []
     who = "cells need" if need == len(cells) else f"{need} of {len(cells)} cells need"
     return [f"note: {who} a CUDA device and this machine has none ({environment['device_reason']}); planned as for a "

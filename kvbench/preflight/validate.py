@@ -17,13 +17,15 @@ from kvbench.gate.coverage import in_vain
 from kvbench.gate.policy import Gate
 from kvbench.matrix.cells import Cell, Task
 from kvbench.matrix.load import Matrix
-from kvbench.matrix.resolve import ASPECTS, check_context
+from kvbench.matrix.resolve import ASPECTS, context_fault
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.tasks import FingerprintData
 from kvbench.metrics.collect import METRICS
 from kvbench.models.attention_facts import ModelFacts
-from kvbench.models.source import config_facts, uses_random_weights
+from kvbench.models.source import config_facts
 from kvbench.preflight.plan import CellPlan, device_note, plan_cell
+from kvbench.run.task.checks import quality_on_random_weights, too_long
+from kvbench_kernels.support import Rejected
 
 MATRIX, GATE = "matrix", "gate"
 
@@ -168,34 +170,20 @@ def _untakable(matrix: Matrix) -> Iterator[str]:
     names = {cell.id: cell.name for cell in matrix.cells}
     said = []
     for task in matrix.tasks:
-        decl, spec = RUNNERS[task.runner], task.spec
-        if decl.quality and uses_random_weights(spec) and not spec["plumbing"]:
-            sentence = (
-                "quality on random weights is refused; name a checkpoint, or say model: {plumbing: true}."
-            )
-            said.append((names[task.cells[0]], f"{task.runner}: {sentence}"))
-        elif wrong := _too_long(
-            spec, task.options.get("new_tokens", 0) if "context" not in decl.ignores else None
-        ):
-            said.append((names[task.cells[0]], f"{task.runner}: {wrong}"))
+        if fault := quality_on_random_weights(task):
+            said.append((names[task.cells[0]], fault.sentence))
+        elif fault := _generates_too_much(task):
+            said.append((names[task.cells[0]], f"{task.runner}: {fault.sentence}"))
     yield from _grouped(said)
 
 
-def _too_long(spec: Mapping[str, Any], new_tokens: int | None) -> str:
-    """Why the prompt and what is generated after it do not fit the model; "" where they do, and where plan says it of the prompt
-    alone."""
-    if not new_tokens:
-        return ""
+def _generates_too_much(task: Task) -> Rejected | None:
+    """The prompt fits the model, and what is generated after it does not; plan reports a prompt that does not fit."""
     try:
-        facts = config_facts(spec)
-        check_context(facts, spec["context"], 0)
+        facts = config_facts(task.spec)
     except (NotAvailable, Refused, UsageError):
-        return ""
-    try:
-        check_context(facts, spec["context"], new_tokens)
-    except Refused as e:
-        return str(e)
-    return ""
+        return None
+    return None if context_fault(facts, task.spec.get("context", 0), 0) else too_long(task, facts)
 
 
 def _vain(gate: Gate | None, matrix: Matrix, absent: set[str], required: bool) -> Iterator[str]:

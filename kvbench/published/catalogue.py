@@ -1,7 +1,9 @@
-"""The published tables that `kvbench reproduce` runs: SOURCE/TABLE -> reference file, matrix, and what of ours each line is.
+"""The published tables that `kvbench reproduce` runs: SOURCE/TABLE -> reference file, matrix, and what of
+ours each line is.
 
-int8_sym: the opt-in INT8 cache with FP16 scales a token and head; int8_static: the INT8 cache that a dropped flag kept from running;
-fp8: the FP8 weights and FP8 cache. Adding a table: its CSV in reports/reference/, its matrix in matrices/reproduce/, an entry here.
+int8_sym: the opt-in INT8 cache with FP16 scales a token and head; int8_static: the INT8 cache that a dropped
+flag kept from running; fp8: the FP8 weights and FP8 cache. Adding a table: its CSV in reports/reference/, its
+matrix in matrices/reproduce/, an entry here.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from kvbench.published.reproduce import CHANGE, EXACT, SAME, VALUE, Rule
 
 @dataclass(frozen=True)
 class Reproduction:
-    """reference, matrix: file names. ours: what stands for the published model, in words; stand_ins: by name, where there are several.
+    """reference, matrix: file names. ours: what stands for the published model, in words; stand_ins: by name,
+    where there are several.
 
     needs: what the machine must have, and how long it takes. matrix "": nothing can be run.
     """
@@ -36,7 +39,10 @@ _NATIVE, _FP8 = (
     {"weights": "fp8_block128", "kv_format": "native"},
 )
 _FP8_BOTH = {"weights": "fp8_block128", "kv_format": "fp8_e4m3"}
-_CACHE = "random weights over a KV cache of the published dimensions: bytes of live tensors, which no weight changes"
+_CACHE = (
+    "random weights over a KV cache of the published dimensions: bytes of live tensors, which no weight "
+    "changes"
+)
 _SHAPE = "random weights of the published dimensions: times alone, no quality"
 _SMALL = "the default model: sign and order alone say something"
 _OTHER_ENGINE = "a number of another engine, or of another kernel of the published one: kvbench has neither."
@@ -162,7 +168,8 @@ def named(source: str, table: str) -> Reproduction:
     name = f"{source}/{table}"
     if name not in TABLES:
         raise UsageError(
-            f"There is no table {source} {table}; known are {', '.join(key.replace('/', ' ') for key in TABLES)}."
+            f"There is no table {source} {table}; known are "
+            f"{', '.join(key.replace('/', ' ') for key in TABLES)}."
         )
     return TABLES[name]
 
@@ -174,5 +181,6 @@ def files(found: Reproduction) -> tuple[Path, Path | None]:
         if reference.is_file():
             return reference, root / "matrices" / "reproduce" / found.matrix if found.matrix else None
     raise UsageError(
-        f"reports/reference/{found.reference} is not here: tables and matrices come with a checkout of kvbench; run it in one."
+        f"reports/reference/{found.reference} is not here: tables and matrices come with a checkout of "
+        "kvbench; run it in one."
     )

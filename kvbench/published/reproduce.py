@@ -1,15 +1,15 @@
 """Ours beside a published table: same sign, same order, ratio; pure, from stored rows.
 
-A published line is matched with a `Rule`, which says what of ours it is: a metric of one cell, or of a baseline and a candidate. How
-it is compared:
+A published line is matched with a `Rule`, which says what of ours it is: a metric of one cell, or of a
+baseline and a candidate. How it is compared:
 
 exact   ours is one of the numbers that round to what is printed (bytes)
 change  what the candidate does to the baseline: both up, both down, or both within `band` of no change
 same    ours is 0, as published (two runs that pick alike)
 value   no sign: it counts in the order of its column
 
-A number means its interval: of a published one, what rounds to it; of ours, the 95% interval where the metric has one. What two
-intervals do not tell apart is open, never taken for agreement.
+A number means its interval: of a published one, what rounds to it; of ours, the 95% interval where the metric
+has one. What two intervals do not tell apart is open, never taken for agreement.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ PAIRED: dict[str, Callable[[float], float]] = {
 class Rule:
     """Which published lines it is of (metric, and texts that they have), and what of ours each is.
 
-    candidate, baseline: keys of the cell on either side; batch, context, tokens and model of the line are added where `reads` names them.
-    paired: the metric that compares a cell with its native baseline, with an interval; inverse: for a rate it is that of a time.
-    factor: ours in the published unit; per_token: ours over the token slots of its cell; points: a change is a difference.
-    band: a change up to it is none (the published target). states: what a line says in words. left_out: why kvbench has no counterpart.
-    formula: computed from the line alone: measured by nobody, so it agrees with nothing.
+    candidate, baseline: keys of the cell on either side; batch, context, tokens and model of the line are
+    added where `reads` names them. paired: the metric that compares a cell with its native baseline, with an
+    interval; inverse: for a rate it is that of a time. factor: ours in the published unit; per_token: ours
+    over the token slots of its cell; points: a change is a difference. band: a change up to it is none (the
+    published target). states: what a line says in words. left_out: why kvbench has no counterpart. formula:
+    computed from the line alone: measured by nobody, so it agrees with nothing.
     """
 
     metric: str
@@ -185,7 +186,7 @@ def _compared(
     }
     if rule.how == EXACT:
         return _exact(line, rule, values)
-    unit = METRICS[rule.ours].unit if rule.states or rule.how == SAME else line.unit
+    unit = METRICS[rule.ours].unit.name if rule.states or rule.how == SAME else line.unit
     shown = {side: _text(value, unit) for side, value in values.items()}
     if rule.how == SAME:
         same = values["candidate"] == 0
@@ -250,7 +251,10 @@ def _changed(
     change = _change(rule, ours, found, values)
     if isinstance(change, str):
         return _without(line, NOT_RUN, change.rstrip(".") + ".")
-    of = f"{rule.ours}, change of {line.texts.get('of', 'candidate')} against {line.texts.get('against', 'baseline')}"
+    of = (
+        f"{rule.ours}, change of {line.texts.get('of', 'candidate')} against "
+        f"{line.texts.get('against', 'baseline')}"
+    )
     if not rule.band:  # what stays within a target has no order
         columns.setdefault(of, []).append((name, due, change))
     published["change"], shown["change"] = _change_text(due, rule.points), _change_text(change, rule.points)
@@ -271,7 +275,9 @@ def _changed(
 
 
 def _change(rule: Rule, ours: Ours, found: Mapping[str, Row], values: Mapping[str, float]) -> Interval | str:
-    """Of the candidate to the baseline, each by its paired metric to native where there is one: log ratio, or points."""
+    """Of the candidate to the baseline, each by its paired metric to native where there is one: log ratio, or
+    points.
+    """
     if not rule.paired:
         b, c = values["baseline"], values["candidate"]
         change = c - b if rule.points else math.log(c / b) if b > 0 and c > 0 else None

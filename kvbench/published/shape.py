@@ -17,7 +17,9 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Compared:
-    """One published line beside ours. published, ours: by side, and `change`; ratio: ours over the published candidate."""
+    """One published line beside ours. published, ours: by side, and `change`; ratio: ours over the published
+    candidate.
+    """
 
     name: str
     state: str
@@ -29,7 +31,9 @@ class Compared:
 
 @dataclass(frozen=True)
 class Order:
-    """A column's pairs of lines that the published intervals tell apart: how many ours orders alike, leaves open, and the flipped ones."""
+    """A column's pairs of lines that the published intervals tell apart: how many ours orders alike, leaves
+    open, and the flipped ones.
+    """
 
     column: str
     alike: int
@@ -38,7 +42,9 @@ class Order:
 
     @property
     def state(self) -> str:
-        """One flipped pair differs. Pairs that ours leaves open are none of agreement, but some pair alike is."""
+        """One flipped pair differs. Pairs that ours leaves open are none of agreement, but some pair alike
+        is.
+        """
         return DIFFERS if self.flipped else AGREES if self.alike or not self.open else OPEN
 
 
@@ -49,7 +55,9 @@ class Shape:
 
     @property
     def exit_code(self) -> int:
-        """1 a line differs or an order is flipped; 3 a line that could be run was not, or none was; 4 open; 0 the shape agrees."""
+        """1 a line differs or an order is flipped; 3 a line that could be run was not, or none was; 4 open; 0
+        the shape agrees.
+        """
         states = {row.state for row in self.rows}
         orders = {order.state for order in self.orders}
         if DIFFERS in states | orders:
@@ -71,7 +79,9 @@ class Shape:
 
 
 def order_of(column: str, entries: Sequence[tuple[str, Interval, Interval]]) -> Order:
-    """entries: (line, published, ours). Pairs that the published intervals do not tell apart have no order."""
+    """entries: (line, published, ours). Pairs that the published intervals do not tell apart have no
+    order.
+    """
     alike, undecided, flipped = 0, 0, []
     for (a, theirs_a, ours_a), (b, theirs_b, ours_b) in combinations(entries, 2):
         due = _order(theirs_a, theirs_b)
@@ -92,7 +102,9 @@ def _order(a: Interval, b: Interval) -> int:
 
 
 def direction(change: Interval, band: float = 0.0) -> int | None:
-    """-1 or 1 where all of the interval is beyond the band, 0 where all of it is within, None where it is on both sides."""
+    """-1 or 1 where all of the interval is beyond the band, 0 where all of it is within, None where it is on
+    both sides.
+    """
     low, high = change
     if -band <= low and high <= band:
         return 0
@@ -100,7 +112,9 @@ def direction(change: Interval, band: float = 0.0) -> int | None:
 
 
 def stated_change(line: Line, points: bool) -> Interval | None:
-    """What the table says the candidate does to the baseline: its claim, else what its two numbers allow. None: nothing."""
+    """What the table says the candidate does to the baseline: its claim, else what its two numbers allow.
+    None: nothing.
+    """
     numbers = line.numbers
 
     def ends(name: str, into: Callable[[float], float]) -> Interval:

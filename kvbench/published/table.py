@@ -1,4 +1,4 @@
-"""A published table as a file: what it states, in which unit, and how exactly. Read whole or refused by line.
+"""A published table as a CSV file: what it states, in which unit, and how exactly. An error names the line.
 
     # title: ITL by context             one value for all rows, as `# key: value`, above the columns
     # unit.kv_bytes_total: MB           the unit of a metric; a column `unit` says it row by row
@@ -6,9 +6,9 @@
     metric,batch,context,baseline,candidate,ratio
     itl_ms,1,1024,7.85,7.27,0.93
 
-A line states one metric of a baseline, of a candidate, or of both, and what the table says of the two (`CLAIMS`). A key of
-`TEXTS`, `COUNTS` or `NUMBERS` is a column or a line of the head. A number means every value that rounds to it: 7.85 is 7.845
-to 7.855, and only counts and whole bytes are exact.
+A line states one metric of a baseline, of a candidate, or of both, and what the table says of the two
+(`CLAIMS`). A key of `TEXTS`, `COUNTS` or `NUMBERS` is a column or a line of the head. A number means every
+value that rounds to it: 7.85 is 7.845 to 7.855, and only counts and whole bytes are exact.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ QUANTITIES: dict[str, Quantity] = {
     "coherent_tokens": Quantity({"tokens": 1}, higher=True),
 }  # fmt: skip
 
-# What a table says of its two columns.
+# What a table may claim about its two columns.
 CLAIMS: dict[str, str] = {
     "ratio": "candidate / baseline",
     "speedup": "how many times faster: baseline / candidate of a time, candidate / baseline of a rate",
@@ -116,7 +116,9 @@ class Stated:
 
 @dataclass(frozen=True)
 class Line:
-    """One line. numbers: `baseline`, `candidate`, claims and `NUMBERS`; texts, counts: own columns, else the head's."""
+    """One line. numbers: `baseline`, `candidate`, claims and `NUMBERS`; texts, counts: own columns, else the
+    head's.
+    """
 
     line: int
     metric: str
@@ -145,7 +147,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """A file. settings: side -> what its `baseline.KEY` or `candidate.KEY` lines say; head: title and source."""
+    """A file. settings: side -> what its `baseline.KEY` or `candidate.KEY` lines say; head: title and
+    source.
+    """
 
     path: Path
     head: Mapping[str, str]
@@ -170,7 +174,7 @@ def read(path: Path) -> Table:
     except csv.Error as e:
         raise _wrong(path, top + reader.line_num, f"the row cannot be read as CSV ({e})") from None
     if not rows:
-        raise UsageError(f"{path} has no column names; a line such as `metric,baseline,candidate` is due.")
+        raise UsageError(f"{path} has no column names; add a line such as `metric,baseline,candidate`.")
     columns = _columns(path, *rows[0])
     lines = tuple(_line(path, at, columns, row, constants, units) for at, row in rows[1:])
     if not lines:
@@ -181,7 +185,9 @@ def read(path: Path) -> Table:
 def _head(
     path: Path, raw: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]], dict[str, tuple[int, str]]]:
-    """(free text, units by metric, settings by side, constants as (line, value)) of the lines `# key: value`."""
+    """(free text, units by metric, settings by side, constants as (line, value)) of the lines `# key:
+    value`.
+    """
     head: dict[str, str] = {}
     units: dict[str, str] = {}
     settings: dict[str, dict[str, str]] = {side: {} for side in SIDES}
@@ -191,10 +197,10 @@ def _head(
         if not row.strip():
             continue
         if not (key and colon and value):
-            raise _wrong(path, at, f"{row!r} is no `# key: value`")
+            raise _wrong(path, at, f"{row!r} is not `# key: value`")
         section, dot, name = key.partition(".")
         if key in {*head, *constants, *(f"unit.{m}" for m in units)} or name in settings.get(section, {}):
-            raise _wrong(path, at, f"{key} stands there a second time")
+            raise _wrong(path, at, f"duplicate key {key}")
         if dot and section == "unit":
             metric = _known(path, at, "metric", name, QUANTITIES)
             units[metric] = _known(path, at, f"unit of {metric}", value, QUANTITIES[metric].units)
@@ -205,15 +211,8 @@ def _head(
         elif key in {*TEXTS, *COUNTS, *NUMBERS}:
             constants[key] = at, value
         else:
-            accepted = (
-                *_FREE,
-                *TEXTS,
-                *COUNTS,
-                *NUMBERS,
-                "unit.METRIC",
-                "baseline.SETTING",
-                "candidate.SETTING",
-            )
+            settings_of = ("unit.METRIC", "baseline.SETTING", "candidate.SETTING")
+            accepted = (*_FREE, *TEXTS, *COUNTS, *NUMBERS, *settings_of)
             _known(path, at, "key", key, accepted)
     return head, units, settings, constants
 
@@ -221,12 +220,10 @@ def _head(
 def _columns(path: Path, at: int, row: Sequence[str]) -> list[str]:
     columns = [_known(path, at, "column", cell.strip(), _COLUMNS) for cell in row]
     if twice := next((name for name in columns if columns.count(name) > 1), ""):
-        raise _wrong(path, at, f"column {twice} stands there twice")
+        raise _wrong(path, at, f"duplicate column {twice}")
     if "metric" not in columns or not set(SIDES) & set(columns):
         raise _wrong(
-            path,
-            at,
-            f"the columns {', '.join(columns)} name no table: metric is due, and baseline, candidate or both",
+            path, at, f"the columns {', '.join(columns)} need metric, and baseline, candidate or both"
         )
     return columns
 
@@ -240,16 +237,14 @@ def _line(
     units: Mapping[str, str],
 ) -> Line:
     if len(row) != len(columns):
-        raise _wrong(
-            path, at, f"{len(row)} fields where the {len(columns)} columns {', '.join(columns)} are due"
-        )
+        raise _wrong(path, at, f"expected {len(columns)} fields ({', '.join(columns)}), got {len(row)}")
     own = {name: cell.strip() for name, cell in zip(columns, row, strict=True) if cell.strip()}
     metric = _known(path, at, "metric", own.pop("metric", ""), QUANTITIES)
     quantity = QUANTITIES[metric]
     unit = own.pop("unit", "") or units.get(metric, next(iter(quantity.units)))
     _known(path, at, f"unit of {metric}", unit, quantity.units)
     if not set(SIDES) & set(own):
-        raise _wrong(path, at, f"{metric} has neither a baseline nor a candidate; at least one is due")
+        raise _wrong(path, at, f"{metric} has neither a baseline nor a candidate; give at least one")
     places = {**constants, **{name: (at, cell) for name, cell in own.items()}}
     texts, counts, numbers = {}, {}, {}
     for name, (place, cell) in places.items():
@@ -267,7 +262,7 @@ def _line(
 def _count(path: Path, at: int, name: str, cell: str) -> int:
     if not cell.isascii() or not cell.isdigit() or int(cell) < 1:
         raise _wrong(
-            path, at, f"{name} is {cell!r} where a whole number from 1 on is due, without separators"
+            path, at, f"{name}: expected a whole number of at least 1 without separators, got {cell!r}"
         )
     return int(cell)
 
@@ -279,15 +274,11 @@ def _number(path: Path, at: int, name: str, cell: str, scale: int, exact: bool) 
         value = Decimal("nan")
     if not value.is_finite() or abs(value.adjusted()) > 30:
         raise _wrong(
-            path,
-            at,
-            f"{name} is {cell!r} where a number such as 7.85 is due, without unit, sign of about or separators",
+            path, at, f"{name}: expected a number such as 7.85, without unit or separators, got {cell!r}"
         )
     if value <= 0 and name not in _SIGNED:
         raise _wrong(
-            path,
-            at,
-            f"{name} is {cell} where a number above 0 is due; leave the field empty where nothing is stated",
+            path, at, f"{name}: expected a number above 0, got {cell}; leave the field empty for no value"
         )
     places = value.as_tuple().exponent
     assert isinstance(places, int)  # it is finite
@@ -298,14 +289,10 @@ def _number(path: Path, at: int, name: str, cell: str, scale: int, exact: bool) 
 def _known(path: Path, at: int, what: str, value: str, accepted: Iterable[str]) -> str:
     choices = list(accepted)
     if value not in choices:
-        raise _wrong(
-            path,
-            at,
-            f"{what} {value!r} is not known; accepted are {', '.join(choices)}",
-            suggestion(value, choices),
-        )
+        unknown = f"{what} {value!r} is not known; accepted are {', '.join(choices)}"
+        raise _wrong(path, at, unknown, suggestion(value, choices))
     return value
 
 
 def _wrong(path: Path, at: int, what: str, more: str = "") -> UsageError:
-    return UsageError(f"{path}, line {at}: {what}.{more} docs/published-tables.md says how one is written.")
+    return UsageError(f"{path}, line {at}: {what}.{more} docs/published-tables.md describes the format.")

@@ -17,6 +17,8 @@ SCHEMA_VERSION = 3  # of records and manifests; docs/schema.md
 
 # What can be said of one piece of evidence, and of a record as a whole (the worst level counts).
 VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE = "verified", "mismatch", "unverified", "not_applicable"
+NOT_AVAILABLE = "not_available"  # the engine cannot give this level; it counts as unverified
+STATES = (VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE, NOT_AVAILABLE)
 
 # The levels of evidence, in the order in which they are shown; a record of a measured cell has all of them.
 LEVELS = ("E1", "E2", "E3", "E3-layers", "E3-pages", "E3-prefill", "E3-reads", "E4", "E5",
@@ -156,7 +158,7 @@ def _is_evidence(data: Mapping[str, Any]) -> bool:
         and all(
             isinstance(level, dict)
             and {"name", "state", "sentence"} <= set(level) <= {f.name for f in fields(Level)}
-            and level["state"] in (VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE)
+            and level["state"] in STATES
             for level in levels
         )
     )

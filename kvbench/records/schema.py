@@ -16,14 +16,11 @@ from kvbench.matrix.schema import DIALECT, Schema
 from kvbench.records.record import (
     ERROR,
     LEVELS,
-    MISMATCH,
-    NOT_APPLICABLE,
     NOT_EVALUATED,
     OK,
     REFUSED,
     SCHEMA_VERSION,
-    UNVERIFIED,
-    VERIFIED,
+    STATES,
     Evidence,
     Level,
     Record,
@@ -133,7 +130,7 @@ def _decision() -> Schema:
 def _evidence() -> Schema:
     level: dict[str, Schema] = {
         "name": described({"enum": [*LEVELS, "native-arm"]}, "the level"),
-        "state": {"enum": [VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE]},
+        "state": {"enum": list(STATES)},
         "sentence": TEXT,
         "facts": OBJECT,
     }

@@ -1,7 +1,7 @@
-"""Numbers and text as a person reads them: each value with its unit, its interval and its sample count.
+"""Values as text: a number with its unit, interval and sample count; facts and text from outside on one line.
 
-Nothing here decides what is shown, only how. Three things are never confused: a measured zero ("0"), a value that
-was not measured ("not measured"), and a measurement that came out as no number ("NaN").
+A measured zero ("0"), a value that was not measured ("not measured") and a measurement that gave no number ("NaN") are
+never confused.
 """
 
 from __future__ import annotations
@@ -13,28 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.metrics.collect import Row
+from kvbench.metrics.declare.units import BYTES, NUMBER, STEP, Unit, non_finite
 
 NOT_MEASURED = "not measured"
-
-# Significant digits of a value that has no interval; with an interval its width decides. A bare number that is
-# exact in a few digits more (a ratio of bytes) is printed whole.
-_TIMES = ("ms", "tok/s", "GB/s", "s")
-_DIGITS = dict.fromkeys((*_TIMES, "%", "pt", "nat", "logit"), 4)
-_DEFAULT_DIGITS = 6
-_EXACT_DIGITS = 8
-# Units that only say what kind of number it is; a table names them in its heading, not beside each value.
-KINDS = frozenset({"", "ratio", "share", "p-value", "cosine", "error", "ppl", "paths"})
-# Units of things that are counted: printed whole where they are whole.
-_WHOLE = ("B", "B/token", "step", "tokens", "questions", "requests", "paths", "codes")
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One number, ready to print; the parts are apart so that a page can set them in different weights.
+    """One number as text, in parts, so that a page can style them apart.
 
-    text: the number or NOT_MEASURED; unit: "" when there is none; also: the same bytes in MiB and MB; interval:
-    "[low, high]" (95%) or ""; n: "n = 48" or ""; exact: the number with full precision, for machines, or "";
-    state: "measured", "missing" or "nan".
+    text: the number or NOT_MEASURED; unit: its name; shown_unit: the same where it is printed after the number, else "";
+    also: bytes in MiB and MB; interval: "[low, high]" (95%) or ""; n: "n = 48" or ""; exact: the number with full precision,
+    for machines, or ""; state: "measured", "missing" or "nan".
     """
 
     text: str
@@ -44,11 +34,7 @@ class Shown:
     n: str = ""
     exact: str = ""
     state: str = "measured"
-
-    @property
-    def shown_unit(self) -> str:
-        """The unit to set beside the number: none for kinds, which a heading names, nor where nothing was measured."""
-        return "" if self.unit in KINDS or self.state == "missing" else self.unit
+    shown_unit: str = ""
 
     @property
     def spread(self) -> str:
@@ -57,56 +43,42 @@ class Shown:
 
     @property
     def brief(self) -> str:
-        """In one line, without the count: `12.35 ms [12.12, 12.57]`."""
+        """On one line, without the count: `12.35 ms [12.12, 12.57]`."""
         return " ".join(part for part in (self.text, self.shown_unit, self.also, self.interval) if part)
 
 
-def shown(value: float | None, unit: str = "", *, low: float | None = None, high: float | None = None,
-          n: int | None = None, signed: bool = False) -> Shown:  # fmt: skip
-    """A value with what it needs to be read. Missing stays missing and NaN stays NaN, whatever the unit."""
+def shown(
+    value: float | None,
+    unit: Unit = NUMBER,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    n: int | None = None,
+    signed: bool = False,
+) -> Shown:
+    """A value as text. The width of its interval sets the decimals."""
     count = "" if n is None else f"n = {n:,}"
     if value is None:
         return Shown(NOT_MEASURED, n=count, state="missing")
+    beside = unit.suffix.strip()
     if not math.isfinite(value):
-        return Shown(non_finite(value), unit, n=count, exact=non_finite(value), state="nan")
+        text = non_finite(value)
+        return Shown(text, unit.name, n=count, exact=text, state="nan", shown_unit=beside)
     decimals = _interval_decimals(low, high)
     interval = ""
     if low is not None and high is not None:
-        ends = (number(end, unit, _two_digits(end, decimals), signed) for end in (low, high))
+        ends = (unit.number(end, _two_digits(end, decimals), signed) for end in (low, high))
         interval = f"[{', '.join(ends)}]"
-    also = f"({in_megabytes(value)})" if unit == "B" and value else ""
-    text = number(value, unit, _two_digits(value, decimals), signed)
-    return Shown(text, unit, also, interval, count, exact(value))
+    also = f"({in_megabytes(value)})" if unit is BYTES and value else ""
+    text = unit.number(value, _two_digits(value, decimals), signed)
+    return Shown(text, unit.name, also, interval, count, exact(value), shown_unit=beside)
 
 
 def shown_row(row: Row) -> Shown:
-    """Differences (percent, points) carry their sign; what was not seen in so many steps is at none."""
-    if row.unit == "step" and row.value is not None and row.value == row.n:
-        # Steps count from 0: step n is past the last one.
+    """A row's value as text. A difference has its sign; a step that equals the number of steps was never reached."""
+    if row.unit is STEP and row.value is not None and row.value == row.n:
         return Shown(f"none in {row.n:,}", exact=exact(row.value))
-    return shown(row.value, row.unit, low=row.low, high=row.high, n=row.n, signed=row.unit in ("%", "pt"))
-
-
-def number(value: float, unit: str = "", decimals: int | None = None, signed: bool = False) -> str:
-    """`decimals` None: as many as the unit's significant digits ask for. Integers are printed whole."""
-    if not math.isfinite(value):
-        return non_finite(value)
-    sign = "+" if signed else ""
-    if isinstance(value, int) or (unit in _WHOLE and decimals is None and value == int(value)):
-        return f"{int(value):{sign},d}"
-    if decimals is not None:
-        return f"{value:{sign},.{decimals}f}"
-    digits = _DIGITS.get(unit, _DEFAULT_DIGITS)
-    if value == 0:
-        return f"{value:{sign}.0f}"
-    if (unit in KINDS or unit in _WHOLE) and float(f"{value:.{_EXACT_DIGITS}g}") == value:
-        digits = _EXACT_DIGITS
-    exponent = math.floor(math.log10(abs(value)))
-    if not -5 < exponent < 15:
-        mantissa, power = f"{value:{sign}.{digits - 1}e}".split("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{power}"
-    text = f"{value:{sign},.{max(0, digits - 1 - exponent)}f}"
-    return text.rstrip("0").rstrip(".") if "." in text and unit not in _TIMES else text
+    return shown(row.value, row.unit, low=row.low, high=row.high, n=row.n, signed=row.unit.signed)
 
 
 def exact(value: float) -> str:
@@ -117,47 +89,39 @@ def exact(value: float) -> str:
 
 
 def counted_of(n: int, what: str) -> str:
-    """`pair of requests` of one, `pairs of requests` of more."""
+    """The counted thing in the singular or plural: `pair of requests`, `pairs of requests`."""
     first, *rest = what.split(" ")
     return " ".join((first.removesuffix("s"), *rest)) if n == 1 else what
 
 
-def non_finite(value: float) -> str:
-    """`NaN`, `Infinity` or `-Infinity`: the words of JSON's Python dialect, which the records use."""
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
-
-
 def _two_digits(value: float, decimals: int | None) -> int | None:
-    """As many decimals as the interval asks for, or, up to six, as show two digits of a value that it would round away."""
+    """The interval's decimals, or up to six to keep two digits of a value that they would round away."""
     if decimals is None or not value or not math.isfinite(value):
         return decimals
     return max(decimals, min(1 - math.floor(math.log10(abs(value))), 6))
 
 
 def _interval_decimals(low: float | None, high: float | None) -> int | None:
-    """Decimals that leave the interval's width three significant digits; None without a usable interval."""
+    """Decimals that give the interval's width three significant digits; None without a usable interval."""
     if low is None or high is None or not math.isfinite(high - low) or high <= low:
         return None
     return min(12, max(0, 2 - math.floor(math.log10(high - low))))
 
 
 def in_megabytes(n: float) -> str:
-    """`3604480` -> `3.4375 MiB, 3.60 MB`: MiB = 2^20 B, MB = 10^6 B, never one under the other's label."""
+    """`3604480` -> `3.4375 MiB, 3.60 MB`, where MiB = 2^20 B and MB = 10^6 B."""
     mib = f"{n / 2**20:,.4f}".rstrip("0")
     return f"{mib}{'0' if mib.endswith('.') else ''} MiB, {n / 1e6:,.2f} MB"
 
 
 def bytes_text(n: int | None) -> str:
-    """`3,604,480 B (3.4375 MiB, 3.60 MB)`: bytes first, then both units."""
-    return shown(n, "B").brief
+    """`3,604,480 B (3.4375 MiB, 3.60 MB)`"""
+    return shown(n, BYTES).brief
 
 
 def one_line(text: str, limit: int | None = None) -> str:
-    """Text from outside on one line: whatever is not printable (newlines, escapes, direction overrides) is shown
-    as its escape, and more than `limit` characters lose their middle.
-    """
+    """Untrusted text on one line: characters that are not printable become escapes (newlines, direction overrides), and
+    text longer than `limit` characters loses its middle."""
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     if limit is None or len(line) <= limit:
         return line
@@ -166,7 +130,7 @@ def one_line(text: str, limit: int | None = None) -> str:
 
 
 def plain(value: Any, limit: int | None = None) -> str:
-    """Any JSON value as one line of text: numbers exact, None as "not measured", containers as JSON."""
+    """A JSON value as one line of text: numbers exact, None as "not measured", containers as JSON."""
     if value is None:
         return NOT_MEASURED
     if isinstance(value, bool):
@@ -183,7 +147,7 @@ def plain(value: Any, limit: int | None = None) -> str:
 
 
 def fact(key: str, value: Any) -> tuple[str, str]:
-    """One recorded fact as (name, text): counts of bytes with both units, long lists as their length."""
+    """A recorded fact as (name, text): bytes in both units, a long list as its length."""
     if key.endswith("bytes") and isinstance(value, int):
         return one_line(key, 60), bytes_text(value)
     long_list = isinstance(value, list | tuple) and len(value) > 8
@@ -191,7 +155,7 @@ def fact(key: str, value: Any) -> tuple[str, str]:
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """`{"gpu": {"name": "x"}}` -> `[("gpu.name", "x")]`, in the mapping's order; lists stay whole."""
+    """`{"gpu": {"name": "x"}}` -> `[("gpu.name", "x")]`, in the mapping's order; lists are not flattened."""
     pairs: list[tuple[str, Any]] = []
     for key, value in data.items():
         if isinstance(value, Mapping) and value:

@@ -69,7 +69,7 @@ def long_lines(run: JudgedRun) -> list[list[Any]]:
     for row in run.rows:
         cell = labels.cells.get(row.cell)
         spec = [cell.spec.get(key) if cell else None for key in keys]
-        values = [row.metric, row.variant, row.value, row.unit, row.low, row.high, row.n, row.baseline,
+        values = [row.metric, row.variant, row.value, row.unit.name, row.low, row.high, row.n, row.baseline,
                   row.partial, row.note]  # fmt: skip
         outcome = checks.get((row.cell, row.metric, row.variant))
         judged = (

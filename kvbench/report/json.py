@@ -12,8 +12,8 @@ from dataclasses import asdict
 from typing import Any
 
 from kvbench.matrix.cells import Cell
+from kvbench.metrics.declare.units import non_finite
 from kvbench.render.labels import Labels
-from kvbench.render.numbers import non_finite
 from kvbench.report.model import JudgedRun, OutcomeLike, model_digests, verdict_word
 from kvbench.report.sections.precision import PrecisionLine, precision_lines
 
@@ -34,7 +34,9 @@ def result_json(run: JudgedRun) -> dict[str, Any]:
         "schema": RESULTS_VERSION,
         "run": _run(run),
         "cells": [_cell(cell, lines[cell.id]) for cell in labels.cells.values()],
-        "rows": [_numbers(asdict(row), ("value", "low", "high")) for row in run.rows],
+        "rows": [
+            _numbers(asdict(row) | {"unit": row.unit.name}, ("value", "low", "high")) for row in run.rows
+        ],
         "outcomes": [
             _numbers(_outcome(outcome), ("value", "limit", "mde")) for outcome in run.verdict.outcomes
         ],

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from kvbench.gate.verdict import NOT_JUDGED, PASS
 from kvbench.matrix.cells import Task
 from kvbench.metrics.collect import Row
+from kvbench.metrics.declare.units import BYTES
 from kvbench.records.record import Record
 from kvbench.records.run import Manifest, Run
 
@@ -95,7 +96,7 @@ class JudgedRun:
         """The same run with the storage facts as rows of their own, so that every output shows them alike."""
         have = {(row.cell, row.metric) for row in self.rows}
         extra = [
-            Row(cell, metric, "", record.facts[fact], "B", partial=record.partial)
+            Row(cell, metric, "", record.facts[fact], BYTES, partial=record.partial)
             for record, task in self.done()
             if record.runner == "storage" and record.status == "ok"
             for fact, metric in _FACT_METRICS

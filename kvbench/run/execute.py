@@ -23,7 +23,7 @@ from kvbench.records.run import Manifest, MatrixFile, MergedFrom, RunDir
 from kvbench.records.shards import Share
 
 if TYPE_CHECKING:
-    from kvbench.run.session import Session
+    from kvbench.run.task.models import Session
 
 Rerun = Literal["missing", "failed", "all"]
 
@@ -152,7 +152,7 @@ def measuring(
             if plan.todo and executor is not None:
                 executor(matrix, plan, run_dir, watcher)
             elif plan.todo:
-                from kvbench.run.session import Session
+                from kvbench.run.task.models import Session
 
                 sessions[:] = sessions or [Session(data_dir, environment)]
                 _measure_all(matrix, plan, run_dir, sessions[0], watcher)
@@ -184,7 +184,7 @@ def _sweep(run_dir: RunDir) -> None:
 
 
 def _measure_all(matrix: Matrix, plan: Plan, run_dir: RunDir, session: Session, watcher: Watcher) -> None:
-    from kvbench.run.session import execute
+    from kvbench.run.task.measure import execute
 
     names = {cell.id: cell.name for cell in matrix.cells}
     for index, task in enumerate(plan.todo, start=1):

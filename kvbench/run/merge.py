@@ -18,7 +18,7 @@ from typing import Any
 from kvbench.errors import UsageError
 from kvbench.gate.precision import fault_of
 from kvbench.matrix.resolve import ASPECTS
-from kvbench.records.record import MISMATCH, OK, UNVERIFIED, Record
+from kvbench.records.record import MISMATCH, NOT_AVAILABLE, OK, UNVERIFIED, Record
 from kvbench.records.run import CANARY, Manifest, MergedFrom, Run, RunDir
 from kvbench.run.execute import locked
 
@@ -209,7 +209,7 @@ def _standing(spec: Mapping[str, Any], record: Record) -> tuple[bool, bool, int,
     if record.status != OK:
         return True, True, 0, 0.0
     levels = [level["state"] for level in (record.evidence or {}).get("levels", ())]
-    state = 2 if MISMATCH in levels else int(UNVERIFIED in levels or not levels)
+    state = 2 if MISMATCH in levels else int(not levels or bool({UNVERIFIED, NOT_AVAILABLE} & set(levels)))
     try:
         fault = bool(fault_of(spec, record.decision, record.evidence, record.facts)[0])
         size = 0.0

@@ -40,7 +40,8 @@ def main() -> int:
 
 def work(job: Job, run_dir: RunDir, say: Any) -> None:
     """say(word, key): called with "begin" before a task and with "done" once its record is written."""
-    from kvbench.run.session import Session, execute
+    from kvbench.run.task.measure import execute
+    from kvbench.run.task.models import Session
 
     here = host()
     data_dir = Path(job.data_dir) if job.data_dir is not None else None

@@ -22,7 +22,7 @@ from kvbench.runners.text.encode import NEUTRAL, bos_ids, head_ids, neutral_ids,
 from kvbench.runners.text.greedy import Trace, greedy, teacher_forced
 
 if TYPE_CHECKING:
-    from kvbench.engines.reference.engine import Engine
+    from kvbench.engines.protocol import Engine
 
 CHUNK = 64  # tokens a forward where a known text is read
 BEFORE = 48  # tokens of prompt and native text up to the divergence that are kept as text, for reading

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvbench.engines.reference.engine import Engine
     from kvbench.engines.reference.load import LoadedModel
     from kvbench.records.record import Record
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 class Context:
     """spec, options: the task's, expanded. model: loaded once and shared by the engines of a run.
 
-    engine(sequences=n, tokens=t): a fresh engine in the task's resolved format, with an own store of just the pages
+    engine(sequences=n, tokens=t): a fresh engine (`kvbench.engines.protocol.Engine`) in the task's resolved format, with an own store of just the pages
     that n sequences of t tokens need; native(...): the same of the baseline cell (native KV, same model, dtype, page
     size). Both give engines whose use is recorded as evidence. emulator(...): of the cell's own model over a native cache, in
     which a runner may emulate a part of the format; it is examined too, but its tokens are not the measured engine's, so the
@@ -30,9 +29,9 @@ class Context:
     options: Mapping[str, Any]
     variant: str
     model: LoadedModel
-    engine: Callable[..., Engine]
-    native: Callable[..., Engine]
-    emulator: Callable[..., Engine]
+    engine: Callable[..., Any]
+    native: Callable[..., Any]
+    emulator: Callable[..., Any]
     baseline: Record | None
     data_dir: Path | None
     progress: Callable[[int, int, str], None] = field(default=lambda done, total, note: None)

@@ -93,7 +93,7 @@ class Side:
 
     def add(self, x: Tensor, codes: Tensor, scale: Tensor | None) -> None:
         """x, codes [N, H, D]; scale [N, H], one element, or None where the format is native."""
-        back = dequantize(self.fmt.name, codes, scale, torch.float32).double()
+        back = dequantize(codes, scale, torch.float32).double()
         x = x.double()
         self.elements += x.numel()
         self.nonfinite += int((~x.isfinite()).sum())

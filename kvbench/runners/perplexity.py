@@ -30,7 +30,7 @@ from kvbench.runners.text.feed import budget, feed, packed
 from kvbench.runners.text.likelihood import Compared, compare, logprobs
 
 if TYPE_CHECKING:
-    from kvbench.engines.reference.engine import Engine
+    from kvbench.engines.protocol import Engine
 
 KEPT = 20_000  # per-token values kept in a record; of more, a seeded sample of this size
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}

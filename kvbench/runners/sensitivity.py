@@ -27,7 +27,7 @@ from kvbench.runners.context import Context, Measurement
 from kvbench.runners.text.encode import document_heads
 from kvbench.runners.text.likelihood import compare
 from kvbench.stats.intervals import largest
-from kvbench_kernels.kv.quantize import DYNAMIC, QUANTIZE, dequantize
+from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
 
 if TYPE_CHECKING:
     from kvbench.engines.reference.engine import Engine
@@ -80,15 +80,15 @@ class Writes:
     def _passed(self, layer: int, side: str, x: Tensor) -> Tensor:
         """x [n, H, D] with the tokens of the part as the format gives them back."""
         assert self.part is not None
-        fmt = self.like.fmt.name
+        fmt = self.like.fmt
         low = max(self.part.first - self.start, 0)
         high = len(x) if self.part.end is None else max(self.part.end - self.start, 0)
         some = x[low:high]
         if not len(some):
             return x
-        given = None if fmt in DYNAMIC else self.like.layers[layer].side(side)[1]
-        made = QUANTIZE[fmt](some, given)
-        back = dequantize(fmt, made.codes, made.scales if fmt in DYNAMIC else given, x.dtype)
+        given = None if fmt.scale_per_row else self.like.layers[layer].side(side)[1]
+        made = QUANTIZE[fmt.name](some, given)
+        back = dequantize(made.codes, made.scales if fmt.scale_per_row else given, x.dtype)
         return torch.cat((x[:low], back, x[high:]))
 
     @contextmanager

@@ -15,20 +15,17 @@ def old_scales() -> AbstractContextManager[Any]:
     honest = DecodeGraph.__init__
 
     def init(self: DecodeGraph, engine: Any, *rest: Any) -> None:
-        layers = [pages for pages in engine.store.layers if pages.k_scale is not None]
-        kept = [(pages.k_scale, pages.v_scale) for pages in layers]
-        for pages in layers:
-            pages.k_scale, pages.v_scale = (
-                s.nan_to_num(1.0, 1.0, 1.0) for s in (pages.k_scale, pages.v_scale)
-            )
-        vars(self)["old"] = [
-            (pages.k_scale, pages.v_scale) for pages in layers
-        ]  # a graph does not keep what it reads
+        layers = engine.store.layers
+        kept = list(layers)
+        for at, pages in enumerate(kept):
+            if pages.k_scale is not None:
+                k_scale, v_scale = (s.nan_to_num(1.0, 1.0, 1.0) for s in (pages.k_scale, pages.v_scale))
+                layers[at] = pages._replace(k_scale=k_scale, v_scale=v_scale)
+        vars(self)["old"] = list(layers)  # a graph does not keep what it reads
         try:
             honest(self, engine, *rest)
         finally:
-            for pages, scales in zip(layers, kept, strict=True):
-                pages.k_scale, pages.v_scale = scales
+            layers[:] = kept
 
     return patch.object(DecodeGraph, "__init__", init)
 

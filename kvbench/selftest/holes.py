@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from kvbench.engines.reference import load
+from kvbench.engines.reference import kind, load
 from kvbench.engines.reference.kv import store
 from kvbench.engines.reference.load import LoadedModel, load_model
-from kvbench.run import session
 from kvbench.selftest.fault import Fault
 from kvbench.selftest.weights import after_load, copies, named, wrong_at
-from kvbench_kernels.attention.twins import paged_gather_torch
+from kvbench_kernels.attention.reference import paged_gather_torch
 
 Broken = AbstractContextManager[Any]
 
@@ -45,7 +44,7 @@ def native_norm_changed() -> Broken:
             named(loaded, "model.norm.weight").mul_(1.01)
         return loaded
 
-    return patch.object(session, "load_model", loading)
+    return patch.object(kind, "load_model", loading)
 
 
 def native_mlp_dropped() -> Broken:

@@ -9,9 +9,10 @@ from typing import Any
 from unittest.mock import patch
 
 from kvbench.engines.reference import engine as core
+from kvbench.engines.reference import kind
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv import store
-from kvbench.engines.reference.kv.layer import LayerPages, allocate_layer
+from kvbench.engines.reference.kv.layer import allocate_layer
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.engines.reference.load import load_model
 from kvbench.formats.kv import KV_FORMATS
@@ -22,8 +23,9 @@ from kvbench.matrix.cells import Task
 from kvbench.matrix.parse import Outline
 from kvbench.matrix.resolve import Decision, Request, request_of
 from kvbench.matrix.resolve import resolve as decide
-from kvbench.run import session
+from kvbench.run.task import measure, prepare
 from kvbench.selftest.fault import Fault
+from kvbench_kernels.kv.layout import LayerPages
 
 Broken = AbstractContextManager[Any]
 NATIVE = KV_FORMATS["native"]
@@ -45,7 +47,7 @@ def task_without_format() -> Broken:
 
 
 def request_without_format() -> Broken:
-    return patch.object(session, "request_of", lambda spec: replace(request_of(spec), kv_format="native"))
+    return patch.object(kind, "request_of", lambda spec: replace(request_of(spec), kv_format="native"))
 
 
 def native_decided() -> Broken:
@@ -53,14 +55,14 @@ def native_decided() -> Broken:
         decision = decide(request, facts)
         return replace(decision, kv_format=replace(decision.kv_format, resolved="native"))
 
-    return patch.object(session, "resolve", resolve)
+    return patch.object(kind, "resolve", resolve)
 
 
 def engine_without_decision() -> Broken:
     def make(model: Any, decision: Decision, *rest: Any, **keys: Any) -> Engine:
-        return Engine(model, session.native_of(decision), *rest, **keys)
+        return Engine(model, prepare.native_of(decision), *rest, **keys)
 
-    return patch.object(session, "Engine", make)
+    return patch.object(kind, "Engine", make)
 
 
 def every_store(name: str) -> Callable[[], Broken]:
@@ -89,12 +91,12 @@ def _native_like(made: PagedKVStore, layer: int) -> LayerPages:
 
 def model_without_format() -> Broken:
     return patch.object(
-        session, "load_model", lambda spec, *rest: load_model({**spec, "weights": "native"}, *rest)
+        kind, "load_model", lambda spec, *rest: load_model({**spec, "weights": "native"}, *rest)
     )
 
 
 def native_arm_quantized() -> Broken:
-    return patch.object(session, "native_of", lambda decision: decision)
+    return patch.object(prepare, "native_of", lambda decision: decision)
 
 
 def baseline_quantized() -> Broken:
@@ -108,17 +110,17 @@ def baseline_record_quantized() -> Broken:
         decision = decide(request, facts)
         return replace(decision, kv_format=replace(decision.kv_format, resolved="int8_sym"))
 
-    return patch.object(session, "resolve", resolve)
+    return patch.object(kind, "resolve", resolve)
 
 
 def measured_for_another_cell() -> Broken:
     """A record of the baseline's spec under the candidate's key."""
-    honest = session.execute
+    honest = measure.execute
 
     def execute(task: Task, *rest: Any) -> Any:
         return honest(replace(task, spec=expanding.baseline_spec(task.spec)), *rest)
 
-    return patch.object(session, "execute", execute)
+    return patch.object(measure, "execute", execute)
 
 
 FAULTS: dict[str, Fault] = {

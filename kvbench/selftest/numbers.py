@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from kvbench.metrics import collect as metrics
-from kvbench.metrics.value import Value
+from kvbench.metrics.declare.value import Value
 from kvbench.runners import latency, timing
 from kvbench.runners.context import Context, Measurement
 from kvbench.selftest.fault import Fault
@@ -78,7 +78,7 @@ def no_metric() -> Broken:
 FAULTS: dict[str, Fault] = {
     "native_engine_measured": Fault(
         "The runner measures the native engine in the place of the cell's.",
-        "int8_sym", native_measured, r"numbers are not the measured engine's alone|arm candidate are of a request with kv_format native",
+        "int8_sym", native_measured, r"numbers are not only the measured engine's|arm candidate are of a request with kv_format native",
         silent=False),
     "store_never_read": Fault(
         "The runner's number comes from an engine that is not the cell's, which is idle.",

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from kvbench.engines.reference.kv import store
-from kvbench.engines.reference.kv.layer import LayerPages, allocate_layer
+from kvbench.engines.reference.kv.layer import allocate_layer
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.selftest.fault import Fault
-from kvbench_kernels.attention.twins import paged_gather_torch, paged_write_torch
+from kvbench_kernels.attention.reference import paged_gather_torch, paged_write_torch
+from kvbench_kernels.kv.layout import LayerPages
 
 Broken = AbstractContextManager[Any]
 
@@ -26,12 +27,9 @@ def off_by_one() -> Broken:
         floats = held is not None and held.is_floating_point() and held.element_size() > 1
         return held.nan_to_num(1.0, 1.0, 1.0).clamp(-4, 4) if held is not None and floats else held
 
-    def gather(
-        fmt: str, k: Tensor, v: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, pages: Tensor, *rest: Any
-    ) -> Any:  # fmt: skip
-        return paged_gather_torch(
-            fmt, small(k), small(v), small(k_scale), small(v_scale), (pages + 1) % len(k), *rest
-        )
+    def gather(cache: LayerPages, pages: Tensor, *rest: Any) -> Any:
+        fmt, *tensors = cache
+        return paged_gather_torch(LayerPages(fmt, *map(small, tensors)), (pages + 1) % len(cache.k), *rest)
 
     return patch.object(store, "paged_gather_torch", gather)
 
@@ -44,12 +42,10 @@ def rows_exchanged() -> Broken:
 def columns_exchanged() -> Broken:
     """The first two pages of a sequence change places."""
 
-    def gather(
-        fmt: str, k: Tensor, v: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, pages: Tensor, *rest: Any
-    ) -> Any:  # fmt: skip
+    def gather(cache: LayerPages, pages: Tensor, *rest: Any) -> Any:
         if pages.shape[1] > 1:
             pages = torch.cat([pages[:, :2].flip(1), pages[:, 2:]], 1)
-        return paged_gather_torch(fmt, k, v, k_scale, v_scale, pages, *rest)
+        return paged_gather_torch(cache, pages, *rest)
 
     return patch.object(store, "paged_gather_torch", gather)
 
@@ -57,13 +53,12 @@ def columns_exchanged() -> Broken:
 def never_renewed() -> Broken:
     """A slot that was written once keeps what it holds: a page that is used again shows its old content."""
 
-    def write(fmt: str, k: Tensor, v: Tensor, slots: Tensor, k_pages: Tensor, *rest: Any) -> None:
-        full = vars(k_pages).setdefault(
-            "full", torch.zeros(len(k_pages) * k_pages.shape[2], dtype=torch.bool)
-        )
+    def write(cache: LayerPages, k: Tensor, v: Tensor, slots: Tensor, health: Tensor) -> None:
+        empty = torch.zeros(len(cache.k) * cache.page_size, dtype=torch.bool)
+        full = vars(cache.k).setdefault("full", empty)
         fresh = torch.where(full[slots], -1, slots)
         full[slots] = True
-        paged_write_torch(fmt, k, v, fresh, k_pages, *rest)
+        paged_write_torch(cache, k, v, fresh, health)
 
     return patch.object(store, "paged_write_torch", write)
 
@@ -99,7 +94,7 @@ def shadow() -> Broken:
     def read(self: PagedKVStore, layer: int, pages: Tensor, length: int, dtype: torch.dtype) -> Any:
         honest_read(self, layer, pages, length, dtype)  # so that every counter looks right
         copy, used = copies(self)[layer], pages[:, : -(-length // self.page_size)]
-        return paged_gather_torch("native", copy.k, copy.v, None, None, used, length, dtype)
+        return paged_gather_torch(copy, used, length, dtype)
 
     return patch.multiple(PagedKVStore, write=write, read=read)
 

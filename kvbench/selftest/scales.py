@@ -13,12 +13,13 @@ from torch import Tensor
 from kvbench.engines.reference import engine as core
 from kvbench.engines.reference import load
 from kvbench.engines.reference.kv import store
-from kvbench.engines.reference.kv.layer import LayerPages, allocate_layer
+from kvbench.engines.reference.kv.layer import allocate_layer
 from kvbench.formats.checkpoint_scales import Stored, stored_scales
 from kvbench.formats.scales import DEFAULT, Scale, settle
 from kvbench.selftest.fault import Fault
 from kvbench.selftest.writes import Side, after_write, each_side
-from kvbench_kernels.attention.twins import paged_gather_torch
+from kvbench_kernels.attention.reference import paged_gather_torch
+from kvbench_kernels.kv.layout import LayerPages
 
 Broken = AbstractContextManager[Any]
 
@@ -66,12 +67,11 @@ def as_bf16(side: Side) -> None:
 def reading(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[], Broken]:
     """An inject: the pages' K and V scales [pages, H, page_size] are changed on their way to attention."""
 
-    def gather(
-        fmt: str, k: Tensor, v: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, *rest: Any
-    ) -> Any:
-        if k_scale is not None and v_scale is not None:
-            k_scale, v_scale = change(k_scale, v_scale)
-        return paged_gather_torch(fmt, k, v, k_scale, v_scale, *rest)
+    def gather(cache: LayerPages, *rest: Any) -> Any:
+        if cache.k_scale is not None and cache.v_scale is not None:
+            k_scale, v_scale = change(cache.k_scale, cache.v_scale)
+            cache = cache._replace(k_scale=k_scale, v_scale=v_scale)
+        return paged_gather_torch(cache, *rest)
 
     return lambda: patch.object(store, "paged_gather_torch", gather)
 

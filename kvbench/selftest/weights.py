@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from kvbench.engines.reference import load
+from kvbench.engines.reference import kind, load
 from kvbench.engines.reference.load import LoadedModel, load_model
 from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.engines.reference.weights.quantize_model import quantize_model
 from kvbench.evidence.weight_bytes import fp8_modules
-from kvbench.run import session
 from kvbench.runners import gemm, latency, linears
 from kvbench.runners.context import Context, Measurement
 from kvbench.selftest.fault import Fault
@@ -40,7 +39,7 @@ def after_load(change: Callable[[LoadedModel], object]) -> Callable[[], Broken]:
                 change(loaded)
         return loaded
 
-    return lambda: patch.object(session, "load_model", loading)
+    return lambda: patch.object(kind, "load_model", loading)
 
 
 def named(loaded: LoadedModel, end: str) -> Tensor:

@@ -11,7 +11,8 @@ from unittest.mock import patch
 from torch import Tensor
 
 from kvbench.engines.reference.kv import store
-from kvbench_kernels.attention.twins import paged_write_torch
+from kvbench_kernels.attention.reference import paged_write_torch
+from kvbench_kernels.kv.layout import LayerPages
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,12 @@ Change = Callable[[tuple[Side, Side]], None]
 def after_write(change: Change, quantized: bool = True) -> Callable[[], AbstractContextManager[Any]]:
     """An inject: `change` is called with K and V after each honest write of a quantized format; quantized=False: of any."""
 
-    def write(
-        fmt: str, k: Tensor, v: Tensor, slots: Tensor, k_pages: Tensor, v_pages: Tensor, k_scale: Tensor | None,
-        v_scale: Tensor | None, health: Tensor,
-    ) -> None:  # fmt: skip
-        paged_write_torch(fmt, k, v, slots, k_pages, v_pages, k_scale, v_scale, health)
-        if fmt != "native" or not quantized:
-            page, offset = slots // k_pages.shape[2], slots % k_pages.shape[2]
-            change(
-                (
-                    Side("k", k, page, offset, k_pages, k_scale, v_scale),
-                    Side("v", v, page, offset, v_pages, v_scale, k_scale),
-                )
-            )
+    def write(cache: LayerPages, k: Tensor, v: Tensor, slots: Tensor, health: Tensor) -> None:
+        paged_write_torch(cache, k, v, slots, health)
+        if cache.fmt.quantized or not quantized:
+            where = slots // cache.page_size, slots % cache.page_size
+            k_side = Side("k", k, *where, cache.k, cache.k_scale, cache.v_scale)
+            change((k_side, Side("v", v, *where, cache.v, cache.v_scale, cache.k_scale)))
 
     return lambda: patch.object(store, "paged_write_torch", write)
 

@@ -1,8 +1,8 @@
-"""What an interval can decide: the p-value of a limit, the smallest effect that so much data decides, and the n that is needed.
+"""Power of an interval: the p-value of a limit, the minimum detectable effect, and the required sample size.
 
-All of it is worked out from a value, its 95% interval and its independent units, so that old results and other tools' can be
-judged too. An interval is symmetric on some scale: a ratio or a percentage on its logarithm, points as they are, a share
-by Wilson's score. Nothing here knows of gates.
+All of it is computed from a value, its 95% interval and its number of independent units, so stored results and those of
+other tools can be judged too. An interval is symmetric on its unit's scale: the logarithm for ratios and percentages,
+the plain value for points, Wilson's score for shares.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from kvbench.stats.intervals import CONFIDENCE, POWER, wilson
+from kvbench.stats.intervals import CONFIDENCE, POWER, t_quantile, wilson
 
 _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
 class Spread:
-    """value with low <= value <= high, its interval at `confidence`, in `unit` (`metrics.UNIT_DOMAIN`).
+    """A value with its interval at `confidence`; low <= value <= high.
 
-    units: the clusters or pairs behind a t-interval, None where it is a normal one (shares, paired outcomes).
+    unit: name of a unit ("share", "pt", "%", "ratio", "nat", ...), which sets the scale. units: the clusters or pairs
+    behind a t-interval; None for a normal interval (shares, paired outcomes).
     """
 
     value: float
@@ -36,16 +37,16 @@ class Spread:
 
     @property
     def skewed(self) -> bool:
-        """A divergence, or a share over documents: near its end its interval covers less than it says, and the less the further
-        out (tests/stats/test_looks.py)."""
+        """True for a divergence or a share over documents, whose interval covers less than its level, the more so at a
+        higher level (tests/stats/test_sequential.py)."""
         return self.unit == "nat" or (self.unit == "share" and self.units is not None)
 
     def at(self, confidence: float) -> Spread:
-        """The same value with its interval at a higher confidence, each side widened on its own scale.
+        """The same value with its interval at a higher confidence, each side widened on the unit's scale.
 
-        A share's n is one of a normal interval; where its width came from a t-interval over units, it is worth less further out.
-        Wilson's interval follows the normal tail, which a share near 0 or 1 leaves the sooner the further out it is looked at, so
-        it is joined with the exact one (Clopper and Pearson).
+        A share's effective n shrinks by the ratio of t to normal quantiles where it came from a t-interval. Wilson's
+        interval follows the normal tail, too narrow for a share near 0 or 1, so it is joined with Clopper and
+        Pearson's exact one.
         """
         wider = replace(self, confidence=confidence)
         if confidence == self.confidence or not math.isfinite(self.value):
@@ -60,12 +61,12 @@ class Spread:
         if n == 0:
             return replace(wider, low=0.0, high=1.0)
         if self.units is not None:
-            t, wider_t = (_t(self.units, spread._level) for spread in (self, wider))
+            t, wider_t = (t_quantile(self._degrees, spread._level) for spread in (self, wider))
             n *= (wider._z / self._z * t / wider_t) ** 2
-        both = wilson(self.value * n, n, wider._z), _exact(self.value * n, n, wider.alpha)
-        return replace(
-            wider, low=min(self.low, *(x[0] for x in both)), high=max(self.high, *(x[1] for x in both))
+        lows, highs = zip(
+            wilson(self.value * n, n, wider._z), _clopper_pearson(self.value * n, n, wider.alpha), strict=True
         )
+        return replace(wider, low=min(self.low, *lows), high=max(self.high, *highs))
 
     def _from_value(self, end: float, factor: float) -> float:
         centre = self._scale(self.value)
@@ -79,8 +80,12 @@ class Spread:
     def _z(self) -> float:
         return _NORMAL.inv_cdf(self._level)
 
+    @property
+    def _degrees(self) -> float:
+        return max(1.0, (self.units or 0.0) - 1)
+
     def p_value(self, limit: float) -> float:
-        """Two-sided, of a true value at `limit`: below `alpha` exactly where the interval leaves it out."""
+        """Two-sided p-value of a true value at `limit`; below `alpha` exactly where the interval excludes it."""
         if self.value == limit:
             return 1.0
         error = self._error(limit)
@@ -92,26 +97,28 @@ class Spread:
     def detectable(
         self, limit: float, above: bool, power: float = POWER, level: float | None = None
     ) -> float:
-        """The smallest distance of a true value above (or below) `limit` at which the interval of so much data lies on that
-        side of it with that power; infinite where no value that there can be does. level: of the interval's one end, its own where None.
+        """The smallest distance of a true value above (or below) `limit` that this much data detects with `power`.
+
+        Detected: the interval lies on that side of the limit. Infinite where no possible value is detected. level:
+        one-sided level of the interval's end, by default its own.
         """
         level = self._level if level is None else level
         if self.unit == "share":
             return self._detectable_share(limit if above else 1 - limit, power, level)
         sign = 1 if above else -1
         steps = self._quantile(level) + self._quantile(power)
-        # Above the limit it is the lower end of an interval that has to clear it.
+        # Above the limit, the interval's lower end has to clear it.
         error = self._side(not above)
         return abs(self._unscale(self._scale(limit) + sign * steps * error) - limit)
 
     def needed(
         self, n: int | None, limit: float, above: bool, power: float = POWER, level: float | None = None
     ) -> int | None:
-        """How many samples would put the interval on the value's side of `limit`, if the true value is the one that was found
-        in `n`; arguments as of `detectable`. None where no number would.
+        """How many samples would put the interval on the value's side of `limit`, if the true value is the one found
+        in `n` samples; None where no number would. Other arguments as in `detectable`.
 
-        Of a share it is the n of the score test that Wilson's interval inverts, whose alternative has its own variance: none
-        at 0 and 1, where the first n whose interval clears the limit is exact.
+        For a share: the n of the score test that Wilson's interval inverts, whose alternative has its own variance
+        (0 at 0 and 1, where the result is the first n whose interval clears the limit).
         """
         distance = abs(self.value - limit)
         if self.unit != "share":
@@ -124,13 +131,14 @@ class Spread:
             self.value,
         )
         root = (z * math.sqrt(limit * (1 - limit)) + z_power * math.sqrt(p * (1 - p))) / distance
-        return math.ceil(root**2 * n / self._effective() - 1e-9)
+        needed = root**2 * n / self._effective()
+        return math.ceil(needed - 1e-9) if math.isfinite(needed) else None
 
     def samples(self, n: int | None, detectable: float, distance: float) -> int | None:
-        """How many samples would decide an effect of `distance`, of which `n` detect `detectable`; None where no number would.
+        """How many samples would detect `distance`, given that `n` detect `detectable`; None where no number would.
 
-        The error falls with the root of n; of paired picks faster, where few of them differ: Bonett and Price's interval counts one
-        more on either side, so that its error is sqrt(d n + 2) / (n + 2) where a share d differs, and of the order 1 / n at d = 0.
+        The error falls with sqrt(n). For paired outcomes it falls faster where few pairs differ: Bonett and Price's
+        error is sqrt(d n + 2) / (n + 2) for a differing share d, which is of order 1 / n at d = 0.
         """
         if n is None or not math.isfinite(detectable) or not distance > 1e-6 * detectable:
             return None
@@ -143,7 +151,7 @@ class Spread:
         return max(1, math.ceil((d + math.sqrt(d * d + 8 * goal * (1 - d))) / (2 * goal) - 2 - 1e-9))
 
     def _detectable_share(self, limit: float, power: float, level: float) -> float:
-        """Above `limit`, by the score test that Wilson's interval inverts; the alternative has its own variance."""
+        """`detectable` above `limit`, by the score test that Wilson's interval inverts."""
         n = self._effective()
         if math.isinf(n) or n == 0:
             return math.inf if n == 0 else 0.0
@@ -151,7 +159,7 @@ class Spread:
         low, high, z = limit, 1.0, _NORMAL.inv_cdf(power)
         if threshold >= 1:
             return math.inf
-        for _ in range(60):  # the left side grows with p where it matters: up to the threshold it is below it
+        for _ in range(60):  # bisection: p - z * error grows with p from the threshold on
             p = (low + high) / 2
             if p - z * math.sqrt(p * (1 - p) / n) >= threshold:
                 high = p
@@ -160,7 +168,7 @@ class Spread:
         return high - limit
 
     def _error(self, limit: float) -> float:
-        """The standard error towards `limit`; of a share, that which it would have if the limit were true."""
+        """The standard error towards `limit`; for a share, the one under a true value at the limit."""
         if self.unit == "share":
             n = self._effective()
             return math.sqrt(limit * (1 - limit) / n) if n else math.inf
@@ -171,8 +179,10 @@ class Spread:
         return abs(self._scale(end) - self._scale(self.value)) / self._quantile(self._level)
 
     def _effective(self) -> float:
-        """The n of a Wilson interval: (value - end)^2 = z^2 end (1 - end) / n at either end; the farther one is told best. An end at 0 or
-        1 of another kind of interval was cut off there and tells none; 0 where neither does."""
+        """Effective n of a Wilson interval: (value - end)^2 = z^2 end (1 - end) / n at either end.
+
+        The farther end is the more precise one. An end at 0 or 1 was cut off and is not used; 0 where both were.
+        """
         ends = [end for end in (self.low, self.high) if 0 < end < 1]
         end = max(ends, key=lambda e: abs(e - self.value), default=self.value)
         if end == self.value:
@@ -197,23 +207,17 @@ class Spread:
     def _quantile(self, level: float) -> float:
         if self.units is None or self.unit == "share":
             return _NORMAL.inv_cdf(level)
-        return _t(self.units, level)
+        return t_quantile(self._degrees, level)
 
     def _tail(self, score: float) -> float:
         if self.units is None or self.unit == "share":
             return _NORMAL.cdf(-score)
         from scipy.special import stdtr
 
-        return float(stdtr(max(1, self.units - 1), -score))
+        return float(stdtr(self._degrees, -score))
 
 
-def _t(units: float, level: float) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(max(1, units - 1), level))
-
-
-def _exact(successes: float, n: float, alpha: float) -> tuple[float, float]:
+def _clopper_pearson(successes: float, n: float, alpha: float) -> tuple[float, float]:
     from scipy.special import betaincinv
 
     failures = n - successes

@@ -1,7 +1,7 @@
-"""Latency definitions: from the moments at which tokens arrive to TTFT, ITL and rates. Pure; seconds in, seconds out.
+"""Latency definitions: from the times at which tokens arrive to TTFT, ITL and rates. Pure; seconds in, seconds out.
 
 TTFT ends with the first chunk that holds a token. ITL is the gap between consecutive tokens of one sequence and never
-contains TTFT: the mean is (last arrival - first arrival) / (tokens - tokens of the first chunk). The rates obey
+contains TTFT: its mean is (last arrival - first arrival) / (tokens - tokens of the first chunk). The rates obey
 
     decode_tok_s(batch, gaps) == batch / mean(gaps)        prefill_tok_s(batch * length, ttft) * ttft == batch * length
 """
@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class FailedRequestError(ValueError):
-    """A request without a single output token has no latency; it counts as failed."""
+    """A request without any output token: it failed and has no latency."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One request. gaps_s: one gap a token after the first chunk, so its length is tokens - tokens of that chunk."""
+    """One request. gaps_s: one gap for each token after the first chunk."""
 
     ttft_s: float
     gaps_s: tuple[float, ...]
@@ -28,30 +29,44 @@ class Timing:
 
     @property
     def itl_s(self) -> float | None:
-        """Mean gap between tokens; None where no token came after the first chunk (one output token)."""
+        """Mean gap between tokens; None where no token came after the first chunk."""
         return math.fsum(self.gaps_s) / len(self.gaps_s) if self.gaps_s else None
 
 
 def request_timing(
     submitted: float, arrivals: Sequence[float], chunk_tokens: Sequence[int] | None = None
 ) -> Timing:
-    """Timing of one request of one sequence, all moments on one monotonic clock.
+    """Timing of one request of one sequence, all times from one monotonic clock.
 
-    arrivals: moment of each chunk; chunk_tokens: tokens in each, default 1. A chunk without a token (the role, a
-    usage line) is no arrival. The n tokens of a chunk share its gap evenly, since they came at once.
-    Raises FailedRequestError for no token at all, ValueError for moments that go backwards.
+    arrivals: time of each chunk; chunk_tokens: tokens in each, default 1. A chunk without tokens (a role, a usage
+    line) is skipped. The n tokens of a chunk share its gap evenly, since they came at once.
+    Raises FailedRequestError for no token at all, ValueError for times that go backwards.
     """
     sizes = [1] * len(arrivals) if chunk_tokens is None else list(chunk_tokens)
     chunks = [(at, n) for at, n in zip(arrivals, sizes, strict=True) if n > 0]
     if not chunks:
-        raise FailedRequestError("The request gave no output token: it failed, and has neither TTFT nor ITL.")
-    moments = [submitted, *(at for at, _ in chunks)]
-    if any(later < earlier for earlier, later in itertools.pairwise(moments)):
-        raise ValueError(f"Moments go backwards: {moments}. Take them from a monotonic clock.")
+        raise FailedRequestError(
+            "the request failed: it gave no output token, so it has neither TTFT nor ITL"
+        )
+    times = [submitted, *(at for at, _ in chunks)]
+    if any(later < earlier for earlier, later in itertools.pairwise(times)):
+        raise ValueError(f"times go backwards: {times}; take them from a monotonic clock")
     gaps: list[float] = []
     for (before, _), (at, n) in itertools.pairwise(chunks):
         gaps += [(at - before) / n] * n
     return Timing(chunks[0][0] - submitted, tuple(gaps), sum(n for _, n in chunks))
+
+
+def wrong_gap_count(requests: Sequence[Mapping[str, Any]]) -> str:
+    """Which request does not have N - 1 gaps for its N output tokens, as a sentence, or "".
+
+    Any other count means that TTFT or a chunk was counted as a token gap.
+    """
+    for one in requests:
+        tokens, gaps = one["new_tokens"], len(one["itl_ms"])
+        if gaps != tokens - 1:
+            return f"{tokens} output tokens have {tokens - 1} gaps, but {gaps} were recorded"
+    return ""
 
 
 def decode_tok_s(batch: int, gaps_s: Sequence[float]) -> float | None:
@@ -63,5 +78,5 @@ def decode_tok_s(batch: int, gaps_s: Sequence[float]) -> float | None:
 
 
 def prefill_tok_s(prompt_tokens: int, ttft_s: float) -> float:
-    """batch * length / TTFT; `prompt_tokens` are those of all sequences of the batch together."""
+    """batch * length / TTFT; `prompt_tokens` counts all sequences of the batch together."""
     return prompt_tokens / ttft_s if ttft_s else math.inf

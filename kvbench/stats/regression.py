@@ -1,4 +1,4 @@
-"""Lines through latencies: ITL = slope * context + intercept, where two of them cross, and how their slopes compare. Pure."""
+"""Least-squares lines of latency over context: fit, break-even point of two lines, ratio of their slopes. Pure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvbench.stats.intervals import CONFIDENCE, Estimate, Interval, exp
+from kvbench.stats.intervals import Estimate, Interval, exp, t_quantile
 
-CONTEXTS = 3  # a line through two points fits whatever they are
+CONTEXTS = 3  # a line through two points always fits exactly
 
-# Less than this share of what the bytes give is more than scatter of a slope.
+# A slope ratio below this share of the byte ratio is more than scatter.
 SLACK = 0.95
 
 
 @dataclass(frozen=True)
 class Line:
-    """y = slope * x + intercept, by least squares.
+    """y = slope * x + intercept by least squares.
 
-    error, intercept_error: standard errors; points: (x, y) pairs behind it; middle: their mean x.
+    error, intercept_error: standard errors; points: number of (x, y) pairs; middle: their mean x.
     """
 
     slope: float
@@ -41,7 +41,7 @@ class Line:
 
 
 def fit(xs: Sequence[float], ys: Sequence[float]) -> Line | None:
-    """The line of least squares; None where there are fewer than CONTEXTS different xs or a y is not finite."""
+    """The least-squares line; None for fewer than CONTEXTS distinct xs or a y that is not finite."""
     if len(set(xs)) < CONTEXTS or not all(map(math.isfinite, ys)):
         return None
     n = len(xs)
@@ -62,25 +62,25 @@ def fit(xs: Sequence[float], ys: Sequence[float]) -> Line | None:
 
 
 def break_even(line: Line, baseline: Line) -> tuple[float | None, Interval | None, str]:
-    """(the x from which on `line` lies below `baseline`, its interval, what to know of it).
+    """(the x from which `line` lies below `baseline`, its interval, a note).
 
-    0 where it lies below from the start. None, with the reason, where there is no such x: the lines are parallel as far as
-    their scatter shows, or `line` is the steeper one, so that any advantage ends at the crossing instead of beginning there.
-    The interval is Fieller's: every x at which the lines do not differ beyond their scatter.
+    0 where it lies below from the start. None with the reason where there is no such x: the lines are parallel within
+    their scatter, or `line` is steeper, so an advantage ends at the crossing. The interval is Fieller's: every x at
+    which the lines do not differ beyond their scatter.
     """
     gain, head_start = baseline.slope - line.slope, line.intercept - baseline.intercept
-    t = _t(min(line.points, baseline.points) - 2)
+    t = t_quantile(min(line.points, baseline.points) - 2)
     noise = t * math.hypot(line.error, baseline.error)
     if abs(gain) <= max(noise, 1e-9 * max(abs(baseline.slope), abs(line.slope))):
         return (
             None,
             None,
-            "the lines are parallel as far as their scatter shows: no context is known to change which is faster",
+            "the lines are parallel within their scatter, so no context changes which is faster",
         )
     crossing = head_start / gain
     if gain < 0:
         until = f"only up to a context of {crossing:,.0f} tokens" if crossing > 0 else "at no context"
-        return None, None, f"it gains {until}: its ITL grows faster with the context than native's"
+        return None, None, f"faster {until}: its ITL grows faster with the context than native's"
     # (head_start - gain x)^2 = t^2 var(x), and var(x) = sum of intercept_error^2 - 2 error^2 middle x + error^2 x^2
     both = (line, baseline)
     a = gain**2 - t**2 * math.fsum(one.error**2 for one in both)
@@ -88,17 +88,13 @@ def break_even(line: Line, baseline: Line) -> tuple[float | None, Interval | Non
     c = head_start**2 - t**2 * math.fsum(one.intercept_error**2 for one in both)
     root = math.sqrt(max(0.0, b * b - a * c))
     interval = max(0.0, (b - root) / a), max(0.0, (b + root) / a)
-    return (
-        max(0.0, crossing),
-        interval,
-        "" if crossing > 0 else "it is faster from the first token of context on",
-    )
+    return max(0.0, crossing), interval, "" if crossing > 0 else "faster from the first token of context on"
 
 
 def slope_ratio(line: Line, baseline: Line) -> Estimate | None:
     """line.slope / baseline.slope with a t-interval of its logarithm; None where a slope is not above 0.
 
-    The degrees of freedom are those of the line with fewer points, which makes the interval no narrower than it is.
+    The degrees of freedom are those of the line with fewer points, which is conservative.
     """
     if line.slope <= 0 or baseline.slope <= 0:
         return None
@@ -109,11 +105,5 @@ def slope_ratio(line: Line, baseline: Line) -> Estimate | None:
 
 
 def _interval(value: float, error: float, degrees: int) -> Interval:
-    half = _t(degrees) * error
+    half = t_quantile(degrees) * error
     return value - half, value + half
-
-
-def _t(degrees: int) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2))

@@ -1,12 +1,12 @@
-"""Whether the machine held still while a record's requests were timed: drift, outliers, stalls, slowdowns. Pure.
+"""How stable the machine was while a record's requests were timed: drift, outliers, stalls, slowdowns. Pure.
 
-A request is an entry of a latency record's `samples["arms"]`; its time is one of three quantities, in ms:
+A request is an entry of a latency record's `samples["arms"]`. Its time, in ms, is one of three quantities:
 
     ttft      its TTFT
     itl       the mean gap between its tokens
     request   from submission to the last token
 
-Older records hold no device state: then nothing is known of slowdowns, and the rest is worked out as ever.
+Without device states (older records), slowdowns are unknown and the rest is still computed.
 """
 
 from __future__ import annotations
@@ -17,29 +17,26 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from kvbench.stats.intervals import CONFIDENCE, Interval, exp, median
+from kvbench.stats.intervals import Interval, exp, median, t_quantile
 
 Arm = Mapping[str, Any]
 
-# A line through fewer requests has no degrees of freedom worth an interval.
-LEAST_FOR_DRIFT = 4
+LEAST_FOR_DRIFT = 4  # fewer requests leave no degrees of freedom
 
 # Modified z-scores of Iglewicz and Hoaglin (1993): 0.6745 is the MAD of a standard normal distribution.
 Z_LIMIT, MAD_OF_NORMAL = 3.5, 0.6745
-# So few requests have a small MAD by chance: what is nearer to the median than this is no outlier.
-LEAST_DISTANCE = 0.05
+LEAST_DISTANCE = (
+    0.05  # a small sample can have a tiny MAD by chance; closer to the median is never an outlier
+)
 LEAST_FOR_OUTLIERS = 5
 
-# A step that takes so many medians of its request is a stall; of fewer steps no median says what a step takes.
-STALL = 2.0
+STALL = 2.0  # a step that takes more than this many medians of its request
 LEAST_FOR_STALLS = 5
 
-# Throttle reasons (runners/devicestate.py has all of them) that take clocks away. A power cap is how such devices work at full
-# load: it is shown, and is no slowdown.
+# Throttle reasons (all: machine/device_state.py) that lower clocks. A power cap is normal at full load: shown, no slowdown.
 SLOWDOWNS = ("hw slowdown", "sw thermal", "hw thermal", "hw power brake")
 QUOTA, THERMAL = "cpu quota", "thermal violation"
-# Counters of time that was lost count from this share of the request's time on.
-LOST_SHARE = 0.01
+LOST_SHARE = 0.01  # counters of lost time count from this share of the request's time
 
 
 def time_of(arm: Arm, quantity: str) -> float | None:
@@ -54,9 +51,9 @@ def time_of(arm: Arm, quantity: str) -> float | None:
 
 @dataclass(frozen=True)
 class Drift:
-    """The line log(time) = level of the arm + slope * order, by least squares; both arms share the slope.
+    """Least squares of log(time) = level of the arm + slope * order, with one slope for both arms.
 
-    error: standard error of the slope; degrees: requests less arms less 1; first, last: orders of the first and the last request.
+    error: standard error of the slope; degrees: requests - arms - 1; first, last: orders of the first and last request.
     """
 
     slope: float
@@ -72,10 +69,8 @@ class Drift:
 
     @property
     def interval(self) -> Interval:
-        """95%, by t, in %."""
-        from scipy.special import stdtrit
-
-        half = float(stdtrit(self.degrees, (1 + CONFIDENCE) / 2)) * self.error
+        """95% t-interval of `pct`."""
+        half = t_quantile(self.degrees) * self.error
         return self._pct(self.slope - half), self._pct(self.slope + half)
 
     @property
@@ -88,9 +83,9 @@ class Drift:
 
 
 def drift(arms: Sequence[Arm], quantity: str = "request") -> Drift | str:
-    """The drift over these requests, of one arm or of two; or why there is none."""
+    """The drift over these requests of one or two arms, or the reason why there is none."""
     if len(arms) < LEAST_FOR_DRIFT:
-        return f"a drift takes {LEAST_FOR_DRIFT} requests, {len(arms)} were measured"
+        return f"drift needs {LEAST_FOR_DRIFT} requests, {len(arms)} were measured"
     logs = _logs(arms, quantity)
     if isinstance(logs, str):
         return logs
@@ -101,7 +96,7 @@ def drift(arms: Sequence[Arm], quantity: str = "request") -> Drift | str:
     spread = math.fsum(x * x for x, _ in centred)
     degrees = len(arms) - len(groups) - 1
     if spread == 0 or degrees < 1:
-        return "each arm has one request only"
+        return "each arm has only one request"
     slope = math.fsum(x * y for x, y in centred) / spread
     rest = math.fsum((y - slope * x) ** 2 for x, y in centred)
     orders = [arm["order"] for arm in arms]
@@ -109,15 +104,15 @@ def drift(arms: Sequence[Arm], quantity: str = "request") -> Drift | str:
 
 
 def outliers(arms: Sequence[Arm], quantity: str) -> dict[int, float] | str:
-    """Order of each outlying request -> its time over its arm's median; or why none is looked for.
+    """Order of each outlying request -> its time over its arm's median, or the reason why none is looked for.
 
-    A modified z-score above 3.5 of the logarithm of its time, within its arm, and 5% or more from the arm's median.
+    An outlier has a modified z-score above 3.5 (of its log time, within its arm) and is 5% or more from the median.
     """
     found: dict[int, float] = {}
     for name in dict.fromkeys(arm["arm"] for arm in arms):
         own = [arm for arm in arms if arm["arm"] == name]
         if len(own) < LEAST_FOR_OUTLIERS:
-            return f"outliers take {LEAST_FOR_OUTLIERS} requests an arm, the {name} has {len(own)}"
+            return f"outliers need {LEAST_FOR_OUTLIERS} requests per arm, the {name} has {len(own)}"
         logs = _logs(own, quantity)
         if isinstance(logs, str):
             return logs
@@ -125,14 +120,13 @@ def outliers(arms: Sequence[Arm], quantity: str) -> dict[int, float] | str:
         distances = [abs(y - middle) for y in logs]
         mad = median(distances)
         for arm, y, distance in zip(own, logs, distances, strict=True):
-            far = distance >= math.log1p(LEAST_DISTANCE)
-            if far and MAD_OF_NORMAL * distance > Z_LIMIT * mad:
+            if distance >= math.log1p(LEAST_DISTANCE) and MAD_OF_NORMAL * distance > Z_LIMIT * mad:
                 found[arm["order"]] = exp(y - middle)
     return found
 
 
 def stalls(arm: Arm) -> int | None:
-    """Steps of a request that take more than twice its median step; None of fewer than 5 steps."""
+    """How many steps of a request take more than twice its median step; None for fewer than 5 steps."""
     gaps = arm["itl_ms"]
     if len(gaps) < LEAST_FOR_STALLS:
         return None
@@ -141,68 +135,67 @@ def stalls(arm: Arm) -> int | None:
 
 
 def slowdown(arm: Arm) -> tuple[str, ...] | None:
-    """What slowed the device down during a request, in words; () nothing did, None where that could not be read.
+    """What slowed the device down during a request; () for nothing, None where that could not be read.
 
-    A throttle reason of SLOWDOWNS when it began or ended; a counter of thermal violations, or of quota throttling of the process's
-    control groups, that grew by 1% or more of the request's time between the two.
+    Either a throttle reason of SLOWDOWNS before or after it, or a counter (thermal violations, CPU quota of the
+    process's control groups) that grew by 1% or more of the request's time.
     """
     state = arm.get("device")
     if not state:
         return None
     ends = before, after = state["before"], state["after"]
-    reasons = {word for end in ends for word in end.get("reasons") or ()}
-    words = [word for word in SLOWDOWNS if word in reasons]
+    reasons = {reason for end in ends for reason in end.get("reasons") or ()}
+    found = [reason for reason in SLOWDOWNS if reason in reasons]
     took = time_of(arm, "request") or 0.0
-    for key, unit_ms, word in (("thermal_ns", 1e-6, THERMAL), ("quota_us", 1e-3, QUOTA)):
+    for key, unit_ms, name in (("thermal_ns", 1e-6, THERMAL), ("quota_us", 1e-3, QUOTA)):
         lost = grown(before, after, key)
         if lost and lost * unit_ms >= LOST_SHARE * took:
-            words.append(word)
-    if "reasons" in before:  # a GPU's: its own word is needed to say that nothing happened
+            found.append(name)
+    if "reasons" in before:  # a GPU: only its own reasons can exclude a slowdown
         known = all(end["reasons"] is not None for end in ends)
-    else:  # a CPU says of itself no more than this
+    else:  # a CPU reports its quota only
         known = grown(before, after, "quota_us") is not None
-    return tuple(words) if words or known else None
+    return tuple(found) if found or known else None
 
 
 def grown(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> int | None:
-    """How much a counter has grown from one state to the other; None where it was not read."""
+    """How much a counter grew between two states; None where it was not read."""
     first, last = before.get(key), after.get(key)
     return None if first is None or last is None else int(last - first)
 
 
 def slowed(arms: Iterable[Arm]) -> dict[int, tuple[str, ...]]:
-    """Order of each request during which the device was slowed down -> by what."""
-    return {arm["order"]: words for arm in arms if (words := slowdown(arm))}
+    """Order of each slowed request -> what slowed it."""
+    return {arm["order"]: causes for arm in arms if (causes := slowdown(arm))}
 
 
-def said(words: Iterable[Sequence[str]]) -> str:
-    """`sw thermal, hw thermal`: all that slowed some requests down, each once."""
-    return ", ".join(dict.fromkeys(word for each in words for word in each))
-
-
-def slow_words(arms: Sequence[Arm]) -> str:
-    """`2 of 12 requests under sw thermal (candidate 2, baseline 0), SM 1980 -> 1350 MHz`; "" where nothing was slowed down."""
+def slowdown_text(arms: Sequence[Arm]) -> str:
+    """`2 of 12 requests under sw thermal (candidate 2, baseline 0), SM 1980 -> 1350 MHz`, or ""."""
     found = slowed(arms)
     if not found:
         return ""
+    causes = ", ".join(dict.fromkeys(cause for each in found.values() for cause in each))
     names = sorted({arm["arm"] for arm in arms}, reverse=True)
     counts = [f"{name} {sum(arm['arm'] == name for arm in arms if arm['order'] in found)}" for name in names]
-    of = f" ({', '.join(counts)})" if len(names) > 1 else ""
-    clocks = values_of(arms, "sm_mhz")
-    slow = values_of([arm for arm in arms if arm["order"] in found], "sm_mhz")
+    by_arm = f" ({', '.join(counts)})" if len(names) > 1 else ""
+    clocks = device_values(arms, "sm_mhz")
+    slow = device_values([arm for arm in arms if arm["order"] in found], "sm_mhz")
     fall = f", SM {max(clocks)} -> {min(slow)} MHz" if slow and min(slow) < max(clocks) else ""
-    return f"{len(found)} of {len(arms)} requests under {said(found.values())}{of}{fall}"
+    return f"{len(found)} of {len(arms)} requests under {causes}{by_arm}{fall}"
 
 
-def values_of(arms: Iterable[Arm], key: str) -> list[float]:
-    """A fact of the device's states before and after each request, where it was read."""
-    return [
-        end[key]
-        for arm in arms
-        if arm.get("device")
-        for end in (arm["device"]["before"], arm["device"]["after"])
-        if end.get(key) is not None
-    ]
+def device_values(arms: Iterable[Arm], key: str) -> list[float]:
+    """A quantity of the device's states before and after each request, where it was read."""
+    states = [arm["device"][end] for arm in arms if arm.get("device") for end in ("before", "after")]
+    return [state[key] for state in states if state.get(key) is not None]
+
+
+def other_processes_text(found: Mapping[str, Any] | None) -> str:
+    """`2 other processes on the GPU with 1,024 B`, from the fact `other_processes`; "" where none are known."""
+    if not found or not found["count"]:
+        return ""
+    held = "" if found["bytes"] is None else f" with {found['bytes']:,} B"
+    return f"{found['count']} other process{'es' if found['count'] > 1 else ''} on the GPU{held}"
 
 
 def _logs(arms: Sequence[Arm], quantity: str) -> list[float] | str:
@@ -216,11 +209,3 @@ def _logs(arms: Sequence[Arm], quantity: str) -> list[float] | str:
 def _centred(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     x_mean, y_mean = (math.fsum(axis) / len(points) for axis in zip(*points, strict=True))
     return [(x - x_mean, y - y_mean) for x, y in points]
-
-
-def others_words(found: Mapping[str, Any] | None) -> str:
-    """`2 other processes on the GPU with 1,024 B`, of the fact `other_processes`; "" where there are none, or nobody knows."""
-    if not found or not found["count"]:
-        return ""
-    held = "" if found["bytes"] is None else f" with {found['bytes']:,} B"
-    return f"{found['count']} other process{'es' if found['count'] > 1 else ''} on the GPU{held}"

@@ -54,7 +54,8 @@ def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
 
 def test_the_readme_lists_every_page() -> None:
     table = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Pages\n")[1].split("\n## ")[0]
-    assert set(re.findall(r"\]\(docs/([\w-]+\.md)\)", table)) == {page.name for page in DOCS.glob("*.md")}
+    linked = set(re.findall(r"\]\(docs/([\w/-]+\.md)\)", table))
+    assert {page.name for page in DOCS.glob("*.md")} <= linked
 
 
 @names

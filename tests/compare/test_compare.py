@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from kvbench.compare.pairing import Stored, pairs_of
 from kvbench.compare.result import BETTER, NOT_EVALUATED, NOT_JUDGED, SAME, UNDECIDED, WORSE, Finding, spoken
-from kvbench.compare.two_runs import MARGINS, compare, judge
+from kvbench.compare.two_runs import compare, judge
 from kvbench.errors import UsageError
+from kvbench.metrics.declare.metric import MARGINS
 from kvbench.records.record import ERROR, LEVELS, MISMATCH, VERIFIED, Level
 from kvbench.records.record import NOT_EVALUATED as NOT_AVAILABLE
 from tests.factories.made_run import CAND, MadeRun, evidence, layers, storage_facts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as oracle
 
-from kvbench.compare.effects import Effect, Unable, chunk_places, effects
 from kvbench.compare.pairing import pairs_of
+from kvbench.compare.two_runs import changes
+from kvbench.metrics.declare.metric import Effect, Unable
+from kvbench.metrics.perplexity import _places
 from kvbench.runners.perplexity import spread
 from kvbench.stats.intervals import clustered_ratio, independent_difference, paired_difference
 from tests.factories.made_run import CAND, MadeRun, layers, storage_facts
@@ -22,7 +25,13 @@ from tests.factories.two_runs import agreement, latency, perplexity, questions, 
 def found(first: MadeRun, second: MadeRun, metric: str, cell: str = CAND) -> Any:
     """The effect of a metric on a cell, the second run beside the first."""
     pairs = pairs_of(stored(first), stored(second, "B"))
-    (one,) = [e for pair in pairs if pair.first.cell == cell for e in effects(pair) if e.metric == metric]
+    (one,) = [
+        effect
+        for pair in pairs
+        if pair.first.cell == cell and pair.second
+        for name, effect in changes(pair.first, pair.second).items()
+        if name == metric
+    ]
     return one
 
 
@@ -60,14 +69,14 @@ def test_times_are_compared_by_their_ratio_to_the_native_arm_beside_them() -> No
     theirs = oracle.ttest_ind(logs[1], logs[0], equal_var=False).confidence_interval(0.95)
     assert (effect.low, effect.high) == pytest.approx([100 * math.expm1(x) for x in theirs], rel=1e-9)
     assert effect.low < 100 * (1.10 / 1.05 - 1) < effect.high
-    assert (effect.kind, effect.n, effect.counted) == ("time beside native", 20, "pairs")
+    assert (effect.kind.name, effect.n, effect.counted) == ("time beside native", 20, "pairs")
     assert isinstance(effect.beside, Effect)
     assert effect.beside.value == pytest.approx(100 * (1.5 * 1.10 / 1.05 - 1), abs=2)
 
 
 def test_times_without_a_native_arm_are_compared_by_themselves() -> None:
     effect = found(latency(machine=1.0), latency(machine=1.2), "itl_ms", "base")
-    assert (effect.kind, effect.counted) == ("time", "requests")
+    assert (effect.kind.name, effect.counted) == ("time", "requests")
     assert "Welch" in effect.method
     assert effect.value == pytest.approx(20, abs=1.5)
     assert effect.beside is None
@@ -156,7 +165,7 @@ def test_steps_are_pairs_until_the_native_texts_part() -> None:
     own = [t if i % 50 else 8 for i, t in enumerate(native)]
     effect = found(agreement(own, native), agreement(moved, moved), "top1_teacher_forced")
     assert effect.n == 200
-    assert effect.subset == "200 of 256 steps, before the native texts part"
+    assert effect.subset == "200 of 256 steps, before the native texts differ"
     assert effect.value == pytest.approx(100 * 4 / 200)
     whole = found(agreement(own, native), agreement(native, native), "top1_teacher_forced")
     assert whole.n == 256
@@ -177,7 +186,10 @@ def test_bytes_are_exact() -> None:
 @given(st.integers(1, 300), st.integers(1, 40))
 def test_limited_chunks_are_those_that_the_runner_takes(total: int, limit: int) -> None:
     taken = spread(list(range(total)), limit)  # type: ignore[arg-type]
-    assert chunk_places(len(taken), total) == list(taken)
+    record: Any = SimpleNamespace(samples={"chunks": taken}, facts={"chunks_total": total})
+    assert list(_places(record)) == list(taken)
+    record.facts["chunk_places"] = [9, *range(len(taken) - 1)]
+    assert _places(record)[0] == 9
 
 
 def test_a_larger_sample_is_compared_on_the_chunks_of_the_smaller() -> None:

@@ -13,12 +13,12 @@ from torch import nn
 from kvbench.engines.reference import load
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
+from kvbench.evidence.examiner import ReferenceExaminer
 from kvbench.evidence.products import Products
 from kvbench.evidence.weight_bytes import fp8_modules, weights_level
 from kvbench.evidence.weight_reach import unreached
 from kvbench.formats.fp8_checkpoint import Fp8Config
 from kvbench.records.record import MISMATCH, VERIFIED
-from kvbench.run.session import Session
 from kvbench_kernels.gemm.blockwise import dequantize_blocks, quantize_blocks
 from tests.engines.test_fp8_checkpoint import configure, edit, made
 from tests.engines.test_weight_evidence import decided, spec_of
@@ -91,8 +91,8 @@ def test_an_fp8_output_layer_reaches_the_logits(tmp_path: Path) -> None:
 def test_what_a_task_changed_shows_in_the_evidence_of_that_task() -> None:
     """The probes are taken once a model; what is stored is looked at each time."""
     spec = spec_of("fp8_block128")
-    session = Session(None, {})
-    model = session.model(spec)
+    session = ReferenceExaminer()
+    model = load.load_model(spec, "cpu", "float32")
     first = session.probes(model, decided(model), spec, Products())
     assert all(level.state == VERIFIED for level in first if level.name.endswith("-weights"))
     module = model.model.get_submodule("model.layers.2.mlp.down_proj")

@@ -149,11 +149,11 @@ def test_a01_a_format_dropped_between_spec_and_resolver_fails(
 ) -> None:
     from dataclasses import replace
 
-    from kvbench.run import session
+    from kvbench.engines.reference import kind
 
-    honest = session.resolve
+    honest = kind.resolve
     monkeypatch.setattr(
-        session, "resolve", lambda request, facts: honest(replace(request, kv_format="native"), facts)
+        kind, "resolve", lambda request, facts: honest(replace(request, kv_format="native"), facts)
     )
     result = job("--set", "runners={storage: {}}")
     assert result.exit_code == 1
@@ -195,13 +195,13 @@ def test_a04_t4_a_cell_whose_scales_overflow_is_an_error_and_no_result(
 def test_a19_t4_a_context_of_4096_on_2048_positions_is_refused_before_anything_is_loaded(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from kvbench.engines.reference import kind
     from kvbench.models.catalog import TINY
-    from kvbench.run import session
 
     def load_model(*args: Any) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(session, "load_model", load_model)
+    monkeypatch.setattr(kind, "load_model", load_model)
     (tmp_path / "model").mkdir()
     config = {**TINY["tiny-llama"], "max_position_embeddings": 2048}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
@@ -221,16 +221,16 @@ def test_a24_t2_a_big_cell_leaves_nothing_to_the_small_one_after_it(
 ) -> None:
     """Two cells in one process, the big one first: its store is gone, and the small one counts what it does alone."""
     from kvbench.engines.reference.kv.store import PagedKVStore
-    from kvbench.run import session
+    from kvbench.run.task import measure
 
-    honest, left = session.execute, []
+    honest, left = measure.execute, []
 
     def counting(*args: Any) -> Any:
         record = honest(*args)
         left.append(sum(type(o) is PagedKVStore for o in gc.get_objects()))
         return record
 
-    monkeypatch.setattr(session, "execute", counting)
+    monkeypatch.setattr(measure, "execute", counting)
     before = sum(type(o) is PagedKVStore for o in gc.get_objects())
     small = ("--set", "runners={storage: {}}", "--set", "engine={}", "--set", "axes.kv_format=native")
     job(*small, "--set", "axes.context=[200, 20]", "--out", str(tmp_path / "both"))
@@ -287,13 +287,13 @@ def test_a_runner_that_touches_its_engine_and_measures_the_native_one_fails(
     (tmp_path / "gate.yaml").write_text("checks: [{metric: itl_ms, at_most: 1e6}]")
     result = job("--set", LATENCY, "--json")
     assert result.exit_code == 1
-    assert "the native one beside it" in result.stdout
+    assert "native-arm: The measured engine computed" in result.stdout
 
 
 def test_a_quantized_native_arm_fails(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from kvbench.run import session
+    from kvbench.run.task import prepare
 
-    monkeypatch.setattr(session, "native_of", lambda decision: decision)
+    monkeypatch.setattr(prepare, "native_of", lambda decision: decision)
     (tmp_path / "gate.yaml").write_text("checks: [{metric: itl_ms, at_most: 1e6}]")
     result = job("--set", LATENCY, "--json")
     assert result.exit_code == 1

@@ -19,7 +19,7 @@ from kvbench.evidence import read_path as probes
 from kvbench.evidence.native_arm import native_arm, standing
 from kvbench.formats.kv import KV_FORMATS, KVShape
 from kvbench.records.record import MISMATCH, UNVERIFIED, VERIFIED, Evidence, Level
-from kvbench_kernels.attention.twins import paged_gather_torch
+from kvbench_kernels.attention.reference import paged_gather_torch
 from kvbench_kernels.launches import launched
 
 FORMATS = list(KV_FORMATS)
@@ -40,7 +40,7 @@ def take(
     probe = layerprobe.probe_layers(make, len(make(1, 16).layers), 16)
     used = make(2, 48)
     used.prefill(used.add(), list(range(40)))
-    return evidence.examine(used, probe, reads_due=True)
+    return evidence.examine(used, probe, reads_expected=True)
 
 
 def level(found: Evidence, name: str) -> Level:
@@ -77,7 +77,7 @@ def test_what_is_left_swapped_out_is_given_up_and_its_precision_told(engine: Any
     away, here = used.add(), used.add()
     used.forward([(away, list(range(40))), (here, list(range(7)))])
     used.swap_out(away)
-    found = evidence.examine(used, reads_due=True)
+    found = evidence.examine(used, reads_expected=True)
     assert found.state == VERIFIED
     assert found.precision == {
         "storage": "int8", "transfer": "int8 + float16 scales", "execution": "float32", "weights": "float32",
@@ -267,7 +267,7 @@ def test_a_native_shadow_that_is_read_instead_of_the_pages_is_named(engine: Any,
             if only is not None and layer != only:
                 return k, v
             copy, needed = copies[layer], pages[:, : -(-length // store.page_size)]
-            return paged_gather_torch("native", copy.k, copy.v, None, None, needed, length, dtype)
+            return paged_gather_torch(copy, needed, length, dtype)
 
         store.write, store.read = both, from_shadow
 
@@ -285,9 +285,9 @@ def test_a_scale_that_is_stored_but_not_read_is_named(engine: Any) -> None:
 
         def with_ones(layer: int, pages: Any, length: int, dtype: Any) -> Any:
             live = made.store.layers[layer]
-            kept, live.v_scale = live.v_scale, torch.ones_like(live.v_scale)
+            made.store.layers[layer] = live._replace(v_scale=torch.ones_like(live.v_scale))
             out = read(layer, pages, length, dtype)
-            live.v_scale = kept
+            made.store.layers[layer] = live
             return out
 
         made.store.read = with_ones
@@ -320,7 +320,7 @@ def test_numbers_that_never_read_the_store_are_named(engine: Any) -> None:
     probe = layerprobe.probe_layers(
         lambda s, t: engine(kv_format="int8_sym", sequences=s, tokens=t), LAYERS, 16
     )
-    found = evidence.examine(made, probe, reads_due=True)
+    found = evidence.examine(made, probe, reads_expected=True)
     assert level(found, "E3-reads").state == MISMATCH
     assert "never read the KV store" in level(found, "E3-reads").sentence
 

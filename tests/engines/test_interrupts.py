@@ -89,7 +89,7 @@ def test_quantize_leaves_nothing_beside_its_output(tmp_path: Path, number: signa
     )
     byte_tokenizer().save_pretrained(tmp_path / "in")
     code = (
-        "import time\nfrom kvbench.cli.main import main\nfrom kvbench.engines.reference import quantize_checkpoint as q\n"
+        "import time\nfrom kvbench.cli.main import main\nfrom kvbench.engines.reference.weights import quantize_checkpoint as q\n"
         "q._place = lambda part, out: (open('reached', 'w').close(), time.sleep(60))\nmain()"
     )
     process = started("-c", code, "quantize", "in", "deep/out", cwd=tmp_path)

@@ -22,13 +22,14 @@ from typer.testing import CliRunner
 from benchmarks import mcq_peer as peer
 from kvbench.cli.main import app
 from kvbench.data.questions import Question, QuestionSet
+from kvbench.engines.reference import kind as reference_kind
 from kvbench.engines.reference.engine import Engine
 from kvbench.errors import KvbenchError, Refused, UsageError
 from kvbench.lm_eval import model as lmeval
 from kvbench.lm_eval.args import dropped
 from kvbench.lm_eval.model import KvbenchLM, Unproven
 from kvbench.records.run import RunDir
-from kvbench.run.session import native_of
+from kvbench.run.task.prepare import native_of
 from kvbench.selftest import hops
 
 # lm-eval's and its dependencies' own warnings are not ours to fail on.
@@ -204,7 +205,10 @@ def secretly_native(*args: Any, **keys: Any) -> Engine:
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        (lambda: patch.object(lmeval, "Engine", secretly_native), "the decision did not reach the engine"),
+        (
+            lambda: patch.object(reference_kind, "Engine", secretly_native),
+            "the decision did not reach the engine",
+        ),
         (hops.every_store("native"), "int8_sym was resolved, the evidence shows native"),
         (hops.one_layer_native, "layer 3 K is stored as native"),
     ],
@@ -225,7 +229,9 @@ def test_answers_of_an_engine_that_is_secretly_native_are_withheld(
 
 
 def test_a_decision_that_drops_the_format_is_withheld() -> None:
-    with patch.object(lmeval, "resolve", lambda request, facts: native_of(hops.decide(request, facts))):
+    with patch.object(
+        reference_kind, "resolve", lambda request, facts: native_of(hops.decide(request, facts))
+    ):
         lm = model()
     with pytest.raises(Unproven, match="int8_sym"):
         lm.loglikelihood(PAIRS[:1])
@@ -274,7 +280,7 @@ def test_a_gpu_that_is_not_there_is_a_sentence_and_exit_code_3(monkeypatch: pyte
         ["lm-eval", "--model", "kvbench", "--tasks", "arc_easy", "--model_args", "pretrained=tiny-llama,plumbing=true,device=cuda"],
     )  # fmt: skip
     assert done.exit_code == 3, done.output
-    assert "device cuda was asked for, and this machine has none" in done.stderr
+    assert "no CUDA device" in done.stderr
 
 
 def test_without_an_engine_that_answered_there_are_no_results() -> None:

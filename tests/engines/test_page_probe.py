@@ -61,7 +61,7 @@ def test_a_page_that_is_not_read_is_named(engine: Any, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
 def test_the_reference_quantizers_give_the_known_rows(kv_format: str) -> None:
-    assert reference_fault(kv_format) == ""
+    assert reference_fault(KV_FORMATS[kv_format]) == ""
 
 
 @pytest.mark.parametrize("kv_format", [name for name in KV_FORMATS if name != "native"])
@@ -73,4 +73,4 @@ def test_a_reference_that_gives_other_codes_is_named(kv_format: str, monkeypatch
         return replace(sound, codes=sound.codes.view(torch.uint8).roll(1).view(sound.codes.dtype))
 
     monkeypatch.setitem(QUANTIZE, kv_format, other)
-    assert f"the reference quantizer of {kv_format} gives codes" in reference_fault(kv_format)
+    assert f"the reference quantizer of {kv_format} gives codes" in reference_fault(KV_FORMATS[kv_format])

@@ -20,7 +20,7 @@ from kvbench.formats.kv import KV_FORMATS
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.resolve import request_of, resolve
 from kvbench.records.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Level
-from kvbench_kernels.attention import twins
+from kvbench_kernels.attention import reference
 from kvbench_kernels.kv import quantize
 
 LAYERS = 4  # of tiny-llama
@@ -137,18 +137,18 @@ def test_fresh_prefill_reads_are_a_mode_of_their_own(engine: Any) -> None:
 
 @pytest.mark.parametrize("axis", [1, 2])
 def test_the_scale_of_a_neighbour_is_found(engine: Any, monkeypatch: pytest.MonkeyPatch, axis: int) -> None:
-    honest = twins.dequantize
+    honest = reference.dequantize
 
-    def other(fmt: str, codes: Any, scale: Any, dtype: Any) -> Any:
-        return honest(fmt, codes, scale if scale is None else scale.roll(1, axis), dtype)
+    def other(codes: Any, scale: Any, dtype: Any) -> Any:
+        return honest(codes, scale if scale is None else scale.roll(1, axis), dtype)
 
-    monkeypatch.setattr(twins, "dequantize", other)
+    monkeypatch.setattr(reference, "dequantize", other)
     assert values(engine).state == MISMATCH
 
 
 def test_halved_values_are_found(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = twins.dequantize
-    monkeypatch.setattr(twins, "dequantize", lambda *a: honest(*a) * 0.5)
+    honest = reference.dequantize
+    monkeypatch.setattr(reference, "dequantize", lambda *a: honest(*a) * 0.5)
     found = values(engine)
     assert found.state == MISMATCH
     assert "what the codes and scales stand for" in found.sentence
@@ -157,8 +157,8 @@ def test_halved_values_are_found(engine: Any, monkeypatch: pytest.MonkeyPatch) -
 def test_scales_swapped_between_k_and_v_are_found(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = store_module.paged_gather_torch
 
-    def swapped(fmt: str, k: Any, v: Any, k_scale: Any, v_scale: Any, *rest: Any) -> Any:
-        return honest(fmt, k, v, v_scale, k_scale, *rest)
+    def swapped(cache: Any, *rest: Any) -> Any:
+        return honest(cache._replace(k_scale=cache.v_scale, v_scale=cache.k_scale), *rest)
 
     monkeypatch.setattr(store_module, "paged_gather_torch", swapped)
     assert values(engine).state == MISMATCH
@@ -195,7 +195,7 @@ def test_logits_that_are_native_are_named(engine: Any, monkeypatch: pytest.Monke
 
 
 def reads(made: Any) -> Level:
-    found = evidence.examine(made, reads_due=True)
+    found = evidence.examine(made, reads_expected=True)
     return next(x for x in found.levels if x.name == "E3-reads")
 
 

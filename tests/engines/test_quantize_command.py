@@ -305,7 +305,7 @@ def test_files_that_may_not_grow_leave_nothing(tmp_path: Path, limit: int, where
     (tmp_path / "empty").mkdir()
     code = (
         "import resource, sys\n"
-        "from kvbench.engines.reference import quantize_checkpoint as q\n"
+        "from kvbench.engines.reference.weights import quantize_checkpoint as q\n"
         "count = q._bytes\n"
         "def small(*args):\n"
         f"    resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.RLIM_INFINITY))\n"
@@ -354,7 +354,7 @@ def test_a_killed_process_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
     code = (
         "import os, signal\n"
         "from pathlib import Path\n"
-        "from kvbench.engines.reference import quantize_checkpoint as q\n"
+        "from kvbench.engines.reference.weights import quantize_checkpoint as q\n"
         "q._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"q.quantize_checkpoint({str(source)!r}, Path({str(out)!r}))"
     )

@@ -344,7 +344,7 @@ def test_a_scale_that_is_not_the_files_has_no_source_and_fails_e2(folder: Path) 
     assert scale is not None
     scale.fill_(1.0)
     left = live_scales(engine.store)
-    evidence = examine(engine, reads_due=False)
+    evidence = examine(engine, reads_expected=False)
     e2 = next(level for level in evidence.levels if level.name == "E2")
     assert e2.state == MISMATCH
     assert (
@@ -370,7 +370,7 @@ def test_files_that_change_after_loading_are_a_mismatch(folder: Path) -> None:
     """The evidence reads them again; what was loaded is not compared with itself."""
     engine = engine_on(folder, "fp8_e4m3_static", "checkpoint")
     edit(folder, lambda tensors: tensors.update({K_2: torch.tensor(0.5)}))
-    e2 = next(level for level in examine(engine, reads_due=False).levels if level.name == "E2")
+    e2 = next(level for level in examine(engine, reads_expected=False).levels if level.name == "E2")
     assert "layer 2 K: the stored scale is 0.03, checkpoint was 0.5" in e2.sentence
 
 
@@ -399,7 +399,7 @@ def test_scales_that_settle_hands_to_the_wrong_layer_fail_e2(
         if getattr(module, "settle", None) is settle:
             monkeypatch.setattr(module, "settle", rolled)
     engine = engine_on(folder, "fp8_e4m3_static", ROLLED[scale])
-    e2 = next(level for level in examine(engine, reads_due=False).levels if level.name == "E2")
+    e2 = next(level for level in examine(engine, reads_expected=False).levels if level.name == "E2")
     assert e2.state == MISMATCH
     assert said in e2.sentence
 

@@ -12,7 +12,7 @@ from kvbench.engines.reference.kv.layer import allocate_layer
 from kvbench.engines.reference.kv.pages import StoreFull
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.errors import UsageError
-from kvbench.formats.kv import KV_FORMATS, KVBytes, KVShape, kv_bytes, pages_for
+from kvbench.formats.kv import KV_FORMATS, KVShape, StoredBytes, kv_bytes, pages_for
 from kvbench_kernels.kv.offsets import flat_offset
 from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
 from tests.factories.stores import (
@@ -52,7 +52,7 @@ def test_read_gives_what_the_quantizer_makes_of_each_side(
     for x, read, scale in zip((k * 2, v * 2), got, (0.03, 0.05), strict=True):
         given = torch.tensor([scale]) if KV_FORMATS[fmt].scale_kind == "static" else None
         result = QUANTIZE[fmt](x, given)
-        expected = dequantize(fmt, result.codes, given if result.scales is None else result.scales, dtype)
+        expected = dequantize(result.codes, given if result.scales is None else result.scales, dtype)
         assert read.dtype == dtype
         assert torch.equal(read[0], expected.transpose(0, 1))
 
@@ -139,7 +139,7 @@ def test_reads_are_counted_for_each_row_of_the_batch(fmt: str) -> None:
 def test_a08_t1_bytes_of_a_page() -> None:
     shape = KVShape(8, 128, 128)
     store = make_sized("int8_sym", layers=2, shape=shape, slots=16 * 4)
-    assert store.live_bytes(0) == KVBytes(4 * 32_768, 4 * 512)
+    assert store.live_bytes(0) == StoredBytes(4 * 32_768, 4 * 512)
     assert store.live_bytes(0).total // 4 == 33_280
     assert 33_280 / make_sized("native", 1, shape, 16).live_bytes(0).total == 0.5078125
 
@@ -174,7 +174,7 @@ def test_a24_t2_payload_scales_and_page_tables_are_apart() -> None:
     filled(store, 17)
     filled(store, 33)
     assert store.page_table_bytes() == 5 * 8
-    assert store.live_bytes(0) == KVBytes(payload=2 * 20 * 16 * 3 * 8, scales=2 * 20 * 16 * 3 * 2)
+    assert store.live_bytes(0) == StoredBytes(payload=2 * 20 * 16 * 3 * 8, scales=2 * 20 * 16 * 3 * 2)
     small = make("int8_sym", pages=1)
     assert small.live_bytes(0).total == store.live_bytes(0).total // 20
 

@@ -23,7 +23,7 @@ from kvbench.evidence.read_path import probe_prefill, probe_values
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.models.catalog import TINY
 from kvbench.records.record import MISMATCH, VERIFIED, Level
-from kvbench_kernels.attention import prefill, route, twins
+from kvbench_kernels.attention import prefill, reference, route
 from kvbench_kernels.kv import quantize
 from kvbench_kernels.support import interpreting
 
@@ -96,7 +96,7 @@ def levels_of(made: Any, *probes: Level) -> dict[str, Level]:
     seq = made.add()
     made.prefill(seq, IDS[:6])
     made.decode([seq], [7])
-    return {level.name: level for level in evidence.examine(made, *probes, reads_due=True).levels}
+    return {level.name: level for level in evidence.examine(made, *probes, reads_expected=True).levels}
 
 
 def test_a_sound_engine_is_verified_at_every_level(engine: Any, two_layers: Any) -> None:
@@ -195,7 +195,7 @@ def test_a_decode_step_by_gather_and_a_library_is_named(
 def test_a_decode_step_without_an_attention_kernel_is_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(route, "paged_decode", lambda fmt, q, *rest, **more: q.clone())  # says nothing
+    monkeypatch.setattr(route, "paged_decode", lambda cache, q, *rest, **more: q.clone())  # says nothing
     level = levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E4"]
     assert level.state == MISMATCH
     assert "launched only kv_write_int8_sym in a decode step, and no attention" in level.sentence
@@ -220,8 +220,8 @@ def test_a_scale_that_the_decode_kernel_drops_is_named(
 ) -> None:
     honest = route.paged_decode
 
-    def deaf(fmt: str, q: Any, k: Any, v: Any, ks: Any, *rest: Any, **more: Any) -> Any:
-        return honest(fmt, q, k, v, torch.ones_like(ks), *rest, **more)
+    def deaf(cache: Any, *rest: Any, **more: Any) -> Any:
+        return honest(cache._replace(k_scale=torch.ones_like(cache.k_scale)), *rest, **more)
 
     monkeypatch.setattr(route, "paged_decode", deaf)
     make = maker(engine, two_layers("tiny-llama"), "int8_sym")
@@ -260,8 +260,8 @@ def test_unlike_prompts_that_lose_their_scales_are_named(
 ) -> None:
     honest = prefill.paged_prefill
 
-    def deaf(fmt: str, q: Any, k: Any, v: Any, ks: Any, *rest: Any, **more: Any) -> Any:
-        return honest(fmt, q, k, v, torch.ones_like(ks), *rest, **more)
+    def deaf(cache: Any, *rest: Any, **more: Any) -> Any:
+        return honest(cache._replace(k_scale=torch.ones_like(cache.k_scale)), *rest, **more)
 
     monkeypatch.setattr(prefill, "paged_prefill", deaf)
     assert probe_values(maker(engine, two_layers("tiny-llama"), "int8_sym"), 16).state == MISMATCH
@@ -272,12 +272,10 @@ def test_a_row_that_reads_another_rows_pages_is_named(
 ) -> None:
     honest = route.paged_decode
 
-    def crossed(
-        fmt: str, q: Any, k: Any, v: Any, ks: Any, vs: Any, pages: Any, *rest: Any, **more: Any
-    ) -> Any:
+    def crossed(cache: Any, q: Any, pages: Any, *rest: Any, **more: Any) -> Any:
         mixed = pages.clone()
         mixed[1:, 1:] = pages[0, 1:]  # from the second page on
-        return honest(fmt, q, k, v, ks, vs, mixed, *rest, **more)
+        return honest(cache, q, mixed, *rest, **more)
 
     monkeypatch.setattr(route, "paged_decode", crossed)
     assert probe_values(maker(engine, two_layers("tiny-llama"), "int8_sym"), 16).state == MISMATCH
@@ -320,18 +318,15 @@ def test_a_twin_that_ran_in_the_measured_run_alone_is_named(
     """From 20 tokens on, which no probe of E4 has: what ran is told by the measured run."""
     honest = route.paged_decode
 
-    def decode(
-        fmt: str, q: Any, k: Any, v: Any, ks: Any, vs: Any, pages: Any, lengths: Any, *rest: Any, **more: Any
-    ) -> Any:
-        if lengths.max() < 20:
-            return honest(fmt, q, k, v, ks, vs, pages, lengths, *rest, **more)
-        return twins.paged_decode_torch(fmt, q, k, v, ks, vs, pages, lengths, *rest, **more)
+    def decode(cache: Any, q: Any, pages: Any, lengths: Any, *rest: Any, **more: Any) -> Any:
+        kernel = honest if lengths.max() < 20 else reference.paged_decode_torch
+        return kernel(cache, q, pages, lengths, *rest, **more)
 
     monkeypatch.setattr(route, "paged_decode", decode)
     made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 48)
     made.prefill(seq := made.add(), IDS[:20])
     made.decode([seq], [7])
-    level = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    level = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
     assert level.state == MISMATCH
     assert "ran paged_decode_torch 1 times in the measured run" in level.sentence
 
@@ -359,7 +354,7 @@ def test_a_run_that_never_attended_in_a_layer_is_named(
     made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32)
     made.prefill(made.add(), IDS[:6])
     probing.append(True)
-    level = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    level = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
     assert level.state == MISMATCH
     assert "layer 1 stored K/V 0 times in the 1 forwards of the measured run" in level.sentence
 
@@ -367,11 +362,11 @@ def test_a_run_that_never_attended_in_a_layer_is_named(
 @pytest.mark.parametrize(
     ("module", "kernel", "sentence"),
     [
-        ("prefill", "paged_prefill", "attended 2 times in the 3 forwards"),
-        ("decode", "paged_decode", "attended 2 times in the 3 forwards"),
-        ("write", "paged_write", "stored K/V 0 times in the 3 forwards"),
+        ("attention.prefill", "paged_prefill", "attended 2 times in the 3 forwards"),
+        ("attention.route", "paged_decode", "attended 2 times in the 3 forwards"),
+        ("kv.write", "paged_write", "stored K/V 0 times in the 3 forwards"),
         (
-            "gather",
+            "kv.gather",
             "paged_gather",
             "gathered pages 0 times in the 3 forwards of the measured run, and 1 are due",
         ),
@@ -381,16 +376,16 @@ def test_a_kernel_that_was_silently_replaced_in_the_measured_run_alone_is_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch, module: str, kernel: str, sentence: str
 ) -> None:
     """By the right numbers of a twin that says nothing. The run has unlike prompts, one alone, and a decode step."""
-    where = route if module == "decode" else importlib.import_module(f"kvbench_kernels.{module}")
+    where = importlib.import_module(f"kvbench_kernels.{module}")
     made = maker(engine, two_layers("tiny-llama"), "int8_sym")(3, 32)
     with monkeypatch.context() as patch:
-        patch.setattr(twins, "launched", lambda *a, **k: None)
-        patch.setattr(where, kernel, getattr(twins, f"{kernel}_torch"))
+        patch.setattr(reference, "launched", lambda *a, **k: None)
+        patch.setattr(where, kernel, getattr(reference, f"{kernel}_torch"))
         seqs = [made.add() for _ in range(3)]
         made.forward([(seqs[0], IDS[:6]), (seqs[1], IDS[:9])])
         made.prefill(seqs[2], IDS[:6])
         made.decode(seqs, [7, 7, 7])
-    level = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    level = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
     assert level.state == MISMATCH
     assert sentence in level.sentence
 
@@ -407,7 +402,7 @@ def test_splits_that_are_dropped_in_the_measured_run_alone_are_named(
     made = engine(two_layers("tiny-llama"), "int8_sym", sequences=1, tokens=48, backend="triton", kv_splits=3)
     made.prefill(seq := made.add(), IDS[:20])
     made.decode([seq], [7])
-    level = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    level = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
     assert level.state == MISMATCH
     assert "kv_splits 3 was asked for, and the measured run has decodes split in [1]" in level.sentence
 
@@ -417,7 +412,7 @@ def test_the_measured_run_of_e4_is_counted_without_the_probes(engine: Any, two_l
     made.prefill(seq := made.add(), IDS[:6])
     made.decode([seq], [7])
     made.decode([seq], [8])
-    e4 = next(x for x in evidence.examine(made, reads_due=True).levels if x.name == "E4")
+    e4 = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
     assert e4.facts["measured_run"] == {
         "kv_gather_int8_sym": 1, "kv_write_int8_sym": 3, "paged_decode_split": 2, "scaled_dot_product_attention": 1
     }  # fmt: skip

@@ -149,7 +149,7 @@ def test_a_runner_that_no_check_asks_for_runs_all_the_same_and_its_guards_count(
 ) -> None:
     from dataclasses import replace
 
-    from kvbench.run import session
+    from kvbench.run.task import measure as session
 
     honest = session.execute
 
@@ -188,7 +188,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted with one cell of two measured at the first look."""
-    from kvbench.run import session
+    from kvbench.run.task import measure as session
 
     honest, count, done = session.execute, [0], 3
 

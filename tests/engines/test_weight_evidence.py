@@ -16,15 +16,15 @@ from kvbench.engines.reference.load import LoadedModel, load_model
 from kvbench.engines.reference.weights import blocks as weights
 from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
-from kvbench.errors import Refused
 from kvbench.evidence import examine as evidence
 from kvbench.evidence import weight_bytes as weightevidence
 from kvbench.evidence import weight_reads as weightprobe
+from kvbench.evidence.examiner import ReferenceExaminer
 from kvbench.evidence.products import Products
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.resolve import Choice, Decision, request_of, resolve
 from kvbench.records.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
-from kvbench.run import session
+from kvbench.run.task.checks import another_model
 from kvbench_kernels.gemm import blockwise, fp8_linear
 from kvbench_kernels.gemm.blockwise import dequantize_blocks
 from kvbench_kernels.launches import launched
@@ -62,7 +62,7 @@ def take(loaded: LoadedModel, weights: str = "fp8_block128") -> Evidence:
     seq = used.add()
     used.prefill(seq, list(range(40)))
     used.decode([seq], [3])
-    return evidence.examine(used, *probes, reads_due=True)
+    return evidence.examine(used, *probes, reads_expected=True)
 
 
 def level(found: Evidence, name: str) -> Level:
@@ -95,7 +95,7 @@ def test_fp8_weights_are_verified_at_every_level(fp8: LoadedModel) -> None:
 def test_without_a_forward_a_probed_step_shows_the_products(fp8: LoadedModel) -> None:
     """As of the runners that measure bytes or products."""
     idle = Engine(fp8, decided(fp8), spec_of("fp8_block128"), sequences=1, tokens=48)
-    found = evidence.examine(idle, reads_due=False)
+    found = evidence.examine(idle, reads_expected=False)
     e4 = level(found, "E4")
     assert (e4.state, e4.sentence) == (
         VERIFIED, "Every FP8 layer was computed in a probed decode step: reference 24 times.")  # fmt: skip
@@ -306,7 +306,7 @@ def test_a_gemm_dropped_between_decision_and_engine_is_named(fp8: LoadedModel) -
     used = Engine(fp8, decision, spec_of("fp8_block128"), sequences=1, tokens=48)
     used.gemm = "reference"
     used.prefill(used.add(), list(range(8)))
-    sentence = level(evidence.examine(used, reads_due=True), "E4").sentence
+    sentence = level(evidence.examine(used, reads_expected=True), "E4").sentence
     assert "the engine runs gemm reference, and w8a16 was resolved" in sentence
 
 
@@ -369,21 +369,20 @@ def test_a_bias_that_is_not_added_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_model_that_is_loaded_again_is_probed_again(fp8: LoadedModel) -> None:
-    held = session.Session(None, {})
+    held = ReferenceExaminer()
     spec, decision = spec_of("fp8_block128"), decided(fp8)
-    assert all(x.state == VERIFIED for x in held._weight_probes(fp8, decision, spec, Products()))
+    assert all(x.state == VERIFIED for x in held.weight_probes(fp8, decision, spec, Products()))
     again = load_model(spec, "cpu", "float32")
     some(again, "layers.2.mlp.down_proj")[1].weight_scale_inv.data.mul_(1.5)
-    assert MISMATCH in {x.state for x in held._weight_probes(again, decision, spec, Products())}
+    assert MISMATCH in {x.state for x in held.weight_probes(again, decision, spec, Products())}
 
 
 def test_native_cells_on_another_model_are_refused(fp8: LoadedModel) -> None:
     other = load_model(spec_of("native", model="tiny-qwen3"), "cpu", "float32")
-    with pytest.raises(
-        Refused, match="The native cells run on tiny-qwen3, whose layers are not those of tiny-llama"
-    ):
-        session._check_same_model(fp8, other)
-    session._check_same_model(fp8, load_model(spec_of("native"), "cpu", "float32"))
+    fault = another_model(fp8, other)
+    assert fault is not None
+    assert fault.reason == "native_is_another_model"
+    assert another_model(fp8, load_model(spec_of("native"), "cpu", "float32")) is None
 
 
 def test_what_stays_native_is_held_to_what_was_loaded(fp8: LoadedModel) -> None:

@@ -14,9 +14,9 @@ from kvbench.engines.reference.load import LoadedModel, load_model
 from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.evidence import weight_reads as weightprobe
+from kvbench.evidence.examiner import ReferenceExaminer
 from kvbench.evidence.products import Products, rows_of
 from kvbench.records.record import MISMATCH, VERIFIED, Level
-from kvbench.run import session
 from kvbench_kernels.gemm import blockwise, fp8_linear
 from kvbench_kernels.gemm.blockwise import dequantize_blocks
 from tests.engines.test_weight_evidence import decided, modules_of, some, spec_of
@@ -41,10 +41,7 @@ def test_products_are_looked_at_again_at_the_rows_of_the_run(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sound ones at the model's own probes, and with biases; wrong ones only at rows that the run had."""
-    loaded, held = (
-        load_model(spec_of("fp8_block128", model=model), "cpu", "float32"),
-        session.Session(None, {}),
-    )
+    loaded, held = (load_model(spec_of("fp8_block128", model=model), "cpu", "float32"), ReferenceExaminer())
     shapes = {product.weight.shape for product in modules_of(loaded).values()}
     ran = Products(
         {
@@ -55,7 +52,7 @@ def test_products_are_looked_at_again_at_the_rows_of_the_run(
     )
 
     def levels(ran: Products) -> list[Level]:
-        return list(held._weight_probes(loaded, decided(loaded), spec_of("fp8_block128", model=model), ran))
+        return list(held.weight_probes(loaded, decided(loaded), spec_of("fp8_block128", model=model), ran))
 
     assert all(x.state == VERIFIED for x in levels(ran))
     assert levels(ran)[2].facts["after_run"]["rows"] == {"reference": [1, 2, 24, 131]}
@@ -108,7 +105,7 @@ def test_what_a_layer_gives_at_work_in_the_model_is_compared(fp8: LoadedModel) -
 
 
 def test_an_mlp_that_a_run_has_dropped_is_found_after_it(fp8: LoadedModel) -> None:
-    held, spec = session.Session(None, {}), spec_of("fp8_block128")
+    held, spec = ReferenceExaminer(), spec_of("fp8_block128")
     assert all(x.state == VERIFIED for x in held.probes(fp8, decided(fp8), spec, Products()))
     mlp = fp8.model.model.layers[1].mlp  # type: ignore[union-attr, index]
     honest = mlp.forward

@@ -81,7 +81,7 @@ def test_a_segfault_is_an_error_of_its_cell_and_the_others_go_on(
 def test_a_worker_that_dies_before_its_first_task_leaves_an_error_for_each(
     matrix: Path, tmp_path: Path, kvbench: Run, broken: Callable[[str, str], None]
 ) -> None:
-    broken("kvbench.run.session", "os.write(2, b'no torch\\n'); os.kill(os.getpid(), signal.SIGKILL)")
+    broken("kvbench.run.task.models", "os.write(2, b'no torch\\n'); os.kill(os.getpid(), signal.SIGKILL)")
     assert kvbench("run", matrix, "--executor", "local", "--out", tmp_path / "out").exit_code == 3
     errors = [r.error for r in RunDir(tmp_path / "out").load().records]
     assert len(errors) == 4

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
-from kvbench.formats.kv import WEIGHT_FORMATS, WeightBytes, weight_bytes
+from kvbench.formats.kv import WEIGHT_FORMATS, StoredBytes, weight_bytes
 from kvbench_kernels.gemm.blockwise import (
     dequantize_blocks,
     fp8_dequantize_matmul_torch,
@@ -123,8 +123,8 @@ def test_a14_t3_a_float32_scale_is_not_rounded_and_a_bfloat16_one_is_exact() -> 
 
 def test_weight_bytes_count_a_whole_scale_for_a_tail() -> None:
     native, fp8 = WEIGHT_FORMATS["native"], WEIGHT_FORMATS["fp8_block128"]
-    assert weight_bytes(native, 576, 192, "bfloat16") == WeightBytes(576 * 192 * 2, 0)
-    assert weight_bytes(fp8, 576, 192, "bfloat16") == WeightBytes(576 * 192, 5 * 2 * 4)
+    assert weight_bytes(native, 576, 192, "bfloat16") == StoredBytes(576 * 192 * 2, 0)
+    assert weight_bytes(fp8, 576, 192, "bfloat16") == StoredBytes(576 * 192, 5 * 2 * 4)
     assert weight_bytes(fp8, 576, 192, "bfloat16", "bfloat16").scales == 20
     assert weight_bytes(fp8, 1, 1, "float32").total == 5
     codes, scales = quantize_blocks(torch.ones(576, 192))

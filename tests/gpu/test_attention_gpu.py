@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kvbench.formats.kv import KV_FORMATS
 from kvbench_kernels.attention.decode import choose_splits, execution, paged_decode
 from kvbench_kernels.attention.prefill import paged_prefill
-from kvbench_kernels.attention.twins import paged_decode_torch, paged_prefill_torch
+from kvbench_kernels.attention.reference import paged_decode_torch, paged_prefill_torch
+from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.launches import record
 from tests.kernels.kv_pool import DTYPES, FORMATS, Pool, assert_close, make_pool, queries, random_pool
 
@@ -33,9 +35,7 @@ def _float32_twin() -> Iterator[None]:
 
 def decoded(pool: Pool, q: torch.Tensor, splits: int, twin: bool = False, **options: Any) -> torch.Tensor:
     function = paged_decode_torch if twin else paged_decode
-    return function(
-        pool.fmt, q, *pool.args[1:], pool.pages, pool.lengths, q.shape[-1] ** -0.5, splits=splits, **options
-    )
+    return function(pool.cache, q, pool.table, pool.lengths, q.shape[-1] ** -0.5, splits=splits, **options)
 
 
 def prefilled(
@@ -43,8 +43,8 @@ def prefilled(
 ) -> torch.Tensor:
     function = paged_prefill_torch if twin else paged_prefill
     starts = torch.tensor([0, *new], device=DEVICE).cumsum(0).to(torch.int32)
-    where = (pool.pages, pool.lengths, starts, max(new), q.shape[-1] ** -0.5)
-    return function(pool.fmt, q, *pool.args[1:], *where, **options)
+    where = (pool.table, pool.lengths, starts, max(new), q.shape[-1] ** -0.5)
+    return function(pool.cache, q, *where, **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -135,7 +135,7 @@ def test_the_instructions_are_what_execution_says_and_nothing_spills(fmt: str, d
         decoded(pool, queries(1, 8, 128, dtype=dtype, device=DEVICE), 2)
         prefilled(pool, queries(100, 8, 128, dtype=dtype, device=DEVICE), [100])
     wanted = {"float16": "f32.f16.f16", "bfloat16": "f32.bf16.bf16"}.get(
-        execution(fmt, dtype).split(" x ")[0]
+        execution(KV_FORMATS[fmt], dtype).split(" x ")[0]
     )
     for launch in launches:
         products = set(
@@ -151,11 +151,11 @@ def test_the_instructions_are_what_execution_says_and_nothing_spills(fmt: str, d
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a11_t2_one_nan_in_k_is_seen_on_a_gpu(fmt: str, dtype: torch.dtype) -> None:
     pool = random_pool(fmt, dtype, (500,), DEVICE)
-    page = int(pool.pages[0, 3])
+    page = int(pool.table[0, 3])
     if fmt == "native":
-        pool.k[page, 1, 5, 7] = torch.nan
+        pool.cache.k[page, 1, 5, 7] = torch.nan
     else:
-        pool.k.view(torch.uint8)[page, 1, 5, 7] = 0x7F
+        pool.cache.k.view(torch.uint8)[page, 1, 5, 7] = 0x7F
     q = queries(1, 4, 64, dtype=dtype, device=DEVICE)
     for splits in (1, 4):
         out = decoded(pool, q, splits)
@@ -183,7 +183,7 @@ def test_a11_t4_float32_logits_are_not_tf32() -> None:
     values = [torch.tensor([0.0, 1.0], device=DEVICE).view(1, 2, 1).expand(1, 2, 64)]
     q = torch.full((1, 1, 64), 8.0, device=DEVICE)
     pool = make_pool("native", keys, values)
-    out = paged_decode("native", q, *pool.args[1:], pool.pages, pool.lengths, 1.0, splits=1)
+    out = paged_decode(pool.cache, q, pool.table, pool.lengths, 1.0, splits=1)
     wanted = torch.sigmoid(torch.tensor(64 * 8.0 * 2.0**-12, dtype=torch.float64)).item()
     assert (out.double() - wanted).abs().max() < 1e-4  # with TF32: 0.5, which is 0.03 away
 
@@ -200,18 +200,18 @@ def test_a12_t1_the_last_pages_of_a_pool_above_2_to_the_31_elements_are_attended
     prompt = queries(100, 32, 128, dtype=torch.bfloat16, device=DEVICE)
     wanted = decoded(small, q, 2), prefilled(small, prompt, [100])
     big = []
-    for codes in (small.k, small.v):
+    for codes in (small.cache.k, small.cache.v):
         pool = torch.full((pages, *codes.shape[1:]), 77, dtype=torch.int8, device=DEVICE)
-        pool[-used:] = codes[small.pages[0, :used].long()]
+        pool[-used:] = codes[small.table[0, :used].long()]
         big.append(pool)
     assert big[0].numel() > 2**31
-    for scale in (small.k_scale, small.v_scale):
+    for scale in (small.cache.k_scale, small.cache.v_scale):
         assert scale is not None
         pool = torch.full((pages, *scale.shape[1:]), torch.nan, dtype=scale.dtype, device=DEVICE)
-        pool[-used:] = scale[small.pages[0, :used].long()]
+        pool[-used:] = scale[small.table[0, :used].long()]
         big.append(pool)
     table = torch.arange(pages - used, pages, dtype=torch.int32, device=DEVICE)[None]
-    moved = Pool("int8_sym", *big, table, small.lengths)
+    moved = Pool(LayerPages(small.cache.fmt, *big), table, small.lengths)
     assert torch.equal(decoded(moved, q, 2), wanted[0])
     assert torch.equal(prefilled(moved, prompt, [100]), wanted[1])
 
@@ -230,9 +230,9 @@ def test_a_captured_decode_follows_lengths_tables_and_scales() -> None:
     first = out.clone()
     assert torch.equal(first, decoded(pool, q, 4))
     pool.lengths.copy_(torch.tensor([77, 0]))
-    pool.pages.copy_(pool.pages.flip(0))
-    assert pool.v_scale is not None
-    pool.v_scale.mul_(2)
+    pool.table.copy_(pool.table.flip(0))
+    assert pool.cache.v_scale is not None
+    pool.cache.v_scale.mul_(2)
     graph.replay()
     assert torch.equal(out, decoded(pool, q, 4))
     assert not torch.equal(out, first)

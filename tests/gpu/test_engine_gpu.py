@@ -189,7 +189,7 @@ def test_the_evidence_of_a_graph_is_verified(model: Any, kv_format: str) -> None
     engine = made(model, kv_format)
     assert (engine.decode_mode, engine.compile_mode) == ("graph", "layer")
     text(engine, 4)
-    found = evidence.examine(engine, reads_due=True)
+    found = evidence.examine(engine, reads_expected=True)
     assert found.state == VERIFIED, found.levels
     e4 = next(level for level in found.levels if level.name == "E4")
     assert e4.facts["backend"] == "gpu"
@@ -217,7 +217,7 @@ def test_the_gluon_kernel_has_the_same_evidence_and_the_same_tokens_in_a_graph(
 ) -> None:
     engine = made(wide_heads, kv_format)
     tokens = text(engine, 4)
-    found = evidence.examine(engine, reads_due=True)
+    found = evidence.examine(engine, reads_expected=True)
     assert found.state == VERIFIED, found.levels
     e4 = next(level for level in found.levels if level.name == "E4")
     assert e4.facts["decode"]["paged_decode_hopper"] == 1
@@ -262,7 +262,7 @@ def test_prompts_over_several_forwards_are_graphs_with_the_same_text(
     assert texts(engine) == texts(made(model, kv_format, decode="eager"))
     assert len(engine.prompt_graphs) == graphs
     assert {graph.replays for graph in engine.prompt_graphs.values()} == {2}
-    found = evidence.examine(engine, reads_due=True)
+    found = evidence.examine(engine, reads_expected=True)
     assert found.state == VERIFIED, found.levels
 
 

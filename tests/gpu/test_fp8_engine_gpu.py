@@ -51,7 +51,7 @@ def measured(model: Any, prompt: int = 40, steps: int = 3, **keys: Any) -> tuple
         tokens += engine.greedy_step([seq], tokens[-1:])
     after = weightprobe.probe_after(model, decision, rows_of(engine.products))
     probes = [weightprobe.with_after(*both) for both in zip(first, after, strict=True)]
-    return evidence.examine(engine, *probes, reads_due=True), tokens
+    return evidence.examine(engine, *probes, reads_expected=True), tokens
 
 
 def level(found: Evidence, name: str) -> Level:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from kvbench.formats.kv import KV_FORMATS
 from kvbench_kernels.attention.hopper_plan import Plan, Tiling, plan_decode
 from kvbench_kernels.attention.reference import paged_attention_torch
-from kvbench_kernels.kv.quantize import DYNAMIC, QUANTIZE, dequantize
+from kvbench_kernels.kv.layout import LayerPages
+from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
@@ -22,12 +25,8 @@ RAGGED = [1, 15, 16, 17, 33, 0, 700]
 class Case:
     """One call's arguments."""
 
-    fmt: str
+    cache: LayerPages
     q: Tensor
-    k: Tensor
-    v: Tensor
-    k_scale: Tensor | None
-    v_scale: Tensor | None
     pages: Tensor
     lengths: Tensor
     scaling: float
@@ -72,7 +71,7 @@ def make(
             codes.view(torch.uint8)[free] = 0x7F
         else:
             codes[free] = -128 if codes.dtype == torch.int8 else torch.nan
-        if fmt in DYNAMIC and scales is not None:
+        if KV_FORMATS[fmt].scale_per_row and scales is not None:
             scales[free] = torch.nan
     # Behind a sequence's last page the table holds numbers that are no pages.
     pages = torch.full((len(lengths), width + 3), 2**30, dtype=torch.int32, device="cuda")
@@ -80,28 +79,23 @@ def make(
         used = -(-length // page)
         pages[row, :used] = table[row, :used]
     given = torch.tensor(lengths, dtype=torch.int32, device="cuda")
-    return Case(fmt, q, k, v, k_scale, v_scale, pages, given, scaling)
+    return Case(LayerPages(KV_FORMATS[fmt], k, v, k_scale, v_scale), q, pages, given, scaling)
 
 
 def right_answer(case: Case) -> Tensor:
     """float64 attention over the dequantized pages, [B, Hq, D]."""
-    _, kv_heads, page, dim = case.k.shape
+    _, kv_heads, page, dim = case.cache.k.shape
     out = torch.zeros(case.q.shape, dtype=torch.float64, device="cuda")
     for row, length in enumerate(case.lengths.tolist()):
         if not length:
             continue
         ids = case.pages[row, : -(-length // page)].long()
         keys, values = (
-            dequantize(
-                case.fmt,
-                codes[ids],
-                scale[ids] if case.fmt in DYNAMIC and scale is not None else scale,
-                torch.float32,
-            )
+            dequantize(codes[ids], scale if scale is None or scale.ndim == 1 else scale[ids], torch.float32)
             .transpose(0, 1)
             .reshape(1, kv_heads, -1, dim)[:, :, :length]
             .double()
-            for codes, scale in ((case.k, case.k_scale), (case.v, case.v_scale))
+            for codes, scale in case.cache.sides()
         )
         query = case.q[row].double()[None, :, None]
         out[row] = paged_attention_torch(query, keys, values, case.scaling, length - 1)[0, :, 0]
@@ -112,10 +106,8 @@ def run(case: Case, splits: int | Plan, **options: object) -> Tensor:
     from kvbench_kernels.attention.hopper_decode import paged_decode_hopper
 
     out = torch.full_like(case.q, torch.nan)
-    return paged_decode_hopper(
-        case.fmt, case.q, case.k, case.v, case.k_scale, case.v_scale, case.pages, case.lengths, case.scaling,
-        splits=splits, out=out, **options,
-    )  # fmt: skip
+    where = (case.pages, case.lengths, case.scaling)
+    return paged_decode_hopper(case.cache, case.q, *where, splits=splits, out=out, **options)
 
 
 def assert_right(case: Case, out: Tensor) -> None:
@@ -128,7 +120,7 @@ def assert_right(case: Case, out: Tensor) -> None:
     assert cosine.min() >= 0.99999
     # Half a unit in the last place of the output, and the rounding of P: to 8 bits for BF16 pages, to 11 otherwise.
     rounding = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 0.0}[out.dtype]
-    operand = 2**-8 if case.k.dtype == torch.bfloat16 else 2**-11
+    operand = 2**-8 if case.cache.k.dtype == torch.bfloat16 else 2**-11
     assert ((got - expected).abs() / size).max() <= rounding + 2 * operand
 
 
@@ -167,7 +159,7 @@ def test_tilings(fmt: str, warps: int) -> None:
 @pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
 def test_planned_divisions(fmt: str, batch: int, length: int) -> None:
     case = make(fmt, [length] * batch)
-    assert_right(case, run(case, plan_decode(fmt, batch, 8, length, 132)))
+    assert_right(case, run(case, plan_decode(KV_FORMATS[fmt], batch, 8, length, 132)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -245,15 +237,15 @@ def test_a_graph_is_replayed_with_new_lengths_and_gives_the_same_bits(fmt: str) 
 
 def spoil(case: Case, part: str) -> Tensor:
     """NaN in one element of K, or in one scale: token 100 of the last sequence, KV head 5. Which outputs it reaches."""
-    tensor = getattr(case, part)
-    page = case.k.shape[2]
+    tensor = getattr(case.cache, part)
+    page = case.cache.k.shape[2]
     at = (int(case.pages[-1, 100 // page]), 5, 100 % page, *([7] if part == "k" else []))
     if tensor.dtype == torch.float8_e4m3fn:
         tensor.view(torch.uint8)[at] = 0x7F
     else:
         tensor[at] = torch.nan
     reached = torch.zeros(case.q.shape, dtype=torch.bool, device="cuda")
-    group = case.q.shape[1] // case.k.shape[1]
+    group = case.q.shape[1] // case.cache.k.shape[1]
     reached[-1, 5 * group : 6 * group] = True
     return reached
 
@@ -301,7 +293,7 @@ def test_a12_pages_above_2_to_the_31_elements() -> None:
         scale[first : first + 3] = 0.02
         pages = torch.arange(first, first + 3, dtype=torch.int32, device="cuda")[None]
         lengths = torch.tensor([40], dtype=torch.int32, device="cuda")
-        case = Case("int8_sym", q, k, k, scale, scale, pages, lengths, 128**-0.5)
+        case = Case(LayerPages(KV_FORMATS["int8_sym"], k, k, scale, scale), q, pages, lengths, 128**-0.5)
         outs.append(run(case, 2))
     assert outs[0].abs().sum() > 0
     assert torch.equal(outs[0], outs[1])
@@ -318,16 +310,16 @@ def test_a_launch_is_recorded_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "splits", "words"),
     [
-        ({"fmt": "int4"}, "KV format 'int4'"),
-        ({"scaling": -1.0}, "Scaling -1.0"),
-        ({"k_scale": None}, "needs the scales"),
+        ({"scaling": -1.0}, 2, "Scaling -1.0"),
+        ({"k_scale": None}, 2, "needs the scales"),
+        ({}, 300, "300 splits"),
     ],
 )
-def test_what_it_cannot_do_is_said(changes: dict[str, object], words: str) -> None:
-    case = replace(make("int8_sym", [40]), **changes)  # type: ignore[arg-type]
+def test_what_it_cannot_do_is_an_error(changes: dict[str, Any], splits: int, words: str) -> None:
+    case = make("int8_sym", [40])
+    if "k_scale" in changes:
+        changes = {"cache": case.cache._replace(**changes)}
     with pytest.raises(ValueError, match=words):
-        run(case, 2)
-    with pytest.raises(ValueError, match="300 splits"):
-        run(make("int8_sym", [40]), 300)
+        run(replace(case, **changes), splits)

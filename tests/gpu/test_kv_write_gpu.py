@@ -29,40 +29,40 @@ def no_sync() -> Iterator[None]:
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_prefill_sizes(fmt: str) -> None:
     """From 2^20 elements on a program takes more rows."""
-    from kvbench_kernels.attention.twins import paged_write_torch
+    from kvbench_kernels.attention.reference import paged_write_torch
     from kvbench_kernels.kv.write import paged_write
 
     k, v = (hard_rows(2050, 8, 128, torch.bfloat16, "cuda", seed=s) for s in (1, 2))
     slots = torch.randperm(2064, device="cuda")[:2050]
     slots[1000:1010] = -1
     ours, twin = (make_pool(fmt, "cuda", torch.bfloat16, pages=129, heads=8, dim=128) for _ in range(2))
-    paged_write(fmt, k, v, slots, *ours.tensors(), ours.health)
-    paged_write_torch(fmt, k, v, slots, *twin.tensors(), twin.health)
+    paged_write(ours.cache, k, v, slots, ours.health)
+    paged_write_torch(twin.cache, k, v, slots, twin.health)
     assert ours.content() == twin.content()
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_graph_holds_the_write_and_sees_new_inputs_slots_and_scales(fmt: str) -> None:
-    from kvbench_kernels.attention.twins import paged_write_torch
+    from kvbench_kernels.attention.reference import paged_write_torch
     from kvbench_kernels.kv.write import paged_write
 
     k, v = (torch.zeros(4, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     slots = torch.full((4,), -1, device="cuda")
     ours, twin = (make_pool(fmt, "cuda", torch.bfloat16) for _ in range(2))
-    paged_write(fmt, k, v, slots, *ours.tensors(), ours.health)  # compiles; stores nothing
+    paged_write(ours.cache, k, v, slots, ours.health)  # compiles; stores nothing
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        paged_write(fmt, k, v, slots, *ours.tensors(), ours.health)
+        paged_write(ours.cache, k, v, slots, ours.health)
     for step in range(3):
         k.copy_(hard_rows(4, 2, 64, torch.bfloat16, "cuda", seed=2 * step))
         v.copy_(hard_rows(4, 2, 64, torch.bfloat16, "cuda", seed=2 * step + 1))
         slots.copy_(torch.tensor([step, 17 + step, -1, 63 - step]))
         if fmt.endswith("static"):
             for pool in (ours, twin):
-                assert pool.k_scale is not None
-                pool.k_scale.fill_(0.5 + step)
+                assert pool.cache.k_scale is not None
+                pool.cache.k_scale.fill_(0.5 + step)
         graph.replay()
-        paged_write_torch(fmt, k, v, slots, *twin.tensors(), twin.health)
+        paged_write_torch(twin.cache, k, v, slots, twin.health)
         assert ours.content() == twin.content()
 
 
@@ -80,8 +80,8 @@ def test_the_profiler_sees_one_kernel_of_the_recorded_name(fmt: str) -> None:
     pool = make_pool(fmt, "cuda", torch.bfloat16)
 
     def both() -> None:
-        paged_write(fmt, x, x, slots, *pool.tensors(), pool.health)
-        paged_gather(fmt, *pool.tensors(), pages, 4, torch.bfloat16, reads)
+        paged_write(pool.cache, x, x, slots, pool.health)
+        paged_gather(pool.cache, pages, 4, torch.bfloat16, reads)
 
     both()
     torch.cuda.synchronize()
@@ -107,22 +107,22 @@ def test_neither_waits_for_the_device(fmt: str) -> None:
     pages = torch.zeros((1, 1), dtype=torch.int32, device="cuda")
     slots = torch.arange(4, device="cuda")
     with no_sync():
-        paged_write(fmt, x, x, slots, *pool.tensors(), pool.health)
-        k, _ = paged_gather(fmt, *pool.tensors(), pages, 4, torch.bfloat16, pool.health[:2])
+        paged_write(pool.cache, x, x, slots, pool.health)
+        k, _ = paged_gather(pool.cache, pages, 4, torch.bfloat16, pool.health[:2])
     assert pool.health.tolist() == [4, 0 if fmt == "native" else 4, 0]
     assert torch.allclose(k, torch.ones_like(k), atol=0.03)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_gather_of_a_long_context(fmt: str) -> None:
-    from kvbench_kernels.attention.twins import paged_gather_torch
+    from kvbench_kernels.attention.reference import paged_gather_torch
     from kvbench_kernels.kv.gather import paged_gather
     from kvbench_kernels.kv.write import paged_write
 
     pool = make_pool(fmt, "cuda", torch.bfloat16, pages=300, heads=8, dim=128)
     k, v = (torch.randn(4800, 8, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    paged_write(fmt, k, v, torch.arange(4800, device="cuda"), *pool.tensors(), pool.health)
+    paged_write(pool.cache, k, v, torch.arange(4800, device="cuda"), pool.health)
     pages = torch.randperm(300, device="cuda").to(torch.int32).view(2, 150)
-    ours = paged_gather(fmt, *pool.tensors(), pages, 2391, torch.bfloat16)
-    twin = paged_gather_torch(fmt, *pool.tensors(), pages, 2391, torch.bfloat16)
+    ours = paged_gather(pool.cache, pages, 2391, torch.bfloat16)
+    twin = paged_gather_torch(pool.cache, pages, 2391, torch.bfloat16)
     assert [raw(t) for t in ours] == [raw(t) for t in twin]

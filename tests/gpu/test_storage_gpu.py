@@ -23,7 +23,8 @@ CONFIG = {
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym"])
 def test_a24_t2_the_big_cell_first_and_the_columns_add_up(tmp_path: Path, kv_format: str) -> None:
     from kvbench.matrix.cells import CELL_KEYS, Task
-    from kvbench.run.session import Session, execute
+    from kvbench.run.task.measure import execute
+    from kvbench.run.task.models import Session
 
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     fixed = {"model": str(tmp_path), "model_weights": "random", "device": "cuda", "dtype": "bfloat16"}

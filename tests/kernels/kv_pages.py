@@ -7,7 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FORMATS = ("native", "int8_sym", "int8_static", "fp8_e4m3", "fp8_e4m3_static")
+from kvbench.formats.kv import KV_FORMATS
+from kvbench_kernels.kv.layout import DTYPES as DTYPES_BY_NAME
+from kvbench_kernels.kv.layout import LayerPages
+
+FORMATS = tuple(KV_FORMATS)
 QUANTIZED = FORMATS[1:]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FILL = 0xAA
@@ -15,19 +19,16 @@ FILL = 0xAA
 
 @dataclass
 class Pool:
-    k: Tensor
-    v: Tensor
-    k_scale: Tensor | None
-    v_scale: Tensor | None
+    cache: LayerPages
     health: Tensor
 
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """In the kernels' order of arguments."""
-        return self.k, self.v, self.k_scale, self.v_scale
+    @property
+    def fmt(self) -> str:
+        return self.cache.fmt.name
 
     def content(self) -> list[list[int] | bytes]:
         """All bytes of all tensors, and the counts."""
-        return [*(raw(t) for t in self.tensors() if t is not None), self.health.tolist()]
+        return [*map(raw, self.cache.tensors().values()), self.health.tolist()]
 
 
 def raw(tensor: Tensor) -> bytes:
@@ -53,20 +54,16 @@ def make_pool(
     value_dim: int | None = None,
     scale: tuple[float, float] = (0.05, 0.03),
 ) -> Pool:
-    payload = {"native": dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[fmt.split("_")[0]]
+    layout = KV_FORMATS[fmt]
+    payload = DTYPES_BY_NAME[layout.payload_dtype] if layout.payload_dtype else dtype
     rows = (pages, heads, page_size)
     scales: list[Tensor | None] = [None, None]
-    if fmt.endswith("static"):
+    if layout.scale_kind == "static":
         scales = [torch.tensor([s], device=device) for s in scale]
-    elif fmt != "native":
-        kind = torch.float16 if fmt == "int8_sym" else torch.float32
-        scales = [filled(rows, kind, device) for _ in range(2)]
-    return Pool(
-        filled((*rows, dim), payload, device),
-        filled((*rows, value_dim or dim), payload, device),
-        *scales,
-        torch.zeros(3, dtype=torch.int64, device=device),
-    )
+    elif layout.scale_dtype:
+        scales = [filled(rows, DTYPES_BY_NAME[layout.scale_dtype], device) for _ in range(2)]
+    k, v = (filled((*rows, d), payload, device) for d in (dim, value_dim or dim))
+    return Pool(LayerPages(layout, k, v, *scales), torch.zeros(3, dtype=torch.int64, device=device))
 
 
 def hard_rows(tokens: int, heads: int, dim: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:

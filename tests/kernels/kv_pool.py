@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvbench.formats.kv import KV_FORMATS
+from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.kv.quantize import QUANTIZE
 
-FORMATS = tuple(QUANTIZE)
+FORMATS = tuple(KV_FORMATS)
 QUANTIZED = tuple(name for name in FORMATS if name != "native")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -20,22 +22,18 @@ SHARE = {torch.float32: 4e-6, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 
 @dataclass(frozen=True)
 class Pool:
-    fmt: str
-    k: Tensor
-    v: Tensor
-    k_scale: Tensor | None
-    v_scale: Tensor | None
-    pages: Tensor
+    cache: LayerPages
+    table: Tensor
     lengths: Tensor
 
     @property
-    def args(self) -> tuple[str, Tensor, Tensor, Tensor | None, Tensor | None]:
-        return self.fmt, self.k, self.v, self.k_scale, self.v_scale
+    def fmt(self) -> str:
+        return self.cache.fmt.name
 
     def row(self, index: int) -> Pool:
         """The same pages, with one sequence in the batch."""
         one = slice(index, index + 1)
-        return Pool(self.judged, self.pages[one], self.lengths[one])
+        return Pool(self.cache, self.table[one], self.lengths[one])
 
 
 def rows_of(
@@ -90,15 +88,8 @@ def make_pool(
                     scales[page, :, : part.shape[1]] = result.scales[:, start : start + page_size]
         found.append((codes, scales))
     (k, k_scale), (v, v_scale) = found
-    return Pool(
-        fmt,
-        k,
-        v,
-        k_scale,
-        v_scale,
-        table.to(k.device),
-        torch.tensor(lengths, dtype=torch.int32, device=k.device),
-    )
+    cache = LayerPages(KV_FORMATS[fmt], k, v, k_scale, v_scale)
+    return Pool(cache, table.to(k.device), torch.tensor(lengths, dtype=torch.int32, device=k.device))
 
 
 def random_pool(

@@ -10,8 +10,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from kvbench.formats.kv import KV_FORMATS
 from kvbench_kernels.attention import decode, prefill
 from kvbench_kernels.attention.tiles import kernel_options
+from kvbench_kernels.kv.layout import DTYPES, LayerPages
 
 POINTER = {
     torch.float16: "*fp16",
@@ -20,7 +22,6 @@ POINTER = {
     torch.int8: "*i8",
     torch.float8_e4m3fn: "*fp8e4nv",
 }
-PAYLOAD = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def compiled(
@@ -28,9 +29,10 @@ def compiled(
 ) -> Any:
     """The compiled kernel, with `.asm` and `.metadata`. kernel: "decode" or "prefill"."""
     dtype = getattr(torch, dtype_name)
-    payload = PAYLOAD.get(fmt.split("_")[0], dtype)
+    layout = KV_FORMATS[fmt]
+    payload = DTYPES[layout.payload_dtype] if layout.payload_dtype else dtype
     pages = torch.empty(1, kv_heads, 16, head_dim, dtype=payload)
-    options = kernel_options(fmt, kv_heads * group, dtype, pages, pages)
+    options = kernel_options(LayerPages(layout, pages, pages, None, None), kv_heads * group, dtype)
     if kernel == "decode":
         function, tuning = (
             decode.paged_decode_split,
@@ -40,7 +42,7 @@ def compiled(
         function, tuning = prefill.paged_prefill_causal, prefill._tuning(options, 4096)
     build = {name: tuning.pop(name) for name in ("num_warps", "num_stages")}
     constants = {**options, **tuning, "SOFTCAP": None, "sinks_ptr": None, "window": None}
-    scale = {"native": None, "int8_sym": "*fp16"}.get(fmt, "*fp32")
+    scale = POINTER[DTYPES[layout.scale_dtype]] if layout.scale_dtype else None
     types = {
         "q_ptr": POINTER[dtype], "k_ptr": POINTER[payload], "v_ptr": POINTER[payload], "k_scale_ptr": scale,
         "v_scale_ptr": scale, "table_ptr": "*i32", "lengths_ptr": "*i32", "starts_ptr": "*i32", "reads_ptr": "*i64",

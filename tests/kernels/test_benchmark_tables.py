@@ -195,7 +195,7 @@ def test_the_oracle_attends_to_the_values_of_the_codes(fmt: str) -> None:
             return x.double()
         if scale is not None and scale.numel() > 1:
             scale = scale[page, 2, token % 16]
-        return dequantize(fmt, x, scale, torch.float32).double()
+        return dequantize(x, scale, torch.float32).double()
 
     keys = torch.stack([value(k, k_scale, t) for t in range(length)])
     values = torch.stack([value(v, v_scale, t) for t in range(length)])

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from kvbench.formats.kv import KV_FORMATS
 from kvbench_kernels.attention.decode import choose_splits, paged_decode
-from kvbench_kernels.attention.twins import paged_decode_torch
+from kvbench_kernels.attention.reference import paged_decode_torch
 from kvbench_kernels.launches import record
 from tests.kernels.kv_pool import (
     DTYPES,
@@ -29,10 +30,10 @@ def both(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The kernel's result and its twin's."""
     options.setdefault("scaling", q.shape[-1] ** -0.5)
-    where = (pool.pages, pool.lengths, options.pop("scaling"))
+    where = (pool.table, pool.lengths, options.pop("scaling"))
     return (
-        paged_decode(pool.fmt, q, *pool.args[1:], *where, splits=splits, **options),
-        paged_decode_torch(pool.fmt, q, *pool.args[1:], *where, splits=splits, **options),
+        paged_decode(pool.cache, q, *where, splits=splits, **options),
+        paged_decode_torch(pool.cache, q, *where, splits=splits, **options),
     )
 
 
@@ -155,8 +156,8 @@ def test_a07_t2_what_has_left_the_window_is_not_read(fmt: str, device: str) -> N
     pool = random_pool(fmt, torch.float16, (60,), device, kv_heads=1, poison=True)
     q = queries(1, 2, 64, dtype=torch.float16, device=device)
     before, _ = both(pool, q, sliding_window=20)
-    pool.pages[0, :2] = torch.tensor([-1, 4])  # page 4 belongs to no sequence and is poisoned
-    out = paged_decode(fmt, q, *pool.args[1:], pool.pages, pool.lengths, 0.125, splits=1, sliding_window=20)
+    pool.table[0, :2] = torch.tensor([-1, 4])  # page 4 belongs to no sequence and is poisoned
+    out = paged_decode(pool.cache, q, pool.table, pool.lengths, 0.125, splits=1, sliding_window=20)
     assert torch.equal(out, before)
 
 
@@ -238,9 +239,9 @@ def test_reads_are_counted_once_a_sequence(fmt: str, quantized: int, splits: int
     pool = random_pool(fmt, torch.float16, (33, 67), device)
     reads, twin = (torch.tensor([5, 0], device=device) for _ in range(2))
     q = queries(2, 4, 64, dtype=torch.float16, device=device)
-    where = (pool.pages, pool.lengths, 0.125)
-    paged_decode(fmt, q, *pool.args[1:], *where, splits=splits, sliding_window=20, reads=reads)
-    paged_decode_torch(fmt, q, *pool.args[1:], *where, splits=splits, sliding_window=20, reads=twin)
+    where = (pool.table, pool.lengths, 0.125)
+    paged_decode(pool.cache, q, *where, splits=splits, sliding_window=20, reads=reads)
+    paged_decode_torch(pool.cache, q, *where, splits=splits, sliding_window=20, reads=twin)
     assert reads.tolist() == twin.tolist() == [105, quantized]
 
 
@@ -268,14 +269,14 @@ def test_launches_are_recorded_by_name(device: str) -> None:
 def test_a11_t2_one_nan_in_the_pages_is_seen_by_decode(fmt: str, part: str, splits: int, device: str) -> None:
     """One element of K or one scale; of V a row, since an element of it is seen in its own column alone."""
     pool = random_pool(fmt, torch.float16, (70,), device, poison=False)
-    tensor = getattr(pool, part)
-    at = (int(pool.pages[0, 1]), 1, 3, *([7] if part == "k" else []))
+    tensor = getattr(pool.cache, part)
+    at = (int(pool.table[0, 1]), 1, 3, *([7] if part == "k" else []))
     if tensor.dtype == torch.float8_e4m3fn:
         tensor.view(torch.uint8)[at] = 0x7F if part == "k" else 0xFF
     else:
         tensor[at] = torch.nan
     out = paged_decode(
-        fmt, queries(1, 4, 64, dtype=torch.float16, device=device), *pool.args[1:], pool.pages, pool.lengths, 0.125,
+        pool.cache, queries(1, 4, 64, dtype=torch.float16, device=device), pool.table, pool.lengths, 0.125,
         splits=splits,
     )  # fmt: skip
     assert out[0, 2:].isnan().all()
@@ -287,14 +288,10 @@ def test_a11_t2_one_nan_in_the_pages_is_seen_by_decode(fmt: str, part: str, spli
     [
         ({"k_scale": None}, "k_scale of KV format 'int8_sym' must be contiguous"),
         ({"v_scale": torch.ones(1)}, "v_scale of KV format 'int8_sym' must be contiguous"),
-        ({"pages": torch.zeros(1, 2, dtype=torch.int64)}, "must be dense int32"),
+        ({"table": torch.zeros(1, 2, dtype=torch.int64)}, "must be dense int32"),
         ({"q": torch.zeros(1, 2, 80)}, "do not fit"),
-        ({"fmt": "int4"}, "have no KV format 'int4'"),
-        ({"fmt": "fp8_e4m3"}, "'fp8_e4m3' hold torch.float8_e4m3fn, not torch.int8"),
-        (
-            {"k_pages": torch.zeros(3, 2, 64, 16, dtype=torch.int8).transpose(2, 3)},
-            "k_pages must be contiguous",
-        ),
+        ({"fmt": KV_FORMATS["fp8_e4m3"]}, "'fp8_e4m3' hold torch.float8_e4m3fn, not torch.int8"),
+        ({"k": torch.zeros(3, 2, 64, 16, dtype=torch.int8).transpose(2, 3)}, "k_pages must be contiguous"),
         ({"splits": 0}, "0 splits"),
         ({"lengths": torch.tensor([20])}, "the lengths are torch.int64"),
         ({"lengths": torch.tensor([20, 1], dtype=torch.int32)}, "1 rows in the page table and 2 lengths"),
@@ -309,14 +306,18 @@ def test_what_the_kernel_would_read_wrongly_is_an_error(
     change: dict[str, Any], words: str, device: str
 ) -> None:
     pool = random_pool("int8_sym", torch.float32, (20,), device)
+    q = queries(1, 2, 64, dtype=torch.float32, device=device)
     given: dict[str, Any] = {
-        "fmt": "int8_sym", "q": queries(1, 2, 64, dtype=torch.float32, device=device), "k_pages": pool.k, "v_pages": pool.v,
-        "k_scale": pool.k_scale, "v_scale": pool.v_scale, "pages": pool.pages, "lengths": pool.lengths, "scaling": 0.125,
+        "q": q,
+        "table": pool.table,
+        "lengths": pool.lengths,
+        "scaling": 0.125,
         "splits": 1,
-    }  # fmt: skip
+    }
     change = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in change.items()}
+    cache = pool.cache._replace(**{name: change.pop(name) for name in pool.cache._fields if name in change})
     with pytest.raises(ValueError, match=words):
-        paged_decode(**given | change)
+        paged_decode(cache, **given | change)
 
 
 def test_native_pages_take_no_scale_and_have_the_dtype_of_the_queries(device: str) -> None:
@@ -324,19 +325,15 @@ def test_native_pages_take_no_scale_and_have_the_dtype_of_the_queries(device: st
     q = queries(1, 2, 64, dtype=torch.float32, device=device)
     with pytest.raises(ValueError, match="has no scales"):
         paged_decode(
-            "native",
+            pool.cache._replace(k_scale=torch.ones(1, device=device)),
             q,
-            pool.k,
-            pool.v,
-            torch.ones(1, device=device),
-            None,
-            pool.pages,
+            pool.table,
             pool.lengths,
             1.0,
             splits=1,
         )
     with pytest.raises(ValueError, match=r"q is torch\.float16 and native pages hold K in torch\.float32"):
-        paged_decode("native", q.half(), pool.k, pool.v, None, None, pool.pages, pool.lengths, 1.0, splits=1)
+        paged_decode(pool.cache, q.half(), pool.table, pool.lengths, 1.0, splits=1)
 
 
 def test_splits_by_batch_and_length() -> None:

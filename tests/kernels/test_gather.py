@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench_kernels.attention.twins import paged_gather_torch, paged_write_torch
+from kvbench.formats.kv import KV_FORMATS
+from kvbench_kernels.attention.reference import paged_gather_torch, paged_write_torch
 from kvbench_kernels.kv.gather import paged_gather
+from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.kv.quantize import dequantize
 from kvbench_kernels.kv.write import paged_write
 from kvbench_kernels.launches import record
@@ -43,7 +45,7 @@ def written(
     slots = torch.arange(pages * page_size, device=device)
     k = hard_rows(len(slots), heads, dim, dtype, device, seed=1)
     v = hard_rows(len(slots), heads, value_dim, dtype, device, seed=2)
-    paged_write_torch(fmt, k, v, slots, *pool.tensors(), pool.health)
+    paged_write_torch(pool.cache, k, v, slots, pool.health)
     return pool
 
 
@@ -73,8 +75,8 @@ def test_values_are_the_torch_dequantizers(
         fmt, device, dtype, pages=7, heads=heads, page_size=page_size, dim=dim, value_dim=value_dim
     )
     pages = torch.tensor([[5, 0, 3, 2, -1], [6, 4, 1, 0, 2]], dtype=torch.int32, device=device)
-    ours = paged_gather(fmt, *pool.tensors(), pages, length, dtype, None)
-    twin = paged_gather_torch(fmt, *pool.tensors(), pages, length, dtype, None)
+    ours = paged_gather(pool.cache, pages, length, dtype, None)
+    twin = paged_gather_torch(pool.cache, pages, length, dtype, None)
     for got, expected, d in zip(ours, twin, (dim, value_dim), strict=True):
         assert got.shape == expected.shape == (2, heads, length, d)
         assert got.dtype == dtype
@@ -87,18 +89,15 @@ def test_each_token_comes_from_its_own_page(device: str, fmt: str) -> None:
     """Against the dequantizer itself, token by token: the twin's indexing is not trusted here."""
     pool = written(fmt, device, torch.float32, pages=4, heads=2, page_size=16, dim=64, value_dim=32)
     table = [[2, 0], [3, 1]]
-    got = paged_gather(
-        fmt, *pool.tensors(), torch.tensor(table, dtype=torch.int32, device=device), 19, torch.float32
-    )
-    for out, payload, scales in zip(got, (pool.k, pool.v), (pool.k_scale, pool.v_scale), strict=True):
+    got = paged_gather(pool.cache, torch.tensor(table, dtype=torch.int32, device=device), 19, torch.float32)
+    for out, payload, scales in zip(
+        got, (pool.cache.k, pool.cache.v), (pool.cache.k_scale, pool.cache.v_scale), strict=True
+    ):
         for row in range(2):
             for token in (0, 15, 16, 18):
                 at = table[row][token // 16], slice(None), token % 16
                 scale = scales if scales is None or fmt in STATIC else scales[at]
-                assert same(out[row, :, token], dequantize(fmt, payload[at], scale, torch.float32)), (
-                    row,
-                    token,
-                )
+                assert same(out[row, :, token], dequantize(payload[at], scale, torch.float32)), (row, token)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -110,14 +109,14 @@ def test_every_code_under_many_scales(device: str, fmt: str, dtype: torch.dtype)
     )
     for scale in scales[::8] if fmt in STATIC else scales[:1]:
         pool = make_pool(fmt, device, pages=2, heads=1, dim=256, scale=(float(scale), float(scale)))
-        codes = torch.arange(256, device=device).to(torch.uint8).view(pool.k.dtype)
-        for payload, given in ((pool.k, pool.k_scale), (pool.v, pool.v_scale)):
+        codes = torch.arange(256, device=device).to(torch.uint8).view(pool.cache.k.dtype)
+        for payload, given in ((pool.cache.k, pool.cache.k_scale), (pool.cache.v, pool.cache.v_scale)):
             payload.view(torch.uint8).copy_(codes.view(torch.uint8).expand_as(payload))
             if given is not None and fmt not in STATIC:
                 given.view(-1).copy_(scales)
         pages = torch.tensor([[1, 0]], dtype=torch.int32, device=device)
-        ours = paged_gather(fmt, *pool.tensors(), pages, 32, dtype)
-        twin = paged_gather_torch(fmt, *pool.tensors(), pages, 32, dtype)
+        ours = paged_gather(pool.cache, pages, 32, dtype)
+        twin = paged_gather_torch(pool.cache, pages, 32, dtype)
         assert same(ours[0], twin[0])
         assert same(ours[1], twin[1])
         assert int(ours[0].isnan().sum()) == (2 * 32 if fmt.startswith("fp8") else 0)
@@ -127,8 +126,10 @@ def test_native_pages_of_another_dtype_are_rounded_once(device: str) -> None:
     pool = written("native", device, torch.float32, pages=4, heads=2, page_size=16, dim=64, value_dim=64)
     pages = torch.tensor([[3, 1]], dtype=torch.int32, device=device)
     for dtype in DTYPES:
-        ours = paged_gather("native", *pool.tensors(), pages, 32, dtype)
-        assert same(ours[0], pool.k[[3, 1]].transpose(1, 2).reshape(1, 32, 2, 64).transpose(1, 2).to(dtype))
+        ours = paged_gather(pool.cache, pages, 32, dtype)
+        assert same(
+            ours[0], pool.cache.k[[3, 1]].transpose(1, 2).reshape(1, 32, 2, 64).transpose(1, 2).to(dtype)
+        )
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -139,8 +140,8 @@ def test_what_was_written_comes_back(device: str, fmt: str) -> None:
     pages = torch.tensor([[2, 3, 1]], dtype=torch.int32, device=device)
     token = torch.arange(40, device=device)
     slots = pages[0, token // 16].long() * 16 + token % 16
-    paged_write(fmt, k, v, slots, *pool.tensors(), pool.health)
-    for got, x in zip(paged_gather(fmt, *pool.tensors(), pages, 40, torch.float32), (k, v), strict=True):
+    paged_write(pool.cache, k, v, slots, pool.health)
+    for got, x in zip(paged_gather(pool.cache, pages, 40, torch.float32), (k, v), strict=True):
         error = (got[0].transpose(0, 1) - x).abs()
         step = (
             x.abs().amax(-1, keepdim=True) / 127 if fmt == "int8_sym" else torch.tensor(0.05, device=device)
@@ -162,9 +163,7 @@ def test_columns_beyond_the_length_are_not_read(device: str, fmt: str) -> None:
         wild = [row[:used] + row[2:] for row in table]
         exact = [row[:used] for row in table]
         outs = [
-            paged_gather(
-                fmt, *pool.tensors(), torch.tensor(t, dtype=torch.int32, device=device), length, torch.float32
-            )
+            paged_gather(pool.cache, torch.tensor(t, dtype=torch.int32, device=device), length, torch.float32)
             for t in (wild, exact)
         ]
         assert same(outs[0][0], outs[1][0])
@@ -174,8 +173,8 @@ def test_columns_beyond_the_length_are_not_read(device: str, fmt: str) -> None:
 def test_a_table_that_is_a_view_of_a_wider_one(device: str) -> None:
     pool = written("int8_sym", device, torch.float32, pages=4, heads=2, page_size=16, dim=64, value_dim=64)
     wide = torch.tensor([[9, 1, 2, 9], [9, 3, 0, 9]], dtype=torch.int32, device=device)
-    view = paged_gather("int8_sym", *pool.tensors(), wide[:, 1:3], 20, torch.float32)
-    copy = paged_gather("int8_sym", *pool.tensors(), wide[:, 1:3].contiguous(), 20, torch.float32)
+    view = paged_gather(pool.cache, wide[:, 1:3], 20, torch.float32)
+    copy = paged_gather(pool.cache, wide[:, 1:3].contiguous(), 20, torch.float32)
     assert same(view[0], copy[0])
 
 
@@ -189,7 +188,7 @@ def test_reads_count_tokens_once_a_sequence(device: str, fmt: str, gather) -> No
     reads = torch.tensor([1000, 2000], device=device)
     pages = torch.tensor([[*range(8)], [*range(8)][::-1]], dtype=torch.int32, device=device)
     for length in (100, 5):
-        gather(fmt, *pool.tensors(), pages, length, torch.float32, reads)
+        gather(pool.cache, pages, length, torch.float32, reads)
     assert reads.tolist() == [1000 + 2 * 105, 2000 + (0 if fmt == "native" else 2 * 105)]
 
 
@@ -198,10 +197,10 @@ def test_k_and_v_take_one_launch(device: str, fmt: str) -> None:
     pool = written(fmt, device, torch.float32, pages=2, heads=1, page_size=16, dim=64, value_dim=64)
     pages = torch.tensor([[0, 1]], dtype=torch.int32, device=device)
     with record() as launches:
-        paged_gather(fmt, *pool.tensors(), pages, 20, torch.float32)
+        paged_gather(pool.cache, pages, 20, torch.float32)
     assert [launch.name for launch in launches] == [f"kv_gather_{fmt}"]
     with record() as launches:
-        k, _ = paged_gather(fmt, *pool.tensors(), pages, 0, torch.float32)
+        k, _ = paged_gather(pool.cache, pages, 0, torch.float32)
     assert k.shape == (1, 1, 0, 64)
     assert not launches
 
@@ -218,9 +217,10 @@ def test_a12_t2_payload_above_2_to_the_31_elements(device: str) -> None:
     outs = []
     for first in (0, 131_072):
         slots = torch.arange(32, device=device) + first * page_size
-        paged_write_torch("int8_sym", x, x, slots, k, k, scale, scale, health)
+        cache = LayerPages(KV_FORMATS["int8_sym"], k, k, scale, scale)
+        paged_write_torch(cache, x, x, slots, health)
         pages_of = torch.tensor([[first, first + 1]], dtype=torch.int32, device=device)
-        outs.append(paged_gather("int8_sym", k, k, scale, scale, pages_of, 32, torch.float32))
+        outs.append(paged_gather(cache, pages_of, 32, torch.float32))
     assert outs[0][0].abs().sum() > 0
     assert same(outs[0][0], outs[1][0])
     assert same(outs[0][1], outs[1][1])
@@ -231,7 +231,8 @@ def test_a12_t3_scales_above_2_to_the_31_elements(device: str) -> None:
     scale = address_space(2**24 + 1, 8, 16, dtype=torch.float16, device=device)
     k[2**24], scale[2**24] = 2, torch.arange(1.0, 129, device=device).view(8, 16).half()
     pages = torch.tensor([[2**24]], dtype=torch.int32, device=device)
-    out, _ = paged_gather("int8_sym", k, k, scale, scale, pages, 16, torch.float32)
+    cache = LayerPages(KV_FORMATS["int8_sym"], k, k, scale, scale)
+    out, _ = paged_gather(cache, pages, 16, torch.float32)
     assert out.flatten().tolist() == [2.0 * i for i in range(1, 129)]
 
 
@@ -244,9 +245,9 @@ def test_what_does_not_fit_is_refused(gather) -> None:  # type: ignore[no-untype
     table = torch.zeros((1, 2), dtype=torch.int32)
     with record() as launches:
         with pytest.raises(ValueError, match=r"33 tokens need a page table \[B, 3 or more\]"):
-            gather("int8_sym", *pool.tensors(), table, 33, torch.float32)
+            gather(pool.cache, table, 33, torch.float32)
         with pytest.raises(ValueError, match="with dense rows"):
-            gather("int8_sym", *pool.tensors(), table.repeat(1, 2)[:, ::2], 3, torch.float32)
+            gather(pool.cache, table.repeat(1, 2)[:, ::2], 3, torch.float32)
         with pytest.raises(ValueError, match=r"'fp8_e4m3' hold torch.float8_e4m3fn, not torch.int8"):
-            gather("fp8_e4m3", *pool.tensors(), table, 3, torch.float32)
+            gather(pool.cache._replace(fmt=KV_FORMATS["fp8_e4m3"]), table, 3, torch.float32)
     assert not launches

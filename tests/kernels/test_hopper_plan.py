@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from kvbench.formats.kv import KV_FORMATS
 from kvbench_kernels.attention.hopper_plan import (
     FOUR_WARPS,
     FOUR_WARPS_DEEP,
-    KINDS,
     MAX_SPLITS,
     ONE_WARP,
     ONE_WARP_DEEP,
@@ -23,7 +23,7 @@ from kvbench_kernels.support import Accepted, AttentionNeeds, Rejected
 
 H200 = 132
 NEEDS = AttentionNeeds(
-    kv_format="int8_sym",
+    fmt=KV_FORMATS["int8_sym"],
     q_heads=32,
     kv_heads=8,
     head_dim=128,
@@ -54,15 +54,15 @@ NEEDS = AttentionNeeds(
     ],
 )
 def test_measured_cells(fmt: str, batch: int, length: int, expected: Plan) -> None:
-    assert plan_decode(fmt, batch, 8, length, H200) == expected
+    assert plan_decode(KV_FORMATS[fmt], batch, 8, length, H200) == expected
 
 
-@pytest.mark.parametrize("fmt", KINDS)
+@pytest.mark.parametrize("fmt", KV_FORMATS)
 def test_every_program_has_a_tile_and_is_resident(fmt: str) -> None:
     for batch in (1, 2, 3, 7, 16, 33, 64, 500):
         for kv_heads in (1, 2, 8):
             for length in (0, 1, 15, 64, 65, 1000, 5000, 131_072):
-                plan = plan_decode(fmt, batch, kv_heads, length, H200)
+                plan = plan_decode(KV_FORMATS[fmt], batch, kv_heads, length, H200)
                 tiles = max(1, -(-length // plan.tiling.tile))
                 assert 1 <= plan.splits <= min(tiles, MAX_SPLITS)
                 # 8 programs of one warp, 6 of two or 3 of four fit an SM.
@@ -72,8 +72,8 @@ def test_every_program_has_a_tile_and_is_resident(fmt: str) -> None:
 
 def test_mixed_lengths_get_more_and_smaller_programs() -> None:
     lengths = [65536] + [4096] * 31
-    mixed = plan_decode("int8_sym", 32, 8, max(lengths), H200, sum(lengths) / 32)
-    alike = plan_decode("int8_sym", 32, 8, max(lengths), H200)
+    mixed = plan_decode(KV_FORMATS["int8_sym"], 32, 8, max(lengths), H200, sum(lengths) / 32)
+    alike = plan_decode(KV_FORMATS["int8_sym"], 32, 8, max(lengths), H200)
     assert (alike.splits, alike.least) == (2, 1)
     assert (mixed.splits, mixed.least) == (31, 530)
     # The long sequence's programs have about four times the tokens of a short one's.
@@ -81,8 +81,8 @@ def test_mixed_lengths_get_more_and_smaller_programs() -> None:
 
 
 def test_execution() -> None:
-    assert execution("native", "bfloat16") == "bfloat16 x bfloat16 -> float32"
-    assert execution("int8_sym", "bfloat16") == "float16 x float16 -> float32"
+    assert execution(KV_FORMATS["native"], "bfloat16") == "bfloat16 x bfloat16 -> float32"
+    assert execution(KV_FORMATS["int8_sym"], "bfloat16") == "float16 x float16 -> float32"
 
 
 def test_what_is_served() -> None:
@@ -100,7 +100,6 @@ def test_what_is_served() -> None:
         ({}, (10, 0), "no_hopper"),
         ({"device": "cpu"}, (9, 0), "no_hopper"),
         ({"interpreter": True}, (9, 0), "no_hopper"),
-        ({"kv_format": "int4"}, (9, 0), "kv_format"),
         ({"dtype": "float32"}, (9, 0), "dtype"),
         ({"q_heads": 33}, (9, 0), "heads_do_not_divide"),
         ({"q_heads": 136}, (9, 0), "group"),

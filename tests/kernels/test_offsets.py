@@ -13,6 +13,7 @@ from kvbench_kernels.attention.decode import paged_decode
 from kvbench_kernels.attention.prefill import paged_prefill
 from kvbench_kernels.kv import gather
 from kvbench_kernels.kv.gather import paged_gather
+from kvbench_kernels.kv.layout import LayerPages
 from tests.kernels.address_space import LastPrograms, address_space, empty
 from tests.kernels.kv_pool import Pool, queries, random_pool
 
@@ -26,33 +27,33 @@ HALF = torch.float16
 def attended(pool: Pool, q: Tensor, kernel: str) -> Tensor:
     """Decode of the first query, or prefill of all."""
     if kernel == "decode":
-        return paged_decode(pool.fmt, q[:1], *pool.args[1:], pool.pages, pool.lengths, 0.125, splits=1)
+        return paged_decode(pool.cache, q[:1], pool.table, pool.lengths, 0.125, splits=1)
     starts = torch.tensor([0, len(q)], dtype=torch.int32)
-    return paged_prefill(pool.fmt, q, *pool.args[1:], pool.pages, pool.lengths, starts, len(q), 0.125)
+    return paged_prefill(pool.cache, q, pool.table, pool.lengths, starts, len(q), 0.125)
 
 
 def rowwise(pool: Pool, q: Tensor, kernel: str) -> Tensor:
     """One query a sequence, by either kernel; or what the gather finds of the shortest sequence's length, K and V."""
     if kernel == "gather":
-        return torch.stack(paged_gather(*pool.args, pool.pages, int(pool.lengths.min()), HALF))
+        return torch.stack(paged_gather(pool.cache, pool.table, int(pool.lengths.min()), HALF))
     if kernel == "decode":
-        return paged_decode(pool.fmt, q, *pool.args[1:], pool.pages, pool.lengths, 0.125, splits=1)
+        return paged_decode(pool.cache, q, pool.table, pool.lengths, 0.125, splits=1)
     starts = torch.arange(len(q) + 1, dtype=torch.int32)
-    return paged_prefill(pool.fmt, q, *pool.args[1:], pool.pages, pool.lengths, starts, 1, 0.125)
+    return paged_prefill(pool.cache, q, pool.table, pool.lengths, starts, 1, 0.125)
 
 
 def moved(pool: Pool, first: int) -> Pool:
     """The pool's one sequence in the pages from `first` on, the last ones of the pool."""
-    used = pool.pages[0, : -(-int(pool.lengths[0]) // pool.k.shape[2])].long()
+    used = pool.table[0, : -(-int(pool.lengths[0]) // pool.cache.k.shape[2])].long()
     parts = []
-    for part in (pool.k, pool.v, pool.k_scale, pool.v_scale):
+    for part in (pool.cache.k, pool.cache.v, pool.cache.k_scale, pool.cache.v_scale):
         assert part is not None
         front = 2**31 * part[0, 0, 0].numel()  # a row's number may wrap before it is multiplied
         big = address_space(first + len(used), *part.shape[1:], dtype=part.dtype, front=front)
         big[first:] = part[used]
         parts.append(big)
     pages = torch.arange(first, first + len(used), dtype=torch.int32)[None]
-    return Pool(pool.fmt, *parts, pages, pool.lengths)
+    return Pool(LayerPages(pool.cache.fmt, *parts), pages, pool.lengths)
 
 
 @pytest.mark.parametrize("kernel", ["decode", "prefill"])
@@ -61,7 +62,7 @@ def test_a12_t2_page_131_072_is_attended(kernel: str) -> None:
     pool = random_pool("int8_sym", HALF, (32,), "cpu", kv_heads=8, head_dim=128, value_dim=128)
     q = queries(5, 8, 128, dtype=HALF, device="cpu")
     far = moved(pool, 131_072)
-    assert far.k[131_072].storage_offset() == 2**31
+    assert far.cache.k[131_072].storage_offset() == 2**31
     assert torch.equal(attended(far, q, kernel), attended(pool, q, kernel))
 
 
@@ -71,8 +72,8 @@ def test_a12_t3_scales_above_2_to_the_31_elements_are_attended(kernel: str) -> N
     pool = random_pool("int8_sym", HALF, (100,), "cpu", head_dim=16, value_dim=16, page_size=64)
     q = queries(5, 4, 16, dtype=HALF, device="cpu")
     far = moved(pool, 2**24)
-    assert far.k_scale is not None
-    assert far.k_scale[2**24].storage_offset() == 2**31
+    assert far.cache.k_scale is not None
+    assert far.cache.k_scale[2**24].storage_offset() == 2**31
     assert torch.equal(attended(far, q, kernel), attended(pool, q, kernel))
 
 
@@ -86,12 +87,12 @@ def test_a12_t3_output_of_decode_above_2_to_the_31_elements(
     batch = 2**19 + 1
     pool = random_pool("int8_sym", HALF, (100,), "cpu", kv_heads=1, value_dim=256)
     q = queries(1, 16, 64, dtype=HALF, device="cpu")
-    wanted = paged_decode(pool.fmt, q, *pool.args[1:], pool.pages, pool.lengths, 0.125, splits=splits)
-    where = (pool.pages.expand(batch, -1), pool.lengths.repeat(batch), 0.125)
+    wanted = paged_decode(pool.cache, q, pool.table, pool.lengths, 0.125, splits=splits)
+    where = (pool.table.expand(batch, -1), pool.lengths.repeat(batch), 0.125)
     monkeypatch.setattr(torch, "empty", empty)
     for name in ("paged_decode_split", "paged_decode_combine"):
         monkeypatch.setattr(decode, name, LastPrograms(getattr(decode, name)))
-    out = paged_decode(pool.fmt, q.expand(batch, -1, -1), *pool.args[1:], *where, splits=splits)
+    out = paged_decode(pool.cache, q.expand(batch, -1, -1), *where, splits=splits)
     assert out[-1].storage_offset() == 2**31
     assert torch.equal(out[-1:], wanted)
 
@@ -106,7 +107,7 @@ def test_a12_t3_output_of_prefill_above_2_to_the_31_elements(monkeypatch: pytest
     starts = torch.tensor([first, first + 5], dtype=torch.int32)
     wanted = attended(pool, q, "prefill")
     monkeypatch.setattr(torch, "empty", empty)
-    out = paged_prefill(pool.fmt, rows, *pool.args[1:], pool.pages, pool.lengths, starts, 5, 0.125)
+    out = paged_prefill(pool.cache, rows, pool.table, pool.lengths, starts, 5, 0.125)
     assert torch.equal(out[first:], wanted)
 
 
@@ -114,11 +115,11 @@ def test_a12_t3_output_of_the_gather_above_2_to_the_31_elements(monkeypatch: pyt
     """K and V of the last head of 2^20 + 1 sequences, whose programs alone run."""
     batch = 2**20 + 1
     pool = random_pool("int8_sym", HALF, (16,), "cpu")
-    wanted = paged_gather(*pool.args, pool.pages, 16, HALF)
+    wanted = paged_gather(pool.cache, pool.table, 16, HALF)
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(gather, "_kv_gather", LastPrograms(gather._kv_gather))
     for out, expected in zip(
-        paged_gather(*pool.args, pool.pages.expand(batch, -1), 16, HALF), wanted, strict=True
+        paged_gather(pool.cache, pool.table.expand(batch, -1), 16, HALF), wanted, strict=True
     ):
         assert out[-1].storage_offset() == 2**31
         assert torch.equal(out[-1, 1], expected[0, 1])
@@ -139,7 +140,7 @@ def test_a12_t3_page_tables_above_2_to_the_31_elements(kernel: str) -> None:
     """Rows of a table 2^30 columns apart: the third starts at 2^31."""
     pool = random_pool("int8_sym", HALF, (33, 20, 7), "cpu", kv_heads=1)
     q = queries(3, 3, 64, dtype=HALF, device="cpu")
-    width = pool.pages.shape[1]
+    width = pool.table.shape[1]
     far = address_space(2**31 + width, dtype=torch.int32).as_strided((3, width), (2**30, 1))
-    far.copy_(pool.pages)
-    assert torch.equal(rowwise(replace(pool, pages=far), q, kernel), rowwise(pool, q, kernel))
+    far.copy_(pool.table)
+    assert torch.equal(rowwise(replace(pool, table=far), q, kernel), rowwise(pool, q, kernel))

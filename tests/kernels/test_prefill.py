@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvbench_kernels.attention.prefill import paged_prefill
-from kvbench_kernels.attention.twins import paged_prefill_torch
+from kvbench_kernels.attention.reference import paged_prefill_torch
 from kvbench_kernels.launches import record
 from tests.kernels.kv_pool import DTYPES, FORMATS, Pool, assert_close, make_pool, queries, random_pool
 
@@ -18,10 +18,10 @@ def both(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The kernel's result and its twin's; new: tokens of each sequence that have a query."""
     starts = torch.tensor([0, *new], device=q.device).cumsum(0).to(torch.int32)
-    where = (pool.pages, pool.lengths, starts, max(new), q.shape[-1] ** -0.5)
+    where = (pool.table, pool.lengths, starts, max(new), q.shape[-1] ** -0.5)
     return (
-        paged_prefill(pool.fmt, q, *pool.args[1:], *where, **options),
-        paged_prefill_torch(pool.fmt, q, *pool.args[1:], *where, **options),
+        paged_prefill(pool.cache, q, *where, **options),
+        paged_prefill_torch(pool.cache, q, *where, **options),
     )
 
 
@@ -131,15 +131,15 @@ def test_a_sequence_without_new_tokens_is_left_out(device: str) -> None:
 def test_a11_t2_one_nan_in_the_pages_is_seen_by_prefill(fmt: str, part: str, device: str) -> None:
     """One element of K or one scale; of V a row, since an element of it is seen in its own column alone."""
     pool = random_pool(fmt, torch.float16, (40,), device)
-    tensor = getattr(pool, part)
-    at = (int(pool.pages[0, 0]), 1, 3, *([7] if part == "k" else []))
+    tensor = getattr(pool.cache, part)
+    at = (int(pool.table[0, 0]), 1, 3, *([7] if part == "k" else []))
     if tensor.dtype == torch.float8_e4m3fn:
         tensor.view(torch.uint8)[at] = 0x7F
     else:
         tensor[at] = torch.nan
     starts = torch.tensor([0, 5], device=device, dtype=torch.int32)
     q = queries(5, 4, 64, dtype=torch.float16, device=device)
-    out = paged_prefill(fmt, q, *pool.args[1:], pool.pages, pool.lengths, starts, 5, 0.125)
+    out = paged_prefill(pool.cache, q, pool.table, pool.lengths, starts, 5, 0.125)
     assert out[:, 2:].isnan().all()
     assert out[:, :2].isfinite().all()
 
@@ -150,10 +150,10 @@ def test_reads_are_counted_once_a_sequence(fmt: str, quantized: int, device: str
     starts = torch.tensor([0, 140, 141], device=device, dtype=torch.int32)
     reads, twin = (torch.zeros(2, dtype=torch.int64, device=device) for _ in range(2))
     q = queries(141, 2, 64, dtype=torch.float16, device=device)
-    where = (pool.pages, pool.lengths, starts, 140, 0.125)
+    where = (pool.table, pool.lengths, starts, 140, 0.125)
     with record() as launches:
-        paged_prefill(fmt, q, *pool.args[1:], *where, reads=reads)
-    paged_prefill_torch(fmt, q, *pool.args[1:], *where, reads=twin)
+        paged_prefill(pool.cache, q, *where, reads=reads)
+    paged_prefill_torch(pool.cache, q, *where, reads=twin)
     assert reads.tolist() == twin.tolist() == [173, quantized]
     assert [launch.name for launch in launches] == ["paged_prefill_causal"]
 
@@ -163,7 +163,7 @@ def test_nothing_new_launches_nothing(device: str) -> None:
     starts = torch.zeros(2, device=device, dtype=torch.int32)
     with record() as launches:
         out = paged_prefill(
-            "native", torch.zeros(0, 2, 64, device=device), *pool.args[1:], pool.pages, pool.lengths, starts, 0, 1.0
+            pool.cache, torch.zeros(0, 2, 64, device=device), pool.table, pool.lengths, starts, 0, 1.0
         )  # fmt: skip
     assert out.shape == (0, 2, 64)
     assert not launches
@@ -174,4 +174,4 @@ def test_query_starts_that_do_not_fit_are_an_error(starts: torch.Tensor, device:
     pool = random_pool("native", torch.float32, (5,), device)
     q = queries(2, 2, 64, dtype=torch.float32, device=device)
     with pytest.raises(ValueError, match="one more than the sequences"):
-        paged_prefill("native", q, *pool.args[1:], pool.pages, pool.lengths, starts.to(device), 2, 1.0)
+        paged_prefill(pool.cache, q, pool.table, pool.lengths, starts.to(device), 2, 1.0)

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kvbench.formats.kv import KV_FORMATS
 from kvbench_kernels.attention.tiles import codes_to, execution, product, wide_offset
 from kvbench_kernels.kv.convert import narrow, widen
 
@@ -95,10 +96,10 @@ def test_a11_bfloat16_is_rounded_to_nearest_even_and_keeps_nan(device: str) -> N
 
 
 def test_execution_precision_by_format_and_dtype() -> None:
-    assert execution("native", torch.bfloat16) == "bfloat16 x bfloat16 -> float32"
-    assert execution("int8_sym", torch.bfloat16) == "float16 x float16 -> float32"
-    assert execution("fp8_e4m3_static", torch.float16) == "float16 x float16 -> float32"
-    assert execution("fp8_e4m3", torch.float32) == "float32 x float32 -> float32"
+    assert execution(KV_FORMATS["native"], torch.bfloat16) == "bfloat16 x bfloat16 -> float32"
+    assert execution(KV_FORMATS["int8_sym"], torch.bfloat16) == "float16 x float16 -> float32"
+    assert execution(KV_FORMATS["fp8_e4m3_static"], torch.float16) == "float16 x float16 -> float32"
+    assert execution(KV_FORMATS["fp8_e4m3"], torch.float32) == "float32 x float32 -> float32"
 
 
 def test_the_instructions_are_what_execution_says() -> None:
@@ -115,5 +116,7 @@ def test_the_instructions_are_what_execution_says() -> None:
         "float16 x float16": ["f32.f16.f16"],
         "bfloat16 x bfloat16": ["f32.bf16.bf16"],
     }
-    wanted = [short[execution(fmt, getattr(torch, dtype)).split(" -> ")[0]] for _, fmt, dtype in cases]
+    wanted = [
+        short[execution(KV_FORMATS[fmt], getattr(torch, dtype)).split(" -> ")[0]] for _, fmt, dtype in cases
+    ]
     assert json.loads(done.stdout) == wanted

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kvbench_kernels.attention.twins import paged_write_torch
+from kvbench.formats.kv import KV_FORMATS
+from kvbench_kernels.attention.reference import paged_write_torch
+from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.kv.quantize import QUANTIZE
 from kvbench_kernels.kv.write import paged_write
 from kvbench_kernels.launches import record
@@ -30,8 +33,8 @@ def stored(fmt: str, x: Tensor, scale: float = 1.0) -> tuple[list[int], list[int
     """Bytes of one row x [D] written to slot 0 as K, and the counts of K alone."""
     pool = make_pool(fmt, str(x.device), pages=1, heads=1, page_size=1, dim=len(x), scale=(scale, scale))
     row = x.view(1, 1, -1)
-    paged_write(fmt, row, torch.zeros_like(row), slots_of(str(x.device), 0), *pool.tensors(), pool.health)
-    return list(raw(pool.k)), pool.health.tolist()
+    paged_write(pool.cache, row, torch.zeros_like(row), slots_of(str(x.device), 0), pool.health)
+    return list(raw(pool.cache.k)), pool.health.tolist()
 
 
 # The whole pool against the twin, byte for byte
@@ -60,8 +63,8 @@ def test_stored_bytes_are_the_torch_quantizers(
     ours, twin = (make_pool(fmt, device, dtype, **sizes) for _ in range(2))
     order = torch.randperm(12 * page_size, generator=torch.Generator().manual_seed(3))[:tokens].to(device)
     order[4] = -1
-    paged_write(fmt, k, v, order, *ours.tensors(), ours.health)
-    paged_write_torch(fmt, k, v, order, *twin.tensors(), twin.health)
+    paged_write(ours.cache, k, v, order, ours.health)
+    paged_write_torch(twin.cache, k, v, order, twin.health)
     assert ours.content() == twin.content()
 
 
@@ -76,8 +79,8 @@ def test_large_tiles_store_the_same_bytes(
     k, v = (hard_rows(tokens, 2, dim, torch.bfloat16, device, seed=6) for dim in (64, 128))
     ours, twin = (make_pool(fmt, device, torch.bfloat16, **sizes) for _ in range(2))
     order = torch.randperm(32, generator=torch.Generator().manual_seed(7))[:tokens].to(device)
-    paged_write(fmt, k, v, order, *ours.tensors(), ours.health)
-    paged_write_torch(fmt, k, v, order, *twin.tensors(), twin.health)
+    paged_write(ours.cache, k, v, order, ours.health)
+    paged_write_torch(twin.cache, k, v, order, twin.health)
     assert ours.content() == twin.content()
 
 
@@ -86,9 +89,12 @@ def test_each_slot_holds_its_own_token(device: str, fmt: str) -> None:
     """Against the quantizer itself, row by row: the twin's indexing is not trusted here."""
     k, v = (hard_rows(3, 2, 64, torch.float32, device, seed=s) for s in (4, 5))
     pool = make_pool(fmt, device)
-    paged_write(fmt, k, v, slots_of(device, 17, 63, 0), *pool.tensors(), pool.health)
+    paged_write(pool.cache, k, v, slots_of(device, 17, 63, 0), pool.health)
     counts = [0, 0, 0]
-    for side, x, payload, scales in (("k", k, pool.k, pool.k_scale), ("v", v, pool.v, pool.v_scale)):
+    for side, x, payload, scales in (
+        ("k", k, pool.cache.k, pool.cache.k_scale),
+        ("v", v, pool.cache.v, pool.cache.v_scale),
+    ):
         for token, (page, offset) in enumerate([(1, 1), (3, 15), (0, 0)]):
             for head in range(2):
                 expected = QUANTIZE[fmt](x[token, head], scales if fmt in STATIC else None)
@@ -117,9 +123,9 @@ def test_every_16_bit_number_under_a_static_scale(
     every = every.view(-1, 1, 256)
     pool = make_pool(fmt, device, pages=8, heads=1, page_size=32, dim=256, scale=(scale, 1.0))
     slots = torch.arange(256, device=device)
-    paged_write(fmt, every, torch.zeros_like(every), slots, *pool.tensors(), pool.health)
-    expected = QUANTIZE[fmt](every, pool.k_scale)
-    assert raw(pool.k) == raw(expected.codes)
+    paged_write(pool.cache, every, torch.zeros_like(every), slots, pool.health)
+    expected = QUANTIZE[fmt](every, pool.cache.k_scale)
+    assert raw(pool.cache.k) == raw(expected.codes)
     assert pool.health.tolist() == [int(expected.clipped), int(expected.nonfinite), 0]
     assert int(expected.nonfinite) > 0
 
@@ -135,8 +141,8 @@ def test_any_float32_pattern(device: str, fmt: str) -> None:
     )
     ours, twin = (make_pool(fmt, device) for _ in range(2))
     slots = torch.arange(64, device=device)
-    paged_write(fmt, k, v, slots, *ours.tensors(), ours.health)
-    paged_write_torch(fmt, k, v, slots, *twin.tensors(), twin.health)
+    paged_write(ours.cache, k, v, slots, ours.health)
+    paged_write_torch(twin.cache, k, v, slots, twin.health)
     assert ours.content() == twin.content()
 
 
@@ -171,8 +177,8 @@ def test_ties_go_to_the_even_code(device: str, fmt: str, ties: int) -> None:
 def test_int8_scale_is_rounded_up_to_fp16(device: str, amax: float, bits: int) -> None:
     pool = make_pool("int8_sym", device, pages=1, heads=1, page_size=1)
     x = torch.full((1, 1, 64), -amax, device=device)
-    paged_write("int8_sym", x, x, slots_of(device, 0), *pool.tensors(), pool.health)
-    for scale in (pool.k_scale, pool.v_scale):
+    paged_write(pool.cache, x, x, slots_of(device, 0), pool.health)
+    for scale in (pool.cache.k_scale, pool.cache.v_scale):
         assert scale is not None
         assert scale.view(torch.int16).item() == bits
     assert pool.health.tolist() == [0, 0, 2 if amax > 127.0 * 65504 else 0]
@@ -181,19 +187,19 @@ def test_int8_scale_is_rounded_up_to_fp16(device: str, amax: float, bits: int) -
 def test_e4m3_scale_has_a_floor(device: str) -> None:
     pool = make_pool("fp8_e4m3", device, pages=1, heads=1, page_size=1)
     x = torch.full((1, 1, 64), 1e-42, device=device)
-    paged_write("fp8_e4m3", x, 0 * x, slots_of(device, 0), *pool.tensors(), pool.health)
-    assert pool.k_scale is not None
-    assert pool.k_scale.item() == 2.0**-126
+    paged_write(pool.cache, x, 0 * x, slots_of(device, 0), pool.health)
+    assert pool.cache.k_scale is not None
+    assert pool.cache.k_scale.item() == 2.0**-126
 
 
 def test_subnormal_bfloat16_keeps_its_value(device: str) -> None:
     x = torch.tensor([1, 2, 16, 127, 64], dtype=torch.int16, device=device).view(torch.bfloat16)
     pool = make_pool("fp8_e4m3_static", device, pages=1, heads=1, page_size=1, dim=5, scale=(2.0**-133, 1.0))
     row = x.view(1, 1, 5)
-    paged_write("fp8_e4m3_static", row, row, slots_of(device, 0), *pool.tensors(), pool.health)
+    paged_write(pool.cache, row, row, slots_of(device, 0), pool.health)
     # 2^-133 is bfloat16's smallest number, so the codes count in it.
-    assert pool.k.float().flatten().tolist() == [1, 2, 16, 128, 64]
-    assert pool.v.float().flatten().tolist() == [0] * 5
+    assert pool.cache.k.float().flatten().tolist() == [1, 2, 16, 128, 64]
+    assert pool.cache.v.float().flatten().tolist() == [0] * 5
 
 
 # Which rows are written, and what is counted
@@ -204,7 +210,7 @@ def test_rows_with_a_negative_slot_are_neither_stored_nor_counted(device: str) -
     for fmt in FORMATS:
         pool = make_pool(fmt, device)
         before = pool.content()
-        paged_write(fmt, x, x, slots_of(device, -1, -(2**40)), *pool.tensors(), pool.health)
+        paged_write(pool.cache, x, x, slots_of(device, -1, -(2**40)), pool.health)
         assert pool.content() == before
 
 
@@ -213,7 +219,7 @@ def test_nothing_is_launched_for_no_tokens(device: str) -> None:
     before = pool.content()
     x = torch.empty((0, 2, 64), device=device)
     with record() as launches:
-        paged_write("int8_sym", x, x, slots_of(device), *pool.tensors(), pool.health)
+        paged_write(pool.cache, x, x, slots_of(device), pool.health)
     assert not launches
     assert pool.content() == before
 
@@ -223,7 +229,7 @@ def test_k_and_v_take_one_launch(device: str, fmt: str) -> None:
     pool = make_pool(fmt, device)
     x = torch.ones((5, 2, 64), device=device)
     with record() as launches:
-        paged_write(fmt, x, x, torch.arange(5, device=device), *pool.tensors(), pool.health)
+        paged_write(pool.cache, x, x, torch.arange(5, device=device), pool.health)
     assert [launch.name for launch in launches] == [f"kv_write_{fmt}"]
 
 
@@ -233,7 +239,7 @@ def test_counts_are_added_to_what_is_there(device: str) -> None:
     k, v = (torch.zeros((2, 2, 64), device=device) for _ in range(2))
     k[0, 0, :5] = torch.tensor([127.4, 127.5, -128.0, 1e30, math.inf])
     v[1, 1, :3] = torch.tensor([254.9, -255.0, math.nan])
-    paged_write("int8_static", k, v, slots_of(device, 5, 6), *pool.tensors(), pool.health)
+    paged_write(pool.cache, k, v, slots_of(device, 5, 6), pool.health)
     assert pool.health.tolist() == [100 + 3 + 1, 200 + 1 + 1, 300]
 
 
@@ -242,7 +248,7 @@ def test_counts_of_rows_that_are_all_bad(device: str) -> None:
     pool = make_pool("fp8_e4m3_static", device, scale=(1.0, 1.0))
     x = torch.full((16, 2, 64), 1e6, device=device)
     x[:, :, ::2] = math.nan
-    paged_write("fp8_e4m3_static", x, x, torch.arange(16, device=device), *pool.tensors(), pool.health)
+    paged_write(pool.cache, x, x, torch.arange(16, device=device), pool.health)
     half = 16 * 2 * 64
     assert pool.health.tolist() == [half, half, 0]
 
@@ -251,8 +257,8 @@ def test_native_pages_of_another_dtype_get_the_rounded_number(device: str) -> No
     x = hard_rows(4, 2, 64, torch.float32, device)
     for dtype in (torch.bfloat16, torch.float32):
         pool = make_pool("native", device, dtype)
-        paged_write("native", x, x, slots_of(device, 0, 1, 2, 3), *pool.tensors(), pool.health)
-        got = pool.k[0, :, :4].transpose(0, 1)
+        paged_write(pool.cache, x, x, slots_of(device, 0, 1, 2, 3), pool.health)
+        got = pool.cache.k[0, :, :4].transpose(0, 1)
         assert torch.equal(got.nan_to_num(7.0), x.to(dtype).nan_to_num(7.0))
         assert pool.health.tolist() == [0, 0, 0]
 
@@ -295,7 +301,7 @@ def test_a06_t3_a_nonfinite_element_is_counted_and_never_laundered(
 def test_a08_t4_scales_and_payload_do_not_touch_each_other(device: str, fmt: str) -> None:
     """All tensors lie in one buffer with 64 bytes between them: payload alone or scales alone must not differ."""
     model = make_pool(fmt, device, heads=3, dim=80)
-    tensors = [t for t in model.tensors() if t is not None]
+    tensors = list(model.cache.tensors().values())
     size = sum(t.nbytes + 64 for t in tensors)
     buffer = filled((size,), torch.uint8, device)
     views, gaps, at = [], [], 0
@@ -305,8 +311,8 @@ def test_a08_t4_scales_and_payload_do_not_touch_each_other(device: str, fmt: str
         at += t.nbytes + 64
     x = hard_rows(64, 3, 80, torch.float32, device)
     slots = torch.arange(64, device=device)
-    paged_write(fmt, x, x, slots, *views, model.health)
-    paged_write_torch(fmt, x, x, slots, *model.tensors(), torch.zeros_like(model.health))
+    paged_write(LayerPages(model.cache.fmt, *views), x, x, slots, model.health)
+    paged_write_torch(model.cache, x, x, slots, torch.zeros_like(model.health))
     assert [raw(view) for view in views] == [raw(t) for t in tensors]
     assert {byte for gap in gaps for byte in raw(gap)} == {FILL}
 
@@ -327,9 +333,9 @@ def test_a08_t5_strided_views_store_what_their_contiguous_copy_does(
     slots = slots_of(device, 3, 60, 21, 0, 47)
     for name, x in views.items():
         ours, copy = (make_pool(fmt, device, dtype) for _ in range(2))
-        paged_write(fmt, x, x.flip(0), slots, *ours.tensors(), ours.health)
+        paged_write(ours.cache, x, x.flip(0), slots, ours.health)
         dense = x.contiguous().clone()
-        paged_write(fmt, dense, dense.flip(0), slots, *copy.tensors(), copy.health)
+        paged_write(copy.cache, dense, dense.flip(0), slots, copy.health)
         assert ours.content() == copy.content(), name
 
 
@@ -343,7 +349,7 @@ def test_a11_t2_one_nan_in_k_is_flagged(device: str, fmt: str, dtype: torch.dtyp
     v = torch.ones_like(k)
     k[31, 1, 63] = math.nan
     pool = make_pool(fmt, device, scale=(1.0, 1.0))
-    paged_write(fmt, k, v, torch.arange(33, device=device), *pool.tensors(), pool.health)
+    paged_write(pool.cache, k, v, torch.arange(33, device=device), pool.health)
     assert pool.health.tolist() == [0, 1, 0]
 
 
@@ -358,7 +364,7 @@ def test_a12_t2_payload_above_2_to_the_31_elements(device: str) -> None:
     x = hard_rows(3, heads, dim, torch.float32, device)
     slots = slots_of(device, 131_072 * 16 + 5, 131_073 * 16 + 15, 131_071 * 16)
     health = torch.zeros(3, dtype=torch.int64, device=device)
-    paged_write("int8_sym", x, x, slots, k, k, scale, scale, health)
+    paged_write(LayerPages(KV_FORMATS["int8_sym"], k, k, scale, scale), x, x, slots, health)
     expected = QUANTIZE["int8_sym"](x, None)
     for i, (page, offset) in enumerate([(131_072, 5), (131_073, 15), (131_071, 0)]):
         assert raw(k[page, :, offset]) == raw(expected.codes[i])
@@ -373,7 +379,8 @@ def test_a12_t3_scales_above_2_to_the_31_elements(device: str) -> None:
     assert scale[2**24].storage_offset() == 2**31
     x = torch.arange(1.0, 17, device=device).view(2, 8, 1)
     health = torch.zeros(3, dtype=torch.int64, device=device)
-    paged_write("int8_sym", x, x, slots_of(device, 2**28 + 3, 2**28 + 16), k, k, scale, scale, health)
+    cache = LayerPages(KV_FORMATS["int8_sym"], k, k, scale, scale)
+    paged_write(cache, x, x, slots_of(device, 2**28 + 3, 2**28 + 16), health)
     expected = QUANTIZE["int8_sym"](x, None)
     assert expected.scales is not None
     for i, (page, offset) in enumerate([(2**24, 3), (2**24 + 1, 0)]):
@@ -387,8 +394,8 @@ def test_a12_t3_input_above_2_to_the_31_elements(device: str) -> None:
     x.copy_(hard_rows(9, 2, 64, torch.float16, device)[:3])  # the third is not zero
     ours, copy = (make_pool("int8_sym", device) for _ in range(2))
     slots = slots_of(device, 0, 1, 2)
-    paged_write("int8_sym", x, x, slots, *ours.tensors(), ours.health)
-    paged_write_torch("int8_sym", x, x, slots, *copy.tensors(), copy.health)
+    paged_write(ours.cache, x, x, slots, ours.health)
+    paged_write_torch(copy.cache, x, x, slots, copy.health)
     assert ours.content() == copy.content()
 
 
@@ -398,7 +405,6 @@ def test_a12_t3_input_above_2_to_the_31_elements(device: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"fmt": "int4"}, "Unknown KV format 'int4'; known are native"),
         ({"k": torch.zeros(3, 2, 63)}, r"k is torch.float32 \[3, 2, 63\]; pages \[4, 2, 16, 64\] take"),
         ({"v": torch.zeros(3, 3, 64)}, "do not fit each other"),
         ({"k": torch.zeros(3, 2, 64, dtype=torch.float64)}, "k is torch.float64"),
@@ -413,26 +419,23 @@ def test_a12_t3_input_above_2_to_the_31_elements(device: str) -> None:
     ],
 )
 @pytest.mark.parametrize("write", [paged_write, paged_write_torch])
-def test_what_does_not_fit_is_refused(write, change: dict, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_does_not_fit_is_refused(write: Any, change: dict[str, Any], message: str) -> None:  # type: ignore[no-untyped-def]
     pool = make_pool("int8_sym", "cpu")
     given = {
-        "fmt": "int8_sym",
         "k": torch.zeros(3, 2, 64),
         "v": torch.zeros(3, 2, 64),
         "slots": torch.arange(3),
-        "k_pages": pool.k,
-        "v_pages": pool.v,
-        "k_scale": pool.k_scale,
-        "v_scale": pool.v_scale,
         "health": pool.health,
     }
+    pages = {name.removesuffix("_pages"): x for name, x in change.items() if name not in given}
+    given |= {name: x for name, x in change.items() if name in given}
     with record() as launches, pytest.raises(ValueError, match=message):
-        write(**{**given, **change})
+        write(pool.cache._replace(**pages), **given)
     assert not launches
 
 
 def test_native_takes_no_scale() -> None:
     pool = make_pool("native", "cpu")
     x = torch.zeros(1, 2, 64)
-    with pytest.raises(ValueError, match="'native' has no scales; pass None for k_scale"):
-        paged_write("native", x, x, torch.arange(1), pool.k, pool.v, torch.ones(1), None, pool.health)
+    with pytest.raises(ValueError, match="'native' has no scales; k_scale must be None"):
+        paged_write(pool.cache._replace(k_scale=torch.ones(1)), x, x, torch.arange(1), pool.health)

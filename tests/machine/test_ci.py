@@ -98,13 +98,6 @@ def test_another_refusal_is_no_missing_device() -> None:
         assert [o.check for o in verdict.outcomes if o.cells == ("cand",)] == ["precision", "refused"]
 
 
-def test_the_session_gives_that_reason() -> None:
-    """The word that the checks look for is the one of the refusal."""
-    from kvbench.gate.builtin_checks import NO_DEVICE
-
-    assert f'"{NO_DEVICE}",' in (ROOT / "kvbench" / "run" / "session.py").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("words", "environ", "code"),
     [
@@ -180,7 +173,7 @@ def test_an_interrupted_run_leaves_no_earlier_junit(tmp_path: Path, monkeypatch:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvbench.run.session.execute", interrupted)
+    monkeypatch.setattr("kvbench.run.task.measure.execute", interrupted)
     result = CliRunner().invoke(app, ["run", str(tmp_path / "m.yaml"), "--out", str(out)])
     assert result.exit_code == 130, result.output
     assert (out / "run.json").is_file()

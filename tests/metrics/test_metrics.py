@@ -14,7 +14,8 @@ from scipy import stats as scipy_stats
 
 from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
 from kvbench.matrix.runners import RUNNERS
-from kvbench.metrics.collect import DERIVE, METRICS, UNIT_DOMAIN, derive, implausible
+from kvbench.metrics.collect import DERIVE, METRICS, derive, implausible
+from kvbench.metrics.declare.units import NAT
 from kvbench.records.run import Run
 from tests.factories.made_run import BASE, CAND, MadeRun, chunks, layers, storage_facts, text_facts
 
@@ -49,8 +50,7 @@ def test_a_metric_is_whole(metric: Any) -> None:
     assert metric.runner in RUNNERS
     assert metric.better in ("lower", "higher", "")
     assert metric.definition
-    assert metric.unit in UNIT_DOMAIN
-    low, high = metric.plausible
+    low, high = metric.range
     assert low <= high
     assert implausible(metric, math.nan)
     assert implausible(metric, math.inf)
@@ -838,7 +838,7 @@ def test_the_noise_floor_of_multiple_choice() -> None:
         assert (aa.value, aa.n, prefix.value, prefix.n) == (1 / 8, 8, 1 / 2, 2)
         low, high = scipy_stats.binomtest(1, 8).proportion_ci(method="wilson")
         assert (aa.low, aa.high) == pytest.approx((low, high))
-        assert (noise.value, noise.n, noise.unit) == (0.25, 8, "nat")
+        assert (noise.value, noise.n, noise.unit) == (0.25, 8, NAT)
 
 
 def test_a_changed_pick_is_real_only_beyond_twice_the_noise() -> None:

@@ -89,7 +89,10 @@ def test_all_complaints_of_all_files_at_once(tmp_path: Path) -> None:
     [
         ("nosuch", "neither a folder nor a .gguf file"),
         ("tiny-deepseek-v2", "refused (mla_not_validated)"),
-        ("{source: tiny-llama, weights: random}", "perplexity: quality on random weights is refused"),
+        (
+            "{source: tiny-llama, weights: random}",
+            "perplexity measures quality, and the model tiny-llama has random weights",
+        ),
     ],
 )
 def test_a_cell_that_cannot_run_is_a_problem(tmp_path: Path, model: str, words: str) -> None:

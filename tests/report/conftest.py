@@ -15,6 +15,7 @@ from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
 from kvbench.matrix.cells import CELL_KEYS, Cell, Task
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import Row
+from kvbench.metrics.declare.units import UNITS
 from kvbench.records.record import Record
 from kvbench.records.run import Manifest, MatrixFile, Run
 from kvbench.report.model import JudgedRun
@@ -237,7 +238,7 @@ def _rows(task: Task, record: Record, cells: Sequence[Cell]) -> list[Row]:
         for metric, value, unit, n, low, high, paired in made:
             if not (paired and fmt == "native"):
                 baseline = cell.baseline if paired else None
-                rows.append(Row(cell.id, metric, variant, value, unit, n, low, high, baseline))
+                rows.append(Row(cell.id, metric, variant, value, UNITS[unit], n, low, high, baseline))
     return rows
 
 

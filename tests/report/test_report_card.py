@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvbench.metrics.collect import Row
+from kvbench.metrics.declare.units import UNITS
 from kvbench.records.run import MergedFrom
 from kvbench.records.shards import Shard, Share
 from kvbench.report.sections.room import room
@@ -80,7 +81,7 @@ def partial(made):
     ],
 )
 def test_the_room_that_is_used_up(metric, unit, value, low, high, bounds, used, bound, limit):
-    found = room(Row("c", metric, "", value, unit, 10, low, high), bounds)
+    found = room(Row("c", metric, "", value, UNITS[unit], 10, low, high), bounds)
     assert (found.used, found.bound, found.limit) == (pytest.approx(used), bound, limit)
     assert found.distance == pytest.approx(abs(limit - bound))
 
@@ -97,7 +98,7 @@ def test_the_room_that_is_used_up(metric, unit, value, low, high, bounds, used, 
     ],
 )
 def test_an_exact_limit_is_kept_or_not_and_never_near(metric, unit, value, bounds):
-    assert room(Row("c", metric, "", value, unit, 10), bounds) is None
+    assert room(Row("c", metric, "", value, UNITS[unit], 10), bounds) is None
 
 
 def test_a_whole_run_that_passed_its_gate_is_ready(passing):

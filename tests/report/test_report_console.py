@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.metrics.collect import TABLES
 from kvbench.report.console import print_result, show
 from kvbench.report.view import build
 
@@ -144,10 +145,7 @@ def test_a_divergence_that_was_not_seen_is_no_step(passing, printed, value, text
 
 
 def test_what_ratios_are_paired_with_is_said_under_their_table_alone(passing, printed):
-    note = (
-        "Ratios are paired with the baseline's requests that ran interleaved with the candidate's; the row of native above is of its "
-        "own cell's requests, so the two need not agree."
-    )
+    (note,) = {table.footnote for table in TABLES if table.key == "latency"}
     lines = printed(passing, io.StringIO()).splitlines()
     at = lines.index("Latency")
     assert lines[lines.index("", at) - 1] == note

@@ -30,7 +30,7 @@ def test_the_long_csv_reads_back_as_the_same_rows(passing):
             row.cell,
             row.metric,
             row.variant,
-            row.unit,
+            row.unit.name,
         )
         assert float(line["value"]) == row.value
         assert (line["low"] and float(line["low"])) == (row.low or "")

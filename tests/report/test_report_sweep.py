@@ -1,19 +1,17 @@
 """The sweep of static scales: one sentence from the data, a plot that is the same for the same numbers, and only where there is one."""
 
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 
 import pytest
 
-from kvbench.matrix.cells import Cell, Task
+from kvbench.matrix.cells import Cell
 from kvbench.metrics.collect import Row
-from kvbench.records.run import Run
+from kvbench.metrics.declare.units import UNITS
 from kvbench.render.labels import Labels
 from kvbench.report.console import show
 from kvbench.report.figures.plots import scale_svg
 from kvbench.report.figures.sweep import Held, ScaleLine, Sweep, scale_sweep
 from kvbench.report.html import render
-from kvbench.report.model import JudgedRun
 from kvbench.report.view import build
 from tests.report.conftest import make
 
@@ -54,10 +52,20 @@ def swept(found=FOUND):
             "gen_useful_tokens": (useful, "tokens", 256),
             "gen_collapsed": (collapsed, "share", 4),
         }
-        rows += [Row(f"c{i}", m, "", v, unit, n) for m, (v, unit, n) in values.items() if v is not None]
-    task = Task("g", "generate", "", {}, {}, ("c0",), None)
-    run = Run(replace(made.manifest, cells=tuple(cells), tasks=(task,)))
-    return JudgedRun(run, rows, made.verdict)
+        rows += [
+            Row(f"c{i}", m, "", v, UNITS[unit], n) for m, (v, unit, n) in values.items() if v is not None
+        ]
+    task = {
+        "key": "g",
+        "runner": "generate",
+        "variant": "",
+        "spec": {},
+        "options": {},
+        "cells": ["c0"],
+        "baseline": None,
+    }
+    manifest = made.manifest | {"cells": cells, "tasks": [task]}
+    return manifest, [], rows, made.verdict
 
 
 def sweep(judged):

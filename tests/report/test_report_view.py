@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvbench.metrics.collect import Row
+from kvbench.metrics.declare.units import UNITS
 from kvbench.render.labels import Labels
 from kvbench.report.view import build
 
@@ -80,8 +81,8 @@ def test_a_difference_names_its_baseline_and_a_baseline_has_no_difference(passin
 
 
 def test_every_metric_of_the_rows_is_shown_even_one_that_no_table_names(passing):
-    cell = passing.cell(kv_format="native").id
-    made = replace(passing, rows=[*passing.rows, Row(cell, "brand_new_ms", "", 1.5, "ms", 3)])
+    cell = passing.cell(kv_format="native")["id"]
+    made = replace(passing, rows=[*passing.rows, Row(cell, "brand_new_ms", "", 1.5, UNITS["ms"], 3)])
     view = build(made.judged)
     assert {c.metric for t in view.tables for c in t.columns} >= {row.metric for row in made.rows}
     assert table(view, "other").lines[0].entries[0].shown.brief == "1.500 ms"
@@ -91,8 +92,8 @@ def test_transfer_has_a_table_of_its_own_once_it_was_measured(passing):
     assert not [t for t in build(passing.judged).tables if t.key == "transfer"]
     cell = passing.cell(kv_format="int8_sym", batch=4, context=512).id
     moved = [
-        Row(cell, "transfer_bytes", "", 33_280, "B", 6),
-        Row(cell, "swap_out_gb_s", "", 53.125, "GB/s", 3),
+        Row(cell, "transfer_bytes", "", 33_280, UNITS["B"], 6),
+        Row(cell, "swap_out_gb_s", "", 53.125, UNITS["GB/s"], 3),
     ]
     got = table(build(replace(passing, rows=[*passing.rows, *moved]).judged), "transfer")
     shown = {c.metric: e.shown.brief for c, e in zip(got.columns, got.lines[0].entries, strict=True) if e}
@@ -370,7 +371,7 @@ def test_labels_that_would_be_equal_get_their_ids(maker):
 
 
 def test_a_row_of_a_cell_that_the_manifest_does_not_have_is_still_shown(passing):
-    made = replace(passing, rows=[*passing.rows, Row("gone", "ttft_ms", "", 1.0, "ms", 1)])
+    made = replace(passing, rows=[*passing.rows, Row("gone", "ttft_ms", "", 1.0, UNITS["ms"], 1)])
     assert any(line.label.text == "gone" for line in table(build(made.judged), "latency").lines)
 
 

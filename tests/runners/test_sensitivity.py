@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvbench.errors import KvbenchError, UsageError
+from kvbench.formats.kv import KV_FORMATS
 from kvbench.metrics import sensitivity as derived
 from kvbench.runners import sensitivity
 from kvbench.runners.sensitivity import Part, Writes, suggest
@@ -68,7 +69,7 @@ def test_tokens_are_counted_from_the_head_of_the_text(start: int, expected: list
     """Part [2, 4) of a forward whose first token stands at `start`."""
     held: list[torch.Tensor] = []
     store = SimpleNamespace(write=lambda layer, slots, k, v: held.extend((k, v)))
-    like = SimpleNamespace(fmt=SimpleNamespace(name="int8_sym"))
+    like = SimpleNamespace(fmt=KV_FORMATS["int8_sym"])
     writes = Writes(SimpleNamespace(store=store), SimpleNamespace(store=like))  # type: ignore[arg-type]
     writes.part, writes.start = Part("tokens", "some", frozenset({0}), "k", first=2, end=4), start
     x = torch.randn(5, 2, 16, generator=torch.Generator().manual_seed(0))

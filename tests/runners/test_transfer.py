@@ -79,7 +79,8 @@ def test_a_swap_that_brings_pages_back_in_another_order_is_seen(
 
 @pytest.mark.parametrize("fmt", KV_FORMATS)
 def test_the_records_transfer_precision_is_that_of_the_hosts_buffers(fmt: str) -> None:
-    from kvbench.run.session import Session, execute
+    from kvbench.run.task.measure import execute
+    from kvbench.run.task.models import Session
 
     session, found = Session(None, {}), {}
     fixed = {"model": "tiny-llama", "model_weights": "random", "device": "cpu", "dtype": "float32"}

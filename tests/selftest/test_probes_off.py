@@ -11,8 +11,9 @@ from unittest.mock import patch
 
 import pytest
 
+from kvbench.evidence import examiner
 from kvbench.records.record import LEVELS, UNVERIFIED, Evidence, Level
-from kvbench.run import session
+from kvbench.run.task import measure
 from kvbench.selftest import suite
 from kvbench.selftest.fault import NEEDS_CUDA
 from kvbench.selftest.table import FAULTS
@@ -28,7 +29,7 @@ def off(name: str) -> Level:
 @contextmanager
 def probes_off() -> Iterator[None]:
     """Nothing looks at E2 to E5, nor at the live scales: the records say that they are unverified."""
-    examine = session.examine
+    examine = examiner.examine
 
     def blind(*rest: Any, **keys: Any) -> Evidence:
         found = examine(*rest, **keys)
@@ -36,9 +37,9 @@ def probes_off() -> Iterator[None]:
 
     levels = tuple(off(name) for name in BY_PROBES)
     with (
-        patch.object(session.Session, "probes", lambda *rest: levels),
-        patch.object(session, "examine", blind),
-        patch.object(session, "_scale_facts", lambda *rest: {}),
+        patch.object(examiner.ReferenceExaminer, "probes", lambda *rest: levels),
+        patch.object(examiner, "examine", blind),
+        patch.object(measure, "scale_facts", lambda *rest: {}),
     ):
         yield
 

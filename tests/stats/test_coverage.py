@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvbench.metrics.value import share_of_steps
+from kvbench.metrics.declare.value import share_of_steps
 from kvbench.stats import intervals as stats
 
 Tokens = list[np.ndarray]

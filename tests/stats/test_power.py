@@ -13,7 +13,7 @@ from scipy import stats as scipy_stats
 from kvbench.gate.decide import Limits, Ruling, broken, rule
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
 from kvbench.stats import intervals as stats
-from kvbench.stats.multiplicity import holm
+from kvbench.stats.intervals import holm
 from kvbench.stats.power import Spread
 
 Z_BOTH = 1.959963984540054 + 0.8416212335729143  # of 95% and of 80% power

@@ -31,14 +31,14 @@ from kvbench_kernels.attention.tiles import (
     wide_offset,
 )
 from kvbench_kernels.kv.convert import narrow, widen
+from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.launches import launched
 
 __all__ = ["choose_splits", "execution", "paged_decode"]
 
 LEAST_SPLIT = 128  # tokens; below it the combine costs more than the split brings
-LONG_SPLIT = (
-    4096  # tokens; longer shares leave the other SMs idle where one sequence is much longer than the rest
-)
+# Tokens; longer shares leave the other SMs idle where one sequence is much longer than the rest.
+LONG_SPLIT = 4096
 
 
 def choose_splits(batch: int, kv_heads: int, max_length: int, sms: int) -> int:
@@ -49,13 +49,9 @@ def choose_splits(batch: int, kv_heads: int, max_length: int, sms: int) -> int:
 
 
 def paged_decode(
-    fmt: str,
+    cache: LayerPages,
     q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    pages: Tensor,
+    table: Tensor,
     lengths: Tensor,
     scaling: float,
     *,
@@ -65,36 +61,33 @@ def paged_decode(
     sinks: Tensor | None = None,
     reads: Tensor | None = None,
 ) -> Tensor:
-    """q [B, Hq, D] -> [B, Hq, Dv] in q's dtype: each query stands at the last of its sequence's tokens.
+    """q [B, Hq, D] -> [B, Hq, Dv] in q's dtype: each query is at the last token of its sequence.
 
-    k_pages [pages, Hkv, page_size, D], v_pages [.., Dv]; scales [pages, Hkv, page_size], [1] or None as the format has
-    them. pages [B, P] int32: entries beyond a sequence's length are never looked at. lengths [B] int32: tokens to
+    table [B, P] int32: page ids; entries beyond a sequence's length are never read. lengths [B] int32: tokens to
     attend to, the query's own included; 0 gives zeros. softcap and sinks [Hq] as in paged_attention_torch. reads [2]
     int64: the kernel adds the tokens of each sequence to the first, and to the second where the pages have 8 bits.
     splits: programs along a sequence; 1 switches splitting off. ValueError for what the kernels cannot do.
     """
-    check_arguments(
-        fmt, q, k_pages, v_pages, k_scale, v_scale, pages, lengths, sliding_window, softcap, sinks, reads
-    )  # fmt: skip
+    check_arguments(cache, q, table, lengths, sliding_window, softcap, sinks, reads)
     if splits < 1:
         raise ValueError(f"{splits} splits; give 1 (off) or more, as choose_splits does.")
     batch, q_heads, _ = q.shape
     if batch != len(lengths):
         raise ValueError(f"{batch} queries for {len(lengths)} sequences; decode takes one query a sequence.")
-    kv_heads, value_dim = v_pages.shape[1], v_pages.shape[3]
+    kv_heads, value_dim = cache.v.shape[1], cache.v.shape[3]
     out = torch.empty(batch, q_heads, value_dim, dtype=q.dtype, device=q.device)
     if batch == 0:
         return out
     group = q_heads // kv_heads
     rows = 16 if group <= 16 else 32
-    options = kernel_options(fmt, q_heads, q.dtype, k_pages, v_pages)
+    options = kernel_options(cache, q_heads, q.dtype)
     partial = statistics = None
     if splits > 1:
         partial = torch.empty(batch, q_heads, splits, value_dim, dtype=torch.float32, device=q.device)
         statistics = torch.empty(batch, q_heads, splits, 2, dtype=torch.float32, device=q.device)
     compiled = paged_decode_split[(batch, kv_heads * triton.cdiv(group, rows), splits)](
-        q, k_pages, v_pages, k_scale, v_scale, pages, lengths, sinks, reads, out, partial, statistics,
-        scaling, sliding_window, splits, q.stride(0), q.stride(1), pages.stride(0),
+        q, *cache[1:], table, lengths, sinks, reads, out, partial, statistics,
+        scaling, sliding_window, splits, q.stride(0), q.stride(1), table.stride(0),
         **options, SOFTCAP=softcap, M=rows, **_tuning(options),
     )  # fmt: skip
     launched(paged_decode_split.fn.__name__, compiled, splits)

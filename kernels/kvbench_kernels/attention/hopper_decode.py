@@ -14,13 +14,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvbench_kernels.attention import hopper_kernel
 from kvbench_kernels.attention.hopper_plan import FAN, HEAD_DIMS, KINDS, MAX_GROUP, PAGE_SIZES, Plan
+from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.launches import launched
 from kvbench_kernels.support import MAX_SPLITS
 
 _LOG2E = 1.4426950408889634
 _MERGED = max(FAN.values())  # slots for the results of the first level of merging
-# Dynamic scales are read two tokens a word.
-_SCALE_PAIRS = {"int8_sym": torch.int32, "fp8_e4m3": torch.int64}
+# Scales per row are read two tokens a word: scale dtype -> the word's.
+_SCALE_PAIRS = {"float16": torch.int32, "float32": torch.int64}
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,9 @@ def _shared_workspace(q: Tensor, kv_heads: int, splits: int) -> Workspace:
 
 
 def paged_decode_hopper(
-    fmt: str,
+    cache: LayerPages,
     q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    pages: Tensor,
+    table: Tensor,
     lengths: Tensor,
     scaling: float,
     *,
@@ -90,19 +87,18 @@ def paged_decode_hopper(
     out: Tensor | None = None,
     workspace: Workspace | None = None,
 ) -> Tensor:
-    """q [B, Hq, D] -> [B, Hq, D] in q's dtype: each query stands at the last of its sequence's tokens.
+    """q [B, Hq, D] -> [B, Hq, D] in q's dtype: each query is at the last token of its sequence.
 
-    k_pages, v_pages [pages, Hkv, page_size, D]; scales [pages, Hkv, page_size], [1] or None as the format has them;
-    all contiguous. pages [B, P] int32: entries beyond a sequence's length may hold anything. lengths [B] int32: tokens
-    to attend to, the query's own included; 0 gives zeros. scaling > 0. splits: plan_decode's answer, or just the most
+    table [B, P] int32: page ids; entries beyond a sequence's length may hold anything. lengths [B] int32: tokens to
+    attend to, the query's own included; 0 gives zeros. scaling > 0. splits: plan_decode's answer, or just the most
     programs along a sequence, 1 (off) to 256. reads [2] int64: the kernel adds the tokens of each sequence to the first,
     and to the second where the pages have 8 bits. out, workspace: allocated or shared when None. ValueError for what
     the kernel cannot do.
     """
     plan = splits if isinstance(splits, Plan) else Plan(splits)
-    kind = _check(fmt, q, k_pages, v_pages, k_scale, v_scale, pages, scaling, plan.splits)
+    kind = _check(cache, q, table, scaling, plan.splits)
     batch, q_heads, dim = q.shape
-    kv_heads, page_size = k_pages.shape[1], k_pages.shape[2]
+    kv_heads, page_size = cache.k.shape[1], cache.page_size
     group, half = q_heads // kv_heads, dim // 2
     out = torch.empty_like(q) if out is None else out
     if batch == 0:
@@ -112,18 +108,20 @@ def paged_decode_hopper(
     warps = min(tiling.warps, half // 16)
     if workspace is None:
         workspace = _shared_workspace(q, kv_heads, splits)
-    if fmt in _SCALE_PAIRS:
+    fmt, k_scale, v_scale = cache.fmt, cache.k_scale, cache.v_scale
+    if fmt.scale_per_row:
         assert k_scale is not None  # _check has seen to it
         assert v_scale is not None
-        k_scale, v_scale = k_scale.view(_SCALE_PAIRS[fmt]), v_scale.view(_SCALE_PAIRS[fmt])
+        word = _SCALE_PAIRS[str(fmt.scale_dtype)]
+        k_scale, v_scale = k_scale.view(word), v_scale.view(word)
     box = min(page_size, tiling.tile)
     paged = hopper_kernel.paged_decode_hopper
     compiled = paged[(kv_heads, splits, batch)](
-        q, _boxes(k_pages, kind, box), _boxes(v_pages, kind, box), k_scale, v_scale, pages, lengths, out, reads,
+        q, _boxes(cache.k, kind, box), _boxes(cache.v, kind, box), k_scale, v_scale, table, lengths, out, reads,
         workspace.partial, workspace.statistics, workspace.counters,
-        scaling * _LOG2E, q.stride(0), q.stride(1), out.stride(0), out.stride(1), pages.stride(0), pages.shape[1],
+        scaling * _LOG2E, q.stride(0), q.stride(1), out.stride(0), out.stride(1), table.stride(0), table.shape[1],
         splits, _slots(splits), -(-plan.least // tiling.tile),
-        KIND=kind, DYNAMIC=fmt in _SCALE_PAIRS, HALF=half, GROUP=group, GP=_rows(group), ROWS=8 if group <= 8 else 16,
+        KIND=kind, DYNAMIC=fmt.scale_per_row, HALF=half, GROUP=group, GP=_rows(group), ROWS=8 if group <= 8 else 16,
         HKV=kv_heads, PAGE=page_size, TILE=tiling.tile, STAGES=tiling.stages, FAN=FAN[warps],
         HAS_READS=reads is not None, WARPS=warps, num_warps=warps, launch_pdl=True,
     )  # fmt: skip
@@ -151,45 +149,34 @@ def _rows(group: int) -> int:
     return 1 << (group - 1).bit_length()
 
 
-def _check(
-    fmt: str,
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    pages: Tensor,
-    scaling: float,
-    splits: int,
-) -> str:
+def _check(cache: LayerPages, q: Tensor, table: Tensor, scaling: float, splits: int) -> str:
     """The kind of payload, or ValueError."""
-    if fmt not in KINDS:
-        raise ValueError(f"KV format {fmt!r}; the Hopper kernel takes {', '.join(KINDS)}.")
+    kind = KINDS[cache.fmt.payload_dtype]
     if not 1 <= splits <= MAX_SPLITS:
         raise ValueError(f"{splits} splits; give 1 (off) to {MAX_SPLITS}, as plan_decode does.")
     if not scaling > 0:
         raise ValueError(
             f"Scaling {scaling}; the Hopper kernel takes numbers above 0, usually head_dim ** -0.5."
         )
-    _, kv_heads, page_size, dim = k_pages.shape
+    k, v = cache.k, cache.v
+    _, kv_heads, page_size, dim = k.shape
     group = q.shape[1] // kv_heads
     if (
         q.shape[1] % kv_heads
         or group > MAX_GROUP
         or dim not in HEAD_DIMS
-        or v_pages.shape != k_pages.shape
+        or v.shape != k.shape
         or q.shape[2] != dim
         or page_size not in PAGE_SIZES
     ):
         raise ValueError(
-            f"Queries {list(q.shape)}, K pages {list(k_pages.shape)}, V pages {list(v_pages.shape)}: the Hopper kernel "
-            f"takes up to {MAX_GROUP} query heads a KV head, head_dim {HEAD_DIMS} for K and V, page_size {PAGE_SIZES}; "
-            f"use paged_decode."
+            f"Queries {list(q.shape)}, K pages {list(k.shape)}, V pages {list(v.shape)}: the Hopper kernel takes up to "
+            f"{MAX_GROUP} query heads a KV head, head_dim {HEAD_DIMS} for K and V, page_size {PAGE_SIZES}; use paged_decode."
         )
-    if KINDS[fmt] == "native" and k_pages.dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"Native pages in {k_pages.dtype}; the Hopper kernel takes float16 and bfloat16.")
-    if q.stride(2) != 1 or pages.stride(1) != 1 or not (k_pages.is_contiguous() and v_pages.is_contiguous()):
+    if kind == "native" and k.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"Native pages in {k.dtype}; the Hopper kernel takes float16 and bfloat16.")
+    if q.stride(2) != 1 or table.stride(1) != 1 or not (k.is_contiguous() and v.is_contiguous()):
         raise ValueError("Pages must be contiguous, and q and the page table dense in their last axis.")
-    if fmt != "native" and (k_scale is None or v_scale is None):
-        raise ValueError(f"KV format {fmt!r} needs the scales of K and of V.")
-    return KINDS[fmt]
+    if kind != "native" and (cache.k_scale is None or cache.v_scale is None):
+        raise ValueError(f"KV format {cache.fmt.name!r} needs the scales of K and of V.")
+    return kind

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvbench_kernels.support import MAX_SPLITS, Accepted, AttentionNeeds, Rejected
+from kvbench_kernels.support import MAX_SPLITS, Accepted, AttentionNeeds, Rejected, StoredFormat
 
 # Partial results merged at a time, by warps a program. There are two levels of merging.
 FAN = {1: 16, 2: 16, 4: 32}
@@ -16,13 +16,8 @@ HEAD_DIMS = (64, 128)
 PAGE_SIZES = (16, 32, 64)
 MAX_GROUP = 16  # query heads a KV head: the rows of one tensor core tile
 
-KINDS = {
-    "native": "native",
-    "int8_sym": "int8",
-    "int8_static": "int8",
-    "fp8_e4m3": "fp8",
-    "fp8_e4m3_static": "fp8",
-}
+# `payload_dtype` -> the kernel's kind of payload.
+KINDS = {None: "native", "int8": "int8", "float8_e4m3fn": "fp8"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ class Plan:
 
 
 def plan_decode(
-    fmt: str, batch: int, kv_heads: int, max_length: int, sms: int, mean_length: float | None = None
+    fmt: StoredFormat, batch: int, kv_heads: int, max_length: int, sms: int, mean_length: float | None = None
 ) -> Plan:
     """The division that was fastest. max_length, mean_length: tokens of the longest and the average sequence.
 
@@ -63,7 +58,7 @@ def plan_decode(
     programs of one or two, which need little or no synchronization. Where the longest sequence is more than twice the
     average one, programs are smaller, so that the GPU's scheduler evens them out.
     """
-    kind = KINDS[fmt]
+    kind = KINDS[fmt.payload_dtype]
     mean = float(max_length if mean_length is None else mean_length)
     rows = max(1, batch * kv_heads)
     work = rows * mean
@@ -98,9 +93,9 @@ def _plan(splits: int, max_length: int, tiling: Tiling, least: int = 1) -> Plan:
     return Plan(max(1, min(splits, tiles, MAX_SPLITS)), least, tiling)
 
 
-def execution(fmt: str, dtype: str) -> str:
+def execution(fmt: StoredFormat, dtype: str) -> str:
     """Dtype of the tensor cores' operands and of the accumulator, for a KV format and the dtype of native pages."""
-    operand = dtype if fmt == "native" else "float16"
+    operand = "float16" if fmt.quantized else dtype
     return f"{operand} x {operand} -> float32"
 
 
@@ -115,10 +110,6 @@ def supports_hopper(needs: AttentionNeeds, capability: tuple[int, int]) -> Accep
         )
         return Rejected(
             "no_hopper", f"The Hopper kernel needs a GPU of compute capability 9 and found {found}."
-        )
-    if needs.kv_format not in KINDS:
-        return Rejected(
-            "kv_format", f"KV format {needs.kv_format!r}; the Hopper kernel takes {', '.join(KINDS)}."
         )
     if needs.dtype not in ("float16", "bfloat16"):
         return Rejected(

@@ -28,19 +28,16 @@ from kvbench_kernels.attention.tiles import (
     wide_offset,
 )
 from kvbench_kernels.kv.convert import narrow
+from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.launches import launched
 
 __all__ = ["execution", "paged_prefill"]
 
 
 def paged_prefill(
-    fmt: str,
+    cache: LayerPages,
     q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    pages: Tensor,
+    table: Tensor,
     lengths: Tensor,
     query_starts: Tensor,
     max_new: int,
@@ -57,23 +54,21 @@ def paged_prefill(
     sequence b, of lengths[b] tokens in all. max_new: the largest number of them, for the grid; rows beyond it, and rows of
     no sequence, are left unwritten. The other arguments as in paged_decode.
     """
-    check_arguments(
-        fmt, q, k_pages, v_pages, k_scale, v_scale, pages, lengths, sliding_window, softcap, sinks, reads
-    )  # fmt: skip
+    check_arguments(cache, q, table, lengths, sliding_window, softcap, sinks, reads)
     if query_starts.dtype != torch.int32 or len(query_starts) != len(lengths) + 1:
         raise ValueError(
             f"Query starts {query_starts.dtype} {tuple(query_starts.shape)} for {len(lengths)} sequences; they must be "
             f"int32, one more than the sequences."
         )
     batch, (tokens, q_heads, _) = lengths.shape[0], q.shape
-    out = torch.empty(tokens, q_heads, v_pages.shape[3], dtype=q.dtype, device=q.device)
+    out = torch.empty(tokens, q_heads, cache.v.shape[3], dtype=q.dtype, device=q.device)
     if batch == 0 or max_new < 1:
         return out
-    options = kernel_options(fmt, q_heads, q.dtype, k_pages, v_pages)
+    options = kernel_options(cache, q_heads, q.dtype)
     tuning = _tuning(options, max_new)
     compiled = paged_prefill_causal[(triton.cdiv(max_new, tuning["M"]), q_heads, batch)](
-        q, k_pages, v_pages, k_scale, v_scale, pages, lengths, query_starts, sinks, reads, out,
-        scaling, sliding_window, q.stride(0), q.stride(1), pages.stride(0), **options, SOFTCAP=softcap, **tuning,
+        q, *cache[1:], table, lengths, query_starts, sinks, reads, out,
+        scaling, sliding_window, q.stride(0), q.stride(1), table.stride(0), **options, SOFTCAP=softcap, **tuning,
     )  # fmt: skip
     launched(paged_prefill_causal.fn.__name__, compiled)
     return out

@@ -1,4 +1,6 @@
-"""Attention over gathered K/V in torch: the reference backend, and the twin of the paged kernels.
+"""The reference in torch: attention over K and V, and each paged kernel with the same arguments and results.
+
+It runs on any device, without Triton. The engine's torch backend uses it, and the kernels are tested against it.
 
 Shapes: B batch, Hq query heads, Hkv KV heads, G = Hq // Hkv, T queries, L keys, D and Dv head dims.
 Query head h reads KV head h // G. Query t stands at position causal_offset + t and sees the keys j with
@@ -10,6 +12,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from kvbench_kernels.kv.layout import LayerPages, check_gather, check_write, signed, unsigned
+from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
+from kvbench_kernels.launches import launched
 
 
 def paged_attention_torch(
@@ -99,3 +105,121 @@ def _explicit(
         scores = torch.cat((scores, sink), dim=-1)
     weights = scores.softmax(-1)[..., : k.shape[2]]
     return (weights @ v.to(dtype).unsqueeze(2)).reshape(batch, q_heads, queries, v.shape[3]).to(q.dtype)
+
+
+def paged_write_torch(cache: LayerPages, k: Tensor, v: Tensor, slots: Tensor, health: Tensor) -> None:
+    """paged_write in torch. It waits for the device: the stored rows are selected by their slots."""
+    check_write(cache, k, v, slots, health)
+    stored = slots >= 0
+    page, offset = slots[stored] // cache.page_size, slots[stored] % cache.page_size
+    fmt = cache.fmt
+    for x, (pages, scale) in zip((k, v), cache.sides(), strict=True):
+        result = QUANTIZE[fmt.name](x[stored], None if fmt.scale_per_row else scale)
+        unsigned(pages)[page, :, offset] = unsigned(result.codes.to(pages.dtype))
+        if result.scales is not None and scale is not None:
+            scale[page, :, offset] = result.scales
+        health += torch.stack((result.clipped, result.nonfinite, result.overflow))
+    launched("paged_write_torch")
+
+
+def paged_gather_torch(
+    cache: LayerPages, table: Tensor, length: int, dtype: torch.dtype, reads: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """paged_gather in torch."""
+    check_gather(cache, table, length)
+    token = torch.arange(length, device=table.device)
+    page = table[:, token // cache.page_size].long()  # [B, length]
+    offset = (token % cache.page_size).expand_as(page)
+    out = []
+    for payload, scale in cache.sides():
+        codes = signed(payload)[page, :, offset].transpose(1, 2).contiguous().view(payload.dtype)
+        if scale is not None and cache.fmt.scale_per_row:
+            scale = scale[page, :, offset].transpose(1, 2)
+        out.append(dequantize(codes, scale, dtype))
+    if reads is not None:
+        reads += page.numel() * torch.tensor([1, int(cache.eight_bit)], device=reads.device)
+    launched("paged_gather_torch")
+    return out[0], out[1]
+
+
+def paged_decode_torch(
+    cache: LayerPages,
+    q: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    scaling: float,
+    *,
+    splits: int,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    reads: Tensor | None = None,
+) -> Tensor:
+    """paged_decode in torch: sequence by sequence, dequantized, in float32. `splits` changes nothing."""
+    starts = torch.arange(len(q) + 1)
+    out = _sequences(cache, q, table, lengths, starts, scaling, sliding_window, softcap, sinks, reads)
+    launched("paged_decode_torch", splits=splits)
+    return out
+
+
+def paged_prefill_torch(
+    cache: LayerPages,
+    q: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    query_starts: Tensor,
+    max_new: int,
+    scaling: float,
+    *,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    reads: Tensor | None = None,
+) -> Tensor:
+    """paged_prefill in torch: sequence by sequence, dequantized, in float32."""
+    out = _sequences(cache, q, table, lengths, query_starts, scaling, sliding_window, softcap, sinks, reads)
+    launched("paged_prefill_torch")
+    return out
+
+
+def _sequences(
+    cache: LayerPages,
+    q: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    starts: Tensor,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    reads: Tensor | None,
+) -> Tensor:
+    """Causal attention of q's rows starts[b] to starts[b + 1], the last tokens of sequence b; zeros elsewhere."""
+    out = q.new_zeros(q.shape[0], q.shape[1], cache.v.shape[3])
+    bounds = starts.tolist()
+    for row, length in enumerate(lengths.tolist()):
+        begin, end = bounds[row], bounds[row + 1]
+        if reads is not None:
+            reads += length * torch.tensor([1, int(cache.eight_bit)], device=reads.device)
+        if length and end > begin:
+            k, v = gather_float(cache, table[row], length)
+            query, past = q[begin:end].float().transpose(0, 1)[None], length - (end - begin)
+            result = paged_attention_torch(query, k, v, scaling, past, sliding_window, softcap, sinks)
+            out[begin:end] = result[0].transpose(0, 1).to(q.dtype)
+    return out
+
+
+def gather_float(cache: LayerPages, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """One sequence's K [1, Hkv, length, D] and V, dequantized to float32. pages: its row of the table."""
+    used = pages[: -(-length // cache.page_size)].long()
+    found = []
+    for codes, scale in cache.sides():
+        mine = _in_order(unsigned(codes), used, length).view(codes.dtype)
+        if scale is not None and cache.fmt.scale_per_row:
+            scale = _in_order(scale, used, length)
+        found.append(dequantize(mine, scale, torch.float32)[None])
+    return found[0], found[1]
+
+
+def _in_order(paged: Tensor, used: Tensor, length: int) -> Tensor:
+    return paged[used].transpose(0, 1).flatten(1, 2)[:, :length]

@@ -37,7 +37,7 @@ def plan(needs: AttentionNeeds, batch: int, longest: int, mean: int, splits: int
     if splits is not None:
         return splits
     if takes_hopper(needs):
-        return plan_decode(needs.kv_format, batch, needs.kv_heads, longest, _multiprocessors(), float(mean))
+        return plan_decode(needs.fmt, batch, needs.kv_heads, longest, _multiprocessors(), float(mean))
     return choose_splits(batch, needs.kv_heads, longest, _multiprocessors())
 
 
@@ -54,8 +54,8 @@ def workspace(needs: AttentionNeeds, batch: int, chosen: int | Plan, device: tor
 def execution(needs: AttentionNeeds) -> str:
     """Operands and accumulator of both products in a decode: "float16 x float16 -> float32"."""
     if takes_hopper(needs):
-        return hopper_execution(needs.kv_format, needs.dtype)
-    return portable_execution(needs.kv_format, getattr(torch, needs.dtype))
+        return hopper_execution(needs.fmt, needs.dtype)
+    return portable_execution(needs.fmt, getattr(torch, needs.dtype))
 
 
 def _hopper(

@@ -29,53 +29,48 @@ import triton.language as tl
 from torch import Tensor
 
 from kvbench_kernels.kv.convert import INTERPRET, decode_e4m3, narrow, widen
-from kvbench_kernels.kv.layout import attention_needs, check_pages
-from kvbench_kernels.support import Rejected, supports
+from kvbench_kernels.kv.layout import LayerPages, attention_needs, check_pages
+from kvbench_kernels.support import Rejected, StoredFormat, supports
 
 LOG2E = tl.constexpr(1.4426950408889634)
-QUANTIZED_DTYPES = (torch.int8, torch.float8_e4m3fn)
-SCALES = {"native": "none", "int8_sym": "token", "fp8_e4m3": "token"}  # the others have one scale a tensor
+# `scale_granularity` -> what the kernels call it.
+SCALES = {"none": "none", "token-head": "token", "tensor": "tensor"}
 _TL_DTYPE = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
-def operand_dtype(fmt: str, dtype: torch.dtype) -> torch.dtype:
+def operand_dtype(fmt: StoredFormat, dtype: torch.dtype) -> torch.dtype:
     """dtype of the operands of both products, for queries of `dtype` on pages of KV format `fmt`."""
-    return dtype if fmt == "native" or dtype == torch.float32 else torch.float16
+    return torch.float16 if fmt.quantized and dtype != torch.float32 else dtype
 
 
-def execution(fmt: str, dtype: torch.dtype) -> str:
+def execution(fmt: StoredFormat, dtype: torch.dtype) -> str:
     """Operands and accumulator of both products: "float16 x float16 -> float32"."""
     name = str(operand_dtype(fmt, dtype)).removeprefix("torch.")
     return f"{name} x {name} -> float32"
 
 
-def kernel_options(
-    fmt: str, q_heads: int, dtype: torch.dtype, k_pages: Tensor, v_pages: Tensor
-) -> dict[str, Any]:
-    """The compile-time arguments that both kernels take."""
-    _, kv_heads, page_size, head_dim = k_pages.shape
+def kernel_options(cache: LayerPages, q_heads: int, dtype: torch.dtype) -> dict[str, Any]:
+    """The compile-time arguments of both kernels."""
+    _, kv_heads, page_size, head_dim = cache.k.shape
+    value_dim = cache.v.shape[3]
     return {
         "Q_HEADS": q_heads,
         "KV_HEADS": kv_heads,
         "PAGE": page_size,
         "D": head_dim,
-        "DV": v_pages.shape[3],
+        "DV": value_dim,
         "BD": triton.next_power_of_2(head_dim),
-        "BV": triton.next_power_of_2(v_pages.shape[3]),
-        "OPERAND": _TL_DTYPE[operand_dtype(fmt, dtype)],
-        "SCALES": SCALES.get(fmt, "tensor"),
-        "EIGHT_BIT": k_pages.dtype in QUANTIZED_DTYPES and v_pages.dtype in QUANTIZED_DTYPES,
+        "BV": triton.next_power_of_2(value_dim),
+        "OPERAND": _TL_DTYPE[operand_dtype(cache.fmt, dtype)],
+        "SCALES": SCALES[cache.fmt.scale_granularity],
+        "EIGHT_BIT": cache.eight_bit,
     }
 
 
 def check_arguments(
-    fmt: str,
+    cache: LayerPages,
     q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    pages: Tensor,
+    table: Tensor,
     lengths: Tensor,
     sliding_window: int | None,
     softcap: float | None,
@@ -83,32 +78,32 @@ def check_arguments(
     reads: Tensor | None,
 ) -> None:
     """ValueError for what the kernels would read wrongly. Looks at shapes and dtypes only, never at values."""
-    needs = attention_needs(fmt, q, k_pages, v_pages, sliding_window, softcap, sinks is not None)
-    answer = supports(needs)
+    answer = supports(attention_needs(cache, q, sliding_window, softcap, sinks is not None))
     if isinstance(answer, Rejected):
         raise ValueError(answer.sentence)
-    check_pages(fmt, k_pages, v_pages, k_scale, v_scale)
-    if q.shape[2] != k_pages.shape[3] or q.stride(2) != 1:
+    check_pages(cache)
+    k, v = cache.k, cache.v
+    if q.shape[2] != k.shape[3] or q.stride(2) != 1:
         raise ValueError(
-            f"q {tuple(q.shape)} with strides {q.stride()} and K pages {tuple(k_pages.shape)} do not fit; q needs K's "
+            f"q {tuple(q.shape)} with strides {q.stride()} and K pages {tuple(k.shape)} do not fit; q needs K's "
             f"head dim, dense."
         )
-    if fmt == "native" and not k_pages.dtype == v_pages.dtype == q.dtype:
+    if not cache.fmt.quantized and not k.dtype == v.dtype == q.dtype:
         raise ValueError(
-            f"q is {q.dtype} and native pages hold K in {k_pages.dtype} and V in {v_pages.dtype}; all must be the same."
+            f"q is {q.dtype} and native pages hold K in {k.dtype} and V in {v.dtype}; all must be the same."
         )
-    if pages.dtype != torch.int32 or pages.stride(-1) != 1 or lengths.dtype != torch.int32:
+    if table.dtype != torch.int32 or table.stride(-1) != 1 or lengths.dtype != torch.int32:
         raise ValueError(
-            f"The page table is {pages.dtype} with strides {pages.stride()} and the lengths are {lengths.dtype}; both "
+            f"The page table is {table.dtype} with strides {table.stride()} and the lengths are {lengths.dtype}; both "
             f"must be dense int32."
         )
-    if len(pages) != len(lengths):
+    if len(table) != len(lengths):
         raise ValueError(
-            f"{len(pages)} rows in the page table and {len(lengths)} lengths; give one of each a sequence."
+            f"{len(table)} rows in the page table and {len(lengths)} lengths; give one of each per sequence."
         )
     if sinks is not None and (sinks.shape != (q.shape[1],) or not sinks.is_contiguous()):
         raise ValueError(
-            f"Sinks {tuple(sinks.shape)} for {q.shape[1]} query heads; give one number a head, dense."
+            f"Sinks {tuple(sinks.shape)} for {q.shape[1]} query heads; give one per head, dense."
         )
     if reads is not None and (reads.dtype != torch.int64 or reads.shape != (2,)):
         raise ValueError(f"The read counter is {reads.dtype} {tuple(reads.shape)}; it must be [2] int64.")

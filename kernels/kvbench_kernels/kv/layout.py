@@ -1,132 +1,139 @@
-"""What the tensors of a paged cache look like, checked before a kernel gets their addresses.
-
-Payload [pages, Hkv, page_size, D or Dv]; scales [pages, Hkv, page_size] in a dynamic format, [1] in a static one. All
-contiguous: the kernels compute every address from the sizes.
-"""
+"""The tensors of a paged cache, and their checks before a kernel gets their addresses."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kvbench_kernels.kv.quantize import DYNAMIC, QUANTIZE
-from kvbench_kernels.support import AttentionNeeds, interpreting
+from kvbench_kernels.support import AttentionNeeds, StoredFormat, interpreting
 
-PAYLOAD = {
-    "int8_sym": torch.int8,
-    "int8_static": torch.int8,
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "fp8_e4m3_static": torch.float8_e4m3fn,
+DTYPES = {
+    "int8": torch.int8,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float16": torch.float16,
+    "float32": torch.float32,
 }
 NATIVE = (torch.float16, torch.bfloat16, torch.float32)
-SCALE = {
-    "int8_sym": torch.float16,
-    "int8_static": torch.float32,
-    "fp8_e4m3": torch.float32,
-    "fp8_e4m3_static": torch.float32,
-}
 
 
-def check_pages(
-    fmt: str, k_pages: Tensor, v_pages: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
-) -> None:
-    """ValueError where one of them is not what the KV format asks for. Looks at shapes and dtypes, never at values."""
-    if fmt not in QUANTIZE:
-        raise ValueError(f"Unknown KV format {fmt!r}; known are {', '.join(QUANTIZE)}.")
-    accepted = (PAYLOAD[fmt],) if fmt in PAYLOAD else NATIVE
-    rows = k_pages.shape[:3]
-    for name, pages, scale in (("k", k_pages, k_scale), ("v", v_pages, v_scale)):
+class LayerPages(NamedTuple):
+    """One layer's K and V in pages: what every paged kernel takes.
+
+    k [pages, Hkv, page_size, D], v [pages, Hkv, page_size, Dv]; scales [pages, Hkv, page_size] where the format has
+    one per row, [1] where it has one per tensor, else None. All are contiguous: kernels compute every address from
+    the sizes.
+    """
+
+    fmt: StoredFormat
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+
+    @property
+    def page_size(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def eight_bit(self) -> bool:
+        """Whether K and V are both stored in 8 bits per element."""
+        return self.k.element_size() == 1 and self.v.element_size() == 1
+
+    def sides(self) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
+        """(payload, scales) of K and of V."""
+        return (self.k, self.k_scale), (self.v, self.v_scale)
+
+    def side(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Payload and scales of "k" or "v"."""
+        return self.sides()["kv".index(name)]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that exist, by name."""
+        named = {"k": self.k, "v": self.v, "k_scale": self.k_scale, "v_scale": self.v_scale}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def paged(self) -> dict[str, Tensor]:
+        """Those whose first axis is the page; a static scale belongs to no page."""
+        return {name: tensor for name, tensor in self.tensors().items() if tensor.ndim > 1}
+
+    def static_scale(self, sides: str) -> Tensor | None:
+        """The given scales of "k", "v" or "kv" as [sides, 1, 1, 1]; None where the format has none per tensor."""
+        scales = [scale for _, scale in map(self.side, sides) if scale is not None and scale.ndim == 1]
+        return torch.cat(scales).view(-1, 1, 1, 1) if scales else None
+
+
+def check_pages(cache: LayerPages) -> None:
+    """ValueError where a tensor does not fit the KV format. Looks at shapes and dtypes, never at values."""
+    fmt = cache.fmt
+    accepted = (DTYPES[fmt.payload_dtype],) if fmt.payload_dtype else NATIVE
+    rows = cache.k.shape[:3]
+    for name, (pages, scale) in zip("kv", cache.sides(), strict=True):
         if pages.ndim != 4 or pages.shape[:3] != rows or not pages.is_contiguous():
             raise ValueError(
                 f"{name}_pages must be contiguous [pages, Hkv, page_size, head dim], with the same pages for K and V; "
-                f"got {list(pages.shape)} with strides {list(pages.stride())} beside K's {list(k_pages.shape)}."
+                f"got {list(pages.shape)} with strides {list(pages.stride())}, and K's are {list(cache.k.shape)}."
             )
         if pages.dtype not in accepted:
             names = " or ".join(map(str, accepted))
-            raise ValueError(f"{name}_pages of KV format {fmt!r} hold {names}, not {pages.dtype}.")
-        if fmt not in SCALE:
+            raise ValueError(f"{name}_pages of KV format {fmt.name!r} hold {names}, not {pages.dtype}.")
+        if fmt.scale_dtype is None:
             if scale is not None:
-                raise ValueError(
-                    f"KV format {fmt!r} has no scales; pass None for {name}_scale, not a tensor."
-                )
+                raise ValueError(f"KV format {fmt.name!r} has no scales; {name}_scale must be None.")
             continue
-        shape = rows if fmt in DYNAMIC else torch.Size([1])
-        if scale is None or (scale.dtype, scale.shape) != (SCALE[fmt], shape) or not scale.is_contiguous():
+        shape, dtype = rows if fmt.scale_per_row else torch.Size([1]), DTYPES[fmt.scale_dtype]
+        if scale is None or (scale.dtype, scale.shape) != (dtype, shape) or not scale.is_contiguous():
             given = (
                 "None" if scale is None else f"{scale.dtype} {list(scale.shape)}, strides {scale.stride()}"
             )
             raise ValueError(
-                f"{name}_scale of KV format {fmt!r} must be contiguous {SCALE[fmt]} {list(shape)}; got {given}."
+                f"{name}_scale of KV format {fmt.name!r} must be contiguous {dtype} {list(shape)}; got {given}."
             )
 
 
 def attention_needs(
-    fmt: str,
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    sliding_window: int | None,
-    softcap: float | None,
-    sinks: bool,
+    cache: LayerPages, q: Tensor, sliding_window: int | None, softcap: float | None, sinks: bool
 ) -> AttentionNeeds:
     """What attention of q [N, Hq, D] over these pages asks of the kernels."""
-    _, kv_heads, page_size, head_dim = k_pages.shape
+    _, kv_heads, page_size, head_dim = cache.k.shape
+    dtype = str(q.dtype).removeprefix("torch.")
     return AttentionNeeds(
-        fmt, q.shape[1], kv_heads, head_dim, v_pages.shape[3], page_size, str(q.dtype).removeprefix("torch."),
-        q.device.type, interpreting(), sliding_window, softcap, sinks,
+        cache.fmt, q.shape[1], kv_heads, head_dim, cache.v.shape[3], page_size, dtype, q.device.type,
+        interpreting(), sliding_window, softcap, sinks,
     )  # fmt: skip
 
 
-def check_write(
-    fmt: str,
-    k: Tensor,
-    v: Tensor,
-    slots: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    health: Tensor,
-) -> None:
+def check_write(cache: LayerPages, k: Tensor, v: Tensor, slots: Tensor, health: Tensor) -> None:
+    """ValueError for tensors that do not fit each other."""
     if k.ndim != 3 or v.ndim != 3 or k.shape[:2] != v.shape[:2] or slots.shape != k.shape[:1]:
         raise ValueError(
             f"k {list(k.shape)}, v {list(v.shape)} and slots {list(slots.shape)} do not fit each other: "
             f"[N, Hkv, D], [N, Hkv, Dv] and [N] are expected."
         )
-    check_pages(fmt, k_pages, v_pages, k_scale, v_scale)
-    for name, x, pages in (("k", k, k_pages), ("v", v, v_pages)):
+    check_pages(cache)
+    for name, x, pages in (("k", k, cache.k), ("v", v, cache.v)):
         if x.dtype not in NATIVE or x.shape[1:] != (pages.shape[1], pages.shape[3]):
             raise ValueError(
                 f"{name} is {x.dtype} {list(x.shape)}; pages {list(pages.shape)} take float16, bfloat16 or float32 "
                 f"[N, {pages.shape[1]}, {pages.shape[3]}]."
             )
-    if (
-        slots.dtype != torch.int64
-        or slots.stride(0) != 1
-        or health.shape != (3,)
-        or health.dtype != torch.int64
-    ):
+    dense = slots.dtype == torch.int64 and slots.stride(0) == 1
+    if not dense or health.shape != (3,) or health.dtype != torch.int64:
         raise ValueError(
             f"slots must be dense int64 and health int64 [3]; got {slots.dtype} with stride {slots.stride(0)}, "
             f"and {health.dtype} {list(health.shape)}."
         )
 
 
-def check_gather(
-    fmt: str,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    pages: Tensor,
-    length: int,
-) -> None:
-    check_pages(fmt, k_pages, v_pages, k_scale, v_scale)
-    needed = -(-length // k_pages.shape[2])
-    if pages.ndim != 2 or needed > pages.shape[1] or (pages.shape[1] > 1 and pages.stride(1) != 1):
+def check_gather(cache: LayerPages, table: Tensor, length: int) -> None:
+    """ValueError for pages that do not fit their format and for a table that is too short."""
+    check_pages(cache)
+    needed = -(-length // cache.page_size)
+    if table.ndim != 2 or needed > table.shape[1] or (table.shape[1] > 1 and table.stride(1) != 1):
         raise ValueError(
             f"{length} tokens need a page table [B, {needed} or more] with dense rows; "
-            f"got {list(pages.shape)} with strides {list(pages.stride())}."
+            f"got {list(table.shape)} with strides {list(table.stride())}."
         )
 
 
@@ -136,5 +143,5 @@ def unsigned(pages: Tensor) -> Tensor:
 
 
 def signed(pages: Tensor) -> Tensor:
-    """E4M3 as int8: its codes are taken apart with integers."""
+    """E4M3 as int8: its codes are decoded with integers."""
     return pages.view(torch.int8) if pages.dtype == torch.float8_e4m3fn else pages

@@ -1,17 +1,17 @@
-"""Reference quantizers for KV rows in torch: the twins that every faster kernel must match byte for byte.
+"""Reference quantizers for KV rows in torch. Every faster kernel must match their bytes.
 
 Layout: `x [..., D]` in float32, float16 or bfloat16; one row is the last axis. Nothing here reads a value back to
 the host: counts are 0-dim int64 tensors on x's device, so that a decode step over many layers never waits for it.
 
 Three rules make the bytes the same everywhere:
 
-- divisions are float32, correctly rounded, and by a tensor. torch on CUDA turns `x / python_number` into a
-  multiplication by the reciprocal, which is another number in the last bit;
-- E4M3 values are clamped before the cast: eager torch below 2.12 casts a finite overflow to NaN;
-- a row's scale comes from its finite elements only. A non-finite element is counted, never laundered into a
-  plausible value: its code is 0 in INT8, which has no NaN, and 0x7F (NaN) in E4M3.
+- A division is float32, correctly rounded, and by a tensor. torch on CUDA turns `x / python_number` into a
+  multiplication by the reciprocal, which differs in the last bit.
+- E4M3 values are clamped before the cast: eager torch below 2.12 casts a finite overflow to NaN.
+- A row's scale comes from its finite elements only. A non-finite element is counted and never becomes a plausible
+  value: its code is 0 in INT8, which has no NaN, and 0x7F (NaN) in E4M3.
 
-A stored dynamic scale is always > 0, for an all-zero row too (its codes are 0, so it dequantizes to exactly 0
+A stored dynamic scale is always > 0, also for an all-zero row (its codes are 0, so it dequantizes to exactly 0
 with any scale). A scale of 0 in a store therefore means one thing only: it was never written.
 """
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -33,12 +34,12 @@ E4M3_MIN_SCALE = 2.0**-126  # smallest normal float32: amax/448 of a tinier row 
 
 @dataclass(frozen=True)
 class Quantized:
-    """What a quantizer gives for `x [..., D]`. The counts are 0-dim int64 tensors.
+    """The result of a quantizer for `x [..., D]`. The counts are 0-dim int64 tensors.
 
-    codes: [..., D] in the storage dtype. scales: [...] float16 (int8_sym) or float32 (fp8_e4m3), None where the
-    format stores none a row. clipped: finite elements beyond the largest code under a given static scale.
-    nonfinite: NaN and infinities in x. overflow: rows whose scale does not fit FP16 (stored as 65504, so their
-    elements are clipped; the caller must fail on it).
+    codes: [..., D] in the storage dtype. scales: [...] in the scale dtype, None where the format stores none per
+    row. clipped: finite elements beyond the largest code under a given static scale. nonfinite: NaN and infinities
+    in x. overflow: rows whose scale does not fit FP16 (stored as 65504, so their elements are clipped; the caller
+    must fail on it).
     """
 
     codes: Tensor
@@ -48,12 +49,34 @@ class Quantized:
     overflow: Tensor
 
 
+# Name of a KV format -> its quantizer, a function of x and of the given scale (None where the format computes its own).
+QUANTIZE: dict[str, Callable[[Tensor, Tensor | None], Quantized]] = {}
+_F = TypeVar("_F", bound=Callable[..., Quantized])
+
+
+def quantizer(fmt: str, *, given_scale: bool = False) -> Callable[[_F], _F]:
+    """Register a function of x, and of the scale where one is given, as the quantizer of a KV format."""
+
+    def register(function: _F) -> _F:
+        def quantize(x: Tensor, scale: Tensor | None) -> Quantized:
+            if given_scale and scale is None:
+                raise ValueError(f"KV format {fmt!r} needs a scale tensor; None was given.")
+            return function(x, scale) if given_scale else function(x)
+
+        QUANTIZE[fmt] = quantize
+        return function
+
+    return register
+
+
+@quantizer("native")
 def quantize_native(x: Tensor) -> Quantized:
-    """No change: codes are x itself."""
+    """Codes are x itself."""
     zero = _zero(x)
     return Quantized(x, None, zero, zero, zero)
 
 
+@quantizer("int8_sym")
 def quantize_int8_sym(x: Tensor) -> Quantized:
     """Symmetric INT8 a row: s = amax/127 rounded up to FP16, q = round-half-even(x/s) in [-127, 127].
 
@@ -70,6 +93,7 @@ def quantize_int8_sym(x: Tensor) -> Quantized:
     return Quantized(codes, scales, _zero(x), broken.sum(), (wanted > FP16_MAX).sum())
 
 
+@quantizer("fp8_e4m3")
 def quantize_fp8_e4m3(x: Tensor) -> Quantized:
     """E4M3FN a row: s = amax/448 in float32 (at least 2^-126), round to nearest even, saturated at 448.
 
@@ -82,6 +106,7 @@ def quantize_fp8_e4m3(x: Tensor) -> Quantized:
     return Quantized(codes, scales, zero, broken.sum(), zero)
 
 
+@quantizer("int8_static", given_scale=True)
 def quantize_int8_static(x: Tensor, scale: Tensor) -> Quantized:
     """Symmetric INT8 with a given float32 scale, on x's device: q = clamp(round-half-even(x/scale)).
 
@@ -95,6 +120,7 @@ def quantize_int8_static(x: Tensor, scale: Tensor) -> Quantized:
     )
 
 
+@quantizer("fp8_e4m3_static", given_scale=True)
 def quantize_fp8_e4m3_static(x: Tensor, scale: Tensor) -> Quantized:
     """E4M3FN with a given float32 scale, on x's device, saturated at 448.
 
@@ -106,17 +132,22 @@ def quantize_fp8_e4m3_static(x: Tensor, scale: Tensor) -> Quantized:
     return Quantized(_to_e4m3(scaled, broken), None, clipped, broken.sum(), _zero(x))
 
 
-def dequantize(fmt: str, codes: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Stored codes back to `dtype`: codes * scale in float32, rounded once.
+def dequantize(codes: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Stored codes in `dtype`: codes * scale in float32, rounded once.
 
-    codes [..., D]; scale [...] for a dynamic format, 0-dim or [1] for a static one, None for native.
+    codes [..., D]; scale [...] where one is stored per row, one element where it is given for all, None for native.
+    ValueError for 8-bit codes without a scale and for scales of another shape.
     """
-    if fmt == "native":
-        return codes.to(dtype)
     if scale is None:
-        raise ValueError(f"Codes of KV format {fmt!r} need their scale to be dequantized; none was given.")
-    per_row = scale.float().unsqueeze(-1) if fmt in DYNAMIC else scale
+        if codes.element_size() == 1:
+            raise ValueError(f"Codes in {codes.dtype} need their scale to be dequantized; none was given.")
+        return codes.to(dtype)
+    if scale.numel() > 1 and scale.shape != codes.shape[:-1]:
+        raise ValueError(
+            f"Scales {list(scale.shape)} do not fit codes {list(codes.shape)}; give one per row."
+        )
     values = e4m3_to_float(codes) if codes.dtype == torch.float8_e4m3fn else codes.float()
+    per_row = scale.float().reshape(() if scale.numel() == 1 else (*scale.shape, 1))
     return (values * per_row).to(dtype)
 
 
@@ -149,22 +180,3 @@ def _scalar(value: float, like: Tensor) -> Tensor:
 
 def _zero(like: Tensor) -> Tensor:
     return torch.zeros((), dtype=torch.int64, device=like.device)
-
-
-def _given(scale: Tensor | None) -> Tensor:
-    if scale is None:
-        raise ValueError("A static KV format needs a scale tensor; None was given.")
-    return scale
-
-
-# Formats with one stored scale a row.
-DYNAMIC = frozenset({"int8_sym", "fp8_e4m3"})
-
-# KV format name -> function(x, static scale or None).
-QUANTIZE: dict[str, Callable[[Tensor, Tensor | None], Quantized]] = {
-    "native": lambda x, _: quantize_native(x),
-    "int8_sym": lambda x, _: quantize_int8_sym(x),
-    "int8_static": lambda x, scale: quantize_int8_static(x, _given(scale)),
-    "fp8_e4m3": lambda x, _: quantize_fp8_e4m3(x),
-    "fp8_e4m3_static": lambda x, scale: quantize_fp8_e4m3_static(x, _given(scale)),
-}

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvbench_kernels.kv.convert import encode_e4m3, encode_int8, narrow, widen
-from kvbench_kernels.kv.layout import check_write, unsigned
+from kvbench_kernels.kv.layout import LayerPages, check_write, unsigned
 from kvbench_kernels.launches import launched
 
 # Elements a program takes. A correctly rounded division branches, so a thread does its divisions one after the other:
@@ -22,27 +22,15 @@ from kvbench_kernels.launches import launched
 SMALL_TILE, TILE, MANY = 512, 2048, 2**20
 
 
-def paged_write(
-    fmt: str,
-    k: Tensor,
-    v: Tensor,
-    slots: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    health: Tensor,
-) -> None:
+def paged_write(cache: LayerPages, k: Tensor, v: Tensor, slots: Tensor, health: Tensor) -> None:
     """Quantize k [N, Hkv, D] and v [N, Hkv, Dv] (any strides) into the slots [N] int64 of the pages.
 
-    k_pages [pages, Hkv, page_size, D] and v_pages [pages, Hkv, page_size, Dv], contiguous; a slot is
-    page * page_size + offset, a negative one stands for a row that is neither stored nor counted, and one beyond the
-    pages is the caller's error (nothing is read back to check it). k_scale and v_scale: [pages, Hkv, page_size] to
-    write for a dynamic format, [1] float32 to read for a static one, None for native. health [3] int64: (clipped,
-    nonfinite, overflow) as `Quantized` defines them are added to it; native counts nothing. ValueError for tensors
-    that do not fit each other.
+    A slot is page * page_size + offset. A row with a negative slot is neither stored nor counted. A slot beyond the
+    pages is the caller's error: nothing is read back to check it. Scales per row are written, a given one is read.
+    health [3] int64: (clipped, nonfinite, overflow) as `Quantized` defines them are added to it; native counts
+    nothing. ValueError for tensors that do not fit each other.
     """
-    check_write(fmt, k, v, slots, k_pages, v_pages, k_scale, v_scale, health)
+    check_write(cache, k, v, slots, health)
     tokens, heads, dim = k.shape
     rows = tokens * heads
     if rows == 0:
@@ -51,14 +39,13 @@ def paged_write(
     block, value_block = triton.next_power_of_2(dim), triton.next_power_of_2(value_dim)
     widest = max(block, value_block)
     rows_each = max(1, (SMALL_TILE if rows * widest < MANY else TILE) // widest)
-    # fmt: off
+    fmt = cache.fmt.name
     compiled = _kv_write[(triton.cdiv(rows, rows_each), 2)](
-        k, v, slots, unsigned(k_pages), unsigned(v_pages), k_scale, v_scale, health, rows,
+        k, v, slots, unsigned(cache.k), unsigned(cache.v), cache.k_scale, cache.v_scale, health, rows,
         k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
-        FMT=fmt, HEADS=heads, DIM=dim, VALUE_DIM=value_dim, PAGE_SIZE=k_pages.shape[2], ROWS=rows_each,
+        FMT=fmt, HEADS=heads, DIM=dim, VALUE_DIM=value_dim, PAGE_SIZE=cache.page_size, ROWS=rows_each,
         BLOCK=block, VALUE_BLOCK=value_block, num_warps=4,
-    )
-    # fmt: on
+    )  # fmt: skip
     launched(f"kv_write_{fmt}", compiled)
 
 

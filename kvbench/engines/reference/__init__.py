@@ -3,6 +3,6 @@
 Importing any module of it silences the Hugging Face libraries first: they read their settings when imported.
 """
 
-from kvbench.models.hub import quiet
+from kvbench.models.download import quiet
 
 quiet()

@@ -158,8 +158,7 @@ class TritonAttention:
         plain = window is None and softcap is None and sinks is None
         if self.new > 1 and plain and self.past is not None:
             return self._alike(layer, q, scaling, self.past)
-        live = store.layers[layer]
-        tensors = (live.k, live.v, live.k_scale, live.v_scale, self.pages, self.lengths)
+        cache, batch = store.layers[layer], (self.pages, self.lengths)
         q = q if q.stride(-1) == 1 else q.contiguous()
         extras: dict[str, Any] = {
             "sliding_window": window, "softcap": softcap, "sinks": sinks, "reads": store.device_reads,
@@ -167,15 +166,15 @@ class TritonAttention:
         if self.new > 1:
             from kvbench_kernels.attention.prefill import paged_prefill  # Triton, where it is needed
 
-            return paged_prefill(live.fmt, q, *tensors, self.query_starts, self.new, scaling, **extras)
+            return paged_prefill(cache, q, *batch, self.query_starts, self.new, scaling, **extras)
         from kvbench_kernels.attention import route
 
-        needs = attention_needs(live.fmt, q, live.k, live.v, window, softcap, sinks is not None)
+        needs = attention_needs(cache, q, window, softcap, sinks is not None)
         plan = route.plan(needs, len(self.lengths), self.longest, self.mean, self.splits)
         space = self.workspace(layer, needs, plan)
         if space is not None:
             extras["workspace"] = space
-        return route.decode_kernel(needs)(live.fmt, q, *tensors, scaling, splits=plan, **extras)
+        return route.decode_kernel(needs)(cache, q, *batch, scaling, splits=plan, **extras)
 
     def workspace(self, layer: int, needs: AttentionNeeds, plan: int | Plan) -> Any:
         """This forward's own memory of the kernel, one for all layers that need as much; None to share."""

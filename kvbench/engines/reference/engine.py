@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kvbench.engines.protocol import Logits
 from kvbench.engines.reference.attention import ATTENTION, Attention, Chunk
 from kvbench.engines.reference.binding import Step
 from kvbench.engines.reference.graph import DecodeGraph, PromptGraph, about, bucket
@@ -30,7 +31,6 @@ from kvbench.matrix.resolve import Decision
 from kvbench.models.attention_facts import LayerFacts
 from kvbench_kernels.launches import Launch, record
 
-Logits = Literal["all", "last", "none"]
 Product = tuple[int, int, int]
 
 

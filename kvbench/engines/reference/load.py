@@ -40,8 +40,7 @@ from kvbench.formats.scales import from_checkpoint
 from kvbench.matrix.resolve import Request, resolve
 from kvbench.models.attention_facts import LayerFacts, ModelFacts, facts_from_config
 from kvbench.models.catalog import ALIASES, CONFIGS
-from kvbench.models.download import fetch
-from kvbench.models.hub import cached_file
+from kvbench.models.download import cached_file, fetch
 from kvbench.models.source import (
     RANDOM_SEED,
     check_folder_weights,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvbench.compare.history import History, Line
 from kvbench.metrics.collect import METRICS
-from kvbench.render.numbers import KINDS, one_line
+from kvbench.render.numbers import one_line
 from kvbench.render.svg import COLOURS, INK, RC, colour, drawn, mark, marker
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _plot(result: History, metric: str, variant: str, lines: list[Line], key: st
         panel.set_xticks(range(len(result.runs)), [run.name for run in result.runs])
         panel.set_xlim(-0.5, len(result.runs) - 0.5)
         unit = METRICS[metric].unit
-        panel.set_ylabel(metric if unit in KINDS else f"{metric} ({unit})")
+        panel.set_ylabel(metric if unit.bare else f"{metric} ({unit})")
         panel.grid(axis="y")
         panel.tick_params(length=0)
         svg = drawn(figure, key, f"{title} over the runs; a line breaks where runs are unlike")

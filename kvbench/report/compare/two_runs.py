@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from kvbench.compare.effects import BESIDE, BYTES, Effect
 from kvbench.compare.history import History
 from kvbench.compare.pairing import Stored
 from kvbench.compare.result import (
@@ -23,8 +22,10 @@ from kvbench.compare.result import (
     Finding,
     spoken,
 )
-from kvbench.compare.two_runs import MARGINS, UNJUDGED
+from kvbench.compare.two_runs import UNJUDGED
 from kvbench.metrics.collect import METRICS, Row
+from kvbench.metrics.declare.metric import BESIDE, EXACT, MARGINS, Effect
+from kvbench.metrics.declare.units import BYTES
 from kvbench.render.numbers import counted_of, one_line, shown
 from kvbench.report.json import strict
 from kvbench.report.markdown import escaped, table
@@ -105,12 +106,12 @@ def _line(finding: Finding) -> Line:
         _value(finding.first),
         _value(finding.second),
         # Its two times are each run's own; the change is that of their ratios to native.
-        f"{spoken(effect)}{' beside native' if effect.kind == BESIDE else ''}" if effect else "",
+        f"{spoken(effect)}{' beside native' if effect.kind is BESIDE else ''}" if effect else "",
         n,
         ""
         if finding.margin is None or not effect
         else "exact"
-        if effect.kind == BYTES
+        if effect.kind is EXACT
         else f"{finding.margin:g}{unit}",
         one_line("; ".join(filter(None, why))),
         one_line("; ".join(filter(None, how))),
@@ -119,7 +120,7 @@ def _line(finding: Finding) -> Line:
 
 
 def _value(row: Row | None) -> str:
-    return "" if row is None else shown(row.value, row.unit).brief if row.unit != "B" else _bytes(row)
+    return "" if row is None else shown(row.value, row.unit).brief if row.unit is not BYTES else _bytes(row)
 
 
 def _bytes(row: Row) -> str:
@@ -215,7 +216,7 @@ def as_json(result: Comparison) -> dict[str, Any]:
         "outcomes": dict(Counter(finding.outcome for finding in result.findings)),
         "margins": MARGINS
         if result.margin is None
-        else {k: 0.0 if k == BYTES else result.margin for k in MARGINS},
+        else {k: 0.0 if k == EXACT.name else result.margin for k in MARGINS},
         "word": result.word,
         "exit_code": result.exit_code,
     }
@@ -234,7 +235,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         name: strict(row.value) if row else None
         for name, row in zip(finding.runs, (finding.first, finding.second), strict=True)
     }
-    unit = METRICS[finding.metric].unit if finding.metric else ""
+    unit = METRICS[finding.metric].unit.name if finding.metric else ""
     return {
         "reference": finding.runs[0],
         "run": finding.runs[1],
@@ -247,7 +248,9 @@ def finding_json(finding: Finding) -> dict[str, Any]:
 
 def _effect_json(effect: Effect) -> dict[str, Any]:
     names = ("kind", "unit", "value", "low", "high", "n", "counted", "units", "identical", "method", "subset")
-    found: dict[str, Any] = strict({name: getattr(effect, name) for name in names})
+    found: dict[str, Any] = strict(
+        {name: getattr(effect, name) for name in names} | {"kind": effect.kind.name}
+    )
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvbench.metrics.collect import Row
 from kvbench.records.record import OK, Record
 from kvbench.render.labels import Labels
-from kvbench.render.numbers import number, one_line, shown_row
+from kvbench.render.numbers import one_line, shown_row
 from kvbench.report.model import JudgedRun
 
 # A curve is drawn at so many steps, evenly, and at every step that differs; of more of these, at so many of them.
@@ -107,7 +107,7 @@ def _sentence(first: int | None, steps: int, own: Mapping[str, Row], judged: boo
     margin, real = own.get("divergence_margin"), own.get("real_divergence")
     said += f"; first divergence at step {first:,}"
     if margin is not None and margin.value is not None:
-        said += f", where native's top-2 margin is {number(margin.value, margin.unit)} logit"
+        said += f", where native's top-2 margin is {margin.unit.number(margin.value)} logit"
     if judged:
         return f"{said}: a real divergence"
     if judged is None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from kvbench.metrics import mcq, perplexity
-from kvbench.metrics.value import incomparable
+from kvbench.metrics.declare.value import incomparable
 from kvbench.records.record import OK, Record
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import one_line

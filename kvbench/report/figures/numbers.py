@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvbench.metrics.declare.units import BYTES, CODES, ERROR, GB_PER_S, LOGIT, MS, NAT, SHARE, Unit
 from kvbench.render.numbers import Shown, shown, shown_row
 from kvbench.report.figures.agreement import AgreementLine
 from kvbench.report.figures.divergence import LEVELS, KldLine
@@ -31,6 +32,7 @@ _MOST_LAYERS = 120
 # Requests of a cell that are written out.
 _MOST_REQUESTS = 12
 
+_MB, _US = Unit("MB", "10^6 bytes"), Unit("µs", "microseconds")
 _BLANK = Shown("–", state="missing")
 
 Cell = str | Shown
@@ -52,7 +54,7 @@ def bytes_table(bars: Sequence[ByteBar]) -> Grid:
     names = {**PART_NAMES, "native16": "16-bit native"}
     shown_of = [key for key in names if any(getattr(bar, key) is not None for bar in bars)]
     rows: tuple[Row, ...] = tuple(
-        (bar.name, *(shown(getattr(bar, key), "B") for key in shown_of)) for bar in bars
+        (bar.name, *(shown(getattr(bar, key), BYTES) for key in shown_of)) for bar in bars
     )
     note = (
         "Payload, scales and page tables are live tensors. Workspace: the most that a prefill and a step took beyond what was there before; held: what "
@@ -64,7 +66,7 @@ def bytes_table(bars: Sequence[ByteBar]) -> Grid:
 def times(series: Sequence[TimeSeries], name: str) -> Grid:
     rows: tuple[Row, ...] = tuple(
         (
-            line.name, f"{p.batch:,}", f"{p.context:,}", shown(p.value, "ms", low=p.low, high=p.high, n=p.n),
+            line.name, f"{p.batch:,}", f"{p.context:,}", shown(p.value, MS, low=p.low, high=p.high, n=p.n),
             _each(p.repeats),
         )
         for line in series for p in sorted(line.points, key=lambda p: (p.batch, p.context))
@@ -77,14 +79,14 @@ def times(series: Sequence[TimeSeries], name: str) -> Grid:
 
 def _each(repeats: Sequence[float]) -> str:
     """The first requests one by one, and how many there are where these are not all."""
-    text = "; ".join(shown(each, "ms").text for each in repeats[:_MOST_REQUESTS])
+    text = "; ".join(shown(each, MS).text for each in repeats[:_MOST_REQUESTS])
     return text if len(repeats) <= _MOST_REQUESTS else f"{text}; ... {len(repeats):,} in all"
 
 
 def roof(of: Roof) -> Grid:
     rows: tuple[Row, ...] = tuple(
         (
-            p.label.text, shown(p.weights / 1e6, "MB"), shown(p.cache / 1e6, "MB"), shown_row(p.itl), shown_row(p.rate),
+            p.label.text, shown(p.weights / 1e6, _MB), shown(p.cache / 1e6, _MB), shown_row(p.itl), shown_row(p.rate),
             shown_row(p.share) if p.share and p.share.value is not None else (p.share.note if p.share else "not measured"),
         )
         for p in of.points
@@ -97,8 +99,8 @@ def roof(of: Roof) -> Grid:
 def products(found: Sequence[ProductTimes]) -> Grid:
     rows: tuple[Row, ...] = tuple(
         (
-            f"{p.name} {p.n} x {p.k}", f"{m:,}", path, *(shown(times.get(key), "µs") for key in ("us", *BESIDE)),
-            shown(p.weights / times["us"] / 1e3 if "us" in times else None, "GB/s"),
+            f"{p.name} {p.n} x {p.k}", f"{m:,}", path, *(shown(times.get(key), _US) for key in ("us", *BESIDE)),
+            shown(p.weights / times["us"] / 1e3 if "us" in times else None, GB_PER_S),
         )
         for p in found for m, path, times in p.rows
     )  # fmt: skip
@@ -143,7 +145,7 @@ def agreement(lines: Sequence[AgreementLine]) -> Grid:
         (
             line.name, shown_row(line.share) if line.share else _BLANK,
             "not asked" if line.again else f"none in {line.steps:,}" if line.first is None else f"step {line.first:,}",
-            shown(line.margin, "logit") if line.first is not None else _BLANK,
+            shown(line.margin, LOGIT) if line.first is not None else _BLANK,
             words[line.real] if line.first is not None else "–",
         )
         for line in lines
@@ -181,9 +183,9 @@ def _health(line: HealthLine, most: int) -> Grid:
             if found := line.sides.get((layer, side)):
                 n = found["elements"]
                 rows.append((
-                    f"{layer} {side.upper()}", shown(found["amax"], n=n), shown(found["error"], "error"),
-                    *(shown(found[key] / n if n else None, "share") for key in ("clipped", "flushed")),
-                    shown(found["codes_used"], "codes") if found["codes_used"] else _BLANK,
+                    f"{layer} {side.upper()}", shown(found["amax"], n=n), shown(found["error"], ERROR),
+                    *(shown(found[key] / n if n else None, SHARE) for key in ("clipped", "flushed")),
+                    shown(found["codes_used"], CODES) if found["codes_used"] else _BLANK,
                     *(shown(found[key]) if found[key] else _BLANK for key in ("scale_min", "scale_max")),
                 ))  # fmt: skip
     cut = (
@@ -210,7 +212,7 @@ def positions(of: Chunks) -> Grid:
     rows: list[Row] = []
     for p in of.positions:
         row: list[Cell] = [f"{p.low} to {p.high}", _estimated(p.delta, p.tokens, signed=True)]
-        row += [_estimated(p.kld, p.tokens), shown(p.most, "nat")] if p.kld else []
+        row += [_estimated(p.kld, p.tokens), shown(p.most, NAT)] if p.kld else []
         rows.append(tuple(row))
     columns = ("Position", "NLL delta", *(("KLD mean", "Largest KLD") if of.positions[0].kld else ()))
     note = f"Scored tokens by their place in a chunk; nat a token, [low, high] a 95% interval over {of.documents} documents, n the tokens."
@@ -221,14 +223,14 @@ def positions(of: Chunks) -> Grid:
 
 def _estimated(of: Estimate, n: int, signed: bool = False) -> Shown:
     low, high = of.interval or (None, None)
-    return shown(of.value, "nat", low=low, high=high, n=n, signed=signed)
+    return shown(of.value, NAT, low=low, high=high, n=n, signed=signed)
 
 
 def chunks(of: Chunks) -> Grid:
     rows: tuple[Row, ...] = tuple(
         (
-            f"{c.index}", c.document, shown(c.native_nll, "nat", n=c.tokens), shown(c.nll, "nat"), shown(c.delta, "nat", signed=True),
-            shown(c.kld, "nat"), shown(c.equal, "share"),
+            f"{c.index}", c.document, shown(c.native_nll, NAT, n=c.tokens), shown(c.nll, NAT), shown(c.delta, NAT, signed=True),
+            shown(c.kld, NAT), shown(c.equal, SHARE),
         )
         for c in of.lines
     )  # fmt: skip
@@ -244,7 +246,7 @@ def questions(of: Questions) -> Grid:
     rows: tuple[Row, ...] = tuple(
         (
             q.id, q.subject, q.gold, q.native, q.own, f"{q.change} ({words[q.real]})" if q.change else "same pick",
-            *(shown(x if math.isfinite(x) else None, "nat") for x in (q.native_margin, q.margin)), shown(q.moved, "nat"),
+            *(shown(x if math.isfinite(x) else None, NAT) for x in (q.native_margin, q.margin)), shown(q.moved, NAT),
         )
         for q in of.lines
     )  # fmt: skip

@@ -9,8 +9,8 @@ from math import isfinite
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.formats.scales import origin
 from kvbench.metrics.collect import Row
+from kvbench.metrics.declare.units import PERCENT, STEP
 from kvbench.render.labels import Labels
-from kvbench.render.numbers import number
 from kvbench.report.model import JudgedRun
 
 # Of texts: more than so many that collapse are a collapse.
@@ -34,10 +34,12 @@ class Held:
     @property
     def sentence(self) -> str:
         """`collapses at token 5 (perplexity +3,041%)`, to be read after a name."""
-        change = "" if self.ppl is None else f"perplexity {number(self.ppl, '%', _decimals(self.ppl), True)}%"
+        change = (
+            "" if self.ppl is None else f"perplexity {PERCENT.number(self.ppl, _decimals(self.ppl), True)}%"
+        )
         if self.useful is None or self.steps is None:
             return f"gives {change}"
-        at = number(self.useful, "step")
+        at = STEP.number(self.useful)
         if self.collapsed is not None and self.collapsed > MOST:
             said = f"collapses at token {at}"
         elif self.ppl is not None and self.ppl > RUINED:

@@ -44,7 +44,7 @@ def device_lines(run: JudgedRun, labels: Labels) -> tuple[DeviceLine, ...]:
 
 def _line(record: Record, label: Label) -> DeviceLine:
     arms, facts = record.samples.get("arms", ()), record.facts["device_state"]
-    slowed = steadiness.slow_words(arms)
+    slowed = steadiness.slowdown_text(arms)
     known = sum(steadiness.slowdown(arm) is not None for arm in arms)
     if not slowed:
         some = f"nothing slowed down {known} of {len(arms)} requests"
@@ -57,7 +57,7 @@ def _line(record: Record, label: Label) -> DeviceLine:
         for name in sorted(names, reverse=True)
         if (found := _ranges([arm for arm in arms if arm["arm"] == name], facts))
     ]
-    others = steadiness.others_words(facts.get("other_processes"))
+    others = steadiness.other_processes_text(facts.get("other_processes"))
     unread = [f"{fact} not read: {reason}" for fact, reason in facts.get("unread", {}).items()]
     sentence = "; ".join(filter(None, (slowed_said, *parts, others, *unread)))
     return DeviceLine(label, one_line(slowed, 300), one_line(others, 200), one_line(sentence, 1500))
@@ -67,7 +67,7 @@ def _ranges(arms: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
     """`SM 1350-1980 of 1980 MHz, 41-62 °C, 240-480 of 700 W, sw power cap in 2, steal 0.4%` of one arm's requests."""
     said = []
     for fact, name, unit, limit in _SHOWN:
-        values = steadiness.values_of(arms, fact)
+        values = steadiness.device_values(arms, fact)
         if values:
             ends = list(dict.fromkeys(f"{end:.0f}" for end in (min(values), max(values))))
             most = f" of {facts[limit]:.0f}" if facts.get(limit) is not None else ""

@@ -6,7 +6,8 @@ from collections import Counter
 from math import isfinite
 
 from kvbench.metrics.collect import METRICS, Row
-from kvbench.render.numbers import NOT_MEASURED, number, shown_row
+from kvbench.metrics.declare.units import MS, PERCENT
+from kvbench.render.numbers import NOT_MEASURED, shown_row
 from kvbench.report.sections.candidate import COST, Answer, Case, Figure, all_cells, count, more, runner_of
 
 
@@ -64,7 +65,7 @@ def _worst(case: Case, metric: str) -> Figure:
     row = odd[0] if odd else max(rows, key=lambda r: r.value if r.high is None else r.high)  # type: ignore[arg-type,return-value]
     values = sorted(r.value for r in rows if r.value is not None)
     same = not odd and values[0] == values[-1]
-    ends = "" if same or odd else f": {number(values[0], 'ms')} to {number(values[-1], 'ms')}"
+    ends = "" if same or odd else f": {MS.number(values[0])} to {MS.number(values[-1])}"
     n, total = len({r.cell for r in rows}), len(case.candidate.cells)
     cells = all_cells(n) if n == total else f"{n} of {count(total, 'cell')}"
     word = "the same in" if same and n > 1 else "the worst of" if n > 1 else "measured in"
@@ -96,10 +97,10 @@ def _bytes(case: Case) -> tuple[str, bool | None]:
         elif values:
             worst = max(values)
             wide = [r.value for r in case.rows(of) if r.value is not None and isfinite(r.value)]
-            against = f" ({number(100 * max(wide), '%')}% of 16 bits)" if wide else ""
+            against = f" ({PERCENT.number(100 * max(wide))}% of 16 bits)" if wide else ""
             change = "fewer" if worst < 1 else "more"
             parts.append(
-                f"{what}: {number(abs(100 * (1 - worst)), '%')}% {change} bytes than the baseline{against}."
+                f"{what}: {PERCENT.number(abs(100 * (1 - worst)))}% {change} bytes than the baseline{against}."
             )
             saved.append(worst < 1)
     return " ".join(parts), any(saved) if saved else None

@@ -13,8 +13,9 @@ from typing import Any
 
 from kvbench.formats.scales import short
 from kvbench.metrics.collect import METRICS
+from kvbench.metrics.declare.units import NUMBER
 from kvbench.render.labels import Label, Labels
-from kvbench.render.numbers import number, one_line
+from kvbench.render.numbers import one_line
 from kvbench.report.sections.tables import Entry, Line, MetricTable
 
 _ACROSS = ("context", "scale", "batch")  # the first of them that varies makes the columns
@@ -107,8 +108,8 @@ def _table(
     column = table.columns[place]
     metric = METRICS.get(column.metric)
     return HeatTable(
-        f"{table.key}-{column.metric}", column.metric, f"{table.title}: {column.heading}", column.unit, metric.better if metric else "",
-        across, tuple(columns[at] for at in order), rows, shades.around, number(shades.low, column.unit), number(shades.high, column.unit),
+        f"{table.key}-{column.metric}", column.metric, f"{table.title}: {column.heading}", column.unit.name, metric.better if metric else "",
+        across, tuple(columns[at] for at in order), rows, shades.around, column.unit.number(shades.low), column.unit.number(shades.high),
     )  # fmt: skip
 
 
@@ -150,7 +151,7 @@ class _Shades:
         self.low, self.high = min(values), max(values)
         two_sided = none is not None and self.low < none < self.high
         self.none = none if two_sided else None
-        self.around = number(none) if two_sided and none is not None else ""
+        self.around = NUMBER.number(none) if two_sided and none is not None else ""
         self.log = self.low > 0 and self.high > _WIDE * self.low
 
     def of(self, value: float | None) -> str:

@@ -12,12 +12,12 @@ from typing import Any
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.formats.scales import origin
 from kvbench.matrix.resolve import ASPECTS, AUTO
-from kvbench.records.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Record
+from kvbench.records.record import MISMATCH, NOT_APPLICABLE, NOT_AVAILABLE, UNVERIFIED, VERIFIED, Record
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import NOT_MEASURED, fact, flatten, one_line, plain
 from kvbench.report.model import JudgedRun
 
-_WORST_FIRST = (MISMATCH, UNVERIFIED, VERIFIED, NOT_APPLICABLE)
+_WORST_FIRST = (MISMATCH, UNVERIFIED, NOT_AVAILABLE, VERIFIED, NOT_APPLICABLE)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvbench.metrics.collect import METRICS, UNIT_DOMAIN, Row
+from kvbench.metrics.collect import METRICS, Row
 
 
 @dataclass(frozen=True)
@@ -61,5 +61,5 @@ def _best(row: Row, bounds: tuple[float, float], upper: bool) -> float | None:
         return none
     if math.isfinite(bounds[0]) and math.isfinite(bounds[1]):
         return (bounds[0] + bounds[1]) / 2
-    end = UNIT_DOMAIN.get(row.unit, (-math.inf, math.inf))[0 if upper else 1]
+    end = row.unit.low if upper else row.unit.high
     return end if math.isfinite(end) else None

@@ -7,29 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.metrics.collect import METRICS, Row
+from kvbench.metrics.collect import METRICS, TABLES, Row
+from kvbench.metrics.declare.metric import Table
+from kvbench.metrics.declare.units import NUMBER, SECONDS, Unit
 from kvbench.records.record import OK, Record
 from kvbench.render.labels import Label, Labels
-from kvbench.render.numbers import (
-    KINDS,
-    NOT_MEASURED,
-    Shown,
-    counted_of,
-    fact,
-    flatten,
-    number,
-    one_line,
-    plain,
-    shown_row,
-)
+from kvbench.render.numbers import NOT_MEASURED, Shown, counted_of, fact, flatten, one_line, plain, shown_row
 from kvbench.report.model import JudgedRun, OutcomeLike
-from kvbench.report.sections.sections import OTHER, SECTIONS, Section
 
 # The outcome that a value wears when several checks looked at it.
 _SEVERITY = ("fail", "inconclusive", "not_evaluated", "pass")
 
 
 _VARIANT_LIMIT, _NOTE_LIMIT = 160, 400  # characters on the page; the CSV has the whole
+
+_OTHER = Table("other", "Other metrics", (), "Metrics that have no table of their own.")
 
 _Checks = Mapping[tuple[str, str, str], OutcomeLike]  # by cell, metric and variant
 
@@ -84,7 +76,7 @@ class Column:
 
     metric: str
     heading: str
-    unit: str
+    unit: Unit
     brief: bool
 
 
@@ -102,17 +94,16 @@ class MetricTable:
 
 
 def metric_tables(run: JudgedRun, labels: Labels) -> tuple[MetricTable, ...]:
-    """The declared sections that this run asked for or has rows of, then a table of whatever they do not name."""
+    """The declared tables whose runner this run asked for or has rows of, then one of metrics that no table names."""
     runners = {task.runner for task in run.manifest.tasks}
-    named = {metric for section in SECTIONS for metric, _ in section.columns}
     checks = worst_checks(run.verdict.outcomes)
     tables = []
-    for section in (*SECTIONS, OTHER):
-        if section is OTHER:
-            rows = [row for row in run.rows if row.metric not in named]
+    for section in (*TABLES, _OTHER):
+        if section is _OTHER:
+            rows = [row for row in run.rows if row.metric not in METRICS]
             headings = {row.metric: row.metric for row in rows}
         else:
-            headings = dict(section.columns)
+            headings = {metric.name: metric.heading for metric in section.metrics}
             rows = [row for row in run.rows if row.metric in headings]
         if section.over and all(row.value is None for row in rows):
             continue
@@ -128,17 +119,17 @@ def metric_tables(run: JudgedRun, labels: Labels) -> tuple[MetricTable, ...]:
     return tuple(tables)
 
 
-def _label(section: Section, cell: str, labels: Labels) -> Label:
+def _label(section: Table, cell: str, labels: Labels) -> Label:
     if section.over:
         return labels.across(cell, section.over)
     return labels.subject(section.runner, cell) if section.runner else labels.cell(cell)
 
 
-def _columns(section: Section, headings: Mapping[str, str], rows: Sequence[Row]) -> tuple[Column, ...]:
+def _columns(section: Table, headings: Mapping[str, str], rows: Sequence[Row]) -> tuple[Column, ...]:
     """A column for each metric that has a row, in the section's order."""
     units = {row.metric: row.unit for row in rows}
     return tuple(
-        Column(metric, heading, one_line(units[metric]), metric in section.brief or not section.brief)
+        Column(metric, heading, units[metric], metric not in METRICS or METRICS[metric].brief)
         for metric, heading in headings.items()
         if metric in units
     )
@@ -153,7 +144,7 @@ def worst_checks(outcomes: Iterable[OutcomeLike]) -> _Checks:
     return worst
 
 
-def _lines(section: Section, columns: Sequence[Column], rows: Sequence[Row], labels: Labels,
+def _lines(section: Table, columns: Sequence[Column], rows: Sequence[Row], labels: Labels,
            checks: _Checks) -> tuple[Line, ...]:  # fmt: skip
     """Rows of cells that share a task are equal and make one line; where they are not, each cell keeps its own."""
     grouped: dict[tuple[tuple[str, ...], str], dict[str, Row]] = {}
@@ -188,7 +179,7 @@ def _lines(section: Section, columns: Sequence[Column], rows: Sequence[Row], lab
     )
 
 
-def _entry(row: Row, section: Section, labels: Labels, checks: _Checks) -> Entry:
+def _entry(row: Row, section: Table, labels: Labels, checks: _Checks) -> Entry:
     outcome = checks.get((row.cell, row.metric, row.variant)) or checks.get((row.cell, row.metric, ""))
     baseline = None
     if row.baseline and row.baseline != row.cell:
@@ -204,7 +195,7 @@ def limit_text(limit: Any) -> str:
     if limit is None:
         return ""
     if isinstance(limit, int | float) and not isinstance(limit, bool):
-        return number(limit)
+        return NUMBER.number(limit)
     return plain(limit)
 
 
@@ -214,8 +205,7 @@ def value_text(outcome: OutcomeLike) -> str:
     if value is None:
         return NOT_MEASURED if outcome.metric and outcome.status == "not_evaluated" else ""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        unit = METRICS[outcome.metric].unit if outcome.metric in METRICS else ""
-        return f"{number(value)}{'' if unit in KINDS else f' {unit}'}"
+        return f"{NUMBER.number(value)}{_suffix(outcome)}"
     return plain(value, 200)
 
 
@@ -225,8 +215,11 @@ def mde_text(outcome: OutcomeLike) -> str:
         return ""
     if math.isinf(outcome.mde):
         return "none possible"
-    unit = METRICS[outcome.metric].unit if outcome.metric in METRICS else ""
-    return f"{outcome.mde:.3g}{'' if unit in KINDS else f' {unit}'}"
+    return f"{outcome.mde:.3g}{_suffix(outcome)}"
+
+
+def _suffix(outcome: OutcomeLike) -> str:
+    return METRICS[outcome.metric].unit.suffix if outcome.metric in METRICS else ""
 
 
 def needed_text(outcome: OutcomeLike) -> str:
@@ -234,7 +227,7 @@ def needed_text(outcome: OutcomeLike) -> str:
     if outcome.n_needed is None or outcome.status == "pass":
         return ""
     counted = METRICS[outcome.metric].counted if outcome.metric in METRICS else ""
-    return f"{number(outcome.n_needed)} {counted_of(outcome.n_needed, counted)}".rstrip()
+    return f"{NUMBER.number(outcome.n_needed)} {counted_of(outcome.n_needed, counted)}".rstrip()
 
 
 def _worse(a: Entry, b: Entry) -> bool:
@@ -247,7 +240,7 @@ def _content(row: Row) -> tuple[str, ...]:
     return tuple(repr(v) for v in (row.value, row.low, row.high, row.n, row.partial, row.note))
 
 
-def _facts(section: Section, run: JudgedRun, labels: Labels) -> Iterable[Facts]:
+def _facts(section: Table, run: JudgedRun, labels: Labels) -> Iterable[Facts]:
     for record, task in run.done() if section.facts else ():
         if record.runner == section.runner and record.status == OK:
             yield Facts(labels.task(task), one_line(task.variant), _fact_pairs(record))
@@ -255,7 +248,7 @@ def _facts(section: Section, run: JudgedRun, labels: Labels) -> Iterable[Facts]:
 
 def _fact_pairs(record: Record) -> tuple[tuple[str, str], ...]:
     """What the record says of how it was measured; the record itself has it in full."""
-    pairs = [("protocol version", str(record.protocol)), ("seconds", number(record.seconds, "s"))]
+    pairs = [("protocol version", str(record.protocol)), ("seconds", SECONDS.number(record.seconds))]
     pairs += [fact(key, value) for key, value in flatten(record.facts)]
     if record.samples.get("continuation_text"):
         # agreement: the two texts past the first divergence, for reading

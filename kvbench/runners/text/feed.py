@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from kvbench.engines.reference.engine import Engine, Logits
+    from kvbench.engines.protocol import Engine, Logits
 
 # Tokens that one packed forward takes, by device type: enough to fill it, few enough for the logits to fit.
 BUDGET = {"cpu": 512, "cuda": 4096}

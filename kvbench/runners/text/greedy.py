@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from kvbench.engines.reference.engine import Engine
+    from kvbench.engines.protocol import Engine
 
 LONGEST_MATCH = 3
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvbench.data.ceval import SUBJECTS
+from kvbench.data.hub import CEVAL_SUBJECTS
 from kvbench.data.questions import Question
 
 LETTERS = "ABCD"
@@ -55,7 +55,7 @@ TEMPLATES: dict[str, Template] = {
     ),
     "ceval": Template(
         lambda subject: (
-            f"以下是中国关于{SUBJECTS.get(subject, subject)}的单项选择题，请选出其中的正确答案。\n\n"
+            f"以下是中国关于{CEVAL_SUBJECTS.get(subject, subject)}的单项选择题，请选出其中的正确答案。\n\n"
         ),
         lambda q: f"{_lettered(q)}\n答案：",
         True,

@@ -13,7 +13,7 @@ from kvbench.errors import UsageError
 from kvbench.runners.text.feed import feed
 
 if TYPE_CHECKING:
-    from kvbench.engines.reference.engine import Engine
+    from kvbench.engines.protocol import Engine
 
 
 @dataclass(frozen=True)

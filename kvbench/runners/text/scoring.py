@@ -21,7 +21,7 @@ from kvbench.runners.text.feed import budget, feed, packed
 from kvbench.runners.text.likelihood import logprobs
 
 if TYPE_CHECKING:
-    from kvbench.engines.reference.engine import Engine
+    from kvbench.engines.protocol import Engine
 
 
 @dataclass(frozen=True)

@@ -1,49 +1,19 @@
-"""The live tensors of one layer's pages: how they are laid out, allocated and checked.
+"""The live tensors of one layer's pages: allocated, and their scales checked.
 
-Payload k [pages, kv_heads, page_size, head_dim] and v [pages, kv_heads, page_size, value_dim]; dynamic scales
-[pages, kv_heads, page_size], static ones [1] float32. Each is a tensor of its own, never a region of one buffer.
+`kvbench_kernels.kv.layout.LayerPages` has their shapes. Each is a tensor of its own, never a region of one buffer.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kvbench.errors import UsageError
 from kvbench.formats.kv import KVFormat, KVShape
-
-
-@dataclass
-class LayerPages:
-    """One layer's live tensors. `fmt` is the format that they are written and read as."""
-
-    fmt: str
-    k: Tensor
-    v: Tensor
-    k_scale: Tensor | None
-    v_scale: Tensor | None
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors that are there, by name."""
-        named = {"k": self.k, "v": self.v, "k_scale": self.k_scale, "v_scale": self.v_scale}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
-
-    def side(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """Payload and scales of "k" or "v"."""
-        return (self.k, self.k_scale) if name == "k" else (self.v, self.v_scale)
-
-    def static_scale(self, sides: str) -> Tensor | None:
-        """The given scales of "k", "v" or "kv" as [sides, 1, 1, 1]; None where scales are stored a row, or not at all."""
-        scales = [scale for _, scale in map(self.side, sides) if scale is not None and scale.ndim == 1]
-        return torch.cat(scales).view(-1, 1, 1, 1) if scales else None
-
-    def paged(self) -> dict[str, Tensor]:
-        """Those of them whose first axis is the page: a static scale belongs to no page."""
-        return {name: tensor for name, tensor in self.tensors().items() if tensor.ndim > 1}
+from kvbench_kernels.kv.layout import LayerPages
 
 
 def allocate_layer(
@@ -64,7 +34,7 @@ def allocate_layer(
     elif fmt.scale_dtype and scale is not None:
         scales = [torch.tensor([s], dtype=torch_dtype(fmt.scale_dtype), device=device) for s in scale]
     return LayerPages(
-        fmt.name,
+        fmt,
         torch.empty((*rows, shape.head_dim), dtype=dtype, device=device),
         torch.empty((*rows, shape.value_dim), dtype=dtype, device=device),
         *scales,

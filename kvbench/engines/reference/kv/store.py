@@ -18,8 +18,8 @@ from kvbench.engines.reference.kv.layer import allocate_layer, check_scales
 from kvbench.engines.reference.kv.pages import Copy, PageTable
 from kvbench.engines.reference.kv.swap import HostPages, Transfer, copy_in, copy_out
 from kvbench.errors import UsageError
-from kvbench.formats.kv import KVBytes, KVFormat, KVShape, pages_for
-from kvbench_kernels.attention.twins import paged_gather_torch, paged_write_torch
+from kvbench.formats.kv import KVFormat, KVShape, StoredBytes, pages_for
+from kvbench_kernels.attention.reference import paged_gather_torch, paged_write_torch
 from kvbench_kernels.kv.offsets import flat_offset
 
 HEALTH = ("clipped", "nonfinite", "overflow")
@@ -168,8 +168,7 @@ class PagedKVStore:
         write = paged_write_torch
         if self.backend == "triton":
             from kvbench_kernels.kv.write import paged_write as write  # Triton, where it is needed
-        live = self.layers[layer]
-        write(live.fmt, k, v, slots, live.k, live.v, live.k_scale, live.v_scale, self._health[layer])
+        write(self.layers[layer], k, v, slots, self._health[layer])
         self._written[layer] += k.numel() + v.numel()
 
     def read(self, layer: int, pages: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -184,9 +183,7 @@ class PagedKVStore:
         gather = paged_gather_torch
         if self.backend == "triton":
             from kvbench_kernels.kv.gather import paged_gather as gather
-        live = self.layers[layer]
-        tensors = (live.k, live.v, live.k_scale, live.v_scale, pages[:, :needed])
-        return gather(live.fmt, *tensors, length, dtype, self.device_reads)
+        return gather(self.layers[layer], pages[:, :needed], length, dtype, self.device_reads)
 
     def wrote(self, tokens: int) -> None:
         """Count tokens that a CUDA graph has written in every layer."""
@@ -218,10 +215,10 @@ class PagedKVStore:
             for i, row in enumerate(counts)
         ]
 
-    def live_bytes(self, layer: int) -> KVBytes:
+    def live_bytes(self, layer: int) -> StoredBytes:
         """Bytes of the layer's tensors as they are, not as they were asked for."""
         sizes = {name: t.numel() * t.element_size() for name, t in self.layers[layer].tensors().items()}
-        return KVBytes(sizes["k"] + sizes["v"], sizes.get("k_scale", 0) + sizes.get("v_scale", 0))
+        return StoredBytes(sizes["k"] + sizes["v"], sizes.get("k_scale", 0) + sizes.get("v_scale", 0))
 
     def dtype(self, layer: int) -> torch.dtype:
         """The live payload dtype of K."""

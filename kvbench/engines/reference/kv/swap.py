@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.engines.reference.kv.layer import LayerPages, dtype_name
+from kvbench.engines.reference.kv.layer import dtype_name
+from kvbench_kernels.kv.layout import LayerPages
 
 # Scattered pages are gathered on the device before they cross the bus, this many bytes at a time: enough that a copy
 # takes far longer than its launch, little enough to find room beside a store that fills the device.

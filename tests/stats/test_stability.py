@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.stats import stability as steadiness
-from kvbench.stats.stability import Drift, drift, outliers, slow_words, slowdown, stalls, time_of
+from kvbench.stats.stability import Drift, drift, outliers, slowdown, slowdown_text, stalls, time_of
 from tests.factories.made_run import BASE, CAND
 from tests.factories.timed_run import QUIET, abba, request, state, timed
 
@@ -81,12 +81,12 @@ def test_slope_and_interval_are_those_of_statsmodels(repeats: int, alone: bool, 
 @pytest.mark.parametrize(
     ("arms", "reason"),
     [
-        (of(abba(2)[:3], [1.0] * 3), "a drift takes 4 requests, 3 were measured"),
+        (of(abba(2)[:3], [1.0] * 3), "drift needs 4 requests, 3 were measured"),
         (of(abba(2), [1.0, 2.0, 0.0, 1.0]), "a time is not a positive number"),
         (of(abba(2), [1.0, math.nan, 1.0, 1.0]), "a time is not a positive number"),
         (of(abba(2), [1.0, math.inf, 1.0, 1.0]), "a time is not a positive number"),
         ([request("candidate", i, []) for i in range(4)], "one output token has no gap"),
-        (of(list("abcd"), [1.0] * 4), "each arm has one request only"),
+        (of(list("abcd"), [1.0] * 4), "each arm has only one request"),
     ],
 )
 def test_where_there_is_no_drift_the_reason_is_said(arms: list[dict[str, Any]], reason: str) -> None:
@@ -161,7 +161,7 @@ def test_what_is_near_the_median_is_no_outlier_however_alike_the_others_are(
 def test_outliers_take_five_requests_an_arm() -> None:
     run = timed([10.0, 10.0, 10.0, 90.0], [10.0] * 4)
     row = run.row("latency_outliers")
-    assert (row.value, row.note) == (None, "outliers take 5 requests an arm, the baseline has 4")
+    assert (row.value, row.note) == (None, "outliers need 5 requests per arm, the baseline has 4")
 
 
 def test_outliers_are_counted_once_and_named() -> None:
@@ -269,7 +269,7 @@ def test_slowed_requests_are_counted_with_arms_and_clocks() -> None:
         == "2 of 6 requests under sw thermal, hw thermal (candidate 2, baseline 0), SM 1980 -> 1350 MHz"
     )
     alone = [request("candidate", 0, 10.0, state()), request("candidate", 1, 10.0, state("hw slowdown"))]
-    assert slow_words(alone) == "1 of 2 requests under hw slowdown"
+    assert slowdown_text(alone) == "1 of 2 requests under hw slowdown"
 
 
 def test_a_run_with_a_quiet_device_has_none() -> None:

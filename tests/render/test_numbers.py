@@ -5,13 +5,13 @@ import math
 import pytest
 
 from kvbench.metrics.collect import Row
+from kvbench.metrics.declare.units import BYTES, MS, NUMBER, PERCENT, POINTS, RATIO, UNITS
 from kvbench.render.numbers import (
     bytes_text,
     exact,
     fact,
     flatten,
     in_megabytes,
-    number,
     one_line,
     plain,
     shown,
@@ -39,15 +39,15 @@ def test_mebibytes_and_megabytes_are_never_mixed_up():
 
 
 def test_a24_t4_missing_zero_and_nan_are_three_things():
-    assert shown(None, "B").brief == "not measured"
-    assert shown(0, "B").brief == "0 B"
-    assert shown(math.nan, "ms").brief == "NaN ms"
-    assert shown(math.inf, "ms").text == "Infinity"
-    assert [shown(v, "B").state for v in (None, 0, math.nan)] == ["missing", "measured", "nan"]
+    assert shown(None, BYTES).brief == "not measured"
+    assert shown(0, BYTES).brief == "0 B"
+    assert shown(math.nan, MS).brief == "NaN ms"
+    assert shown(math.inf, MS).text == "Infinity"
+    assert [shown(v, BYTES).state for v in (None, 0, math.nan)] == ["missing", "measured", "nan"]
 
 
 def test_a_missing_value_still_says_how_many_samples_there_were():
-    assert (shown(None, "ms", n=0).text, shown(None, "ms", n=0).n) == ("not measured", "n = 0")
+    assert (shown(None, MS, n=0).text, shown(None, MS, n=0).n) == ("not measured", "n = 0")
 
 
 @pytest.mark.parametrize(
@@ -70,30 +70,30 @@ def test_a_missing_value_still_says_how_many_samples_there_were():
     ],
 )
 def test_digits_follow_the_unit(value, unit, text):
-    assert number(value, unit) == text
+    assert UNITS.get(unit, NUMBER).number(value) == text
 
 
 def test_an_interval_decides_the_decimals_of_its_value():
-    got = shown(1.0712345, "ratio", low=1.0412345, high=1.0993210, n=3)
+    got = shown(1.0712345, RATIO, low=1.0412345, high=1.0993210, n=3)
     assert (got.text, got.interval, got.n) == ("1.0712", "[1.0412, 1.0993]", "n = 3")
     assert got.spread == "[1.0412, 1.0993], n = 3"
 
 
 def test_a_wide_interval_rounds_no_value_to_another():
-    got = shown(0.591823, "ratio", low=0.0003, high=1132.0, n=2)
+    got = shown(0.591823, RATIO, low=0.0003, high=1132.0, n=2)
     assert (got.text, got.interval) == ("0.59", "[0.00030, 1,132]")
-    assert shown(0.0, "%", low=-1000.0, high=1e-12).interval == "[-1,000, 0.000000]"
+    assert shown(0.0, PERCENT, low=-1000.0, high=1e-12).interval == "[-1,000, 0.000000]"
 
 
 @pytest.mark.parametrize(("low", "high"), [(2.0, 2.0), (math.nan, 3.0), (None, 3.0), (-math.inf, 3.0)])
 def test_an_interval_that_is_none_does_not_break_the_value(low, high):
-    assert shown(2.0, "ratio", low=low, high=high).text == "2"
+    assert shown(2.0, RATIO, low=low, high=high).text == "2"
 
 
 def test_differences_carry_their_sign():
-    row = Row("c", "ppl_delta_pct", "", 0.0816, "%", 10, -0.0123, 0.1755)
+    row = Row("c", "ppl_delta_pct", "", 0.0816, PERCENT, 10, -0.0123, 0.1755)
     assert shown_row(row).brief == "+0.082 % [-0.012, +0.175]"
-    assert shown_row(Row("c", "mcq_delta_pt", "", -0.5, "pt")).text == "-0.5"
+    assert shown_row(Row("c", "mcq_delta_pt", "", -0.5, POINTS)).text == "-0.5"
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, 2**53 + 1])

@@ -1,0 +1,155 @@
+"""Evidence of engines of any kind: taken here from the reference engine, or reported by the engine itself."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kvbench.engines.protocol import EngineKind, Report, Reporting
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.load import LoadedModel
+from kvbench.errors import KvbenchError
+from kvbench.evidence.examine import examine
+from kvbench.evidence.layer_order import Make, probe_layers
+from kvbench.evidence.page_order import probe_pages
+from kvbench.evidence.products import Products, rows_of
+from kvbench.evidence.read_path import probe_prefill, probe_values
+from kvbench.evidence.scale_sources import live_scales, provenance
+from kvbench.evidence.weight_reads import probe_after, probe_weights, with_after
+from kvbench.files import content_hash
+from kvbench.matrix.resolve import Decision
+from kvbench.models.source import model_key
+from kvbench.records.record import LEVELS, NOT_AVAILABLE, UNVERIFIED, Evidence, Level
+
+# Spec keys that make no other engine: cells that differ in these only share their probes.
+_NOT_ENGINE = ("batch", "context", "fallback", "plumbing")
+
+Found = tuple[Evidence, list[dict[str, Any]]]  # evidence of one engine, and its scales, a layer each
+
+
+class Examiner(Protocol):
+    """Takes the evidence of engines whose work has ended. One for all tasks of a run."""
+
+    def clipped(self, engines: Sequence[Any]) -> dict[str, int]:
+        """Elements written with given scales, and how many of them did not fit; taken before any evidence."""
+        ...
+
+    def examine(
+        self, engines: Sequence[Any], decision: Decision, spec: Mapping[str, Any], reads_expected: bool
+    ) -> list[Found]:
+        """Engines of one arm, which share a model. decision, spec: what they were to be. reads_expected: the runner's
+        number comes from attention over the cache, so an engine that read none of it is a mismatch."""
+        ...
+
+
+def examiner_of(kind: EngineKind) -> Examiner:
+    return ReportExaminer(kind) if kind.reports else ReferenceExaminer()
+
+
+@dataclass
+class ReferenceExaminer:
+    """Examines the reference engine. The probes of a configuration are taken once, on engines made like the measured one."""
+
+    _probes: dict[str, tuple[Level, ...]] = field(default_factory=dict)
+    _weights: dict[str, tuple[weakref.ref[Any], tuple[Level, ...]]] = field(default_factory=dict)
+
+    def clipped(self, engines: Sequence[Engine]) -> dict[str, int]:
+        static = [entry for e in engines if e.store.fmt.scale_kind == "static" for entry in e.store.health()]
+        if not any(entry["elements"] for entry in static):
+            return {}
+        return {f"kv_{name}": sum(entry[name] for entry in static) for name in ("elements", "clipped")}
+
+    def examine(
+        self, engines: Sequence[Engine], decision: Decision, spec: Mapping[str, Any], reads_expected: bool
+    ) -> list[Found]:
+        if not engines:
+            return []
+        ran = sum((engine.products for engine in engines), Products())
+        probes = self.probes(engines[0].model, decision, spec, ran)
+        return [_examined(engine, probes, reads_expected) for engine in engines]
+
+    def probes(
+        self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any], ran: Products
+    ) -> tuple[Level, ...]:
+        """Levels of the configuration, and of FP8 weights what the run that made the products `ran` left behind."""
+        key = content_hash({k: v for k, v in spec.items() if k not in _NOT_ENGINE})
+
+        def make(sequences: int, tokens: int) -> Engine:
+            return Engine(model, decision, spec, sequences=sequences, tokens=tokens)
+
+        if key not in self._probes:
+            self._probes[key] = (
+                probe_layers(make, len(model.layers), spec["page_size"]),
+                probe_pages(make, spec["page_size"]),
+                probe_prefill(make, len(model.layers)),
+                probe_values(make, spec["page_size"]),
+            )
+        return self._probes[key] + self.weight_probes(model, decision, spec, ran, make)
+
+    def weight_probes(
+        self,
+        model: LoadedModel,
+        decision: Decision,
+        spec: Mapping[str, Any],
+        ran: Products,
+        make: Make | None = None,
+    ) -> tuple[Level, ...]:
+        """Levels of the modules that are loaded now; a model that was loaded again is probed again."""
+        key = content_hash([model_key(spec), decision.gemm.resolved])
+        of, levels = self._weights.get(key, (None, ()))
+        new = of is None or of() is not model.model
+        if new:
+            levels = probe_weights(model, decision, make)
+            self._weights[key] = weakref.ref(model.model), levels
+        if decision.weights.resolved == "native":
+            return levels
+        after = probe_after(model, decision, rows_of(ran), None if new else make)
+        return tuple(with_after(first, now) for first, now in zip(levels, after, strict=True))
+
+
+def _examined(engine: Engine, probes: tuple[Level, ...], reads_expected: bool) -> Found:
+    """The scales are those that the run left in the store; where it left no token, dynamic ones are the probe's."""
+    left = live_scales(engine.store)
+    ran = engine.computed_tokens > 0
+    evidence = examine(engine, *probes, reads_expected=reads_expected)
+    if engine.store.fmt.scale_kind == "dynamic" and not (ran and left and left[0]["k"] is not None):
+        left = live_scales(engine.store)
+    return evidence, provenance(engine, left or [], evidence.levels)
+
+
+@dataclass(frozen=True)
+class ReportExaminer:
+    """Asks engines for what they can prove themselves."""
+
+    kind: EngineKind
+
+    def clipped(self, engines: Sequence[Reporting]) -> dict[str, int]:
+        return {}
+
+    def examine(
+        self, engines: Sequence[Reporting], decision: Decision, spec: Mapping[str, Any], reads_expected: bool
+    ) -> list[Found]:
+        return [(completed(self.kind, engine.report(reads_expected)), []) for engine in engines]
+
+
+def completed(kind: EngineKind, report: Report) -> Evidence:
+    """The evidence of an engine's report, with every level that it lacks: not available, or unverified where it is declared.
+
+    Raises KvbenchError for a level that the engine does not declare.
+    """
+    given = {level.name: level for level in report.levels}
+    if undeclared := sorted(set(given) - kind.evidence_levels):
+        raise KvbenchError(
+            f"Engine {kind.name} reports the evidence level {undeclared[0]}, which it does not declare in "
+            "evidence_levels; declare it there."
+        )
+    levels = tuple(given.get(name) or _absent(kind, name) for name in LEVELS)
+    return Evidence(report.effective, report.effective_weights, levels, report.precision, report.reads)
+
+
+def _absent(kind: EngineKind, name: str) -> Level:
+    if name in kind.evidence_levels:
+        return Level(name, UNVERIFIED, f"Engine {kind.name} declares this level and did not report it.")
+    return Level(name, NOT_AVAILABLE, f"Engine {kind.name} cannot give this level.")
