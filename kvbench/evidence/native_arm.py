@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvbench.records.record import MISMATCH, RUNGS, UNVERIFIED, VERIFIED, Evidence, Level, rung
+from kvbench.records.record import MISMATCH, NOT_SHOWN, RUNGS, VERIFIED, Evidence, Level, rung
 
 Formats = tuple[str, str]  # of the KV cache and of the weights
 
 
 def _rank(evidence: Evidence) -> tuple[bool, bool, str]:
     """The worst evidence has the smallest: a mismatch, then what is unverified on the lowest rung."""
-    unverified = [rung(level.name) for level in evidence.levels if level.state == UNVERIFIED]
+    unverified = [rung(level.name) for level in evidence.levels if level.state in NOT_SHOWN]
     return evidence.state == VERIFIED, evidence.state != MISMATCH, min(unverified, default=RUNGS[-1])
 
 
@@ -38,8 +38,9 @@ def native_arm(shown: Sequence[tuple[Evidence, Formats]], own: int, native: int)
         return Level("native-arm", MISMATCH, f"The native arm is not native: {sentence}")
     worst = min((evidence for evidence, _ in shown), key=_rank)
     if worst.state != VERIFIED:
-        lost = next(x.sentence for x in worst.levels if x.state == worst.state)
-        unverified = [x.name for x in worst.levels if x.state == UNVERIFIED]
+        states = (MISMATCH,) if worst.state == MISMATCH else NOT_SHOWN
+        lost = next(x.sentence for x in worst.levels if x.state in states)
+        unverified = [x.name for x in worst.levels if x.state in NOT_SHOWN]
         return Level(
             "native-arm", worst.state, f"The native arm is not native: {lost}", {"unverified": unverified}
         )

@@ -8,6 +8,7 @@ contradicts never passes, on any rung, and a baseline must be shown to be native
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvbench.gate.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
@@ -20,6 +21,7 @@ from kvbench.records.record import (
     MISMATCH,
     NOT_APPLICABLE,
     NOT_AVAILABLE,
+    NOT_SHOWN,
     OK,
     RUNGS,
     UNVERIFIED,
@@ -56,16 +58,16 @@ def precision(run: Run, allow_fallback: bool = False, evidence: str = RUNGS[-1])
         faults: dict[str, list[str]] = {}
         fallbacks: dict[str, None] = {}
         for task, record in zip(tasks, ran, strict=True):
-            fault, fallback = _stranger(cell.spec, task, record), ""
-            if not fault:
-                fault, fallback = fault_of(
+            verdict = PrecisionVerdict("another_record", _stranger(cell.spec, task, record))
+            if not verdict.sentence:
+                verdict = judge_precision(
                     cell.spec, record.decision, record.evidence, record.facts, allow_fallback, evidence
                 )
-            fault = fault or _arms(record) or _identical(record, done.get(task.baseline or ""))
+            fault = verdict.sentence or _arms(record) or _identical(record, done.get(task.baseline or ""))
             if fault:
                 faults.setdefault(fault, []).append(record.runner)
-            if fallback:
-                fallbacks[fallback] = None
+            if verdict.fallback:
+                fallbacks[verdict.fallback] = None
         for fault, runners in faults.items():
             yield _outcome(cell, FAIL, f"{fault} (seen in {', '.join(dict.fromkeys(runners))})")
         if not ran:
@@ -99,78 +101,107 @@ def _stranger(spec: Spec, task: Task, record: Record) -> str:
     return ""
 
 
-def fault_of(
+@dataclass(frozen=True)
+class PrecisionVerdict:
+    """Whether the effective precision is the requested one. Empty reason: it is.
+
+    reason: a stable word, "" where nothing contradicts; sentence: the same for a person; fallback: the declared fallback that
+    was allowed, in words, or "".
+    """
+
+    reason: str = ""
+    sentence: str = ""
+    fallback: str = ""
+
+
+def judge_precision(
     spec: Spec,
     decision: Mapping[str, Any] | None,
-    shown_by: Mapping[str, Any] | None,
+    evidence: Mapping[str, Any] | None,
     facts: Mapping[str, Any],
     allow_fallback: bool = False,
-    rung_due: str = RUNGS[-1],
-) -> tuple[str, str]:
-    """(fault, fallback): what contradicts the cell's precision, or ""; the allowed fallback's sentence, or "".
+    required: str = RUNGS[-1],
+) -> PrecisionVerdict:
+    """requested = resolved = effective, with all evidence up to the rung `required`. Every caller's verdict is this one.
 
-    decision, shown_by, facts: `decision`, `evidence` and `facts` of a record.
+    spec: the cell's. decision, evidence, facts: `decision`, `evidence` and `facts` of a record.
     """
     if decision is None:
-        return "the record holds no decision, so nothing says what was to run.", ""
+        return PrecisionVerdict(
+            "no_decision", "the record holds no decision, so nothing says what was to run."
+        )
+    verdict = _judge_decision(spec, decision, allow_fallback)
+    if verdict.reason:
+        return verdict
+    if evidence is None:
+        return PrecisionVerdict("no_evidence", "the record carries no evidence, so nothing shows what ran.")
+    levels = tuple(Level(**level) for level in evidence["levels"])
+    shown = Evidence(**{**evidence, "levels": tuple(x for x in levels if _counts(x, required))})
+    wrong = _contradicted(decision, shown) or _not_shown(decision, levels, shown, required)
+    if not wrong.reason and facts.get("scale_kind") == "unknown":
+        wrong = PrecisionVerdict(MISMATCH, f"mismatch: {facts.get('scale_source')}")
+    return wrong if wrong.reason else verdict
+
+
+def _judge_decision(spec: Spec, decision: Mapping[str, Any], allow_fallback: bool) -> PrecisionVerdict:
+    """requested = resolved, or a declared fallback that the gate allows."""
     fallbacks = []
     for aspect in ASPECTS:
         choice = decision[aspect]
         if choice["requested"] != spec[aspect]:
-            return (
+            return PrecisionVerdict(
+                "request_dropped",
                 f"the matrix asks for {aspect} {spec[aspect]}, but the resolver was asked for {choice['requested']}: "
-                "the request was dropped on the way."
-            ), ""
+                "the request was dropped on the way.",
+            )
         if choice["requested"] not in (AUTO, choice["resolved"]):
             if undeclared := _undeclared(spec, aspect, choice):
-                return undeclared, ""
+                return PrecisionVerdict("undeclared_fallback", undeclared)
             fallbacks.append(
                 f"{aspect} {choice['requested']} fell back to {choice['resolved']}: {choice['reason']}"
             )
     if fallbacks and not allow_fallback:
         remedy = "Set allow_fallback: true in the gate to accept a declared fallback."
-        return f"{'; '.join(fallbacks)}. {remedy}", ""
-    if shown_by is None:
-        return "the record carries no evidence, so nothing shows what ran.", ""
-    levels = tuple(Level(**level) for level in shown_by["levels"])
-    evidence = Evidence(**{**shown_by, "levels": tuple(x for x in levels if _counts(x, rung_due))})
+        return PrecisionVerdict("fallback", f"{'; '.join(fallbacks)}. {remedy}")
+    return PrecisionVerdict(fallback="; ".join(fallbacks))
+
+
+def _contradicted(decision: Mapping[str, Any], evidence: Evidence) -> PrecisionVerdict | None:
+    """resolved = effective, and every level that counts is verified; else the verdict with what those levels show."""
     shown = {"kv_format": evidence.effective, "weights": evidence.effective_weights}
     off = [aspect for aspect in shown if shown[aspect] != decision[aspect]["resolved"]]
-    if evidence.state != VERIFIED or off:
-        of = off or ["kv_format"]
-        resolved = " and ".join(decision[aspect]["resolved"] for aspect in of)
-        effective = " and ".join(shown[aspect] for aspect in of)
-        lost = [
-            f"{level.name}: {level.sentence}"
-            for level in evidence.levels
-            if level.state == evidence.state
-            or (evidence.state == UNVERIFIED and level.state == NOT_AVAILABLE)
-        ]
-        reason = f"The engine was made for {effective}: the decision did not reach the engine."
-        if lost and evidence.state != VERIFIED:
-            reason = " ".join(lost)
-        state = evidence.state if evidence.state != VERIFIED else "mismatch"
-        return f"{state}: {resolved} was resolved, the evidence shows {effective}. {reason}", ""
+    if evidence.state == VERIFIED and not off:
+        return None
+    of = off or ["kv_format"]
+    resolved = " and ".join(decision[aspect]["resolved"] for aspect in of)
+    effective = " and ".join(shown[aspect] for aspect in of)
+    why = f"The engine was made for {effective}: the decision did not reach the engine."
+    if evidence.state != VERIFIED:
+        states = (MISMATCH,) if evidence.state == MISMATCH else NOT_SHOWN
+        lost = [f"{level.name}: {level.sentence}" for level in evidence.levels if level.state in states]
+        why = " ".join(lost) or why
+    state = evidence.state if evidence.state != VERIFIED else MISMATCH
+    return PrecisionVerdict(state, f"{state}: {resolved} was resolved, the evidence shows {effective}. {why}")
+
+
+def _not_shown(
+    decision: Mapping[str, Any], levels: Sequence[Level], evidence: Evidence, required: str
+) -> PrecisionVerdict:
+    """Levels that must be verified and are not there, or say that they do not apply."""
     if decision["weights"]["resolved"] != "native":
         silent = [x.name for x in evidence.levels if x.name.endswith("-weights") and x.state != VERIFIED]
         if silent:
-            return (
-                f"unverified: {', '.join(silent)} say nothing of the quantized weights; run the matrix again.",
-                "",
-            )
-    idle = [
-        x.name
-        for x in levels
-        if x.state == NOT_APPLICABLE and x.name not in _MAY_BE_IDLE and rung(x.name) <= rung_due
-    ]
+            sentence = f"{', '.join(silent)} say nothing of the quantized weights; run the matrix again."
+            return PrecisionVerdict(UNVERIFIED, f"unverified: {sentence}")
+    needed = [name for name in LEVELS if rung(name) <= required]
+    idle = [x.name for x in levels if x.state == NOT_APPLICABLE and x.name in set(needed) - _MAY_BE_IDLE]
     if idle:
-        return f"unverified: {', '.join(idle)} say that they do not apply, and they apply to every cell.", ""
-    if facts.get("scale_kind") == "unknown":
-        return f"mismatch: {facts.get('scale_source')}", ""
-    lacking = [name for name in LEVELS if rung(name) <= rung_due and name not in {x.name for x in levels}]
-    if lacking:
-        return f"unverified: the evidence lacks {', '.join(lacking)}; run the matrix again.", ""
-    return "", "; ".join(fallbacks)
+        sentence = f"{', '.join(idle)} say that they do not apply, and they apply to every cell."
+        return PrecisionVerdict(UNVERIFIED, f"unverified: {sentence}")
+    if lacking := [name for name in needed if name not in {x.name for x in levels}]:
+        sentence = f"the evidence lacks {', '.join(lacking)}; run the matrix again."
+        return PrecisionVerdict(UNVERIFIED, f"unverified: {sentence}")
+    return PrecisionVerdict()
 
 
 def _undeclared(spec: Spec, aspect: str, choice: Mapping[str, Any]) -> str:
@@ -185,13 +216,13 @@ def _undeclared(spec: Spec, aspect: str, choice: Mapping[str, Any]) -> str:
     return ""
 
 
-def _counts(level: Level, rung_due: str) -> bool:
-    """Whether a level has a say: a contradiction always has. The native arm stands on the rungs that are unverified in it."""
+def _counts(level: Level, required: str) -> bool:
+    """Whether a level counts: a mismatch always does. The native arm stands on the rungs that are unverified in it."""
     stands_on = level.facts.get("unverified") or [level.name if level.name in LEVELS else RUNGS[0]]
-    return level.state == MISMATCH or min(map(rung, stands_on)) <= rung_due
+    return level.state == MISMATCH or min(map(rung, stands_on)) <= required
 
 
-def _praise(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str], rung_due: str) -> str:
+def _praise(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str], required: str) -> str:
     ran = sorted(
         {record.runner for record in records}, key=list(RUNNERS).index
     )  # cells of one finding say it alike
@@ -202,7 +233,7 @@ def _praise(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str], run
             levels.get(level["state"], {})[level["name"]] = None
     shown = f"verified by {', '.join(levels[VERIFIED])} in {', '.join(ran)}"
     if levels[UNVERIFIED]:
-        shown += f"; unverified, which the gate allows above {rung_due}: {', '.join(levels[UNVERIFIED])}"
+        shown += f"; unverified, which the gate allows above {required}: {', '.join(levels[UNVERIFIED])}"
     if levels[NOT_AVAILABLE]:
         shown += f"; not available from this engine: {', '.join(levels[NOT_AVAILABLE])}"
     shown += "."

@@ -28,7 +28,7 @@ from kvbench.engines.protocol import Engine
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.files import content_hash
 from kvbench.formats.kv import pages_for
-from kvbench.gate.precision import fault_of
+from kvbench.gate.precision import judge_precision
 from kvbench.lm_eval.args import ARGUMENTS, cell_of, check_known, dropped
 from kvbench.machine.host import host
 from kvbench.matrix.cells import CELL_KEYS
@@ -320,8 +320,8 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
     def _prove(self, engine: Engine) -> None:
         """Examine the engine that gave the answers. Raises Unproven unless all of it holds."""
         evidence, scales = evidence_of(engine, self.decision, self.spec, self._session)
-        fault, fallback = fault_of(self.spec, asdict(self.decision), asdict(evidence), scales)
-        if why := dropped(self.given, self.spec) or fault or fallback:
+        verdict = judge_precision(self.spec, asdict(self.decision), asdict(evidence), scales)
+        if why := dropped(self.given, self.spec) or verdict.sentence:
             raise Unproven(f"The answers are withheld: {why}")
         self.proofs.append((evidence, scales))
 

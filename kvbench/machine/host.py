@@ -28,9 +28,19 @@ PACKAGES = (
     "datasets", "numpy", "scipy", "pandas",
 )  # fmt: skip
 
-# What measures: a change in one of these makes stored results stale. All else only reads records, or its whole effect on a
-# measurement is in the task's spec and options, which the key holds anyway.
-MEASURING = ("formats", "models", "data", "matrix", "records", "engines", "evidence", "runners", "run/task")
+# Packages of kvbench that decide what a task measures; the kernels count as a whole. A change of their source makes stored
+# results stale. The rest reads records, or its whole effect on a task is in the task's spec and options, which the key holds.
+MEASURING = (
+    "formats",
+    "models",
+    "data",
+    "matrix",
+    "engines",
+    "evidence",
+    "runners",
+    "run/task",
+    "machine/device_state.py",  # latency samples the device's state between requests
+)
 
 
 @dataclass(frozen=True)
@@ -81,13 +91,16 @@ def host() -> Host:
     return Host(device, identity, environment)
 
 
-def source_digest(measuring_only: bool = False) -> str:
-    """sha256 (first 24 hex digits) over the names and bytes of kvbench's own Python files."""
+def source_digest(measuring_only: bool = False, roots: Sequence[Path] = ()) -> str:
+    """sha256 (first 24 hex digits) over the names and bytes of kvbench's own Python files.
+
+    measuring_only: of the packages in `MEASURING` and of the kernels. roots: the installed packages by default.
+    """
     digest = hashlib.sha256()
-    for root in _roots():
+    for root in roots or _roots():
         for path in sorted(root.rglob("*.py")):
             inside = path.relative_to(root)
-            if measuring_only and root.name == "kvbench" and not inside.as_posix().startswith(MEASURING):
+            if measuring_only and root.name == "kvbench" and not any(map(inside.is_relative_to, MEASURING)):
                 continue
             digest.update(f"{root.name}/{inside.as_posix()}\0".encode())
             digest.update(path.read_bytes() + b"\0")

@@ -18,6 +18,7 @@ SCHEMA_VERSION = 3  # of records and manifests; docs/schema.md
 # What can be said of one piece of evidence, and of a record as a whole (the worst level counts).
 VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE = "verified", "mismatch", "unverified", "not_applicable"
 NOT_AVAILABLE = "not_available"  # the engine cannot give this level; it counts as unverified
+NOT_SHOWN = (UNVERIFIED, NOT_AVAILABLE)
 STATES = (VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE, NOT_AVAILABLE)
 
 # The levels of evidence, in the order in which they are shown; a record of a measured cell has all of them.

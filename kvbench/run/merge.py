@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import UsageError
-from kvbench.gate.precision import fault_of
+from kvbench.gate.precision import judge_precision
 from kvbench.matrix.resolve import ASPECTS
-from kvbench.records.record import MISMATCH, NOT_AVAILABLE, OK, UNVERIFIED, Record
+from kvbench.records.record import MISMATCH, NOT_SHOWN, OK, Record
 from kvbench.records.run import CANARY, Manifest, MergedFrom, Run, RunDir
 from kvbench.run.execute import locked
 
@@ -209,9 +209,9 @@ def _standing(spec: Mapping[str, Any], record: Record) -> tuple[bool, bool, int,
     if record.status != OK:
         return True, True, 0, 0.0
     levels = [level["state"] for level in (record.evidence or {}).get("levels", ())]
-    state = 2 if MISMATCH in levels else int(not levels or bool({UNVERIFIED, NOT_AVAILABLE} & set(levels)))
+    state = 2 if MISMATCH in levels else int(not levels or any(state in NOT_SHOWN for state in levels))
     try:
-        fault = bool(fault_of(spec, record.decision, record.evidence, record.facts)[0])
+        fault = bool(judge_precision(spec, record.decision, record.evidence, record.facts).reason)
         size = 0.0
         if record.runner == "storage":
             size = sum(layer["payload"] + layer["scales"] for layer in record.samples["layers"])

@@ -13,7 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ from kvbench.machine.host import host
 from kvbench.matrix import load as matrix
 from kvbench.matrix.cells import Task
 from kvbench.metrics import collect as metrics
+from kvbench.metrics.collect import Row
 from kvbench.models.source import fingerprint
 from kvbench.records.record import Record
-from kvbench.records.run import RunDir
+from kvbench.records.run import Run, RunDir
 from kvbench.run.execute import Plan, run
 from kvbench.selftest.checkpoint import write_checkpoint
 from kvbench.selftest.fault import CELLS, CHECKPOINT, NEEDS_CUDA, Fault
@@ -144,15 +145,14 @@ def quick() -> Iterator[None]:
 
 
 def clean_run(cell: str) -> Result:
-    """The cell without a fault: exit code 0, or nothing that is said of faults counts."""
+    """The cell without a fault: exit code 0, or no result of a fault counts."""
     name = f"no fault, {cell}"
     if reason := _lacking(cell):
         return Result(name, SKIPPED, "", None, reason, 0.0)
     started = time.perf_counter()
-    verdict = judged(cell, CLEAN)
-    wrong = _wrong(verdict)
+    verdict = judged(measured(cell, CLEAN))
     status = FAILED if verdict.exit_code else PASSED
-    return Result(name, status, "", verdict.exit_code, _said(wrong), time.perf_counter() - started)
+    return Result(name, status, "", verdict.exit_code, _said(_wrong(verdict)), time.perf_counter() - started)
 
 
 def fault_run(name: str, fault: Fault) -> Result:
@@ -160,29 +160,20 @@ def fault_run(name: str, fault: Fault) -> Result:
     if reason := _lacking(fault.cell):
         return Result(name, SKIPPED, "", None, reason, 0.0)
     started = time.perf_counter()
-
-    def result(status: str, by: str, exit_code: int | None, sentence: str, cause: str = "") -> Result:
-        return Result(name, status, by, exit_code, sentence, time.perf_counter() - started, cause)
-
-    try:
-        verdict = judged(fault.cell, fault.inject)
-    except KvbenchError as e:
-        named = re.search(fault.says, str(e))
-        cause = _cause(str(e), 0) if named else ""
-        return result(CAUGHT if named else MISSED, "refused", e.exit_code, str(e), cause)
-    wrong = _wrong(verdict)
-    for outcome in wrong:
-        if (found := re.search(fault.says, outcome.sentence)) and verdict.exit_code:
-            levels = list(_LEVEL.finditer(outcome.sentence, 0, found.end()))
-            by, start = (levels[-1][1], levels[-1].start()) if levels else (outcome.check, 0)
-            cause = _cause(outcome.sentence, start)
-            return result(CAUGHT, by, verdict.exit_code, outcome.sentence, cause)
-    said = f"nothing says {fault.says!r}: " if wrong else ""
-    return result(MISSED, "", verdict.exit_code, said + _said(wrong))
+    found = caught(name, fault, measured_with(fault))
+    return replace(found, seconds=time.perf_counter() - started)
 
 
-def judged(cell: str, inject: Callable[[], AbstractContextManager[Any]], gate: Path = GATE) -> Verdict:
-    """Run the cell's matrix with something injected, and judge its records by `gate`, which is never broken itself."""
+@dataclass(frozen=True)
+class Measured:
+    """What one run left, with its derived rows."""
+
+    run: Run
+    rows: list[Row]
+
+
+def measured(cell: str, inject: Callable[[], AbstractContextManager[Any]]) -> Measured:
+    """Run the cell's matrix with something injected."""
     with tempfile.TemporaryDirectory(prefix="kvbench-selftest-") as folder:
         run_dir, checkpoint, here = RunDir(Path(folder) / "run"), Path(folder) / "checkpoint", host()
         words = [word.replace(CHECKPOINT, str(checkpoint)) for word in CELLS[cell]]
@@ -191,9 +182,39 @@ def judged(cell: str, inject: Callable[[], AbstractContextManager[Any]], gate: P
         with inject():
             loaded = matrix.load(HERE / "matrix.yaml", words, host=here, fingerprint_model=fingerprint)
             run(loaded, run_dir, here.environment, ["kvbench", "selftest"], Quiet(), None, "all")
-            measured = run_dir.load()
-            rows = metrics.derive(measured)
-        return gates.evaluate(gates.load(gate), measured, rows)
+            left = run_dir.load()
+            return Measured(left, metrics.derive(left))
+
+
+def measured_with(fault: Fault) -> Measured | KvbenchError:
+    """The run with the fault, or the error that ended it."""
+    try:
+        return measured(fault.cell, fault.inject)
+    except KvbenchError as e:
+        return e
+
+
+def judged(measured: Measured, gate: Path = GATE) -> Verdict:
+    """The verdict of the ordinary gate, which no fault breaks."""
+    return gates.evaluate(gates.load(gate), measured.run, measured.rows)
+
+
+def caught(name: str, fault: Fault, run: Measured | KvbenchError) -> Result:
+    """Whether the run is refused, or fails its gate, with a sentence that names the fault."""
+    if isinstance(run, KvbenchError):
+        named = re.search(fault.says, str(run))
+        cause = _cause(str(run), 0) if named else ""
+        return Result(name, CAUGHT if named else MISSED, "refused", run.exit_code, str(run), 0.0, cause)
+    verdict = judged(run)
+    wrong = _wrong(verdict)
+    for outcome in wrong:
+        if (found := re.search(fault.says, outcome.sentence)) and verdict.exit_code:
+            levels = list(_LEVEL.finditer(outcome.sentence, 0, found.end()))
+            by, start = (levels[-1][1], levels[-1].start()) if levels else (outcome.check, 0)
+            cause = _cause(outcome.sentence, start)
+            return Result(name, CAUGHT, by, verdict.exit_code, outcome.sentence, 0.0, cause)
+    said = f"nothing says {fault.says!r}: " if wrong else ""
+    return Result(name, MISSED, "", verdict.exit_code, said + _said(wrong), 0.0)
 
 
 class Quiet:

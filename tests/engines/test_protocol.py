@@ -11,7 +11,7 @@ from kvbench.engines import ENGINES, engine_kind
 from kvbench.engines.protocol import Report
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.evidence.examiner import completed
-from kvbench.gate.precision import fault_of
+from kvbench.gate.precision import judge_precision
 from kvbench.matrix.cells import CELL_KEYS, Task
 from kvbench.matrix.runners import RUNNERS
 from kvbench.records.record import LEVELS, NOT_AVAILABLE, UNVERIFIED, VERIFIED, Level, Record
@@ -59,11 +59,11 @@ def test_its_evidence_is_what_it_declares_and_the_rest_is_not_available(record: 
 def test_a_gate_asks_for_levels_and_names_those_that_the_engine_cannot_give(
     record: Record, rung: str, passes: bool
 ) -> None:
-    fault, _ = fault_of(record.spec, record.decision, record.evidence, record.facts, rung_due=rung)
-    assert (fault == "") == passes
+    verdict = judge_precision(record.spec, record.decision, record.evidence, record.facts, required=rung)
+    assert verdict.reason == ("" if passes else UNVERIFIED)
     if not passes:
-        assert "E2: Engine toy cannot give this level." in fault
-        assert ("E5: Engine toy cannot" in fault) == (rung == "E5")
+        assert "E2: Engine toy cannot give this level." in verdict.sentence
+        assert ("E5: Engine toy cannot" in verdict.sentence) == (rung == "E5")
 
 
 def test_a_level_that_the_engine_does_not_declare_is_an_error() -> None:

@@ -42,21 +42,71 @@ def test_an_absent_package_is_null_and_not_left_out() -> None:
     assert environment._version("kvbench-no-such-package") is None
 
 
-@pytest.fixture
-def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "kvbench"
-    shutil.copytree(Path(kvbench.__file__).parent, root, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(environment, "_roots", lambda: [root])
-    return root
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A copy of the installed source: kvbench and the kernels."""
+    folder = tmp_path_factory.mktemp("source")
+    ignore = shutil.ignore_patterns("__pycache__")
+    return [Path(shutil.copytree(root, folder / root.name, ignore=ignore)) for root in environment._roots()]
 
 
-def test_source_digest_follows_measuring_code_only_where_asked(copied: Path) -> None:
-    everything, measuring = source_digest(), source_digest(measuring_only=True)
-    (copied / "report" / "new.py").write_text("x = 1\n")
-    assert source_digest() != everything
-    assert source_digest(measuring_only=True) == measuring
-    (copied / "formats.py").write_text("x = 1\n")
-    assert source_digest(measuring_only=True) != measuring
+MEASURES = (
+    "kvbench/formats/kv.py",
+    "kvbench/models/source.py",
+    "kvbench/data/corpora.py",
+    "kvbench/matrix/resolve.py",
+    "kvbench/engines/protocol.py",
+    "kvbench/engines/reference/kv/store.py",
+    "kvbench/evidence/examine.py",
+    "kvbench/runners/perplexity.py",
+    "kvbench/runners/text/feed.py",
+    "kvbench/run/task/measure.py",
+    "kvbench/machine/device_state.py",
+    "kvbench_kernels/kv/quantize.py",
+    "kvbench_kernels/gemm/w8a8.py",
+)
+READS = (
+    "kvbench/cli/main.py",
+    "kvbench/cli/reference.py",
+    "kvbench/compare/two_runs.py",
+    "kvbench/gate/evaluate.py",
+    "kvbench/machine/host.py",
+    "kvbench/metrics/perplexity.py",
+    "kvbench/preflight/validate.py",
+    "kvbench/records/record.py",
+    "kvbench/report/html.py",
+    "kvbench/run/merge.py",
+    "kvbench/run/progress.py",
+    "kvbench/selftest/suite.py",
+    "kvbench/stats/intervals.py",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "stale"), [*((name, True) for name in MEASURES), *((name, False) for name in READS)]
+)
+def test_an_edit_of_what_measures_makes_stored_results_stale_and_no_other(
+    roots: list[Path], name: str, stale: bool
+) -> None:
+    everything, measuring = source_digest(roots=roots), source_digest(measuring_only=True, roots=roots)
+    path = roots[0].parent / name
+    text = path.read_text(encoding="utf-8")
+    path.write_text(f"{text}# edited\n", encoding="utf-8")
+    try:
+        assert source_digest(roots=roots) != everything
+        assert (source_digest(measuring_only=True, roots=roots) != measuring) == stale
+    finally:
+        path.write_text(text, encoding="utf-8")
+    assert source_digest(measuring_only=True, roots=roots) == measuring
+
+
+def test_what_measures_is_there_and_is_looked_at_by_folder(roots: list[Path]) -> None:
+    assert all((roots[0] / name).exists() for name in environment.MEASURING)
+    before = source_digest(measuring_only=True, roots=roots)
+    (roots[0] / "data_page.py").write_text("x = 1\n")  # a name that only begins like a measuring package
+    assert source_digest(measuring_only=True, roots=roots) == before
+    (roots[0] / "data" / "more.py").write_text("x = 1\n")
+    assert source_digest(measuring_only=True, roots=roots) != before
 
 
 def test_source_digest_covers_the_kernels() -> None:

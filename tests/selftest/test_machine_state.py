@@ -93,7 +93,7 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
         path = tmp_path / "gate.yaml"
         entries = (f"{{where: {{kv_format: int8_sym}}, {check}}}" for check in checks)
         path.write_text(f"name: timed\nchecks: [{', '.join(entries)}]\n")
-        verdict = suite.judged("timed", lambda: machine(**of), path)
+        verdict = suite.judged(suite.measured("timed", lambda: machine(**of)), path)
         always, own = verdict.outcomes[: -len(checks)], list(verdict.outcomes[-len(checks) :])
         assert [o.sentence for o in always if o.status != PASS] == []
         statuses = {o.status for o in own}
