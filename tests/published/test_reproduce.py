@@ -343,8 +343,8 @@ def test_every_table_of_the_sources_has_an_entry_and_every_line_a_rule() -> None
         assert all(any(rule.takes(line) for rule in found.rules) for line in lines), name
         assert {rule.ours for rule in found.rules if rule.ours} <= set(METRICS)
         if matrix is not None:  # each line that is not left out has its cells in the matrix
-            cells = [{"id": cell.id, "spec": cell.spec} for cell in load(matrix).cells]
-            ours = Ours(cells, [Row(c["id"], m, "", 1.0, METRICS[m].unit) for c in cells for m in METRICS])
+            cells = load(matrix).cells
+            ours = Ours(cells, [Row(c.id, m, "", 1.0, METRICS[m].unit) for c in cells for m in METRICS])
             variants = tuple(Rule(**{**rule.__dict__, "variant": ""}) for rule in found.rules)
             assert NOT_RUN not in states(compare(lines, variants, found.stand_ins, ours)), name
 

@@ -1,17 +1,20 @@
 """The sweep of static scales: one sentence from the data, a plot that is the same for the same numbers, and only where there is one."""
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 
-from kvbench.matrix.cells import Cell
+from kvbench.matrix.cells import Cell, Task
 from kvbench.metrics.collect import Row
 from kvbench.metrics.declare.units import UNITS
+from kvbench.records.run import Run
 from kvbench.render.labels import Labels
 from kvbench.report.console import show
 from kvbench.report.figures.plots import scale_svg
 from kvbench.report.figures.sweep import Held, ScaleLine, Sweep, scale_sweep
 from kvbench.report.html import render
+from kvbench.report.model import JudgedRun
 from kvbench.report.view import build
 from tests.report.conftest import make
 
@@ -55,17 +58,9 @@ def swept(found=FOUND):
         rows += [
             Row(f"c{i}", m, "", v, UNITS[unit], n) for m, (v, unit, n) in values.items() if v is not None
         ]
-    task = {
-        "key": "g",
-        "runner": "generate",
-        "variant": "",
-        "spec": {},
-        "options": {},
-        "cells": ["c0"],
-        "baseline": None,
-    }
-    manifest = made.manifest | {"cells": cells, "tasks": [task]}
-    return manifest, [], rows, made.verdict
+    task = Task("g", "generate", "", {}, {}, ("c0",), None)
+    run = Run(replace(made.manifest, cells=tuple(cells), tasks=(task,)))
+    return JudgedRun(run, rows, made.verdict)
 
 
 def sweep(judged):

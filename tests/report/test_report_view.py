@@ -81,7 +81,7 @@ def test_a_difference_names_its_baseline_and_a_baseline_has_no_difference(passin
 
 
 def test_every_metric_of_the_rows_is_shown_even_one_that_no_table_names(passing):
-    cell = passing.cell(kv_format="native")["id"]
+    cell = passing.cell(kv_format="native").id
     made = replace(passing, rows=[*passing.rows, Row(cell, "brand_new_ms", "", 1.5, UNITS["ms"], 3)])
     view = build(made.judged)
     assert {c.metric for t in view.tables for c in t.columns} >= {row.metric for row in made.rows}

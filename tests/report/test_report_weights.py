@@ -26,7 +26,7 @@ def fp8(maker):
     found = [("gemm_error_max", 0.0312, "error", "w8a16 0.0042, w8a8 0.031"), ("gemm_bound_share", 0.43, "ratio", ""),
              ("gemm_paths", 2, "paths", ROUTE), ("weight_scale_bytes", 30_000, "B", ""), ("model_load_s", 2.5, "s", "")]  # fmt: skip
     more = [
-        Row(c["id"], metric, "", value, UNITS[unit], note=note)
+        Row(c.id, metric, "", value, UNITS[unit], note=note)
         for c in made.manifest.cells
         for metric, value, unit, note in found
     ]

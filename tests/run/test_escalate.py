@@ -19,6 +19,7 @@ from kvbench.matrix.cells import Task
 from kvbench.matrix.load import Matrix, load
 from kvbench.matrix.runners import RUNNERS, STAGES
 from kvbench.metrics.collect import derive
+from kvbench.metrics.declare.units import NAT
 from kvbench.records.record import Record
 from kvbench.records.run import UNTIL_DECIDED, Manifest, Run, RunDir, Stopped
 from kvbench.run import escalate
@@ -246,7 +247,7 @@ def test_a_limit_between_the_two_intervals_is_kept_at_95_percent_and_open_at_a_l
 def test_a_divergence_that_keeps_its_limit_waits_for_the_last_look() -> None:
     run = many([0.0])
     row = next(r for r in run.rows() if r.metric == "ppl_delta_pct")
-    rows = [replace(row, metric="kld_mean", unit="nat", value=0.001, low=0.0009, high=0.0011, units=30)]
+    rows = [replace(row, metric="kld_mean", unit=NAT, value=0.001, low=0.0009, high=0.0011, units=30)]
     for sizes, due in (((6, None), INCONCLUSIVE), ((3, 6), PASS)):
         looked = early(run, sizes)
         tasks = tuple(limited(run, 6).tasks)
