@@ -16,9 +16,10 @@ from typing import Any
 import click
 from typer.main import get_command
 
-from kvbench.gate.schema import gate_schema
+from kvbench.gate.policy import gate_schema
+from kvbench.matrix.parse import matrix_schema
 from kvbench.matrix.runners import RUNNERS
-from kvbench.matrix.schema import Schema, matrix_schema
+from kvbench.matrix.schema import Schema
 from kvbench.metrics.collect import METRICS
 from kvbench.metrics.declare.metric import Metric
 from kvbench.metrics.declare.units import UNITS
@@ -210,14 +211,12 @@ def _accepted(schema: Schema) -> str:
         return _value(schema["const"])
     kind = schema.get("type", "")
     if kind == "array":
-        if "prefixItems" in schema:
-            return f"list of {len(schema['prefixItems'])} numbers"
-        return f"list of {_accepted(schema['items'])}" if "items" in schema else "list"
+        size = f"{schema['minItems']} " if schema.get("maxItems") == schema.get("minItems", 0) else ""
+        return f"list of {size}{_accepted(schema['items'])}" if "items" in schema else "list"
     words = {"object": "mapping", "string": "text", "array": "list"}
     names = [words.get(one, one) for one in ([kind] if isinstance(kind, str) else kind)]
-    ends = [f"at least {schema[key]}" for key in ("minimum",) if key in schema and schema[key] != 0]
-    ends += [f"above {schema[key]}" for key in ("exclusiveMinimum",) if key in schema]
-    ends += [f"at most {schema[key]}" for key in ("maximum",) if key in schema]
+    ends = [f"at least {schema[key]:.3g}" for key in ("minimum",) if key in schema and schema[key] != 0]
+    ends += [f"at most {schema[key]:.3g}" for key in ("maximum",) if key in schema]
     return ", ".join([" or ".join(names), *ends])
 
 

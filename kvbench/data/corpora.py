@@ -35,8 +35,8 @@ WIKITEXT_SHA = {  # of the published bytes; the hub's rows must give back the sa
     "validation": "4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7",
 }
 
-# A small model soon repeats itself when it continues reference prose. Answers to these requests stay varied for some
-# hundred tokens, which leaves room to see a cache that makes the model repeat itself sooner.
+# A small model soon repeats itself when it continues reference prose. Answers to these requests stay varied
+# for some hundred tokens, which leaves room to see a cache that makes the model repeat itself sooner.
 INSTRUCTIONS = (
     "Tell me a story about a fox and a river.",
     "Explain how rain forms.",
@@ -53,10 +53,10 @@ INSTRUCTIONS = (
 class Corpus:
     """A text in the three cuts that protocols take.
 
-    rows: the units that `rows512` scores one by one; stream: pieces that join to the text that is tokenized as a
-    whole; raw: pieces that join to the file's own characters. The three have the same length, piece for row.
-    documents: rows at which a document (article, topic, paragraph) starts; the first is 0.
-    sha256: of the raw text's UTF-8 bytes. source, license: a sentence and a licence name for the report.
+    rows: the units that `rows512` scores one by one; stream: pieces that join to the text that is tokenized
+    as a whole; raw: pieces that join to the file's own characters. The three have the same length, piece for
+    row. documents: rows at which a document (article, topic, paragraph) starts; the first is 0. sha256: of
+    the raw text's UTF-8 bytes. source, license: a sentence and a licence name for the report.
     """
 
     name: str
@@ -86,6 +86,15 @@ def offsets(pieces: tuple[str, ...], documents: tuple[int, ...]) -> list[int]:
     return [starts[row] for row in documents]
 
 
+def evenly(total: int, limit: int | None) -> list[int]:
+    """Indexes of at most `limit` of `total` items (None: all), evenly spread over them.
+
+    The head of a text alone would be few documents, and intervals count documents.
+    """
+    n = total if limit is None else min(limit, total)
+    return [i * total // n for i in range(n)]
+
+
 def corpus(name: str, data_dir: Path | None, split: str = "test") -> Corpus:
     """Read the corpus `name`; only wikitext2 has a `split`.
 
@@ -108,7 +117,8 @@ def first_ids(name: str, text: str, tokenizer: Any, wanted: int) -> list[int]:
     ]  # no token is longer than 64 characters
     if len(ids) < wanted:
         raise UsageError(
-            f"Corpus {name!r} has {len(ids)} tokens, but {wanted} are needed; use a longer text or ask for fewer."
+            f"Corpus {name!r} has {len(ids)} tokens, but {wanted} are needed; use a longer text or ask for "
+            "fewer."
         )
     return ids[:wanted]
 
@@ -173,8 +183,8 @@ def _wikitext(data_dir: Path | None, split: str) -> Corpus:
 
 
 def wikitext_from_raw(text: str, split: str, sha: str, source: str) -> Corpus:
-    """WikiText-2 cut by its usual recipe: one row a line, a blank line as the empty string, rows joined by two
-    newlines. A document is an article: a ` = Title = ` line between blank ones.
+    """WikiText-2 cut by its usual recipe: one row a line, a blank line as the empty string, rows joined by
+    two newlines. A document is an article: a ` = Title = ` line between blank ones.
     """
     raw = tuple(line + "\n" for line in text.split("\n"))
     raw = raw[:-1] if text.endswith("\n") else (*raw[:-1], raw[-1][:-1])

@@ -55,7 +55,9 @@ def rows_of(task: str, part: str) -> list[dict[str, Any]]:
 
 
 def as_local(task: str, config: str, row: dict[str, Any]) -> dict[str, Any]:
-    """One hub row in the local layout: MMLU has answer indexes, C-Eval choices in columns, ARC nested choices."""
+    """One hub row in the local layout: MMLU has answer indexes, C-Eval choices in columns, ARC nested
+    choices.
+    """
     if task == "mmlu":
         return {**{k: row[k] for k in ("subject", "question", "choices")}, "answer": "ABCD"[row["answer"]]}
     if task == "ceval":

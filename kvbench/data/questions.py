@@ -3,7 +3,8 @@
     mmlu, ceval, arc_easy, arc_challenge   gzipped JSON lines below the data directory, or the hub when that is allowed
     cloze                                  made here from any corpus: which of four continuations is the true one
 
-Text is kept verbatim, upstream's mistakes included: scores on corrected questions would compare with nobody's.
+Text is kept verbatim, upstream's mistakes included: scores on corrected questions would compare with
+nobody's.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from kvbench.errors import KvbenchError, UsageError
 
 @dataclass(frozen=True)
 class Question:
-    """One question. choices hold None or "" where the data does; answer: index of the right choice, or None when it
-    is not among the choices. The runner counts both as skipped.
+    """One question. choices hold None or "" where the data does; answer: index of the right choice, or None
+    when it is not among the choices. The runner counts both as skipped.
     """
 
     id: str
@@ -79,7 +80,9 @@ CLOZE_QUESTIONS, CLOZE_CONTEXT, CLOZE_WORDS, CLOZE_SEED = 200, 48, 8, 0
 
 
 def questions(task: str, data_dir: Path | None) -> QuestionSet:
-    """Read the question set `task`. Raises NotAvailable when it is not here, KvbenchError for a broken file."""
+    """Read the question set `task`. Raises NotAvailable when it is not here, KvbenchError for a broken
+    file.
+    """
     if task == "cloze":
         return cloze(corpus("pydoc", data_dir))
     source = _source(task)
@@ -117,8 +120,8 @@ def questions_fingerprint(task: str, data_dir: Path | None) -> str:
 
 
 def cloze(text: Corpus, count: int = CLOZE_QUESTIONS, seed: int = CLOZE_SEED) -> QuestionSet:
-    """Questions whose context is a stretch of `text` and whose choices continue it: the true continuation, and three
-    of the same length from elsewhere in the corpus. Same corpus, count and seed: same questions.
+    """Questions whose context is a stretch of `text` and whose choices continue it: the true continuation,
+    and three of the same length from elsewhere in the corpus. Same corpus, count and seed: same questions.
 
     Raises KvbenchError when the corpus is too short for it.
     """
@@ -172,8 +175,9 @@ def _continuation(words: list[str], at: int) -> str:
 
 
 def _prose(rows: Iterable[str]) -> list[list[str]]:
-    """Words of the paragraphs that are long enough for a question. Tables, code and headings are left out: a paragraph
-    has no line that is indented or begins a table, and single spaces join its words so that layout gives no clue.
+    """Words of the paragraphs that are long enough for a question. Tables, code and headings are left out: a
+    paragraph has no line that is indented or begins a table, and single spaces join its words so that layout
+    gives no clue.
     """
     found = []
     for row in rows:
@@ -214,7 +218,9 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _parse(rows: list[dict[str, Any]], task: str) -> list[Question]:
-    """MMLU and C-Eval rows have a subject and a letter; ARC rows have an id, and labels that may be digits."""
+    """MMLU and C-Eval rows have a subject and a letter; ARC rows have an id, and labels that may be
+    digits.
+    """
     parsed = []
     seen: dict[str, int] = defaultdict(int)
     for number, row in enumerate(rows, start=1):

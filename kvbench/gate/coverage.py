@@ -1,64 +1,85 @@
-"""What a gate asks that a matrix does not measure, or not in full: seen in `kvbench plan`, before hours of measuring. No torch here."""
+"""Gate checks that a matrix cannot answer: found by `kvbench plan`, before hours of measuring. No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from kvbench.gate.policy import Check, Gate
 from kvbench.matrix.cells import Cell, Task
 from kvbench.matrix.runners import RUNNERS
+from kvbench.matrix.tasks import data_names
 from kvbench.matrix.values import text
 from kvbench.metrics.collect import METRICS
 from kvbench.records.record import LEVELS, RUNGS, rung
 
 
-def gate_lines(gate: Gate | None, cells: tuple[Cell, ...], tasks: tuple[Task, ...]) -> list[str]:
-    """The evidence that every task has to give, and each check that no task of the matrix answers, in sentences."""
-    due = gate.evidence if gate else RUNGS[-1]
-    levels = ", ".join(level for level in LEVELS if rung(level) <= due)
-    whose = f"gate {gate.name}, evidence {due}" if gate else "no gate"
-    lines = [f"evidence that every task has to give ({whose}): {levels}"]
-    return [*lines, *(sentence for _, sentence in in_vain(gate, cells, tasks))]
+@dataclass(frozen=True)
+class Uncovered:
+    """A check that no task answers, or not in full. reason: a stable word; sentence: the reason and its consequence."""
+
+    check: Check
+    reason: str
+    sentence: str
 
 
-def in_vain(
-    gate: Gate | None, cells: tuple[Cell, ...], tasks: tuple[Task, ...]
-) -> Iterator[tuple[Check, str]]:
-    """Each check that no task answers, with a sentence on why and what comes of it."""
+def gate_lines(gate: Gate | None, cells: Sequence[Cell], tasks: Sequence[Task]) -> list[str]:
+    """The evidence that every task has to give, and each check that the matrix cannot answer, in sentences."""
+    highest = gate.evidence if gate else RUNGS[-1]
+    levels = ", ".join(level for level in LEVELS if rung(level) <= highest)
+    whose = f"gate {gate.name}, evidence {highest}" if gate else "no gate"
+    return [f"required evidence ({whose}): {levels}", *(u.sentence for u in uncovered(gate, cells, tasks))]
+
+
+def uncovered(
+    gate: Gate | None, cells: Sequence[Cell], tasks: Sequence[Task], absent: Collection[str] = ()
+) -> Iterator[Uncovered]:
+    """The checks that the tasks cannot answer. absent: names of the evaluation data that is missing."""
     for check in gate.checks if gate else ():
-        for reason, effect in _unanswered(check, cells, tasks, gate.allow_partial if gate else False):
-            what = effect if check.required else "it will not be evaluated"
-            yield check, f"check {check.name} (line {check.line}): {reason}; {what}."
+        reason, why = _reason(check, cells, tasks, gate.allow_partial if gate else False, absent)
+        if reason:
+            open_, failed = "it will not be evaluated", "the gate will fail"
+            effect = failed if reason not in ("partial", "no_data") else f"{open_}, which is exit code 3"
+            words = f"{why}; {effect if check.required else open_}."
+            yield Uncovered(check, reason, f"check {check.name} (line {check.line}): {words}")
 
 
-def _unanswered(
-    check: Check, cells: tuple[Cell, ...], tasks: tuple[Task, ...], partial: bool
-) -> Iterator[tuple[str, str]]:
-    """(reason, what comes of it for a required check). partial: whether the gate takes partial results."""
-    metric, fails = METRICS[check.metric], "the gate will fail"
+def _reason(
+    check: Check, cells: Sequence[Cell], tasks: Sequence[Task], partial: bool, absent: Collection[str]
+) -> tuple[str, str]:
+    """(reason, the same in words), ("", "") for a check that can be answered. partial: partial results are accepted."""
+    metric, variant = METRICS[check.metric], check.where.get("variant")
     picked = [cell for cell in cells if check.picks(cell.spec)]
-    due = {cell.id for cell in picked if not (metric.paired and cell.is_baseline)}
-    own = [task for task in tasks if task.runner == metric.runner and due.intersection(task.cells)]
-    variants = list(dict.fromkeys(task.variant for task in tasks if task.runner == metric.runner))
+    judged = {cell.id for cell in picked if not (metric.paired and cell.is_baseline)}
+    of_runner = [task for task in tasks if task.runner == metric.runner]
+    own = [task for task in of_runner if judged.intersection(task.cells)]
+    answering = [task for task in own if variant in (None, task.variant)]
     if not picked:
         chosen = ", ".join(f"{key}={text(value)}" for key, value in check.where.items() if key != "variant")
-        yield f"no cell of the matrix has {chosen}", fails
-    elif not due:
-        yield "it compares with the baseline, and picks only baselines", fails
-    elif not own:
-        yield f"{check.metric} comes from the runner {metric.runner}, which the matrix does not name", fails
-    elif "variant" in check.where and check.where["variant"] not in {task.variant for task in own}:
-        measured = f"the runner {metric.runner} measures {', '.join(variants)}"
-        yield f"{measured}, not {text(check.where['variant'])}", fails
-    elif not partial and (limited := _limited(own)):
-        reason = (
-            f"{limited} makes it partial where there is more, and the gate does not say allow_partial: true"
+        return "no_cell", f"no cell of the matrix has {chosen}"
+    if not judged:
+        return "only_baselines", "it compares cells with their baseline, but selects only baselines"
+    if not own:
+        return (
+            "no_runner",
+            f"{check.metric} comes from the runner {metric.runner}, which is not in the matrix",
         )
-        yield reason, "it will not be evaluated, which is exit code 3"
+    if not answering:
+        variants = ", ".join(dict.fromkeys(task.variant for task in of_runner))
+        return "no_variant", f"the runner {metric.runner} measures {variants}, not {text(variant)}"
+    lacking = [{name for name, _ in data_names(task)}.intersection(absent) for task in answering]
+    if all(lacking):
+        return "no_data", f"its data is missing ({', '.join(sorted(set().union(*lacking)))})"
+    if not partial and (limited := _limit(own)):
+        return (
+            "partial",
+            f"{limited} makes the result partial, and the gate does not have allow_partial: true",
+        )
+    return "", ""
 
 
-def _limited(tasks: Sequence[Task]) -> str:
-    """`limit_chunks: 4` of the first task that measures a part of what there is, or ""."""
+def _limit(tasks: Sequence[Task]) -> str:
+    """`limit_chunks: 4` of the first task that measures only a part of its data, or ""."""
     for task in tasks:
         for name, option in RUNNERS[task.runner].options.items():
             if option.looks and option.optional and task.options[name] is not None:

@@ -17,7 +17,7 @@ from kvbench.machine.host import Host
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.expand import resolve_auto
 from kvbench.matrix.keys import CELL_OPTIONS
-from kvbench.matrix.values import canonical, complaint
+from kvbench.matrix.rules import accepted
 from kvbench.text import suggestion
 
 # Argument -> cell key, where lm-eval's models have a name of their own for it.
@@ -30,9 +30,9 @@ ARGUMENTS: dict[str, str] = {
 }
 
 
-def check_known(given: Iterable[str], accepted: Iterable[str]) -> None:
+def check_known(given: Iterable[str], known: Iterable[str]) -> None:
     """Raises UsageError for an argument that nothing reads: it would be dropped in silence."""
-    names = list(accepted)
+    names = list(known)
     for name in given:
         if name not in names:
             raise UsageError(
@@ -47,10 +47,7 @@ def cell_of(given: Mapping[str, Any], host: Host) -> dict[str, Any]:
     """
     spec = dict(CELL_KEYS)
     for name, value in given.items():
-        option = CELL_OPTIONS[ARGUMENTS[name]]
-        if wrong := complaint(option, value):
-            raise UsageError(f"The argument {name} {wrong}")
-        spec[ARGUMENTS[name]] = canonical(option, value)
+        spec[ARGUMENTS[name]] = accepted(CELL_OPTIONS[ARGUMENTS[name]], value, name)
     if spec["model"] is None:
         raise UsageError(
             "The argument pretrained is missing: a name, folder or .gguf file of a model is due."
@@ -70,7 +67,7 @@ def dropped(given: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
     """
     for name, value in given.items():
         key = ARGUMENTS[name]
-        due = canonical(CELL_OPTIONS[key], value)
+        due = accepted(CELL_OPTIONS[key], value, name)
         settled = (key in ("device", "dtype") and due == "auto") or (
             key == "scale" and isinstance(due, str) and due.endswith(".json")
         )

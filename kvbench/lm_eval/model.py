@@ -40,7 +40,7 @@ from kvbench.run.task.models import Session
 from kvbench.run.task.prepare import require_device
 from kvbench.runners.text.encode import Pair
 from kvbench.runners.text.sampling import Sampler, write
-from kvbench.runners.text.scoring import capacity, group, say
+from kvbench.runners.text.scoring import capacity, group, score_choices
 
 OWN_ARGUMENTS = ("batch_size", "max_length", "max_gen_toks", "add_bos_token")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
@@ -210,8 +210,8 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         engine = self._engine(1, capacity([g], self.loaded.device, page) * page)
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Log-probabilities") as bar:
-            for batch, said, _computed in say(engine, g, chunk):
-                for i, own in zip(batch, said, strict=True):
+            for batch, scores, _computed in score_choices(engine, g, chunk):
+                for i, own in zip(batch, scores, strict=True):
                     for at, choice in zip(places[i], own, strict=True):
                         answers[at] = choice.logprob, choice.greedy
                     bar.update(len(own))

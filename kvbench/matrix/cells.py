@@ -11,31 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# Every key of a cell, with the value it has when the matrix does not name it. The order is the order of columns.
-CELL_KEYS: dict[str, Any] = {
-    "model": None,  # required: alias, hub id, folder, .gguf file
-    "model_weights": "checkpoint",  # or "random": from the config; timing only
-    "model_revision": None,
-    "native_model": None,  # the unquantized model that cells with native weights run on, where `model` is an FP8 checkpoint
-    "trust_remote_code": False,
-    "plumbing": False,  # True: quality runners accept random weights, and mark every result partial
-    "weights": "native",
-    "gemm": "auto",  # path of FP8 linear layers: reference, w8a16, w8a8; auto: by (M, N, K), reference on backend torch
-    "kv_format": "native",
-    "scale": None,  # static formats: one number, {"k": x, "v": y} with numbers or a list a layer, a word; of a file, see scales.py
-    "backend": "torch",  # or "triton"; auto: triton where a GPU is found, else torch
-    "kv_splits": None,  # programs along a sequence in a Triton decode; 1: split-KV off; null: chosen from the shape
-    "decode": "auto",  # graph: a decode step is one CUDA graph; auto: where backend triton runs on a GPU, else eager
-    "compile": "auto",  # layer: decoder layers compiled one by one; auto: as for decode, else off
-    "device": "auto",  # auto: cuda where there is one, else cpu; resolved before hashing
-    "dtype": "auto",  # auto: float32 on cpu, bfloat16 on cuda; resolved before hashing
-    "page_size": 16,
-    "prefill_chunk": 512,
-    "prefill_reads": "stored",  # or "fresh": labelled mode, the prompt's own chunk is not read back quantized
-    "fallback": "refuse",  # or "allow"
-    "batch": 1,
-    "context": 512,
-}
+from kvbench.matrix.keys import CELL_KEYS
+
+__all__ = ["CELL_KEYS", "MODEL_NAMES", "Cell", "Task", "one_model"]
 
 # The keys that say which model it is; they go by `weights` where an FP8 checkpoint has a native model.
 MODEL_NAMES = ("model", "model_revision", "native_model")

@@ -1,4 +1,4 @@
-"""A YAML file as plain data that remembers where each part stands, and complaints about it, raised together."""
+"""A YAML file as plain data with the place of each part, and the mistakes in it, raised together."""
 
 from __future__ import annotations
 
@@ -7,28 +7,40 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kvbench.errors import UsageError
-from kvbench.text import suggestion
 
 DataPath = tuple[str | int, ...]
 Mark = tuple[int, int]  # line, column; both from 1
 
 
 class Fault(NamedTuple):
-    """One complaint; line and column put the complaints in order (0, 0 for an override of the command line)."""
+    """One mistake; line and column put the mistakes in order (0, 0 for an override of the command line).
+
+    code: why, as a stable word (`unknown_key`, `wrong_type`, `not_accepted`); path: which part of the file.
+    """
 
     line: int
     column: int
     where: str
     sentence: str
+    code: str
+    path: DataPath = ()
+
+
+class ConfigError(UsageError):
+    """Every mistake of a matrix or gate file; the message has a line for each: `file:line:column: sentence`."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("\n".join(f"{fault.where}: {fault.sentence}" for fault in faults))
+        self.faults = tuple(faults)
 
 
 @dataclass(frozen=True)
 class Document:
-    """Plain data (dict with text keys, list, str, int, float, bool, None) and where each part of it stands.
+    """Plain data (dict with text keys, list, str, int, float, bool, None) and the place of each part of it.
 
-    name: what messages call it, a file's path. sha: sha256 of the bytes, hex. marks, keys: the mark of a value, and
-    of the key that names it, by path. faults: what the loader found wrong and could step over; broken: paths whose
-    value it could not make (None stands there). origins: paths set by an override, with the words of the override.
+    name: what messages call it, a file's path. sha: sha256 of the bytes, hex. marks, keys: the place of a value, and
+    of the key that names it, by path. faults: mistakes that the loader could step over; broken: paths whose value it
+    could not read (they hold None). origins: path that an override set -> the text of the override.
     """
 
     name: str
@@ -55,7 +67,7 @@ class Document:
         return 1, 1
 
     def where(self, path: DataPath, key: bool = False) -> str:
-        """`file:line:column`, or the override's own words."""
+        """`file:line:column`, or the text of the override."""
         line, column = self.mark(path, key)
         if line:
             return f"{self.name}:{line}:{column}"
@@ -77,28 +89,19 @@ class Document:
 
 
 class Problems:
-    """Complaints about one document, raised together."""
+    """The mistakes of one document, raised together."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
-        self._faults = list(document.faults)
+        self.faults = list(document.faults)
 
-    def __len__(self) -> int:
-        return len(self._faults)
-
-    def add(self, path: DataPath, sentence: str, key: bool = False) -> None:
-        """`key`: point at the key, not at its value. A value the loader already refused draws no second complaint."""
-        fault = Fault(*self._document.mark(path, key), self._document.where(path, key), sentence)
-        if path not in self._document.broken and fault not in self._faults:
-            self._faults.append(fault)
+    def add(self, path: DataPath, sentence: str, code: str, key: bool = False) -> None:
+        """`key`: point at the key, not at its value. A value that the loader refused gets no second fault."""
+        place = self._document.mark(path, key), self._document.where(path, key)
+        fault = Fault(*place[0], place[1], sentence, code, path)
+        if path not in self._document.broken and fault not in self.faults:
+            self.faults.append(fault)
 
     def raise_if_any(self) -> None:
-        if self._faults:
-            raise UsageError(
-                "\n".join(f"{f.where}: {f.sentence}" for f in sorted(self._faults, key=lambda f: f[:2]))
-            )
-
-
-def unknown_key(key: str, section: str, accepted: Sequence[str]) -> str:
-    """The sentence for a key that `section` does not have."""
-    return f"{key} is not a key of {section}; accepted: {', '.join(accepted)}.{suggestion(key, accepted)}"
+        if self.faults:
+            raise ConfigError(sorted(self.faults, key=lambda fault: fault[:2]))

@@ -1,9 +1,8 @@
 """A matrix file becomes frozen cells and the tasks that measure them.
 
-    load(path) -> yamlstrict.read -> overrides.apply -> outline.read -> expand.expand -> selection.select
-               -> worklist.tasks_of -> Matrix
+    load(path) -> yaml.read -> overrides.apply -> parse.read -> expand.expand -> select.select -> tasks.tasks_of -> Matrix
 
-Pure but for reading the file: the machine, the model's digest and the data's are passed in.
+Reads nothing but the file and the scale files it names: the machine and the digests of model and data are passed in.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from kvbench.errors import UsageError
 from kvbench.formats import scales
 from kvbench.machine.host import Host
 from kvbench.matrix import overrides as overriding
-from kvbench.matrix import parse as outline
+from kvbench.matrix import parse
 from kvbench.matrix import yaml as yamlstrict
 from kvbench.matrix.cells import Cell, Task
 from kvbench.matrix.document import DataPath, Document, Problems
@@ -61,16 +60,16 @@ def load(
 ) -> Matrix:
     """Read, check and expand the matrix at `path`.
 
-    overrides: `a.b=value` words of `--set`. select: an expression of `-k`; names and varied keys stay those of the
-    whole matrix. fingerprint_model(spec), fingerprint_data(name, split): digests that enter the task keys; without
-    them the keys do not follow changes of the files. sizes: options of runners in place of the file's own, for looks.
+    overrides: `a.b=value` of `--set`. select: an expression of `-k`; names and varied keys stay those of the whole
+    matrix. fingerprint_model(spec), fingerprint_data(name, split): digests that are part of the task keys; without
+    them the keys do not follow changes of the files. sizes: runner -> options that replace the file's own.
 
-    Raises UsageError, with every mistake of the file in it, each as `file:line:column: sentence`.
+    Raises ConfigError with every mistake of the file, and UsageError for an expression or a name that is unknown.
     """
     path = Path(path)
     document = overriding.apply(yamlstrict.read(path), overrides)
     problems = Problems(document)
-    read, sound = outline.read(document, problems)
+    read, sound = parse.read(document, problems)
     cells = (
         expand(
             read, host, problems, lambda at: _line(document, at), lambda name: scales.read(path.parent / name)
@@ -80,9 +79,8 @@ def load(
     )
     gate = path.parent / read.gate if read.gate else None
     if gate and not _is_file(gate):
-        problems.add(
-            ("gate",), f"the gate file {gate} does not exist; its path is relative to the matrix file."
-        )
+        sentence = f"the gate file {gate} does not exist; its path is relative to the matrix file."
+        problems.add(("gate",), sentence, "missing_file")
     problems.raise_if_any()
     if select is not None:
         cells = select_cells(cells, select)
@@ -104,7 +102,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _located(document: Document, name: str, fingerprint: Callable[[], str]) -> str:
-    """A model or data name that means nothing is a mistake of the matrix: say where it stands."""
+    """An unknown model or data name is a mistake in the matrix: its place is added to the message."""
     try:
         return fingerprint()
     except UsageError as e:

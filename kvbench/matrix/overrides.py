@@ -1,7 +1,7 @@
-"""`--set a.b=value`: values of the command line laid over a loaded file.
+"""`--set a.b=value`: values of the command line that replace those of a loaded file.
 
 The value is read by the rules of `kvbench.matrix.yaml`, so `axes.kv_format=[native,int8_sym]` is a list and `1e-5` a
-number. A mistyped path is found by whoever checks the document: what an override set carries its words as its place.
+number. The checker of the document finds a mistyped path; the place of what an override set is the override's text.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from kvbench.text import suggestion
 
 
 def apply(document: Document, overrides: Sequence[str]) -> Document:
-    """The document with every `a.b=value` in its place; what cannot be placed becomes a fault of the document.
+    """The document with every `a.b=value` applied; one that cannot be applied becomes a fault of the document.
 
-    A cell key set under `axes` replaces one fixed under `engine` (or `model`), and the other way round.
+    A cell key set under `axes` replaces one fixed under `engine` (or `model`), and vice versa.
     """
     for words in overrides if isinstance(document.data, dict) else ():
         try:
             document = _apply(document, words)
         except UsageError as e:
-            fault = Fault(0, 0, f"--set {words}", str(e))
+            fault = Fault(0, 0, f"--set {words}", str(e), "override")
             document = replace(document, faults=(*document.faults, fault))
     return document
 
 
 def _apply(document: Document, words: str) -> Document:
-    """Raises UsageError with the bare sentence."""
+    """Raises UsageError with the sentence alone, without its place."""
     dotted, equals, text = words.partition("=")
     keys = tuple(part.strip() for part in dotted.split("."))
     if not equals or not all(keys):
-        raise UsageError("write a path, '=' and a value, as in --set axes.batch=[1,4].")
+        raise UsageError("expected a path, '=' and a value, as in --set axes.batch=[1,4].")
     if not text.strip():
-        raise UsageError("there is no value after '='; write null where null is meant.")
+        raise UsageError("expected a value after '='; write null for null.")
     data = copy.deepcopy(document.data)
     _place(data, keys, _value(text))
     gone = {keys}
@@ -47,7 +47,7 @@ def _apply(document: Document, words: str) -> Document:
     if twin and isinstance(section := data if len(twin) == 1 else data.get(twin[0]), dict):
         section.pop(twin[-1], None)
         gone.add(twin)
-    # A section that the override had to make stands nowhere in the file either: its place is the override too.
+    # A section that the override had to add has no place in the file: its place is the override too.
     known = {*document.marks, *document.origins}
     made = next(keys[:end] for end in range(1, len(keys) + 1) if end == len(keys) or keys[:end] not in known)
     return replace(
@@ -61,7 +61,7 @@ def _apply(document: Document, words: str) -> Document:
 
 
 def _twin(keys: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The other place where the same cell key may stand."""
+    """The other place where the same cell key may be given."""
     if keys == ("model",):
         return ("axes", "model")
     if keys == ("axes", "model"):
@@ -93,7 +93,7 @@ def _place(data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
             here[key] = {}
         if not isinstance(here[key], dict):
             raise UsageError(
-                f"{'.'.join(keys[:depth])} is no mapping, so no key of it can be set; set it whole."
+                f"{'.'.join(keys[:depth])} is not a mapping, so it has no keys to set; set it as a whole."
             )
         here = here[key]
     here[keys[-1]] = value

@@ -1,33 +1,103 @@
-"""A matrix file, checked key by key: what it says, before it is expanded into cells.
+"""A matrix file: what it accepts, and its content before it is expanded into cells.
 
-Every complaint goes to `Problems`, so that a file with five mistakes is mended in one round; what was wrong is left
-out of the outline, which is why it may only be used when no problem came up.
+Every mistake goes to `Problems`, so that all of them can be fixed in one round; the result may only be used when there
+is no problem.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.matrix.document import DataPath, Document, Problems, unknown_key
+from kvbench.errors import UsageError
+from kvbench.matrix.document import DataPath, Document, Problems
 from kvbench.matrix.keys import CELL_OPTIONS, MODEL_KEYS
-from kvbench.matrix.runners import RUNNERS, Option
-from kvbench.matrix.values import canonical, complaint
-from kvbench.text import show
+from kvbench.matrix.rules import INVALID, Either, Items, Keys, Option, accepted, check
+from kvbench.matrix.runners import RUNNERS
+from kvbench.matrix.schema import Schema, document, schema_of
 
-SECTIONS: dict[str, str] = {
-    "name": "the run's name, of a-z, 0-9, _ and -; by default the file's",
-    "model": "the model: an alias, hub id, folder or .gguf file, or a mapping with source and more",
-    "axes": "the cell keys that vary, each with its values; a single value is a list of one",
-    "engine": "the cell keys that are fixed for every cell",
-    "include": "cell keys added to the matching combinations, or cells of their own",
-    "exclude": "combinations left out: those that agree with every key of an entry",
-    "runners": "what is measured on every cell, each runner with its options",
-    "gate": "the gate file, relative to this file",
-}
+_MODEL = Either(
+    (
+        CELL_OPTIONS["model"],
+        Keys(
+            "model",
+            {key: CELL_OPTIONS[of] for key, of in MODEL_KEYS.items()},
+            required=("source",),
+            example="{source: NAME}",
+        ),
+    ),
+    "the model: an alias, hub id, folder or .gguf file, or a mapping with source and more",
+)
+_CELL = {**CELL_OPTIONS, "model": _MODEL}
+_NAME = Option(
+    "str",
+    None,
+    "the run's name, made of a-z, 0-9, _ and -; by default the file's",
+    pattern="^[a-z0-9_-]+$",
+    expects="a name made of a-z, 0-9, _ and -, as in int8-batch",
+)
+
+
+def _entries(name: str, help: str) -> Items:
+    entry = Keys(
+        name, _CELL, least=1, list_hint="write one entry for each value", example="{kv_format: int8_sym}"
+    )
+    return Items(entry, help, optional=True, example="[{kv_format: int8_sym, batch: 8}]")
+
+
+MATRIX = Keys(
+    "a matrix",
+    {
+        "name": _NAME,
+        "model": _MODEL,
+        "axes": Keys(
+            "axes",
+            {key: Items(rule, rule.help, least=1, single=True) for key, rule in _CELL.items()},
+            "the cell keys that vary, each with its values; a single value is a list of one",
+            optional=True,
+            example="{kv_format: [native, int8_sym]}",
+        ),
+        "engine": Keys(
+            "engine",
+            {key: rule for key, rule in CELL_OPTIONS.items() if key != "model"},
+            "the cell keys that are the same for every cell",
+            optional=True,
+            example="{page_size: 16}",
+            hints={"model": "model belongs at the top of the file, not under engine."},
+            list_hint="move it to axes to vary it",
+        ),
+        "include": _entries("include", "cell keys added to the matching combinations, or cells of their own"),
+        "exclude": _entries("exclude", "combinations left out: those that agree with every key of an entry"),
+        "runners": Keys(
+            "runners",
+            {
+                name: Keys(name, runner.options, runner.help, optional=True, example=f"{name}: {{}}")
+                for name, runner in RUNNERS.items()
+            },
+            "what is measured on every cell, each runner with its options",
+            least=1,
+            example="{storage: {}}",
+        ),
+        "gate": Option("str", None, "the gate file, relative to this file", optional=True),
+    },
+    required=("runners",),
+    any_of=("axes", "include"),
+    example="{model: NAME, axes: {kv_format: [native, int8_sym]}, runners: {storage: {}}}",
+    hints={
+        **{
+            key: f"{key} is a cell key; put it under axes to vary it, or under engine to fix it."
+            for key in CELL_OPTIONS
+        },
+        **{name: f"{name} is a runner; put it under runners." for name in RUNNERS},
+    },
+)
+
+
+def matrix_schema() -> Schema:
+    """The JSON Schema of `matrices/*.yaml`."""
+    return document("kvbench matrix", schema_of(MATRIX))
 
 
 @dataclass(frozen=True)
@@ -39,7 +109,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Outline:
+class MatrixFile:
     """`axes` maps the axis to its points (a point of `model` may hold several keys); `runners` has every option."""
 
     name: str
@@ -51,152 +121,73 @@ class Outline:
     gate: str | None
 
 
-def read(document: Document, problems: Problems) -> tuple[Outline, bool]:
-    """The outline, and whether its cells may be expanded (False when a problem of theirs came up)."""
-    data = document.data
-    if not isinstance(data, dict):
-        problems.add((), f"a matrix is a mapping with the keys {', '.join(SECTIONS)}.")
-        data = {}
-    before = len(problems)
-    for key in data:
-        if key not in SECTIONS:
-            problems.add((key,), _unknown_section(key), key=True)
-    model = _model(data["model"], ("model",), problems) if "model" in data else {}
-    axes = _axes(data.get("axes"), problems)
-    engine = _engine(data.get("engine"), problems)
-    include = _entries(data.get("include"), "include", problems)
-    exclude = _entries(data.get("exclude"), "exclude", problems)
-    _conflicts(model, axes, engine, problems)
-    _excludable(exclude, axes, problems)
-    sound = len(problems) == before
-    name = _name(data, Path(document.name).stem, problems)
-    runners = _runners(data.get("runners"), problems)
+def read(source: Document, problems: Problems) -> tuple[MatrixFile, bool]:
+    """The content, and whether its cells may be expanded (False when one of their keys is refused)."""
+    before = len(problems.faults)
+    checked = check(MATRIX, source.data, problems)
+    data: dict[str, Any] = {} if checked is INVALID else checked
+    model = _cell_keys("model", data["model"]) if "model" in data else {}
+    axes = {axis: tuple(_points(source, axis, values)) for axis, values in _part(data, "axes").items()}
+    engine = _part(data, "engine")
+    include, exclude = (tuple(_entry_points(data, section)) for section in ("include", "exclude"))
+    _check_given_once(model, axes, engine, problems)
+    _check_excludable(exclude, axes, problems)
+    sound = all(f.path[:1] in (("name",), ("runners",), ("gate",)) for f in problems.faults[before:])
+    name = data.get("name")
+    if "name" not in data:
+        name = _name_of(Path(source.name).stem, problems)
+    runners = {
+        runner: {
+            key: _part(data["runners"], runner).get(key, option.default)
+            for key, option in RUNNERS[runner].options.items()
+        }
+        for runner in _part(data, "runners")
+    }
     gate = data.get("gate")
-    if wrong := complaint(Option("str", None, "", optional=True), gate):
-        problems.add(("gate",), f"gate {wrong}")
-        gate = None
-    return Outline(name, {**model, **engine}, axes, include, exclude, runners, gate), sound
+    fixed = {**model, **engine}
+    return MatrixFile(
+        str(name), fixed, axes, include, exclude, runners, None if gate is INVALID else gate
+    ), sound
 
 
-def _unknown_section(key: str) -> str:
-    if key in CELL_OPTIONS:
-        return f"{key} is a cell key; put it under axes (to vary it) or under engine (to fix it)."
-    if key in RUNNERS:
-        return f"{key} is a runner; put it under runners."
-    return unknown_key(key, "a matrix", list(SECTIONS))
+def _part(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The mapping at `key`; {} where it is left out, null or refused."""
+    part = data.get(key)
+    return part if isinstance(part, dict) else {}
 
 
-def _name(data: Mapping[str, Any], stem: str, problems: Problems) -> str:
-    name = data.get("name", stem)
-    if wrong := complaint(Option("str", None, ""), name):
-        problems.add(("name",), f"name {wrong}")
-    elif not re.fullmatch(r"[a-z0-9_-]+", name):
-        source = "" if "name" in data else " (from the file's name)"
+def _cell_keys(key: str, value: Any) -> dict[str, Any]:
+    """The cell keys that `key: value` gives: one, or several for a model mapping; {} for a refused value."""
+    if key == "model" and isinstance(value, dict):
+        return {MODEL_KEYS[part]: v for part, v in value.items() if v is not INVALID}
+    return {} if value is INVALID else {key: value}
+
+
+def _points(source: Document, axis: str, values: Any) -> Iterator[Point]:
+    many = isinstance(source.data["axes"][axis], list)
+    for i, value in enumerate(values):
+        yield Point(_cell_keys(axis, value), ("axes", axis, i) if many else ("axes", axis))
+
+
+def _entry_points(data: Mapping[str, Any], section: str) -> Iterator[Point]:
+    entries = data.get(section)
+    for i, entry in enumerate(entries if isinstance(entries, list) else ()):
+        parts = entry.items() if isinstance(entry, dict) else ()
+        yield Point({k: v for key, value in parts for k, v in _cell_keys(key, value).items()}, (section, i))
+
+
+def _name_of(stem: str, problems: Problems) -> str:
+    """The file's name as the run's name, where it can be one."""
+    try:
+        return str(accepted(_NAME, stem, "name"))
+    except UsageError as e:
         problems.add(
-            ("name",), f"name is {show(name)}{source}; a name is made of a-z, 0-9, _ and -, as in int8-batch."
+            ("name",), f"{str(e)[:-1]} (from the file's name); add name: to the matrix.", "not_accepted"
         )
-    return str(name)
+        return stem
 
 
-def _mapping(value: Any, path: DataPath, problems: Problems, example: str) -> dict[str, Any]:
-    """The mapping at `path`; {} for null, and for anything else after a complaint."""
-    if isinstance(value, dict):
-        return value
-    if value is not None:
-        problems.add(path, f"{path[-1]} is {show(value)} where a mapping is due, as in {example}.")
-    return {}
-
-
-def _values(key: str, value: Any, path: DataPath, problems: Problems) -> dict[str, Any]:
-    """The cell keys that `key: value` gives: one, or several for a model mapping; {} after a complaint."""
-    if key == "model":
-        return _model(value, path, problems)
-    option = CELL_OPTIONS[key]
-    if wrong := complaint(option, value):
-        problems.add(path, f"{key} {wrong}")
-        return {}
-    return {key: canonical(option, value)}
-
-
-def _model(value: Any, path: DataPath, problems: Problems) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        if wrong := complaint(CELL_OPTIONS["model"], value):
-            problems.add(path, f"model {wrong}")
-        return {"model": value}
-    values: dict[str, Any] = {}
-    if "source" not in value:
-        problems.add(path, "model has no source; name the alias, hub id, folder or .gguf file.")
-    for key, part in value.items():
-        if key not in MODEL_KEYS:
-            problems.add((*path, key), unknown_key(key, "model", list(MODEL_KEYS)), key=True)
-        elif wrong := complaint(CELL_OPTIONS[MODEL_KEYS[key]], part):
-            problems.add((*path, key), f"{key} {wrong}")
-        else:
-            values[MODEL_KEYS[key]] = part
-    return values
-
-
-def _axes(data: Any, problems: Problems) -> dict[str, tuple[Point, ...]]:
-    axes: dict[str, tuple[Point, ...]] = {}
-    for key, value in _mapping(data, ("axes",), problems, "{kv_format: [native, int8_sym]}").items():
-        path: DataPath = ("axes", key)
-        if key not in CELL_OPTIONS:
-            problems.add(path, unknown_key(key, "axes", list(CELL_OPTIONS)), key=True)
-            continue
-        items = (
-            [((*path, i), item) for i, item in enumerate(value)]
-            if isinstance(value, list)
-            else [(path, value)]
-        )
-        if not items:
-            problems.add(path, f"{key} has no value; an axis takes at least one.")
-        axes[key] = tuple(Point(_values(key, item, place, problems), place) for place, item in items)
-    return axes
-
-
-def _engine(data: Any, problems: Problems) -> dict[str, Any]:
-    engine: dict[str, Any] = {}
-    accepted = [key for key in CELL_OPTIONS if key != "model"]
-    for key, value in _mapping(data, ("engine",), problems, "{page_size: 16}").items():
-        if key == "model":
-            problems.add(("engine", key), "model goes to the top of the file, not under engine.", key=True)
-        elif key not in CELL_OPTIONS:
-            problems.add(("engine", key), unknown_key(key, "engine", accepted), key=True)
-        else:
-            engine.update(_values(key, value, ("engine", key), problems))
-    return engine
-
-
-def _entries(data: Any, section: str, problems: Problems) -> tuple[Point, ...]:
-    if data is None:
-        return ()
-    if not isinstance(data, list):
-        problems.add(
-            (section,), f"{section} takes a list of mappings, as in [{{kv_format: int8_sym, batch: 8}}]."
-        )
-        return ()
-    points = []
-    for i, entry in enumerate(data):
-        path: DataPath = (section, i)
-        if not isinstance(entry, dict) or not entry:
-            problems.add(path, f"an entry of {section} is a mapping of cell keys, not {show(entry)}.")
-            continue
-        values: dict[str, Any] = {}
-        for key, value in entry.items():
-            if key not in CELL_OPTIONS:
-                problems.add((*path, key), unknown_key(key, section, list(CELL_OPTIONS)), key=True)
-            elif isinstance(value, list):
-                problems.add(
-                    (*path, key),
-                    f"{key} is a list in {section}, which takes one value; write an entry for each.",
-                )
-            else:
-                values.update(_values(key, value, (*path, key), problems))
-        points.append(Point(values, path))
-    return tuple(points)
-
-
-def _conflicts(
+def _check_given_once(
     model: Mapping[str, Any],
     axes: Mapping[str, tuple[Point, ...]],
     engine: Mapping[str, Any],
@@ -211,13 +202,12 @@ def _conflicts(
     places += [(key, "engine", ("engine", key)) for key in engine]
     for key, section, path in places:
         if key in given and given[key][0] != section:
-            problems.add(
-                path, f"{key} is given by {given[key][0]} and again by {section}; keep one.", key=True
-            )
+            sentence = f"{key} is given by {given[key][0]} and again by {section}; keep one."
+            problems.add(path, sentence, "conflict", key=True)
         given.setdefault(key, (section, path))
 
 
-def _excludable(
+def _check_excludable(
     exclude: tuple[Point, ...], axes: Mapping[str, tuple[Point, ...]], problems: Problems
 ) -> None:
     known = dict.fromkeys(
@@ -226,59 +216,5 @@ def _excludable(
     for entry in exclude:
         for key in entry.values:
             if key not in known:
-                accepted = ", ".join(known) or "none"
-                problems.add(
-                    (*entry.path, key), f"exclude names {key}, which is no axis; axes: {accepted}.", key=True
-                )
-
-
-def _runners(data: Any, problems: Problems) -> dict[str, dict[str, Any]]:
-    runners: dict[str, dict[str, Any]] = {}
-    if isinstance(data, list):
-        problems.add(("runners",), "runners is a list where a mapping is due; write each as `storage: {}`.")
-        return runners
-    for name, options in _mapping(data, ("runners",), problems, "{storage: {}}").items():
-        path: DataPath = ("runners", name)
-        if name not in RUNNERS:
-            problems.add(path, unknown_key(name, "runners", list(RUNNERS)), key=True)
-            continue
-        runners[name] = _options(name, _mapping(options, path, problems, f"{name}: {{}}"), path, problems)
-    if not data:
-        problems.add(
-            ("runners",), f"the matrix names no runner; name one or more under runners: {', '.join(RUNNERS)}."
-        )
-    return runners
-
-
-def _options(runner: str, given: Mapping[str, Any], path: DataPath, problems: Problems) -> dict[str, Any]:
-    """Every option of the runner, in the order of its declaration; a scalar of a list option becomes [scalar]."""
-    declared = RUNNERS[runner].options
-    for key in given:
-        if key not in declared:
-            sentence = (
-                unknown_key(key, runner, list(declared))
-                if declared
-                else f"{runner} takes no option, so no {key}."
-            )
-            problems.add((*path, key), sentence, key=True)
-    return {
-        key: _option(key, option, given[key], (*path, key), problems) if key in given else option.default
-        for key, option in declared.items()
-    }
-
-
-def _option(key: str, option: Option, value: Any, path: DataPath, problems: Problems) -> Any:
-    if not option.many:
-        if wrong := complaint(option, value):
-            problems.add(path, f"{key} {wrong}")
-            return option.default
-        return canonical(option, value)
-    items = (
-        [((*path, i), item) for i, item in enumerate(value)] if isinstance(value, list) else [(path, value)]
-    )
-    if not items:
-        problems.add(path, f"{key} has no value; it takes at least one.")
-    wrongs = [(place, wrong) for place, item in items if (wrong := complaint(option, item))]
-    for place, wrong in wrongs:
-        problems.add(place, f"{key} {wrong}")
-    return [] if wrongs else [canonical(option, item) for _, item in items]
+                sentence = f"exclude names {key}, which is not an axis; axes: {', '.join(known) or 'none'}."
+                problems.add((*entry.path, key), sentence, "unknown_key", key=True)

@@ -1,99 +1,73 @@
-"""JSON Schemas (draft 2020-12) of matrix and gate files, made from the tables that the loaders check against.
+"""JSON Schemas (draft 2020-12) made from the declarations that the loaders check against.
 
-For editors: they complete keys and show what is accepted while the file is written. The loaders stay the judges; they
-also see what no schema says (a static format without a scale, a key that is both varied and fixed).
+For editors: they complete keys and show what is accepted while the file is written. The loaders check more than a
+schema can express (a static format without a scale, a key that is both varied and fixed).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from kvbench.formats.kv import KV_FORMATS, WEIGHT_FORMATS
-from kvbench.formats.scales import WORDS
-from kvbench.matrix.keys import CELL_OPTIONS, MODEL_KEYS
-from kvbench.matrix.parse import SECTIONS
-from kvbench.matrix.runners import RUNNERS, Option, RunnerDecl
+from kvbench.matrix.rules import Either, Items, Keys, Option, Rule
 
 Schema = dict[str, Any]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string"}
-_MEANINGS = {
-    "kv_format": {f.name: f.summary for f in KV_FORMATS.values()},
-    "weights": {f.name: f.summary for f in WEIGHT_FORMATS.values()},
-    "scale": WORDS,
-}
 
 
-def matrix_schema() -> Schema:
-    """The schema of `matrices/*.yaml`."""
-    cell = {key: cell_key(key) for key in CELL_OPTIONS}
-    axes = {key: _one_or_many(value) for key, value in cell.items()}
-    sections: dict[str, Schema] = {
-        "name": {"type": "string", "pattern": "^[a-z0-9_-]+$"},
-        "model": cell["model"],
-        "axes": {**mapping(axes), "type": ["object", "null"]},
-        "engine": {**mapping({k: v for k, v in cell.items() if k != "model"}), "type": ["object", "null"]},
-        "include": {"type": ["array", "null"], "items": {**mapping(cell), "minProperties": 1}},
-        "exclude": {"type": ["array", "null"], "items": {**mapping(cell), "minProperties": 1}},
-        "runners": {**mapping({name: _runner(r) for name, r in RUNNERS.items()}), "minProperties": 1},
-        "gate": {"type": ["string", "null"], "pattern": r"\S"},
-    }
-    properties: dict[str, Schema] = {
-        name: {**section, "description": SECTIONS[name]} for name, section in sections.items()
-    }
-    return {
-        "$schema": DIALECT,
-        "title": "kvbench matrix",
-        **mapping(properties),
-        "required": ["runners"],
-        "anyOf": [{"required": ["axes"]}, {"required": ["include"]}],
-    }
+def document(title: str, schema: Mapping[str, Any]) -> Schema:
+    """A schema with its dialect and title."""
+    return {"$schema": DIALECT, "title": title, **schema}
 
 
 def mapping(properties: Mapping[str, Schema]) -> Schema:
+    """An object with these properties and no others."""
     return {"type": "object", "properties": dict(properties), "additionalProperties": False}
 
 
-def _one_or_many(item: Schema) -> Schema:
-    """A value or a list of them; the description and default stand outside, where editors look."""
-    outside: Schema = {key: item[key] for key in ("description", "default") if key in item}
-    inside = {key: value for key, value in item.items() if key not in outside}
-    many: Schema = {"type": "array", "items": inside, "minItems": 1}
-    return {"anyOf": [inside, many], **outside}
+def schema_of(rule: Rule) -> Schema:
+    """What the rule accepts, with its description and default."""
+    match rule:
+        case Option(many=True):
+            schema = _one_or_many(replace(rule, many=False, help=""), 1)
+        case Option():
+            schema = _value(rule)
+        case Keys():
+            schema = mapping({key: schema_of(sub) for key, sub in rule.keys.items()})
+            schema |= {"required": list(rule.required)} if rule.required else {}
+            schema |= {"minProperties": rule.least} if rule.least else {}
+            for word, keys in (("anyOf", rule.any_of), ("oneOf", rule.one_of)):
+                schema |= {word: [{"required": [key]} for key in keys]} if keys else {}
+        case Items(single=True):
+            schema = _one_or_many(rule.item, rule.least)
+        case Items():
+            schema = _list_of(rule.item, rule.least)
+            schema |= {"maxItems": rule.most} if rule.most is not None else {}
+        case Either():
+            schema = {"anyOf": [_without_notes(schema_of(sub)) for sub in rule.rules]}
+    if rule.optional and "type" in schema:
+        schema["type"] = [schema["type"], "null"]
+    elif rule.optional:
+        schema["anyOf"].append({"type": "null"})
+    if rule.help:
+        meanings = rule.meanings if isinstance(rule, Option) else {}
+        schema["description"] = ". ".join(
+            [rule.help, *(f"{word}: {text}" for word, text in meanings.items())]
+        )
+    if isinstance(rule, Option | Either) and (rule.default is not None or rule.optional):
+        schema["default"] = rule.default
+    return schema
 
 
-def cell_key(key: str) -> Schema:
-    option = CELL_OPTIONS[key]
-    about = {"description": _described(key, option)}
-    if key == "model":
-        parts = {name: _option(name, CELL_OPTIONS[of]) for name, of in MODEL_KEYS.items()}
-        return {"anyOf": [_plain(option), {**mapping(parts), "required": ["source"]}], **about}
-    if option.kind == "scale":
-        number = {"type": "number", "exclusiveMinimum": 0}
-        side: Schema = {"anyOf": [number, {"type": "array", "items": number, "minItems": 1}]}
-        sides = {**mapping({"k": side, "v": side}), "required": ["k", "v"]}
-        file: Schema = {"type": "string", "pattern": r"\.json$"}
-        return {"anyOf": [number, {"enum": list(WORDS)}, sides, file, {"type": "null"}], **about}
-    return {**_plain(option), **about, "default": option.default}
-
-
-def _option(key: str, option: Option) -> Schema:
-    about: Schema = {"description": _described(key, option)}
-    if option.default is not None or option.optional:
-        about["default"] = option.default
-    schema = {**_plain(option), **about}
-    return _one_or_many(schema) if option.many else schema
-
-
-def _plain(option: Option) -> Schema:
-    """One value of the option: its type, and what it accepts."""
-    schema: Schema = {"type": [_TYPES[option.kind], "null"] if option.optional else _TYPES[option.kind]}
+def _value(option: Option) -> Schema:
+    schema: Schema = {"type": _TYPES[option.kind]}
     if option.choices:
-        schema["enum"] = list(option.choices) + ([None] if option.optional else [])
-    elif option.kind == "str":
-        schema["pattern"] = r"\S"
+        schema["enum"] = [*option.choices, *([None] if option.optional else [])]
+    elif option.kind == "str" and option.pattern:
+        schema["pattern"] = option.pattern
     if option.minimum is not None:
         schema["minimum"] = option.minimum
     if option.maximum is not None:
@@ -101,13 +75,21 @@ def _plain(option: Option) -> Schema:
     return schema
 
 
-def _described(key: str, option: Option) -> str:
-    meanings = _MEANINGS.get(key, {})
-    if option.kind != "scale" and set(meanings) != set(option.choices):
-        meanings = {}
-    return ". ".join([option.help, *(f"{choice}: {meaning}" for choice, meaning in meanings.items())])
+def _one_or_many(item: Rule, least: int) -> Schema:
+    """A value or a list of them; description and default are outside, where editors look for them."""
+    whole = schema_of(item)
+    inside = _without_notes(whole)
+    outside: Schema = {key: whole[key] for key in ("description", "default") if key in whole}
+    return {"anyOf": [inside, _list_of(item, least)], **outside}
 
 
-def _runner(runner: RunnerDecl) -> Schema:
-    options = mapping({key: _option(key, option) for key, option in runner.options.items()})
-    return {**options, "type": ["object", "null"], "description": runner.help}
+def _list_of(item: Rule, least: int) -> Schema:
+    return {
+        "type": "array",
+        "items": _without_notes(schema_of(item)),
+        **({"minItems": least} if least else {}),
+    }
+
+
+def _without_notes(schema: Schema) -> Schema:
+    return {key: value for key, value in schema.items() if key not in ("description", "default")}

@@ -1,4 +1,4 @@
-"""Cells and runners become tasks: each piece of work once, under the hash of everything that decides its result."""
+"""Cells and runners become tasks: each piece of work once, under the hash of all that determines its result."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def tasks_of(
     fingerprint_model: FingerprintModel,
     fingerprint_data: FingerprintData,
 ) -> tuple[Task, ...]:
-    """The tasks in the order of cells, then of runners; cells that share a task stand in its `cells`.
+    """The tasks in the order of cells, then of runners; `Task.cells` lists the cells that share it.
 
-    `cells` holds every cell's baseline. fingerprint_model(spec) and fingerprint_data(name, split) give digests; where
-    one raises NotAvailable, its absence is hashed instead, so the task runs anew once the data or model is there.
+    `cells` holds every cell's baseline. fingerprint_model(spec) and fingerprint_data(name, split) return digests; where
+    one raises NotAvailable, its absence is hashed instead, so the task runs again once the data or model is there.
     """
     model_digest, data_digest = remembered(fingerprint_model, fingerprint_data)
     by_id = {cell.id: cell for cell in cells}
@@ -69,13 +69,13 @@ def identity_of(
     fingerprint_model: FingerprintModel,
     fingerprint_data: FingerprintData,
 ) -> dict[str, Any]:
-    """What a task's key says beside the task itself: the machine, the bytes of its model and of its native one, and of its data."""
+    """The parts of a task's key that are not in the task: digests of the machine, its model, its native model, its data."""
     split = options.get("split", "test")
     return {
         "host": dict(host),
         "model": fingerprint_model(spec),
         "native": fingerprint_model(native),
-        "data": [fingerprint_data(name, split) for name in _data_names(runner, options)],
+        "data": [fingerprint_data(options[key], split) for key in _data_keys(runner)],
     }
 
 
@@ -90,7 +90,7 @@ def key_of(
 def remembered(
     fingerprint_model: FingerprintModel, fingerprint_data: FingerprintData
 ) -> tuple[FingerprintModel, FingerprintData]:
-    """The same, each model and each text asked for once, "not available" where one raises NotAvailable."""
+    """The same functions with a cache; they return "not available" where the original raises NotAvailable."""
     models: dict[str, str] = {}
 
     def model(spec: Mapping[str, Any]) -> str:
@@ -118,8 +118,15 @@ def fan_out(runner: RunnerDecl, options: Mapping[str, Any]) -> Iterator[dict[str
         yield {**options, key: value}
 
 
-def _data_names(runner: RunnerDecl, options: Mapping[str, Any]) -> list[str]:
-    return [options[key] for key, option in runner.options.items() if option.names_data]
+def data_names(task: Task) -> list[tuple[str, str]]:
+    """(name, split) of the evaluation data that a task reads."""
+    return [
+        (task.options[key], task.options.get("split", "test")) for key in _data_keys(RUNNERS[task.runner])
+    ]
+
+
+def _data_keys(runner: RunnerDecl) -> list[str]:
+    return [key for key, option in runner.options.items() if option.names_data]
 
 
 def _or_absent(fingerprint: Callable[..., str], *of: Any) -> str:

@@ -1,21 +1,21 @@
-"""YAML read strictly: YAML 1.2 core scalars, no key twice, and a mark for every value.
+"""Strict YAML: YAML 1.2 core scalars, no duplicate keys, and a place for every value.
 
-PyYAML scans and parses; only its events are used, so nothing of its YAML 1.1 typing (`no` is False, `1e-5` is text,
-`010` is 8, `12:30` is 750) reaches a matrix or a gate. A plain scalar is typed by these rules and no others:
+PyYAML scans and parses; only its events are used, so its YAML 1.1 types (`no` is False, `1e-5` is text, `010` is 8,
+`12:30` is 750) reach no matrix or gate. A plain scalar gets its type by these rules and no others:
 
     null     ~ null Null NULL, or nothing          bool     true True TRUE false False FALSE
     int      12, -3, 010 (ten), 0o10, 0xff         float    1e-5 1e5 1e+5 1.0e5 .5 .inf -.inf .nan
     text     all else: yes no on off, 12:30, 1_000, 2026-01-31
 
-Refused, with the place: a key twice, a key that is not text, tags, aliases and merge keys (write the value out), a
-second document, an empty file, a number too large for a float, tabs where YAML wants spaces.
+Refused, with the place: duplicate keys, keys that are not text, tags, aliases and merge keys, a second document, an
+empty file, a number too large for a float, tabs in place of spaces.
 
-A reader makes all its complaints before it gives up:
+A reader collects all mistakes before it raises:
 
     document = read(path)                  # raises for what cannot be parsed at all
     problems = Problems(document)          # starts with what the loader itself found
-    problems.add(("axes", "batch", 1), 'batch is the text "8"; remove the quotes.')
-    problems.raise_if_any()                # one UsageError, one line a problem: file:line:column: sentence
+    problems.add(("axes", "batch", 1), 'batch: expected a whole number, got "8".', "wrong_type")
+    problems.raise_if_any()                # one ConfigError, one line for each mistake: file:line:column: sentence
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kvbench.matrix.document import DataPath, Document, Fault, Mark, Problems
 
 __all__ = ["Document", "Problems", "load", "parse", "read", "scalar"]
 
-MAX_DEPTH = 20  # a matrix needs 5; deeper is a mistake, and would exhaust the stack
+MAX_DEPTH = 20  # a matrix needs 5; a much deeper file would exhaust the stack
 
 NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -44,14 +44,14 @@ _SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
 def load(path: Path | str) -> Document:
-    """A document without faults, or one UsageError with all of them."""
+    """The document. Raises ConfigError with every mistake."""
     document = read(path)
     Problems(document).raise_if_any()
     return document
 
 
 def read(path: Path | str) -> Document:
-    """As `load`, but faults that can be stepped over stay in the document, for `Problems` to report with others.
+    """The document, with the mistakes that could be stepped over in `faults`, to be reported with others.
 
     Raises UsageError when there is no such file, when it is not UTF-8, empty, or not YAML.
     """
@@ -88,10 +88,10 @@ def parse(text: str, name: str, sha: str = "") -> Document:
         line = text.count("\n", 0, e.position) + 1
         column = e.position - (text.rfind("\n", 0, e.position) + 1) + 1
         raise UsageError(
-            f"{name}:{line}:{column}: the character U+{ord(text[e.position]):04X} may not stand in YAML; remove it."
+            f"{name}:{line}:{column}: the character U+{ord(text[e.position]):04X} is not allowed in YAML; remove it."
         ) from None
     if data is None and not builder.faults:
-        raise UsageError(f"{name} is empty; it takes a mapping of keys.")
+        raise UsageError(f"{name} is empty; expected a mapping of keys.")
     return Document(
         name, data, sha, builder.marks, builder.keys, tuple(builder.faults), frozenset(builder.broken)
     )
@@ -120,7 +120,7 @@ def scalar(text: str) -> Any:
 def _syntax_sentence(error: yaml.MarkedYAMLError, text: str, line: int, column: int) -> str:
     lines = text.split("\n")
     if lines[min(line, len(lines)) - 1][column - 1 : column] == "\t":
-        return "a tab stands where YAML wants spaces; replace it with spaces."
+        return "YAML does not allow a tab here; replace it with spaces."
     words = ", ".join(part for part in (error.context, error.problem) if part)
     return f"this is not YAML: {words}."
 
@@ -144,7 +144,9 @@ class _Builder:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    self.fault(event, "a second document starts here; put it into a file of its own.")
+                    self.fault(
+                        event, "a second document starts here; put it into its own file.", "second_document"
+                    )
                     return data
                 data = self.value(next(self.events), ())
         return data
@@ -154,14 +156,22 @@ class _Builder:
         if len(path) > MAX_DEPTH:
             raise UsageError(
                 f"{self.name}:{self.marks[path][0]}:{self.marks[path][1]}: this is nested deeper than "
-                f"{MAX_DEPTH} levels; no matrix or gate needs that."
+                f"{MAX_DEPTH} levels, the limit."
             )
         if isinstance(event, yaml.AliasEvent):
             return self.refuse(
-                event, path, f"*{event.anchor} is an alias, and aliases are not read; write the value out."
+                event,
+                path,
+                f"*{event.anchor} is an alias; aliases are not supported, write the value out.",
+                "alias",
             )
         if event.tag is not None:
-            self.refuse(event, path, f"the tag {_tag(event)} is not read; remove it (quotes make a text).")
+            self.refuse(
+                event,
+                path,
+                f"the tag {_tag(event)} is not supported; remove it (use quotes for text).",
+                "tag",
+            )
         if isinstance(event, yaml.SequenceStartEvent):
             return self.sequence(path)
         if isinstance(event, yaml.MappingStartEvent):
@@ -174,7 +184,7 @@ class _Builder:
         try:
             return scalar(event.value)
         except ValueError as e:
-            return self.refuse(event, path, str(e))
+            return self.refuse(event, path, str(e), "not_finite")
 
     def sequence(self, path: DataPath) -> list[Any]:
         items: list[Any] = []
@@ -192,41 +202,49 @@ class _Builder:
                 continue
             if key is not None:
                 first = self.keys[(*path, key)][0]
-                self.fault(event, f"the key {key} stands twice (first in line {first}); keep one of them.")
-            # The refused entry is read past, for the faults that it holds; `#` and a mark make its path unique.
+                self.fault(
+                    event, f"duplicate key {key} (first in line {first}); keep one of them.", "duplicate_key"
+                )
+            # A refused entry is parsed too, for the mistakes in it; `#` and its index make its path unique.
             self.value(next(self.events), (*path, f"#{event.start_mark.index}"))
         return data
 
     def key(self, event: Any) -> str | None:
-        """The key's text, or None after a complaint."""
+        """The key's text, or None where it is refused."""
         if not isinstance(event, yaml.ScalarEvent):
-            self.fault(event, "a list or a mapping cannot be a key; write a name.")
+            self.fault(event, "a list or a mapping cannot be a key; write a name.", "key_type")
             if not isinstance(event, yaml.AliasEvent):
                 self.value(event, (f"#{event.start_mark.index}",))
             return None
         if event.tag is not None:
-            self.fault(event, f"the tag {_tag(event)} is not read; remove it.")
+            self.fault(event, f"the tag {_tag(event)} is not supported; remove it.", "tag")
         if not event.implicit[0]:
             return str(event.value)
         if event.value == "<<":
-            self.fault(event, "<< is a merge key, and merge keys are not read; write the keys out.")
+            self.fault(
+                event, "<< is a merge key; merge keys are not supported, write the keys out.", "merge_key"
+            )
             return None
         try:
             value = scalar(event.value)
         except ValueError:
             value = 0
         if not isinstance(value, str):
-            self.fault(event, f"the key {event.value or '(nothing)'} is not text; write a name, or quote it.")
+            self.fault(
+                event,
+                f"the key {event.value or '(nothing)'} is not text; write a name, or quote it.",
+                "key_type",
+            )
             return None
         return value
 
-    def refuse(self, event: Any, path: DataPath, sentence: str) -> None:
+    def refuse(self, event: Any, path: DataPath, sentence: str, code: str) -> None:
         self.broken.add(path)
-        self.fault(event, sentence)
+        self.fault(event, sentence, code)
 
-    def fault(self, event: Any, sentence: str) -> None:
+    def fault(self, event: Any, sentence: str, code: str) -> None:
         line, column = _mark(event)
-        self.faults.append(Fault(line, column, f"{self.name}:{line}:{column}", sentence))
+        self.faults.append(Fault(line, column, f"{self.name}:{line}:{column}", sentence, code))
 
 
 def _mark(event: Any) -> Mark:

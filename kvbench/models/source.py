@@ -1,8 +1,10 @@
-"""What a model name means: where its files are, what it is (facts), and which bytes it stands for (fingerprint).
+"""What a model name means: where its files are, what it is (facts), and which bytes it stands for
+(fingerprint).
 
 A name is, in this order: a config of the catalog, an alias of it, a .gguf file, a local folder, a hub id
-("owner/name"). Nothing here imports torch or transformers, so `plan` and `gate` stay fast; the weights are loaded
-by `kvbench.engines.reference.load`. The only download made here is that of an alias (`kvbench.models.download`).
+("owner/name"). Nothing here imports torch or transformers, so `plan` and `gate` stay fast; the weights are
+loaded by `kvbench.engines.reference.load`. The only download made here is that of an alias
+(`kvbench.models.download`).
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ from kvbench.text import and_more
 
 RANDOM_SEED = 0
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-# What makes a model folder's behaviour: config and tokenizer (.json, .model, .txt, .jinja), weights, own code.
+# What makes a model folder's behaviour: config and tokenizer (.json, .model, .txt, .jinja), weights, own
+# code.
 _COUNTED = (".json", ".safetensors", ".model", ".txt", ".jinja", ".py")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def kind_of(name: str) -> str:
-    """ "config", "alias", "gguf", "folder" or "hub". Raises UsageError for anything else, with the nearest name."""
+    """ "config", "alias", "gguf", "folder" or "hub". Raises UsageError for anything else, with the nearest
+    name.
+    """
     if name in CONFIGS:
         return "config"
     if name in ALIASES:
@@ -65,7 +70,8 @@ def kind_of(name: str) -> str:
 
 _CONVERT = (
     'only safetensors and GGUF are loaded. Convert them once, if you trust their source: python -c "from transformers '
-    "import AutoModelForCausalLM as M; M.from_pretrained('OLD').save_pretrained('NEW')\" and copy the tokenizer files."
+    "import AutoModelForCausalLM as M; M.from_pretrained('OLD').save_pretrained('NEW')\" and copy the "
+    "tokenizer files."
 )
 
 
@@ -75,7 +81,9 @@ def uses_random_weights(spec: Mapping[str, Any]) -> bool:
 
 
 def folder_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder, as it is. Raises UsageError when there is none, or a size in it is none."""
+    """config.json of a model folder, as it is. Raises UsageError when there is none, or a size in it is
+    none.
+    """
     path = folder / "config.json"
     if not path.is_file():
         raise UsageError(
@@ -87,7 +95,8 @@ def folder_config(folder: Path) -> dict[str, Any]:
     for key, value in sizes_of(config).items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(
-                f"{path} has {value!r:.80} for {key}, where a positive whole number is due; correct it, {FETCH_AGAIN}."
+                f"{path} has {value!r:.80} for {key}, where a positive whole number is due; correct it, "
+                f"{FETCH_AGAIN}."
             )
     return config
 
@@ -105,10 +114,11 @@ def check_folder_weights(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers would read: model.safetensors, or else those that the index lists. [] for neither.
+    """The files that transformers would read: model.safetensors, or else those that the index lists. [] for
+    neither.
 
-    A folder may hold the same weights once more under another name. Raises UsageError for an index that is none, and for one
-    that lists files which are not there, or elsewhere.
+    A folder may hold the same weights once more under another name. Raises UsageError for an index that is
+    none, and for one that lists files which are not there, or elsewhere.
     """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
@@ -119,12 +129,13 @@ def weight_files(folder: Path) -> list[Path]:
     listed = said.get("weight_map") if isinstance(said, dict) else None
     if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
         raise UsageError(
-            f"{index} has no weight_map of tensor names to file names, by which the weights are found; {FETCH_AGAIN}."
+            f"{index} has no weight_map of tensor names to file names, by which the weights are found; "
+            f"{FETCH_AGAIN}."
         )
     if outside := sorted(file for file in set(listed.values()) if Path(file).name != file):
         raise UsageError(
-            f"{index} names {outside[0]}, which is not beside it: only files of the folder itself are loaded, and only they tell whether a "
-            "result is still of this model. Move it there."
+            f"{index} names {outside[0]}, which is not beside it: only files of the folder itself are "
+            "loaded, and only they tell whether a result is still of this model. Move it there."
         )
     files = [folder / file for file in sorted(set(listed.values()))]
     if missing := [file.name for file in files if not file.is_file()]:
@@ -160,13 +171,14 @@ def fingerprint(spec: Mapping[str, Any]) -> str:
 
 
 def config_facts(spec: Mapping[str, Any]) -> ModelFacts:
-    """Facts from the config alone, before anything is loaded. Raises NotAvailable for a hub model that is not in
-    the local hub cache yet (its facts are known after the first run), and what `facts_from_config` raises."""
+    """Facts from the config alone, before anything is loaded. Raises NotAvailable for a hub model that is not
+    in the local hub cache yet (its facts are known after the first run), and what `facts_from_config` raises.
+    """
     config = model_config(spec)
     if config is None:
         raise NotAvailable(
-            f"The config of {spec['model']} is not in the local hub cache; its facts are known after the first "
-            f"`kvbench run`, or after `hf download {spec['model']} config.json`."
+            f"The config of {spec['model']} is not in the local hub cache; its facts are known after the "
+            f"first `kvbench run`, or after `hf download {spec['model']} config.json`."
         )
     return facts_from_config(config)
 
@@ -178,8 +190,9 @@ def model_key(spec: Mapping[str, Any]) -> str:
 
 
 def stored_fp8(spec: Mapping[str, Any]) -> Fp8Config | None:
-    """How the checkpoint holds its weights, by the config.json of a folder or of a cached hub model; None for native ones,
-    and where nothing says it yet. Raises UsageError for a quantization that is not loaded."""
+    """How the checkpoint holds its weights, by the config.json of a folder or of a cached hub model; None for
+    native ones, and where nothing says it yet. Raises UsageError for a quantization that is not loaded.
+    """
     name = str(spec["model"])
     kind = kind_of(name)
     if kind not in ("folder", "hub") or uses_random_weights(spec):
@@ -188,8 +201,9 @@ def stored_fp8(spec: Mapping[str, Any]) -> Fp8Config | None:
 
 
 def check_stored(spec: Mapping[str, Any]) -> None:
-    """Raises UsageError for a cell that cannot be loaded, because of how its checkpoint holds its weights, or because it is
-    not whole."""
+    """Raises UsageError for a cell that cannot be loaded, because of how its checkpoint holds its weights, or
+    because it is not whole.
+    """
     if stored_fp8(spec) is not None and spec.get("weights", "native") == "native":
         raise not_native(str(spec["model"]))
     if kind_of(str(spec["model"])) == "folder" and not uses_random_weights(spec):
@@ -211,10 +225,12 @@ def checkpoint_files(spec: Mapping[str, Any]) -> list[Path]:
 
 
 def settled_scales(spec: Mapping[str, Any], facts: ModelFacts) -> list[tuple[Scale, Scale]]:
-    """The (K, V) scales a layer that a cell's `scale` means for its model, each with its source; [] for a cell without.
+    """The (K, V) scales a layer that a cell's `scale` means for its model, each with its source; [] for a
+    cell without.
 
-    Raises Refused for a file of another model (the unquantized model of an FP8 checkpoint is as good), for a checkpoint that does not
-    have what is asked of it, and for lists that have not one number a layer; NotAvailable for a hub model that is not here yet.
+    Raises Refused for a file of another model (the unquantized model of an FP8 checkpoint is as good), for a
+    checkpoint that does not have what is asked of it, and for lists that have not one number a layer;
+    NotAvailable for a hub model that is not here yet.
     """
     scale, layers = spec["scale"], len(facts.layers)
     if scale is None:
@@ -233,7 +249,9 @@ def settled_scales(spec: Mapping[str, Any], facts: ModelFacts) -> list[tuple[Sca
 
 
 def _check_has_files(spec: Mapping[str, Any]) -> None:
-    """Raises Refused for a model that cannot have scales of a cache, NotAvailable for one whose files are not here."""
+    """Raises Refused for a model that cannot have scales of a cache, NotAvailable for one whose files are not
+    here.
+    """
     name = str(spec["model"])
     kind = kind_of(name)
     what = (
@@ -242,19 +260,21 @@ def _check_has_files(spec: Mapping[str, Any]) -> None:
     if what:
         raise Refused(
             "checkpoint_has_no_scales",
-            f"scale: {spec['scale']} asks for scales in the checkpoint, and {name} has none: it is {what}; write scale: default for 1.0, "
-            "or give a file of kvbench calibrate.",
+            f"scale: {spec['scale']} asks for scales in the checkpoint, and {name} has none: it is {what}; "
+            "write scale: default for 1.0, or give a file of kvbench calibrate.",
         )
     if not checkpoint_files(spec):
         raise NotAvailable(
-            f"The scales of {name} are in its files, which are not in the local hub cache; they are known after the first "
-            f"`kvbench run`, or after `hf download {name}`."
+            f"The scales of {name} are in its files, which are not in the local hub cache; they are known "
+            f"after the first `kvbench run`, or after `hf download {name}`."
         )
 
 
 def check_native(spec: Mapping[str, Any]) -> None:
-    """Raises Refused when, by their configs, `native_model` is another model than the FP8 checkpoint: what would be compared is not
-    how weights are held. Says nothing where a config is not here yet; the loaded models are compared too."""
+    """Raises Refused when, by their configs, `native_model` is another model than the FP8 checkpoint: what
+    would be compared is not how weights are held. Says nothing where a config is not here yet; the loaded
+    models are compared too.
+    """
     if not spec.get("native_model"):
         return
     other = {**spec, "model": spec["native_model"], "model_revision": None, "native_model": None}
@@ -275,8 +295,8 @@ def check_native(spec: Mapping[str, Any]) -> None:
             shown = "" if what == "attention layers" else f" ({found}, not {own})"
             raise Refused(
                 "native_is_another_model",
-                f"The native cells would run on {spec['native_model']}, whose {what}{shown} is not that of {spec['model']}; name its "
-                "unquantized model, as in model: {source: ..., native: ...}.",
+                f"The native cells would run on {spec['native_model']}, whose {what}{shown} is not that of "
+                f"{spec['model']}; name its unquantized model, as in model: {{source: ..., native: ...}}.",
             )
 
 
@@ -301,14 +321,15 @@ def model_config(spec: Mapping[str, Any]) -> dict[str, Any] | None:
 def _hub_fingerprint(name: str, spec: Mapping[str, Any]) -> str:
     """`hub:owner/name@revision`, with `:commit` when the local hub cache has resolved the revision.
 
-    A branch that moves changes the commit only once the cache has it; pin `revision` to a commit for a fixed key.
+    A branch that moves changes the commit only once the cache has it; pin `revision` to a commit for a fixed
+    key.
     """
     revision = spec.get("model_revision") or "main"
     cached = cached_file(name, revision, "config.json")
     if cached is None and offline():
         raise UsageError(
-            f"The hub model {name}@{revision} is not in the local hub cache and HF_HUB_OFFLINE is set; unset it, or "
-            f"fetch the model on a connected machine (hf download {name}) and give its folder."
+            f"The hub model {name}@{revision} is not in the local hub cache and HF_HUB_OFFLINE is set; unset "
+            f"it, or fetch the model on a connected machine (hf download {name}) and give its folder."
         )
     commit = f":{cached.parent.name}" if cached else ""
     return f"hub:{name}@{revision}{commit}"

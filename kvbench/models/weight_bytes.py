@@ -1,4 +1,5 @@
-"""Bytes that a model's weights will take, by formula: from the headers of its files, or from its config where that says all.
+"""Bytes that a model's weights will take, by formula: from the headers of its files, or from its config where
+that says all.
 
 No tensor is read and no torch is needed; what was loaded is counted by the runner `storage`.
 """
@@ -26,7 +27,9 @@ Tensors = Mapping[str, tuple[str, tuple[int, ...]]]  # dtype, as safetensors wri
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """Bytes of codes, of scales and of all that stays native. ratio: of their sum to the same weights all native."""
+    """Bytes of codes, of scales and of all that stays native. ratio: of their sum to the same weights all
+    native.
+    """
 
     payload: int
     scales: int
@@ -39,7 +42,9 @@ class WeightSizes:
 
 
 def weight_sizes(spec: Mapping[str, Any], facts: ModelFacts, weights: str) -> WeightSizes | None:
-    """weights: the resolved format. None where only the loaded model tells; UsageError for a file that is not whole."""
+    """weights: the resolved format. None where only the loaded model tells; UsageError for a file that is not
+    whole.
+    """
     config, files = model_config(spec) or {}, checkpoint_files(spec)
     if config.get("model_type") != facts.model_type:
         return None  # more than a decoder: the facts are those of its language part
@@ -62,7 +67,9 @@ def weight_sizes(spec: Mapping[str, Any], facts: ModelFacts, weights: str) -> We
 
 
 def _linear(tensors: Tensors) -> list[tuple[int, int, str]]:
-    """(N, K, dtype name of the scales) of the weights that are FP8 in the files, or would be when they are quantized on load."""
+    """(N, K, dtype name of the scales) of the weights that are FP8 in the files, or would be when they are
+    quantized on load.
+    """
     of_files = any(dtype == E4M3 for dtype, _ in tensors.values())
     linear, choosing = [], routers(tensors)
     for key, (dtype, shape) in tensors.items():
@@ -75,7 +82,9 @@ def _linear(tensors: Tensors) -> list[tuple[int, int, str]]:
 
 
 def _numbers(tensors: Tensors, config: Mapping[str, Any]) -> int:
-    """All numbers of the model: no scales of weights or of a cache, no old rotary frequencies, and a tied output layer is the embedding."""
+    """All numbers of the model: no scales of weights or of a cache, no old rotary frequencies, and a tied
+    output layer is the embedding.
+    """
     left_out = {*SCALE_NAMES, "inv_freq"}
     if config.get("tie_word_embeddings") and "model.embed_tokens.weight" in tensors:
         left_out.add("lm_head.weight")

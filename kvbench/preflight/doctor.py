@@ -1,7 +1,7 @@
-"""What `kvbench doctor` says of a machine: from facts that were collected elsewhere, so that a test can invent any machine.
+"""Judges whether a machine is fit to measure on, from facts collected elsewhere, so that a test can invent any machine.
 
-A problem is what ends a run or makes its numbers wrong; a warning is what may disturb times, or what is missing for some of the work.
-Each says what to do about it.
+A problem ends a run or makes its numbers wrong; a warning may disturb times, or says what is missing for some of the
+work. Each has a remedy.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 from kvbench.stats.stability import SLOWDOWNS
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
-HOT_C = 85  # above it, devices of this kind begin to take clocks away
-FREE_SHARE = 0.5  # a core that is busy for more than the other half is not free
+HOT_C = 85  # above it, GPUs begin to lower their clocks
+FREE_SHARE = 0.5  # a core that is busy for more than this share of the time is not free
 STOLEN = 0.01  # share of the CPUs' time
 LEAST_DISK, LEAST_MEMORY = 2 * 10**9, 4 * 10**9  # bytes: the default model, its prepared copy and a run
 
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that was looked at. remedy: what to do about it, "" where nothing is to be done."""
+    """One thing that was examined. remedy: what to do about it, "" for nothing."""
 
     name: str
     state: str
@@ -38,7 +38,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Package:
-    """installed, wanted: versions and their accepted range ("" for any); fits: whether it is in it, None where it is not installed."""
+    """installed, wanted: a version and the accepted range ("" for any); fits: None where it is not installed."""
 
     name: str
     installed: str | None
@@ -48,9 +48,9 @@ class Package:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible GPU. state: as `DeviceState.read()` gives it with its `fixed()`; what could not be read is None or left out.
+    """One visible GPU. state: as `DeviceState.read()` gives it with its `fixed()`; unread values are None or left out.
 
-    mig, ecc_errors: None where they are not read; others: compute processes on it; unread: fact -> why it was not read.
+    mig, ecc_errors: None where unread; others: compute processes on it; unread: fact -> why it was not read.
     """
 
     name: str
@@ -64,10 +64,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Facts:
-    """environment: that of `kvbench.machine.host.host()`. free_cores: idle ones, by a short look at them, None where that is unknown;
-    quota_cores: CPUs that the control group grants, None for no quota; stolen: share of the CPUs' time; throttled: whether the quota
-    stopped this process while it looked. cache: {"path", "writable", "free", "bytes", "left_over"}; data: (folder, files that are
-    there, all). hub: what is allowed, in words. triton: why it cannot be used, "" where it can. interpreter: TRITON_INTERPRET.
+    """environment: that of `kvbench.machine.host.host()`. free_cores: idle cores, None where unknown. quota_cores: CPUs
+    that the control group grants, None for no quota. stolen: share of the CPUs' time. throttled: whether the quota
+    stopped this process during the look. cache: {"path", "writable", "free", "bytes", "left_over"}. data: (folder, files
+    present, files known). interpreter: whether TRITON_INTERPRET is set.
     """
 
     environment: Mapping[str, Any]
@@ -87,15 +87,15 @@ class Facts:
 
 
 def lines(facts: Facts) -> list[Line]:
-    """Everything that was looked at, in the order in which it is shown."""
+    """Everything that was examined, in the order in which it is shown."""
     return [
         *_packages(facts),
-        *_device(facts),
+        _device(facts),
         *(line for gpu in facts.gpus for line in _gpu(gpu)),
-        *_triton(facts),
+        _triton(facts),
         *_cpu(facts),
         *_memory(facts),
-        *_cache(facts),
+        _cache(facts),
         *_data(facts),
     ]
 
@@ -108,123 +108,84 @@ def _packages(facts: Facts) -> Iterator[Line]:
     env = facts.environment
     yield Line("python", OK, f"{env['python']} on {env['os']} {env['machine']}; kvbench {env['kvbench']}")
     for package in facts.packages:
+        pip = f"pip install '{package.name}{package.wanted}'"
         if package.installed is None:
-            yield Line(
-                package.name, PROBLEM, "not installed", f"pip install '{package.name}{package.wanted}'"
-            )
+            yield Line(package.name, PROBLEM, "not installed", pip)
         elif not package.fits:
-            yield Line(
-                package.name, PROBLEM, f"{package.installed}, and kvbench takes {package.wanted}",
-                f"pip install '{package.name}{package.wanted}'",
-            )  # fmt: skip
+            yield Line(package.name, PROBLEM, f"{package.installed}; kvbench needs {package.wanted}", pip)
         else:
-            yield Line(
-                package.name,
-                OK,
-                package.installed + (f" (accepted: {package.wanted})" if package.wanted else ""),
-            )
+            accepted = f" (accepted: {package.wanted})" if package.wanted else ""
+            yield Line(package.name, OK, package.installed + accepted)
     if facts.torch_fault:
-        yield Line(
-            "torch",
-            PROBLEM,
-            f"it cannot be imported: {facts.torch_fault}",
-            "install it again for this machine: https://pytorch.org",
-        )
+        remedy = "install it again for this machine: https://pytorch.org"
+        yield Line("torch", PROBLEM, f"it cannot be imported: {facts.torch_fault}", remedy)
 
 
-def _device(facts: Facts) -> Iterator[Line]:
+def _device(facts: Facts) -> Line:
     env = facts.environment
-    device, reason = env["device"], env["device_reason"]
-    if env["gpus"] and device == "cpu":
-        yield Line(
-            "device",
-            WARNING,
-            f"cpu: {reason}",
-            "install a CUDA build of torch to use the GPU: https://pytorch.org",
-        )
-    else:
-        yield Line("device", OK, f"{device}: {reason}; {env['cpu']}")
+    found = f"{env['device']}: {env['device_reason']}"
+    if env["gpus"] and env["device"] == "cpu":
+        remedy = "install a CUDA build of torch to use the GPU: https://pytorch.org"
+        return Line("device", WARNING, found, remedy)
+    return Line("device", OK, f"{found}; {env['cpu']}")
 
 
 def _gpu(gpu: Gpu) -> Iterator[Line]:
     state, name = gpu.state, gpu.name
     for fact, reason in (gpu.unread or {}).items():
-        yield Line(
-            f"{name} {fact}",
-            WARNING,
-            f"not read: {reason}",
-            "latency checks then know less of the device's state; update the driver",
-        )
+        remedy = "update the driver; without it, latency checks know less of the device's state"
+        yield Line(f"{name} {fact}", WARNING, f"not read: {reason}", remedy)
     shown = [
         f"{words} {state[fact]:g}{f' of {state[limit]:g}' if state.get(limit) is not None else ''} {unit}"
         for fact, words, limit, unit in (
-            ("sm_mhz", "SM", "sm_max_mhz", "MHz"), ("memory_mhz", "memory", "memory_max_mhz", "MHz"),
-            ("power_w", "power", "power_limit_w", "W"), ("temperature_c", "temperature", "", "C"),
+            ("sm_mhz", "SM", "sm_max_mhz", "MHz"),
+            ("memory_mhz", "memory", "memory_max_mhz", "MHz"),
+            ("power_w", "power", "power_limit_w", "W"),
+            ("temperature_c", "temperature", "", "C"),
         )
         if state.get(fact) is not None
-    ]  # fmt: skip
+    ]
     yield Line(name, OK, ", ".join([f"driver {gpu.driver}", *shown]))
-    reasons = state.get("reasons") or ()
-    slow = [word for word in reasons if word in SLOWDOWNS]
-    if slow:
-        yield Line(
-            f"{name} throttling",
-            WARNING,
-            ", ".join(slow),
-            "let it cool or lift its power limit: nvidia-smi -q -d PERFORMANCE",
-        )
-    elif state.get("reasons") is not None:
-        yield Line(f"{name} throttling", OK, ", ".join(reasons) or "none")
+    if (reasons := state.get("reasons")) is not None:
+        slow = [word for word in reasons if word in SLOWDOWNS]
+        remedy = "let it cool or raise its power limit: nvidia-smi -q -d PERFORMANCE"
+        yield _checked(f"{name} throttling", not slow, ", ".join(slow or reasons) or "none", remedy)
     if (heat := state.get("temperature_c")) is not None and heat > HOT_C:
-        yield Line(
-            f"{name} temperature",
-            WARNING,
-            f"{heat} C at rest",
-            f"let it cool below {HOT_C} C: times drift while it does",
+        remedy = f"let it cool below {HOT_C} C: times drift until then"
+        yield Line(f"{name} temperature", WARNING, f"{heat} C at rest", remedy)
+    if gpu.mig is not None:
+        remedy = "measure on a whole one: a MIG instance shares clocks and memory bandwidth with the others"
+        yield _checked(
+            f"{name} MIG", not gpu.mig, "on: this is a part of a GPU" if gpu.mig else "off", remedy
         )
-    if gpu.mig:
-        yield Line(
-            f"{name} MIG",
-            WARNING,
-            "on: this is a part of a GPU",
-            "its clocks and times are shared with the other instances; measure on a whole one",
+    if gpu.ecc_errors is not None:
+        found = f"{gpu.ecc_errors:,} uncorrected errors" if gpu.ecc_errors else "no uncorrected errors"
+        remedy = "its memory is faulty: reset or replace the GPU before you trust a number"
+        yield _checked(f"{name} ECC", not gpu.ecc_errors, found, remedy, PROBLEM)
+    if gpu.others is not None:
+        found = (
+            f"{gpu.others} process{'es' if gpu.others > 1 else ''} on it already"
+            if gpu.others
+            else "none on it"
         )
-    elif gpu.mig is False:
-        yield Line(f"{name} MIG", OK, "off")
-    if gpu.ecc_errors:
-        yield Line(
-            f"{name} ECC",
-            PROBLEM,
-            f"{gpu.ecc_errors:,} uncorrected errors",
-            "its memory is faulty: reset or replace it before you believe a number",
+        remedy = (
+            "wait until they end, or use another GPU with CUDA_VISIBLE_DEVICES: they slow each other down"
         )
-    elif gpu.ecc_errors == 0:
-        yield Line(f"{name} ECC", OK, "no uncorrected errors")
-    if gpu.others:
-        many = f"{gpu.others} process{'es' if gpu.others > 1 else ''}"
-        yield Line(
-            f"{name} processes",
-            WARNING,
-            f"{many} on it already",
-            "wait for them, or take another GPU with CUDA_VISIBLE_DEVICES: times are shared",
-        )
-    elif gpu.others == 0:
-        yield Line(f"{name} processes", OK, "none on it")
+        yield _checked(f"{name} processes", not gpu.others, found, remedy)
 
 
-def _triton(facts: Facts) -> Iterator[Line]:
+def _triton(facts: Facts) -> Line:
     cuda, version = facts.environment["device"] == "cuda", facts.environment["packages"].get("triton")
     if facts.interpreter:
-        yield Line("triton", WARNING, "TRITON_INTERPRET is set: kernels run in its interpreter, on the CPU",
-                   "unset TRITON_INTERPRET unless you test kernels: its times mean nothing")  # fmt: skip
-    elif cuda and not version:
-        yield Line(
-            "triton", PROBLEM, "not installed, so nothing runs on the fast backend", "pip install triton"
+        found = "TRITON_INTERPRET is set: kernels run in its interpreter, on the CPU"
+        return Line(
+            "triton", WARNING, found, "unset TRITON_INTERPRET unless you test kernels: its times mean nothing"
         )
-    elif cuda:
-        yield Line("triton", OK, "usable: backend triton runs here")
-    else:
-        yield Line("triton", OK, "not used without a GPU: cells run on backend torch (kvbench backends)")
+    if not cuda:
+        return Line("triton", OK, "not used without a GPU: cells run on backend torch (kvbench backends)")
+    if not version:
+        return Line("triton", PROBLEM, "not installed, so the fast backend cannot run", "pip install triton")
+    return Line("triton", OK, "usable: backend triton runs here")
 
 
 def _cpu(facts: Facts) -> Iterator[Line]:
@@ -233,122 +194,71 @@ def _cpu(facts: Facts) -> Iterator[Line]:
     granted = min(cores, facts.quota_cores) if facts.quota_cores is not None else float(cores)
     quota = f", {facts.quota_cores:g} by quota" if facts.quota_cores is not None else ""
     yield Line("cores", OK, f"{cores} usable of {env['cpu_cores']}{quota}")
-    free = min(granted, facts.free_cores) if facts.free_cores is not None else granted
-    threads, whole = _threads(env, cores), max(1, int(free + 1 - FREE_SHARE))
-    if threads is None:
-        yield Line(
-            "threads",
-            WARNING,
-            f"OMP_NUM_THREADS is {env['omp_num_threads']!r}, no number",
-            f"export OMP_NUM_THREADS={whole}",
-        )
-    elif threads > whole:
-        said = "unset, which is" if env["omp_num_threads"] is None else "of"
-        yield Line(
-            "threads", WARNING, f"OMP_NUM_THREADS {said} {threads} threads, and {free:.1f} cores are free",
-            f"export OMP_NUM_THREADS={whole}: threads that wait for a core make a task many times slower",
-        )  # fmt: skip
-    else:
-        yield Line("threads", OK, f"{threads}, and {free:.1f} cores are free")
-    if facts.load > cores + 1:
-        yield Line(
-            "load",
-            WARNING,
-            f"{facts.load:.1f} on {cores} cores",
-            "wait for the other work to end: times are of a machine that does both",
-        )
-    else:
-        yield Line("load", OK, f"{facts.load:.1f} on {cores} cores")
+    yield _threads(env, cores, min(granted, facts.free_cores) if facts.free_cores is not None else granted)
+    remedy = "wait until the other work ends: it makes times longer"
+    yield _checked("load", facts.load <= cores + 1, f"{facts.load:.1f} on {cores} cores", remedy)
     if facts.throttled:
-        yield Line(
-            "quota",
-            WARNING,
-            "the CPU quota stopped this process while it looked",
-            "raise the container's CPU limit, or set OMP_NUM_THREADS to what it grants",
-        )
+        remedy = "raise the container's CPU limit, or set OMP_NUM_THREADS to the number of CPUs it grants"
+        yield Line("quota", WARNING, "the CPU quota stopped this process during the look", remedy)
     if facts.stolen is not None and facts.stolen > STOLEN:
-        yield Line(
-            "steal",
-            WARNING,
-            f"{facts.stolen:.1%} of the CPUs went to other machines",
-            "measure on a host of your own, or later: latency is not yours alone",
-        )
+        found = f"{facts.stolen:.1%} of the CPUs' time went to other virtual machines"
+        yield Line("steal", WARNING, found, "measure on a host of your own, or later")
 
 
-def _threads(env: Mapping[str, Any], cores: int) -> int | None:
-    """What torch will take; None for a value that is no number. OpenMP reads the first of a list."""
-    said = env["omp_num_threads"]
-    if said is None:
-        return cores
-    first = said.split(",")[0].strip()
-    return int(first) if first.isdigit() and int(first) > 0 else None
+def _threads(env: Mapping[str, Any], cores: int, free: float) -> Line:
+    """Whether torch uses at most as many threads as there are free cores. OpenMP reads the first number of a list."""
+    setting, enough = env["omp_num_threads"], max(1, int(free + 1 - FREE_SHARE))
+    first = str(cores) if setting is None else setting.split(",")[0].strip()
+    if not first.isdigit() or int(first) < 1:
+        found = f"OMP_NUM_THREADS is {setting!r}, not a number"
+        return Line("threads", WARNING, found, f"export OMP_NUM_THREADS={enough}")
+    if int(first) <= enough:
+        return Line("threads", OK, f"{first}, and {free:.1f} cores are free")
+    unset = " is unset, so torch uses" if setting is None else ":"
+    found = f"OMP_NUM_THREADS{unset} {first} threads, and {free:.1f} cores are free"
+    remedy = f"export OMP_NUM_THREADS={enough}: threads that wait for a core make a task many times slower"
+    return Line("threads", WARNING, found, remedy)
 
 
 def _memory(facts: Facts) -> Iterator[Line]:
-    memory = facts.environment["memory_bytes"]
-    if memory is not None and memory < LEAST_MEMORY:
-        yield Line(
-            "memory",
-            WARNING,
-            f"{memory:,} B",
-            f"the default model takes about {LEAST_MEMORY:,} B; free some, or take a smaller one",
-        )
-    elif memory is not None:
-        yield Line("memory", OK, f"{memory:,} B")
+    if (memory := facts.environment["memory_bytes"]) is not None:
+        remedy = f"the default model needs about {LEAST_MEMORY:,} B; free some, or use a smaller model"
+        yield _checked("memory", memory >= LEAST_MEMORY, f"{memory:,} B", remedy)
 
 
-def _cache(facts: Facts) -> Iterator[Line]:
+def _cache(facts: Facts) -> Line:
     cache = facts.cache
     if not cache["writable"]:
-        yield Line(
-            "cache",
-            PROBLEM,
-            f"{cache['path']} cannot be written",
-            "set KVBENCH_CACHE_DIR to a folder that can be written",
-        )
-        return
-    here = f"{cache['path']}, {cache['bytes']:,} B, {cache['free']:,} B free"
+        remedy = "set KVBENCH_CACHE_DIR to a folder that can be written"
+        return Line("cache", PROBLEM, f"{cache['path']} cannot be written", remedy)
+    found = f"{cache['path']}, {cache['bytes']:,} B, {cache['free']:,} B free"
     if cache["free"] < LEAST_DISK:
-        yield Line(
-            "cache",
-            WARNING,
-            here,
-            f"free some, or set KVBENCH_CACHE_DIR: a model needs about {LEAST_DISK:,} B; the cache can be deleted",
-        )
-    elif cache["left_over"]:
-        yield Line(
-            "cache",
-            WARNING,
-            f"{here}; {cache['left_over']} unfinished downloads in it",
-            "nothing to do: the next fetch removes them",
-        )
-    else:
-        yield Line("cache", OK, here)
+        remedy = f"free some, or set KVBENCH_CACHE_DIR: a model needs about {LEAST_DISK:,} B; the cache may be deleted"
+        return Line("cache", WARNING, found, remedy)
+    if cache["left_over"]:
+        found = f"{found}; {cache['left_over']} unfinished downloads in it"
+        return Line("cache", WARNING, found, "nothing to do: the next fetch removes them")
+    return Line("cache", OK, found)
 
 
 def _data(facts: Facts) -> Iterator[Line]:
-    folder, there, all_ = facts.data
+    folder, present, known = facts.data
     if not folder:
         yield Line(
-            "data", OK, "no folder is set: built-in corpora serve (kvbench data lists what else there is)"
-        )
-    elif not there:
-        yield Line(
-            "data",
-            WARNING,
-            f"{folder} holds none of the {all_} files",
-            "kvbench data names them and what gets them",
+            "data", OK, "no folder is set: the built-in texts are used (kvbench data lists the other sets)"
         )
     else:
-        yield Line("data", OK, f"{folder} holds {there} of {all_} files")
+        found = f"{folder} holds {present or 'none'} of {'' if present else 'the '}{known} files"
+        yield _checked("data", bool(present), found, "kvbench data names them and how to get them")
     if facts.hub_allowed and facts.hub_offline:
-        yield Line(
-            "hub",
-            WARNING,
-            "allowed by KVBENCH_ALLOW_HUB, and forbidden by HF_HUB_OFFLINE",
-            "unset one of the two",
-        )
+        found = "allowed by KVBENCH_ALLOW_HUB, but forbidden by HF_HUB_OFFLINE"
+        yield Line("hub", WARNING, found, "unset one of the two")
     elif facts.hub_allowed:
         yield Line("hub", OK, "data may be fetched from the hub")
     else:
         yield Line("hub", OK, "data is not fetched from the hub (KVBENCH_ALLOW_HUB=1 allows it)")
+
+
+def _checked(name: str, good: bool, found: str, remedy: str, otherwise: str = WARNING) -> Line:
+    """A line that is OK, or has the state `otherwise` and its remedy."""
+    return Line(name, OK, found) if good else Line(name, otherwise, found, remedy)

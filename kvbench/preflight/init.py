@@ -15,9 +15,9 @@ from typing import Any
 
 from kvbench.errors import NotAvailable, UsageError
 from kvbench.formats.kv import KV_FORMATS, KVFormat, KVShape, page_bytes
-from kvbench.gate.schema import gate_schema
+from kvbench.gate.policy import gate_schema
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.schema import matrix_schema
+from kvbench.matrix.parse import matrix_schema
 from kvbench.models.catalog import CONFIGS
 from kvbench.models.source import config_facts, kind_of
 from kvbench.text import suggestion

@@ -1,8 +1,8 @@
-"""What a matrix will do, without doing it: cells, decisions with reasons, estimated bytes, reused records."""
+"""What a run would do: cells, decisions with reasons, estimated bytes, reused records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from kvbench.formats.kv import KV_FORMATS, kv_bytes, pages_for
 from kvbench.formats.scales import Pairs, origin
 from kvbench.gate.coverage import gate_lines
 from kvbench.gate.policy import Gate
-from kvbench.matrix.cells import Cell, one_model
+from kvbench.matrix.cells import Cell, Task, one_model
 from kvbench.matrix.load import Matrix
 from kvbench.matrix.resolve import ASPECTS, Decision, check_context, request_of, resolve
 from kvbench.models.attention_facts import ModelFacts
@@ -20,11 +20,13 @@ from kvbench.models.weight_bytes import WeightSizes, weight_sizes
 from kvbench.run.execute import Plan
 from kvbench.run.task.checks import no_cuda_device
 
+AT_LOAD = "decided at load"  # how the problem of a cell begins whose model is not here yet
+
 
 @dataclass(frozen=True)
 class CellPlan:
-    """decision None and `problem` say why a cell cannot run, or that it is decided at load. kv_bytes: estimated; weights: by
-    formula, None where only the loaded model tells; scales: static ones, a layer each, () where they are not known here."""
+    """decision: None where `problem` says why the cell cannot run, or that this is decided at load. kv_bytes: estimated.
+    weights: by formula, None where only the loaded model tells. scales: static ones by layer, () where unknown."""
 
     cell: Cell
     decision: Decision | None
@@ -48,7 +50,7 @@ def plan_cell(cell: Cell) -> CellPlan:
     except UsageError as e:
         return CellPlan(cell, None, f"fails at load: {e}", None)
     except NotAvailable as e:
-        return CellPlan(cell, None, f"decided at load: {e}", None)
+        return CellPlan(cell, None, f"{AT_LOAD}: {e}", None)
     except Refused as e:
         return CellPlan(cell, None, f"refused ({e.reason}): {e}", None)
     return CellPlan(cell, decision, None, estimate(spec, facts, decision), weights, scales)
@@ -100,40 +102,42 @@ def plan_text(
     environment: Mapping[str, Any],
     gate: Gate | None = None,
 ) -> str:
-    """The plan for a person. environment: that of `kvbench.machine.host.host()`, for the device that is here."""
+    """The plan for a person. environment: that of `kvbench.machine.host.host()`, for the device of this machine."""
     model = one_model([p.cell.spec for p in cells])
-    lines = [f"{matrix.name}: {len(cells)} cells, {len(matrix.tasks)} tasks "
-             f"({len(tasks.todo)} to run, {len(tasks.reused)} reused){f'; model {model}' if model else ''}", *device_note(cells, environment), ""]  # fmt: skip
-    for p in cells:
-        role = "  [baseline]" if p.cell.is_baseline else ""
-        lines.append(f"  {p.cell.id}  {p.cell.name or 'the only cell'}{role}: {_size(p)}")
-        if p.problem:
-            lines.append(f"      {p.problem}")
-        if (w := p.weights) and w.payload:
-            parts = f"{w.payload:,} of codes + {w.scales:,} of scales + {w.native:,} native"
-            lines.append(f"      weight bytes: {parts}, ratio to native {w.ratio:.6f}")
-        if p.decision:
-            for aspect in ASPECTS:
-                choice = getattr(p.decision, aspect)
-                fell = ", fell back" if choice.fell_back else ""
-                lines.append(
-                    f"      {aspect}: {choice.requested} -> {choice.resolved}{fell} ({choice.reason})"
-                )
-                lines.extend(f"        rejected {option}: {reason}" for option, reason in choice.rejected)
-            if _origin(p)[0] != "none":
-                lines.append(f"      scale: {_origin(p)[1]}")
-    lines.append("")
+    counts = f"{len(tasks.todo)} to run, {len(tasks.reused)} reused"
+    title = f"{matrix.name}: {len(cells)} cells, {len(matrix.tasks)} tasks ({counts})"
+    lines = [title + (f"; model {model}" if model else ""), *device_note(cells, environment), ""]
+    lines += [line for p in cells for line in _cell_lines(p)]
     reused = {t.key for t in tasks.reused}
-    for t in matrix.tasks:
-        what = f"{t.runner} {t.variant}".strip()
-        action = "reuse" if t.key in reused else "run  "
-        lines.append(f"  {action}  {t.key}  {what} on {len(t.cells)} cell{'s' if len(t.cells) > 1 else ''}")
-    foreseen = [f"  {line}" for line in gate_lines(gate, matrix.cells, matrix.tasks)]
-    return "\n".join([*lines, *_reasons(cells), "", *foreseen])
+    lines += ["", *(_task_line(task, task.key in reused) for task in matrix.tasks), *_reasons(cells), ""]
+    return "\n".join([*lines, *(f"  {line}" for line in gate_lines(gate, matrix.cells, matrix.tasks))])
+
+
+def _cell_lines(p: CellPlan) -> Iterator[str]:
+    role = "  [baseline]" if p.cell.is_baseline else ""
+    yield f"  {p.cell.id}  {p.cell.name or 'the only cell'}{role}: {_size(p)}"
+    if p.problem:
+        yield f"      {p.problem}"
+    if (w := p.weights) and w.payload:
+        parts = f"{w.payload:,} of codes + {w.scales:,} of scales + {w.native:,} native"
+        yield f"      weight bytes: {parts}, ratio to native {w.ratio:.6f}"
+    for aspect in ASPECTS if p.decision else ():
+        choice = getattr(p.decision, aspect)
+        fell = ", fell back" if choice.fell_back else ""
+        yield f"      {aspect}: {choice.requested} -> {choice.resolved}{fell} ({choice.reason})"
+        yield from (f"        rejected {option}: {reason}" for option, reason in choice.rejected)
+    if p.decision and _origin(p)[0] != "none":
+        yield f"      scale: {_origin(p)[1]}"
+
+
+def _task_line(task: Task, reused: bool) -> str:
+    cells = f"{len(task.cells)} cell{'s' if len(task.cells) > 1 else ''}"
+    what = f"{task.runner} {task.variant}".strip()
+    return f"  {'reuse' if reused else 'run  '}  {task.key}  {what} on {cells}"
 
 
 def _origin(p: CellPlan) -> tuple[str, str]:
-    """Kind and source of the scales, of the format that is resolved where that is known."""
+    """Kind and source of the scales, of the resolved format where that is known."""
     name = p.decision.kv_format.resolved if p.decision else p.cell.spec["kv_format"]
     return origin(KV_FORMATS[name], p.cell.spec["scale"], p.scales)
 
@@ -141,22 +145,25 @@ def _origin(p: CellPlan) -> tuple[str, str]:
 def _size(p: CellPlan) -> str:
     if p.kv_bytes is None:
         return "KV and weight bytes unknown"
-    weights = f"{p.weights.total:,} B of weights" if p.weights else "weight bytes known once it is loaded"
+    weights = f"{p.weights.total:,} B of weights" if p.weights else "weight bytes known when it is loaded"
     return f"{p.kv_bytes:,} B of KV, {weights}"
 
 
 def device_note(cells: list[CellPlan], environment: Mapping[str, Any]) -> list[str]:
+    """One line where cells need a GPU and this machine has none, else nothing."""
     cuda = environment["device"] == "cuda"
     need = sum(no_cuda_device(p.cell.spec, cuda, "") is not None for p in cells)
     if not need:
         return []
     who = "cells need" if need == len(cells) else f"{need} of {len(cells)} cells need"
-    return [f"note: {who} a CUDA device and this machine has none ({environment['device_reason']}); planned as for a "
-            "GPU, a run here is refused: run it on a machine with one, or leave device: cuda out."]  # fmt: skip
+    return [
+        f"note: {who} a CUDA device and this machine has none ({environment['device_reason']}); this is the plan for a "
+        "GPU, and a run here is refused: run it on a machine with a GPU, or remove device: cuda."
+    ]
 
 
 def _reasons(cells: list[CellPlan]) -> list[str]:
-    """What the reason words of the rejections mean, each sentence once."""
+    """What the reasons of the rejections mean, each sentence once."""
     choices = [getattr(p.decision, aspect) for p in cells if p.decision for aspect in ASPECTS]
-    said = dict.fromkeys(f"  {choice.reason}: {choice.sentence}" for choice in choices if choice.rejected)
-    return ["", *said] if said else []
+    lines = dict.fromkeys(f"  {choice.reason}: {choice.sentence}" for choice in choices if choice.rejected)
+    return ["", *lines] if lines else []

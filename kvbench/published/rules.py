@@ -58,7 +58,7 @@ class Finding:
 # On a GPU a prompt this short is one pass over the weights, as a decode step is; it should not take so many
 # steps.
 FEW_TOKENS, MANY_STEPS = 256, 4
-# A kernel that only reads was measured at 1.06 of the bandwidth of a copy (docs/performance.md).
+# A kernel that only reads was measured at 1.06 of the bandwidth of a copy (docs/results.md).
 READ_SLACK = Fraction(12, 10)
 _TIMED = ("ttft_ms", "itl_ms", "request_ms", "decode_tok_s", "prefill_tok_s")
 # The change of accuracy that counts as kept where a table names none, in points.

@@ -295,4 +295,4 @@ def _known(path: Path, at: int, what: str, value: str, accepted: Iterable[str]) 
 
 
 def _wrong(path: Path, at: int, what: str, more: str = "") -> UsageError:
-    return UsageError(f"{path}, line {at}: {what}.{more} docs/published-tables.md describes the format.")
+    return UsageError(f"{path}, line {at}: {what}.{more} docs/comparing.md describes the format.")

@@ -13,7 +13,7 @@ from typing import Any
 from kvbench.errors import UsageError
 from kvbench.matrix.resolve import ASPECTS
 
-SCHEMA_VERSION = 3  # of records and manifests; docs/schema.md
+SCHEMA_VERSION = 3  # of records and manifests
 
 # What can be said of one piece of evidence, and of a record as a whole (the worst level counts).
 VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE = "verified", "mismatch", "unverified", "not_applicable"

@@ -1,4 +1,4 @@
-"""JSON Schemas (draft 2020-12) of what a run leaves: record, manifest (run.json) and results.json; docs/schema.md explains them.
+"""JSON Schemas (draft 2020-12) of what a run leaves: record, manifest (run.json) and results.json; docs/reference/schema.md lists the keys.
 
 Made from the dataclasses, so that a new field cannot be forgotten. Records hold NaN and infinities as Python's JSON
 dialect writes them; results.json is strict.

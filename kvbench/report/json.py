@@ -17,7 +17,7 @@ from kvbench.render.labels import Labels
 from kvbench.report.model import JudgedRun, OutcomeLike, model_digests, verdict_word
 from kvbench.report.sections.precision import PrecisionLine, precision_lines
 
-RESULTS_VERSION = 1  # docs/schema.md
+RESULTS_VERSION = 1  # docs/report.md
 
 # fmt: off
 _OUTCOME_KEYS = ("check", "metric", "cell", "cells", "variant", "status", "value", "limit", "sentence", "required", "why",

@@ -1,11 +1,13 @@
-"""Token agreement with the native baseline over many greedy steps: teacher-forced, and free from the first divergence.
+"""Token agreement with the native baseline over many greedy steps: teacher-forced, then free from the first
+divergence.
 
-The baseline's task writes the greedy text and its margins, and reads its own text once more in chunks, with a neighbour in the
-batch: the steps where that flips the argmax, and how far it moves the margins, are its noise floor (A/A). It reads it a third time
-behind a line end before the prompt, which changes no meaning: where that flips the argmax, the text itself is undecided. A
-candidate's task reads the baseline's text (teacher-forced): one argmax a step under the native history. Where it first differs,
-the store is really cut back and the candidate decodes on its own, one token a forward, from a few steps before: those few must
-repeat the teacher-forced argmax, which shows that reading in chunks and decoding are one thing.
+The baseline's task generates the greedy text with its margins, then reads it again in chunks with a neighbour
+in the batch: the steps whose argmax flips, and the shift of the margins, are the noise floor (A/A). It reads
+the text a third time with a line end before the prompt, which does not change the meaning: a flip there means
+that the text itself is undecided. A candidate's task reads the baseline's text (teacher-forced): one argmax a
+step under the native history. Before the first difference the store is truncated and the candidate decodes
+freely, one token a forward, starting a few steps earlier: these steps must repeat the teacher-forced argmax,
+which shows that reading in chunks equals decoding.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from kvbench.runners.text.greedy import Trace, greedy, teacher_forced
 if TYPE_CHECKING:
     from kvbench.engines.protocol import Engine
 
-CHUNK = 64  # tokens a forward where a known text is read
-BEFORE = 48  # tokens of prompt and native text up to the divergence that are kept as text, for reading
+CHUNK = 64  # tokens of a forward over a known text
+BEFORE = 48  # tokens of prompt and native text before the divergence, kept as text for the reader
 LEAD = 8  # real decode steps before the divergence that must repeat the teacher-forced argmax
 
 
@@ -51,7 +53,7 @@ def run(ctx: Context) -> Measurement:
 
 
 def end_ids(ctx: Context) -> list[int]:
-    """The tokens that end a text, of the tokenizer and of the model's own settings for generation; empty where none is named."""
+    """The tokens that end a text, by the tokenizer and the model's generation config."""
     generation = getattr(ctx.model.model, "generation_config", None)
     found: set[int] = set()
     for holder in (ctx.model.tokenizer, generation):
@@ -66,7 +68,7 @@ def _baseline(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str
     text = greedy(engine, seq, prompt, steps, draft, _progress(ctx, "greedy", 0))
     engine.truncate(seq, 0)
     progress = _progress(ctx, "re-run", steps)
-    again = teacher_forced(engine, seq, prompt, text.best, CHUNK, progress, beside=engine.add())
+    again = teacher_forced(engine, seq, prompt, text.best, CHUNK, progress, neighbour=engine.add())
     prefix, unprefixed = _prefix(ctx, prompt, steps)
     behind: list[int] = []
     if prefix:
@@ -97,12 +99,12 @@ def _baseline(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str
 
 
 def _prefix(ctx: Context, prompt: list[int], steps: int) -> tuple[list[int], str]:
-    """The prompt behind a line end, or none and the reason."""
+    """The prompt after a line end, or none and the reason."""
     neutral, most = neutral_ids(ctx.model.tokenizer), ctx.model.facts.max_context
     if not neutral:
         return [], "none: the tokenizer has no token for a line end"
     if most is not None and len(prompt) + len(neutral) + steps - 1 > most:
-        return [], f"none: the model has {most} positions, and prompt and steps take them"
+        return [], f"none: prompt and steps take all {most} positions of the model"
     return perturbed(prompt, neutral, bos_ids(ctx.model.tokenizer)), ""
 
 
@@ -111,9 +113,9 @@ def _candidate(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[st
     native: list[int] = ctx.baseline.samples["tokens"]
     if len(native) != ctx.options["steps"] or ctx.baseline.facts["prompt_sha"] != content_hash(prompt):
         raise KvbenchError(
-            "The baseline's record is of another prompt or number of steps; run the matrix with --rerun all."
+            "The baseline's record has another prompt or number of steps; run the matrix with --rerun all."
         )
-    # A chunk that is not read back from the pages (`prefill_reads: fresh`) would not be what a decode step sees.
+    # A chunk that is not read back from the pages (`prefill_reads: fresh`) is not what a decode step reads.
     chunk = CHUNK if ctx.options["draft"] and ctx.spec["prefill_reads"] == "stored" else 1
     seq = engine.add()
     trace = teacher_forced(engine, seq, prompt, native, chunk, _progress(ctx, "teacher-forced", 0))
@@ -148,14 +150,15 @@ def decode_from(
     first: int | None,
     end: int,
 ) -> tuple[list[int], list[int], list[int]]:
-    """Cut the store back and decode one token a forward: a lead of native history, then freely up to step `end`.
+    """Truncate the store and decode one token a forward: some steps of native history, then freely up to step
+    `end`.
 
-    first: step of the first divergence; None decodes the last steps of the native text again and goes no further.
-    Returns the steps decoded along the native history, those of them that were near-ties and flipped, and the tokens
-    from the divergence on (its own token first). Raises KvbenchError for a flip that is no near-tie.
+    first: step of the first divergence; None: decode only the last steps of the native text again. Returns
+    the steps decoded along the native history, those of them whose near-tie flipped, and the tokens from the
+    divergence on. Raises KvbenchError for a flip that is no near-tie.
     """
     anchor = len(native) - 1 if first is None else first
-    checked = list(range(max(1, anchor - LEAD), anchor + 1))  # step 0 comes from the prefill in either mode
+    checked = list(range(max(1, anchor - LEAD), anchor + 1))  # step 0 comes from the prefill in both modes
     engine.truncate(seq, len(prompt) + max(0, anchor - LEAD - 1))
     flipped = []
     for step in checked:
@@ -165,9 +168,9 @@ def decode_from(
             gap = float(logits[best] - logits[trace.best[step]])
             if gap > NEAR_TIE[engine.model.dtype_name]:
                 raise KvbenchError(
-                    f"Step {step}: a real decode step takes token {best}, the teacher-forced pass took "
-                    f"{trace.best[step]}, and the logits differ by {gap:.4g}, more than rounding explains. The engine's "
-                    "decode and prefill disagree, so the agreement cannot be trusted."
+                    f"Step {step}: a real decode step gives token {best}, but the teacher-forced pass gave "
+                    f"{trace.best[step]}; the logits differ by {gap:.4g}, more than rounding explains. The "
+                    "engine's decode and prefill disagree, so the agreement cannot be trusted."
                 )
             flipped.append(step)
     if first is None:

@@ -1,4 +1,4 @@
-"""What a runner gets and what it gives back."""
+"""The input and the output of a runner."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 class Context:
     """spec, options: the task's, expanded. model: loaded once and shared by the engines of a run.
 
-    engine(sequences=n, tokens=t): a fresh engine (`kvbench.engines.protocol.Engine`) in the task's resolved format, with an own store of just the pages
-    that n sequences of t tokens need; native(...): the same of the baseline cell (native KV, same model, dtype, page
-    size). Both give engines whose use is recorded as evidence. emulator(...): of the cell's own model over a native cache, in
-    which a runner may emulate a part of the format; it is examined too, but its tokens are not the measured engine's, so the
-    runner has to show that what it emulates is what the cell stores.
-    baseline: the baseline's record of the same work, or None when this task is the baseline.
-    data_dir: folder of the evaluation data, or None. progress(done, total, note): for the bar on stderr.
+    engine(sequences=n, tokens=t): a new `kvbench.engines.protocol.Engine` in the task's resolved format,
+    whose store has just the pages for n sequences of t tokens; native(...): the same for the baseline cell
+    (native KV, same model, dtype, page size). The use of both is recorded as evidence. emulator(...): the
+    cell's own model over a native cache, in which a runner may emulate a part of the format. It is examined
+    too, but its tokens are not those of the measured engine, so the runner has to show that the emulation
+    equals what the cell stores. baseline: the baseline's record of the same work, or None when this task is
+    the baseline. data_dir: folder of the evaluation data, or None. progress(done, total, note): updates the
+    bar on stderr.
     """
 
     spec: Mapping[str, Any]

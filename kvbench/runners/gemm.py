@@ -1,20 +1,22 @@
-"""The products of the model's linear layers, by path: how far each is from the dequantized weight, and how long it takes.
+"""The products of the model's linear layers, by path: their distance from the dequantized weight, and their
+time.
 
-For the first module of each shape (N, K), as the model calls it, with the codes and scales that it holds: x is seeded,
-with a few large channels as activations have, and its first M rows are multiplied for every M of the sweep, on which
-both sides of every boundary of the route are. Each output is compared with the product in float64 of x and the
-dequantized weight; those of the other layers of the shape in some of their rows, and the worst layer counts. Paths and
-kernels are what ran, told by the launches; where that is not the path that is due, the cell has no result. Rows of an output buffer beyond M are the kernels' own tests' matter.
+For the first module of each shape (N, K), as the model calls it, with its codes and scales: x is seeded, with
+a few large channels as activations have, and its first M rows are multiplied for every M of the sweep, which
+has both sides of every boundary of the route. Each output is compared with the float64 product of x and the
+dequantized weight; for the other layers of the shape some rows are compared, and the worst layer counts.
+Paths and kernels are those of the recorded launches; a path other than the expected one fails the cell. The
+kernels' own tests cover output rows beyond M.
 
-A decode step finds each layer's weights in memory, not in the L2 that the call before has filled. So the calls that are
-timed go over the model's own layers of the shape in turn, as many as fill the L2 `COLD` times over, or all there are;
-whether that left the weights cold stands in the facts.
+A decode step finds each layer's weights in memory, not in the L2 cache that the previous call has filled. So
+the timed calls go over the model's own layers of the shape in turn, as many as fill the L2 `COLD` times over,
+or all there are; the facts say whether that left the weights cold.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -41,11 +43,11 @@ from kvbench_kernels.launches import Launch, record
 
 NATIVE = "native"
 
-# A timing on a GPU: at least so many calls queued behind a kernel that only waits, so that the device and not the host
-# is timed; the wait is so many cycles a call.
+# A timing on a GPU queues at least CALLS calls after a kernel that only waits WAIT_CYCLES for each call, so
+# that it measures the device and not the host.
 CALLS, ROUNDS, WAIT_CYCLES = 5, 5, 1_600_000
 
-# An L2 replaces no line strictly in order, so what has been read since has to exceed it clearly.
+# An L2 does not replace lines strictly in order, so the bytes read in between must clearly exceed it.
 COLD = 4
 
 
@@ -53,8 +55,9 @@ COLD = 4
 class Turn:
     """The layers that the calls of a sample went over in turn.
 
-    layers: how many, of the `of` that have the shape; stored, native: bytes of their weights as the model holds them, and
-    in the engine's dtype; l2: bytes of the device's L2; model: bytes of all weights of the model.
+    layers: their number, out of `of` with this shape; stored, native: bytes of their weights as the model
+    holds them, and in the engine's dtype; l2: bytes of the device's L2; model: bytes of all weights of the
+    model.
     """
 
     layers: int
@@ -66,14 +69,15 @@ class Turn:
 
     def __str__(self) -> str:
         text = (
-            f"CUDA events over {self.layers} of {self.of} layers in turn, L2 {self.l2:,} B: weights {self.stored:,} B, "
-            f"{warmth(self.stored, self.l2)}; native ones {self.native:,} B, {warmth(self.native, self.l2)}"
+            f"CUDA events over {self.layers} of {self.of} layers in turn, L2 {self.l2:,} B: weights "
+            f"{self.stored:,} B, {warmth(self.stored, self.l2)}; native ones {self.native:,} B, "
+            f"{warmth(self.native, self.l2)}"
         )
         if self.stored > self.l2:
             return text
         if self.model > self.l2:
-            return f"{text}; the model's {self.model:,} B exceed the L2, so that its steps may find them cold"
-        return f"{text}; the model's {self.model:,} B fit into the L2, so that its steps find them warm too"
+            return f"{text}; the model's {self.model:,} B exceed the L2, so its steps may find them cold"
+        return f"{text}; the model's {self.model:,} B fit into the L2, so its steps find them warm too"
 
 
 def run(ctx: Context) -> Measurement:
@@ -84,8 +88,8 @@ def run(ctx: Context) -> Measurement:
     quantized = decision.weights.resolved != "native"
     if any(product.quantized != quantized for product in found):
         raise KvbenchError(
-            f"weights {decision.weights.resolved} were resolved, and the model {model.name} that would be measured holds others; "
-            "its products are not this cell's."
+            f"weights {decision.weights.resolved} were resolved, but the loaded model {model.name} has "
+            "others; its products are not this cell's."
         )
     held = sum(p.nbytes for p in model.model.parameters())
     bench = Bench(gemm, model.device, model.dtype, ctx.options, held)
@@ -111,7 +115,9 @@ def run(ctx: Context) -> Measurement:
 
 @dataclass(frozen=True)
 class Bench:
-    """gemm: one of `kvbench_kernels.support.GEMMS`; options: the runner's; held: bytes of all weights of the model."""
+    """gemm: one of `kvbench_kernels.support.GEMMS`; options: the runner's; held: bytes of all weights of the
+    model.
+    """
 
     gemm: str
     device: torch.device
@@ -128,18 +134,18 @@ class Bench:
         """Bytes."""
         return torch.cuda.get_device_properties(self.device).L2_cache_size
 
-    def due(self, product: Product, m: int) -> str:
+    def expected_path(self, product: Product, m: int) -> str:
         if not product.quantized:
             return NATIVE
         return route(m, product.n, product.k, dtype_name(self.dtype), target_of(self.device), self.gemm)
 
     def bound(self, path: str) -> float:
-        """Largest distance, of its norm, of an output row from the product that the path stands for."""
+        """Largest allowed distance of an output row from the path's exact product, as a share of its norm."""
         rounding = TOLERANCE[self.dtype]
         return max(rounding, TOLERANCE_W8A8) if path in W8A8 else rounding
 
     def measure(self, product: Product) -> dict[str, Any]:
-        routes = runs(lambda m: self.due(product, m), self.options["max_rows"])
+        routes = runs(lambda m: self.expected_path(product, m), self.options["max_rows"])
         edges = [m for _, last, _ in routes[:-1] for m in (last, last + 1)]
         sweep = sorted({*self.options["rows"], *edges})
         x = probe_input(self.options["seed"], max(sweep), product.k).to(self.device, self.dtype)
@@ -151,11 +157,9 @@ class Bench:
             row, now = self._row(product, x[:m], exact)
             row["row0_diff"] = row_distance(now[None], before[None]) if rows else 0.0
             row["row0_argmax"] = int(now.argmax())
-            row["row0_argmax_equal"] = row["row0_argmax"] == (
-                rows[-1]["row0_argmax"] if rows else row["row0_argmax"]
-            )
-            before = now
             rows.append(row)
+            row["row0_argmax_equal"] = row["row0_argmax"] == rows[max(0, len(rows) - 2)]["row0_argmax"]
+            before = now
         self._alike(product, x, rows)
         turn = self._time(product, x, rows) if self.timing else None
         return {
@@ -174,26 +178,21 @@ class Bench:
         empty = tuple(product(x[:0]).shape)
         if empty != (0, product.n):
             raise KvbenchError(
-                f"{product.names[0]} gives {list(empty)} for no rows; it must be [0, {product.n}]."
+                f"{product.names[0]}: expected shape [0, {product.n}] for no rows, got {list(empty)}."
             )
 
     def _row(self, product: Product, x: Tensor, exact: Tensor) -> tuple[dict[str, Any], Tensor]:
-        """One M of the sweep, and its first row of output in float64."""
+        """The record's row for one M of the sweep, and the first output row in float64."""
         out, path, kernels = self._computed(product, x)
         y = out.double()
         error, distance = self._off(product, x, y, exact, path)
-        return {
-            "m": len(x),
-            "layer": product.names[0],
-            "path": path,
-            "kernels": kernels,
-            "error": error,
-            "distance": distance,
-            "bound": self.bound(path),
-        }, y[0]
+        row = {"m": len(x), "layer": product.names[0], "path": path, "kernels": kernels}
+        return {**row, "error": error, "distance": distance, "bound": self.bound(path)}, y[0]
 
     def _alike(self, product: Product, x: Tensor, rows: Sequence[dict[str, Any]]) -> None:
-        """Errors and distances of each M are the worst of all layers of the shape: of these some rows, by the same path."""
+        """Raise each M's error and distance to the worst of the other layers of the shape, by some of their
+        rows.
+        """
         for layer in product.alike:
             exact = layer.weight().double()
             for row in rows:
@@ -201,11 +200,11 @@ class Bench:
                 out, path, _ = self._computed(layer, x[: row["m"]])
                 error, distance = self._off(layer, x[some], out[some].double(), exact, path)
                 row["error"] = largest([row["error"], error])
-                if not (math.isnan(row["distance"]) or distance <= row["distance"]):  # the first NaN stays
+                if not (math.isnan(row["distance"]) or distance <= row["distance"]):  # a NaN is kept
                     row["distance"], row["layer"] = distance, layer.names[0]
 
     def _off(self, product: Product, x: Tensor, y: Tensor, exact: Tensor, path: str) -> tuple[float, float]:
-        """How far y is from the product with x, and from that with what the path makes of x."""
+        """Distance of y from the product with x, and from that with x as the path quantizes it."""
         error = row_distance(y, _with_bias(x.double() @ exact.t(), product))
         if path not in W8A8:
             return error, error
@@ -213,28 +212,31 @@ class Bench:
         return error, row_distance(y, _with_bias(used @ exact.t(), product))
 
     def _computed(self, product: Product, x: Tensor) -> tuple[Tensor, str, list[str]]:
-        """The output, its path, which is the one that is due, and the names of the kernels."""
+        """The output, its path and its kernels. Raises KvbenchError for another path than the expected
+        one.
+        """
         with record() as launches:
             y = product(x)
         path, kernels = ran(launches) if product.quantized else (NATIVE, _names(launches))
-        if path != (due := self.due(product, len(x))):
+        if path != (expected := self.expected_path(product, len(x))):
             raise KvbenchError(
-                f"{product.names[0]} ({len(x)} x {product.n} x {product.k}) was computed by path {path} "
-                f"({', '.join(kernels) or 'no kernel that said its name'}), and path {due} is due."
+                f"{product.names[0]} ({len(x)} x {product.n} x {product.k}): expected path {expected}, got "
+                f"{path} ({', '.join(kernels) or 'no named kernel'})."
             )
         return y, path, kernels
 
     def _time(self, product: Product, x: Tensor, rows: list[dict[str, Any]]) -> Turn:
-        """Microseconds a call of the path that runs, of the reference path, and of F.linear on the dequantized weight.
+        """Add to the rows the microseconds a call of the path, the reference path, and F.linear on
+        dequantized weights.
 
-        All of them over the same layers in turn. Only F.linear has copies of their weights, for it needs them dequantized.
+        All go over the same layers in turn; only F.linear needs (dequantized) copies of the weights.
         """
         sizes = [layer.nbytes for layer in product.layers]
         layers = product.layers[: in_turn(sizes, self.l2)]
         native = [(layer.weight().to(self.dtype), layer.bias) for layer in layers]
         for row in rows:
             part = x[: row["m"]]
-            for layer in layers:  # a layer that takes another path would be timed as if it did not
+            for layer in layers:  # raises for a layer that takes another path
                 self._computed(layer, part)
             calls = [partial(_call, layer.modules, part) for layer in layers]
             row["us"] = microseconds(calls)
@@ -253,19 +255,19 @@ class Bench:
 
 
 def in_turn(sizes: Sequence[int], l2: int) -> int:
-    """How many layers, from the first on, hold `COLD` times the L2, or all there are. sizes: bytes of each; l2: bytes."""
+    """Number of layers, from the first on, that fill the L2 `COLD` times, or all. sizes, l2: bytes."""
     return next((i for i, held in enumerate(accumulate(sizes), 1) if held >= COLD * l2), len(sizes))
 
 
 def warmth(held: int, l2: int) -> str:
-    """How a call finds its weights where calls go over `held` bytes of them in turn; l2: bytes."""
+    """Whether calls that go over `held` bytes of weights in turn find them in an L2 of `l2` bytes."""
     if held >= COLD * l2:
         return "cold"
     return "partly cold" if held > l2 else "warm"
 
 
 def runs(path: Callable[[int], str], last: int) -> list[list[Any]]:
-    """[first M, last M, path] of each stretch of M from 1 to `last` that has one path; the last one is open."""
+    """[first M, last M, path] of each range of M from 1 to `last` with one path; the last range is open."""
     found: list[list[Any]] = []
     for m in range(1, last + 1):
         if not found or found[-1][2] != path(m):
@@ -281,7 +283,7 @@ def route_map(routes: Sequence[Sequence[Any]]) -> str:
 
 
 def ran(launches: Sequence[Launch]) -> tuple[str, list[str]]:
-    """The path that the multiplying kernels belong to, "mixed" or "unknown"; and the names of all kernels."""
+    """The path of the multiplying kernels ("mixed" or "unknown" if not one), and the names of all kernels."""
     names = _names(launches)
     paths = {path_of_kernel(name) for name in names if name not in QUANTIZES}
     if len(paths) != 1:
@@ -290,7 +292,9 @@ def ran(launches: Sequence[Launch]) -> tuple[str, list[str]]:
 
 
 def microseconds(calls: Sequence[Callable[[], Any]]) -> float:
-    """Median over rounds of the device's time a call. A round makes each of `calls` in turn, and all equally often."""
+    """Median over rounds of the device's time a call. A round makes each of `calls` in turn, equally
+    often.
+    """
     for call in calls:
         call()  # compiles
     queued = [*calls] * -(-CALLS // len(calls))
@@ -308,7 +312,7 @@ def microseconds(calls: Sequence[Callable[[], Any]]) -> float:
 
 
 def _call(modules: Sequence[Linear], x: Tensor) -> None:
-    """As the model calls them, their outputs left apart."""
+    """Call the modules as the model does, without joining their outputs."""
     batch = x[None]
     for module in modules:
         module(batch)
@@ -321,13 +325,9 @@ def _names(launches: Sequence[Launch]) -> list[str]:
 def _kernels(measured: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     """The kernels of each path that ran."""
     found: dict[str, dict[str, None]] = {}
-    for path, names in _paths(measured):
-        found.setdefault(path, {}).update(dict.fromkeys(names))
+    for row in (row for product in measured for row in product["rows"]):
+        found.setdefault(row["path"], {}).update(dict.fromkeys(row["kernels"]))
     return {path: list(names) for path, names in found.items()}
-
-
-def _paths(measured: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[str]]]:
-    return ((row["path"], row["kernels"]) for product in measured for row in product["rows"])
 
 
 def _with_bias(y: Tensor, product: Product) -> Tensor:

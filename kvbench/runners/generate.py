@@ -1,8 +1,9 @@
-"""Free-running greedy decoding: the cell writes its own text, one token a forward, and the tokens are kept.
+"""Free-running greedy decoding: the cell generates its own text, one token a forward, and the record keeps
+the tokens.
 
-Agreement reads the baseline's text; here every token is conditioned on what the cell itself stored before, so that errors
-may build up. The prompts are heads of a corpus' documents, spread over it, and decoded side by side. An end-of-text token does not
-stop the decoding: where it came is in the record, and what follows it counts for nothing.
+Agreement reads the baseline's text; here every token depends on what the cell stored before, so that errors
+may build up. The prompts are heads of documents, spread over a corpus and decoded in one batch. An
+end-of-text token does not stop the decoding: the record has its position, and later tokens are not counted.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ def run(ctx: Context) -> Measurement:
 
 
 def prompts(ctx: Context) -> list[list[int]]:
-    """The heads of `prompts` documents, evenly over the corpus: at most `prompt_tokens` tokens of each, in the tokenizer's chat
-    template where that is asked for.
+    """The heads of `prompts` documents, evenly over the corpus, at most `prompt_tokens` tokens each, in the
+    chat template if `chat_template` is set.
 
-    Raises UsageError for a corpus with fewer documents, an empty one, and a tokenizer without a template.
+    Raises UsageError for too few documents, an empty document, and a tokenizer without a template.
     """
     name, n, most, chat = (ctx.options[key] for key in ("data", "prompts", "prompt_tokens", "chat_template"))
     text, tokenizer = corpus(name, ctx.data_dir), ctx.model.tokenizer
@@ -66,13 +67,13 @@ def prompts(ctx: Context) -> list[list[int]]:
             whole = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
             ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
         if not ids:
-            raise UsageError(f"Document {i} of corpus {name!r} is empty; give another text.")
+            raise UsageError(f"Document {i} of corpus {name!r} is empty; use another text.")
         found.append(ids)
     return found
 
 
 def end_tokens(ctx: Context) -> set[int]:
     """The ids that end a text, by the model's config and its tokenizer."""
-    said = getattr(getattr(ctx.model.model, "config", None), "eos_token_id", None)
-    listed = said if isinstance(said, list) else [said]
+    named = getattr(getattr(ctx.model.model, "config", None), "eos_token_id", None)
+    listed = named if isinstance(named, list) else [named]
     return {int(i) for i in (*listed, ctx.model.tokenizer.eos_token_id) if i is not None}

@@ -1,8 +1,8 @@
-"""Numeric health of the cache: what the format does to K and V of a real text, layer by layer and side by side.
+"""Numeric health of the cache: what the format does to K and V of a real text, by layer and side.
 
-The text is prefilled once. The K and V that each layer produced are set against what its pages then hold, so a number
-here is of stored data and not of a formula: largest magnitude, elements clipped or flushed to zero, codes in use, scales,
-and the round-trip error, which is also set against the format's bound.
+The text is prefilled once. The K and V that each layer produced are compared with what its pages then hold,
+so every number is of stored data: largest magnitude, elements clipped or flushed to zero, codes in use,
+scales, and the round-trip error, also as a share of the format's bound.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run(ctx: Context) -> Measurement:
 
 
 def _held(engine: Engine, layer: int, side: str, slots: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Codes [N, H, D] and scales, [N, H] or one, that the pages hold at these slots."""
+    """Codes [N, H, D] and scales ([N, H] or one) in the pages at these slots."""
     codes, scale = engine.store.layers[layer].side(side)
     if scale is not None and scale.numel() > 1:
         scale = stored(engine.store, scale, slots)
@@ -75,7 +75,7 @@ def _held(engine: Engine, layer: int, side: str, slots: Tensor) -> tuple[Tensor,
 
 @dataclass
 class Side:
-    """K or V of one layer, added up over chunks of the text."""
+    """K or V of one layer, summed over chunks of the text."""
 
     fmt: KVFormat
     elements: int = 0

@@ -1,9 +1,10 @@
 """TTFT and ITL of one batch at one context length, interleaved with the native engine.
 
-A candidate's arms are "baseline" and "candidate" (A B B A ...); a baseline is one engine measured again and again, all
-called "candidate" (neighbours are the noise floor of the same measurement). Both arms get the same prompts: seeded random token ids, since
-time does not depend on what the tokens mean. Raw samples only; means, percentiles and ratios are derived on reading. Each
-request has the device's state before and after it.
+A candidate's task measures the arms "baseline" and "candidate" (A B B A ...). A baseline's task measures one
+engine repeatedly, with all requests called "candidate"; neighbours give the noise floor. Both arms get the
+same prompts of seeded random token ids, since time does not depend on the meaning of tokens. The record holds
+raw samples with the device's state before and after each request; means, percentiles and ratios are derived
+on reading.
 """
 
 from __future__ import annotations
@@ -31,15 +32,17 @@ if TYPE_CHECKING:
 
 SEED = 0
 
-# Most shapes of prefill forwards that are captured as CUDA graphs: each takes time and memory, in the first request.
+# Most prefill shapes captured as CUDA graphs: each one costs time and memory in the first request.
 SHAPES = 32
 
 
 class EngineArm:
-    """A static batch on an engine: all prompts are submitted at once, each step gives every sequence one token.
+    """A static batch on an engine: all prompts are submitted at once, and each step gives every sequence one
+    token.
 
-    prompts: one list of token ids a sequence; chunk: most tokens of a prefill forward, over all sequences; new_tokens:
-    tokens of a request, whose pages are reserved when it is submitted. Tokens are sampled (greedily) on the device.
+    prompts: token ids of each sequence; chunk: most tokens of a prefill forward, over all sequences;
+    new_tokens: tokens of a request, whose pages are reserved when it is submitted. Tokens are sampled
+    (greedily) on the device.
     """
 
     def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], chunk: int, new_tokens: int) -> None:
@@ -55,7 +58,7 @@ class EngineArm:
         self.seqs = [self.engine.add() for _ in self.prompts]
         for seq, prompt in zip(self.seqs, self.prompts, strict=True):
             self.engine.store.reserve(seq, len(prompt) + self.new_tokens - 1)
-        for shape in self.shapes:  # captured in the first request, which is a warm-up where there is one
+        for shape in self.shapes:  # captured in the first request, which is a warm-up if there is one
             self.engine.capture_prompts(*shape)
         last: dict[int, Tensor] = {}
         for forward in self.plan:
@@ -67,7 +70,7 @@ class EngineArm:
 
     @property
     def captured(self) -> int:
-        """How many of a request's prefill forwards are replays of CUDA graphs."""
+        """Number of a request's prefill forwards that are replays of CUDA graphs."""
         return sum(shape_of(forward) in self.engine.prompt_graphs for forward in self.plan)
 
     def step(self) -> None:
@@ -93,7 +96,7 @@ class EngineArm:
 def prefill_plan(lengths: Sequence[int], chunk: int) -> Iterator[list[tuple[int, int, int]]]:
     """Forwards of at most `chunk` tokens that prefill all prompts in order, as (row, start, stop) pieces.
 
-    A long prompt is spread over several forwards and short ones share one: [5, 5] in chunks of 4 is
+    A long prompt takes several forwards and short ones share one: [5, 5] in chunks of 4 is
     [(0, 0, 4)], [(0, 4, 5), (1, 0, 3)], [(1, 3, 5)].
     """
     forward: list[tuple[int, int, int]] = []
@@ -116,19 +119,21 @@ Shape = tuple[int, int, int]
 
 
 def shape_of(forward: Sequence[tuple[int, int, int]]) -> Shape | None:
-    """(sequences, tokens held, tokens taken) of a forward whose pieces are alike; None of others."""
+    """(sequences, tokens held, tokens added) of a forward whose pieces are equal; None for others."""
     (start, stop), *others = {piece[1:] for piece in forward}
     return None if others else (len(forward), start, stop - start)
 
 
 def prompt_shapes(plan: Sequence[Sequence[tuple[int, int, int]]]) -> list[Shape]:
-    """The shapes of the forwards that have one, each once; none beyond `SHAPES`."""
+    """The distinct shapes of the forwards, at most `SHAPES`."""
     shapes = dict.fromkeys(shape for forward in plan if (shape := shape_of(forward)) is not None)
     return list(shapes)[:SHAPES]
 
 
 def random_prompts(model: LoadedModel, batch: int, context: int) -> list[list[int]]:
-    """`batch` prompts of `context` token ids, drawn with a fixed seed from the vocabulary without special tokens."""
+    """`batch` prompts of `context` token ids, drawn with a fixed seed from the vocabulary without special
+    tokens.
+    """
     special = set(model.tokenizer.all_special_ids) if model.tokenizer is not None else set()
     ids = [i for i in range(model.vocab_size) if i not in special]
     rng = random.Random(SEED)
@@ -157,7 +162,7 @@ def run(ctx: Context) -> Measurement:
             repeats=ctx.options["repeats"],
             warmup=ctx.options["warmup"],
             progress=ctx.progress,
-            look=state.read,
+            read_state=state.read,
         )
         others.append(state.others())
         device_state = _state_facts(state, others)
@@ -194,13 +199,13 @@ def _refuse_interpreter(engine: Engine) -> None:
     if backend_label(engine) == "interpreter":
         raise Refused(
             "interpreter_latency",
-            "latency was asked for on backend triton where TRITON_INTERPRET is set: Triton's interpreter runs the kernels "
-            "and its times say nothing of them; measure on a CUDA device without it, or set backend: torch.",
+            "latency on backend triton with TRITON_INTERPRET set would time Triton's interpreter, not the "
+            "kernels; unset TRITON_INTERPRET and measure on a CUDA device, or set backend: torch.",
         )
 
 
 def _state_facts(state: DeviceState, others: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
-    """others: before the first request and after the last; the fuller one counts."""
+    """others: before the first request and after the last; the larger count is stored."""
     known = [found for found in others if found is not None]
     return {
         **state.fixed(),

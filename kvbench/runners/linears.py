@@ -1,4 +1,6 @@
-"""The products that a forward makes of the model's linear layers: which modules are one call, and which calls are alike."""
+"""The products of a forward's linear layers: which modules one call computes, and which calls have the same
+shape.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,10 @@ Linear = nn.Linear | Fp8Linear
 
 @dataclass(frozen=True)
 class Product:
-    """Modules that one call computes together (q, k, v; gate, up; or one alone), the first of their shape.
+    """Modules that one call computes together (q, k, v; gate, up; or a single one), the first of their shape.
 
-    alike: the products of the model's other layers of this shape, which are timed in turn with this one.
+    alike: the same product of the model's other layers of this shape; timed calls go over all of them in
+    turn.
     """
 
     names: tuple[str, ...]
@@ -31,7 +34,7 @@ class Product:
     alike: tuple[Product, ...] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
-        # [1, M, K], as from the engine; the same tensor for all, which tells those that are one product.
+        # [1, M, K], as from the engine. Modules of one product recognise each other by the same input tensor.
         batch = x[None]
         return torch.cat([module(batch) for module in self.modules], dim=-1)[0]
 
@@ -41,12 +44,12 @@ class Product:
 
     @property
     def layers(self) -> tuple[Product, ...]:
-        """Every call of this shape that a forward makes, this one first."""
+        """All calls of this shape in a forward, this one first."""
         return (self, *self.alike)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights, scales and biases, as the modules hold them."""
+        """Bytes of weights, scales and biases in the modules."""
         return sum(held.nbytes for module in self.modules for held in module.parameters())
 
     @property
@@ -55,7 +58,7 @@ class Product:
         return torch.cat(biases) if biases else None
 
     def weight(self) -> Tensor:
-        """[N, K] in float32: what codes and scales stand for, or the native weight."""
+        """[N, K] in float32: the dequantized or the native weight."""
         return torch.cat(
             [
                 dequantize_blocks(m.weight.data, m.weight_scale_inv.data)
@@ -67,7 +70,9 @@ class Product:
 
 
 def products(model: nn.Module) -> list[Product]:
-    """The FP8 linear layers of a model, or all but the output layer of one that has none; one a shape."""
+    """The products of the FP8 linear layers, or of all but the output layer where there are none; one for
+    each shape.
+    """
     output = getattr(model, "get_output_embeddings", None)
     head = output() if callable(output) else None
     linears: dict[str, Linear] = {**fp8_modules(model)} or {
@@ -84,30 +89,32 @@ def products(model: nn.Module) -> list[Product]:
             shapes.setdefault((n, k), []).append(product)
     if not shapes:
         raise KvbenchError(
-            "The model has no linear layer beside its output layer, so there is no product to measure."
+            "The model has no linear layer other than its output layer, so there is no product to measure."
         )
     return [replace(first, alike=tuple(others)) for first, *others in shapes.values()]
 
 
 def check_all(model: nn.Module, found: Sequence[Product]) -> None:
-    """Raises KvbenchError where a product's layers do not bear its names and its shape, or are not the calls of a forward."""
+    """Raises KvbenchError unless the layers have the products' names and shapes and are the calls of a
+    forward.
+    """
     seen: list[tuple[str, ...]] = []
     for layer in (layer for product in found for layer in product.layers):
         for name, module in zip(layer.names, layer.modules, strict=True):
             if model.get_submodule(name) is not module:
-                raise KvbenchError(
-                    f"What would be measured as {name} is another layer of the model; its product is not this one's."
-                )
+                raise KvbenchError(f"The layer measured as {name} is another layer of the model.")
         seen.append(layer.names)
         shape = sum(m.out_features for m in layer.modules), layer.modules[0].in_features
         if shape != (layer.n, layer.k):
             raise KvbenchError(
-                f"{layer.names[0]} is {shape[0]} x {shape[1]}, and would be measured as {layer.n} x {layer.k}."
+                f"{layer.names[0]} is {shape[0]} x {shape[1]}, but would be measured as {layer.n} x "
+                f"{layer.k}."
             )
-    due, would = Counter(tuple(name for name, _ in group) for group in groups(model)), Counter(seen)
-    for names in due | would if due else ():
-        if due[names] != would[names]:
+    expected = Counter(tuple(name for name, _ in group) for group in groups(model))
+    measured = Counter(seen)
+    for names in expected | measured if expected else ():
+        if expected[names] != measured[names]:
             raise KvbenchError(
-                f"A forward computes {' and '.join(names)} as one product {due[names]} times, and as such they would be measured "
-                f"{would[names]} times; what is measured is not what the model calls."
+                f"A forward computes {' and '.join(names)} as one product {expected[names]} times, but "
+                f"{measured[names]} would be measured; the measurement would not match the model's calls."
             )

@@ -1,8 +1,10 @@
-"""Multiple choice by log-probability (MMLU, C-Eval, ARC, cloze): lm-eval's prompts and scoring, question by question.
+"""Multiple choice by log-probability (MMLU, C-Eval, ARC, cloze): lm-eval's prompts and scoring, question by
+question.
 
-Raw outcomes only: the summed log-probability of each choice, its tokens and characters, and the pick. Accuracy, norms
-and paired differences are derived on reading. The baseline's task scores a spread subset twice more, for the noise floor: again with
-other neighbours, and behind a line end, which changes no meaning.
+The record holds raw outcomes: the summed log-probability of each choice, its tokens and characters, and the
+pick. Accuracy, norms and paired differences are derived on reading. For the noise floor the baseline's task
+scores a spread subset twice more: with other neighbours in the batch, and after a line end, which does not
+change the meaning.
 """
 
 from __future__ import annotations
@@ -34,20 +36,15 @@ AA_CHUNK = 64  # tokens of a sequence a forward when the baseline is scored agai
 
 
 def run(ctx: Context) -> Measurement:
-    """Raises NotAvailable for a set that is not here, UsageError for options that do not go together, KvbenchError when
+    """Raises NotAvailable for a set that is not here, UsageError for options that conflict, KvbenchError when
     more than `max_truncated` of the questions do not fit the model or none can be scored.
     """
     options = ctx.options
     task, shots = options["tasks"], options["shots"]
     data = questions(task, ctx.data_dir)
-    encoder = Encoder(
-        TEMPLATES[task],
-        ctx.model.tokenizer,
-        options["chat_template"],
-        ctx.model.facts.max_context,
-        data.examples,
-        bos_ids(ctx.model.tokenizer),
-    )
+    tokenizer, window = ctx.model.tokenizer, ctx.model.facts.max_context
+    chat, first = options["chat_template"], bos_ids(tokenizer)
+    encoder = Encoder(TEMPLATES[task], tokenizer, chat, window, data.examples, first)
     asked = spread(data.questions, options["limit"])
     _check(data, encoder, shots, asked)
     fitted: dict[str, Fitted] = {}
@@ -57,15 +54,15 @@ def run(ctx: Context) -> Measurement:
     truncated = sum(f.truncated for f in fitted.values())
     if truncated > options["max_truncated"] * len(asked):
         raise KvbenchError(
-            f"{truncated} of {len(asked)} {task} questions do not fit the model's {encoder.window} positions with {shots} "
-            f"examples; `max_truncated` allows a share of {options['max_truncated']}. Use fewer shots or raise it."
+            f"{truncated} of {len(asked)} {task} questions do not fit the model's {window} positions with "
+            f"{shots} examples; `max_truncated` allows a share of {options['max_truncated']}. Use fewer "
+            "shots or raise it."
         )
     scores, work = _score(ctx, asked, fitted, encoder)
     rows = [_row(q, fitted.get(q.id), scores["scores"].get(q.id), encoder.template) for q in asked]
-    for name in ("aa_scores", "prefix_scores"):
-        for row in rows:
-            if row["id"] in scores[name]:
-                row[name] = scores[name][row["id"]]
+    for row in rows:
+        again = ("aa_scores", "prefix_scores")
+        row.update({name: scores[name][row["id"]] for name in again if row["id"] in scores[name]})
     scored = [r for r in rows if r["skipped"] is None]
     if not scored:
         raise KvbenchError(f"None of {len(asked)} {task} questions could be scored: {rows[0]['skipped']}.")
@@ -114,8 +111,8 @@ def _check(data: QuestionSet, encoder: Encoder, shots: int, asked: Sequence[Ques
 def _score(
     ctx: Context, asked: Sequence[Question], fitted: Mapping[str, Fitted], encoder: Encoder
 ) -> tuple[dict[str, dict[str, list[float]]], dict[str, Any]]:
-    """Scores by pass ("scores", and of the baseline "aa_scores" and "prefix_scores") and question key, and facts of the work: what
-    was computed, what whole prompts would have been, and how the baseline was scored again.
+    """Scores by pass ("scores"; for the baseline also "aa_scores" and "prefix_scores") and question id, and
+    the facts of the work: tokens computed, tokens of unshared prompts, and how the baseline was scored again.
     """
     pairs: dict[str, dict[str, Pair]] = defaultdict(dict)
     for q in asked:
@@ -133,9 +130,9 @@ def _score(
     }
     plan = [Pass("scores", subject, tuple(pairs[subject]), g, chunk) for subject, g in groups.items()]
     if ctx.is_baseline and ctx.options["aa_limit"] and plan:
-        again, said = _again(ctx, [q for q in asked if q.id in pairs[q.subject]], pairs, encoder)
+        again, facts = _again(ctx, [q for q in asked if q.id in pairs[q.subject]], pairs, encoder)
         plan += again
-        work |= said
+        work |= facts
     scores: dict[str, dict[str, list[float]]] = defaultdict(dict)
     if not plan:
         return scores, work
@@ -153,7 +150,9 @@ def _score(
 
 @dataclass(frozen=True)
 class Pass:
-    """Questions `ids` that are scored together, as `group` (in the same order), in pieces of `chunk` tokens; scores go under `name`."""
+    """Questions `ids` scored together as `group` (same order), in pieces of `chunk` tokens; scores are stored
+    as `name`.
+    """
 
     name: str
     note: str
@@ -165,19 +164,18 @@ class Pass:
 def _again(
     ctx: Context, scored: Sequence[Question], pairs: Mapping[str, Mapping[str, Pair]], encoder: Encoder
 ) -> tuple[list[Pass], dict[str, Any]]:
-    """The passes that the baseline scores again for its noise floor, over a spread subset, and their facts.
+    """The passes of the baseline's noise floor over a spread subset, and their facts.
 
-    Once as it is, with all that may not matter changed: no prefix is shared, questions of all subjects stand side by side, long
-    beside short, in small chunks. And once behind a line end, shared by subject as before; what would no longer fit the model
-    is left out.
+    One pass repeats the questions with everything changed that must not matter: no shared prefix, questions
+    of all subjects and lengths mixed, small chunks. The other one scores them after a line end, with prefixes
+    shared by subject as before; questions that then exceed the window are left out.
     """
     subset = spread(scored, ctx.options["aa_limit"])
     whole = [pairs[q.subject][q.id] for q in subset]
-    passes = [
-        Pass("aa_scores", "again", tuple(q.id for q in subset), group(whole, False, mixed=True), AA_CHUNK)
-    ]
-    neutral = neutral_ids(ctx.model.tokenizer)
-    said = f"{NEUTRAL!r} before the prompt, ids {neutral}"
+    ids = tuple(q.id for q in subset)
+    passes = [Pass("aa_scores", "again", ids, group(whole, False, mixed=True), AA_CHUNK)]
+    neutral, chunk = neutral_ids(ctx.model.tokenizer), ctx.spec["prefill_chunk"]
+    prefix = f"{NEUTRAL!r} before the prompt, ids {neutral}"
     for subject, qs in _by_subject(subset if neutral else []).items():
         own = {q.id: pairs[subject][q.id] for q in qs}
         behind = {
@@ -186,19 +184,11 @@ def _again(
         }
         fits = {key: p for key, p in behind.items() if not overflow(p, encoder.window)}
         if fits:
-            passes.append(
-                Pass(
-                    "prefix_scores",
-                    subject,
-                    tuple(fits),
-                    group(list(fits.values())),
-                    ctx.spec["prefill_chunk"],
-                )
-            )
+            passes.append(Pass("prefix_scores", subject, tuple(fits), group(list(fits.values())), chunk))
     facts = {
         "aa_questions": len(subset),
         "aa_mode": f"no prefix shared, questions mixed over subjects and lengths, chunks of {AA_CHUNK}",
-        "prefix": said if neutral else "none: the tokenizer has no token for a line end",
+        "prefix": prefix if neutral else "none: the tokenizer has no token for a line end",
     }
     return passes, facts
 
@@ -206,7 +196,7 @@ def _again(
 def _row(
     q: Question, fitted: Fitted | None, scores: list[float] | None, template: Template
 ) -> dict[str, Any]:
-    """One question's line of the record. pick: the first of the highest scores, as lm-eval takes it."""
+    """One question's row of the record. pick: the first of the highest scores, as in lm-eval."""
     row: dict[str, Any] = {
         "id": q.id,
         "subject": q.subject,
@@ -240,7 +230,7 @@ def _row(
 def _choice_ids(
     asked: Sequence[Question], fitted: Mapping[str, Fitted], encoder: Encoder
 ) -> dict[str, list[list[int]]]:
-    """The ids that were scored for each letter (every distinct list of them); empty where choices are texts."""
+    """The distinct ids that were scored for each letter; empty where choices are texts."""
     found: dict[str, list[list[int]]] = {}
     if not encoder.template.letters:
         return found
@@ -248,9 +238,8 @@ def _choice_ids(
         own = fitted.get(q.id)
         if own is None or own.pair is None:
             continue
-        for text, c in zip(
-            continuations(encoder.template, q, encoder.chat), own.pair.continuations, strict=True
-        ):
+        texts = continuations(encoder.template, q, encoder.chat)
+        for text, c in zip(texts, own.pair.continuations, strict=True):
             ids = found.setdefault(text, [])
             if list(c) not in ids:
                 ids.append(list(c))

@@ -1,7 +1,7 @@
-"""Decode through the store against an oracle, on tensors; and many decode steps without a model.
+"""Decode through the store against an oracle on tensors, and many decode steps without a model.
 
-The oracle (`kvbench.runners.parity`) quantizes the *original* K/V, dequantizes in float64 and attends by plain einsum.
-A store that loses a scale, a page or a head therefore differs from it, and so does an attention that reads the wrong one.
+The oracle quantizes the *original* K/V, dequantizes in float64 and attends by plain einsum. A store that
+loses a scale, a page or a head therefore differs from it, and so does an attention that reads the wrong one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from torch import Tensor
 
 from kvbench.engines.reference.attention import ATTENTION, Chunk
 from kvbench.engines.reference.engine import static_scales, store_format
+from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.evidence.read_path import TOLERANCE, element_error
 from kvbench.formats.kv import KV_FORMATS, KVFormat, KVShape, pages_for
 from kvbench.runners.context import Context, Measurement
 from kvbench_kernels.kv.quantize import QUANTIZE
 
-# Shape of the model-free run: small, so that thousands of steps over a growing context take seconds.
+# The model-free run is small, so that thousands of steps over a growing context take seconds.
 STEP_HEADS, STEP_SHAPE, STEP_VOCAB = 4, KVShape(2, 64, 64), 256
 BUCKETS = 128
 
@@ -47,7 +48,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.geometry.name} {_name(self.dtype)} L{self.length} {self.variant}"
+        return f"{self.geometry.name} {dtype_name(self.dtype)} L{self.length} {self.variant}"
 
 
 def run(ctx: Context) -> Measurement:
@@ -83,7 +84,7 @@ def _run(ctx: Context) -> Measurement:
         "kv_heads": STEP_SHAPE.kv_heads,
         "head_dim": STEP_SHAPE.head_dim,
         "vocabulary": STEP_VOCAB,
-        "step_dtype": _name(model.dtype),
+        "step_dtype": dtype_name(model.dtype),
         "max_abs_is": f"largest of each {-(-ctx.options['steps'] // BUCKETS)} steps",
         "scale": scale,
         "element_error": asdict(worst),
@@ -104,7 +105,9 @@ def _cases(own: Geometry, lengths: list[int]) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class ElementError:
-    """How far quantization itself moved the K/V of a case: worst element, as a share of the format's bound and as such."""
+    """The quantization error of a case's K/V: worst element, as a share of the format's bound and
+    absolute.
+    """
 
     share_of_bound: float
     max_abs: float
@@ -113,9 +116,9 @@ class ElementError:
 
 @dataclass(frozen=True)
 class Bench:
-    """stored: the format the store is made with; resolved: the one it must behave as; scale: (K, V) if static.
+    """stored: the format of the store; resolved: the format it must behave as; scale: (K, V) if static.
 
-    backend, splits: whose kernels write and attend, and with how many programs along a sequence.
+    backend: of the kernels that write and attend; splits: their programs along a sequence.
     """
 
     stored: KVFormat
@@ -132,7 +135,7 @@ class Bench:
         return self.scale or (None, None)
 
     def decode(self, case: Case) -> tuple[dict[str, Any], ElementError]:
-        """One decode step at `case.length`: its row of the record, and how far quantization itself moved K and V."""
+        """One decode step at `case.length`: its row of the record, and the quantization error of K and V."""
         geometry, length, shape = case.geometry, case.length, case.geometry.shape
         draw = torch.Generator().manual_seed(self.seed)
         strided = case.variant == "strided"
@@ -146,7 +149,7 @@ class Bench:
         store = self._store(self.stored, shape, 2 * pages_for(length, self.page_size) + 1, case.dtype)
         _shuffle(store, random.Random(self.seed))
         seq = store.add()
-        if length > 1:  # as a prefill and a decode step write it
+        if length > 1:  # written as by a prefill and a decode step
             _append(store, seq, k[:-1], v[:-1])
         out = self._decode(store, seq, q[:, :, 0], k[-1:], v[-1:], scaling)[0].double()
 
@@ -162,7 +165,7 @@ class Bench:
             "q_heads": geometry.q_heads,
             "kv_heads": shape.kv_heads,
             "head_dim": shape.head_dim,
-            "dtype": _name(case.dtype),
+            "dtype": dtype_name(case.dtype),
             "max_abs": (out - expected).abs().max().item(),
             "cosine": _cosine(out, expected),
             "bound": TOLERANCE[case.dtype] * max(1.0, oracle_v.abs().max().item()),
@@ -171,9 +174,10 @@ class Bench:
         return row, max(errors, key=lambda e: e.share_of_bound)
 
     def steps(self, steps: int, dtype: torch.dtype) -> dict[str, Any]:
-        """Grow one sequence token by token in a native store and in this format's; attend in both with the same q.
+        """Grow one sequence token by token in a native store and in this format's; attend in both with the
+        same q.
 
-        The outputs are projected on a small random vocabulary. Returns the argmax agreement of each step (0 or 1),
+        The outputs are projected on a small random vocabulary. Returns each step's argmax agreement (0 or 1),
         the largest logit difference (bucket maxima over the steps) and the smallest cosine of two logit rows.
         """
         draw = torch.Generator().manual_seed(self.seed)
@@ -202,7 +206,7 @@ class Bench:
     def _decode(
         self, store: PagedKVStore, seq: int, q: Tensor, k: Tensor, v: Tensor, scaling: float
     ) -> Tensor:
-        """One token through the backend that was resolved: q [1, Hq, D], k and v [1, H, D] -> [1, Hq, Dv]."""
+        """One token through the resolved backend: q [1, Hq, D], k and v [1, H, D] -> [1, Hq, Dv]."""
         start = store.length(seq)
         store.reserve(seq, 1)
         attention = ATTENTION[self.backend](store, Chunk([seq], [start], [1]), splits=self.splits)
@@ -223,7 +227,9 @@ def _append(store: PagedKVStore, seq: int, k: Tensor, v: Tensor) -> None:
 
 
 def _shuffle(store: PagedKVStore, rng: random.Random) -> None:
-    """Fill every page with large stale values, then free them in random order: later pages are neither new nor in order."""
+    """Fill every page with large stale values and free them in random order, so that pages are used and
+    unordered.
+    """
     shape = store.shapes[0]
     seqs = [store.add() for _ in range(store.num_pages)]
     for seq in seqs:
@@ -243,7 +249,9 @@ def _randn(
     device: torch.device,
     strided: bool = False,
 ) -> Tensor:
-    """N(0, 1) in `dtype`; strided: the same values as a view into a larger tensor, with an offset and gaps."""
+    """N(0, 1) in `dtype`; strided: the same values as a view into a larger tensor, with an offset and
+    gaps.
+    """
     x = torch.randn(shape, generator=draw).to(device, dtype)
     if not strided:
         return x
@@ -254,7 +262,7 @@ def _randn(
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
-    """Cosine of two outputs, taken as one vector each; two zero vectors agree."""
+    """Cosine of two outputs as vectors; two zero vectors give 1."""
     a, b = a.flatten(), b.flatten()
     if not a.any() and not b.any():
         return 1.0
@@ -263,7 +271,7 @@ def _cosine(a: Tensor, b: Tensor) -> float:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Single-threaded CPU operations: thousands of tiny ones, each of which would wait for the slowest of its threads."""
+    """Run CPU operations on one thread: thousands of tiny ones would each wait for the slowest thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -272,12 +280,8 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def dequantized(fmt: KVFormat, x: Tensor, scale: float | None) -> Tensor:
-    """The float64 values that `x [..., D]` must come back as. scale: the given one of a static format."""
+    """The exact float64 round trip of `x [..., D]`. scale: of a static format."""
     given = None if scale is None else torch.tensor(scale, dtype=torch.float32, device=x.device)
     quantized = QUANTIZE[fmt.name](x, given)
     values = quantized.codes.double()
@@ -287,7 +291,9 @@ def dequantized(fmt: KVFormat, x: Tensor, scale: float | None) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-    """q [Hq, D], k [L, H, D], v [L, H, Dv] in float64 -> [Hq, Dv]. Query head h reads KV head h // (Hq / H)."""
+    """q [Hq, D], k [L, H, D], v [L, H, Dv] in float64 -> [Hq, Dv]. Query head h reads KV head h // (Hq /
+    H).
+    """
     groups = q.shape[0] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     weights = (torch.einsum("hd,lhd->hl", q, k) * scaling).softmax(dim=-1)
@@ -295,10 +301,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
 
 
 def error_beside_outlier(fmt: KVFormat, scale: float | None, seed: int) -> dict[str, float]:
-    """Relative RMSE of 127 N(0, 1) channels beside one that is 1, 30 or 100 times as large, by that factor.
+    """Relative RMSE of 127 N(0, 1) channels next to one that is 1, 30 or 100 times as large, by that factor.
 
-    With one scale a row an outlier takes the resolution of INT8 from all others and not that of E4M3, so the ranking
-    of the two turns: 0.65% against 2.6% without an outlier, 22.6% against 2.65% at 100.
+    With one scale a row an outlier reduces the resolution of INT8 for all others, but not that of E4M3, so
+    the ranking of the two reverses: 0.65% against 2.6% without an outlier, 22.6% against 2.65% at 100.
     """
     found = {}
     for factor in (1, 30, 100):

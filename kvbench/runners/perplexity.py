@@ -1,8 +1,10 @@
-"""Perplexity through the paged store and, for a candidate, its divergence from a native engine on the same chunks.
+"""Perplexity through the paged store and, for a candidate, its divergence from a native engine on the same
+chunks.
 
-Raw sums only: the NLL of each chunk with its scored count and document, its sums of divergences, and these a token. exp, means and
-intervals are derived on reading. The native pass beside a candidate repeats the baseline's own work, so its chunks must
-come out as in the baseline's record; how far they do not is in the facts.
+The record holds raw sums: for each chunk its NLL, scored tokens, document and sums of divergences, and for a
+sample of tokens the divergences themselves. exp, means and intervals are derived on reading. The native pass
+next to a candidate repeats the baseline's work; the largest difference from the baseline's record is in the
+facts.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kvbench.data.corpora import Corpus, corpus, offsets
+from kvbench.data.corpora import Corpus, corpus, evenly, offsets
 from kvbench.errors import KvbenchError, Refused
 from kvbench.formats.kv import pages_for
 from kvbench.runners.context import Context, Measurement
@@ -32,23 +34,18 @@ from kvbench.runners.text.likelihood import Compared, compare, logprobs
 if TYPE_CHECKING:
     from kvbench.engines.protocol import Engine
 
-KEPT = 20_000  # per-token values kept in a record; of more, a seeded sample of this size
+KEPT = 20_000  # most per-token values kept in a record: a seeded sample where there are more
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
 
 def chunk_text(protocol: str, text: Corpus, tokenizer: Any) -> tuple[Chunked, dict[str, Any]]:
-    """The chunks of a corpus under `protocol`, and the facts that are part of the number."""
+    """The chunks of a corpus under `protocol`, and the facts of how the text was cut."""
     if protocol == "rows512":
         kept = [(row, i) for i, row in enumerate(text.rows) if row.strip()]
         owners = [chunking.document_of(text.documents, i) for _, i in kept]
         chunked = chunking.rows(plain_ids(tokenizer, [row.strip() for row, _ in kept]), owners)
-        facts = {
-            "bos": "none",
-            "stride": SIZE,
-            "empty_rows": len(text.rows) - len(kept),
-            "text_cut": "rows, stripped",
-        }
-        return chunked, facts
+        empty = len(text.rows) - len(kept)
+        return chunked, {"bos": "none", "stride": SIZE, "empty_rows": empty, "text_cut": "rows, stripped"}
     pieces = text.raw if protocol == "llamacpp" else text.stream
     encoded = tokenizer("".join(pieces), add_special_tokens=False, return_offsets_mapping=True)
     starts = offsets(pieces, text.documents)
@@ -64,7 +61,7 @@ def chunk_text(protocol: str, text: Corpus, tokenizer: Any) -> tuple[Chunked, di
 
 @dataclass
 class Pass:
-    """One engine over all chunks: sums a chunk in chunk order, and its seconds in forwards.
+    """One engine over all chunks: the sums of each chunk in order, and the seconds of its forwards.
 
     piece: most tokens of a sequence in one forward (the cell's prefill chunk).
     """
@@ -75,17 +72,14 @@ class Pass:
     seconds: float = 0.0
 
     def add(self, chunk: Chunk, logprob: Tensor) -> None:
-        self.chunks.append(
-            {
-                "tokens": chunk.scored,
-                "nll": -float(logprob.sum()),
-                "document": chunk.document,
-                "by_position": by_position(chunk.skip, logprob),
-            }
-        )
+        nll, positions = -float(logprob.sum()), by_position(chunk.skip, logprob)
+        sums = {"tokens": chunk.scored, "nll": nll, "document": chunk.document, "by_position": positions}
+        self.chunks.append(sums)
 
     def forward(self, pack: Sequence[Chunk]) -> list[Tensor]:
-        """Logits of the positions that predict a scored token, float32 [scored, V] a chunk; timed, synchronised."""
+        """Logits of the positions that predict a scored token, float32 [scored, V] a chunk; timed with a
+        sync.
+        """
         engine = self.engine
         seqs = [engine.add() for _ in pack]
         engine.synchronize()
@@ -99,7 +93,9 @@ class Pass:
 
 
 def by_position(skip: int, logprob: Tensor) -> list[list[float]]:
-    """[scored tokens, their NLL] in each bucket of positions inside the chunk; logprob [scored] begins at position `skip`."""
+    """[scored tokens, their NLL] in each bucket of positions in a chunk; logprob [scored] begins at position
+    `skip`.
+    """
     found = []
     for low, high in pairwise(POSITIONS):
         part = logprob[max(low - skip, 0) : max(high - skip, 0)]
@@ -109,7 +105,7 @@ def by_position(skip: int, logprob: Tensor) -> list[list[float]]:
 
 @dataclass
 class Divergence:
-    """Per-token values of a candidate beside native, gathered over chunks."""
+    """Per-token values of a candidate against native, collected over chunks."""
 
     kld: list[Tensor] = field(default_factory=list)
     delta_p: list[Tensor] = field(default_factory=list)
@@ -126,7 +122,9 @@ class Divergence:
         return sorted(random.Random(0).sample(range(n), KEPT)) if n > KEPT else range(n)
 
     def by_chunk(self) -> list[dict[str, Any]]:
-        """What intervals over documents are made of, a chunk each: sums over its tokens, and how many of them are kept."""
+        """For each chunk: sums over its tokens, for intervals over documents, and how many tokens the sample
+        keeps.
+        """
         ends = list(accumulate(map(len, self.kld)))
         kept = Counter(bisect_right(ends, i) for i in self._kept())
         return [
@@ -155,17 +153,18 @@ def _six_digits(values: Tensor, kept: Sequence[int]) -> list[float]:
 
 
 def run(ctx: Context) -> Measurement:
-    """Raises Refused("invalid_context") for a model with fewer positions than a chunk, KvbenchError for a text with
-    nothing to score, NotAvailable for a corpus that is not here.
+    """Raises Refused("invalid_context") for a model with fewer positions than a chunk, KvbenchError for a
+    text with nothing to score, NotAvailable for a corpus that is not here.
     """
     options = ctx.options
     text = corpus(options["data"], ctx.data_dir, options["split"])
     chunked, facts = chunk_text(options["protocol"], text, ctx.model.tokenizer)
     if not chunked.chunks:
         raise KvbenchError(
-            f"{text.name} has nothing to score under {options['protocol']}; take a longer text."
+            f"{text.name} has nothing to score under {options['protocol']}; use a longer text."
         )
-    chunks = spread(chunked.chunks, options["limit_chunks"])
+    places = evenly(len(chunked.chunks), options["limit_chunks"])
+    chunks = [chunked.chunks[i] for i in places]
     _check_context(ctx.model.facts.max_context, chunks)
     passes, divergence = _measure(ctx, chunks)
     native = passes.get("native")
@@ -178,6 +177,7 @@ def run(ctx: Context) -> Measurement:
         "chunk": SIZE,
         "positions": list(POSITIONS),
         "chunks_total": len(chunked.chunks),
+        "chunk_places": places,
         "text": "raw",
         "data_sha": text.sha256,
         "data_source": text.source,
@@ -190,22 +190,12 @@ def run(ctx: Context) -> Measurement:
         "seconds_native": native.seconds if native else None,
     }
     if native and divergence and ctx.baseline:
-        own = [a | b for a, b in zip(passes["candidate"].chunks, divergence.by_chunk(), strict=True)]
+        own = [a | b for a, b in zip(samples["chunks"], divergence.by_chunk(), strict=True)]
         samples = {"chunks": own, "native_chunks": native.chunks, **divergence.samples()}
         facts["native_rerun_max_abs_nll"] = rerun_difference(ctx.baseline.samples["chunks"], native.chunks)
-    partial = (
-        f"{len(chunks)} of {len(chunked.chunks)} chunks, spread evenly"
-        if len(chunks) < len(chunked.chunks)
-        else None
-    )
+    total = len(chunked.chunks)
+    partial = f"{len(chunks)} of {total} chunks, spread evenly" if len(chunks) < total else None
     return Measurement(samples, facts, partial)
-
-
-def spread(chunks: Sequence[Chunk], limit: int | None) -> Sequence[Chunk]:
-    """At most `limit` chunks, evenly over the text: its head alone is few documents, and intervals count documents."""
-    if limit is None or limit >= len(chunks):
-        return chunks
-    return [chunks[i * len(chunks) // limit] for i in range(limit)]
 
 
 def _check_context(limit: int | None, chunks: Sequence[Chunk]) -> None:
@@ -213,22 +203,22 @@ def _check_context(limit: int | None, chunks: Sequence[Chunk]) -> None:
     if limit is not None and longest > limit:
         raise Refused(
             "invalid_context",
-            f"The protocol's chunks have {longest} tokens and the model has {limit} positions; take a model with a longer "
-            "context. Shorter chunks would be another protocol.",
+            f"The protocol's chunks have {longest} tokens, but the model has {limit} positions; use a model "
+            "with a longer context. Shorter chunks would be another protocol.",
         )
 
 
 def _measure(ctx: Context, chunks: Sequence[Chunk]) -> tuple[dict[str, Pass], Divergence | None]:
-    """The passes by name: "candidate", and "native" beside it. They go pack by pack, in turn first (A B B A), so that
-    their times are taken under the same conditions.
+    """The passes by name: "candidate", and "native" for a candidate with `kld`. They alternate pack by pack
+    (A B B A), so that their times are taken under the same conditions.
     """
     page, device = ctx.spec["page_size"], ctx.model.device
     packs = [[chunks[i] for i in pack] for pack in packed([len(c.tokens) for c in chunks], budget(device))]
     slots = max(sum(pages_for(len(c.tokens), page) for c in pack) for pack in packs) * page
     passes = {"candidate": Pass(ctx.engine(sequences=1, tokens=slots), ctx.spec["prefill_chunk"])}
-    beside = ctx.options["kld"] and not ctx.is_baseline
-    divergence = Divergence() if beside else None
-    if beside:
+    paired = ctx.options["kld"] and not ctx.is_baseline
+    divergence = Divergence() if paired else None
+    if paired:
         passes["native"] = Pass(ctx.native(sequences=1, tokens=slots), ctx.spec["prefill_chunk"])
     done = 0
     for index, pack in enumerate(packs):
@@ -249,13 +239,14 @@ def _measure(ctx: Context, chunks: Sequence[Chunk]) -> tuple[dict[str, Pass], Di
 
 
 def rerun_difference(record: Sequence[dict[str, Any]], rerun: Sequence[dict[str, Any]]) -> float:
-    """Largest |NLL difference| of a chunk between the baseline's record and its re-run; 0.0 when the work repeats.
+    """Largest |NLL difference| of a chunk between the baseline's record and its re-run; 0.0 when they are
+    equal.
 
     Raises KvbenchError when the two did not score the same chunks.
     """
     places = [[(c["tokens"], c["document"]) for c in chunks] for chunks in (record, rerun)]
     if places[0] != places[1]:
         raise KvbenchError(
-            "The baseline's record scored other chunks than this task; run the matrix anew with --rerun all."
+            "The baseline's record scored other chunks than this task; run the matrix again with --rerun all."
         )
     return float(max(abs(a["nll"] - b["nll"]) for a, b in zip(record, rerun, strict=True)))

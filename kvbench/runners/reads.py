@@ -1,7 +1,8 @@
-"""What a decode step must read, under which settings it ran, and how fast the device copies: facts beside the latencies.
+"""Facts next to the latencies: bytes that a decode step must read, its settings, and the device's copy
+bandwidth.
 
-Both are lower bounds: what a path reads twice or keeps in two forms is not in them, so a step that is faster than these bytes
-allow was not a whole step.
+The bytes are a lower bound: data that a path reads twice or keeps in two forms counts once. A step that is
+faster than these bytes allow was not a complete step.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
     from kvbench.engines.reference.engine import Engine
 
 _COPY_BYTES = 2 * 10**9
-_LEAST_COPY = 10**8  # less of it is in the cache
+_LEAST_COPY = 10**8  # a smaller copy stays in the cache
 
 
 def arm_facts(engine: Engine) -> dict[str, Any]:
-    """{"settings": what the engine ran as, after its measured requests; "reads": bytes that a decode step must read}."""
+    """{"settings": the engine's, after its measured requests; "reads": bytes that a decode step must
+    read}.
+    """
     run, decision = run_of(engine), engine.decision
     kernels = sorted({name for _, name in run.calls if name == LIBRARY or name.startswith(ATTENDS)})
     return {
@@ -46,9 +49,11 @@ def arm_facts(engine: Engine) -> dict[str, Any]:
 
 
 def step_weight_bytes(model: nn.Module) -> int:
-    """Bytes of the weights that every decode step reads: all but input embeddings and experts, tied ones once.
+    """Bytes of the weights that every decode step reads: all but input embeddings and experts, tied ones
+    once.
 
-    An embedding gives a row a token, and a step takes some of the experts; an embedding that is the output layer too is read whole.
+    A step reads one row of an embedding for each token, and some of the experts. An embedding that is also
+    the output layer is read whole.
     """
     rows = {name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
     tensors = {
@@ -60,7 +65,7 @@ def step_weight_bytes(model: nn.Module) -> int:
 
 
 def kv_bytes_per_token(engine: Engine) -> float:
-    """Bytes that a token of context adds to what a step reads of its sequence: layers with a window are left out."""
+    """Bytes that each token of context adds to what a step reads; layers with a window are left out."""
     store = engine.store
     live = (
         store.live_bytes(i).total for i, layer in enumerate(engine.layers) if layer.sliding_window is None
@@ -69,13 +74,15 @@ def kv_bytes_per_token(engine: Engine) -> float:
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """{"copy_gb_s": bytes read and written a second by a copy on the device or None, "copy_reason", "cache_bytes"}."""
+    """{"copy_gb_s": bytes read and written a second by a copy on the device or None, "copy_reason",
+    "cache_bytes"}.
+    """
     if device.type != "cuda":
         return {"copy_gb_s": None, "copy_reason": f"no copy is timed on a {device.type}", "cache_bytes": None}
     cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
     size = min(_COPY_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
     if size < max(_LEAST_COPY, 4 * cache):
-        reason = f"{size:,} B of free memory are too few to time a copy"
+        reason = f"{size:,} B of free memory are too little to time a copy"
         return {"copy_gb_s": None, "copy_reason": reason, "cache_bytes": cache}
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

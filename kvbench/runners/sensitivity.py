@@ -1,8 +1,9 @@
-"""Which part of the cache costs how much: KLD with one layer quantized, or one kept native, K against V, first tokens.
+"""The cost of each part of the cache in KLD: one layer quantized or kept native, K against V, the first
+tokens.
 
-Each measurement is a native engine whose writes pass, for the part in question, through the format and back: what the
-pages then hold is what codes and scales of a real store of that part would stand for. That this is so is not taken on
-trust: with every part quantized the logits are compared with those of the cell's own engine, over its own quantized pages.
+Each measurement uses a native engine whose writes, for the part in question, are quantized and dequantized
+first: the pages then hold the values of a real store of that part. To check this, the logits with every part
+quantized are compared with those of the cell's own engine over its quantized pages.
 """
 
 from __future__ import annotations
@@ -33,18 +34,21 @@ if TYPE_CHECKING:
     from kvbench.engines.reference.engine import Engine
 
 
-# On backends whose kernels may round elsewhere over quantized pages than over native ones: how far the logits of "all" may be from those of
-# the cell's own engine, as a share of the largest. A K/V that differs in its last bit may be stored as the neighbouring code. The
-# same text in other chunks does that by up to 1e-4 in float32 and 0.06 in 16 bits (a tiny model, INT8 and FP8); a layer that
-# the emulation skips by 0.005 and more, so in float32 it is found, and in 16 bits only what is coarser.
+# Kernels of some backends round differently over quantized and native pages. This is the largest difference
+# of the logits of "all" from those of the cell's own engine, as a share of the largest logit. A K/V that
+# differs in its last bit may be stored as the neighbouring code: the same text in other chunks gives up to
+# 1e-4 in float32 and 0.06 in 16 bits (a tiny model, INT8 and FP8). A layer that the emulation skips gives
+# 0.005 and more, so float32 finds it; 16 bits find only more.
 APART = {"float32": 1e-3, "float16": evidence.APART, "bfloat16": evidence.APART}
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is quantized: these layers, sides ("k", "v" or "kv") and positions [first, end) of a sequence; the rest is native.
+    """What is quantized: these layers, sides ("k", "v" or "kv") and positions [first, end) of a sequence; the
+    rest is native.
 
-    kind: "all", "side", "tokens", "alone" (one layer quantized), "kept" (one layer native) or "suggested"; of: which one.
+    kind: "all", "side", "tokens", "alone" (one layer quantized), "kept" (one layer native) or "suggested";
+    of: which one.
     """
 
     kind: str
@@ -56,10 +60,11 @@ class Part:
 
 
 class Writes:
-    """Stands before a native store's `write`: what belongs to `part` goes through the format of `like` and back first.
+    """Replaces a native store's `write`: values of `part` are quantized in the format of `like` and
+    dequantized first.
 
-    like: the cell's own engine, whose format and static scales are taken. start: position of the forward's first token, of the
-    one sequence that it brings.
+    like: the cell's own engine, which gives the format and static scales. start: position of the first token
+    of the forward's single sequence.
     """
 
     def __init__(self, native: Engine, like: Engine) -> None:
@@ -78,7 +83,7 @@ class Writes:
         self.through(layer, slots, k, v)
 
     def _passed(self, layer: int, side: str, x: Tensor) -> Tensor:
-        """x [n, H, D] with the tokens of the part as the format gives them back."""
+        """x [n, H, D] with the tokens of the part quantized and dequantized."""
         assert self.part is not None
         fmt = self.like.fmt
         low = max(self.part.first - self.start, 0)
@@ -101,8 +106,9 @@ class Writes:
 
 
 def run(ctx: Context) -> Measurement:
-    """Raises Refused("invalid_context") for a model with fewer positions than a text has tokens, UsageError for a corpus with
-    fewer documents, KvbenchError where everything quantized does not give the logits of the cell's own engine.
+    """Raises Refused("invalid_context") for a model with fewer positions than a text has tokens, UsageError
+    for a corpus with too few documents, KvbenchError where everything quantized does not give the logits of
+    the cell's own engine.
     """
     options = ctx.options
     text = corpus(options["data"], ctx.data_dir)
@@ -113,7 +119,7 @@ def run(ctx: Context) -> Measurement:
     layers = len(engine.store.layers)
     bytes_ = [[e.store.live_bytes(i).total for e in (engine, native)] for i in range(layers)]
     slots = engine.store.num_pages * engine.store.page_size
-    extra = [(n - q) / slots for q, n in bytes_]  # of a token, where a layer is kept native
+    extra = [(n - q) / slots for q, n in bytes_]  # bytes a token of keeping a layer native
     room = options["budget_pct"] / 100 * sum(q for q, _ in bytes_) / slots
     first = min(options["first_tokens"], longest)
     parts = list(_parts(layers, first)) if not ctx.is_baseline else [_everything(layers)]
@@ -128,19 +134,16 @@ def run(ctx: Context) -> Measurement:
     dtype = engine.model.dtype_name
     share = 0.0 if backend_label(engine) == "torch" else APART[dtype]
     if not (math.isfinite(measure.off_engine) and measure.off_engine <= share * measure.largest_logit):
-        allowed = (
-            f" (up to {share:g} of the largest, {measure.largest_logit:.3g}, is rounding in {dtype})"
-            if share
-            else ""
-        )
+        rounding = f"{share:g} of the largest, {measure.largest_logit:.3g}, is rounding in {dtype}"
         raise KvbenchError(
-            f"With every part quantized a logit is {measure.off_engine:.3g} from that of the engine in {engine.store.fmt.name}{allowed}: "
-            "the parts are not what this cell stores, so nothing of them counts."
+            f"With every part quantized a logit differs by {measure.off_engine:.3g} from the engine in "
+            f"{engine.store.fmt.name}{f' (up to {rounding})' if share else ''}: the parts are not what this "
+            "cell stores, so they are not measured."
         )
     if kinds := untouched(found):
         raise KvbenchError(
-            f"Quantizing everything costs {_kld(found[0]):.3g} nat, and each part of kind {kinds} exactly 0: the parts were not "
-            "quantized, so nothing of them counts."
+            f"Quantizing everything costs {_kld(found[0]):.3g} nat, but every part of kind {kinds} costs "
+            "exactly 0: the parts were not quantized, so they are not measured."
         )
     facts = {
         "text_sha": content_hash(texts),
@@ -179,7 +182,7 @@ def _parts(layers: int, first: int) -> Iterator[Part]:
 
 
 class _Texts:
-    """Parts over all texts, each beside native on the same text."""
+    """Measures parts over all texts, each against native on the same text."""
 
     def __init__(
         self, ctx: Context, engine: Engine, native: Engine, texts: Sequence[Sequence[int]], total: int
@@ -191,7 +194,9 @@ class _Texts:
         self.largest_logit = 0.0  # of that engine
 
     def __call__(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        """kind and of as in `Part`; texts: [scored tokens, sum of their KLD, top-1 equal] each, in nats."""
+        """kind and of as in `Part`; texts: [scored tokens, sum of their KLD in nats, top-1 equal] for each
+        text.
+        """
         found: list[list[list[float]]] = [[] for _ in parts]
         with Writes(self.native, self.engine).installed() as writes:
             for ids in self.texts:
@@ -226,9 +231,9 @@ class _Texts:
 
 
 def untouched(found: Sequence[dict[str, Any]]) -> str:
-    """The kinds of parts that together make the whole and cost exactly 0, each of them, though the whole costs something; or "".
+    """The kinds of parts that all cost exactly 0 although the whole costs something; or "".
 
-    A side, a range of tokens or a layer may cost nothing; both sides, both ranges, or all layers cannot.
+    One side, one range of tokens or one layer may cost nothing; both sides, both ranges or all layers cannot.
     """
     whole = _kld(next(part for part in found if part["kind"] == "all"))
     kinds: dict[str, list[float]] = {"side": [], "tokens": [], "alone": []}
@@ -239,9 +244,11 @@ def untouched(found: Sequence[dict[str, Any]]) -> str:
 
 
 def suggest(found: Sequence[dict[str, Any]], extra: Sequence[float], room: float) -> list[int]:
-    """The layers to keep native: those that take most off the KLD for their bytes, one after another while they fit.
+    """The layers to keep native: those that reduce the KLD most for their bytes, one after another while they
+    fit.
 
-    A layer that takes nothing off is left. What they take off together is not the sum, so the list is measured afterwards.
+    A layer that reduces nothing is skipped. The joint reduction is not the sum, so the list is measured
+    afterwards.
     """
     total = _kld(next(part for part in found if part["kind"] == "all"))
     gain = {part["of"]: total - _kld(part) for part in found if part["kind"] == "kept"}

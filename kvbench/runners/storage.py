@@ -1,14 +1,12 @@
 """Live bytes of the KV store at the cell's batch and context, layer by layer, against the formula.
 
-The store is made for exactly `batch` sequences of `context` tokens and all of its pages are taken, so nothing is an
-estimate: bytes are those of the live tensors. What they hold does not change their size; on a GPU the pages are filled
-by a real prefill and one decode step, because there the peak of allocated memory is measured, and its parts each at a
-moment of its own: what is held before there is any page (weights, and beyond them `held_bytes`), the pages from their
-tensors, and what the run adds to what was there when it began (`workspace_bytes`). A store that keeps a second copy of
-its pages is in none of the parts, so they then miss the peak.
-The expected bytes come from the format that the decision resolved, never from the store's own idea of its format.
-The bytes of the weights (`kvbench.runners.storage`) and the time to load them are those of the cell's model, whatever
-its batch and context.
+The store is made for exactly `batch` sequences of `context` tokens, and all its pages are in use: the bytes
+are those of the live tensors, not an estimate. On a GPU a real prefill and one decode step fill the pages,
+because the peak of allocated memory is measured there. Its parts are measured separately: memory before there
+are pages (weights, and `held_bytes` beyond them), the tensors of the pages, and what the run adds
+(`workspace_bytes`). A second copy of the pages would be in none of these parts, so they would not add up to
+the peak. The expected bytes come from the resolved format of the decision, not from the store. The bytes of
+the weights and their load time are those of the cell's model, independent of batch and context.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from kvbench.runners.context import Context, Measurement
 
 if TYPE_CHECKING:
     from kvbench.engines.reference.engine import Engine
+    from kvbench.engines.reference.load import LoadedModel
 
 
 def run(ctx: Context) -> Measurement:
@@ -35,7 +34,7 @@ def run(ctx: Context) -> Measurement:
     peak = workspace = held = None  # not measured on a CPU
     on_gpu = _has_counters(ctx.model.device)
     if on_gpu:
-        gc.collect()  # an engine of an earlier cell that nobody uses is not held
+        gc.collect()  # frees the unused engine of an earlier cell
         held = torch.cuda.memory_allocated(ctx.model.device) - weights
     engine = ctx.engine(sequences=batch, tokens=context)
     store = engine.store
@@ -49,12 +48,12 @@ def run(ctx: Context) -> Measurement:
     table = store.tables(seqs)
     if table.numel() != store.num_pages:
         raise KvbenchError(
-            f"{batch} sequences of {context} tokens take {table.numel()} pages, the store has {store.num_pages}; "
-            "its bytes would not be those of this batch and context."
+            f"{batch} sequences of {context} tokens use {table.numel()} pages, but the store has "
+            f"{store.num_pages}; its bytes are not those of this batch and context."
         )
     tokens = table.numel() * store.page_size
     fmt, native = KV_FORMATS[engine.decision.kv_format.resolved], KV_FORMATS["native"]
-    native_dtype = _name(ctx.model.dtype)
+    native_dtype = dtype_name(ctx.model.dtype)
     layers = []
     for index, layer in enumerate(engine.layers):
         live, expected = store.live_bytes(index), kv_bytes(fmt, layer.shape, tokens, native_dtype)
@@ -66,7 +65,7 @@ def run(ctx: Context) -> Measurement:
                 "scales": live.scales,
                 "expected_payload": expected.payload,
                 "expected_scales": expected.scales,
-                "dtype": " + ".join(sorted({_name(pages.k.dtype), _name(pages.v.dtype)})),
+                "dtype": " + ".join(sorted({dtype_name(pages.k.dtype), dtype_name(pages.v.dtype)})),
             }
         )
     facts: dict[str, Any] = {
@@ -85,12 +84,14 @@ def run(ctx: Context) -> Measurement:
 
 
 def _has_counters(device: torch.device) -> bool:
-    """Whether torch counts what is allocated on the device."""
+    """Whether torch counts allocations on the device."""
     return device.type == "cuda"
 
 
 def _fill_on_gpu(engine: Engine, seqs: list[int], context: int) -> tuple[int, int]:
-    """Fill all pages by a prefill and one decode step a sequence; (peak bytes, of them beyond what was there before)."""
+    """Fill all pages by a prefill and one decode step; (peak bytes, peak bytes beyond those allocated
+    before).
+    """
     device, vocab = engine.model.device, engine.model.vocab_size
     engine.synchronize()
     torch.cuda.reset_peak_memory_stats(device)
@@ -104,28 +105,22 @@ def _fill_on_gpu(engine: Engine, seqs: list[int], context: int) -> tuple[int, in
     return peak, peak - before
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-if TYPE_CHECKING:
-    from kvbench.engines.reference.load import LoadedModel
-
-
 def weights_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters and saved buffers; tensors that are one and the same in memory (tied) count once."""
+    """Bytes of the parameters and saved buffers; tied tensors count once."""
     tensors = {(t.data_ptr(), t.numel() * t.element_size()) for t in model.state_dict().values() if t.numel()}
     return sum(size for _, size in tensors)
 
 
 def weight_facts(loaded: LoadedModel, weights: str) -> dict[str, Any]:
-    """weights: the resolved format. The formula takes shapes from a model made anew from the config, without storage, and
-    formats from the decision, so that a weight which was dequantized or is held twice does not vouch for itself.
+    """Bytes of the loaded weights and of the formula. weights: the resolved format.
+
+    The formula takes shapes from a model built from the config without storage, and formats from the
+    decision, so that a weight that was dequantized or is held twice does not confirm itself.
     """
     if (weights != "native") != bool(loaded.weights.modules):
         raise KvbenchError(
-            f"weights {weights} were resolved, and {len(loaded.weights.modules)} layers of the model {loaded.name} that would be "
-            "measured are quantized; its bytes are not this cell's."
+            f"weights {weights} were resolved, but {len(loaded.weights.modules)} layers of the loaded model "
+            f"{loaded.name} are quantized; its bytes are not this cell's."
         )
     live = weights_bytes(loaded.model)
     modules = fp8_modules(loaded.model).values()
@@ -144,9 +139,10 @@ def weight_facts(loaded: LoadedModel, weights: str) -> dict[str, Any]:
 
 
 def formula(loaded: LoadedModel, weights: str) -> dict[str, int]:
-    """{"payload", "scales", "native"}: bytes that the model takes in this format.
+    """{"payload", "scales", "native"}: bytes of the model in this format.
 
-    Scales have the dtype in which they are held: a checkpoint may store narrower ones than quantizing makes.
+    Scales count in the dtype in which they are held: a checkpoint may have narrower ones than quantizing on
+    load.
     """
     asked, live = WEIGHT_FORMATS[weights], fp8_modules(loaded.model)
     bytes_ = {"payload": 0, "scales": 0, "native": 0}
@@ -156,9 +152,9 @@ def formula(loaded: LoadedModel, weights: str) -> dict[str, int]:
         if asked.quantized and name is not None:
             scale = dtype_name(live[name].weight_scale_inv.dtype) if name in live else str(asked.scale_dtype)
             n, k = tensor.shape
-            due = weight_bytes(asked, n, k, dtype_name(loaded.dtype), scale)
-            bytes_["payload"] += due.payload
-            bytes_["scales"] += due.scales
+            expected = weight_bytes(asked, n, k, dtype_name(loaded.dtype), scale)
+            bytes_["payload"] += expected.payload
+            bytes_["scales"] += expected.scales
         else:
             floating = tensor.is_floating_point()
             element = DTYPE_BYTES[dtype_name(loaded.dtype)] if floating else tensor.element_size()
@@ -167,7 +163,7 @@ def formula(loaded: LoadedModel, weights: str) -> dict[str, int]:
 
 
 def _tensors(loaded: LoadedModel) -> dict[str, torch.Tensor]:
-    """Parameters and saved buffers of the model as its config has it, on no device; tied ones once."""
+    """Parameters and saved buffers of the model by its config, without storage; tied ones once."""
     with torch.device("meta"):
         made = type(loaded.model)(loaded.model.config)
     buffers = {k: t for k, t in made.state_dict(keep_vars=True).items() if not isinstance(t, nn.Parameter)}

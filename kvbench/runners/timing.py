@@ -1,13 +1,13 @@
 """The timing loop: warm up, then interleave two arms, over anything that can submit, step and synchronise.
 
-No torch here: the loop is tested with fake arms that compile, finish late or live through a clock that is set back.
+It needs no torch: tests run it with fake arms that compile, finish late or see a clock that is set back.
 
     TTFT   request submitted -> first token on the host, device synchronised, sampling included
-    ITL    gap between consecutive tokens of one sequence; a static batch gives one sample a step; TTFT never inside
+    ITL    gap between consecutive tokens of one sequence; a static batch gives one sample a step; excludes TTFT
 
-The clock is monotonic (`time.perf_counter`). Garbage is collected once, before the first request, and not again until
-the last has ended. Every request of a measurement has the same shapes, and each arm has its own warm-up requests of just these shapes, reported apart: a
-shape that is compiled on first sight costs a warm-up request, never a measured one.
+The clock is monotonic (`time.perf_counter`). Garbage is collected once before the first request and not again
+until the last one has ended. All requests have the same shapes, and each arm has its own warm-up requests of
+these shapes, reported separately, so that compiling a shape never falls into a measured request.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any, Protocol
 class Arm(Protocol):
     """One engine with one fixed request (a static batch).
 
-    submit() starts a fresh request up to its first token, step() one more token a sequence; either may return before
-    the device is done. synchronize() returns when the latest token is on the host. close() gives up the request, after
-    which submit() starts the same one anew. ran() says, while the request is there, what has served it: it goes with the times, so
-    that they cannot get under another arm's name.
+    submit() starts a new request up to its first token, step() adds one token to each sequence; both may
+    return before the device is done. synchronize() returns when the latest token is on the host. close() ends
+    the request, after which submit() starts the same one again. ran() returns what served the open request;
+    it is stored with the times, so that they cannot be attributed to another arm.
     """
 
     def submit(self) -> None: ...
@@ -38,10 +38,11 @@ class Arm(Protocol):
 
 @dataclass(frozen=True)
 class Timing:
-    """One request. order: its place in the measured schedule (requests 2i and 2i + 1 are a pair); -1 for a warm-up.
+    """One request. order: its place in the measured schedule (requests 2i and 2i + 1 are a pair); -1 for a
+    warm-up.
 
-    total_ms: from submission to the last token, by the first and the last look at the clock. device: the device's state
-    before the request and after it, outside of its time; None where nobody looked.
+    total_ms: from submission to the last token. device: the device's state before and after the request, read
+    outside of its time; None if it was not read.
     """
 
     arm: str
@@ -62,11 +63,11 @@ class Timings:
 def time_request(
     label: str, order: int, arm: Arm, new_tokens: int, clock: Callable[[], float] = time.perf_counter
 ) -> Timing:
-    """Time one request of `new_tokens` tokens: 1 token has a TTFT and no ITL."""
+    """Time one request of `new_tokens` tokens; a single token has a TTFT and no ITL."""
     if new_tokens < 1:
-        raise ValueError(f"A request of {new_tokens} new tokens has no first token; it takes at least 1.")
+        raise ValueError(f"new_tokens: expected at least 1, got {new_tokens}.")
     try:
-        arm.synchronize()  # nothing of an earlier request is still running
+        arm.synchronize()  # no earlier request is still running
         start = clock()
         arm.submit()
         arm.synchronize()
@@ -92,12 +93,12 @@ def measure(
     warmup: int,
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int, int, str], None] = lambda done, total, note: None,
-    look: Callable[[], Mapping[str, Any]] | None = None,
+    read_state: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Timings:
     """`warmup` unmeasured requests an arm, then `repeats` rounds of all arms in the order A B, B A, A B, ...
 
-    The alternation cancels a drift of the machine (heat, another tenant) to first order in each two pairs.
-    look: reads the device's state, before and after each measured request.
+    The alternation cancels a drift of the machine (heat, another tenant) to first order over two pairs.
+    read_state: reads the device's state, before and after each measured request.
     """
     total = len(arms) * (warmup + repeats)
     done = 0
@@ -114,9 +115,9 @@ def measure(
         warm = [timed(-1, label, arm, "warm-up") for label, arm in arms for _ in range(warmup)]
         for round_ in range(repeats):
             for label, arm in arms if round_ % 2 == 0 else reversed(arms):
-                before = look() if look else None
+                before = read_state() if read_state else None
                 timing = timed(len(measured), label, arm, "request")
-                state = {"before": before, "after": look()} if look else None
+                state = {"before": before, "after": read_state()} if read_state else None
                 measured.append(replace(timing, device=state))
     progress(total, total, "")
     return Timings(tuple(warm), tuple(measured))
@@ -124,7 +125,7 @@ def measure(
 
 @contextmanager
 def _no_gc() -> Iterator[None]:
-    """A collection now, none until the end; leaves the collector as it was found."""
+    """Collect garbage now and not again until the end; then restore the collector."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

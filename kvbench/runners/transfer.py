@@ -1,7 +1,8 @@
-"""Swaps of a cell's batch to the host and back: bytes and seconds each way, and that every bit returns.
+"""Swaps of a cell's batch to the host and back: bytes and seconds each way, and a check that every bit
+returns.
 
-The pages hold seeded random bytes, any of which a payload or a scale may be made of; what they mean changes neither
-what is moved nor how long it takes. While they are away the device's pages are overwritten.
+The pages hold seeded random bytes; their meaning changes neither the bytes moved nor the time. While they are
+on the host, the device's pages are overwritten.
 """
 
 from __future__ import annotations
@@ -80,14 +81,16 @@ def _timed(engine: Engine, swap: Callable[[int], Transfer], seqs: Sequence[int])
 
 
 def _tensors(store: PagedKVStore) -> Iterator[tuple[int, str, Tensor]]:
-    """(layer, name, its bytes [pages, ...]) of all tensors that pages are made of."""
+    """(layer, name, bytes [pages, ...]) of all tensors of the pages."""
     for index, layer in enumerate(store.layers):
         for name, tensor in layer.paged().items():
             yield index, name, tensor.view(torch.uint8)
 
 
 def _content(live: Tensor, pages: int, seed: int) -> Tensor:
-    """The bytes of `pages` pages of this tensor; made anew to compare, so that no second copy of a pool is kept."""
+    """The bytes of `pages` pages of this tensor; generated again for the comparison, so that no copy is
+    kept.
+    """
     generator = torch.Generator(live.device).manual_seed(seed)
     return live.new_empty((pages, *live.shape[1:])).random_(generator=generator)
 
@@ -99,11 +102,11 @@ def _fill(store: PagedKVStore, seqs: Sequence[int]) -> None:
 
 
 def _check(store: PagedKVStore, seqs: Sequence[int]) -> None:
-    """Raises KvbenchError unless the sequences' pages, wherever they lie by now, hold what `_fill` wrote."""
+    """Raises KvbenchError unless the sequences' current pages hold what `_fill` wrote."""
     for seed, (seq, (layer, name, live)) in enumerate(itertools.product(seqs, _tensors(store))):
         pages = store.tables([seq])[0]
         if not torch.equal(live[pages], _content(live, len(pages), seed)):
             raise KvbenchError(
-                f"Layer {layer}: {name} of sequence {seq} is not what it was before its pages were swapped to the host "
+                f"Layer {layer}: {name} of sequence {seq} changed when its pages were swapped to the host "
                 "and back; such a swap loses the cache, so the cell has no result."
             )

@@ -20,7 +20,7 @@ from kvbench.matrix import expand as expanding
 from kvbench.matrix import load as matrix
 from kvbench.matrix import tasks as worklist
 from kvbench.matrix.cells import Task
-from kvbench.matrix.parse import Outline
+from kvbench.matrix.parse import MatrixFile
 from kvbench.matrix.resolve import Decision, Request, request_of
 from kvbench.matrix.resolve import resolve as decide
 from kvbench.run.task import measure, prepare
@@ -32,7 +32,7 @@ NATIVE = KV_FORMATS["native"]
 
 
 def axis_lost() -> Broken:
-    def expand(outline: Outline, *rest: Any) -> Any:
+    def expand(outline: MatrixFile, *rest: Any) -> Any:
         points = tuple(replace(point, values={"kv_format": "native"}) for point in outline.axes["kv_format"])
         return expanding.expand(replace(outline, axes={**outline.axes, "kv_format": points}), *rest)
 

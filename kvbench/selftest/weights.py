@@ -239,10 +239,10 @@ FAULTS: dict[str, Fault] = {
         "fp8_weights", mlps_dropped_by_the_run, r"the output of model\.layers\.0\.mlp\.down_proj reaches no logit"),
     "gemm_measures_another_layer": Fault(
         "The runner of products measures a layer under another's name.",
-        "fp8_products", products_renamed, r"What would be measured as \S+ is another layer of the model", silent=False),
+        "fp8_products", products_renamed, r"The layer measured as \S+ is another layer of the model", silent=False),
     "gemm_leaves_a_shape_out": Fault(
         "The runner of products measures all shapes but one.",
-        "fp8_products", products_left_out, r"as such they would be measured 0 times", silent=False),
+        "fp8_products", products_left_out, r"as one product \d+ times, but 0 would be measured", silent=False),
     "weights_changed_in_a_layer_between_samples": Fault(
         "The scales of a layer that no sample is of are changed after loading.",
         "fp8_weights", after_load(layer_between), r"layers\.2\.mlp\.down_proj: codes or scales are not those that the layer was loaded with"),

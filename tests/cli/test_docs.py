@@ -10,24 +10,19 @@ from pathlib import Path
 import pytest
 import yaml
 from typer.main import get_command
+from typer.testing import CliRunner
 
-from kvbench.cli.main import app
-from kvbench.formats.kv import (
-    KV_FORMATS,
-    WEIGHT_FORMATS,
-    KVShape,
-    get_max_kv_blocks,
-    kv_bytes,
-    page_bytes,
-    weight_bytes,
-)
+from kvbench.cli.main import COMMANDS, app
+from kvbench.formats.kv import KV_FORMATS, WEIGHT_FORMATS, KVShape, get_max_kv_blocks, kv_bytes, weight_bytes
 from kvbench.gate import policy
 from kvbench.matrix import load as matrix
+from kvbench.published.rules import RULES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-names = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+README = ROOT / "README.md"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+names = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 QWEN, SMOL = KVShape(8, 128, 128), KVShape(3, 64, 64)
 
 
@@ -52,10 +47,13 @@ def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
         assert not anchor or anchor in anchors(file), target
 
 
-def test_the_readme_lists_every_page() -> None:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Pages\n")[1].split("\n## ")[0]
-    linked = set(re.findall(r"\]\(docs/([\w/-]+\.md)\)", table))
-    assert {page.name for page in DOCS.glob("*.md")} <= linked
+def test_the_readme_is_short_and_links_every_page() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert len(list(DOCS.glob("*.md"))) <= 11
+    assert {str(page.relative_to(ROOT)) for page in PAGES[1:]} <= set(
+        re.findall(r"\]\((docs/[\w/-]+\.md)\)", text)
+    )
 
 
 @names
@@ -77,7 +75,7 @@ def test_every_command_and_option_exists(page: Path) -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     for text in blocks(page, "sh"):
         for line in text.replace("\\\n", " ").splitlines():
-            for command in re.split(r" && | \| |; ", line):
+            for command in re.split(r" && | \|\|? |; ", line):
                 words = shlex.split(command, comments=True)
                 if words[:1] == ["kvbench"] and not words[1].startswith("-"):
                     if commands[words[1]].context_settings.get("ignore_unknown_options"):
@@ -95,7 +93,7 @@ def test_the_gates_that_come_with_it_are_listed() -> None:
     assert set(re.findall(r"`(\w+\.yaml)`", table)) == {path.name for path in (ROOT / "gates").glob("*.yaml")}
 
 
-# docs/formats.md: what its tables say, worked out again
+# docs/formats.md: its numbers are those of the code
 
 
 def numbers(text: str) -> list[str]:
@@ -103,90 +101,99 @@ def numbers(text: str) -> list[str]:
 
 
 def rows(title: str) -> dict[str, list[str]]:
-    """The cells of the rows of the first table after this line of docs/formats.md, by the words of the first cell."""
+    """The first table after a line that ends with `title`: first cell to the other cells of its row."""
     text = (DOCS / "formats.md").read_text(encoding="utf-8").split(f"{title}\n\n")[1].split("\n\n")[0]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+    cells = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
     return {row[0]: row[1:] for row in cells}
 
 
-@pytest.mark.parametrize("name", ["native", "int8_sym", "fp8_e4m3"])
-def test_formats_bytes_of_a_page(name: str) -> None:
-    payload, scales, total, ratio = rows(
-        "One page of 16 tokens of one layer with 8 heads of 128, in 16 bits:"
-    )[f"`{name}`"]
-    due = kv_bytes(KV_FORMATS[name], QWEN, 16, "bfloat16")
-    assert (numbers(payload)[-1], numbers(scales)[-1]) == (str(due.payload), str(due.scales))
-    assert numbers(total) == [str(due.total)]
-    assert float(ratio) == due.total / 65536
-
-
-def test_formats_bytes_of_static_scales() -> None:
-    for name in ("int8_static", "fp8_e4m3_static"):
-        due = kv_bytes(KV_FORMATS[name], QWEN, 16, "bfloat16")
-        assert (due.payload, due.scales) == (32768, 8)
-        assert page_bytes(KV_FORMATS[name], QWEN, 16, "bfloat16") == 32768
-
-
-def test_formats_bytes_of_a_token() -> None:
-    table = rows("A token in all layers:")
-    for (shape, layers), cells in zip(((QWEN, 36), (SMOL, 30)), table.values(), strict=True):
-        due = [
-            layers * kv_bytes(KV_FORMATS[n], shape, 1, "bfloat16").total
-            for n in ("native", "int8_sym", "fp8_e4m3")
-        ]
-        assert [int(numbers(cell)[0]) for cell in cells] == due
-    assert 30 * kv_bytes(KV_FORMATS["native"], SMOL, 1, "float32").total == 46080
-    pages = [
-        get_max_kv_blocks(2**30, KV_FORMATS[n], [QWEN] * 36, 16, "bfloat16") for n in ("native", "int8_sym")
-    ]
-    assert pages == [455, 896]
-
-
-def test_formats_ratios_of_head_dims() -> None:
-    """(D + b) / (2 D) for a scale of b bytes a row."""
-    text = (DOCS / "formats.md").read_text(encoding="utf-8")
-    said = {
-        "int8_sym": "0.515625 at 64 and 0.5078125 at 128",
-        "fp8_e4m3": "0.53125 at 64 and 0.515625 at 128",
-    }
-    for name, words in said.items():
-        assert words in text
-        for dim, ratio in zip((64, 128), (words.split()[0], words.split()[4]), strict=True):
-            fmt, shape = KV_FORMATS[name], KVShape(1, dim, dim)
-            due = Fraction(
-                kv_bytes(fmt, shape, 1, "bfloat16").total,
-                kv_bytes(KV_FORMATS["native"], shape, 1, "bfloat16").total,
-            )
-            assert Fraction(ratio) == due == Fraction(dim + fmt.scale_bytes, 2 * dim)
-
-
-def test_formats_bytes_of_weights() -> None:
-    table = rows("scale, however small it is. Embeddings, norms, biases and the output layer stay native.")
-    assert len(table) == 3
-    for layer, (codes, scales, total, ratio) in table.items():
-        n, k = map(int, layer.split(" x "))
-        due = weight_bytes(WEIGHT_FORMATS["fp8_block128"], n, k, "bfloat16")
-        assert (numbers(codes)[-1], numbers(scales)[-1]) == (str(due.payload), str(due.scales))
-        assert numbers(total) == [str(due.total)]
-        assert ratio == f"{due.total / (2 * n * k):.4f}"
-
-
-def test_formats_are_all_described() -> None:
-    text = (DOCS / "formats.md").read_text(encoding="utf-8")
-    for name, fmt in KV_FORMATS.items():
-        (row,) = [
-            r for r in text.splitlines() if r.startswith(f"| `{name}` |") and "FP8" * ("fp8" in name) in r
-        ][:1]
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        assert cells[3:] == [
+def test_formats_are_described() -> None:
+    assert set(rows("## Weight formats")) == set(WEIGHT_FORMATS)
+    assert {name: row[2:] for name, row in rows("## KV formats").items()} == {
+        name: [
             f"{fmt.scale_bytes} ({fmt.scale_dtype})" if fmt.scale_dtype else "",
             f"{fmt.qmax:g}" if fmt.qmax else "",
         ]
-    assert all(f"| `{name}` |" in text for name in WEIGHT_FORMATS)
+        for name, fmt in KV_FORMATS.items()
+    }
 
 
-def test_the_page_of_commands_has_all_of_them() -> None:
-    from kvbench.cli.main import COMMANDS
+def test_formats_bytes_of_a_page_and_of_a_token() -> None:
+    for name, row in rows("One page of 16 tokens of one layer with 8 heads of 128, in 16 bits:").items():
+        for fmt in (KV_FORMATS[part.strip(" `")] for part in name.split(",")):
+            size = kv_bytes(fmt, QWEN, 16, "bfloat16")
+            shown = [*(numbers(cell)[-1 if "=" in cell else 0] for cell in row[:2]), *numbers(row[2])[:1]]
+            total = size.total if fmt.scale_kind != "static" else size.payload
+            assert shown == [str(size.payload), str(size.scales), str(total)]
+            assert float(numbers(row[3])[0]) == total / 65536
+    table = rows("One token in all layers:").values()
+    for (shape, layers), cells in zip(((QWEN, 36), (SMOL, 30)), table, strict=True):
+        expected = [
+            layers * kv_bytes(KV_FORMATS[name], shape, 1, "bfloat16").total
+            for name in ("native", "int8_sym", "fp8_e4m3")
+        ]
+        assert [int(numbers(cell)[0]) for cell in cells] == expected
+    pages = [
+        get_max_kv_blocks(2**30, KV_FORMATS[name], [QWEN] * 36, 16, "bfloat16")
+        for name in ("native", "int8_sym")
+    ]
+    assert "1 GiB holds {} pages of 16 tokens of the first shape in 16 bits, and {}".format(
+        *pages
+    ) in " ".join((DOCS / "formats.md").read_text(encoding="utf-8").split())
 
-    heads = re.findall(r"^### (.*)$", (DOCS / "commands.md").read_text(encoding="utf-8"), re.M)
-    assert {name for head in heads for name in head.split(", ")} == set(COMMANDS)
+
+def test_formats_ratios_of_head_dims() -> None:
+    """(D + b) / (2 D) for a scale of b bytes per row."""
+    text = " ".join((DOCS / "formats.md").read_text(encoding="utf-8").split())
+    for name, dim, ratio in (
+        ("int8_sym", 64, "0.515625"),
+        ("int8_sym", 128, "0.5078125"),
+        ("fp8_e4m3", 64, "0.53125"),
+        ("fp8_e4m3", 128, "0.515625"),
+    ):
+        native, size = (
+            kv_bytes(KV_FORMATS[n], KVShape(1, dim, dim), 1, "bfloat16").total for n in ("native", name)
+        )
+        assert Fraction(ratio) == Fraction(size, native)
+        assert re.search(rf"`{name}` [^;.]*(?:\.\d[^;.]*)*{re.escape(ratio)} at {dim}", text)
+
+
+def test_formats_bytes_of_weights() -> None:
+    table = rows("takes a whole scale. Embeddings, norms, biases and the output layer stay native.")
+    assert len(table) == 3
+    for layer, (codes, scales, total, ratio) in table.items():
+        n, k = map(int, layer.split(" x "))
+        size = weight_bytes(WEIGHT_FORMATS["fp8_block128"], n, k, "bfloat16")
+        assert (numbers(codes)[-1], numbers(scales)[-1]) == (str(size.payload), str(size.scales))
+        assert numbers(total) == [str(size.total)]
+        assert ratio == f"{size.total / (2 * n * k):.4f}"
+
+
+def test_the_pages_name_matrices_gates_and_commands_that_exist() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "notes.md")  # a log
+    paths = set(
+        re.findall(
+            r"\b(?:matrices|gates|examples|benchmarks|kvbench|kernels|tests)/[\w/]+\.(?:yaml|yml|py)", text
+        )
+    )
+    assert paths
+    assert [
+        path for path in paths if not (ROOT / path).is_file() and "NAME" not in path and "RUNNER" not in path
+    ] == []
+    running = (DOCS / "running.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"`{name}" not in running and f"kvbench {name}" not in running] == []
+
+
+def test_the_exit_codes_are_listed() -> None:
+    table = (DOCS / "running.md").read_text(encoding="utf-8").split("## Exit codes")[1].split("\n## ")[0]
+    assert re.findall(r"^\| (\d+) \|", table, re.M) == ["0", "1", "2", "3", "4", "130", "141"]
+
+
+def test_check_table_finds_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (DOCS / "comparing.md").read_text(encoding="utf-8")
+    command, shown = text.split("\n$ kvbench ")[1].split("```")[0].split("\n", 1)
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(app, command.split())
+    places = re.findall(r"^(\S+:\d+: \w+):", shown, re.M)
+    assert (done.exit_code, places) == (1, re.findall(r"^(\S+:\d+: \w+):", done.stdout, re.M))
+    assert [name for name in RULES if f"`{name}`" not in text] == []

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats as oracle
 
 from kvbench.compare.pairing import pairs_of
 from kvbench.compare.two_runs import changes
 from kvbench.metrics.declare.metric import Effect, Unable
 from kvbench.metrics.perplexity import _places
-from kvbench.runners.perplexity import spread
 from kvbench.stats.intervals import clustered_ratio, independent_difference, paired_difference
 from tests.factories.made_run import CAND, MadeRun, layers, storage_facts
 from tests.factories.two_runs import agreement, latency, perplexity, questions, stored
@@ -182,14 +179,10 @@ def test_bytes_are_exact() -> None:
     assert found(run(100), run(100), "kv_bytes_total").identical
 
 
-@settings(deadline=None)
-@given(st.integers(1, 300), st.integers(1, 40))
-def test_limited_chunks_are_those_that_the_runner_takes(total: int, limit: int) -> None:
-    taken = spread(list(range(total)), limit)  # type: ignore[arg-type]
-    record: Any = SimpleNamespace(samples={"chunks": taken}, facts={"chunks_total": total})
-    assert list(_places(record)) == list(taken)
-    record.facts["chunk_places"] = [9, *range(len(taken) - 1)]
-    assert _places(record)[0] == 9
+def test_the_record_says_which_chunks_were_scored() -> None:
+    record = perplexity([210.0, 220.0], chunks_total=5).records[1]
+    assert list(_places(record)) == [0, 2]  # a record without places: evenly spread
+    assert _places(replace(record, facts={**record.facts, "chunk_places": [1, 4]})) == [1, 4]
 
 
 def test_a_larger_sample_is_compared_on_the_chunks_of_the_smaller() -> None:

@@ -325,7 +325,7 @@ def test_lm_evals_cache_of_answers_is_refused_and_its_cache_of_requests_kept_apa
         ({"max_length": 5000}, "tiny-llama has 4096 positions"),
         ({"add_bos_token": "yes"}, "true or false is due"),
         ({"pretrained": None}, "pretrained"),
-        ({"device": "tpu"}, "one of auto, cpu, cuda is due"),
+        ({"device": "tpu"}, "expected auto, cpu or cuda"),
     ],
 )
 def test_arguments_that_are_not_accepted_are_refused_in_a_sentence(given: dict[str, Any], says: str) -> None:

@@ -74,7 +74,7 @@ def test_the_content_of_a_file_is_part_of_the_tasks_key(file, matrix):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"format": "fp8_e4m3_static"}, "s.json is for fp8_e4m3_static, and a cell with int8_static names it"),
+        ({"format": "fp8_e4m3_static"}, "s.json is for fp8_e4m3_static, and the cell has int8_static"),
         ({"format": "int8_sym"}, "s.json is for the format 'int8_sym', and only int8_static, fp8_e4m3_static take scales"),
         ({"k": [0.5, 0.0, 1, 1]}, "s.json has 0.0 for k of layer 1, where a finite number above 0 is due"),
         ({"v": [0.5, float("nan"), 1, 1]}, "s.json has nan for v of layer 1"),
@@ -105,7 +105,7 @@ def test_a_file_that_is_not_there_or_no_json_is_refused(file, matrix, tmp_path):
         matrix()
     with pytest.raises(
         UsageError,
-        match=r'holds the text "dynamic" where a number above 0, default, checkpoint, checkpoint_or_default, a \.json file',
+        match=r'default, checkpoint, checkpoint_or_default, the name of a \.json file .*, got "dynamic"',
     ):
         matrix("{kv_format: int8_static, scale: dynamic}")
 
@@ -277,9 +277,7 @@ def test_a02_t3_a_published_file_that_does_not_fit_is_refused_with_its_place(tmp
 
 def test_a_published_file_is_for_its_format_its_model_type_and_its_layers(tmp_path, matrix):
     published(tmp_path)
-    with pytest.raises(
-        UsageError, match=r"s\.json is for fp8_e4m3_static, and a cell with int8_static names it"
-    ):
+    with pytest.raises(UsageError, match=r"s\.json is for fp8_e4m3_static, and the cell has int8_static"):
         matrix("{kv_format: int8_static, scale: s.json}")
     (tmp_path / "s.json").write_text(json.dumps({**PUBLISHED, "model_type": "qwen2"}))
     problem = plan_cell(cell(matrix(FP8))).problem
@@ -301,9 +299,7 @@ def test_a_word_that_is_nearly_one_is_answered_with_it(matrix):
         ("defualt", "default"),
         ("checkpoint_or_defaults", "checkpoint_or_default"),
     ):
-        with pytest.raises(
-            UsageError, match=rf'scale holds the text "{typo}" where .* is due\. Did you mean {meant}\?'
-        ):
+        with pytest.raises(UsageError, match=rf'got "{typo}"\. Did you mean {meant}\?'):
             matrix(f"{{kv_format: fp8_e4m3_static, scale: {typo}}}")
 
 
@@ -374,5 +370,5 @@ def test_scales_in_few_letters():
 
 @pytest.mark.parametrize("scale", ["1e-50", "1e39", "{k: 0.05, v: 1e-50}", "{k: [0.1, 1e39], v: [0.1, 0.1]}"])
 def test_a02_t3_a_scale_that_float32_does_not_hold_is_refused_before_the_run(matrix, scale):
-    with pytest.raises(UsageError, match=r"a scale is kept in float32, from 1\.4e-45 to 3\.4e\+38"):
+    with pytest.raises(UsageError, match="expected a number above 0 that float32 holds"):
         matrix(f"{{kv_format: int8_static, scale: {scale}}}")

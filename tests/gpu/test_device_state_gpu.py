@@ -102,7 +102,7 @@ class Products:
 
 def test_measured_requests_have_the_state_of_the_gpu() -> None:
     found = DeviceState(torch.device("cuda"))
-    timings = measure([("candidate", Products())], new_tokens=4, repeats=3, warmup=1, look=found.read)
+    timings = measure([("candidate", Products())], new_tokens=4, repeats=3, warmup=1, read_state=found.read)
     for timing in timings.measured:
         assert timing.device is not None
         arm = {"device": timing.device, "itl_ms": timing.itl_ms, "total_ms": timing.total_ms}

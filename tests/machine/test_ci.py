@@ -322,20 +322,6 @@ def test_the_workflow_is_a_workflow() -> None:
         assert "uses" not in step or re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"])
 
 
-def test_the_page_shows_commands_and_files_that_exist() -> None:
-    text = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```(?:sh|yaml)\n(.*?)```", text, re.S)
-    found = [words for block in blocks for words in commands_of(block.replace("- run: ", ""))]
-    assert len(found) >= 4
-    for words in found:
-        assert_exists(words)
-    assert "examples/github-actions.yml" in text
-    codes = re.findall(r"^\| (\d+) \|", text, re.M)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert codes == ["0", "1", "2", "3", "4", "130"]
-    assert all(f"\n| {code} |" in readme for code in codes)
-
-
 @pytest.mark.parametrize("words", [[], ["--json"]])
 def test_no_junit_stands_beside_a_result_that_could_not_be_printed(stored: RunDir, words: list[str]) -> None:
     """Of a pass: the exit code is another one then, and a green suite would say something else."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.errors import UsageError
+from kvbench.matrix.document import ConfigError, Fault
 from kvbench.matrix.load import Matrix, load
 
 Make = Callable[..., Matrix]
@@ -31,15 +31,15 @@ def make(tmp_path: Path) -> Make:
 
 
 @pytest.fixture
-def refused(make: Make, tmp_path: Path) -> Callable[..., list[str]]:
-    """The complaints about a matrix, a line each, without the folder."""
+def refused(make: Make) -> Callable[..., tuple[Fault, ...]]:
+    """refused(text, ...): the mistakes of a matrix."""
 
-    def lines(matrix: str, *args: Any, **kwargs: Any) -> list[str]:
-        with pytest.raises(UsageError) as caught:
+    def faults(matrix: str, *args: Any, **kwargs: Any) -> tuple[Fault, ...]:
+        with pytest.raises(ConfigError) as caught:
             make(matrix, *args, **kwargs)
-        return str(caught.value).replace(f"{tmp_path}/", "").splitlines()
+        return caught.value.faults
 
-    return lines
+    return faults
 
 
 @pytest.fixture

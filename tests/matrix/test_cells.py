@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.load import Host, Matrix
 
 Make = Callable[..., Matrix]
-Refused = Callable[..., list[str]]
 Picked = Callable[..., list[tuple[Any, ...]]]
 
 
@@ -193,30 +190,3 @@ def test_include_gives_a_static_format_its_scale(make: Make, picked: Picked) -> 
         ("int8_static", 1, 0.05),
         ("int8_static", 2, 0.05),
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("axes: {kv_format: [native, int8_static]}",
-         "m.yaml:1:28: int8_static needs a scale; add one, as in scale: 0.05, scale: {k: 0.05, v: 0.1} or scale: checkpoint."),
-        ("axes: {batch: [1, 2]}\nengine: {kv_format: int8_static}",
-         "m.yaml:2:21: int8_static needs a scale; add one, as in scale: 0.05, scale: {k: 0.05, v: 0.1} or scale: checkpoint."),
-        ("axes: {kv_format: [int8_static], scale: [~, 1]}",
-         "m.yaml:1:20: int8_static needs a scale; add one, as in scale: 0.05, scale: {k: 0.05, v: 0.1} or scale: checkpoint."),
-        ("axes: {kv_format: native}\ninclude:\n - {kv_format: int8_sym, scale: 0.1}",
-         "m.yaml:3:4: the scale is given to a cell with int8_sym, which takes none; name a static format beside it (int8_static, fp8_e4m3_static)."),
-        ("axes: {kv_format: native}\ninclude: [{kv_format: fp8_e4m3_static}]",
-         "m.yaml:2:11: fp8_e4m3_static needs a scale; add one, as in scale: 0.05, scale: {k: 0.05, v: 0.1} or scale: checkpoint."),
-        ("axes: {kv_format: [native, int8_static]}\nengine: {scale: 0.1}",
-         "m.yaml:2:17: scale is fixed for every cell, but native takes none; move it to axes, where it reaches only the static formats (int8_static, fp8_e4m3_static)."),
-        ("axes: {kv_format: [native, int8_sym], scale: 0.1}",
-         "m.yaml:1:46: scale is an axis, but no static format reads it; add one, or remove the axis."),
-        ("axes: {kv_format: int8_static, scale: {k: 1}}", "m.yaml:1:39: scale has the keys k where k and v are due."),
-        ("axes: {kv_format: int8_static, scale: {k: [1, 2], v: [1]}}",
-         "m.yaml:1:39: scale lists 2 and 1 layers; k and v take one number a layer."),
-        ("axes: {kv_format: int8_static, scale: {k: [], v: 1}}", "m.yaml:1:39: scale lists 0 layers; k and v take one number a layer."),
-    ],
-)  # fmt: skip
-def test_a_scale_that_is_missing_or_has_no_reader(refused: Refused, text: str, line: str) -> None:
-    assert refused(text) == [line]

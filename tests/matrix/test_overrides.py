@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kvbench.matrix.document import Fault
 from kvbench.matrix.load import Matrix
 from kvbench.matrix.overrides import apply
 from kvbench.matrix.yaml import parse
 
 Make = Callable[..., Matrix]
-Refused = Callable[..., list[str]]
+Refused = Callable[..., tuple[Fault, ...]]
 Picked = Callable[..., list[tuple[Any, ...]]]
 
 
@@ -33,33 +34,28 @@ def test_set_of_a_model_replaces_the_axis(make: Make, picked: Picked) -> None:
     assert picked(make("model: a\naxes: {batch: 1}", ["axes.model=[b, c]"]), "model") == [("b",), ("c",)]
 
 
-def test_what_cannot_be_set_is_said_with_the_words_of_the_option(refused: Refused) -> None:
+def test_an_override_that_cannot_be_applied_is_named(refused: Refused) -> None:
     text = "axes: {kv_format: [native], batch: 1}\ntreshold: 1\nrunners: {mcq: {}}"
-    words = [
-        "axes.kv_format=[int8_sim]", "axs.batch=[1]", "axes.bach=[1]", "runners.mcq.limt=3", "runners.mqc.limit=3",
-        "axes.batch.x=1", "engine.page_size", "name=", "=1", "engine.dtype=[1", "engine.a=1", "engine.b=1",
-    ]  # fmt: skip
-    lines = refused(text, words)
-    assert len(lines) == len(words) + 1
-    assert lines[-1].startswith("m.yaml:2:1: treshold is not a key of a matrix")
-    said = dict(line.split(": ", 1) for line in lines[:-1])
-    assert list(said) != sorted(said)  # in the order of faults, not of the alphabet
-    assert said["--set axes.kv_format=[int8_sim]"].endswith("Did you mean int8_sym?")
-    assert said["--set axs.batch=[1]"].endswith("Did you mean axes?")
-    assert said["--set axes.bach=[1]"].endswith("Did you mean batch?")
-    assert said["--set runners.mcq.limt=3"].endswith("Did you mean limit?")
-    assert said["--set runners.mqc.limit=3"] == (
-        "runners has no mqc; it has: mcq. Did you mean mcq? To add it, write --set runners.mqc={limit: ...}."
-    )
-    assert (
-        said["--set axes.batch.x=1"] == "axes.batch is no mapping, so no key of it can be set; set it whole."
-    )
-    assert said["--set engine.page_size"] == "write a path, '=' and a value, as in --set axes.batch=[1,4]."
-    assert said["--set =1"] == said["--set engine.page_size"]
-    assert said["--set name="] == "there is no value after '='; write null where null is meant."
-    assert said["--set engine.dtype=[1"].startswith("value:1:3: this is not YAML")
-    assert said["--set engine.a=1"].startswith("a is not a key of engine")
-    assert said["--set engine.b=1"].startswith("b is not a key of engine")
+    wanted = {
+        "axes.batch.x=1": ("override", "axes.batch is not a mapping"),
+        "axes.kv_format=[int8_sim]": ("not_accepted", "Did you mean int8_sym?"),
+        "axs.batch=[1]": ("unknown_key", "Did you mean axes?"),
+        "axes.bach=[1]": ("unknown_key", "Did you mean batch?"),
+        "runners.mcq.limt=3": ("unknown_key", "Did you mean limit?"),
+        "runners.mqc.limit=3": ("override", "--set runners.mqc={limit: ...}."),
+        "engine.page_size": ("override", "as in --set axes.batch=[1,4]."),
+        "name=": ("override", "write null for null."),
+        "=1": ("override", "as in --set axes.batch=[1,4]."),
+        "engine.dtype=[1": ("override", "value:1:3: this is not YAML"),
+        "engine.a=1": ("unknown_key", "unknown key a in engine"),
+        "engine.b=1": ("unknown_key", "unknown key b in engine"),
+    }
+    *faults, in_file = refused(text, list(wanted))
+    assert (in_file.where.rpartition("/")[2], in_file.code) == ("m.yaml:2:1", "unknown_key")
+    assert {f.where: f.code for f in faults} == {
+        f"--set {words}": code for words, (code, _) in wanted.items()
+    }
+    assert all(wanted[f.where.removeprefix("--set ")][1] in f.sentence for f in faults)
 
 
 def test_the_loaded_document_stays_as_it_was() -> None:

@@ -1,4 +1,4 @@
-"""What `kvbench plan` prints: fallbacks, reasons in a sentence, and a device that this machine lacks."""
+"""What `kvbench plan` prints: fallbacks with reasons, checks that nothing answers, and a device that is missing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from kvbench.errors import UsageError
 from kvbench.formats.fp8_checkpoint import Fp8Config
+from kvbench.gate.coverage import gate_lines, uncovered
 from kvbench.gate.policy import load
 from kvbench.models.catalog import CONFIGS
 from kvbench.models.source import fingerprint
@@ -19,52 +20,39 @@ from kvbench.run.execute import plan_tasks
 
 CPU = {"device": "cpu", "device_reason": "no NVIDIA driver"}
 CUDA = {"device": "cuda", "device_reason": "1 GPU(s) visible"}
-NO_GPU = "  no_gpu: The Triton kernels need a CUDA device, and the cache is on 'cpu'; use torch."
-NOTE = (
-    "a CUDA device and this machine has none (no NVIDIA driver); planned as for a GPU, a run here is refused: "
-    "run it on a machine with one, or leave device: cuda out."
-)
 
 
 @pytest.fixture
 def planned(make: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """planned(matrix, environment): the lines of the plan."""
+    """planned(matrix, environment): the lines of the plan, up to those on the gate."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
-    def lines(text: str, environment: dict[str, str] = CPU, gate: str = "") -> list[str]:
+    def lines(text: str, environment: dict[str, str] = CPU) -> list[str]:
         matrix = make(text if "axes:" in text else "axes: {batch: [1]}\n" + text)
         tasks = plan_tasks(matrix, RunDir(tmp_path / "run"), "missing")
-        policy = None
-        if gate:
-            (tmp_path / "g.yaml").write_text(gate)
-            policy = load(tmp_path / "g.yaml")
-        shown = plan_text(matrix, [plan_cell(cell) for cell in matrix.cells], tasks, environment, policy)
-        text, foreseen = shown.split("\n\n  evidence that every task has to give (")
-        return foreseen.splitlines() if gate else text.splitlines()
+        shown = plan_text(matrix, [plan_cell(cell) for cell in matrix.cells], tasks, environment)
+        return shown.split("\n\n  required evidence (")[0].splitlines()
 
     return lines
 
 
-def test_a_fallback_says_that_it_is_one_and_why_once(planned):
+def test_a_fallback_has_its_reason_and_each_reason_one_sentence(planned):
     lines = planned(
         "axes: {kv_format: [native, int8_sym], batch: [1, 2]}\n"
         "engine: {backend: triton, fallback: allow, device: cpu}"
     )
     assert lines.count("      backend: triton -> torch, fell back (no_gpu)") == 4
     assert lines.count("        rejected triton: no_gpu") == 4
-    assert lines[-4:] == [
-        "",
-        NO_GPU,
-        "  graph_needs_triton_on_gpu: decode: graph needs backend triton on a CUDA device; this cell runs on backend torch, cpu.",
-        "  layer_needs_triton_on_gpu: compile: layer needs backend triton on a CUDA device; this cell runs on backend torch, cpu.",
-    ]
+    assert lines[-4] == ""
+    assert [line.split(":")[0].strip() for line in lines[-3:]] == [
+        "no_gpu", "graph_needs_triton_on_gpu", "layer_needs_triton_on_gpu",
+    ]  # fmt: skip
 
 
 def test_what_auto_became_is_no_fallback(planned):
     lines = planned("engine: {backend: auto, device: cpu}")
     assert lines.count("      backend: auto -> torch (no_gpu)") == 1
     assert not any("fell back" in line for line in lines)
-    assert "  no_gpu: The Triton kernels need a CUDA device, and the cache is on 'cpu'; use torch." in lines
 
 
 def test_what_runs_as_asked_needs_no_sentence(planned):
@@ -72,56 +60,48 @@ def test_what_runs_as_asked_needs_no_sentence(planned):
     assert lines[-1].startswith("  run    ")
 
 
-def test_what_a_gate_asks_in_vain_is_said_before_anything_runs(planned):
-    said = planned(
-        "axes: {kv_format: [native, int8_sym]}\nrunners: {storage: {}, perplexity: {data: [pydoc]}, mcq: {limit: 9}}",
-        gate="""
-evidence: E2
-checks:
-  - {metric: kv_ratio_16bit, where: {kv_format: int8_sym}, at_most: 0.52}
-  - {metric: ppl_delta_pct, where: {variant: pydoc stream512}, within: [-1, 1]}
-  - {metric: itl_ratio, at_most: 1}
-  - {metric: kv_ratio_16bit, where: {kv_format: fp8_e4m3}, at_most: 1, required: false}
-  - {metric: ppl_delta_pct, where: {kv_format: native}, within: [-1, 1]}
-  - {metric: ppl_delta_pct, where: {variant: wikitext2 stream512}, within: [-1, 1]}
-  - {metric: mcq_agreement, at_least: 0.5}
-  - {metric: mcq_delta_pt, within: [-1, 1], required: false}
-""",
+@pytest.mark.parametrize(
+    ("check", "reason"),
+    [
+        ("{metric: kv_ratio_16bit, where: {kv_format: int8_sym}, at_most: 0.52}", None),
+        ("{metric: ppl_delta_pct, where: {variant: pydoc stream512}, within: [-1, 1]}", None),
+        ("{metric: itl_ratio, at_most: 1}", "no_runner"),
+        ("{metric: kv_ratio_16bit, where: {kv_format: fp8_e4m3}, at_most: 1}", "no_cell"),
+        ("{metric: ppl_delta_pct, where: {kv_format: native}, within: [-1, 1]}", "only_baselines"),
+        ("{metric: ppl_delta_pct, where: {variant: wikitext2 stream512}, within: [-1, 1]}", "no_variant"),
+        ("{metric: mcq_agreement, at_least: 0.5}", "partial"),
+        ("{metric: mcq_agreement, at_least: 0.5, required: false}", "partial"),
+    ],
+)
+def test_a_check_that_the_matrix_cannot_answer_has_its_reason(make, tmp_path, check, reason):
+    runners = "runners: {storage: {}, perplexity: {data: [pydoc]}, mcq: {limit: 9}}"
+    matrix = make(f"axes: {{kv_format: [native, int8_sym]}}\n{runners}")
+    gate = tmp_path / "g.yaml"
+    gate.write_text(f"evidence: E2\nchecks:\n  - {check}\n")
+    found = list(uncovered(load(gate), matrix.cells, matrix.tasks))
+    assert [one.reason for one in found] == ([reason] if reason else [])
+    assert all(one.check.line == 3 for one in found)
+    assert all(
+        ("exit code 3" in one.sentence) == (reason == "partial" and one.check.required) for one in found
     )
-    assert said == [
-        "gate g, evidence E2): E1, E2, E1-weights, E2-weights",
-        "  check itl_ratio at most 1 (line 6): itl_ratio comes from the runner latency, which the matrix does not name; the gate will fail.",
-        "  check kv_ratio_16bit at most 1 where kv_format=fp8_e4m3 (line 7): no cell of the matrix has kv_format=fp8_e4m3; "
-        "it will not be evaluated.",
-        "  check ppl_delta_pct within [-1, 1] where kv_format=native (line 8): it compares with the baseline, and picks only baselines; "
-        "the gate will fail.",
-        "  check ppl_delta_pct within [-1, 1] where variant=wikitext2 stream512 (line 9): the runner perplexity measures pydoc stream512, "
-        "not wikitext2 stream512; the gate will fail.",
-        "  check mcq_agreement at least 0.5 (line 10): limit: 9 makes it partial where there is more, and the gate does not say "
-        "allow_partial: true; it will not be evaluated, which is exit code 3.",
-        "  check mcq_delta_pt within [-1, 1] (line 11): limit: 9 makes it partial where there is more, and the gate does not say "
-        "allow_partial: true; it will not be evaluated.",
+    head, *sentences = gate_lines(load(gate), matrix.cells, matrix.tasks)
+    assert head == "required evidence (gate g, evidence E2): E1, E2, E1-weights, E2-weights"
+    assert sentences == [one.sentence for one in found]
+    gate.write_text(f"allow_partial: true\nchecks: [{check}]\n")
+    assert [u.reason for u in uncovered(load(gate), matrix.cells, matrix.tasks)] == [
+        one.reason for one in found if reason != "partial"
     ]
-    taken = planned(
-        "axes: {kv_format: [native, int8_sym]}\nrunners: {mcq: {limit: 9}}",
-        gate="allow_partial: true\nchecks: [{metric: mcq_agreement, at_least: 0.5}]",
-    )
-    assert len(taken) == 1
 
 
-def test_the_model_of_all_cells_is_said_once(planned):
+def test_the_model_of_all_cells_is_named_once(planned):
     axes = "axes: {weights: [native, fp8_block128]}\n"
     lines = planned(f"{axes}model: {{source: tiny-wide, native: tiny-llama}}")
-    assert (
-        lines[0]
-        == "m: 2 cells, 2 tasks (2 to run, 0 reused); model tiny-wide, native weights from tiny-llama"
-    )
+    counts = "m: 2 cells, 2 tasks (2 to run, 0 reused)"
+    assert lines[0] == f"{counts}; model tiny-wide, native weights from tiny-llama"
     (refused,) = [line for line in lines if "tiny" in line][1:]
-    assert refused.strip().startswith(
-        "refused (native_is_another_model): The native cells would run on tiny-llama, whose "
-    )
+    assert refused.strip().startswith("refused (native_is_another_model): ")
     lines = planned("axes: {model: [tiny-wide, tiny-llama]}")
-    assert lines[0] == "m: 2 cells, 2 tasks (2 to run, 0 reused)"
+    assert lines[0] == counts
     assert sum("model=tiny" in line for line in lines) == 2
 
 
@@ -133,7 +113,9 @@ def test_the_model_of_all_cells_is_said_once(planned):
     ],
 )
 def test_a_cuda_device_that_is_not_here_is_said_first(planned, devices, who):
-    assert planned(devices)[1:3] == [f"note: {who} {NOTE}", ""]
+    note, empty = planned(devices)[1:3]
+    assert note.startswith(f"note: {who} a CUDA device and this machine has none (no NVIDIA driver)")
+    assert empty == ""
 
 
 @pytest.mark.parametrize(
@@ -155,7 +137,7 @@ def test_bytes_of_weights_are_planned_by_formula(planned):
 
 def test_bytes_that_only_the_loaded_model_tells_are_said_to_be_unknown(planned):
     assert (
-        sum("of KV, weight bytes known once it is loaded" in line for line in planned("model: tiny-gpt-oss"))
+        sum("of KV, weight bytes known when it is loaded" in line for line in planned("model: tiny-gpt-oss"))
         == 1
     )
     assert sum("KV and weight bytes unknown" in line for line in planned("model: owner/name")) == 1

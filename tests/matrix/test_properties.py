@@ -16,7 +16,6 @@ from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.load import Matrix, load
 
 Make = Callable[..., Matrix]
-Refused = Callable[..., list[str]]
 Picked = Callable[..., list[tuple[Any, ...]]]
 
 

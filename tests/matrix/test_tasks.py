@@ -14,7 +14,6 @@ from kvbench.matrix.load import Host, Matrix
 from kvbench.matrix.runners import RUNNERS
 
 Make = Callable[..., Matrix]
-Refused = Callable[..., list[str]]
 Picked = Callable[..., list[tuple[Any, ...]]]
 
 
@@ -118,11 +117,12 @@ def test_data_that_is_not_here_has_a_key_of_its_own(make: Make) -> None:
     assert gone.tasks[0].key != here.tasks[0].key
 
 
-def test_a_model_that_means_nothing_is_located(refused: Refused) -> None:
+def test_a_model_that_means_nothing_is_located(make: Make) -> None:
     def unknown(spec: Mapping[str, Any]) -> str:
         raise UsageError(f"the model {spec['model']} is not known.")
 
     text = "axes:\n  kv_format: native\n  model: [smolm]\n"
-    assert refused(text, fingerprint_model=unknown) == ["m.yaml:3:11: the model smolm is not known."]
-    line = refused(text, ["axes.model=tinny"], fingerprint_model=unknown)
-    assert line == ["--set axes.model=tinny: the model tinny is not known."]
+    with pytest.raises(UsageError, match=r"m\.yaml:3:11: the model smolm is not known\."):
+        make(text, fingerprint_model=unknown)
+    with pytest.raises(UsageError, match=r"^--set axes\.model=tinny: the model tinny is not known\."):
+        make(text, ["axes.model=tinny"], fingerprint_model=unknown)

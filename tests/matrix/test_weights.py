@@ -11,7 +11,6 @@ from kvbench.matrix.load import Matrix
 
 Make = Callable[..., Matrix]
 Picked = Callable[..., list[tuple[Any, ...]]]
-Refused = Callable[..., list[str]]
 
 
 def test_the_baseline_of_fp8_weights_has_native_weights_and_native_kv(make: Make) -> None:
@@ -27,14 +26,6 @@ def test_paths_are_varied_for_fp8_weights_only(make: Make, picked: Picked) -> No
     assert picked(matrix, "weights", "gemm") == [
         ("native", "auto"), ("fp8_block128", "auto"), ("fp8_block128", "reference"), ("fp8_block128", "w8a8"),
     ]  # fmt: skip
-
-
-def test_a_path_for_native_weights_is_a_mistake(refused: Refused) -> None:
-    (line,) = refused("engine: {gemm: w8a8}\naxes: {kv_format: [native]}")
-    assert line == (
-        "m.yaml:1:16: gemm: w8a8 is given to a cell with native weights, which have no FP8 product; move it to axes, where it "
-        "reaches only FP8 weights, or ask for weights: fp8_block128."
-    )
 
 
 def test_native_weights_run_on_the_model_that_is_named_for_them(make: Make, picked: Picked) -> None:

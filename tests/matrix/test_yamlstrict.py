@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.errors import UsageError
+from kvbench.matrix.document import ConfigError
 from kvbench.matrix.yaml import Problems, load, parse, read, scalar
 
 
@@ -63,7 +64,7 @@ def test_every_int_reads_back(n: int) -> None:
 
 def test_a22_t3_duplicate_key_is_an_error_with_both_places() -> None:
     message = faults("kv_format: native\nbatch: 1\nkv_format: int8_sym\n")
-    assert message == "f.yaml:3:1: the key kv_format stands twice (first in line 1); keep one of them."
+    assert message.startswith("f.yaml:3:1: duplicate key kv_format (first in line 1)")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_a22_t3_duplicate_key_is_an_error_with_both_places() -> None:
     ],
 )
 def test_a22_t3_tab_indent_names_its_line(text: str, place: str) -> None:
-    assert faults(text) == f"f.yaml:{place}: a tab stands where YAML wants spaces; replace it with spaces."
+    assert faults(text).startswith(f"f.yaml:{place}: YAML does not allow a tab here")
 
 
 @pytest.mark.parametrize(
@@ -86,9 +87,9 @@ def test_a22_t3_tab_indent_names_its_line(text: str, place: str) -> None:
         ("a: &x 1\nb: *x\n", "f.yaml:2:4: *x is an alias"),
         ("a: &x [*x]\n", "f.yaml:1:8: *x is an alias"),
         ("<<: {a: 1}\n", "f.yaml:1:1: << is a merge key"),
-        ("a: !!str 8\n", "f.yaml:1:4: the tag !!str is not read"),
-        ("a: !!python/object:os.system x\n", "f.yaml:1:4: the tag !!python/object:os.system is not read"),
-        ("!!map {a: 1}\n", "f.yaml:1:1: the tag !!map is not read"),
+        ("a: !!str 8\n", "f.yaml:1:4: the tag !!str is"),
+        ("a: !!python/object:os.system x\n", "f.yaml:1:4: the tag !!python/object:os.system is"),
+        ("!!map {a: 1}\n", "f.yaml:1:1: the tag !!map is"),
         ("a: 1\n---\nb: 2\n", "f.yaml:2:1: a second document starts here"),
         ("1: a\n", "f.yaml:1:1: the key 1 is not text"),
         ("true: a\n", "f.yaml:1:1: the key true is not text"),
@@ -99,7 +100,7 @@ def test_a22_t3_tab_indent_names_its_line(text: str, place: str) -> None:
         ("a: [1, 2\nb: 3\n", "f.yaml:2:2: this is not YAML: while parsing a flow sequence, expected ',' or ']', but got ':'."),
         ("a: 'x\n", "f.yaml:2:1: this is not YAML: "),
         ("a: b: c\n", "f.yaml:1:5: this is not YAML: mapping values are not allowed here."),
-        ("a: 1\nb: \x00\n", "f.yaml:2:4: the character U+0000 may not stand in YAML"),
+        ("a: 1\nb: \x00\n", "f.yaml:2:4: the character U+0000 is not allowed"),
         ("[" * 50 + "]" * 50, "f.yaml:1:22: this is nested deeper than 20 levels"),
     ],
 )  # fmt: skip
@@ -109,7 +110,7 @@ def test_what_is_refused_says_where_and_why(text: str, sentence: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n", "~\n"])
 def test_empty_is_refused(text: str) -> None:
-    assert faults(text) == "f.yaml is empty; it takes a mapping of keys."
+    assert faults(text).startswith("f.yaml is empty")
 
 
 def test_faults_inside_a_refused_entry_are_found_too() -> None:
@@ -135,26 +136,22 @@ def test_marks_of_values_keys_and_unknown_paths() -> None:
 def test_problems_are_sorted_merged_and_raised_together() -> None:
     document = parse("a: 1\nb: *x\nc: 3\na: 2\n", "f.yaml")
     problems = Problems(document)
-    problems.add(("c",), "c is wrong.")
-    problems.add(("a",), "a is wrong.")
-    problems.add(("a",), "a is wrong.")
-    problems.add(("b",), "b is null.")  # the loader made it null, and said why
-    assert len(problems) == 4
-    with pytest.raises(UsageError) as caught:
+    problems.add(("c",), "c is wrong.", "c")
+    problems.add(("a",), "a is wrong.", "a")
+    problems.add(("a",), "a is wrong.", "a")
+    problems.add(("b",), "b is null.", "b")  # the loader made it null, and reported it
+    with pytest.raises(ConfigError) as caught:
         problems.raise_if_any()
-    assert str(caught.value).splitlines() == [
-        "f.yaml:1:4: a is wrong.",
-        "f.yaml:2:4: *x is an alias, and aliases are not read; write the value out.",
-        "f.yaml:3:4: c is wrong.",
-        "f.yaml:4:1: the key a stands twice (first in line 1); keep one of them.",
-    ]
+    found = [(fault.line, fault.column, fault.code) for fault in caught.value.faults]
+    assert found == [(1, 4, "a"), (2, 4, "alias"), (3, 4, "c"), (4, 1, "duplicate_key")]
+    assert str(caught.value).splitlines()[2] == "f.yaml:3:4: c is wrong."
 
 
 def test_load_raises_what_read_keeps(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text("a: 1\na: 2\n")
     assert read(path).data == {"a": 1}
-    with pytest.raises(UsageError, match="stands twice"):
+    with pytest.raises(UsageError, match="duplicate key a"):
         load(path)
 
 

@@ -346,14 +346,3 @@ def test_no_table_is_exit_code_2_with_its_line(json_: list[str]) -> None:
     assert (done.exit_code, done.stdout) == (2, "")
     assert "smoke.yaml, line" in done.stderr
     assert "accepted" in done.stderr or "key: value" in done.stderr
-
-
-def test_the_page_shows_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "docs" / "published-tables.md").read_text(encoding="utf-8")
-    command, shown = text.split("\n$ kvbench ")[1].split("```")[0].split("\n", 1)
-    monkeypatch.chdir(ROOT)
-    done = CliRunner().invoke(app, command.split())
-    assert (done.exit_code, done.stdout) == (1, shown)
-    table = text.split("| rule | finds |")[1].split("\n\n")[0]
-    assert {name for name in RULES if f"`{name}`" in table} == set(RULES)
-    assert f"it finds {sum(sum(found.values()) for found in KNOWN.values())}:" in text

@@ -145,7 +145,7 @@ def test_a_text_that_fills_the_models_positions_has_no_room_for_a_line_end(runne
     ctx = runner_context("agreement", steps=4, prompt_tokens=24)
     assert agreement._prefix(ctx, [1] * 4092, 4)[0] != []  # 4092 + 1 + 4 - 1 positions
     prefix, reason = agreement._prefix(ctx, [1] * 4093, 4)
-    assert (prefix, reason) == ([], "none: the model has 4096 positions, and prompt and steps take them")
+    assert (prefix, reason) == ([], "none: prompt and steps take all 4096 positions of the model")
 
 
 def test_a_line_end_stands_behind_the_bos_that_the_tokenizer_puts_first():
@@ -198,7 +198,7 @@ def test_a_neighbour_in_the_batch_reads_its_own_text_and_changes_no_argmax(runne
     seq, beside = engine.add(), engine.add()
     text = greedy(engine, seq, PROMPT, 40, 0)
     engine.truncate(seq, 0)
-    again = teacher_forced(engine, seq, PROMPT, text.best, 10, beside=beside)
+    again = teacher_forced(engine, seq, PROMPT, text.best, 10, neighbour=beside)
     assert again.best == text.best
     assert engine.length(beside) == again.forwards - 1
     assert engine.length(seq) == len(PROMPT) + 39
@@ -288,5 +288,5 @@ def test_a19_t4_more_steps_than_the_model_has_positions_are_refused_before_any_w
 def test_a_text_shorter_than_the_prompt_is_a_usage_error(runner_context, tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("Too short.")
-    with pytest.raises(UsageError, match="has 10 tokens, and 24 are asked for"):
+    with pytest.raises(UsageError, match="has 10 tokens, but 24"):
         agreement.run(runner_context("agreement", steps=4, prompt_tokens=24, data=str(path)))

@@ -29,7 +29,7 @@ def test_a17_t2_perplexity_is_of_the_token_mean_not_of_the_chunk_means() -> None
 
 
 @pytest.mark.parametrize("n", [2, 511, 512, 513, 514, 1024, 1025])
-def test_no_token_is_scored_twice(n: int) -> None:
+def test_a17_t4_no_token_is_scored_twice(n: int) -> None:
     found = stream(range(n), [0] * n)
     scored = [t for c in found.chunks for t in c.tokens[c.skip :]]
     assert len(scored) == len(set(scored))

@@ -59,18 +59,13 @@ def test_layers_under_other_names_and_layers_left_out_are_refused() -> None:
     found = linears.products(model)
     linears.check_all(model, found)
     first = found[-1]
-    with pytest.raises(KvbenchError, match=r"would be measured as .* is another layer of the model"):
+    with pytest.raises(KvbenchError, match="is another layer of the model"):
         linears.check_all(model, [*found[:-1], replace(first, names=first.alike[0].names)])
-    with pytest.raises(KvbenchError, match=f"and would be measured as {first.n + 1} x {first.k}"):
+    with pytest.raises(KvbenchError, match=f"would be measured as {first.n + 1} x {first.k}"):
         linears.check_all(model, [*found[:-1], replace(first, n=first.n + 1)])
-    with pytest.raises(
-        KvbenchError,
-        match=r"layers\.0\.q_proj as one product 1 times, and as such they would be measured 0 times",
-    ):
+    with pytest.raises(KvbenchError, match=r"layers\.0\.q_proj as one product 1 times, but 0 would"):
         linears.check_all(model, found[1:])
-    with pytest.raises(
-        KvbenchError, match=r"o_proj as one product 1 times, and as such they would be measured 2 times"
-    ):
+    with pytest.raises(KvbenchError, match=r"o_proj as one product 1 times, but 2 would"):
         linears.check_all(model, [*found, found[-1]])
 
 
@@ -144,7 +139,7 @@ def test_native_weights_are_measured_without_the_output_layer() -> None:
         (128, 384, False),
         (192, 384, False),
     ]
-    with pytest.raises(KvbenchError, match="no linear layer beside its output layer"):
+    with pytest.raises(KvbenchError, match="no linear layer"):
         linears.products(nn.Sequential(nn.LayerNorm(4)))
 
 
@@ -189,16 +184,14 @@ def test_a_path_that_was_not_due_gives_no_result(monkeypatch: pytest.MonkeyPatch
         return x @ dequantize_blocks(codes, scales).t()
 
     monkeypatch.setattr(fp8linear, "fp8_linear", other)
-    with pytest.raises(
-        KvbenchError, match=r"computed by path w8a16 \(w8a16_dot\), and path reference is due"
-    ):
+    with pytest.raises(KvbenchError, match=r"expected path reference, got w8a16 \(w8a16_dot\)"):
         bench([1]).measure(linears.products(Model())[0])
 
 
 def test_no_rows_are_handled_or_the_cell_has_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     product = linears.products(Model())[0]
     assert product(torch.empty(0, 384)).shape == (0, 384)
-    with pytest.raises(KvbenchError, match=r"gives \[384\] for no rows; it must be \[0, 384\]"):
+    with pytest.raises(KvbenchError, match=r"expected shape \[0, 384\] for no rows, got \[384\]"):
         bench([1])._check_no_rows(
             replace(product, modules=(lambda x: torch.empty(1, 384),)), torch.empty(2, 384)
         )  # type: ignore[arg-type]
@@ -314,9 +307,9 @@ def test_the_fact_says_what_was_cold() -> None:
         "CUDA events over 30 of 30 layers in turn, L2 62,914,560 B: weights 53,000,000 B, warm; "
         "native ones 106,000,000 B, partly cold; the model's "
     )
-    assert str(warm) == f"{text}60,000,000 B fit into the L2, so that its steps find them warm too"
+    assert str(warm) == f"{text}60,000,000 B fit into the L2, so its steps find them warm too"
     larger = replace(warm, model=163_000_000)
-    assert str(larger) == f"{text}163,000,000 B exceed the L2, so that its steps may find them cold"
+    assert str(larger) == f"{text}163,000,000 B exceed the L2, so its steps may find them cold"
 
 
 @pytest.mark.parametrize(("layers", "order"), [(1, "aaaaa"), (3, "abcabc"), (7, "abcdefg")])
@@ -411,7 +404,7 @@ def test_a_path_that_was_not_due_gives_no_result_in_any_layer_that_is_timed(
         return x @ dequantize_blocks(codes, rest[0]).t()
 
     monkeypatch.setattr(fp8linear, "fp8_linear", other)
-    words = r"layers\.0\.v_proj \(1 x 128 x 384\) was computed by path w8a16 \(w8a16_dot\), and path reference is due"
+    words = r"layers\.0\.v_proj \(1 x 128 x 384\): expected path reference, got w8a16"
     with pytest.raises(KvbenchError, match=words):
         bench([1]).measure(product)
 
@@ -425,7 +418,7 @@ def test_the_record_says_of_each_shape_what_was_cold(
     assert measured.facts["timed_with"] == {
         "64 x 64": "CUDA events over 8 of 8 layers in turn, L2 70,000 B: weights 131,072 B, partly cold; native ones 131,072 B, partly cold",
         "32 x 64": "CUDA events over 8 of 8 layers in turn, L2 70,000 B: weights 65,536 B, warm; native ones 65,536 B, warm; "
-        "the model's 724,224 B exceed the L2, so that its steps may find them cold",
+        "the model's 724,224 B exceed the L2, so its steps may find them cold",
         "128 x 64": "CUDA events over 8 of 8 layers in turn, L2 70,000 B: weights 262,144 B, partly cold; native ones 262,144 B, partly cold",
         "64 x 128": "CUDA events over 4 of 4 layers in turn, L2 70,000 B: weights 131,072 B, partly cold; native ones 131,072 B, partly cold",
     }

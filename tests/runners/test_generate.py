@@ -39,7 +39,7 @@ def test_prompts_are_the_heads_of_documents(runner_context, tmp_path):
         "First paragraph",
         "Second one.",
     ]
-    with pytest.raises(UsageError, match="has 2 documents, and 3 are asked for"):
+    with pytest.raises(UsageError, match="has 2 documents, but 3"):
         generate.prompts(runner_context("generate", data=str(path), prompts=3, prompt_tokens=5))
     with pytest.raises(UsageError, match="has no chat template"):
         generate.prompts(runner_context("generate", chat_template=True))

@@ -236,7 +236,7 @@ def test_the_device_is_looked_at_outside_of_a_requests_time():
         return {"n": next(looks)}
 
     arm = Watched(clock, [0.2, 0.1], seen)
-    timings = measure([("candidate", arm)], new_tokens=2, repeats=2, warmup=1, clock=clock, look=look)
+    timings = measure([("candidate", arm)], new_tokens=2, repeats=2, warmup=1, clock=clock, read_state=look)
     one = ["wait", "submit", "step", "wait", "step", "wait", "close"]
     assert seen == [*one, *(["look", *one, "look"] * 2)]
     assert [t.device for t in timings.measured] == [
@@ -255,7 +255,7 @@ def test_a_slow_look_at_the_device_is_in_no_time(seconds):
         return {}
 
     arms = [(label, ScriptedArm(clock, [0.2, 0.1, 0.1])) for label in ("baseline", "candidate")]
-    timings = measure(arms, new_tokens=3, repeats=2, warmup=0, clock=clock, look=look)
+    timings = measure(arms, new_tokens=3, repeats=2, warmup=0, clock=clock, read_state=look)
     assert clock.now == pytest.approx(100 + 4 * 0.4 + 8 * seconds)
     assert [t.ttft_ms for t in timings.measured] == pytest.approx([200.0] * 4)
     assert [gap for t in timings.measured for gap in t.itl_ms] == pytest.approx([100.0] * 8)
@@ -378,7 +378,7 @@ def test_a21_t4_no_runner_looks_at_the_wall_clock(runner, runner_context, backwa
 def test_a11_t3_a_latency_of_the_interpreter_is_refused(runner_context, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     ctx = runner_context("latency", backend="triton", kv_format="int8_sym", **KEYS)
-    with pytest.raises(Refused, match=r"interpreter runs the kernels .* backend: torch") as e:
+    with pytest.raises(Refused) as e:
         latency.run(ctx)
     assert e.value.reason == "interpreter_latency"
 

@@ -226,7 +226,7 @@ def test_a_limit_is_partial_and_spread_evenly(model: Any, text: Path) -> None:
 
 
 def test_a_model_shorter_than_a_chunk_is_refused_not_clipped(text: Path) -> None:
-    with pytest.raises(Refused, match="512 tokens and the model has 256") as e:
+    with pytest.raises(Refused, match="512 tokens, but the model has 256") as e:
         measure(tiny_model(max_context=256), text)
     assert e.value.reason == "invalid_context"
 

@@ -83,10 +83,7 @@ def test_draws_have_the_probabilities_of_the_logits_and_the_temperature() -> Non
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [
-        ({"new_tokens": 0}, "at least one new token"),
-        ({"do_sample": True, "temperature": 0.0}, "a number above 0 is due"),
-    ],
+    [({"new_tokens": 0}, "at least 1, got 0"), ({"do_sample": True, "temperature": 0.0}, "above 0, got 0.0")],
 )
 def test_settings_without_a_meaning_are_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):

@@ -150,7 +150,7 @@ def test_a_store_of_another_size_than_asked_is_refused(runner_context):
     object.__setattr__(
         ctx, "engine", lambda sequences, tokens: engine(sequences=sequences + 1, tokens=tokens)
     )
-    with pytest.raises(KvbenchError, match="take 6 pages, the store has 9"):
+    with pytest.raises(KvbenchError, match="use 6 pages, but the store has 9"):
         storage.run(ctx)
 
 

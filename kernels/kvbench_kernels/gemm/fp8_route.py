@@ -6,7 +6,7 @@
     hopper      as w8a8, by the kernel for compute capability 9.0
 
 W8A16 and W8A8 are other numbers: relative errors against the dequantized weight are about 1.7e-3 and 2.6e-2 in bfloat16 (H200,
-docs/performance.md).
+docs/results.md).
 """
 
 from __future__ import annotations

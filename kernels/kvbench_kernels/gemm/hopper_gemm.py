@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kvbench_kernels.checks import expect
 from kvbench_kernels.gemm import hopper_gemm_kernel
 from kvbench_kernels.gemm.blockwise import SCALE_DTYPES, scale_shape, with_rows_behind
 from kvbench_kernels.gemm.hopper_gemm_config import BLOCK, HopperTiling, config, supports_hopper_gemm, waves
@@ -99,12 +100,11 @@ def _check(
     out: Tensor | None,
 ) -> None:
     """ValueError for what would be read or written wrongly."""
-    for name, codes in (("x", codes_x), ("w", codes_w)):
-        if codes.dim() != 2 or codes.dtype != _CODES or not codes.is_contiguous() or codes.data_ptr() % 16:
-            raise ValueError(
-                f"The codes of {name} are {list(codes.shape)} {codes.dtype} with strides {codes.stride()}; they must be "
-                f"a contiguous, 16-byte aligned matrix of {_CODES}. Quantize it or call contiguous()."
-            )
+    device = codes_x.device
+    for name, codes in (("codes_x", codes_x), ("codes_w", codes_w)):
+        if codes.dim() != 2:
+            raise ValueError(f"{name} is {list(codes.shape)}; expected a matrix.")
+        expect(name, codes, codes.shape, (_CODES,), device, aligned=True)
     (m, k), (n, k_w) = codes_x.shape, codes_w.shape
     if k_w != k:
         raise ValueError(f"A weight of {n} x {k_w} cannot multiply x of {m} x {k}; K must be the same.")
@@ -118,34 +118,19 @@ def _check(
         or scales_x.stride(1) < m
         or scales_x.stride(1) % 4
         or scales_x.data_ptr() % 16
+        or scales_x.device != device
     ):
         raise ValueError(
-            f"The scales of x are {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()}; they must be "
-            f"float32 [{m}, {k // BLOCK}], dense along M, with columns at multiples of 16 bytes. Make them with empty_activation_scales."
+            f"scales_x is {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()} on {scales_x.device}; "
+            f"expected [{m}, {k // BLOCK}] float32, dense along M, with columns at multiples of 16 bytes, on {device}. "
+            "Make them with empty_activation_scales."
         )
-    if (
-        scales_w.shape != scale_shape(n, k)
-        or scales_w.dtype not in SCALE_DTYPES
-        or not scales_w.is_contiguous()
-    ):
+    expect("scales_w", scales_w, scale_shape(n, k), SCALE_DTYPES, device)
+    if bias is not None:
+        expect("bias", bias, (n,), (out_dtype,), device)
+    if out is not None:
+        expect("out", out, (m, n), (out_dtype,), device, aligned=True)
+    if device.type != "cuda":
         raise ValueError(
-            f"The scales of w are {list(scales_w.shape)} {scales_w.dtype}; they must be contiguous "
-            f"{list(scale_shape(n, k))} of float32, bfloat16 or float16."
-        )
-    if bias is not None and (bias.shape != (n,) or bias.dtype != out_dtype or not bias.is_contiguous()):
-        raise ValueError(
-            f"The bias is {list(bias.shape)} {bias.dtype}; it must be a contiguous [{n}] of {out_dtype}."
-        )
-    if out is not None and (
-        out.shape != (m, n) or out.dtype != out_dtype or not out.is_contiguous() or out.data_ptr() % 16
-    ):
-        raise ValueError(
-            f"out is {list(out.shape)} {out.dtype} with strides {out.stride()}; it must be a contiguous, 16-byte aligned "
-            f"[{m}, {n}] of {out_dtype}."
-        )
-    devices = {t.device for t in (codes_x, scales_x, codes_w, scales_w, bias, out) if t is not None}
-    if len(devices) > 1 or codes_x.device.type != "cuda":
-        raise ValueError(
-            f"The operands are on {', '.join(sorted(map(str, devices)))}; the Hopper product takes one CUDA device. "
-            "Use w8a8 elsewhere."
+            f"The operands are on {device}; the Hopper product takes a CUDA device. Use w8a8 elsewhere."
         )

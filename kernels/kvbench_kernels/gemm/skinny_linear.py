@@ -21,25 +21,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kvbench_kernels.gemm.skinny_config import (
-    M_MAX,
-    VECTOR_M_MAX,
-    Tiling,
-    config,
-    splits_used,
-    supports_skinny,
-)
+from kvbench_kernels.checks import expect
+from kvbench_kernels.gemm.skinny_config import M_MAX, VECTOR_M_MAX, Tiling, config, splits_used
 from kvbench_kernels.launches import launched
 from kvbench_kernels.splitk import has_pdl, is_last, tickets_of
-
-__all__ = [
-    "Tiling",
-    "config",
-    "skinny_linear",
-    "skinny_linear_many",
-    "skinny_linear_torch",
-    "supports_skinny",
-]
 
 WEIGHTS_MAX = 3
 
@@ -329,17 +314,6 @@ def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None
             f"x has a last axis of stride {x.stride(1)}; it must be dense. Call contiguous() on it."
         )
     for w in weights:
-        if w.dim() != 2 or w.shape[1] != k or w.dtype != x.dtype or w.device != x.device:
-            raise ValueError(
-                f"A weight is {list(w.shape)} {w.dtype} on {w.device}; x asks for [N, {k}] {x.dtype} on {x.device}."
-            )
-        if not w.is_contiguous():
-            raise ValueError(
-                f"A weight has strides {w.stride()}; it must be contiguous. Call contiguous() on it."
-            )
+        expect("weight", w, (w.shape[0], k), (x.dtype,), x.device)
     for w, b in zip(weights, biases or (), strict=biases is not None):
-        if b.shape != w.shape[:1] or b.dtype != x.dtype or b.device != x.device or not b.is_contiguous():
-            raise ValueError(
-                f"A bias is {list(b.shape)} {b.dtype} on {b.device}; its weight asks for a contiguous "
-                f"[{w.shape[0]}] {x.dtype} on {x.device}."
-            )
+        expect("bias", b, w.shape[:1], (x.dtype,), x.device)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvbench_kernels.checks import expect
 from kvbench_kernels.gemm.blockwise import SCALE_DTYPES, scale_shape
 from kvbench_kernels.gemm.w8a16_config import (
     VECTOR_M_MAX,
@@ -99,8 +100,7 @@ def _check(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, out: T
         raise ValueError(
             f"x is {list(x.shape)} and codes {list(codes.shape)}; they must be [M, K] and [N, K]. Flatten x."
         )
-    m, k = x.shape
-    n = codes.shape[0]
+    (m, k), n = x.shape, codes.shape[0]
     answer = supports_w8a16(m, n, k, str(x.dtype).removeprefix("torch."))
     if isinstance(answer, Rejected):
         raise ValueError(answer.sentence)
@@ -108,36 +108,9 @@ def _check(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, out: T
         raise ValueError(
             f"x has a last axis of stride {x.stride(1)}; it must be dense. Call contiguous() on it."
         )
-    if codes.dtype != torch.float8_e4m3fn or codes.device != x.device or not codes.is_contiguous():
-        raise ValueError(
-            f"codes are {codes.dtype} on {codes.device} with strides {codes.stride()}; they must be contiguous "
-            f"float8_e4m3fn on {x.device}."
-        )
-    shape = scale_shape(n, k)
-    if (
-        tuple(scales.shape) != shape
-        or scales.dtype not in SCALE_DTYPES
-        or scales.device != x.device
-        or not scales.is_contiguous()
-    ):
-        raise ValueError(
-            f"scales are {list(scales.shape)} {scales.dtype} on {scales.device}; codes {list(codes.shape)} ask for "
-            f"contiguous {list(shape)} float32, bfloat16 or float16 on {x.device}."
-        )
-    if bias is not None and (
-        tuple(bias.shape) != (n,)
-        or bias.dtype != x.dtype
-        or bias.device != x.device
-        or not bias.is_contiguous()
-    ):
-        raise ValueError(
-            f"The bias is {list(bias.shape)} {bias.dtype} on {bias.device}; codes {list(codes.shape)} ask for a "
-            f"contiguous [{n}] {x.dtype} on {x.device}."
-        )
-    if out is not None and (
-        tuple(out.shape) != (m, n) or out.dtype != x.dtype or out.device != x.device or out.stride(1) != 1
-    ):
-        raise ValueError(
-            f"out is {list(out.shape)} {out.dtype} on {out.device} with strides {out.stride()}; it must be "
-            f"[{m}, {n}] {x.dtype} on {x.device} with a dense last axis."
-        )
+    expect("codes", codes, (n, k), (torch.float8_e4m3fn,), x.device)
+    expect("scales", scales, scale_shape(n, k), SCALE_DTYPES, x.device)
+    if bias is not None:
+        expect("bias", bias, (n,), (x.dtype,), x.device)
+    if out is not None:
+        expect("out", out, (m, n), (x.dtype,), x.device, contiguous=False)

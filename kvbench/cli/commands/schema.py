@@ -16,8 +16,8 @@ def schema(
 ) -> None:
     """Print the JSON Schema of matrix or gate files, for editors, or of what a run leaves."""
     with handled():
-        from kvbench.gate.schema import gate_schema
-        from kvbench.matrix.schema import matrix_schema
+        from kvbench.gate.policy import gate_schema
+        from kvbench.matrix.parse import matrix_schema
         from kvbench.records.schema import manifest_schema, record_schema
         from kvbench.report.schema import results_schema
 

@@ -2,7 +2,7 @@
 
     stream512   one stream, disjoint chunks of 512, the first token of a chunk unscored, the short last chunk kept
     rows512     each row by itself, cut into chunks of 512, the first token of a chunk unscored
-    llamacpp    one stream with BOS as llama.cpp adds it, whole chunks of 512 only, the second half of each scored
+    llamacpp    one stream with BOS as llama.cpp adds it, only whole chunks of 512, the second half of each scored
 
 Every token is in at most one chunk, so no token is scored twice; there is no overlapping (strided) protocol.
 """
@@ -19,7 +19,9 @@ POSITIONS = (0, 64, 128, 256, 512)  # edges of the buckets of positions inside a
 
 @dataclass(frozen=True)
 class Chunk:
-    """tokens: what goes through the model; skip: leading tokens that are context only; document: where it starts."""
+    """tokens: input of the model; skip: leading tokens that are only context; document: of the first
+    token.
+    """
 
     tokens: tuple[int, ...]
     skip: int
@@ -67,7 +69,8 @@ def rows(texts: Sequence[Sequence[int]], documents: Sequence[int], size: int = S
 
 
 def llamacpp(ids: Sequence[int], documents: Sequence[int], bos: int | None, size: int = SIZE) -> Chunked:
-    """`bos`: the id that the tokenizer puts first, or None. It heads the stream and replaces each chunk's first token.
+    """`bos`: the id that the tokenizer puts first, or None. It heads the stream and replaces each chunk's
+    first token.
 
     llama.cpp scores the targets from size/2 + 1 on: 255 of 512.
     """

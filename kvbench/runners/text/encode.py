@@ -1,7 +1,7 @@
 """Text to token ids for the quality runners: BOS policy, joint encoding of prompt and answer, truncation.
 
-Nothing is left to a tokenizer's default: text is encoded without special tokens, and the BOS that the tokenizer
-would add is put in front by us, unless the text already begins with it.
+Nothing depends on a tokenizer's defaults: text is encoded without special tokens, and this module adds the
+BOS that the tokenizer would add, unless the text already begins with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvbench.data.corpora import Corpus, corpus, first_ids
+from kvbench.data.corpora import Corpus, corpus, evenly, first_ids
 from kvbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,46 +18,45 @@ if TYPE_CHECKING:
 
 
 def head_ids(ctx: Context, wanted: int) -> list[int]:
-    """The first `wanted` ids of the corpus of option `data`, tokenized as the tokenizer does by default (its own BOS policy)."""
+    """The first `wanted` ids of the corpus of option `data`, with the tokenizer's own BOS policy."""
     name = ctx.options["data"]
     return first_ids(name, corpus(name, ctx.data_dir).text, ctx.model.tokenizer, wanted)
 
 
 def document_heads(text: Corpus, tokenizer: Any, documents: int, tokens: int) -> list[list[int]]:
-    """At most `tokens` ids of each of so many documents, evenly over the corpus, tokenized as the tokenizer does by default.
+    """At most `tokens` ids of each of `documents` documents, evenly over the corpus, with the tokenizer's BOS
+    policy.
 
-    Raises UsageError for a corpus with fewer documents, and for one with nothing to predict (fewer than two tokens).
+    Raises UsageError for a corpus with fewer documents, and for a document with fewer than two tokens.
     """
     found = []
     for i, head in heads(text, documents, tokens):
         ids: list[int] = tokenizer(head)["input_ids"][:tokens]
         if len(ids) < 2:
-            raise UsageError(
-                f"Document {i} of corpus {text.name!r} has {len(ids)} tokens; give another text."
-            )
+            raise UsageError(f"Document {i} of corpus {text.name!r} has {len(ids)} tokens; use another text.")
         found.append(ids)
     return found
 
 
 def heads(text: Corpus, documents: int, tokens: int) -> Iterator[tuple[int, str]]:
-    """(index, characters enough for `tokens` tokens) of so many documents, evenly over the corpus; UsageError where it has fewer."""
+    """(index, characters enough for `tokens` tokens) of `documents` documents, evenly over the corpus."""
     if len(text.documents) < documents:
         raise UsageError(
-            f"Corpus {text.name!r} has {len(text.documents)} documents, and {documents} are asked for; ask for fewer."
+            f"Corpus {text.name!r} has {len(text.documents)} documents, but {documents} are needed; ask for "
+            "fewer."
         )
-    for i in range(documents):
-        at = i * len(text.documents) // documents
-        yield at, text.document(at).strip()[: 64 * tokens]  # no tokenizer makes tokens that long
+    for at in evenly(len(text.documents), documents):
+        yield at, text.document(at).strip()[: 64 * tokens]  # no token is longer than 64 characters
 
 
 def plain_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """Ids of each text, no special tokens added. One call, which a fast tokenizer spreads over the cores."""
+    """Ids of each text without special tokens. One call, which a fast tokenizer runs on all cores."""
     ids: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
     return ids
 
 
 def bos_ids(tokenizer: Any) -> list[int]:
-    """What the tokenizer puts before a text by default: its BOS, or nothing."""
+    """The ids that the tokenizer adds before a text by default: its BOS, or none."""
     bare, dressed = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
     for start in range(len(dressed) - len(bare) + 1):
         if dressed[start : start + len(bare)] == bare:
@@ -65,23 +64,23 @@ def bos_ids(tokenizer: Any) -> list[int]:
     return []
 
 
-NEUTRAL = "\n"  # one line end before a text says nothing about it
+NEUTRAL = "\n"  # one line end before a prompt does not change its meaning
 
 
 def neutral_ids(tokenizer: Any) -> list[int]:
-    """Ids of one line end, with which a prompt is perturbed without a change of meaning; none where the tokenizer has none."""
+    """Ids of one line end; none where the tokenizer has no token for it."""
     ids = plain_ids(tokenizer, [NEUTRAL])[0]
     return [] if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids else list(ids)
 
 
 def perturbed(prompt: Sequence[int], neutral: Sequence[int], first: Sequence[int]) -> list[int]:
-    """`neutral` put before the prompt, behind the BOS tokens `first` where it begins with them."""
+    """The prompt with `neutral` before it, after the BOS tokens `first` where it begins with them."""
     at = len(first) if list(prompt[: len(first)]) == list(first) else 0
     return [*prompt[:at], *neutral, *prompt[at:]]
 
 
 def bos_policy(tokenizer: Any) -> str:
-    """The sentence for the record."""
+    """How BOS is handled, as a sentence for the record."""
     ids = bos_ids(tokenizer)
     if ids:
         return f"one: the tokenizer puts {ids} first; not repeated where the prompt already begins with it"
@@ -94,9 +93,9 @@ def bos_policy(tokenizer: Any) -> str:
 
 @dataclass(frozen=True)
 class Pair:
-    """A prompt with its answers as ids: context, and one continuation a choice. The context starts with any BOS.
+    """Ids of a prompt with its answers: context (with any BOS), and one continuation for each choice.
 
-    merged: a token crosses the join, so that scoring starts at an earlier token, the same for every choice.
+    merged: a token spans prompt and answer, so scoring starts at an earlier token, the same for every choice.
     """
 
     context: tuple[int, ...]
@@ -105,18 +104,18 @@ class Pair:
 
 
 def strings(prompt: str, answers: Sequence[str]) -> list[str]:
-    """The texts whose ids `join` takes: the prompt and the prompt with each answer. Spaces that end the prompt belong
-    to the answer, where the tokenizer would put them.
+    """The texts whose ids `join` takes: the prompt, and the prompt with each answer. Spaces at the end of the
+    prompt belong to the answer, where the tokenizer would put them.
     """
     return [prompt.rstrip(), *(prompt + answer for answer in answers)]
 
 
 def join(prompt: Sequence[int], wholes: Sequence[Sequence[int]], bos: Sequence[int]) -> Pair | None:
-    """Split each jointly encoded string behind the prompt's own tokens.
+    """Split each jointly encoded string after the prompt's own tokens.
 
-    A tokenizer may merge the prompt's last token with the answer ("Ans" + "wer" -> "Answer"): then the split moves
-    back to the last token that all strings share, so that every choice scores the same text and has a token. Returns
-    None when an answer adds no token at all, or when no token is left to condition the first one on.
+    A tokenizer may merge the prompt's last token with the answer ("Ans" + "wer" -> "Answer"). The split then
+    moves back to the last token that all strings share, so that every choice scores the same text. Returns
+    None when an answer adds no token, or when no token is left to condition the first one on.
     """
     shared = min(common_length(prompt, whole) for whole in wholes)
     context = (*bos, *prompt[:shared])
@@ -126,7 +125,7 @@ def join(prompt: Sequence[int], wholes: Sequence[Sequence[int]], bos: Sequence[i
 
 
 def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """How many elements two lists (or characters two texts) begin with alike."""
+    """Length of the common prefix of two lists or texts."""
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i
@@ -134,15 +133,15 @@ def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
 
 
 def common_prefix(contexts: Sequence[Sequence[int]]) -> int:
-    """Tokens that all contexts share, at most one less than the shortest: each keeps a token of its own to run."""
+    """Tokens that all contexts share, at most one less than the shortest: each keeps one token to run."""
     first = contexts[0]
     shared = min(common_length(first, c) for c in contexts)
     return min(shared, min(len(c) for c in contexts) - 1)
 
 
 def overflow(pair: Pair, window: int | None) -> int:
-    """Tokens by which context and longest continuation exceed the window. The last token is never fed, so window + 1
-    may stand: 1,108 + 1 in a window of 128 is 980 too many.
+    """Tokens by which context and longest continuation exceed the window. The last token is not fed, so
+    window + 1 tokens fit: 1,108 + 1 in a window of 128 is 980 too many.
     """
     if window is None:
         return 0
@@ -151,8 +150,9 @@ def overflow(pair: Pair, window: int | None) -> int:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What fits the window. dropped_shots: whole examples left out; dropped_tokens: then cut from the prompt's head.
-    pair is None when nothing can be scored: no token to score, or no room for the question's end and its answers.
+    """What fits the window. dropped_shots: whole examples left out; dropped_tokens: then cut from the
+    prompt's head. pair is None when nothing can be scored: no token of an answer, or no room for the
+    question's end and its answers.
     """
 
     pair: Pair | None
@@ -165,10 +165,10 @@ class Fitted:
 
 
 def fit(encode: Callable[[int], Pair | None], shots: int, window: int | None, bos: int) -> Fitted:
-    """Drop whole examples from the last on, then as many of the prompt's first tokens as must go.
+    """Drop whole examples from the last one on, then as many of the prompt's first tokens as needed.
 
-    encode(n): the pair with the first n examples (so the examples that stay are a prefix that questions share);
-    bos: BOS tokens at the head, which always stay.
+    encode(n): the pair with the first n examples (so that questions still share them as a prefix);
+    bos: BOS tokens at the head, which are never dropped.
     """
     for kept in range(shots, -1, -1):
         pair = encode(kept)

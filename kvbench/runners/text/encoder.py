@@ -1,4 +1,6 @@
-"""Questions to token ids, a subject at a time: template, shots, chat, truncation; the shared head encoded once."""
+"""Questions to token ids, one subject at a time: template, shots, chat, truncation; the shared head encoded
+once.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from kvbench.data.questions import Question
 from kvbench.runners.text.encode import Fitted, Pair, common_length, fit, join, overflow, plain_ids, strings
 from kvbench.runners.text.prompts import Template, continuations, messages, plain
 
-# A shared head is worth encoding apart from this many characters on, and is cut this far before its end.
+# A shared head of at least so many characters is encoded once; it is cut this far before its end.
 MIN_HEAD, MARGIN = 512, 64
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Questions of one task to token ids. window: the model's positions, or None; examples: the shots a subject;
-    first: the BOS that the tokenizer puts before a text, if it does.
+    """Encodes the questions of one task. window: the model's positions, or None; examples: shots by subject;
+    first: the BOS ids that the tokenizer adds before a text.
     """
 
     template: Template
@@ -28,25 +30,25 @@ class Encoder:
     first: Sequence[int]
 
     def texts(self, q: Question, shots: int) -> list[str]:
-        """The prompt with the first `shots` examples, and it with each answer."""
-        worked = self.examples[q.subject][:shots] if shots else []
+        """The prompt with the first `shots` examples, and that prompt with each answer."""
+        solved = self.examples[q.subject][:shots] if shots else []
         if self.chat:
-            turns = messages(self.template, q, worked)
+            turns = messages(self.template, q, solved)
             prompt = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         else:
-            prompt = plain(self.template, q, worked)
+            prompt = plain(self.template, q, solved)
         return strings(prompt, continuations(self.template, q, self.chat))
 
     def pair(self, texts: list[str], ids: list[list[int]]) -> Pair | None:
         return join(ids[0], ids[1:], self.bos(texts[0]))
 
     def bos(self, prompt: str) -> list[int]:
-        """What stands before the prompt's own ids: one BOS at most, and none when the text begins with it."""
+        """The ids before the prompt's own: one BOS at most, and none when the text begins with it."""
         token = self.tokenizer.bos_token
         return [] if token and prompt.startswith(token) else list(self.first)
 
     def subject(self, qs: Sequence[Question], shots: int) -> list[Fitted]:
-        """All questions of a subject; those that exceed the window lose examples, then tokens."""
+        """The encoded questions of a subject; those that exceed the window lose examples, then tokens."""
         texts = [self.texts(q, shots) for q in qs]
         flat = iter(ids_by_head(self.tokenizer, [t for own in texts for t in own]))
         fitted = []
@@ -67,14 +69,14 @@ class Encoder:
 
 
 def ids_by_head(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """Ids of each text, exactly as if each were encoded alone, with what all begin with (task text and examples)
+    """Ids of each text, exactly as if each were encoded alone, with their common head (task text, examples)
     encoded once.
 
-    The cut is behind a line end that all texts share with `MARGIN` more characters on each side of it, so what a
-    tokenizer does there cannot depend on the question; that it splits there is checked on the first and the last
-    text, and a tokenizer that does not gets every text whole.
+    The cut is after a line end that all texts share with `MARGIN` more characters on each side, so that the
+    tokens there cannot depend on the question. The first and the last text check that the tokenizer splits
+    there; if it does not, every text is encoded whole.
     """
-    first, last = min(texts), max(texts)  # what these two begin with alike, all in between do too
+    first, last = min(texts), max(texts)  # the common prefix of these two is common to all texts
     cut = _cut(first[: common_length(first, last)])
     if cut and len(texts) > 2:
         head = plain_ids(tokenizer, [texts[0][:cut]])[0]
@@ -86,7 +88,9 @@ def ids_by_head(tokenizer: Any, texts: list[str]) -> list[list[int]]:
 
 
 def _cut(common: str) -> int:
-    """Where the last line starts that leaves `MARGIN` characters after it, between visible characters; 0 for none."""
+    """Start of the last line that leaves `MARGIN` characters after it and has visible neighbours; 0 for
+    none.
+    """
     if len(common) < MIN_HEAD:
         return 0
     at = len(common) - MARGIN

@@ -1,4 +1,4 @@
-"""Token lists through an engine: packed over sequences, in pieces of the cell's prefill chunk."""
+"""Feeds token lists to an engine: packed over sequences, in pieces of the cell's prefill chunk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from kvbench.engines.protocol import Engine, Logits
 
-# Tokens that one packed forward takes, by device type: enough to fill it, few enough for the logits to fit.
+# Tokens of one packed forward by device type: enough to fill the device, few enough for the logits to fit.
 BUDGET = {"cpu": 512, "cuda": 4096}
 
 
@@ -20,7 +20,7 @@ def budget(device: torch.device) -> int:
 
 
 def packed(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Indexes of neighbours whose lengths together are at most `limit`; one that is longer stands alone."""
+    """Indexes of neighbours whose lengths add up to at most `limit`; a longer one is alone."""
     pack: list[int] = []
     room = limit
     for i, length in enumerate(lengths):

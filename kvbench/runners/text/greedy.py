@@ -1,8 +1,9 @@
-"""Greedy decoding over an engine: plain, with drafted tokens verified in one forward, and along a given history.
+"""Greedy decoding over an engine: plain, with drafted tokens verified in one forward, and along a given
+history.
 
-Drafting is prompt lookup: no second model, only what the history already said once. It changes how many forwards a
-text takes, never the text: a drafted token is kept only where it equals the argmax that plain decoding would take, and
-the store is cut back to what was kept. End-of-text tokens have no special meaning here: N steps are N tokens.
+Drafting is prompt lookup: no second model, only repetitions of the history. It changes the number of
+forwards, never the text: a drafted token is kept only where it equals the argmax of plain decoding, and the
+store is truncated to the kept tokens. End-of-text tokens have no special meaning here: N steps are N tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Progress = Callable[[int], None]
 
 @dataclass
 class Trace:
-    """One entry a step. best: argmax; margins: top1 - top2 logit; logprobs: of the token that the history takes."""
+    """One entry for each step. best: argmax; margins: top1 - top2 logit; logprobs: of the history's token."""
 
     best: list[int] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
@@ -32,7 +33,7 @@ class Trace:
     forwards: int = 0
 
     def extend(self, logits: Tensor, best: Sequence[int], taken: Sequence[int]) -> None:
-        """logits [n, V] of n steps, their argmax, and the tokens whose log-probabilities are wanted."""
+        """Add n steps: logits [n, V], their argmax, and the tokens whose log-probabilities are recorded."""
         top = logits.topk(2, dim=-1).values
         index = torch.tensor(taken, device=logits.device)[:, None]
         logprobs = logits.gather(1, index)[:, 0] - logits.logsumexp(dim=-1)
@@ -42,10 +43,11 @@ class Trace:
 
 
 def propose(history: Sequence[int], n: int) -> list[int]:
-    """Up to n tokens that followed the latest earlier occurrence of the history's last 3 (else 2, else 1) tokens.
+    """Up to n tokens that followed the latest earlier occurrence of the history's last 3 (else 2, else 1)
+    tokens.
 
-    The copy runs on into what it has just proposed, so a loop of any period is proposed to its full n tokens.
-    Empty when not even the last token occurred before.
+    The copy continues into its own proposal, so a loop of any period gives all n tokens. Empty when the last
+    token has not occurred before.
     """
     if n < 1:
         return []
@@ -68,7 +70,8 @@ def greedy(
     draft: int,
     progress: Progress = lambda done: None,
 ) -> Trace:
-    """`steps` greedy tokens after `prompt`; up to `draft` drafted tokens a forward (0: one decode step a token).
+    """`steps` greedy tokens after `prompt`; up to `draft` drafted tokens a forward (0: one decode step a
+    token).
 
     At the end `seq` holds the prompt and all tokens but the last, in either mode.
     """
@@ -81,7 +84,7 @@ def greedy(
         kept = 0
         while kept < len(drafted) and drafted[kept] == best[kept]:
             kept += 1
-        # Row i is conditioned on drafted[:i]: rows 0..kept saw the very history that plain decoding would have.
+        # Row i is conditioned on drafted[:i]: rows 0..kept had the same history as plain decoding.
         trace.extend(logits[: kept + 1], best[: kept + 1], best[: kept + 1])
         done = len(trace.best)
         if kept < len(drafted):
@@ -100,20 +103,21 @@ def teacher_forced(
     tokens: Sequence[int],
     chunk: int,
     progress: Progress = lambda done: None,
-    beside: int | None = None,
+    neighbour: int | None = None,
 ) -> Trace:
-    """What the engine would say at each step of a given history: `tokens` after `prompt`, `chunk` tokens a forward.
+    """The engine's predictions along a given history: `tokens` after `prompt`, `chunk` tokens a forward.
 
-    chunk 1 is real decoding. beside: another sequence, which gets one token in each forward after the prompt's, so that the
-    batch has another shape. At the end `seq` holds the prompt and all tokens but the last.
+    chunk 1 is real decoding. neighbour: another sequence that gets one token in each forward after the
+    prompt's, so that the batch has another shape. At the end `seq` holds the prompt and all tokens but the
+    last.
     """
     trace = Trace(forwards=1)
     logits = engine.prefill(seq, prompt)
     trace.extend(logits, logits.argmax(dim=-1).tolist(), tokens[:1])
     for start in range(0, len(tokens) - 1, chunk):
         stop = min(start + chunk, len(tokens) - 1)
-        neighbour = [] if beside is None else [(beside, prompt[:1])]
-        logits = engine.forward([(seq, tokens[start:stop]), *neighbour], "all")[0]
+        others = [] if neighbour is None else [(neighbour, prompt[:1])]
+        logits = engine.forward([(seq, tokens[start:stop]), *others], "all")[0]
         trace.extend(logits, logits.argmax(dim=-1).tolist(), tokens[start + 1 : stop + 1])
         trace.forwards += 1
         progress(stop + 1)

@@ -1,7 +1,7 @@
 """Log-probabilities and divergences from logits, a few rows at a time.
 
-Exponentials are taken in float32 after the maximum is subtracted; their sums, the logarithms and everything that is
-added up are float64. A vocabulary is large, so no temporary is larger than `ROWS` rows of it, by device.
+Exponentials are float32, after the maximum is subtracted; their sums, the logarithms and all other sums are
+float64. No temporary has more than `ROWS` rows of the vocabulary, by device.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Rows of a slice. CPU: 32 x 49,152 float32 = 6 MiB, which stays in its cache. GPU: the dozen small kernels a slice of 32 kept
-# it waiting for the host for a third of a pass; 512 x 151,936 float32 = 297 MiB.
+# Rows of a slice. CPU: 32 x 49,152 float32 = 6 MiB, which fits its cache. GPU: with slices of 32 rows the
+# device waited for the host for a third of a pass; 512 x 151,936 float32 = 297 MiB.
 ROWS = {"cpu": 32, "cuda": 512}
-FAR = 20.0  # a logit's gap from the mean gap beyond which a distribution is not near another
+FAR = 20.0  # a logit's gap from the mean gap from which on two distributions are far apart
 
 
 @dataclass(frozen=True)
 class _Slice:
-    """Of a few rows [r, V]: exponentials exp(x - max), their sum and the log-partition in float64, all [r] but exp."""
+    """A few rows [r, V]: exp(x - max) [r, V]; its sum, the log-partition and the target's logprob, float64
+    [r].
+    """
 
     exp: Tensor
     total: Tensor
@@ -50,7 +52,7 @@ def logprobs(logits: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Compared:
-    """A candidate beside native, a value a token: float64 [n], top1_equal bool [n].
+    """A candidate against native, one value for each token: float64 [n], top1_equal bool [n].
 
     kld: of the native next-token distribution from the candidate's, full vocabulary, in nats;
     delta_p: probability of the true token, candidate - native.
@@ -77,9 +79,10 @@ def compare(native: Tensor, candidate: Tensor, targets: Tensor) -> Compared:
 def _divergence(n: _Slice, c: _Slice, gap: Tensor) -> Tensor:
     """sum p (log p - log q) from gap = candidate - native logits [r, V], which it overwrites; float64 [r].
 
-    Of two nearly equal distributions the plain form is a difference of numbers of the logits' size, and float32 leaves
-    1e-7 of them. With the gap centred on its mean m under p, it is log1p(a + b) - a for a = sum p (gap - m) and
-    b = sum p (expm1(gap - m) - (gap - m)), where nothing large cancels. Far apart, expm1 overflows and the plain form is good.
+    For nearly equal distributions the plain form subtracts numbers of the logits' size, which float32
+    resolves only to 1e-7. With the gap centred on its mean m under p, it is log1p(a + b) - a for a = sum p
+    (gap - m) and b = sum p (expm1(gap - m) - (gap - m)), where nothing large cancels. For distributions that
+    are far apart expm1 overflows, and the plain form is accurate.
     """
     mean = (n.exp * gap).sum(-1).double() / n.total
     gap -= mean[:, None]

@@ -1,10 +1,10 @@
 """Prompts of the multiple-choice tasks, character for character those of lm-eval 0.4 (`mmlu`, `ceval-valid`,
-`arc_easy`, `arc_challenge`). No torch and no tokenizer here: text in, text out.
+`arc_easy`, `arc_challenge`). Text in, text out.
 
     description + shot 1 + ... + shot n + question     and, for each choice, delimiter + choice
 
-One thing differs on purpose: C-Eval's prompt ends in a full-width colon, after which Chinese text has no space, so
-its letters are scored without one (lm-eval scores " A" there).
+One deliberate difference: C-Eval's prompt ends in a full-width colon, after which Chinese text has no space,
+so its letters are scored without one (lm-eval scores " A" there).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Template:
     policy: str
 
     def answers(self, q: Question) -> list[str]:
-        """What is scored, one a choice, without the delimiter. The choices must be whole (see `problem`)."""
+        """The scored text of each choice, without the delimiter. No choice may be missing (see `problem`)."""
         return list(LETTERS[: len(q.choices)]) if self.letters else [c or "" for c in q.choices]
 
 
@@ -46,7 +46,8 @@ def _lettered(q: Question) -> str:
 TEMPLATES: dict[str, Template] = {
     "mmlu": Template(
         lambda subject: (
-            f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
+            "The following are multiple choice questions (with answers) about "
+            f"{subject.replace('_', ' ')}.\n\n"
         ),
         lambda q: f"{_lettered(q)}\nAnswer:",
         True,
@@ -67,7 +68,10 @@ TEMPLATES: dict[str, Template] = {
         lambda q: f"Question: {q.question}\nAnswer:",
         False,
         " ",
-        "lm-eval arc_easy: the choice's text is scored; shots are the first validation questions (lm-eval draws from train)",
+        (
+            "lm-eval arc_easy: the choice's text is scored; shots are the first validation questions (lm-eval "
+            "draws from train)"
+        ),
     ),
     "cloze": Template(
         lambda subject: "",
@@ -81,7 +85,9 @@ TEMPLATES["arc_challenge"] = TEMPLATES["arc_easy"]
 
 
 def problem(q: Question) -> str | None:
-    """Why the question cannot be scored, or None: no answer among its choices, a missing or an empty choice."""
+    """Why the question cannot be scored, or None: no answer among its choices, a missing or an empty
+    choice.
+    """
     if q.answer is None:
         return "the answer is not among the choices"
     for index, choice in enumerate(q.choices):
@@ -93,15 +99,15 @@ def problem(q: Question) -> str | None:
 
 
 def plain(template: Template, q: Question, shots: Sequence[Question]) -> str:
-    """The prompt as running text, up to where the answer (with its delimiter) is scored."""
-    worked = "".join(
+    """The prompt as plain text, up to the scored answer with its delimiter."""
+    solved = "".join(
         template.ask(s) + template.delimiter + template.answers(s)[s.answer or 0] + SHOT_END for s in shots
     )
-    return template.describe(q.subject) + worked + template.ask(q)
+    return template.describe(q.subject) + solved + template.ask(q)
 
 
 def messages(template: Template, q: Question, shots: Sequence[Question]) -> list[dict[str, str]]:
-    """The same as a conversation: the description is the system's, each shot a turn of user and assistant."""
+    """The prompt as a chat: the description is the system's, each shot is a turn of user and assistant."""
     description = template.describe(q.subject)
     turns = [("system", description)] if description else []
     for s in shots:
@@ -111,12 +117,16 @@ def messages(template: Template, q: Question, shots: Sequence[Question]) -> list
 
 
 def continuations(template: Template, q: Question, chat: bool) -> list[str]:
-    """What is scored behind the prompt. In a chat the assistant's turn begins with the answer, with no delimiter."""
+    """The scored text after the prompt. In a chat the assistant's turn begins with the answer, without
+    delimiter.
+    """
     return [("" if chat else template.delimiter) + answer for answer in template.answers(q)]
 
 
 def spread(questions: Sequence[Question], limit: int | None) -> list[Question]:
-    """At most `limit` questions: the first of every subject, then the second of every subject, ... in file order."""
+    """At most `limit` questions: the first of every subject, then the second of every subject, ... in file
+    order.
+    """
     if limit is None or limit >= len(questions):
         return list(questions)
     rank: dict[str, int] = {}

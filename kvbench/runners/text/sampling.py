@@ -1,4 +1,4 @@
-"""Texts of several prompts side by side, greedy or sampled, until each ends."""
+"""Generates the texts of several prompts in one batch, greedy or sampled, until each ends."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampler:
-    """How a text goes on. until: texts that end it, where they stand; ends: tokens that do; new_tokens: the most of it.
+    """How a text is continued. until: stop texts; ends: stop tokens; new_tokens: most tokens.
 
-    Sampled texts draw from torch's global generator. top_k, top_p: of what is drawn from; None: everything.
+    Sampled texts draw from torch's global generator. top_k, top_p: None means no restriction.
     """
 
     until: tuple[str, ...]
@@ -33,12 +33,14 @@ class Sampler:
 
     def __post_init__(self) -> None:
         if self.new_tokens < 1:
-            raise UsageError(f"max_gen_toks is {self.new_tokens}; at least one new token is due.")
+            raise UsageError(f"max_gen_toks: expected at least 1, got {self.new_tokens}.")
         if self.do_sample and not self.temperature > 0:
-            raise UsageError(f"do_sample with temperature {self.temperature}: a number above 0 is due.")
+            raise UsageError(
+                f"temperature with do_sample: expected a number above 0, got {self.temperature}."
+            )
 
     def choose(self, logits: Tensor) -> list[int]:
-        """One token a row: float32 logits [B, V]."""
+        """One token for each row of float32 logits [B, V]."""
         if not self.do_sample:
             return logits.argmax(-1).tolist()
         from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -56,7 +58,7 @@ class Sampler:
 def write(
     engine: Engine, tokenizer: Any, prompts: Sequence[Sequence[int]], sampler: Sampler
 ) -> list[list[int]]:
-    """The new tokens after each prompt, an ending token included; a text that has ended leaves the batch."""
+    """The new tokens after each prompt, with the stop token; a text that has ended leaves the batch."""
     seqs = [engine.add() for _ in prompts]
     chunk = engine.spec["prefill_chunk"]
     logits = feed(engine, list(zip(seqs, prompts, strict=True)), chunk, "last")

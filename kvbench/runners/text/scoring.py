@@ -1,15 +1,16 @@
 """Log-probabilities of the choices of many questions, with their common prefix computed once.
 
-    prefix (once a group) -> fork a question, run its own tokens -> fork a choice, run its tokens but the last
+    prefix (once a group) -> fork for a question, run its own tokens -> fork for a choice, run its tokens but the last
 
-A fork shares the full pages of what it comes from. When every choice of a question is one token, the question's last
-logits hold all its scores and no choice is run.
+A fork shares the full pages of its parent. Where every choice of a question is one token, the question's last
+logits give all its scores, and no choice is run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Group:
-    """Questions that share `prefix`. items: what follows it; their contexts have at least one token each.
+    """Questions that share `prefix`. items: the rest of each; their contexts have at least one token.
 
-    mixed: short questions stand beside long ones in a forward, which costs time and gives each other neighbours.
+    mixed: a forward has short and long questions together, which costs time and gives each other neighbours.
     """
 
     prefix: tuple[int, ...]
@@ -37,15 +38,17 @@ class Group:
 
 
 def group(pairs: Sequence[Pair], share: bool = True, mixed: bool = False) -> Group:
-    """The longest common token prefix taken out of the contexts; `share=False`, or a single question, takes none out."""
+    """The questions with the longest common prefix of their contexts taken out; none where `share` is
+    False.
+    """
     n = common_prefix([p.context for p in pairs]) if share and len(pairs) > 1 else 0
     items = tuple(Pair(p.context[n:], p.continuations, p.merged) for p in pairs)
     return Group(pairs[0].context[:n], items, mixed)
 
 
 def batches(g: Group, device: torch.device) -> list[list[int]]:
-    """Indexes of the questions of each packed forward, shortest first: equal lengths share an attention call. Where they are
-    mixed, the longest, the shortest, the second longest, ...
+    """Indexes of the questions of each packed forward, shortest first, since equal lengths share an attention
+    call. Mixed: the longest, the shortest, the second longest, ...
     """
     lengths = [len(item.context) for item in g.items]
     order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
@@ -56,7 +59,9 @@ def batches(g: Group, device: torch.device) -> list[list[int]]:
 
 
 def capacity(groups: Sequence[Group], device: torch.device, page_size: int) -> int:
-    """Pages that the largest batch of any group needs: prefix, questions and the choices of a pack, each with its copied last page."""
+    """Pages for the largest batch of any group: prefix, questions and choices, each fork with a copied last
+    page.
+    """
     most = 1
     for g in groups:
         shared = pages_for(len(g.prefix), page_size)
@@ -65,35 +70,37 @@ def capacity(groups: Sequence[Group], device: torch.device, page_size: int) -> i
             rests = [len(c) for item in items for c in item.continuations if len(c) > 1]
             packs = packed([n - 1 for n in rests], budget(device))
             own = sum(pages_for(len(item.context), page_size) + 1 for item in items)
-            beside = max((sum(pages_for(rests[i], page_size) + 1 for i in pack) for pack in packs), default=0)
-            most = max(most, shared + own + beside)
+            forks = max((sum(pages_for(rests[i], page_size) + 1 for i in pack) for pack in packs), default=0)
+            most = max(most, shared + own + forks)
     return most
 
 
 @dataclass(frozen=True)
-class Said:
-    """What the model says of one choice: its summed log-probability, and whether greedy decoding would have written it."""
+class ChoiceScore:
+    """One choice: its summed log-probability, and whether greedy decoding would have produced it."""
 
     logprob: float
     greedy: bool
 
-    def __add__(self, more: Said) -> Said:
-        return Said(self.logprob + more.logprob, self.greedy and more.greedy)
+    def __add__(self, more: ChoiceScore) -> ChoiceScore:
+        return ChoiceScore(self.logprob + more.logprob, self.greedy and more.greedy)
 
 
-NOTHING = Said(0.0, True)
+NO_TOKENS = ChoiceScore(0.0, True)
 
 
 def score(engine: Engine, g: Group, chunk: int) -> Iterator[tuple[list[int], list[list[float]], int]]:
-    """As `say`, with the summed log-probabilities alone."""
-    for batch, said, computed in say(engine, g, chunk):
-        yield batch, [[choice.logprob for choice in own] for own in said], computed
+    """As `score_choices`, but only the summed log-probabilities."""
+    for batch, scores, computed in score_choices(engine, g, chunk):
+        yield batch, [[choice.logprob for choice in own] for own in scores], computed
 
 
-def say(engine: Engine, g: Group, chunk: int) -> Iterator[tuple[list[int], list[list[Said]], int]]:
-    """Batch by batch: indexes of questions, what the model says of each of their choices, tokens computed.
+def score_choices(
+    engine: Engine, g: Group, chunk: int
+) -> Iterator[tuple[list[int], list[list[ChoiceScore]], int]]:
+    """Batch by batch: indexes of questions, the scores of each question's choices, tokens computed.
 
-    chunk: most tokens of a sequence in one forward. The prefix's tokens are counted with the first batch.
+    chunk: most tokens of a sequence in one forward. The first batch counts the prefix's tokens.
     """
     computed = len(g.prefix)
     root = engine.add()
@@ -107,31 +114,27 @@ def say(engine: Engine, g: Group, chunk: int) -> Iterator[tuple[list[int], list[
         rests, extra = _rests(engine, seqs, items, chunk)
         for seq in seqs:
             engine.free(seq)
-        said = [[a + b for a, b in zip(f, r, strict=True)] for f, r in zip(firsts, rests, strict=True)]
-        yield batch, said, computed + sum(len(item.context) for item in items) + extra
+        scores = [[a + b for a, b in zip(f, r, strict=True)] for f, r in zip(firsts, rests, strict=True)]
+        yield batch, scores, computed + sum(len(item.context) for item in items) + extra
         computed = 0
     engine.free(root)
 
 
-def _firsts(last: Sequence[Tensor], items: Sequence[Pair]) -> list[list[Said]]:
-    """Of each choice's first token, from the logits of the question's last token."""
+def _firsts(last: Sequence[Tensor], items: Sequence[Pair]) -> list[list[ChoiceScore]]:
+    """The scores of each choice's first token, from the logits of the question's last token."""
     counts = [len(item.continuations) for item in items]
     rows = torch.cat([logits.expand(n, -1) for logits, n in zip(last, counts, strict=True)])
     firsts = torch.tensor([c[0] for item in items for c in item.continuations], device=rows.device)
     best = torch.cat([logits.argmax(-1).expand(n) for logits, n in zip(last, counts, strict=True)]) == firsts
-    flat = [Said(*own) for own in zip(logprobs(rows, firsts).tolist(), best.tolist(), strict=True)]
-    out, start = [], 0
-    for n in counts:
-        out.append(flat[start : start + n])
-        start += n
-    return out
+    flat = [ChoiceScore(*own) for own in zip(logprobs(rows, firsts).tolist(), best.tolist(), strict=True)]
+    return [flat[end - n : end] for n, end in zip(counts, accumulate(counts), strict=True)]
 
 
 def _rests(
     engine: Engine, seqs: Sequence[int], items: Sequence[Pair], chunk: int
-) -> tuple[list[list[Said]], int]:
-    """Of each choice's tokens after the first (`NOTHING` for a single token), and tokens computed."""
-    sums = [[NOTHING] * len(item.continuations) for item in items]
+) -> tuple[list[list[ChoiceScore]], int]:
+    """The scores of each choice's tokens after the first (`NO_TOKENS` for none), and tokens computed."""
+    sums = [[NO_TOKENS] * len(item.continuations) for item in items]
     places = [
         (row, choice, c)
         for row, item in enumerate(items)
@@ -142,15 +145,15 @@ def _rests(
         chosen = [places[i] for i in pack]
         forks = [engine.fork(seqs[row]) for row, _, _ in chosen]
         longest = max(len(c) for _, _, c in chosen) - 1
-        for start in range(0, longest, chunk):  # the logits of a long text are more than a device holds
-            due = [i for i, (_, _, c) in enumerate(chosen) if len(c) - 1 > start]
-            ends = {i: min(start + chunk, len(chosen[i][2]) - 1) for i in due}
-            logits = engine.forward([(forks[i], chosen[i][2][start : ends[i]]) for i in due], "all")
-            for i, own in zip(due, logits, strict=True):
+        for start in range(0, longest, chunk):  # a device does not hold the logits of a long text
+            open_ = [i for i, (_, _, c) in enumerate(chosen) if len(c) - 1 > start]
+            ends = {i: min(start + chunk, len(chosen[i][2]) - 1) for i in open_}
+            logits = engine.forward([(forks[i], chosen[i][2][start : ends[i]]) for i in open_], "all")
+            for i, own in zip(open_, logits, strict=True):
                 row, choice, c = chosen[i]
                 targets = torch.tensor(c[start + 1 : ends[i] + 1], device=own.device)
                 greedy = bool((own.argmax(-1) == targets).all())
-                sums[row][choice] += Said(float(logprobs(own, targets).sum()), greedy)
+                sums[row][choice] += ChoiceScore(float(logprobs(own, targets).sum()), greedy)
         for fork in forks:
             engine.free(fork)
     return sums, sum(len(c) - 1 for _, _, c in places)
