@@ -73,7 +73,7 @@ def verdict(
     request = Request(
         kv_format, "native", backend, "refuse", device=device, dtype=dtype, page_size=page_size, interpreter=interpreting()
     )  # fmt: skip
-    answer = BACKENDS[backend](request, facts)
+    answer = BACKENDS[backend].supports(request, facts)
     return "" if isinstance(answer, Accepted) else f"{answer.reason}: {answer.sentence}"
 
 
@@ -103,7 +103,7 @@ def _backend(name: str, facts: ModelFacts, host: Host, triton_version: str | Non
     """usable: it takes at least one format. why_not: the other formats by what stands against them."""
     dtype = "bfloat16" if host.device == "cuda" else "float32"
     answers = {fmt: verdict(name, fmt, facts, host.device, dtype) for fmt in KV_FORMATS}
-    if name == "triton" and triton_version is None:
+    if BACKENDS[name].triton and triton_version is None:
         answers = dict.fromkeys(
             KV_FORMATS, "not_installed: triton is not installed; on Linux: pip install triton."
         )
@@ -115,7 +115,7 @@ def _backend(name: str, facts: ModelFacts, host: Host, triton_version: str | Non
     return {
         "name": name,
         "usable": bool(taken),
-        "interpreted": name == "triton" and host.device != "cuda" and bool(taken),
+        "interpreted": BACKENDS[name].triton and host.device != "cuda" and bool(taken),
         "formats": taken,
         "why_not": [{"formats": formats, "reason": no} for no, formats in why.items()],
         **_SCOPE[name],

@@ -317,7 +317,7 @@ def test_given_default_and_checkpoint_are_told_apart_before_anything_runs(matrix
     )
     for found in cells[2:]:  # a config with random weights
         assert found.problem.startswith("refused (checkpoint_has_no_scales): scale: checkpoint")
-        assert "tiny-llama has none: it is random weights" in found.problem
+        assert "tiny-llama" in found.problem
 
 
 HELD = {(layer, side): StoredScale(0.5, (f"{layer}.{side}",), "f") for layer in range(8) for side in "kv"}
