@@ -254,9 +254,7 @@ def _ruled(
     within = f"within {limits.high:g} {effect.unit}".replace(" %", "%")
     if outcome == UNDECIDED:
         return replace(
-            known,
-            outcome=outcome,
-            reason=_open(ruling.reason, within, ruling.n_needed, effect, ruling.hopeless),
+            known, outcome=outcome, reason=_open(ruling.text, within, ruling.n_needed, effect, ruling.no_n)
         )
     if why := _doubt(pair, effect, outcome, limits):
         return replace(known, outcome=UNDECIDED, reason=f"it would be {outcome}, but {why}")
@@ -265,12 +263,12 @@ def _ruled(
     )
 
 
-def _open(reason: str, within: str, needed: int | None, effect: Effect, hopeless: str) -> str:
+def _open(reason: str, within: str, needed: int | None, effect: Effect, no_n: str) -> str:
     more = (
         f"; n needed: about {needed:,} {counted_of(needed, effect.counted)} in each run"
         if needed
-        else f"; {hopeless}"
-        if hopeless
+        else f"; {no_n}"
+        if no_n
         else ""
     )
     return f"{within}: {reason}{more}"

@@ -1,21 +1,25 @@
-"""Whether the state of the machine decides a check on a latency: then it is inconclusive, whatever it was. Pure.
+"""Whether the state of the machine decides a check on a latency: then it is inconclusive, whatever it was.
+Pure.
 
 A doubt needs a cause that was measured, and a direction. Each cause is asked only what it can do to a value:
 
     slowdown   makes times longer. A slowed-down candidate may be faster in truth, a slowed-down baseline makes a ratio smaller
-               than it is; with both, unequally often, neither side is known. As often in both arms, a ratio stands.
+               than it is; with both, unequally often, neither side is known. As often in both arms, a ratio
+               stands.
     drift      rising times say that later ones are longer, falling ones that they are shorter. In a ratio A B B A cancels a
-               straight drift but for the distance of the arms' mean orders (a third of a request's for 3 repeats, none for even ones).
+               straight drift but for the distance of the arms' mean orders (a third of a request's for 3
+               repeats, none for even ones).
     clocks     of the arms, their medians, apart by more than 5%: a ratio is one of two devices, whatever the reason (a power cap too). Times
-               are at most as much longer as the clock is lower, so what both the ratio and that ratio of it say stands.
+               are at most as much longer as the clock is lower, so what both the ratio and that ratio of it
+               say stands.
     outliers   may lie on either side. Nobody drops them: they stay in the value, and the check is tried without them. Tails
                (p90, p99, max) are about them, and are left alone.
 
-So a pass stands where a true value could only lie farther within the limit: a slowed-down candidate that is fast enough
-passes. A failure is never softened by what cannot have made it: it stands where the true value could only be worse, where the
-requests that were not slowed down fail by themselves, where the end of a falling drift still fails (and a pass where that of a
-rising one still passes), where it fails
-without its outliers too. Other processes on the GPU are no cause by themselves, only named beside a drift or an outlier.
+So a pass stands where a true value could only lie farther within the limit: a slowed-down candidate that is
+fast enough passes. A failure is never softened by what cannot have made it: it stands where the true value
+could only be worse, where the requests that were not slowed down fail by themselves, where the end of a
+falling drift still fails (and a pass where that of a rising one still passes), where it fails without its
+outliers too. Other processes on the GPU are no cause by themselves, only named beside a drift or an outlier.
 What was not measured (older records, too few requests) raises no doubt.
 """
 
@@ -61,7 +65,9 @@ _AGAIN = "measure again: --set runners.latency.repeats=10"
 
 
 def doubt(record: Record, row: Row, limits: Limits, status: str, confidence: float = CONFIDENCE) -> str:
-    """Why `status` (pass or fail) of this value may be the machine's doing, with the next step; "" where nothing says so."""
+    """Why `status` (pass or fail) of this value may be the machine's doing, with the next step; "" where
+    nothing says so.
+    """
     if row.metric not in JUDGED or status not in (PASS, FAIL):
         return ""
     arms = sorted(record.samples["arms"], key=lambda arm: arm["order"])
@@ -97,7 +103,9 @@ class _Claim:
 
 
 def stands(status: str, value: float, limits: Limits, smaller: bool, larger: bool) -> bool:
-    """Whether a pass or a failure is one of the true value too, which may be smaller, or larger, than the measured one."""
+    """Whether a pass or a failure is one of the true value too, which may be smaller, or larger, than the
+    measured one.
+    """
     if status == PASS:
         return not (smaller and math.isfinite(limits.low)) and not (larger and math.isfinite(limits.high))
     return not (smaller if value > limits.high else larger)
@@ -146,13 +154,16 @@ def _clocked(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim:
         if _clocks(rest) is None and _without(record, arms, row.metric, claim, slow) == FAIL:
             return ""
     return (
-        f"the candidate's requests ran at {own:g} MHz and the baseline's at {other:g} (medians of SM clocks), which a ratio does not cancel; "
+        f"the candidate's requests ran at {own:g} MHz and the baseline's at {other:g} (medians of SM "
+        "clocks), which a ratio does not cancel; "
         f"see to its clocks and power, and {_AGAIN}"
     )
 
 
 def _clocks(arms: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
-    """The median SM clocks of the candidate's and of the baseline's requests in MHz, where they are apart; None where not, or not known."""
+    """The median SM clocks of the candidate's and of the baseline's requests in MHz, where they are apart;
+    None where not, or not known.
+    """
     read = [
         steadiness.device_values([arm for arm in arms if arm["arm"] == name], "sm_mhz")
         for name in ("candidate", "baseline")
@@ -165,14 +176,19 @@ def _clocks(arms: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
 
 
 def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str:
-    """The times drift beyond chance: in a ratio what the order of the arms leaves of it decides; else it is too much."""
+    """The times drift beyond chance: in a ratio what the order of the arms leaves of it decides; else it is
+    too much.
+    """
     quantity, kind = JUDGED[row.metric]
     found = steadiness.drift(arms, quantity)
     if isinstance(found, str) or not found.significant:
         return ""
     own, other = ([arm["order"] for arm in arms if arm["arm"] == name] for name in ("candidate", "baseline"))
     low, high = found.interval
-    said = f"{_NAMES[quantity]} drifts by {found.pct:+.3g}% (95% interval {low:+.3g} to {high:+.3g}) from the first request to the last"
+    said = (
+        f"{_NAMES[quantity]} drifts by {found.pct:+.3g}% (95% interval {low:+.3g} to {high:+.3g}) from the "
+        "first request to the last"
+    )
     if kind == RATIO:
         pairs = min(len(own), len(other))
         left = found.slope * (fmean(own[:pairs]) - fmean(other[:pairs]))
@@ -181,7 +197,8 @@ def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str
             return ""
         share = 100 * math.expm1(left)
         return (
-            f"{said}, of which the order of the arms leaves {share:+.3g}% in the ratio, and without that it would be {without}; "
+            f"{said}, of which the order of the arms leaves {share:+.3g}% in the ratio, and without that it "
+            f"would be {without}; "
             "warm up longer and take an even number of repeats: --set runners.latency.warmup=5 --set runners.latency.repeats=10"
         )
     if abs(found.pct) <= STEADY_PCT:
@@ -193,7 +210,8 @@ def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str
     ):
         return ""
     return (
-        f"{said}, and beyond {STEADY_PCT:g}% it is no steady machine's; warm up longer, or free the machine of other work: "
+        f"{said}, and beyond {STEADY_PCT:g}% it is no steady machine's; warm up longer, or free the machine "
+        "of other work: "
         "--set runners.latency.warmup=5"
     )
 
@@ -206,7 +224,9 @@ def _alike_at_the_end(found: Drift, own: Sequence[int], row: Row, claim: _Claim)
 
 
 def _alike(row: Row, moved: Row, claim: _Claim) -> bool:
-    """Whether the claim holds of the moved value too, and of all between: a failure is one on the same side."""
+    """Whether the claim holds of the moved value too, and of all between: a failure is one on the same
+    side.
+    """
     same_side = claim.status == PASS or (_value(row) > claim.limits.high) == (
         _value(moved) > claim.limits.high
     )
