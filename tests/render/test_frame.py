@@ -20,7 +20,9 @@ from tests.factories.made_run import MadeRun, chunks, layers, storage_facts, tex
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = MadeRun().measure(
-        "storage", (layers(2, 512, 64), storage_facts(16, 2048)), (layers(2, 2048, 0), storage_facts(16, 2048))
+        "storage",
+        (layers(2, 512, 64), storage_facts(16, 2048)),
+        (layers(2, 2048, 0), storage_facts(16, 2048)),
     )
     text = chunks((30.0, 10), (31.0, 10)), text_facts(20)
     made.measure("perplexity", text, text, "pydoc stream512")
@@ -31,7 +33,9 @@ def test_the_frame_has_a_line_per_row_with_the_cells_keys(folder: Path) -> None:
     loaded = kvbench.load(folder)
     frame = loaded.frame
     assert len(frame) == len(loaded.rows) > 0
-    assert {*CELL_KEYS, "cell", "metric", "variant", "value", "low", "high", "n", "unit"} <= set(frame.columns)
+    assert {*CELL_KEYS, "cell", "metric", "variant", "value", "low", "high", "n", "unit"} <= set(
+        frame.columns
+    )
     found = frame[(frame.metric == "kv_ratio") & (frame.kv_format == "int8_sym")]
     row = next(row for row in loaded.rows if row.metric == "kv_ratio")
     assert found.value.tolist() == [row.value]
@@ -45,7 +49,13 @@ def test_types_and_missing_values_of_the_frame(folder: Path) -> None:
     values = {"kv_bytes_total": None, "kv_ratio": math.nan, "kv_bytes_scales": 0.0}
     rows = [replace(row, value=values.get(row.metric, row.value)) for row in loaded.rows]
     frame = rows_frame(loaded.run, rows)
-    kinds = {"value": "double", "n": "int64", "batch": "int64", "trust_remote_code": "bool", "metric": "string"}
+    kinds = {
+        "value": "double",
+        "n": "int64",
+        "batch": "int64",
+        "trust_remote_code": "bool",
+        "metric": "string",
+    }
     assert {name: str(frame[name].dtype).split("[")[0] for name in kinds} == kinds
     assert frame.loc[frame.metric == "kv_bytes_total", "value"].isna().all()
     ratio = frame.loc[frame.metric == "kv_ratio", "value"].iloc[0]
