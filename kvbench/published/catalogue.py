@@ -1,5 +1,5 @@
-"""The published tables that `kvbench reproduce` runs: SOURCE/TABLE -> reference file, matrix, and what of
-ours each line is.
+"""The published tables that `kvbench reproduce` runs: SOURCE/TABLE -> reference file, matrix, and rules for
+its lines.
 
 int8_sym: the opt-in INT8 cache with FP16 scales a token and head; int8_static: the INT8 cache that a dropped
 flag kept from running; fp8: the FP8 weights and FP8 cache. Adding a table: its CSV in reports/reference/, its

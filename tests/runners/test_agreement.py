@@ -113,7 +113,7 @@ def test_the_baseline_keeps_its_text_margins_and_noise_floor(runner_context, dra
     assert max(samples["logprob_native_token"]) < 0
     assert facts["aa_disagreements"] == []
     assert samples["aa_margins"] == pytest.approx(samples["margins"], abs=1e-3)
-    assert facts["end_ids"] == agreement.end_ids(ctx)
+    assert facts["end_ids"] == [ctx.model.tokenizer.eos_token_id]
     assert (facts["steps"], facts["prompt_tokens"], facts["draft"], facts["ignore_eos"]) == (
         STEPS,
         24,

@@ -62,7 +62,7 @@ def test_the_first_end_of_text_is_kept_and_does_not_stop_the_decoding(runner_con
     ctx = runner_context("generate", **KEYS)
     plain = generate.run(ctx)
     end = plain.samples["tokens"][0][7]
-    monkeypatch.setattr(generate, "end_tokens", lambda ctx: {end})
+    monkeypatch.setattr(generate, "end_ids", lambda *holders: [end])
     measured = generate.run(ctx)
     assert measured.samples["tokens"] == plain.samples["tokens"]
     assert measured.samples["eos"] == [
