@@ -1,13 +1,13 @@
-"""Skinny linear layers against cuBLAS: which tiling is fastest for each shape of Qwen3-8B and each number of rows.
+"""Skinny linear layers against cuBLAS: which tiling is fastest for each shape of Qwen3-8B and each number of
+rows.
 
     python -m benchmarks.linear [--out linear.json] [--rows 1,2,4,8,16] [--shapes qkv,o,...] [--rounds 5]
 
-Every variant is checked against float64 before its time counts. Times are of CUDA-graph replays over weights that
-rotate through at least 240 MB (four times the L2), medians of rounds that alternate between the variants and cuBLAS
-(one F.linear a weight, as a model calls it). Then the products of whole layers are timed with the best variants. The
-variants are compiled by several processes first. The table comes last; --out gets every number, and `measured` in it
-holds the lines for kvbench_kernels/skinny_config.py.
-"""
+Every variant is checked against float64 before its time counts. Times are of CUDA-graph replays over weights
+that rotate through at least 240 MB (four times the L2), medians of rounds that alternate between the variants
+and cuBLAS (one F.linear a weight, as a model calls it). Then the products of whole layers are timed with the
+best variants. The variants are compiled by several processes first. The table comes last; --out gets every
+number, and `measured` in it holds the lines for kvbench_kernels/skinny_config.py."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def name_of(t: Tiling) -> str:
 
 
 def compile_one(job: tuple[int, int, Tiling]) -> str:
-    """In a process of its own: one small product, so that the compiled kernel is in Triton's cache on disk."""
+    """Run one small product in its own process, which leaves the compiled kernel in Triton's disk cache."""
     m, count, tiling = job
     x = torch.zeros(m, 12288, device="cuda", dtype=torch.bfloat16)
     w = torch.zeros(256, 12288, device="cuda", dtype=torch.bfloat16)
@@ -118,7 +118,9 @@ def compile_all(jobs: list[tuple[int, int, Tiling]], processes: int) -> list[str
 
 
 def graph_of(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    """The calls as one graph. Without torch.cuda.graph, which empties the allocator's cache for each of thousands."""
+    """The calls as one graph. Without torch.cuda.graph, which empties the allocator's cache for each of
+    thousands.
+    """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -219,7 +221,8 @@ def sweep(name: str, rows: Sequence[int], rounds: int, bandwidth: float) -> list
         plain = next((key for key in ranked if not tilings[key].pdl), best)
         records.append(
             {
-                "shape": name, "n": list(ns), "k": k, "m": m, "bytes": size, "best": best, "us": times[best][0],
+                "shape": name, "n": list(ns), "k": k, "m": m, "bytes": size, "best": best,
+                "us": times[best][0],
                 "spread_us": times[best][1], "share_of_copy": size / (times[best][0] * 1e-6) / bandwidth,
                 "cublas_us": times["cublas"][0], "ratio": times["cublas"][0] / times[best][0],
                 "best_without_pdl": plain, "us_without_pdl": times[plain][0],
@@ -234,7 +237,8 @@ def sweep(name: str, rows: Sequence[int], rounds: int, bandwidth: float) -> list
 
 def layers(records: list[dict[str, Any]], m: int, rounds: int) -> dict[str, Any]:
     """The products of whole layers, us a layer: cuBLAS and the best variants, together, alone, and with small
-    kernels between the products, which is where a programmatic launch has less to hide."""
+    kernels between the products, which is where a programmatic launch has less to hide.
+    """
     best = {(r["shape"], r["m"]): r for r in records}
     needed = set(LAYER) | {part for parts in ALONE.values() for part in parts}
     if any((shape, m) not in best for shape in needed):
@@ -331,7 +335,8 @@ def main() -> None:
                 f"us a layer at M={layer['m']} (floor {385.9e6 / bandwidth * 1e6:.1f}):", layer["us_a_layer"]
             )
     print(
-        f"copy {bandwidth / 1e12:.2f}, at the end {result['copy_tb_s_end']:.2f} TB/s; {result['seconds']:.0f} s"
+        f"copy {bandwidth / 1e12:.2f}, at the end {result['copy_tb_s_end']:.2f} TB/s; "
+        f"{result['seconds']:.0f} s"
     )
     print(f"{'shape':9}{'M':>3} {'us':>7} {'copy':>5} {'cuBLAS':>7} {'x':>5} {'no pdl':>7}  best")
     for r in records:

@@ -1,8 +1,8 @@
 """KV and weight formats: frozen descriptors and exact byte formulas. No torch here.
 
-A descriptor is the one place that says what a format stores. The layout of the pages, the evidence, the resolver, the
-kernels, `kvbench formats` and the schema read it. A KV format whose payload is in `PAYLOADS` takes one entry in
-`KV_FORMATS` and one quantizer of the same name (`kvbench_kernels.kv.quantize.quantizer`).
+A descriptor is the one place that says what a format stores. The layout of the pages, the evidence, the
+resolver, the kernels, `kvbench formats` and the schema read it. A KV format whose payload is in `PAYLOADS`
+takes one entry in `KV_FORMATS` and one quantizer of the same name (`kvbench_kernels.kv.quantize.quantizer`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SIDES = ("k", "v")  # what a cache holds of a token
 class Payload:
     """The codes of an 8-bit dtype and the error of a stored element that is not clipped.
 
-    qmax: largest magnitude of a code; codes are from -qmax to qmax. The error is at most the larger of `of_element`
-    times the element and `of_scale` times the scale; bound: the same for a person.
+    qmax: largest magnitude of a code; codes are from -qmax to qmax. The error is at most the larger of
+    `of_element` times the element and `of_scale` times the scale; bound: the same for a person.
     """
 
     qmax: float
@@ -45,7 +45,8 @@ PAYLOADS: dict[str, Payload] = {
 class KnownRow:
     """A row that was quantized by hand: the evidence holds the reference quantizer to it.
 
-    given: the static scale, None where the format computes its own. scale: the scale that is stored per row, or None.
+    given: the static scale, None where the format computes its own. scale: the scale that is stored per row,
+    or None.
     """
 
     values: tuple[float, ...]
@@ -58,8 +59,9 @@ class KnownRow:
 class KVFormat(StoredFormat):
     """How one element of K or V is stored. No field has a default: a new format must state each.
 
-    scale_margin: how many times amax / qmax a stored scale per row may be, before it is rounded up to the smallest
-    number of its dtype; None without such scales. known_row: see `KnownRow`. summary: one line for a person.
+    scale_margin: how many times amax / qmax a stored scale per row may be, before it is rounded up to the
+    smallest number of its dtype; None without such scales. known_row: see `KnownRow`. summary: one line for a
+    person.
     """
 
     scale_margin: float | None
@@ -72,10 +74,12 @@ class KVFormat(StoredFormat):
             for text, holds in (
                 ("a payload of PAYLOADS", self.payload_dtype is None or self.payload_dtype in PAYLOADS),
                 ("a scale granularity of SCALE_KINDS", self.scale_granularity in SCALE_KINDS),
-                ("scales exactly where the payload is quantized", self.quantized == (self.scale_kind != "none")),
+                ("scales exactly where the payload is quantized",
+                 self.quantized == (self.scale_kind != "none")),
                 ("a scale dtype of DTYPE_BYTES where there are scales",
                  (self.scale_dtype in DTYPE_BYTES) == self.quantized),
-                ("a scale margin where a scale is stored per row", (self.scale_margin is not None) == self.scale_per_row),
+                ("a scale margin where a scale is stored per row",
+                 (self.scale_margin is not None) == self.scale_per_row),
                 ("a known row with one code per value and a scale of its kind",
                  0 < len(self.known_row.values) == len(self.known_row.codes)
                  and (self.known_row.given is not None) == (self.scale_kind == "static")
@@ -127,7 +131,8 @@ KV_FORMATS: dict[str, KVFormat] = {
         KVFormat(
             "int8_sym", "int8", "token-head", "float16", _BOTH, 1 + 2.0**-10,
             # 3 / 127 = 0.0236220... is between the FP16 numbers 0x260c and 0x260d and is rounded up.
-            KnownRow((3.0, -3.0, 0.01, 2.0, 0.5, -1.75), (127, -127, 0, 85, 21, -74), scale=0.0236358642578125),
+            KnownRow((3.0, -3.0, 0.01, 2.0, 0.5, -1.75), (127, -127, 0, 85, 21, -74),
+                     scale=0.0236358642578125),
             "symmetric INT8, one FP16 scale a token and KV head, rounded up",
         ),
         KVFormat(
@@ -157,11 +162,12 @@ def error_bound(payload_dtype: str | None) -> str:
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How the weight [N, K] of a linear layer is stored; norms, embeddings and biases keep the engine's dtype.
+    """How the weight [N, K] of a linear layer is stored; norms, embeddings and biases keep the engine's
+    dtype.
 
-    payload_dtype: storage dtype name, or None for the engine's own dtype (`native`). scale_dtype: dtype name of the
-    scales that quantizing makes (a checkpoint may store narrower ones), or None. block: rows and columns that share a
-    scale, or None.
+    payload_dtype: storage dtype name, or None for the engine's own dtype (`native`). scale_dtype: dtype name
+    of the scales that quantizing makes (a checkpoint may store narrower ones), or None. block: rows and
+    columns that share a scale, or None.
     """
 
     name: str
@@ -200,7 +206,8 @@ class StoredBytes:
 def weight_bytes(
     fmt: WeightFormat, n: int, k: int, native_dtype: str, scale_dtype: str = "float32"
 ) -> StoredBytes:
-    """Exact bytes of a weight [n, k]. A block at the end of a dimension costs a whole scale, however small it is.
+    """Exact bytes of a weight [n, k]. A block at the end of a dimension costs a whole scale, however small it
+    is.
 
     scale_dtype: dtype name of the stored scales; a checkpoint may hold bfloat16 or float16 ones.
     """
@@ -237,7 +244,9 @@ def pages_for(tokens: int, page_size: int) -> int:
 
 
 def page_bytes(fmt: KVFormat, shape: KVShape, page_size: int, native_dtype: str) -> int:
-    """Bytes that belong to one page of one layer: payload, and scales a token; a per-tensor scale is no page's."""
+    """Bytes that belong to one page of one layer: payload, and scales a token; a per-tensor scale is no
+    page's.
+    """
     empty, one = (kv_bytes(fmt, shape, tokens, native_dtype).total for tokens in (0, page_size))
     return one - empty
 
@@ -247,11 +256,13 @@ def get_max_kv_blocks(
 ) -> int:
     """Pages that a budget holds, in all layers and with every scale counted; 0 when not one fits.
 
-    shapes: one a layer. Raises UsageError for a model without layers, a page without tokens or an unknown dtype.
+    shapes: one a layer. Raises UsageError for a model without layers, a page without tokens or an unknown
+    dtype.
     """
     if not shapes or page_size < 1:
         raise UsageError(
-            f"Pages of {page_size} tokens in {len(shapes)} layers take no bytes, so no budget says how many there are; "
+            f"Pages of {page_size} tokens in {len(shapes)} layers take no bytes, so no budget says how many "
+            "there are; "
             "both must be at least 1."
         )
     if native_dtype not in DTYPE_BYTES:

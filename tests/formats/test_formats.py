@@ -1,4 +1,6 @@
-"""Pools from a memory budget: as many pages as the exact byte formula allows, and the refusal before an allocation."""
+"""Pools from a memory budget: as many pages as the exact byte formula allows, and the refusal before an
+allocation.
+"""
 
 from __future__ import annotations
 
@@ -89,13 +91,17 @@ def refusal(fmt: str, sequences: int, tokens: int, free: int) -> str:
 
 
 def test_a_store_that_does_not_fit_names_the_bytes_and_the_largest_context_that_does() -> None:
-    """At 32 GiB above the reserve int8_sym has 28,678 pages (int8: 33,280 B a layer), 7,169 for each of 4 sequences."""
+    """At 32 GiB above the reserve int8_sym has 28,678 pages (int8: 33,280 B a layer), 7,169 for each of 4
+    sequences.
+    """
     free = RESERVE_BYTES + 32 * 2**30
     longest = 28_678 // 4 * 16
     fits("int8_sym", 4, longest, free)
     assert refusal("int8_sym", 4, longest + 1, free) == (
-        f"The int8_sym KV cache of 4 sequence(s) of 114,705 tokens needs {4 * 7_170 * 36 * 33_280:,} B and does not "
-        f"fit: {free:,} B are free, of which 1,073,741,824 B are kept for what runs beside it; the largest context that "
+        f"The int8_sym KV cache of 4 sequence(s) of 114,705 tokens needs {4 * 7_170 * 36 * 33_280:,} B and "
+        "does not "
+        f"fit: {free:,} B are free, of which 1,073,741,824 B are kept for what runs beside it; the largest "
+        "context that "
         "fits is 114,704 tokens a sequence, generated ones included."
     )
     assert "the largest context that fits is 58,240 tokens" in refusal("native", 4, longest, free)

@@ -28,9 +28,9 @@ _SCALE_PAIRS = {"float16": torch.int32, "float32": torch.int64}
 class Workspace:
     """Partial results of a call, for each pair of a sequence and a KV head.
 
-    partial [pairs, slots, rows, D] float32, statistics [pairs, slots, rows] float32, counters [pairs, 33] int32. The
-    counters are zero between calls; the kernel leaves them so, and a CUDA graph can be replayed. Calls that may run at
-    the same time need a workspace each.
+    partial [pairs, slots, rows, D] float32, statistics [pairs, slots, rows] float32, counters [pairs, 33]
+    int32. The counters are zero between calls; the kernel leaves them so, and a CUDA graph can be replayed.
+    Calls that may run at the same time need a workspace each.
     """
 
     partial: Tensor
@@ -57,8 +57,8 @@ _workspaces: dict[tuple[torch.device, int], Workspace] = {}
 def _shared_workspace(q: Tensor, kv_heads: int, splits: int) -> Workspace:
     """One workspace a device and stream, replaced by a larger one when a call needs it.
 
-    A captured graph keeps the addresses that it was captured with: give a workspace of your own to calls that are
-    captured before the largest call has run.
+    A captured graph keeps the addresses that it was captured with: give a workspace of your own to calls that
+    are captured before the largest call has run.
     """
     batch, q_heads, dim = q.shape
     key = (q.device, torch.cuda.current_stream(q.device).cuda_stream)
@@ -89,11 +89,11 @@ def paged_decode_hopper(
 ) -> Tensor:
     """q [B, Hq, D] -> [B, Hq, D] in q's dtype: each query is at the last token of its sequence.
 
-    table [B, P] int32: page ids; entries beyond a sequence's length may hold anything. lengths [B] int32: tokens to
-    attend to, the query's own included; 0 gives zeros. scaling > 0. splits: plan_decode's answer, or just the most
-    programs along a sequence, 1 (off) to 256. reads [2] int64: the kernel adds the tokens of each sequence to the first,
-    and to the second where the pages have 8 bits. out, workspace: allocated or shared when None. ValueError for what
-    the kernel cannot do.
+    table [B, P] int32: page ids; entries beyond a sequence's length may hold anything. lengths [B] int32:
+    tokens to attend to, the query's own included; 0 gives zeros. scaling > 0. splits: plan_decode's answer,
+    or just the most programs along a sequence, 1 (off) to 256. reads [2] int64: the kernel adds the tokens of
+    each sequence to the first, and to the second where the pages have 8 bits. out, workspace: allocated or
+    shared when None. ValueError for what the kernel cannot do.
     """
     plan = splits if isinstance(splits, Plan) else Plan(splits)
     kind = _check(cache, q, table, scaling, plan.splits)
@@ -117,13 +117,13 @@ def paged_decode_hopper(
     box = min(page_size, tiling.tile)
     paged = hopper_kernel.paged_decode_hopper
     compiled = paged[(kv_heads, splits, batch)](
-        q, _boxes(cache.k, kind, box), _boxes(cache.v, kind, box), k_scale, v_scale, table, lengths, out, reads,
-        workspace.partial, workspace.statistics, workspace.counters,
-        scaling * _LOG2E, q.stride(0), q.stride(1), out.stride(0), out.stride(1), table.stride(0), table.shape[1],
-        splits, _slots(splits), -(-plan.least // tiling.tile),
-        KIND=kind, DYNAMIC=fmt.scale_per_row, HALF=half, GROUP=group, GP=_rows(group), ROWS=8 if group <= 8 else 16,
-        HKV=kv_heads, PAGE=page_size, TILE=tiling.tile, STAGES=tiling.stages, FAN=FAN[warps],
-        HAS_READS=reads is not None, WARPS=warps, num_warps=warps, launch_pdl=True,
+        q, _boxes(cache.k, kind, box), _boxes(cache.v, kind, box), k_scale, v_scale, table, lengths, out,
+        reads, workspace.partial, workspace.statistics, workspace.counters,
+        scaling * _LOG2E, q.stride(0), q.stride(1), out.stride(0), out.stride(1), table.stride(0),
+        table.shape[1], splits, _slots(splits), -(-plan.least // tiling.tile),
+        KIND=kind, DYNAMIC=fmt.scale_per_row, HALF=half, GROUP=group, GP=_rows(group),
+        ROWS=8 if group <= 8 else 16, HKV=kv_heads, PAGE=page_size, TILE=tiling.tile, STAGES=tiling.stages,
+        FAN=FAN[warps], HAS_READS=reads is not None, WARPS=warps, num_warps=warps, launch_pdl=True,
     )  # fmt: skip
     launched(paged.fn.__name__, compiled, splits)
     return out
@@ -132,7 +132,8 @@ def paged_decode_hopper(
 def _boxes(cells: Tensor, kind: str, rows: int) -> TensorDescriptor:
     """Pages as flat rows of 16-bit words, copied `rows` rows and half the dims of a head at a time.
 
-    Row coordinates are int32: pages * kv_heads * page_size must stay below 2^31, which for head_dim 128 is 256 GB.
+    Row coordinates are int32: pages * kv_heads * page_size must stay below 2^31, which for head_dim 128 is
+    256 GB.
     """
     dim = cells.shape[3]
     flat = cells.view(-1, dim) if kind == "native" else cells.view(torch.int16).view(-1, dim // 2)
@@ -170,8 +171,10 @@ def _check(cache: LayerPages, q: Tensor, table: Tensor, scaling: float, splits: 
         or page_size not in PAGE_SIZES
     ):
         raise ValueError(
-            f"Queries {list(q.shape)}, K pages {list(k.shape)}, V pages {list(v.shape)}: the Hopper kernel takes up to "
-            f"{MAX_GROUP} query heads a KV head, head_dim {HEAD_DIMS} for K and V, page_size {PAGE_SIZES}; use paged_decode."
+            f"Queries {list(q.shape)}, K pages {list(k.shape)}, V pages {list(v.shape)}: the Hopper kernel "
+            "takes up to "
+            f"{MAX_GROUP} query heads a KV head, head_dim {HEAD_DIMS} for K and V, page_size {PAGE_SIZES}; "
+            "use paged_decode."
         )
     if kind == "native" and k.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"Native pages in {k.dtype}; the Hopper kernel takes float16 and bfloat16.")

@@ -1,8 +1,9 @@
-"""Paged prefill attention: the new tokens of each sequence against all its quantized pages, their own chunk included.
+"""Paged prefill attention: the new tokens of each sequence against all its quantized pages, their own chunk
+included.
 
-Grid (tile of 64 or 128 query rows, query head, sequence). The new K and V must be in the pages before the call. Tiles of keys
-that every row of a query tile sees are taken without any mask; only those at the diagonal, or at a window's edge, have one.
-"""
+Grid (tile of 64 or 128 query rows, query head, sequence). The new K and V must be in the pages before the
+call. Tiles of keys that every row of a query tile sees are taken without any mask; only those at the
+diagonal, or at a window's edge, have one."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -50,14 +51,15 @@ def paged_prefill(
 ) -> Tensor:
     """q [N, Hq, D], packed -> [N, Hq, Dv] in q's dtype. Causal.
 
-    query_starts [B + 1] int32 on the device: the rows query_starts[b] to query_starts[b + 1] are the last tokens of
-    sequence b, of lengths[b] tokens in all. max_new: the largest number of them, for the grid; rows beyond it, and rows of
-    no sequence, are left unwritten. The other arguments as in paged_decode.
+    query_starts [B + 1] int32 on the device: the rows query_starts[b] to query_starts[b + 1] are the last
+    tokens of sequence b, of lengths[b] tokens in all. max_new: the largest number of them, for the grid; rows
+    beyond it, and rows of no sequence, are left unwritten. The other arguments as in paged_decode.
     """
     check_arguments(cache, q, table, lengths, sliding_window, softcap, sinks, reads)
     if query_starts.dtype != torch.int32 or len(query_starts) != len(lengths) + 1:
         raise ValueError(
-            f"Query starts {query_starts.dtype} {tuple(query_starts.shape)} for {len(lengths)} sequences; they must be "
+            f"Query starts {query_starts.dtype} {tuple(query_starts.shape)} for {len(lengths)} sequences; "
+            "they must be "
             f"int32, one more than the sequences."
         )
     batch, (tokens, q_heads, _) = lengths.shape[0], q.shape
@@ -68,7 +70,8 @@ def paged_prefill(
     tuning = _tuning(options, max_new)
     compiled = paged_prefill_causal[(triton.cdiv(max_new, tuning["M"]), q_heads, batch)](
         q, *cache[1:], table, lengths, query_starts, sinks, reads, out,
-        scaling, sliding_window, q.stride(0), q.stride(1), table.stride(0), **options, SOFTCAP=softcap, **tuning,
+        scaling, sliding_window, q.stride(0), q.stride(1), table.stride(0), **options, SOFTCAP=softcap,
+        **tuning,
     )  # fmt: skip
     launched(paged_prefill_causal.fn.__name__, compiled)
     return out
@@ -77,7 +80,8 @@ def paged_prefill(
 def _tuning(options: dict[str, Any], max_new: int) -> dict[str, int]:
     """Query rows and keys a tile, warps and stages.
 
-    The largest tiles whose code spills no registers (compiled for sm_90), but for 8-bit pages of heads above 128.
+    The largest tiles whose code spills no registers (compiled for sm_90), but for 8-bit pages of heads above
+    128.
     """
     if options["OPERAND"] == tl.float32:  # plain multiply-adds, no tensor cores
         return {"M": 32, "N": 16, "num_warps": 8, "num_stages": 1}
@@ -90,8 +94,8 @@ def _tuning(options: dict[str, Any], max_new: int) -> dict[str, int]:
 
 @triton.jit(do_not_specialize=["window", "table_stride"])
 def paged_prefill_causal(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, starts_ptr, sinks_ptr, reads_ptr, out_ptr,
-    scaling, window, q_stride_row, q_stride_head, table_stride,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, starts_ptr, sinks_ptr, reads_ptr,
+    out_ptr, scaling, window, q_stride_row, q_stride_head, table_stride,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BD: tl.constexpr, BV: tl.constexpr, OPERAND: tl.constexpr, SCALES: tl.constexpr, EIGHT_BIT: tl.constexpr,
     SOFTCAP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -116,10 +120,12 @@ def paged_prefill_causal(
             factor *= tl.load(k_scale_ptr)
 
         first = length - new + tile_row * M  # position of the tile's first query
-        # Rows beyond the last query, which are not stored, stand where it stands: a window leaves them keys to see.
+        # Rows beyond the last query, which are not stored, stand where it stands: a window leaves them keys
+        # to see.
         position = tl.minimum(first + tl.arange(0, M), length - 1)
         end = tl.minimum(first + M, length)
-        # Tiles before `whole` are seen by every row. With a window none is taken for that; it only skips what none sees.
+        # Tiles before `whole` are seen by every row. With a window none is taken for that; it only skips what
+        # none sees.
         whole = (first + 1) // N if window is None else tl.maximum(first - window + 1, 0) // N
         acc, m, total, unit = start_state(M, BV)
         table = table_ptr + wide_offset(row, table_stride)
@@ -128,8 +134,8 @@ def paged_prefill_causal(
                 j = tile * N + tl.arange(0, N)
                 inside = j < length
                 acc, m, total, unit = attend_tile(
-                    acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, inside[None, :],
-                    KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, False,
+                    acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j,
+                    inside, inside[None, :], KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, False,
                 )  # fmt: skip
         for tile in range(whole, tl.cdiv(end, N)):
             j = tile * N + tl.arange(0, N)
@@ -140,8 +146,8 @@ def paged_prefill_causal(
                 visible = visible & (j[None, :] > position[:, None] - window)
             visible = visible & inside[None, :]
             acc, m, total, unit = attend_tile(
-                acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, visible,
-                KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True,
+                acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j,
+                inside, visible, KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True,
             )  # fmt: skip
         acc = in_ones(acc, unit, v_scale_ptr, SCALES)
         if sinks_ptr is not None:

@@ -1,6 +1,7 @@
 """The reference in torch: attention over K and V, and each paged kernel with the same arguments and results.
 
-It runs on any device, without Triton. The engine's torch backend uses it, and the kernels are tested against it.
+It runs on any device, without Triton. The engine's torch backend uses it, and the kernels are tested against
+it.
 
 Shapes: B batch, Hq query heads, Hkv KV heads, G = Hq // Hkv, T queries, L keys, D and Dv head dims.
 Query head h reads KV head h // G. Query t stands at position causal_offset + t and sees the keys j with
@@ -30,9 +31,10 @@ def paged_attention_torch(
 ) -> Tensor:
     """q [B, Hq, T, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv] -> [B, Hq, T, Dv] in q's dtype.
 
-    causal_offset: position of the first query, L - T when the queries are the newest tokens. softcap: scores become
-    cap * tanh(score / cap) before the mask. sinks [Hq]: one logit a query head that takes part in the softmax and
-    has no value. ValueError for query heads that are no multiple of the KV heads, and for keys that are missing.
+    causal_offset: position of the first query, L - T when the queries are the newest tokens. softcap: scores
+    become cap * tanh(score / cap) before the mask. sinks [Hq]: one logit a query head that takes part in the
+    softmax and has no value. ValueError for query heads that are no multiple of the KV heads, and for keys
+    that are missing.
     """
     group = group_size(q.shape[1], k.shape[1])
     queries = q.shape[2]
@@ -63,7 +65,8 @@ def group_size(q_heads: int, kv_heads: int) -> int:
     """Query heads a KV head; ValueError where they do not divide (33 on 2 would leave a head unwritten)."""
     if kv_heads < 1 or q_heads < 1 or q_heads % kv_heads:
         raise ValueError(
-            f"{q_heads} query heads on {kv_heads} KV heads: the query heads must be a multiple of the KV heads; "
+            f"{q_heads} query heads on {kv_heads} KV heads: the query heads must be a multiple of the KV "
+            "heads; "
             f"check num_attention_heads and num_key_value_heads in the model's config."
         )
     return q_heads // kv_heads
@@ -92,7 +95,7 @@ def _explicit(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Plain softmax attention in float32, or in float64 as q is, for what the fused call has no argument for."""
+    """Plain softmax attention in float32, or float64 as q is, for soft-caps and sinks."""
     batch, q_heads, queries, _ = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
     grouped = q.to(dtype).reshape(batch, k.shape[1], group, queries, q.shape[3])
@@ -194,7 +197,9 @@ def _sequences(
     sinks: Tensor | None,
     reads: Tensor | None,
 ) -> Tensor:
-    """Causal attention of q's rows starts[b] to starts[b + 1], the last tokens of sequence b; zeros elsewhere."""
+    """Causal attention of q's rows starts[b] to starts[b + 1], the last tokens of sequence b; zeros
+    elsewhere.
+    """
     out = q.new_zeros(q.shape[0], q.shape[1], cache.v.shape[3])
     bounds = starts.tolist()
     for row, length in enumerate(lengths.tolist()):

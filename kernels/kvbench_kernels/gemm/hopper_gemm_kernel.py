@@ -1,15 +1,18 @@
-"""Block-scaled FP8 matrix products for Hopper GPUs, in Gluon: y = x w^T with a scale a row and 128 columns of x.
+"""Block-scaled FP8 matrix products for Hopper GPUs, in Gluon: y = x w^T with a scale a row and 128 columns of
+x.
 
-A CTA is one warp that copies tiles into a ring in shared memory and one to three groups of four warps that multiply. It
-takes every n-th item of work, and the copies of its next one run while the last one is stored. An item is a tile of y or,
-of the tiles of the last wave, which are fewer than the CTAs, a part of its columns of x and w: several CTAs share such a
-tile, and the one that comes last adds the parts, in the order of K, so that the bits are the same on every call.
+A CTA is one warp that copies tiles into a ring in shared memory and one to three groups of four warps that
+multiply. It takes every n-th item of work, and the copies of its next one run while the last one is stored.
+An item is a tile of y or, of the tiles of the last wave, which are fewer than the CTAs, a part of its columns
+of x and w: several CTAs share such a tile, and the one that comes last adds the parts, in the order of K, so
+that the bits are the same on every call.
 
-The weights do not depend on the kernel in front, which quantizes x: the first of them are copied before the wait for it.
+The weights do not depend on the kernel in front, which quantizes x: the first of them are copied before the
+wait for it.
 
-Numbers. The tensor core adds FP8 products with 14 bits or so, so a sum ends after 128 columns: it starts from zero
-and is added, times both scales, to an FP32 sum of its own registers. One group does that while another multiplies.
-"""
+Numbers. The tensor core adds FP8 products with 14 bits or so, so a sum ends after 128 columns: it starts from
+zero and is added, times both scales, to an FP32 sum of its own registers. One group does that while another
+multiplies."""
 
 # Gluon code, as in hopper_kernel.py.
 # mypy: ignore-errors
@@ -37,14 +40,17 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 BLOCK_K = gl.constexpr(128)  # columns that share scales: one step
-# Steps whose weights are asked for before the wait for x; more of them would stand in the way of the first of x.
+# Steps whose weights are asked for before the wait for x; more of them would stand in the way of the first of
+# x.
 EARLY = gl.constexpr(2)
 ROWS = gl.constexpr(64)  # of x in one instruction, and in one box of the copy engine
 
 
 @gluon.jit
 def _place(tile, m_tiles, n_tiles, GROUP: gl.constexpr):
-    """(row of tiles, column of tiles): down GROUP rows, then the next column, so that what runs together shares reads."""
+    """(row of tiles, column of tiles): down GROUP rows, then the next column, so that what runs together
+    shares reads.
+    """
     group = tile // (GROUP * n_tiles)
     height = gl.minimum(m_tiles - group * GROUP, GROUP)
     inside = tile - group * GROUP * n_tiles
@@ -53,7 +59,9 @@ def _place(tile, m_tiles, n_tiles, GROUP: gl.constexpr):
 
 @gluon.jit
 def _item(item, whole, rest, splits, steps, SPLIT: gl.constexpr):
-    """(tile, first step, step behind the last): items are `whole` tiles, then the first parts of the `rest`, then the second."""
+    """(tile, first step, step behind the last): items are `whole` tiles, then the first parts of the `rest`,
+    then the second.
+    """
     tile = item
     first = 0
     end = steps
@@ -75,15 +83,16 @@ def _next(slot, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def _copy_w(w_desc, w_ring, bar, slot, j, step, BYTES: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Starts the copy of one step's weights; the barrier then waits for as many bytes as the step has in all."""
+    """Start the copy of one step's weights; the barrier then waits for all bytes of the step."""
     mbarrier.expect(bar, BYTES)
     copy_in(w_desc, [j * BLOCK_N, step * BLOCK_K], bar, w_ring.index(slot))
 
 
 @gluon.jit
 def _copy(
-    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles, whole, rest, splits,
-    BOXES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr,
+    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles, whole, rest,
+    splits, BOXES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):  # fmt: skip
     """The copying warp. A slot is filled once every multiplying group has said that it has read it."""
     BYTES: gl.constexpr = (BOXES * ROWS + BLOCK_N) * BLOCK_K + BOXES * ROWS * 4  # codes, and the scales of x
@@ -110,7 +119,8 @@ def _copy(
             for box in gl.static_range(BOXES):
                 row = (i * BOXES + box) * ROWS
                 copy_in(x_desc, [row, step * BLOCK_K], bar, x_ring.index(slot * BOXES + box))
-                # A box begins at a multiple of 16 bytes or is an illegal instruction: a weight's scale cannot come so.
+                # A box begins at a multiple of 16 bytes or is an illegal instruction: a weight's scale cannot
+                # come so.
                 copy_in(scale_desc, [step, row], bar, scale_ring.index(slot * BOXES + box))
             slot, phase = _next(slot, phase, STAGES)
     gdc_launch_dependents()
@@ -118,15 +128,17 @@ def _copy(
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps, m_tiles, n_tiles, whole,
-    rest, splits, parts, tickets,
+    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps, m_tiles,
+    n_tiles, whole, rest, splits, parts, tickets,
     WHO: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, SPLIT: gl.constexpr,
+    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Group WHO of GROUPS: PARTS times 64 rows of the tile.
 
-    With TURNS the groups hand products to the tensor core in turn, so that it works on one while the others add up: its
-    instructions come from all warps that have some, so groups that start together end together, and it waits.
+    With TURNS the groups hand products to the tensor core in turn, so that it works on one while the others
+    add up: its instructions come from all warps that have some, so groups that start together end together,
+    and it waits.
     """
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
     of_row: gl.constexpr = gl.SliceLayout(1, mma)
@@ -158,13 +170,14 @@ def _multiply(
                     mbarrier.wait(turns.index(WHO), turn)
                     turn = turn ^ 1
                 product = warpgroup_mma(
-                    x_ring.index(box), w_ring.index(slot).permute((1, 0)), product, use_acc=steps <= 0, is_async=True
+                    x_ring.index(box), w_ring.index(slot).permute((1, 0)), product,
+                    use_acc=steps <= 0, is_async=True
                 )  # fmt: skip
                 if TURNS:
                     mbarrier.arrive(turns.index((WHO + 1) % GROUPS))
                 if part == 0:
-                    # The next step's scale, asked for once the tensor core has work: a warp that needs one too soon
-                    # would not hand it the rest.
+                    # The next step's scale, asked for once the tensor core has work: a warp that needs one
+                    # too soon would not hand it the rest.
                     w_coming = gl.load(w_row + following).to(gl.float32)
                 scale = reinterpret(scale_ring.index(box), gl.float32, [ROWS], flat).load(of_row) * w_scale
                 product = warpgroup_mma_wait(0, deps=[product])
@@ -181,8 +194,8 @@ def _multiply(
         if SPLIT:
             if item >= whole:
                 _share(
-                    sums, parts, tickets, (item - whole) % rest, (item - whole) // rest, splits, y_desc, y_buffers, bias,
-                    first, j, mma, WHO, GROUPS, PARTS, BLOCK_N, HAS_BIAS, BUFFERS,
+                    sums, parts, tickets, (item - whole) % rest, (item - whole) // rest, splits, y_desc,
+                    y_buffers, bias, first, j, mma, WHO, GROUPS, PARTS, BLOCK_N, HAS_BIAS, BUFFERS,
                 )  # fmt: skip
             else:
                 _store(sums, y_desc, y_buffers, bias, first, j, mma, WHO, PARTS, BLOCK_N, HAS_BIAS, BUFFERS)
@@ -193,10 +206,13 @@ def _multiply(
 
 @gluon.jit
 def _share(
-    sums, parts, tickets, tile, split, splits, y_desc, y_buffers, bias, first, j, mma: gl.constexpr, WHO: gl.constexpr,
-    GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr,
+    sums, parts, tickets, tile, split, splits, y_desc, y_buffers, bias, first, j, mma: gl.constexpr,
+    WHO: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr,
+    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
-    """Stores one part of a group's rows of a tile; the group that comes last adds all of them and stores the result."""
+    """Stores one part of a group's rows of a tile; the group that comes last adds all of them and stores the
+    result.
+    """
     PIECE: gl.constexpr = ROWS * BLOCK_N
     rows = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, mma)), 1)
     inside = rows * BLOCK_N + gl.expand_dims(gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma)), 0)
@@ -245,18 +261,19 @@ def _store_rows(
 
 @gluon.jit(do_not_specialize=["steps", "m_tiles", "n_tiles", "whole", "rest", "splits"])
 def hopper_w8a8_groups(
-    x_desc, w_desc, y_desc, scale_desc, w_scales, bias, parts, tickets, steps, m_tiles, n_tiles, whole, rest, splits,
-    GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, SPLIT: gl.constexpr,
+    x_desc, w_desc, y_desc, scale_desc, w_scales, bias, parts, tickets, steps, m_tiles, n_tiles, whole, rest,
+    splits, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,), any number. Boxes of x_desc are [64, 128], of w_desc [BLOCK_N, 128], of y_desc [64, BLOCK_N].
+    """Grid (programs,), any number. Boxes of x_desc are [64, 128], of w_desc [BLOCK_N, 128], of y_desc [64,
+    BLOCK_N].
 
-    Those of scale_desc, x's scales [steps, M] with rows at multiples of 16 bytes, are [1, 64]. w_scales [N/128, steps];
-    steps = K/128. A tile has GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128.
-    whole + rest = m_tiles * n_tiles; each of the rest is shared by `splits` items, at most one a step.
-    parts: float32 [rest, GROUPS, splits, PARTS, 64, BLOCK_N]; tickets: a zero a tile of the rest and group, left at zero;
-    both None without SPLIT, where the rest is 0.
-    Torch twin: w8a8.w8a8_torch.
+    Those of scale_desc, x's scales [steps, M] with rows at multiples of 16 bytes, are [1, 64]. w_scales
+    [N/128, steps]; steps = K/128. A tile has GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128. whole +
+    rest = m_tiles * n_tiles; each of the rest is shared by `splits` items, at most one a step. parts: float32
+    [rest, GROUPS, splits, PARTS, 64, BLOCK_N]; tickets: a zero a tile of the rest and group, left at zero;
+    both None without SPLIT, where the rest is 0. Torch twin: w8a8.w8a8_torch.
     """
     BOXES: gl.constexpr = GROUPS * PARTS
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BOXES, ROWS, BLOCK_K], x_desc.layout)
@@ -265,8 +282,8 @@ def hopper_w8a8_groups(
     y_buffers = gl.allocate_shared_memory(y_desc.dtype, [GROUPS * BUFFERS, ROWS, BLOCK_N], y_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # Without turns no barriers for them: the compiler keeps other things in memory that nothing waits on, and a barrier's
-    # memory must hold a barrier until it is invalidated.
+    # Without turns no barriers for them: the compiler keeps other things in memory that nothing waits on, and
+    # a barrier's memory must hold a barrier until it is invalidated.
     turns = empty
     if TURNS:
         turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
@@ -282,12 +299,12 @@ def hopper_w8a8_groups(
             [
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES,
+                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_copy, (
-                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
+                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles,
+                    n_tiles, whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
                 )),
             ],
             [1],
@@ -298,17 +315,17 @@ def hopper_w8a8_groups(
             [
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES,
+                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N, STAGES,
+                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_copy, (
-                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
+                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles,
+                    n_tiles, whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
                 )),
             ],
             [4, 1],
@@ -319,22 +336,22 @@ def hopper_w8a8_groups(
             [
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES,
+                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N, STAGES,
+                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 2, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 2, GROUPS, PARTS, BLOCK_N, STAGES,
+                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_copy, (
-                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
+                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles,
+                    n_tiles, whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
                 )),
             ],
             [4, 4, 1],

@@ -1,12 +1,13 @@
-"""Products of two FP8 operands with block scales: y[M, N] = x @ w^T + bias, tensor cores on the codes themselves.
+"""Products of two FP8 operands with block scales: y[M, N] = x @ w^T + bias, tensor cores on the codes
+themselves.
 
-x has a scale a row and 128 columns (`activation.quantize_activation`), w one a 128x128 block. The FP8 tensor cores of
-Hopper keep some 14 bits of a sum, so one instruction chain covers one block of 128 columns from zero; its result
-is multiplied by both scales and added in FP32. The order of summation is fixed: the same bits on every call.
+x has a scale a row and 128 columns (`activation.quantize_activation`), w one a 128x128 block. The FP8 tensor
+cores of Hopper keep some 14 bits of a sum, so one instruction chain covers one block of 128 columns from
+zero; its result is multiplied by both scales and added in FP32. The order of summation is fixed: the same
+bits on every call.
 
-With splits > 1 several CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds the
-parts in the order of K.
-"""
+With splits > 1 several CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds
+the parts in the order of K."""
 
 from __future__ import annotations
 
@@ -61,10 +62,10 @@ def w8a8(
     """codes_x [M, K], codes_w [N, K] float8_e4m3fn, bias [N] in out_dtype or None -> [M, N] in out_dtype.
 
     scales_x [M, ceil(K/128)] float32 in the memory layout of `empty_activation_scales`; scales_w
-    [ceil(N/128), ceil(K/128)] contiguous, of any of `SCALE_DTYPES`. out: where to put the result (last axis dense,
-    any row stride), None for new memory. tiling: None for the chosen one. ValueError for what the kernel does not take.
-    With splits > 1, calls on one device must be on one stream at a time (they share their tickets).
-    Torch twin: `w8a8_torch`.
+    [ceil(N/128), ceil(K/128)] contiguous, of any of `SCALE_DTYPES`. out: where to put the result (last axis
+    dense, any row stride), None for new memory. tiling: None for the chosen one. ValueError for what the
+    kernel does not take. With splits > 1, calls on one device must be on one stream at a time (they share
+    their tickets). Torch twin: `w8a8_torch`.
     """
     _check(codes_x, scales_x, codes_w, scales_w, bias, out_dtype)
     m, k = codes_x.shape
@@ -97,11 +98,12 @@ def w8a8(
         w = TensorDescriptor.from_tensor(w, [min(tiling.block_n, BLOCK), BLOCK])
     pdl = tiling.pdl and out.is_cuda and has_pdl(out.device)
     compiled = fp8_matmul_w8a8[(programs,)](
-        x, scales_x, w, _integers(codes_w), scales_w, out if bias is None else bias, out, parts, tickets, m, n, k,
-        scales_x.stride(1) // 4, out.stride(0), splits, tiling.group,
-        BIAS=bias is not None, BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, SPLIT=splits > 1, SWAP=tiling.swap, EVEN_K=k % BLOCK == 0, TMA=tma, WALK=tiling.ctas > 0, PDL=pdl,
-        PREFETCH=pdl and tiling.prefetch,
-        num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers or None, **({"launch_pdl": True} if pdl else {}),
+        x, scales_x, w, _integers(codes_w), scales_w, out if bias is None else bias, out, parts, tickets, m,
+        n, k, scales_x.stride(1) // 4, out.stride(0), splits, tiling.group,
+        BIAS=bias is not None, BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, SPLIT=splits > 1,
+        SWAP=tiling.swap, EVEN_K=k % BLOCK == 0, TMA=tma, WALK=tiling.ctas > 0, PDL=pdl,
+        PREFETCH=pdl and tiling.prefetch, num_warps=tiling.warps, num_stages=tiling.stages,
+        maxnreg=tiling.registers or None, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     launched(fp8_matmul_w8a8.fn.__name__, compiled)
     return out
@@ -174,8 +176,10 @@ def _check(
         or scales_x.device != device
     ):
         raise ValueError(
-            f"scales_x is {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()} on {scales_x.device}; "
-            f"expected [{m}, {blocks(k)}] float32 with dense columns padded to a multiple of 4 on {device}, as "
+            f"scales_x is {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()} on "
+            f"{scales_x.device}; "
+            f"expected [{m}, {blocks(k)}] float32 with dense columns padded to a multiple of 4 on {device}, "
+            "as "
             "quantize_activation makes them."
         )
     expect("scales_w", scales_w, scale_shape(n, k), SCALE_DTYPES, device)
@@ -189,7 +193,8 @@ def _check_tiling(tiling: Tiling) -> None:
     blocks_m, blocks_n = (BLOCKS_M, (64, 128)) if tiling.swap else ((64, 128), BLOCKS_N)
     if tiling.block_m not in blocks_m or tiling.block_n not in blocks_n:
         raise ValueError(
-            f"A tile of {tiling.block_m} rows of x by {tiling.block_n} of the weight has no kernel; block_n is 64, "
+            f"A tile of {tiling.block_m} rows of x by {tiling.block_n} of the weight has no kernel; block_n "
+            "is 64, "
             "128 or, without swap, 256; block_m 64 or 128, with swap also 16 or 32."
         )
 

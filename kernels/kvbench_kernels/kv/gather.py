@@ -1,8 +1,7 @@
 """Dequantize pages into contiguous K and V, in one launch: the input of an attention without pages.
 
-One program takes some tokens of one head of one sequence, of K or of V (axis 1 of the grid). It is bound by memory:
-every code is read once and every value written once, 16 bytes a thread at a time.
-"""
+One program takes some tokens of one head of one sequence, of K or of V (axis 1 of the grid). It is bound by
+memory: every code is read once and every value written once, 16 bytes a thread at a time."""
 
 from __future__ import annotations
 
@@ -23,10 +22,10 @@ def paged_gather(
 ) -> tuple[Tensor, Tensor]:
     """The first `length` tokens of the sequences whose page tables are table [B, P], in `dtype`.
 
-    Returns k [B, Hkv, length, D] and v [B, Hkv, length, Dv], contiguous: codes * scale in float32, rounded once, as
-    `quantize.dequantize` does. Columns of the table beyond the length are not read. reads [2] int64: the kernel adds
-    B * length to reads[0], and to reads[1] where K and V are stored in 8 bits. ValueError for a table that is too
-    short and for tensors that do not fit.
+    Returns k [B, Hkv, length, D] and v [B, Hkv, length, Dv], contiguous: codes * scale in float32, rounded
+    once, as `quantize.dequantize` does. Columns of the table beyond the length are not read. reads [2] int64:
+    the kernel adds B * length to reads[0], and to reads[1] where K and V are stored in 8 bits. ValueError for
+    a table that is too short and for tensors that do not fit.
     """
     check_gather(cache, table, length)
     k_pages, v_pages = cache.k, cache.v
@@ -41,8 +40,8 @@ def paged_gather(
     tiles = triton.cdiv(length, tokens)
     fmt = cache.fmt
     compiled = _kv_gather[(tiles * batch * heads, 2)](
-        signed(k_pages), signed(v_pages), cache.k_scale, cache.v_scale, table, k, v, reads, length, tiles, table.stride(0),
-        FMT=fmt.name, E4M3=fmt.payload_dtype == "float8_e4m3fn", ROW_SCALE=fmt.scale_per_row,
+        signed(k_pages), signed(v_pages), cache.k_scale, cache.v_scale, table, k, v, reads, length, tiles,
+        table.stride(0), FMT=fmt.name, E4M3=fmt.payload_dtype == "float8_e4m3fn", ROW_SCALE=fmt.scale_per_row,
         HEADS=heads, DIM=dim, VALUE_DIM=value_dim, PAGE_SIZE=page_size, TOKENS=tokens, BLOCK=block,
         VALUE_BLOCK=value_block, num_warps=4,
     )  # fmt: skip
@@ -60,7 +59,8 @@ def _kernel_name(kernel: object) -> str:
 def _kv_gather(  # type: ignore[no-untyped-def]
     k_pages, v_pages, k_scale, v_scale, table, k, v, reads, length, tiles, table_row,
     FMT: tl.constexpr, E4M3: tl.constexpr, ROW_SCALE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
+    DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):
     if tl.program_id(1) == 0:
         _gather_rows(k_pages, k_scale, table, k, length, tiles, table_row,
@@ -69,7 +69,9 @@ def _kv_gather(  # type: ignore[no-untyped-def]
             line = tl.program_id(0) // tiles
             if tl.program_id(0) % tiles == 0 and line % HEADS == 0:
                 tl.atomic_add(reads, length.to(tl.int64), sem="relaxed")
-                if k_pages.dtype.element_ty.primitive_bitwidth == 8 and v_pages.dtype.element_ty.primitive_bitwidth == 8:
+                k_bits: tl.constexpr = k_pages.dtype.element_ty.primitive_bitwidth
+                v_bits: tl.constexpr = v_pages.dtype.element_ty.primitive_bitwidth
+                if k_bits == 8 and v_bits == 8:
                     tl.atomic_add(reads + 1, length.to(tl.int64), sem="relaxed")
     else:
         _gather_rows(v_pages, v_scale, table, v, length, tiles, table_row,
@@ -85,7 +87,8 @@ def _gather_rows(  # type: ignore[no-untyped-def]
     line = (tl.program_id(0) // tiles).to(tl.int64)  # sequence * HEADS + head
     token = (tl.program_id(0) % tiles) * TOKENS + tl.arange(0, TOKENS)
     inside = token < length
-    page = tl.load(table + (line // HEADS) * table_row + token // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
+    at = table + (line // HEADS) * table_row + token // PAGE_SIZE
+    page = tl.load(at, mask=inside, other=0).to(tl.int64)
     row = (page * HEADS + line % HEADS) * PAGE_SIZE + token % PAGE_SIZE
     d = tl.arange(0, BLOCK)[None, :]
     mask = inside[:, None] if DIM == BLOCK else inside[:, None] & (d < DIM)
