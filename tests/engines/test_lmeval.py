@@ -266,9 +266,7 @@ def test_arguments_that_the_machine_settles_are_no_change(tmp_path: Path) -> Non
     }
     assert dropped(given, spec) == ""
     assert dropped({**given, "scale": "s.json"}, {**spec, "scale": {"k": [1.0], "v": [1.0]}}) == ""
-    assert dropped({**given, "device": "cuda"}, spec).startswith(
-        "device=cuda was given"
-    )
+    assert dropped({**given, "device": "cuda"}, spec).startswith("device=cuda was given")
 
 
 def test_a_gpu_that_is_not_there_is_a_sentence_and_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
