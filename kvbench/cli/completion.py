@@ -1,4 +1,5 @@
-"""What the shell completes: files by what they are, and the names of tables. Fast, for it runs at every press of the tab key.
+"""What the shell completes: files by what they are, and the names of tables. Fast, for it runs at every press
+of the tab key.
 
 Each function takes the word so far and gives the words that go on from it.
 """
@@ -56,8 +57,8 @@ def _names(incomplete: str, names: list[str]) -> list[str]:
 
 
 def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> list[str]:
-    """Paths that begin with the word: a folder with a slash behind it (none behind a run, a model or a folder that ends there), a
-    file where it is wanted."""
+    """Paths that begin with the word: a folder with a slash behind it (none behind a run, a model or a folder
+    that ends there), a file where it is wanted."""
     head, _, tail = incomplete.rpartition("/")
     folder = Path(f"{head}/").expanduser() if head or incomplete.startswith("/") else Path(".")
     return sorted(f"{head}/{name}" if "/" in incomplete else name for name in _inside(folder, tail, wanted))

@@ -1,4 +1,5 @@
-"""How a command ends that went wrong: a sentence on stderr and an exit code, never a traceback for a user's mistake."""
+"""How a command ends that went wrong: a sentence on stderr and an exit code, never a traceback for a user's
+mistake."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from kvbench.errors import KvbenchError
 def handled(
     kept: str = "the records written so far are kept, run the same command to go on",
 ) -> Iterator[None]:
-    """A user's mistake is a sentence and an exit code, not a traceback. kept: what is there after an interrupt."""
+    """A user's mistake is a sentence and an exit code, not a traceback. kept: what is there after an
+    interrupt."""
     try:
         yield
     except KvbenchError as e:
@@ -35,7 +37,8 @@ def handled(
     except OSError as e:  # a full disk, a name that is too long, a folder that may not be written
         where = f"{str(e.filename)[:200]}: " if e.filename else ""
         print(
-            f"kvbench: {where}{e.strerror or e}; nothing half-written was left behind. Mend that and run the same "
+            f"kvbench: {where}{e.strerror or e}; nothing half-written was left behind. Mend that and run "
+            f"the same "
             "command again.",
             file=sys.stderr,
         )
@@ -43,10 +46,12 @@ def handled(
 
 
 def unreadable(run_dir: Path, error: Exception) -> str:
-    """Of stored records that pass for whole and cannot be judged: a sentence, with where kvbench stumbled over what."""
+    """Of stored records that pass for whole and cannot be judged: a sentence, with where kvbench stumbled
+    over what."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     at = f"{Path(frame.filename).name}:{frame.lineno}"
     return (
-        f"The records of {run_dir} cannot be judged ({type(error).__name__} at {at}: {error}): one of them is damaged, or was changed by "
+        f"The records of {run_dir} cannot be judged ({type(error).__name__} at {at}: {error}): one of them "
+        f"is damaged, or was changed by "
         "hand. Measure them anew: kvbench run MATRIX --rerun all."
     )

@@ -18,7 +18,8 @@ def load_matrix(
     sizes: Mapping[str, Mapping[str, Any]] | None = None,
     device: str | None = None,
 ) -> tuple[Any, Mapping[str, Any]]:
-    """The matrix and the facts of this machine. device: what `device: auto` means in place of what is here."""
+    """The matrix and the facts of this machine. device: what `device: auto` means in place of what is
+    here."""
     from kvbench.data.fingerprint import fingerprint as data_fingerprint
     from kvbench.machine.host import host
     from kvbench.matrix.load import load

@@ -38,7 +38,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # the boxes leave 17 of 80 columns to the words
-    help="Proves which precision an engine ran in, measures what it costs and gains, and judges whether it may ship.",
+    help="Proves which precision an engine ran in, measures what it costs and gains, and judges whether it "
+    "may ship.",
 )
 
 # In the order of the help text; one file a command in kvbench/commands/.

@@ -50,7 +50,8 @@ DeviceOption = Annotated[
     bool | None,
     typer.Option(
         "--require-device/--no-require-device",
-        help="Fail where cells ask for a device that is not here (default: in CI; elsewhere they are skipped, exit code 3)",
+        help="Fail where cells ask for a device that is not here (default: in CI; elsewhere they are "
+        "skipped, exit code 3)",
         show_default=False,
     ),
 ]
@@ -70,7 +71,8 @@ CanaryOption = Annotated[
     bool,
     typer.Option(
         "--canary",
-        help="Exact bytes and evidence of each engine configuration first; stop if one is not what was requested",
+        help="Exact bytes and evidence of each engine configuration first; stop if one is not what was "
+        "requested",
     ),
 ]
 
@@ -80,7 +82,8 @@ def check_data_dir(data_dir: Path | None) -> None:
 
     if data_dir is not None and str(data_dir) != HUB and not data_dir.is_dir():
         raise UsageError(
-            f"The data folder {data_dir} does not exist; give a folder with the files that docs/matrices.md lists "
+            f"The data folder {data_dir} does not exist; give a folder with the files that docs/matrices.md "
+            f"lists "
             f"under Evaluation data, or {HUB} to fetch them from the hub."
         )
 

@@ -17,7 +17,8 @@ ExecutorOption = Annotated[
     typer.Option(
         "--executor",
         metavar="|".join(EXECUTORS),
-        help="Where cells are measured: in this process, each in a fresh one (a leased GPU each), or on a Ray cluster",
+        help="Where cells are measured: in this process, each in a fresh one (a leased GPU each), or on a "
+        "Ray cluster",
     ),
 ]
 JobsOption = Annotated[
@@ -31,7 +32,8 @@ ShardOption = Annotated[
 
 
 def executor_of(name: str, jobs: int | None, data_dir: Path | None, loaded: Any, environment: Any) -> Any:
-    """What `kvbench.run.execute.run` takes: None for this process. Raises UsageError for a wrong word, and where Ray is not installed."""
+    """What `kvbench.run.execute.run` takes: None for this process. Raises UsageError for a wrong word, and
+    where Ray is not installed."""
     if name not in EXECUTORS:
         raise UsageError(f"--executor {name} is not known; use {', '.join(EXECUTORS)}.")
     if jobs is not None and (jobs < 1 or name != "local"):
@@ -58,7 +60,8 @@ def share_for(shard: str | None, loaded: Any, stops_early: bool) -> Any:
 
     if stops_early:
         raise UsageError(
-            "--shard cannot be run with --until-decided or --canary: a share decides no verdict; leave one of them out."
+            "--shard cannot be run with --until-decided or --canary: a share decides no verdict; leave one "
+            "of them out."
         )
     return shards.share_of(loaded.cells, loaded.tasks, shards.parse(shard))
 

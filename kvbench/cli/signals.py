@@ -12,9 +12,10 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def end_cleanly() -> None:
-    """From here on the first SIGINT or SIGTERM raises KeyboardInterrupt in the main thread, so that half-written files go and
-    the command says how to go on; the next one ends the process without any of that. What the caller ignores (nohup, `&` in a
-    script) stays ignored. For the process that is a command: a library that is imported keeps its caller's handlers.
+    """From here on the first SIGINT or SIGTERM raises KeyboardInterrupt in the main thread, so that
+    half-written files go and the command says how to go on; the next one ends the process without any of
+    that. What the caller ignores (nohup, `&` in a script) stays ignored. For the process that is a command: a
+    library that is imported keeps its caller's handlers.
     """
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:

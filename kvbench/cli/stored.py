@@ -1,4 +1,5 @@
-"""Stored runs that `compare` and `history` read: folders -> runs with names, and the cells and metrics that are asked for."""
+"""Stored runs that `compare` and `history` read: folders -> runs with names, and the cells and metrics that
+are asked for."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ MarginOption = Annotated[
     float | None,
     typer.Option(
         "--margin-pct",
-        help="How far apart two runs still count as the same, in % (shares: in points), in place of the margins of "
+        help="How far apart two runs still count as the same, in % (shares: in points), in place of the "
+        "margins of "
         "docs/comparing.md; bytes stay exact",
     ),
 ]
@@ -43,7 +45,8 @@ def stored(path: Path, name: str) -> Stored:
 
 
 def chosen_cells(runs: Sequence[Stored], expression: str | None) -> list[Collection[str] | None]:
-    """The ids of each run's cells for which -k holds, with their baselines. UsageError where the first run has none."""
+    """The ids of each run's cells for which -k holds, with their baselines. UsageError where the first run
+    has none."""
     from kvbench.matrix.select import select
 
     if expression is None:
@@ -77,7 +80,8 @@ def check_metrics(only: Sequence[str]) -> None:
     for metric in only:
         if metric not in METRICS:
             raise UsageError(
-                f"--only {metric!r:.80} is no metric.{suggestion(metric, METRICS)} docs/reference/metrics.md has all of them, for example itl_ms, "
+                f"--only {metric!r:.80} is no metric.{suggestion(metric, METRICS)} "
+                f"docs/reference/metrics.md has all of them, for example itl_ms, "
                 "ppl, kld_mean, mcq_accuracy, kv_bytes_total."
             )
 

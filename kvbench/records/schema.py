@@ -1,7 +1,9 @@
-"""JSON Schemas (draft 2020-12) of what a run leaves: record, manifest (run.json) and results.json; docs/reference/schema.md lists the keys.
+"""JSON Schemas (draft 2020-12) of what a run leaves: record, manifest (run.json) and results.json;
+docs/reference/schema.md lists the keys.
 
-Made from the dataclasses, so that a field that is added is in them. They are of the newest version; older records are lifted
-on reading (`kvbench.records.upgrade`). Records hold NaN and infinities as Python's JSON dialect writes them; results.json is strict.
+Made from the dataclasses, so that a field that is added is in them. They are of the newest version; older
+records are lifted on reading (`kvbench.records.upgrade`). Records hold NaN and infinities as Python's JSON
+dialect writes them; results.json is strict.
 """
 
 from __future__ import annotations
@@ -99,7 +101,8 @@ def manifest_schema() -> Schema:
         "tasks": {"type": "array", "items": tasks},
         "gate": described(TEXT_OR_NULL, "path of the gate that the matrix names"),
         "until_decided": described({"type": "object", "required": ["looks", "decided"]}, "of --until-decided only"),
-        "shard": described(mapping({"number": COUNT, "of": COUNT, "tasks": TEXTS}), "of --shard only: what this share measures"),
+        "shard": described(mapping({"number": COUNT, "of": COUNT, "tasks": TEXTS}), "of --shard only: what "
+                                                                                    "this share measures"),
         "merged": described(mapping({"of": {"type": "array", "items": OBJECT}, "differences": TEXTS}), "of kvbench merge only"),
     }  # fmt: skip
     optional = ("until_decided", "shard", "merged")

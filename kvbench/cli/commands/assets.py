@@ -26,7 +26,8 @@ def models(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show the models that are known by name, fetch one, or verify the bytes of what is here. verify exits 1 when something is broken."""
+    """Show the models that are known by name, fetch one, or verify the bytes of what is here. verify exits 1
+    when something is broken."""
     with handled("nothing half-written is kept, run the same command to go on"):
         from kvbench.cli.showing import show_held
         from kvbench.models.catalog import ALIASES
@@ -45,7 +46,8 @@ def models(
             for one in names:
                 if kind_of(one) == "hub":
                     raise UsageError(
-                        f"{one} is on the hub: the first run fetches it, or hf download {one}. kvbench models fetch gets "
+                        f"{one} is on the hub: the first run fetches it, or hf download {one}. kvbench "
+                        f"models fetch gets "
                         f"{', '.join(ALIASES)}."
                     )
                 if one not in ALIASES:
@@ -69,8 +71,8 @@ def data(
     data_dir: DataOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show the evaluation data, fetch it through the hub where that is allowed, or read all of what is here. verify exits 1 when
-    something is broken."""
+    """Show the evaluation data, fetch it through the hub where that is allowed, or read all of what is here.
+    verify exits 1 when something is broken."""
     with handled("run the same command to go on"):
         from kvbench.cli.showing import show_held
         from kvbench.preflight import assets as holdings

@@ -35,7 +35,8 @@ def calibrate(
         typer.Option(
             "--per",
             metavar="layer|tensor",
-            help="layer: one for K and one for V in each layer; tensor: one for all of K and one for all of V",
+            help="layer: one for K and one for V in each layer; tensor: one for all of K and one for all of "
+            "V",
         ),
     ] = "layer",
     dtype: Annotated[
@@ -44,7 +45,8 @@ def calibrate(
     data_dir: DataOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Measure K and V of a text and write the scales of a static KV format, for `scale: OUT.json` in a matrix."""
+    """Measure K and V of a text and write the scales of a static KV format, for `scale: OUT.json` in a
+    matrix."""
     with handled("nothing was written, run the same command to start again"):
         check_data_dir(data_dir)
         from kvbench.engines.reference.kv.calibrate import calibrate as measure

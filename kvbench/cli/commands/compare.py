@@ -33,10 +33,11 @@ def compare(
     markdown: MarkdownOption = None,
     html: HtmlOption = None,
 ) -> None:
-    """Compare stored runs with the first one, from their raw samples, without a model. Refuses runs that are not of the same work.
+    """Compare stored runs with the first one, from their raw samples, without a model. Refuses runs that are
+    not of the same work.
 
-    Exits 0 when nothing is worse, 1 when something is (or a run's evidence does not hold), 2 when the runs are unlike, 3 when something
-    could not be evaluated, 4 when the data cannot decide.
+    Exits 0 when nothing is worse, 1 when something is (or a run's evidence does not hold), 2 when the runs
+    are unlike, 3 when something could not be evaluated, 4 when the data cannot decide.
     """
     with handled("nothing was written, run the same command to start again"):
         from kvbench.cli import stored
@@ -90,7 +91,8 @@ def history(
     markdown: MarkdownOption = None,
     html: HtmlOption = None,
 ) -> None:
-    """Show the values of many stored runs over time, and where one changed as `kvbench compare` would call it.
+    """Show the values of many stored runs over time, and where one changed as `kvbench compare` would call
+    it.
 
     Exits 0 when it is shown, whatever changed; 2 for folders that are no runs.
     """
@@ -132,7 +134,8 @@ def _folders(given: list[Path]) -> list[Path]:
         )
         if not inside:
             raise UsageError(
-                f"{path} is no run and holds none; give folders that `kvbench run` printed, or the folder that they lie in."
+                f"{path} is no run and holds none; give folders that `kvbench run` printed, or the folder "
+                f"that they lie in."
             )
         for one in inside:
             found.setdefault(one.resolve(), one)

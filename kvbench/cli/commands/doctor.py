@@ -11,7 +11,8 @@ from kvbench.cli.options import DataOption, JsonOption, check_data_dir
 
 
 def doctor(data_dir: DataOption = None, json_: JsonOption = False) -> None:
-    """Look at versions, device, clocks, other processes, free cores, disk and data; each ok, or with a remedy. Exits 1 for a problem."""
+    """Look at versions, device, clocks, other processes, free cores, disk and data; each ok, or with a
+    remedy. Exits 1 for a problem."""
     with handled("nothing was written"):
         from kvbench.preflight.checkup import collect
         from kvbench.preflight.doctor import exit_code, lines

@@ -45,7 +45,8 @@ def formats(
     ] = "auto",
     json_: JsonOption = False,
 ) -> None:
-    """Show the formats: what they store, bytes a token of a shape, error bounds, and which backends take them, or why not."""
+    """Show the formats: what they store, bytes a token of a shape, error bounds, and which backends take
+    them, or why not."""
     with handled("nothing was written"):
         from kvbench.machine.host import host
         from kvbench.preflight.capabilities import format_rows, table, weight_rows
@@ -53,7 +54,8 @@ def formats(
 
         if dtype not in DTYPES or device not in ("auto", "cpu", "cuda"):
             raise UsageError(
-                f"--dtype {dtype} --device {device} is not known; use {', '.join(DTYPES)} and auto, cpu or cuda."
+                f"--dtype {dtype} --device {device} is not known; use {', '.join(DTYPES)} and auto, cpu or "
+                f"cuda."
             )
         where = host().device if device == "auto" else device
         facts = shape_of(model, layers, kv_heads, head_dim, q_heads)
@@ -71,7 +73,8 @@ def formats(
             for why in dict.fromkeys(row["backends"][name] for row in rows if row["backends"][name]):
                 print(f"not {name}: {why}")
         print(
-            "\nWeight formats; a linear layer of 4096x4096; norms, embeddings and the output layer stay native"
+            "\nWeight formats; a linear layer of 4096x4096; norms, embeddings and the output layer stay "
+            "native"
         )
         print(
             table(
@@ -127,9 +130,11 @@ def backends(
         for row in rows:
             how = " in Triton's interpreter, which is no measure of speed" if row["interpreted"] else ""
             print(
-                f"\n{row['name']}: {f'runs here{how}' if row['usable'] else 'does not run here'}; {row['what']}"
+                f"\n{row['name']}: {f'runs here{how}' if row['usable'] else 'does not run here'}; "
+                f"{row['what']}"
             )
-            print(f"  devices {', '.join(row['devices'])}; dtypes {', '.join(row['dtypes'])}; head_dim {row['head_dims']}; "
+            print(f"  devices {', '.join(row['devices'])}; dtypes {', '.join(row['dtypes'])}; head_dim "
+                  f"{row['head_dims']}; "
                   f"page size {row['page_sizes']}; attention {row['attention']}")  # fmt: skip
             print(f"  KV formats here: {', '.join(row['formats']) or 'none'}")
             for no in row["why_not"]:

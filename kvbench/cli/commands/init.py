@@ -25,7 +25,8 @@ def init(
         str, typer.Option("--format", help="The KV format to compare with native", autocompletion=kv_formats)
     ] = "int8_sym",
 ) -> None:
-    """Write a commented matrix, a gate for it, and the schemas by which an editor completes both. Overwrites nothing."""
+    """Write a commented matrix, a gate for it, and the schemas by which an editor completes both. Overwrites
+    nothing."""
     with handled("run the same command to start again"):
         from kvbench.preflight.init import write
 

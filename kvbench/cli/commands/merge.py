@@ -40,6 +40,7 @@ def _policy_of_all(runs: Sequence[Path]) -> Path | None:
     kept = [run / KEPT_GATE for run in runs if (run / KEPT_GATE).is_file()]
     if len({path.read_bytes() for path in kept}) > 1:
         raise UsageError(
-            f"The shards were judged by different gates ({', '.join(map(str, kept))}); say which judges the whole: --gate FILE."
+            f"The shards were judged by different gates ({', '.join(map(str, kept))}); say which judges the "
+            f"whole: --gate FILE."
         )
     return kept[0] if kept else None

@@ -33,7 +33,8 @@ def plan(
     shard: ShardOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show cells, decisions with reasons, estimated bytes, what would be reused, and what the gate asks in vain. Runs nothing."""
+    """Show cells, decisions with reasons, estimated bytes, what would be reused, and what the gate asks in
+    vain. Runs nothing."""
     with handled():
         from kvbench.gate import evaluate as gates
         from kvbench.preflight.plan import plan_cell, plan_json, plan_text

@@ -19,7 +19,8 @@ def check_table(
     csv: Annotated[list[Path], typer.Argument(help="Published tables, e.g. reports/reference/fp8_itl.csv")],
     json_: JsonOption = False,
 ) -> None:
-    """Check published tables: units, ratios, identities, what bytes and questions allow. Exits 1 when a rule finds something."""
+    """Check published tables: units, ratios, identities, what bytes and questions allow. Exits 1 when a rule
+    finds something."""
     with handled("nothing was written, run the same command to start again"):
         from kvbench.published.rules import RULES, as_json, as_text, check
         from kvbench.published.table import read
@@ -58,7 +59,8 @@ def reproduce(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Measure what a published table states and compare its shape: sign, order, ratio. 0 agrees, 1 differs, 3 not run, 4 open.
+    """Measure what a published table states and compare its shape: sign, order, ratio. 0 agrees, 1 differs, 3
+    not run, 4 open.
 
     Example: kvbench reproduce fp8 kv-bytes
     """
@@ -82,7 +84,8 @@ def reproduce(
             )
         if from_ is not None and (model or set_):
             raise UsageError(
-                f"--from {from_} compares a stored run and measures nothing, so --model and --set change nothing there; give --from "
+                f"--from {from_} compares a stored run and measures nothing, so --model and --set change "
+                f"nothing there; give --from "
                 "alone, or leave it out to measure."
             )
         done = _reproduced(
@@ -169,7 +172,8 @@ def _measure(
 
     if model and found.stand_ins:
         raise UsageError(
-            f"{name} has several models, each with one of its own here: {', '.join(found.stand_ins.values())}; leave --model out."
+            f"{name} has several models, each with one of its own here: "
+            f"{', '.join(found.stand_ins.values())}; leave --model out."
         )
     words: list[Any] = [*([f"model={json.dumps(model)}"] if model else []), *overrides]
     loaded, environment = load_matrix(matrix, words, None, data_dir)

@@ -66,7 +66,8 @@ def run(
         how = (data_dir, rerun_of(rerun), executor_of(executor, jobs, data_dir, loaded, environment))
         if canary and until_decided:
             raise UsageError(
-                "--canary and --until-decided both begin with the cheapest tasks and stop at the first that is not as requested; "
+                "--canary and --until-decided both begin with the cheapest tasks and stop at the first that "
+                "is not as requested; "
                 "give one of them."
             )
         if canary:

@@ -21,7 +21,8 @@ def selftest(
     ] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Break the engine on purpose, one fault at a time, and see whether the gate catches each. Exits 0 when it does."""
+    """Break the engine on purpose, one fault at a time, and see whether the gate catches each. Exits 0 when
+    it does."""
     with handled("nothing is kept of a self-test"):
         from kvbench.selftest.suite import listing, run_suite
         from kvbench.selftest.table import FAULTS, HOLES

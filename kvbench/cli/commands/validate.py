@@ -31,8 +31,8 @@ def validate(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Check matrices and gates whole: keys, model config, data, kernels' shape rules, and whether the matrix answers its gate. Loads
-    no model and needs no GPU. Exits 0 when all of it can run, else 2."""
+    """Check matrices and gates whole: keys, model config, data, kernels' shape rules, and whether the matrix
+    answers its gate. Loads no model and needs no GPU. Exits 0 when all of it can run, else 2."""
     with handled("nothing was written"):
         from kvbench.data.fingerprint import fingerprint
         from kvbench.gate import evaluate as gates
