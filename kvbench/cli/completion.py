@@ -1,7 +1,6 @@
-"""What the shell completes: files by what they are, and the names of tables. Fast, for it runs at every press
-of the tab key.
+"""What the shell completes: files by their kind, and known names. Fast, since it runs at every press of the tab key.
 
-Each function takes the word so far and gives the words that go on from it.
+Each function takes the start of a word and returns the words that begin with it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-_HEAD = 65_536  # a matrix or a gate names its sections before that
+_HEAD = 65_536  # bytes; the sections of a matrix or a gate begin before
 
 
 def matrices(incomplete: str) -> list[str]:
@@ -27,7 +26,7 @@ def policies(incomplete: str) -> list[str]:
 
 
 def runs(incomplete: str) -> list[str]:
-    """Folders that `kvbench run` wrote, and folders on the way to one."""
+    """Folders that `kvbench run` wrote, and folders that may hold one."""
     return _paths(incomplete, lambda path: False)
 
 
