@@ -15,7 +15,7 @@ setup: $(STAMP) ## only the virtual environment, in .venv
 run: $(STAMP) ## measure, judge and report matrices/int8.yaml (another: make run MATRIX=matrices/smoke.yaml)
 	$(BIN)/kvbench run $(MATRIX) $(ARGS)
 
-test: $(STAMP) ## all tests that need no GPU, but the slow ones; those of the report page need a Chromium (apt install chromium)
+test: $(STAMP) ## all tests that need no GPU, without the slow ones; those of the report page need a Chromium (apt install chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not peer and not slow" $(ARGS)
 
 slow: $(STAMP) ## the tests that take long

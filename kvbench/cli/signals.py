@@ -12,11 +12,11 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def end_cleanly() -> None:
-    """Make the first SIGINT or SIGTERM raise KeyboardInterrupt in the main thread, so that partial files are removed
-    and the command says how to continue; the second one ends the process at once.
+    """Make the first SIGINT or SIGTERM raise KeyboardInterrupt in the main thread, so that partial files are
+    removed and the command says how to continue; the second one ends the process at once.
 
-    Signals that the caller ignores (nohup, `&` in a script) stay ignored. Only for a process of its own: an imported
-    library keeps its caller's handlers.
+    Signals that the caller ignores (nohup, `&` in a script) stay ignored. Only for a process of its own: an
+    imported library keeps its caller's handlers.
     """
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:

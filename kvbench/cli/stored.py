@@ -4,21 +4,21 @@ are asked for."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvbench.compare.pairing import Stored
 from kvbench.errors import UsageError
-from kvbench.matrix.cells import CELL_KEYS, Cell
+from kvbench.matrix.cells import CELL_KEYS
 
 
 def stored(path: Path, name: str) -> Stored:
     """The run in a folder. Raises UsageError for a folder that is not a run."""
-    from kvbench.records.record import RunDir
+    from kvbench.records.run import RunDir
     from kvbench.run.execute import require_not_empty
 
     require_not_empty(path)
-    run = RunDir(path)
-    return Stored(name, str(path), run.manifest(), list(run.records()))
+    return Stored(name, str(path), RunDir(path).load())
 
 
 def chosen_cells(runs: Sequence[Stored], expression: str | None) -> list[Collection[str] | None]:
@@ -30,17 +30,7 @@ def chosen_cells(runs: Sequence[Stored], expression: str | None) -> list[Collect
         return [None] * len(runs)
     found: list[Collection[str] | None] = []
     for run in runs:
-        cells = [
-            Cell(
-                c["id"],
-                c["name"],
-                {**CELL_KEYS, **c["spec"]},
-                tuple(c["varied"]),
-                c["baseline"],
-                c.get("line"),
-            )
-            for c in run.manifest["cells"]
-        ]
+        cells = [replace(cell, spec={**CELL_KEYS, **cell.spec}) for cell in run.run.cells.values()]
         try:
             found.append({cell.id for cell in select(cells, expression)})
         except UsageError:

@@ -12,16 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvbench.engines.reference.backends import BACKENDS, LIBRARY, Backend
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.records.record import MISMATCH, UNVERIFIED, VERIFIED, Level
 from kvbench.text import and_more
 from kvbench_kernels.launches import Launch
-from kvbench_kernels.support import interpreting
 
-TWIN = "_torch"  # what the names of the reference implementations end with
-
-LIBRARY = "scaled_dot_product_attention"
 # What the names of attention kernels start with, of those that store K/V, and of those that gather pages.
 ATTENDS = ("paged_decode", "paged_prefill", "paged_attention")
 STORES = ("kv_write", "paged_write")
@@ -100,37 +97,39 @@ def kernels_level(engine: Engine, run: Run, prompt: Sequence[Launch], step: Sequ
 
 def _dropped(engine: Engine) -> list[str]:
     """What the engine, or its store, runs other than as resolved."""
-    runs = {"backend": engine.backend, "decode": engine.decode_mode, "compile": engine.compile_mode}
+    runs = {"backend": engine.backend.name, "decode": engine.decode_mode, "compile": engine.compile_mode}
     due = {aspect: getattr(engine.decision, aspect).resolved for aspect in runs}
     faults = [f"the engine runs {k} {runs[k]}, and {due[k]} was resolved" for k in runs if runs[k] != due[k]]
-    if engine.store.backend != due["backend"]:
-        faults.append(f"the store runs backend {engine.store.backend}, and {due['backend']} was resolved")
+    if engine.store.backend.name != due["backend"]:
+        faults.append(
+            f"the store runs backend {engine.store.backend.name}, and {due['backend']} was resolved"
+        )
     return faults
+
+
+def _resolved(engine: Engine) -> Backend:
+    return BACKENDS[engine.decision.backend.resolved]
 
 
 def _strangers(engine: Engine, phase: str, launches: Sequence[Launch]) -> list[str]:
     """Layers that launched no attention, another backend's kernels, or other ones than the first layer of their kind."""
-    backend = engine.decision.backend.resolved
+    backend, prompt = _resolved(engine), phase == "prompt"
     by_layer: dict[int, list[str]] = {layer: [] for layer in range(len(engine.layers))}
     for launch in launches:
         if launch.layer is not None:
             by_layer.setdefault(launch.layer, []).append(launch.name)
-    # Pages gathered for a library's attention serve a prompt; a decode step attends to the pages themselves.
-    library = LIBRARY if backend == "triton" and phase == "prompt" else None
     faults, first = [], dict[Any, tuple[int, list[str]]]()
     for layer, ran in by_layer.items():
-        if not any(name == library or name.startswith(ATTENDS) for name in ran):
+        if not any(n.startswith(ATTENDS) or (n == LIBRARY and backend.owns(n, prompt)) for n in ran):
             what = f"only {', '.join(ran)}" if ran else "nothing"
             faults.append(f"layer {layer} launched {what} in a {phase}, and no attention")
         if not any(name.startswith(STORES) for name in ran):
             faults.append(f"layer {layer} launched nothing in a {phase} that stores K/V")
-        strangers = [
-            n for n in ran if n != library and (n == LIBRARY or (backend == "torch") != n.endswith(TWIN))
-        ]
+        strangers = [n for n in ran if not backend.owns(n, prompt)]
         like, due = first.setdefault(engine.layers[layer], (layer, ran))
         if strangers:
             faults.append(
-                f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend} was resolved"
+                f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend.name} was resolved"
             )
         elif ran != due:
             faults.append(f"layer {layer} launched {ran} in a {phase}, layer {like}, of the same kind, {due}")
@@ -139,17 +138,17 @@ def _strangers(engine: Engine, phase: str, launches: Sequence[Launch]) -> list[s
 
 def _strangers_of_the_run(engine: Engine, run: Run) -> list[str]:
     """Launches of the measured run that are not the resolved backend's."""
-    backend = engine.decision.backend.resolved
+    backend = _resolved(engine)
     return [
-        f"layer {layer} ran {name} {count} times in the measured run, and backend {backend} was resolved"
+        f"layer {layer} ran {name} {count} times in the measured run, and backend {backend.name} was resolved"
         for (layer, name), count in run.calls.items()
-        if name.endswith(TWIN) != (backend == "torch") and not (name == LIBRARY and backend == "triton")
+        if not backend.owns(name, prompt=True)
     ]
 
 
 def _counts(engine: Engine, run: Run) -> list[str]:
     """Layers that did not store and attend in every forward of the measured run: silence is no proof."""
-    triton, faults = engine.decision.backend.resolved == "triton", []
+    grouped, faults = _resolved(engine).grouped, []
     for layer in range(len(engine.layers)):
         mine = {name: count for (at, name), count in run.calls.items() if at == layer}
 
@@ -161,10 +160,9 @@ def _counts(engine: Engine, run: Run) -> list[str]:
         many = f"in the {run.forwards} forwards of the measured run"
         if calls(STORES) != run.forwards:
             faults.append(f"layer {layer} stored K/V {calls(STORES)} times {many}")
-        # Torch attends to each group of like sequences by itself.
-        if attended < run.forwards or (triton and attended > run.forwards):
+        if attended < run.forwards or (not grouped and attended > run.forwards):
             faults.append(f"layer {layer} attended {attended} times {many}")
-        due = library if triton else attended
+        due = attended if grouped else library
         if calls(GATHERS) != due:
             faults.append(f"layer {layer} gathered pages {calls(GATHERS)} times {many}, and {due} are due")
     return faults
@@ -199,23 +197,15 @@ def _per_layer(calls: Counter[tuple[int, str]], layers: int) -> dict[str, float]
 
 def backend_label(engine: Engine) -> str:
     """Where attention ran: "torch", "interpreter" or "gpu" (Triton kernels, not compiled or compiled)."""
-    if engine.backend == "torch":
-        return "torch"
-    return "interpreter" if interpreting() else "gpu"
+    return engine.backend.label()
 
 
 def declared_execution(engine: Engine) -> str:
     """Dtypes of the dot operands and of the accumulator in a decode step, as the backend declares them."""
-    dtype = dtype_name(engine.model.dtype)
-    if engine.backend == "torch":
-        return dtype
-    from kvbench_kernels.attention.route import execution  # Triton, where it is needed
-
-    store, device = engine.store, engine.model.device.type
-    needs = {
-        layer.needs(store.fmt, store.page_size, dtype, device, interpreting()) for layer in engine.layers
-    }
-    return " and ".join(sorted({execution(need) for need in needs}))
+    store, model = engine.store, engine.model
+    return engine.backend.execution(
+        engine.layers, store.fmt, store.page_size, dtype_name(model.dtype), model.device.type
+    )
 
 
 def compiled_products(launches: Sequence[Launch]) -> dict[str, str]:

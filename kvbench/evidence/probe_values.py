@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from kvbench.engines.reference.kv.layer import indexable
-from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.engines.reference.kv.store import PagedKVStore, WriteObserver
 from kvbench.formats.kv import SIDES
 from kvbench_kernels.kv.layout import LayerPages
 
@@ -62,29 +62,29 @@ def poison(pages: LayerPages, outside: Tensor) -> None:
             scale[mask] = float("nan")
 
 
-@contextmanager
-def written_with(store: PagedKVStore, given: Mapping[tuple[int, str], Tensor]) -> Iterator[None]:
-    """Eager writes inside the `with` take static scales from `given`, by layer and name, whatever the store holds: what a
-    changed one then moves is what reads it."""
-    honest, before = store.write, vars(store).get("write")
+class StaticScales(WriteObserver):
+    """Eager writes take static scales from `given`, by (layer, name), whatever the store holds: what a changed scale then
+    moves is what reads it."""
 
-    def write(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        live = {
-            name: getattr(store.layers[layer], name)
-            for name in ("k_scale", "v_scale")
-            if (layer, name) in given
-        }
-        held = {name: tensor.clone() for name, tensor in live.items()}
-        for name, tensor in live.items():
-            tensor.copy_(given[layer, name])
-        honest(layer, slots, k, v)
-        for name, tensor in live.items():
-            tensor.copy_(held[name])
+    def __init__(self, store: PagedKVStore, given: Mapping[tuple[int, str], Tensor]) -> None:
+        self.store, self.given = store, given
+        self._held: list[tuple[Tensor, Tensor]] = []
 
-    vars(store)["write"] = write
-    try:
-        yield
-    finally:
-        del vars(store)["write"]
-        if before is not None:
-            vars(store)["write"] = before
+    def before_write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        for name in ("k_scale", "v_scale"):
+            if (layer, name) in self.given:
+                live: Tensor = getattr(self.store.layers[layer], name)
+                self._held.append((live, live.clone()))
+                live.copy_(self.given[layer, name])
+        return k, v
+
+    def after_write(self, layer: int, slots: Tensor) -> None:
+        for live, held in self._held:
+            live.copy_(held)
+        self._held.clear()
+
+
+def written_with(
+    store: PagedKVStore, given: Mapping[tuple[int, str], Tensor]
+) -> AbstractContextManager[None]:
+    return store.observed(StaticScales(store, given))

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvbench.engines.reference.attention import Attention
 from kvbench.engines.reference.engine import Engine
-from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.engines.reference.kv.store import PagedKVStore, WriteObserver
 from kvbench.evidence.examine import probe_ids
 from kvbench.evidence.probe_values import changed, poison, put, shown, stored
 from kvbench.evidence.scale_sources import due_scales
@@ -55,25 +53,9 @@ def probe_prefill(make: Make, layers: int) -> Level:
             engine.truncate(seq, 0)
         return torch.cat(engine.forward([(seq, ids) for seq in seqs]))
 
-    def write(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        PagedKVStore.write(store, layer, slots, k, v)
-        # Each sequence by itself, so that no other decides about the one that is left alone.
-        for payload in (getattr(store.layers[layer], side) for side in SIDES):
-            for start in range(0, len(slots), PROMPT):
-                mine = slots[start : start + PROMPT]
-                put(store, payload, mine, shown(stored(store, payload, mine)))
-
-    def spoil(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        write(layer, slots, k, v)
-        for at, side in enumerate(SIDES):
-            row = 1 + len(SIDES) * layer + at
-            mine = slots[row * PROMPT : (row + 1) * PROMPT]
-            payload: Tensor = getattr(store.layers[layer], side)
-            put(store, payload, mine, changed(stored(store, payload, mine)))
-
-    with _replaced(store, write=write):
+    with store.observed(_Shown(store)):
         reference = prefill()
-    with _replaced(store, write=spoil):
+    with store.observed(_Spoiled(store)):
         moved = prefill()
     # Row 0 was left alone; it may move in its last bits where rows share arithmetic (see probe_layers).
     noise = (moved[0] - reference[0]).abs().max().item()
@@ -90,6 +72,32 @@ def probe_prefill(make: Make, layers: int) -> Level:
         f"{facts['probes']} changes of a prompt's own chunk, one a layer and side, each moved the logits."
     )
     return Level("E3-prefill", VERIFIED, sentence, facts)
+
+
+class _Shown(WriteObserver):
+    """Makes all-zero codes of a prompt visible, each sequence separately, so that none decides about the one left alone."""
+
+    def __init__(self, store: PagedKVStore) -> None:
+        self.store = store
+
+    def after_write(self, layer: int, slots: Tensor) -> None:
+        for side in SIDES:
+            payload: Tensor = getattr(self.store.layers[layer], side)
+            for start in range(0, len(slots), PROMPT):
+                mine = slots[start : start + PROMPT]
+                put(self.store, payload, mine, shown(stored(self.store, payload, mine)))
+
+
+class _Spoiled(_Shown):
+    """Also changes, of each layer, K in one sequence and V in another; the first sequence is left alone."""
+
+    def after_write(self, layer: int, slots: Tensor) -> None:
+        super().after_write(layer, slots)
+        for at, side in enumerate(SIDES):
+            row = 1 + len(SIDES) * layer + at
+            mine = slots[row * PROMPT : (row + 1) * PROMPT]
+            payload: Tensor = getattr(self.store.layers[layer], side)
+            put(self.store, payload, mine, changed(stored(self.store, payload, mine)))
 
 
 @torch.inference_mode()
@@ -298,14 +306,3 @@ def _disorder(store: PagedKVStore) -> None:
         store.reserve(seq, 1)
     for seq in reversed(seqs):
         store.free(seq)
-
-
-@contextmanager
-def _replaced(store: PagedKVStore, **methods: Callable[..., Any]) -> Iterator[None]:
-    """Methods of this one store replaced for a while."""
-    vars(store).update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            del vars(store)[name]

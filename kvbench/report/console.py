@@ -6,15 +6,13 @@ Off a terminal it is plain text without colours or wrapped tables; NO_COLOR is r
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from kvbench.metrics.collect import Row
-from kvbench.records.record import Record
 from kvbench.render.labels import Label
 from kvbench.render.numbers import NOT_MEASURED
-from kvbench.report.model import VerdictLike
+from kvbench.report.model import JudgedRun
 from kvbench.report.sections.findings import Finding
 from kvbench.report.sections.precision import ChoiceLine
 from kvbench.report.sections.tables import Entry, MetricTable
@@ -30,10 +28,9 @@ _PLAIN_WIDTH = 200  # columns off a terminal, where nothing needs to fit a windo
 _ITEMS = 5  # places named under one finding; the page has them all
 
 
-def print_result(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence[Row],
-                 verdict: VerdictLike, paths: Sequence[Path], quiet: bool = False) -> None:  # fmt: skip
+def print_result(run: JudgedRun, paths: Sequence[Path], quiet: bool = False) -> None:
     """Print the run to stdout; `paths` are the files that `write_all` wrote, the page first. quiet: the verdict and them only."""
-    show(build(manifest, records, rows, verdict), sys.stdout, paths, quiet)
+    show(build(run), sys.stdout, paths, quiet)
 
 
 def show(view: View, file: TextIO, paths: Sequence[Path] = (), quiet: bool = False) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import exact
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 from kvbench.report.sections.precision import PrecisionLine, precision_lines
 from kvbench.report.sections.tables import worst_checks
 
@@ -48,27 +48,27 @@ _STATE_COLUMNS = (
 )
 
 
-def long_csv(run: Run) -> str:
+def long_csv(run: JudgedRun) -> str:
     return _text(long_lines(run))
 
 
-def wide_csv(run: Run) -> str:
+def wide_csv(run: JudgedRun) -> str:
     return _text(wide_lines(run))
 
 
-def long_lines(run: Run) -> list[list[Any]]:
+def long_lines(run: JudgedRun) -> list[list[Any]]:
     """The heads, then a line a row: cell id and name, the cell's keys, what they resolved to, where attention ran, then the row: metric, variant, ...,
     and what the gate found of it.
     """
     run = run.with_fact_rows()
-    labels = Labels(run.manifest)
+    labels = Labels(run.run)
     keys = _keys(labels)
     ran = {line.label.cells[0]: _ran(line) for line in precision_lines(run, labels)}
     checks = worst_checks(run.verdict.outcomes)
     lines: list[list[Any]] = [["cell", "name", *keys, *_RAN_COLUMNS, *_ROW_COLUMNS, *_CHECK_COLUMNS]]
     for row in run.rows:
-        cell = labels.cells.get(row.cell, {"name": "", "spec": {}})
-        spec = [cell["spec"].get(key) for key in keys]
+        cell = labels.cells.get(row.cell)
+        spec = [cell.spec.get(key) if cell else None for key in keys]
         values = [row.metric, row.variant, row.value, row.unit.name, row.low, row.high, row.n, row.baseline,
                   row.partial, row.note]  # fmt: skip
         outcome = checks.get((row.cell, row.metric, row.variant))
@@ -78,15 +78,22 @@ def long_lines(run: Run) -> list[list[Any]]:
             else [None] * len(_CHECK_COLUMNS)
         )
         lines.append(
-            [row.cell, cell["name"], *spec, *ran.get(row.cell, [None] * len(_RAN_COLUMNS)), *values, *judged]
+            [
+                row.cell,
+                cell.name if cell else "",
+                *spec,
+                *ran.get(row.cell, [None] * len(_RAN_COLUMNS)),
+                *values,
+                *judged,
+            ]
         )
     return lines
 
 
-def wide_lines(run: Run) -> list[list[Any]]:
+def wide_lines(run: JudgedRun) -> list[list[Any]]:
     """The heads, then one line a cell: its keys, requested / resolved / effective, precisions, then `metric` or `metric (variant)`."""
     run = run.with_fact_rows()
-    labels = Labels(run.manifest)
+    labels = Labels(run.run)
     keys = _keys(labels)
     columns = list(dict.fromkeys((row.metric, row.variant) for row in run.rows))
     values = {(row.cell, row.metric, row.variant): row.value for row in run.rows}
@@ -99,8 +106,8 @@ def wide_lines(run: Run) -> list[list[Any]]:
     lines: list[list[Any]] = [["cell", "name", "baseline", *keys, *_STATE_COLUMNS, "partial", *heads]]
     for cell, entry in labels.cells.items():
         lines.append([
-            cell, entry["name"], entry["baseline"],
-            *(entry["spec"].get(key) for key in keys),
+            cell, entry.name, entry.baseline,
+            *(entry.spec.get(key) for key in keys),
             *states[cell],
             "; ".join(partial.get(cell, [])) or None,
             *(values.get((cell, metric, variant)) for metric, variant in columns),
@@ -109,7 +116,7 @@ def wide_lines(run: Run) -> list[list[Any]]:
 
 
 def _keys(labels: Labels) -> list[str]:
-    return list(dict.fromkeys(key for cell in labels.cells.values() for key in cell["spec"]))
+    return list(dict.fromkeys(key for cell in labels.cells.values() for key in cell.spec))
 
 
 def _states(line: PrecisionLine) -> Sequence[str]:

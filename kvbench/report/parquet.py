@@ -14,7 +14,7 @@ from typing import Any
 from kvbench.matrix.keys import CELL_OPTIONS
 from kvbench.records.record import SCHEMA_VERSION
 from kvbench.report.csv import long_lines, wide_lines
-from kvbench.report.model import Run, verdict_word
+from kvbench.report.model import JudgedRun, verdict_word
 
 # Of columns that are neither text nor a metric; cell keys have the kind that their option declares.
 _KINDS = {
@@ -24,13 +24,13 @@ _KINDS = {
 }
 
 
-def long_parquet(run: Run) -> bytes:
+def long_parquet(run: JudgedRun) -> bytes:
     """`results_long.parquet`: the columns of `results_long.csv`."""
     heads, *lines = long_lines(run)
     return _written(run, "long", heads, lines, {head: _KINDS.get(head, "str") for head in heads})
 
 
-def wide_parquet(run: Run) -> bytes:
+def wide_parquet(run: JudgedRun) -> bytes:
     """`results_wide.parquet`: the columns of `results_wide.csv`, every metric as float64."""
     heads, *lines = wide_lines(run)
     first = heads.index("partial") + 1  # metrics stand behind it
@@ -39,7 +39,7 @@ def wide_parquet(run: Run) -> bytes:
 
 
 def _written(
-    run: Run, table: str, heads: Sequence[str], lines: Sequence[Sequence[Any]], kinds: Mapping[str, str]
+    run: JudgedRun, table: str, heads: Sequence[str], lines: Sequence[Sequence[Any]], kinds: Mapping[str, str]
 ) -> bytes:
     import pyarrow as pa  # type: ignore[import-untyped]
     from pyarrow import parquet
@@ -52,9 +52,9 @@ def _written(
     about = {
         "schema": SCHEMA_VERSION,
         "table": table,
-        "name": run.manifest["name"],
-        "created_at": run.manifest["created_at"],
-        "matrix_sha256": run.manifest["matrix"].get("sha"),
+        "name": run.manifest.name,
+        "created_at": run.manifest.created_at,
+        "matrix_sha256": run.manifest.matrix.sha,
         "verdict": verdict_word(run),
         "exit_code": run.verdict.exit_code,
     }

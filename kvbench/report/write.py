@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from kvbench.metrics.collect import Row
-from kvbench.records.record import Record
 from kvbench.report import csv, html, junit, markdown, parquet
 from kvbench.report import json as jsonout
-from kvbench.report.model import Run, VerdictLike
+from kvbench.report.model import JudgedRun
 from kvbench.report.view import build
 
 
-def write_all(run_dir: Path, manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence[Row],
-              verdict: VerdictLike, definitions: Mapping[str, str] | None = None) -> list[Path]:  # fmt: skip
+def write_all(run_dir: Path, run: JudgedRun, definitions: Mapping[str, str] | None = None) -> list[Path]:
     """Write the report's files into the run directory: the page, both tables as CSV and Parquet, JSON, JUnit and Markdown.
 
     definitions: metric name to what it is, shown at the end of the page. Returns the paths, the page first.
     """
-    run = Run(manifest, records, rows, verdict)
-    view = build(manifest, records, rows, verdict, definitions)
-    data = json.dumps(
-        jsonout.result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False, indent=1
-    )
+    view = build(run, definitions)
+    data = json.dumps(jsonout.result_json(run), ensure_ascii=False, allow_nan=False, indent=1)
     texts = {
         "report.html": html.render(view),
         "results_long.csv": csv.long_csv(run),

@@ -16,7 +16,7 @@ from kvbench.evidence import examine as evidence
 from kvbench.evidence import layer_order as layerprobe
 from kvbench.evidence import probe_values as probecodes
 from kvbench.evidence import read_path as probes
-from kvbench.evidence.native_arm import native_arm, standing
+from kvbench.evidence.native_arm import native_arm, rank
 from kvbench.formats.kv import KV_FORMATS, KVShape
 from kvbench.records.record import MISMATCH, UNVERIFIED, VERIFIED, Evidence, Level
 from kvbench_kernels.attention.reference import paged_gather_torch
@@ -377,7 +377,7 @@ def test_of_several_engines_the_one_that_shows_least_speaks() -> None:
         made(E5=MISMATCH),
     )
     for found in ([sound, high, low, wrong], [wrong, low, high, sound]):
-        assert sorted(found, key=standing) == [wrong, low, high, sound]
+        assert sorted(found, key=rank) == [wrong, low, high, sound]
 
 
 def test_a_native_arm_in_another_format_contradicts_whatever_else_of_it_is_unverified() -> None:

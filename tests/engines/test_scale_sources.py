@@ -131,7 +131,7 @@ def test_a_layer_without_a_scale_is_refused_and_is_1_where_that_is_asked_for(
     for record in records(out, "fp8_e4m3_static"):
         assert (record["status"], record["error"]["reason"]) == ("refused", "checkpoint_has_no_scales")
         assert record["error"]["message"].startswith(
-            "The checkpoint has no scale of K for layer 2; write scale: checkpoint_or_default"
+            "The checkpoint has no K scale for layer 2; write scale: checkpoint_or_default"
         )
     code, said, out = run(
         folder, tmp_path, "kv_format: [native, fp8_e4m3_static], scale: checkpoint_or_default"
@@ -282,7 +282,7 @@ def test_another_towers_scales_alone_are_no_scales(folder: Path, prefix: str) ->
             tensors[key.replace("model.", prefix, 1)] = tensors.pop(key)
 
     edit(folder, rename)
-    with pytest.raises(Refused, match="has no scales of a KV cache, for none of its 4 layers"):
+    with pytest.raises(Refused, match="has no KV cache scales for any of its 4 layers"):
         engine_on(folder, "fp8_e4m3_static", "checkpoint")
     engine = engine_on(folder, "fp8_e4m3_static", "checkpoint_or_default")
     assert {scale for pair in due_scales(engine) for scale in pair} == {Scale(1.0, "default")}

@@ -1,4 +1,6 @@
-"""FP8 weights in an engine on a GPU: verified in every mode, the paths of the route, and no weight made anew in 16 bits."""
+"""FP8 weights in an engine on a GPU: verified in every mode, the paths of the route, and no weight made anew
+in 16 bits.
+"""
 
 from __future__ import annotations
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +16,9 @@ from kvbench_kernels.gemm.activation import Launch, quantize_activation, saturat
 from kvbench_kernels.gemm.blockwise import blocks, quantize_activation_torch, with_rows_behind
 from kvbench_kernels.kv.convert import decode_e4m3
 from kvbench_kernels.launches import record
+from tests.kernels.cover import grid
+from tests.kernels.offline import compiled
 
-ROOT = Path(__file__).parents[2]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Around the largest code: 464 is the tie between 448 and the first that does not exist, 480.
 BOUNDARIES = (448.0, 449.0, 463.9, 464.0, 465.0, 480.0, 1000.0, -1000.0, 447.0, 432.0, 440.0, -448.0, 65504.0)
@@ -73,11 +69,12 @@ def assert_same(x: Tensor, launch: Launch | None = None) -> None:
     assert first is None, f"{int(wrong.sum())} bytes differ, first at {first}: {x[tuple(first)]}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("m", "k"), [(1, 128), (1, 16), (2, 192), (3, 576), (7, 128), (8, 256), (33, 192), (130, 320)]
+    ("dtype", "shape"),
+    grid(DTYPES, [(1, 128), (1, 16), (2, 192), (3, 576), (7, 128), (8, 256), (33, 192), (130, 320)]),
 )
-def test_random_rows(m: int, k: int, dtype: torch.dtype, device: str) -> None:
+def test_random_rows(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+    m, k = shape
     torch.manual_seed(m)
     x = torch.randn(m, k, device=device) * torch.logspace(-3, 3, k, device=device)
     assert_same(x.to(dtype))
@@ -202,7 +199,8 @@ def test_what_is_not_finite_becomes_nan_and_leaves_the_scale_alone(dtype: torch.
 
 
 def test_ties_and_products_next_to_them(device: str) -> None:
-    # Codes' midpoints times scales, and the float32 numbers around them: the product must round as float32 does.
+    # Codes' midpoints times scales, and the float32 numbers around them: the product must round as float32
+    # does.
     torch.manual_seed(0)
     finite = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     ties = (finite[1:] + finite[:-1]) / 2
@@ -215,7 +213,8 @@ def test_ties_and_products_next_to_them(device: str) -> None:
 
 
 def test_an_element_is_multiplied_by_the_rounded_reciprocal_of_its_scale(device: str) -> None:
-    # The scale is 441/448 and 1/scale is rounded up: 8.3671875 / scale is the tie 8.5, which would go down to 8.
+    # The scale is 441/448 and 1/scale is rounded up: 8.3671875 / scale is the tie 8.5, which would go down to
+    # 8.
     x = torch.zeros(1, 128, device=device)
     x[0, 0], x[0, 1] = 441.0, 8.3671875
     for codes, scales in (quantize_activation(x), quantize_activation_torch(x)):
@@ -290,13 +289,9 @@ def test_what_is_refused(device: str) -> None:
         quantize_activation(torch.zeros(16, 2, device=device).t())
 
 
+@pytest.mark.slow
 def test_few_instructions_move_the_bytes_and_nothing_is_spilled() -> None:
-    """Compiled for an H200 in a process of its own, since this one may interpret; no GPU is needed."""
-    code = "from tests.kernels.offline_activation import facts; import json; print(json.dumps(facts()))"
-    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    clean["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
-    done = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True)
-    facts = json.loads(done.stdout)
+    facts = compiled("activation")
     assert len(facts) == 12
     for name, (instructions, stack) in facts.items():
         assert stack == 0, name

@@ -12,6 +12,7 @@ from kvbench.formats.kv import KV_FORMATS
 from kvbench_kernels.attention.decode import choose_splits, paged_decode
 from kvbench_kernels.attention.reference import paged_decode_torch
 from kvbench_kernels.launches import record
+from tests.kernels.cover import cover, grid
 from tests.kernels.kv_pool import (
     DTYPES,
     FORMATS,
@@ -37,8 +38,7 @@ def both(
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize(("fmt", "dtype"), grid(FORMATS, DTYPES), ids=str)
 def test_it_equals_its_twin_on_ragged_lengths(fmt: str, dtype: torch.dtype, device: str) -> None:
     pool = random_pool(fmt, dtype, (1, 67, 48), device)
     q = queries(3, 6, 64, dtype=dtype, device=device)
@@ -46,19 +46,23 @@ def test_it_equals_its_twin_on_ragged_lengths(fmt: str, dtype: torch.dtype, devi
         assert_close(*both(pool, q, splits=splits))
 
 
-@pytest.mark.parametrize("page_size", [16, 32, 64])
-@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
+@pytest.mark.parametrize(
+    ("page_size", "fmt"),
+    cover(itertools.product((16, 32, 64), ("native", "int8_sym", "fp8_e4m3")), lambda case: case),
+)
 def test_page_sizes(fmt: str, page_size: int, device: str) -> None:
     pool = random_pool(fmt, torch.float16, (70, 33), device, page_size=page_size, kv_heads=1)
     assert_close(*both(pool, queries(2, 2, 64, dtype=torch.float16, device=device)))
 
 
+DIMS = [(16, 32), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (256, 256), (64, 80)]
+
+
 @pytest.mark.parametrize(
-    ("head_dim", "value_dim"),
-    [(16, 32), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (256, 256), (64, 80)],
+    ("fmt", "dims"), cover(itertools.product(("native", "int8_sym"), DIMS), lambda case: case), ids=str
 )
-@pytest.mark.parametrize("fmt", ["native", "int8_sym"])
-def test_head_dims(fmt: str, head_dim: int, value_dim: int, device: str) -> None:
+def test_head_dims(fmt: str, dims: tuple[int, int], device: str) -> None:
+    head_dim, value_dim = dims
     pool = random_pool(fmt, torch.float16, (37,), device, kv_heads=1, head_dim=head_dim, value_dim=value_dim)
     assert_close(*both(pool, queries(1, 3, head_dim, dtype=torch.float16, device=device)))
 
@@ -93,10 +97,10 @@ def test_a09_t2_the_kernels_refuse_heads_that_do_not_divide(q_heads: int, kv_hea
         both(pool, queries(1, q_heads, 64, dtype=torch.float32, device=device))
 
 
-@pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize(
-    "options", [{"sliding_window": 16}, {"sliding_window": 33}, {"softcap": 2.0}, {"sinks": 1.0}]
-)
+OPTIONS = [{"sliding_window": 16}, {"sliding_window": 33}, {"softcap": 2.0}, {"sinks": 1.0}]
+
+
+@pytest.mark.parametrize(("options", "splits"), grid(OPTIONS, [1, 3]), ids=str)
 def test_windows_soft_caps_and_sinks(options: dict[str, Any], splits: int, device: str) -> None:
     pool = random_pool("int8_sym", torch.float16, (150, 20, 64), device)
     if "sinks" in options:
@@ -194,8 +198,9 @@ def test_a07_t5_each_row_of_a_decode_batch_equals_its_solo_run(splits: int, devi
         assert torch.equal(alone[0], together[row])
 
 
-@pytest.mark.parametrize("fmt", QUANTIZED)
-@pytest.mark.parametrize("magnitude", [1e5, 1e30, 1e-30])
+@pytest.mark.parametrize(
+    ("fmt", "magnitude"), cover(itertools.product(QUANTIZED, (1e5, 1e30, 1e-30)), lambda case: case)
+)
 def test_bfloat16_queries_beyond_the_range_of_float16(fmt: str, magnitude: float, device: str) -> None:
     pool = random_pool(fmt, torch.bfloat16, (50,), device, kv_heads=1)
     q = queries(1, 3, 64, dtype=torch.bfloat16, device=device) * magnitude
@@ -215,8 +220,7 @@ def test_values_whose_scales_leave_the_range_of_float16(fmt: str, magnitude: flo
     assert_close(*both(pool, queries(1, 3, 64, dtype=torch.bfloat16, device=device)))
 
 
-@pytest.mark.parametrize("at", [0, 79])
-@pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3"])
+@pytest.mark.parametrize(("at", "fmt"), grid([0, 79], ["int8_sym", "fp8_e4m3"]))
 def test_a_huge_value_that_nobody_attends_to_costs_no_precision(fmt: str, at: int, device: str) -> None:
     q = torch.ones(1, 1, 64, dtype=torch.float16, device=device)
     keys = rows_of((80,), 1, 64, torch.float32, device, 1)
@@ -261,11 +265,16 @@ def test_launches_are_recorded_by_name(device: str) -> None:
     assert [launch.name for launch in all_of_them] == ["paged_decode_split", "paged_decode_torch", *split]
 
 
-@pytest.mark.parametrize("splits", [1, 2])
+PARTS = [
+    ("native", "k"), ("native", "v"), ("fp8_e4m3", "k"), ("fp8_e4m3_static", "k"), ("fp8_e4m3_static", "v"),
+    ("int8_sym", "k_scale"), ("int8_sym", "v_scale"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("fmt", "part"),
-    [("native", "k"), ("native", "v"), ("fp8_e4m3", "k"), ("fp8_e4m3_static", "k"), ("fp8_e4m3_static", "v"), ("int8_sym", "k_scale"), ("int8_sym", "v_scale")],
-)  # fmt: skip
+    ("fmt", "part", "splits"),
+    cover([(*part, n) for part in PARTS for n in (1, 2)], lambda case: (case[:2], case[1:])),
+)
 def test_a11_t2_one_nan_in_the_pages_is_seen_by_decode(fmt: str, part: str, splits: int, device: str) -> None:
     """One element of K or one scale; of V a row, since an element of it is seen in its own column alone."""
     pool = random_pool(fmt, torch.float16, (70,), device, poison=False)

@@ -18,6 +18,7 @@ from kvbench_kernels.gemm.blockwise import (
 from kvbench_kernels.gemm.fp8_linear import fp8_linear, target_of
 from kvbench_kernels.gemm.fp8_route import W8A8, path_of_kernel, route
 from kvbench_kernels.launches import record
+from tests.kernels.cover import cover
 
 ROWS = (0, 1, 7, 8, 9, 16, 31, 32, 33, 63, 64, 65)
 N, K = 192, 256
@@ -48,14 +49,21 @@ def distance(y: Tensor, expected: Tensor) -> float:
     return ((y.double() - expected).norm() / expected.norm()).item()
 
 
+def by_edges(case: tuple[str, int]) -> list[object]:
+    """Every path, and every number of rows by one that is not the reference; the ends of a range by all."""
+    gemm, m = case
+    return [gemm, *([] if gemm == "reference" else [m]), *([case] if m in (0, 1, 9, 33) else [])]
+
+
 def ran(launches: list[object]) -> list[str | None]:
     """Paths of the multiplying kernels."""
     names = [launch.name for launch in launches]  # type: ignore[attr-defined]
     return [path_of_kernel(name) for name in names if not name.startswith("fp8_quantize_activation")]
 
 
-@pytest.mark.parametrize("gemm", ["auto", "reference", "w8a16", "w8a8"])
-@pytest.mark.parametrize("m", ROWS)
+@pytest.mark.parametrize(
+    ("gemm", "m"), cover(itertools.product(["auto", "reference", "w8a16", "w8a8"], ROWS), by_edges)
+)
 def test_a16_t1_every_m_by_every_path(m: int, gemm: str, device: str) -> None:
     codes, scales = weight(device=device)
     x = rows_of(m, device=device)
@@ -72,6 +80,7 @@ def test_a16_t1_every_m_by_every_path(m: int, gemm: str, device: str) -> None:
     assert distance(y, due(x, codes, scales, path)) < TOLERANCE[path]
 
 
+@pytest.mark.slow
 def test_a16_t1_4097_rows(device: str) -> None:
     codes, scales = weight(16, 128, device)
     x = rows_of(4097, 128, device)
@@ -95,7 +104,9 @@ def test_a16_t1_thresholds(shape: tuple[int, int], target: fp8_route.Target, pat
 
 
 def test_a16_t1_odd_m_takes_the_path_of_its_neighbours() -> None:
-    """M % 4 != 0 is no reason for another path: paths change at the ends of the measured ranges and nowhere else."""
+    """M % 4 != 0 is no reason for another path: paths change at the ends of the measured ranges and nowhere
+    else.
+    """
     for target, shape in itertools.product(("cuda", "hopper"), (*fp8_route.MEASURED, (576, 1536))):
         paths = [route(m, *shape, "bfloat16", target) for m in range(1, 8194)]  # type: ignore[arg-type]
         ends = {
@@ -118,8 +129,11 @@ def test_a16_t2_row_0_is_the_same_on_both_sides_of_every_boundary(gemm: str, dev
         assert distance(y, first[8].double()) < allowed
 
 
-@pytest.mark.parametrize("gemm", ["w8a16", "w8a8"])
-@pytest.mark.parametrize(("n", "k"), [(576, 192), (192, 576), (100, 128), (1, 16), (576, 2048)])
+@pytest.mark.parametrize(
+    ("gemm", "n", "k"),
+    [(gemm, *shape) for gemm in ("w8a16", "w8a8") for shape in ((200, 192), (192, 320), (100, 128), (1, 16))]
+    + [pytest.param(gemm, 576, 2048, marks=pytest.mark.slow) for gemm in ("w8a16", "w8a8")],
+)
 def test_a16_t4_ragged_blocks_are_computed_and_named(n: int, k: int, gemm: str, device: str) -> None:
     codes, scales = weight(n, k, device)
     x = rows_of(1 if k == 2048 else 9, k, device)
@@ -163,30 +177,21 @@ def test_torch_has_the_reference_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "words"),
     [
         ({"gemm": "marlin"}, "gemm 'marlin' is unknown; choose one of auto, reference, w8a16, w8a8"),
-        (
-            {"x": torch.zeros(2, K + 128)},
-            r"x is \[2, 384\] torch.float32; the codes ask for a float \[M, 256\]",
-        ),
-        ({"x": torch.zeros(2, K, dtype=torch.int8)}, "the codes ask for a float"),
-        ({"codes": torch.zeros(N, K)}, "must be a contiguous"),
-        (
-            {"scales": torch.ones(2, 3)},
-            r"The scales are \[2, 3\] torch.float32; codes of \[192, 256\] ask for \[2, 2\]",
-        ),
-        ({"scales": torch.ones(2, 2, dtype=torch.float64)}, "in float32, bfloat16 or float16"),
-        (
-            {"bias": torch.zeros(N, dtype=torch.float64)},
-            r"The bias is \[192\] torch.float64; it must be \[192\]",
-        ),
+        ({"x": torch.zeros(2, K + 128)}, r"x is \[2, 384\] torch.float32; expected a float \[M, 256\]"),
+        ({"x": torch.zeros(2, K, dtype=torch.int8)}, "x is .* torch.int8"),
+        ({"codes": torch.zeros(N, K)}, "codes is .* torch.float32"),
+        ({"scales": torch.ones(2, 3)}, r"scales is \[2, 3\] .* expected \[2, 2\]"),
+        ({"scales": torch.ones(2, 2, dtype=torch.float64)}, "scales is .* torch.float64"),
+        ({"bias": torch.zeros(N, dtype=torch.float64)}, r"bias is \[192\] torch.float64"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, object], said: str) -> None:
+def test_what_does_not_fit_is_refused(change: dict[str, object], words: str) -> None:
     codes, scales = weight()
     given: dict[str, object] = {"x": torch.zeros(2, K), "codes": codes, "scales": scales, **change}
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=words):
         fp8_linear(**given)  # type: ignore[arg-type]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from kvbench_kernels.kv.quantize import dequantize
 from kvbench_kernels.kv.write import paged_write
 from kvbench_kernels.launches import record
 from tests.kernels.address_space import address_space
+from tests.kernels.cover import cover, grid
 from tests.kernels.kv_pages import DTYPES, FORMATS, QUANTIZED, Pool, hard_rows, make_pool, raw
 
 # The interpreter computes with numpy, which warns where IEEE says infinity.
@@ -29,17 +32,10 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 def written(
-    fmt: str,
-    device: str,
-    dtype: torch.dtype,
-    *,
-    pages: int,
-    heads: int,
-    page_size: int,
-    dim: int,
-    value_dim: int,
-) -> Pool:
-    """A pool with a row of every kind in each slot, stored by the twin."""
+    fmt: str, device: str, dtype: torch.dtype = torch.float32, *,
+    pages: int = 4, heads: int = 2, page_size: int = 16, dim: int = 64, value_dim: int = 64,
+) -> Pool:  # fmt: skip
+    """A pool with a row of every kind in each slot, stored by the reference."""
     sizes = {"pages": pages, "heads": heads, "page_size": page_size, "dim": dim, "value_dim": value_dim}
     pool = make_pool(fmt, device, dtype, **sizes)
     slots = torch.arange(pages * page_size, device=device)
@@ -49,28 +45,20 @@ def written(
     return pool
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize(
-    ("heads", "dim", "value_dim", "page_size", "length"),
-    [
-        (2, 64, 64, 16, 33),
-        (1, 80, 48, 24, 70),
-        (3, 128, 128, 32, 64),
-        (1, 192, 128, 16, 1),
-        (1, 256, 256, 64, 65),
-    ],
-)
+GEOMETRIES = [
+    (2, 64, 64, 16, 33),
+    (1, 80, 48, 24, 70),
+    (3, 128, 128, 32, 64),
+    (1, 192, 128, 16, 1),
+    (1, 256, 256, 64, 65),
+]
+
+
+@pytest.mark.parametrize(("fmt", "dtype", "geometry"), grid(FORMATS, DTYPES, GEOMETRIES), ids=str)
 def test_values_are_the_torch_dequantizers(
-    device: str,
-    fmt: str,
-    dtype: torch.dtype,
-    heads: int,
-    dim: int,
-    value_dim: int,
-    page_size: int,
-    length: int,
+    device: str, fmt: str, dtype: torch.dtype, geometry: tuple[int, int, int, int, int]
 ) -> None:
+    heads, dim, value_dim, page_size, length = geometry
     pool = written(
         fmt, device, dtype, pages=7, heads=heads, page_size=page_size, dim=dim, value_dim=value_dim
     )
@@ -87,7 +75,7 @@ def test_values_are_the_torch_dequantizers(
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_each_token_comes_from_its_own_page(device: str, fmt: str) -> None:
     """Against the dequantizer itself, token by token: the twin's indexing is not trusted here."""
-    pool = written(fmt, device, torch.float32, pages=4, heads=2, page_size=16, dim=64, value_dim=32)
+    pool = written(fmt, device, value_dim=32)
     table = [[2, 0], [3, 1]]
     got = paged_gather(pool.cache, torch.tensor(table, dtype=torch.int32, device=device), 19, torch.float32)
     for out, payload, scales in zip(
@@ -100,8 +88,9 @@ def test_each_token_comes_from_its_own_page(device: str, fmt: str) -> None:
                 assert same(out[row, :, token], dequantize(payload[at], scale, torch.float32)), (row, token)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fmt", QUANTIZED)
+@pytest.mark.parametrize(
+    ("fmt", "dtype"), cover(itertools.product(QUANTIZED, DTYPES), lambda case: case), ids=str
+)
 def test_every_code_under_many_scales(device: str, fmt: str, dtype: torch.dtype) -> None:
     """All 256 codes, with scales down to where the product is subnormal and up to where it is infinite."""
     scales = (
@@ -123,7 +112,7 @@ def test_every_code_under_many_scales(device: str, fmt: str, dtype: torch.dtype)
 
 
 def test_native_pages_of_another_dtype_are_rounded_once(device: str) -> None:
-    pool = written("native", device, torch.float32, pages=4, heads=2, page_size=16, dim=64, value_dim=64)
+    pool = written("native", device)
     pages = torch.tensor([[3, 1]], dtype=torch.int32, device=device)
     for dtype in DTYPES:
         ours = paged_gather(pool.cache, pages, 32, dtype)
@@ -156,7 +145,7 @@ def test_what_was_written_comes_back(device: str, fmt: str) -> None:
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_columns_beyond_the_length_are_not_read(device: str, fmt: str) -> None:
     """A page id far outside the pool would crash a GPU, and the interpreter too."""
-    pool = written(fmt, device, torch.float32, pages=4, heads=2, page_size=16, dim=64, value_dim=64)
+    pool = written(fmt, device)
     for length in (16, 17, 32):
         used = -(-length // 16)
         table = [[1, 2, *[2**30] * 6], [3, 0, *[-(2**30)] * 6]]
@@ -171,7 +160,7 @@ def test_columns_beyond_the_length_are_not_read(device: str, fmt: str) -> None:
 
 
 def test_a_table_that_is_a_view_of_a_wider_one(device: str) -> None:
-    pool = written("int8_sym", device, torch.float32, pages=4, heads=2, page_size=16, dim=64, value_dim=64)
+    pool = written("int8_sym", device)
     wide = torch.tensor([[9, 1, 2, 9], [9, 3, 0, 9]], dtype=torch.int32, device=device)
     view = paged_gather(pool.cache, wide[:, 1:3], 20, torch.float32)
     copy = paged_gather(pool.cache, wide[:, 1:3].contiguous(), 20, torch.float32)
@@ -181,10 +170,9 @@ def test_a_table_that_is_a_view_of_a_wider_one(device: str) -> None:
 # Evidence
 
 
-@pytest.mark.parametrize("gather", [paged_gather, paged_gather_torch])
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize(("fmt", "gather"), grid(FORMATS, [paged_gather, paged_gather_torch]))
 def test_reads_count_tokens_once_a_sequence(device: str, fmt: str, gather) -> None:  # type: ignore[no-untyped-def]
-    pool = written(fmt, device, torch.float32, pages=8, heads=3, page_size=16, dim=64, value_dim=64)
+    pool = written(fmt, device, pages=8, heads=3)
     reads = torch.tensor([1000, 2000], device=device)
     pages = torch.tensor([[*range(8)], [*range(8)][::-1]], dtype=torch.int32, device=device)
     for length in (100, 5):
@@ -194,7 +182,7 @@ def test_reads_count_tokens_once_a_sequence(device: str, fmt: str, gather) -> No
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_k_and_v_take_one_launch(device: str, fmt: str) -> None:
-    pool = written(fmt, device, torch.float32, pages=2, heads=1, page_size=16, dim=64, value_dim=64)
+    pool = written(fmt, device, pages=2, heads=1)
     pages = torch.tensor([[0, 1]], dtype=torch.int32, device=device)
     with record() as launches:
         paged_gather(pool.cache, pages, 20, torch.float32)

@@ -1,14 +1,10 @@
-"""The Hopper FP8 product without a GPU: its tile table, what it refuses, its twin, and what the compiler makes of it."""
+"""The Hopper FP8 product without a GPU: its tile table, what it refuses, its twin, and what the compiler
+makes of it.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
-import sys
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -27,8 +23,8 @@ from kvbench_kernels.gemm.hopper_gemm_config import (
 )
 from kvbench_kernels.support import Accepted, Rejected
 from tests.gpu.test_hopper_gemm_gpu import TILINGS
+from tests.kernels.offline import compiled
 
-ROOT = Path(__file__).resolve().parents[2]
 COMPILED = [
     HopperTiling(3, 1, 128, 4),
     HopperTiling(3, 1, 128, 4, turns=True),
@@ -42,80 +38,12 @@ COMPILED = [
 ]
 
 
-def facts(numbers: list[Any], bias: bool) -> dict[str, Any]:
-    """What compiling for an H200 gives. Called in a process that does not interpret."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.experimental.gluon._runtime import GluonASTSource
-    from triton.experimental.gluon.language import NVMMASharedLayout
-
-    from kvbench_kernels.gemm.hopper_gemm import REGISTERS
-    from kvbench_kernels.gemm.hopper_gemm_kernel import hopper_w8a8_groups as kernel
-
-    tiling = HopperTiling(*numbers)
-
-    def boxes(dtype: str, bits: int, rows: int, columns: int, swizzle: int = 128) -> str:
-        return f"tensordesc<{dtype}[{rows}, {columns}],{NVMMASharedLayout(swizzle, bits, 2)!r}>"
-
-    constants = {
-        "PARTS": tiling.parts, "BLOCK_N": tiling.block_n, "STAGES": tiling.stages, "GROUP": tiling.height,
-        "HAS_BIAS": bias, "GROUPS": tiling.groups, "BUFFERS": tiling.buffers, "TURNS": tiling.turns,
-        "SPLIT": tiling.splits > 1,
-    }  # fmt: skip
-    types = {
-        "x_desc": boxes("fp8e4nv", 8, 64, 128), "w_desc": boxes("fp8e4nv", 8, tiling.block_n, 128),
-        "y_desc": boxes("bf16", 16, 64, tiling.block_n), "scale_desc": boxes("fp32", 32, 1, 64, 0),
-        "w_scales": "*bf16" if bias else "*fp32", "bias": "*bf16", "parts": "*fp32", "tickets": "*i32",
-    }  # fmt: skip
-    if tiling.splits == 1:
-        constants |= {"parts": None, "tickets": None}
-    names = [parameter.name for parameter in kernel.params]
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    aligned = {
-        (i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")
-    }
-    built = triton.compile(
-        GluonASTSource(kernel, signature, constants, aligned),
-        target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": 4, "maxnreg": REGISTERS[tiling.groups], "launch_pdl": True},
-    )
-    ptx = built.asm["ptx"]
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    cubin = Path(os.environ["WORK"]) / "kernel.cubin"
-    cubin.write_bytes(built.asm["cubin"])
-    usage = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
-    return {
-        "products": sorted(set(re.findall(r"wgmma\.mma_async\S+", ptx))),
-        "count": len(re.findall(r"wgmma\.mma_async", ptx)),
-        "registers": "setmaxnreg" in ptx,
-        "barriers": ptx.count("mbarrier.init"),
-        "waits": ptx.count("griddepcontrol.wait"),
-        "lets_go": ptx.count("griddepcontrol.launch_dependents"),
-        "warps": built.metadata.num_warps,
-        "shared": built.metadata.shared,
-        "usage": usage,
-    }
-
-
-def compiled(tiling: HopperTiling, where: Path, bias: bool = False) -> dict[str, Any]:
-    code = "from tests.kernels.test_hopper_gemm import facts; import json, sys; print(json.dumps(facts(*json.loads(sys.argv[1]))))"
-    numbers = [getattr(tiling, name) for name in HopperTiling.__dataclass_fields__]
-    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    clean |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]), "WORK": str(where)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps([numbers, bias])], env=clean, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("tiling", COMPILED, ids=str)
-def test_the_compiler_gives_fp8_products_without_spilled_registers(
-    tiling: HopperTiling, tmp_path: Path
-) -> None:
-    found = compiled(tiling, tmp_path, bias=tiling.turns)
-    # Of turns only where there are turns: a barrier that nothing waits on shares its memory with something else.
+def test_the_compiler_gives_fp8_products_without_spilled_registers(tiling: HopperTiling) -> None:
+    found = compiled("hopper_gemm", astuple(tiling), tiling.turns)
+    # Of turns only where there are turns: a barrier that nothing waits on shares its memory with something
+    # else.
     assert found["barriers"] == 2 * tiling.stages + (tiling.groups if tiling.turns else 0)
     shape = f"m64n{tiling.block_n}k32"
     assert found["products"] == [f"wgmma.mma_async.sync.aligned.{shape}.f32.e4m3.e4m3"]
@@ -125,7 +53,7 @@ def test_the_compiler_gives_fp8_products_without_spilled_registers(
     assert found["lets_go"] == 1
     assert found["warps"] == 4 * (tiling.groups + 1)
     assert found["shared"] <= tiling.shared_bytes
-    assert "STACK:0 " in found["usage"]
+    assert found["stack"] == 0
 
 
 def test_every_tiling_of_the_table_can_be_built() -> None:
@@ -229,30 +157,25 @@ def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.
 
 def test_what_is_refused() -> None:
     x, sx, w, sw = operands(5, 128, 256)
-    with pytest.raises(ValueError, match="on cpu; the Hopper product takes one CUDA device"):
-        hopper_w8a8(x, sx, w, sw)
-    with pytest.raises(ValueError, match=r"codes of x are \[5, 256\] torch.float32"):
-        hopper_w8a8(x.float(), sx, w, sw)
-    with pytest.raises(ValueError, match=r"strides .*contiguous"):
-        hopper_w8a8(x, sx, w[:, :128], sw)
-    with pytest.raises(ValueError, match="128 x 128 cannot multiply x of 5 x 256"):
-        hopper_w8a8(x, sx, w[:, :128].contiguous(), sw)
-    with pytest.raises(ValueError, match="A weight of 64 x 256 is no whole number"):
-        hopper_w8a8(x, sx, w[:64], sw)
-    with pytest.raises(ValueError, match="Results of float32"):
-        hopper_w8a8(x, sx, w, sw, out_dtype=torch.float32)
-    with pytest.raises(
-        ValueError, match=r"dense along M, with columns at .* Make them with empty_activation_scales"
+    out = torch.empty(5, 64, dtype=torch.bfloat16)
+    for words, arguments, options in (
+        ("on cpu; the Hopper product takes a CUDA device", (x, sx, w, sw), {}),
+        (r"codes_x is \[5, 256\] torch.float32", (x.float(), sx, w, sw), {}),
+        ("codes_w is .* contiguous", (x, sx, w[:, :128], sw), {}),
+        ("128 x 128 cannot multiply x of 5 x 256", (x, sx, w[:, :128].contiguous(), sw), {}),
+        ("A weight of 64 x 256 is no whole number", (x, sx, w[:64], sw), {}),
+        ("Results of float32", (x, sx, w, sw), {"out_dtype": torch.float32}),
+        (
+            "dense along M, with columns at .* Make them with empty_activation_scales",
+            (x, sx.contiguous(), w, sw),
+            {},
+        ),
+        # The copy engine cannot begin at the second column of these.
+        ("columns at multiples of 16 bytes", (x, torch.empty(2, 5).t(), w, sw), {}),
+        (r"scales_x is \[4, 2\]", (x, empty_activation_scales(4, 256, x.device), w, sw), {}),
+        (r"scales_w is \[1, 1\]", (x, sx, w, sw[:, :1]), {}),
+        (r"bias is \[128\] torch.float32", (x, sx, w, sw, torch.zeros(128)), {}),
+        (r"out is \[5, 64\]", (x, sx, w, sw), {"out": out}),
     ):
-        hopper_w8a8(x, sx.contiguous(), w, sw)
-    # The copy engine cannot begin at the second column of these.
-    with pytest.raises(ValueError, match="columns at multiples of 16 bytes"):
-        hopper_w8a8(x, torch.empty(2, 5).t(), w, sw)
-    with pytest.raises(ValueError, match=r"scales of x are \[4, 2\]"):
-        hopper_w8a8(x, empty_activation_scales(4, 256, x.device), w, sw)
-    with pytest.raises(ValueError, match=r"scales of w are \[1, 1\]"):
-        hopper_w8a8(x, sx, w, sw[:, :1])
-    with pytest.raises(ValueError, match=r"bias is \[128\] torch.float32"):
-        hopper_w8a8(x, sx, w, sw, torch.zeros(128))
-    with pytest.raises(ValueError, match=r"out is \[5, 64\]"):
-        hopper_w8a8(x, sx, w, sw, out=torch.empty(5, 64, dtype=torch.bfloat16))
+        with pytest.raises(ValueError, match=words):
+            hopper_w8a8(*arguments, **options)

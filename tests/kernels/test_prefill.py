@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from kvbench_kernels.attention.prefill import paged_prefill
 from kvbench_kernels.attention.reference import paged_prefill_torch
 from kvbench_kernels.launches import record
+from tests.kernels.cover import cover
 from tests.kernels.kv_pool import DTYPES, FORMATS, Pool, assert_close, make_pool, queries, random_pool
 
 
@@ -25,8 +27,9 @@ def both(
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize(
+    ("fmt", "dtype"), cover(itertools.product(FORMATS, DTYPES), lambda case: case), ids=str
+)
 def test_it_equals_its_twin_on_ragged_chunks(fmt: str, dtype: torch.dtype, device: str) -> None:
     """A chunk after cached tokens, a whole prompt, and a single token."""
     new = (5, 20, 1)

@@ -8,17 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench_kernels.gemm.skinny_config import M_MAX, config, splits_used
-from kvbench_kernels.gemm.skinny_linear import (
-    Tiling,
-    skinny_linear,
-    skinny_linear_many,
-    skinny_linear_torch,
-    supports_skinny,
-)
+from kvbench_kernels.gemm.skinny_config import M_MAX, config, splits_used, supports_skinny
+from kvbench_kernels.gemm.skinny_linear import Tiling, skinny_linear, skinny_linear_many, skinny_linear_torch
 from kvbench_kernels.launches import record
 from kvbench_kernels.splitk import tickets_of
 from kvbench_kernels.support import Accepted, Rejected
+from tests.kernels.cover import cover
 
 VECTOR = {
     "registers": Tiling("vector", 4, 32),
@@ -54,8 +49,13 @@ def close(out: Tensor, exact: Tensor) -> bool:
     return out.shape == exact.shape and bool(((out.double() - exact).abs() <= allowed).all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("name", "m"), CASES)
+@pytest.mark.parametrize(
+    ("name", "m", "dtype"),
+    cover(
+        [(*case, dtype) for case in CASES for dtype in (torch.float32, torch.float16)],
+        lambda case: (case[0], (case[0] in DOT, *case[1:])),
+    ),
+)
 def test_against_float64(name: str, m: int, dtype: torch.dtype, device: str) -> None:
     torch.manual_seed(m)
     tiling = (VECTOR | DOT)[name]
@@ -112,27 +112,24 @@ def test_one_launch_for_three_weights(device: str) -> None:
 
 
 def test_what_is_refused(device: str) -> None:
-    x, w = torch.zeros(2, 16, device=device), torch.zeros(8, 16, device=device)
-    with pytest.raises(ValueError, match=r"17 rows of 16; it takes 1 to 16"):
-        skinny_linear(torch.zeros(17, 16, device=device), w)
-    with pytest.raises(ValueError, match=r"2 rows of 12; .* multiple of 8"):
-        skinny_linear(torch.zeros(2, 12, device=device), torch.zeros(8, 12, device=device))
-    with pytest.raises(ValueError, match="4 weights were given"):
-        skinny_linear_many(x, (w, w, w, w))
-    with pytest.raises(ValueError, match=r"A weight is \[8, 24\]"):
-        skinny_linear(x, torch.zeros(8, 24, device=device))
-    with pytest.raises(ValueError, match="float16"):
-        skinny_linear(x, w.half())
-    with pytest.raises(ValueError, match="must be contiguous"):
-        skinny_linear(x, torch.zeros(16, 8, device=device).T)
-    with pytest.raises(ValueError, match=r"A bias is \[7\]"):
-        skinny_linear(x, w, torch.zeros(7, device=device))
-    with pytest.raises(ValueError, match="zip"):
-        skinny_linear_many(x, (w, w), (torch.zeros(8, device=device),))
-    with pytest.raises(ValueError, match="1 to 4 rows of x, not 5"):
-        skinny_linear(torch.zeros(5, 16, device=device), w, tiling=VECTOR["registers"])
-    with pytest.raises(ValueError, match="must be dense"):
-        skinny_linear(torch.zeros(16, 2, device=device).T, w)
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(*shape, device=device)
+
+    x, w = zeros(2, 16), zeros(8, 16)
+    for words, rows, weights, biases, tiling in (
+        ("17 rows of 16; it takes 1 to 16", zeros(17, 16), (w,), None, None),
+        ("2 rows of 12; .* multiple of 8", zeros(2, 12), (zeros(8, 12),), None, None),
+        ("4 weights were given", x, (w, w, w, w), None, None),
+        (r"weight is \[8, 24\]", x, (zeros(8, 24),), None, None),
+        ("float16", x, (w.half(),), None, None),
+        ("weight is .* contiguous", x, (zeros(16, 8).T,), None, None),
+        (r"bias is \[7\]", x, (w,), (zeros(7),), None),
+        ("zip", x, (w, w), (zeros(8),), None),
+        ("1 to 4 rows of x, not 5", zeros(5, 16), (w,), None, VECTOR["registers"]),
+        ("must be dense", zeros(16, 2).T, (w,), None, None),
+    ):
+        with pytest.raises(ValueError, match=words):
+            skinny_linear_many(rows, weights, biases, tiling)
 
 
 def test_supports() -> None:

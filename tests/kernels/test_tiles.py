@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import triton
@@ -16,8 +10,7 @@ import triton.language as tl
 from kvbench.formats.kv import KV_FORMATS
 from kvbench_kernels.attention.tiles import codes_to, execution, product, wide_offset
 from kvbench_kernels.kv.convert import narrow, widen
-
-ROOT = Path(__file__).parents[2]
+from tests.kernels.offline import compiled
 
 
 @triton.jit
@@ -102,21 +95,19 @@ def test_execution_precision_by_format_and_dtype() -> None:
     assert execution(KV_FORMATS["fp8_e4m3"], torch.float32) == "float32 x float32 -> float32"
 
 
-def test_the_instructions_are_what_execution_says() -> None:
-    """Compiled for an H200 in a process of its own, since this one may interpret; no GPU is needed."""
-    cases = [("decode", "native", "bfloat16"), ("decode", "int8_sym", "bfloat16"), ("decode", "fp8_e4m3", "float32"), ("prefill", "fp8_e4m3", "float16")]  # fmt: skip
-    code = "from tests.kernels.offline import products; import json, sys; print(json.dumps([products(*c) for c in json.loads(sys.argv[1])]))"
-    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    clean["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(cases)], env=clean, capture_output=True, text=True, check=True
-    )
-    short = {
-        "float32 x float32": [],
-        "float16 x float16": ["f32.f16.f16"],
-        "bfloat16 x bfloat16": ["f32.bf16.bf16"],
-    }
-    wanted = [
-        short[execution(KV_FORMATS[fmt], getattr(torch, dtype)).split(" -> ")[0]] for _, fmt, dtype in cases
-    ]
-    assert json.loads(done.stdout) == wanted
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kernel", "fmt", "dtype", "products"),
+    [
+        ("decode", "native", "bfloat16", ["f32.bf16.bf16"]),
+        ("decode", "int8_sym", "bfloat16", ["f32.f16.f16"]),
+        ("decode", "fp8_e4m3", "float32", []),
+        ("prefill", "fp8_e4m3", "float16", ["f32.f16.f16"]),
+    ],
+)
+def test_the_instructions_are_what_execution_states(
+    kernel: str, fmt: str, dtype: str, products: list[str]
+) -> None:
+    assert compiled("attention", kernel, fmt, dtype) == products
+    stated = {"bfloat16": ["f32.bf16.bf16"], "float16": ["f32.f16.f16"], "float32": []}
+    assert stated[execution(KV_FORMATS[fmt], getattr(torch, dtype)).split(" x ")[0]] == products

@@ -1,13 +1,8 @@
-"""W8A16: both kernels against float64 at their edges, every E4M3 code, block scales, what is refused, what is compiled."""
+"""W8A16: both kernels against float64 at their edges, every E4M3 code, block scales, what is refused, what is
+compiled.
+"""
 
 from __future__ import annotations
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,8 +23,9 @@ from kvbench_kernels.kv.quantize import e4m3_to_float
 from kvbench_kernels.launches import record
 from kvbench_kernels.splitk import tickets_of
 from kvbench_kernels.support import Accepted, Rejected
+from tests.kernels.cover import cover
+from tests.kernels.offline import compiled
 
-ROOT = Path(__file__).resolve().parents[2]
 VECTOR = {
     "registers": Tiling("vector", 32, 256),
     "registers, split": Tiling("vector", 64, 128, splits=3),
@@ -51,8 +47,24 @@ SHAPES = [(1, 16), (100, 128), (192, 192), (576, 192), (192, 576), (1000, 128), 
 ROWS = (1, 7, 8, 9, 16, 31, 32, 33, 63, 64)
 
 
-def cases() -> list[tuple[str, int, int, int, torch.dtype]]:
-    """Every tiling with every shape, every number of rows with both kernels that swap and do not, dtypes in turn."""
+Case = tuple[str, int, int, int, torch.dtype]
+
+
+def programs(case: Case) -> float:
+    """How long the interpreter takes, about."""
+    name, m, n, k, _ = case
+    tiling = TILINGS[name]
+    return (
+        (1 + -(-n // tiling.block_n))
+        * (tiling.splits + -(-k // tiling.block_k))
+        * (1 if tiling.kind == "dot" else m)
+    )
+
+
+def cases() -> list[Case]:
+    """Every tiling with every shape, every number of rows with both kernels that swap and do not, dtypes in
+    turn.
+    """
     found = []
     for i, (n, k) in enumerate(SHAPES):
         found += [(name, (1, 2, 3, 4)[(i + j) % 4], n, k) for j, name in enumerate(VECTOR)]
@@ -62,7 +74,12 @@ def cases() -> list[tuple[str, int, int, int, torch.dtype]]:
     found += [("swap", 128, 100, 192), ("dot", 65, 100, 192)]
     dtypes = {True: (torch.bfloat16, torch.float16, torch.float32), False: (torch.bfloat16, torch.float16)}
     turns = [dtypes[case[0] in VECTOR] for case in found]
-    return [(*case, turn[i % len(turn)]) for i, (case, turn) in enumerate(zip(found, turns, strict=True))]
+    full = [(*case, turn[i % len(turn)]) for i, (case, turn) in enumerate(zip(found, turns, strict=True))]
+    return cover(
+        full,
+        lambda case: (case[0], (case[0] in VECTOR, case[1]), case[2:4], (case[0] in VECTOR, case[4])),
+        programs,
+    )
 
 
 def poisoned(rows: int, columns: int, dtype: torch.dtype, device: str) -> Tensor:
@@ -90,7 +107,9 @@ def exact_of(x: Tensor, codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check(out: Tensor, exact: Tensor, magnitude: Tensor, k: int) -> None:
-    """Half a last place of out's dtype, and what K additions (one rounding a scale, two a bias) lose in float32."""
+    """Half a last place of out's dtype, and what K additions (one rounding a scale, two a bias) lose in
+    float32.
+    """
     half = torch.finfo(out.dtype).eps / 2
     noise = 1.01 * (k + 4) * 2**-24 * magnitude
     allowed = (exact.abs() + noise) * half + noise + torch.finfo(out.dtype).smallest_normal * half
@@ -138,7 +157,7 @@ def test_against_float64(name: str, m: int, n: int, k: int, dtype: torch.dtype, 
 @pytest.mark.parametrize("name", TILINGS)
 def test_powers_of_two_are_exact(name: str, device: str) -> None:
     torch.manual_seed(0)
-    m, n, k = (3, 300, 320)
+    m, n, k = 3, 300 if device == "cuda" else 136, 320
     x = torch.randint(-4, 5, (m, k), device=device).to(torch.bfloat16)
     codes = torch.randint(-8, 9, (n, k), device=device).to(torch.float8_e4m3fn)
     scales = 2.0 ** torch.randint(-2, 3, scale_shape(n, k), device=device)
@@ -168,19 +187,22 @@ def test_every_code_comes_out_as_its_value(name: str, dtype: torch.dtype, device
 
 @pytest.mark.parametrize("name", TILINGS)
 def test_a13_t2_each_block_has_its_own_scale(name: str, device: str) -> None:
-    # 1000 rows are 8 blocks, the last of 104: 128 * (2^0 + .. + 2^6) + 104 * 2^7 = 29,568.
-    scales = (2.0 ** torch.arange(8, device=device))[:, None]
-    codes = torch.ones(1000, 128, device=device).to(torch.float8_e4m3fn)
+    # 1000 rows are 8 blocks, the last of 104: 128 * (2^0 + .. + 2^6) + 104 * 2^7 = 29,568. The interpreter
+    # takes 3 blocks.
+    count = 8 if device == "cuda" else 3
+    scales = (2.0 ** torch.arange(count, device=device))[:, None]
+    codes = torch.ones(128 * count - 24, 128, device=device).to(torch.float8_e4m3fn)
     x = torch.zeros(2, 128, dtype=torch.float16, device=device)
     x[0, 5] = 1
     out = w8a16(x, codes, scales, tiling=TILINGS[name])
-    assert out[0].double().sum().item() == 29_568
+    assert out[0].double().sum().item() == 128 * (2**count - 1) - 24 * 2 ** (count - 1)
     assert not out[1].any()
     # The same along K, which takes multiples of 16: 128 * (2^0 + .. + 2^6) + 112 * 2^7 = 30,592.
-    wide = torch.ones(128, 1008, device=device).to(torch.float8_e4m3fn)
-    ones = torch.ones(1, 1008, dtype=torch.float16, device=device)
+    wide = torch.ones(128, 128 * count - 16, device=device).to(torch.float8_e4m3fn)
+    ones = torch.ones(1, 128 * count - 16, dtype=torch.float16, device=device)
     down = w8a16(ones, wide, scales.T.contiguous(), tiling=TILINGS[name])
-    assert torch.equal(down, torch.full((1, 128), 30_592.0, device=device).half())
+    due = 128 * (2**count - 1) - 16 * 2 ** (count - 1)
+    assert torch.equal(down, torch.full((1, 128), float(due), device=device).half())
 
 
 @pytest.mark.parametrize("name", ["registers", "ring", "dot", "swap"])
@@ -213,7 +235,7 @@ def test_blocks_of_zeros_and_an_amax_in_the_tail(name: str, device: str) -> None
 @pytest.mark.parametrize("name", ["registers, split", "ring, split", "dot, split", "swap, split"])
 def test_a_split_product_gives_the_same_bits_and_leaves_its_tickets_at_zero(name: str, device: str) -> None:
     torch.manual_seed(0)
-    x, (codes, scales) = made_x(2, 2048, torch.bfloat16, device), made_weight(100, 2048, device)
+    x, (codes, scales) = made_x(2, 1024, torch.bfloat16, device), made_weight(100, 1024, device)
     first = w8a16(x, codes, scales, tiling=TILINGS[name])
     tickets = tickets_of(x.device, 1)
     assert not tickets.any()
@@ -252,32 +274,27 @@ def test_an_early_launch_is_ignored_where_there_is_none(device: str) -> None:
 def test_what_is_refused(device: str) -> None:
     x = torch.zeros(2, 128, dtype=torch.float16, device=device)
     codes, scales = made_weight(200, 128, device)
-    with pytest.raises(ValueError, match="129 rows of x are outside 1 to 128"):
-        w8a16(x[:1].expand(129, -1).contiguous(), codes, scales)
-    with pytest.raises(ValueError, match=r"5 rows of float32 .* takes 1 to 4 of them"):
-        w8a16(torch.zeros(5, 128, device=device), codes, scales)
-    with pytest.raises(ValueError, match="dtype float64"):
-        w8a16(x.double(), codes, scales)
-    with pytest.raises(ValueError, match=r"x is \[2, 128\] and codes \[200, 64\]"):
-        w8a16(x, codes[:, :64].contiguous(), scales)
-    with pytest.raises(ValueError, match=r"200 x 24 .* multiple of 16"):
-        w8a16(x[:, :24], codes[:, :24].contiguous(), scales)
-    with pytest.raises(ValueError, match="must be dense"):
-        w8a16(torch.zeros(128, 2, dtype=torch.float16, device=device).T, codes, scales)
-    with pytest.raises(ValueError, match=r"codes are torch.uint8"):
-        w8a16(x, codes.view(torch.uint8), scales)
-    with pytest.raises(ValueError, match=r"contiguous float8_e4m3fn"):
-        w8a16(x, torch.zeros(128, 200, device=device).to(torch.float8_e4m3fn).T, scales)
-    with pytest.raises(ValueError, match=r"scales are \[1, 2\] .* contiguous \[2, 1\]"):
-        w8a16(x, codes, scales.T.contiguous())
-    with pytest.raises(ValueError, match=r"scales are \[2, 1\] torch.float64"):
-        w8a16(x, codes, scales.double())
-    with pytest.raises(ValueError, match=r"The bias is \[199\]"):
-        w8a16(x, codes, scales, torch.zeros(199, dtype=torch.float16, device=device))
-    with pytest.raises(ValueError, match=r"out is \[2, 199\]"):
-        w8a16(x, codes, scales, out=torch.zeros(2, 199, dtype=torch.float16, device=device))
-    with pytest.raises(ValueError, match="1 to 4 rows of x, not 5"):
-        w8a16(x[:1].expand(5, -1).contiguous(), codes, scales, tiling=VECTOR["registers"])
+    zeros = {"dtype": torch.float16, "device": device}
+    for words, arguments in (
+        ("129 rows of x are outside 1 to 128", (torch.zeros(129, 128, **zeros), codes, scales)),
+        ("5 rows of float32 .* takes 1 to 4 of them", (torch.zeros(5, 128, device=device), codes, scales)),
+        ("dtype float64", (x.double(), codes, scales)),
+        (r"x is \[2, 128\] and codes \[200, 64\]", (x, codes[:, :64].contiguous(), scales)),
+        ("200 x 24 .* multiple of 16", (x[:, :24], codes[:, :24].contiguous(), scales)),
+        ("must be dense", (torch.zeros(128, 2, **zeros).T, codes, scales)),
+        (r"codes is .* torch.uint8", (x, codes.view(torch.uint8), scales)),
+        (
+            "codes is .* float8_e4m3fn, contiguous",
+            (x, torch.zeros(128, 200, device=device).to(codes.dtype).T, scales),
+        ),
+        (r"scales is \[1, 2\] .* expected \[2, 1\]", (x, codes, scales.T.contiguous())),
+        (r"scales is \[2, 1\] torch.float64", (x, codes, scales.double())),
+        (r"bias is \[199\]", (x, codes, scales, torch.zeros(199, **zeros))),
+        (r"out is \[2, 199\]", (x, codes, scales, None, None, torch.zeros(2, 199, **zeros))),
+        ("1 to 4 rows of x, not 5", (torch.zeros(5, 128, **zeros), codes, scales, None, VECTOR["registers"])),
+    ):
+        with pytest.raises(ValueError, match=words):
+            w8a16(*arguments)
 
 
 def test_supports() -> None:
@@ -318,47 +335,6 @@ def test_no_split_is_empty(steps: int, splits: int) -> None:
     assert (used - 1) * each < steps <= used * each
 
 
-# Compiles for compute capability 9.0 without a GPU, in a process in which Triton does not interpret.
-_COMPILE = """
-import json, re, sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from kvbench_kernels.gemm import w8a16
-from kvbench_kernels.gemm.w8a16_config import Tiling, rows_padded, splits_used
-
-def facts(m, dtype, fields):
-    tiling = Tiling(**fields)
-    kernel = w8a16.w8a16_vector if tiling.kind == "vector" else w8a16.w8a16_dot
-    fixed = dict(BIAS=True, BLOCK_N=tiling.block_n, BLOCK_K=tiling.block_k, SPLITS=splits_used(tiling, 4096),
-                 STAGES=tiling.stages, EVEN_K=True, PDL=False)
-    if tiling.kind == "vector":
-        fixed |= dict(M=m)
-    else:
-        fixed |= dict(M_PAD=rows_padded(m), SWAP=tiling.swap, CVT=tiling.cvt)
-    pointers = dict(x=dtype, codes="i8", scales="fp32", bias=dtype, y=dtype, parts="fp32", tickets="i32")
-    names = kernel.arg_names
-    signature = {a: "constexpr" if a in fixed else "*" + pointers[a] if a in pointers else "i32" for a in names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(names) if a not in fixed and a != "m"}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=fixed, attrs=aligned)
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tiling.warps})
-    ptx = built.asm["ptx"]
-    shapes = {f"{a} {b}" for a, b in re.findall(r"(mma\\.sync|wgmma\\.mma_async)[\\w.]*?\\.(m\\d+n\\d+k\\d+)", ptx)}
-    return {"mma": sorted(shapes), "local": len(re.findall(r"(?:ld|st)\\.local", ptx)),
-            "loads": sorted(set(re.findall(r"cp\\.async\\.c[ag]\\.shared\\.global \\[ [^\\]]*\\], \\[ [^\\]]*\\], (0x\\w+)", ptx))),
-            "stack": w8a16_stack(built)}
-
-def w8a16_stack(built):
-    import os, subprocess, tempfile
-    tool = os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/cuobjdump")
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(built.asm["cubin"])
-        file.flush()
-        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True).stdout
-    return int(re.search(r"STACK:(\\d+)", text).group(1))
-
-print(json.dumps([facts(*case) for case in json.loads(sys.argv[1])]))
-"""
 EXPECTED: list[tuple[int, Tiling, list[str]]] = [
     (1, Tiling("vector", 8, 1024, stages=3), []),
     (4, Tiling("vector", 4, 512, warps=2), []),
@@ -369,17 +345,8 @@ EXPECTED: list[tuple[int, Tiling, list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_what_is_compiled_for_an_h200(dtype: str) -> None:
-    cases = [(m, dtype, vars(tiling)) for m, tiling, _ in EXPECTED]
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "kernels"), str(ROOT)])
-    run = subprocess.run(
-        [sys.executable, "-c", _COMPILE, json.dumps(cases)], env=env, capture_output=True, text=True, cwd=ROOT
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    found: list[dict[str, Any]] = json.loads(run.stdout)
-    for (_, tiling, mma), facts in zip(EXPECTED, found, strict=True):
-        assert facts["mma"] == mma, tiling
-        assert facts["stack"] == 0, tiling
-        assert facts["local"] == 0, tiling
+@pytest.mark.parametrize(("m", "tiling", "mma"), EXPECTED, ids=str)
+def test_what_is_compiled_for_an_h200(m: int, tiling: Tiling, mma: list[str], dtype: str) -> None:
+    assert compiled("w8a16", m, dtype, vars(tiling)) == {"mma": mma, "local": 0, "stack": 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvbench_kernels.kv.quantize import QUANTIZE
 from kvbench_kernels.kv.write import paged_write
 from kvbench_kernels.launches import record
 from tests.kernels.address_space import address_space
+from tests.kernels.cover import cover, grid
 from tests.kernels.kv_pages import DTYPES, FILL, FORMATS, QUANTIZED, filled, hard_rows, make_pool, raw
 
 # The interpreter computes with numpy, which warns where IEEE says infinity.
@@ -40,23 +42,21 @@ def stored(fmt: str, x: Tensor, scale: float = 1.0) -> tuple[list[int], list[int
 # The whole pool against the twin, byte for byte
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize(
-    ("heads", "dim", "value_dim", "page_size"),
-    [
-        (2, 64, 64, 16),
-        (3, 80, 48, 24),
-        (8, 128, 128, 32),
-        (1, 192, 128, 16),
-        (2, 112, 96, 64),
-        (1, 256, 256, 1),
-    ],
-)
+GEOMETRIES = [
+    (2, 64, 64, 16),
+    (3, 80, 48, 24),
+    (8, 128, 128, 32),
+    (1, 192, 128, 16),
+    (2, 112, 96, 64),
+    (1, 256, 256, 1),
+]
+
+
+@pytest.mark.parametrize(("fmt", "dtype", "geometry"), grid(FORMATS, DTYPES, GEOMETRIES), ids=str)
 def test_stored_bytes_are_the_torch_quantizers(
-    device: str, fmt: str, dtype: torch.dtype, heads: int, dim: int, value_dim: int, page_size: int
+    device: str, fmt: str, dtype: torch.dtype, geometry: tuple[int, int, int, int]
 ) -> None:
-    tokens = 5
+    tokens, (heads, dim, value_dim, page_size) = 5, geometry
     k = hard_rows(tokens, heads, dim, dtype, device, seed=1)
     v = hard_rows(tokens, heads, value_dim, dtype, device, seed=2)
     sizes = {"pages": 12, "heads": heads, "page_size": page_size, "dim": dim, "value_dim": value_dim}
@@ -68,8 +68,8 @@ def test_stored_bytes_are_the_torch_quantizers(
     assert ours.content() == twin.content()
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 19])  # a part of a large tile, one or two whole ones, and a rest
-@pytest.mark.parametrize("fmt", FORMATS)
+# A part of a large tile, one or two whole ones, and a rest.
+@pytest.mark.parametrize(("fmt", "tokens"), grid(FORMATS, [1, 16, 19]))
 def test_large_tiles_store_the_same_bytes(
     device: str, fmt: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,9 +109,9 @@ def test_each_slot_holds_its_own_token(device: str, fmt: str) -> None:
     assert pool.health.tolist() == counts
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("scale", [1.0, 0.0371])
-@pytest.mark.parametrize("fmt", STATIC)
+@pytest.mark.parametrize(
+    ("fmt", "scale", "dtype"), grid(STATIC, [1.0, 0.0371], [torch.bfloat16, torch.float16]), ids=str
+)
 def test_every_16_bit_number_under_a_static_scale(
     device: str, fmt: str, scale: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,9 +280,9 @@ def test_a06_t2_subnormals_are_stored(device: str) -> None:
     assert health == [0, 0, 0]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("fmt", QUANTIZED)
+@pytest.mark.parametrize(
+    ("fmt", "bad", "dtype"), grid(QUANTIZED, [math.nan, math.inf, -math.inf], DTYPES), ids=str
+)
 def test_a06_t3_a_nonfinite_element_is_counted_and_never_laundered(
     device: str, fmt: str, bad: float, dtype: torch.dtype
 ) -> None:
@@ -299,7 +299,9 @@ def test_a06_t3_a_nonfinite_element_is_counted_and_never_laundered(
 
 @pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3"])
 def test_a08_t4_scales_and_payload_do_not_touch_each_other(device: str, fmt: str) -> None:
-    """All tensors lie in one buffer with 64 bytes between them: payload alone or scales alone must not differ."""
+    """All tensors lie in one buffer with 64 bytes between them: payload alone or scales alone must not
+    differ.
+    """
     model = make_pool(fmt, device, heads=3, dim=80)
     tensors = list(model.cache.tensors().values())
     size = sum(t.nbytes + 64 for t in tensors)
@@ -317,8 +319,9 @@ def test_a08_t4_scales_and_payload_do_not_touch_each_other(device: str, fmt: str
     assert {byte for gap in gaps for byte in raw(gap)} == {FILL}
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize(
+    ("fmt", "dtype"), cover(itertools.product(FORMATS, DTYPES), lambda case: case), ids=str
+)
 def test_a08_t5_strided_views_store_what_their_contiguous_copy_does(
     device: str, fmt: str, dtype: torch.dtype
 ) -> None:
@@ -342,8 +345,9 @@ def test_a08_t5_strided_views_store_what_their_contiguous_copy_does(
 # A11: the interpreter is not the GPU. The same file runs on both; what NaN does is the usual difference.
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fmt", QUANTIZED)
+@pytest.mark.parametrize(
+    ("fmt", "dtype"), cover(itertools.product(QUANTIZED, DTYPES), lambda case: case), ids=str
+)
 def test_a11_t2_one_nan_in_k_is_flagged(device: str, fmt: str, dtype: torch.dtype) -> None:
     k = torch.ones((33, 2, 64), dtype=dtype, device=device)
     v = torch.ones_like(k)

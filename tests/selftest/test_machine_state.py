@@ -68,14 +68,14 @@ class Paced:
 def machine(growth: float = 1.0, slow: str = "") -> AbstractContextManager[Any]:
     """A machine whose requests take `growth` as long each, and that says it is hot while arm `slow` is at work."""
 
-    def measure(arms: Any, *, look: Any, **keys: Any) -> Any:
+    def measure(arms: Any, *, read_state: Any, **keys: Any) -> Any:
         clock, requests = Clock(), []  # type: ignore[var-annotated]
         kind = type("Paced", (Paced,), {"growth": growth})
         places = [name for pair in range(REPEATS) for name, _ in (arms if pair % 2 == 0 else reversed(arms))]
         looks = iter([place for place in places for _ in range(2)])
 
         def state() -> Mapping[str, Any]:
-            look()
+            read_state()
             return {**QUIET, "reasons": ["hw thermal"], "sm_mhz": 1350} if next(looks) == slow else QUIET
 
         paced = [(name, kind(arm, clock, requests)) for name, arm in arms]

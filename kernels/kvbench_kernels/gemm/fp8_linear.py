@@ -1,4 +1,6 @@
-"""An FP8 linear layer: y[M, N] = x[M, K] @ (codes * block scales)[N, K]^T + bias[N], by the path that `fp8_route` names."""
+"""An FP8 linear layer: y[M, N] = x[M, K] @ (codes * block scales)[N, K]^T + bias[N], by the path that
+`fp8_route` names.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from kvbench_kernels.checks import expect
 from kvbench_kernels.gemm.blockwise import SCALE_DTYPES, fp8_dequantize_matmul_torch, scale_shape
 from kvbench_kernels.gemm.fp8_route import Path, Target, route
 from kvbench_kernels.launches import product
@@ -17,7 +20,8 @@ from kvbench_kernels.support import GEMMS, interpreting
 def fp8_linear(
     x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None, gemm: str = "auto"
 ) -> Tensor:
-    """x [M, K] float, codes [N, K] float8_e4m3fn, scales [ceil(N/128), ceil(K/128)], bias [N] or None -> [M, N] in x's dtype.
+    """x [M, K] float, codes [N, K] float8_e4m3fn, scales [ceil(N/128), ceil(K/128)], bias [N] or None -> [M,
+    N] in x's dtype.
 
     gemm: one of `support.GEMMS`. M = 0 gives an empty result. Every launch is recorded with (M, N, K)
     (`kvbench_kernels.launches`). Raises ValueError for shapes, dtypes or layouts that no path takes.
@@ -78,20 +82,15 @@ _PATHS: dict[Path, Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]] = 
 def _check(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, gemm: str) -> None:
     if gemm not in GEMMS:
         raise ValueError(f"gemm {gemm!r} is unknown; choose one of {', '.join(GEMMS)}.")
-    if codes.dim() != 2 or codes.dtype != torch.float8_e4m3fn or not codes.is_contiguous():
+    if codes.dim() != 2:
         raise ValueError(
-            f"The codes are {list(codes.shape)} {codes.dtype}, strides {codes.stride()}; they must be a contiguous [N, K] "
-            "float8_e4m3fn. Quantize the weight with quantize_blocks."
+            f"codes is {list(codes.shape)}; expected [N, K]. Quantize the weight with quantize_blocks."
         )
-    if x.dim() != 2 or x.shape[1] != codes.shape[1] or not x.is_floating_point():
-        raise ValueError(f"x is {list(x.shape)} {x.dtype}; the codes ask for a float [M, {codes.shape[1]}].")
-    due = scale_shape(*codes.shape)
-    if tuple(scales.shape) != due or scales.dtype not in SCALE_DTYPES:
-        raise ValueError(
-            f"The scales are {list(scales.shape)} {scales.dtype}; codes of {list(codes.shape)} ask for {list(due)} in "
-            "float32, bfloat16 or float16."
-        )
-    if bias is not None and (bias.shape != codes.shape[:1] or bias.dtype != x.dtype):
-        raise ValueError(
-            f"The bias is {list(bias.shape)} {bias.dtype}; it must be [{codes.shape[0]}] {x.dtype}."
-        )
+    n, k = codes.shape
+    expect("codes", codes, (n, k), (torch.float8_e4m3fn,), codes.device)
+    if x.dim() != 2 or x.shape[1] != k or not x.is_floating_point():
+        raise ValueError(f"x is {list(x.shape)} {x.dtype}; expected a float [M, {k}] for these codes.")
+    if scales.shape != scale_shape(n, k) or scales.dtype not in SCALE_DTYPES:
+        expect("scales", scales, scale_shape(n, k), SCALE_DTYPES, scales.device)
+    if bias is not None and (bias.shape != (n,) or bias.dtype != x.dtype):
+        expect("bias", bias, (n,), (x.dtype,), bias.device)

@@ -1,4 +1,6 @@
-"""FP8 activations times FP8 weights, both with block scales, on Hopper GPUs: the wrapper of hopper_gemm_kernel.py."""
+"""FP8 activations times FP8 weights, both with block scales, on Hopper GPUs: the wrapper of
+hopper_gemm_kernel.py.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kvbench_kernels.checks import expect
 from kvbench_kernels.gemm import hopper_gemm_kernel
 from kvbench_kernels.gemm.blockwise import SCALE_DTYPES, scale_shape, with_rows_behind
 from kvbench_kernels.gemm.hopper_gemm_config import BLOCK, HopperTiling, config, supports_hopper_gemm, waves
@@ -18,8 +21,8 @@ from kvbench_kernels.support import Rejected
 
 __all__ = ["HopperTiling", "config", "hopper_w8a8", "supports_hopper_gemm"]
 
-# A thread's registers at the start, a number of groups. The groups then take 232, 240 or 160 and leave the copying
-# warp 24; 128 with one group is half of a multiprocessor's, so that two CTAs fit.
+# A thread's registers at the start, a number of groups. The groups then take 232, 240 or 160 and leave the
+# copying warp 24; 128 with one group is half of a multiprocessor's, so that two CTAs fit.
 REGISTERS = {1: 128, 2: 168, 3: 128}
 _CODES = torch.float8_e4m3fn
 
@@ -35,12 +38,14 @@ def hopper_w8a8(
     tiling: HopperTiling | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """codes_x [M, K] e4m3 with scales_x [M, K/128], codes_w [N, K] e4m3 with scales_w [N/128, K/128] -> [M, N].
+    """codes_x [M, K] e4m3 with scales_x [M, K/128], codes_w [N, K] e4m3 with scales_w [N/128, K/128] -> [M,
+    N].
 
-    N and K are multiples of 128. scales_x is float32 with stride (1, S), as blockwise.empty_activation_scales makes it;
-    scales_w is contiguous float32, bfloat16 or float16. bias [N] and `out` have out_dtype, bfloat16 or float16.
-    tiling: None for the chosen one. Raises ValueError for what the kernel does not take. Calls on one device must be on
-    one stream at a time (they may share tickets), and no kernel right before may write the weight: it is read early.
+    N and K are multiples of 128. scales_x is float32 with stride (1, S), as blockwise.empty_activation_scales
+    makes it; scales_w is contiguous float32, bfloat16 or float16. bias [N] and `out` have out_dtype, bfloat16
+    or float16. tiling: None for the chosen one. Raises ValueError for what the kernel does not take. Calls on
+    one device must be on one stream at a time (they may share tickets), and no kernel right before may write
+    the weight: it is read early.
     """
     _check(codes_x, scales_x, codes_w, scales_w, bias, out_dtype, out)
     (m, k), n = codes_x.shape, codes_w.shape[0]
@@ -72,7 +77,9 @@ def hopper_w8a8(
 
 
 def _boxes(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """What the copy engine reads or writes [rows, columns] boxes of; 128-byte rows in shared memory are swizzled."""
+    """What the copy engine reads or writes [rows, columns] boxes of; 128-byte rows in shared memory are
+    swizzled.
+    """
     layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=tensor.element_size() * 8, rank=2)
     return TensorDescriptor.from_tensor(tensor, [rows, columns], layout)
 
@@ -99,12 +106,11 @@ def _check(
     out: Tensor | None,
 ) -> None:
     """ValueError for what would be read or written wrongly."""
-    for name, codes in (("x", codes_x), ("w", codes_w)):
-        if codes.dim() != 2 or codes.dtype != _CODES or not codes.is_contiguous() or codes.data_ptr() % 16:
-            raise ValueError(
-                f"The codes of {name} are {list(codes.shape)} {codes.dtype} with strides {codes.stride()}; they must be "
-                f"a contiguous, 16-byte aligned matrix of {_CODES}. Quantize it or call contiguous()."
-            )
+    device = codes_x.device
+    for name, codes in (("codes_x", codes_x), ("codes_w", codes_w)):
+        if codes.dim() != 2:
+            raise ValueError(f"{name} is {list(codes.shape)}; expected a matrix.")
+        expect(name, codes, codes.shape, (_CODES,), device, aligned=True)
     (m, k), (n, k_w) = codes_x.shape, codes_w.shape
     if k_w != k:
         raise ValueError(f"A weight of {n} x {k_w} cannot multiply x of {m} x {k}; K must be the same.")
@@ -118,34 +124,19 @@ def _check(
         or scales_x.stride(1) < m
         or scales_x.stride(1) % 4
         or scales_x.data_ptr() % 16
+        or scales_x.device != device
     ):
         raise ValueError(
-            f"The scales of x are {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()}; they must be "
-            f"float32 [{m}, {k // BLOCK}], dense along M, with columns at multiples of 16 bytes. Make them with empty_activation_scales."
+            f"scales_x is {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()} on {scales_x.device}; "
+            f"expected [{m}, {k // BLOCK}] float32, dense along M, with columns at multiples of 16 bytes, on {device}. "
+            "Make them with empty_activation_scales."
         )
-    if (
-        scales_w.shape != scale_shape(n, k)
-        or scales_w.dtype not in SCALE_DTYPES
-        or not scales_w.is_contiguous()
-    ):
+    expect("scales_w", scales_w, scale_shape(n, k), SCALE_DTYPES, device)
+    if bias is not None:
+        expect("bias", bias, (n,), (out_dtype,), device)
+    if out is not None:
+        expect("out", out, (m, n), (out_dtype,), device, aligned=True)
+    if device.type != "cuda":
         raise ValueError(
-            f"The scales of w are {list(scales_w.shape)} {scales_w.dtype}; they must be contiguous "
-            f"{list(scale_shape(n, k))} of float32, bfloat16 or float16."
-        )
-    if bias is not None and (bias.shape != (n,) or bias.dtype != out_dtype or not bias.is_contiguous()):
-        raise ValueError(
-            f"The bias is {list(bias.shape)} {bias.dtype}; it must be a contiguous [{n}] of {out_dtype}."
-        )
-    if out is not None and (
-        out.shape != (m, n) or out.dtype != out_dtype or not out.is_contiguous() or out.data_ptr() % 16
-    ):
-        raise ValueError(
-            f"out is {list(out.shape)} {out.dtype} with strides {out.stride()}; it must be a contiguous, 16-byte aligned "
-            f"[{m}, {n}] of {out_dtype}."
-        )
-    devices = {t.device for t in (codes_x, scales_x, codes_w, scales_w, bias, out) if t is not None}
-    if len(devices) > 1 or codes_x.device.type != "cuda":
-        raise ValueError(
-            f"The operands are on {', '.join(sorted(map(str, devices)))}; the Hopper product takes one CUDA device. "
-            "Use w8a8 elsewhere."
+            f"The operands are on {device}; the Hopper product takes a CUDA device. Use w8a8 elsewhere."
         )

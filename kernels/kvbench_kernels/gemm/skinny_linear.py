@@ -5,10 +5,10 @@ Two kernels, both with FP32 accumulation and a fixed order of summation (the sam
 - `skinny_linear_vector` (M <= 4): the weights go from memory to registers in 16-byte loads and are multiplied there.
 - `skinny_linear_dot` (M <= 16): x is padded to 16 rows and the tensor cores multiply.
 
-A launch takes up to three weights that share x (q, k, v; gate, up). Its CTAs are numbered over the tiles of all of
-them, so that a small weight does not leave the GPU idle; nothing is copied or concatenated. With splits > 1 several
-CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds the parts in the order of K.
-"""
+A launch takes up to three weights that share x (q, k, v; gate, up). Its CTAs are numbered over the tiles of
+all of them, so that a small weight does not leave the GPU idle; nothing is copied or concatenated. With
+splits > 1 several CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds the
+parts in the order of K."""
 
 from __future__ import annotations
 
@@ -21,25 +21,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kvbench_kernels.gemm.skinny_config import (
-    M_MAX,
-    VECTOR_M_MAX,
-    Tiling,
-    config,
-    splits_used,
-    supports_skinny,
-)
+from kvbench_kernels.checks import expect
+from kvbench_kernels.gemm.skinny_config import M_MAX, VECTOR_M_MAX, Tiling, config, splits_used
 from kvbench_kernels.launches import launched
 from kvbench_kernels.splitk import has_pdl, is_last, tickets_of
-
-__all__ = [
-    "Tiling",
-    "config",
-    "skinny_linear",
-    "skinny_linear_many",
-    "skinny_linear_torch",
-    "supports_skinny",
-]
 
 WEIGHTS_MAX = 3
 
@@ -311,7 +296,9 @@ def skinny_linear_many(
 
 
 def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None) -> None:
-    """ValueError for what would be read wrongly. float32 passes (the tests' oracle); supports_skinny refuses it."""
+    """ValueError for what would be read wrongly. float32 passes (the tests' oracle); supports_skinny refuses
+    it.
+    """
     m, k = x.shape
     if x.dtype == torch.bfloat16 and x.device.type == "cpu":
         # Triton's interpreter multiplies the bit patterns of bfloat16.
@@ -329,17 +316,6 @@ def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None
             f"x has a last axis of stride {x.stride(1)}; it must be dense. Call contiguous() on it."
         )
     for w in weights:
-        if w.dim() != 2 or w.shape[1] != k or w.dtype != x.dtype or w.device != x.device:
-            raise ValueError(
-                f"A weight is {list(w.shape)} {w.dtype} on {w.device}; x asks for [N, {k}] {x.dtype} on {x.device}."
-            )
-        if not w.is_contiguous():
-            raise ValueError(
-                f"A weight has strides {w.stride()}; it must be contiguous. Call contiguous() on it."
-            )
+        expect("weight", w, (w.shape[0], k), (x.dtype,), x.device)
     for w, b in zip(weights, biases or (), strict=biases is not None):
-        if b.shape != w.shape[:1] or b.dtype != x.dtype or b.device != x.device or not b.is_contiguous():
-            raise ValueError(
-                f"A bias is {list(b.shape)} {b.dtype} on {b.device}; its weight asks for a contiguous "
-                f"[{w.shape[0]}] {x.dtype} on {x.device}."
-            )
+        expect("bias", b, w.shape[:1], (x.dtype,), x.device)

@@ -1,23 +1,25 @@
 """Products of few rows with FP8 weights: y[M, N] = x[M, K] @ dequantized codes[N, K]^T + bias[N], M <= 128.
 
-The weights are E4M3 codes with one scale a 128 x 128 block and are read once, at 8 bits; x keeps its 16 (or 32) bits, so
-nothing is quantized here. Two kernels, both with FP32 accumulation and a fixed order of summation (the same bits on
-every call). The scale of a block multiplies partial sums in FP32, never a 16-bit value:
+The weights are E4M3 codes with one scale a 128 x 128 block and are read once, at 8 bits; x keeps its 16 (or
+32) bits, so nothing is quantized here. Two kernels, both with FP32 accumulation and a fixed order of
+summation (the same bits on every call). The scale of a block multiplies partial sums in FP32, never a 16-bit
+value:
 
 - `w8a16_vector` (M <= 4): codes go from memory to registers in 16-byte loads and are multiplied there in FP32.
 - `w8a16_dot` (M <= 128): x is padded to 16, 32, 64 or 128 rows, codes become 16-bit numbers in registers, and the tensor
   cores multiply, 128 columns at a time.
 
-With splits > 1 several CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds the parts
-in the order of K. The torch twin is `kvbench_kernels.gemm.blockwise.fp8_dequantize_matmul_torch`, which rounds the
-dequantized weight to x's dtype; these kernels do not, so they are nearer to the exact product.
-"""
+With splits > 1 several CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds
+the parts in the order of K. The torch twin is `kvbench_kernels.gemm.blockwise.fp8_dequantize_matmul_torch`,
+which rounds the dequantized weight to x's dtype; these kernels do not, so they are nearer to the exact
+product."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from kvbench_kernels.checks import expect
 from kvbench_kernels.gemm.blockwise import SCALE_DTYPES, scale_shape
 from kvbench_kernels.gemm.w8a16_config import (
     VECTOR_M_MAX,
@@ -43,12 +45,13 @@ def w8a16(
     tiling: Tiling | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x [M, K], codes [N, K] float8_e4m3fn, scales [ceil(N/128), ceil(K/128)], bias [N] or None -> [M, N] in x's dtype.
+    """x [M, K], codes [N, K] float8_e4m3fn, scales [ceil(N/128), ceil(K/128)], bias [N] or None -> [M, N] in
+    x's dtype.
 
-    x: bfloat16 or float16, M <= 128, or float32, M <= 4; its last axis is dense. scales: float32, bfloat16 or float16.
-    tiling: None for the chosen one. out: [M, N] in x's dtype, last axis dense, written and returned; None for a new one.
-    Raises ValueError for shapes, dtypes or layouts the kernels do not take.
-    With splits > 1, calls on one device must be on one stream at a time (they share their tickets).
+    x: bfloat16 or float16, M <= 128, or float32, M <= 4; its last axis is dense. scales: float32, bfloat16 or
+    float16. tiling: None for the chosen one. out: [M, N] in x's dtype, last axis dense, written and returned;
+    None for a new one. Raises ValueError for shapes, dtypes or layouts the kernels do not take. With splits >
+    1, calls on one device must be on one stream at a time (they share their tickets).
     """
     _check(x, codes, scales, bias, out)
     m, k = x.shape
@@ -99,8 +102,7 @@ def _check(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, out: T
         raise ValueError(
             f"x is {list(x.shape)} and codes {list(codes.shape)}; they must be [M, K] and [N, K]. Flatten x."
         )
-    m, k = x.shape
-    n = codes.shape[0]
+    (m, k), n = x.shape, codes.shape[0]
     answer = supports_w8a16(m, n, k, str(x.dtype).removeprefix("torch."))
     if isinstance(answer, Rejected):
         raise ValueError(answer.sentence)
@@ -108,36 +110,9 @@ def _check(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, out: T
         raise ValueError(
             f"x has a last axis of stride {x.stride(1)}; it must be dense. Call contiguous() on it."
         )
-    if codes.dtype != torch.float8_e4m3fn or codes.device != x.device or not codes.is_contiguous():
-        raise ValueError(
-            f"codes are {codes.dtype} on {codes.device} with strides {codes.stride()}; they must be contiguous "
-            f"float8_e4m3fn on {x.device}."
-        )
-    shape = scale_shape(n, k)
-    if (
-        tuple(scales.shape) != shape
-        or scales.dtype not in SCALE_DTYPES
-        or scales.device != x.device
-        or not scales.is_contiguous()
-    ):
-        raise ValueError(
-            f"scales are {list(scales.shape)} {scales.dtype} on {scales.device}; codes {list(codes.shape)} ask for "
-            f"contiguous {list(shape)} float32, bfloat16 or float16 on {x.device}."
-        )
-    if bias is not None and (
-        tuple(bias.shape) != (n,)
-        or bias.dtype != x.dtype
-        or bias.device != x.device
-        or not bias.is_contiguous()
-    ):
-        raise ValueError(
-            f"The bias is {list(bias.shape)} {bias.dtype} on {bias.device}; codes {list(codes.shape)} ask for a "
-            f"contiguous [{n}] {x.dtype} on {x.device}."
-        )
-    if out is not None and (
-        tuple(out.shape) != (m, n) or out.dtype != x.dtype or out.device != x.device or out.stride(1) != 1
-    ):
-        raise ValueError(
-            f"out is {list(out.shape)} {out.dtype} on {out.device} with strides {out.stride()}; it must be "
-            f"[{m}, {n}] {x.dtype} on {x.device} with a dense last axis."
-        )
+    expect("codes", codes, (n, k), (torch.float8_e4m3fn,), x.device)
+    expect("scales", scales, scale_shape(n, k), SCALE_DTYPES, x.device)
+    if bias is not None:
+        expect("bias", bias, (n,), (x.dtype,), x.device)
+    if out is not None:
+        expect("out", out, (m, n), (x.dtype,), x.device, contiguous=False)

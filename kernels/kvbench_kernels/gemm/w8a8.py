@@ -1,12 +1,13 @@
-"""Products of two FP8 operands with block scales: y[M, N] = x @ w^T + bias, tensor cores on the codes themselves.
+"""Products of two FP8 operands with block scales: y[M, N] = x @ w^T + bias, tensor cores on the codes
+themselves.
 
-x has a scale a row and 128 columns (`activation.quantize_activation`), w one a 128x128 block. The FP8 tensor cores of
-Hopper keep some 14 bits of a sum, so one instruction chain covers one block of 128 columns from zero; its result
-is multiplied by both scales and added in FP32. The order of summation is fixed: the same bits on every call.
+x has a scale a row and 128 columns (`activation.quantize_activation`), w one a 128x128 block. The FP8 tensor
+cores of Hopper keep some 14 bits of a sum, so one instruction chain covers one block of 128 columns from
+zero; its result is multiplied by both scales and added in FP32. The order of summation is fixed: the same
+bits on every call.
 
-With splits > 1 several CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds the
-parts in the order of K.
-"""
+With splits > 1 several CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds
+the parts in the order of K."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kvbench_kernels.checks import expect
 from kvbench_kernels.gemm.activation import quantize_activation
 from kvbench_kernels.gemm.blockwise import (
     BLOCK,
@@ -60,21 +62,18 @@ def w8a8(
     """codes_x [M, K], codes_w [N, K] float8_e4m3fn, bias [N] in out_dtype or None -> [M, N] in out_dtype.
 
     scales_x [M, ceil(K/128)] float32 in the memory layout of `empty_activation_scales`; scales_w
-    [ceil(N/128), ceil(K/128)] contiguous, of any of `SCALE_DTYPES`. out: where to put the result (last axis dense,
-    any row stride), None for new memory. tiling: None for the chosen one. ValueError for what the kernel does not take.
-    With splits > 1, calls on one device must be on one stream at a time (they share their tickets).
-    Torch twin: `w8a8_torch`.
+    [ceil(N/128), ceil(K/128)] contiguous, of any of `SCALE_DTYPES`. out: where to put the result (last axis
+    dense, any row stride), None for new memory. tiling: None for the chosen one. ValueError for what the
+    kernel does not take. With splits > 1, calls on one device must be on one stream at a time (they share
+    their tickets). Torch twin: `w8a8_torch`.
     """
     _check(codes_x, scales_x, codes_w, scales_w, bias, out_dtype)
     m, k = codes_x.shape
     n = codes_w.shape[0]
     if out is None:
         out = torch.empty(m, n, dtype=out_dtype, device=codes_x.device)
-    elif out.shape != (m, n) or out.dtype != out_dtype or out.device != codes_x.device or out.stride(1) != 1:
-        raise ValueError(
-            f"out is {list(out.shape)} {out.dtype} with strides {out.stride()} on {out.device}; it must be "
-            f"[{m}, {n}] {out_dtype} on {codes_x.device} with a dense last axis."
-        )
+    else:
+        expect("out", out, (m, n), (out_dtype,), codes_x.device, contiguous=False)
     if m == 0:
         return out
     if tiling is None:
@@ -165,46 +164,26 @@ def _check(
     m = codes_x.shape[0]
     if n < 1 or k < 16 or k % 16:
         raise ValueError(f"A weight is {n} x {k}; it takes N >= 1 and a multiple of 16 as K. Use F.linear.")
-    for name, codes in (("x", codes_x), ("the weight", codes_w)):
-        if codes.dtype != torch.float8_e4m3fn or not codes.is_contiguous() or codes.device != codes_x.device:
-            raise ValueError(
-                f"Codes of {name} are {codes.dtype} with strides {codes.stride()} on {codes.device}; they must be "
-                f"contiguous float8_e4m3fn on {codes_x.device}."
-            )
+    device = codes_x.device
+    expect("codes_x", codes_x, (m, k), (torch.float8_e4m3fn,), device)
+    expect("codes_w", codes_w, (n, k), (torch.float8_e4m3fn,), device)
     if (
         scales_x.shape != (m, blocks(k))
         or scales_x.dtype != torch.float32
         or (m > 1 and scales_x.stride(0) != 1)
         or (m > 0 and (scales_x.stride(1) % 4 or scales_x.stride(1) < m or scales_x.data_ptr() % 16))
-        or scales_x.device != codes_x.device
+        or scales_x.device != device
     ):
         raise ValueError(
-            f"Scales of x are {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()} on "
-            f"{scales_x.device}; they must be [{m}, {blocks(k)}] float32 with dense columns padded to a multiple of 4 "
-            f"on {codes_x.device}, as quantize_activation gives them."
+            f"scales_x is {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()} on {scales_x.device}; "
+            f"expected [{m}, {blocks(k)}] float32 with dense columns padded to a multiple of 4 on {device}, as "
+            "quantize_activation makes them."
         )
-    if (
-        scales_w.shape != scale_shape(n, k)
-        or scales_w.dtype not in SCALE_DTYPES
-        or not scales_w.is_contiguous()
-        or scales_w.device != codes_x.device
-    ):
-        raise ValueError(
-            f"Scales of the weight are {list(scales_w.shape)} {scales_w.dtype} on {scales_w.device}; they must be "
-            f"a contiguous {list(scale_shape(n, k))} of float32, bfloat16 or float16 on {codes_x.device}."
-        )
+    expect("scales_w", scales_w, scale_shape(n, k), SCALE_DTYPES, device)
     if out_dtype not in OUT_DTYPES:
         raise ValueError(f"out_dtype is {out_dtype}; it takes bfloat16, float16 or float32.")
-    if bias is not None and (
-        bias.shape != (n,)
-        or bias.dtype != out_dtype
-        or bias.device != codes_x.device
-        or not bias.is_contiguous()
-    ):
-        raise ValueError(
-            f"The bias is {list(bias.shape)} {bias.dtype} on {bias.device}; its weight asks for a contiguous [{n}] "
-            f"{out_dtype} on {codes_x.device}."
-        )
+    if bias is not None:
+        expect("bias", bias, (n,), (out_dtype,), device)
 
 
 def _check_tiling(tiling: Tiling) -> None:

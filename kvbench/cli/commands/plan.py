@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvbench.cli.exits import handled
 from kvbench.cli.loading import load_matrix, policy_for
 from kvbench.cli.options import (
@@ -38,7 +40,7 @@ def plan(
     with handled():
         from kvbench.cli.output import show
         from kvbench.preflight.plan import plan_cell, plan_json, plan_text
-        from kvbench.records.record import RunDir
+        from kvbench.records.run import RunDir
         from kvbench.run.execute import plan_tasks
 
         loaded, environment = load_matrix(matrix, set_, k, data_dir)
@@ -46,16 +48,18 @@ def plan(
         tasks = plan_tasks(loaded, RunDir(out or folder_of(loaded.name, share)), rerun_of(rerun))
         policy = policy_for(gate, loaded)
         cells = [plan_cell(cell) for cell in loaded.cells]
-        more, lines = {}, []
+        more: dict[str, Any] = {}
+        lines: list[str] = []
         if until_decided:
             from kvbench.run import escalate
 
             planned = escalate.planned(loaded, policy)
-            more, lines = escalate.about(planned), ["", *escalate.outline(planned)]
+            more = {"until_decided": {"looks": {r: x.to_dict() for r, x in planned.items() if x.several}}}
+            lines = ["", *escalate.outline(planned)]
         if share is not None:
             from kvbench.records import shards
 
-            more = shards.about(share, loaded.tasks)
+            more = {"shard": share.to_dict(loaded.tasks)}
             lines = ["", *shards.outline(share, loaded.cells, loaded.tasks)]
         show(
             json_,
