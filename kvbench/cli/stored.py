@@ -15,9 +15,7 @@ from kvbench.matrix.cells import CELL_KEYS
 def stored(path: Path, name: str) -> Stored:
     """The run in a folder. Raises UsageError for a folder that is not a run."""
     from kvbench.records.run import RunDir
-    from kvbench.run.execute import require_not_empty
 
-    require_not_empty(path)
     return Stored(name, str(path), RunDir(path).load())
 
 

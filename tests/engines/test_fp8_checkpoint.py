@@ -27,7 +27,7 @@ from kvbench.engines.reference.weights.fp8_tensors import read_scales
 from kvbench.engines.reference.weights.quantize_model import quantize_model
 from kvbench.engines.reference.weights.tensor_files import TensorFiles
 from kvbench.errors import KvbenchError, Refused, UsageError
-from kvbench.evidence import weight_bytes as weightevidence
+from kvbench.evidence import stored_weights as weightevidence
 from kvbench.formats.fp8_checkpoint import Fp8Config, fp8_config
 from kvbench.formats.kv import WEIGHT_FORMATS, weight_bytes
 from kvbench.models.catalog import SHAPES, TINY

@@ -40,7 +40,7 @@ def measured(model: Any, prompt: int = 40, steps: int = 3, **keys: Any) -> tuple
     """The evidence after a prompt and a few greedy steps, and their tokens."""
     from kvbench.engines.reference.engine import Engine
     from kvbench.evidence import examine as evidence
-    from kvbench.evidence import weight_reads as weightprobe
+    from kvbench.evidence import weight_products as weightprobe
     from kvbench.evidence.products import rows_of
 
     spec = spec_of(**keys)
@@ -208,7 +208,8 @@ def test_products_of_a_small_model_are_timed_warm_and_the_record_says_so(
     assert list(said) == ["512 x 256", "256 x 256", "320 x 256", "256 x 320"]
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
     assert said["512 x 256"] == (
-        f"CUDA events over 4 of 4 layers in turn, L2 {l2:,} B: weights 524,416 B, warm; native ones 1,048,576 B, warm; "
+        f"CUDA events over 4 of 4 layers in turn, L2 {l2:,} B: weights 524,416 B, warm; native ones "
+        "1,048,576 B, warm; "
         "the model's 2,038,752 B fit into the L2, so that its steps find them warm too"
     )
 
