@@ -318,7 +318,7 @@ def test_files_that_may_not_grow_leave_nothing(tmp_path: Path, limit: int, where
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith(f"kvbench: {tmp_path / where} could not be written (")
     assert "File too large" in done.stderr
-    assert "nothing was left of it. Mend that and run the same command again." in done.stderr
+    assert "nothing was left of it. Fix it and run the same command again." in done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.iterdir()) == ["empty", "in"]
     assert list((tmp_path / "empty").iterdir()) == []
