@@ -36,9 +36,7 @@ HtmlOption = Annotated[
 def stored(path: Path, name: str) -> Stored:
     """Raises UsageError for a folder that is no run."""
     from kvbench.records.run import RunDir
-    from kvbench.run.execute import require_not_empty
 
-    require_not_empty(path)
     return Stored(name, str(path), RunDir(path).load())
 
 

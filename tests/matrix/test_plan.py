@@ -15,7 +15,7 @@ from kvbench.gate.policy import load
 from kvbench.models.catalog import CONFIGS
 from kvbench.models.source import fingerprint
 from kvbench.preflight.plan import plan_cell, plan_text
-from kvbench.records.record import RunDir
+from kvbench.records.run import RunDir
 from kvbench.run.execute import plan_tasks
 
 CPU = {"device": "cpu", "device_reason": "no NVIDIA driver"}
