@@ -140,6 +140,7 @@ def made_up() -> QuestionSet:
     return QuestionSet("mmlu", asked, shown, "made up", "made up", "none")
 
 
+@pytest.mark.slow
 def test_the_command_line_gives_the_scores_that_our_runner_stores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +270,7 @@ def test_arguments_that_the_machine_settles_are_no_change(tmp_path: Path) -> Non
     assert dropped({**given, "device": "cuda"}, spec).startswith("device=cuda was given")
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_not_there_is_a_sentence_and_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
