@@ -161,8 +161,7 @@ class Gate:
 
 def load(path: Path | str) -> Gate:
     """The policy in a file. Raises ConfigError with the place, value, accepted set and nearest match of every
-    mistake.
-    """
+    mistake."""
     source = read(path)
     problems = Problems(source)
     data = check(GATE, source.data, problems)

@@ -312,7 +312,11 @@ class RunDir:
         return record
 
     def manifest(self) -> Manifest:
-        """Raises UsageError for a file that is no manifest of this version, or whose parts do not fit together."""
+        """Raises UsageError for no run directory, another version, or parts that do not fit together."""
+        if not self.path.is_dir():
+            raise UsageError(
+                f"{self.path} is not a run directory; give the folder that `kvbench run` printed."
+            )
         return manifest_from_dict(read_json(self.manifest_path), self.manifest_path)
 
     def load(self) -> Run:

@@ -196,11 +196,5 @@ def _measure_all(matrix: Matrix, plan: Plan, run_dir: RunDir, session: Session, 
         watcher.finished(record)
 
 
-def require_not_empty(path: Path) -> None:
-    """A run directory must hold a manifest; anything else is a usage error that names what is missing."""
-    if not path.is_dir():
-        raise UsageError(f"{path} is not a run directory; give the folder that `kvbench run` printed.")
-
-
 def command_line() -> list[str]:
     return ["kvbench", *sys.argv[1:]]
