@@ -49,11 +49,11 @@ def plan(
         looks: dict[str, Any] = {}
         said: list[str] = []
         if until_decided:
-            from kvbench.run import escalate
+            from kvbench.run import sequential
 
-            planned = escalate.planned(loaded, policy)
+            planned = sequential.planned(loaded, policy)
             looks = {"until_decided": {"looks": {r: x.to_dict() for r, x in planned.items() if x.several}}}
-            said = ["", *escalate.outline(planned)]
+            said = ["", *sequential.outline(planned)]
         if share is not None:
             from kvbench.records import shards
 

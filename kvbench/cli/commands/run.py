@@ -82,7 +82,7 @@ def run(
                 *how,
             )
         elif until_decided:
-            from kvbench.run.until_decided import run_until_decided
+            from kvbench.run.sequential import run_until_decided
 
             run_until_decided(
                 loaded,
