@@ -314,7 +314,7 @@ def test_two_processes_may_fetch_at_once(tiny_alias: Alias, own_cache: Path) -> 
     "file", ["sub/model.safetensors", "../other/model.safetensors", "/x/model.safetensors"]
 )
 def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path, file: str) -> None:
-    """The fingerprint is of the folder's own files: a result of weights elsewhere would be reused after they changed."""
+    """The fingerprint covers only the folder, so changed weights elsewhere would go unnoticed."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "model.safetensors").write_bytes(b"")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))

@@ -1,4 +1,4 @@
-"""The transfer runner: exact bytes both ways, bit identity, bandwidth, and the precision that the record tells (A08)."""
+"""The transfer runner: exact bytes both ways, bit identity, bandwidth, and recorded precision (A08)."""
 
 from __future__ import annotations
 
