@@ -120,19 +120,13 @@ def changed(**manifest: Any) -> Part:
     ("other", "said"),
     [
         (changed(matrix=MatrixFile("m.yaml", "t")), r"their matrices differ \(sha256 s and t\)"),
-        (
-            changed(matrix=MatrixFile("m.yaml", "s", {"axes": {"batch": [2]}})),
-            r"--set .*axes.batch",
-        ),
+        (changed(matrix=MatrixFile("m.yaml", "s", {"axes": {"batch": [2]}})), r"--set .*axes.batch"),
         (
             changed(environment={"host": "h2", "identity": {**IDENTITY, "torch": "2.12.0"}}),
             "torch is 2.13.0 and 2.12.0",
         ),
         (changed(cells=tuple(made().cells[:1])), "their cells differ"),
-        (
-            changed(tasks=tuple(replace(t, key=t.key + "x") for t in made().tasks)),
-            "keys of their tasks",
-        ),
+        (changed(tasks=tuple(replace(t, key=t.key + "x") for t in made().tasks)), "keys of their tasks"),
         (changed(shard=share(2, 3, KEYS[:1])), "of 2 shards.* of 3"),
         (changed(until_decided={}), "was run with --until-decided"),
         (changed(stopped=Stopped(CANARY, "precision", "the canary")), "--canary stopped shard 2 of 2"),
