@@ -333,7 +333,7 @@ def label(row: Row) -> str:
 
 def _on(task: Task, run: Run) -> str:
     """`perplexity wikitext2 stream512 on kv_format=int8_sym`."""
-    return f"{task.runner} {task.variant}".strip() + f" on {some(task.cells, run.names)}"
+    return f"{task.title} on {some(task.cells, run.names)}"
 
 
 _DEGENERATE = {"mcq": _same_scores, "perplexity": _same_loss}
