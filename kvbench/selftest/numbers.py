@@ -79,7 +79,7 @@ FAULTS: dict[str, Fault] = {
     "native_engine_measured": Fault(
         "The runner measures the native engine in the place of the cell's.",
         "int8_sym", native_measured,
-        r"numbers are not only the measured engine's|arm candidate are of a request with kv_format native",
+        r"numbers are not only the measured engine's|arm candidate ran with kv_format native",
         silent=False),
     "store_never_read": Fault(
         "The runner's number comes from an engine that is not the cell's, which is idle.",
