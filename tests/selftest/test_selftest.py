@@ -133,4 +133,4 @@ def test_the_list_runs_nothing() -> None:
 def test_an_unknown_fault_is_a_usage_error_with_the_accepted_ones() -> None:
     result = call("--fault", "scale_zer0")
     assert result.exit_code == 2
-    assert "There is no fault 'scale_zer0'; choose from format_lost_matrix_to_cell" in result.stderr
+    assert "Fault 'scale_zer0' is unknown; choose from format_lost_matrix_to_cell" in result.stderr
