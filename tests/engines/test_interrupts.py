@@ -62,7 +62,7 @@ def test_a_run_that_is_interrupted_goes_on_where_it_was(
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert err.splitlines()[-1] == (
-        f"kvbench: {by} the records written so far are kept, run the same command to go on."
+        f"kvbench: {by} the records written so far are kept; run the same command to continue."
     )
     assert not list(tmp_path.rglob("*.tmp"))
     before = {p.name: p.stat().st_mtime_ns for p in kept.glob("*.json")}
@@ -100,7 +100,7 @@ def test_quantize_leaves_nothing_beside_its_output(tmp_path: Path, number: signa
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "nothing was written, run the same command to start again." in err
+    assert "nothing was written; run the same command to start again." in err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "reached"]
 
 

@@ -344,7 +344,7 @@ def test_an_interrupt_leaves_nothing_and_says_so(
     result = quantize(source, out)
     assert (result.exit_code, result.stdout) == (130, "")
     assert (
-        result.stderr == "kvbench: interrupted; nothing was written, run the same command to start again.\n"
+        result.stderr == "kvbench: interrupted; nothing was written; run the same command to start again.\n"
     )
     assert sorted(p.name for p in tmp_path.iterdir()) == (["in", "out"] if there else ["in"])
     assert not there or list(out.iterdir()) == []
