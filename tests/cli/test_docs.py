@@ -1,4 +1,5 @@
-"""README and docs/: links lead somewhere, examples load, commands exist, and numbers are those of the code."""
+"""README and docs/: links lead somewhere, examples load, commands exist, and numbers are those of the
+code."""
 
 from __future__ import annotations
 

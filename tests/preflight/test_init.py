@@ -1,4 +1,5 @@
-"""`kvbench init`: what it writes is read, valid, planned, and the format's own; and nothing that is there is touched."""
+"""`kvbench init`: what it writes is read, valid, planned, and the format's own; and nothing that is there is
+touched."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         (folder / kept).write_text("mine")
         result = call("init", folder)
         assert result.exit_code == 2
-        assert f"{folder / kept} is there already and stays as it is" in " ".join(result.output.split())
+        assert f"{folder / kept} already exists and is not changed" in " ".join(result.output.split())
         assert [p.name for p in folder.iterdir()] == [kept]
         assert (folder / kept).read_text() == "mine"
 
@@ -83,7 +84,7 @@ def test_nothing_is_written_through_a_link_to_nothing(tmp_path: Path) -> None:
         (folder / kept).symlink_to(tmp_path / "elsewhere")
         result = call("init", folder)
         assert result.exit_code == 2, result.output
-        assert f"{folder / kept} is there already and stays as it is" in " ".join(result.output.split())
+        assert f"{folder / kept} already exists and is not changed" in " ".join(result.output.split())
         assert [p.name for p in folder.iterdir()] == [kept]
         assert not (tmp_path / "elsewhere").exists()
 
@@ -121,7 +122,8 @@ def test_names_that_mean_nothing_are_answered_with_what_does(tmp_path: Path) -> 
 def test_a_model_folder_is_named_whole_whatever_it_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its absolute path, as a matrix is read from anywhere; quoted, as YAML has its own mind on colons and hashes."""
+    """By its absolute path, as a matrix is read from anywhere; quoted, as YAML has its own mind on colons and
+    hashes."""
     from kvbench.models.catalog import TINY
 
     odd = tmp_path / "my: model #1"
