@@ -109,34 +109,28 @@ def _name(matrix: Path) -> str:
 def _matrix(matrix: Path, gate: Path, schema: Path, model: str, fmt: KVFormat) -> str:
     random = model in CONFIGS
     named = _quoted(model)
-    model_lines = (
-        f"model:\n"
-        f"  source: {named}\n"
-        f"  plumbing: true              # its weights are random: quality is measured to try the path, and "
-        f"says nothing of a model"
-        if random
-        else f"model: {named}"
-    )
-    static = fmt.scale_kind == "static"
-    scale = (
-        f"  # A static format needs a scale. `default` is 1.0, which engines take that are given none, and "
-        f"which collapses on many\n"
-        f"  # models. Better: kvbench calibrate {named} scales.json --format {fmt.name}, and then scale: "
-        f"scales.json\n"
-        f"  scale: default\n"
-        if static
-        else ""
-    )
+    model_lines = f"model: {named}"
+    if random:
+        note = "# its weights are random: quality results only show that the code runs"
+        model_lines = f"model:\n  source: {named}\n  plumbing: true              {note}"
+    scale = ""
+    if fmt.scale_kind == "static":
+        scale = (
+            "  # A static format needs a scale. `default` is 1.0, as engines use without one; many models fail.\n"
+            f"  # Better: kvbench calibrate {named} scales.json --format {fmt.name}, and then scale: "
+            "scales.json\n"
+            "  scale: default\n"
+        )
     return f"""\
 # yaml-language-server: $schema={schema.name}
-# Compares {fmt.name} with a native KV cache. {fmt.name}: {fmt.summary}.
+# Compares {fmt.name} with a native KV cache.
+# {fmt.name}: {fmt.summary}.
 #
 #   kvbench validate {matrix.name}             # checks keys, data and gate; loads no model
-# kvbench plan {matrix.name}                 # shows what would run, and its bytes   kvbench run
-# {matrix.name} --canary         # measures, judges, reports; checks every precision first
+#   kvbench plan {matrix.name}                 # shows what would run, and its bytes
+#   kvbench run {matrix.name} --canary         # measures, judges, reports; checks every precision first
 #
-# `kvbench schema` prints every key with what it accepts; an editor with a YAML language server shows the
-# same.
+# `kvbench schema` prints every key and what it accepts, for editors with a YAML language server.
 
 name: {_name(matrix)}
 
@@ -158,7 +152,7 @@ runners:                         # what is measured; the first three on every ce
   transfer: {{}}                   # pages to the host and back
   latency: {{new_tokens: 16, repeats: 3}}         # TTFT and ITL; a limit needs 10 repeats or more
   parity: {{}}                     # decode against an FP32 oracle
-  agreement: {{steps: 512, draft: 32}}            # greedy tokens against the baseline's; published targets need 2048 steps
+  agreement: {{steps: 512, draft: 32}}            # greedy tokens; published targets need 2048 steps
   # Limits make a run short and its results partial; a release needs the whole set (null).
   # wikitext2, mmlu and ceval need --data-dir (kvbench data); pydoc and cloze are built in.
   perplexity: {{data: [pydoc], limit_chunks: 16}}
@@ -187,8 +181,7 @@ def _gate(gate: Path, matrix: Path, schema: Path, fmt: KVFormat, ratio: float | 
 # The limits for {matrix.name}. The precision, error and plausibility checks always run first.
 name: {_name(matrix)}
 
-# Limited sets pass too. Remove it for a release, with the limits in {matrix.name}: then only whole sets
-# count.
+# Accepts limited sets. For a release, remove this line and the limits in {matrix.name}.
 allow_partial: true
 
 checks:
@@ -210,8 +203,8 @@ checks:
     within: [-1, 1]
     why: The published target, perplexity within 1% of native.
 
-  # First guesses, to be replaced by your own limits. `required: false` lets a check stay unevaluated; broken
-  # it still fails (exit code 1), and where the data cannot decide it still is inconclusive (4).
+  # Starting values; replace them by your own limits. required: false: if the check cannot be evaluated, the
+  # run no longer ends with exit code 3. A failed check still gives 1 and an inconclusive one still gives 4.
   - metric: top1_agreement
     {where}
     at_least: 0.95

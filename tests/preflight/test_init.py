@@ -29,6 +29,8 @@ def test_what_it_writes_is_valid_and_planned(tmp_path: Path, fmt: str, model: st
     assert result.exit_code == 0, result.output
     matrix = tmp_path / "mine" / "matrix.yaml"
     assert result.stdout.splitlines()[-1] == f"Next: kvbench validate {matrix} && kvbench run {matrix}"
+    commands = [line for line in matrix.read_text().splitlines() if line.startswith("#   kvbench ")]
+    assert [line.split()[2] for line in commands] == ["validate", "plan", "run"]
     checked = call("validate", matrix, matrix.with_name("gate.yaml"), "--json")
     assert checked.exit_code == 0, checked.output
     planned = call("plan", matrix, "--json")
