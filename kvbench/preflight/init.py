@@ -116,7 +116,7 @@ def _matrix(matrix: Path, gate: Path, schema: Path, model: str, fmt: KVFormat) -
     scale = ""
     if fmt.scale_kind == "static":
         scale = (
-            "  # A static format needs a scale. `default` is 1.0, as engines use without one; many models fail.\n"
+            "  # A static format needs a scale. `default` is 1.0; many models fail with it.\n"
             f"  # Better: kvbench calibrate {named} scales.json --format {fmt.name}, and then scale: "
             "scales.json\n"
             "  scale: default\n"

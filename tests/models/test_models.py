@@ -262,7 +262,9 @@ def test_fetch_downloads_once(tiny_alias: Alias, monkeypatch: pytest.MonkeyPatch
     assert fetching.fetch("test-model") == first
 
 
-@pytest.mark.parametrize("damage", [b"weights" * 999, b"Weights" * 1000], ids=["truncated", "same size"])
+@pytest.mark.parametrize(
+    "damage", [pytest.param(b"weights" * 999, id="truncated", marks=pytest.mark.slow), b"Weights" * 1000]
+)
 def test_a_damaged_file_is_noticed_and_fetched_again(tiny_alias: Alias, damage: bytes) -> None:
     path = fetching.fetch("test-model")
     path.write_bytes(damage)
@@ -291,6 +293,7 @@ def test_another_file_under_the_pinned_name_is_not_kept(
     assert not (own_cache / "models" / "test-model" / "m.gguf").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_may_fetch_at_once(tiny_alias: Alias, own_cache: Path) -> None:
     code = (
         "import json, sys\n"
