@@ -224,7 +224,7 @@ def test_it_stops_once_the_verdict_is_decided(matrix: Path, tmp_path: Path, kvbe
         (["--executor", "slurm"], "--executor slurm is not known; use inline, local, ray."),
         (["--jobs", "2"], "together with --executor local"),
         (["--executor", "local", "--jobs", "0"], "expected a number of at least 1"),
-        (["--shard", "0/2"], "--shard 0/2 is no share of a matrix"),
+        (["--shard", "0/2"], "--shard 0/2 is not a shard"),
         (["--shard", "1/2", "--until-decided"], "a shard decides no verdict"),
         (["--shard", "1/2", "--canary"], "a shard decides no verdict"),
     ],
