@@ -29,9 +29,10 @@ def judge(
     from kvbench.machine.ci import device_required
     from kvbench.metrics.collect import METRICS, derive
     from kvbench.records.record import RunDir
-    from kvbench.report.console import print_result
+    from kvbench.report.console import show_tables, show_verdict
     from kvbench.report.github import announce
     from kvbench.report.json import result_json
+    from kvbench.report.view import build
     from kvbench.report.write import write_all, write_text
     from kvbench.run.execute import require_not_empty
 
@@ -47,7 +48,11 @@ def judge(
         required = device_required(require_device, os.environ)
         verdict = gates.evaluate(policy, manifest, records, rows, required)
         definitions = {name: metric.definition for name, metric in METRICS.items()}
-        paths = write_all(run_dir, manifest, records, rows, verdict, definitions)
+        view = build(manifest, records, rows, verdict, definitions)
+        if not (as_json or quiet):
+            show_tables(view, sys.stdout)  # before the plots are drawn, which takes longest
+            sys.stdout.flush()
+        paths = write_all(run_dir, manifest, records, rows, verdict, view)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise UsageError(unreadable(run_dir, e)) from e
     try:
@@ -58,7 +63,7 @@ def judge(
                 json.dumps(result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False)
             )
         else:
-            print_result(manifest, records, rows, verdict, paths, quiet)
+            show_verdict(view, sys.stdout, paths)
         if announced:
             for line in announce(manifest, records, rows, verdict, policy, os.environ):
                 print(line, file=sys.stderr)

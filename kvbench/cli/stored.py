@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvbench.compare.pairing import Stored
 from kvbench.errors import UsageError
-from kvbench.matrix.cells import CELL_KEYS, Cell
+
+if TYPE_CHECKING:
+    from kvbench.compare.pairing import Stored
 
 OnlyOption = Annotated[
     list[str],
@@ -34,6 +35,7 @@ HtmlOption = Annotated[
 
 def stored(path: Path, name: str) -> Stored:
     """Raises UsageError for a folder that is no run."""
+    from kvbench.compare.pairing import Stored
     from kvbench.records.record import RunDir
     from kvbench.run.execute import require_not_empty
 
@@ -44,6 +46,7 @@ def stored(path: Path, name: str) -> Stored:
 
 def chosen_cells(runs: Sequence[Stored], expression: str | None) -> list[Collection[str] | None]:
     """The ids of each run's cells for which -k holds, with their baselines. UsageError where the first run has none."""
+    from kvbench.matrix.cells import CELL_KEYS, Cell
     from kvbench.matrix.select import select
 
     if expression is None:

@@ -13,17 +13,17 @@ from kvbench.records.record import Record
 from kvbench.report import csv, html, junit, markdown, parquet
 from kvbench.report import json as jsonout
 from kvbench.report.model import Run, VerdictLike
-from kvbench.report.view import build
+from kvbench.report.view import View, build
 
 
 def write_all(run_dir: Path, manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence[Row],
-              verdict: VerdictLike, definitions: Mapping[str, str] | None = None) -> list[Path]:  # fmt: skip
+              verdict: VerdictLike, view: View | None = None) -> list[Path]:  # fmt: skip
     """Write the report's files into the run directory: the page, both tables as CSV and Parquet, JSON, JUnit and Markdown.
 
-    definitions: metric name to what it is, shown at the end of the page. Returns the paths, the page first.
+    view: `build` of the same run, where the caller has it. Returns the paths, the page first.
     """
     run = Run(manifest, records, rows, verdict)
-    view = build(manifest, records, rows, verdict, definitions)
+    view = view or build(manifest, records, rows, verdict)
     data = json.dumps(
         jsonout.result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False, indent=1
     )
