@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from kvbench.cli.exits import unreadable
@@ -28,48 +29,51 @@ def judge(
     from kvbench.gate import evaluate as gates
     from kvbench.machine.ci import device_required
     from kvbench.metrics.collect import METRICS, derive
-    from kvbench.records.record import RunDir
+    from kvbench.records.run import RunDir
     from kvbench.report.console import show_tables, show_verdict
     from kvbench.report.github import announce
     from kvbench.report.json import result_json
+    from kvbench.report.model import JudgedRun
     from kvbench.report.view import build
     from kvbench.report.write import write_all, write_text
-    from kvbench.run.execute import require_not_empty
 
-    require_not_empty(run_dir)
-    run = RunDir(run_dir)
-    run.junit_path.unlink(missing_ok=True)  # an error from here on must not leave an earlier verdict behind
-    manifest, records = run.manifest(), list(run.records())
-    named = gate or policy_of(run_dir, manifest["gate"])
+    folder = RunDir(run_dir)
+    folder.junit_path.unlink(
+        missing_ok=True
+    )  # an error from here on must not leave an earlier verdict behind
+    run = folder.load()
+    named = gate or policy_of(run_dir, run.manifest.gate)
     policy = gates.load(named) if named else None
-    manifest |= {"gate": str(named) if named else None}  # what the report says is the policy that judged
+    # The report names the policy that judged.
+    run = replace(run, manifest=replace(run.manifest, gate=str(named) if named else None))
     try:
-        rows = derive(manifest, records)
+        rows = derive(run)
         required = device_required(require_device, os.environ)
-        verdict = gates.evaluate(policy, manifest, records, rows, required)
+        verdict = gates.evaluate(policy, run, rows, required)
+        judged = JudgedRun(run, rows, verdict)
         definitions = {name: metric.definition for name, metric in METRICS.items()}
-        view = build(manifest, records, rows, verdict, definitions)
+        view = build(judged, definitions)
         if not (as_json or quiet):
             show_tables(view, sys.stdout)  # before the plots are drawn, which takes longest
             sys.stdout.flush()
-        paths = write_all(run_dir, manifest, records, rows, verdict, view)
+        paths = write_all(run_dir, judged, view)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise UsageError(unreadable(run_dir, e)) from e
     try:
         if gate is not None:
             write_text(run_dir / KEPT_GATE, gate.read_text(encoding="utf-8"))
         if as_json:
-            print(
-                json.dumps(result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False)
-            )
+            print(json.dumps(result_json(judged), ensure_ascii=False, allow_nan=False))
         else:
             show_verdict(view, sys.stdout, paths)
         if announced:
-            for line in announce(manifest, records, rows, verdict, policy, os.environ):
+            for line in announce(judged, policy, os.environ):
                 print(line, file=sys.stderr)
         sys.stdout.flush()  # a full disk is met here, not after the exit code is taken
     except BaseException:
-        run.junit_path.unlink(missing_ok=True)  # the exit code is not the verdict's: no green suite beside it
+        folder.junit_path.unlink(
+            missing_ok=True
+        )  # the exit code is not the verdict's: no green suite beside it
         raise
     return int(verdict.exit_code)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,34 +37,21 @@ HtmlOption = Annotated[
 def stored(path: Path, name: str) -> Stored:
     """Raises UsageError for a folder that is no run."""
     from kvbench.compare.pairing import Stored
-    from kvbench.records.record import RunDir
-    from kvbench.run.execute import require_not_empty
+    from kvbench.records.run import RunDir
 
-    require_not_empty(path)
-    run = RunDir(path)
-    return Stored(name, str(path), run.manifest(), list(run.records()))
+    return Stored(name, str(path), RunDir(path).load())
 
 
 def chosen_cells(runs: Sequence[Stored], expression: str | None) -> list[Collection[str] | None]:
     """The ids of each run's cells for which -k holds, with their baselines. UsageError where the first run has none."""
-    from kvbench.matrix.cells import CELL_KEYS, Cell
+    from kvbench.matrix.cells import CELL_KEYS
     from kvbench.matrix.select import select
 
     if expression is None:
         return [None] * len(runs)
     found: list[Collection[str] | None] = []
     for run in runs:
-        cells = [
-            Cell(
-                c["id"],
-                c["name"],
-                {**CELL_KEYS, **c["spec"]},
-                tuple(c["varied"]),
-                c["baseline"],
-                c.get("line"),
-            )
-            for c in run.manifest["cells"]
-        ]
+        cells = [replace(cell, spec={**CELL_KEYS, **cell.spec}) for cell in run.run.cells.values()]
         try:
             found.append({cell.id for cell in select(cells, expression)})
         except UsageError:

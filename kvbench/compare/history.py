@@ -120,20 +120,20 @@ def _tracks(
     for j, run in enumerate(runs):
         taken: set[str] = set()
         pairs = {
-            i: {pair.first.task["key"]: pair for pair in pairs_of(runs[i], run, chosen[i])}
+            i: {pair.first.task.key: pair for pair in pairs_of(runs[i], run, chosen[i])}
             for i in {track[-1].run for _, track in tracks}
         }
         for runner, track in tracks:
             last = track[-1]
-            task = runs[last.run].tasks[last.cell, runner, last.variant]
-            pair = pairs[last.run].get(task["key"])
-            if pair is not None and pair.second is not None and pair.second.task["key"] not in taken:
-                taken.add(pair.second.task["key"])
+            task = runs[last.run].run.task_at(last.cell, runner, last.variant)
+            pair = pairs[last.run].get(task.key) if task else None
+            if pair is not None and pair.second is not None and pair.second.task.key not in taken:
+                taken.add(pair.second.task.key)
                 track.append(_Stop(j, pair.second.cell, last.variant, pair))
-        for task in run.manifest["tasks"]:
-            cells = [cell for cell in task["cells"] if chosen[j] is None or cell in (chosen[j] or ())]
-            if cells and task["key"] not in taken:
-                tracks.append((task["runner"], [_Stop(j, cells[0], task["variant"], None)]))
+        for task in run.run.tasks:
+            cells = [cell for cell in task.cells if chosen[j] is None or cell in (chosen[j] or ())]
+            if cells and task.key not in taken:
+                tracks.append((task.runner, [_Stop(j, cells[0], task.variant, None)]))
     return tracks
 
 

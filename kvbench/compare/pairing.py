@@ -12,18 +12,18 @@ compared. Times are also of a machine, so another one is in `Pair.machine`: noth
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from kvbench.files import content_hash
-from kvbench.matrix.cells import CELL_KEYS, MODEL_NAMES
+from kvbench.matrix.cells import CELL_KEYS, MODEL_NAMES, Cell, Task
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.values import text
 from kvbench.metrics.collect import READERS, Row, derive, problem
 from kvbench.records.record import Record
+from kvbench.records.run import Run
 from kvbench.render.labels import Labels
-from kvbench.stats.sequential import not_run
 
 TIMED = ("latency", "transfer")  # their records hold times, which are of one machine
 
@@ -38,34 +38,20 @@ _MACHINE = ("device", "cpu", "cpu_cores_usable", "threads")
 
 @dataclass(frozen=True)
 class Stored:
-    """One run as it lies on disk. name: what sentences call it ("A"); path: of its folder."""
+    """A run to compare. name: what sentences call it ("A"); path: of its folder."""
 
     name: str
     path: str
-    manifest: Mapping[str, Any]
-    records: Sequence[Record] = field(repr=False)
-
-    @cached_property
-    def by_key(self) -> dict[str, Record]:
-        return {record.key: record for record in self.records}
-
-    @cached_property
-    def cells(self) -> dict[str, Mapping[str, Any]]:
-        return {cell["id"]: cell for cell in self.manifest["cells"]}
+    run: Run
 
     @cached_property
     def labels(self) -> Labels:
-        return Labels(self.manifest)
+        return Labels(self.run)
 
     @cached_property
     def rows(self) -> dict[tuple[str, str, str], Row]:
         """Every derived value by (cell, metric, variant)."""
-        return {(r.cell, r.metric, r.variant): r for r in derive(self.manifest, self.records)}
-
-    @cached_property
-    def tasks(self) -> dict[tuple[str, str, str], Mapping[str, Any]]:
-        """Its tasks by (cell, runner, variant)."""
-        return {(c, t["runner"], t["variant"]): t for t in self.manifest["tasks"] for c in t["cells"]}
+        return {(r.cell, r.metric, r.variant): r for r in derive(self.run)}
 
 
 @dataclass(frozen=True)
@@ -74,7 +60,7 @@ class Side:
     missing: why there is no result, or ""."""
 
     run: Stored
-    task: Mapping[str, Any]
+    task: Task
     cell: str
     record: Record | None
     native: Record | None
@@ -96,21 +82,21 @@ class Pair:
 
     @property
     def runner(self) -> str:
-        return str(self.first.task["runner"])
+        return self.first.task.runner
 
 
 def pairs_of(first: Stored, second: Stored, chosen: Collection[str] | None = None) -> list[Pair]:
     """Each task of the first run on the chosen cells (ids of the first run; None: all), with the same work of the second."""
-    cells = [c for c in first.manifest["cells"] if chosen is None or c["id"] in chosen]
-    partner, strangers = match_cells(cells, second.manifest["cells"])
+    cells = [c for c in first.run.manifest.cells if chosen is None or c.id in chosen]
+    partner, strangers = match_cells(cells, second.run.manifest.cells)
     found = []
-    for task in first.manifest["tasks"]:
-        mine = [cell for cell in task["cells"] if chosen is None or cell in chosen]
+    for task in first.run.tasks:
+        mine = [cell for cell in task.cells if chosen is None or cell in chosen]
         if not mine:
             continue
-        work = task["runner"], task["variant"]
-        both = [cell for cell in mine if (partner.get(cell, ""), *work) in second.tasks]
-        namesakes = [cell for cell in mine if cell in strangers and (strangers[cell], *work) in second.tasks]
+        work = task.runner, task.variant
+        both = [cell for cell in mine if second.run.task_at(partner.get(cell, ""), *work)]
+        namesakes = [cell for cell in mine if second.run.task_at(strangers.get(cell, ""), *work)]
         cell = next(iter((*both, *namesakes)), None)
         if cell is None:
             unlike = tuple(
@@ -119,17 +105,15 @@ def pairs_of(first: Stored, second: Stored, chosen: Collection[str] | None = Non
             found.append(Pair(_side(first, task, mine[0]), None, second.name, unlike))
             continue
         at = partner[cell] if both else strangers[cell]
-        pair = _examined(
-            Pair(_side(first, task, cell), _side(second, second.tasks[at, *work], at), second.name)
-        )
+        same = second.run.task_at(at, *work)
+        assert same is not None
+        pair = _examined(Pair(_side(first, task, cell), _side(second, same, at), second.name))
         words = () if both else tuple(_spec_words(first, second, cell, at))
         found.append(replace(pair, unlike=(*words, *pair.unlike)))
     return found
 
 
-def match_cells(
-    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, str], dict[str, str]]:
+def match_cells(first: Sequence[Cell], second: Sequence[Cell]) -> tuple[dict[str, str], dict[str, str]]:
     """Ids, first -> second: of the same cell, and of cells left over that have one name and unlike specs."""
     partner: dict[str, str] = {}
     for ignored in _LOOSER:
@@ -138,16 +122,16 @@ def match_cells(
             groups, (first, second), (partner, set(partner.values())), strict=True
         ):
             for cell in cells:
-                if cell["id"] not in taken:
-                    group.setdefault(_spec_key(cell["spec"], ignored), []).append(cell["id"])
+                if cell.id not in taken:
+                    group.setdefault(_spec_key(cell.spec, ignored), []).append(cell.id)
         here, there = groups
         partner |= {
             ids[0]: there[key][0]
             for key, ids in here.items()
             if len(ids) == 1 and len(there.get(key, ())) == 1
         }
-    left = {c["name"]: c["id"] for c in second if c["id"] not in partner.values()}
-    return partner, {c["id"]: left[c["name"]] for c in first if c["id"] not in partner and c["name"] in left}
+    left = {c.name: c.id for c in second if c.id not in partner.values()}
+    return partner, {c.id: left[c.name] for c in first if c.id not in partner and c.name in left}
 
 
 def _spec_key(spec: Mapping[str, Any], ignored: Collection[str]) -> str:
@@ -161,18 +145,17 @@ def _differing(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tup
             yield key, own.get(key), other.get(key)
 
 
-def _side(run: Stored, task: Mapping[str, Any], cell: str) -> Side:
-    record = run.by_key.get(task["key"])
-    missing = problem(record, not_run(run.manifest))
-    native = run.by_key.get(task["baseline"]) if task["baseline"] else None
+def _side(run: Stored, task: Task, cell: str) -> Side:
+    record, native = run.run.record(task.key), run.run.record(task.baseline)
+    missing = problem(record, run.run.manifest.not_run)
     return Side(run, task, cell, record, None if problem(native) else native, missing)
 
 
 def _spec_words(first: Stored, second: Stored, here: str, there: str) -> Iterator[str]:
     """What differs between a cell and its namesake."""
-    own, other = first.cells[here], second.cells[there]
-    for key, mine, theirs in _differing({**CELL_KEYS, **own["spec"]}, {**CELL_KEYS, **other["spec"]}):
-        yield f"cell {_short(own['name'])}: {key} is {_short(mine)} in {first.name} and {_short(theirs)} in {second.name}"
+    own, other = first.run.cell(here), second.run.cell(there)
+    for key, mine, theirs in _differing({**CELL_KEYS, **own.spec}, {**CELL_KEYS, **other.spec}):
+        yield f"cell {_short(own.name)}: {key} is {_short(mine)} in {first.name} and {_short(theirs)} in {second.name}"
 
 
 def _short(value: Any) -> str:
@@ -185,7 +168,7 @@ def _examined(pair: Pair) -> Pair:
     first, second = pair.first, pair.second
     assert second is not None
     a, b = first.run.name, second.run.name
-    what = f"{pair.runner} {first.task['variant']}".strip()
+    what = f"{pair.runner} {first.task.variant}".strip()
     unlike = [*_options(what, first, second), *_contents(what, first, second)]
     if not first.record or not second.record or first.missing or second.missing:
         return replace(pair, unlike=tuple(unlike))
@@ -212,9 +195,9 @@ def _examined(pair: Pair) -> Pair:
 
 
 def _options(what: str, first: Side, second: Side) -> Iterator[str]:
-    declared = RUNNERS[first.task["runner"]].options if first.task["runner"] in RUNNERS else {}
+    declared = RUNNERS[first.task.runner].options if first.task.runner in RUNNERS else {}
     defaults = {name: option.default for name, option in declared.items() if not option.fans_out}
-    own, other = ({**defaults, **side.task["options"]} for side in (first, second))
+    own, other = ({**defaults, **side.task.options} for side in (first, second))
     for name, mine, theirs in _differing(own, other):
         if not (name in declared and declared[name].looks):
             yield (
@@ -228,7 +211,7 @@ _UNKNOWN = ("", "not available")
 
 def _contents(what: str, first: Side, second: Side) -> Iterator[str]:
     """Contents of model and data, by their digests; where one run has none, models by their names."""
-    own, other = (side.task.get("digests") or {} for side in (first, second))
+    own, other = (side.task.digests for side in (first, second))
     a, b = first.run.name, second.run.name
     for part in ("model", "native"):
         mine, theirs = own.get(part), other.get(part)
@@ -237,7 +220,7 @@ def _contents(what: str, first: Side, second: Side) -> Iterator[str]:
                 word = "the model" if part == "model" else "the native model"
                 yield f"{word} is {mine} in {a} and {theirs} in {b}"
         elif part == "model":
-            specs = [{**CELL_KEYS, **side.task["spec"]} for side in (first, second)]
+            specs = [{**CELL_KEYS, **side.task.spec} for side in (first, second)]
             for key in MODEL_NAMES:
                 if specs[0][key] != specs[1][key]:
                     yield f"{key} is {_short(specs[0][key])} in {a} and {_short(specs[1][key])} in {b}, and not both say what it holds"
@@ -248,9 +231,9 @@ def _contents(what: str, first: Side, second: Side) -> Iterator[str]:
 
 
 def _undigested(first: Side, second: Side) -> Iterator[str]:
-    silent = [s.run.name for s in (first, second) if not (s.task.get("digests") or {}).get("model")]
+    silent = [s.run.name for s in (first, second) if not s.task.digests.get("model")]
     if silent:
-        model = _short(first.task["spec"].get("model"))
+        model = _short(first.task.spec.get("model"))
         yield f"{' and '.join(silent)} hold no digest of the model; both name {model}, which is taken for the same one"
 
 

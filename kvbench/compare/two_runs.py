@@ -87,7 +87,7 @@ def refuse(runs: Sequence[Stored], pairs: Sequence[Pair]) -> None:
         )
     if not any(pair.second for pair in pairs):
         names = "\n".join(
-            f"  {run.name}: {', '.join(cell['name'] for cell in run.manifest['cells'])}" for run in runs
+            f"  {run.name}: {', '.join(cell.name for cell in run.run.manifest.cells)}" for run in runs
         )
         raise UsageError(f"{where} have no task in common; their cells are:\n{names}")
 
@@ -97,7 +97,7 @@ def shared(pairs: Sequence[Pair]) -> Iterator[str]:
     found: dict[tuple[str, str], dict[str, None]] = {}
     for pair in pairs:
         if pair.shared and pair.second:
-            what = f"{pair.runner} {pair.first.task['variant']}".strip()
+            what = f"{pair.runner} {pair.first.task.variant}".strip()
             found.setdefault((pair.first.run.name, pair.second.run.name), {})[what] = None
     for (a, b), works in found.items():
         yield f"{a} and {b} hold the very same records, measured once, of {', '.join(works)}"
@@ -105,7 +105,7 @@ def shared(pairs: Sequence[Pair]) -> Iterator[str]:
 
 def faults_of(run: Stored, chosen: Collection[str] | None) -> Iterator[str]:
     """What fails in one run whatever a policy says: its evidence, impossible values, scorers that measure nothing."""
-    verdict = gate.evaluate(None, run.manifest, run.records, list(run.rows.values()))
+    verdict = gate.evaluate(None, run.run, list(run.rows.values()))
     for outcome in verdict.outcomes:
         if outcome.status == FAIL and (
             chosen is None or not outcome.cells or set(outcome.cells) & set(chosen)
@@ -115,13 +115,13 @@ def faults_of(run: Stored, chosen: Collection[str] | None) -> Iterator[str]:
 
 def only_there(first: Stored, second: Stored, chosen: Collection[str] | None) -> Iterator[str]:
     """What the second run has beyond the first: it is compared with nothing."""
-    partner, _ = match_cells(first.manifest["cells"], second.manifest["cells"])
+    partner, _ = match_cells(first.run.manifest.cells, second.run.manifest.cells)
     back = {there: here for here, there in partner.items()}
-    for task in second.manifest["tasks"]:
-        mine = [cell for cell in task["cells"] if chosen is None or cell in chosen]
-        work = task["runner"], task["variant"]
-        if mine and not any((back.get(cell, ""), *work) in first.tasks for cell in mine):
-            at = place_of(second, task["runner"], mine[0])
+    for task in second.run.tasks:
+        mine = [cell for cell in task.cells if chosen is None or cell in chosen]
+        work = task.runner, task.variant
+        if mine and not any(first.run.task_at(back.get(cell, ""), *work) for cell in mine):
+            at = place_of(second, task.runner, mine[0])
             yield f"only {second.name} has {' '.join(filter(None, work))} on {at}, so it is compared with nothing"
 
 
@@ -170,7 +170,7 @@ def _raw(pair: Pair, only: Collection[str]) -> Iterator[tuple[Pair, Finding]]:
     for metric in METRICS.values():
         if metric.runner != pair.runner or (only and metric.name not in only):
             continue
-        at = [side.run.rows.get((side.cell, metric.name, side.task["variant"])) for side in (first, second)]
+        at = [side.run.rows.get((side.cell, metric.name, side.task.variant)) for side in (first, second)]
         one = replace(base, metric=metric.name, first=at[0], second=at[1])
         change = found.get(metric.name)
         if (
@@ -199,11 +199,7 @@ def changes(first: Side, second: Side) -> dict[str, Effect | Unable]:
     sides = Measured(first.record, first.native), Measured(second.record, second.native)
     found: dict[str, Effect | Unable] = {}
     for metric in METRICS.values():
-        if (
-            metric.runner == first.task["runner"]
-            and metric.effect
-            and (change := metric.effect(metric, *sides))
-        ):
+        if metric.runner == first.task.runner and metric.effect and (change := metric.effect(metric, *sides)):
             found[metric.name] = change
     return found
 
@@ -211,9 +207,9 @@ def changes(first: Side, second: Side) -> dict[str, Effect | Unable]:
 def _finding(pair: Pair) -> Finding:
     first = pair.first
     label = first.run.labels.subject(pair.runner, first.cell)
-    names = {cell: entry["name"] for cell, entry in first.run.cells.items()}
+    names = first.run.run.names
     return Finding(
-        (first.run.name, pair.there), "", pair.runner, first.task["variant"], first.cell, place_of(first.run, pair.runner, first.cell),
+        (first.run.name, pair.there), "", pair.runner, first.task.variant, first.cell, place_of(first.run, pair.runner, first.cell),
         tuple(names[cell] for cell in label.cells if cell in names), NOT_EVALUATED, "",
     )  # fmt: skip
 

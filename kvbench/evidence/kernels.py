@@ -1,7 +1,7 @@
-"""E4: the kernels that ran, by name, with their calls a layer; and the execution precision, read off what was compiled.
+"""E4: the kernels that ran, by name, with their calls a layer, and the execution precision of what was compiled.
 
-Names come from the launches themselves (`kvbench_kernels.launches`), for a prompt and for a decode step of the measured
-engine. Where decode is a CUDA graph, they are what its capture recorded, and replays are counted.
+Names come from the launches (`kvbench_kernels.launches`) of a prompt and of a decode step of the measured engine. Where
+decode is a CUDA graph, its capture recorded them, and replays are counted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from kvbench.engines.reference.backends import BACKENDS, LIBRARY, Backend
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv.layer import dtype_name
-from kvbench.records.record import MISMATCH, UNVERIFIED, VERIFIED, Level
-from kvbench.text import and_more
+from kvbench.evidence.probe_values import level_of
+from kvbench.records.record import UNVERIFIED, Level
 from kvbench_kernels.launches import Launch
 
 # What the names of attention kernels start with, of those that store K/V, and of those that gather pages.
@@ -36,7 +36,7 @@ _PTX_DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "s8": "in
 class Run:
     """What the measured run launched, taken before any probe.
 
-    calls: (layer, kernel) -> launches; splits: of its decodes; forwards: each a store and an attention a layer.
+    calls: (layer, kernel) -> launches; splits: of its decodes; forwards: each stores and attends once a layer.
     """
 
     calls: Counter[tuple[int, str]]
@@ -77,32 +77,31 @@ def kernels_level(engine: Engine, run: Run, prompt: Sequence[Launch], step: Sequ
         faults.append(f"the kernels were compiled to {compiled}, and declare {declared}")
     silent = facts["backend"] == "gpu" and compiled is None and not declared.startswith("float32")
     if silent and not faults:
-        sentence = f"The kernels declare {declared}, and no compiled matrix instruction of theirs was found."
+        sentence = f"The kernels declare {declared}, and they have no compiled matrix instruction."
         return Level("E4", UNVERIFIED, sentence, facts)
-    if faults:
-        return Level(
-            "E4",
-            MISMATCH,
-            f"Other kernels ran: {faults[0]}{and_more(faults)}.",
-            {**facts, "faults": len(faults)},
-        )
     names = ", ".join(dict.fromkeys(launch.name for launch in step if launch.layer is not None))
     how = (
         f" in a CUDA graph, replayed {run.graph_replays} times in the measured run"
         if engine.decode_mode == "graph"
         else ""
     )
-    return Level("E4", VERIFIED, f"Every layer of a decode step ran {names}{how}.", facts)
+    return level_of(
+        "E4", faults, "Other kernels ran", f"Every layer of a decode step ran {names}{how}.", **facts
+    )
 
 
 def _dropped(engine: Engine) -> list[str]:
-    """What the engine, or its store, runs other than as resolved."""
+    """Choices of the decision that the engine, or its store, does not run."""
     runs = {"backend": engine.backend.name, "decode": engine.decode_mode, "compile": engine.compile_mode}
-    due = {aspect: getattr(engine.decision, aspect).resolved for aspect in runs}
-    faults = [f"the engine runs {k} {runs[k]}, and {due[k]} was resolved" for k in runs if runs[k] != due[k]]
-    if engine.store.backend.name != due["backend"]:
+    resolved = {k: getattr(engine.decision, k).resolved for k in runs}
+    faults = [
+        f"the engine runs {k} {v}, and {resolved[k]} was resolved"
+        for k, v in runs.items()
+        if v != resolved[k]
+    ]
+    if engine.store.backend.name != resolved["backend"]:
         faults.append(
-            f"the store runs backend {engine.store.backend.name}, and {due['backend']} was resolved"
+            f"the store runs backend {engine.store.backend.name}, and {resolved['backend']} was resolved"
         )
     return faults
 
@@ -126,13 +125,15 @@ def _strangers(engine: Engine, phase: str, launches: Sequence[Launch]) -> list[s
         if not any(name.startswith(STORES) for name in ran):
             faults.append(f"layer {layer} launched nothing in a {phase} that stores K/V")
         strangers = [n for n in ran if not backend.owns(n, prompt)]
-        like, due = first.setdefault(engine.layers[layer], (layer, ran))
+        like, expected = first.setdefault(engine.layers[layer], (layer, ran))
         if strangers:
             faults.append(
                 f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend.name} was resolved"
             )
-        elif ran != due:
-            faults.append(f"layer {layer} launched {ran} in a {phase}, layer {like}, of the same kind, {due}")
+        elif ran != expected:
+            faults.append(
+                f"layer {layer} launched {ran} in a {phase}, layer {like}, of the same kind, {expected}"
+            )
     return faults
 
 
@@ -147,7 +148,7 @@ def _strangers_of_the_run(engine: Engine, run: Run) -> list[str]:
 
 
 def _counts(engine: Engine, run: Run) -> list[str]:
-    """Layers that did not store and attend in every forward of the measured run: silence is no proof."""
+    """Layers that did not store and attend in every forward of the measured run; no launches prove nothing."""
     grouped, faults = _resolved(engine).grouped, []
     for layer in range(len(engine.layers)):
         mine = {name: count for (at, name), count in run.calls.items() if at == layer}
@@ -162,9 +163,9 @@ def _counts(engine: Engine, run: Run) -> list[str]:
             faults.append(f"layer {layer} stored K/V {calls(STORES)} times {many}")
         if attended < run.forwards or (not grouped and attended > run.forwards):
             faults.append(f"layer {layer} attended {attended} times {many}")
-        due = attended if grouped else library
-        if calls(GATHERS) != due:
-            faults.append(f"layer {layer} gathered pages {calls(GATHERS)} times {many}, and {due} are due")
+        expected = attended if grouped else library
+        if calls(GATHERS) != expected:
+            faults.append(f"layer {layer} gathered pages {calls(GATHERS)} times {many}, expected {expected}")
     return faults
 
 
@@ -219,7 +220,7 @@ def compiled_products(launches: Sequence[Launch]) -> dict[str, str]:
 
 
 def compiled_execution(launches: Sequence[Launch]) -> str | None:
-    """The same, from the matrix instructions of the compiled kernels; None where nothing was compiled for a GPU."""
+    """The execution precision in the matrix instructions of the attention kernels; None where none was compiled for a GPU."""
     return _instructions(
         [launch for launch in launches if launch.layer is not None]
     )  # linear layers belong to none

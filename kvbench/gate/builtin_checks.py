@@ -11,14 +11,12 @@ from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcom
 from kvbench.metrics import health
 from kvbench.metrics.collect import METRICS, Row, implausible, problem
 from kvbench.metrics.declare.units import BYTES, RATIO
-from kvbench.records import shards
 from kvbench.records.record import ERROR, OK, REFUSED, Record
 from kvbench.records.record import NOT_EVALUATED as NOT_AVAILABLE
+from kvbench.records.run import Run
 from kvbench.stats.regression import SLACK
-from kvbench.stats.sequential import not_run
 from kvbench.text import and_more
 
-Manifest = Mapping[str, Any]
 Values = Mapping[str, float]
 MANY = 8  # from so many equal results on, chance is no explanation: 8 picks of 4 choices are alike once in 16,384
 PLENTY = 100  # SmolLM2-135M answers 23 of 24 questions of MMLU with A: of 100 all would be so 1 time in 70
@@ -29,24 +27,21 @@ _DEVICE_FAILS = "In CI, or with --require-device, that fails; --no-require-devic
 _BUSY = " Where other work had the machine, measure more: --set runners.latency.repeats=10."
 
 
-def merged_differences(manifest: Manifest) -> Iterator[Outcome]:
+def merged_differences(run: Run) -> Iterator[Outcome]:
     """An inconclusive outcome for each task of a merged run that several measured, with another result each."""
-    for said in (manifest.get("merged") or {}).get("differences", ()):
+    for said in run.manifest.merged.differences if run.manifest.merged else ():
         sentence = f"{said} Which is right is not known: measure it again (--rerun all) and merge again."
         yield Outcome("merge", "", None, "", INCONCLUSIVE, None, "copies of a task agree", sentence)
 
 
-def missing_device(manifest: Manifest, records: Sequence[Record], required: bool) -> Iterator[Outcome]:
+def missing_device(run: Run, required: bool) -> Iterator[Outcome]:
     """One outcome where cells ask for a device that the machine did not have: not evaluated, or a failure where it is `required`."""
-    lacking = {record.key: record for record in records if _no_device(record)}
-    keys = [task["key"] for task in manifest["tasks"] if task["key"] in lacking]
-    cells = tuple(
-        dict.fromkeys(c for task in manifest["tasks"] if task["key"] in lacking for c in task["cells"])
-    )
+    lacking = [(record, task) for record, task in run.done() if _no_device(record)]
+    cells = tuple(dict.fromkeys(cell for _, task in lacking for cell in task.cells))
     if cells:
-        count = f"{len(cells)} of {len(manifest['cells'])} cells"
+        count = f"{len(cells)} of {len(run.cells)} cells"
         then = _DEVICE_FAILS if required else _DEVICE_SKIPPED
-        sentence = f"{count} could not run: {(lacking[keys[0]].error or {})['message']} {then}"
+        sentence = f"{count} could not run: {(lacking[0][0].error or {})['message']} {then}"
         status = FAIL if required else NOT_EVALUATED
         yield Outcome(DEVICE, "", cells[0], "", status, None, "the device is there", sentence, cells=cells)
 
@@ -55,39 +50,35 @@ def _no_device(record: Record | None) -> bool:
     return record is not None and record.status == REFUSED and (record.error or {}).get("reason") == NO_DEVICE
 
 
-def failed_tasks(manifest: Manifest, records: Sequence[Record]) -> Iterator[Outcome]:
+def failed_tasks(run: Run) -> Iterator[Outcome]:
     """One outcome a task that gave no result. What is not available counts only where a required check needs it, and what another
     shard measures not here."""
-    by_key = {record.key: record for record in records}
-    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
-    share = shards.read(manifest)
-    for task in manifest["tasks"]:
-        record = by_key.get(task["key"])
+    share = run.manifest.shard
+    for task in run.tasks:
+        record = run.record(task.key)
         if record is not None and record.status == OK:
             continue
         status = record.status if record else "not run"
         error = (record.error or {}) if record else {}
         detail = {ERROR: error.get("type"), REFUSED: error.get("reason")}.get(status)
-        subject = f"{task['runner']} {task['variant']}".strip()
-        message = problem(record, not_run(manifest)) + (f" ({detail})" if detail else "")
+        subject = f"{task.runner} {task.variant}".strip()
+        message = problem(record, run.manifest.not_run) + (f" ({detail})" if detail else "")
         yield Outcome(
             check=SKIPPED if _no_device(record) else _TASK_CHECKS.get(status, status),
             metric="",
-            cell=task["cells"][0],
-            variant=task["variant"],
+            cell=task.cells[0],
+            variant=task.variant,
             status=NOT_EVALUATED,
             value=None,
             limit="",
-            sentence=f"{subject} on {some(task['cells'], names)}: {message}",
-            required=status != NOT_AVAILABLE and (share is None or task["key"] in share.tasks),
-            cells=tuple(task["cells"]),
+            sentence=f"{subject} on {some(task.cells, run.names)}: {message}",
+            required=status != NOT_AVAILABLE and (share is None or task.key in share.tasks),
+            cells=task.cells,
         )
 
 
-def empty_results(manifest: Manifest, records: Sequence[Record], rows: Sequence[Row]) -> Iterator[Outcome]:
+def empty_results(run: Run, rows: Sequence[Row]) -> Iterator[Outcome]:
     """One outcome a task that ended well and yet gives no value of any metric."""
-    done = {record.key for record in records if record.status == OK}
-    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
     notes: dict[tuple[str, str, str], str] = {}
     valued = set()
     for row in rows:
@@ -95,32 +86,29 @@ def empty_results(manifest: Manifest, records: Sequence[Record], rows: Sequence[
         notes.setdefault(at, row.note)
         if row.value is not None:
             valued.add(at)
-    for task in manifest["tasks"]:
-        at = (task["cells"][0], task["runner"], task["variant"])
-        if task["key"] in done and at not in valued:
-            subject = f"{task['runner']} {task['variant']}".strip()
+    for record, task in run.done():
+        at = (task.cells[0], task.runner, task.variant)
+        if record.status == OK and at not in valued:
+            subject = f"{task.runner} {task.variant}".strip()
             reason = notes.get(at, "").rstrip(".") or "its record holds no sample"
             yield Outcome(
                 check="no result",
                 metric="",
-                cell=task["cells"][0],
-                variant=task["variant"],
+                cell=task.cells[0],
+                variant=task.variant,
                 status=NOT_EVALUATED,
                 value=None,
                 limit="",
-                sentence=f"{subject} on {some(task['cells'], names)} gives no value of any metric: {reason}.",
-                cells=tuple(task["cells"]),
+                sentence=f"{subject} on {some(task.cells, run.names)} gives no value of any metric: {reason}.",
+                cells=task.cells,
             )
 
 
-def implausible_values(
-    manifest: Manifest, rows: Sequence[Row], records: Iterable[Record] = ()
-) -> Iterator[Outcome]:
+def implausible_values(run: Run, rows: Sequence[Row]) -> Iterator[Outcome]:
     """A failure for each value that cannot be (NaN, infinity, a perplexity of exactly 1), for each pair that cannot be
     together, and for each health record whose sides cannot be; one pass when there is none. Then what the bytes do not
     explain, which is inconclusive."""
-    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
-    measured = [(row, cells) for row, cells in by_task(manifest, rows) if row.value is not None]
+    measured = [(row, cells) for row, cells in by_task(run, rows) if row.value is not None]
     found = 0
     for row, cells in measured:
         metric = METRICS[row.metric]
@@ -131,21 +119,21 @@ def implausible_values(
             limit = f"within [{low:g}, {high:g}]"
             note = f" ({row.note})" if row.note else ""
             more = _BUSY if metric.runner == "latency" and metric.unit is RATIO else ""
-            sentence = f"{label(row)} on {some(cells, names)} is {row.unit.text(row.value)}, which cannot be: a possible value lies {limit}{note}.{more}"
+            sentence = f"{label(row)} on {some(cells, run.names)} is {row.unit.text(row.value)}, which cannot be: a possible value lies {limit}{note}.{more}"
             yield Outcome(
                 "plausible", row.metric, cells[0], row.variant, FAIL, row.value, limit, sentence, cells=cells
             )
-    for broken in (*broken_identities(manifest, rows), *impossible_sides(manifest, records)):
+    for broken in (*broken_identities(run, rows), *impossible_sides(run)):
         found += 1
         yield broken
     if measured and not found:
         sentence = f"all {len(measured)} measured values are finite and possible."
         yield Outcome("plausible", "", None, "", PASS, None, "", sentence)
-    yield from confounded(manifest, rows)
+    yield from confounded(run, rows)
 
 
 # metric: (what it must equal, from the other values of its cell and the cell's keys; in words). None: not measured.
-IDENTITIES: dict[str, tuple[Callable[[Values, Manifest], float], str]] = {
+IDENTITIES: dict[str, tuple[Callable[[Values, Mapping[str, Any]], float], str]] = {
     "decode_tok_s": (lambda v, spec: spec["batch"] * 1e3 / v["itl_ms"], "batch / ITL"),
     "prefill_tok_s": (
         lambda v, spec: spec["batch"] * spec["context"] * 1e3 / v["ttft_ms"],
@@ -159,23 +147,21 @@ IDENTITIES: dict[str, tuple[Callable[[Values, Manifest], float], str]] = {
 }
 
 
-def broken_identities(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outcome]:
+def broken_identities(run: Run, rows: Sequence[Row]) -> Iterator[Outcome]:
     """A failure for each value that is not what the others of its cell make it, rounding aside."""
-    specs = {cell["id"]: cell["spec"] for cell in manifest["cells"]}
-    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
     values: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
         if row.value is not None and isfinite(row.value):
             values.setdefault((row.cell, row.variant), {})[row.metric] = row.value
-    for row, cells in by_task(manifest, [row for row in rows if row.metric in IDENTITIES]):
+    for row, cells in by_task(run, [row for row in rows if row.metric in IDENTITIES]):
         due_of, words = IDENTITIES[row.metric]
         try:
-            due = due_of(values[row.cell, row.variant], specs[row.cell])
+            due = due_of(values[row.cell, row.variant], run.cell(row.cell).spec)
         except (KeyError, ZeroDivisionError):
             continue  # a part was not measured, or is 0 and implausible itself
         if row.value is not None and isfinite(row.value) and not isclose(row.value, due, rel_tol=1e-9):
             sentence = (
-                f"{label(row)} on {some(cells, names)} is {row.unit.text(row.value)}, which cannot be: {words} "
+                f"{label(row)} on {some(cells, run.names)} is {row.unit.text(row.value)}, which cannot be: {words} "
                 f"{'make' if row.unit is BYTES else 'is'} {row.unit.text(due)}."
             )
             yield Outcome(
@@ -184,30 +170,24 @@ def broken_identities(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outco
             )  # fmt: skip
 
 
-def impossible_sides(manifest: Manifest, records: Iterable[Record]) -> Iterator[Outcome]:
+def impossible_sides(run: Run) -> Iterator[Outcome]:
     """A failure for each health task whose layers and sides cannot be what its store held (`derive.health.faults`)."""
-    by_key = {record.key: record for record in records if record.status == OK}
-    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
-    for task in manifest["tasks"]:
-        record = by_key.get(task["key"])
-        if record is None or task["runner"] != "health":
+    for record, task in run.done():
+        if record.status != OK or task.runner != "health":
             continue
         levels = (record.evidence or {}).get("levels", ())
         stored = next((level["facts"] for level in levels if level["name"] == "E1"), None) or {}
         faults = list(health.faults(record, stored.get("layers")))
         if faults:
-            where = tuple(task["cells"])
-            sentence = (
-                f"health on {some(where, names)} is of sides that cannot be: {faults[0]}{and_more(faults)}."
-            )
+            where = task.cells
+            sentence = f"health on {some(where, run.names)} is of sides that cannot be: {faults[0]}{and_more(faults)}."
             yield Outcome(
-                "plausible", "", where[0], task["variant"], FAIL, None, "K and V of each layer once", sentence, cells=where
+                "plausible", "", where[0], task.variant, FAIL, None, "K and V of each layer once", sentence, cells=where
             )  # fmt: skip
 
 
-def confounded(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outcome]:
+def confounded(run: Run, rows: Sequence[Row]) -> Iterator[Outcome]:
     """One inconclusive outcome a line of ITL over the context that gains more than its bytes allow, on all of its cells."""
-    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
     lines: dict[tuple[float, float | None, float | None, str], list[str]] = {}
     for row in rows:
         if row.metric != "itl_slope_to_bytes" or row.value is None:
@@ -217,7 +197,7 @@ def confounded(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outcome]:
     for (value, low, high, note), cells in lines.items():
         spread = "" if low is None or high is None else f" (95% interval {low:.6g} to {high:.6g})"
         sentence = (
-            f"itl_slope_to_bytes on {some(cells, names)} is {value:.6g}{spread}: a token of context costs less than its bytes allow, so the format is not "
+            f"itl_slope_to_bytes on {some(cells, run.names)} is {value:.6g}{spread}: a token of context costs less than its bytes allow, so the format is not "
             f"all that was measured. {note[:1].upper()}{note[1:]}."
         )
         yield Outcome(
@@ -226,7 +206,7 @@ def confounded(manifest: Manifest, rows: Sequence[Row]) -> Iterator[Outcome]:
         )  # fmt: skip
 
 
-def degenerate_scores(manifest: Manifest, records: Iterable[Record]) -> Iterator[Outcome]:
+def degenerate_scores(run: Run) -> Iterator[Outcome]:
     """An outcome for each task whose scores measure nothing, whatever they come to: a reader of accuracy would not see it.
 
     A failure where no score is a number, and from `MANY` on where every question is a tie, every question has the same
@@ -234,28 +214,24 @@ def degenerate_scores(manifest: Manifest, records: Iterable[Record]) -> Iterator
     the baseline's picks differ or there are `PLENTY` questions; a weak model may have a favourite letter, so fewer are
     inconclusive.
     """
-    by_key = {record.key: record for record in records if record.status == OK}
-    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
-    for task in manifest["tasks"]:
-        record = by_key.get(task["key"])
-        find = _DEGENERATE.get(task["runner"])
-        if record is None or find is None:
+    for record, task in run.done():
+        find = _DEGENERATE.get(task.runner)
+        if record.status != OK or find is None:
             continue
         status, fault = FAIL, find(record.samples)
-        picks = _picks(record.samples) if task["runner"] == "mcq" and not fault else []
+        picks = _picks(record.samples) if task.runner == "mcq" and not fault else []
         if len(picks) >= MANY and len(set(picks)) == 1 and len(_answers(record.samples)) > 1:
-            native = by_key.get(task["baseline"] or "")
-            stuck = len(picks) >= PLENTY or (native is not None and len(set(_picks(native.samples))) > 1)
+            native = run.record(task.baseline)
+            natives = _picks(native.samples) if native and native.status == OK else []
+            stuck = len(picks) >= PLENTY or len(set(natives)) > 1
             status = FAIL if stuck else INCONCLUSIVE
             fault = f"all {len(picks)} questions are answered with choice {picks[0]}, whatever they ask"
             fault += "" if stuck else ", which so few may be by a weak model; ask more"
         if fault:
-            subject = f"{task['runner']} {task['variant']}".strip()
-            where = tuple(task["cells"])
-            sentence = f"{subject} on {some(where, names)} measures nothing: {fault}."
-            yield Outcome(
-                "degenerate", "", where[0], task["variant"], status, None, "", sentence, cells=where
-            )
+            subject = f"{task.runner} {task.variant}".strip()
+            where = task.cells
+            sentence = f"{subject} on {some(where, run.names)} measures nothing: {fault}."
+            yield Outcome("degenerate", "", where[0], task.variant, status, None, "", sentence, cells=where)
 
 
 def _scored(samples: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -287,18 +263,12 @@ def _same_loss(samples: Mapping[str, Any]) -> str:
     return f"all {len(means)} chunks have the same loss a token, whatever they say" if alike else ""
 
 
-def by_task(manifest: Manifest, rows: Iterable[Row]) -> list[tuple[Row, tuple[str, ...]]]:
+def by_task(run: Run, rows: Iterable[Row]) -> list[tuple[Row, tuple[str, ...]]]:
     """Rows that are one value spread over the cells of a shared task, as (first row, ids of the cells given)."""
-    key_of = {
-        (cell, task["runner"], task["variant"]): task["key"]
-        for task in manifest["tasks"]
-        for cell in task["cells"]
-    }
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        runner = METRICS[row.metric].runner
-        key = key_of.get((row.cell, runner, row.variant), row.cell)
-        groups.setdefault((key, row.metric, row.variant), []).append(row)
+        task = run.task_at(row.cell, METRICS[row.metric].runner, row.variant)
+        groups.setdefault((task.key if task else row.cell, row.metric, row.variant), []).append(row)
     return [(group[0], tuple(row.cell for row in group)) for group in groups.values()]
 
 

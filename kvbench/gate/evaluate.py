@@ -9,9 +9,8 @@ passes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kvbench.gate.builtin_checks import (
     by_task,
@@ -33,44 +32,31 @@ from kvbench.gate.shards import judged as of_one_shard
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, Outcome, Verdict, exit_code_of
 from kvbench.matrix.values import text
 from kvbench.metrics.collect import METRICS, Row
-from kvbench.records import shards
 from kvbench.records.record import Record
+from kvbench.records.run import Run
 from kvbench.stats.intervals import CONFIDENCE
 from kvbench.stats.power import Spread
-from kvbench.stats.sequential import Look, looks_of
+from kvbench.stats.sequential import Look
 
 __all__ = ["Check", "Gate", "Outcome", "Verdict", "evaluate", "load"]
 
 
-def evaluate(
-    gate: Gate | None,
-    manifest: Mapping[str, Any],
-    records: Iterable[Record],
-    rows: Sequence[Row],
-    require_device: bool = False,
-) -> Verdict:
-    """`rows` as `metrics.derive(manifest, records)` gives them. Without a gate only the unremovable checks run.
+def evaluate(gate: Gate | None, run: Run, rows: Sequence[Row], require_device: bool = False) -> Verdict:
+    """`rows` as `metrics.derive(run)` gives them. Without a gate only the unremovable checks run.
 
     require_device: whether cells whose device is not here fail, instead of being skipped.
     """
-    records = list(records)
     outcomes = [
-        *(
-            precision(manifest, records, gate.allow_fallback, gate.evidence)
-            if gate
-            else precision(manifest, records)
-        ),
-        *missing_device(manifest, records, require_device),
-        *merged_differences(manifest),
-        *failed_tasks(manifest, records),
-        *empty_results(manifest, records, rows),
-        *implausible_values(manifest, rows, records),
-        *degenerate_scores(manifest, records),
+        *(precision(run, gate.allow_fallback, gate.evidence) if gate else precision(run)),
+        *missing_device(run, require_device),
+        *merged_differences(run),
+        *failed_tasks(run),
+        *empty_results(run, rows),
+        *implausible_values(run, rows),
+        *degenerate_scores(run),
     ]
     if gate:
-        by_key = {record.key: record for record in records}
-        at = _Stand(looks_of(manifest), _waiting(manifest, records), by_key)
-        found = [one for check in gate.checks for one in _check(check, manifest, rows, at)]
+        found = [one for check in gate.checks for one in _check(check, run, rows)]
         cases = [one for one in found if isinstance(one, _Case)]
         p_values = corrected([case.p_value for case in cases], [case.family for case in cases])
         ruled = dict(zip(map(id, cases), p_values, strict=True))
@@ -79,29 +65,10 @@ def evaluate(
             sentence = f"none of the {len(gate.checks)} checks of the gate {gate.name} was evaluated, which is no pass."
             own.append(Outcome("gate", "", None, "", NOT_EVALUATED, None, "", sentence))
         outcomes += own
-    if share := shards.read(manifest):
-        outcomes = of_one_shard(outcomes, manifest, share, lambda metric: METRICS[metric].runner)
+    if share := run.manifest.shard:
+        outcomes = of_one_shard(outcomes, run.tasks, share, lambda metric: METRICS[metric].runner)
         return Verdict(tuple(outcomes), exit_code_of_shard(outcomes), whole=False)
     return Verdict(tuple(outcomes), exit_code_of(outcomes))
-
-
-@dataclass(frozen=True)
-class _Stand:
-    """How far a run that stops once its verdict is decided, or a share of a run, has come. waiting: (runner, variant, cell) without a record;
-    records: by their tasks' keys."""
-
-    looks: Mapping[str, Look]
-    waiting: frozenset[tuple[str, str, str]]
-    records: Mapping[str, Record]
-
-
-def _waiting(manifest: Mapping[str, Any], records: Sequence[Record]) -> frozenset[tuple[str, str, str]]:
-    """Of a run that stops early and of a share only: where every task runs, the family is known in the end."""
-    done = {record.key for record in records}
-    tasks = manifest["tasks"] if manifest.get("until_decided") or manifest.get("shard") else ()
-    return frozenset(
-        (t["runner"], t["variant"], cell) for t in tasks if t["key"] not in done for cell in t["cells"]
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,20 +115,17 @@ class _Case:
         return self.check.metric, self.row.variant, self.check.low, self.check.high, alone
 
 
-def _check(
-    check: Check, manifest: Mapping[str, Any], rows: Sequence[Row], at: _Stand
-) -> Iterator[Outcome | _Case]:
+def _check(check: Check, run: Run, rows: Sequence[Row]) -> Iterator[Outcome | _Case]:
     """One case a value, where cells that share a task share a value; and an outcome for what is missing altogether."""
     metric = METRICS[check.metric]
-    names = {cell["id"]: cell["name"] for cell in manifest["cells"]}
-    cells = [cell for cell in manifest["cells"] if check.picks(cell["spec"])]
+    cells = [cell for cell in run.cells.values() if check.picks(cell.spec)]
     if not cells:
         chosen = ", ".join(f"{key}={text(value)}" for key, value in check.where.items() if key != "variant")
         yield _missing(
             check, (), f"{check.metric} was not measured: no cell of this run has {chosen or 'anything'}."
         )
         return
-    due = [cell["id"] for cell in cells if not (metric.paired and cell["baseline"] == cell["id"])]
+    due = [cell.id for cell in cells if not (metric.paired and cell.is_baseline)]
     if not due:
         yield _missing(
             check,
@@ -174,19 +138,16 @@ def _check(
     absent = tuple(cell for cell in due if cell not in {row.cell for row in mine})
     if absent:
         of = f" of {variant}" if variant else ""
-        sentence = f"{check.metric}{of} on {some(absent, names)} was not measured: the run has no {metric.runner} task for it."
+        sentence = f"{check.metric}{of} on {some(absent, run.names)} was not measured: the run has no {metric.runner} task for it."
         yield _missing(check, absent, sentence)
-    keys = {
-        (cell, task["variant"]): task["key"]
-        for task in manifest["tasks"]
-        if task["runner"] == metric.runner
-        for cell in task["cells"]
-    }
-    for row, shared in by_task(manifest, mine):
-        waiting = (metric.runner, row.variant, row.cell) in at.waiting
-        subject = f"{label(row)} on {some(shared, names)}"
-        record = at.records.get(keys.get((row.cell, row.variant), ""))
-        yield _Case(check, row, shared, subject, record, at.looks.get(metric.runner), waiting)
+    early = run.manifest.until_decided is not None or run.manifest.shard is not None
+    for row, shared in by_task(run, mine):
+        task = run.task_at(row.cell, metric.runner, row.variant)
+        record = run.record(task.key) if task else None
+        # Where every task runs, the family is known in the end.
+        waiting = early and task is not None and record is None
+        subject = f"{label(row)} on {some(shared, run.names)}"
+        yield _Case(check, row, shared, subject, record, run.manifest.looks.get(metric.runner), waiting)
 
 
 def _missing(check: Check, cells: tuple[str, ...], sentence: str) -> Outcome:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.gate.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
+from kvbench.matrix.cells import Cell, Task
 from kvbench.matrix.resolve import ASPECTS, AUTO
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.values import text
@@ -30,6 +31,7 @@ from kvbench.records.record import (
     Record,
     rung,
 )
+from kvbench.records.run import Run
 
 LIMIT = "requested = resolved = effective, verified"
 
@@ -41,33 +43,27 @@ _MAY_BE_IDLE = frozenset(
 )
 
 
-def precision(
-    manifest: Mapping[str, Any],
-    records: Sequence[Record],
-    allow_fallback: bool = False,
-    evidence: str = RUNGS[-1],
-) -> Iterator[Outcome]:
+def precision(run: Run, allow_fallback: bool = False, evidence: str = RUNGS[-1]) -> Iterator[Outcome]:
     """One outcome a cell, or one for each distinct fault of its records. A cell without any evidence never passes."""
-    done = {record.key: record for record in records if record.status == OK}
-    specs = {cell["id"]: cell["spec"] for cell in manifest["cells"]}
-    for cell in manifest["cells"]:
-        beside = specs[cell["baseline"]]
+    done = {record.key: record for record in run.records if record.status == OK}
+    for cell in run.cells.values():
+        beside = run.cell(cell.baseline).spec
         other = [f"{key} {text(beside[key])}" for key in ("weights", "kv_format") if beside[key] != "native"]
         if other:
             yield _outcome(
                 cell, FAIL, f"the baseline that it is compared with is not native: {', '.join(other)}."
             )
-        tasks = [task for task in manifest["tasks"] if cell["id"] in task["cells"] and task["key"] in done]
-        ran = [done[task["key"]] for task in tasks]
+        tasks = [task for task in run.tasks_of(cell.id) if task.key in done]
+        ran = [done[task.key] for task in tasks]
         faults: dict[str, list[str]] = {}
         fallbacks: dict[str, None] = {}
         for task, record in zip(tasks, ran, strict=True):
-            verdict = PrecisionVerdict("another_record", _stranger(cell["spec"], task, record))
+            verdict = PrecisionVerdict("another_record", _stranger(cell.spec, task, record))
             if not verdict.sentence:
                 verdict = judge_precision(
-                    cell["spec"], record.decision, record.evidence, record.facts, allow_fallback, evidence
+                    cell.spec, record.decision, record.evidence, record.facts, allow_fallback, evidence
                 )
-            fault = verdict.sentence or _arms(record) or _identical(record, done.get(task["baseline"]))
+            fault = verdict.sentence or _arms(record) or _identical(record, done.get(task.baseline or ""))
             if fault:
                 faults.setdefault(fault, []).append(record.runner)
             if verdict.fallback:
@@ -79,21 +75,21 @@ def precision(
                 cell, NOT_EVALUATED, "no task of this cell was measured, so nothing shows what ran."
             )
         elif not faults:
-            yield _outcome(cell, PASS, _praise(cell["spec"], ran, list(fallbacks), evidence))
+            yield _outcome(cell, PASS, _praise(cell.spec, ran, list(fallbacks), evidence))
 
 
-def _outcome(cell: Mapping[str, Any], status: str, sentence: str) -> Outcome:
-    text = f"{cell['name']}: {sentence}"
-    return Outcome("precision", "", cell["id"], "", status, None, LIMIT, text, cells=(cell["id"],))
+def _outcome(cell: Cell, status: str, sentence: str) -> Outcome:
+    text = f"{cell.name}: {sentence}"
+    return Outcome("precision", "", cell.id, "", status, None, LIMIT, text, cells=(cell.id,))
 
 
-def _stranger(spec: Spec, task: Mapping[str, Any], record: Record) -> str:
+def _stranger(spec: Spec, task: Task, record: Record) -> str:
     """What shows that the record was not made by this task for this cell, or ""."""
-    if record.runner != task["runner"]:
-        return f"the record is one of {record.runner}, the task is {task['runner']}: it belongs elsewhere."
+    if record.runner != task.runner:
+        return f"the record is one of {record.runner}, the task is {task.runner}: it belongs elsewhere."
     for what, own, due in (
-        ("the task", record.options, task["options"]),
-        ("the task", record.spec, task["spec"]),
+        ("the task", record.options, task.options),
+        ("the task", record.spec, task.spec),
         ("the cell", record.spec, {key: spec.get(key) for key in record.spec}),
     ):
         for key in {**due, **own}:

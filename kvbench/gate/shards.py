@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from kvbench.gate.verdict import FAIL, NOT_EVALUATED, Outcome
+from kvbench.matrix.cells import Task
 from kvbench.records.shards import Share
 
 
 def judged(
-    outcomes: Iterable[Outcome], manifest: Mapping[str, Any], share: Share, runner_of: Callable[[str], str]
+    outcomes: Iterable[Outcome], tasks: Sequence[Task], share: Share, runner_of: Callable[[str], str]
 ) -> list[Outcome]:
     """The outcomes of a share, in which nothing is required of what other shares measure; first, that it is no whole run.
 
     runner_of(metric): the runner that measures it.
     """
-    mine = [task for task in manifest["tasks"] if task["key"] in share.tasks]
-    measured = {(task["runner"], task["variant"], cell) for task in mine for cell in task["cells"]}
+    mine = [task for task in tasks if task.key in share.tasks]
+    measured = {(task.runner, task.variant, cell) for task in mine for cell in task.cells}
     shown = {cell for _, _, cell in measured}
 
     def elsewhere(o: Outcome) -> bool:
@@ -30,7 +30,7 @@ def judged(
         return o.check in ("precision", "gate") and all(cell not in shown for cell in cells)
 
     sentence = (
-        f"{share.shard}: {len(share.tasks)} of {len(manifest['tasks'])} tasks are measured here; the run is judged after "
+        f"{share.shard}: {len(share.tasks)} of {len(tasks)} tasks are measured here; the run is judged after "
         "`kvbench merge` of all shards."
     )
     whole = Outcome("shard", "", None, "", NOT_EVALUATED, None, "", sentence, required=False)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from math import isfinite
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
+from kvbench.matrix.cells import Task
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics import contexts
 from kvbench.metrics.declare.metric import Metric, Table
 from kvbench.metrics.declare.units import Unit
 from kvbench.metrics.declare.value import Value
 from kvbench.records.record import OK, Record
-from kvbench.stats.sequential import not_run
+from kvbench.records.run import Run
 
 
 @dataclass(frozen=True)
@@ -78,31 +79,28 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def derive(manifest: Mapping[str, Any], records: Iterable[Record]) -> list[Row]:
+def derive(run: Run) -> list[Row]:
     """Rows of every metric of every task of the manifest, on each of the task's cells, in manifest order.
 
     Pure. Every metric of a task's runner has a row: where there is no value (the task failed, was refused or did not
     run, the baseline has no result, or the two are not comparable) the value is None and the note says why.
     """
-    by_key = {record.key: record for record in records}
-    baselines = {cell["id"]: cell["baseline"] for cell in manifest["cells"]}
-    lines = contexts.values(manifest, by_key)  # of several records together
+    lines = contexts.values(run)  # of several records together
     rows: list[Row] = []
-    for task in manifest["tasks"]:
-        record = by_key.get(task["key"])
-        baseline = by_key.get(task["baseline"]) if task["baseline"] else None
-        values = _values(task, record, baseline, lines.get(task["key"], ()), not_run(manifest))
+    for task in run.tasks:
+        record, baseline = run.record(task.key), run.record(task.baseline)
+        values = _values(task, record, baseline, lines.get(task.key, ()), run.manifest.not_run)
         partial = record.partial if record else None
         for value in values:
             metric = METRICS[value.metric]
             row = Row(
-                "", value.metric, task["variant"], value.value, metric.unit, value.n, value.low, value.high,
+                "", value.metric, task.variant, value.value, metric.unit, value.n, value.low, value.high,
                 partial=partial or (baseline.partial if metric.paired and baseline else None),
                 note=value.note, units=value.units,
             )  # fmt: skip
             rows += [
-                replace(row, cell=cell, baseline=baselines[cell] if metric.paired else None)
-                for cell in task["cells"]
+                replace(row, cell=cell, baseline=run.cell(cell).baseline if metric.paired else None)
+                for cell in task.cells
             ]
     return rows
 
@@ -124,23 +122,19 @@ def problem(record: Record | None, missing: str = "not run") -> str:
 
 
 def _values(
-    task: Mapping[str, Any],
-    record: Record | None,
-    baseline: Record | None,
-    together: Iterable[Value],
-    unrun: str,
+    task: Task, record: Record | None, baseline: Record | None, together: Iterable[Value], unrun: str
 ) -> list[Value]:
     """One value for each metric of the task's runner, in the order of METRICS; None where there is none.
 
     together: values that the record has together with others. unrun: the reason where there is no record.
     """
-    is_baseline = task["baseline"] is None
+    is_baseline = task.baseline is None
     missing = problem(record, unrun)
     pairing = "" if is_baseline else problem(baseline, unrun)
     found: dict[str, Value] = {}
     if record and not missing:
         try:
-            found = {v.metric: v for v in DERIVE[task["runner"]](record, None if pairing else baseline)}
+            found = {v.metric: v for v in DERIVE[task.runner](record, None if pairing else baseline)}
             found |= {v.metric: v for v in together}
         except KeyError as e:
             missing = f"the record lacks {e}; run the matrix again to measure it anew"
@@ -148,7 +142,7 @@ def _values(
             missing = f"the record's samples cannot be read ({type(e).__name__}: {e}); run the matrix again"
     values = []
     for metric in METRICS.values():
-        if metric.runner != task["runner"] or (is_baseline and metric.paired):
+        if metric.runner != task.runner or (is_baseline and metric.paired):
             continue
         reason = missing or (
             f"the baseline has no result ({pairing})" if metric.paired and pairing else "not measured"

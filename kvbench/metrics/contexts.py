@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 from statistics import fmean
 from typing import Any
@@ -13,6 +13,7 @@ from kvbench.metrics.declare.metric import Metric, Table
 from kvbench.metrics.declare.units import MS, RATIO, TOKENS, US_PER_TOKEN
 from kvbench.metrics.declare.value import Value, unmeasured, with_interval
 from kvbench.records.record import OK, Record
+from kvbench.records.run import Run
 from kvbench.stats.rates import wrong_gap_count
 from kvbench.stats.regression import CONTEXTS, Line, break_even, fit, slope_ratio
 
@@ -23,17 +24,17 @@ COMPARED = ("itl_break_even_tokens", "itl_slope_ratio", "itl_slope_to_bytes")
 _MACHINE = ("device", "cpu", "gpus", "threads")
 
 
-def values(manifest: Mapping[str, Any], by_key: Mapping[str, Record]) -> dict[str, list[Value]]:
+def values(run: Run) -> dict[str, list[Value]]:
     """Key of a latency task -> the values of the line that it is a point of; equal for all points of a line."""
     members: dict[str, list[str]] = {}
-    for task in manifest["tasks"]:
-        if task["runner"] == "latency" and "context" in task["spec"]:
-            rest = {k: v for k, v in task["spec"].items() if k != "context"}
-            group = json.dumps([rest, task["options"]], sort_keys=True, default=str)
-            members.setdefault(group, []).append(task["key"])
+    for task in run.tasks:
+        if task.runner == "latency" and "context" in task.spec:
+            rest = {k: v for k, v in task.spec.items() if k != "context"}
+            group = json.dumps([rest, task.options], sort_keys=True, default=str)
+            members.setdefault(group, []).append(task.key)
     found: dict[str, list[Value]] = {}
     for keys in members.values():
-        records = [by_key[key] for key in keys if key in by_key and by_key[key].status == OK]
+        records = [record for record in map(run.record, keys) if record and record.status == OK]
         found |= dict.fromkeys(keys, _values(records))
     return found
 

@@ -1,4 +1,6 @@
-"""What there is and what a machine can do with it: `kvbench formats` and `kvbench backends`. From the tables and the resolver alone."""
+"""What there is and what a machine can do with it: `kvbench formats` and `kvbench backends`. From the tables
+and the resolver alone.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Shape:
 
 
 def format_rows(facts: ModelFacts, device: str, dtype: str) -> list[dict[str, Any]]:
-    """A mapping for each KV format: what it stores, its bytes a token over all layers, and what each backend says to it."""
+    """A mapping for each KV format: what it stores, its bytes a token over all layers, and what each backend
+    says to it.
+    """
     return [_format(fmt, facts, device, dtype) for fmt in KV_FORMATS.values()]
 
 
@@ -95,7 +99,9 @@ def weight_rows() -> list[dict[str, Any]]:
 
 
 def backend_rows(facts: ModelFacts, host: Host, triton_version: str | None) -> list[dict[str, Any]]:
-    """A mapping for each backend: the formats that it takes here, what stands against the others, and on what it runs at all."""
+    """A mapping for each backend: the formats that it takes here, what stands against the others, and on what
+    it runs at all.
+    """
     return [_backend(name, facts, host, triton_version) for name in BACKENDS]
 
 
@@ -152,8 +158,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def facts_of(model: str) -> ModelFacts:
-    """Of a model's config. Raises NotAvailable for one that is not here, UsageError for a name that means nothing, and for a model
-    that the engine refuses whole."""
+    """Of a model's config. Raises NotAvailable for one that is not here, UsageError for a name that means
+    nothing, and for a model that the engine refuses whole.
+    """
     from kvbench.matrix.cells import CELL_KEYS
     from kvbench.models.source import config_facts
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvbench.matrix.cells import Cell
 from kvbench.metrics.collect import METRICS, Row
 from kvbench.published.shape import (
     AGREES,
@@ -87,8 +88,8 @@ class Rule:
 class Ours:
     """The rows of a run, found by the keys of their cell."""
 
-    def __init__(self, cells: Iterable[Mapping[str, Any]], rows: Iterable[Row]) -> None:
-        self.specs = {cell["id"]: cell["spec"] for cell in cells}
+    def __init__(self, cells: Iterable[Cell], rows: Iterable[Row]) -> None:
+        self.specs = {cell.id: cell.spec for cell in cells}
         self.rows = list(rows)
 
     def find(self, keys: Keys, metric: str, variant: str = "") -> Row | str:

@@ -1,29 +1,19 @@
-"""Records: what was measured, for which cell, on which evidence. Immutable once written.
+"""Records: what one task measured, and the evidence of what really ran. Immutable once written.
 
-A run directory holds
-
-    run.json              the manifest: matrix, cells, tasks, environment, command line
-    records/<key>.json    one record a task, written with a temp file, fsync and rename
-
-so that a killed run leaves whole records or none. Statistics are never stored: they are computed on reading
-(`kvbench.metrics.collect.derive`).
+Statistics are never stored: they are computed on reading (`kvbench.metrics.collect.derive`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from kvbench.errors import UsageError
-from kvbench.files import read_json, write_json
 from kvbench.matrix.resolve import ASPECTS
-from kvbench.records.shards import read as read_share
-from kvbench.records.upgrade import MANIFESTS, RECORDS, lift
-from kvbench.stats.sequential import looks_of, not_run
 
-SCHEMA_VERSION = 3  # docs/extending.md says what a new one needs
+SCHEMA_VERSION = 3  # of records and manifests
 
 # What can be said of one piece of evidence, and of a record as a whole (the worst level counts).
 VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE = "verified", "mismatch", "unverified", "not_applicable"
@@ -113,64 +103,15 @@ class Record:
     schema: int = SCHEMA_VERSION
 
 
-@dataclass(frozen=True)
-class RunDir:
-    """The files of one run."""
-
-    path: Path
-
-    @property
-    def manifest_path(self) -> Path:
-        return self.path / "run.json"
-
-    def record_path(self, key: str) -> Path:
-        return self.path / "records" / f"{key}.json"
-
-    @property
-    def junit_path(self) -> Path:
-        return self.path / "report.junit.xml"
-
-    def write(self, record: Record) -> None:
-        write_json(self.record_path(record.key), asdict(record))
-
-    def read(self, key: str) -> Record | None:
-        """The record of a task, or None when there is none. UsageError for one that is damaged or another task's."""
-        path = self.record_path(key)
-        if not path.exists():
-            return None
-        record = record_from_dict(read_json(path), path)
-        if record.key != key:
-            raise UsageError(
-                f"{path} holds the record of task {record.key}; delete that file and run the matrix again."
-            )
-        return record
-
-    def manifest(self) -> dict[str, Any]:
-        """Raises UsageError for a file that is no manifest of this version, or whose parts do not fit together."""
-        data = _lifted(read_json(self.manifest_path), MANIFESTS)
-        wrong = _manifest_fault(data)
-        if wrong:
-            raise UsageError(f"{self.manifest_path} {wrong}; run the matrix again to write it anew.")
-        manifest: dict[str, Any] = data
-        return manifest
-
-    def records(self) -> Iterator[Record]:
-        """The records of the manifest's tasks, in task order; a task that has not run yet is skipped."""
-        for task in self.manifest()["tasks"]:
-            record = self.read(task["key"])
-            if record is not None:
-                yield record
-
-
 def record_from_dict(data: Mapping[str, Any], path: Path | str = "record") -> Record:
-    """A record of an older schema is lifted to this one.
+    """A record from the data of its file.
 
-    Raises UsageError for an unknown schema version, a missing or unknown key, or a part of the wrong kind."""
+    Raises UsageError for another schema version, a missing or unknown key, or a part of the wrong kind.
+    """
     if not isinstance(data, dict):
         raise UsageError(f"{path} holds no record; delete that file and run the matrix again.")
-    data = _lifted(data, RECORDS)
-    if data.get("schema") != SCHEMA_VERSION:
-        raise UsageError(f"{path} {_wrong_schema(data)}. Run the matrix again with this version.")
+    if fault := schema_fault(data):
+        raise UsageError(f"{path} {fault}. Run the matrix again with this version.")
     known = {f.name for f in fields(Record)}
     wrong = sorted(known.symmetric_difference(data))
     if wrong:
@@ -224,52 +165,11 @@ def _is_evidence(data: Mapping[str, Any]) -> bool:
     )
 
 
-def _lifted(data: Any, steps: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]) -> Any:
-    """What is not even what its own version says stays as it is, for the checks that follow."""
-    try:
-        return lift(data, steps)
-    except (AttributeError, LookupError, TypeError):
-        return data
-
-
-def _wrong_schema(data: Mapping[str, Any]) -> str:
+def schema_fault(data: Mapping[str, Any]) -> str:
+    """What is wrong with the schema version of a record or manifest, to be read after its path, or ""."""
     version = data.get("schema")
-    newer = (
-        "; it was written by a newer kvbench, install that one"
-        if type(version) is int and version > SCHEMA_VERSION
-        else ""
-    )
-    return f"has schema {version!r}, this kvbench reads schemas {min(RECORDS)} to {SCHEMA_VERSION}{newer}"
-
-
-def _manifest_fault(data: Any) -> str:
-    """What is wrong with a manifest, to be read after its path, or ""."""
-    if not isinstance(data, dict):
-        return "is no manifest"
-    if data.get("schema") != SCHEMA_VERSION:
-        return _wrong_schema(data)
-    kinds = {"name": str, "matrix": dict, "environment": dict, "command": list, "cells": list, "tasks": list}
-    for key, kind in kinds.items():
-        if not isinstance(data.get(key), kind):
-            return f"is damaged: {key} is missing or of the wrong kind"
-    if not isinstance(data.get("gate", 0), str | None):
-        return "is damaged: gate is missing or of the wrong kind"
-    try:
-        ids = {cell["id"] for cell in data["cells"]}
-        specs = all(isinstance(c["spec"], dict) and isinstance(c["name"], str) for c in data["cells"])
-        fit = specs and all(cell["baseline"] in ids for cell in data["cells"])
-        for task in data["tasks"]:
-            fit = fit and bool(task["cells"]) and set(task["cells"]) <= ids
-            fit = fit and all(isinstance(task[k], dict) for k in ("spec", "options"))
-            fit = fit and all(isinstance(task[k], str) for k in ("key", "runner", "variant"))
-            fit = fit and isinstance(task["baseline"], str | None) and "/" not in task["key"]
-    except (KeyError, TypeError):
-        fit = False
-    if not fit:
-        return "is damaged: its cells and tasks do not fit together"
-    for part, read in (("shard", read_share), ("until_decided", looks_of), ("until_decided", not_run)):
-        try:
-            read(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
-            return f"is damaged: {part} does not fit its tasks ({e})"
-    return ""
+    if version == SCHEMA_VERSION:
+        return ""
+    newer = type(version) is int and version > SCHEMA_VERSION
+    hint = "; a newer kvbench wrote it, install that version" if newer else ""
+    return f"has schema {version!r}, and this kvbench reads schema {SCHEMA_VERSION} only{hint}"

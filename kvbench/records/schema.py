@@ -1,7 +1,7 @@
 """JSON Schemas (draft 2020-12) of what a run leaves: record, manifest (run.json) and results.json; docs/reference/schema.md lists the keys.
 
-Made from the dataclasses, so that a field that is added is in them. They are of the newest version; older records are lifted
-on reading (`kvbench.records.upgrade`). Records hold NaN and infinities as Python's JSON dialect writes them; results.json is strict.
+Made from the dataclasses, so that a new field cannot be forgotten. Records hold NaN and infinities as Python's JSON
+dialect writes them; results.json is strict.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from kvbench.records.record import (
     Level,
     Record,
 )
+from kvbench.records.run import CANARY, UNTIL_DECIDED, Stopped
 
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
@@ -88,6 +89,11 @@ def manifest_schema() -> Schema:
     }
     tasks = {**whole(task, Task), "required": [key for key in task if key != "digests"]}
     matrix = mapping({"path": TEXT_OR_NULL, "sha": SHA, "source": OBJECT})
+    stopped: dict[str, Schema] = {
+        "by": described({"enum": [CANARY, UNTIL_DECIDED]}, "the option that stopped it"),
+        "check": described(TEXT, "the check that did not pass"),
+        "after": described(TEXT, "the step after which it did not pass"),
+    }
     parts: dict[str, Schema] = {
         "schema": {"const": SCHEMA_VERSION},
         "name": TEXT,
@@ -98,11 +104,12 @@ def manifest_schema() -> Schema:
         "cells": {"type": "array", "items": whole(cell, Cell)},
         "tasks": {"type": "array", "items": tasks},
         "gate": described(TEXT_OR_NULL, "path of the gate that the matrix names"),
-        "until_decided": described({"type": "object", "required": ["looks", "decided"]}, "of --until-decided only"),
+        "until_decided": described({"type": "object", "required": ["looks"]}, "of --until-decided only"),
         "shard": described(mapping({"number": COUNT, "of": COUNT, "tasks": TEXTS}), "of --shard only: what this share measures"),
         "merged": described(mapping({"of": {"type": "array", "items": OBJECT}, "differences": TEXTS}), "of kvbench merge only"),
+        "stopped": described(whole(stopped, Stopped), "of a run that left tasks out"),
     }  # fmt: skip
-    optional = ("until_decided", "shard", "merged")
+    optional = ("until_decided", "shard", "merged", "stopped")
     return document(
         "kvbench manifest", {**mapping(parts), "required": [k for k in parts if k not in optional]}
     )

@@ -12,7 +12,7 @@ The manifest of a share is that of the whole matrix and
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,11 @@ class Share:
 
     shard: Shard
     tasks: frozenset[str]
+
+    def to_dict(self, tasks: Iterable[Task]) -> dict[str, Any]:
+        """The share as the manifest has it; tasks: all of the matrix."""
+        keys = [task.key for task in tasks if task.key in self.tasks]
+        return {"number": self.shard.number, "of": self.shard.of, "tasks": keys}
 
 
 def parse(text: str) -> Shard:
@@ -90,12 +95,6 @@ def share_of(cells: Sequence[Cell], tasks: Sequence[Task], shard: Shard) -> Shar
     return Share(shard, frozenset([t.key for t in mine] + [t.baseline for t in mine if t.baseline]))
 
 
-def about(share: Share, tasks: Sequence[Task]) -> dict[str, Any]:
-    """What the manifest says of it."""
-    keys = [task.key for task in tasks if task.key in share.tasks]
-    return {"shard": {"number": share.shard.number, "of": share.shard.of, "tasks": keys}}
-
-
 def outline(share: Share, cells: Sequence[Cell], tasks: Sequence[Task]) -> list[str]:
     """The share in words: its cells, and its tasks by key, baselines of other shares' cells marked."""
     own = {cell.id: cell.name or "the only cell" for cell in cells_of(cells, tasks, share.shard)}
@@ -106,15 +105,3 @@ def outline(share: Share, cells: Sequence[Cell], tasks: Sequence[Task]) -> list[
             other = "" if task.cells[0] in own else "  (a baseline that its tasks are compared with)"
             lines.append(f"    {task.key}  {task.runner} {task.variant}".rstrip() + other)
     return lines
-
-
-def read(manifest: Mapping[str, Any]) -> Share | None:
-    """The share that a manifest is of, None of a whole run. Raises KeyError, TypeError or ValueError for what no share can be."""
-    found = manifest.get("shard")
-    if found is None:
-        return None
-    share = Share(Shard(found["number"], found["of"]), frozenset(found["tasks"]))
-    known = {task["key"] for task in manifest["tasks"]}
-    if not (share.tasks and share.tasks <= known and 1 <= share.shard.number <= share.shard.of):
-        raise ValueError("the share's tasks are not the matrix's")
-    return share

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.formats.scales import short
+from kvbench.matrix.cells import Cell, Task
+from kvbench.records.run import Run
 from kvbench.render.numbers import one_line, plain
 
 _PART_LIMIT = 60  # characters of one key's value in a label; the table of cells has the whole value
@@ -34,23 +36,23 @@ class Label:
 
 
 class Labels:
-    """The labels of one run, from its manifest."""
+    """The labels of one run, from its cells and tasks."""
 
-    def __init__(self, manifest: Mapping[str, Any]) -> None:
-        self.cells: dict[str, Mapping[str, Any]] = {cell["id"]: cell for cell in manifest["cells"]}
+    def __init__(self, run: Run) -> None:
+        self.cells = run.cells
         # Where some weights are FP8, `native` alone would be read of the weights.
         self._cache = (
-            "" if {c["spec"].get("weights") for c in manifest["cells"]} <= {None, "native"} else "KV "
+            "" if {c.spec.get("weights") for c in self.cells.values()} <= {None, "native"} else "KV "
         )
-        self._keys = _keys(manifest["cells"])
+        self._keys = _keys(self.cells.values())
         self._order = {cell: i for i, cell in enumerate(self.cells)}
         texts = Counter(self._text(self._parts(cell, self._keys)) for cell in self.cells)
         self._ambiguous = {text for text, count in texts.items() if count > 1}
-        self._runners = tuple(dict.fromkeys(task["runner"] for task in manifest["tasks"]))
-        self._shared: dict[tuple[str, str], Mapping[str, Any]] = {}
-        for task in manifest["tasks"]:
-            for cell in task["cells"]:
-                self._shared.setdefault((task["runner"], cell), task)
+        self._runners = tuple(dict.fromkeys(task.runner for task in run.tasks))
+        self._shared: dict[tuple[str, str], Task] = {}
+        for task in run.tasks:
+            for cell in task.cells:
+                self._shared.setdefault((task.runner, cell), task)
 
     def cell(self, cell: str | None) -> Label:
         """The label of one cell; an id that the manifest does not have is shown as it is, None as "whole run"."""
@@ -65,19 +67,19 @@ class Labels:
         task = self._shared.get((runner, cell))
         if task is None or cell not in self.cells:
             return self.cell(cell)
-        keys = [key for key in self._keys if key in task["spec"]]
-        return self._label(task["cells"][0], keys, tuple(task["cells"]))
+        keys = [key for key in self._keys if key in task.spec]
+        return self._label(task.cells[0], keys, task.cells)
 
     def across(self, cell: str, key: str) -> Label:
         """All cells that differ from `cell` in nothing but `key`, as one."""
         if cell not in self.cells:
             return self.cell(cell)
-        spec = self.cells[cell]["spec"]
+        spec = self.cells[cell].spec
 
         def alike(other: Mapping[str, Any]) -> bool:
             return all(other.get(k) == v for k, v in spec.items() if k != key)
 
-        cells = tuple(c for c, entry in self.cells.items() if alike(entry["spec"]))
+        cells = tuple(c for c, entry in self.cells.items() if alike(entry.spec))
         return self._label(cell, [k for k in self._keys if k != key], cells)
 
     def places(self, cells: Sequence[str]) -> tuple[Label, ...]:
@@ -97,17 +99,17 @@ class Labels:
         """A sentence without the name of the cell that stands beside it anyway, so that equal findings are equal."""
         if not cells or cells[0] not in self.cells:
             return sentence
-        name = re.escape(self.cells[cells[0]]["name"])
+        name = re.escape(self.cells[cells[0]].name)
         return re.sub(rf"^{name}: | on {name}( \(and \d+ more cells?\))?", "", sentence)
 
-    def task(self, task: Mapping[str, Any]) -> Label:
-        return self.subject(task["runner"], task["cells"][0]) if task["cells"] else self.cell(None)
+    def task(self, task: Task) -> Label:
+        return self.subject(task.runner, task.cells[0]) if task.cells else self.cell(None)
 
     def rank(self, label: Label) -> tuple[int, int, int]:
         """Sort key: cells in the matrix's order, each baseline directly above the cells that are compared with it."""
         last = len(self._order)
         first = min((self._order.get(cell, last) for cell in label.cells), default=last)
-        baselines = (self.cells[cell]["baseline"] for cell in label.cells if cell in self.cells)
+        baselines = (self.cells[cell].baseline for cell in label.cells if cell in self.cells)
         group = min((self._order.get(baseline, last) for baseline in baselines), default=last)
         return group, 0 if label.baseline else 1, first
 
@@ -116,10 +118,10 @@ class Labels:
         text = self._text(parts)
         if text in self._ambiguous and len(cells) == 1:
             parts, text = (*parts, ("id", cell)), f"{text} · {cell}"
-        return Label(text, parts, cells, self.cells[cell]["baseline"] == cell)
+        return Label(text, parts, cells, self.cells[cell].baseline == cell)
 
     def _parts(self, cell: str, keys: Iterable[str]) -> tuple[tuple[str, str], ...]:
-        spec = self.cells[cell]["spec"]
+        spec = self.cells[cell].spec
         return tuple(
             (one_line(key), f"{self._cache if key == 'kv_format' else ''}{_value(spec[key])}")
             for key in keys
@@ -131,11 +133,11 @@ class Labels:
         return " · ".join(value if key == "kv_format" else f"{key} {value}" for key, value in parts)
 
 
-def _keys(cells: Iterable[Mapping[str, Any]]) -> list[str]:
+def _keys(cells: Iterable[Cell]) -> list[str]:
     """`kv_format` and every key that some cell varies, in the matrix's order."""
     keys = ["kv_format"]
     for cell in cells:
-        keys += [key for key in cell["varied"] if key not in keys]
+        keys += [key for key in cell.varied if key not in keys]
     return keys
 
 

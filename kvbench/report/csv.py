@@ -1,143 +1,128 @@
-"""The two tables, long (one line a row of metrics) and wide (one line a cell), and their CSV files.
+"""The two tables of a run, long (one line per row of metrics) and wide (one line per cell), and their CSV files.
 
-Numbers keep their full precision: what is read back is the same float. A value that was not measured is an empty
-field, a NaN is `NaN`. Text that a spreadsheet would take for a formula gets a single quote in front; numbers never.
+Numbers keep their full precision. A value that was not measured is an empty field, a NaN is `NaN`. Text that a
+spreadsheet would read as a formula gets a single quote in front; numbers never do.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from kvbench.render.frame import cell_keys, rows_frame, table
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import exact
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 from kvbench.report.sections.precision import PrecisionLine, precision_lines
 from kvbench.report.sections.tables import worst_checks
 
-# What spreadsheets take for the start of a formula, their full-width forms included.
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# What spreadsheets read as the start of a formula, their full-width forms included.
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 
-_ROW_COLUMNS = ("metric", "variant", "value", "unit", "low", "high", "n", "baseline", "partial", "note")
-_CHECK_COLUMNS = (
-    "status",
-    "limit",
-    "mde",
-    "n_needed",
-    "look",
-    "level",
-)  # of the gravest check on the row, empty where there is none
-# Cell keys that may be `auto`: what they became stands in a column of its own beside the key.
+_EXACT = 2.0**53  # every whole number below is a float64
+
+_CHECK_COLUMNS = ("status", "limit", "mde", "n_needed", "look", "level")  # of the gravest check on the row
+# Cell keys that may be `auto`: what they resolved to has a column of its own.
 _DECIDED = ("backend", "weights", "gemm", "decode", "compile")
 _RAN_COLUMNS = (*(f"{aspect}_resolved" for aspect in _DECIDED), "ran_on")
-_STATE_COLUMNS = (
-    "requested",
-    "resolved",
-    *_RAN_COLUMNS,
-    "effective",
-    "storage",
-    "transfer",
-    "execution",
-    "effective_weights",
-    "stored_weights",
-    "products",
-    "evidence",
-)
 
 
-def long_csv(run: Run) -> str:
-    return _text(long_lines(run))
+def long_csv(run: JudgedRun) -> str:
+    return _text(long_table(run))
 
 
-def wide_csv(run: Run) -> str:
-    return _text(wide_lines(run))
+def wide_csv(run: JudgedRun) -> str:
+    return _text(wide_table(run))
 
 
-def long_lines(run: Run) -> list[list[Any]]:
-    """The heads, then a line a row: cell id and name, the cell's keys, what they resolved to, where attention ran, then the row: metric, variant, ...,
-    and what the gate found of it.
-    """
+def long_table(run: JudgedRun) -> DataFrame:
+    """The tidy frame of all rows, with what the cell's keys resolved to and what the gate found of each row."""
     run = run.with_fact_rows()
-    labels = Labels(run.manifest)
-    keys = _keys(labels)
-    ran = {line.label.cells[0]: _ran(line) for line in precision_lines(run, labels)}
+    frame = rows_frame(run.run, run.rows)
+    ran = {line.label.cells[0]: _ran(line) for line in precision_lines(run, Labels(run.run))}
+    unknown = dict.fromkeys(_RAN_COLUMNS)
+    resolved = [ran.get(row.cell, unknown) for row in run.rows]
     checks = worst_checks(run.verdict.outcomes)
-    lines: list[list[Any]] = [["cell", "name", *keys, *_RAN_COLUMNS, *_ROW_COLUMNS, *_CHECK_COLUMNS]]
-    for row in run.rows:
-        cell = labels.cells.get(row.cell, {"name": "", "spec": {}})
-        spec = [cell["spec"].get(key) for key in keys]
-        values = [row.metric, row.variant, row.value, row.unit.name, row.low, row.high, row.n, row.baseline,
-                  row.partial, row.note]  # fmt: skip
-        outcome = checks.get((row.cell, row.metric, row.variant))
-        judged = (
-            [getattr(outcome, column) for column in _CHECK_COLUMNS]
-            if outcome
-            else [None] * len(_CHECK_COLUMNS)
-        )
-        lines.append(
-            [row.cell, cell["name"], *spec, *ran.get(row.cell, [None] * len(_RAN_COLUMNS)), *values, *judged]
-        )
-    return lines
+    found = [checks.get((row.cell, row.metric, row.variant)) for row in run.rows]
+    ran_columns = table({name: [one[name] for one in resolved] for name in _RAN_COLUMNS})
+    check_columns = table({name: [getattr(one, name, None) for one in found] for name in _CHECK_COLUMNS})
+    first = frame.columns.get_loc("metric")
+    return _joined(frame.iloc[:, :first], ran_columns, frame.iloc[:, first:], check_columns)
 
 
-def wide_lines(run: Run) -> list[list[Any]]:
-    """The heads, then one line a cell: its keys, requested / resolved / effective, precisions, then `metric` or `metric (variant)`."""
+def wide_table(run: JudgedRun) -> DataFrame:
+    """One line per cell: its keys, requested / resolved / effective, precisions, then `metric` or `metric (variant)`."""
     run = run.with_fact_rows()
-    labels = Labels(run.manifest)
-    keys = _keys(labels)
-    columns = list(dict.fromkeys((row.metric, row.variant) for row in run.rows))
-    values = {(row.cell, row.metric, row.variant): row.value for row in run.rows}
-    partial: dict[str, list[str]] = {}
+    cells = run.run.cells
+    columns: dict[str, list[Any]] = {
+        "cell": list(cells),
+        "name": [cell.name for cell in cells.values()],
+        "baseline": [cell.baseline for cell in cells.values()],
+    }
+    for key in cell_keys(run.run):
+        columns[key] = [cell.spec.get(key) for cell in cells.values()]
+    states = {line.label.cells[0]: _states(line) for line in precision_lines(run, Labels(run.run))}
+    for name in next(iter(states.values()), {}):
+        columns[name] = [states[cell][name] for cell in cells]
+    partial: dict[str, dict[str, None]] = {}
     for row in run.rows:
-        if row.partial and row.partial not in partial.setdefault(row.cell, []):
-            partial[row.cell].append(row.partial)
-    states = {line.label.cells[0]: _states(line) for line in precision_lines(run, labels)}
-    heads = [f"{metric} ({variant})" if variant else metric for metric, variant in columns]
-    lines: list[list[Any]] = [["cell", "name", "baseline", *keys, *_STATE_COLUMNS, "partial", *heads]]
-    for cell, entry in labels.cells.items():
-        lines.append([
-            cell, entry["name"], entry["baseline"],
-            *(entry["spec"].get(key) for key in keys),
-            *states[cell],
-            "; ".join(partial.get(cell, [])) or None,
-            *(values.get((cell, metric, variant)) for metric, variant in columns),
-        ])  # fmt: skip
-    return lines
+        if row.partial:
+            partial.setdefault(row.cell, {})[row.partial] = None
+    columns["partial"] = ["; ".join(partial.get(cell, ())) or None for cell in cells]
+    values = {(row.cell, row.metric, row.variant): row.value for row in run.rows}
+    metrics: dict[str, list[Any]] = {}
+    for metric, variant in dict.fromkeys((row.metric, row.variant) for row in run.rows):
+        head = f"{metric} ({variant})" if variant else metric
+        metrics[head] = [values.get((cell, metric, variant)) for cell in cells]
+    return _joined(table(columns), table(metrics, dict.fromkeys(metrics, "float")))
 
 
-def _keys(labels: Labels) -> list[str]:
-    return list(dict.fromkeys(key for cell in labels.cells.values() for key in cell["spec"]))
+def _joined(*frames: Any) -> Any:
+    import pandas
+
+    return pandas.concat(frames, axis=1)
 
 
-def _states(line: PrecisionLine) -> Sequence[str]:
-    return (
-        line.kv.requested,
-        line.kv.resolved,
-        *_ran(line),
-        line.effective,
-        line.storage,
-        line.transfer,
-        line.execution,
-        line.effective_weights,
-        line.stored_weights,
-        line.products,
-        line.state,
+def _states(line: PrecisionLine) -> dict[str, str]:
+    return {
+        "requested": line.kv.requested,
+        "resolved": line.kv.resolved,
+        **_ran(line),
+        "effective": line.effective,
+        "storage": line.storage,
+        "transfer": line.transfer,
+        "execution": line.execution,
+        "effective_weights": line.effective_weights,
+        "stored_weights": line.stored_weights,
+        "products": line.products,
+        "evidence": line.state,
+    }
+
+
+def _ran(line: PrecisionLine) -> dict[str, str]:
+    """What `_DECIDED` resolved to, "" where the cell's records hold no decision, and where attention ran."""
+    resolved = {f"{choice.aspect}_resolved": choice.resolved for choice in line.choices}
+    return {**{name: resolved[name] for name in _RAN_COLUMNS[:-1]}, "ran_on": line.ran_on}
+
+
+def _text(frame: DataFrame) -> str:
+    columns = [_values(frame.iloc[:, i]) for i in range(frame.shape[1])]
+    texts = type(frame)({i: [_field(value) for value in column] for i, column in enumerate(columns)})
+    return str(
+        texts.to_csv(index=False, header=[_field(head) for head in frame.columns], lineterminator="\n")
     )
 
 
-def _ran(line: PrecisionLine) -> list[str]:
-    """What `_DECIDED` resolved to, "" where the cell's records hold no decision, and where attention ran."""
-    resolved = {choice.aspect: choice.resolved for choice in line.choices}
-    return [*(resolved[aspect] for aspect in _DECIDED), line.ran_on]
-
-
-def _text(lines: Iterable[Sequence[Any]]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([_field(value) for value in line] for line in lines)
-    return out.getvalue()
+def _values(column: Any) -> list[Any]:
+    """The values of a column as Python objects; None is null. Whole numbers, such as bytes, have no decimal point."""
+    if column.dtype == object:
+        return list(column)
+    values = column.to_numpy(dtype=object, na_value=None)
+    return [int(v) if isinstance(v, float) and v.is_integer() and abs(v) < _EXACT else v for v in values]
 
 
 def _field(value: Any) -> str:

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.metrics.collect import Row
-from kvbench.records.record import Record
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import one_line
 from kvbench.report.markdown import escaped, head, sections
-from kvbench.report.model import OutcomeLike, Run, VerdictLike, worst
+from kvbench.report.model import JudgedRun, OutcomeLike, worst
 from kvbench.report.places import Place, places_of
 from kvbench.report.view import View, build
 
@@ -61,7 +59,7 @@ def _printable(text: str) -> str:
     return "".join(c if c in "\r\n" else one_line(c) for c in text)
 
 
-def annotate(run: Run, places: Mapping[int, Place | None]) -> list[Annotation]:
+def annotate(run: JudgedRun, places: Mapping[int, Place | None]) -> list[Annotation]:
     """The ten worst findings, and one more that counts the rest. places: by the outcome's `id`.
 
     The outcomes of one check with one status at one place are one finding: 40 cells must not hide the next check.
@@ -70,7 +68,7 @@ def annotate(run: Run, places: Mapping[int, Place | None]) -> list[Annotation]:
     for outcome in worst(run.verdict.outcomes):
         key = (outcome.status, outcome.check, outcome.variant, places.get(id(outcome)))
         groups.setdefault(key, []).append(outcome)
-    labels = Labels(run.manifest)
+    labels = Labels(run.run)
     found = list(groups.values())
     shown = [_annotation(outcomes, labels, places.get(id(outcomes[0]))) for outcomes in found[:MOST]]
     if more := found[MOST:]:
@@ -97,7 +95,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= SENTENCE_LIMIT else f"{text[: SENTENCE_LIMIT - 1]}…"
 
 
-def summary(view: View, run: Run, room: int) -> str:
+def summary(view: View, run: JudgedRun, room: int) -> str:
     """The Markdown report in at most `room` bytes: whole sections, in order, and a line that names those left out."""
     kept = [head(view)]
     left: list[str] = []
@@ -122,7 +120,7 @@ def _missing(titles: Sequence[str]) -> str:
     return f"\n_Cut to GitHub's limit for the summary of a step; left out: {names}. report.md has them._\n"
 
 
-def append_summary(path: Path, view: View, run: Run) -> str:
+def append_summary(path: Path, view: View, run: JudgedRun) -> str:
     """Append the summary to the step's file, which other commands may have written to. Returns why it was not, or ""."""
     try:
         there = path.stat().st_size if path.exists() else 0
@@ -136,15 +134,14 @@ def append_summary(path: Path, view: View, run: Run) -> str:
     return ""
 
 
-def announce(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence[Row], verdict: VerdictLike,
-             gate: Any, environ: Mapping[str, str]) -> list[str]:  # fmt: skip
+def announce(run: JudgedRun, gate: Any, environ: Mapping[str, str]) -> list[str]:
     """The lines for stderr; appends the summary. Nothing outside GitHub Actions. gate: the policy that judged, or None."""
-    run, lines = Run(manifest, records, rows, verdict), []
+    lines = []
     if environ.get("GITHUB_ACTIONS") == "true":
         root = Path(environ.get("GITHUB_WORKSPACE") or ".")
         places = places_of(run, gate, root, Path.cwd())
         lines = [annotation.command for annotation in annotate(run, places)]
     if summary_file := environ.get("GITHUB_STEP_SUMMARY"):
-        wrong = append_summary(Path(summary_file), build(manifest, records, rows, verdict), run)
+        wrong = append_summary(Path(summary_file), build(run), run)
         lines += [f"kvbench: {wrong}; the report is in the run directory."] if wrong else []
     return lines

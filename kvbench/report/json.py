@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from kvbench.metrics.collect import Row
+from kvbench.matrix.cells import Cell
 from kvbench.metrics.declare.units import non_finite
-from kvbench.records.record import Record
 from kvbench.render.labels import Labels
-from kvbench.report.model import OutcomeLike, Run, VerdictLike, model_digests, verdict_word
+from kvbench.report.model import JudgedRun, OutcomeLike, model_digests, verdict_word
 from kvbench.report.sections.precision import PrecisionLine, precision_lines
-from kvbench.stats.sequential import looks_of
 
 RESULTS_VERSION = 1  # docs/report.md
 
@@ -27,16 +25,15 @@ _OUTCOME_KEYS = ("check", "metric", "cell", "cells", "variant", "status", "value
 # fmt: on
 
 
-def result_json(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence[Row],
-                verdict: VerdictLike) -> dict[str, Any]:  # fmt: skip
+def result_json(run: JudgedRun) -> dict[str, Any]:
     """Keys: schema, run, cells, rows, outcomes, verdict, exit_code."""
-    run = Run(manifest, records, rows, verdict).with_fact_rows()
-    labels = Labels(run.manifest)
+    run = run.with_fact_rows()
+    labels = Labels(run.run)
     lines = {line.label.cells[0]: line for line in precision_lines(run, labels)}
     return {
         "schema": RESULTS_VERSION,
         "run": _run(run),
-        "cells": [_cell(cell, lines[cell["id"]]) for cell in labels.cells.values()],
+        "cells": [_cell(cell, lines[cell.id]) for cell in labels.cells.values()],
         "rows": [
             _numbers(asdict(row) | {"unit": row.unit.name}, ("value", "low", "high")) for row in run.rows
         ],
@@ -48,45 +45,49 @@ def result_json(manifest: Mapping[str, Any], records: Sequence[Record], rows: Se
     }
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run(run: JudgedRun) -> dict[str, Any]:
     manifest = run.manifest
-    kept = {key: manifest.get(key) for key in ("name", "created_at", "command", "environment", "gate")}
-    matrix = {key: manifest["matrix"].get(key) for key in ("path", "sha")}
-    escalated = {"until_decided": _until_decided(run)} if manifest.get("until_decided") else {}
+    kept = {key: getattr(manifest, key) for key in ("name", "created_at", "command", "environment", "gate")}
+    early: dict[str, Any] = {}
+    if manifest.until_decided is not None:
+        early = {"until_decided": _until_decided(run)}
+    elif manifest.stopped:
+        early = {"stopped": {**asdict(manifest.stopped), "not_run": _not_run(run)}}
     return {
         **strict(kept),
-        "matrix": matrix,
-        "model_digests": model_digests(run.manifest),
-        "tasks": len(manifest["tasks"]),
+        "matrix": {"path": manifest.matrix.path, "sha": manifest.matrix.sha},
+        "model_digests": model_digests(manifest.tasks),
+        "tasks": len(manifest.tasks),
         "records": dict(Counter(record.status for record in run.records)),
         "partial": any(record.partial is not None for record in run.records),
-        **escalated,
+        **early,
     }
 
 
-def _until_decided(run: Run) -> dict[str, Any]:
+def _until_decided(run: JudgedRun) -> dict[str, Any]:
     """looks: the runners that were judged as their samples grew, with look and level; decided: what made the rest needless;
     not_run: the tasks that it left out."""
-    planned, done = run.manifest["until_decided"], {record.key for record in run.records}
-    looks = {
-        runner: {**planned["looks"][runner], "look": look.number, "of": look.of, "level": look.confidence}
-        for runner, look in looks_of(run.manifest).items()
-    }
-    left = [
-        {"runner": task["runner"], "variant": task["variant"], "cells": task["cells"]}
-        for task in run.manifest["tasks"]
-        if task["key"] not in done
-    ]
-    found = {"looks": looks, "decided": planned["decided"], "not_run": left}
+    looks = {}
+    for runner, look in run.manifest.looks.items():
+        plan = (run.manifest.until_decided or {})[runner]
+        place = {"look": look.number, "of": look.of, "level": look.confidence}
+        looks[runner] = {"option": plan.option, "sizes": plan.sizes, **place}
+    stopped = run.manifest.stopped
+    decided = {"check": stopped.check, "after": stopped.after} if stopped else None
+    found = {"looks": looks, "decided": decided, "not_run": _not_run(run)}
     return {key: strict(value) for key, value in found.items()}
 
 
-def _cell(cell: Mapping[str, Any], line: PrecisionLine) -> dict[str, Any]:
+def _not_run(run: JudgedRun) -> list[dict[str, Any]]:
+    return [{"runner": t.runner, "variant": t.variant, "cells": list(t.cells)} for t in run.run.missing()]
+
+
+def _cell(cell: Cell, line: PrecisionLine) -> dict[str, Any]:
     return {
-        "id": cell["id"],
-        "name": cell["name"],
-        "baseline": cell["baseline"],
-        "spec": strict(cell["spec"]),
+        "id": cell.id,
+        "name": cell.name,
+        "baseline": cell.baseline,
+        "spec": strict(cell.spec),
         "choices": {choice.aspect: asdict(choice) for choice in line.choices},
         "effective": line.effective,
         "effective_weights": line.effective_weights,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kvbench.gate.builtin_checks import DEVICE, SKIPPED
 from kvbench.matrix.cells import one_model
 from kvbench.render.numbers import one_line, plain
-from kvbench.report.model import OutcomeLike, Run, model_digests, verdict_word
+from kvbench.report.model import JudgedRun, OutcomeLike, model_digests, verdict_word
 from kvbench.report.sections.notices import headline
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ VERDICT = "verdict"
 NAME_LIMIT = 500
 
 
-def junit_xml(run: Run) -> str:
+def junit_xml(run: JudgedRun) -> str:
     """`report.junit.xml`: one suite. Characters that XML cannot hold are shown as their escapes."""
     from junitparser import JUnitXml, TestSuite
 
-    suite = TestSuite(f"kvbench {one_line(run.manifest['name'], NAME_LIMIT)}")
-    suite.timestamp = one_line(str(run.manifest["created_at"]))
+    suite = TestSuite(f"kvbench {one_line(run.manifest.name, NAME_LIMIT)}")
+    suite.timestamp = one_line(str(run.manifest.created_at))
     for name, value in _properties(run):
         suite.add_property(name, value)
     suite.add_testcase(_verdict(run))
@@ -60,9 +60,9 @@ def _case(where: str, name: str) -> TestCase:
     return TestCase(one_line(name, NAME_LIMIT), classname=one_line(where, NAME_LIMIT))
 
 
-def _cases(run: Run, outcome: OutcomeLike) -> Iterator[tuple[str, str]]:
+def _cases(run: JudgedRun, outcome: OutcomeLike) -> Iterator[tuple[str, str]]:
     """(class, name) of an outcome's cases: its cells and its check, "whole run" where it is about no cell."""
-    names = {cell["id"]: cell["name"] for cell in run.manifest["cells"]}
+    names = run.run.names
     variant = outcome.variant
     name = f"{outcome.check} ({variant})" if variant and variant not in outcome.check else outcome.check
     for cell in outcome.cells or ("",):
@@ -89,14 +89,14 @@ def _filled(result: Any, outcome: OutcomeLike) -> Any:
     return result
 
 
-def _cells_without_device(run: Run) -> frozenset[str]:
+def _cells_without_device(run: JudgedRun) -> frozenset[str]:
     """Cells of which something was skipped for want of their device; none where that is a failure."""
     if any(o.check == DEVICE and o.status == "fail" for o in run.verdict.outcomes):
         return frozenset()
     return frozenset(cell for o in run.verdict.outcomes if o.check in (DEVICE, SKIPPED) for cell in o.cells)
 
 
-def _verdict(run: Run) -> TestCase:
+def _verdict(run: JudgedRun) -> TestCase:
     from junitparser import Error, Failure
 
     case = _case("whole run", VERDICT)
@@ -107,17 +107,17 @@ def _verdict(run: Run) -> TestCase:
     return case
 
 
-def _properties(run: Run) -> Iterator[tuple[str, str]]:
+def _properties(run: JudgedRun) -> Iterator[tuple[str, str]]:
     """What was measured, of what, where; digests of matrix, data and code."""
     manifest = run.manifest
-    matrix, here = manifest["matrix"], manifest["environment"]
+    matrix, here = manifest.matrix, manifest.environment
     found: Mapping[str, Any] = {
-        "model": one_model([cell["spec"] for cell in manifest["cells"]]) or "several, named by each cell",
-        "model_digest": model_digests(manifest) or None,
-        "matrix": matrix.get("path"),
-        "matrix_sha256": matrix.get("sha"),
-        "gate": manifest.get("gate"),
-        "command": shlex.join(map(str, manifest["command"])),
+        "model": one_model([cell.spec for cell in manifest.cells]) or "several, named by each cell",
+        "model_digest": model_digests(manifest.tasks) or None,
+        "matrix": matrix.path,
+        "matrix_sha256": matrix.sha,
+        "gate": manifest.gate,
+        "command": shlex.join(manifest.command),
         "verdict": verdict_word(run),
         "exit_code": run.verdict.exit_code,
         **{f"environment.{key}": value for key, value in here.items() if not isinstance(value, Mapping)},
@@ -134,10 +134,10 @@ def _text(value: Any) -> str:
     return plain(value, NAME_LIMIT)
 
 
-def _data(run: Run) -> dict[str, Any]:
+def _data(run: JudgedRun) -> dict[str, Any]:
     """Digests of the texts and question sets that were measured with, by what was measured."""
     return {
-        f"{record.runner} {task['variant']}".strip(): record.facts["data_sha"]
+        f"{record.runner} {task.variant}".strip(): record.facts["data_sha"]
         for record, task in run.done()
         if record.facts.get("data_sha")
     }

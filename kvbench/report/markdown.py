@@ -13,7 +13,7 @@ from typing import Any
 
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import NOT_MEASURED, one_line
-from kvbench.report.model import OutcomeLike, Run, worst
+from kvbench.report.model import JudgedRun, OutcomeLike, worst
 from kvbench.report.sections.findings import Finding
 from kvbench.report.sections.tables import Entry, MetricTable, limit_text, mde_text, needed_text, value_text
 from kvbench.report.view import View
@@ -38,7 +38,7 @@ class Section:
         return f"## {escaped(self.title)}\n\n{self.body}\n"
 
 
-def report(view: View, run: Run) -> str:
+def report(view: View, run: JudgedRun) -> str:
     """The whole report: `report.md`."""
     return "\n".join([head(view), *(section.text for section in sections(view, run))])
 
@@ -56,7 +56,7 @@ def head(view: View) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def sections(view: View, run: Run) -> list[Section]:
+def sections(view: View, run: JudgedRun) -> list[Section]:
     """In the order in which they are read; a section without content is left out."""
     made = [
         Section("Worst checks", _worst(run)),
@@ -91,11 +91,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0)
     return "\n".join(f"| {' | '.join(cell or ' ' for cell in line)} |" for line in lines)
 
 
-def _worst(run: Run) -> str:
+def _worst(run: JudgedRun) -> str:
     found = worst(run.verdict.outcomes)
     if not found:
         return ""
-    labels = Labels(run.manifest)
+    labels = Labels(run.run)
     counts = {(row.cell, row.metric, row.variant): row.n for row in run.rows}
     rows = [_outcome(outcome, labels, counts) for outcome in found[:MOST]]
     heads = (

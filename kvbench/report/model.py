@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kvbench.gate.verdict import NOT_JUDGED, PASS
+from kvbench.matrix.cells import Task
 from kvbench.metrics.collect import Row
 from kvbench.metrics.declare.units import BYTES
 from kvbench.records.record import Record
+from kvbench.records.run import Manifest, Run
 
 
 class OutcomeLike(Protocol):
@@ -71,20 +73,26 @@ _FACT_METRICS = (
 
 
 @dataclass(frozen=True)
-class Run:
-    """manifest: `run.json`; records in task order; rows as `kvbench.metrics.collect.derive` gives them; the verdict."""
+class JudgedRun:
+    """A run with its rows, as `kvbench.metrics.collect.derive` gives them, and its verdict."""
 
-    manifest: Mapping[str, Any]
-    records: Sequence[Record]
+    run: Run
     rows: Sequence[Row]
     verdict: VerdictLike
 
-    def done(self) -> list[tuple[Record, Mapping[str, Any]]]:
-        """The records with their tasks; records of tasks that the manifest does not have are left out."""
-        tasks = {task["key"]: task for task in self.manifest["tasks"]}
-        return [(record, tasks[record.key]) for record in self.records if record.key in tasks]
+    @property
+    def manifest(self) -> Manifest:
+        return self.run.manifest
 
-    def with_fact_rows(self) -> Run:
+    @property
+    def records(self) -> tuple[Record, ...]:
+        return self.run.records
+
+    def done(self) -> list[tuple[Record, Task]]:
+        """The records with their tasks, in task order."""
+        return self.run.done()
+
+    def with_fact_rows(self) -> JudgedRun:
         """The same run with the storage facts as rows of their own, so that every output shows them alike."""
         have = {(row.cell, row.metric) for row in self.rows}
         extra = [
@@ -93,25 +101,25 @@ class Run:
             if record.runner == "storage" and record.status == "ok"
             for fact, metric in _FACT_METRICS
             if fact in record.facts
-            for cell in task["cells"]
+            for cell in task.cells
             if (cell, metric) not in have
         ]
         return replace(self, rows=[*self.rows, *extra])
 
 
-def judged(run: Run) -> bool:
+def judged(run: JudgedRun) -> bool:
     """Whether any number was held to a limit: the checks that always run are no gate."""
     return any(o.metric and o.check not in ("plausible", "confounded") for o in run.verdict.outcomes)
 
 
-def verdict_word(run: Run) -> str:
+def verdict_word(run: JudgedRun) -> str:
     """The verdict's word; `not_judged` where it would be a pass and no gate said what passes."""
     return NOT_JUDGED if run.verdict.word == PASS and not judged(run) else run.verdict.word
 
 
-def model_digests(manifest: Mapping[str, Any]) -> str:
+def model_digests(tasks: Iterable[Task]) -> str:
     """Of the contents of every model that the run's tasks are of, native ones too; "" where an old run keeps none."""
-    found = (task.get("digests") or {} for task in manifest["tasks"])
+    found = [task.digests for task in tasks]
     return ", ".join(dict.fromkeys(str(d[key]) for d in found for key in ("model", "native") if d.get(key)))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from kvbench.errors import UsageError
 from kvbench.matrix.document import Document
 from kvbench.metrics.collect import METRICS
-from kvbench.report.model import OutcomeLike, Run
+from kvbench.report.model import JudgedRun, OutcomeLike
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Place:
     line: int | None
 
 
-def places_of(run: Run, gate: Any, root: Path, cwd: Path) -> dict[int, Place | None]:
+def places_of(run: JudgedRun, gate: Any, root: Path, cwd: Path) -> dict[int, Place | None]:
     """The place of each outcome, by its `id`. root: of the repository; cwd: what the manifest's paths are relative to."""
-    matrix = run.manifest["matrix"]
-    path, same = _file(matrix.get("path"), matrix.get("sha"), cwd)
+    matrix = run.manifest.matrix
+    path, same = _file(matrix.path, matrix.sha, cwd)
     document = _read(path) if path and same else None
-    lines = {cell["id"]: cell.get("line") for cell in run.manifest["cells"]} if same else {}
+    lines = {cell.id: cell.line for cell in run.manifest.cells} if same else {}
     checks = {check.name: check.line for check in gate.checks} if gate else {}
     gate_path, _ = _file(gate.path if gate else None, None, cwd)
 

@@ -82,12 +82,15 @@ def results_schema() -> Schema:
         "records": described({"type": "object", "additionalProperties": COUNT}, "how many ended how"),
         "partial": {"type": "boolean"},
         "until_decided": OBJECT,
+        "stopped": described(
+            {"type": "object", "required": ["by", "check", "after", "not_run"]}, "of --canary only"
+        ),
     }
     judged = whole(outcome, Outcome)
     judged["properties"]["note"] = described(TEXT, "which of its numbers was no number")
     parts: dict[str, Schema] = {
         "schema": {"const": RESULTS_VERSION},
-        "run": {**mapping(run), "required": [key for key in run if key != "until_decided"]},
+        "run": {**mapping(run), "required": [key for key in run if key not in ("until_decided", "stopped")]},
         "cells": {"type": "array", "items": mapping(cell)},
         "rows": {"type": "array", "items": whole(row, Row)},
         "outcomes": {"type": "array", "items": judged},

@@ -9,15 +9,14 @@ from typing import Any
 
 from kvbench.formats.scales import of_file
 from kvbench.matrix.cells import one_model
-from kvbench.metrics.collect import Row
-from kvbench.records.record import Record
+from kvbench.records.run import Manifest
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import NOT_MEASURED, flatten, one_line, plain
 from kvbench.report.figures.data import PlotData, plot_data
 from kvbench.report.figures.sensitivity import LayerLine, layer_lines
 from kvbench.report.figures.series import ByteBar, TimeSeries, byte_bars, itl_series
 from kvbench.report.figures.sweep import Sweep, scale_sweep
-from kvbench.report.model import Run, VerdictLike, judged, model_digests, verdict_word
+from kvbench.report.model import JudgedRun, judged, model_digests, verdict_word
 from kvbench.report.sections.card import Release, release
 from kvbench.report.sections.checks import CheckGroup, check_groups
 from kvbench.report.sections.device import DeviceLine, device_lines
@@ -120,11 +119,10 @@ class View:
         return "generate" if any(table.key == "generate" for table in self.tables) else "quality"
 
 
-def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence[Row], verdict: VerdictLike,
-          definitions: Mapping[str, str] | None = None) -> View:  # fmt: skip
+def build(run: JudgedRun, definitions: Mapping[str, str] | None = None) -> View:
     """definitions: metric name to what it is; those of the metrics that have a row are shown."""
-    run = Run(manifest, records, rows, verdict).with_fact_rows()
-    labels = Labels(manifest)
+    run = run.with_fact_rows()
+    verdict, labels = run.verdict, Labels(run.run)
     precision = precision_lines(run, labels)
     cell_keys, fixed = _split_keys(labels)
     bars, bars_of = byte_bars(run, labels)
@@ -132,15 +130,15 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
     tables = metric_tables(run, labels)
     present = {row.metric for row in run.rows}
     return View(
-        name=one_line(manifest["name"], 200),
-        model=one_line(one_model([cell["spec"] for cell in labels.cells.values()]) or "", 200),
+        name=one_line(run.manifest.name, 200),
+        model=one_line(one_model([cell.spec for cell in labels.cells.values()]) or "", 200),
         word=one_line(verdict_word(run)).replace("_", " ").upper(),
         tone=_TONES.get(verdict.exit_code, "incomplete")
         if (judged(run) and verdict.word != "not_evaluated") or verdict.exit_code
         else "incomplete",
         exit_code=verdict.exit_code,
         headline=headline(run),
-        created_at=_time(str(manifest["created_at"])),
+        created_at=_time(run.manifest.created_at),
         release=release(run, labels, precision),
         notices=tuple(notices(run, labels, device)),
         failures=failures(run, labels, precision),
@@ -163,9 +161,9 @@ def build(manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence
         cells=tuple(_cell(line.label, labels, cell_keys) for line in precision),
         cell_keys=cell_keys,
         fixed=fixed,
-        environment=tuple((one_line(k, 80), plain(v)) for k, v in flatten(manifest["environment"])),
+        environment=tuple((one_line(k, 80), plain(v)) for k, v in flatten(run.manifest.environment)),
         definitions=tuple((k, one_line(v)) for k, v in (definitions or {}).items() if k in present),
-        reproduce=_reproduce(manifest),
+        reproduce=_reproduce(run.manifest),
     )
 
 
@@ -186,10 +184,10 @@ def _fallbacks(precision: Sequence[PrecisionLine], labels: Labels) -> tuple[Fall
 
 def _split_keys(labels: Labels) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Cell keys that differ between cells, and those with one value (shown once, in full)."""
-    keys = list(dict.fromkeys(key for cell in labels.cells.values() for key in cell["spec"]))
-    values = {key: {repr(cell["spec"].get(key)) for cell in labels.cells.values()} for key in keys}
+    keys = list(dict.fromkeys(key for cell in labels.cells.values() for key in cell.spec))
+    values = {key: {repr(cell.spec.get(key)) for cell in labels.cells.values()} for key in keys}
     varied = tuple(key for key in keys if len(values[key]) > 1)
-    first = next(iter(labels.cells.values()))["spec"] if labels.cells else {}
+    first = next(iter(labels.cells.values())).spec if labels.cells else {}
     fixed = tuple((one_line(key), spec_value(first.get(key))) for key in keys if key not in varied)
     return varied, fixed
 
@@ -206,20 +204,20 @@ def spec_value(value: Any) -> str:
 
 def _cell(label: Label, labels: Labels, keys: Sequence[str]) -> CellLine:
     cell = labels.cells[label.cells[0]]
-    line = "added" if cell["line"] is None else f"line {cell['line']}"
-    values = tuple(spec_value(cell["spec"].get(key)) for key in keys)
-    return CellLine(label, labels.cell(cell["baseline"]), line, values)
+    line = "added" if cell.line is None else f"line {cell.line}"
+    values = tuple(spec_value(cell.spec.get(key)) for key in keys)
+    return CellLine(label, labels.cell(cell.baseline), line, values)
 
 
-def _reproduce(manifest: Mapping[str, Any]) -> Reproduce:
-    matrix = manifest["matrix"]
-    command = shlex.join(str(word) for word in manifest["command"])
-    gate = manifest.get("gate")
+def _reproduce(manifest: Manifest) -> Reproduce:
+    matrix = manifest.matrix
+    command = shlex.join(manifest.command)
+    gate = manifest.gate
     return Reproduce(
         one_line(command),
-        one_line(str(matrix["path"] or NOT_MEASURED)) if matrix["path"] else "not a file",
-        one_line(str(matrix["sha"])),
+        one_line(str(matrix.path or NOT_MEASURED)) if matrix.path else "not a file",
+        one_line(matrix.sha),
         one_line(str(gate)) if gate else "none: only the effective-precision check",
-        matrix["source"],
-        one_line(model_digests(manifest) or "not kept by this run"),
+        matrix.source,
+        one_line(model_digests(manifest.tasks) or "not kept by this run"),
     )

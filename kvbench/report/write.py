@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from kvbench.metrics.collect import Row
-from kvbench.records.record import Record
 from kvbench.report import csv, html, junit, markdown, parquet
 from kvbench.report import json as jsonout
-from kvbench.report.model import Run, VerdictLike
+from kvbench.report.model import JudgedRun
 from kvbench.report.view import View, build
 
 
-def write_all(run_dir: Path, manifest: Mapping[str, Any], records: Sequence[Record], rows: Sequence[Row],
-              verdict: VerdictLike, view: View | None = None) -> list[Path]:  # fmt: skip
+def write_all(run_dir: Path, run: JudgedRun, view: View | None = None) -> list[Path]:
     """Write the report's files into the run directory: the page, both tables as CSV and Parquet, JSON, JUnit and Markdown.
 
     view: `build` of the same run, where the caller has it. Returns the paths, the page first.
     """
-    run = Run(manifest, records, rows, verdict)
-    view = view or build(manifest, records, rows, verdict)
-    data = json.dumps(
-        jsonout.result_json(manifest, records, rows, verdict), ensure_ascii=False, allow_nan=False, indent=1
-    )
+    view = view or build(run)
+    data = json.dumps(jsonout.result_json(run), ensure_ascii=False, allow_nan=False, indent=1)
     texts = {
         "report.html": html.render(view),
         "results_long.csv": csv.long_csv(run),

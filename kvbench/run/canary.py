@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvbench.files import content_hash, write_json
+from kvbench.files import content_hash
 from kvbench.gate import evaluate as gates
 from kvbench.gate.policy import Gate
 from kvbench.gate.verdict import FAIL, NOT_EVALUATED, Outcome
@@ -21,7 +21,8 @@ from kvbench.matrix.cells import Cell, Task
 from kvbench.matrix.load import Matrix
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import derive
-from kvbench.records.record import RunDir
+from kvbench.records.record import Record
+from kvbench.records.run import CANARY, Manifest, Run, RunDir, Stopped
 from kvbench.run.execute import Executor, Rerun, Watcher, manifest_of, measuring
 
 PLACE = "the canary"
@@ -70,16 +71,13 @@ def _cheapest(tasks: Sequence[Task]) -> Sequence[Task]:
     return found if stage == 0 else found[:1]
 
 
-def judged_alone(manifest: Mapping[str, Any], of: Canary) -> dict[str, Any]:
-    """The manifest of a run of these tasks and cells alone, by which their records are judged. A baseline that the canary does
-    not measure stays in it, as what its cells are compared with."""
+def judged_alone(manifest: Manifest, records: Sequence[Record], of: Canary) -> Run:
+    """The run of the canary's tasks and cells alone. A baseline that the canary does not measure stays in it, because
+    its cells are compared with it."""
     ids = {cell.id for cell in of.cells} | {cell for task in of.tasks for cell in task.cells}
-    with_baselines = ids | {cell["baseline"] for cell in manifest["cells"] if cell["id"] in ids}
-    return {
-        **manifest,
-        "cells": [cell for cell in manifest["cells"] if cell["id"] in with_baselines],
-        "tasks": [asdict(task) for task in of.tasks],
-    }
+    with_baselines = ids | {cell.baseline for cell in manifest.cells if cell.id in ids}
+    cells = tuple(cell for cell in manifest.cells if cell.id in with_baselines)
+    return Run(replace(manifest, cells=cells, tasks=of.tasks), tuple(records))
 
 
 def stopping(outcomes: Iterable[Outcome], of: Canary) -> Outcome | None:
@@ -109,10 +107,10 @@ def run_canary_first(
         measure(replace(matrix, tasks=of.tasks), manifest, new_watcher())
         found = (run_dir.read(task.key) for task in of.tasks)
         records = [record for record in found if record is not None]
-        alone = judged_alone(manifest, of)
+        alone = judged_alone(manifest, records, of)
         # The gate's word on evidence and fallbacks counts; its checks are the whole run's.
         policy = replace(gate, checks=()) if gate else None
-        stop = stopping(gates.evaluate(policy, alone, records, derive(alone, records)).outcomes, of)
+        stop = stopping(gates.evaluate(policy, alone, derive(alone)).outcomes, of)
         rest = tuple(task for task in matrix.tasks if task not in of.tasks)
         if stop is None:
             _say("the canary got what was requested; the rest of the matrix follows")
@@ -120,10 +118,7 @@ def run_canary_first(
             return
         left = sum(not run_dir.record_path(task.key).exists() for task in rest)
         if left:
-            decided = {"check": stop.check, "after": PLACE}
-            write_json(
-                run_dir.manifest_path, {**manifest, "until_decided": {"looks": {}, "decided": decided}}
-            )
+            run_dir.write_manifest(replace(manifest, stopped=Stopped(CANARY, stop.check, PLACE)))
         # A record that is there counts as measured: one that fails is not measured again by itself.
         again = f" Once that is mended: --rerun {'all' if stop.status == FAIL else 'failed'}."
         _say(f"stopped by {PLACE}, tasks that are not run: {left}. {stop.sentence}{again}")

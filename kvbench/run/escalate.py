@@ -16,17 +16,19 @@ Pure: which step comes next, and whether one does, from the plan and the verdict
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvbench.errors import UsageError
 from kvbench.gate.policy import Gate
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, Outcome, Verdict
+from kvbench.matrix.cells import Task
 from kvbench.matrix.load import Matrix
 from kvbench.matrix.runners import RUNNERS, STAGES
 from kvbench.metrics.collect import METRICS
-from kvbench.records.record import OK, Record
+from kvbench.records.record import OK
+from kvbench.records.run import Run
 from kvbench.stats.sequential import Looks
 
 ONCE = Looks("", (None,))  # a runner that measures all that it is asked for, at once
@@ -87,29 +89,20 @@ def deciding(verdict: Verdict) -> Outcome | None:
     return next((o for o in verdict.outcomes if o.status == FAIL and o.required), None)
 
 
-def growing(tasks: Sequence[Mapping[str, Any]], records: Iterable[Record], verdict: Verdict) -> set[str]:
+def growing(run: Run, verdict: Verdict) -> set[str]:
     """Runners that a larger sample may help: a check or guard on a task that was measured is open, required or not."""
-    done = {record.key for record in records if record.status == OK}
     open_ = [
         o for o in verdict.outcomes if o.status == INCONCLUSIVE or (o.status == NOT_EVALUATED and o.metric)
     ]
-    return {t["runner"] for t in tasks if t["key"] in done and any(_is_of(outcome, t) for outcome in open_)}
+    measured = [task for record, task in run.done() if record.status == OK]
+    return {task.runner for task in measured if any(_is_of(outcome, task) for outcome in open_)}
 
 
-def _is_of(outcome: Outcome, task: Mapping[str, Any]) -> bool:
+def _is_of(outcome: Outcome, task: Task) -> bool:
     """A guard names no metric; its variant tells the task, as that of every runner whose scores it looks at."""
-    if outcome.metric and METRICS[outcome.metric].runner != task["runner"]:
+    if outcome.metric and METRICS[outcome.metric].runner != task.runner:
         return False
-    return outcome.variant == task["variant"] and not set(outcome.cells).isdisjoint(task["cells"])
-
-
-def about(
-    plan: Mapping[str, Looks], failed: Outcome | None = None, after: Step | None = None
-) -> dict[str, Any]:
-    """What the manifest says of it, from which stored records are judged again alike."""
-    looks = {r: {"option": x.option, "sizes": list(x.sizes)} for r, x in plan.items() if len(x.sizes) > 1}
-    decided = {"check": failed.check, "after": after.place} if failed and after else None
-    return {"until_decided": {"looks": looks, "decided": decided}}
+    return outcome.variant == task.variant and not set(outcome.cells).isdisjoint(task.cells)
 
 
 def outline(plan: Mapping[str, Looks]) -> list[str]:

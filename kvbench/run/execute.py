@@ -10,17 +10,16 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kvbench.errors import UsageError
-from kvbench.files import write_json
 from kvbench.matrix.cells import Task
 from kvbench.matrix.load import Matrix
-from kvbench.records import shards
-from kvbench.records.record import ERROR, NOT_EVALUATED, OK, REFUSED, SCHEMA_VERSION, Record, RunDir
+from kvbench.records.record import ERROR, NOT_EVALUATED, OK, REFUSED, Record
+from kvbench.records.run import Manifest, MatrixFile, MergedFrom, RunDir
 from kvbench.records.shards import Share
 
 if TYPE_CHECKING:
@@ -71,22 +70,17 @@ class Executor(Protocol):
     def __call__(self, matrix: Matrix, plan: Plan, run_dir: RunDir, watcher: Watcher) -> None: ...
 
 
-def manifest_of(matrix: Matrix, environment: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA_VERSION,
-        "name": matrix.name,
-        "matrix": {
-            "path": str(matrix.path) if matrix.path else None,
-            "sha": matrix.sha,
-            "source": matrix.source,
-        },
-        "command": list(command),
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": dict(environment),
-        "cells": [asdict(cell) for cell in matrix.cells],
-        "tasks": [asdict(task) for task in matrix.tasks],
-        "gate": str(matrix.gate) if matrix.gate else None,
-    }
+def manifest_of(matrix: Matrix, environment: Mapping[str, Any], command: Sequence[str]) -> Manifest:
+    return Manifest(
+        name=matrix.name,
+        cells=tuple(matrix.cells),
+        tasks=tuple(matrix.tasks),
+        matrix=MatrixFile(str(matrix.path) if matrix.path else None, matrix.sha, matrix.source),
+        command=tuple(command),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        environment=dict(environment),
+        gate=str(matrix.gate) if matrix.gate else None,
+    )
 
 
 @contextmanager
@@ -127,15 +121,14 @@ def run(
     share: Share | None = None,
 ) -> Plan:
     """Measure what is missing. Records are written one by one; an interrupt loses only the task in hand. share: its tasks alone."""
-    manifest = manifest_of(matrix, environment, command)
+    manifest = replace(manifest_of(matrix, environment, command), shard=share)
     if share is not None:
-        manifest |= shards.about(share, matrix.tasks)
         matrix = replace(matrix, tasks=tuple(task for task in matrix.tasks if task.key in share.tasks))
     with measuring(run_dir, environment, data_dir, rerun, executor) as measure:
         return measure(matrix, manifest, watcher)
 
 
-Measure = Callable[[Matrix, Mapping[str, Any], Watcher], Plan]
+Measure = Callable[[Matrix, Manifest, Watcher], Plan]
 
 
 @contextmanager
@@ -151,9 +144,9 @@ def measuring(
     """
     sessions: list[Session] = []
 
-    def measure(matrix: Matrix, manifest: Mapping[str, Any], watcher: Watcher) -> Plan:
+    def measure(matrix: Matrix, manifest: Manifest, watcher: Watcher) -> Plan:
         plan = plan_tasks(matrix, run_dir, rerun)
-        write_json(run_dir.manifest_path, {**_merged(run_dir, rerun), **manifest})
+        run_dir.write_manifest(replace(manifest, merged=_merged(run_dir, rerun)))
         watcher.start(plan)
         try:
             if plan.todo and executor is not None:
@@ -172,15 +165,14 @@ def measuring(
         yield measure
 
 
-def _merged(run_dir: RunDir, rerun: Rerun) -> dict[str, Any]:
-    """What the folder's manifest says of the shards that its records come from, where any are kept."""
+def _merged(run_dir: RunDir, rerun: Rerun) -> MergedFrom | None:
+    """The shards that the folder's records come from, according to its manifest, where any are kept."""
     if rerun == "all" or not run_dir.manifest_path.exists():
-        return {}
+        return None
     try:
-        merged = run_dir.manifest().get("merged")
+        return run_dir.manifest().merged
     except UsageError:  # a damaged one is about to be written anew, as its message says
-        return {}
-    return {"merged": merged} if merged else {}
+        return None
 
 
 def _sweep(run_dir: RunDir) -> None:
@@ -202,12 +194,6 @@ def _measure_all(matrix: Matrix, plan: Plan, run_dir: RunDir, session: Session, 
         record = execute(task, session, baseline, watcher.inside)
         run_dir.write(record)
         watcher.finished(record)
-
-
-def require_not_empty(path: Path) -> None:
-    """A run directory must hold a manifest; anything else is a usage error that names what is missing."""
-    if not path.is_dir():
-        raise UsageError(f"{path} is not a run directory; give the folder that `kvbench run` printed.")
 
 
 def command_line() -> list[str]:

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvbench.errors import UsageError
-from kvbench.files import write_json
 from kvbench.gate.precision import judge_precision
 from kvbench.matrix.resolve import ASPECTS
-from kvbench.records import shards
-from kvbench.records.record import MISMATCH, NOT_SHOWN, OK, Record, RunDir
+from kvbench.records.record import MISMATCH, NOT_SHOWN, OK, Record
+from kvbench.records.run import CANARY, Manifest, MergedFrom, Run, RunDir
 from kvbench.run.execute import locked
 
 
@@ -29,16 +28,14 @@ class Part:
     """A run that is to be merged. name: what messages call it."""
 
     name: str
-    manifest: Mapping[str, Any]
-    records: Mapping[str, Record]
+    run: Run
 
 
 @dataclass(frozen=True)
 class Merged:
-    """records: those that are kept, in task order; differences: sentences; missing: tasks without a record, in words."""
+    """run: with the records that are kept; differences: sentences; missing: tasks without a record, in words."""
 
-    manifest: Mapping[str, Any]
-    records: tuple[Record, ...]
+    run: Run
     differences: tuple[str, ...]
     missing: tuple[str, ...]
 
@@ -48,17 +45,15 @@ def merge_runs(paths: Sequence[Path], out: Path) -> Merged:
     merged = merged_of([_part(path) for path in paths])
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         target = RunDir(out)
-        if not target.manifest_path.is_file() or "merged" not in target.manifest():
+        if not target.manifest_path.is_file() or not target.manifest().merged:
             raise UsageError(f"{out} holds something that is no merged run; give a new folder with --out.")
     with locked(out):
         target = RunDir(out)
-        kept = {record.key for record in merged.records}
-        for task in merged.manifest["tasks"]:
-            if task["key"] not in kept:
-                target.record_path(task["key"]).unlink(missing_ok=True)
-        for record in merged.records:
+        for task in merged.run.missing():
+            target.record_path(task.key).unlink(missing_ok=True)
+        for record in merged.run.records:
             target.write(record)
-        write_json(target.manifest_path, merged.manifest)
+        target.write_manifest(merged.run.manifest)
     return merged
 
 
@@ -76,73 +71,73 @@ def merged_of(parts: Sequence[Part]) -> Merged:
             raise UsageError(f"{part.name} cannot be merged with {first.name}: {reason}")
     records, missing = [], []
     # A part that was merged before has kept one of the copies that differed; the other may not be among these.
-    differences = [
-        said for part in ordered for said in (part.manifest.get("merged") or {}).get("differences", ())
-    ]
-    names = {cell["id"]: cell["name"] for cell in first.manifest["cells"]}
-    specs = {cell["id"]: cell["spec"] for cell in first.manifest["cells"]}
-    for task in first.manifest["tasks"]:
-        subject = (
-            f"{task['runner']} {task['variant']}".strip()
-            + f" on {names[task['cells'][0]] or 'the only cell'}"
-        )
-        own = [(part, part.records[task["key"]]) for part in ordered if task["key"] in part.records]
+    earlier = [part.run.manifest.merged for part in ordered]
+    differences = [sentence for merged in earlier if merged for sentence in merged.differences]
+    for task in first.run.tasks:
+        cell = first.run.cell(task.cells[0])
+        subject = f"{task.runner} {task.variant}".strip() + f" on {cell.name or 'the only cell'}"
+        found = [(part, part.run.record(task.key)) for part in ordered]
+        own = [(part, record) for part, record in found if record is not None]
         if not own:
             missing.append(subject)
             continue
         where, kept = own[0]
         if any(differing(kept, record) for _, record in own):
-            spec = specs[task["cells"][0]]
-            where, kept = max(
-                own, key=lambda one: _standing(spec, one[1])
-            )  # the first of those that are alike
+            # The first of those that stand alike.
+            where, kept = max(own, key=lambda one: _standing(cell.spec, one[1]))
         records.append(kept)
         for part, record in own:
             if reason := differing(kept, record):
                 differences.append(f"{subject}: {reason} ({where.name}, which is kept, and {part.name}).")
     differences = list(dict.fromkeys(differences))
-    manifest = {key: value for key, value in first.manifest.items() if key not in ("shard", "merged")}
-    manifest["merged"] = {
-        "of": [
-            {
-                "shard": part.manifest.get("shard")
-                and {k: part.manifest["shard"][k] for k in ("number", "of")},
-                "host": part.manifest["environment"].get("host"),
-                "created_at": part.manifest.get("created_at"),
-                "command": part.manifest["command"],
-            }
-            for part in ordered
-        ],
-        "differences": differences,
+    of = tuple(_about(part.run.manifest) for part in ordered)
+    manifest = replace(first.run.manifest, shard=None, merged=MergedFrom(of, tuple(differences)))
+    return Merged(Run(manifest, tuple(records)), tuple(differences), tuple(missing))
+
+
+def _about(manifest: Manifest) -> dict[str, Any]:
+    """What the merged manifest keeps of one of its runs."""
+    return {
+        "shard": asdict(manifest.shard.shard) if manifest.shard else None,
+        "host": manifest.environment.get("host"),
+        "created_at": manifest.created_at,
+        "command": list(manifest.command),
     }
-    return Merged(manifest, tuple(records), tuple(differences), tuple(missing))
 
 
 def unlike(first: Part, other: Part) -> str:
     """Why two runs are not of one matrix and identity, or ""."""
-    for run in (first, other):
-        if run.manifest.get("until_decided"):
-            return f"{run.name} was run with --until-decided, whose samples grow by its own verdict."
-    a, b = first.manifest, other.manifest
-    if a["matrix"].get("sha") != b["matrix"].get("sha"):
-        return f"their matrices differ (sha256 {str(a['matrix'].get('sha'))[:12]} and {str(b['matrix'].get('sha'))[:12]}); run the shards of one file."
-    if a["matrix"].get("source") != b["matrix"].get("source"):
-        changed = _changed(a["matrix"].get("source"), b["matrix"].get("source"))
+    for part in (first, other):
+        stopped = part.run.manifest.stopped
+        if part.run.manifest.until_decided is not None:
+            return f"{part.name} was run with --until-decided, whose samples grow by its own verdict."
+        if stopped and stopped.by == CANARY:
+            return (
+                f"--canary stopped {part.name}, because the check {stopped.check} did not pass; "
+                "fix the cause and run it again first."
+            )
+    a, b = first.run.manifest, other.run.manifest
+    if a.matrix.sha != b.matrix.sha:
+        return (
+            f"their matrices differ (sha256 {a.matrix.sha[:12]} and {b.matrix.sha[:12]}); "
+            "run the shards of one file."
+        )
+    if a.matrix.source != b.matrix.source:
+        changed = _changed(a.matrix.source, b.matrix.source)
         return f"the matrix was run with other --set words ({changed}); give all shards the same."
-    mine, its = (m["environment"].get("identity") or {} for m in (a, b))
+    mine, its = (m.environment.get("identity") or {} for m in (a, b))
     for name in dict.fromkeys((*mine, *its)):
         if mine.get(name) != its.get(name):
             return (
                 f"they were not measured by the same identity: {name} is {mine.get(name)} and {its.get(name)}; "
                 "run all shards with the same versions on the same kind of machine."
             )
-    if [cell["id"] for cell in a["cells"]] != [cell["id"] for cell in b["cells"]]:
+    if [cell.id for cell in a.cells] != [cell.id for cell in b.cells]:
         return "their cells differ; give all shards the same -k and the same matrix."
-    if [task["key"] for task in a["tasks"]] != [task["key"] for task in b["tasks"]]:
+    if [task.key for task in a.tasks] != [task.key for task in b.tasks]:
         return "the keys of their tasks differ, so model or data do; give all shards the same files."
-    one, two = (part.manifest.get("shard") for part in (first, other))
-    if one and two and one["of"] != two["of"]:
-        return f"one is of {one['of']} shards and the other of {two['of']}."
+    if a.shard and b.shard and a.shard.shard.of != b.shard.shard.of:
+        return f"one is of {a.shard.shard.of} shards and the other of {b.shard.shard.of}."
     return ""
 
 
@@ -229,15 +224,14 @@ def _standing(spec: Mapping[str, Any], record: Record) -> tuple[bool, bool, int,
 def _part(path: Path) -> Part:
     if not path.is_dir():
         raise UsageError(f"{path} is not a run directory; give the folders that `kvbench run --shard` wrote.")
-    run_dir = RunDir(path)
-    manifest = run_dir.manifest()
-    share = shards.read(manifest)
-    name = f"{share.shard} ({path})" if share else str(path)
-    return Part(name, manifest, {record.key: record for record in run_dir.records()})
+    run = RunDir(path).load()
+    share = run.manifest.shard
+    return Part(f"{share.shard} ({path})" if share else str(path), run)
 
 
 def _number(part: Part) -> int:
-    return int((part.manifest.get("shard") or {"number": 0})["number"])
+    share = part.run.manifest.shard
+    return share.shard.number if share else 0
 
 
 def _changed(one: Any, two: Any) -> str:

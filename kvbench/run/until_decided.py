@@ -11,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvbench.files import write_json
 from kvbench.gate import evaluate as gates
 from kvbench.gate.policy import Gate
 from kvbench.matrix.load import Matrix
 from kvbench.metrics.collect import derive
-from kvbench.records.record import RunDir
-from kvbench.run.escalate import about, deciding, growing, next_step, planned, words
+from kvbench.records.run import UNTIL_DECIDED, Run, RunDir, Stopped
+from kvbench.run.escalate import deciding, growing, next_step, planned, words
 from kvbench.run.execute import Executor, Rerun, Watcher, manifest_of, measuring
 from kvbench.stats.sequential import Looks
 
@@ -41,6 +40,7 @@ def run_until_decided(
     Raises UsageError without a gate, before anything is written.
     """
     plan = planned(matrix, gate)
+    looks = {runner: own for runner, own in plan.items() if own.several}
     at = dict.fromkeys(plan, 0)
     sized = at_looks(plan, resized)
     open_: set[str] = set()
@@ -52,25 +52,27 @@ def run_until_decided(
             )
             here = replace(matrix, tasks=tasks_at(sized, at))
             due = tuple(task for task in here.tasks if task.runner in step.runners)
-            manifest = {**manifest_of(here, environment, command), **about(plan)}
+            manifest = replace(manifest_of(here, environment, command), until_decided=looks)
             measure(replace(here, tasks=due), manifest, new_watcher())
 
             # Records that are to be measured anew decide nothing before they are.
-            records = [r for r in run_dir.records() if rerun != "all" or at[r.runner]]
-            verdict = gates.evaluate(gate, manifest, records, derive(manifest, records))
-            failed, left = deciding(verdict), len(here.tasks) - len(records)
+            records = (r for r in run_dir.load().records if rerun != "all" or at[r.runner])
+            run = Run(manifest, tuple(records))
+            verdict = gates.evaluate(gate, run, derive(run))
+            failed, left = deciding(verdict), len(run.missing())
             if failed:
                 if left:
-                    write_json(run_dir.manifest_path, {**manifest, **about(plan, failed, step)})
+                    stopped = Stopped(UNTIL_DECIDED, failed.check, step.place)
+                    run_dir.write_manifest(replace(manifest, stopped=stopped))
                 _say(f"decided by {failed.check} after {step.place}; tasks that are not run: {left}")
                 return
-            open_ = growing(manifest["tasks"], records, verdict)
+            open_ = growing(run, verdict)
     _say("nothing is left that could change the verdict")
 
 
 def at_looks(plan: Mapping[str, Looks], resized: Resized) -> list[Matrix]:
     """The matrix with every runner at its n-th look, or at its last where it has fewer."""
-    several = {runner: looks for runner, looks in plan.items() if len(looks.sizes) > 1}
+    several = {runner: looks for runner, looks in plan.items() if looks.several}
     most = max((len(looks.sizes) for looks in several.values()), default=1)
     return [
         resized({r: {x.option: x.sizes[min(n, len(x.sizes) - 1)]} for r, x in several.items()})

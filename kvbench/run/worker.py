@@ -20,7 +20,8 @@ from kvbench.errors import KvbenchError
 from kvbench.machine.host import host
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.tasks import key_of
-from kvbench.records.record import Record, RunDir, record_from_dict
+from kvbench.records.record import Record, record_from_dict
+from kvbench.records.run import RunDir
 from kvbench.run.executors.job import Identities, Job, failed, from_json
 
 

@@ -21,7 +21,7 @@ from kvbench.engines.reference.backends import TORCH, Backend
 from kvbench.engines.reference.engine import static_scales, store_format
 from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.engines.reference.kv.store import PagedKVStore
-from kvbench.evidence.read_path import TOLERANCE, element_error
+from kvbench.evidence.attention_values import TOLERANCE, element_error
 from kvbench.formats.kv import KV_FORMATS, KVFormat, KVShape, pages_for
 from kvbench.runners.context import Context, Measurement
 from kvbench_kernels.kv.quantize import QUANTIZE

@@ -19,7 +19,7 @@ from torch import Tensor
 from kvbench.data.corpora import corpus
 from kvbench.engines.reference.kv.store import WriteObserver
 from kvbench.errors import KvbenchError
-from kvbench.evidence import examine as evidence
+from kvbench.evidence import kv_reads as evidence
 from kvbench.evidence.kernels import backend_label
 from kvbench.files import content_hash
 from kvbench.formats.kv import SIDES

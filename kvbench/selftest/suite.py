@@ -28,7 +28,8 @@ from kvbench.matrix.cells import Task
 from kvbench.metrics import collect as metrics
 from kvbench.metrics.collect import Row
 from kvbench.models.source import fingerprint
-from kvbench.records.record import Record, RunDir
+from kvbench.records.record import Record
+from kvbench.records.run import Run, RunDir
 from kvbench.run.execute import Plan, run
 from kvbench.selftest.checkpoint import write_checkpoint
 from kvbench.selftest.fault import CELLS, CHECKPOINT, NEEDS_CUDA, Fault
@@ -165,10 +166,9 @@ def fault_run(name: str, fault: Fault) -> Result:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run left: its manifest, records and derived rows."""
+    """What one run left, with its derived rows."""
 
-    manifest: dict[str, Any]
-    records: list[Record]
+    run: Run
     rows: list[Row]
 
 
@@ -182,8 +182,8 @@ def measured(cell: str, inject: Callable[[], AbstractContextManager[Any]]) -> Me
         with inject():
             loaded = matrix.load(HERE / "matrix.yaml", words, host=here, fingerprint_model=fingerprint)
             run(loaded, run_dir, here.environment, ["kvbench", "selftest"], Quiet(), None, "all")
-            manifest, records = run_dir.manifest(), list(run_dir.records())
-            return Measured(manifest, records, metrics.derive(manifest, records))
+            left = run_dir.load()
+            return Measured(left, metrics.derive(left))
 
 
 def measured_with(fault: Fault) -> Measured | KvbenchError:
@@ -194,9 +194,9 @@ def measured_with(fault: Fault) -> Measured | KvbenchError:
         return e
 
 
-def judged(run: Measured, gate: Path = GATE) -> Verdict:
+def judged(measured: Measured, gate: Path = GATE) -> Verdict:
     """The verdict of the ordinary gate, which no fault breaks."""
-    return gates.evaluate(gates.load(gate), run.manifest, run.records, run.rows)
+    return gates.evaluate(gates.load(gate), measured.run, measured.rows)
 
 
 def caught(name: str, fault: Fault, run: Measured | KvbenchError) -> Result:

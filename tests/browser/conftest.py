@@ -53,7 +53,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             if kind == "real":
                 _real(folder).rename(made[kind])
             else:
-                made[kind].write_text(render(build(*makers[kind]().args)), encoding="utf-8")
+                made[kind].write_text(render(build(makers[kind]().judged)), encoding="utf-8")
         return made[kind]
 
     return page

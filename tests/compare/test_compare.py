@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -172,19 +173,17 @@ def test_of_many_cells_one_may_be_beyond_the_margin_by_chance() -> None:
 
 def changed(run: Stored, **fields: Any) -> Stored:
     """The run with fields of every task changed; a function gets the old value."""
-    tasks = [
-        {**task, **{k: v(task[k]) if callable(v) else v for k, v in fields.items()}}
-        for task in run.manifest["tasks"]
-    ]
-    return replace(run, name="B", manifest={**run.manifest, "tasks": tasks})
+    tasks = tuple(_replaced(task, fields) for task in run.run.tasks)
+    return replace(run, name="B", run=replace(run.run, manifest=replace(run.run.manifest, tasks=tasks)))
+
+
+def _replaced(of: Any, fields: Mapping[str, Any]) -> Any:
+    return replace(of, **{k: v(getattr(of, k)) if callable(v) else v for k, v in fields.items()})
 
 
 def with_records(run: Stored, **fields: Any) -> Stored:
-    records = [
-        replace(r, **{k: v(getattr(r, k)) if callable(v) else v for k, v in fields.items()})
-        for r in run.records
-    ]
-    return replace(run, name="B", records=records)
+    records = tuple(_replaced(record, fields) for record in run.run.records)
+    return replace(run, name="B", run=replace(run.run, records=records))
 
 
 UNLIKE = {
@@ -211,8 +210,8 @@ def test_unlike_runs_are_refused(name: str) -> None:
 
 def test_an_unlike_spec_is_refused_by_key() -> None:
     first, second = stored(perplexity([210.0] * 4)), stored(perplexity([210.0] * 4), "B")
-    for cell in second.manifest["cells"]:
-        cell["spec"]["page_size"] = 32
+    for cell in second.run.manifest.cells:
+        cell.spec["page_size"] = 32
     with pytest.raises(UsageError, match="cell kv_format=int8_sym: page_size is 16 in A and 32 in B"):
         compare([first, second])
 
@@ -233,8 +232,8 @@ def test_runs_without_a_common_task_are_refused() -> None:
 
 def test_the_same_model_under_another_name_is_the_same() -> None:
     first, second = stored(perplexity([210.0] * 4)), stored(perplexity([210.0] * 4), "B")
-    for cell in second.manifest["cells"]:
-        cell["spec"]["model"] = "elsewhere/m"
+    for cell in second.run.manifest.cells:
+        cell.spec["model"] = "elsewhere/m"
     assert compare([first, second]).exit_code == 0
     silent = changed(second, digests={})
     with pytest.raises(
@@ -248,24 +247,18 @@ def test_old_runs_without_digests_are_compared_and_it_is_said() -> None:
     first = stored(perplexity([210.0] * 4))
     gone = ("native_model", "kv_splits")
 
-    def without(parts: Any) -> dict[str, Any]:
-        return {**parts, "spec": {k: v for k, v in parts["spec"].items() if k not in gone}}
+    def without(spec: Any) -> dict[str, Any]:
+        return {k: v for k, v in spec.items() if k not in gone}
 
     def known(options: Any) -> dict[str, Any]:
         return {k: v for k, v in options.items() if k != "kld"}
 
-    tasks = [
-        {k: v for k, v in without(task).items() if k != "digests"} | {"options": known(task["options"])}
-        for task in first.manifest["tasks"]
-    ]
-    records = [
-        replace(r, spec=without({"spec": r.spec})["spec"], options=known(r.options)) for r in first.records
-    ]
     old = replace(
-        first,
-        manifest={**first.manifest, "tasks": tasks, "cells": list(map(without, first.manifest["cells"]))},
-        records=records,
+        with_records(changed(first, digests={}, spec=without, options=known), spec=without, options=known),
+        name="A",
     )
+    cells = tuple(replace(cell, spec=without(cell.spec)) for cell in old.run.manifest.cells)
+    old = replace(old, run=replace(old.run, manifest=replace(old.run.manifest, cells=cells)))
     result = compare([old, replace(first, name="B")])
     assert result.exit_code == 0
     assert "A hold no digest of the model; both name m, which is taken for the same one" in result.named
@@ -278,9 +271,7 @@ def test_what_differs_and_forbids_nothing_is_named() -> None:
         "boot_id": "2",
         "packages": {"torch": "2.11.0", "transformers": "5.24.0", "triton": None},
     }
-    second = replace(
-        stored(run, "B", env), records=[replace(r, started_at="later") for r in stored(run, "B", env).records]
-    )
+    second = with_records(stored(run, "B", env), started_at="later")
     result = compare([stored(run, env={"boot_id": "1"}), second])
     assert result.named == (
         "kvbench's source is m in A and x in B",
@@ -334,8 +325,8 @@ def test_times_of_two_machines_are_never_compared(
 
 def test_quality_is_compared_across_devices() -> None:
     first, second = stored(perplexity([210.0] * 4)), stored(perplexity([210.0] * 4), "B", {"device": "cuda"})
-    for cell in second.manifest["cells"]:
-        cell["spec"]["device"] = "cuda"
+    for cell in second.run.manifest.cells:
+        cell.spec["device"] = "cuda"
     result = compare([first, second], only=["ppl"])
     assert {f.outcome for f in result.findings} == {SAME}
 

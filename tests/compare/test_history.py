@@ -58,8 +58,9 @@ def test_holm_counts_all_neighbours() -> None:
 
 def test_unlike_neighbours_break_the_line() -> None:
     first, second, third = runs_of(*(perplexity([210.0] * 4) for _ in range(3)))
-    tasks = [{**task, "digests": {**DIGESTS, "model": "sha256:other"}} for task in third.manifest["tasks"]]
-    third = replace(third, manifest={**third.manifest, "tasks": tasks})
+    other = {**DIGESTS, "model": "sha256:other"}
+    tasks = tuple(replace(task, digests=other) for task in third.run.tasks)
+    third = replace(third, run=replace(third.run, manifest=replace(third.run.manifest, tasks=tasks)))
     found = line(history([first, second, third]), "ppl")
     assert [len(segment) for segment in found.segments] == [2, 1]
     assert found.points[2].change is None
@@ -70,7 +71,7 @@ def test_another_machine_breaks_times_and_leaves_quality_joined() -> None:
     def run() -> MadeRun:
         both = latency()
         text = perplexity([210.0] * 4)
-        both.tasks += [{**task, "spec": both.tasks[i]["spec"]} for i, task in enumerate(text.tasks)]
+        both.tasks += [replace(task, spec=both.tasks[i].spec) for i, task in enumerate(text.tasks)]
         both.records += [replace(r, spec=both.records[i].spec) for i, r in enumerate(text.records)]
         return both
 
@@ -83,8 +84,8 @@ def test_another_machine_breaks_times_and_leaves_quality_joined() -> None:
 
 def test_a_cell_under_another_spec_is_the_same_line_broken() -> None:
     first, second = runs_of(perplexity([210.0] * 4), perplexity([210.0] * 4))
-    for cell in second.manifest["cells"]:
-        cell["spec"]["page_size"] = 32
+    for cell in second.run.manifest.cells:
+        cell.spec["page_size"] = 32
     found = line(history([first, second]), "ppl")
     assert [len(segment) for segment in found.segments] == [1, 1]
     assert "page_size is 16 in run 1 and 32 in run 2" in found.points[1].broken[0]
@@ -93,8 +94,8 @@ def test_a_cell_under_another_spec_is_the_same_line_broken() -> None:
 def test_a_run_without_the_work_is_passed_over() -> None:
     runs = runs_of(perplexity([210.0] * 4), latency(), perplexity([210.0] * 4))
     for run in runs:
-        for cell in run.manifest["cells"]:
-            cell["spec"] |= {"batch": 1, "context": 128}
+        for cell in run.run.manifest.cells:
+            cell.spec.update({"batch": 1, "context": 128})
     found = line(history(runs), "ppl")
     assert [point.run for point in found.points] == [0, 2]
     assert found.points[1].change is not None

@@ -116,8 +116,13 @@ def test_a_format_that_is_dropped_stops_the_run_with_1(
     assert "kv_format int8_sym did not reach the store" in flat
     assert "Once that is mended: --rerun all." in flat  # --rerun failed takes its record for measured
     assert len(records(tmp_path)) == 2
-    assert manifest(tmp_path)["until_decided"]["decided"] == {"check": "precision", "after": "the canary"}
-    assert "2 of 4 tasks were not run: the verdict was decided by precision after the canary." in flat
+    stopped = {"by": "canary", "check": "precision", "after": "the canary"}
+    assert manifest(tmp_path)["stopped"] == stopped
+    assert "until_decided" not in manifest(tmp_path)
+    assert "2 of 4 tasks were not run: --canary stopped the run" in flat
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["run"]["stopped"].items() >= stopped.items()
+    assert len(results["run"]["stopped"]["not_run"]) == 2
     again = CliRunner().invoke(app, ["gate", str(tmp_path / "out")], env={"COLUMNS": "200"})
     assert again.exit_code == 1  # from the stored records alone
     jsonschema.validate(manifest(tmp_path), manifest_schema())

@@ -28,7 +28,7 @@ from kvbench.errors import KvbenchError, Refused, UsageError
 from kvbench.lm_eval import model as lmeval
 from kvbench.lm_eval.args import dropped
 from kvbench.lm_eval.model import KvbenchLM, Unproven
-from kvbench.records.record import RunDir
+from kvbench.records.run import RunDir
 from kvbench.run.task.prepare import native_of
 from kvbench.selftest import hops
 

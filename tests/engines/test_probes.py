@@ -14,8 +14,8 @@ from kvbench.engines.reference.backends import TORCH
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.engines.reference.load import load_model
+from kvbench.evidence import attention_values as probes
 from kvbench.evidence import examine as evidence
-from kvbench.evidence import read_path as probes
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.resolve import request_of, resolve
@@ -74,7 +74,7 @@ def test_sound_engines_in_16_bits_pass_where_scores_are_large(model: str, dtype:
 @pytest.mark.parametrize("kv_format", ["int8_static", "fp8_e4m3_static"])
 def test_values_that_are_all_stored_as_zero_are_no_sign_of_another_path(engine: Any, kv_format: str) -> None:
     """With a scale far too large V is nothing, and then what K holds shows in no logit: the probes make V visible first."""
-    from kvbench.evidence.layer_order import probe_layers
+    from kvbench.evidence.layer_reads import probe_layers
 
     def make(sequences: int, tokens: int) -> Any:
         return engine(

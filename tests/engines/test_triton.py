@@ -16,9 +16,9 @@ import torch
 from kvbench.engines.reference import attention, backends
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.evidence import examine as evidence
-from kvbench.evidence.layer_order import probe_layers
-from kvbench.evidence.page_order import probe_pages
-from kvbench.evidence.read_path import probe_prefill, probe_values
+from kvbench.evidence.attention_values import probe_prefill, probe_values
+from kvbench.evidence.layer_reads import probe_layers
+from kvbench.evidence.page_reads import probe_pages
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.models.catalog import TINY
 from kvbench.records.record import MISMATCH, VERIFIED, Level
@@ -367,7 +367,7 @@ def test_a_run_that_never_attended_in_a_layer_is_named(
         (
             backends.TRITON,
             "gather",
-            "gathered pages 0 times in the 3 forwards of the measured run, and 1 are due",
+            "gathered pages 0 times in the 3 forwards of the measured run, expected 1",
         ),
     ],
 )

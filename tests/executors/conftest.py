@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from kvbench.cli.main import app
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import METRICS, derive
-from kvbench.records.record import RunDir
+from kvbench.records.run import RunDir
 
 MATRIX = """\
 name: small
@@ -41,17 +41,16 @@ def kvbench() -> Callable[..., Any]:
 
 def quality(run: Path) -> dict[str, Any]:
     """What must be equal whoever measured it: samples and evidence of tasks that take no times, to the last bit, and what is derived."""
-    run_dir = RunDir(run)
-    manifest, records = run_dir.manifest(), list(run_dir.records())
-    assert len(records) == len(manifest["tasks"])
+    whole = RunDir(run).load()
+    assert whole.missing() == []
     raw = {
         r.key: json.dumps([r.status, r.samples, r.decision, r.evidence, r.partial], sort_keys=True)
-        for r in records
+        for r in whole.records
         if not RUNNERS[r.runner].timed
     }
     rows = [
         (r.cell, r.metric, r.variant, r.value, r.low, r.high, r.n, r.baseline, r.note)
-        for r in derive(manifest, records)
+        for r in derive(whole)
         if not RUNNERS[METRICS[r.metric].runner].timed and r.metric != "model_load_s"
     ]
     return {"raw": raw, "rows": rows}

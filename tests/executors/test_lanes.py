@@ -21,7 +21,7 @@ from kvbench.matrix.load import Matrix, load
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.tasks import key_of
 from kvbench.models.source import fingerprint as model_fingerprint
-from kvbench.records.record import RunDir
+from kvbench.records.run import RunDir
 from kvbench.run.execute import Plan
 from kvbench.run.executors import local
 from kvbench.run.executors.child import roots

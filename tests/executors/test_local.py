@@ -19,7 +19,7 @@ from kvbench.data.fingerprint import fingerprint as data_fingerprint
 from kvbench.machine.host import host
 from kvbench.matrix.load import load
 from kvbench.models.source import fingerprint as model_fingerprint
-from kvbench.records.record import RunDir
+from kvbench.records.run import RunDir
 from kvbench.run.executors.child import Children, ending, roots
 from kvbench.run.executors.job import waves
 from tests.executors.conftest import MATRIX, quality
@@ -65,7 +65,7 @@ def test_a_segfault_is_an_error_of_its_cell_and_the_others_go_on(
     )
     result = kvbench("run", matrix, "--executor", "local", "--out", tmp_path / "out")
     assert result.exit_code == 3
-    records = {(r.runner, r.spec["kv_format"]): r for r in RunDir(tmp_path / "out").records()}
+    records = {(r.runner, r.spec["kv_format"]): r for r in RunDir(tmp_path / "out").load().records}
     crashed = records["perplexity", "native"]
     assert crashed.error is not None
     assert crashed.error["type"] == "Crash"
@@ -83,7 +83,7 @@ def test_a_worker_that_dies_before_its_first_task_leaves_an_error_for_each(
 ) -> None:
     broken("kvbench.run.task.models", "os.write(2, b'no torch\\n'); os.kill(os.getpid(), signal.SIGKILL)")
     assert kvbench("run", matrix, "--executor", "local", "--out", tmp_path / "out").exit_code == 3
-    errors = [r.error for r in RunDir(tmp_path / "out").records()]
+    errors = [r.error for r in RunDir(tmp_path / "out").load().records]
     assert len(errors) == 4
     for error in errors:
         assert error is not None
@@ -193,7 +193,7 @@ def test_children_end_with_their_driver_and_records_stay(
                 "the records written so far are kept, run the same command to go on" in driver.stderr.read()
             )
     wait_for(lambda: not alive(pid))
-    (kept,) = RunDir(tmp_path / "out").records()
+    (kept,) = RunDir(tmp_path / "out").load().records
     assert (kept.runner, kept.status) == ("storage", "ok")
     assert not list((tmp_path / "out" / "records").glob(".*"))
     plan = kvbench("plan", matrix, "--out", tmp_path / "out")
@@ -214,7 +214,7 @@ def test_it_stops_once_the_verdict_is_decided(matrix: Path, tmp_path: Path, kvbe
         tmp_path / "out",
     ]
     assert kvbench("run", matrix, *words).exit_code == 1
-    assert {r.runner for r in RunDir(tmp_path / "out").records()} == {"storage"}
+    assert {r.runner for r in RunDir(tmp_path / "out").load().records} == {"storage"}
 
 
 @pytest.mark.parametrize(

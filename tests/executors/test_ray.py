@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.records.record import RunDir
+from kvbench.records.run import RunDir
 from kvbench.run.executors import ray as on_ray
 from kvbench.run.executors.child import roots
 from tests.executors.conftest import quality
@@ -33,7 +33,7 @@ def test_a_local_ray_gives_the_same_numbers(
     assert found.exit_code == 0, found.output
     assert quality(tmp_path / "ray") == quality(tmp_path / "inline")
     assert not ray.is_initialized()
-    hosts = {r.environment["host"] for r in RunDir(tmp_path / "ray").records()}
+    hosts = {r.environment["host"] for r in RunDir(tmp_path / "ray").load().records}
     assert len(hosts) == 1
     assert None not in hosts
 
@@ -55,7 +55,7 @@ def test_a_crash_on_ray_is_told_and_not_retried(
     )
     assert kvbench("run", matrix, "--executor", "ray", "--out", tmp_path / "out").exit_code == 3
     assert tried.read_text() == "x"  # int8_sym's lacks its baseline and is not begun
-    records = {(r.runner, r.spec["kv_format"]): r for r in RunDir(tmp_path / "out").records()}
+    records = {(r.runner, r.spec["kv_format"]): r for r in RunDir(tmp_path / "out").load().records}
     error = records["perplexity", "native"].error
     assert error is not None
     assert "was ended by signal 11 (SIGSEGV) while it measured this task" in error["message"]

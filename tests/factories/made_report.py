@@ -22,7 +22,7 @@ def measured(made, **samples):
         return replace(record, samples=own, facts={**record.facts, **facts})
 
     made = made.with_records(change)
-    return replace(made, rows=derive(made.manifest, made.records))
+    return replace(made, rows=derive(made.run))
 
 
 def figure(view, section, number=0):
@@ -104,9 +104,7 @@ def side(layer, name, error=0.01, **more):
 def healthy(maker, layers, formats=("native", "int8_sym"), batches=(1,), contexts=(128,), **more):
     """A run whose quality tasks are of the health runner instead."""
     made = maker(formats=formats, batches=batches, contexts=contexts)
-    for task in made.manifest["tasks"]:
-        if task["runner"] == "parity":
-            task["runner"] = "health"
+    made = made.with_tasks(lambda t: replace(t, runner="health") if t.runner == "parity" else t)
     sides = [side(i, name, 0.01 * (i + 1), **more) for i in range(layers) for name in ("k", "v")]
     native = [
         s | {"error": 0.0, "flushed": 0, "codes_used": None, "scale_min": None, "scale_max": None}

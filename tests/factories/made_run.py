@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.cells import CELL_KEYS, Cell, Task
 from kvbench.matrix.resolve import Choice, Decision
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import Row, derive
-from kvbench.records.record import LEVELS, OK, SCHEMA_VERSION, VERIFIED, Evidence, Level, Record
+from kvbench.records.record import LEVELS, OK, VERIFIED, Evidence, Level, Record
+from kvbench.records.run import Manifest, Run, RunDir
 
 BASE, CAND = "base", "cand"
 
@@ -37,28 +39,17 @@ def evidence(effective: str, *levels: Level, weights: str = "native") -> dict[st
 
 
 class MadeRun:
-    """Cells `base` (native) and `cand`; `measure` adds a runner's task and record on both."""
+    """A run in the making: cells `base` (native) and `cand`; `measure` adds a runner's task and record on both."""
 
     def __init__(self, kv_format: str = "int8_sym", **spec: Any) -> None:
         shared = {**CELL_KEYS, "model": "m", "device": "cpu", "dtype": "float32", **spec}
+        formats = {BASE: "native", CAND: kv_format}
         self.cells = [
-            self._cell(BASE, {**shared, "kv_format": "native"}),
-            self._cell(CAND, {**shared, "kv_format": kv_format}),
+            Cell(cell, f"kv_format={fmt}", {**shared, "kv_format": fmt}, ("kv_format",), BASE, 1)
+            for cell, fmt in formats.items()
         ]
-        self.tasks: list[dict[str, Any]] = []
+        self.tasks: list[Task] = []
         self.records: list[Record] = []
-
-    @staticmethod
-    def _cell(cell_id: str, spec: dict[str, Any]) -> dict[str, Any]:
-        name = f"kv_format={spec['kv_format']}"
-        return {
-            "id": cell_id,
-            "name": name,
-            "spec": spec,
-            "varied": ["kv_format"],
-            "baseline": BASE,
-            "line": 1,
-        }
 
     def measure(
         self,
@@ -70,21 +61,15 @@ class MadeRun:
     ) -> MadeRun:
         """candidate, native: (samples, facts)."""
         keys = {cell: f"{runner}-{variant}-{cell}" for cell in (BASE, CAND)}
+        whole = {name: o.default for name, o in RUNNERS[runner].options.items()} | options
         for cell, (samples, facts) in zip(self.cells, (native, candidate), strict=True):
-            task = {
-                "key": keys[cell["id"]],
-                "runner": runner,
-                "variant": variant,
-                "spec": cell["spec"],
-                "options": {name: o.default for name, o in RUNNERS[runner].options.items()} | options,
-                "cells": [cell["id"]],
-                "baseline": None if cell["id"] == BASE else keys[BASE],
-            }
+            baseline = None if cell.id == BASE else keys[BASE]
+            task = Task(keys[cell.id], runner, variant, cell.spec, whole, (cell.id,), baseline)
             self.tasks.append(task)
-            kv_format = cell["spec"]["kv_format"]
+            kv_format = cell.spec["kv_format"]
             self.records.append(
                 Record(
-                    key=task["key"], runner=runner, protocol=1, status=OK, spec=task["spec"], options=task["options"],
+                    key=task.key, runner=runner, protocol=1, status=OK, spec=task.spec, options=task.options,
                     decision=decision(kv_format), evidence=evidence(kv_format), samples=samples, facts=facts,
                     environment={}, partial=None, error=None, started_at="2026-01-01T00:00:00+00:00", seconds=1.0,
                 )
@@ -99,23 +84,47 @@ class MadeRun:
         ]
         return self
 
+    def run_with(self, **manifest: Any) -> Run:
+        """The run, with other fields of its manifest."""
+        own = Manifest("made", tuple(self.cells), tuple(self.tasks), created_at="2026-01-01T00:00:00+00:00")
+        return Run(replace(own, **manifest), tuple(self.records))
+
     @property
-    def manifest(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA_VERSION,
-            "name": "made",
-            "cells": self.cells,
-            "tasks": self.tasks,
-            "gate": None,
-        }
+    def run(self) -> Run:
+        return self.run_with()
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.run.manifest
+
+    def on_disk(self, folder: Path, **manifest: Any) -> RunDir:
+        """The run as `kvbench run` leaves it."""
+        return written(self.run_with(**manifest), folder)
+
+    def add_cell(self, like: int, cell: str, name: str) -> None:
+        """Another cell with the spec of one."""
+        self.cells.append(replace(self.cells[like], id=cell, name=name))
+
+    def share(self, task: int, cell: str) -> None:
+        """Let one more cell share a task."""
+        self.tasks[task] = replace(self.tasks[task], cells=(*self.tasks[task].cells, cell))
 
     def rows(self) -> list[Row]:
-        return derive(self.manifest, self.records)
+        return derive(self.run)
 
     def row(self, metric: str, cell: str = CAND) -> Row:
         """The one row of a metric on a cell."""
         (row,) = [row for row in self.rows() if row.metric == metric and row.cell == cell]
         return row
+
+
+def written(run: Run, folder: Path) -> RunDir:
+    """The run's files, as `kvbench run` leaves them."""
+    files = RunDir(folder)
+    files.write_manifest(run.manifest)
+    for record in run.records:
+        files.write(record)
+    return files
 
 
 def layers(n: int, payload: int, scales: int, extra: int = 0) -> dict[str, Any]:

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.compare.pairing import Stored
-from kvbench.files import write_json
-from kvbench.records.record import RunDir
-from tests.factories.made_run import CAND, MadeRun, text_facts
+from tests.factories.made_run import CAND, MadeRun, text_facts, written
 from tests.factories.timed_run import timed
 
 ENV: dict[str, Any] = {
@@ -25,22 +23,14 @@ DIGESTS = {"model": "sha256:m", "native": "sha256:m", "data": ["sha256:d"]}
 def stored(run: MadeRun, name: str = "A", env: Mapping[str, Any] | None = None, **manifest: Any) -> Stored:
     """The run with an environment and digests where it has none of its own."""
     records = [replace(r, environment=r.environment or {**ENV, **(env or {})}) for r in run.records]
-    tasks = [{"digests": DIGESTS, **task} for task in run.tasks]
-    whole = {**run.manifest, "tasks": tasks, "created_at": "2026-01-01T00:00:00+00:00", **manifest}
-    return Stored(name, f"runs/{name}", whole, records)
+    tasks = tuple(replace(task, digests=task.digests or DIGESTS) for task in run.tasks)
+    whole = run.run_with(**{"tasks": tasks, "environment": ENV, **manifest})
+    return Stored(name, f"runs/{name}", replace(whole, records=tuple(records)))
 
 
 def on_disk(run: Stored, folder: Path) -> Path:
     """The run as `kvbench run` leaves it."""
-    parts = {
-        "matrix": {"path": "m.yaml", "sha": "0", "source": {}},
-        "environment": ENV,
-        "command": ["kvbench", "run", "m.yaml"],
-    }
-    write_json(folder / "run.json", {**parts, **run.manifest})
-    for record in run.records:
-        RunDir(folder).write(record)
-    return folder
+    return written(run.run, folder).path
 
 
 def latency(

@@ -41,7 +41,7 @@ def judged(
 ) -> Outcome:
     """What the gate says of one metric of the candidate."""
     check = Check(metric, {"kv_format": "native" if cell == BASE else "int8_sym"}, low, high, "the limit")
-    verdict = evaluate(Gate("made", (check,)), run.manifest, run.records, run.rows())
+    verdict = evaluate(Gate("made", (check,)), run.run, run.rows())
     (found,) = [o for o in verdict.outcomes if o.check == check.name]
     return found
 
@@ -221,7 +221,7 @@ def test_a_quota_has_a_remedy_of_its_own() -> None:
 def test_an_exit_code_of_a_check_that_was_left_open_is_4() -> None:
     run = timed(around(13.0), around(10.0), devices=slow(6, 0))
     check = Check("itl_ratio", {}, -INF, 1.1, "at most 1.1")
-    assert evaluate(Gate("made", (check,)), run.manifest, run.records, run.rows()).exit_code == 4
+    assert evaluate(Gate("made", (check,)), run.run, run.rows()).exit_code == 4
 
 
 # slowdowns, in absolute times: 13 ms a step, 50 ms to the first token, 128 ms in all

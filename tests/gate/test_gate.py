@@ -18,6 +18,7 @@ from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, exit_c
 from kvbench.matrix.resolve import Choice
 from kvbench.metrics.collect import Row
 from kvbench.records.record import LEVELS, MISMATCH, NOT_APPLICABLE, RUNGS, UNVERIFIED, VERIFIED, Level
+from kvbench.records.run import Manifest, Run
 from kvbench.stats.power import Spread
 from tests.factories.made_run import (
     BASE,
@@ -61,11 +62,11 @@ RATIO = check("kv_ratio_16bit", 0.515625, 0.515625, kv_format="int8_sym")
 
 
 def judge(run: MadeRun, *checks: Check, **options: Any) -> Verdict:
-    return evaluate(Gate("made", checks, **options), run.manifest, run.records, run.rows())
+    return evaluate(Gate("made", checks, **options), run.run, run.rows())
 
 
 def bare(run: MadeRun) -> Verdict:
-    return evaluate(None, run.manifest, run.records, run.rows())
+    return evaluate(None, run.run, run.rows())
 
 
 def of(verdict: Verdict, status: str) -> list[Outcome]:
@@ -118,11 +119,11 @@ def test_quantized_weights_of_which_the_evidence_says_nothing_fail() -> None:
         "rejected": [],
         "sentence": "",
     }
-    run.cells[1]["spec"]["weights"] = "fp8_block128"
-    run.tasks[1]["spec"]["weights"] = "fp8_block128"
+    run.cells[1].spec["weights"] = "fp8_block128"
+    run.tasks[1].spec["weights"] = "fp8_block128"
     silent = [Level(x, NOT_APPLICABLE if x.endswith("-weights") else VERIFIED, "said so") for x in LEVELS]
     whole = decision("int8_sym") | {"weights": choice}
-    spec = {**run.tasks[1]["spec"]}
+    spec = {**run.tasks[1].spec}
     run.change(
         CAND, spec=spec, decision=whole, evidence=evidence("int8_sym", *silent, weights="fp8_block128")
     )
@@ -134,7 +135,7 @@ def test_quantized_weights_of_which_the_evidence_says_nothing_fail() -> None:
 
 def test_a_baseline_that_is_not_native_fails() -> None:
     run = stored()
-    run.cells[1]["baseline"] = CAND
+    run.cells[1] = replace(run.cells[1], baseline=CAND)
     faults = of(bare(run), FAIL)
     assert any(
         "the baseline that it is compared with is not native: kv_format int8_sym." in f.sentence
@@ -338,7 +339,7 @@ def test_one_bad_record_among_good_ones_fails_the_cell() -> None:
 
 def test_weights_and_backend_are_part_of_the_precision() -> None:
     run = stored()
-    run.cells[1]["spec"]["weights"] = "fp8_block128"
+    run.cells[1].spec["weights"] = "fp8_block128"
     assert (
         "the matrix asks for weights fp8_block128, but the resolver was asked for native"
         in of(bare(run), FAIL)[0].sentence
@@ -347,7 +348,7 @@ def test_weights_and_backend_are_part_of_the_precision() -> None:
 
 def test_dequantized_weights_are_not_effective_whatever_the_request_says() -> None:
     run = stored()
-    run.cells[1]["spec"]["weights"] = "fp8_block128"
+    run.cells[1].spec["weights"] = "fp8_block128"
     asked = decision("int8_sym")
     asked["weights"] = {**asked["weights"], "requested": "fp8_block128", "resolved": "fp8_block128"}
     run.change(CAND, decision=asked)
@@ -651,7 +652,7 @@ def test_a01_t2_92_274_688_bytes_under_int8_fail_whatever_the_evidence_says() ->
 def with_row(run: MadeRun, metric: str, **changes: Any) -> Verdict:
     """The verdict of `ppl_delta_pct within [-1, 1]` when its row is changed."""
     rows = [Row(**{**vars(row), **changes}) if row.metric == metric else row for row in run.rows()]
-    return evaluate(Gate("made", (check(metric, -1, 1),)), run.manifest, run.records, rows)
+    return evaluate(Gate("made", (check(metric, -1, 1),)), run.run, rows)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -667,7 +668,7 @@ def test_a23_t1_nan_fails_a_check_of_any_shape(value: float, partial: str | None
         check("ppl_delta_pct", low=-5),
         check("ppl_delta_pct", -1, 1),
     ):
-        verdict = evaluate(Gate("made", (own,)), run.manifest, run.records, rows)
+        verdict = evaluate(Gate("made", (own,)), run.run, rows)
         assert verdict.exit_code == 1
         assert verdict.outcomes[-1].status == FAIL
 
@@ -835,16 +836,16 @@ def test_a23_t6_a_gate_of_which_nothing_was_evaluated_is_no_pass() -> None:
 
 
 def test_a23_t6_a_run_without_cells_is_no_pass() -> None:
-    empty = {"name": "empty", "cells": [], "tasks": []}
-    assert evaluate(None, empty, [], []).exit_code == 3
-    assert evaluate(Gate("g", ()), empty, [], []).exit_code == 3
+    empty = Run(Manifest("empty", (), ()))
+    assert evaluate(None, empty, []).exit_code == 3
+    assert evaluate(Gate("g", ()), empty, []).exit_code == 3
 
 
 def test_cells_that_share_a_task_share_one_outcome() -> None:
     run = scored()
-    run.cells.append({**run.cells[1], "id": "cand2", "name": "batch=4"})
-    run.tasks[1]["cells"].append("cand2")
-    run.tasks[3]["cells"].append("cand2")
+    run.add_cell(1, "cand2", "batch=4")
+    run.share(1, "cand2")
+    run.share(3, "cand2")
     verdict = judge(run, check("ppl_delta_pct", -1, 1))
     (outcome,) = [o for o in verdict.outcomes if o.metric == "ppl_delta_pct"]
     assert (outcome.cell, outcome.cells) == (CAND, (CAND, "cand2"))
@@ -879,7 +880,7 @@ def test_a_policy_file_judges_a_run(tmp_path: Path) -> None:
         "checks:\n  - {metric: kv_ratio_16bit, where: {kv_format: int8_sym}, equals: 0.515625, why: 66 / 128}\n"
     )
     run = stored()
-    verdict = evaluate(load(path), run.manifest, run.records, run.rows())
+    verdict = evaluate(load(path), run.run, run.rows())
     assert verdict.exit_code == 0
     assert verdict.outcomes[-1].why == "66 / 128"
 
@@ -917,7 +918,7 @@ def test_a_state_that_nobody_knows_is_not_verified() -> None:
 
 
 def test_a_task_that_ended_well_without_any_value_is_no_pass() -> None:
-    verdict = evaluate(None, (run := stored().change(CAND, samples={})).manifest, run.records, run.rows())
+    verdict = bare(stored().change(CAND, samples={}))
     assert verdict.exit_code == 3
     assert any(o.check == "no result" and "storage on" in o.sentence for o in verdict.outcomes)
 

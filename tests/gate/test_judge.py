@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def check(metric: str, low: float = -math.inf, high: float = math.inf, **where: 
 
 
 def judge(run: MadeRun, *checks: Check) -> Verdict:
-    return evaluate(Gate("made", checks), run.manifest, run.records, run.rows())
+    return evaluate(Gate("made", checks), run.run, run.rows())
 
 
 def last(run: MadeRun, *checks: Check) -> Outcome:
@@ -206,9 +207,9 @@ def many(shifts: list[float]) -> MadeRun:
     run = text(shifts[0], 6, 0)
     for i, shift in enumerate(shifts[1:], 1):
         other, name = text(shift, 6, i), f"cand{i}"
-        run.cells.append({**run.cells[1], "id": name, "name": name})
-        task = {**other.tasks[1], "key": f"key{i}", "cells": [name], "baseline": f"key{i}-base"}
-        run.tasks += [{**other.tasks[0], "key": f"key{i}-base", "cells": [BASE]}, task]
+        run.add_cell(1, name, name)
+        task = replace(other.tasks[1], key=f"key{i}", cells=(name,), baseline=f"key{i}-base")
+        run.tasks += [replace(other.tasks[0], key=f"key{i}-base", cells=(BASE,)), task]
         for record, key in zip(other.records, (f"key{i}-base", f"key{i}"), strict=True):
             run.records.append(type(record)(**{**vars(record), "key": key}))
     return run
@@ -255,7 +256,7 @@ def test_two_runs_of_the_baseline_never_fail_a_gate_on_text(name: str) -> None:
     free = Gate("aa", tuple(Check(c.metric, {}, c.low, c.high, c.limit) for c in limits))
     for seed in range(60):
         run = text(0.0, (2, 5, 40)[seed % 3], seed, noise=3e-4, spread=1e-4)
-        verdict = evaluate(free, run.manifest, run.records, run.rows())
+        verdict = evaluate(free, run.run, run.rows())
         assert not [o for o in verdict.outcomes if o.status == FAIL], seed
 
 
@@ -271,7 +272,7 @@ def test_two_runs_of_the_baseline_never_fail_a_gate_on_questions(name: str) -> N
         turned = draw.randrange(n // 50 + 1)
         gained = sum(draw.random() < 0.5 for _ in range(turned))
         run = answers(gained, turned - gained, n * 7 // 10 - turned, n * 3 // 10)
-        verdict = evaluate(free, run.manifest, run.records, run.rows())
+        verdict = evaluate(free, run.run, run.rows())
         assert not [o for o in verdict.outcomes if o.status == FAIL], seed
 
 
@@ -314,7 +315,7 @@ def scores(*rows: list[float], answers: list[int] | None = None) -> MadeRun:
 )
 def test_a_degenerate_scorer_fails_without_any_check(rows: list[list[float]], words: str) -> None:
     run = scores(*rows)
-    verdict = evaluate(None, run.manifest, run.records, run.rows())
+    verdict = evaluate(None, run.run, run.rows())
     assert verdict.exit_code == 1
     faults = [o for o in verdict.outcomes if o.check == "degenerate"]
     assert [o.cell for o in faults] == [BASE, CAND]
@@ -324,28 +325,24 @@ def test_a_degenerate_scorer_fails_without_any_check(rows: list[list[float]], wo
 def test_few_questions_with_one_letter_are_inconclusive_unless_the_baseline_tells_them_apart() -> None:
     stuck = [[-2.0, -3.0, -1.0 - i / 99, -4.0] for i in range(9)]
     run = scores(*stuck)
-    verdict = evaluate(None, run.manifest, run.records, run.rows())
+    verdict = evaluate(None, run.run, run.rows())
     assert [o.status for o in verdict.outcomes if o.check == "degenerate"] == [INCONCLUSIVE] * 2
     native = scores(*stuck[:8], [-1.0, -3.0, -2.0, -4.0]).records[0]
     run.records[0] = native
-    verdict = evaluate(None, run.manifest, run.records, run.rows())
+    verdict = evaluate(None, run.run, run.rows())
     assert [(o.status, o.cell) for o in verdict.outcomes if o.check == "degenerate"] == [(FAIL, CAND)]
 
 
 def test_a_scorer_that_tells_questions_apart_is_none() -> None:
     fine = [[-2.0, -3.0, -1.0 - i / 99, -4.0] for i in range(8)] + [[-1.0, -3.0, -2.0, -4.0]]
     for run in (scores(*fine), scores(*fine[:5]), scores(*fine[:8], answers=[2, 2])):
-        assert not [
-            o
-            for o in evaluate(None, run.manifest, run.records, run.rows()).outcomes
-            if o.check == "degenerate"
-        ]
+        assert not [o for o in evaluate(None, run.run, run.rows()).outcomes if o.check == "degenerate"]
 
 
 def test_text_whose_every_token_is_as_likely_measures_nothing() -> None:
     flat = chunks(*((n * math.log(1000), n) for n in (511, 511, 80, 511, 7, 511, 300, 511)))
     run = MadeRun().measure("perplexity", (flat, text_facts(2942)), (flat, text_facts(2942)), variant=TEXT)
-    verdict = evaluate(None, run.manifest, run.records, run.rows())
+    verdict = evaluate(None, run.run, run.rows())
     assert (
         "all 8 chunks have the same loss a token"
         in next(o for o in verdict.outcomes if o.check == "degenerate").sentence

@@ -11,8 +11,11 @@ import pytest
 from kvbench.gate.builtin_checks import IDENTITIES
 from kvbench.gate.evaluate import evaluate
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.matrix.cells import Cell, Task
 from kvbench.metrics.collect import METRICS, Row, derive
 from kvbench.records.record import Record
+from kvbench.records.run import Manifest, Run
+from kvbench.report.model import JudgedRun
 from tests.factories.made_run import BASE, CAND, MadeRun, layers, storage_facts
 
 SETTINGS = {"backend": "gpu", "decode": "graph", "splits": [4], "kernels": ["paged_decode_split"]}
@@ -61,16 +64,14 @@ def timed(
 
 
 def judged(run: MadeRun, rows: Sequence[Row] | None = None) -> list[Outcome]:
-    outcomes = evaluate(None, run.manifest, run.records, run.rows() if rows is None else rows).outcomes
+    outcomes = evaluate(None, run.run, run.rows() if rows is None else rows).outcomes
     return [o for o in outcomes if o.status in (FAIL, INCONCLUSIVE)]
 
 
 def test_a_sound_run_breaks_nothing() -> None:
     run = timed()
     assert judged(run) == []
-    (said,) = [
-        o for o in evaluate(None, run.manifest, run.records, run.rows()).outcomes if o.check == "plausible"
-    ]
+    (said,) = [o for o in evaluate(None, run.run, run.rows()).outcomes if o.check == "plausible"]
     assert said.status == PASS
 
 
@@ -237,8 +238,8 @@ class Contexts:
         kv: tuple[float, float] = (FP8_KV, NATIVE_KV),
         **settings: Any,
     ) -> None:
-        self.cells: list[dict[str, Any]] = []
-        self.tasks: list[dict[str, Any]] = []
+        self.cells: list[Cell] = []
+        self.tasks: list[Task] = []
         self.records: list[Record] = []
         for context in contexts:
             itl = [at + slope * context / 1e3 for at, slope in (own, native)]
@@ -259,30 +260,29 @@ class Contexts:
             )
             name = {BASE: f"{BASE}{context}", CAND: f"{CAND}{context}"}
             self.cells += [
-                {**c, "id": name[c["id"]], "baseline": name[BASE], "name": f"{c['name']},context={context}"}
+                replace(c, id=name[c.id], baseline=name[BASE], name=f"{c.name},context={context}")
                 for c in run.cells
             ]
             for task, record in zip(run.tasks, run.records, strict=True):
-                key = f"{task['key']}-{context}"
-                baseline = task["baseline"] and f"{task['baseline']}-{context}"
-                self.tasks.append(
-                    {**task, "key": key, "cells": [name[c] for c in task["cells"]], "baseline": baseline}
-                )
+                key = f"{task.key}-{context}"
+                baseline = task.baseline and f"{task.baseline}-{context}"
+                cells = tuple(name[c] for c in task.cells)
+                self.tasks.append(replace(task, key=key, cells=cells, baseline=baseline))
                 self.records.append(replace(record, key=key))
 
     @property
-    def manifest(self) -> dict[str, Any]:
-        return {"cells": self.cells, "tasks": self.tasks, "gate": None}
+    def run(self) -> Run:
+        return Run(Manifest("made", tuple(self.cells), tuple(self.tasks)), tuple(self.records))
 
     def rows(self) -> list[Row]:
-        return derive(self.manifest, self.records)
+        return derive(self.run)
 
     def row(self, metric: str, cell: str = f"{CAND}1024") -> Row:
         (row,) = [r for r in self.rows() if (r.metric, r.cell) == (metric, cell)]
         return row
 
     def odd(self) -> list[Outcome]:
-        outcomes = evaluate(None, self.manifest, self.records, self.rows()).outcomes
+        outcomes = evaluate(None, self.run, self.rows()).outcomes
         return [o for o in outcomes if o.status in (FAIL, INCONCLUSIVE)]
 
 
@@ -370,7 +370,7 @@ def test_a_gain_beyond_the_bytes_is_confounded_and_names_the_settings_that_diffe
     assert outcome.sentence.endswith(
         "KV bytes in the ratio 0.515625; what differs besides the format: backend torch against gpu, splits none against 4."
     )
-    assert evaluate(None, run.manifest, run.records, run.rows()).exit_code == 4
+    assert evaluate(None, run.run, run.rows()).exit_code == 4
 
 
 def test_a_gain_beyond_the_bytes_with_equal_settings_says_that_none_differs() -> None:
@@ -415,12 +415,8 @@ def test_the_report_shows_one_line_a_format_and_none_without_a_line() -> None:
     from kvbench.report.view import build
 
     def table(run: Contexts) -> Any:
-        verdict = evaluate(None, run.manifest, run.records, run.rows())
-        manifest = {
-            **run.manifest, "name": "made", "created_at": "2026-01-01T00:00:00+00:00", "environment": {}, "command": [],
-            "matrix": {"path": None, "sha": "", "source": {}},
-        }  # fmt: skip
-        tables = build(manifest, run.records, run.rows(), verdict).tables
+        verdict = evaluate(None, run.run, run.rows())
+        tables = build(JudgedRun(run.run, run.rows(), verdict)).tables
         return next((t for t in tables if t.key == "contexts"), None)
 
     found = table(Contexts())
@@ -434,10 +430,9 @@ def test_the_report_shows_one_line_a_format_and_none_without_a_line() -> None:
 
 def test_a_confounded_gain_is_no_gate() -> None:
     from kvbench.render.labels import Labels
-    from kvbench.report.model import Run
     from kvbench.report.sections.notices import notices
 
     run = Contexts(own=(6.84, 0.309))
-    verdict = evaluate(None, run.manifest, run.records, run.rows())
-    shown = notices(Run(run.manifest, run.records, run.rows(), verdict), Labels(run.manifest))
+    verdict = evaluate(None, run.run, run.rows())
+    shown = notices(JudgedRun(run.run, run.rows(), verdict), Labels(run.run))
     assert [n.title for n in shown] == ["No gate was judged"]

@@ -32,7 +32,7 @@ def check(metric: str, low: float = -math.inf, high: float = math.inf) -> Check:
 
 
 def judge(run: MadeRun, *checks: Check) -> Verdict:
-    return evaluate(Gate("made", checks, allow_partial=True), run.manifest, run.records, run.rows())
+    return evaluate(Gate("made", checks, allow_partial=True), run.run, run.rows())
 
 
 def own(verdict: Verdict) -> list[Outcome]:

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ import yaml
 from typer.testing import CliRunner
 
 from kvbench.cli.main import COMMANDS, app
-from kvbench.files import write_json
 from kvbench.gate.evaluate import evaluate
 from kvbench.machine.ci import device_required, in_ci
 from kvbench.matrix.cells import Task
 from kvbench.metrics.collect import derive
-from kvbench.records.record import REFUSED, RunDir
+from kvbench.records.record import REFUSED
+from kvbench.records.run import MatrixFile, RunDir
 from kvbench.run.execute import Plan
 from kvbench.run.progress import Bar, Lines, Silent, watcher
 from tests.factories.made_run import MadeRun, layers, storage_facts
@@ -59,19 +60,14 @@ def made(without: tuple[str, ...] = ("cand",)) -> MadeRun:
 
 @pytest.fixture
 def stored(tmp_path: Path) -> RunDir:
-    run, data = RunDir(tmp_path / "run"), made()
-    more = {"matrix": {"path": "m.yaml", "sha": "", "source": {}}, "command": ["kvbench"], "created_at": "", "environment": {}}  # fmt: skip
-    write_json(run.manifest_path, {**data.manifest, **more})
-    for record in data.records:
-        run.write(record)
-    return run
+    return made().on_disk(tmp_path / "run", matrix=MatrixFile("m.yaml"), command=("kvbench",))
 
 
 @pytest.mark.parametrize(("required", "status", "code"), [(False, "not_evaluated", 3), (True, "fail", 1)])
 @pytest.mark.parametrize("without", [("cand",), ("base", "cand")])
 def test_a_missing_device(without: tuple[str, ...], required: bool, status: str, code: int) -> None:
     run = made(without)
-    verdict = evaluate(None, run.manifest, run.records, derive(run.manifest, run.records), required)
+    verdict = evaluate(None, run.run, derive(run.run), required)
     assert verdict.exit_code == code
     (outcome,) = [o for o in verdict.outcomes if o.check == "device"]
     assert (outcome.status, outcome.cells) == (status, without)
@@ -88,7 +84,7 @@ def test_a_missing_device(without: tuple[str, ...], required: bool, status: str,
 def test_with_the_device_there_is_no_such_check() -> None:
     run = made(())
     for required in (False, True):
-        verdict = evaluate(None, run.manifest, run.records, derive(run.manifest, run.records), required)
+        verdict = evaluate(None, run.run, derive(run.run), required)
         assert verdict.exit_code == 0
         assert not [o for o in verdict.outcomes if o.check in ("device", "skipped")]
 
@@ -97,7 +93,7 @@ def test_another_refusal_is_no_missing_device() -> None:
     run = made()
     run.change("cand", error={"reason": "mla_not_validated", "message": "x"})
     for required in (False, True):
-        verdict = evaluate(None, run.manifest, run.records, derive(run.manifest, run.records), required)
+        verdict = evaluate(None, run.run, derive(run.run), required)
         assert verdict.exit_code == 3
         assert [o.check for o in verdict.outcomes if o.cells == ("cand",)] == ["precision", "refused"]
 
@@ -341,8 +337,8 @@ def test_no_junit_stands_beside_a_result_that_could_not_be_printed(stored: RunDi
 def test_a_stream_that_holds_ascii_only_shows_escapes(stored: RunDir, tmp_path: Path) -> None:
     plain = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     manifest = stored.manifest()
-    manifest["cells"][1]["name"] = "kv_format=\u00fc"
-    write_json(stored.manifest_path, manifest)
+    first, second = manifest.cells
+    stored.write_manifest(replace(manifest, cells=(first, replace(second, name="kv_format=\u00fc"))))
     matrix = tmp_path / "m.yaml"
     matrix.write_text(
         'name: "\\ud800"\nmodel: tiny-llama\naxes: {kv_format: [native]}\nrunners: {storage: {}}\n'

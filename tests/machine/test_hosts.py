@@ -12,6 +12,7 @@ from kvbench.gate import evaluate as gates
 from kvbench.machine.same_machine import apart, names
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import METRICS, derive
+from kvbench.records.run import Run
 from tests.factories.made_run import BASE
 from tests.factories.timed_run import timed
 from tests.gate.test_plausible import Contexts
@@ -25,7 +26,7 @@ OTHER_GPU = [{"name": "G", "uuid": "GPU-2"}]
     [
         ({}, ""),
         ({"host": "two"}, "on different hosts (one, two), whose times are never pooled"),
-        ({"host": None}, "on different hosts (one, one that is not named), whose times are never pooled"),
+        ({"host": None}, "on different hosts (one, unnamed), whose times are never pooled"),
         ({"boot_id": "b2"}, "in different boots of one (b1, b2), which may be two machines of one name"),
         ({"gpus": OTHER_GPU}, "on different GPUs of one (GPU-1, GPU-2), whose times are never pooled"),
         ({"gpus": OTHER_GPU, "host": "two"}, "on different hosts (one, two), whose times are never pooled"),
@@ -81,10 +82,11 @@ def test_a_gate_on_such_a_line_is_not_evaluated_and_names_the_hosts(tmp_path: Pa
     )
     policy = gates.load(tmp_path / "gate.yaml")
     run = on_hosts("a", "b", "a")
-    for cell in run.cells:
-        if "cand" in cell["id"]:
-            cell["spec"] = {**cell["spec"], "kv_format": "fp8_e4m3"}
-    outcomes = gates.evaluate(policy, run.manifest, run.records, run.rows()).outcomes
+    run.cells = [
+        replace(cell, spec={**cell.spec, "kv_format": "fp8_e4m3"}) if "cand" in cell.id else cell
+        for cell in run.cells
+    ]
+    outcomes = gates.evaluate(policy, run.run, run.rows()).outcomes
     own = [o for o in outcomes if o.metric == "itl_slope_to_bytes"]
     assert [o.status for o in own] == ["not_evaluated"] * 3
     assert all("different hosts (a, b)" in o.sentence for o in own)
@@ -100,7 +102,7 @@ def test_no_time_is_derived_from_two_records() -> None:
         for arm in alone.samples["arms"]
     ]
     other = replace(alone, samples={**alone.samples, "arms": slow}, environment={"host": "b"})
-    before, after = (derive(run.manifest, [first, beside]) for first in (alone, other))
+    before, after = (derive(Run(run.manifest, (first, beside))) for first in (alone, other))
     own = [row for row in before if row.cell != BASE and METRICS[row.metric].runner == "latency"]
     assert own == [row for row in after if row.cell != BASE and METRICS[row.metric].runner == "latency"]
     assert next(row for row in own if row.metric == "itl_ratio").value is not None

@@ -13,6 +13,7 @@ import pytest
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import METRICS, READERS, TABLES, derive, implausible
 from kvbench.metrics.declare.units import UNITS
+from kvbench.records.run import Run
 from tests.factories.made_run import BASE, CAND, MadeRun, chunks, text_facts
 from tests.metrics.test_latency import AA, ABBA, latency
 
@@ -49,8 +50,8 @@ def text_run(own: Any = None, native: Any = None) -> MadeRun:
 
 def test_a_task_is_spread_over_its_cells() -> None:
     run = text_run()
-    run.cells.append({**run.cells[1], "id": "cand2", "name": "batch=4"})
-    run.tasks[1]["cells"].append("cand2")
+    run.add_cell(1, "cand2", "batch=4")
+    run.share(1, "cand2")
     first, second = run.row("ppl"), run.row("ppl", "cand2")
     assert replace(first, cell="cand2") == second
     assert run.row("ppl_delta_pct", "cand2").baseline == BASE
@@ -91,6 +92,6 @@ def test_partial_comes_from_the_record_and_for_differences_from_the_baseline_too
 
 def test_derive_is_pure() -> None:
     run = text_run().measure("latency", latency(*ABBA), AA)
-    before = json.dumps([run.manifest, [r.samples for r in run.records]])
-    assert derive(run.manifest, run.records) == derive(run.manifest, reversed(run.records))
-    assert json.dumps([run.manifest, [r.samples for r in run.records]]) == before
+    before = json.dumps([run.manifest.to_dict(), [r.samples for r in run.records]])
+    assert derive(run.run) == derive(Run(run.manifest, tuple(reversed(run.records))))
+    assert json.dumps([run.manifest.to_dict(), [r.samples for r in run.records]]) == before

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
-from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.cells import CELL_KEYS, Cell
 from kvbench.metrics.collect import METRICS, Row
 from kvbench.published.catalogue import TABLES, files, named
 from kvbench.published.reproduce import Ours, Rule, compare
@@ -39,15 +39,15 @@ class Made:
     """A run with cells of given keys and metrics of theirs."""
 
     def __init__(self) -> None:
-        self.cells: list[dict[str, Any]] = []
+        self.cells: list[Cell] = []
         self.rows: list[Row] = []
 
     def cell(self, keys: Mapping[str, Any], variant: str = "", **values: Any) -> Made:
         """values: a number, or (value, low, high)."""
-        same = [c for c in self.cells if c["spec"] == {**CELL_KEYS, **keys}]
-        at = same[0]["id"] if same else f"c{len(self.cells)}"
+        same = [c for c in self.cells if c.spec == {**CELL_KEYS, **keys}]
+        at = same[0].id if same else f"c{len(self.cells)}"
         if not same:
-            self.cells.append({"id": at, "spec": {**CELL_KEYS, **keys}})
+            self.cells.append(Cell(at, at, {**CELL_KEYS, **keys}, (), at))
         for metric, value in values.items():
             v, low, high = value if isinstance(value, tuple) else (value, None, None)
             note = "" if v is not None else "refused: no GPU here"
@@ -203,7 +203,7 @@ def test_what_the_intervals_do_not_tell_apart_is_open_and_no_agreement() -> None
 def test_lines_that_were_not_measured_are_listed_with_their_reason() -> None:
     made = itl()
     for at, row in enumerate(made.rows):
-        if row.cell == made.cells[2]["id"]:
+        if row.cell == made.cells[2].id:
             made.rows[at] = Row(row.cell, row.metric, "", None, row.unit, note="refused: no GPU here.")
     shape = shape_of("fp8/itl", made)
     assert (states(shape).count(NOT_RUN), states(shape).count(AGREES)) == (1, 9)
@@ -343,8 +343,8 @@ def test_every_table_of_the_sources_has_an_entry_and_every_line_a_rule() -> None
         assert all(any(rule.takes(line) for rule in found.rules) for line in lines), name
         assert {rule.ours for rule in found.rules if rule.ours} <= set(METRICS)
         if matrix is not None:  # each line that is not left out has its cells in the matrix
-            cells = [{"id": cell.id, "spec": cell.spec} for cell in load(matrix).cells]
-            ours = Ours(cells, [Row(c["id"], m, "", 1.0, METRICS[m].unit) for c in cells for m in METRICS])
+            cells = load(matrix).cells
+            ours = Ours(cells, [Row(c.id, m, "", 1.0, METRICS[m].unit) for c in cells for m in METRICS])
             variants = tuple(Rule(**{**rule.__dict__, "variant": ""}) for rule in found.rules)
             assert NOT_RUN not in states(compare(lines, variants, found.stand_ins, ours)), name
 

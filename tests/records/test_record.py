@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
-from kvbench.files import write_json
-from kvbench.records.record import RunDir
+from kvbench.records.run import RunDir
 from tests.factories.made_run import MadeRun, layers, storage_facts
 
 KEY = "storage--cand"
@@ -25,17 +24,7 @@ def run_dir(tmp_path: Path) -> RunDir:
         (layers(2, 512, 64), storage_facts(16, 2048)),
         (layers(2, 2048, 0), storage_facts(16, 2048)),
     )
-    run = RunDir(tmp_path / "run")
-    more = {
-        "matrix": {"path": None, "sha": "", "source": {}},
-        "command": [],
-        "created_at": "",
-        "environment": {},
-    }
-    write_json(run.manifest_path, {**made.manifest, **more})
-    for record in made.records:
-        run.write(record)
-    return run
+    return made.on_disk(tmp_path / "run")
 
 
 def gate(run: RunDir) -> Any:

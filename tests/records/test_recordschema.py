@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
-from kvbench.files import write_json
-from kvbench.records.record import RunDir, record_from_dict
+from kvbench.records.run import RunDir
 from kvbench.records.schema import manifest_schema, record_schema
 from kvbench.report.json import RESULTS_VERSION
 from kvbench.report.schema import results_schema
@@ -22,7 +20,6 @@ from tests.factories.made_run import MadeRun, layers, storage_facts
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = {"record": record_schema, "manifest": manifest_schema, "results": results_schema}
-OLD = sorted((Path(__file__).parent / "old_runs").glob("*.json"))
 
 
 def faults(kind: str, data: Any) -> list[str]:
@@ -75,35 +72,14 @@ def test_a_real_run_validates(run: RunDir) -> None:
     assert results["schema"] == RESULTS_VERSION
 
 
-@pytest.mark.parametrize("old", OLD, ids=lambda path: path.stem)
-def test_a_lifted_run_validates(old: Path, tmp_path: Path) -> None:
-    data = json.loads(old.read_text())
-    assert faults("manifest", data["manifest"]) != []
-    for record in data["records"]:
-        assert faults("record", record) != []
-        lifted = json.loads(json.dumps(asdict(record_from_dict(record))))
-        assert faults("record", lifted) == []
-    run = RunDir(tmp_path)
-    write_json(run.manifest_path, data["manifest"])
-    assert faults("manifest", run.manifest()) == []
-
-
 def test_a_failed_run_validates(tmp_path: Path) -> None:
     good = layers(2, 512, 64), storage_facts(16, 2048)
     error = {"type": "MemoryError", "message": "no memory", "tail": ["x"]}
     made = MadeRun().measure("storage", good, good)
     made.change("cand", status="error", samples={}, facts={}, decision=None, evidence=None, error=error)
     made.records[0].samples["layers"][0]["payload"] = float("nan")
-    run = RunDir(tmp_path)
-    more = {
-        "matrix": {"path": None, "sha": "", "source": {}},
-        "command": [],
-        "created_at": "",
-        "environment": {},
-    }
-    write_json(run.manifest_path, {**made.manifest, **more})
+    run = made.on_disk(tmp_path)
     for record in made.records:
-        run.write(record)
         assert faults("record", json.loads(run.record_path(record.key).read_text())) == []
     assert CliRunner().invoke(app, ["gate", str(run.path)]).exit_code == 1
     assert faults("results", json.loads((run.path / "results.json").read_text())) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,13 @@ import pytest
 from kvbench.errors import UsageError
 from kvbench.files import write_json
 from kvbench.gate import evaluate as gates
+from kvbench.gate.policy import Check
 from kvbench.matrix.load import Matrix, load
-from kvbench.metrics.collect import METRICS
+from kvbench.metrics.collect import METRICS, derive
 from kvbench.records import shards
-from kvbench.records.record import RunDir
-from kvbench.records.shards import Shard
-from kvbench.stats.sequential import not_run
+from kvbench.records.record import Record
+from kvbench.records.run import Run, RunDir
+from kvbench.records.shards import Shard, Share
 from tests.factories.made_run import CAND, MadeRun, layers, storage_facts
 
 AXES = "kv_format: [native, int8_sym], batch: [1, 2], context: [20, 40, 60]"
@@ -93,11 +96,10 @@ def made() -> MadeRun:
     )
 
 
-def manifest_of(run: MadeRun, keys: set[str]) -> dict[str, Any]:
-    return {
-        **run.manifest,
-        "shard": {"number": 1, "of": 2, "tasks": [t["key"] for t in run.tasks if t["key"] in keys]},
-    }
+def share_of(run: MadeRun, keys: Collection[str], records: Sequence[Record]) -> Run:
+    """The run of a share that measures these tasks, with the records that it has of them."""
+    whole = run.run_with(shard=Share(Shard(1, 2), frozenset(keys)))
+    return replace(whole, records=tuple(records))
 
 
 GATE = """\
@@ -109,18 +111,15 @@ checks:
 """
 
 
-def verdict_of(tmp_path: Path, manifest: dict[str, Any], records: Any, limit: str = "0.9") -> Any:
-    from kvbench.metrics.collect import derive
-
+def verdict_of(tmp_path: Path, run: Run, limit: str = "0.9") -> Any:
     (tmp_path / "gate.yaml").write_text(GATE.replace("LIMIT", limit))
-    return gates.evaluate(gates.load(tmp_path / "gate.yaml"), manifest, records, derive(manifest, records))
+    return gates.evaluate(gates.load(tmp_path / "gate.yaml"), run, derive(run))
 
 
 def test_a_share_is_no_pass_and_no_failure_for_what_others_measure(tmp_path: Path) -> None:
     run = made()
     storage = [r for r in run.records if r.runner == "storage"]
-    manifest = manifest_of(run, {r.key for r in storage})
-    verdict = verdict_of(tmp_path, manifest, storage)
+    verdict = verdict_of(tmp_path, share_of(run, {r.key for r in storage}, storage))
     assert (verdict.exit_code, verdict.word, verdict.whole) == (0, "not_evaluated", False)
     assert verdict.outcomes[0].sentence == (
         "shard 1 of 2: 2 of 4 tasks are measured here; the run is judged after `kvbench merge` of all shards."
@@ -128,7 +127,7 @@ def test_a_share_is_no_pass_and_no_failure_for_what_others_measure(tmp_path: Pat
     others = [o for o in verdict.outcomes if o.metric == "ppl_delta_pct" or o.check == "not run"]
     assert {(o.status, o.required) for o in others} == {("not_evaluated", False)}
     assert all("not run in shard 1 of 2" in o.sentence for o in others)
-    whole = verdict_of(tmp_path, run.manifest, storage)
+    whole = verdict_of(tmp_path, replace(run.run, records=tuple(storage)))
     assert (whole.exit_code, whole.word) == (
         3,
         "not_evaluated",
@@ -138,7 +137,7 @@ def test_a_share_is_no_pass_and_no_failure_for_what_others_measure(tmp_path: Pat
 def test_a_failure_of_a_share_is_one(tmp_path: Path) -> None:
     run = made()
     storage = [r for r in run.records if r.runner == "storage"]
-    verdict = verdict_of(tmp_path, manifest_of(run, {r.key for r in storage}), storage, limit="0.1")
+    verdict = verdict_of(tmp_path, share_of(run, {r.key for r in storage}, storage), limit="0.1")
     assert (verdict.exit_code, verdict.word) == (1, "fail")
 
 
@@ -151,16 +150,16 @@ def test_an_error_of_a_share_is_one(tmp_path: Path) -> None:
         else r
         for r in storage
     ]
-    manifest = manifest_of(run, {r.key for r in storage})
-    assert verdict_of(tmp_path, manifest, broken).exit_code == 3
-    assert verdict_of(tmp_path, manifest, storage[:1]).exit_code == 3  # interrupted
+    keys = {r.key for r in storage}
+    assert verdict_of(tmp_path, share_of(run, keys, broken)).exit_code == 3
+    assert verdict_of(tmp_path, share_of(run, keys, storage[:1])).exit_code == 3  # interrupted
 
 
 def test_nothing_but_what_others_have_is_no_error_of_the_share(tmp_path: Path) -> None:
     """The candidate's cell is another's altogether: its precision is not shown here, and none of the gate's checks is evaluated."""
     run = made()
     native = [r for r in run.records if r.key == "storage--base"]
-    verdict = verdict_of(tmp_path, manifest_of(run, {"storage--base"}), native)
+    verdict = verdict_of(tmp_path, share_of(run, {"storage--base"}, native))
     assert verdict.exit_code == 0
     assert [
         o.required for o in verdict.outcomes if o.check in ("precision", "gate") and o.status != "pass"
@@ -169,15 +168,13 @@ def test_nothing_but_what_others_have_is_no_error_of_the_share(tmp_path: Path) -
 
 def test_a_share_that_others_complete_counts_them_in_its_family(tmp_path: Path) -> None:
     """A failure that holds here must hold in the whole: what is still to be measured counts in Holm's correction."""
-    from kvbench.gate.evaluate import _waiting
+    from kvbench.gate.evaluate import _Case, _check
 
-    run = made()
-    manifest = manifest_of(run, {"storage--base"})
-    assert _waiting(manifest, run.records[:1]) == {
-        ("storage", "", "cand"),
-        ("perplexity", "pydoc stream512", "base"),
-        ("perplexity", "pydoc stream512", "cand"),
-    }
+    made_run = made()
+    run = share_of(made_run, {"storage--base"}, made_run.records[:1])
+    check = Check("kv_ratio_16bit", {}, -math.inf, 0.9, "bytes")
+    cases = [case for case in _check(check, run, derive(run)) if isinstance(case, _Case)]
+    assert [(case.cells, case.waiting) for case in cases] == [(("base",), False), (("cand",), True)]
 
 
 @pytest.mark.parametrize(
@@ -194,11 +191,11 @@ def test_a_damaged_share_is_told(tmp_path: Path, shard: Any, matrix: Any) -> Non
     from kvbench.run.execute import manifest_of as whole
 
     m = matrix()
-    good = {**whole(m, {}, []), **shards.about(shards.share_of(m.cells, m.tasks, Shard(1, 2)), m.tasks)}
-    write_json(tmp_path / "run" / "run.json", good)
-    assert RunDir(tmp_path / "run").manifest()["shard"]["number"] == 1
-    assert not_run(good) == "not run in shard 1 of 2"
-    write_json(tmp_path / "run" / "run.json", {**good, "shard": shard})
+    good = replace(whole(m, {}, []), shard=shards.share_of(m.cells, m.tasks, Shard(1, 2)))
+    RunDir(tmp_path / "run").write_manifest(good)
+    assert RunDir(tmp_path / "run").manifest() == good
+    assert good.not_run == "not run in shard 1 of 2"
+    write_json(tmp_path / "run" / "run.json", {**good.to_dict(), "shard": shard})
     with pytest.raises(UsageError, match="is damaged: shard does not fit its tasks"):
         RunDir(tmp_path / "run").manifest()
 

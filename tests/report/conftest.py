@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
-from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.cells import CELL_KEYS, Cell, Task
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import Row
 from kvbench.metrics.declare.units import UNITS
-from kvbench.records.record import SCHEMA_VERSION, Record
+from kvbench.records.record import Record
+from kvbench.records.run import Manifest, MatrixFile, Run
+from kvbench.report.model import JudgedRun
 
 LAYERS, SHAPE, DTYPE = 30, KVShape(3, 64, 64), "float32"
 NATIVE = {"requested": "native", "resolved": "native", "reason": "asked for and supported", "rejected": []}
@@ -59,17 +61,30 @@ class Verdict:
 class Made:
     """The four inputs of a report, and small edits of them."""
 
-    manifest: dict[str, Any]
+    manifest: Manifest
     records: list[Record]
     rows: list[Row]
     verdict: Verdict
 
     @property
-    def args(self) -> tuple[dict[str, Any], list[Record], list[Row], Verdict]:
-        return self.manifest, self.records, self.rows, self.verdict
+    def run(self) -> Run:
+        return Run(self.manifest, tuple(self.records))
 
-    def cell(self, **want: Any) -> dict[str, Any]:
-        return next(c for c in self.manifest["cells"] if all(c["spec"][k] == v for k, v in want.items()))
+    @property
+    def judged(self) -> JudgedRun:
+        return JudgedRun(self.run, self.rows, self.verdict)
+
+    def cell(self, **want: Any) -> Cell:
+        return next(c for c in self.manifest.cells if all(c.spec[k] == v for k, v in want.items()))
+
+    def with_manifest(self, **fields: Any) -> Made:
+        return replace(self, manifest=replace(self.manifest, **fields))
+
+    def with_tasks(self, change: Any) -> Made:
+        return self.with_manifest(tasks=tuple(map(change, self.manifest.tasks)))
+
+    def with_cells(self, change: Any) -> Made:
+        return self.with_manifest(cells=tuple(map(change, self.manifest.cells)))
 
     def with_records(self, change: Any) -> Made:
         return replace(self, records=[r for r in map(change, self.records) if r is not None])
@@ -97,54 +112,47 @@ def make(
     tasks = _tasks(cells)
     records = [_record(task) for task in tasks]
     rows = [row for task, record in zip(tasks, records, strict=True) for row in _rows(task, record, cells)]
-    manifest = {
-        "schema": SCHEMA_VERSION,
-        "name": "int8",
-        "matrix": {"path": "matrices/int8.yaml", "sha": "9f2c1a7e0b44", "source": {"name": "int8", "axes": {"kv_format": list(formats), "batch": list(batches), "context": list(contexts)}}},
-        "command": ["kvbench", "run", "matrices/int8.yaml"],
-        "created_at": "2026-10-01T12:00:00+00:00",
-        "environment": {"kvbench": "0.1.0", "torch": "2.13.0", "transformers": "5.24.0", "python": "3.11.9",
-                        "cpu": {"name": "generic", "cores": 2}, "gpu": None, "clock": "perf_counter"},
-        "cells": cells,
-        "tasks": tasks,
-        "gate": "gates/int8.yaml",
-    }  # fmt: skip
+    axes = {"kv_format": list(formats), "batch": list(batches), "context": list(contexts)}
+    manifest = Manifest(
+        name="int8",
+        cells=tuple(cells),
+        tasks=tuple(tasks),
+        matrix=MatrixFile("matrices/int8.yaml", "9f2c1a7e0b44", {"name": "int8", "axes": axes}),
+        command=("kvbench", "run", "matrices/int8.yaml"),
+        created_at="2026-10-01T12:00:00+00:00",
+        environment={"kvbench": "0.1.0", "torch": "2.13.0", "transformers": "5.24.0", "python": "3.11.9",
+                     "cpu": {"name": "generic", "cores": 2}, "gpu": None, "clock": "perf_counter"},
+        gate="gates/int8.yaml",
+    )  # fmt: skip
     return Made(manifest, records, rows, Verdict(tuple(_outcomes(cells)), 0, "pass"))
 
 
-def _cell(fmt: str, batch: int, context: int, fixed: Mapping[str, Any]) -> dict[str, Any]:
+def _cell(fmt: str, batch: int, context: int, fixed: Mapping[str, Any]) -> Cell:
     spec = CELL_KEYS | {"model": "smollm2-135m-instruct", "device": "cpu", "dtype": DTYPE} | fixed
     spec |= {"kv_format": fmt, "batch": batch, "context": context}
-    return {
-        "id": f"{fmt}-{batch}-{context}",
-        "name": f"kv_format={fmt},batch={batch},context={context}",
-        "spec": spec,
-        "varied": ["kv_format", "batch", "context"],
-        "baseline": f"native-{batch}-{context}",
-        "line": 4,
-    }
+    name = f"kv_format={fmt},batch={batch},context={context}"
+    varied = ("kv_format", "batch", "context")
+    return Cell(f"{fmt}-{batch}-{context}", name, spec, varied, f"native-{batch}-{context}", 4)
 
 
-def _tasks(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _tasks(cells: Sequence[Cell]) -> list[Task]:
     variants = {"perplexity": ["wikitext2", "pydoc"], "mcq": ["cloze"]}
-    tasks: dict[str, dict[str, Any]] = {}
+    tasks: dict[str, Task] = {}
     for cell in cells:
         for runner, declared in ((name, RUNNERS[name]) for name in RUNNERS if name in _VALUES):
             for variant in variants.get(runner, [""]):
-                spec = {key: value for key, value in cell["spec"].items() if key not in declared.ignores}
+                spec = {key: value for key, value in cell.spec.items() if key not in declared.ignores}
+                fmt = spec["kv_format"]
                 shape = [str(spec[key]) for key in ("kv_format", "batch", "context") if key in spec]
                 key = "-".join([runner, variant, *shape])
-                task = tasks.setdefault(
-                    key,
-                    {"key": key, "runner": runner, "variant": variant, "spec": spec, "options": {}, "cells": [],
-                     "baseline": None if spec["kv_format"] == "native" else key.replace(spec["kv_format"], "native")},
-                )  # fmt: skip
-                task["cells"].append(cell["id"])
+                baseline = None if fmt == "native" else key.replace(fmt, "native")
+                shared = tasks[key].cells if key in tasks else ()
+                tasks[key] = Task(key, runner, variant, spec, {}, (*shared, cell.id), baseline)
     return list(tasks.values())
 
 
-def _record(task: Mapping[str, Any]) -> Record:
-    spec = task["spec"]
+def _record(task: Task) -> Record:
+    spec = task.spec
     fmt = spec["kv_format"]
     storage = KV_FORMATS[fmt].payload_dtype or DTYPE
     choice = NATIVE | {"requested": fmt, "resolved": fmt}
@@ -155,7 +163,7 @@ def _record(task: Mapping[str, Any]) -> Record:
         {"requested": spec["gemm"], "resolved": "by_shape", "reason": "best_available"} if quantized else {}
     )
     return Record(
-        key=task["key"], runner=task["runner"], protocol=1, status="ok", spec=spec, options={},
+        key=task.key, runner=task.runner, protocol=1, status="ok", spec=spec, options={},
         decision={"kv_format": choice, "weights": weights, "backend": NATIVE | {"requested": "torch", "resolved": "torch"},
                   "gemm": NATIVE | {"requested": "auto", "reason": "native_weights"} | path},
         evidence={
@@ -177,13 +185,13 @@ def _record(task: Mapping[str, Any]) -> Record:
 _FP8 = "bfloat16 and float8_e4m3fn + float32 scales"
 
 
-def _products(task: Mapping[str, Any]) -> str:
+def _products(task: Task) -> str:
     """The paths of the products that a task made: prompts have many rows, decode steps few, storage none."""
-    return {"storage": "not measured", "latency": "w8a16 and w8a8"}.get(task["runner"], "w8a8")
+    return {"storage": "not measured", "latency": "w8a16 and w8a8"}.get(task.runner, "w8a8")
 
 
-def _measured(task: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    spec, runner = task["spec"], task["runner"]
+def _measured(task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
+    spec, runner = task.spec, task.runner
     if runner == "storage":
         tokens = spec["batch"] * spec["context"]
         n = kv_bytes(KV_FORMATS[spec["kv_format"]], SHAPE, tokens, DTYPE)
@@ -218,19 +226,19 @@ def _itl(spec: Mapping[str, Any]) -> float:
     return base * (1.0 if spec["kv_format"] == "native" else 1.07)
 
 
-def _rows(task: Mapping[str, Any], record: Record, cells: Sequence[Mapping[str, Any]]) -> list[Row]:
+def _rows(task: Task, record: Record, cells: Sequence[Cell]) -> list[Row]:
     """What `derive` would give, one row a cell of the task; differences only for candidates."""
-    fmt = task["spec"]["kv_format"]
+    fmt = task.spec["kv_format"]
     variant = {"wikitext2": "wikitext2 stream512", "pydoc": "pydoc stream512", "cloze": "cloze 0-shot"}.get(
-        task["variant"], ""
+        task.variant, ""
     )
-    made = _VALUES[task["runner"]](task["spec"], record)
+    made = _VALUES[task.runner](task.spec, record)
     rows = []
-    for cell in (c for c in cells if c["id"] in task["cells"]):
+    for cell in (c for c in cells if c.id in task.cells):
         for metric, value, unit, n, low, high, paired in made:
             if not (paired and fmt == "native"):
-                baseline = cell["baseline"] if paired else None
-                rows.append(Row(cell["id"], metric, variant, value, UNITS[unit], n, low, high, baseline))
+                baseline = cell.baseline if paired else None
+                rows.append(Row(cell.id, metric, variant, value, UNITS[unit], n, low, high, baseline))
     return rows
 
 
@@ -325,25 +333,27 @@ _VALUES = {
 PRECISION_LIMIT = "requested = resolved = effective, verified"
 
 
-def _outcomes(cells: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+def _outcomes(cells: Sequence[Cell]) -> list[Outcome]:
     found = []
     for c in cells:
-        fmt = c["spec"]["kv_format"]
-        sentence = f"{c['name']}: {fmt} is requested, resolved and effective, verified by E1, E3 in storage, latency."
-        found.append(Outcome("precision", "", c["id"], "", "pass", None, PRECISION_LIMIT, sentence))
+        fmt = c.spec["kv_format"]
+        sentence = (
+            f"{c.name}: {fmt} is requested, resolved and effective, verified by E1, E3 in storage, latency."
+        )
+        found.append(Outcome("precision", "", c.id, "", "pass", None, PRECISION_LIMIT, sentence))
     found.append(
         Outcome(
             "plausible", "", None, "", "pass", None, "", "all 96 measured values are finite and possible."
         )
     )
-    quantized = [c for c in cells if c["spec"]["kv_format"] == "int8_sym"]
+    quantized = [c for c in cells if c.spec["kv_format"] == "int8_sym"]
     for c in quantized:
-        sentence = f"kv_ratio_16bit on {c['name']} is 0.515625 (n=30); the limit is 0.515625: kept."
+        sentence = f"kv_ratio_16bit on {c.name} is 0.515625 (n=30); the limit is 0.515625: kept."
         found.append(
             Outcome(
                 "kv_ratio_16bit equals 0.515625",
                 "kv_ratio_16bit",
-                c["id"],
+                c.id,
                 "",
                 "pass",
                 0.515625,
@@ -354,8 +364,8 @@ def _outcomes(cells: Sequence[Mapping[str, Any]]) -> list[Outcome]:
             )
         )
     if quantized:
-        ids = tuple(c["id"] for c in quantized)
-        sentence = f"ppl_delta_pct of wikitext2 stream512 on {quantized[0]['name']} is 0.0816 % (95% interval -0.0123 to 0.1755, n=292,883); the limit is within [-1, 1]: kept."
+        ids = tuple(c.id for c in quantized)
+        sentence = f"ppl_delta_pct of wikitext2 stream512 on {quantized[0].name} is 0.0816 % (95% interval -0.0123 to 0.1755, n=292,883); the limit is within [-1, 1]: kept."
         found.append(
             Outcome(
                 "ppl_delta_pct within [-1, 1]",
@@ -376,7 +386,7 @@ def _outcomes(cells: Sequence[Mapping[str, Any]]) -> list[Outcome]:
 
 def fail(made: Made) -> Made:
     """The same run in which layer 7 of one cell stayed native, one quality check failed and one task crashed."""
-    bad = made.cell(kv_format="int8_sym", batch=4, context=512)["id"]
+    bad = made.cell(kv_format="int8_sym", batch=4, context=512).id
     sentence = "Layer 7 of 30 stores float32 where int8 was resolved; its payload is 1,572,864 B, the formula says 393,216 B."
 
     def change(record: Record) -> Record:
@@ -408,14 +418,14 @@ def fail(made: Made) -> Made:
     outcomes = []
     for outcome in made.verdict.outcomes:
         if outcome.cell == bad and outcome.check == "precision":
-            name = made.cell(kv_format="int8_sym", batch=4, context=512)["name"]
+            name = made.cell(kv_format="int8_sym", batch=4, context=512).name
             lost = f"{name}: mismatch: int8_sym was resolved, the evidence shows mixed. E1: {sentence} (seen in storage)"
             outcome = replace(outcome, status="fail", sentence=lost)
         elif outcome.metric == "ppl_delta_pct":
-            broken = f"ppl_delta_pct of wikitext2 stream512 on {made.cell(kv_format='int8_sym')['name']} (and 3 more cells) is 2.41 % (95% interval 2.02 to 2.81, n=292,883); the limit is within [-1, 1]: broken."
+            broken = f"ppl_delta_pct of wikitext2 stream512 on {made.cell(kv_format='int8_sym').name} (and 3 more cells) is 2.41 % (95% interval 2.02 to 2.81, n=292,883); the limit is within [-1, 1]: broken."
             outcome = replace(outcome, status="fail", value=2.41, sentence=broken)
         outcomes.append(outcome)
-    mcq = tuple(c["id"] for c in made.manifest["cells"] if c["spec"]["kv_format"] == "int8_sym")
+    mcq = tuple(c.id for c in made.manifest.cells if c.spec["kv_format"] == "int8_sym")
     outcomes.append(
         Outcome(
             "cell error",

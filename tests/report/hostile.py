@@ -23,11 +23,13 @@ HOSTILE = [
 def hostile(maker: Any, text: str) -> Any:
     """`text` everywhere where a name from outside can be: model, run, format, reasons, errors, facts, variants."""
     made = maker(batches=(1,), contexts=(128,), fixed={"model": text, "trust_remote_code": True})
-    made.manifest["name"] = made.manifest["command"][2] = text
-    made.manifest["environment"][text] = {text: text}
-    made.manifest["matrix"] |= {"path": text, "source": {text: [text]}}
-    for cell in made.manifest["cells"]:
-        cell["varied"] = ["kv_format", "model"]
+    made = made.with_manifest(
+        name=text,
+        command=(*made.manifest.command[:2], text),
+        environment={**made.manifest.environment, text: {text: text}},
+        matrix=replace(made.manifest.matrix, path=text, source={text: [text]}),
+    )
+    made = made.with_cells(lambda cell: replace(cell, varied=("kv_format", "model")))
     choice = {"requested": text, "resolved": "native", "reason": text, "rejected": [[text, text]]}
 
     def change(record):
@@ -38,8 +40,7 @@ def hostile(maker: Any, text: str) -> Any:
         return replace(record, decision={**record.decision, "kv_format": choice}, evidence=evidence,
                        status=status, error=error, facts={**record.facts, text: text})  # fmt: skip
 
-    for task in made.manifest["tasks"]:
-        task["variant"] = task["variant"] and text
+    made = made.with_tasks(lambda task: replace(task, variant=task.variant and text))
     made = made.with_records(change).with_rows(lambda r: replace(r, variant=text, note=text, partial=text))
     bad = [replace(o, check=text, sentence=text, why=text, limit=text, status="fail", variant=text)
            for o in made.verdict.outcomes]  # fmt: skip

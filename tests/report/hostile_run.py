@@ -25,14 +25,14 @@ HOSTILE = [
 def hostile_run(maker: Any, text: str) -> Any:
     """Every kind of outcome, with `text` as run, model, cell, check, variant, sentence, reason, environment and error."""
     made = maker(batches=(1,), contexts=(128,), fixed={"model": text})
-    made.manifest["name"] = made.manifest["command"][2] = text
-    made.manifest["environment"][text] = text
-    made.manifest["matrix"] |= {"path": text}
-    for cell in made.manifest["cells"]:
-        cell["varied"] = ["kv_format", "model"]
-        cell["name"] = f"{cell['id']}:{text}"
-    for task in made.manifest["tasks"]:
-        task["variant"] = task["variant"] and text
+    made = made.with_manifest(
+        name=text,
+        command=(*made.manifest.command[:2], text),
+        environment={**made.manifest.environment, text: text},
+        matrix=replace(made.manifest.matrix, path=text),
+    )
+    made = made.with_cells(lambda c: replace(c, varied=("kv_format", "model"), name=f"{c.id}:{text}"))
+    made = made.with_tasks(lambda task: replace(task, variant=task.variant and text))
     made = made.with_rows(lambda row: replace(row, variant=row.variant and text, note=text, partial=text))
     statuses = ("fail", "inconclusive", "not_evaluated", "pass")
     outcomes = [

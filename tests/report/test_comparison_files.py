@@ -17,7 +17,6 @@ from typer.testing import CliRunner, Result
 from kvbench.cli.main import app
 from kvbench.compare.history import history
 from kvbench.compare.two_runs import compare
-from kvbench.files import write_json
 from kvbench.report.compare import timeline
 from kvbench.report.compare import two_runs as comparison
 from kvbench.report.compare.timeline_plots import plots
@@ -110,23 +109,6 @@ def test_quiet_says_what_is_worse_and_the_verdict(before: Path, after: Path) -> 
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["B:", "WORSE"]
 
 
-OLD = sorted((Path(__file__).parents[1] / "records" / "old_runs").glob("*.json"))
-
-
-@pytest.mark.parametrize("kept", OLD, ids=lambda path: path.stem)
-def test_a_run_of_an_older_schema_is_read_and_does_not_stand_by_itself(kept: Path, tmp_path: Path) -> None:
-    """What its time did not look at is unverified, so whatever its numbers say the comparison fails, by name."""
-    data = json.loads(kept.read_text(encoding="utf-8"))
-    write_json(tmp_path / "old" / "run.json", data["manifest"])
-    for record in data["records"]:
-        write_json(tmp_path / "old" / "records" / f"{record['key']}.json", record)
-    result = kvbench("compare", tmp_path / "old", tmp_path / "old")
-    assert result.exit_code == 1, result.output
-    assert "A does not stand by itself: precision: " in result.output
-    assert "unverified" in result.output
-    assert " worse" not in result.output.replace("nothing is worse", "")
-
-
 def test_what_is_equal_to_the_last_bit_is_counted_and_not_listed(tmp_path: Path) -> None:
     runs = [on_disk(stored(perplexity([210.0] * 4), name), tmp_path / name) for name in "AB"]
     result = kvbench("compare", *runs)
@@ -186,8 +168,8 @@ def test_bad_usage_is_told(before: Path, tmp_path: Path) -> None:
 
 def test_unlike_runs_write_nothing(before: Path, tmp_path: Path) -> None:
     other = stored(latency(repeats=40), "B")
-    for task in other.manifest["tasks"]:
-        task["options"] = {**task["options"], "new_tokens": 9}
+    for task in other.run.tasks:
+        task.options["new_tokens"] = 9  # type: ignore[index]
     page = tmp_path / "c.html"
     result = kvbench("compare", before, on_disk(other, tmp_path / "other"), "--html", page)
     assert result.exit_code == 2
@@ -214,12 +196,12 @@ def test_no_half_written_file_is_left(
 def test_hostile_names_stay_text(name: str) -> None:
     first, second = (stored(perplexity([210.0 + i] * 4), run) for i, run in enumerate("AB"))
     for run in (first, second):
-        run.manifest["name"] = name  # type: ignore[index]
-        for task in run.manifest["tasks"]:
-            task["variant"] = name
-        for cell in run.manifest["cells"]:
-            cell["spec"]["model"] = name
-        for record in run.records:
+        object.__setattr__(run.run.manifest, "name", name)
+        for task in run.run.tasks:
+            object.__setattr__(task, "variant", name)
+        for cell in run.run.manifest.cells:
+            cell.spec["model"] = name  # type: ignore[index]
+        for record in run.run.records:
             record.spec["model"] = name  # type: ignore[index]
     for page, notes in (
         (comparison.as_html(compare([first, second])), comparison.as_markdown(compare([first, second]))),

@@ -26,7 +26,7 @@ from kvbench.report.github import (
     summary,
 )
 from kvbench.report.markdown import head, sections
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 from kvbench.report.places import Place, places_of
 from kvbench.report.view import build
 from tests.report.hostile_run import HOSTILE, hostile_run
@@ -93,7 +93,7 @@ def outcome(status, check="c", cells=("int8_sym-1-128",), metric="ppl", required
 
 def run_of(made, *outcomes):
     verdict = Verdict(outcomes, exit_code_of(outcomes))
-    return Run(made.manifest, made.records, made.rows, verdict)
+    return JudgedRun(made.run, made.rows, verdict)
 
 
 def test_failures_before_inconclusive_before_not_evaluated_and_no_others(passing):
@@ -127,7 +127,7 @@ def test_ten_and_one_that_counts_the_rest(passing):
 
 
 def test_one_check_on_many_cells_does_not_hide_the_next(passing):
-    cells = [cell["id"] for cell in passing.manifest["cells"]]
+    cells = [cell.id for cell in passing.manifest.cells]
     many = [outcome("fail", "first", [cell]) for cell in cells] + [outcome("fail", "second", cells[:1])]
     found = annotate(run_of(passing, *many), {})
     assert [a.sentence for a in found] == [f"first fail. {len(cells) - 1} more like it.", "second fail."]
@@ -152,13 +152,14 @@ def repository(tmp_path):
 @pytest.fixture
 def stored(passing):
     """The passing run as it would be of that matrix: lines of the formats, none for the baselines, which were added."""
-    passing.manifest["matrix"] |= {
-        "path": "matrices/int8.yaml",
-        "sha": hashlib.sha256(MATRIX.encode()).hexdigest(),
-    }
-    for cell in passing.manifest["cells"]:
-        cell["line"] = 6 if cell["spec"]["kv_format"] == "int8_sym" else None
-    return passing
+    sha = hashlib.sha256(MATRIX.encode()).hexdigest()
+    lines = {"int8_sym": 6}
+    made = moved(passing, "matrices/int8.yaml", sha=sha)
+    return made.with_cells(lambda cell: replace(cell, line=lines.get(cell.spec["kv_format"])))
+
+
+def moved(made, path, **fields):
+    return made.with_manifest(matrix=replace(made.manifest.matrix, path=path, **fields))
 
 
 BROKEN = (
@@ -199,25 +200,24 @@ def test_a_matrix_that_has_changed_has_no_lines(stored, repository):
 def test_a_matrix_that_has_gone_is_no_place(stored, repository):
     (repository / "matrices" / "int8.yaml").unlink()
     assert places(stored, repository) == [None, None, None, Place("gates/int8.yaml", 4), None, None]
-    stored.manifest["matrix"] |= {"path": None}
-    assert places(stored, repository)[0] is None
+    assert places(moved(stored, None), repository)[0] is None
 
 
 def test_paths_are_of_the_repository_wherever_the_command_ran(stored, repository):
-    stored.manifest["matrix"] |= {"path": "int8.yaml"}
-    assert places(stored, repository, cwd=repository / "matrices")[0] == Place("matrices/int8.yaml", 6)
-    stored.manifest["matrix"] |= {"path": str(repository / "matrices" / ".." / "matrices" / "int8.yaml")}
-    assert places(stored, repository)[0] == Place("matrices/int8.yaml", 6)
+    assert places(moved(stored, "int8.yaml"), repository, cwd=repository / "matrices")[0] == Place(
+        "matrices/int8.yaml", 6
+    )
+    whole = str(repository / "matrices" / ".." / "matrices" / "int8.yaml")
+    assert places(moved(stored, whole), repository)[0] == Place("matrices/int8.yaml", 6)
 
 
 @pytest.mark.parametrize("path", ["\x00", "n" * 5000, ".", "gates"])
 def test_a_path_that_is_no_file_is_no_place(stored, repository, path):
-    stored.manifest["matrix"] |= {"path": path}
-    assert places(stored, repository)[0] is None
+    assert places(moved(stored, path), repository)[0] is None
 
 
 def announced(made, environ, gate=None):
-    return announce(*made.args, gate, environ)
+    return announce(made.judged, gate, environ)
 
 
 def test_nothing_is_said_outside_github(failing, tmp_path, monkeypatch):
@@ -238,17 +238,17 @@ def test_commands_are_one_line_each(maker, tmp_path, monkeypatch):
 
 
 def text_of(made, room):
-    return summary(build(*made.args), Run(*made.args), room)
+    return summary(build(made.judged), made.judged, room)
 
 
 def test_a_summary_with_room_is_the_whole_report(failing):
-    view, run = build(*failing.args), Run(*failing.args)
+    view, run = build(failing.judged), failing.judged
     whole = text_of(failing, SUMMARY_BYTES)
     assert whole == "\n".join([head(view), *(s.text for s in sections(view, run))])
 
 
 def test_a_summary_is_cut_by_whole_sections_and_says_which_are_left_out(failing):
-    view, run = build(*failing.args), Run(*failing.args)
+    view, run = build(failing.judged), failing.judged
     titles = [s.title for s in sections(view, run)]
     whole = len(text_of(failing, SUMMARY_BYTES).encode())
     seen = set()
@@ -281,7 +281,7 @@ def test_the_summary_is_appended_to_what_the_step_has_written(failing, tmp_path)
 
 def test_a_step_never_exceeds_the_limit(failing, tmp_path):
     path = tmp_path / "summary"
-    view, run = build(*failing.args), Run(*failing.args)
+    view, run = build(failing.judged), failing.judged
     whole = len(summary(view, run, SUMMARY_BYTES).encode())
     least = min(len(text.encode()) for room in range(200, 2000, 50) if (text := summary(view, run, room)))
     edges = [SUMMARY_BYTES - size - i for size in (whole, least) for i in range(5)]

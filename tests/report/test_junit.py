@@ -17,7 +17,6 @@ from kvbench.gate.verdict import Outcome, Verdict, exit_code_of
 from kvbench.records.record import REFUSED
 from kvbench.render.numbers import one_line
 from kvbench.report.junit import junit_xml
-from kvbench.report.model import Run
 from tests.report.hostile_run import HOSTILE, hostile_run
 
 RESULTS = {Failure: "failure", Error: "error", Skipped: "skipped"}
@@ -25,7 +24,7 @@ RESULTS = {Failure: "failure", Error: "error", Skipped: "skipped"}
 
 def suite_of(made):
     """The only suite, read back by junitparser; the text is XML for another parser too."""
-    text = junit_xml(Run(*made.args))
+    text = junit_xml(made.judged)
     ET.fromstring(text)
     (suite,) = JUnitXml.fromroot(ET.fromstring(text))
     return suite
@@ -56,7 +55,7 @@ def outcome(status, required=True, check="ppl at most 9", cells=(), variant=""):
 def test_a_case_a_check_and_cell_and_one_of_the_verdict(passing):
     cases = cases_of(passing)
     due = {("whole run", "verdict")}
-    names = {cell["id"]: cell["name"] for cell in passing.manifest["cells"]}
+    names = passing.run.names
     for o in passing.verdict.outcomes:
         name = f"{o.check} ({o.variant})" if o.variant else o.check
         due |= {(names[cell], name) for cell in o.cells} or {("whole run", name)}
@@ -135,19 +134,19 @@ def test_cells_without_their_device_are_skipped_here_and_fail_in_ci(passing, req
         outcome("pass", check="precision", cells=["native-1-128"]),
         outcome("not_evaluated", check="precision", cells=["int8_sym-1-128"]),
         outcome("not_evaluated", check="other", cells=["native-1-128"]),
-        *missing_device(made.manifest, made.records, required),
-        *failed_tasks(made.manifest, made.records),
+        *missing_device(made.run, required),
+        *failed_tasks(made.run),
     ]
     made = with_outcomes(made, *found)
     assert made.verdict.exit_code == (1 if required else 3)
     cases = cases_of(made)
-    int8 = next(c["name"] for c in made.manifest["cells"] if c["id"] == "int8_sym-1-128")
+    int8 = made.run.names["int8_sym-1-128"]
     word = "error" if required else "skipped"
     assert cases[int8, "device"][0] == ("failure" if required else "skipped")
     assert cases[int8, "precision"][0] == word
     assert {value[0] for (where, name), value in cases.items() if name.startswith("skipped")} == {word}
     assert "this machine has none" in cases[int8, "skipped"][2]
-    native = next(c["name"] for c in made.manifest["cells"] if c["id"] == "native-1-128")
+    native = made.run.names["native-1-128"]
     assert cases[native, "other"][0] == "error"  # it ran, and its check was not evaluated
     assert cases["whole run", "verdict"][0] == ("failure" if required else "error")
 
@@ -176,7 +175,7 @@ def test_the_suite_says_what_was_measured_and_where(failing):
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names_are_text(maker, text):
     made = hostile_run(maker, text)
-    xml = junit_xml(Run(*made.args))
+    xml = junit_xml(made.judged)
     xml.encode("utf-8")
     root = ET.parse(io.BytesIO(xml.encode())).getroot()
     tags = {element.tag for element in root.iter()}

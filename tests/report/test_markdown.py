@@ -10,7 +10,6 @@ from markdown_it import MarkdownIt
 
 from kvbench.render.numbers import one_line
 from kvbench.report.markdown import MOST, escaped, head, report, sections, table
-from kvbench.report.model import Run
 from kvbench.report.view import build
 from tests.report.hostile_run import HOSTILE, hostile_run
 
@@ -18,7 +17,7 @@ PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethroug
 
 
 def text_of(made):
-    return report(build(*made.args), Run(*made.args))
+    return report(build(made.judged), made.judged)
 
 
 def tokens_of(text):
@@ -106,7 +105,7 @@ def test_more_checks_than_there_is_room_for_are_counted(failing):
 
 
 def test_a_run_without_a_fault_has_no_such_section(passing):
-    titles = [section.title for section in sections(build(*passing.args), Run(*passing.args))]
+    titles = [section.title for section in sections(build(passing.judged), passing.judged)]
     assert "Worst checks" not in titles
     assert "Failures" not in titles
     assert titles[-2:] == ["All checks", "How to get this again"]
@@ -138,4 +137,4 @@ def test_all_checks_are_there_with_what_so_much_data_decides(passing):
 
 
 def test_the_head_alone_names_the_verdict(failing):
-    assert re.match(r"# kvbench int8: FAIL\n", head(build(*failing.args)))
+    assert re.match(r"# kvbench int8: FAIL\n", head(build(failing.judged)))

@@ -37,16 +37,15 @@ def test_a_notice_is_read_as_one_sentence_after_the_other():
 
 def unjudged(made):
     """The same run as no gate judged it: the outcomes of a policy's checks are left out."""
-    manifest, records, rows, verdict = made.args
-    kept = tuple(o for o in verdict.outcomes if not o.metric)
-    return manifest | {"gate": None}, records, rows, Verdict(kept, 0)
+    kept = tuple(o for o in made.verdict.outcomes if not o.metric)
+    return replace(made.with_manifest(gate=None).judged, verdict=Verdict(kept, 0))
 
 
 def test_no_gate_is_no_pass(passing):
-    args = unjudged(passing)
-    view = build(*args)
+    judged = unjudged(passing)
+    view = build(judged)
     assert (view.word, view.tone, view.exit_code) == ("NOT JUDGED", "incomplete", 0)
-    many = len(args[3].outcomes)
+    many = len(judged.verdict.outcomes)
     assert view.headline == f"No gate was judged; all {many} checks that always run passed."
     assert view.notices[0].remedy == "Name a policy: --gate FILE (kvbench init writes one)."
     out = io.StringIO()
@@ -56,12 +55,12 @@ def test_no_gate_is_no_pass(passing):
         .rstrip()
         .endswith(f"NOT JUDGED  No gate was judged; all {many} checks that always run passed. Exit code 0.")
     )
-    assert json.loads(json.dumps(result_json(*args), allow_nan=False))["verdict"] == "not_judged"
-    assert result_json(*passing.args)["verdict"] == "pass"
+    assert json.loads(json.dumps(result_json(judged), allow_nan=False))["verdict"] == "not_judged"
+    assert result_json(passing.judged)["verdict"] == "pass"
 
 
 def test_what_fails_without_a_gate_is_a_failure(passing):
-    manifest, records, rows, verdict = unjudged(passing)
-    first = replace(verdict.outcomes[0], status="fail")
-    view = build(manifest, records, rows, Verdict((first, *verdict.outcomes[1:]), 1))
+    judged = unjudged(passing)
+    first = replace(judged.verdict.outcomes[0], status="fail")
+    view = build(replace(judged, verdict=Verdict((first, *judged.verdict.outcomes[1:]), 1)))
     assert (view.word, view.tone) == ("FAIL", "fail")

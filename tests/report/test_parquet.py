@@ -15,7 +15,6 @@ from pyarrow import parquet
 
 from kvbench.matrix.keys import CELL_OPTIONS
 from kvbench.report.csv import long_csv, wide_csv
-from kvbench.report.model import Run
 from kvbench.report.parquet import long_parquet, wide_parquet
 from kvbench.report.write import write_all
 from tests.report.hostile_run import HOSTILE, hostile_run
@@ -35,7 +34,7 @@ def table_of(data):
 
 @pytest.mark.parametrize(("as_csv", "as_parquet"), [(long_csv, long_parquet), (wide_csv, wide_parquet)])
 def test_the_columns_and_lines_are_those_of_the_csv(failing, as_csv, as_parquet):
-    run = Run(*failing.args)
+    run = failing.judged
     lines = list(csv.DictReader(io.StringIO(as_csv(run), newline="")))
     table = table_of(as_parquet(run))
     assert table.column_names == list(lines[0])
@@ -54,7 +53,7 @@ def test_the_columns_and_lines_are_those_of_the_csv(failing, as_csv, as_parquet)
 
 
 def test_types(passing):
-    run = Run(*passing.args)
+    run = passing.judged
     schema = table_of(long_parquet(run)).schema
     for key, option in CELL_OPTIONS.items():
         assert schema.field(key).type == KINDS[option.kind], key
@@ -72,7 +71,7 @@ def test_null_nan_and_zero_are_three_things(passing):
     made = passing.with_rows(
         lambda r: replace(r, value=values[r.metric], n=None) if r.metric in values else r
     )
-    table = table_of(long_parquet(Run(*made.args)))
+    table = table_of(long_parquet(made.judged))
     found = {row["metric"]: row for row in table.to_pylist()}
     assert found["itl_ms"]["value"] is None
     assert found["itl_ms"]["n"] is None
@@ -81,15 +80,12 @@ def test_null_nan_and_zero_are_three_things(passing):
     assert found["itl_p90_ms"]["value"] == math.inf
     column = table.column("value")
     assert column.null_count == sum(row["value"] is None for row in table.to_pylist()) > 0
-    frame = pandas.read_parquet(io.BytesIO(long_parquet(Run(*made.args))), dtype_backend="pyarrow")
+    frame = pandas.read_parquet(io.BytesIO(long_parquet(made.judged)), dtype_backend="pyarrow")
     assert frame.loc[frame.metric == "itl_ms", "value"].isna().all()
 
 
 def test_the_file_says_which_run_it_is_of(failing):
-    for name, data in (
-        ("long", long_parquet(Run(*failing.args))),
-        ("wide", wide_parquet(Run(*failing.args))),
-    ):
+    for name, data in (("long", long_parquet(failing.judged)), ("wide", wide_parquet(failing.judged))):
         about = json.loads(table_of(data).schema.metadata[b"kvbench"])
         assert about == {
             "schema": 3, "table": name, "name": "int8", "created_at": "2026-10-01T12:00:00+00:00",
@@ -100,22 +96,22 @@ def test_the_file_says_which_run_it_is_of(failing):
 def test_scales_are_text_and_keep_their_numbers(maker):
     scale = {"k": [0.05, 0.1], "v": 0.2}
     made = maker(fixed={"scale": scale, "kv_splits": None})
-    table = table_of(wide_parquet(Run(*made.args)))
+    table = table_of(wide_parquet(made.judged))
     assert [json.loads(text) for text in table.column("scale").to_pylist()] == [scale] * table.num_rows
     assert table.column("kv_splits").null_count == table.num_rows
-    assert table_of(wide_parquet(Run(*maker().args))).column("scale").null_count == 8
+    assert table_of(wide_parquet(maker().judged)).column("scale").null_count == 8
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names_are_kept_whole(maker, text):
     made = hostile_run(maker, text)
-    model = table_of(long_parquet(Run(*made.args))).column("model").to_pylist()
+    model = table_of(long_parquet(made.judged)).column("model").to_pylist()
     assert set(model) == {text.encode("utf-8", errors="replace").decode()}
-    assert table_of(wide_parquet(Run(*made.args))).num_rows == 2
+    assert table_of(wide_parquet(made.judged)).num_rows == 2
 
 
 def test_the_same_run_gives_the_same_bytes(failing):
-    assert long_parquet(Run(*failing.args)) == long_parquet(Run(*failing.args))
+    assert long_parquet(failing.judged) == long_parquet(failing.judged)
 
 
 FILES = ["report.html", "results_long.csv", "results_wide.csv", "results.json", "report.md", "report.junit.xml",
@@ -123,12 +119,12 @@ FILES = ["report.html", "results_long.csv", "results_wide.csv", "results.json", 
 
 
 def test_a_table_that_cannot_be_written_leaves_the_old_one(failing, tmp_path, monkeypatch):
-    write_all(tmp_path, *failing.args)
+    write_all(tmp_path, failing.judged)
     path = tmp_path / "results_wide.parquet"
     before = path.read_bytes()
     monkeypatch.setattr("os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
-        write_all(tmp_path, *failing.args)
+        write_all(tmp_path, failing.judged)
     assert path.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(FILES)
 
@@ -137,6 +133,6 @@ def test_no_suite_stands_beside_a_table_that_could_not_be_written(passing, tmp_p
     """JUnit is the last file: a CI system must not read a green one after exit code 3."""
     (tmp_path / "results_wide.parquet").mkdir()  # a rename onto it fails
     with pytest.raises(OSError, match="directory"):
-        write_all(tmp_path, *passing.args)
+        write_all(tmp_path, passing.judged)
     assert (tmp_path / "report.html").is_file()
     assert not (tmp_path / "report.junit.xml").exists()

@@ -15,7 +15,7 @@ def test_a_matrix_of_hundreds_of_cells_stays_under_the_limit_and_says_what_is_le
     made = maker(
         formats=FORMATS, batches=(1, 2, 4, 8, 16, 32, 64), contexts=tuple(128 * 2**i for i in range(8))
     )
-    html = render(build(*made.args))
+    html = render(build(made.judged))
     assert len(html.encode()) <= LIMIT == 2_000_000
     assert (
         "<strong>Shortened page.</strong> To stay under 2 MB, columns that only explain others are left out"
@@ -24,13 +24,13 @@ def test_a_matrix_of_hundreds_of_cells_stays_under_the_limit_and_says_what_is_le
 
 
 def test_a_small_run_is_shown_whole(passing):
-    assert "Shortened page" not in render(build(*passing.args))
+    assert "Shortened page" not in render(build(passing.judged))
 
 
 @pytest.fixture
 def short(maker, failed):
     made = failed(maker(batches=(1, 2, 4, 8), contexts=tuple(range(128, 128 * 9, 128))))
-    view = build(*made.args)
+    view = build(made.judged)
     for step in STEPS:
         view = shorter(view, step)
     return view
@@ -45,9 +45,9 @@ def test_each_step_is_said_in_one_notice_before_all_others(short):
 
 def test_a_line_and_a_column_in_which_a_check_did_not_pass_are_kept(maker, outcome):
     made = maker(batches=(1, 2, 4, 8), contexts=tuple(range(128, 128 * 9, 128)))
-    last = made.manifest["cells"][-1]["id"]
+    last = made.manifest.cells[-1].id
     bad = outcome("itl_p90_ms at most 1", "itl_p90_ms", last, "", "fail", 99.0, "at most 1", "too slow")
-    view = build(*made.with_verdict(bad, exit_code=1, word="fail").args)
+    view = build(made.with_verdict(bad, exit_code=1, word="fail").judged)
     for step in STEPS:
         view = shorter(view, step)
     (latency,) = (table for table in view.tables if table.key == "latency")

@@ -7,6 +7,8 @@ import pytest
 
 from kvbench.metrics.collect import Row
 from kvbench.metrics.declare.units import UNITS
+from kvbench.records.run import MergedFrom
+from kvbench.records.shards import Shard, Share
 from kvbench.report.sections.room import room
 from kvbench.report.view import build
 
@@ -14,7 +16,7 @@ INF = math.inf
 
 
 def release(made):
-    return build(*made.args).release
+    return build(made.judged).release
 
 
 def answers(made, card=0):
@@ -192,7 +194,7 @@ def test_a_run_without_a_gate_is_no_release_and_safety_is_not_judged(passing):
         "Quality was measured, but no check holds it to a limit.",
     )
     assert a["change"].word == "a gate"
-    assert build(*bare.args).banner == "partial"
+    assert build(bare.judged).banner == "partial"
 
 
 def test_random_weights_say_nothing_of_safety(maker):
@@ -340,7 +342,7 @@ def test_the_worst_of_the_cells_counts_those_of_the_candidate_and_has_no_range_b
 
 
 def test_beside_a_baseline_that_failed_nothing_is_worth_it(passing, outcome):
-    native = passing.cell(kv_format="native")["id"]
+    native = passing.cell(kv_format="native").id
     bad = outcome("precision", "", native, "", "fail", None, "", "native: layer 3 K is stored as int8.")
     a = answers(passing.with_verdict(bad, exit_code=1, word="fail"))["worth"]
     assert (a.word, a.tone) == ("not shown", "inconclusive")
@@ -348,7 +350,7 @@ def test_beside_a_baseline_that_failed_nothing_is_worth_it(passing, outcome):
 
 
 def test_a_failed_limit_on_time_is_not_worth_it(passing, outcome):
-    cell = passing.cell(kv_format="int8_sym")["id"]
+    cell = passing.cell(kv_format="int8_sym").id
     slow = outcome(
         "itl_ratio at most 1",
         "itl_ratio",
@@ -396,11 +398,11 @@ def test_answers_that_are_no_yes_hold_back_what_passed_every_check(passing):
 
 
 def test_shares_and_shards_that_differ_are_no_release(passing):
-    every = [task["key"] for task in passing.manifest["tasks"]]
-    share = {"shard": {"number": 1, "of": 1, "tasks": every}}
-    differ = {"merged": {"of": [], "differences": ["x differs"]}}
+    every = [task.key for task in passing.manifest.tasks]
+    share = {"shard": Share(Shard(1, 1), frozenset(every))}
+    differ = {"merged": MergedFrom((), ("x differs",))}
     for manifest, said in ((share, "it is a share of a matrix"), (differ, "shards that were merged differ")):
-        found = release(replace(passing, manifest={**passing.manifest, **manifest}))
+        found = release(passing.with_manifest(**manifest))
         assert (found.word, found.tone) == ("No release yet", "partial")
         assert said in found.held
 

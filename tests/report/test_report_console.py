@@ -24,7 +24,7 @@ def printed(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
 
     def go(made, file, paths=()):
-        show(build(*made.args), file, paths)
+        show(build(made.judged), file, paths)
         return file.getvalue()
 
     return go
@@ -80,7 +80,7 @@ def test_a_failing_run_names_what_was_lost_and_where(failing, printed):
 @pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", "a\x1b[31mb", "x" * 500, "量化", ":smile:"])
 def test_names_are_printed_and_never_obeyed(maker, printed, name):
     made = maker(fixed={"model": name, "trust_remote_code": True})
-    made.manifest["cells"][0]["varied"] = ["kv_format", "model"]
+    made = made.with_cells(lambda cell: replace(cell, varied=("kv_format", "model")))
     text = printed(made, io.StringIO())
     assert "\x1b" not in text
     assert name.replace("\x1b", "\\x1b")[:30] in text
@@ -88,12 +88,12 @@ def test_names_are_printed_and_never_obeyed(maker, printed, name):
 
 def test_one_model_is_said_once_above_all_tables(maker, printed):
     made = maker(fixed={"weights": "fp8_block128", "model": "/x/fp8", "native_model": "/x/whole"})
-    for cell in made.manifest["cells"][:4]:
-        cell["spec"] |= {"weights": "native", "model": "/x/whole", "native_model": None}
+    for cell in made.manifest.cells[:4]:
+        cell.spec.update({"weights": "native", "model": "/x/whole", "native_model": None})
     lines = printed(made, io.StringIO()).splitlines()
     assert lines[1] == "Model: /x/fp8, native weights from /x/whole"
     assert not any("/x/" in line for line in lines[2:])
-    made.manifest["cells"][0]["spec"]["model"] = "/x/other"
+    made.manifest.cells[0].spec["model"] = "/x/other"
     assert "Model:" not in printed(made, io.StringIO())
 
 
@@ -168,4 +168,4 @@ def test_a_reader_that_has_gone_is_no_failed_check(passing):
             raise OSError
 
     with pytest.raises(BrokenPipeError):
-        show(build(*passing.args), Gone())
+        show(build(passing.judged), Gone())

@@ -11,7 +11,7 @@ from kvbench.metrics.collect import METRICS
 from kvbench.report.console import show
 from kvbench.report.csv import long_csv
 from kvbench.report.html import render
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 from kvbench.report.view import View, build
 from tests.factories.made_run import MadeRun
 from tests.factories.timed_run import timed
@@ -22,16 +22,12 @@ FACTS = {
 }  # fmt: skip
 
 
-def whole(run: MadeRun) -> tuple[dict[str, Any], Any, Any, Any]:
-    manifest = {
-        **run.manifest, "name": "made", "created_at": "2026-01-01T00:00:00+00:00", "environment": {}, "command": [],
-        "matrix": {"path": None, "sha": "", "source": {}},
-    }  # fmt: skip
-    return manifest, run.records, run.rows(), evaluate(None, run.manifest, run.records, run.rows())
+def whole(run: MadeRun) -> JudgedRun:
+    return JudgedRun(run.run, run.rows(), evaluate(None, run.run, run.rows()))
 
 
 def view_of(run: MadeRun) -> View:
-    return build(*whole(run), {name: metric.definition for name, metric in METRICS.items()})
+    return build(whole(run), {name: metric.definition for name, metric in METRICS.items()})
 
 
 def end(sm: int, degrees: int, watts: float, *reasons: str, **more: Any) -> dict[str, Any]:
@@ -124,7 +120,7 @@ def test_the_page_the_console_and_the_csv_have_them() -> None:
     assert (
         "The device was slowed down. While latency was measured. int8_sym: 2 of 4 requests" in out.getvalue()
     )
-    lines = list(csv.DictReader(io.StringIO(long_csv(Run(*whole(run))))))
+    lines = list(csv.DictReader(io.StringIO(long_csv(whole(run)))))
     (slowed,) = [x for x in lines if (x["metric"], x["kv_format"]) == ("throttled_requests", "int8_sym")]
     assert (slowed["value"], slowed["unit"]) == ("2", "requests")
     assert {"latency_drift_pct", "latency_outliers", "itl_outlier_share"} <= {x["metric"] for x in lines}

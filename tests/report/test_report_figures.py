@@ -41,10 +41,10 @@ HOSTILE = ["<script>alert(1)</script>", "a\n\x1b[31m</pre>\u202e", "量化", "$\
 
 def test_ttft_has_a_median_with_an_interval_from_six_requests_on(maker):
     gaps = [[1.0, 2.0]] * 6
-    view = build(*measured(small(maker), latency=latency(SIX, gaps)).args)
+    view = build(measured(small(maker), latency=latency(SIX, gaps)).judged)
     point = view.plots.ttft[0].points[0]
     assert (point.value, point.low, point.high, point.n, point.repeats) == (12.5, 10.0, 15.0, 6, tuple(SIX))
-    few = build(*measured(small(maker), latency=latency(SIX[:5], gaps[:5])).args).plots.ttft[0].points[0]
+    few = build(measured(small(maker), latency=latency(SIX[:5], gaps[:5])).judged).plots.ttft[0].points[0]
     assert (few.value, few.low, few.high) == (12.0, None, None)
     assert "takes" not in figure(view, "latency", 1).caption
     assert figure(view, "latency", 1).caption.startswith("Median TTFT")
@@ -52,7 +52,7 @@ def test_ttft_has_a_median_with_an_interval_from_six_requests_on(maker):
 
 def test_single_requests_are_drawn_unless_they_are_too_many(maker):
     few, many = (
-        build(*measured(small(maker), latency=latency([9.0] * n, [[1.0, 2.0]] * n)).args) for n in (200, 201)
+        build(measured(small(maker), latency=latency([9.0] * n, [[1.0, 2.0]] * n)).judged) for n in (200, 201)
     )
     assert ["Dots" in figure(view, "latency").caption for view in (few, many)] == [True, False]
     assert figure(few, "latency").svg.count("<use") - figure(many, "latency").svg.count("<use") == 400
@@ -61,7 +61,7 @@ def test_single_requests_are_drawn_unless_they_are_too_many(maker):
 
 def test_itl_has_a_t_interval_over_its_requests(maker):
     gaps = [[1.0, 2.0], [2.0, 3.0], [3.0, 5.0]]
-    view = build(*measured(small(maker), latency=latency(SIX[:3], gaps)).args)
+    view = build(measured(small(maker), latency=latency(SIX[:3], gaps)).judged)
     point = view.itl[0].points[0]
     want = clustered_ratio([3.0, 5.0, 8.0], [2, 2, 2], range(3)).interval
     assert (point.value, point.repeats) == (16 / 6, (1.5, 2.5, 4.0))
@@ -70,7 +70,7 @@ def test_itl_has_a_t_interval_over_its_requests(maker):
 
 
 def test_times_that_lie_far_apart_take_a_log_axis_and_the_caption_says_so(maker):
-    view = build(*measured(small(maker), latency__native=latency([1.0], [[1.0]]), latency__int8_sym=latency([9.0], [[7.0]])).args)  # fmt: skip
+    view = build(measured(small(maker), latency__native=latency([1.0], [[1.0]]), latency__int8_sym=latency([9.0], [[7.0]])).judged)  # fmt: skip
     itl, ttft = figure(view, "latency"), figure(view, "latency", 1)
     assert "logarithmic" in ttft.caption
     assert "logarithmic" not in itl.caption
@@ -91,7 +91,7 @@ def test_bytes_hold_what_stands_beside_the_cache_and_the_16_bit_line(maker):
         )
 
     made = small(maker).with_records(change)
-    view = build(*made.args)
+    view = build(made.judged)
     # The made-up rows say a workspace of 0 unless the facts do.
     bar = view.bytes[1]
     assert (bar.scales, bar.page_table, bar.workspace, bar.held, bar.native16) == (
@@ -124,7 +124,7 @@ def test_what_no_cell_measured_is_no_column_and_no_panel(maker):
             else r
         )
     )
-    found = figure(build(*made.args), "storage")
+    found = figure(build(made.judged), "storage")
     assert found.grids[0].columns[1:] == ("payload", "scales", "page tables")
     assert "Workspace is not measured on this device." in found.caption
     assert "workspace (MiB)" not in found.svg
@@ -135,7 +135,7 @@ def test_what_no_cell_measured_is_no_column_and_no_panel(maker):
 
 
 def test_health_is_by_layer_and_side_of_the_quantized_cells(maker):
-    view = build(*healthy(maker, 2).args)
+    view = build(healthy(maker, 2).judged)
     (line,) = view.plots.health
     assert (line.name, line.tokens, line.layers) == ("int8_sym", 64, (0, 1))
     found = figure(view, "health")
@@ -148,14 +148,14 @@ def test_health_is_by_layer_and_side_of_the_quantized_cells(maker):
 
 
 def test_many_layers_leave_the_worst_in_the_table_and_say_of_how_many(maker):
-    grid = figure(build(*healthy(maker, 300).args), "health").grids[0]
+    grid = figure(build(healthy(maker, 300).judged), "health").grids[0]
     assert len(grid.rows) == 2 * 120
     assert grid.summary.endswith("the 120 layers with the largest error of 300")
     assert [row[0] for row in grid.rows[:3]] == ["299 K", "299 V", "298 K"]
 
 
 def test_one_scale_for_all_is_still_drawn(maker):
-    ET.fromstring(figure(build(*healthy(maker, 2, scale_min=0.05).args), "health").svg)
+    ET.fromstring(figure(build(healthy(maker, 2, scale_min=0.05).judged), "health").svg)
 
 
 # Roofline and products
@@ -163,7 +163,7 @@ def test_one_scale_for_all_is_still_drawn(maker):
 
 def test_a_step_reads_its_weights_and_the_cache_at_its_mean_length(maker):
     own = latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=2000.0, cache_bytes=50)
-    view = build(*measured(small(maker), latency=own).args)
+    view = build(measured(small(maker), latency=own).judged)
     roof = view.plots.roof
     point = roof.points[0]
     assert (point.weights, point.cache) == (1e9, 1e6 * (128 + 3 / 2 - 1))
@@ -176,7 +176,7 @@ def test_a_step_reads_its_weights_and_the_cache_at_its_mean_length(maker):
 
 def test_without_a_copy_the_points_stand_and_the_reason_is_said(maker):
     own = latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=None, copy_reason="no copy is timed on a cpu")
-    view = build(*measured(small(maker), latency=own).args)
+    view = build(measured(small(maker), latency=own).judged)
     found = figure(view, "latency", 2)
     assert view.plots.roof.copy is None
     assert "No copy bandwidth is known: no copy is timed on a cpu." in found.caption
@@ -188,7 +188,7 @@ def test_times_of_two_hosts_are_neither_joined_nor_pooled(maker):
         made = measured(maker(batches=(1,)), latency=latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=2000.0))
         names = dict(zip(("128", "512"), hosts, strict=True))
         made = made.with_records(lambda r: replace(r, environment={"host": names.get(r.key[-3:])}))
-        return build(*made.args)
+        return build(made.judged)
 
     one, two = on("a", "a"), on("a", "b")
     assert [line.apart for line in one.itl + one.plots.ttft] == [""] * 4
@@ -203,19 +203,17 @@ def test_times_of_two_hosts_are_neither_joined_nor_pooled(maker):
 
 
 def test_no_roof_where_a_record_does_not_say_what_a_step_reads(maker):
-    assert build(*measured(small(maker), latency=latency([5.0], [[1.0]])).args).plots.roof is None
+    assert build(measured(small(maker), latency=latency([5.0], [[1.0]])).judged).plots.roof is None
 
 
 def test_products_are_shown_where_they_were_timed(maker):
     made = small(maker, fixed={"weights": "fp8_block128"})
-    for task in made.manifest["tasks"]:
-        if task["runner"] == "parity":
-            task["runner"] = "gemm"
+    made = made.with_tasks(lambda t: replace(t, runner="gemm") if t.runner == "parity" else t)
     made = made.with_records(lambda r: replace(r, runner="gemm") if r.runner == "parity" else r)
     row = {"m": 4, "path": "w8a16", "us": 2.0, "us_native": 4.0, "us_reference": 8.0}
     shapes = [{"n": 128 * i, "k": 256, "rows": [row], "timed_with": "warm"} for i in range(1, 9)]
     untimed = [{"n": 9, "k": 9, "rows": [{"m": 4, "path": "w8a16"}]}]
-    view = build(*replace(made, records=[replace(r, samples={"products": shapes + untimed}) if r.runner == "gemm" else r for r in made.records]).args)  # fmt: skip
+    view = build(replace(made, records=[replace(r, samples={"products": shapes + untimed}) if r.runner == "gemm" else r for r in made.records]).judged)  # fmt: skip
     own = [p for p in view.plots.products if p.name == "KV int8_sym"]
     assert [p.n for p in own] == [1024, 896, 768, 640, 512, 384]
     assert (own[0].rows, own[0].dropped) == (
@@ -246,9 +244,9 @@ def full(maker):
 
 
 def test_two_renders_are_equal_byte_for_byte_and_no_two_drawings_share_an_id(maker):
-    page = render(build(*full(maker).args))
-    assert page == render(build(*full(maker).args))
-    view = build(*full(maker).args)
+    page = render(build(full(maker).judged))
+    assert page == render(build(full(maker).judged))
+    view = build(full(maker).judged)
     ids = [e.get("id") for f in figures(view) for e in ET.fromstring(f.svg).iter() if e.get("id")]
     assert len(ids) == len(set(ids))
     assert [f.section for f in figures(view)] == [
@@ -277,12 +275,12 @@ def test_hostile_texts_and_names_are_shown_and_never_obeyed(maker, text):
             samples = samples | {"chunks": [c | {"document": text} for c in samples["chunks"]]}
         return replace(record, samples=samples)
 
-    view = build(*made.with_records(change).args)
+    view = build(made.with_records(change).judged)
     assert view.plots.problems == ()
     page = render(view)
     for wrong in ("<script>alert", "\x1b", "\u202e", "[31m</pre>"):
         assert wrong not in page
-    assert page.count("</pre>") == render(build(*made.args)).count("</pre>")
+    assert page.count("</pre>") == render(build(made.judged)).count("</pre>")
     if text.isprintable():
         assert view.plots.questions[0].lines[0].id == view.plots.chunks[0].lines[0].document == text
 
@@ -296,7 +294,7 @@ def test_nothing_is_shown_where_nothing_was_measured(maker):
             replace(r, status="error", samples={}, facts={}, error={"message": "no"}) for r in made.records
         ],
     )
-    view = build(*made.args)
+    view = build(made.judged)
     assert figures(view) == ()
     assert drilldowns(view) == {}
     assert "<svg" not in render(view)
@@ -306,7 +304,7 @@ def test_a_damaged_record_costs_its_plot_and_not_the_page(maker):
     made = full(maker).with_records(
         lambda r: replace(r, samples={"questions": [{"id": 1}]}) if r.runner == "mcq" else r
     )
-    view = build(*made.args)
+    view = build(made.judged)
     assert view.plots.questions == ()
     assert view.plots.problems == (
         ("mcq", "Samples of a record cannot be read, so a plot is missing here (KeyError: 'skipped')."),
@@ -366,7 +364,7 @@ def test_a_hundred_cells_with_every_sample_stay_under_two_megabytes(maker):
         return replace(record, samples=samples, facts={**record.facts, **more})
 
     made = made.with_records(change)
-    view = build(made.manifest, made.records, derive(made.manifest, made.records), made.verdict)
+    view = build(replace(made.judged, rows=derive(made.run)))
     assert view.plots.problems == ()
     page = render(view)
     assert {f.section for f in figures(view)} == {"storage", "latency", "quality", "agreement", "health"}
@@ -380,7 +378,7 @@ def test_times_that_are_no_numbers_cost_their_plot_and_no_verdict(passing, monke
             replace(row, value=math.nan) if row.metric in ("itl_ms", "ttft_ms", "decode_read_gb_s") else row
         )
     )
-    page = render(build(*lost.args))
+    page = render(build(lost.judged))
     assert "Latency" in page
 
     def broken(*_):
@@ -388,5 +386,5 @@ def test_times_that_are_no_numbers_cost_their_plot_and_no_verdict(passing, monke
 
     monkeypatch.setattr("kvbench.report.figures.plots.times_svg", broken)
     assert "A plot is missing here: its numbers cannot be drawn (ValueError: Axis limits" in render(
-        build(*passing.args)
+        build(passing.judged)
     )

@@ -12,7 +12,6 @@ from kvbench.matrix.cells import CELL_KEYS
 from kvbench.records.record import VERIFIED, Level
 from kvbench.report.csv import long_csv, wide_csv
 from kvbench.report.json import result_json
-from kvbench.report.model import Run
 from kvbench.report.write import write_all, write_text
 from tests.factories.made_run import evidence
 
@@ -24,7 +23,7 @@ def read(text):
 
 
 def test_the_long_csv_reads_back_as_the_same_rows(passing):
-    lines = [line for line in read(long_csv(Run(*passing.args))) if line["metric"] not in FACT_METRICS]
+    lines = [line for line in read(long_csv(passing.judged)) if line["metric"] not in FACT_METRICS]
     assert len(lines) == len(passing.rows)
     for line, row in zip(lines, passing.rows, strict=True):
         assert (line["cell"], line["metric"], line["variant"], line["unit"]) == (
@@ -46,34 +45,34 @@ def test_what_so_much_data_decides_stands_in_csv_json_and_page(passing, tmp_path
 
     verdict = replace(passing.verdict, outcomes=tuple(map(told, passing.verdict.outcomes)))
     made = replace(passing, verdict=verdict)
-    lines = read(long_csv(Run(*made.args)))
+    lines = read(long_csv(made.judged))
     judged = [line for line in lines if line["metric"] == "ppl_delta_pct" and line["status"]]
     assert judged
     assert {(x["status"], x["limit"], x["mde"], x["n_needed"]) for x in judged} == {
         ("pass", "within [-1, 1]", "0.734567", "4321")
     }
     assert {line["mde"] for line in lines if line["metric"] != "ppl_delta_pct"} == {""}
-    outcomes = result_json(*made.args)["outcomes"]
+    outcomes = result_json(made.judged)["outcomes"]
     assert {(o["mde"], o["n_needed"]) for o in outcomes if o["metric"] == "ppl_delta_pct"} == {
         (0.734567, 4321)
     }
-    page = write_all(tmp_path, *made.args)[0].read_text()
+    page = write_all(tmp_path, made.judged)[0].read_text()
     assert '<td class="num">0.735 %</td><td class="num"></td>' in page  # it passed, so no more are needed
     assert "4,321 tokens" not in page
     open_ = tuple(replace(o, status="inconclusive") if o.n_needed else o for o in verdict.outcomes)
-    page = write_all(tmp_path, *replace(made, verdict=replace(verdict, outcomes=open_)).args)[0].read_text()
+    page = write_all(tmp_path, replace(made, verdict=replace(verdict, outcomes=open_)).judged)[0].read_text()
     assert '<td class="num">0.735 %</td><td class="num">4,321 tokens</td>' in page
 
 
 def test_an_effect_that_nothing_could_show_is_no_number(passing):
     outcomes = tuple(replace(o, mde=math.inf) for o in passing.verdict.outcomes)
     made = replace(passing, verdict=replace(passing.verdict, outcomes=outcomes))
-    found = result_json(*made.args)["outcomes"][0]
+    found = result_json(made.judged)["outcomes"][0]
     assert (found["mde"], found["note"]) == (None, "mde: Infinity")
 
 
 def test_every_line_holds_the_whole_cell(passing):
-    line = read(long_csv(Run(*passing.args)))[0]
+    line = read(long_csv(passing.judged))[0]
     assert set(CELL_KEYS) <= set(line)
     assert (line["kv_format"], line["batch"], line["trust_remote_code"], line["scale"]) == (
         "native",
@@ -84,8 +83,8 @@ def test_every_line_holds_the_whole_cell(passing):
 
 
 def test_the_wide_csv_has_a_line_a_cell_and_a_column_a_metric_and_variant(passing):
-    lines = read(wide_csv(Run(*passing.args)))
-    assert [line["cell"] for line in lines] == [cell["id"] for cell in passing.manifest["cells"]]
+    lines = read(wide_csv(passing.judged))
+    assert [line["cell"] for line in lines] == [cell.id for cell in passing.manifest.cells]
     last = lines[-1]
     assert float(last["kv_ratio_16bit"]) == 0.515625
     assert float(last["ppl_delta_pct (wikitext2 stream512)"]) == 0.0816
@@ -127,12 +126,12 @@ def test_both_csvs_hold_what_auto_became_on_each_cell(maker):
         lambda r: replace(r, decision=None) if r.spec["kv_format"] == "native" and r.runner != "parity" else r
     )
     want = {"native": ("torch", "", ""), "int8_sym": ("torch", "eager", "off")}
-    for lines in (read(wide_csv(Run(*made.args))), read(long_csv(Run(*made.args)))):
+    for lines in (read(wide_csv(made.judged)), read(long_csv(made.judged))):
         for line in lines:
             assert (line["backend"], line["decode"], line["compile"]) == ("auto",) * 3
             found = (line["backend_resolved"], line["decode_resolved"], line["compile_resolved"])
             assert found == want[line["kv_format"]]
-    heads = list(read(wide_csv(Run(*made.args)))[0])
+    heads = list(read(wide_csv(made.judged))[0])
     first = heads.index("resolved")
     assert heads[first + 1 : first + 7] == [
         "backend_resolved",
@@ -152,7 +151,7 @@ def test_a11_t3_every_row_says_whether_a_gpu_the_interpreter_or_torch_ran(maker)
             else replace(r, evidence=evidence("int8_sym", Level("E4", VERIFIED, "so", {"backend": "gpu"})))
         )
     )
-    for lines in (read(wide_csv(Run(*made.args))), read(long_csv(Run(*made.args)))):
+    for lines in (read(wide_csv(made.judged)), read(long_csv(made.judged))):
         assert {(line["kv_format"], line["ran_on"]) for line in lines} == {
             ("native", "interpreter"),
             ("int8_sym", "gpu"),
@@ -161,20 +160,20 @@ def test_a11_t3_every_row_says_whether_a_gpu_the_interpreter_or_torch_ran(maker)
 
 def test_a_row_of_a_cell_that_the_manifest_does_not_have_keeps_its_columns(passing):
     made = replace(passing, rows=[replace(passing.rows[0], cell="gone", note="kept")])
-    line = next(line for line in read(long_csv(Run(*made.args))) if line["cell"] == "gone")
+    line = next(line for line in read(long_csv(made.judged)) if line["cell"] == "gone")
     assert (line["backend_resolved"], line["metric"], line["note"]) == ("", made.rows[0].metric, "kept")
 
 
 def test_a24_t4_unmeasured_is_empty_and_nan_is_nan(passing):
     made = passing.with_rows(lambda r: replace(r, value=math.nan) if r.metric == "itl_ms" else r)
-    line = read(wide_csv(Run(*made.args)))[0]
+    line = read(wide_csv(made.judged))[0]
     assert (line["device_peak_bytes"], line["itl_ms"], line["workspace_bytes"]) == ("", "NaN", "0")
 
 
 def test_partial_is_a_column_of_both(passing):
     made = passing.with_rows(lambda r: replace(r, partial="limited") if r.metric == "ppl" else r)
-    assert {line["partial"] for line in read(wide_csv(Run(*made.args)))} == {"limited"}
-    marked = {line["metric"] for line in read(long_csv(Run(*made.args))) if line["partial"]}
+    assert {line["partial"] for line in read(wide_csv(made.judged))} == {"limited"}
+    marked = {line["metric"] for line in read(long_csv(made.judged)) if line["partial"]}
     assert marked == {"ppl"}
 
 
@@ -182,7 +181,7 @@ def test_partial_is_a_column_of_both(passing):
 def test_text_that_a_spreadsheet_would_run_is_quoted_and_numbers_are_not(maker, start):
     made = maker(fixed={"model": f"{start}cmd|' /C calc'!A0"})
     made = made.with_rows(lambda r: replace(r, value=-1.5, note=f"{start}1+1"))
-    for line in read(long_csv(Run(*made.args))):
+    for line in read(long_csv(made.judged)):
         kept = start.replace("\r", "\n")
         assert line["model"] == f"'{kept}cmd|' /C calc'!A0"
         assert line["metric"] in FACT_METRICS or (line["value"], line["note"]) == ("-1.5", f"'{kept}1+1")
@@ -190,12 +189,12 @@ def test_text_that_a_spreadsheet_would_run_is_quoted_and_numbers_are_not(maker, 
 
 @pytest.mark.parametrize("text", ['a"b,c\nd', "量化", "x" * 500, "<b>&</b>"])
 def test_awkward_text_survives(maker, text):
-    assert read(wide_csv(Run(*maker(fixed={"model": text}).args)))[0]["model"] == text
+    assert read(wide_csv(maker(fixed={"model": text}).judged))[0]["model"] == text
 
 
 def test_a_scale_of_several_numbers_is_json_in_its_field(maker):
     made = maker(fixed={"scale": {"k": [0.05, 0.1], "v": 0.5}})
-    assert json.loads(read(wide_csv(Run(*made.args)))[0]["scale"]) == {"k": [0.05, 0.1], "v": 0.5}
+    assert json.loads(read(wide_csv(made.judged))[0]["scale"]) == {"k": [0.05, 0.1], "v": 0.5}
 
 
 def test_json_is_strict_and_nan_is_null_with_a_note(passing):
@@ -205,20 +204,20 @@ def test_json_is_strict_and_nan_is_null_with_a_note(passing):
         return row
 
     made = passing.with_rows(change)
-    text = json.dumps(result_json(*made.args), allow_nan=False)
+    text = json.dumps(result_json(made.judged), allow_nan=False)
     row = next(row for row in json.loads(text)["rows"] if row["metric"] == "itl_ms")
     assert (row["value"], row["low"]) == (None, None)
     assert row["note"] == "one step; NaN; low: -Infinity; high: Infinity"
 
 
 def test_null_without_a_note_was_not_measured(passing):
-    rows = result_json(*passing.args)["rows"]
+    rows = result_json(passing.judged)["rows"]
     peak = next(row for row in rows if row["metric"] == "device_peak_bytes")
     assert (peak["value"], peak["note"]) == (None, "")
 
 
 def test_json_holds_run_cells_rows_outcomes_and_exit_code(failing):
-    data = result_json(*failing.args)
+    data = result_json(failing.judged)
     assert (data["exit_code"], data["verdict"]) == (1, "fail")
     assert data["run"]["records"] == {"ok": 25, "error": 1}
     assert len(data["outcomes"]) == len(failing.verdict.outcomes)
@@ -231,12 +230,12 @@ def test_json_holds_run_cells_rows_outcomes_and_exit_code(failing):
 
 
 def test_non_finite_numbers_deep_inside_are_words(passing):
-    passing.manifest["environment"]["load"] = [math.nan]
-    assert result_json(*passing.args)["run"]["environment"]["load"] == ["NaN"]
+    passing.manifest.environment["load"] = [math.nan]
+    assert result_json(passing.judged)["run"]["environment"]["load"] == ["NaN"]
 
 
 def test_all_files_are_written_whole(passing, tmp_path):
-    paths = write_all(tmp_path, *passing.args)
+    paths = write_all(tmp_path, passing.judged)
     names = ["report.html", "results_long.csv", "results_wide.csv", "results.json", "report.md",
              "results_long.parquet", "results_wide.parquet", "report.junit.xml"]  # fmt: skip
     assert [path.name for path in paths] == names
@@ -247,8 +246,8 @@ def test_all_files_are_written_whole(passing, tmp_path):
 
 
 def test_writing_again_gives_the_same_bytes(passing, tmp_path):
-    first = [path.read_bytes() for path in write_all(tmp_path, *passing.args)]
-    assert [path.read_bytes() for path in write_all(tmp_path, *passing.args)] == first
+    first = [path.read_bytes() for path in write_all(tmp_path, passing.judged)]
+    assert [path.read_bytes() for path in write_all(tmp_path, passing.judged)] == first
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
@@ -265,4 +264,4 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
 
 
 def test_a_broken_file_name_does_not_stop_the_report(maker, tmp_path):
-    write_all(tmp_path, *maker(fixed={"model": "models/\udc80.gguf"}).args)
+    write_all(tmp_path, maker(fixed={"model": "models/\udc80.gguf"}).judged)

@@ -6,7 +6,7 @@ from kvbench.report.view import build
 
 
 def heats(made):
-    return {heat.metric: heat for heat in build(*made.args).heats}
+    return {heat.metric: heat for heat in build(made.judged).heats}
 
 
 def test_a_metric_over_batch_and_context_has_a_table_with_a_row_for_each_format_and_batch(maker):
@@ -25,7 +25,7 @@ def test_a_metric_over_batch_and_context_has_a_table_with_a_row_for_each_format_
 
 
 def test_every_value_leads_to_the_line_that_it_is_taken_from(maker):
-    view = build(*maker().args)
+    view = build(maker().judged)
     lines = {f"{t.key}-{i}": (t, line) for t in view.tables for i, line in enumerate(t.lines)}
     for heat in view.heats:
         for row in heat.rows:
@@ -77,18 +77,16 @@ def test_what_was_not_measured_has_no_shade_and_stays_not_measured(maker):
 
 def test_scales_make_the_columns_where_neither_batch_nor_context_varies(maker):
     made = maker(formats=("native", "int8_static", "fp8_e4m3_static"), batches=(1,), contexts=(128, 512))
-    for cell in made.manifest["cells"]:  # the contexts become two scales of the static formats
-        scale = (
-            None if cell["spec"]["kv_format"] == "native" else {128: 0.05, 512: 1.0}[cell["spec"]["context"]]
-        )
-        cell["spec"] |= {"scale": scale, "context": 128}
-        cell["varied"] = ["kv_format", "scale"]
-    kept = [c for c in made.manifest["cells"] if c["id"] != "native-1-512"]
-    made.manifest["cells"] = kept
-    for cell in kept:
-        cell["baseline"] = "native-1-128"
-    for task in made.manifest["tasks"]:
-        task["spec"] |= {"scale": None}
+    for cell in made.manifest.cells:  # the contexts become two scales of the static formats
+        native, context = cell.spec["kv_format"] == "native", cell.spec["context"]
+        scale = None if native else {128: 0.05, 512: 1.0}[context]
+        cell.spec.update({"scale": scale, "context": 128})
+    kept = tuple(c for c in made.manifest.cells if c.id != "native-1-512")
+    made = made.with_manifest(cells=kept).with_cells(
+        lambda cell: replace(cell, varied=("kv_format", "scale"), baseline="native-1-128")
+    )
+    for task in made.manifest.tasks:
+        task.spec["scale"] = None
     made = made.with_rows(
         lambda r: (
             None

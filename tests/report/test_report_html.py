@@ -47,7 +47,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def html_of():
-    return lambda made: render(build(*made.args))
+    return lambda made: render(build(made.judged))
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,7 @@ def test_the_command_and_the_matrix_are_there(passing_html):
 
 
 def test_definitions_are_shown_for_the_metrics_that_were_measured(passing):
-    html = render(build(*passing.args, definitions={"ppl": "exp of the mean", "unused_ms": "never"}))
+    html = render(build(passing.judged, definitions={"ppl": "exp of the mean", "unused_ms": "never"}))
     assert "<dt><code>ppl</code></dt><dd>exp of the mean</dd>" in html
     assert "unused_ms" not in html
 

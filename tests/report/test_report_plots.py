@@ -84,7 +84,7 @@ def test_one_point_without_an_interval_or_repeats():
 
 
 def test_series_are_the_cells_that_differ_only_in_batch_and_context(passing):
-    view = build(*passing.args)
+    view = build(passing.judged)
     assert [(line.name, len(line.points)) for line in view.itl] == [("native", 4), ("int8_sym", 4)]
     point = view.itl[0].points[0]
     assert (point.batch, point.context, len(point.repeats)) == (1, 128, 2)
@@ -92,7 +92,7 @@ def test_series_are_the_cells_that_differ_only_in_batch_and_context(passing):
 
 
 def test_a_large_matrix_draws_the_bars_of_its_largest_cells(maker):
-    view = build(*maker(batches=(1, 2, 4, 8), contexts=(128, 256, 512, 1024)).args)
+    view = build(maker(batches=(1, 2, 4, 8), contexts=(128, 256, 512, 1024)).judged)
     assert [bar.name for bar in view.bytes] == [
         "native · batch 8 · context 1024",
         "int8_sym · batch 8 · context 1024",
@@ -101,5 +101,5 @@ def test_a_large_matrix_draws_the_bars_of_its_largest_cells(maker):
 
 
 def test_bars_hold_payload_and_scales_apart(passing):
-    bar = build(*passing.args).bytes[1]
+    bar = build(passing.judged).bytes[1]
     assert (bar.name, bar.payload, bar.scales) == ("int8_sym · batch 1 · context 128", 1_474_560, 46_080)

@@ -30,7 +30,7 @@ from tests.factories.made_report import (
 
 
 def test_kld_percentiles_are_the_rows_own(maker):
-    view = build(*perplexed(maker).args)
+    view = build(perplexed(maker).judged)
     assert [line.variant for line in view.plots.kld] == ["wikitext2", "pydoc"]
     rows = view.plots.kld[0].rows
     assert list(rows) == ["kld_p50", "kld_p90", "kld_p99", "kld_p999", "kld_max"]
@@ -43,14 +43,14 @@ def test_kld_percentiles_are_the_rows_own(maker):
 def test_a_percentile_of_0_is_in_the_table_and_said_to_be_off_the_axis(maker):
     zero = [[0.0] * 3] * 3
     own = [text_of(3.0, kld, d) for d, kld in enumerate(zero)]
-    view = build(*perplexed(maker, own=own, tokens=zero).args)
+    view = build(perplexed(maker, own=own, tokens=zero).judged)
     found = figure(view, "quality")
     assert "A percentile of 0 has no place" in found.caption
     assert texts(found.grids[0].rows[0])[1].startswith("0 nat")
 
 
 def test_chunks_stand_worst_first_with_their_own_numbers(maker):
-    chunks = build(*perplexed(maker).args).plots.chunks[0]
+    chunks = build(perplexed(maker).judged).plots.chunks[0]
     assert [(c.index, c.document, c.tokens) for c in chunks.lines] == [(1, "1", 3), (0, "0", 3), (2, "2", 3)]
     assert [round(c.kld, 12) for c in chunks.lines] == [0.3, 0.2, round(0.4 / 3, 12)]
     assert [round(c.delta, 12) for c in chunks.lines] == [round(1 / 3, 12), 0, round(2 / 3, 12)]
@@ -59,7 +59,7 @@ def test_chunks_stand_worst_first_with_their_own_numbers(maker):
 
 
 def test_positions_hold_the_tokens_of_their_bucket(maker):
-    first, second = build(*perplexed(maker).args).plots.chunks[0].positions
+    first, second = build(perplexed(maker).judged).plots.chunks[0].positions
     assert (first.low, first.high, first.tokens, second.low, second.high, second.tokens) == (0, 1, 6, 2, 3, 3)
     assert first.kld == clustered_mean([0.1 + 0.2, 0.0, 0.4], [2, 2, 2], range(3))
     assert (first.most, second.most) == (0.4, 0.9)
@@ -68,9 +68,9 @@ def test_positions_hold_the_tokens_of_their_bucket(maker):
 
 
 def test_a_sample_of_the_tokens_has_no_kld_by_position(maker):
-    positions = build(*perplexed(maker, kept=[0.1, 0.9]).args).plots.chunks[0].positions
+    positions = build(perplexed(maker, kept=[0.1, 0.9]).judged).plots.chunks[0].positions
     assert [p.kld for p in positions] == [None, None]
-    grid = numbers.positions(build(*perplexed(maker, kept=[0.1, 0.9]).args).plots.chunks[0])
+    grid = numbers.positions(build(perplexed(maker, kept=[0.1, 0.9]).judged).plots.chunks[0])
     assert grid.columns == ("Position", "NLL delta")
     assert "does not hold the KLD of every token" in grid.note
 
@@ -83,28 +83,28 @@ def test_old_records_without_positions_or_divergence_still_list_their_chunks(mak
         perplexity__native=({"chunks": native}, {"scored": 9}),
         perplexity__int8_sym=({"chunks": bare}, {"scored": 9}),
     )
-    chunks = build(*made.args).plots.chunks[0]
+    chunks = build(made.judged).plots.chunks[0]
     assert [c.index for c in chunks.lines] == [2, 1, 0]
     assert chunks.positions == ()
-    assert build(*made.args).plots.kld == ()
+    assert build(made.judged).plots.kld == ()
     assert "Worst NLL delta first" in numbers.chunks(chunks).note
 
 
 def test_records_of_other_data_or_other_chunks_are_not_set_side_by_side(maker):
     other = measured(small(maker), perplexity__native=({"chunks": NATIVE}, {**FACTS, "data_sha": "z"}), perplexity__int8_sym=quality())  # fmt: skip
-    assert build(*other.args).plots.chunks == ()
+    assert build(other.judged).plots.chunks == ()
     moved = [c | {"document": 7} for c in NATIVE]
     made = measured(
         small(maker), perplexity__native=({"chunks": moved}, FACTS), perplexity__int8_sym=quality()
     )
-    assert build(*made.args).plots.chunks == ()
+    assert build(made.judged).plots.chunks == ()
 
 
 # Agreement
 
 
 def lines_of(maker, **kinds):
-    return build(*measured(small(maker), **agreement(**kinds)).args).plots.agreement
+    return build(measured(small(maker), **agreement(**kinds)).judged).plots.agreement
 
 
 def test_the_curve_is_the_share_so_far(maker):
@@ -153,7 +153,7 @@ def test_a_real_divergence_a_near_tie_and_one_that_cannot_be_judged(maker):
     moved = [5.0] * STEPS
     made = agreement(differ=(3,))
     made["agreement__native"][0]["aa_margins"] = moved
-    unknown = build(*measured(small(maker), **made).args).plots.agreement[0]
+    unknown = build(measured(small(maker), **made).judged).plots.agreement[0]
     assert unknown.real is None
     assert "whether it is real is not known: the native margin of step 0 moved by 4 logit" in unknown.sentence
     none, _ = lines_of(maker)
@@ -176,14 +176,14 @@ def test_open_and_filled_signs_tell_a_near_tie_from_a_real_divergence(maker):
 def test_the_texts_at_the_divergence_are_shown_and_old_records_say_what_is_missing(maker):
     stored = {"text_before": "The cat", "native_text": " sat\non", "continuation_text": " lay"}
     made = measured(small(maker), **agreement(differ=(3,), continuation=stored))
-    page = render(build(*made.args))
+    page = render(build(made.judged))
     assert "Text at the first divergence: int8_sym, step 3" in page
     for text in ("The cat", " sat\non", " lay"):
         assert f'<pre tabindex="0">{text}</pre>' in page
     del stored["text_before"]
-    old = build(*measured(small(maker), **agreement(differ=(3,), continuation=stored)).args)
+    old = build(measured(small(maker), **agreement(differ=(3,), continuation=stored)).judged)
     assert old.plots.agreement[0].passage.before == "text not stored"
-    bare = build(*measured(small(maker), **agreement(differ=(3,))).args).plots.agreement[0].passage
+    bare = build(measured(small(maker), **agreement(differ=(3,))).judged).plots.agreement[0].passage
     assert (bare.before, bare.native, bare.candidate) == ("text not stored",) * 3
 
 
@@ -205,7 +205,7 @@ def asked(maker, natives, owns, noise=0.01):
     made = measured(
         small(maker), mcq__native=({"questions": natives}, {}), mcq__int8_sym=({"questions": owns}, {})
     )
-    return build(*made.args).plots.questions
+    return build(made.judged).plots.questions
 
 
 def test_changed_picks_come_first_and_right_to_wrong_before_the_others(maker):

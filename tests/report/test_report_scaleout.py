@@ -7,18 +7,18 @@ from typing import Any
 
 from kvbench.gate.evaluate import evaluate
 from kvbench.metrics.collect import METRICS
+from kvbench.records.run import MergedFrom
+from kvbench.records.shards import Shard, Share
+from kvbench.report.model import JudgedRun
 from kvbench.report.view import View, build
 from tests.factories.made_run import BASE, MadeRun
 from tests.factories.timed_run import timed
 
 
 def view_of(run: MadeRun, **manifest: Any) -> View:
-    said = {
-        **run.manifest, "name": "made", "created_at": "2026-01-01T00:00:00+00:00", "environment": {}, "command": [],
-        "matrix": {"path": None, "sha": "", "source": {}}, **manifest,
-    }  # fmt: skip
-    verdict = evaluate(None, said, run.records, run.rows())
-    return build(said, run.records, run.rows(), verdict, {name: m.definition for name, m in METRICS.items()})
+    whole = run.run_with(**manifest)
+    judged = JudgedRun(whole, run.rows(), evaluate(None, whole, run.rows()))
+    return build(judged, {name: m.definition for name, m in METRICS.items()})
 
 
 def notice(view: View, title: str) -> tuple[str, str]:
@@ -30,7 +30,7 @@ def test_a_shard_says_that_it_is_one_and_is_no_pass() -> None:
     run = timed([1.0] * 2, [1.0] * 2)
     keys = [r.key for r in run.records if r.key.endswith(BASE)]
     run.records = [r for r in run.records if r.key in keys]
-    view = view_of(run, shard={"number": 1, "of": 2, "tasks": keys})
+    view = view_of(run, shard=Share(Shard(1, 2), frozenset(keys)))
     tone, sentence = notice(view, "Shard 1 of 2")
     assert tone == "info"
     assert sentence.startswith("1 of 2 tasks are measured here;")
@@ -42,7 +42,7 @@ def test_a_shard_says_that_it_is_one_and_is_no_pass() -> None:
 def test_shards_that_differ_are_named() -> None:
     said = [f"task {i}: the samples differ (chunks)." for i in range(6)]
     tone, sentence = notice(
-        view_of(timed([1.0] * 2, [1.0] * 2), merged={"of": [], "differences": said}), "Shards differ"
+        view_of(timed([1.0] * 2, [1.0] * 2), merged=MergedFrom((), tuple(said))), "Shards differ"
     )
     assert tone == "warn"
     assert sentence.startswith(" ".join(said[:4]) + " And 2 more. ")

@@ -42,7 +42,7 @@ def made_with(maker, entries, other=None):
 
 
 def rows(made):
-    (found,) = build(*made.args).scales
+    (found,) = build(made.judged).scales
     return found
 
 
@@ -92,7 +92,7 @@ def test_sides_that_differ_are_counted_apart():
 
 
 def test_the_page_has_the_line_and_the_table(maker):
-    page = render(build(*made_with(maker, [entry(0, k_read=False), entry(1)]).args))
+    page = render(build(made_with(maker, [entry(0, k_read=False), entry(1)]).judged))
     section = page[page.index('<section id="precision"') :]
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", section))
     assert "1 of 2 layers read: checkpoint 2" in text
@@ -105,5 +105,5 @@ def test_the_page_has_the_line_and_the_table(maker):
 
 def test_a_run_without_scales_has_no_table(maker):
     made = maker(batches=(1,), contexts=(128,))
-    assert build(*made.args).scales == ()
-    assert "Scales by layer" not in render(build(*made.args))
+    assert build(made.judged).scales == ()
+    assert "Scales by layer" not in render(build(made.judged))

@@ -1,17 +1,20 @@
 """The sweep of static scales: one sentence from the data, a plot that is the same for the same numbers, and only where there is one."""
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 
+from kvbench.matrix.cells import Cell, Task
 from kvbench.metrics.collect import Row
 from kvbench.metrics.declare.units import UNITS
+from kvbench.records.run import Run
 from kvbench.render.labels import Labels
 from kvbench.report.console import show
 from kvbench.report.figures.plots import scale_svg
 from kvbench.report.figures.sweep import Held, ScaleLine, Sweep, scale_sweep
 from kvbench.report.html import render
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 from kvbench.report.view import build
 from tests.report.conftest import make
 
@@ -42,20 +45,11 @@ FOUND = {
 def swept(found=FOUND):
     """A run with one cell a scale, as `kvbench run` leaves it, and the rows that the sweep reads."""
     made = make(formats=("native", "int8_sym"), batches=(1,), contexts=(128,))
-    native = made.manifest["cells"][0]
+    native = made.manifest.cells[0]
     cells, rows = [], []
     for i, ((fmt, scale), (ppl, useful, collapsed)) in enumerate(found.items()):
-        spec = native["spec"] | {"kv_format": fmt, "scale": CALIBRATED if scale == "file" else scale}
-        cells.append(
-            native
-            | {
-                "id": f"c{i}",
-                "spec": spec,
-                "varied": ["kv_format", "scale"],
-                "baseline": "c0",
-                "name": f"c{i}",
-            }
-        )
+        spec = native.spec | {"kv_format": fmt, "scale": CALIBRATED if scale == "file" else scale}
+        cells.append(Cell(f"c{i}", f"c{i}", spec, ("kv_format", "scale"), "c0"))
         values = {
             "ppl_delta_pct": (ppl, "%", 500),
             "gen_useful_tokens": (useful, "tokens", 256),
@@ -64,21 +58,13 @@ def swept(found=FOUND):
         rows += [
             Row(f"c{i}", m, "", v, UNITS[unit], n) for m, (v, unit, n) in values.items() if v is not None
         ]
-    task = {
-        "key": "g",
-        "runner": "generate",
-        "variant": "",
-        "spec": {},
-        "options": {},
-        "cells": ["c0"],
-        "baseline": None,
-    }
-    manifest = made.manifest | {"cells": cells, "tasks": [task]}
-    return manifest, [], rows, made.verdict
+    task = Task("g", "generate", "", {}, {}, ("c0",), None)
+    run = Run(replace(made.manifest, cells=tuple(cells), tasks=(task,)))
+    return JudgedRun(run, rows, made.verdict)
 
 
-def sweep(args):
-    return scale_sweep(Run(*args), Labels(args[0]))
+def sweep(judged):
+    return scale_sweep(judged, Labels(judged.run))
 
 
 def test_the_sentence_is_made_of_the_data():
@@ -119,8 +105,8 @@ def test_lines_are_static_formats_and_the_rest_are_levels():
 def test_no_sweep_where_a_run_has_fewer_than_two_scales(left, passing):
     args = swept({key: FOUND[key] for key in left})
     assert sweep(args) is None
-    assert "Static scales" not in render(build(*args))
-    assert build(*passing.args).sweep is None
+    assert "Static scales" not in render(build(args))
+    assert build(passing.judged).sweep is None
 
 
 def test_a_sweep_of_perplexity_alone_has_one_panel_and_stands_at_quality():
@@ -160,7 +146,7 @@ def test_an_open_mark_is_right_censored():
 def test_page_and_console_show_it(capsys):
     import sys
 
-    view = build(*swept())
+    view = build(swept())
     page = render(view)
     assert page.count("<svg") == 1
     assert "int8_static scale 1 collapses at token 5" in page

@@ -35,14 +35,14 @@ def test_importing_the_report_loads_nothing_heavy():
 
 
 def test_a_passing_run_says_so_and_has_nothing_to_find(passing):
-    view = build(*passing.args)
+    view = build(passing.judged)
     assert (view.word, view.tone, view.headline) == ("PASS", "pass", "All 14 checks passed.")
     assert (view.failures, view.fallbacks, view.gaps, view.notices) == ((), (), (), ())
     assert view.created_at == "2026-10-01 12:00:00 UTC"
 
 
 def test_baselines_stand_directly_above_what_is_compared_with_them(passing):
-    names = [line.label.text for line in table(build(*passing.args), "storage").lines]
+    names = [line.label.text for line in table(build(passing.judged), "storage").lines]
     assert names[:4] == [
         "native · batch 1 · context 128",
         "int8_sym · batch 1 · context 128",
@@ -52,7 +52,7 @@ def test_baselines_stand_directly_above_what_is_compared_with_them(passing):
 
 
 def test_cells_that_share_a_task_are_one_line_under_the_keys_it_depends_on(passing):
-    lines = table(build(*passing.args), "quality").lines
+    lines = table(build(passing.judged), "quality").lines
     assert [(x.label.text, x.variant, len(x.label.cells)) for x in lines] == [
         ("native", "wikitext2 stream512", 4),
         ("int8_sym", "wikitext2 stream512", 4),
@@ -62,18 +62,18 @@ def test_cells_that_share_a_task_are_one_line_under_the_keys_it_depends_on(passi
 
 
 def test_rows_of_a_shared_task_that_differ_are_not_hidden_behind_the_first(passing):
-    odd = passing.cell(kv_format="int8_sym", batch=4, context=512)["id"]
+    odd = passing.cell(kv_format="int8_sym", batch=4, context=512).id
 
     def change(row):
         return replace(row, value=99.0) if (row.cell, row.metric) == (odd, "ppl") else row
 
-    lines = table(build(*passing.with_rows(change).args), "quality").lines
+    lines = table(build(passing.with_rows(change).judged), "quality").lines
     own = [x for x in lines if x.label.text == "int8_sym · batch 4 · context 512"]
     assert [x.entries[0].shown.text for x in own] == ["99", "99"]  # one a corpus
 
 
 def test_a_difference_names_its_baseline_and_a_baseline_has_no_difference(passing):
-    view = build(*passing.args)
+    view = build(passing.judged)
     got = entry(view, "storage", "kv_ratio", kv_format="int8_sym", batch="4", context="512")
     assert got.baseline.text == "native · batch 4 · context 512"
     assert entry(view, "storage", "kv_ratio", kv_format="native", batch="4") is None
@@ -81,32 +81,32 @@ def test_a_difference_names_its_baseline_and_a_baseline_has_no_difference(passin
 
 
 def test_every_metric_of_the_rows_is_shown_even_one_that_no_table_names(passing):
-    cell = passing.cell(kv_format="native")["id"]
+    cell = passing.cell(kv_format="native").id
     made = replace(passing, rows=[*passing.rows, Row(cell, "brand_new_ms", "", 1.5, UNITS["ms"], 3)])
-    view = build(*made.args)
+    view = build(made.judged)
     assert {c.metric for t in view.tables for c in t.columns} >= {row.metric for row in made.rows}
     assert table(view, "other").lines[0].entries[0].shown.brief == "1.500 ms"
 
 
 def test_transfer_has_a_table_of_its_own_once_it_was_measured(passing):
-    assert not [t for t in build(*passing.args).tables if t.key == "transfer"]
-    cell = passing.cell(kv_format="int8_sym", batch=4, context=512)["id"]
+    assert not [t for t in build(passing.judged).tables if t.key == "transfer"]
+    cell = passing.cell(kv_format="int8_sym", batch=4, context=512).id
     moved = [
         Row(cell, "transfer_bytes", "", 33_280, UNITS["B"], 6),
         Row(cell, "swap_out_gb_s", "", 53.125, UNITS["GB/s"], 3),
     ]
-    got = table(build(*replace(passing, rows=[*passing.rows, *moved]).args), "transfer")
+    got = table(build(replace(passing, rows=[*passing.rows, *moved]).judged), "transfer")
     shown = {c.metric: e.shown.brief for c, e in zip(got.columns, got.lines[0].entries, strict=True) if e}
     assert shown == {"transfer_bytes": "33,280 B (0.0317 MiB, 0.03 MB)", "swap_out_gb_s": "53.12 GB/s"}
 
 
 def test_a24_t4_no_device_peak_on_a_cpu_is_not_measured_rather_than_zero(passing):
-    got = entry(build(*passing.args), "storage", "device_peak_bytes", kv_format="int8_sym")
+    got = entry(build(passing.judged), "storage", "device_peak_bytes", kv_format="int8_sym")
     assert (got.shown.text, got.shown.exact) == ("not measured", "")
 
 
 def test_a24_t2_weights_payload_scales_and_workspace_are_columns_of_their_own(passing):
-    view = build(*passing.args)
+    view = build(passing.judged)
     assert {c.metric for c in table(view, "weights").columns} == {"weight_bytes"}
     columns = {c.metric for c in table(view, "storage").columns}
     assert columns >= {
@@ -119,7 +119,7 @@ def test_a24_t2_weights_payload_scales_and_workspace_are_columns_of_their_own(pa
 
 
 def test_precision_has_storage_transfer_and_execution_apart(passing):
-    native, quantized = build(*passing.args).precision
+    native, quantized = build(passing.judged).precision
     line = quantized.line
     assert (line.kv.requested, line.kv.resolved, line.effective) == ("int8_sym", "int8_sym", "int8_sym")
     assert (line.storage, line.transfer, line.execution) == ("int8", "not measured", "float32")
@@ -130,7 +130,7 @@ def test_precision_has_storage_transfer_and_execution_apart(passing):
 
 
 def test_a_failing_run_says_what_was_lost_and_where(failing):
-    view = build(*failing.args)
+    view = build(failing.judged)
     assert (view.word, view.tone, view.exit_code) == ("FAIL", "fail", 1)
     lost, failed, error = view.failures
     assert (lost.kind, lost.title) == ("mismatch", "Precision lost")
@@ -146,14 +146,14 @@ def test_a_failing_run_says_what_was_lost_and_where(failing):
 
 
 def test_the_value_that_failed_is_marked_in_its_table(failing):
-    view = build(*failing.args)
+    view = build(failing.judged)
     got = entry(view, "quality", "ppl_delta_pct", kv_format="int8_sym")
     assert (got.status, got.limit) == ("fail", "within [-1, 1]")
     assert entry(view, "quality", "ppl", kv_format="int8_sym").status == ""
 
 
 def test_one_bad_task_of_six_makes_the_cell_a_mismatch(failing):
-    groups = build(*failing.args).precision
+    groups = build(failing.judged).precision
     assert [(g.where[0].text, len(g.where), g.line.state, g.line.effective) for g in groups] == [
         ("native", 1, "verified", "native"),
         ("int8_sym · batch 1 · context 128", 3, "verified", "int8_sym"),
@@ -166,7 +166,7 @@ def test_effective_other_than_resolved_is_a_mismatch_though_every_level_says_ver
         wrong = record.key == "storage--int8_sym-1-128"
         return replace(record, evidence={**record.evidence, "effective": "native"}) if wrong else record
 
-    view = build(*passing.with_records(change).args)
+    view = build(passing.with_records(change).judged)
     assert view.failures[0].items[0].sentence == "int8_sym was resolved and native + int8_sym is what ran."
 
 
@@ -174,7 +174,7 @@ def test_a_cell_without_any_evidence_is_unverified(passing):
     def change(record):
         return replace(record, evidence=None) if record.spec["kv_format"] == "int8_sym" else record
 
-    view = build(*passing.with_records(change).args)
+    view = build(passing.with_records(change).judged)
     group = view.precision[1]
     got = (group.line.state, group.line.effective, group.line.storage, group.reads)
     assert got == ("unverified", *["not measured"] * 3)
@@ -191,7 +191,7 @@ def test_a01_a_request_that_was_dropped_on_the_way_is_no_fallback(passing):
         evidence = {**record.evidence, "effective": "native"}
         return replace(record, decision={**record.decision, "kv_format": native}, evidence=evidence)
 
-    view = build(*passing.with_records(change).args)
+    view = build(passing.with_records(change).judged)
     line = view.precision[1].line
     assert (line.kv.requested, line.kv.asked, line.kv.resolved) == ("int8_sym", "native", "native")
     assert (line.state, view.fallbacks) == ("mismatch", ())
@@ -218,7 +218,7 @@ def test_a_declared_fallback_is_named_with_its_reason_and_what_was_rejected(pass
         )
         return replace(record, decision=decision, evidence=evidence)
 
-    view = build(*passing.with_records(change).args)
+    view = build(passing.with_records(change).judged)
     assert view.failures == ()
     (fallback,) = view.fallbacks
     assert (fallback.choice.requested, fallback.choice.resolved) == ("int8_sym", "native")
@@ -236,7 +236,7 @@ def test_a_declared_fallback_is_named_with_its_reason_and_what_was_rejected(pass
     ],
 )
 def test_what_changes_the_meaning_of_every_number_is_said_first(maker, fixed, title):
-    assert [n.title for n in build(*maker(fixed=fixed).args).notices] == [title]
+    assert [n.title for n in build(maker(fixed=fixed).judged).notices] == [title]
 
 
 @pytest.mark.parametrize(("of", "said"), [("abc", True), ("other", False)])
@@ -249,7 +249,7 @@ def test_scales_that_are_calibrated_on_the_text_they_are_measured_on_are_said(pa
         facts = {**record.facts, "data_sha": "abc"}
         return replace(record, spec={**record.spec, "scale": scale}, options={"data": "pydoc"}, facts=facts)
 
-    notices = build(*passing.with_records(on).args).notices
+    notices = build(passing.with_records(on).judged).notices
     found = [n.sentence for n in notices if n.title == "Scales calibrated on the text they are measured on"]
     assert [text.split(":")[0] for text in found] == (["s.json by perplexity pydoc"] if said else [])
 
@@ -265,7 +265,7 @@ def test_a_busy_machine_is_said(passing, after, said):
 
     found = [
         n.sentence
-        for n in build(*passing.with_records(loaded).args).notices
+        for n in build(passing.with_records(loaded).judged).notices
         if n.title == "The machine was busy"
     ]
     assert len(found) == said
@@ -276,7 +276,7 @@ def test_partial_rows_are_marked_and_listed_with_their_reason(passing):
     why = "limited: first 6 chunks"
     made = passing.with_records(lambda r: replace(r, partial=why) if r.runner == "perplexity" else r)
     made = made.with_rows(lambda r: replace(r, partial=why) if r.metric.startswith("ppl") else r)
-    view = build(*made.args)
+    view = build(made.judged)
     assert {line.partial for line in table(view, "quality").lines} == {why}
     assert {line.partial for line in table(view, "latency").lines} == {""}
     assert [n.title for n in view.notices] == ["Partial run"]
@@ -284,7 +284,7 @@ def test_partial_rows_are_marked_and_listed_with_their_reason(passing):
 
 
 def test_tasks_without_a_record_are_listed_with_their_place(passing):
-    view = build(*replace(passing, records=passing.records[:-2]).args)
+    view = build(replace(passing, records=passing.records[:-2]).judged)
     assert [n.title for n in view.notices] == ["Unfinished run"]
     (item,) = view.gaps[-1].items
     assert (item.where[0].text, item.sentence) == (
@@ -304,7 +304,7 @@ def test_what_was_refused_or_not_there_is_listed_with_its_message(passing, statu
             else record
         )
 
-    (finding,) = build(*passing.with_records(change).args).gaps
+    (finding,) = build(passing.with_records(change).judged).gaps
     assert (finding.kind, finding.items[0].sentence) == (status.replace("_", " "), error["message"])
 
 
@@ -312,26 +312,26 @@ def test_an_optional_check_that_was_not_evaluated_says_that_it_is_optional(passi
     extra = outcome(
         "ttft_ms at most 5", "ttft_ms", None, "", "not_evaluated", None, "at most 5", "no row", False, "hm"
     )
-    view = build(*passing.with_verdict(extra, exit_code=0, word="pass").args)
+    view = build(passing.with_verdict(extra, exit_code=0, word="pass").judged)
     assert view.gaps[0].why == "Not required. hm"
     assert [group.required for group in view.checks][-1] is False
 
 
 def test_nan_is_shown_as_nan(passing):
     made = passing.with_rows(lambda r: replace(r, value=math.nan) if r.metric == "divergence_margin" else r)
-    got = entry(build(*made.args), "agreement", "divergence_margin", kv_format="int8_sym")
+    got = entry(build(made.judged), "agreement", "divergence_margin", kv_format="int8_sym")
     assert (got.shown.text, got.shown.state) == ("NaN", "nan")
 
 
 def test_a05_t1_a_fact_of_several_numbers_is_shown_number_by_number(passing):
     errors = {"x1": 0.0065, "x30": 0.068, "x100": 0.226}
     made = passing.with_records(lambda r: replace(r, facts={**r.facts, "error_beside_outlier": errors}))
-    facts = dict(table(build(*made.args), "quality").facts[0].pairs)
+    facts = dict(table(build(made.judged), "quality").facts[0].pairs)
     assert [facts[f"error_beside_outlier.{name}"] for name in errors] == ["0.0065", "0.068", "0.226"]
 
 
 def test_a17_t3_how_a_number_was_measured_is_kept_with_it(passing):
-    facts = dict(table(build(*passing.args), "quality").facts[0].pairs)
+    facts = dict(table(build(passing.judged), "quality").facts[0].pairs)
     assert (facts["split"], facts["stride"]) == ("test", "512")
     assert (facts["protocol"], facts["scored"], facts["bos"], facts["text"]) == (
         "stream512",
@@ -346,13 +346,13 @@ def test_the_texts_past_a_divergence_can_be_read(passing):
         texts = {"native_text": " a dog.", "continuation_text": " a\ncat."}
         return replace(record, samples=texts) if record.key == "agreement--int8_sym" else record
 
-    native, candidate = table(build(*passing.with_records(change).args), "agreement").facts
+    native, candidate = table(build(passing.with_records(change).judged), "agreement").facts
     assert "candidate goes on" not in dict(native.pairs)
     assert dict(candidate.pairs)["candidate goes on"] == " a\\ncat."
 
 
 def test_the_cells_table_holds_what_differs_and_the_rest_is_said_once(passing):
-    view = build(*passing.args)
+    view = build(passing.judged)
     assert view.cell_keys == ("kv_format", "batch", "context")
     assert ("page_size", "16") in view.fixed
     assert ("scale", "null") in view.fixed
@@ -361,18 +361,18 @@ def test_the_cells_table_holds_what_differs_and_the_rest_is_said_once(passing):
 def test_labels_that_would_be_equal_get_their_ids(maker):
     made = maker()
     long = "x" * 300
-    for cell in made.manifest["cells"]:
-        cell["spec"]["model"] = long + cell["id"] + long
-        cell["spec"] |= {"batch": 1, "context": 1}
-        cell["varied"] = ["model"]
-    labels = Labels(made.manifest)
-    texts = [labels.cell(cell["id"]).text for cell in made.manifest["cells"]]
+    for cell in made.manifest.cells:
+        cell.spec["model"] = long + cell.id + long
+        cell.spec.update({"batch": 1, "context": 1})
+    made = made.with_cells(lambda cell: replace(cell, varied=("model",)))
+    labels = Labels(made.run)
+    texts = [labels.cell(cell.id).text for cell in made.manifest.cells]
     assert len(set(texts)) == len(texts)
 
 
 def test_a_row_of_a_cell_that_the_manifest_does_not_have_is_still_shown(passing):
     made = replace(passing, rows=[*passing.rows, Row("gone", "ttft_ms", "", 1.0, UNITS["ms"], 1)])
-    assert any(line.label.text == "gone" for line in table(build(*made.args), "latency").lines)
+    assert any(line.label.text == "gone" for line in table(build(made.judged), "latency").lines)
 
 
 def test_a_run_without_records_still_makes_a_report(passing):
@@ -382,14 +382,14 @@ def test_a_run_without_records_still_makes_a_report(passing):
         rows=[],
         verdict=replace(passing.verdict, outcomes=(), exit_code=3, word="not_evaluated"),
     )
-    view = build(*empty.args)
+    view = build(empty.judged)
     assert (view.headline, view.word, view.tone) == ("No check was evaluated.", "NOT EVALUATED", "incomplete")
     assert view.itl == view.bytes == ()
 
 
 def test_cells_that_never_ran_are_gaps_and_not_failures(passing):
     ran = [record for record in passing.records if record.spec["kv_format"] == "native"]
-    view = build(*replace(passing, records=ran).args)
+    view = build(replace(passing, records=ran).judged)
     assert view.failures == ()
     assert [(len(item.where), item.sentence) for item in view.gaps[0].items] == [
         (1, "No record of storage, latency."),

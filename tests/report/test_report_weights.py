@@ -13,7 +13,6 @@ from kvbench.report.console import show
 from kvbench.report.csv import wide_csv
 from kvbench.report.html import render
 from kvbench.report.json import result_json
-from kvbench.report.model import Run
 from kvbench.report.view import build
 
 STORED = "bfloat16 and float8_e4m3fn + float32 scales"
@@ -27,8 +26,8 @@ def fp8(maker):
     found = [("gemm_error_max", 0.0312, "error", "w8a16 0.0042, w8a8 0.031"), ("gemm_bound_share", 0.43, "ratio", ""),
              ("gemm_paths", 2, "paths", ROUTE), ("weight_scale_bytes", 30_000, "B", ""), ("model_load_s", 2.5, "s", "")]  # fmt: skip
     more = [
-        Row(c["id"], metric, "", value, UNITS[unit], note=note)
-        for c in made.manifest["cells"]
+        Row(c.id, metric, "", value, UNITS[unit], note=note)
+        for c in made.manifest.cells
         for metric, value, unit, note in found
     ]
     return replace(made, rows=[*made.rows, *more])
@@ -55,28 +54,28 @@ def text_of(page):
 
 def printed(made):
     file = io.StringIO()
-    show(build(*made.args), file)
+    show(build(made.judged), file)
     return file.getvalue()
 
 
 def test_w8a8_and_w8a16_are_told_apart_in_the_precision_of_every_output(fp8):
-    (line, *_) = [group.line for group in build(*fp8.args).precision]
+    (line, *_) = [group.line for group in build(fp8.judged).precision]
     assert (line.weights.requested, line.weights.resolved, line.effective_weights) == ("fp8_block128",) * 3
     assert (line.gemm.resolved, line.stored_weights, line.products) == ("by_shape", STORED, "w8a16 + w8a8")
     assert line.state == "verified"
 
-    wide = next(iter(csv.DictReader(io.StringIO(wide_csv(Run(*fp8.args))))))
+    wide = next(iter(csv.DictReader(io.StringIO(wide_csv(fp8.judged)))))
     assert (wide["weights"], wide["weights_resolved"], wide["effective_weights"]) == ("fp8_block128",) * 3
     assert (wide["gemm"], wide["gemm_resolved"]) == ("auto", "by_shape")
     assert (wide["stored_weights"], wide["products"]) == (STORED, "w8a16 + w8a8")
 
-    cell = result_json(*fp8.args)["cells"][0]
+    cell = result_json(fp8.judged)["cells"][0]
     assert (cell["effective_weights"], cell["choices"]["gemm"]["resolved"]) == ("fp8_block128", "by_shape")
     assert cell["precision"] == {"storage": "float32", "transfer": "not measured", "execution": "float32",
                                  "weights": STORED, "gemm": "w8a16 + w8a8"}  # fmt: skip
 
     assert f"fp8_block128 fp8_block128 fp8_block128 {STORED} w8a16 + w8a8" in text_of(
-        render(build(*fp8.args))
+        render(build(fp8.judged))
     )
     console = printed(fp8)
     shown = console[console.index("Precision of the weights") :].splitlines()[4]
@@ -86,7 +85,7 @@ def test_w8a8_and_w8a16_are_told_apart_in_the_precision_of_every_output(fp8):
 
 def test_a_run_of_native_weights_needs_no_second_table_on_a_console(passing):
     assert "Precision of the weights" not in printed(passing)
-    assert "native native native float32 native" in text_of(render(build(*passing.args)))
+    assert "native native native float32 native" in text_of(render(build(passing.judged)))
 
 
 def test_a_cache_beside_fp8_weights_is_called_the_cache(fp8, passing):
@@ -95,14 +94,14 @@ def test_a_cache_beside_fp8_weights_is_called_the_cache(fp8, passing):
     cache = console[console.index("Precision of the KV cache") : console.index("Precision of the weights")]
     assert "|KV native · batch 1 · context 128" in cache
     assert not re.search(r"^\|native ·", console, re.MULTILINE)
-    page = text_of(render(build(*fp8.args)))
+    page = text_of(render(build(fp8.judged)))
     assert "KV native · batch 1 · context 128" in page
     assert "KV format KV precision Evidence" in page
     assert "|native (4 cells)" in printed(passing)
 
 
 def test_weights_that_were_dequantized_are_a_mismatch_though_every_level_says_verified(fp8):
-    view = build(*dequantized(fp8).args)
+    view = build(dequantized(fp8).judged)
     states = {group.line.label.text: group.line.state for group in view.precision}
     assert states == {
         "KV native · batch 1 · context 128": "verified",
@@ -112,7 +111,7 @@ def test_weights_that_were_dequantized_are_a_mismatch_though_every_level_says_ve
     assert item.sentence == "fp8_block128 was resolved and native is what ran."
     page = render(view)
     assert '<td class="is-fail"><strong>native</strong></td>' in page
-    cells = {c["spec"]["kv_format"]: c for c in result_json(*dequantized(fp8).args)["cells"]}
+    cells = {c["spec"]["kv_format"]: c for c in result_json(dequantized(fp8).judged)["cells"]}
     assert (cells["int8_sym"]["effective_weights"], cells["int8_sym"]["evidence"]["state"]) == (
         "native",
         "mismatch",
@@ -133,13 +132,13 @@ def test_a_fallback_to_native_weights_is_shown_as_one(fp8):
             evidence={**r.evidence, "effective_weights": "native"},
         )
     )
-    view = build(*made.args)
+    view = build(made.judged)
     assert {f.choice.aspect for f in view.fallbacks} == {"weights"}
     assert '<strong class="fell">native</strong><small>fallback</small>' in render(view)
 
 
 def test_products_and_weights_have_tables_of_their_own_and_the_route_map_is_in_one(fp8):
-    view = build(*fp8.args)
+    view = build(fp8.judged)
     assert [(c.metric, c.heading) for c in table(view, "gemm").columns] == [
         ("gemm_error_max", "Worst error"),
         ("gemm_bound_share", "Worst share of bound"),
@@ -159,6 +158,6 @@ def test_products_and_weights_have_tables_of_their_own_and_the_route_map_is_in_o
 
 
 def test_how_storage_was_measured_is_said_once(passing):
-    view = build(*passing.args)
+    view = build(passing.judged)
     assert table(view, "storage").facts
     assert table(view, "weights").facts == ()

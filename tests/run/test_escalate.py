@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,13 @@ from kvbench.files import write_json
 from kvbench.gate.evaluate import evaluate
 from kvbench.gate.policy import Check, Gate
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome, Verdict, exit_code_of
+from kvbench.matrix.cells import Task
 from kvbench.matrix.load import Matrix, load
 from kvbench.matrix.runners import RUNNERS, STAGES
 from kvbench.metrics.collect import derive
-from kvbench.records.record import Record, RunDir
+from kvbench.metrics.declare.units import NAT
+from kvbench.records.record import Record
+from kvbench.records.run import UNTIL_DECIDED, Manifest, Run, RunDir, Stopped
 from kvbench.run import escalate
 from kvbench.run.escalate import Step, deciding, growing, next_step, outline, planned
 from kvbench.run.until_decided import at_looks, tasks_at
@@ -141,19 +144,20 @@ def test_only_a_required_failure_stops_a_run_and_it_is_final(statuses: tuple[str
 
 
 def task(runner: str, variant: str = "", cell: str = "c") -> dict[str, Any]:
-    return {"key": f"{runner}-{variant}-{cell}", "runner": runner, "variant": variant, "cells": [cell]}
+    return Task(f"{runner}-{variant}-{cell}", runner, variant, {}, {}, (cell,), None)
 
 
-def record(of: Mapping[str, Any], status: str = "ok") -> Record:
-    return Record(of["key"], of["runner"], 1, status, {}, {}, None, None, {}, {}, {}, None, None, "", 0.0)
+def record(of: Task, status: str = "ok") -> Record:
+    return Record(of.key, of.runner, 1, status, {}, {}, None, None, {}, {}, {}, None, None, "", 0.0)
 
 
-TASKS = [task("perplexity", "pydoc"), task("mcq", "cloze"), task("latency"), task("storage")]
+TASKS = (task("perplexity", "pydoc"), task("mcq", "cloze"), task("latency"), task("storage"))
 
 
 def grown(*outcomes: Outcome, records: Sequence[Record] | None = None) -> set[str]:
     found = [record(t) for t in TASKS] if records is None else records
-    return growing(TASKS, found, Verdict(outcomes, exit_code_of(outcomes)))
+    run = Run(Manifest("made", (), TASKS), tuple(found))
+    return growing(run, Verdict(outcomes, exit_code_of(outcomes)))
 
 
 @pytest.mark.parametrize("required", [True, False])
@@ -194,24 +198,27 @@ def test_tasks_at_several_looks_are_those_of_the_matrix_with_that_option_set(
 # --- the gate on a run that stops early ----------------------------------------------------------------------------------
 
 
-def early(run: MadeRun, sizes: Sequence[Any] = (6, 32, None), **decided: str) -> dict[str, Any]:
-    """The manifest of `run`, its perplexity at the first look of `sizes`."""
-    for t in run.tasks:
-        t["options"] = {**t["options"], "limit_chunks": sizes[0]}
-    looks = {"perplexity": {"option": "limit_chunks", "sizes": list(sizes)}}
-    return {**run.manifest, "until_decided": {"looks": looks, "decided": decided or None}}
+def early(run: MadeRun, sizes: Sequence[Any] = (6, 32, None), **manifest: Any) -> Run:
+    """The run with its perplexity at the first look of `sizes`."""
+    looks = {"perplexity": Looks("limit_chunks", tuple(sizes))}
+    return limited(run, sizes[0]).run_with(until_decided=looks, **manifest)
 
 
-def outcomes(manifest: Mapping[str, Any], records: Sequence[Record], *checks: Check) -> list[Outcome]:
-    verdict = evaluate(gate(*checks), manifest, records, derive(manifest, records))
+def limited(run: MadeRun, size: Any) -> MadeRun:
+    run.tasks = [replace(t, options={**t.options, "limit_chunks": size}) for t in run.tasks]
+    return run
+
+
+def outcomes(run: Run, *checks: Check) -> list[Outcome]:
+    verdict = evaluate(gate(*checks), run, derive(run))
     return [o for o in verdict.outcomes if o.metric == checks[0].metric and o.check != "plausible"]
 
 
 def test_the_sentence_says_look_level_and_the_interval_that_decided() -> None:
     run = many([0.0])
     limits = check("ppl_delta_pct", low=-50, high=50)
-    (plain,) = outcomes(run.manifest, run.records, limits)
-    (looked,) = outcomes(early(run), run.records, limits)
+    (plain,) = outcomes(run.run, limits)
+    (looked,) = outcomes(early(run), limits)
     assert (plain.look, plain.level, looked.look) == ("", None, "look 1 of 3")
     assert looked.level == pytest.approx(1 - 0.05 / 3)
     assert looked.status == plain.status == PASS
@@ -232,22 +239,22 @@ def test_a_limit_between_the_two_intervals_is_kept_at_95_percent_and_open_at_a_l
     assert row.high is not None
     assert row.low > 0
     between = Check("ppl_delta_pct", {}, row.low * 0.999, row.high * 1.001, "")
-    (plain,) = outcomes(run.manifest, run.records, between)
-    (looked,) = outcomes(early(run), run.records, between)
+    (plain,) = outcomes(run.run, between)
+    (looked,) = outcomes(early(run), between)
     assert (plain.status, looked.status) == (PASS, INCONCLUSIVE)
 
 
 def test_a_divergence_that_keeps_its_limit_waits_for_the_last_look() -> None:
     run = many([0.0])
     row = next(r for r in run.rows() if r.metric == "ppl_delta_pct")
-    rows = [replace(row, metric="kld_mean", unit="nat", value=0.001, low=0.0009, high=0.0011, units=30)]
+    rows = [replace(row, metric="kld_mean", unit=NAT, value=0.001, low=0.0009, high=0.0011, units=30)]
     for sizes, due in (((6, None), INCONCLUSIVE), ((3, 6), PASS)):
-        manifest = early(run, sizes)
-        for t in run.tasks:
-            t["options"] = {**t["options"], "limit_chunks": 6}
+        looked = early(run, sizes)
+        tasks = tuple(limited(run, 6).tasks)
+        looked = replace(looked, manifest=replace(looked.manifest, tasks=tasks))
         (found,) = [
             o
-            for o in evaluate(gate(check("kld_mean", high=0.005)), manifest, run.records, rows).outcomes
+            for o in evaluate(gate(check("kld_mean", high=0.005)), looked, rows).outcomes
             if o.metric == "kld_mean"
         ]
         assert found.status == due, found.sentence
@@ -257,11 +264,11 @@ def test_cells_that_are_planned_and_not_measured_count_in_the_family() -> None:
     """One of 40 cells breaks its limit, as by chance. With 3 measured Holm lets it fail; 40 are planned."""
     run = many([0.0045, *[0.0] * 39])
     limits = Check("ppl_delta_pct", {}, -0.25, 0.25, "")
-    three = [r for r in run.records if r.key in ({t["key"] for t in run.tasks[:6]})]
-    interrupted = outcomes(run.manifest, three, limits)
+    three = tuple(r for r in run.records if r.key in ({t.key for t in run.tasks[:6]}))
+    interrupted = outcomes(replace(run.run, records=three), limits)
     assert interrupted[0].status == FAIL, "an ordinary run that was interrupted is judged as it was"
-    manifest = early(run, (6, None))
-    part, whole = outcomes(manifest, three, limits), outcomes(manifest, run.records, limits)
+    looked = early(run, (6, None))
+    part, whole = outcomes(replace(looked, records=three), limits), outcomes(looked, limits)
     assert part[0].status == whole[0].status == INCONCLUSIVE
     assert "of 40 checks of this claim" in part[0].sentence
     assert [o.status for o in part[3:]] == [NOT_EVALUATED] * 37
@@ -271,9 +278,10 @@ def test_what_is_left_out_is_no_pass_and_says_why() -> None:
     run = many([0.0])
     layer = (layers(2, 100, 0), storage_facts(16, 200))
     run.measure("storage", layer, layer)
-    manifest = early(run, (6, None), check="kv_ratio at most 0.1", after="stage 0 (exact bytes)")
-    left = [r for r in run.records if r.runner == "storage"]
-    verdict = evaluate(gate(check("ppl_delta_pct", low=-50, high=50)), manifest, left, derive(manifest, left))
+    stopped = Stopped(UNTIL_DECIDED, "kv_ratio at most 0.1", "stage 0 (exact bytes)")
+    left = tuple(r for r in run.records if r.runner == "storage")
+    part = replace(early(run, (6, None), stopped=stopped), records=left)
+    verdict = evaluate(gate(check("ppl_delta_pct", low=-50, high=50)), part, derive(part))
     said = "not run: the verdict was decided by kv_ratio at most 0.1 after stage 0 (exact bytes)"
     missing = [o for o in verdict.outcomes if o.check == "not run"]
     assert len(missing) == 2
@@ -285,21 +293,23 @@ def test_what_is_left_out_is_no_pass_and_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    "until",
+    ("part", "value"),
     [
-        {"looks": {"perplexity": {"option": "limit_chunks"}}, "decided": None},
-        {"looks": {"perplexity": {"option": "limit_chunks", "sizes": [7]}}, "decided": None},
-        {"looks": {}, "decided": {"check": "x"}},
+        ("until_decided", {"looks": {"perplexity": {"option": "limit_chunks"}}}),
+        ("until_decided", {"looks": {"perplexity": {"option": "limit_chunks", "sizes": [7]}}}),
+        ("stopped", {"by": "until_decided", "check": "x"}),
+        ("stopped", {"by": "chance", "check": "x", "after": "y"}),
     ],
 )
-def test_a_manifest_whose_looks_do_not_fit_its_tasks_is_refused(tmp_path: Path, until: Any) -> None:
+def test_a_manifest_whose_looks_do_not_fit_its_tasks_is_refused(
+    tmp_path: Path, part: str, value: Any
+) -> None:
     from kvbench.errors import UsageError
 
     run = many([0.0])
-    whole = {"matrix": {}, "environment": {}, "command": []}
-    good = {**early(run), **whole}
-    write_json(tmp_path / "run.json", good)
-    assert RunDir(tmp_path).manifest()["until_decided"] == good["until_decided"]
-    write_json(tmp_path / "run.json", {**good, "until_decided": until})
-    with pytest.raises(UsageError, match="until_decided does not fit its tasks"):
+    good = early(run, stopped=Stopped(UNTIL_DECIDED, "x", "y")).manifest
+    RunDir(tmp_path).write_manifest(good)
+    assert RunDir(tmp_path).manifest() == good
+    write_json(tmp_path / "run.json", {**good.to_dict(), part: value})
+    with pytest.raises(UsageError, match=f"{part} does not fit its tasks"):
         RunDir(tmp_path).manifest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.files import write_json
 from kvbench.gate.evaluate import evaluate
 from kvbench.metrics.collect import derive
-from kvbench.records.record import ERROR, LEVELS, NOT_EVALUATED, Level, Record, RunDir
+from kvbench.records.record import ERROR, LEVELS, NOT_EVALUATED, Level
+from kvbench.records.run import CANARY, MatrixFile, RunDir, Stopped
+from kvbench.records.shards import Shard, Share
 from kvbench.run.merge import Part, differing, merge_runs, merged_of
 from tests.factories.made_run import MadeRun, decision, evidence, layers, storage_facts
 
@@ -37,24 +39,27 @@ KEYS = [
 ]
 
 
-def part(number: int, keys: list[str], of: int = 2, **manifest: Any) -> Part:
-    run = made()
-    own: dict[str, Record] = {
-        r.key: replace(r, environment={"host": f"h{number}", "identity": IDENTITY})
-        for r in run.records
-        if r.key in keys
+def share(number: int, of: int, keys: Collection[str]) -> Share:
+    return Share(Shard(number, of), frozenset(keys))
+
+
+def part(number: int, keys: Sequence[str], run: MadeRun | None = None, **manifest: Any) -> Part:
+    environment = {"host": f"h{number}", "identity": IDENTITY}
+    fields = {
+        "matrix": MatrixFile("m.yaml", "s", {"axes": {"batch": [1]}}),
+        "command": ("kvbench", "run", f"--shard {number}"),
+        "environment": environment,
+        "shard": share(number, 2, keys),
     }
-    said = {
-        **run.manifest,
-        "name": "m",
-        "matrix": {"path": "m.yaml", "sha": "s", "source": {"axes": {"batch": [1]}}},
-        "command": ["kvbench", "run", f"--shard {number}"],
-        "created_at": "2026-01-01T00:00:00+00:00",
-        "environment": {"host": f"h{number}", "identity": IDENTITY},
-        "shard": {"number": number, "of": of, "tasks": keys},
-        **manifest,
-    }
-    return Part(f"shard {number} of {of}", said, own)
+    whole = (run or made()).run_with(**{**fields, **manifest})
+    own = [replace(r, environment=environment) for r in whole.records if r.key in keys]
+    return Part(f"shard {number} of 2", replace(whole, records=tuple(own)))
+
+
+def with_record(own: Part, key: str, **fields: Any) -> Part:
+    """The part with other fields of one record."""
+    records = [replace(r, **fields) if r.key == key else r for r in own.run.records]
+    return replace(own, run=replace(own.run, records=tuple(records)))
 
 
 ONE, TWO = part(1, KEYS[:2] + KEYS[2:3]), part(2, [KEYS[0], KEYS[3]])
@@ -63,15 +68,14 @@ ONE, TWO = part(1, KEYS[:2] + KEYS[2:3]), part(2, [KEYS[0], KEYS[3]])
 def test_each_task_once_from_the_lowest_shard_whatever_the_order_given() -> None:
     for parts in ([ONE, TWO], [TWO, ONE]):
         merged = merged_of(parts)
-        assert [r.key for r in merged.records] == KEYS
-        assert [r.environment["host"] for r in merged.records] == ["h1", "h1", "h1", "h2"]
+        assert [r.key for r in merged.run.records] == KEYS
+        assert [r.environment["host"] for r in merged.run.records] == ["h1", "h1", "h1", "h2"]
         assert (merged.differences, merged.missing) == ((), ())
-        assert "shard" not in merged.manifest
-        assert [of["shard"] for of in merged.manifest["merged"]["of"]] == [
-            {"number": 1, "of": 2},
-            {"number": 2, "of": 2},
-        ]
-        assert [of["host"] for of in merged.manifest["merged"]["of"]] == ["h1", "h2"]
+        manifest = merged.run.manifest
+        assert manifest.shard is None
+        assert manifest.merged is not None
+        assert [of["shard"] for of in manifest.merged.of] == [{"number": 1, "of": 2}, {"number": 2, "of": 2}]
+        assert [of["host"] for of in manifest.merged.of] == ["h1", "h2"]
 
 
 def test_what_nobody_measured_is_named() -> None:
@@ -79,33 +83,29 @@ def test_what_nobody_measured_is_named() -> None:
 
 
 def test_quality_samples_that_differ_are_named_and_times_are_not_compared() -> None:
-    other = dict(TWO.records)
-    other[KEYS[0]] = replace(other[KEYS[0]], samples={"chunks": [{"nll": 1.0000000000000002}]})
-    merged = merged_of([ONE, Part(TWO.name, TWO.manifest, other)])
+    other = with_record(TWO, KEYS[0], samples={"chunks": [{"nll": 1.0000000000000002}]})
+    merged = merged_of([ONE, other])
     (said,) = merged.differences
     assert said == (
         "perplexity pydoc stream512 on kv_format=native: the samples differ (chunks) (shard 1 of 2, which is kept, and shard 2 of 2)."
     )
-    assert merged.manifest["merged"]["differences"] == [said]
-    assert merged.records[0].samples == {"chunks": [{"nll": 1.0}]}
+    assert merged.run.manifest.merged is not None
+    assert merged.run.manifest.merged.differences == (said,)
+    assert merged.run.records[0].samples == {"chunks": [{"nll": 1.0}]}
     timed = part(2, [KEYS[2], KEYS[3]])
-    timed.records[KEYS[2]].samples["arms"].append({"itl_ms": [9.0]})  # type: ignore[attr-defined]
+    timed = with_record(timed, KEYS[2], samples={"arms": [{"itl_ms": [9.0]}]})
     assert merged_of([ONE, timed]).differences == ()
 
 
 def test_a_failure_of_the_lowest_shard_is_kept_and_named() -> None:
     """A second measurement that worked would hide it."""
-    own = dict(ONE.records)
-    own[KEYS[0]] = replace(own[KEYS[0]], status=NOT_EVALUATED, error={"message": "no data"})
-    merged = merged_of([Part(ONE.name, ONE.manifest, own), TWO])
-    assert merged.records[0].status == NOT_EVALUATED
+    merged = merged_of([with_record(ONE, KEYS[0], status=NOT_EVALUATED, error={"message": "no data"}), TWO])
+    assert merged.run.records[0].status == NOT_EVALUATED
     assert "one ended as not_evaluated, the other as ok" in merged.differences[0]
 
 
 def nan_part(number: int) -> Part:
-    own = part(number, KEYS[:1])
-    own.records[KEYS[0]].samples["chunks"][0]["nll"] = float("nan")
-    return own
+    return with_record(part(number, KEYS[:1]), KEYS[0], samples={"chunks": [{"nll": float("nan")}]})
 
 
 def test_equal_nans_do_not_differ() -> None:
@@ -119,25 +119,23 @@ def changed(**manifest: Any) -> Part:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
+        (changed(matrix=MatrixFile("m.yaml", "t")), r"their matrices differ \(sha256 s and t\)"),
         (
-            changed(matrix={"path": "m.yaml", "sha": "t", "source": {}}),
-            r"their matrices differ \(sha256 s and t\)",
-        ),
-        (
-            changed(matrix={"path": "m.yaml", "sha": "s", "source": {"axes": {"batch": [2]}}}),
+            changed(matrix=MatrixFile("m.yaml", "s", {"axes": {"batch": [2]}})),
             r"other --set words \(axes.batch\)",
         ),
         (
             changed(environment={"host": "h2", "identity": {**IDENTITY, "torch": "2.12.0"}}),
             "torch is 2.13.0 and 2.12.0; run all shards with the same versions",
         ),
-        (changed(cells=made().cells[:1]), "their cells differ"),
+        (changed(cells=tuple(made().cells[:1])), "their cells differ"),
         (
-            changed(tasks=[{**t, "key": t["key"] + "x"} for t in made().tasks]),
+            changed(tasks=tuple(replace(t, key=t.key + "x") for t in made().tasks)),
             "the keys of their tasks differ, so model or data do",
         ),
-        (changed(shard={"number": 2, "of": 3, "tasks": [KEYS[0]]}), "one is of 2 shards and the other of 3"),
-        (changed(until_decided={"looks": {}, "decided": None}), "was run with --until-decided"),
+        (changed(shard=share(2, 3, KEYS[:1])), "one is of 2 shards and the other of 3"),
+        (changed(until_decided={}), "was run with --until-decided"),
+        (changed(stopped=Stopped(CANARY, "precision", "the canary")), "--canary stopped shard 2 of 2"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(other: Part, said: str) -> None:
@@ -151,8 +149,8 @@ def test_one_run_is_nothing_to_merge() -> None:
 
 
 def stored(path: Path, own: Part) -> Path:
-    write_json(path / "run.json", own.manifest)
-    for record in own.records.values():
+    RunDir(path).write_manifest(own.run.manifest)
+    for record in own.run.records:
         RunDir(path).write(record)
     return path
 
@@ -161,11 +159,11 @@ def test_the_folder_holds_the_merged_run_and_nothing_else_is_overwritten(tmp_pat
     runs = [stored(tmp_path / "1", ONE), stored(tmp_path / "2", TWO)]
     out = tmp_path / "out"
     merge_runs(runs, out)
-    assert [r.key for r in RunDir(out).records()] == KEYS
+    assert [r.key for r in RunDir(out).load().records] == KEYS
     merge_runs(
         [stored(tmp_path / "1", ONE), stored(tmp_path / "3", part(2, KEYS[:1]))], out
     )  # again, of fewer
-    assert [r.key for r in RunDir(out).records()] == KEYS[:3]
+    assert [r.key for r in RunDir(out).load().records] == KEYS[:3]
     for taken in (runs[0], tmp_path):
         with pytest.raises(UsageError, match="holds something that is no merged run"):
             merge_runs(runs, taken)
@@ -178,14 +176,12 @@ def sized(number: int, payload: int, **facts: Any) -> Part:
     run = MadeRun("int8_sym").measure(
         "storage", (layers(2, 512, 64), storage_facts(16, 2048) | facts), (layers(2, payload, 0), storage_facts(16, 2048))
     )  # fmt: skip
-    own = part(number, keys, cells=run.cells, tasks=run.tasks)
-    return Part(own.name, own.manifest, {r.key: r for r in run.records})
+    return part(number, keys, run)
 
 
 def judged(parts: list[Part]) -> tuple[int, list[str]]:
     merged = merged_of(parts)
-    rows = derive(merged.manifest, merged.records)
-    found = evaluate(None, merged.manifest, merged.records, rows)
+    found = evaluate(None, merged.run, derive(merged.run))
     return found.exit_code, [o.status for o in found.outcomes if o.check == "merge"]
 
 
@@ -217,11 +213,9 @@ def test_the_copy_that_stands_worse_is_kept_whichever_shard_has_it(
     worse: dict[str, Any], said: str, number: int
 ) -> None:
     parts = [sized(1, 2048), sized(2, 2048)]
-    good = parts[number - 1]
-    bad = replace(good.records["storage--cand"], **worse)
-    parts[number - 1] = replace(good, records={**good.records, bad.key: bad})
+    parts[number - 1] = with_record(parts[number - 1], "storage--cand", **worse)
     merged = merged_of(parts)
-    assert merged.records[1] == bad
+    assert merged.run.records[1] == parts[number - 1].run.records[1]
     (named,) = merged.differences
     assert f": {said} (shard {number} of 2, which is kept, and shard {3 - number} of 2)." in named
     code, outcomes = judged(parts)
@@ -234,18 +228,19 @@ def test_bytes_that_differ_are_named_and_no_gate_passes_them() -> None:
     for parts in ([sized(1, 2048), sized(2, 4096)], [sized(1, 4096), sized(2, 2048)]):
         merged = merged_of(parts)
         assert ": the bytes differ (layers) (" in merged.differences[0]
-        assert merged.records[0].samples["layers"][0]["payload"] == 4096
+        assert merged.run.records[0].samples["layers"][0]["payload"] == 4096
         assert judged(parts) == (4, ["inconclusive"])
 
 
 def test_what_differed_is_not_forgotten_by_merging_again() -> None:
     a, b = sized(1, 4096), sized(2, 2048)
     once = merged_of([a, b])
-    both = Part("both", once.manifest, {r.key: r for r in once.records})
+    both = Part("both", once.run)
     for parts in ([both, a], [a, both]):
         again = merged_of(parts)
         assert again.differences == once.differences
-        assert again.manifest["merged"]["differences"] == list(once.differences)
+        assert again.run.manifest.merged is not None
+        assert again.run.manifest.merged.differences == once.differences
         assert judged(parts) == (4, ["inconclusive"])
 
 

@@ -140,7 +140,7 @@ def judged(found, fmt="int8_sym", layers=3):
         for name in LEVELS
     ]
     run.change("cand", evidence=evidence(fmt, *levels))
-    outcomes = evaluate(None, run.manifest, run.records, run.rows()).outcomes
+    outcomes = evaluate(None, run.run, run.rows()).outcomes
     return [o.sentence for o in outcomes if (o.check, o.status) == ("plausible", FAIL)]
 
 

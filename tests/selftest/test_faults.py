@@ -48,7 +48,7 @@ def lenient(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def without_probes(run: Measured) -> Measured:
+def without_probes(measured: Measured) -> Measured:
     """The same run as if nothing had looked beyond dtypes and bytes."""
 
     def level(found: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +61,8 @@ def without_probes(run: Measured) -> Measured:
         facts = {key: value for key, value in record.facts.items() if not key.startswith("scale")}
         return replace(record, evidence={**record.evidence, "levels": levels}, facts=facts)
 
-    return replace(run, records=[blind(record) for record in run.records])
+    records = tuple(map(blind, measured.run.records))
+    return replace(measured, run=replace(measured.run, records=records))
 
 
 @pytest.mark.parametrize("name", slow(FAULTS, DEFAULT))

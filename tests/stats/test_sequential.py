@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from scipy import stats as scipy_stats
 
 from kvbench.gate.decide import SKEWED, Limits, broken, rule
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
+from kvbench.matrix.cells import Task
+from kvbench.records.run import CANARY, UNTIL_DECIDED, Manifest, Stopped
 from kvbench.stats import intervals as stats
 from kvbench.stats.power import Spread
-from kvbench.stats.sequential import Look, Looks, decided, looks_of, not_run
+from kvbench.stats.sequential import Look, Looks
 
 
 @pytest.mark.parametrize(("k", "level"), [(1, 0.95), (2, 0.975), (3, 1 - 0.05 / 3), (5, 0.99)])
@@ -118,33 +121,27 @@ def test_what_is_not_finite_stays_as_it_is() -> None:
     assert Spread(1.0, 0.5, math.inf, "ratio", 3).at(0.99).low < 0.5
 
 
-def manifest(value: Any = 4, sizes: Any = (4, 32, None), **by: str) -> dict[str, Any]:
-    task = {
-        "key": "t",
-        "runner": "perplexity",
-        "variant": "v",
-        "cells": ["c"],
-        "options": {"limit_chunks": value},
-    }
-    looks = {"perplexity": {"option": "limit_chunks", "sizes": list(sizes)}}
-    return {"tasks": [task], "until_decided": {"looks": looks, "decided": by or None}}
+def manifest(value: Any = 4, sizes: Any = (4, 32, None), **more: Any) -> Manifest:
+    task = Task("t", "perplexity", "v", {}, {"limit_chunks": value}, ("c",), None)
+    return Manifest("m", (), (task,), until_decided={"perplexity": Looks("limit_chunks", sizes)}, **more)
 
 
 def test_the_look_is_told_by_the_tasks_and_the_plan() -> None:
-    assert looks_of(manifest(4)) == {"perplexity": Look(1, 3, 1 - 0.05 / 3)}
-    assert looks_of(manifest(None))["perplexity"].place == "look 3 of 3"
-    assert looks_of({"tasks": manifest()["tasks"]}) == {}
+    assert manifest(4).looks == {"perplexity": Look(1, 3, 1 - 0.05 / 3)}
+    assert manifest(None).looks["perplexity"].place == "look 3 of 3"
+    assert replace(manifest(), until_decided=None).looks == {}
     with pytest.raises(ValueError, match="not in tuple"):
-        looks_of(manifest(5))
+        _ = manifest(5).looks
 
 
 def test_what_was_left_out_says_by_what() -> None:
-    assert not_run({"tasks": []}) == not_run(manifest()) == "not run"
-    by = manifest(check="kv_ratio at most 0.1", after="stage 0 (exact bytes)")
+    assert Manifest("m", (), ()).not_run == manifest().not_run == "not run"
+    by = manifest(stopped=Stopped(UNTIL_DECIDED, "kv_ratio at most 0.1", "stage 0 (exact bytes)"))
     assert (
-        not_run(by) == "not run: the verdict was decided by kv_ratio at most 0.1 after stage 0 (exact bytes)"
+        by.not_run == "not run: the verdict was decided by kv_ratio at most 0.1 after stage 0 (exact bytes)"
     )
-    assert decided(by) == {"check": "kv_ratio at most 0.1", "after": "stage 0 (exact bytes)"}
+    canary = manifest(stopped=Stopped(CANARY, "precision", "the canary"))
+    assert canary.not_run == "not run: --canary stopped the run, because the check precision did not pass"
 
 
 # --- by simulation -----------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def history(
         stored.check_writable(markdown, html)
         folders = _folders(runs)
         found = [stored.stored(path, "") for path in folders]
-        found.sort(key=lambda run: (str(run.manifest.get("created_at", "")), run.path))
+        found.sort(key=lambda run: (run.run.manifest.created_at, run.path))
         named = [replace(run, name=f"run {i}") for i, run in enumerate(found, start=1)]
         chosen = stored.chosen_cells(named, k)
         try:

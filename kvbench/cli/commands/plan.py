@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from kvbench.cli.exits import handled
 from kvbench.cli.loading import load_matrix
@@ -37,7 +38,7 @@ def plan(
     with handled():
         from kvbench.gate import evaluate as gates
         from kvbench.preflight.plan import plan_cell, plan_json, plan_text
-        from kvbench.records.record import RunDir
+        from kvbench.records.run import RunDir
         from kvbench.run.execute import plan_tasks
 
         loaded, environment = load_matrix(matrix, set_, k, data_dir)
@@ -45,19 +46,19 @@ def plan(
         tasks = plan_tasks(loaded, RunDir(out or folder_of(loaded.name, share)), rerun_of(rerun))
         policy = gates.load(gate or loaded.gate) if gate or loaded.gate else None
         cells = [plan_cell(cell) for cell in loaded.cells]
-        looks, said = {}, []
+        looks: dict[str, Any] = {}
+        said: list[str] = []
         if until_decided:
             from kvbench.run import escalate
 
             planned = escalate.planned(loaded, policy)
-            looks, said = escalate.about(planned), ["", *escalate.outline(planned)]
+            looks = {"until_decided": {"looks": {r: x.to_dict() for r, x in planned.items() if x.several}}}
+            said = ["", *escalate.outline(planned)]
         if share is not None:
             from kvbench.records import shards
 
-            looks, said = (
-                shards.about(share, loaded.tasks),
-                ["", *shards.outline(share, loaded.cells, loaded.tasks)],
-            )
+            looks = {"shard": share.to_dict(loaded.tasks)}
+            said = ["", *shards.outline(share, loaded.cells, loaded.tasks)]
         if json_:
             print(json.dumps({**plan_json(loaded, cells, tasks, policy), **looks}, ensure_ascii=False))
         else:

@@ -110,9 +110,8 @@ def _reproduced(
     from kvbench.published.catalogue import files
     from kvbench.published.reproduce import Ours, compare
     from kvbench.published.table import read
-    from kvbench.records.record import RunDir
+    from kvbench.records.run import RunDir
     from kvbench.report.compare.reproduction import Reproduced, hardware_of
-    from kvbench.run.execute import require_not_empty
 
     reference, matrix = files(found)
     published = read(reference)
@@ -125,16 +124,14 @@ def _reproduced(
         return Reproduced(
             name, published, compare(published.lines, found.rules, {}, Ours([], [])), "", "", "", command
         )
-    require_not_empty(stored)
-    run = RunDir(stored)
-    manifest, records = run.manifest(), list(run.records())
-    rows = derive(manifest, records)
-    verdict = gates.evaluate(None, manifest, records, rows)
+    run = RunDir(stored).load()
+    rows = derive(run)
+    verdict = gates.evaluate(None, run, rows)
     faults = tuple(f"{o.check}: {o.sentence}" for o in verdict.outcomes if o.status == FAIL)
-    ours = Ours(manifest["cells"], rows)
+    ours = Ours(run.manifest.cells, rows)
     shape = compare(published.lines, found.rules, found.stand_ins, ours)
     specs = list(ours.specs.values())
-    backends = [r.decision["backend"]["resolved"] for r in records if r.decision]
+    backends = [r.decision["backend"]["resolved"] for r in run.records if r.decision]
     names = list(dict.fromkeys(str(spec["model"]) for spec in specs))
     models = ", ".join(names)
     usual = all(name in re.findall(r"[\w./-]+", found.ours) for name in names)
@@ -143,7 +140,7 @@ def _reproduced(
         name,
         published,
         shape,
-        hardware_of(manifest["environment"], specs, backends),
+        hardware_of(run.manifest.environment, specs, backends),
         models,
         stands_in,
         command,
@@ -162,7 +159,7 @@ def _measure(
     quiet: bool,
 ) -> Path:
     from kvbench.errors import UsageError
-    from kvbench.records.record import RunDir
+    from kvbench.records.run import RunDir
     from kvbench.run.execute import command_line
     from kvbench.run.execute import run as run_matrix
     from kvbench.run.progress import watcher

@@ -52,7 +52,7 @@ def run(
         return plan(matrix, set_, k, out, data_dir, rerun, gate, until_decided, shard, json_)
     with handled():
         from kvbench.gate import evaluate as gates
-        from kvbench.records.record import RunDir
+        from kvbench.records.run import RunDir
         from kvbench.run.execute import command_line
         from kvbench.run.execute import run as run_matrix
         from kvbench.run.progress import watcher

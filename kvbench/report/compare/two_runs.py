@@ -145,12 +145,7 @@ def headline(result: Comparison) -> str:
 def runs_of(runs: Sequence[Stored]) -> list[tuple[str, str, str, str]]:
     """(name, folder, matrix, when) of each run."""
     return [
-        (
-            run.name,
-            one_line(run.path),
-            one_line(str(run.manifest["name"])),
-            one_line(str(run.manifest.get("created_at", ""))),
-        )
+        (run.name, one_line(run.path), one_line(run.run.manifest.name), one_line(run.run.manifest.created_at))
         for run in runs
     ]
 

@@ -9,7 +9,7 @@ from kvbench.metrics.collect import Row
 from kvbench.records.record import OK, Record
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import one_line, shown_row
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 
 # A curve is drawn at so many steps, evenly, and at every step that differs; of more of these, at so many of them.
 _EVEN, _MOST_DIFFERING = 200, 200
@@ -52,13 +52,12 @@ class AgreementLine:
         return dict(self.points).get(self.first) if self.first is not None else None
 
 
-def agreement_lines(run: Run, labels: Labels) -> tuple[AgreementLine, ...]:
+def agreement_lines(run: JudgedRun, labels: Labels) -> tuple[AgreementLine, ...]:
     """A line a candidate that can be compared, then one a baseline that read its own text a second time."""
-    by_key = {record.key: record for record in run.records}
     rows = {(row.cell, row.metric): row for row in run.rows}
     candidates, again = [], []
     for record, task in run.done():
-        cells = [cell for cell in task["cells"] if cell in labels.cells]
+        cells = [cell for cell in task.cells if cell in labels.cells]
         if (
             record.runner != "agreement"
             or record.status != OK
@@ -68,11 +67,11 @@ def agreement_lines(run: Run, labels: Labels) -> tuple[AgreementLine, ...]:
             continue
         label = labels.subject("agreement", cells[0])
         own = {metric: row for (cell, metric), row in rows.items() if cell == cells[0]}
-        if task["baseline"] is None:
+        if task.baseline is None:
             if (flips := record.facts.get("aa_disagreements")) is not None:
                 again.append(_again(label.text, record, flips, own.get("aa_disagreement")))
             continue
-        native, forced = by_key.get(task["baseline"]), own.get("top1_teacher_forced")
+        native, forced = run.run.record(task.baseline), own.get("top1_teacher_forced")
         if native is not None and forced is not None and forced.value is not None:
             candidates.append(_candidate(label.text, record, native, own))
     return (*candidates, *again)

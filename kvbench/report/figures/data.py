@@ -15,7 +15,7 @@ from kvbench.report.figures.gemm import ProductTimes, product_times
 from kvbench.report.figures.health import HealthLine, health_lines
 from kvbench.report.figures.roofline import Roof, roof
 from kvbench.report.figures.series import TimeSeries, ttft_series
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 
 T = TypeVar("T")
 
@@ -35,10 +35,10 @@ class PlotData:
     problems: tuple[tuple[str, str], ...]
 
 
-def plot_data(run: Run, labels: Labels) -> PlotData:
+def plot_data(run: JudgedRun, labels: Labels) -> PlotData:
     problems: list[tuple[str, str]] = []
 
-    def read(section: str, of: Callable[[Run, Labels], T], without: T) -> T:
+    def read(section: str, of: Callable[[JudgedRun, Labels], T], without: T) -> T:
         try:
             return of(run, labels)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvbench.metrics.collect import Row
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import one_line
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 
 LEVELS = {"kld_p50": "p50", "kld_p90": "p90", "kld_p99": "p99", "kld_p999": "p99.9", "kld_max": "max"}
 
@@ -22,7 +22,7 @@ class KldLine:
     rows: dict[str, Row]
 
 
-def kld_lines(run: Run, labels: Labels) -> tuple[KldLine, ...]:
+def kld_lines(run: JudgedRun, labels: Labels) -> tuple[KldLine, ...]:
     """A line each for cells whose perplexity is one task's; corpus after corpus, each in the matrix's order."""
     found: dict[tuple[str, tuple[str, ...]], dict[str, Row]] = {}
     names: dict[tuple[str, ...], Label] = {}

@@ -16,7 +16,7 @@ from kvbench.metrics.declare.value import incomparable
 from kvbench.records.record import OK, Record
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import one_line
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 from kvbench.stats.intervals import Estimate, clustered_mean, clustered_ratio, largest
 
 # What became of a pick, worst first; a choice without a number has none.
@@ -106,7 +106,7 @@ class Chunks:
 Pair = tuple[str, str, Record, Record]  # name, variant, the candidate's record, its baseline's
 
 
-def question_lists(run: Run, labels: Labels) -> tuple[Questions, ...]:
+def question_lists(run: JudgedRun, labels: Labels) -> tuple[Questions, ...]:
     """A list a candidate and question set, where the two may be compared and scored something in common."""
     pairs = _pairs(run, labels, "mcq", mcq.COMPARABLE)
     most = _most(len(pairs))
@@ -173,7 +173,7 @@ def _letter(choice: int | None) -> str:
     return chr(ord("A") + choice) if choice < 26 else str(choice + 1)
 
 
-def chunk_lists(run: Run, labels: Labels) -> tuple[Chunks, ...]:
+def chunk_lists(run: JudgedRun, labels: Labels) -> tuple[Chunks, ...]:
     """A list a candidate and corpus, where the two may be compared and scored the same tokens."""
     pairs = _pairs(run, labels, "perplexity", perplexity.COMPARABLE)
     most = _most(len(pairs))
@@ -254,12 +254,11 @@ def _kld_by_position(record: Record) -> list[list[Sequence[float]]]:
     return found if at == len(kept) else []
 
 
-def _pairs(run: Run, labels: Labels, runner: str, comparable: Sequence[str]) -> list[Pair]:
-    by_key = {record.key: record for record in run.records}
+def _pairs(run: JudgedRun, labels: Labels, runner: str, comparable: Sequence[str]) -> list[Pair]:
     found = []
     for record, task in run.done():
-        native = by_key.get(task["baseline"]) if task["baseline"] else None
-        cells = [cell for cell in task["cells"] if cell in labels.cells]
+        native = run.run.record(task.baseline)
+        cells = [cell for cell in task.cells if cell in labels.cells]
         if (
             record.runner != runner
             or record.status != OK
@@ -269,9 +268,7 @@ def _pairs(run: Run, labels: Labels, runner: str, comparable: Sequence[str]) -> 
         ):
             continue
         if not incomparable(record, native, comparable):
-            found.append(
-                (labels.subject(runner, cells[0]).text, one_line(task["variant"], 60), record, native)
-            )
+            found.append((labels.subject(runner, cells[0]).text, one_line(task.variant, 60), record, native))
     return found
 
 

@@ -10,7 +10,7 @@ from kvbench.formats.kv import WEIGHT_FORMATS, weight_bytes
 from kvbench.records.record import OK
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import one_line
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 
 # What was timed beside what runs: sample, what it is called.
 BESIDE = {"us_native": "16-bit F.linear", "us_reference": "reference path"}
@@ -33,11 +33,11 @@ class ProductTimes:
     dropped: int
 
 
-def product_times(run: Run, labels: Labels) -> tuple[ProductTimes, ...]:
+def product_times(run: JudgedRun, labels: Labels) -> tuple[ProductTimes, ...]:
     """Of quantized weights; the largest shapes of each cell first."""
     found = []
     for record, task in run.done():
-        cells = [cell for cell in task["cells"] if cell in labels.cells]
+        cells = [cell for cell in task.cells if cell in labels.cells]
         if record.runner != "gemm" or record.status != OK or not cells:
             continue
         timed = sorted(

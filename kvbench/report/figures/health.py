@@ -8,7 +8,7 @@ from typing import Any
 
 from kvbench.records.record import OK
 from kvbench.render.labels import Labels
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class HealthLine:
     sides: Mapping[tuple[int, str], Mapping[str, Any]]
 
 
-def health_lines(run: Run, labels: Labels) -> tuple[HealthLine, ...]:
+def health_lines(run: JudgedRun, labels: Labels) -> tuple[HealthLine, ...]:
     """Quantized cells in the matrix's order; native ones, which lose nothing and hold the same values, only where there are no others."""
     found: list[HealthLine] = []
     for record, task in run.done():
-        cells = [cell for cell in task["cells"] if cell in labels.cells]
+        cells = [cell for cell in task.cells if cell in labels.cells]
         if record.runner != "health" or record.status != OK or not cells or not record.samples.get("sides"):
             continue
         sides = {(side["layer"], side["side"]): side for side in record.samples["sides"]}

@@ -14,7 +14,7 @@ from kvbench.metrics.latency import step_bytes
 from kvbench.records.record import OK
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import one_line
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Roof:
         return median(self.copies) if self.copies else None
 
 
-def roof(run: Run, labels: Labels) -> Roof | None:
+def roof(run: JudgedRun, labels: Labels) -> Roof | None:
     """None where no decode step was timed."""
     rows = {(row.cell, row.metric): row for row in run.rows}
     points: list[RoofPoint] = []
@@ -60,7 +60,7 @@ def roof(run: Run, labels: Labels) -> Roof | None:
         arms = [arm for arm in record.samples.get("arms", ()) if arm["arm"] == "candidate"]
         reads = record.facts.get("arms", {}).get("candidate", {}).get("reads")
         found = []
-        for cell in task["cells"] if arms and reads else ():
+        for cell in task.cells if arms and reads else ():
             itl, rate = rows.get((cell, "itl_ms")), rows.get((cell, "decode_read_gb_s"))
             if cell in labels.cells and itl and rate and _positive(itl.value) and _positive(rate.value):
                 label = labels.cell(cell)

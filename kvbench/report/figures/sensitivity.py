@@ -10,7 +10,7 @@ from kvbench.metrics.sensitivity import gain, kld
 from kvbench.records.record import OK
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import one_line
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 from kvbench.stats.intervals import Estimate
 
 _NOT_NAMED = ("batch", "context")  # quality does not depend on them
@@ -27,11 +27,11 @@ class LayerLine:
     sentence: str
 
 
-def layer_lines(run: Run, labels: Labels) -> tuple[LayerLine, ...]:
+def layer_lines(run: JudgedRun, labels: Labels) -> tuple[LayerLine, ...]:
     """A line a record of the sensitivity runner that has layers, of its first cell."""
     found = []
     for record, task in run.done():
-        cells = [cell for cell in task["cells"] if cell in labels.cells]
+        cells = [cell for cell in task.cells if cell in labels.cells]
         if record.runner != "sensitivity" or record.status != OK or not cells:
             continue
         parts = {(part["kind"], part["of"]): part for part in record.samples["parts"]}

@@ -11,7 +11,7 @@ from kvbench.machine.same_machine import apart
 from kvbench.metrics.collect import Row
 from kvbench.records.record import OK
 from kvbench.render.labels import Labels
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 from kvbench.stats.intervals import Interval, clustered_ratio, median_interval
 
 _MOST_BARS = 24
@@ -68,7 +68,7 @@ class ByteBar:
     native16: int | None = None
 
 
-def itl_series(run: Run, labels: Labels) -> tuple[TimeSeries, ...]:
+def itl_series(run: JudgedRun, labels: Labels) -> tuple[TimeSeries, ...]:
     """Means, their t-interval over requests."""
 
     def of(arms: Arms) -> tuple[tuple[float, ...], Interval | None]:
@@ -82,7 +82,7 @@ def itl_series(run: Run, labels: Labels) -> tuple[TimeSeries, ...]:
     return _series(run, labels, "itl_ms", of)
 
 
-def ttft_series(run: Run, labels: Labels) -> tuple[TimeSeries, ...]:
+def ttft_series(run: JudgedRun, labels: Labels) -> tuple[TimeSeries, ...]:
     """Medians; an interval of a median takes more requests than a mean's (`kvbench.stats.intervals.median_interval`)."""
 
     def of(arms: Arms) -> tuple[tuple[float, ...], Interval | None]:
@@ -93,15 +93,18 @@ def ttft_series(run: Run, labels: Labels) -> tuple[TimeSeries, ...]:
 
 
 def _series(
-    run: Run, labels: Labels, metric: str, of: Callable[[Arms], tuple[tuple[float, ...], Interval | None]]
+    run: JudgedRun,
+    labels: Labels,
+    metric: str,
+    of: Callable[[Arms], tuple[tuple[float, ...], Interval | None]],
 ) -> tuple[TimeSeries, ...]:
     found: dict[str, tuple[tuple[float, ...], Interval | None]] = {}
     machines: dict[str, Mapping[str, Any]] = {}
     for record, task in run.done():
         if record.runner == "latency" and record.status == OK:
             own = of([arm for arm in record.samples.get("arms", ()) if arm["arm"] == "candidate"])
-            found.update(dict.fromkeys(task["cells"], own))
-            machines.update(dict.fromkeys(task["cells"], record.environment))
+            found.update(dict.fromkeys(task.cells, own))
+            machines.update(dict.fromkeys(task.cells, record.environment))
     lines: dict[str, list[TimePoint]] = {}
     of_line: dict[str, list[Mapping[str, Any]]] = {}
     for row in sorted(run.rows, key=lambda row: labels.rank(labels.cell(row.cell))):
@@ -112,7 +115,7 @@ def _series(
             and isfinite(row.value)
             and row.cell in labels.cells
         ):
-            spec = labels.cells[row.cell]["spec"]
+            spec = labels.cells[row.cell].spec
             repeats, interval = found.get(row.cell, ((), None))
             low, high = (row.low, row.high) if row.low is not None else interval or (None, None)
             point = TimePoint(spec["batch"], spec["context"], row.value, low, high, repeats, row.n)
@@ -122,15 +125,14 @@ def _series(
     return tuple(TimeSeries(name, tuple(points), apart(of_line[name])) for name, points in lines.items())
 
 
-def byte_bars(run: Run, labels: Labels) -> tuple[tuple[ByteBar, ...], str]:
+def byte_bars(run: JudgedRun, labels: Labels) -> tuple[tuple[ByteBar, ...], str]:
     """The bars, and of which cells they are: of all, or of the largest shape where all would fill pages."""
     values = {(row.cell, row.metric): row for row in run.rows}
     native16 = _native16(run)
     of, shown = "each cell", list(labels.cells)
     if len(shown) > _MOST_BARS:
         sizes = {
-            cell: labels.cells[cell]["spec"]["batch"] * labels.cells[cell]["spec"]["context"]
-            for cell in shown
+            cell: labels.cells[cell].spec["batch"] * labels.cells[cell].spec["context"] for cell in shown
         }
         of, shown = "the largest cells", [cell for cell in shown if sizes[cell] == max(sizes.values())]
     bars = []
@@ -150,11 +152,11 @@ def _whole(row: Row | None) -> int | None:
     return int(row.value) if row and row.value is not None and isfinite(row.value) else None
 
 
-def _native16(run: Run) -> dict[str, int]:
+def _native16(run: JudgedRun) -> dict[str, int]:
     found: dict[str, int] = {}
     for record, task in run.done():
         if record.runner == "storage" and record.status == OK and record.facts.get("native16_bytes"):
-            found.update(dict.fromkeys(task["cells"], record.facts["native16_bytes"]))
+            found.update(dict.fromkeys(task.cells, record.facts["native16_bytes"]))
     return found
 
 

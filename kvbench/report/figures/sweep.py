@@ -11,7 +11,7 @@ from kvbench.formats.scales import origin
 from kvbench.metrics.collect import Row
 from kvbench.metrics.declare.units import PERCENT, STEP
 from kvbench.render.labels import Labels
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 
 # Of texts: more than so many that collapse are a collapse.
 MOST = 0.5
@@ -77,14 +77,14 @@ class Sweep:
         return (*self.lines, *self.references)
 
 
-def scale_sweep(run: Run, labels: Labels) -> Sweep | None:
+def scale_sweep(run: JudgedRun, labels: Labels) -> Sweep | None:
     """None where no static format was measured at two given scales or more."""
     rows = _first_rows(run.rows)
     static: dict[str, dict[float, Held]] = {}
     references: dict[str, Held] = {}
     natives: dict[str, Held] = {}
     for cell, entry in labels.cells.items():
-        spec, label, held = entry["spec"], labels.cell(cell), _held(cell, rows)
+        spec, label, held = entry.spec, labels.cell(cell), _held(cell, rows)
         if spec["kv_format"] not in KV_FORMATS or held == Held(None, None, None, None):
             continue
         kind, _ = origin(KV_FORMATS[spec["kv_format"]], spec.get("scale"))

@@ -9,7 +9,7 @@ from kvbench.metrics.collect import METRICS
 from kvbench.records.record import MISMATCH, NOT_APPLICABLE, RUNGS, UNVERIFIED, VERIFIED, rung
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import NOT_MEASURED, Shown, one_line, shown_row
-from kvbench.report.model import OutcomeLike, Run
+from kvbench.report.model import JudgedRun, OutcomeLike
 from kvbench.report.sections.candidate import (
     COST,
     SENTENCE_LIMIT,
@@ -41,7 +41,7 @@ _SHOWS = {
 }
 
 
-def answers(run: Run, labels: Labels, precision: Sequence[PrecisionLine], candidate: Candidate,
+def answers(run: JudgedRun, labels: Labels, precision: Sequence[PrecisionLine], candidate: Candidate,
             held: Sequence[str]) -> tuple[Answer, ...]:  # fmt: skip
     """held: what keeps the whole run from being a release."""
     mine = set(candidate.cells)

@@ -9,7 +9,7 @@ from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import METRICS, Row
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import Shown, counted_of, one_line, shown_row
-from kvbench.report.model import OutcomeLike, Run
+from kvbench.report.model import JudgedRun, OutcomeLike
 from kvbench.report.sections.precision import PrecisionLine
 from kvbench.report.sections.room import Room, room
 from kvbench.report.sections.tables import limit_text
@@ -70,7 +70,7 @@ class Answer:
 class Case:
     """A candidate with what the run has of it. own: outcomes on its cells; beside: on its baselines alone, or on no cell."""
 
-    run: Run
+    run: JudgedRun
     labels: Labels
     candidate: Candidate
     lines: tuple[PrecisionLine, ...]
@@ -105,7 +105,7 @@ class Case:
 
     @property
     def specs(self) -> list[dict[str, object]]:
-        return [dict(self.labels.cells[cell]["spec"]) for cell in self.candidate.cells]
+        return [dict(self.labels.cells[cell].spec) for cell in self.candidate.cells]
 
 
 def runner_of(outcome: OutcomeLike) -> str:

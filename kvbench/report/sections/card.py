@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import one_line
-from kvbench.report.model import Run, judged
+from kvbench.report.model import JudgedRun, judged
 from kvbench.report.sections.answers import answers
 from kvbench.report.sections.candidate import Answer, Candidate
 from kvbench.report.sections.precision import PrecisionLine
-from kvbench.stats.sequential import decided
 
 _KEYS = (
     "model",
@@ -47,7 +46,7 @@ class Release:
     cards: tuple[Card, ...]
 
 
-def release(run: Run, labels: Labels, precision: Sequence[PrecisionLine]) -> Release:
+def release(run: JudgedRun, labels: Labels, precision: Sequence[PrecisionLine]) -> Release:
     """precision: the lines of all cells, as `precision_lines` gives them."""
     held = reservations(run, labels)
     candidates = _candidates(labels)
@@ -66,7 +65,7 @@ def release(run: Run, labels: Labels, precision: Sequence[PrecisionLine]) -> Rel
     return Release(word, tone, sentence, held, tuple(cards))
 
 
-def _conclusion(run: Run, held: Sequence[str]) -> tuple[str, str, str]:
+def _conclusion(run: JudgedRun, held: Sequence[str]) -> tuple[str, str, str]:
     code = run.verdict.exit_code
     if code == 1:
         return "Not ready", "fail", "A check failed."
@@ -79,25 +78,25 @@ def _conclusion(run: Run, held: Sequence[str]) -> tuple[str, str, str]:
     return (
         "Ready",
         "pass",
-        f"Every check of {one_line(str(run.manifest['gate']), 200)} passed, on the whole of the data.",
+        f"Every check of {one_line(str(run.manifest.gate), 200)} passed, on the whole of the data.",
     )
 
 
-def reservations(run: Run, labels: Labels) -> tuple[str, ...]:
+def reservations(run: JudgedRun, labels: Labels) -> tuple[str, ...]:
     """What keeps a run from being a release even where every check passed; the notices say more of each."""
-    specs = [cell["spec"] for cell in labels.cells.values()]
+    specs = [cell.spec for cell in labels.cells.values()]
     partial = sum(record.partial is not None for record in run.records)
-    missing = len(run.manifest["tasks"]) - len(run.records)
+    missing = len(run.manifest.tasks) - len(run.records)
     checks = run.verdict.outcomes
     skipped = sum(outcome.status == "not_evaluated" for outcome in checks)
-    merged = (run.manifest.get("merged") or {}).get("differences")
+    merged = run.manifest.merged and run.manifest.merged.differences
     found = (
         (not judged(run), "no gate was judged"),
         (any(s.get("model_weights") == "random" for s in specs), "the weights are random"),
         (any(s.get("plumbing") for s in specs), "it is a plumbing run"),
         (partial > 0, f"{partial} of {len(run.records)} results are partial"),
-        (missing > 0 and not decided(run.manifest), f"{missing} of {len(run.manifest['tasks'])} tasks have no record"),
-        (bool(run.manifest.get("shard")), "it is a share of a matrix"),
+        (missing > 0 and not run.manifest.stopped, f"{missing} of {len(run.manifest.tasks)} tasks have no record"),
+        (run.manifest.shard is not None, "it is a share of a matrix"),
         (bool(merged), "shards that were merged differ"),
         (skipped > 0, f"{skipped} of {len(checks)} checks were not evaluated"),
         (any(s.get("prefill_reads") == "fresh" for s in specs), "prompts read fresh K/V, not the stored ones"),
@@ -107,16 +106,16 @@ def reservations(run: Run, labels: Labels) -> tuple[str, ...]:
 
 def _candidates(labels: Labels) -> list[Candidate]:
     """The cells that are compared with another, by what they ask for; keys that all share are left out of the name."""
-    cells = {name: cell for name, cell in labels.cells.items() if cell["baseline"] != name}
+    cells = {name: cell for name, cell in labels.cells.items() if cell.baseline != name}
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, cell in cells.items():
-        groups.setdefault(tuple(str(cell["spec"].get(key)) for key in _KEYS), []).append(name)
+        groups.setdefault(tuple(str(cell.spec.get(key)) for key in _KEYS), []).append(name)
     several_models = len({key[0] for key in groups}) > 1
     several_weights = any(key[2] not in ("native", "None") for key in groups)
     found = []
     for (model, kv_format, weights), names in groups.items():
         parts = [model] * several_models + [f"KV {kv_format}" if several_weights else kv_format]
         parts += [f"weights {weights}"] * several_weights
-        baselines = tuple(dict.fromkeys(cells[name]["baseline"] for name in names))
+        baselines = tuple(dict.fromkeys(cells[name].baseline for name in names))
         found.append(Candidate(one_line(" · ".join(parts), 200), kv_format, weights, tuple(names), baselines))
     return found

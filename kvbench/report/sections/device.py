@@ -9,7 +9,7 @@ from typing import Any
 from kvbench.records.record import OK, Record
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import one_line
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 from kvbench.stats import stability as steadiness
 
 # fact of a state: (name, unit, fact of its limit)
@@ -33,7 +33,7 @@ class DeviceLine:
     sentence: str
 
 
-def device_lines(run: Run, labels: Labels) -> tuple[DeviceLine, ...]:
+def device_lines(run: JudgedRun, labels: Labels) -> tuple[DeviceLine, ...]:
     """A line a latency record that holds the device's state; older ones hold none."""
     return tuple(
         _line(record, labels.task(task))

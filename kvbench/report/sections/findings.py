@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from kvbench.records.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, UNVERIFIED
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import one_line
-from kvbench.report.model import OutcomeLike, Run
+from kvbench.report.model import JudgedRun, OutcomeLike
 from kvbench.report.sections.precision import ChoiceLine, PrecisionLine
 from kvbench.report.sections.tables import limit_text, value_text
-from kvbench.stats.sequential import decided, not_run
 
 LEFT_OUT = "What they would find could only add to it. Run without --until-decided to measure them too."
 _SENTENCE_LIMIT = 1000
@@ -43,7 +42,7 @@ class Finding:
     why: str = ""
 
 
-def failures(run: Run, labels: Labels, precision: Sequence[PrecisionLine]) -> tuple[Finding, ...]:
+def failures(run: JudgedRun, labels: Labels, precision: Sequence[PrecisionLine]) -> tuple[Finding, ...]:
     """What went wrong, gravest first: precision that was lost, failed checks, cell errors, unproven precision."""
     lost = [*_lost(precision, labels, MISMATCH, "mismatch", "Precision lost")]
     unproven = [*_lost(precision, labels, UNVERIFIED, "unverified", "Precision not proven")]
@@ -57,13 +56,12 @@ def failures(run: Run, labels: Labels, precision: Sequence[PrecisionLine]) -> tu
     )
 
 
-def gaps(run: Run, labels: Labels) -> tuple[Finding, ...]:
+def gaps(run: JudgedRun, labels: Labels) -> tuple[Finding, ...]:
     """What is missing or covers less than the whole, with the reason."""
-    done = {record.key for record in run.records}
-    missing = [task for task in run.manifest["tasks"] if task["key"] not in done]
+    missing = run.run.missing()
     waiting: dict[Label, list[str]] = {}
     for task in missing:
-        waiting.setdefault(labels.task(task), []).append(_task_name(task["runner"], task["variant"]))
+        waiting.setdefault(labels.task(task), []).append(_task_name(task.runner, task.variant))
     alike: dict[str, list[str]] = {}
     for label, names in waiting.items():
         alike.setdefault(f"No record of {', '.join(names)}.", []).extend(label.cells)
@@ -71,7 +69,7 @@ def gaps(run: Run, labels: Labels) -> tuple[Finding, ...]:
     partial: dict[str, list[Label]] = {}
     for record, task in run.done():
         if record.status == OK and record.partial:
-            name = _task_name(task["runner"], task["variant"])
+            name = _task_name(task.runner, task.variant)
             partial.setdefault(f"{name}: {one_line(record.partial, _SENTENCE_LIMIT)}", []).append(
                 labels.task(task)
             )
@@ -86,10 +84,10 @@ def gaps(run: Run, labels: Labels) -> tuple[Finding, ...]:
     )  # fmt: skip
 
 
-def _unrun(run: Run, items: tuple[Item, ...]) -> Finding:
+def _unrun(run: JudgedRun, items: tuple[Item, ...]) -> Finding:
     """Tasks that were left out on purpose are no gap that another run would fill."""
-    if decided(run.manifest):
-        return Finding("left out", f"Tasks {not_run(run.manifest)}", items, LEFT_OUT)
+    if run.manifest.stopped:
+        return Finding("left out", f"Tasks {run.manifest.not_run}", items, LEFT_OUT)
     return Finding("missing", "Tasks that have not run", items, "Run the same command again to measure them.")
 
 
@@ -134,7 +132,7 @@ def _unexplained(line: PrecisionLine, state: str) -> str:
 
 
 def _outcomes(
-    run: Run, labels: Labels, status: str, kind: str, said: Sequence[str] = ()
+    run: JudgedRun, labels: Labels, status: str, kind: str, said: Sequence[str] = ()
 ) -> Iterable[Finding]:
     """The outcomes of one status, one finding a check; those with the same sentence share an item. Left out is what
     is shown otherwise: a precision outcome that repeats a sentence `said` already, and the outcomes of tasks.
@@ -155,7 +153,7 @@ def _outcomes(
         yield Finding(kind, title, items, optional + one_line(outcomes[0].why or "", _SENTENCE_LIMIT))
 
 
-def _records(run: Run, labels: Labels, status: str, kind: str) -> Iterable[Finding]:
+def _records(run: JudgedRun, labels: Labels, status: str, kind: str) -> Iterable[Finding]:
     """The records of one status, one finding a task and kind of error; equal messages share an item."""
     grouped: dict[str, dict[tuple[str, str], list[Label]]] = {}
     for record, task in run.done():
@@ -163,7 +161,7 @@ def _records(run: Run, labels: Labels, status: str, kind: str) -> Iterable[Findi
             error = record.error or {}
             word = one_line(str(error.get("type") or error.get("reason") or "no reason recorded"), 120)
             message = one_line(str(error.get("message") or ""), _SENTENCE_LIMIT)
-            places = grouped.setdefault(f"{_task_name(task['runner'], task['variant'])}: {word}", {})
+            places = grouped.setdefault(f"{_task_name(task.runner, task.variant)}: {word}", {})
             places.setdefault((message, _clean(error.get("tail") or "")), []).append(labels.task(task))
     for title, where in grouped.items():
         items = tuple(Item(tuple(places), said, tail=tail) for (said, tail), places in where.items())

@@ -119,7 +119,7 @@ def _coordinate(line: Line, key: str, labels: Labels) -> Any:
         return None
     if key != "scale" and key not in (part[0] for part in line.label.parts):
         return None
-    value = labels.cells[line.label.cells[0]]["spec"].get(key)
+    value = labels.cells[line.label.cells[0]].spec.get(key)
     return short(value) if isinstance(value, Mapping) else value
 
 

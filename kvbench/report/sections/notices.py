@@ -11,10 +11,9 @@ from kvbench.formats.scales import CALIBRATED
 from kvbench.records.record import ERROR
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import plain
-from kvbench.report.model import Run, judged
+from kvbench.report.model import JudgedRun, judged
 from kvbench.report.sections.device import DeviceLine
 from kvbench.report.sections.scaleout import scale_out
-from kvbench.stats.sequential import decided, looks_of, not_run
 
 _MOST = 4  # sentences of a notice
 _ABOUT_WEIGHTS = "Where that is not meant, correct the checkpoint or the matrix."
@@ -43,7 +42,7 @@ class Notice:
         return f"{self.found} {self.remedy}".strip()
 
 
-def headline(run: Run) -> str:
+def headline(run: JudgedRun) -> str:
     """One sentence of counts: `2 of 14 checks failed, 12 passed; 1 task ended in an error.`"""
     counts = Counter(outcome.status for outcome in run.verdict.outcomes)
     total = sum(counts.values())
@@ -59,14 +58,14 @@ def headline(run: Run) -> str:
         shares = [f"{counts[status]} {_STATUS_WORDS[status]}" for status in order if counts[status]]
         sentence = f"{total} check{'s' if total > 1 else ''}: {', '.join(shares)}"
     errors = sum(record.status == ERROR for record in run.records)
-    tasks = len(run.manifest["tasks"])
+    tasks = len(run.manifest.tasks)
     ended = f"; {errors} of {tasks} tasks ended in an error" if errors else ""
     return f"{sentence}{ended}."
 
 
-def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list[Notice]:
+def notices(run: JudgedRun, labels: Labels, device: Sequence[DeviceLine] = ()) -> list[Notice]:
     """What changes how every number below is to be read; a device that was slowed down comes first."""
-    specs = [cell["spec"] for cell in labels.cells.values()]
+    specs = [cell.spec for cell in labels.cells.values()]
     found = [
         *_of_device(device, "warn", "The device was slowed down", lambda line: line.slowed, _COOL),
         *_of_device(device, "info", "The GPU was shared", lambda line: line.others),
@@ -148,16 +147,16 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
             )
         )
     found += [Notice(*said) for said in scale_out(run, labels)]
-    missing = len(run.manifest["tasks"]) - len(run.records)
-    if decided(run.manifest):
-        tasks = f"{missing} of {len(run.manifest['tasks'])} tasks were"
-        found.append(Notice("info", "Stopped early", f"{tasks} {not_run(run.manifest)}."))
-    elif missing > 0 and not run.manifest.get("shard"):
+    missing = len(run.manifest.tasks) - len(run.records)
+    if run.manifest.stopped:
+        tasks = f"{missing} of {len(run.manifest.tasks)} tasks were"
+        found.append(Notice("info", "Stopped early", f"{tasks} {run.manifest.not_run}."))
+    elif missing > 0 and not run.manifest.shard:
         found.append(
             Notice(
                 "warn",
                 "Unfinished run",
-                f"{missing} of {len(run.manifest['tasks'])} tasks have no record yet.",
+                f"{missing} of {len(run.manifest.tasks)} tasks have no record yet.",
                 "Run the same command again: it goes on where it was.",
             )
         )
@@ -168,7 +167,7 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
             f"{runner} was judged at {look.place}, at {look.level}, so that all of its looks together are one test; what is "
             "detectable is said at that level too.",
         )
-        for runner, look in looks_of(run.manifest).items()
+        for runner, look in run.manifest.looks.items()
         if any(record.runner == runner for record in run.records)
     ]
     if busy := _busy(run):
@@ -178,7 +177,7 @@ def notices(run: Run, labels: Labels, device: Sequence[DeviceLine] = ()) -> list
     return found  # fmt: skip
 
 
-def _measured_where_calibrated(run: Run) -> list[str]:
+def _measured_where_calibrated(run: JudgedRun) -> list[str]:
     """`scales.json by perplexity pydoc`: files of scales and what measures them on the text that they were calibrated on."""
     found: dict[str, None] = {}
     for record, _ in run.done():
@@ -207,7 +206,7 @@ def _of_device(
     return [Notice(tone, title, found, remedy)]
 
 
-def _busy(run: Run) -> str:
+def _busy(run: JudgedRun) -> str:
     """What else ran while latency was measured: a load of more than a process for each CPU, or ""."""
     loads = [load for record, _ in run.done() if (load := record.facts.get("host_load")) and load.get("cpus")]
     worst = max(loads, key=lambda load: max(load["before"], load["after"]) / load["cpus"], default=None)

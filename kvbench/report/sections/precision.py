@@ -15,7 +15,7 @@ from kvbench.matrix.resolve import ASPECTS, AUTO
 from kvbench.records.record import MISMATCH, NOT_APPLICABLE, NOT_AVAILABLE, UNVERIFIED, VERIFIED, Record
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import NOT_MEASURED, fact, flatten, one_line, plain
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 
 _WORST_FIRST = (MISMATCH, UNVERIFIED, NOT_AVAILABLE, VERIFIED, NOT_APPLICABLE)
 
@@ -142,12 +142,12 @@ def proofs(lines: Sequence[PrecisionLine], labels: Labels) -> tuple[Proof, ...]:
     return tuple(Proof(labels.places(cells), *key) for key, cells in where.items())
 
 
-def precision_lines(run: Run, labels: Labels) -> tuple[PrecisionLine, ...]:
+def precision_lines(run: JudgedRun, labels: Labels) -> tuple[PrecisionLine, ...]:
     of_cell: dict[str, list[Record]] = {cell: [] for cell in labels.cells}
     for record, task in run.done():
-        for cell in task["cells"]:
+        for cell in task.cells:
             of_cell.setdefault(cell, []).append(record)
-    lines = [_line(labels.cell(cell), labels.cells[cell]["spec"], of_cell[cell]) for cell in labels.cells]
+    lines = [_line(labels.cell(cell), labels.cells[cell].spec, of_cell[cell]) for cell in labels.cells]
     return tuple(sorted(lines, key=lambda line: labels.rank(line.label)))
 
 

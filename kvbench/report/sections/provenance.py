@@ -10,7 +10,7 @@ from typing import Any
 from kvbench.formats.scales import SOURCES
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import one_line
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 
 UNKNOWN = "unknown: not what was asked for"
 _READ = {True: "yes", False: "no", None: "unproven"}
@@ -34,12 +34,12 @@ class Provenance:
     rows: tuple[ScaleRow, ...]
 
 
-def provenances(run: Run, labels: Labels) -> tuple[Provenance, ...]:
+def provenances(run: JudgedRun, labels: Labels) -> tuple[Provenance, ...]:
     """Of the cells whose records have scales by layer, in the matrix's order."""
     of_cell: dict[str, list[Mapping[str, Any]]] = {}
     for record, task in run.done():
         if record.facts.get("scales"):
-            for cell in task["cells"]:
+            for cell in task.cells:
                 of_cell.setdefault(cell, []).append(record.facts)
     same: dict[tuple[str, str, tuple[ScaleRow, ...]], list[str]] = {}
     for cell in labels.cells:

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from kvbench.machine.same_machine import names
 from kvbench.matrix.runners import RUNNERS
-from kvbench.records import shards
 from kvbench.records.record import OK
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import plain
-from kvbench.report.model import Run
+from kvbench.report.model import JudgedRun
 
 _MOST = 4
 
 
-def scale_out(run: Run, labels: Labels) -> list[tuple[str, str, str, str]]:
+def scale_out(run: JudgedRun, labels: Labels) -> list[tuple[str, str, str, str]]:
     """(tone, title, what was found, what to do about it) of each notice."""
     found = []
-    if share := shards.read(run.manifest):
+    if share := run.manifest.shard:
         found.append((
             "info", str(share.shard).capitalize(),
-            f"{len(share.tasks)} of {len(run.manifest['tasks'])} tasks are measured here; what others measure is not evaluated, and "
+            f"{len(share.tasks)} of {len(run.manifest.tasks)} tasks are measured here; what others measure is not evaluated, and "
             "nothing here is a pass of the whole.",
             "Put the shards together: kvbench merge RUN RUN... --out DIR.",
         ))  # fmt: skip
-    if differing := (run.manifest.get("merged") or {}).get("differences"):
+    if differing := run.manifest.merged and run.manifest.merged.differences:
         more = f" And {len(differing) - _MOST} more." if len(differing) > _MOST else ""
         said = " ".join(plain(sentence, 300) for sentence in differing[:_MOST])
         found.append(
@@ -38,7 +37,7 @@ def scale_out(run: Run, labels: Labels) -> list[tuple[str, str, str, str]]:
     for record, task in run.done():
         if record.status == OK and record.runner in RUNNERS and RUNNERS[record.runner].timed:
             for host in names([record.environment]):
-                cells.setdefault(host, []).extend(task["cells"])
+                cells.setdefault(host, []).extend(task.cells)
     if len(cells) > 1:
         of_host = "; ".join(
             f"{plain(h, 80)}: {_cells(own, labels)}" for h, own in list(cells.items())[:_MOST]

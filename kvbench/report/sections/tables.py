@@ -13,7 +13,7 @@ from kvbench.metrics.declare.units import NUMBER, SECONDS, Unit
 from kvbench.records.record import OK, Record
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import NOT_MEASURED, Shown, counted_of, fact, flatten, one_line, plain, shown_row
-from kvbench.report.model import OutcomeLike, Run
+from kvbench.report.model import JudgedRun, OutcomeLike
 
 # The outcome that a value wears when several checks looked at it.
 _SEVERITY = ("fail", "inconclusive", "not_evaluated", "pass")
@@ -93,9 +93,9 @@ class MetricTable:
     footnote: str = ""
 
 
-def metric_tables(run: Run, labels: Labels) -> tuple[MetricTable, ...]:
+def metric_tables(run: JudgedRun, labels: Labels) -> tuple[MetricTable, ...]:
     """The declared tables whose runner this run asked for or has rows of, then one of metrics that no table names."""
-    runners = {task["runner"] for task in run.manifest["tasks"]}
+    runners = {task.runner for task in run.manifest.tasks}
     checks = worst_checks(run.verdict.outcomes)
     tables = []
     for section in (*TABLES, _OTHER):
@@ -240,10 +240,10 @@ def _content(row: Row) -> tuple[str, ...]:
     return tuple(repr(v) for v in (row.value, row.low, row.high, row.n, row.partial, row.note))
 
 
-def _facts(section: Table, run: Run, labels: Labels) -> Iterable[Facts]:
+def _facts(section: Table, run: JudgedRun, labels: Labels) -> Iterable[Facts]:
     for record, task in run.done() if section.facts else ():
         if record.runner == section.runner and record.status == OK:
-            yield Facts(labels.task(task), one_line(task["variant"]), _fact_pairs(record))
+            yield Facts(labels.task(task), one_line(task.variant), _fact_pairs(record))
 
 
 def _fact_pairs(record: Record) -> tuple[tuple[str, str], ...]:

@@ -24,7 +24,8 @@ from kvbench.matrix.load import Matrix
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.tasks import identity_of, remembered
 from kvbench.models.source import fingerprint as model_fingerprint
-from kvbench.records.record import ERROR, Record, RunDir
+from kvbench.records.record import ERROR, Record
+from kvbench.records.run import RunDir
 from kvbench.records.shards import units
 
 # What the measuring process takes from its environment beside paths; the worker's are set to the driver's.

@@ -17,7 +17,7 @@ from typing import Any
 from kvbench.machine.host import host
 from kvbench.matrix.load import Matrix
 from kvbench.matrix.runners import RUNNERS
-from kvbench.records.record import RunDir
+from kvbench.records.run import RunDir
 from kvbench.run.execute import Plan, Watcher
 from kvbench.run.executors.child import Children, Crash
 from kvbench.run.executors.job import Job, Unit, failed, split_timed, waves, with_baselines

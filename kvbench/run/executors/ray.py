@@ -22,7 +22,8 @@ from typing import Any
 from kvbench.errors import UsageError
 from kvbench.machine.host import host
 from kvbench.matrix.load import Matrix
-from kvbench.records.record import RunDir, record_from_dict
+from kvbench.records.record import record_from_dict
+from kvbench.records.run import RunDir
 from kvbench.run.execute import Plan, Watcher
 from kvbench.run.executors.child import Children, Crash, roots
 from kvbench.run.executors.job import Unit, from_json, waves, with_baselines
