@@ -24,7 +24,8 @@ def judge(
 ) -> int:
     """Judge stored records, write the report, print the result; returns the exit code.
 
-    quiet: only the verdict and the files; require_device: None for what the environment says; announced: whether a CI system is told.
+    quiet: only the verdict and the files; require_device: None for what the environment says; announced:
+    whether a CI system is told.
     """
     from kvbench.gate import evaluate as gates
     from kvbench.machine.ci import device_required
@@ -79,17 +80,19 @@ def judge(
 
 
 def policy_of(run_dir: Path, named: str | None) -> Path | None:
-    """The policy that judged the run last, which it keeps; of a run that none has judged yet, the one that its matrix names, or None.
+    """The policy that judged the run last, which it keeps; of a run that none has judged yet, the one that
+    its matrix names, or None.
 
-    named: the gate of the matrix. Where its file has come to differ from the copy, that is said and the copy judges: a policy given with
-    --gate must not give way in silence.
+    named: the gate of the matrix. Where its file has come to differ from the copy, that is said and the copy
+    judges: a policy given with --gate must not give way in silence.
     """
     kept, file = run_dir / KEPT_GATE, Path(named) if named else None
     if not kept.is_file():
         return file
     if file is not None and file.is_file() and file.read_bytes() != kept.read_bytes():
         print(
-            f"kvbench: judged by {kept}, as last time; {file}, which the matrix names, differs from it. To judge by that: --gate {file}.",
+            f"kvbench: judged by {kept}, as last time; {file}, which the matrix names, differs from it. To "
+            f"judge by that: --gate {file}.",
             file=sys.stderr,
         )
     return kept

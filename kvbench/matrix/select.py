@@ -95,7 +95,8 @@ class _Parser:
 
     def unreadable(self, why: str) -> UsageError:
         return UsageError(
-            f"-k {self.expression!r} cannot be read: {why} Write key=value words and parts of cell names, joined by "
+            f"-k {self.expression!r} cannot be read: {why} Write key=value words and parts of cell names, "
+            f"joined by "
             "and, or, not and parentheses."
         )
 

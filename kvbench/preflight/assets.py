@@ -1,4 +1,5 @@
-"""The models and evaluation data that kvbench knows by name: where they are, how large, which bytes, and whether they are whole."""
+"""The models and evaluation data that kvbench knows by name: where they are, how large, which bytes, and
+whether they are whole."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ WHOLE, BROKEN = "whole", "broken"
 
 @dataclass(frozen=True)
 class Held:
-    """One model, or one file of evaluation data. state: HERE, NOT_HERE, BUILT_IN or FROM_HUB, or of what was verified WHOLE, BROKEN or
-    NOT_HERE; bytes, sha256: None where nothing is known of them; get: how to get what is not here, or what to do about it."""
+    """One model, or one file of evaluation data. state: HERE, NOT_HERE, BUILT_IN or FROM_HUB, or of what was
+    verified WHOLE, BROKEN or NOT_HERE; bytes, sha256: None where nothing is known of them; get: how to get
+    what is not here, or what to do about it."""
 
     name: str
     kind: str
@@ -74,14 +76,16 @@ def _config(name: str, kind: str, use: str) -> Held:
     facts = facts_from_config({**TINY, **SHAPES}[name])
     shape, layer = facts.layers[0].shape, facts.layers[0]
     what = (
-        f"random weights, {use}: {facts.model_type}, {len(facts.layers)} layers, {layer.q_heads} heads on {shape.kv_heads} of "
+        f"random weights, {use}: {facts.model_type}, {len(facts.layers)} layers, {layer.q_heads} heads on "
+        f"{shape.kv_heads} of "
         f"{shape.head_dim}"
     )
     return Held(name, kind, what, BUILT_IN)
 
 
 def verify_model(name: str) -> Held:
-    """An alias by its pinned sha256, read anew; a folder or file by what can be known without its publisher: whole, and supported.
+    """An alias by its pinned sha256, read anew; a folder or file by what can be known without its publisher:
+    whole, and supported.
 
     Raises UsageError for a name that means nothing, and for hub ids.
     """
@@ -173,7 +177,8 @@ def _file(name: str, what: str, relative: str, data_dir: Path | None) -> Held:
 
 
 def verify_data(name: str, data_dir: Path | None) -> Held:
-    """A set read whole, where its files are here: every line, and the published digest where there is one. Fetches nothing."""
+    """A set read whole, where its files are here: every line, and the published digest where there is one.
+    Fetches nothing."""
     due = [one for one in _layout() if one[0] == name]
     if name == "wikitext2":
         due = due[:1]  # the test split; the other is for those who ask for it
@@ -197,7 +202,8 @@ def fetch_data(name: str, data_dir: Path | None) -> Held:
         raise
     except Exception as e:  # the network's and the hub library's own, of many kinds
         raise KvbenchError(
-            f"{name} could not be fetched from the hub ({type(e).__name__}: {str(e)[:200]}); check the network and HF_HUB_OFFLINE, or "
+            f"{name} could not be fetched from the hub ({type(e).__name__}: {str(e)[:200]}); check the "
+            f"network and HF_HUB_OFFLINE, or "
             f"put its files below --data-dir: {', '.join(path for of, _, path in _layout() if of == name)}."
         ) from e
 
@@ -222,6 +228,9 @@ def _read(name: str, data_dir: Path | None) -> Held:
             )
         what = f"{len(text.documents)} documents, {len(text.text):,} characters"
         if name == "wikitext2" and text.sha256 != WIKITEXT_SHA[split]:
-            wrong = f"not the published bytes, sha256 {WIKITEXT_SHA[split]}; fetch it again, or name the file as a corpus of your own"
+            wrong = (
+                f"not the published bytes, sha256 {WIKITEXT_SHA[split]}; fetch it again, or name the "
+                f"file as a corpus of your own"
+            )
             return Held(name, "corpus", what, BROKEN, text.source, sha256=text.sha256, get=wrong)
     return Held(name, "corpus", what, WHOLE, text.source, sha256=text.sha256)

@@ -1,7 +1,9 @@
-"""A first matrix and gate, for one model and one format: what `kvbench init` writes. Text only; nothing is measured for it.
+"""A first matrix and gate, for one model and one format: what `kvbench init` writes. Text only; nothing is
+measured for it.
 
-The gate holds what is exact for this model's shape (bytes), what follows from a format's own rounding (parity), and the published
-target of 1% on perplexity. Limits that somebody measured on another model are left out: they would be numbers about that model.
+The gate holds what is exact for this model's shape (bytes), what follows from a format's own rounding
+(parity), and the published target of 1% on perplexity. Limits that somebody measured on another model are
+left out: they would be numbers about that model.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def files(target: Path, model: str, format_name: str) -> dict[Path, str]:
     """
     if format_name not in FORMATS:
         raise UsageError(
-            f"{format_name} is no KV format that a matrix could compare with native; use one of {', '.join(FORMATS)}."
+            f"{format_name} is no KV format that a matrix could compare with native; use one of "
+            f"{', '.join(FORMATS)}."
             f"{suggestion(format_name, FORMATS)}"
         )
     if kind_of(model) in ("folder", "gguf"):
@@ -61,7 +64,8 @@ def write(target: Path, model: str, format_name: str) -> list[Path]:
             path.suffix in _YAML or not path.exists() or path.read_text(encoding="utf-8") != text
         ):
             raise UsageError(
-                f"{path} is there already and stays as it is; give another name, as in kvbench init {_other(target)}, or move it away."
+                f"{path} is there already and stays as it is; give another name, as in kvbench init "
+                f"{_other(target)}, or move it away."
             )
     for path, text in due.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,8 +75,8 @@ def write(target: Path, model: str, format_name: str) -> list[Path]:
 
 
 def ratio_of(model: str, fmt: KVFormat) -> float | None:
-    """Bytes of the format's pages to those of 16-bit ones, over all layers of the model, without the two scales a layer of a static
-    format; None where the model's config is not here yet."""
+    """Bytes of the format's pages to those of 16-bit ones, over all layers of the model, without the two
+    scales a layer of a static format; None where the model's config is not here yet."""
     try:
         shapes = [layer.shape for layer in config_facts({**CELL_KEYS, "model": model}).layers]
     except NotAvailable:
@@ -108,14 +112,17 @@ def _matrix(matrix: Path, gate: Path, schema: Path, model: str, fmt: KVFormat) -
     model_lines = (
         f"model:\n"
         f"  source: {named}\n"
-        f"  plumbing: true              # its weights are random: quality is measured to try the path, and says nothing of a model"
+        f"  plumbing: true              # its weights are random: quality is measured to try the path, and "
+        f"says nothing of a model"
         if random
         else f"model: {named}"
     )
     static = fmt.scale_kind == "static"
     scale = (
-        f"  # A static format needs a scale. `default` is 1.0, which engines take that are given none, and which collapses on many\n"
-        f"  # models. Better: kvbench calibrate {named} scales.json --format {fmt.name}, and then scale: scales.json\n"
+        f"  # A static format needs a scale. `default` is 1.0, which engines take that are given none, and "
+        f"which collapses on many\n"
+        f"  # models. Better: kvbench calibrate {named} scales.json --format {fmt.name}, and then scale: "
+        f"scales.json\n"
         f"  scale: default\n"
         if static
         else ""
@@ -125,14 +132,16 @@ def _matrix(matrix: Path, gate: Path, schema: Path, model: str, fmt: KVFormat) -
 # May {fmt.name} replace a native KV cache? {fmt.name}: {fmt.summary}.
 #
 #   kvbench validate {matrix.name}             # can all of it run, and answer the gate? Loads no model
-#   kvbench plan {matrix.name}                 # what would run, and the bytes that it would take
-#   kvbench run {matrix.name} --canary         # measures, judges, reports; begins with a look at every precision
+# kvbench plan {matrix.name}                 # what would run, and the bytes that it would take   kvbench run
+# {matrix.name} --canary         # measures, judges, reports; begins with a look at every precision
 #
-# `kvbench schema` prints every key with what it accepts; an editor with a YAML language server shows the same.
+# `kvbench schema` prints every key with what it accepts; an editor with a YAML language server shows the
+# same.
 
 name: {_name(matrix)}
 
-# A name that kvbench models lists, a hub id (owner/name), a folder with config.json and *.safetensors, or a .gguf file.
+# A name that kvbench models lists, a hub id (owner/name), a folder with config.json and *.safetensors, or a
+# .gguf file.
 {model_lines}
 
 axes:                            # every list is varied; a baseline with a native cache is added where it is missing
@@ -166,7 +175,10 @@ def _gate(gate: Path, matrix: Path, schema: Path, fmt: KVFormat, ratio: float | 
         why = "Half of 16 bits, and two scales a layer for the whole cache."
     elif ratio is None:
         bound = "at_most: 0.75"
-        why = "Replace it by the exact value for head_dim D, (D + scale bytes) / 2D (kvbench formats --head-dim D)."
+        why = (
+            "Replace it by the exact value for head_dim D, (D + scale bytes) / 2D (kvbench formats "
+            "--head-dim D)."
+        )
     else:
         bound = f"equals: {ratio!r}"
         why = f"Payload and scales of {fmt.name} to 2 bytes a number, exact for this model (kvbench formats)."
@@ -175,7 +187,8 @@ def _gate(gate: Path, matrix: Path, schema: Path, fmt: KVFormat, ratio: float | 
 # What {matrix.name} has to keep. The precision, error and plausibility checks always run before these.
 name: {_name(matrix)}
 
-# Limited sets pass too. Remove it for a release, with the limits in {matrix.name}: then only whole sets count.
+# Limited sets pass too. Remove it for a release, with the limits in {matrix.name}: then only whole sets
+# count.
 allow_partial: true
 
 checks:
@@ -197,8 +210,8 @@ checks:
     within: [-1, 1]
     why: The published target, perplexity within 1% of native; the whole interval has to lie in it.
 
-  # First guesses, to be replaced by your own limits. `required: false` lets a check stay unevaluated; broken it still
-  # fails (exit code 1), and where the data cannot decide it still is inconclusive (4).
+  # First guesses, to be replaced by your own limits. `required: false` lets a check stay unevaluated; broken
+  # it still fails (exit code 1), and where the data cannot decide it still is inconclusive (4).
   - metric: top1_agreement
     {where}
     at_least: 0.95

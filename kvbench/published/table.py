@@ -37,9 +37,11 @@ class Quantity:
 
 # The metrics that a table may state, named as in kvbench's own reports where these have them.
 QUANTITIES: dict[str, Quantity] = {
-    **dict.fromkeys(("kv_bytes_total", "kv_bytes_payload", "kv_bytes_scales", "weight_bytes", "device_peak_bytes"),
-                    Quantity(BYTES)),
-    **dict.fromkeys(("kv_bytes_per_token", "kv_payload_per_token", "kv_scales_per_token"), Quantity({"B/token": 1})),
+    **dict.fromkeys(("kv_bytes_total", "kv_bytes_payload", "kv_bytes_scales"), Quantity(BYTES)),
+    **dict.fromkeys(("weight_bytes", "device_peak_bytes"), Quantity(BYTES)),
+    **dict.fromkeys(
+        ("kv_bytes_per_token", "kv_payload_per_token", "kv_scales_per_token"), Quantity({"B/token": 1})
+    ),
     **dict.fromkeys(("ttft_ms", "itl_ms", "request_ms"), Quantity({"ms": 1, "s": 1000})),
     **dict.fromkeys(("decode_tok_s", "prefill_tok_s", "output_tok_s"), Quantity({"tok/s": 1}, higher=True)),
     "requests_s": Quantity({"1/s": 1}, higher=True),
@@ -49,7 +51,7 @@ QUANTITIES: dict[str, Quantity] = {
     "static_scale": Quantity({"scale": 1}),
     "calibrated_scale": Quantity({"scale": 1}),
     "coherent_tokens": Quantity({"tokens": 1}, higher=True),
-}  # fmt: skip
+}
 
 # What a table may claim about its two columns.
 CLAIMS: dict[str, str] = {

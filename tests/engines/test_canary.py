@@ -128,6 +128,7 @@ def test_a_format_that_is_dropped_stops_the_run_with_1(
     jsonschema.validate(manifest(tmp_path), manifest_schema())
 
 
+@pytest.mark.slow
 def test_an_error_stops_the_run_with_3_and_once_mended_it_goes_on(
     job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_an_error_stops_the_run_with_3_and_once_mended_it_goes_on(
     assert "until_decided" not in manifest(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_fallback_stops_it_unless_the_gate_allows_fallbacks(job: Job, tmp_path: Path) -> None:
     cell = (
         "--set",

@@ -594,6 +594,7 @@ def test_a_truncated_file_is_a_sentence(folder: Path) -> None:
     fails(folder, "could not be loaded (SafetensorError")
 
 
+@pytest.mark.slow
 def test_a_hub_model_is_loaded_from_its_snapshot(whole: Path, tmp_path: Path) -> None:
     """From the hub cache, as it lies on the disk; what huggingface_hub reads at import needs a process of its own."""
     repo = tmp_path / "models--owner--name"

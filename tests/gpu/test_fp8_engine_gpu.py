@@ -208,7 +208,8 @@ def test_products_of_a_small_model_are_timed_warm_and_the_record_says_so(
     assert list(said) == ["512 x 256", "256 x 256", "320 x 256", "256 x 320"]
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
     assert said["512 x 256"] == (
-        f"CUDA events over 4 of 4 layers in turn, L2 {l2:,} B: weights 524,416 B, warm; native ones 1,048,576 B, warm; "
+        f"CUDA events over 4 of 4 layers in turn, L2 {l2:,} B: weights 524,416 B, warm; native ones "
+        "1,048,576 B, warm; "
         "the model's 2,038,752 B fit into the L2, so that its steps find them warm too"
     )
 

@@ -113,7 +113,7 @@ def test_fetching_goes_to_the_pinned_file(call: Any, alias: bytes) -> None:
         (("models", "get"), "use list, fetch, verify"),
         (("data", "get"), "use list, fetch, verify"),
         (("data", "fetch"), "Name what to fetch: pydoc"),
-        (("data", "verify", "mmul"), "There is no data 'mmul'; use one of pydoc"),
+        (("data", "verify", "mmul"), "Unknown data 'mmul'; use one of pydoc"),
     ],
 )
 def test_a_mistake_is_a_sentence(call: Any, words: tuple[str, ...], said: str) -> None:
