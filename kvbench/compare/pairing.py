@@ -168,7 +168,7 @@ def _examined(pair: Pair) -> Pair:
     first, second = pair.first, pair.second
     assert second is not None
     a, b = first.run.name, second.run.name
-    what = f"{pair.runner} {first.task.variant}".strip()
+    what = first.task.title
     unlike = [*_options(what, first, second), *_contents(what, first, second)]
     if not first.record or not second.record or first.missing or second.missing:
         return replace(pair, unlike=tuple(unlike))

@@ -97,7 +97,7 @@ def shared(pairs: Sequence[Pair]) -> Iterator[str]:
     found: dict[tuple[str, str], dict[str, None]] = {}
     for pair in pairs:
         if pair.shared and pair.second:
-            what = f"{pair.runner} {pair.first.task.variant}".strip()
+            what = pair.first.task.title
             found.setdefault((pair.first.run.name, pair.second.run.name), {})[what] = None
     for (a, b), works in found.items():
         yield f"{a} and {b} share the same records, measured once, of {', '.join(works)}"
