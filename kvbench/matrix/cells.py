@@ -73,3 +73,8 @@ class Task:
     cells: tuple[str, ...]
     baseline: str | None
     digests: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """`perplexity wikitext2 stream512`"""
+        return f"{self.runner} {self.variant}".strip()

@@ -154,8 +154,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def facts_of(model: str) -> ModelFacts:
-    """The facts of a model's config. Raises NotAvailable for a model that is not here, UsageError for an unknown
-    name and for a model that the engine refuses.
+    """The facts of a model's config. Raises NotAvailable for a model that is not here, UsageError for an
+    unknown name and for a model that the engine refuses.
     """
     from kvbench.matrix.cells import CELL_KEYS
     from kvbench.models.source import config_facts

@@ -134,7 +134,7 @@ def _cell_lines(p: CellPlan) -> Iterator[str]:
 
 def _task_line(task: Task, reused: bool) -> str:
     cells = f"{len(task.cells)} cell{'s' if len(task.cells) > 1 else ''}"
-    what = f"{task.runner} {task.variant}".strip()
+    what = task.title
     return f"  {'reuse' if reused else 'run  '}  {task.key}  {what} on {cells}"
 
 

@@ -1,7 +1,7 @@
 """The rows of a run as one tidy pandas DataFrame: for notebooks, and for the CSV and Parquet files.
 
-Columns are backed by Arrow, so a value that was not measured (null) and a value that is NaN stay apart. pandas is
-imported inside the functions: a command that writes no table does not load it.
+Columns are backed by Arrow, so a value that was not measured (null) and a value that is NaN stay apart.
+pandas is imported inside the functions: a command that writes no table does not load it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ class LoadedRun:
 
     @cached_property
     def frame(self) -> DataFrame:
-        """One line per cell, metric and variant, with the cell's keys, value, interval (low, high), n and unit."""
+        """One line per cell, metric and variant, with the cell's keys, value, interval (low, high), n and
+        unit.
+        """
         return rows_frame(self.run, self.rows)
 
 
 def load(path: Path | str) -> LoadedRun:
-    """The run in a folder that `kvbench run` wrote. Raises UsageError for another folder, or damaged files."""
+    """The run in a folder that `kvbench run` wrote. Raises UsageError for other folders and damaged files."""
     run = RunDir(Path(path)).load()
     return LoadedRun(run, tuple(derive(run)))
 
@@ -78,7 +80,10 @@ def table(columns: Mapping[str, Iterable[Any]], kinds: Mapping[str, str] = KINDS
 
 
 def _column(values: Iterable[Any], kind: str) -> Any:
-    """An Arrow-backed column. A `scale` may be a number, a word or a list per layer, so it holds Python objects."""
+    """An Arrow-backed column.
+
+    A `scale` may be a number, a word or a list per layer, so it holds Python objects.
+    """
     import pandas
     import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -91,6 +96,8 @@ def _column(values: Iterable[Any], kind: str) -> Any:
 
 
 def utf8(value: Any) -> str:
-    """The value as text, with `?` for lone surrogates, which come from broken file names and which UTF-8 cannot hold."""
+    """The value as text, with `?` for lone surrogates, which come from broken file names and which UTF-8
+    cannot hold.
+    """
     text = value if isinstance(value, str) else json.dumps(value)
     return text.encode("utf-8", errors="replace").decode("utf-8")

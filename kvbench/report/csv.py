@@ -1,7 +1,8 @@
-"""The two tables of a run, long (one line per row of metrics) and wide (one line per cell), and their CSV files.
+"""The two tables of a run, long (one line per row of metrics) and wide (one line per cell), and their CSV
+files.
 
-Numbers keep their full precision. A value that was not measured is an empty field, a NaN is `NaN`. Text that a
-spreadsheet would read as a formula gets a single quote in front; numbers never do.
+Numbers keep their full precision. A value that was not measured is an empty field, a NaN is `NaN`. Text that
+a spreadsheet would read as a formula gets a single quote in front; numbers never do.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def wide_csv(run: JudgedRun) -> str:
 
 
 def long_table(run: JudgedRun) -> DataFrame:
-    """The tidy frame of all rows, with what the cell's keys resolved to and what the gate found of each row."""
+    """The tidy frame of all rows, with what the cell's keys resolved to and the gate's result."""
     run = run.with_fact_rows()
     frame = rows_frame(run.run, run.rows)
     ran = {line.label.cells[0]: _ran(line) for line in precision_lines(run, Labels(run.run))}
@@ -55,7 +56,9 @@ def long_table(run: JudgedRun) -> DataFrame:
 
 
 def wide_table(run: JudgedRun) -> DataFrame:
-    """One line per cell: its keys, requested / resolved / effective, precisions, then `metric` or `metric (variant)`."""
+    """One line per cell: its keys, requested / resolved / effective, precisions, then `metric` or `metric
+    (variant)`.
+    """
     run = run.with_fact_rows()
     cells = run.run.cells
     columns: dict[str, list[Any]] = {
@@ -118,7 +121,10 @@ def _text(frame: DataFrame) -> str:
 
 
 def _values(column: Any) -> list[Any]:
-    """The values of a column as Python objects; None is null. Whole numbers, such as bytes, have no decimal point."""
+    """The values of a column as Python objects; None is null.
+
+    Whole numbers, such as bytes, have no decimal point.
+    """
     if column.dtype == object:
         return list(column)
     values = column.to_numpy(dtype=object, na_value=None)

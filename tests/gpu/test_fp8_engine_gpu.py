@@ -120,7 +120,7 @@ def test_a_product_that_dequantizes_the_whole_weight_is_caught_by_its_memory(
     monkeypatch.setitem(fp8_linear._PATHS, "w8a16", whole)
     e5 = level(measured(model)[0], "E5")
     assert e5.state == MISMATCH
-    assert "weights are made anew in 16 bits" in e5.sentence
+    assert "weights are dequantized to 16 bits" in e5.sentence
 
 
 @pytest.mark.parametrize(("path", "kernel"), [("w8a8", "fp8_matmul_w8a8"), ("hopper", "hopper_w8a8")])
@@ -152,7 +152,7 @@ def test_so_is_one_of_a_prompt_s_products(
     monkeypatch.setitem(fp8_linear._PATHS, path, whole)
     e5 = level(measured(model)[0], "E5")
     assert e5.state == MISMATCH
-    assert "weights are made anew in 16 bits" in e5.sentence or "away from the product" in e5.sentence
+    assert "weights are dequantized to 16 bits" in e5.sentence or "away from the product" in e5.sentence
     assert e5.facts["peak_share_of_codes"] > 1
 
 

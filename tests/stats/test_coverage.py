@@ -57,17 +57,19 @@ def covered(m: int, runs: int, statistic: str, bootstrap: bool = False) -> float
     return hits / total
 
 
-@pytest.mark.parametrize(("m", "least"), [(5, 0.86), (30, 0.89)])
+@pytest.mark.parametrize(("m", "least"), [(5, 0.86), pytest.param(30, 0.89, marks=pytest.mark.slow)])
 def test_divergences_are_covered(m: int, least: float) -> None:
     assert covered(m, 300, "mean") >= least
     assert covered(m, 300, "p99") >= least
 
 
+@pytest.mark.slow
 def test_a_bootstrap_over_few_documents_covers_worse() -> None:
     for statistic in ("mean", "p99"):
         assert covered(5, 120, statistic, bootstrap=True) < covered(5, 120, statistic) - 0.05
 
 
+@pytest.mark.slow
 def test_over_many_documents_a_bootstrap_covers_about_as_well() -> None:
     for statistic in ("mean", "p99"):
         assert covered(30, 60, statistic, bootstrap=True) > 0.85

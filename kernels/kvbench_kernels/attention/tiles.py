@@ -6,8 +6,8 @@ Codes are never dequantized element by element. A token's K scale multiplies its
 weight in the softmax, so that the operands of both products are the codes themselves, exact in float16:
 
 - E4M3 (448 at most, steps down to 2^-9) and INT8 are float16 numbers, so Q and the weights are float16 too.
-  Its 11 bits hold the 8 of bfloat16 queries. bfloat16 has more range: `query_operand` scales each query row by
-  a power of two, which is exact, and scales the logits back in float32.
+  Its 11 bits hold the 8 of bfloat16 queries. bfloat16 has more range: `query_operand` scales each query row
+  by a power of two, which is exact, and scales the logits back in float32.
 - A weight times a V scale may leave float16's range as well (a scale can be 2^-24, or 2^100). So `acc` is in
   units of the largest V scale so far, as its weights are in units of the largest logit's, and the largest
   weight is 2^15: of two rows of V whose scales are 2^20 apart the smaller still has 20 bits.

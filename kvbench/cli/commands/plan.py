@@ -51,11 +51,11 @@ def plan(
         more: dict[str, Any] = {}
         lines: list[str] = []
         if until_decided:
-            from kvbench.run import escalate
+            from kvbench.run import sequential
 
-            planned = escalate.planned(loaded, policy)
+            planned = sequential.planned(loaded, policy)
             more = {"until_decided": {"looks": {r: x.to_dict() for r, x in planned.items() if x.several}}}
-            lines = ["", *escalate.outline(planned)]
+            lines = ["", *sequential.outline(planned)]
         if share is not None:
             from kvbench.records import shards
 

@@ -81,7 +81,7 @@ def run(
 
             run_canary_first(loaded, judged_by, *where, watch, *how)
         elif until_decided:
-            from kvbench.run.until_decided import run_until_decided
+            from kvbench.run.sequential import run_until_decided
 
             def resized(sizes: Any) -> Any:
                 return load_matrix(matrix, set_, k, data_dir, sizes)[0]
