@@ -1,4 +1,5 @@
-"""`kvbench compare`: outcomes and exit codes, what is refused, what is named, and that turning the runs over turns the outcome."""
+"""`kvbench compare`: outcomes and exit codes, what is refused, what is named, and that turning the runs over
+turns the outcome."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def test_equal_runs_are_the_same_or_undecided() -> None:
 
 
 def test_equal_runs_hardly_ever_fail() -> None:
-    """Of 150 pairs of runs without a change none is called worse: its interval would have to lie beyond the margin."""
+    """Of 150 pairs of runs without a change none is called worse: its interval would have to lie beyond the
+    margin."""
     failed = sum(
         WORSE in {f.outcome for f in two(latency(repeats=8, seed=2 * i), latency(repeats=8, seed=2 * i + 1), only=["itl_ms"]).findings if f.cell == CAND}
         for i in range(150)
@@ -97,7 +99,8 @@ def test_turning_texts_over_turns_the_outcome(changes: list[tuple[float, float, 
 
 @pytest.mark.parametrize(
     "run",
-    [latency(), latency(repeats=2, noise=0.3), perplexity([210.0] * 5), questions([0] * 9, [1] * 9), agreement([1] * 130, [1] * 130)],
+    [latency(), latency(repeats=2, noise=0.3), perplexity([210.0] * 5), questions([0] * 9, [1] * 9),
+     agreement([1] * 130, [1] * 130)],
     ids=["latency", "noisy", "perplexity", "mcq", "agreement"],
 )  # fmt: skip
 def test_a_run_beside_itself_is_never_worse_or_better(run: MadeRun) -> None:
@@ -188,13 +191,17 @@ def with_records(run: Stored, **fields: Any) -> Stored:
 
 UNLIKE = {
     "protocol": (lambda r: with_records(r, protocol=2), "protocol version is 1 in A and 2 in B"),
-    "option": (lambda r: changed(r, options=lambda o: {**o, "kld": False}), "option kld is true in A and false in B"),
+    "option": (lambda r: changed(r, options=lambda o: {**o, "kld": False}),
+               "option kld is true in A and false in B"),
     "data": (lambda r: changed(r, digests={**DIGESTS, "data": ["sha256:e"]}), "the data is "),
     "data of an old run": (
-        lambda r: with_records(changed(r, digests={}), facts=lambda f: {**f, "data_sha": "e"}), "data_sha is d in A and e in B"
+        lambda r: with_records(changed(r, digests={}), facts=lambda f: {**f, "data_sha": "e"}),
+        "data_sha is d in A and e in B"
     ),
-    "model": (lambda r: changed(r, digests={**DIGESTS, "model": "sha256:n"}), "the model is sha256:m in A and sha256:n in B"),
-    "native model": (lambda r: changed(r, digests={**DIGESTS, "native": "sha256:n"}), "the native model is sha256:m in A and sha256:n in B"),
+    "model": (lambda r: changed(r, digests={**DIGESTS, "model": "sha256:n"}),
+              "the model is sha256:m in A and sha256:n in B"),
+    "native model": (lambda r: changed(r, digests={**DIGESTS, "native": "sha256:n"}),
+                     "the native model is sha256:m in A and sha256:n in B"),
 }  # fmt: skip
 
 
