@@ -250,7 +250,8 @@ def test_counters_count_from_a_hundredth_of_the_request_on(
         ({"before": {"quota_us": 0}, "after": {"quota_us": 0}}, ()),  # a CPU
         ({"before": {"quota_us": None}, "after": {"quota_us": None}}, None),
         ({"before": {"quota_us": 0}, "after": {"quota_us": None}}, None),
-        ({"before": {**QUIET, "reasons": None}, "after": {**QUIET, "reasons": None, "quota_us": 9_000}}, ("cpu quota",)),
+        ({"before": {**QUIET, "reasons": None}, "after": {**QUIET, "reasons": None, "quota_us": 9_000}},
+         ("cpu quota",)),
     ],
 )  # fmt: skip
 def test_what_was_not_read_is_not_no_slowdown(device: Any, known: tuple[str, ...] | None) -> None:
