@@ -1,9 +1,9 @@
 """`kvbench history`: the values of many stored runs over time, and where one changed. Pure.
 
-A line is one metric of one piece of work over the runs that have it, in the order of creation. Each run is compared with the
-previous one that has the same work (`kvbench.compare.pairing`). If the two are incomparable (protocol, options, data, model, spec,
-for times the machine), the line breaks there. Otherwise the change is what `kvbench compare` finds, with Holm's correction over
-all neighbours and cells.
+A line is one metric of one piece of work over the runs that have it, in the order of creation. Each run is
+compared with the previous one that has the same work (`kvbench.compare.pairing`). If the two are incomparable
+(protocol, options, data, model, spec, for times the machine), the line breaks there. Otherwise the change is
+what `kvbench compare` finds, with Holm's correction over all neighbours and cells.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BESIDES = (*RATIOS, "ppl_delta_pct", "kv_ratio_16bit")
 
 @dataclass(frozen=True)
 class Point:
-    """One run's value on a line. run: its index in `History.runs`; broken: why the line starts anew here, or (); change: from the
-    previous point, None where it is unknown."""
+    """One run's value on a line. run: its index in `History.runs`; broken: why the line starts anew here, or
+    (); change: from the previous point, None where it is unknown."""
 
     run: int
     row: Row
@@ -115,7 +115,8 @@ def history(
 def _tracks(
     runs: Sequence[Stored], chosen: Sequence[Collection[str] | None]
 ) -> list[tuple[str, list[_Stop]]]:
-    """(runner, its stops) of each piece of work; every run is paired with the previous one that has the work."""
+    """(runner, its stops) of each piece of work; every run is paired with the previous one that has the
+    work."""
     tracks: list[tuple[str, list[_Stop]]] = []
     for j, run in enumerate(runs):
         taken: set[str] = set()

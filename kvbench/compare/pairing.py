@@ -1,12 +1,12 @@
 """Pairs of the same work in two stored runs, and what makes two runs incomparable. Pure.
 
-Cells are matched by their whole spec. Only the device and the model's name may differ: the device is named with the result, and a
-model is identified by its content. A remaining cell that shares its name with one of the other run is the same cell under another
-spec, which is reported as a difference.
+Cells are matched by their whole spec. Only the device and the model's name may differ: the device is named
+with the result, and a model is identified by its content. A remaining cell that shares its name with one of
+the other run is the same cell under another spec, which is reported as a difference.
 
-Numbers are comparable only if protocol, options, data, model and spec are equal; `Pair.unlike` has a sentence for each difference.
-The option that sets the sample size (`Option.looks`) may differ: the shared part is compared. Times also depend on the machine, so
-a difference of machines is in `Pair.machine`.
+Numbers are comparable only if protocol, options, data, model and spec are equal; `Pair.unlike` has a sentence
+for each difference. The option that sets the sample size (`Option.looks`) may differ: the shared part is
+compared. Times also depend on the machine, so a difference of machines is in `Pair.machine`.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Stored:
 
 @dataclass(frozen=True)
 class Side:
-    """One run's part of a pair. record, native: of the task and of its baseline (None: this is the baseline, or the baseline has no
-    result); missing: why there is no result, or ""."""
+    """One run's part of a pair. record, native: of the task and of its baseline (None: this is the baseline,
+    or the baseline has no result); missing: why there is no result, or ""."""
 
     run: Stored
     task: Task
@@ -69,8 +69,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """The same work in two runs. second: None where the second run does not have it. unlike, machine: see the module; named: other
-    differences; shared: both runs hold the same record."""
+    """The same work in two runs. second: None where the second run does not have it. unlike, machine: see the
+    module; named: other differences; shared: both runs hold the same record."""
 
     first: Side
     second: Side | None
@@ -86,7 +86,8 @@ class Pair:
 
 
 def pairs_of(first: Stored, second: Stored, chosen: Collection[str] | None = None) -> list[Pair]:
-    """Each task of the first run on the chosen cells (ids of the first run; None: all), with the same work of the second."""
+    """Each task of the first run on the chosen cells (ids of the first run; None: all), with the same work of
+    the second."""
     cells = [c for c in first.run.manifest.cells if chosen is None or c.id in chosen]
     partner, strangers = match_cells(cells, second.run.manifest.cells)
     found = []
@@ -155,7 +156,8 @@ def _spec_words(first: Stored, second: Stored, here: str, there: str) -> Iterato
     """The differences between a cell and the one with its name in the other run."""
     own, other = first.run.cell(here), second.run.cell(there)
     for key, mine, theirs in _differing({**CELL_KEYS, **own.spec}, {**CELL_KEYS, **other.spec}):
-        yield f"cell {_short(own.name)}: {key} is {_short(mine)} in {first.name} and {_short(theirs)} in {second.name}"
+        at = f"cell {_short(own.name)}: {key}"
+        yield f"{at} is {_short(mine)} in {first.name} and {_short(theirs)} in {second.name}"
 
 
 def _short(value: Any) -> str:
@@ -225,7 +227,8 @@ def _contents(what: str, first: Side, second: Side) -> Iterator[str]:
             specs = [{**CELL_KEYS, **side.task.spec} for side in (first, second)]
             for key in MODEL_NAMES:
                 if specs[0][key] != specs[1][key]:
-                    yield f"{key} is {_short(specs[0][key])} in {a} and {_short(specs[1][key])} in {b}, and not both say what it holds"
+                    mine, theirs = (_short(spec[key]) for spec in specs)
+                    yield f"{key} is {mine} in {a} and {theirs} in {b}, and not both have a digest of it"
     mine, theirs = own.get("data"), other.get("data")
     known = mine and theirs and not {*mine, *theirs} & set(_UNKNOWN)
     if known and mine != theirs:
@@ -236,7 +239,8 @@ def _undigested(first: Side, second: Side) -> Iterator[str]:
     silent = [s.run.name for s in (first, second) if not s.task.digests.get("model")]
     if silent:
         model = _short(first.task.spec.get("model"))
-        yield f"{' and '.join(silent)} hold no digest of the model; both name {model}, which is taken for the same one"
+        names = " and ".join(silent)
+        yield f"{names} hold no digest of the model; both name {model}, which is taken for the same one"
 
 
 def _environments(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

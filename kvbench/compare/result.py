@@ -20,9 +20,10 @@ NOT_EVALUATED, NOT_JUDGED = "not_evaluated", "not_judged"
 class Finding:
     """The finding for one metric on one task of two runs.
 
-    runs: names of the two; metric: "" where the whole task has no result; cell: its id in the first run; place: the cells in words;
-    cells: their names; first, second: the metric's values in each run; effect: the change, None where there is none; margin: in its
-    unit; adjusted: p-value of the margin after Holm over `family` changes; mde, n_needed: as in `verdict.Outcome`.
+    runs: names of the two; metric: "" where the whole task has no result; cell: its id in the first run;
+    place: the cells in words; cells: their names; first, second: the metric's values in each run; effect: the
+    change, None where there is none; margin: in its unit; adjusted: p-value of the margin after Holm over
+    `family` changes; mde, n_needed: as in `verdict.Outcome`.
     """
 
     runs: tuple[str, str]
@@ -76,8 +77,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Comparison:
-    """runs: the first is the reference; faults: (run, sentence) of failures within one run; named: differences that do not prevent the
-    comparison, and what only one run has."""
+    """runs: the first is the reference; faults: (run, sentence) of failures within one run; named:
+    differences that do not prevent the comparison, and what only one run has."""
 
     runs: tuple[Stored, ...]
     faults: tuple[tuple[str, str], ...]
@@ -95,7 +96,8 @@ class Comparison:
 
 
 def exit_code_of(faults: Sequence[object], findings: Sequence[Finding]) -> int:
-    """1: something is worse or a run is invalid; else 3: something, or everything, could not be evaluated; else 4: undecided; else 0."""
+    """1: something is worse or a run is invalid; else 3: something, or everything, could not be evaluated;
+    else 4: undecided; else 0."""
     found = {finding.outcome for finding in findings}
     if faults or WORSE in found:
         return 1

@@ -1,14 +1,15 @@
-"""`kvbench compare`: whether a stored run is better or worse than another one, from the raw samples of both. Pure.
+"""`kvbench compare`: whether a stored run is better or worse than another one, from the raw samples of both.
+Pure.
 
     worse, better   the whole interval is beyond the margin, also after Holm's correction over the family
-    same            the whole interval is within the margin and there was enough data to detect the margin, or all compared
-                    numbers are equal to the last bit
+    same            the whole interval is within the margin and there was enough data to detect the margin,
+                    or all compared numbers are equal to the last bit
     undecided       anything else, and what the machine's state may explain
     not_evaluated   one of the two runs has no result, or the times are from two machines
     not_judged      shown only: a value without samples that can be paired
 
-The rule is `kvbench.gate.decide` with the margin as the limit on both sides of no change. A family is one metric and variant over
-cells and runs. The metric's own direction separates better from worse.
+The rule is `kvbench.gate.decide` with the margin as the limit on both sides of no change. A family is one
+metric and variant over cells and runs. The metric's own direction separates better from worse.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ def compare(
     only: Collection[str] = (),
     margin: float | None = None,
 ) -> Comparison:
-    """Each run compared with the first. chosen: ids of the cells of each run (None: all); only: metrics (empty: all); margin: in % or
-    points, for everything but bytes. Raises UsageError for incomparable runs, with a sentence for each difference.
-    """
+    """Each run compared with the first. chosen: ids of the cells of each run (None: all); only: metrics
+    (empty: all); margin: in % or points, for everything but bytes. Raises UsageError for incomparable runs,
+    with a sentence for each difference."""
     reference, chosen = runs[0], list(chosen) or [None] * len(runs)
     wanted = [
         pair
@@ -82,8 +83,8 @@ def refuse(runs: Sequence[Stored], pairs: Sequence[Pair]) -> None:
     if unlike:
         lines = "\n".join(f"  {sentence}." for sentence in unlike)
         raise UsageError(
-            f"{where} may not be compared, since they did not measure the same work:\n{lines}\nMeasure again with equal settings, or "
-            "select what is comparable with -k and --only."
+            f"{where} may not be compared, since they did not measure the same work:\n{lines}\n"
+            "Measure again with equal settings, or select what is comparable with -k and --only."
         )
     if not any(pair.second for pair in pairs):
         names = "\n".join(
@@ -122,7 +123,8 @@ def only_there(first: Stored, second: Stored, chosen: Collection[str] | None) ->
         work = task.runner, task.variant
         if mine and not any(first.run.task_at(back.get(cell, ""), *work) for cell in mine):
             at = place_of(second, task.runner, mine[0])
-            yield f"only {second.name} has {' '.join(filter(None, work))} on {at}, so it is compared with nothing"
+            what = " ".join(filter(None, work))
+            yield f"only {second.name} has {what} on {at}, so it is compared with nothing"
 
 
 def judge(pairs: Sequence[Pair], only: Collection[str] = (), margin: float | None = None) -> list[Finding]:
@@ -209,7 +211,8 @@ def _finding(pair: Pair) -> Finding:
     label = first.run.labels.subject(pair.runner, first.cell)
     names = first.run.run.names
     return Finding(
-        (first.run.name, pair.there), "", pair.runner, first.task.variant, first.cell, place_of(first.run, pair.runner, first.cell),
+        (first.run.name, pair.there), "", pair.runner, first.task.variant, first.cell,
+        place_of(first.run, pair.runner, first.cell),
         tuple(names[cell] for cell in label.cells if cell in names), NOT_EVALUATED, "",
     )  # fmt: skip
 
@@ -266,8 +269,9 @@ def _ruled(
 
 
 def _machine_state(pair: Pair, effect: Effect, outcome: str, limits: Limits) -> str:
-    """Why the machine's state makes a time unreliable, or "". Each run's times are checked against the other's as a gate checks them
-    against a limit (`kvbench.gate.latency_validity`); a time without native also against the load of the machine."""
+    """Why the machine's state makes a time unreliable, or "". Each run's times are checked against the
+    other's as a gate checks them against a limit (`kvbench.gate.latency_validity`); a time without native
+    also against the load of the machine."""
     if pair.runner != "latency" or pair.second is None:
         return ""
     metric = effect.metric.replace("_ms", "_ratio") if effect.kind is BESIDE else effect.metric
@@ -306,4 +310,5 @@ def _busy(side: Side) -> str:
     high = max(load["before"], load["after"])
     if high <= load["cpus"] + 1:
         return ""
-    return f"{side.run.name} was measured under a load of {high:.1f} on {load['cpus']} CPUs, and no interleaved native arm cancels that"
+    under = f"{side.run.name} was measured under a load of {high:.1f} on {load['cpus']} CPUs"
+    return f"{under}, and no interleaved native arm cancels that"

@@ -1,4 +1,5 @@
-"""What a command has imported when it prints its first text: nothing that measures, draws or builds tables of files."""
+"""What a command has imported when it prints its first text: nothing that measures, draws or builds tables of
+files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Changes between two stored runs: exact values, scipy as the oracle of the intervals, what is paired with what."""
+"""Changes between two stored runs: exact values, scipy as the oracle of the intervals, what is paired with
+what."""
 
 from __future__ import annotations
 
