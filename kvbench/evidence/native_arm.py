@@ -1,4 +1,4 @@
-"""native-arm: whether the engines beside the measured one are native; and the worst evidence of several
+"""native-arm: whether the other engines of a task are native; and the worst evidence of several
 engines.
 """
 
@@ -28,7 +28,7 @@ def worst_of(examined: Sequence[tuple[Evidence, Any]], expected: Formats) -> tup
 
 
 def native_arm(shown: Sequence[tuple[Evidence, Formats]], own: int, native: int) -> Level:
-    """The level. shown: the evidence of each engine beside the measured one with its expected formats, at
+    """The level. shown: the evidence of each other engine with its expected formats, at
     least one;
     own, native: tokens that the measured engines and the native ones computed.
 
@@ -56,4 +56,4 @@ def native_arm(shown: Sequence[tuple[Evidence, Formats]], own: int, native: int)
             "only the "
             "measured engine's.",
         )
-    return Level("native-arm", VERIFIED, f"{len(shown)} native engine(s) beside it are native.")
+    return Level("native-arm", VERIFIED, f"{len(shown)} native engine(s) of the task are native.")

@@ -196,7 +196,7 @@ def source_level(loaded: LoadedModel) -> Level:
     for sample in samples:
         module = modules.get(sample.module)
         if module is None:
-            wrong.append(f"{sample.module} is no FP8 module")
+            wrong.append(f"{sample.module} is not an FP8 module")
             continue
         rows = slice(sample.row, sample.row + len(sample.codes))
         first = sample.row // BLOCK

@@ -147,7 +147,7 @@ def products_left_out() -> Broken:
 
 
 def shadow(loaded: LoadedModel) -> None:
-    """A layer computes with a dequantized copy, and says the name of the kernel that is due."""
+    """A layer computes with a dequantized copy, and reports the name of the expected kernel."""
     module = fp8_modules(loaded.model)["model.layers.2.mlp.down_proj"]
     copy = dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
 

@@ -156,8 +156,8 @@ def _load_checkpoint(
     source, options = _source(spec, kind)
     if kind != "hub":
         check_folder_weights(Path(source))
-        weight_files(Path(source))  # a broken index fails in transformers without a word of it
-        fp8_config(folder_config(Path(source)), name)  # likewise a quantization_config that is no mapping
+        weight_files(Path(source))  # transformers does not name a broken index
+        fp8_config(folder_config(Path(source)), name)  # nor a quantization_config that is not a mapping
     try:
         config = AutoConfig.from_pretrained(source, **options)
         fp8 = fp8_config(config.to_dict(), name)
@@ -284,14 +284,14 @@ def _load_sentence(name: str, kind: str, error: Exception) -> str:
 
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     of_config = isinstance(error, StrictDataclassError)  # says in a second line what is wrong with the key
-    said = " ".join(lines[: 2 if of_config else 1])
+    reason = " ".join(lines[: 2 if of_config else 1])
     if kind == "hub":
         hint = "check the id, the revision and the network, or give a local folder"
     elif of_config:
         hint = f"correct its config.json, {FETCH_AGAIN}"
     else:
         hint = "check that the folder is a whole transformers model with its tokenizer, and its config.json"
-    return f"The model {name} could not be loaded ({type(error).__name__}: {said}); {hint}."
+    return f"The model {name} could not be loaded ({type(error).__name__}: {reason}); {hint}."
 
 
 def _load_random(

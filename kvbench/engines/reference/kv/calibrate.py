@@ -100,7 +100,7 @@ def calibrate(
 
 
 def _checked(model: str, out: Path, fmt: str, tokens: int, method: str, per: str, dtype: str) -> float:
-    """The method as a share of |x|, 1.0 for amax, when nothing speaks against the rest."""
+    """The method as a share of |x|, 1.0 for amax, after the other options are checked."""
     for name, value, accepted in (
         ("--format", fmt, STATIC), ("--per", per, PER), ("--dtype", dtype, tuple(DTYPES)),
     ):  # fmt: skip
@@ -108,7 +108,7 @@ def _checked(model: str, out: Path, fmt: str, tokens: int, method: str, per: str
             raise UsageError(f"{name} {value} is not known; use {' or '.join(accepted)}.")
     share = share_of(method)
     if tokens < 1:
-        raise UsageError(f"--tokens {tokens} is no text; ask for at least 1.")
+        raise UsageError(f"--tokens is {tokens}; ask for at least 1.")
     kind_of(model)
     if out.suffix != ".json":
         raise UsageError(

@@ -20,5 +20,5 @@ def check_finite(name: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
         raise KvbenchError(
             f"The tensor {key} of the checkpoint {name} holds {tensor[tuple(at)].item()} at index {at}; no "
             "result on such "
-            "weights means anything. Fetch the checkpoint again, or export it anew."
+            "weights means anything. Fetch the checkpoint again, or export it again."
         )

@@ -166,13 +166,13 @@ def _scale_key(name: str, files: TensorFiles, module_name: str) -> str:
             f"The checkpoint {name} holds {weight} as {stored.dtype}, {'with' if there else 'without'} a "
             "scale, but its "
             f"config.json says FP8 for it. List {module_name} in {SKIPPED} if it is native, or export the "
-            "checkpoint anew."
+            "checkpoint again."
         )
     if len(there) != 1:
         found = f"both {there[0]} and {there[1]}" if there else f"neither {wanted[0]} nor {wanted[1]}"
         raise KvbenchError(
             f"The checkpoint {name} holds {found} for the FP8 weight {weight}; it must hold one of the two. "
-            "Export it anew."
+            "Export it again."
         )
     return there[0]
 
@@ -186,7 +186,7 @@ def _native_keys(
     ties = []
     for target, source in tied.items():
         if target in files.stored and source not in files.stored:
-            native[source] = target  # either may stand for both
+            native[source] = target  # either key may be stored for both
         elif target in files.stored:
             ties.append((target, source))
     missing = sorted(key for key, stored in native.items() if stored not in files.stored)
@@ -208,7 +208,7 @@ def _check_all_used(name: str, left: set[str]) -> None:
             raise KvbenchError(
                 f"The checkpoint {name} holds {len(keys)} {what} that nothing in the model uses: {shown}. "
                 "What was meant to "
-                "use them would run without. Correct its config.json, or export the checkpoint anew."
+                "use them would run without. Correct its config.json, or export the checkpoint again."
             )
 
 
@@ -229,7 +229,7 @@ def _native(
         raise KvbenchError(
             f"The tensor {stored_key} of the checkpoint {name} is {stored.dtype}, the model wants "
             f"{'floating-point numbers' if held.is_floating_point() else 'whole numbers'}. Export the "
-            "checkpoint anew."
+            "checkpoint again."
         )
     check_finite(name, [(stored_key, tensor)])
     return tensor.to(dtype if held.is_floating_point() else held.dtype)

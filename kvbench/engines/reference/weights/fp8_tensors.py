@@ -26,7 +26,7 @@ def read_codes(name: str, files: TensorFiles, key: str, shape: tuple[int, ...]) 
         raise KvbenchError(
             f"The tensor {key} of the checkpoint {name} is {stored.dtype}; of the 8-bit floats only {E4M3} "
             "is read. Export "
-            "the checkpoint anew, in E4M3FN."
+            "the checkpoint again, in E4M3FN."
         )
     if stored.shape != shape:
         raise KvbenchError(
@@ -43,7 +43,7 @@ def read_codes(name: str, files: TensorFiles, key: str, shape: tuple[int, ...]) 
             f"The tensor {key} of the checkpoint {name} holds nan at index {at} (the byte 0x{byte:02X}, in "
             "E4M3 an overflow "
             "when it was exported); no result on such weights means anything. Fetch the checkpoint again, or "
-            "export it anew."
+            "export it again."
         )
     return codes
 
@@ -60,7 +60,7 @@ def read_scales(name: str, files: TensorFiles, key: str, codes: Tensor, fp8: Fp8
         raise KvbenchError(
             f"The scales {key} of the checkpoint {name} have shape {list(stored.shape)}; a weight "
             f"{list(codes.shape)} in "
-            f"{BLOCK}x{BLOCK} blocks has scales {list(wanted)}. Export the checkpoint anew."
+            f"{BLOCK}x{BLOCK} blocks has scales {list(wanted)}. Export the checkpoint again."
         )
     scales = files.read(key)
     if fp8.ue8m0 and scales.dtype == torch.uint8:
@@ -72,7 +72,7 @@ def read_scales(name: str, files: TensorFiles, key: str, codes: Tensor, fp8: Fp8
         accepted = ", ".join([*SCALE_DTYPES.values(), "float8_e8m0fnu"])
         raise KvbenchError(
             f"The scales {key} of the checkpoint {name} are {dtype}; accepted are {accepted}. Export the "
-            "checkpoint anew."
+            "checkpoint again."
         )
     _check_scales(name, key, codes, scales, fp8)
     return scales, dtype
@@ -92,7 +92,7 @@ def _check_scales(name: str, key: str, codes: Tensor, scales: Tensor, fp8: Fp8Co
         raise KvbenchError(
             f"The scales {key} of the checkpoint {name} hold {values[tuple(at)].item()} at index {at}; "
             f"{why}. Export the "
-            "checkpoint anew."
+            "checkpoint again."
         )
 
 

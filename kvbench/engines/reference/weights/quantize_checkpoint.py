@@ -122,7 +122,7 @@ def _checked_out(name: str, out: Path) -> Path:
     out = given.resolve()
     if kind_of(name) == "folder":
         model = Path(name).expanduser().resolve()
-        folder_config(model)  # a folder without one is no model
+        folder_config(model)  # a folder without config.json is not a model
         if model == out or model in out.parents:
             raise UsageError(
                 f"{out} is the folder of the model {name}, or lies in it; give a folder outside, so that the "
@@ -150,17 +150,17 @@ def _own_dtype(name: str) -> str | None:
     kind = kind_of(name)
     if kind == "folder":
         config = folder_config(Path(name).expanduser())
-        said = config.get("dtype") or config.get("torch_dtype")
+        named = config.get("dtype") or config.get("torch_dtype")
     elif kind == "hub":
         from transformers import AutoConfig
 
         try:
-            said = str(AutoConfig.from_pretrained(name).dtype).removeprefix("torch.")
+            named = str(AutoConfig.from_pretrained(name).dtype).removeprefix("torch.")
         except load_faults():
             return None  # loading says what is wrong
     else:
         return None
-    return said if isinstance(said, str) and said in DTYPES else None
+    return named if isinstance(named, str) and named in DTYPES else None
 
 
 def _bytes(model: nn.Module, dtype: str) -> tuple[int, int]:
@@ -178,7 +178,7 @@ def _bytes(model: nn.Module, dtype: str) -> tuple[int, int]:
 def _write(model: Any, tokenizer: Any, out: Path) -> None:
     """Writes the folder at once: `out` has its files only when all are on the disk.
 
-    A killed process leaves a folder beside it, which the next one removes; any other end leaves nothing.
+    A killed process leaves a folder next to it, which the next one removes; any other end leaves nothing.
     """
     made = [p for p in out.parents if not p.exists()]  # the deepest first
     try:
@@ -207,7 +207,7 @@ def _no_room(out: Path, why: str) -> str:
 
 @contextmanager
 def _part(out: Path) -> Iterator[Path]:
-    """A new folder beside `out`, gone at the end; what killed processes have left of theirs goes first."""
+    """A new folder next to `out`, removed at the end. Removes those of killed processes first."""
     for left in out.parent.iterdir():
         prefix, _, pid = left.name.rpartition("-")
         if prefix == f"{out.name}.part" and pid.isdecimal() and left.is_dir() and not left.is_symlink():
@@ -316,5 +316,5 @@ def _ragged(model: nn.Module, converted: tuple[str, ...]) -> tuple[str, ...]:
         "reads them so; "
         "transformers, where it dequantizes for want of a GPU, takes all blocks for equal: it refuses the "
         "folder, or reads "
-        "wrong values without a word.",
+        "wrong values silently.",
     )
