@@ -1,4 +1,4 @@
-"""native-arm: whether the engines beside the measured one are native; and the worst evidence of several
+"""native-arm: whether the other engines of a task are native; and the worst evidence of several
 engines.
 """
 
@@ -28,7 +28,7 @@ def worst_of(examined: Sequence[tuple[Evidence, Any]], expected: Formats) -> tup
 
 
 def native_arm(shown: Sequence[tuple[Evidence, Formats]], own: int, native: int) -> Level:
-    """The level. shown: the evidence of each engine beside the measured one with its expected formats, at
+    """The level. shown: the evidence of each other engine with its expected formats, at
     least one;
     own, native: tokens that the measured engines and the native ones computed.
 
@@ -53,7 +53,6 @@ def native_arm(shown: Sequence[tuple[Evidence, Formats]], own: int, native: int)
             "native-arm",
             MISMATCH,
             f"The measured engine computed {own} tokens and the native one {native}: the numbers are not "
-            "only the "
-            "measured engine's.",
+            "only the measured engine's.",
         )
-    return Level("native-arm", VERIFIED, f"{len(shown)} native engine(s) beside it are native.")
+    return Level("native-arm", VERIFIED, f"{len(shown)} native engine(s) of the task are native.")

@@ -76,7 +76,7 @@ def _of_word(word: str, held: Mapping[tuple[int, str], StoredScale], layer: int,
     if word == CHECKPOINT:
         raise Refused(
             "checkpoint_has_no_scales",
-            f"The checkpoint's files have no scale of {side.upper()} for layer {layer}; export it anew.",
+            f"The checkpoint's files have no scale of {side.upper()} for layer {layer}; export it again.",
         )
     return Scale(1.0, DEFAULT)
 

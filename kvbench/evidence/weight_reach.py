@@ -16,7 +16,7 @@ from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.evidence.probe_values import probe_ids
 from kvbench.evidence.stored_weights import fp8_modules
 
-PROMPT = 3  # tokens of a row: with one, attention is 1 whatever q and k are
+PROMPT = 3  # tokens of a row: with one, attention is always 1
 
 
 @torch.inference_mode()

@@ -147,7 +147,7 @@ FAULTS: dict[str, Fault] = {
         "int8_sym", engine_without_decision, r"int8_sym was resolved.*did not reach the engine",
         silent=False),
     "format_lost_engine_to_store": Fault(
-        "The engine makes its store native, whatever was decided.",
+        "The engine makes its store native, against the decision.",
         "int8_sym", every_store("native"), r"kv_format int8_sym did not reach the store: layer 0 K",
         silent=False),
     "format_lost_store_to_layer": Fault(
@@ -161,7 +161,7 @@ FAULTS: dict[str, Fault] = {
         "fp8_weights", model_without_format, r"weights fp8_block128 are not what the model holds",
         silent=False),
     "native_arm_quantized": Fault(
-        "The baseline that runs beside a cell has the cell's own precision.",
+        "The baseline that runs with a cell has the cell's own precision.",
         "int8_sym", native_arm_quantized, r"native arm is not native: it stores int8_sym", silent=False),
     "baseline_cell_quantized": Fault(
         "The matrix makes a quantized cell the baseline.",

@@ -1,4 +1,4 @@
-"""Pages: another one than the table's, one that was never renewed, or a native copy beside them."""
+"""Pages: another one than the table's, one that was never rewritten, or a native copy in their place."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def never_renewed() -> Broken:
 
 
 def shadow() -> Broken:
-    """Payload and scales are written, and attention reads a native copy that is kept beside them."""
+    """Payload and scales are written, and attention reads a native copy of them."""
     honest_write, honest_read = PagedKVStore.write, PagedKVStore.read
 
     def copies(made: PagedKVStore) -> list[LayerPages]:

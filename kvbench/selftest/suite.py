@@ -1,7 +1,7 @@
-"""The suite: a clean run of each cell, a run with each fault, and what the ordinary gate said of it.
+"""The suite: a clean run of each cell, a run with each fault, and the verdict of the ordinary gate.
 
 A run is that of `kvbench run`: matrix -> tasks -> records on disk -> metrics -> gate. Models are loaded,
-engines made and probes taken anew for each, so nothing of one fault reaches the next.
+engines made and probes taken again for each, so no fault affects the next.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Result:
 
     by: the level of evidence, or the check, whose sentence names the cause; exit_code: of the verdict, None
     where there is none;
-    sentence: what named the cause; of a missed fault, what was said instead; why it was skipped. cause: of a
+    sentence: what named the cause; of a missed fault, the report; of a skipped one, why. cause: of a
     fault that was caught, the part of it that names the cause.
     """
 
@@ -120,7 +120,7 @@ def run_suite(
     """
     names = list(dict.fromkeys(chosen)) or list(faults)
     if unknown := [name for name in names if name not in faults]:
-        raise UsageError(f"There is no fault {unknown[0]!r}; choose from {', '.join(faults)}.")
+        raise UsageError(f"Fault {unknown[0]!r} is unknown; choose from {', '.join(faults)}.")
     clean, results = [], []
     with quick():
         for cell in dict.fromkeys(faults[name].cell for name in names):

@@ -120,7 +120,7 @@ def test_methods_are_shares():
         (["--format", "int8_sym"], "--format int8_sym is not known; use int8_static or fp8_e4m3_static."),
         (["--per", "head"], "--per head is not known; use layer or tensor."),
         (["--dtype", "fp8"], "--dtype fp8 is not known"),
-        (["--tokens", "0"], "--tokens 0 is no text"),
+        (["--tokens", "0"], "--tokens is 0"),
         (["--method", "mse"], "--method mse is not known"),
     ],
 )

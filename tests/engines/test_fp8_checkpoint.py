@@ -266,7 +266,7 @@ def test_a13_t4_scales_of_another_shape_are_an_error(
                 read_scales("m", files, "s", codes, Fp8Config())
         assert str(e.value) == (
             f"The scales s of the checkpoint m have shape {shape}; a weight [576, 2048] in 128x128 blocks has scales "
-            "[5, 16]. Export the checkpoint anew."
+            "[5, 16]. Export the checkpoint again."
         )
 
 

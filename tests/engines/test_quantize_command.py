@@ -395,9 +395,9 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "rope": ({"rope_parameters": "x"}, "'rope_parameters'"),
     "eps": ({"rms_norm_eps": "x"}, "'rms_norm_eps'"),
     "tied": ({"pad_token_id": 10**6}, "could not be loaded (AssertionError: Padding_idx"),
-    "quantization": ({"quantization_config": "fp8"}, "quantization_config is fp8, accepted is a mapping"),
-    "quantizations": ({"quantization_config": [1]}, "quantization_config is [1], accepted is a mapping"),
-    "quantization number": ({"quantization_config": 1}, "quantization_config is 1, accepted is a mapping"),
+    "quantization": ({"quantization_config": "fp8"}, "quantization_config is fp8, expected a mapping"),
+    "quantizations": ({"quantization_config": [1]}, "quantization_config is [1], expected a mapping"),
+    "quantization number": ({"quantization_config": 1}, "quantization_config is 1, expected a mapping"),
 }
 
 
@@ -430,7 +430,7 @@ def test_a_file_of_a_checkpoint_that_is_no_json_is_fetched_again(tmp_path: Path,
     source = native(tmp_path / "in")
     (source / "model.safetensors").rename(source / "model-00001-of-00001.safetensors")
     (source / file).write_text("{bad")
-    assert "fetch the checkpoint again, or export it anew." in refused_alike(source, "is not valid JSON")
+    assert "fetch the checkpoint again, or export it again." in refused_alike(source, "is not valid JSON")
 
 
 def refused_alike(source: Path, sentence: str) -> str:

@@ -48,7 +48,8 @@ checks:
   - {metric: top1_teacher_forced, at_least: 9e-1}
 """
 
-# Reasons for which a schema refuses a file too; the others take the file as a whole, the metric's unit, or other files.
+# Reasons for which a schema refuses a file too; the others take the file as a whole, the metric's unit, or
+# other files.
 EXPRESSIBLE = {
     "empty", "missing_key", "not_accepted", "too_large", "too_small", "unknown_key", "wrong_length", "wrong_type",
 }  # fmt: skip

@@ -4,7 +4,7 @@ The model runs on a packed batch: all new tokens of all sequences stand in one r
 positions, so ragged batches need no padding. `attention` is called by every attention module of the model; it
 writes the new K/V to the pages, then attends each sequence's queries to what the pages hold. The mask
 function
-registered beside it returns None: causality comes from each sequence's own lengths, never from a mask that
+registered with it returns None: causality comes from each sequence's own lengths, never from a mask that
 transformers built for the packed row.
 """
 
@@ -211,19 +211,18 @@ def _observe(index: int, call: dict[str, Any], binding: Binding) -> LayerFacts:
 
 
 def _compare(seen: tuple[LayerFacts, ...], facts: ModelFacts) -> None:
-    """The modules must be what the config said."""
+    """Raises when the modules differ from the facts that the config gave."""
     if len(seen) != len(facts.layers):
         raise Refused(
             "layers_without_attention",
             f"{len(seen)} of {len(facts.layers)} layers call the attention function; the others keep their "
-            "state "
-            "elsewhere, so the cache cannot be measured.",
+            "state elsewhere, so the cache cannot be measured.",
         )
-    for index, (got, said) in enumerate(zip(seen, facts.layers, strict=True)):
+    for index, (got, stated) in enumerate(zip(seen, facts.layers, strict=True)):
         for name in ("q_heads", "shape", "sliding_window", "softcap", "sinks"):
-            if getattr(got, name) != getattr(said, name):
+            if getattr(got, name) != getattr(stated, name):
                 raise KvbenchError(
-                    f"Layer {index}: the config says {name} = {getattr(said, name)}, the module shows "
-                    f"{getattr(got, name)}. The model cannot be measured on facts that disagree; report this "
-                    "model."
+                    f"Layer {index}: the config says {name} = {getattr(stated, name)}, the module shows "
+                    f"{getattr(got, name)}. The model cannot be measured on facts that disagree; report "
+                    "this model."
                 )

@@ -156,8 +156,8 @@ def _load_checkpoint(
     source, options = _source(spec, kind)
     if kind != "hub":
         check_folder_weights(Path(source))
-        weight_files(Path(source))  # a broken index fails in transformers without a word of it
-        fp8_config(folder_config(Path(source)), name)  # likewise a quantization_config that is no mapping
+        weight_files(Path(source))  # transformers does not name a broken index
+        fp8_config(folder_config(Path(source)), name)  # nor a quantization_config that is not a mapping
     try:
         config = AutoConfig.from_pretrained(source, **options)
         fp8 = fp8_config(config.to_dict(), name)
@@ -254,8 +254,8 @@ def _check_complete(name: str, info: Mapping[str, Any]) -> None:
         if keys:
             raise KvbenchError(
                 f"The checkpoint {name} has {len(keys)} {what.replace('_', ' ')}, the first is {keys[0]}; "
-                "the model "
-                "would run on random numbers there. Fetch the checkpoint again, or correct its config.json."
+                "the model would run on random numbers there. Fetch the checkpoint again, or correct its "
+                "config.json."
             )
 
 
@@ -266,8 +266,8 @@ def _check_tokenizer(name: str, tokenizer: Any) -> None:
     if "".join(back.casefold().split()) != "".join(probe.casefold().split()):
         raise KvbenchError(
             f"The tokenizer of {name} ({type(tokenizer).__name__}) turns {probe!r} into tokens that read "
-            f"{back!r}; "
-            "check tokenizer_class in its tokenizer_config.json and model_type in its config.json."
+            f"{back!r}; check tokenizer_class in its tokenizer_config.json and model_type in its "
+            "config.json."
         )
 
 
@@ -284,14 +284,14 @@ def _load_sentence(name: str, kind: str, error: Exception) -> str:
 
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     of_config = isinstance(error, StrictDataclassError)  # says in a second line what is wrong with the key
-    said = " ".join(lines[: 2 if of_config else 1])
+    reason = " ".join(lines[: 2 if of_config else 1])
     if kind == "hub":
         hint = "check the id, the revision and the network, or give a local folder"
     elif of_config:
         hint = f"correct its config.json, {FETCH_AGAIN}"
     else:
         hint = "check that the folder is a whole transformers model with its tokenizer, and its config.json"
-    return f"The model {name} could not be loaded ({type(error).__name__}: {said}); {hint}."
+    return f"The model {name} could not be loaded ({type(error).__name__}: {reason}); {hint}."
 
 
 def _load_random(
@@ -307,8 +307,7 @@ def _load_random(
     if config.vocab_size < len(tokenizer):
         raise UsageError(
             f"The config of {spec['model']} has a vocabulary of {config.vocab_size}, its tokenizer "
-            f"{len(tokenizer)} "
-            "tokens; correct vocab_size in config.json."
+            f"{len(tokenizer)} tokens; correct vocab_size in config.json."
         )
     devices = [torch.cuda.current_device()] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(device):

@@ -12,7 +12,7 @@ import torch
 from kvbench.errors import Refused
 from kvbench.formats.kv import KVFormat, KVShape, get_max_kv_blocks, kv_bytes, pages_for
 
-# Kept free beside the pages: the allocator rounds each of a layer's four tensors up by as much as 2 MiB (640
+# Kept free: the allocator rounds each of a layer's four tensors up by as much as 2 MiB (640
 # MiB at 80 layers), cuBLAS takes 32 MiB of workspace a stream, and the activations of one chunk need room.
 # What reads whole contexts beside that (the torch backend) may still run out of memory, which is then the
 # cell's error.
@@ -56,8 +56,6 @@ def check_fits(
     raise Refused(
         "kv_does_not_fit",
         f"The {fmt.name} KV cache of {sequences} sequence(s) of {tokens:,} tokens needs {needed:,} B and "
-        "does not fit: "
-        f"{free:,} B are free, of which {min(RESERVE_BYTES, free - free // 2):,} B are kept for what runs "
-        "beside it; "
-        f"{remedy}.",
+        f"does not fit: {free:,} B are free, of which {min(RESERVE_BYTES, free - free // 2):,} B are kept "
+        f"for what runs beside it; {remedy}.",
     )

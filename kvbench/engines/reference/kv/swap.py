@@ -18,7 +18,7 @@ from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench_kernels.kv.layout import LayerPages
 
 # Scattered pages are gathered on the device before they cross the bus, this many bytes at a time: enough that
-# a copy takes far longer than its launch, little enough to find room beside a store that fills the device.
+# a copy takes far longer than its launch, little enough to fit when the store fills the device.
 STAGING_BYTES = 32 * 2**20
 
 WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)

@@ -64,9 +64,11 @@ class Fp8Linear(nn.Module):
 
     def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        due = scale_shape(*codes.shape)
-        if tuple(scales.shape) != due:
-            raise ValueError(f"Codes {list(codes.shape)} need scales {list(due)}, not {list(scales.shape)}.")
+        expected = scale_shape(*codes.shape)
+        if tuple(scales.shape) != expected:
+            raise ValueError(
+                f"Codes {list(codes.shape)} need scales {list(expected)}, not {list(scales.shape)}."
+            )
         self.out_features, self.in_features = codes.shape
         self.weight = nn.Parameter(codes, requires_grad=False)
         self.weight_scale_inv = nn.Parameter(scales, requires_grad=False)

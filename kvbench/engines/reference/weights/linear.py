@@ -25,7 +25,7 @@ SHARED_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 def skinny_linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., K] of few rows, weight [N, K], bias [N] or None -> [..., N].
 
-    The torch twin where there is no CUDA.
+    The torch reference where there is no CUDA.
     """
     return F.linear(x, weight, bias)
 
@@ -70,7 +70,7 @@ class SkinnyLinear(nn.Linear):
     group: the modules that share this one's input, itself first, on the first of a group only. Its call
     computes all of them; `ahead` on each of the others is then (input, output) until its own call takes it.
     Only the very same
-    input tensor takes it: a model that feeds them differently just computes each by itself.
+    input tensor takes it: a model that feeds them differently computes each separately.
     """
 
     group: tuple[SkinnyLinear, ...]
@@ -81,7 +81,7 @@ class SkinnyLinear(nn.Linear):
         if ahead is not None and ahead[0] is input:
             return ahead[1]
         # Compiled code always calls the op, which decides when it runs: a choice here would be by the number
-        # of rows, and code that was compiled for any number would be compiled anew on either side of it.
+        # of rows, and code that was compiled for any number would be compiled again on either side of it.
         if not (torch.compiler.is_compiling() and input.is_cuda) and not takes_skinny(input, self.weight):
             return F.linear(input, self.weight, self.bias)
         if len(self.group) < 2:
