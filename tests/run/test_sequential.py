@@ -26,7 +26,7 @@ from kvbench.run import sequential
 from kvbench.run.sequential import Step, at_looks, deciding, growing, next_step, outline, planned, tasks_at
 from kvbench.stats.sequential import Looks
 from tests.factories.made_run import CAND, MadeRun, layers, storage_facts
-from tests.gate.test_judge import many
+from tests.factories.text_run import many
 
 MATRIX = """\
 name: m
