@@ -269,7 +269,7 @@ def test_cells_that_are_planned_and_not_measured_count_in_the_family() -> None:
     looked = early(run, (6, None))
     part, whole = outcomes(replace(looked, records=three), limits), outcomes(looked, limits)
     assert part[0].status == whole[0].status == INCONCLUSIVE
-    assert "of 40 checks of this claim" in part[0].sentence
+    assert "with 40 checks of this claim" in part[0].sentence
     assert [o.status for o in part[3:]] == [NOT_EVALUATED] * 37
 
 
