@@ -1,20 +1,20 @@
 """Paged decode attention and the quantizing write on one GPU, beside public kernels in the same run.
 
-    python -m benchmarks.attention [--cells 8x16384,64x8192] [--formats native,int8_sym,fp8_e4m3] [--peers sdpa_cudnn,...]
-                                   [--rounds 5] [--splits N] [--out DIR]
-    python -m benchmarks.attention --warm all   # FlashInfer compiles at first use: all its peers, in parallel, beforehand
+    python -m benchmarks.attention [--cells 8x16384,64x8192] [--formats native,int8_sym,fp8_e4m3] [--peers
+    sdpa_cudnn,...] [--rounds 5] [--splits N] [--out DIR]
+    python -m benchmarks.attention --warm all   # FlashInfer compiles at first use: all its peers, in
+    parallel, beforehand
 
-Geometry of Qwen3-8B: 32 query heads, 8 KV heads, head_dim 128, pages of 16 tokens. A cell is BATCHxCONTEXT, or `mixed`:
-one sequence of 65,536 tokens and 31 of 4,096.
+Geometry of Qwen3-8B: 32 query heads, 8 KV heads, head_dim 128, pages of 16 tokens. A cell is BATCHxCONTEXT,
+or `mixed`: one sequence of 65,536 tokens and 31 of 4,096.
 
-Protocol. Every entry of a cell works on the same random data in its own layout: as many buffer sets as make 256 MB of KV
-(4x the L2), in one CUDA graph, so that each call finds cold caches. The result of every call is compared with FP32
-attention over the dequantized values before anything is timed: an entry that fails has no time. Then the entries take
-turns, forwards and backwards, for `rounds` rounds; median, smallest and largest are reported. B, the copy bandwidth
-(bytes read plus written), is measured before and after, and the larger counts. TB/s are those of KV bytes, scales
-included. The goals are a table (`GOALS`), each printed as reached, missed or not measured. Exit status 1 when a kernel
-of ours failed its check.
-"""
+Protocol. Every entry of a cell works on the same random data in its own layout: as many buffer sets as make
+256 MB of KV (4x the L2), in one CUDA graph, so that each call finds cold caches. The result of every call is
+compared with FP32 attention over the dequantized values before anything is timed: an entry that fails has no
+time. Then the entries take turns, forwards and backwards, for `rounds` rounds; median, smallest and largest
+are reported. B, the copy bandwidth (bytes read plus written), is measured before and after, and the larger
+counts. TB/s are those of KV bytes, scales included. The goals are a table (`GOALS`), each printed as reached,
+missed or not measured. Exit status 1 when a kernel of ours failed its check."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ FORMATS = "native,int8_sym,fp8_e4m3"
 WRITE_TOKENS = (1, 8, 64)
 
 
-# Measuring --------------------------------------------------------------------------------------------------------
+# Measuring
+# --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -233,7 +234,8 @@ def _prepare_write(fmt: str, k: Tensor, v: Tensor, slots: Tensor, pages: int) ->
     return Ready(graph, calls, len(calls), Row(cell, name, nbytes, kernels=kernels))
 
 
-# Command ----------------------------------------------------------------------------------------------------------
+# Command
+# ----------------------------------------------------------------------------------------------------------
 
 
 def warm(names: Sequence[str]) -> None:

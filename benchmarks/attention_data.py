@@ -42,8 +42,8 @@ Paged = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # K and V pages, an
 class Data:
     """One random cache of a cell in bf16, and the layouts made from it when an entry first asks.
 
-    sets: buffer sets; the pages of set s are rows s * pages to (s + 1) * pages of the pool, and every set has the same
-    page table, a random permutation. q [sets, B, Hq, D].
+    sets: buffer sets; the pages of set s are rows s * pages to (s + 1) * pages of the pool, and every set has
+    the same page table, a random permutation. q [sets, B, Hq, D].
     """
 
     def __init__(self, lengths: Sequence[int], sets: int, device: str = DEVICE) -> None:

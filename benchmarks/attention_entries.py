@@ -18,7 +18,8 @@ Call = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Entry:
-    """One kernel at a cell. build(data) -> one call a set, each giving [B, Hq, D] in any shape of as many elements.
+    """One kernel at a cell. build(data) -> one call a set, each giving [B, Hq, D] in any shape of as many
+    elements.
 
     values: the format whose dequantized values it attends to; cosine: the least that passes.
     """
@@ -135,7 +136,9 @@ def flashinfer_xqa(values: str) -> Callable[[Data], list[Call]]:
 
 
 def vllm_unified(values: str) -> Callable[[Data], list[Call]]:
-    """vLLM's Triton attention with one scale a token and head: three-dimensional grid up to 16 sequences, as there."""
+    """vLLM's Triton attention with one scale a token and head: three-dimensional grid up to 16 sequences, as
+    there.
+    """
 
     def build(data: Data) -> list[Call]:
         from vllm.v1.attention.ops import triton_unified_attention as peer

@@ -14,8 +14,8 @@ FP8_PEERS = ("fi_fa2_fp8", "fi_xqa_fp8", "vllm_fp8")
 QUANTIZED = ("int8_sym", "fp8_e4m3")
 GB = 1e9
 
-# A goal holds for `entries` at the cells that `cells` names, or at all whose KV bytes (`of`: the entry's own, or those of
-# another entry at the same cell) lie in [min, max). `measure` is one of MEASURES.
+# A goal holds for `entries` at the cells that `cells` names, or at all whose KV bytes (`of`: the entry's own,
+# or those of another entry at the same cell) lie in [min, max). `measure` is one of MEASURES.
 GOALS: dict[str, dict[str, Any]] = {
     "A1 large": {"entries": ("int8_sym",), "min": 0.5 * GB, "measure": "share", "at_least": 0.90,
                  "sentence": "int8_sym reads at 90% of B or more where it has 500 MB of KV or more"},
@@ -52,8 +52,8 @@ GOALS: dict[str, dict[str, Any]] = {
 class Row:
     """One entry at one cell. us: median and range over rounds, None where it has no time (`failed` says why).
 
-    nbytes: KV bytes that a call reads (payload and scales), or writes. cosine: smallest over sequences and heads against
-    the oracle, max_abs: largest error. kernels: what one call of ours launched.
+    nbytes: KV bytes that a call reads (payload and scales), or writes. cosine: smallest over sequences and
+    heads against the oracle, max_abs: largest error. kernels: what one call of ours launched.
     """
 
     cell: str

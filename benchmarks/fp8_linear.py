@@ -1,24 +1,27 @@
-"""FP8 linear layers on one GPU: our paths as routed and each by itself, beside public kernels in the same run.
+"""FP8 linear layers on one GPU: our paths as routed and each by itself, beside public kernels in the same
+run.
 
-    python -m benchmarks.fp8_linear [--shapes qkv,o,gate_up,down] [--m 1,2,4,...] [--odd 3,7,...] [--peers cublas,...]
-                                    [--own ours,w8a16,...] [--rounds 5] [--out DIR]
+    python -m benchmarks.fp8_linear [--shapes qkv,o,gate_up,down] [--m 1,2,4,...] [--odd 3,7,...] [--peers
+    cublas,...] [--own ours,w8a16,...] [--rounds 5] [--out DIR]
     python -m benchmarks.fp8_linear --warm all       # what compiles at first use, in parallel, beforehand
-    python -m benchmarks.fp8_linear --shapes tiny --m 1,3 --odd '' --peers cublas     # to try the script on anything
+    python -m benchmarks.fp8_linear --shapes tiny --m 1,3 --odd '' --peers cublas     # to try the script on
+    anything
 
-y[M, N] = x[M, K] times a weight [N, K] of FP8 codes with 128x128 block scales, the shapes of Qwen3-8B. `ours` is
-`fp8_linear` as a model calls it, quantization of x included; w8a16, w8a8 and hopper are its paths by force, and *_alone
-the products without the quantization. Of the peers, scaled_mm and deepgemm leave the quantization out; *_q includes it
-(torch has no quantizer and gets ours), deepgemm_oq is DeepGEMM's product behind our quantizer. cublas multiplies the
-same values in bfloat16. At the rows of --odd only `ours`, hopper_alone and cublas run.
+y[M, N] = x[M, K] times a weight [N, K] of FP8 codes with 128x128 block scales, the shapes of Qwen3-8B. `ours`
+is `fp8_linear` as a model calls it, quantization of x included; w8a16, w8a8 and hopper are its paths by
+force, and *_alone the products without the quantization. Of the peers, scaled_mm and deepgemm leave the
+quantization out; *_q includes it (torch has no quantizer and gets ours), deepgemm_oq is DeepGEMM's product
+behind our quantizer. cublas multiplies the same values in bfloat16. At the rows of --odd only `ours`,
+hopper_alone and cublas run.
 
-Protocol. As many weights as make 240 MB of codes (4x the L2), in one CUDA graph, so that each call finds cold caches.
-The result of every call is compared with float32 products before anything is timed: with the dequantized weight, and
-where x is quantized also with the quantized operands (printed for all, and a bound for ours). An entry that is wrong has
-no time. Then the entries take turns, forwards and backwards, for `rounds` rounds; median, smallest and largest are kept.
-B, the copy bandwidth, is measured before and after. The goals are a table (`GOALS`), each printed as reached, missed or
-not measured. The last lines are the fastest path of each shape, for `kvbench_kernels.gemm.fp8_route`. Exit status 1
-when a path of ours was wrong or did not run.
-"""
+Protocol. As many weights as make 240 MB of codes (4x the L2), in one CUDA graph, so that each call finds cold
+caches. The result of every call is compared with float32 products before anything is timed: with the
+dequantized weight, and where x is quantized also with the quantized operands (printed for all, and a bound
+for ours). An entry that is wrong has no time. Then the entries take turns, forwards and backwards, for
+`rounds` rounds; median, smallest and largest are kept. B, the copy bandwidth, is measured before and after.
+The goals are a table (`GOALS`), each printed as reached, missed or not measured. The last lines are the
+fastest path of each shape, for `kvbench_kernels.gemm.fp8_route`. Exit status 1 when a path of ours was wrong
+or did not run."""
 
 from __future__ import annotations
 
@@ -55,12 +58,15 @@ REPLAYS = 4  # a sample
 ENTRIES = {**OWN, **PEERS}
 
 
-# Measuring --------------------------------------------------------------------------------------------------------
+# Measuring
+# --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Ready:
-    """Calls whose results were right, and what replays them all. calls and outs hold the memory that a graph uses."""
+    """Calls whose results were right, and what replays them all. calls and outs hold the memory that a graph
+    uses.
+    """
 
     replay: Callable[[], Any]
     calls: Sequence[Call]
@@ -191,7 +197,8 @@ class Layer:
         return [next(timed) if isinstance(p, Ready) else p for p in prepared]
 
 
-# Command ----------------------------------------------------------------------------------------------------------
+# Command
+# ----------------------------------------------------------------------------------------------------------
 
 
 def warm(name: str, shape: str, rows: Sequence[int], device: torch.device) -> None:

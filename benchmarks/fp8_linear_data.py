@@ -1,4 +1,6 @@
-"""The layers of the FP8 linear benchmark: random weights with block scales, and what a product of them must come to."""
+"""The layers of the FP8 linear benchmark: random weights with block scales, and what a product of them must
+come to.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,10 @@ SHAPES: dict[str, tuple[int, int]] = {
 }
 COLD_BYTES = 240_000_000  # of FP8 codes that one graph reads: four times the L2 of 60 MB
 
-# Largest relative error (of norms) that counts as right, against the dequantized weight and, where activations are
-# quantized, against the quantized operands. No element may be further off than PEAK times that share of the root of
-# the mean square: rounding to bfloat16 alone takes six of these for an element of six standard deviations.
+# Largest relative error (of norms) that counts as right, against the dequantized weight and, where
+# activations are quantized, against the quantized operands. No element may be further off than PEAK times
+# that share of the root of the mean square: rounding to bfloat16 alone takes six of these for an element of
+# six standard deviations.
 BOUNDS = {"native": 6e-3, "w8a16": 6e-3, "w8a8": 4e-2}
 PRODUCT_BOUND = 4e-3
 PEAK = 10
@@ -78,7 +81,9 @@ class Case:
 
 
 def distance(found: list[Tensor], due: list[Tensor]) -> tuple[float, float]:
-    """(relative error of the norm, largest error over the root mean square) of the worst tensor; NaN stays NaN."""
+    """(relative error of the norm, largest error over the root mean square) of the worst tensor; NaN stays
+    NaN.
+    """
     rows = []
     for got, exact in zip(found, due, strict=True):
         off = got.float() - exact

@@ -1,4 +1,6 @@
-"""What the FP8 linear benchmark times: our paths, each by itself and as routed, and public kernels beside them."""
+"""What the FP8 linear benchmark times: our paths, each by itself and as routed, and public kernels beside
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ Bound = Callable[[Tensor], list[Call]]
 class Entry:
     """bind(weights)(x) -> one call a weight, each giving a new [M, N].
 
-    numerics: "native" (16-bit weights), "w8a16" or "w8a8"; "" = as the route says. quantizes: whether the time includes
-    what x needs (w8a8 alone has that). takes(m, n, k, dtype): why there is no such product, or "". compiled: by how
-    many processes a shape is warmed, 0 where nothing compiles for long at its first use.
+    numerics: "native" (16-bit weights), "w8a16" or "w8a8"; "" = as the route says. quantizes: whether the
+    time includes what x needs (w8a8 alone has that). takes(m, n, k, dtype): why there is no such product, or
+    "". compiled: by how many processes a shape is warmed, 0 where nothing compiles for long at its first use.
     """
 
     name: str
@@ -33,7 +35,8 @@ class Entry:
     compiled: int = 1
 
 
-# Ours -------------------------------------------------------------------------------------------------------------
+# Ours
+# -------------------------------------------------------------------------------------------------------------
 
 
 def reason(answer: Accepted | Rejected) -> str:
@@ -128,7 +131,8 @@ ROUTED = "ours"
 ALONE = {"w8a8": "w8a8_alone", "hopper": "hopper_alone"}
 
 
-# Peers ------------------------------------------------------------------------------------------------------------
+# Peers
+# ------------------------------------------------------------------------------------------------------------
 
 
 def cublas(weights: Weights) -> Bound:
@@ -137,7 +141,9 @@ def cublas(weights: Weights) -> Bound:
 
 
 def quantized_tight(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As our quantizer gives x [M, K], but the columns of scales a multiple of 4 apart and no further, as peers want them."""
+    """As our quantizer gives x [M, K], but the columns of scales a multiple of 4 apart and no further, as
+    peers want them.
+    """
     from kvbench_kernels.gemm.activation import quantize_activation
     from kvbench_kernels.gemm.blockwise import blocks
 
@@ -177,7 +183,9 @@ def torch_scaled_mm(quantizes: bool) -> Callable[[Weights], Bound]:
 
 
 def deep_gemm(quantizer: str) -> Callable[[Weights], Bound]:
-    """quantizer: "" = x is quantized before, "own" = by the helper that DeepGEMM ships, "ours" = by our kernel."""
+    """quantizer: "" = x is quantized before, "own" = by the helper that DeepGEMM ships, "ours" = by our
+    kernel.
+    """
 
     def bind(weights: Weights) -> Bound:
         import deep_gemm as peer
@@ -245,6 +253,7 @@ PEERS: dict[str, Entry] = {
     )
 }
 NATIVE = "cublas"
-# With what x needs included: what each project ships, and the same with our quantizer before a peer's product.
+# With what x needs included: what each project ships, and the same with our quantizer before a peer's
+# product.
 WHOLE_PEERS = ("deepgemm_q", "flashinfer_q", "humming")
 HYBRIDS = ("scaled_mm_q", "deepgemm_oq")

@@ -1,4 +1,6 @@
-"""The rows of the FP8 linear benchmark, its goals set before measuring, the tables printed, and the route they suggest."""
+"""The rows of the FP8 linear benchmark, its goals set before measuring, the tables printed, and the route
+they suggest.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ LIMITS = {"gate_up": 27.5, "down": 15.6, "qkv": 9.8, "o": 7.8}  # us, M = 1..16
 SHARE = 1.15  # of that, at M = 32 and 64
 
 
-# A goal holds for what is routed, at the cells whose shape is in `shapes`, whose M lies in [min, max] and, where `rows`
-# names some, is one of these. `measure` is one of MEASURES.
+# A goal holds for what is routed, at the cells whose shape is in `shapes`, whose M lies in [min, max] and,
+# where `rows` names some, is one of these. `measure` is one of MEASURES.
 
 
 def _time_goals() -> dict[str, dict[str, Any]]:
@@ -56,11 +58,12 @@ GOALS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One entry for one shape and number of rows. us: median and range over rounds, None where there is no time: then
-    `word` says why in the table and `failed` in a sentence.
+    """One entry for one shape and number of rows. us: median and range over rounds, None where there is no
+    time: then `word` says why in the table and `failed` in a sentence.
 
-    off_weight, off_product: relative error against float32 products of the dequantized weight with x as it is, and with
-    x quantized (None where x is not). path: as routed, of ours; kernels: what one call of ours launched.
+    off_weight, off_product: relative error against float32 products of the dequantized weight with x as it
+    is, and with x quantized (None where x is not). path: as routed, of ours; kernels: what one call of ours
+    launched.
     """
 
     shape: str
@@ -136,7 +139,8 @@ def evaluate(goal: Mapping[str, Any], rows: Sequence[Row]) -> list[Finding]:
     return found
 
 
-# Tables -----------------------------------------------------------------------------------------------------------
+# Tables
+# -----------------------------------------------------------------------------------------------------------
 
 
 def header(entries: Sequence[str]) -> str:
@@ -201,7 +205,8 @@ def failures(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-# Route ------------------------------------------------------------------------------------------------------------
+# Route
+# ------------------------------------------------------------------------------------------------------------
 
 
 # The entries that are a path of `fp8_route`, quantization of x included.
@@ -209,7 +214,9 @@ PATHS = ("w8a16", "w8a8", "hopper")
 
 
 def suggested_route(rows: Sequence[Row]) -> list[str]:
-    """For `MEASURED` of `kvbench_kernels.gemm.fp8_route`: the fastest path of each shape at the rows that were measured."""
+    """For `MEASURED` of `kvbench_kernels.gemm.fp8_route`: the fastest path of each shape at the rows that
+    were measured.
+    """
     fastest: dict[tuple[int, int, str], list[str]] = {}
     for here in by_cell(rows).values():
         timed = [row for entry in PATHS if (row := here.get(entry)) and row.us is not None]

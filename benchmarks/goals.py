@@ -1,8 +1,7 @@
 """Goals of a benchmark: a table says what is asked, and each is printed as reached, missed or not measured.
 
-A goal is a mapping with `sentence`, `measure` (a name that the benchmark knows), and `at_least` or `at_most`; what else
-it holds says where it applies, and is the benchmark's own.
-"""
+A goal is a mapping with `sentence`, `measure` (a name that the benchmark knows), and `at_least` or `at_most`;
+what else it holds says where it applies, and is the benchmark's own."""
 
 from __future__ import annotations
 
@@ -40,7 +39,9 @@ def outcome(found: Sequence[Finding]) -> str:
 
 
 def goal_lines(goals: Mapping[str, Goal], evaluate: Callable[[Goal], Sequence[Finding]]) -> list[str]:
-    """One line a goal, with the number nearest to its limit (or farthest beyond), then one for each cell that misses."""
+    """One line a goal, with the number nearest to its limit (or farthest beyond), then one for each cell that
+    misses.
+    """
     lines = []
     for name, goal in goals.items():
         found = evaluate(goal)

@@ -1,13 +1,13 @@
-"""Skinny linear layers against cuBLAS: which tiling is fastest for each shape of Qwen3-8B and each number of rows.
+"""Skinny linear layers against cuBLAS: which tiling is fastest for each shape of Qwen3-8B and each number of
+rows.
 
     python -m benchmarks.linear [--out linear.json] [--rows 1,2,4,8,16] [--shapes qkv,o,...] [--rounds 5]
 
-Every variant is checked against float64 before its time counts. Times are of CUDA-graph replays over weights that
-rotate through at least 240 MB (four times the L2), medians of rounds that alternate between the variants and cuBLAS
-(one F.linear a weight, as a model calls it). Then the products of whole layers are timed with the best variants. The
-variants are compiled by several processes first. The table comes last; --out gets every number, and `measured` in it
-holds the lines for kvbench_kernels/skinny_config.py.
-"""
+Every variant is checked against float64 before its time counts. Times are of CUDA-graph replays over weights
+that rotate through at least 240 MB (four times the L2), medians of rounds that alternate between the variants
+and cuBLAS (one F.linear a weight, as a model calls it). Then the products of whole layers are timed with the
+best variants. The variants are compiled by several processes first. The table comes last; --out gets every
+number, and `measured` in it holds the lines for kvbench_kernels/skinny_config.py."""
 
 from __future__ import annotations
 
@@ -118,7 +118,9 @@ def compile_all(jobs: list[tuple[int, int, Tiling]], processes: int) -> list[str
 
 
 def graph_of(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    """The calls as one graph. Without torch.cuda.graph, which empties the allocator's cache for each of thousands."""
+    """The calls as one graph. Without torch.cuda.graph, which empties the allocator's cache for each of
+    thousands.
+    """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -234,7 +236,8 @@ def sweep(name: str, rows: Sequence[int], rounds: int, bandwidth: float) -> list
 
 def layers(records: list[dict[str, Any]], m: int, rounds: int) -> dict[str, Any]:
     """The products of whole layers, us a layer: cuBLAS and the best variants, together, alone, and with small
-    kernels between the products, which is where a programmatic launch has less to hide."""
+    kernels between the products, which is where a programmatic launch has less to hide.
+    """
     best = {(r["shape"], r["m"]): r for r in records}
     needed = set(LAYER) | {part for parts in ALONE.values() for part in parts}
     if any((shape, m) not in best for shape in needed):

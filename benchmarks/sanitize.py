@@ -4,16 +4,17 @@
     compute-sanitizer --tool racecheck python -m benchmarks.sanitize
     compute-sanitizer --tool racecheck python -m benchmarks.sanitize --share 1/8 hopper_gemm
 
-Run it once without compute-sanitizer first: it then finds the kernels compiled, which takes longest under it. Parts named
-after the command are the only ones that run, so that several can run side by side: KV formats (`int8_sym native`), and
-`quantizer`, `w8a16`, `w8a8`, `hopper_gemm` for the kernels of FP8 weights. `compiler` is a kernel of ten lines in which warps have roles, as in
-`hopper_gemm`: racecheck reports the read of a role against its write in both. Without the caching allocator every tensor is an
-allocation of its own, so that memcheck sees an access past its end.
+Run it once without compute-sanitizer first: it then finds the kernels compiled, which takes longest under it.
+Parts named after the command are the only ones that run, so that several can run side by side: KV formats
+(`int8_sym native`), and `quantizer`, `w8a16`, `w8a8`, `hopper_gemm` for the kernels of FP8 weights.
+`compiler` is a kernel of ten lines in which warps have roles, as in `hopper_gemm`: racecheck reports the read
+of a role against its write in both. Without the caching allocator every tensor is an allocation of its own,
+so that memcheck sees an access past its end.
 
 --share 1/8 takes every eighth case of FP8 weights, for eight processes side by side.
 
-Prints one line a kernel and shape; exit code 1 when a result is wrong (compute-sanitizer has its own for what it finds).
-"""
+Prints one line a kernel and shape; exit code 1 when a result is wrong (compute-sanitizer has its own for what
+it finds)."""
 
 from __future__ import annotations
 
@@ -118,7 +119,9 @@ def fill(fmt: str, q_heads: int, kv_heads: int, dim: int, lengths: Sequence[int]
 
 
 def attention(fmt: str, q_heads: int, kv_heads: int, dim: int) -> int:
-    """Write, gather, decode (what the route chooses, and the portable one) and prefill of three ragged sequences."""
+    """Write, gather, decode (what the route chooses, and the portable one) and prefill of three ragged
+    sequences.
+    """
     data = fill(fmt, q_heads, kv_heads, dim, LENGTHS)
     cache, q, table = data.cache, data.q, data.where[0]
     reads = torch.zeros(2, dtype=torch.int64, device=DEVICE)
@@ -152,7 +155,9 @@ def attention(fmt: str, q_heads: int, kv_heads: int, dim: int) -> int:
 
 
 def hopper_tilings(fmt: str) -> int:
-    """Every tiling of the Hopper kernel: one program along a sequence, some, and so many that parts are merged twice."""
+    """Every tiling of the Hopper kernel: one program along a sequence, some, and so many that parts are
+    merged twice.
+    """
     from kvbench_kernels.attention.hopper_decode import paged_decode_hopper
 
     wrong = 0

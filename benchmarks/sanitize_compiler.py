@@ -1,5 +1,6 @@
-"""Ten lines in which warps take different roles, as in the Hopper product, and nothing of it: what compute-sanitizer says of
-these it says of the compiler's code. Every group of warps takes a ticket from a counter, and each thread notes which.
+"""Ten lines in which warps take different roles, as in the Hopper product, and nothing of it: what
+compute-sanitizer says of these it says of the compiler's code. Every group of warps takes a ticket from a
+counter, and each thread notes which.
 """
 
 # Gluon code, as in hopper_gemm_kernel.py.
@@ -23,7 +24,9 @@ def _take(tickets, taken, WHO: gl.constexpr, WARPS: gl.constexpr):
 
 @gluon.jit
 def groups_of_four_warps(tickets, taken):
-    """Grid (programs,). tickets int32 [2], zeros; taken int32 [programs, 2, 128], threads of one warp in the first 32."""
+    """Grid (programs,). tickets int32 [2], zeros; taken int32 [programs, 2, 128], threads of one warp in the
+    first 32.
+    """
     gl.warp_specialize([(_take, (tickets, taken, 0, 4)), (_take, (tickets, taken, 1, 4))], [4], [128])
 
 

@@ -18,7 +18,8 @@ Report = Callable[
     [str, Any, Any, float], int
 ]  # name, found, due, share of the largest that it may be off -> 1 if it is
 
-# Rows of weights and columns: no whole blocks of 128, then whole ones, which the copy engine and Hopper's kernel take.
+# Rows of weights and columns: no whole blocks of 128, then whole ones, which the copy engine and Hopper's
+# kernel take.
 RAGGED, WHOLE = (200, 720), (256, 640)
 LONG = (256, 1152)  # steps enough for two parts of a tile
 W8A16 = (
@@ -68,7 +69,9 @@ def quantizer(device: str, dtype: torch.dtype, report: Report, share: Share = (0
 
 
 def few_rows(device: str, dtype: torch.dtype, report: Report, share: Share = (0, 1)) -> int:
-    """Every kind of tiling on ragged and whole blocks; those that were measured at the rows that they are for."""
+    """Every kind of tiling on ragged and whole blocks; those that were measured at the rows that they are
+    for.
+    """
     kinds = [(t, m) for t in W8A16 for m in ((1, 3) if t.kind == "vector" else (5, 33, 100))]
     cases = [(*kind, *shape) for kind in kinds for shape in (RAGGED, WHOLE)]
     cases += [(t, m, *WHOLE) for (m, _, _), t in sorted(w8a16_config.MEASURED.items(), key=str)]
@@ -98,7 +101,9 @@ def many_rows(device: str, dtype: torch.dtype, report: Report, share: Share = (0
 
 
 def hopper(device: str, dtype: torch.dtype, report: Report, share: Share = (0, 1)) -> int:
-    """Every kind of tiling of the Hopper kernel with two stages, with a bias and shared tiles or without, and those that were measured."""
+    """Every kind of tiling of the Hopper kernel with two stages, with a bias and shared tiles or without, and
+    those that were measured.
+    """
     if device != "cuda" or torch.cuda.get_device_capability()[0] != 9:
         return 0
     from kvbench_kernels.gemm import hopper_gemm, hopper_gemm_config
@@ -124,7 +129,9 @@ def hopper(device: str, dtype: torch.dtype, report: Report, share: Share = (0, 1
 
 
 def compiler(device: str, dtype: torch.dtype, report: Report, share: Share = (0, 1)) -> int:
-    """Tickets of groups of warps without anything of ours around them: each program's threads note the same, all differ."""
+    """Tickets of groups of warps without anything of ours around them: each program's threads note the same,
+    all differ.
+    """
     if device != "cuda" or torch.cuda.get_device_capability()[0] != 9:
         return 0
     from benchmarks.sanitize_compiler import four_warps_and_one, groups_of_four_warps, no_roles

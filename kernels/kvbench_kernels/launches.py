@@ -1,7 +1,8 @@
-"""A record of the kernels that were launched, by name. Every wrapper reports its launch; the caller owns the record.
+"""A record of the kernels that were launched, by name. Every wrapper reports its launch; the caller owns the
+record.
 
-A CUDA graph launches its kernels when it is captured. A replay runs them again without a report, so count replays too.
-"""
+A CUDA graph launches its kernels when it is captured. A replay runs them again without a report, so count
+replays too."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ Product = tuple[int, int, int]
 class Launch:
     """One launch of a kernel.
 
-    name: the kernel's, as a profiler shows it; layer: the attention layer that it belongs to, or None; compiled:
-    what Triton compiled; splits: programs along a sequence of a paged decode; product: (M, N, K) of an FP8 linear layer.
+    name: the kernel's, as a profiler shows it; layer: the attention layer that it belongs to, or None;
+    compiled: what Triton compiled; splits: programs along a sequence of a paged decode; product: (M, N, K) of
+    an FP8 linear layer.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""Products whose CTAs share a tile along K: who comes last adds the parts. And programmatic dependent launch, where it is."""
+"""Products whose CTAs share a tile along K: who comes last adds the parts. And programmatic dependent launch,
+where it is.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ def is_last(tickets, tile, splits):  # type: ignore
 def tickets_of(device: torch.device, tiles: int) -> Tensor:
     """One int32 zero a tile, made once a device and left at zero by every launch.
 
-    Calls on one device must be on one stream at a time. Raises ValueError for more than 65,536 tiles, RuntimeError where
-    the first call of a device is being captured.
+    Calls on one device must be on one stream at a time. Raises ValueError for more than 65,536 tiles,
+    RuntimeError where the first call of a device is being captured.
     """
     if tiles > _MAX_TILES:
         raise ValueError(f"{tiles} tiles cannot be split along K; at most {_MAX_TILES}. Use splits=1.")

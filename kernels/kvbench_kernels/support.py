@@ -16,12 +16,13 @@ GEMMS = ("auto", "reference", "w8a16", "w8a8")
 
 @dataclass(frozen=True, eq=False)
 class StoredFormat:
-    """How a KV format lies in pages. There is one object per format, so two are equal only if they are the same.
+    """How a KV format lies in pages. There is one object per format, so two are equal only if they are the
+    same.
 
-    payload_dtype: "int8", "float8_e4m3fn", or None for the model's own dtype. scale_granularity: "none", "tensor"
-    (one given scale for K and one for V) or "token-head" (one stored per token and KV head). scale_dtype: dtype
-    name of a scale, or None. backends: whose code writes the format ("torch", "triton"). Reading needs no code of
-    its own: a value is code * scale.
+    payload_dtype: "int8", "float8_e4m3fn", or None for the model's own dtype. scale_granularity: "none",
+    "tensor" (one given scale for K and one for V) or "token-head" (one stored per token and KV head).
+    scale_dtype: dtype name of a scale, or None. backends: whose code writes the format ("torch", "triton").
+    Reading needs no code of its own: a value is code * scale.
     """
 
     name: str
@@ -56,8 +57,9 @@ class Rejected:
 class AttentionNeeds:
     """What one attention layer asks of the kernels.
 
-    dtype: of the queries ("float16", "bfloat16" or "float32"); native pages have it too. device: "cuda" or "cpu".
-    interpreter: whether Triton's interpreter runs the kernels, which needs no GPU and measures no speed.
+    dtype: of the queries ("float16", "bfloat16" or "float32"); native pages have it too. device: "cuda" or
+    "cpu". interpreter: whether Triton's interpreter runs the kernels, which needs no GPU and measures no
+    speed.
     """
 
     fmt: StoredFormat

@@ -1,7 +1,7 @@
-"""E4: the kernels that ran, by name, with their calls a layer; and the execution precision, read off what was compiled.
+"""E4: the kernels that ran, by name, with their calls a layer, and the execution precision of what was compiled.
 
-Names come from the launches themselves (`kvbench_kernels.launches`), for a prompt and for a decode step of the measured
-engine. Where decode is a CUDA graph, they are what its capture recorded, and replays are counted.
+Names come from the launches (`kvbench_kernels.launches`) of a prompt and of a decode step of the measured engine. Where
+decode is a CUDA graph, its capture recorded them, and replays are counted.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvbench.engines.reference.backends import BACKENDS, LIBRARY, Backend
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv.layer import dtype_name
-from kvbench.records.record import MISMATCH, UNVERIFIED, VERIFIED, Level
-from kvbench.text import and_more
+from kvbench.evidence.probe_values import level_of
+from kvbench.records.record import UNVERIFIED, Level
 from kvbench_kernels.launches import Launch
-from kvbench_kernels.support import interpreting
 
-TWIN = "_torch"  # what the names of the reference implementations end with
-
-LIBRARY = "scaled_dot_product_attention"
 # What the names of attention kernels start with, of those that store K/V, and of those that gather pages.
 ATTENDS = ("paged_decode", "paged_prefill", "paged_attention")
 STORES = ("kv_write", "paged_write")
@@ -39,7 +36,7 @@ _PTX_DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "s8": "in
 class Run:
     """What the measured run launched, taken before any probe.
 
-    calls: (layer, kernel) -> launches; splits: of its decodes; forwards: each a store and an attention a layer.
+    calls: (layer, kernel) -> launches; splits: of its decodes; forwards: each stores and attends once a layer.
     """
 
     calls: Counter[tuple[int, str]]
@@ -80,76 +77,79 @@ def kernels_level(engine: Engine, run: Run, prompt: Sequence[Launch], step: Sequ
         faults.append(f"the kernels were compiled to {compiled}, and declare {declared}")
     silent = facts["backend"] == "gpu" and compiled is None and not declared.startswith("float32")
     if silent and not faults:
-        sentence = f"The kernels declare {declared}, and no compiled matrix instruction of theirs was found."
+        sentence = f"The kernels declare {declared}, and they have no compiled matrix instruction."
         return Level("E4", UNVERIFIED, sentence, facts)
-    if faults:
-        return Level(
-            "E4",
-            MISMATCH,
-            f"Other kernels ran: {faults[0]}{and_more(faults)}.",
-            {**facts, "faults": len(faults)},
-        )
     names = ", ".join(dict.fromkeys(launch.name for launch in step if launch.layer is not None))
     how = (
         f" in a CUDA graph, replayed {run.graph_replays} times in the measured run"
         if engine.decode_mode == "graph"
         else ""
     )
-    return Level("E4", VERIFIED, f"Every layer of a decode step ran {names}{how}.", facts)
+    return level_of(
+        "E4", faults, "Other kernels ran", f"Every layer of a decode step ran {names}{how}.", **facts
+    )
 
 
 def _dropped(engine: Engine) -> list[str]:
-    """What the engine, or its store, runs other than as resolved."""
-    runs = {"backend": engine.backend, "decode": engine.decode_mode, "compile": engine.compile_mode}
-    due = {aspect: getattr(engine.decision, aspect).resolved for aspect in runs}
-    faults = [f"the engine runs {k} {runs[k]}, and {due[k]} was resolved" for k in runs if runs[k] != due[k]]
-    if engine.store.backend != due["backend"]:
-        faults.append(f"the store runs backend {engine.store.backend}, and {due['backend']} was resolved")
+    """Choices of the decision that the engine, or its store, does not run."""
+    runs = {"backend": engine.backend.name, "decode": engine.decode_mode, "compile": engine.compile_mode}
+    resolved = {k: getattr(engine.decision, k).resolved for k in runs}
+    faults = [
+        f"the engine runs {k} {v}, and {resolved[k]} was resolved"
+        for k, v in runs.items()
+        if v != resolved[k]
+    ]
+    if engine.store.backend.name != resolved["backend"]:
+        faults.append(
+            f"the store runs backend {engine.store.backend.name}, and {resolved['backend']} was resolved"
+        )
     return faults
+
+
+def _resolved(engine: Engine) -> Backend:
+    return BACKENDS[engine.decision.backend.resolved]
 
 
 def _strangers(engine: Engine, phase: str, launches: Sequence[Launch]) -> list[str]:
     """Layers that launched no attention, another backend's kernels, or other ones than the first layer of their kind."""
-    backend = engine.decision.backend.resolved
+    backend, prompt = _resolved(engine), phase == "prompt"
     by_layer: dict[int, list[str]] = {layer: [] for layer in range(len(engine.layers))}
     for launch in launches:
         if launch.layer is not None:
             by_layer.setdefault(launch.layer, []).append(launch.name)
-    # Pages gathered for a library's attention serve a prompt; a decode step attends to the pages themselves.
-    library = LIBRARY if backend == "triton" and phase == "prompt" else None
     faults, first = [], dict[Any, tuple[int, list[str]]]()
     for layer, ran in by_layer.items():
-        if not any(name == library or name.startswith(ATTENDS) for name in ran):
+        if not any(n.startswith(ATTENDS) or (n == LIBRARY and backend.owns(n, prompt)) for n in ran):
             what = f"only {', '.join(ran)}" if ran else "nothing"
             faults.append(f"layer {layer} launched {what} in a {phase}, and no attention")
         if not any(name.startswith(STORES) for name in ran):
             faults.append(f"layer {layer} launched nothing in a {phase} that stores K/V")
-        strangers = [
-            n for n in ran if n != library and (n == LIBRARY or (backend == "torch") != n.endswith(TWIN))
-        ]
-        like, due = first.setdefault(engine.layers[layer], (layer, ran))
+        strangers = [n for n in ran if not backend.owns(n, prompt)]
+        like, expected = first.setdefault(engine.layers[layer], (layer, ran))
         if strangers:
             faults.append(
-                f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend} was resolved"
+                f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend.name} was resolved"
             )
-        elif ran != due:
-            faults.append(f"layer {layer} launched {ran} in a {phase}, layer {like}, of the same kind, {due}")
+        elif ran != expected:
+            faults.append(
+                f"layer {layer} launched {ran} in a {phase}, layer {like}, of the same kind, {expected}"
+            )
     return faults
 
 
 def _strangers_of_the_run(engine: Engine, run: Run) -> list[str]:
     """Launches of the measured run that are not the resolved backend's."""
-    backend = engine.decision.backend.resolved
+    backend = _resolved(engine)
     return [
-        f"layer {layer} ran {name} {count} times in the measured run, and backend {backend} was resolved"
+        f"layer {layer} ran {name} {count} times in the measured run, and backend {backend.name} was resolved"
         for (layer, name), count in run.calls.items()
-        if name.endswith(TWIN) != (backend == "torch") and not (name == LIBRARY and backend == "triton")
+        if not backend.owns(name, prompt=True)
     ]
 
 
 def _counts(engine: Engine, run: Run) -> list[str]:
-    """Layers that did not store and attend in every forward of the measured run: silence is no proof."""
-    triton, faults = engine.decision.backend.resolved == "triton", []
+    """Layers that did not store and attend in every forward of the measured run; no launches prove nothing."""
+    grouped, faults = _resolved(engine).grouped, []
     for layer in range(len(engine.layers)):
         mine = {name: count for (at, name), count in run.calls.items() if at == layer}
 
@@ -161,12 +161,11 @@ def _counts(engine: Engine, run: Run) -> list[str]:
         many = f"in the {run.forwards} forwards of the measured run"
         if calls(STORES) != run.forwards:
             faults.append(f"layer {layer} stored K/V {calls(STORES)} times {many}")
-        # Torch attends to each group of like sequences by itself.
-        if attended < run.forwards or (triton and attended > run.forwards):
+        if attended < run.forwards or (not grouped and attended > run.forwards):
             faults.append(f"layer {layer} attended {attended} times {many}")
-        due = library if triton else attended
-        if calls(GATHERS) != due:
-            faults.append(f"layer {layer} gathered pages {calls(GATHERS)} times {many}, and {due} are due")
+        expected = attended if grouped else library
+        if calls(GATHERS) != expected:
+            faults.append(f"layer {layer} gathered pages {calls(GATHERS)} times {many}, expected {expected}")
     return faults
 
 
@@ -199,23 +198,15 @@ def _per_layer(calls: Counter[tuple[int, str]], layers: int) -> dict[str, float]
 
 def backend_label(engine: Engine) -> str:
     """Where attention ran: "torch", "interpreter" or "gpu" (Triton kernels, not compiled or compiled)."""
-    if engine.backend == "torch":
-        return "torch"
-    return "interpreter" if interpreting() else "gpu"
+    return engine.backend.label()
 
 
 def declared_execution(engine: Engine) -> str:
     """Dtypes of the dot operands and of the accumulator in a decode step, as the backend declares them."""
-    dtype = dtype_name(engine.model.dtype)
-    if engine.backend == "torch":
-        return dtype
-    from kvbench_kernels.attention.route import execution  # Triton, where it is needed
-
-    store, device = engine.store, engine.model.device.type
-    needs = {
-        layer.needs(store.fmt, store.page_size, dtype, device, interpreting()) for layer in engine.layers
-    }
-    return " and ".join(sorted({execution(need) for need in needs}))
+    store, model = engine.store, engine.model
+    return engine.backend.execution(
+        engine.layers, store.fmt, store.page_size, dtype_name(model.dtype), model.device.type
+    )
 
 
 def compiled_products(launches: Sequence[Launch]) -> dict[str, str]:
@@ -229,7 +220,7 @@ def compiled_products(launches: Sequence[Launch]) -> dict[str, str]:
 
 
 def compiled_execution(launches: Sequence[Launch]) -> str | None:
-    """The same, from the matrix instructions of the compiled kernels; None where nothing was compiled for a GPU."""
+    """The execution precision in the matrix instructions of the attention kernels; None where none was compiled for a GPU."""
     return _instructions(
         [launch for launch in launches if launch.layer is not None]
     )  # linear layers belong to none

@@ -1,4 +1,6 @@
-"""Whether the reference quantizers, by which the evidence judges stored data, give what was worked out by hand."""
+"""Whether the reference quantizers, by which the evidence judges stored data, give what was worked out by
+hand.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from kvbench.records.record import MISMATCH, NOT_SHOWN, RUNGS, VERIFIED, Evidenc
 Formats = tuple[str, str]  # of the KV cache and of the weights
 
 
-def _rank(evidence: Evidence) -> tuple[bool, bool, str]:
+def rank(evidence: Evidence) -> tuple[bool, bool, str]:
     """The worst evidence has the smallest: a mismatch, then what is unverified on the lowest rung."""
     unverified = [rung(level.name) for level in evidence.levels if level.state in NOT_SHOWN]
     return evidence.state == VERIFIED, evidence.state != MISMATCH, min(unverified, default=RUNGS[-1])
@@ -22,7 +22,7 @@ def _effective(evidence: Evidence) -> Formats:
 
 def worst_of(examined: Sequence[tuple[Evidence, Any]], expected: Formats) -> tuple[Evidence, Any]:
     """The worst evidence with what comes with it: other formats than expected first."""
-    return min(examined, key=lambda pair: (_effective(pair[0]) == expected, _rank(pair[0])))
+    return min(examined, key=lambda pair: (_effective(pair[0]) == expected, rank(pair[0])))
 
 
 def native_arm(shown: Sequence[tuple[Evidence, Formats]], own: int, native: int) -> Level:
@@ -32,11 +32,11 @@ def native_arm(shown: Sequence[tuple[Evidence, Formats]], own: int, native: int)
     An engine in another format is a mismatch even where its other levels are unverified, so that no gate can leave it out.
     """
     if off := [evidence for evidence, formats in shown if _effective(evidence) != formats]:
-        worst = min(off, key=_rank)
+        worst = min(off, key=rank)
         lost = next((f" {x.sentence}" for x in worst.levels if x.state == MISMATCH), "")
         sentence = f"it stores {worst.effective} and {worst.effective_weights} weights.{lost}"
         return Level("native-arm", MISMATCH, f"The native arm is not native: {sentence}")
-    worst = min((evidence for evidence, _ in shown), key=_rank)
+    worst = min((evidence for evidence, _ in shown), key=rank)
     if worst.state != VERIFIED:
         states = (MISMATCH,) if worst.state == MISMATCH else NOT_SHOWN
         lost = next(x.sentence for x in worst.levels if x.state in states)

@@ -1,20 +1,59 @@
-"""Stored codes as probes handle them: read, changed, made visible, poisoned, and written with other static scales."""
+"""What the probes share: engines' inputs, stored codes read, changed and poisoned, bits compared, and a level's verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv.layer import indexable
-from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.engines.reference.kv.store import PagedKVStore, WriteObserver
 from kvbench.formats.kv import SIDES
+from kvbench.records.record import MISMATCH, VERIFIED, Level
+from kvbench.text import and_more
 from kvbench_kernels.kv.layout import LayerPages
 
-# By one of these a scale that is read moves the logits: where scores are so large that a softmax is at its end, twice as much moves none.
+# (sequences, tokens) -> an engine made like the measured one.
+Make = Callable[[int, int], Engine]
+
+# One of these moves the logits if the scale is read: where a softmax is saturated, doubling a scale moves none.
 FACTORS = (2.0, 2.0**-10)
+
+
+def level_of(name: str, faults: Sequence[str], wrong: str, right: str, **facts: Any) -> Level:
+    """A mismatch that names the first of the faults, or the level verified. wrong, right: the sentences of each."""
+    facts |= {"faults": len(faults), "first_faults": list(faults[:4])}
+    if faults:
+        return Level(name, MISMATCH, f"{wrong}: {faults[0]}{and_more(faults)}.", facts)
+    return Level(name, VERIFIED, right, facts)
+
+
+def probe_ids(engine: Engine, count: int) -> list[int]:
+    vocab: int = engine.model.vocab_size
+    return [(7919 * i + 13) % vocab for i in range(count)]
+
+
+def words(name: str) -> str:
+    """ "k_scale" -> "K scale", "v" -> "V payload"."""
+    return name[0].upper() + (" scale" if name.endswith("scale") else " payload")
+
+
+def eager(engine: Engine, splits: int | None = None) -> AbstractContextManager[None]:
+    """Forwards inside the `with` are neither captured nor compiled."""
+    return engine.eagerly(lambda attention: attention, splits)
+
+
+def bits(x: Tensor) -> Tensor:
+    """The raw bytes of a tensor, so that NaN payloads and signed zeros are compared exactly."""
+    return x.contiguous().reshape(-1).view(torch.uint8)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
 
 
 def stored(store: PagedKVStore, payload: Tensor, slots: Tensor) -> Tensor:
@@ -38,8 +77,10 @@ def changed(codes: Tensor) -> Tensor:
 
 
 def shown(codes: Tensor) -> Tensor:
-    """codes [tokens, heads, dim], or visible ones that differ from token to token where all are zero (a static scale far too large):
-    what K holds moves no logit while V is nothing, or the same for every token, and a scale of zeros none at all."""
+    """codes [tokens, heads, dim]; where all are zero (a static scale that is far too large), codes that differ by token.
+
+    K moves no logit while V is zero or equal for all tokens, and the scale of zeros moves none at all.
+    """
     if bool((codes.float() != 0).any()):
         return codes
     one = changed(codes)
@@ -48,7 +89,7 @@ def shown(codes: Tensor) -> Tensor:
 
 
 def poison(pages: LayerPages, outside: Tensor) -> None:
-    """Fill the slots marked in `outside` [pages, page_size] with what must never be read: NaN where it exists."""
+    """Fill the slots marked in `outside` [pages, page_size] with NaN, or with 127 where the dtype has none."""
     for side in SIDES:
         payload: Tensor = getattr(pages, side)
         mask = outside[:, None, :].expand(payload.shape[:3])
@@ -62,29 +103,28 @@ def poison(pages: LayerPages, outside: Tensor) -> None:
             scale[mask] = float("nan")
 
 
-@contextmanager
-def written_with(store: PagedKVStore, given: Mapping[tuple[int, str], Tensor]) -> Iterator[None]:
-    """Eager writes inside the `with` take static scales from `given`, by layer and name, whatever the store holds: what a
-    changed one then moves is what reads it."""
-    honest, before = store.write, vars(store).get("write")
+class StaticScales(WriteObserver):
+    """Eager writes take static scales from `given`, by (layer, name), so that a changed scale moves only what reads it."""
 
-    def write(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        live = {
-            name: getattr(store.layers[layer], name)
-            for name in ("k_scale", "v_scale")
-            if (layer, name) in given
-        }
-        held = {name: tensor.clone() for name, tensor in live.items()}
-        for name, tensor in live.items():
-            tensor.copy_(given[layer, name])
-        honest(layer, slots, k, v)
-        for name, tensor in live.items():
-            tensor.copy_(held[name])
+    def __init__(self, store: PagedKVStore, given: Mapping[tuple[int, str], Tensor]) -> None:
+        self.store, self.given = store, given
+        self._held: list[tuple[Tensor, Tensor]] = []
 
-    vars(store)["write"] = write
-    try:
-        yield
-    finally:
-        del vars(store)["write"]
-        if before is not None:
-            vars(store)["write"] = before
+    def before_write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        for name in ("k_scale", "v_scale"):
+            if (layer, name) in self.given:
+                live: Tensor = getattr(self.store.layers[layer], name)
+                self._held.append((live, live.clone()))
+                live.copy_(self.given[layer, name])
+        return k, v
+
+    def after_write(self, layer: int, slots: Tensor) -> None:
+        for live, held in self._held:
+            live.copy_(held)
+        self._held.clear()
+
+
+def written_with(
+    store: PagedKVStore, given: Mapping[tuple[int, str], Tensor]
+) -> AbstractContextManager[None]:
+    return store.observed(StaticScales(store, given))

@@ -1,4 +1,4 @@
-"""E4-weights: the paths that FP8 linear layers took in the measured run, by (M, N, K), counted against its forwards."""
+"""E4-weights: the paths that FP8 linear layers took in the measured run, by (M, N, K), against its number of forwards."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from kvbench.engines.reference.engine import Engine, Product, path_asked, products_of
 from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.evidence.kernels import compiled_products
-from kvbench.evidence.weight_bytes import groups
-from kvbench.records.record import MISMATCH, VERIFIED, Level
-from kvbench.text import and_more
+from kvbench.evidence.probe_values import level_of
+from kvbench.evidence.stored_weights import groups
+from kvbench.records.record import VERIFIED, Level
 from kvbench_kernels.gemm.fp8_linear import target_of
 from kvbench_kernels.gemm.fp8_route import W8A8, path_of_kernel, route
 from kvbench_kernels.launches import Launch
@@ -26,35 +26,37 @@ def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[
 
     run, forwards: of the measured run, taken before any probe; step: the launches of one decode step.
     """
-    due = Counter(
+    expected = Counter(
         (sum(m.out_features for _, m in group), group[0][1].in_features)
         for group in groups(engine.model.model)
     )
-    if not due and not run:
+    if not expected and not run:
         return Level("E4-weights", VERIFIED, "No product of FP8 weights ran."), "native"
     probed = not forwards
-    if probed:  # a runner without forwards: what can be shown is the probe's
+    if probed:  # a runner without forwards: only the probe can be shown
         run, forwards = products_of(step), 1
-    faults = [*_routed(engine, run), *_counted(due, run, forwards)]
+    faults = [*_routed(engine, run), *_counted(expected, run, forwards)]
     table = list(_table(run))
-    facts: dict[str, Any] = {"gemm": engine.gemm, "forwards": forwards, "products_a_forward": due.total(),
-                             "calls": _calls(run), "routes": table, "compiled": compiled_products(step)}  # fmt: skip
     paths = dict.fromkeys(str(row["path"]) for row in table)
-    if faults:
-        return Level(
-            "E4-weights",
-            MISMATCH,
-            f"Other products ran: {faults[0]}{and_more(faults)}.",
-            {**facts, "faults": len(faults)},
-        ), " and ".join(paths)
     calls = ", ".join(f"{path} {sum(r['calls'] for r in table if r['path'] == path)} times" for path in paths)
     where = "a probed decode step" if probed else f"each of {forwards} forwards"
-    sentence = f"Every FP8 layer was computed in {where}: {calls}."
-    return Level("E4-weights", VERIFIED, sentence, facts), "not measured" if probed else " and ".join(paths)
+    level = level_of(
+        "E4-weights",
+        faults,
+        "Other products ran",
+        f"Every FP8 layer was computed in {where}: {calls}.",
+        gemm=engine.gemm,
+        forwards=forwards,
+        products_a_forward=expected.total(),
+        calls=_calls(run),
+        routes=table,
+        compiled=compiled_products(step),
+    )
+    return level, "not measured" if probed and not faults else " and ".join(paths)
 
 
 def rows_of(run: Products) -> dict[tuple[int, int], list[int]]:
-    """The rows at which a run's products are worth another look, by (N, K): each kernel's fewest, most, and most frequent."""
+    """The numbers of rows at which a run's products are probed again, by (N, K): fewest, most and most frequent a kernel."""
     calls: dict[tuple[int, int, str], Counter[int]] = {}
     for (kernel, (m, n, k)), count in run.items():
         if kernel not in QUANTIZES and m:
@@ -75,13 +77,13 @@ def _routed(engine: Engine, run: Products) -> Iterator[str]:
     for (kernel, (m, n, k)), count in run.items():
         if kernel in QUANTIZES:
             continue
-        path, due = path_of_kernel(kernel), route(m, n, k, dtype, target, gemm)
-        if path != due:
-            yield f"{kernel} computed {m} x {n} x {k} {count} times, and path {due} is due"
+        path, expected = path_of_kernel(kernel), route(m, n, k, dtype, target, gemm)
+        if path != expected:
+            yield f"{kernel} computed {m} x {n} x {k} {count} times, and path {expected} was expected"
 
 
-def _counted(due: Counter[tuple[int, int]], run: Products, forwards: int) -> Iterator[str]:
-    """Every layer is computed once a forward, and each W8A8 product quantizes its input once: silence is no proof."""
+def _counted(expected: Counter[tuple[int, int]], run: Products, forwards: int) -> Iterator[str]:
+    """Every layer must be computed once a forward, and each W8A8 product must quantize its input once."""
     ran: Counter[tuple[int, int]] = Counter()
     inputs: Counter[Product] = Counter()
     for (kernel, (m, n, k)), count in run.items():
@@ -91,10 +93,12 @@ def _counted(due: Counter[tuple[int, int]], run: Products, forwards: int) -> Ite
         ran[n, k] += count
         if path_of_kernel(kernel) in W8A8:
             inputs[m, n, k] += count
-    for n, k in ran | due:
-        if ran[n, k] != due[n, k] * forwards:
-            yield (f"weights of {n} x {k} were multiplied {ran[n, k]} times in {forwards} forwards, and {due[n, k]} a "
-                   "forward are due")  # fmt: skip
+    for n, k in ran | expected:
+        if ran[n, k] != expected[n, k] * forwards:
+            yield (
+                f"weights of {n} x {k} were multiplied {ran[n, k]} times in {forwards} forwards, expected "
+                f"{expected[n, k]} a forward"
+            )
     for (m, n, k), count in inputs.items():
         if count:
             yield f"products of {m} x {n} x {k} by FP8 activations and quantizations of their inputs differ by {count}"
@@ -114,5 +118,12 @@ def _table(run: Products) -> Iterator[dict[str, Any]]:
         if kernel not in QUANTIZES:
             rows.setdefault((n, k, kernel), []).append((m, count))
     for (n, k, kernel), seen in sorted(rows.items()):
-        yield {"n": n, "k": k, "path": path_of_kernel(kernel) or "unknown", "kernel": kernel, "calls": sum(c for _, c in seen),
-               "m_min": min(m for m, _ in seen), "m_max": max(m for m, _ in seen)}  # fmt: skip
+        yield {
+            "n": n,
+            "k": k,
+            "path": path_of_kernel(kernel) or "unknown",
+            "kernel": kernel,
+            "calls": sum(c for _, c in seen),
+            "m_min": min(m for m, _ in seen),
+            "m_max": max(m for m, _ in seen),
+        }

@@ -1,8 +1,8 @@
-"""Where the scales of a store come from: what they must be, read anew past the loader, and what they are.
+"""Where a store's scales come from: what they must be, read again without the loader, and what they are.
 
-The loader finds a checkpoint's scales by a pattern over names and decodes bytes itself (`kvbench.formats.checkpoint_scales`). Here each name is
-written out and asked of the files, and torch reads it; given numbers are laid out a layer anew, too (the loader's way is
-`kvbench.formats.scales.settle`): a value is never compared with itself.
+The loader finds a checkpoint's scales by a pattern over names and decodes bytes itself
+(`kvbench.formats.checkpoint_scales`). Here each name is spelled out, and torch reads it; given numbers are assigned to
+layers separately too. So no value is compared with itself.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ _NAMES = (
 )  # fmt: skip
 
 
-def due_scales(engine: Engine) -> list[tuple[Scale, Scale]]:
-    """What the (K, V) scales of each layer must be, each with its source, of an engine whose format is static. Raises Refused where
-    what `scale` names has none for a layer."""
+def expected_scales(engine: Engine) -> list[tuple[Scale, Scale]]:
+    """What the (K, V) scales of each layer must be, each with its source, for a static format.
+
+    Raises Refused where the source that `scale` names has none for a layer.
+    """
     scale, layers = engine.spec["scale"], range(len(engine.store.layers))
     if isinstance(scale, str):
         held = _reread(engine.model.files, len(layers)) if from_checkpoint(scale) else {}
@@ -73,7 +75,7 @@ def _of_word(word: str, held: Mapping[tuple[int, str], StoredScale], layer: int,
     if word == CHECKPOINT:
         raise Refused(
             "checkpoint_has_no_scales",
-            f"The checkpoint's files, read again, have no scale of {side.upper()} for layer {layer}; export it anew.",
+            f"The checkpoint's files have no scale of {side.upper()} for layer {layer}; export it anew.",
         )
     return Scale(1.0, DEFAULT)
 
@@ -104,21 +106,21 @@ def as_stored(scale: Scale, device: torch.device) -> Tensor:
 def static_fault(held: Tensor | None, pair: tuple[Scale, Scale], at: int) -> str:
     """What is wrong with the live scale of side `at` (0: K, 1: V) of a layer whose scales must be `pair`, or ""."""
     device = torch.device("cpu") if held is None else held.device
-    due, other = pair[at], pair[1 - at]
-    if held is not None and torch.equal(held.reshape(-1).float(), as_stored(due, device)[None]):
+    expected, other = pair[at], pair[1 - at]
+    if held is not None and torch.equal(held.reshape(-1).float(), as_stored(expected, device)[None]):
         return ""
     value = "none" if held is None else f"{held.float().flatten()[0].item():.6g}"
     swapped = held is not None and torch.equal(held.reshape(-1).float(), as_stored(other, device)[None])
-    where = f" ({due.tensor})" if due.tensor else ""
+    where = f" ({expected.tensor})" if expected.tensor else ""
     that_is = f"; it is that of {SIDES[1 - at].upper()}" if swapped else ""
-    return f"the stored scale is {value}, {due.source} was {due.value:.6g}{where}{that_is}"
+    return f"the stored scale is {value}, {expected.source} was {expected.value:.6g}{where}{that_is}"
 
 
 Live = Mapping[str, float | list[float] | None]  # "k", "v": a static scale, or [min, max] of dynamic ones
 
 
 def live_scales(store: PagedKVStore) -> list[Live] | None:
-    """The scales in the store, layer by layer: static ones, or the range over the tokens of its sequences; None where there are none."""
+    """The scales in the store by layer: static ones, or the range over the tokens of its sequences; None for formats without."""
     if store.fmt.scale_kind == "none":
         return None
     seqs = [seq for seq in store.sequences() if store.state(seq) == RESIDENT and store.length(seq)]
@@ -141,22 +143,24 @@ def _live(store: PagedKVStore, scale: Tensor | None, slots: Tensor | None) -> fl
 def provenance(engine: Engine, live: Sequence[Live], levels: Sequence[Level]) -> list[dict[str, Any]]:
     """One entry a layer: {layer, k, v, k_source, v_source, k_read, v_read}.
 
-    live: of `live_scales`. A source is one of `kvbench.formats.scales.SOURCES`, None where the live value is not what that source gives.
-    read: whether changing the live scale moved logits in E3-layers; None where that was not shown either way.
+    live: of `live_scales`. A source is one of `kvbench.formats.scales.SOURCES`, None where the live value differs from what
+    that source gives. read: whether changing the live scale moved logits in E3-layers; None where that was not shown.
     """
     static = engine.store.fmt.scale_kind == "static"
-    due = due_scales(engine) if static else None
+    expected = expected_scales(engine) if static else None
     facts = next((level.facts for level in levels if level.name == "E3-layers"), {})
     rows = []
     for layer, held in enumerate(live):
         row: dict[str, Any] = {"layer": layer, **held}
         for at, side in enumerate(SIDES):
             value = held[side]
-            if due is None:
+            if expected is None:
                 row[f"{side}_source"] = DYNAMIC
             else:
-                wrong = not isinstance(value, float) or static_fault(torch.tensor([value]), due[layer], at)
-                row[f"{side}_source"] = None if wrong else due[layer][at].source
+                wrong = not isinstance(value, float) or static_fault(
+                    torch.tensor([value]), expected[layer], at
+                )
+                row[f"{side}_source"] = None if wrong else expected[layer][at].source
         for side in SIDES:
             name = f"{side}_scale"
             moved, unmoved = (layer in facts.get(key, {}).get(name, ()) for key in ("moved", "unmoved"))

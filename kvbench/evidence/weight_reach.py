@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
-from kvbench.evidence.examine import probe_ids
-from kvbench.evidence.weight_bytes import fp8_modules
+from kvbench.evidence.probe_values import probe_ids
+from kvbench.evidence.stored_weights import fp8_modules
 
 PROMPT = 3  # tokens of a row: with one, attention is 1 whatever q and k are
 

@@ -1,8 +1,8 @@
 """KV and weight formats: frozen descriptors and exact byte formulas. No torch here.
 
-A descriptor is the one place that says what a format stores. The layout of the pages, the evidence, the resolver, the
-kernels, `kvbench formats` and the schema read it. A KV format whose payload is in `PAYLOADS` takes one entry in
-`KV_FORMATS` and one quantizer of the same name (`kvbench_kernels.kv.quantize.quantizer`).
+A descriptor is the one place that says what a format stores. The layout of the pages, the evidence, the
+resolver, the kernels, `kvbench formats` and the schema read it. A KV format whose payload is in `PAYLOADS`
+takes one entry in `KV_FORMATS` and one quantizer of the same name (`kvbench_kernels.kv.quantize.quantizer`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SIDES = ("k", "v")  # what a cache holds of a token
 class Payload:
     """The codes of an 8-bit dtype and the error of a stored element that is not clipped.
 
-    qmax: largest magnitude of a code; codes are from -qmax to qmax. The error is at most the larger of `of_element`
-    times the element and `of_scale` times the scale; bound: the same for a person.
+    qmax: largest magnitude of a code; codes are from -qmax to qmax. The error is at most the larger of
+    `of_element` times the element and `of_scale` times the scale; bound: the same for a person.
     """
 
     qmax: float
@@ -45,7 +45,8 @@ PAYLOADS: dict[str, Payload] = {
 class KnownRow:
     """A row that was quantized by hand: the evidence holds the reference quantizer to it.
 
-    given: the static scale, None where the format computes its own. scale: the scale that is stored per row, or None.
+    given: the static scale, None where the format computes its own. scale: the scale that is stored per row,
+    or None.
     """
 
     values: tuple[float, ...]
@@ -58,8 +59,9 @@ class KnownRow:
 class KVFormat(StoredFormat):
     """How one element of K or V is stored. No field has a default: a new format must state each.
 
-    scale_margin: how many times amax / qmax a stored scale per row may be, before it is rounded up to the smallest
-    number of its dtype; None without such scales. known_row: see `KnownRow`. summary: one line for a person.
+    scale_margin: how many times amax / qmax a stored scale per row may be, before it is rounded up to the
+    smallest number of its dtype; None without such scales. known_row: see `KnownRow`. summary: one line for a
+    person.
     """
 
     scale_margin: float | None
@@ -157,11 +159,12 @@ def error_bound(payload_dtype: str | None) -> str:
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How the weight [N, K] of a linear layer is stored; norms, embeddings and biases keep the engine's dtype.
+    """How the weight [N, K] of a linear layer is stored; norms, embeddings and biases keep the engine's
+    dtype.
 
-    payload_dtype: storage dtype name, or None for the engine's own dtype (`native`). scale_dtype: dtype name of the
-    scales that quantizing makes (a checkpoint may store narrower ones), or None. block: rows and columns that share a
-    scale, or None.
+    payload_dtype: storage dtype name, or None for the engine's own dtype (`native`). scale_dtype: dtype name
+    of the scales that quantizing makes (a checkpoint may store narrower ones), or None. block: rows and
+    columns that share a scale, or None.
     """
 
     name: str
@@ -200,7 +203,8 @@ class StoredBytes:
 def weight_bytes(
     fmt: WeightFormat, n: int, k: int, native_dtype: str, scale_dtype: str = "float32"
 ) -> StoredBytes:
-    """Exact bytes of a weight [n, k]. A block at the end of a dimension costs a whole scale, however small it is.
+    """Exact bytes of a weight [n, k]. A block at the end of a dimension costs a whole scale, however small it
+    is.
 
     scale_dtype: dtype name of the stored scales; a checkpoint may hold bfloat16 or float16 ones.
     """
@@ -237,7 +241,9 @@ def pages_for(tokens: int, page_size: int) -> int:
 
 
 def page_bytes(fmt: KVFormat, shape: KVShape, page_size: int, native_dtype: str) -> int:
-    """Bytes that belong to one page of one layer: payload, and scales a token; a per-tensor scale is no page's."""
+    """Bytes that belong to one page of one layer: payload, and scales a token; a per-tensor scale is no
+    page's.
+    """
     empty, one = (kv_bytes(fmt, shape, tokens, native_dtype).total for tokens in (0, page_size))
     return one - empty
 
@@ -247,7 +253,8 @@ def get_max_kv_blocks(
 ) -> int:
     """Pages that a budget holds, in all layers and with every scale counted; 0 when not one fits.
 
-    shapes: one a layer. Raises UsageError for a model without layers, a page without tokens or an unknown dtype.
+    shapes: one a layer. Raises UsageError for a model without layers, a page without tokens or an unknown
+    dtype.
     """
     if not shapes or page_size < 1:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The headers of safetensors files, and the bytes of a tensor that one of them holds. No torch: `plan` reads them."""
+"""Headers of safetensors files, and the bytes of one of their tensors. No torch: `plan` reads them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from kvbench.errors import UsageError
 
-FETCH_AGAIN = "fetch the checkpoint again, or export it anew"
+FETCH_AGAIN = "fetch the checkpoint again, or export it again"
 
 
 @dataclass(frozen=True)
 class Header:
-    """One tensor: dtype as safetensors writes it ("BF16"), and where in `file` its bytes are."""
+    """One tensor: its dtype as safetensors writes it ("BF16"), and its bytes in `file`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class Header:
 
 
 def read_headers(files: Sequence[Path]) -> dict[str, Header]:
-    """Tensors by name. Raises UsageError for a file that is not whole."""
+    """Tensors by name. Raises UsageError for an incomplete file."""
     found: dict[str, Header] = {}
     for path in files:
         size = path.stat().st_size
@@ -38,12 +38,12 @@ def read_headers(files: Sequence[Path]) -> dict[str, Header]:
             try:
                 header = json.loads(file.read(length) if length < size else b"")
                 header.pop("__metadata__", None)
-                for key, said in header.items():
-                    start, end = (8 + length + at for at in said["data_offsets"])
-                    found[key] = Header(said["dtype"], tuple(said["shape"]), path, start, end)
-                last = max((said["data_offsets"][1] for said in header.values()), default=0)
+                for key, entry in header.items():
+                    start, end = (8 + length + at for at in entry["data_offsets"])
+                    found[key] = Header(entry["dtype"], tuple(entry["shape"]), path, start, end)
+                last = max((entry["data_offsets"][1] for entry in header.values()), default=0)
             except (ValueError, TypeError, KeyError, IndexError, AttributeError):
                 last = -1
         if 8 + length + last != size:
-            raise UsageError(f"{path} is no whole safetensors file; {FETCH_AGAIN}.")
+            raise UsageError(f"{path} is not a complete safetensors file; {FETCH_AGAIN}.")
     return found

@@ -1,7 +1,6 @@
-"""What an environment says of the CI system that kvbench runs in, and what that changes.
+"""Whether kvbench runs in CI, and whether a missing device fails the run.
 
-A GPU that is not there is a fact of a laptop and a fault of a CI machine: the cells that ask for it are skipped here and fail
-there. A bar that moves means nothing in a log.
+Cells that need a missing GPU are skipped on a laptop, and fail on a CI machine.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ def in_ci(environ: Mapping[str, str]) -> bool:
 
 
 def device_required(option: bool | None, environ: Mapping[str, str]) -> bool:
-    """Whether a cell that asks for a device that is not here fails: as the command line says, else as
-    `KVBENCH_REQUIRE_GPU` says, else in CI."""
+    """Whether a cell whose device is missing fails: by the option, else by `KVBENCH_REQUIRE_GPU`, else in
+    CI.
+    """
     if option is not None:
         return option
     return says_yes(environ[REQUIRE_GPU]) if REQUIRE_GPU in environ else in_ci(environ)

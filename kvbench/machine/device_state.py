@@ -1,8 +1,8 @@
-"""The state that a device is in: clocks, temperature, power, throttle reasons; of the CPU its quota and what was stolen.
+"""The state of a device: clocks, temperature, power, throttle reasons; for the CPU its quota and stolen time.
 
-Read before a request is submitted and after its last token, never inside its time. Counters are stored as they stand; what grew
-between two reads is worked out on reading (`kvbench.stats.stability`). What cannot be read is None, never 0, with the reason
-in `unread`, and is no error: a request is worth its time even where nobody says how warm the device was.
+Read before a request is submitted and after its last token, never inside its time. Counters are stored as
+read; the growth between two reads is derived later (`kvbench.stats.stability`). A value that cannot be read
+is None, never 0, with the reason in `unread`; this is no error, since the times are still valid.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _SM, _MEMORY = 1, 2  # nvmlClockType_t
 _GPU_SENSOR = 0  # nvmlTemperatureSensors_t
 _POWER, _THERMAL = 0, 1  # nvmlPerfPolicyType_t
 
-# fact: (NVML functions, the first that there is; arguments after the handle; what becomes of the answer)
+# (NVML functions, of which the first existing one is called; arguments after the handle; conversion of the
+# answer)
 Query = tuple[tuple[str, ...], tuple[Any, ...], Callable[[Any], Any]]
 
 
 def words(mask: int) -> list[str]:
-    """The names of a mask's bits, lowest first; a bit without a name stands as its number."""
+    """The names of a mask's bits, lowest first; an unknown bit is shown as its number."""
     bits = [1 << i for i in range(mask.bit_length()) if mask >> i & 1]
     return [REASONS.get(bit, f"reason {bit:#x}") for bit in bits]
 
@@ -48,7 +49,7 @@ def _watts(milliwatts: int) -> float:
     return milliwatts / 1000
 
 
-STATE: dict[str, Query] = {  # of every look
+STATE: dict[str, Query] = {  # read every time
     "reasons": (("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), (), words),
     "sm_mhz": (("nvmlDeviceGetClockInfo",), (_SM,), int),
     "memory_mhz": (("nvmlDeviceGetClockInfo",), (_MEMORY,), int),
@@ -58,7 +59,7 @@ STATE: dict[str, Query] = {  # of every look
     "power_ns": (("nvmlDeviceGetViolationStatus",), (_POWER,), lambda status: int(status.violationTime)),
 }  # fmt: skip
 
-FIXED: dict[str, Query] = {  # once
+FIXED: dict[str, Query] = {  # read once
     "sm_max_mhz": (("nvmlDeviceGetMaxClockInfo",), (_SM,), int),
     "memory_max_mhz": (("nvmlDeviceGetMaxClockInfo",), (_MEMORY,), int),
     "power_limit_w": (("nvmlDeviceGetEnforcedPowerLimit",), (), _watts),
@@ -66,10 +67,10 @@ FIXED: dict[str, Query] = {  # once
 
 
 class DeviceState:
-    """The state of one device, and of the CPU beside it.
+    """The state of one device and of the host CPU.
 
-    nvml: the module pynvml, or one like it; ids: how the GPU is called ({"uuid": ..., "pci": ...}, see `ids_of`); both are found where
-    None. An index would be wrong: CUDA_VISIBLE_DEVICES and MIG count otherwise than NVML.
+    nvml: the module pynvml, or a substitute; ids: of the GPU ({"uuid": ..., "pci": ...}, see `ids_of`); None:
+    look them up. An index would be wrong: CUDA_VISIBLE_DEVICES and MIG number devices differently from NVML.
     """
 
     def __init__(
@@ -90,33 +91,34 @@ class DeviceState:
             self._open(nvml, ids if ids is not None else ids_of(device))
 
     def read(self) -> dict[str, Any]:
-        """The state now; a GPU's facts only where the device is one.
+        """The state now; a GPU's facts only for a GPU.
 
-        reasons: throttle reasons in words; clocks in MHz; power in W (the driver's mean over up to a second); thermal_ns, power_ns:
-        time below its clocks since the driver started; quota_us, quota_periods: how long and how often the process's control groups were
-        throttled; steal_ticks of cpu_ticks: time that the CPUs were taken for other machines.
+        reasons: throttle reasons in words; clocks in MHz; power in W (the driver's mean over up to a second);
+        thermal_ns, power_ns: time with reduced clocks since the driver started; quota_us, quota_periods: how
+        long and how often the process's control groups were throttled; steal_ticks of cpu_ticks: CPU time
+        taken by other machines.
         """
         gpu = {fact: self._ask(fact, query) for fact, query in STATE.items()} if self._cuda else {}
         return gpu | self._quota() | self._steal()
 
     def fixed(self) -> dict[str, Any]:
-        """What does not change in a run: the highest clocks and the enforced power limit; nothing of a CPU."""
+        """The facts that do not change in a run: highest clocks and enforced power limit; none for a CPU."""
         return {fact: self._ask(fact, query) for fact, query in FIXED.items()} if self._cuda else {}
 
     def others(self) -> dict[str, int | None] | None:
-        """{"count", "bytes"} of other compute processes on the GPU; bytes None where the driver does not say them.
+        """{"count", "bytes"} of other compute processes on the GPU; bytes None where the driver does not give
+        them.
 
-        None where this process is not in the driver's list (a container with process ids of its own): then it may be any of them.
+        None where the driver's list lacks this process (a container with its own process ids): it may be any
+        of them.
         """
-        if not self._cuda:
-            return None
         query: Query = (("nvmlDeviceGetComputeRunningProcesses",), (), list)
-        processes = self._ask("other_processes", query)
+        processes = self._ask("other_processes", query) if self._cuda else None
         if processes is None:
             return None
         foreign = [p for p in processes if p.pid != os.getpid()]
         if len(foreign) == len(processes):
-            reason = "this process is not in the driver's list, so others cannot be told from it"
+            reason = "this process is not in the driver's list, so it cannot be distinguished from others"
             self.unread.setdefault("other_processes", reason)
             return None
         sizes = [p.usedGpuMemory for p in foreign]
@@ -134,17 +136,12 @@ class DeviceState:
         try:
             nvml = nvml or importlib.import_module("pynvml")
             nvml.nvmlInit()
-        except (
-            Exception
-        ) as e:  # no library, no driver, or one that does not answer: all of them mean that nothing is known
+        except Exception as e:  # no library, no driver, or a driver that does not answer
             self.unread["gpu"] = _reason(e)
             return
         self._nvml = nvml
-        tries = [
-            ("uuid", nvml.nvmlDeviceGetHandleByUUID, f"{kind}-{ids['uuid']}")
-            for kind in ("GPU", "MIG")
-            if "uuid" in ids
-        ]
+        by_uuid, kinds = nvml.nvmlDeviceGetHandleByUUID, ("GPU", "MIG") if "uuid" in ids else ()
+        tries = [("uuid", by_uuid, f"{kind}-{ids['uuid']}") for kind in kinds]
         tries += [("pci", nvml.nvmlDeviceGetHandleByPciBusId, ids["pci"])] if "pci" in ids else []
         reason = "torch names neither its UUID nor its PCI bus"
         for by, find, name in tries:
@@ -160,9 +157,9 @@ class DeviceState:
         self.unread["gpu"] = f"NVML does not find the device of this process ({reason})"
 
     def _ask(self, fact: str, query: Query) -> Any:
-        """NVML's answer, or None with the first reason why there was none."""
+        """NVML's answer, or None; then `unread` has the reason."""
         if self._handle is None:
-            return None  # `unread` has said why of the whole GPU
+            return None  # `unread` has the reason for the whole GPU
         names, arguments, convert = query
         reason = "this NVML has no such query"
         for name in names:
@@ -171,25 +168,23 @@ class DeviceState:
                 continue
             try:
                 return convert(function(self._handle, *arguments))
-            except Exception as e:  # not supported, no permission, or the driver is gone: a fact less, not a measurement less
+            except Exception as e:  # not supported, no permission, or no driver: only this fact is missing
                 reason = _reason(e)
         self.unread.setdefault(fact, reason)
         return None
 
     def _quota(self) -> dict[str, int | None]:
-        """Summed over the process's control group and those above it, any of which may have a quota."""
+        """Throttling of the process's control group and its ancestors, any of which may have a quota, added
+        up.
+        """
         try:
             lines = (self._proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
             own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
             if own is None:
                 raise ValueError("no control groups of version 2")
             folder = self._groups / own.lstrip("/")
-            found = [
-                _cpu_stat(at / "cpu.stat")
-                for at in (folder, *folder.parents)
-                if at.is_relative_to(self._groups)
-            ]
-            known = [stat for stat in found if "nr_throttled" in stat]
+            groups = [at for at in (folder, *folder.parents) if at.is_relative_to(self._groups)]
+            known = [s for s in (_cpu_stat(at / "cpu.stat") for at in groups) if "nr_throttled" in s]
             if not known:
                 raise ValueError("no control group of version 2 of this process counts throttling")
             return {
@@ -201,7 +196,9 @@ class DeviceState:
             return {"quota_us": None, "quota_periods": None}
 
     def _steal(self) -> dict[str, int | None]:
-        """Of all CPUs of the machine: the eighth number of /proc/stat, of the sum of the eight (guests are in the first two)."""
+        """Stolen ticks of all CPUs: the eighth number of /proc/stat, and the sum of the eight (the first two
+        include guests).
+        """
         try:
             with (self._proc / "stat").open(encoding="ascii") as f:
                 name, *ticks = f.readline().split()
@@ -214,7 +211,7 @@ class DeviceState:
 
 
 def ids_of(device: torch.device) -> dict[str, str]:
-    """{"uuid", "pci"} of a CUDA device as torch knows them; what its version does not say is left out."""
+    """{"uuid", "pci"} of a CUDA device, as far as this version of torch gives them."""
     import torch
 
     found: Any = torch.cuda.get_device_properties(device)

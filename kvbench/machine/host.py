@@ -1,8 +1,9 @@
-"""Where a run happens: versions, machine, device. Read without torch; what cannot be read says why.
+"""Where a run happens: versions, machine, device. Read without torch.
 
-`host()` gives the facts for the manifest, and the `identity` of them that goes into every task's key: results are
-reused only where the measuring code, torch, transformers and the device are the same. The host's name is no part of it: it is
-recorded, so that times of different hosts are never pooled (`kvbench.machine.same_machine`). No user names.
+`host()` gives the facts for the manifest, and the `identity` among them that enters every task's key: results
+are reused only with the same measuring code, torch, transformers and device. The host's name is recorded
+outside of the identity, so that times of different hosts are never pooled (`kvbench.machine.same_machine`).
+User names are not recorded.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ PACKAGES = (
     "datasets", "numpy", "scipy", "pandas",
 )  # fmt: skip
 
-# Packages of kvbench that decide what a task measures; the kernels count as a whole. A change of their source makes stored
-# results stale. The rest reads records, or its whole effect on a task is in the task's spec and options, which the key holds.
+# Packages of kvbench that decide what a task measures; the kernels count as a whole. A change of their source
+# makes stored results stale. The rest reads records, or its whole effect on a task is in the task's spec and
+# options, which the key holds.
 MEASURING = (
     "formats",
     "models",
@@ -47,7 +49,7 @@ MEASURING = (
 class Host:
     """device: "cpu" or "cuda" (what `device: auto` means here). identity: part of every task's key.
 
-    environment: everything that a reader of the run wants to know, the identity in it; JSON.
+    environment: all recorded facts, with the identity; JSON.
     """
 
     device: str = "cpu"
@@ -57,7 +59,7 @@ class Host:
 
 @cache
 def host() -> Host:
-    """The facts of this process's machine. Read once."""
+    """The facts of this process's machine; read once."""
     versions = {name: _version(name) for name in PACKAGES}
     gpus, gpu_reason = _gpus()
     device, device_reason = _device(gpus, gpu_reason, versions["torch"])
@@ -94,7 +96,8 @@ def host() -> Host:
 def source_digest(measuring_only: bool = False, roots: Sequence[Path] = ()) -> str:
     """sha256 (first 24 hex digits) over the names and bytes of kvbench's own Python files.
 
-    measuring_only: of the packages in `MEASURING` and of the kernels. roots: the installed packages by default.
+    measuring_only: of the packages in `MEASURING` and of the kernels. roots: the installed packages by
+    default.
     """
     digest = hashlib.sha256()
     for root in roots or _roots():
@@ -125,22 +128,23 @@ def _device(gpus: list[dict[str, Any]], gpu_reason: str, torch_version: str | No
     if not gpus:
         return "cpu", gpu_reason
     if torch_version is None or "+cpu" in torch_version:
-        return "cpu", f"a GPU is here, but torch {torch_version} is built for the CPU"
+        return "cpu", f"there is a GPU, but torch {torch_version} is built for the CPU"
     return "cuda", f"{len(gpus)} GPU(s) visible"
 
 
 def _gpus() -> tuple[list[dict[str, Any]], str]:
-    """(the visible GPUs by the driver's own word, "" or why there are none)."""
+    """(the visible GPUs by the driver, "" or why there are none)."""
     if sys.platform == "linux":
         try:
-            # What pynvml loads; asked first, since importing pynvml is a tenth of what `plan` takes.
+            # The library that pynvml loads; tried first, since importing pynvml takes a tenth of the time of
+            # `plan`.
             ctypes.CDLL("libnvidia-ml.so.1")
         except OSError as e:
             return [], f"no NVIDIA driver ({e})"
     try:
         import pynvml
     except ImportError:
-        return [], "nvidia-ml-py is not installed, so no GPU was looked for"
+        return [], "nvidia-ml-py is not installed, so GPUs cannot be found"
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as e:
@@ -174,7 +178,9 @@ def gpu_uuids(nvml: Any) -> list[str]:
 
 
 def visible(uuids: Sequence[str]) -> list[int]:
-    """Indexes that CUDA_VISIBLE_DEVICES leaves of the GPUs with these ids, in its order; names of parts of a GPU (MIG) count as all."""
+    """Indexes of the GPUs with these ids that CUDA_VISIBLE_DEVICES names, in its order; all if it names parts
+    (MIG).
+    """
     every, chosen = list(range(len(uuids))), os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return every
@@ -193,7 +199,7 @@ def visible(uuids: Sequence[str]) -> list[int]:
 
 
 def _boot_id() -> str | None:
-    """The kernel's word for this boot: it tells two machines of one name apart. None where it cannot be read."""
+    """The kernel's id of this boot, which distinguishes machines of one name; None if it cannot be read."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
     except (OSError, ValueError):
@@ -215,7 +221,7 @@ def _usable_cores() -> int | None:
 
 
 def _memory_bytes() -> int | None:
-    """Physical memory, or the control group's limit where that is lower; None where neither can be read."""
+    """Physical memory, or the control group's limit if lower; None if neither can be read."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

@@ -90,8 +90,26 @@ ASPECTS = tuple(f.name for f in fields(Decision))
 Support = Callable[[Request, ModelFacts], "Accepted | Rejected"]
 
 
+@dataclass(frozen=True)
+class Backend:
+    """A backend as the resolver sees it; `kvbench.engines.reference.backends` has its code, under the same name.
+
+    supports: whether it can run a request on a model.
+
+    triton: its kernels are written in Triton, which must be installed. splits: `kv_splits` can divide a decode. fused_gemm: it has
+    fused products of FP8 weights. graphs: on a GPU, steps can be CUDA graphs and decoder layers compiled.
+    """
+
+    name: str
+    supports: Support
+    triton: bool
+    splits: bool
+    fused_gemm: bool
+    graphs: bool
+
+
 def _torch_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
-    """The reference path: full and sliding attention, soft-cap and sinks, in every KV format; MLA natively."""
+    """Full and sliding attention, soft-cap and sinks, in every KV format; MLA natively."""
     for attribute, sentence in facts.unsupported:
         return Rejected("attention_unsupported", f"{sentence} (config attribute {attribute})")
     strange = sorted({layer.kind for layer in facts.layers} - {"full", "sliding", "mla"})
@@ -111,15 +129,10 @@ def _torch_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
 
 
 def _triton_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
-    """What the kernels say they can do, in every layer, and the torch path takes too."""
+    """What the kernels declare, in every layer, and what the torch backend takes too."""
     for layer in facts.layers:
-        needs = layer.needs(
-            KV_FORMATS[request.kv_format],
-            request.page_size,
-            request.dtype,
-            request.device,
-            request.interpreter,
-        )
+        fmt = KV_FORMATS[request.kv_format]
+        needs = layer.needs(fmt, request.page_size, request.dtype, request.device, request.interpreter)
         answer = supports(needs)
         if isinstance(answer, Rejected):
             return answer
@@ -131,7 +144,15 @@ def _triton_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected
     return _torch_supports(request, facts)
 
 
-BACKENDS: dict[str, Support] = {"torch": _torch_supports, "triton": _triton_supports}
+# The reference: it runs whatever the engine runs, so a request falls back to it.
+TORCH = Backend("torch", _torch_supports, triton=False, splits=False, fused_gemm=False, graphs=False)
+TRITON = Backend("triton", _triton_supports, triton=True, splits=True, fused_gemm=True, graphs=True)
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (TORCH, TRITON)}
+
+
+def best_backend(device: str) -> Backend:
+    """What `backend: auto` tries first. Triton's interpreter is for tests, so a CPU gets torch."""
+    return TRITON if device == "cuda" else TORCH
 
 
 def _native_weights(request: Request, facts: ModelFacts) -> Accepted | Rejected:
@@ -152,7 +173,7 @@ _AT_LOAD = "decided_at_load"
 def resolve(
     request: Request,
     facts: ModelFacts | None,
-    backends: Mapping[str, Support] = BACKENDS,
+    backends: Mapping[str, Backend] = BACKENDS,
     weights: Mapping[str, Support] = WEIGHTS,
 ) -> Decision:
     """What will run for `request` on a model with `facts`; nothing is dropped without a word.
@@ -169,10 +190,11 @@ def resolve(
             *(Choice(v, v, _AT_LOAD, (), sentence) for v in map(request.__getattribute__, ASPECTS))
         )
     kv_format, backend = _resolve_attention(request, facts, backends)
-    if request.kv_splits is not None and backend.resolved == "torch":
+    chosen = backends[backend.resolved]
+    if request.kv_splits is not None and not chosen.splits:
         raise Refused(
             "splits_need_triton",
-            f"kv_splits: {request.kv_splits} was asked for, and the cell runs on backend torch, which has no splits; remove it, "
+            f"kv_splits: {request.kv_splits} was asked for, and the cell runs on backend {chosen.name}, which has no splits; remove it, "
             "or ask for backend triton where its kernels run.",
         )
     stored = _resolve_weights(request, facts, weights)
@@ -180,13 +202,13 @@ def resolve(
         kv_format,
         stored,
         backend,
-        _resolve_gemm(request, stored.resolved, backend.resolved),
-        _resolve_speed(request, "decode", "graph", "eager", backend.resolved),
-        _resolve_speed(request, "compile", "layer", "off", backend.resolved),
+        _resolve_gemm(request, stored.resolved, chosen),
+        _resolve_speed(request, "decode", "graph", "eager", chosen),
+        _resolve_speed(request, "compile", "layer", "off", chosen),
     )
 
 
-def _check_names(request: Request, backends: Mapping[str, Support], weights: Mapping[str, Support]) -> None:
+def _check_names(request: Request, backends: Mapping[str, Backend], weights: Mapping[str, Support]) -> None:
     accepted: dict[str, Iterable[str]] = {
         "kv_format": KV_FORMATS, "weights": weights, "backend": (*backends, AUTO), "fallback": ("allow", "refuse"),
         "gemm": GEMMS, "decode": (AUTO, "graph", "eager"), "compile": (AUTO, "layer", "off")}  # fmt: skip
@@ -197,18 +219,13 @@ def _check_names(request: Request, backends: Mapping[str, Support], weights: Map
 
 
 def _resolve_attention(
-    request: Request, facts: ModelFacts, backends: Mapping[str, Support]
+    request: Request, facts: ModelFacts, backends: Mapping[str, Backend]
 ) -> tuple[Choice, Choice]:
-    first = request.backend
-    if first == AUTO:
-        # The interpreter is for tests: nobody who asks for the best backend means it.
-        first = "triton" if request.device == "cuda" else "torch"
-    options = dict.fromkeys(
-        [(first, request.kv_format), ("torch", request.kv_format), (first, "native"), ("torch", "native")]
-    )
+    first = best_backend(request.device).name if request.backend == AUTO else request.backend
+    options = dict.fromkeys((b, fmt) for fmt in (request.kv_format, "native") for b in (first, TORCH.name))
     rejections: list[tuple[str, str, Rejected]] = []
     for backend, kv_format in options:
-        answer = backends[backend](replace(request, backend=backend, kv_format=kv_format), facts)
+        answer = backends[backend].supports(replace(request, backend=backend, kv_format=kv_format), facts)
         if isinstance(answer, Accepted):
             break
         rejections.append((backend, kv_format, answer))
@@ -221,8 +238,8 @@ def _resolve_attention(
         and not (request.backend == AUTO and kv_format == request.kv_format)
     ):
         raise _refused(rejections[0][2], f"kv_format {request.kv_format} on backend {request.backend}")
-    if request.backend == AUTO and first == "torch":
-        rejections.insert(0, ("triton", kv_format, Rejected("no_gpu", NO_GPU.format(request.device))))
+    if request.backend == AUTO and first == TORCH.name:
+        rejections.insert(0, (TRITON.name, kv_format, Rejected("no_gpu", NO_GPU.format(request.device))))
     return (
         _choice(
             request.kv_format,
@@ -242,17 +259,17 @@ def _resolve_weights(request: Request, facts: ModelFacts, weights: Mapping[str, 
     return _choice(request.weights, "native", [(request.weights, answer)])
 
 
-def _resolve_gemm(request: Request, weights: str, backend: str) -> Choice:
+def _resolve_gemm(request: Request, weights: str, backend: Backend) -> Choice:
     """The path of FP8 products: the fused ones are Triton kernels."""
     asked = request.gemm
     if weights == "native":
         no = Rejected("native_weights", "Native weights have no FP8 product.")
         return Choice(asked, "native", no.reason, (), no.sentence)
-    if backend == "triton" and not (asked == "w8a8" and request.dtype == "float32"):
+    if backend.fused_gemm and not (asked == "w8a8" and request.dtype == "float32"):
         return _choice(asked, "by_shape" if asked == AUTO else asked, [])
     if asked in (AUTO, "reference"):
         return _choice(asked, "reference", [])
-    if backend == "triton":
+    if backend.fused_gemm:
         no = Rejected(
             "gemm_needs_16_bits",
             "gemm: w8a8 gives 16-bit results, and this cell's dtype is float32; ask for bfloat16 or float16, or gemm: reference.",
@@ -260,7 +277,7 @@ def _resolve_gemm(request: Request, weights: str, backend: str) -> Choice:
     else:
         no = Rejected(
             "gemm_needs_triton",
-            f"gemm: {asked} is a Triton kernel, and this cell runs on backend {backend}; ask for backend triton where its "
+            f"gemm: {asked} is a Triton kernel, and this cell runs on backend {backend.name}; ask for backend triton where its "
             "kernels run, or gemm: reference.",
         )
     if request.fallback == "refuse":
@@ -268,16 +285,16 @@ def _resolve_gemm(request: Request, weights: str, backend: str) -> Choice:
     return _choice(asked, "reference", [(asked, no)])
 
 
-def _resolve_speed(request: Request, aspect: str, fast: str, plain: str, backend: str) -> Choice:
+def _resolve_speed(request: Request, aspect: str, fast: str, plain: str, backend: Backend) -> Choice:
     """CUDA graphs and compiled layers: both need the Triton backend on a GPU."""
     asked: str = getattr(request, aspect)
     if asked == plain:
         return _choice(asked, plain, [])
-    if backend == "triton" and request.device == "cuda":
+    if backend.graphs and request.device == "cuda":
         return _choice(asked, fast, [])
     no = Rejected(
         f"{fast}_needs_triton_on_gpu",
-        f"{aspect}: {fast} needs backend triton on a CUDA device; this cell runs on backend {backend}, {request.device}.",
+        f"{aspect}: {fast} needs backend triton on a CUDA device; this cell runs on backend {backend.name}, {request.device}.",
     )
     if asked == fast and request.fallback == "refuse":
         raise _refused(no, f"{aspect} {fast}")

@@ -11,7 +11,7 @@ from typing import Any
 from kvbench.machine.same_machine import apart
 from kvbench.metrics.declare.metric import Metric, Table
 from kvbench.metrics.declare.units import MS, RATIO, TOKENS, US_PER_TOKEN
-from kvbench.metrics.declare.value import Value, with_interval
+from kvbench.metrics.declare.value import Value, unmeasured, with_interval
 from kvbench.records.record import OK, Record
 from kvbench.records.run import Run
 from kvbench.stats.rates import wrong_gap_count
@@ -26,20 +26,16 @@ _MACHINE = ("device", "cpu", "gpus", "threads")
 
 def values(run: Run) -> dict[str, list[Value]]:
     """Key of a latency task -> the values of the line that it is a point of; equal for all points of a line."""
-    groups: dict[str, list[Record]] = {}
     members: dict[str, list[str]] = {}
     for task in run.tasks:
         if task.runner == "latency" and "context" in task.spec:
             rest = {k: v for k, v in task.spec.items() if k != "context"}
             group = json.dumps([rest, task.options], sort_keys=True, default=str)
             members.setdefault(group, []).append(task.key)
-            record = run.record(task.key)
-            if record is not None and record.status == OK:
-                groups.setdefault(group, []).append(record)
-    found = {}
-    for group, keys in members.items():
-        line = _values(groups.get(group, []))
-        found.update(dict.fromkeys(keys, line))
+    found: dict[str, list[Value]] = {}
+    for keys in members.values():
+        records = [record for record in map(run.record, keys) if record and record.status == OK]
+        found |= dict.fromkeys(keys, _values(records))
     return found
 
 
@@ -47,20 +43,19 @@ def _values(records: Sequence[Record]) -> list[Value]:
     try:
         own, baseline = (_points(records, arm) for arm in ("candidate", "baseline"))
     except (KeyError, TypeError, ValueError, AttributeError):
-        return _none(OWN + COMPARED, "samples of a context cannot be read; run the matrix again")
+        return unmeasured(OWN + COMPARED, "samples of a context cannot be read; run the matrix again")
     reason = _unfit(records, own)
     line = None if reason else fit(*zip(*own, strict=True))
     if line is None:
-        return _none(OWN + COMPARED, reason or "a time is not finite")
+        return unmeasured(OWN + COMPARED, reason or "a time is not finite")
+    slope = _scaled(line.slope_interval, 1e3)
     found = [
-        with_interval(
-            "itl_slope_us_per_token", line.slope * 1e3, line.points, _scaled(line.slope_interval, 1e3)
-        ),
+        with_interval("itl_slope_us_per_token", line.slope * 1e3, line.points, slope),
         with_interval("itl_intercept_ms", line.intercept, line.points, line.intercept_interval),
     ]
     native = fit(*zip(*baseline, strict=True)) if len({x for x, _ in baseline}) >= CONTEXTS else None
     if native is None:
-        return found + _none(COMPARED, "no baseline ran beside it on 3 contexts")
+        return found + unmeasured(COMPARED, f"no baseline ran beside it on {CONTEXTS} contexts")
     return found + _compared(records, line, native)
 
 
@@ -69,32 +64,28 @@ def _compared(records: Sequence[Record], line: Line, native: Line) -> list[Value
     contexts = [record.spec["context"] for record in records]
     if crossing and not min(contexts) <= crossing <= max(contexts):
         note = f"outside the contexts measured, {min(contexts):,} to {max(contexts):,}"
-    if crossing is None:
-        found = _none(COMPARED[:1], note)
-    else:
+    found = unmeasured(COMPARED[:1], note)
+    if crossing is not None:
         found = [with_interval("itl_break_even_tokens", crossing, line.points, interval, note)]
     ratio = slope_ratio(line, native)
     if ratio is None:
-        return found + _none(COMPARED[1:], "a line does not rise with the context")
+        return found + unmeasured(COMPARED[1:], "a line does not rise with the context")
     found.append(with_interval("itl_slope_ratio", ratio.value, ratio.units, ratio.interval))
     bytes_ = [_byte_ratio(record) for record in records]
     known = [b for b in bytes_ if b is not None]
     if len(known) < len(bytes_):
-        return found + _none(COMPARED[2:], "the record does not say what a step reads; run the matrix again")
+        return found + unmeasured(
+            COMPARED[2:], "the record does not say what a step reads; run the matrix again"
+        )
     allowed = min(known)
-    note = f"KV bytes in the ratio {allowed:.6g}; {_besides(records)}"
-    share = with_interval(
-        "itl_slope_to_bytes",
-        ratio.value / allowed,
-        ratio.units,
-        _scaled(ratio.interval, 1 / allowed) if ratio.interval else None,
-        note,
-    )
+    note = f"KV bytes in the ratio {allowed:.6g}; {_settings(records)}"
+    interval = ratio.interval and _scaled(ratio.interval, 1 / allowed)
+    share = with_interval("itl_slope_to_bytes", ratio.value / allowed, ratio.units, interval, note)
     return [*found, share]
 
 
 def _points(records: Sequence[Record], name: str) -> list[tuple[float, float]]:
-    """(context, mean ITL of a request in ms), one a measured request of the arm."""
+    """(context, mean ITL in ms) of each measured request of the arm."""
     points = []
     for record in records:
         arms = [arm for arm in record.samples["arms"] if arm["arm"] == name and arm["itl_ms"]]
@@ -107,12 +98,10 @@ def _unfit(records: Sequence[Record], points: Sequence[tuple[float, float]]) -> 
     """Why no line goes through these records, or ""."""
     contexts = len({x for x, _ in points})
     if contexts < CONTEXTS:
-        return f"a line takes {CONTEXTS} contexts, {contexts} {'was' if contexts == 1 else 'were'} measured"
+        return f"a line needs {CONTEXTS} contexts, {contexts} {'was' if contexts == 1 else 'were'} measured"
     if reason := apart(record.environment for record in records):
         return f"its contexts {reason}"
-    differing = [
-        key for key in _MACHINE if len({repr(record.environment.get(key)) for record in records}) > 1
-    ]
+    differing = [key for key in _MACHINE if len({repr(r.environment.get(key)) for r in records}) > 1]
     return f"its contexts were measured under different {', '.join(differing)}" if differing else ""
 
 
@@ -125,29 +114,25 @@ def _byte_ratio(record: Record) -> float | None:
     return own / native if own and native else None
 
 
-def _besides(records: Sequence[Record]) -> str:
-    """The settings of both arms that differ, in words."""
+def _settings(records: Sequence[Record]) -> str:
+    """Which recorded settings of the two arms differ, as a sentence."""
     differing: dict[str, None] = {}
     for record in records:
         own, native = (record.facts["arms"][name].get("settings", {}) for name in ("candidate", "baseline"))
         for key in dict.fromkeys((*own, *native)):
             if own.get(key) != native.get(key):
-                differing[f"{key} {_word(own.get(key))} against {_word(native.get(key))}"] = None
+                differing[f"{key} {_setting(own.get(key))} against {_setting(native.get(key))}"] = None
     if differing:
         return f"what differs besides the format: {', '.join(differing)}"
     return "no recorded setting differs besides the format"
 
 
-def _word(value: Any) -> str:
+def _setting(value: Any) -> str:
     return " and ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
 def _scaled(interval: tuple[float, float], factor: float) -> tuple[float, float]:
     return interval[0] * factor, interval[1] * factor
-
-
-def _none(metrics: Sequence[str], note: str) -> list[Value]:
-    return [Value(metric, None, note=note) for metric in metrics]
 
 
 TABLES: tuple[Table, ...] = (

@@ -4,14 +4,13 @@ and number of rows, and which path took which rows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
 from kvbench.metrics.declare.metric import Metric, Table
 from kvbench.metrics.declare.units import ERROR, PATHS, RATIO, SHARE
-from kvbench.metrics.declare.value import Value
+from kvbench.metrics.declare.value import Value, unmeasured, worst_place
 from kvbench.records.record import Record
 from kvbench.stats.intervals import largest
 
@@ -19,17 +18,26 @@ At = tuple[Mapping[str, Any], Mapping[str, Any]]  # a product, and one row of it
 
 
 def values(record: Record, baseline: Record | None) -> Iterator[Value]:
-    sweep = [(product, row) for product in record.samples["products"] for row in product["rows"]]
+    products = record.samples["products"]
+    sweep = [(product, row) for product in products for row in product["rows"]]
     if not sweep:
         return
     yield _error(sweep)
     shares = [(row["distance"] / row["bound"], _place((product, row))) for product, row in sweep]
-    worst = largest(value for value, _ in shares)
-    yield Value("gemm_bound_share", worst, len(shares), note=f"worst: {_first(shares, worst)}")
-    yield from _first_row(record.samples["products"])
+    yield _worst("gemm_bound_share", shares)
+    yield from _first_row(products)
     yield Value("gemm_paths", len({row["path"] for _, row in sweep}), len(sweep), note=_routes(record))
-    yield _time_ratio("gemm_native_time_ratio", "us_native", sweep)
-    yield _time_ratio("gemm_reference_time_ratio", "us_reference", sweep)
+    for metric, other in (
+        ("gemm_native_time_ratio", "us_native"),
+        ("gemm_reference_time_ratio", "us_reference"),
+    ):
+        timed = [
+            (row["us"] / row[other], _place((product, row)))
+            for product, row in sweep
+            if row.get(other) and row["path"] != "native"
+        ]
+        none = Value(metric, None, 0, note="times are measured for FP8 weights on a GPU only")
+        yield _worst(metric, timed) if timed else none
 
 
 def _error(sweep: Sequence[At]) -> Value:
@@ -41,51 +49,36 @@ def _error(sweep: Sequence[At]) -> Value:
 
 
 def _first_row(products: Sequence[Mapping[str, Any]]) -> Iterator[Value]:
-    """Successive numbers of rows of each product: what its first row of output, which has one input, does between them."""
+    """How the first row of output, whose input is fixed, changes from each number of rows of a product to the next."""
     steps = [
         (product, before, row)
         for product in products
         for before, row in zip(product["rows"], product["rows"][1:], strict=False)
     ]
-    names = ("gemm_boundary_diff", "gemm_boundary_argmax")
     if not steps:
-        yield from (Value(name, None, 0, note="one number of rows has nothing to compare") for name in names)
+        names = ("gemm_boundary_diff", "gemm_boundary_argmax")
+        yield from unmeasured(names, "a sweep of one number of rows has nothing to compare", 0)
         return
     places = [
-        (
-            row["row0_diff"],
-            f"{_shape(product)}, {before['m']} rows {before['path']} to {row['m']} rows {row['path']}",
-        )
-        for product, before, row in steps
+        (row["row0_diff"], f"{_shape(product)}, {a['m']} rows {a['path']} to {row['m']} rows {row['path']}")
+        for product, a, row in steps
     ]
-    worst = largest(value for value, _ in places)
-    yield Value(names[0], worst, len(steps), note=f"worst: {_first(places, worst)}")
+    yield _worst("gemm_boundary_diff", places)
     equal = sum(bool(row["row0_argmax_equal"]) for _, _, row in steps)
-    yield Value(names[1], equal / len(steps), len(steps))
+    yield Value("gemm_boundary_argmax", equal / len(steps), len(steps))
 
 
 def _routes(record: Record) -> str:
-    """`1..64 w8a16, 65.. w8a8 (N x K: 576 x 576, 192 x 576)`: products with one route together."""
+    """`1..64 w8a16, 65.. w8a8 (N x K: 576 x 576, 192 x 576)`, products with the same route together."""
     shapes: dict[str, list[str]] = {}
     for shape, route in record.facts["routes"].items():
         shapes.setdefault(route, []).append(shape)
     return "; ".join(f"{route} (N x K: {', '.join(of)})" for route, of in shapes.items())
 
 
-def _time_ratio(metric: str, other: str, sweep: Sequence[At]) -> Value:
-    timed = [
-        (row["us"] / row[other], _place((product, row)))
-        for product, row in sweep
-        if row.get(other) and row["path"] != "native"
-    ]
-    if not timed:
-        return Value(metric, None, 0, note="times are measured of FP8 weights on a GPU")
-    worst = largest(value for value, _ in timed)
-    return Value(metric, worst, len(timed), note=f"worst: {_first(timed, worst)}")
-
-
-def _first(of: Sequence[tuple[float, str]], worst: float) -> str:
-    return next(place for value, place in of if value == worst or (math.isnan(value) and math.isnan(worst)))
+def _worst(metric: str, found: Sequence[tuple[float, str]]) -> Value:
+    worst = largest(value for value, _ in found)
+    return Value(metric, worst, len(found), note=f"worst: {worst_place(found, worst)}")
 
 
 def _place(at: At) -> str:

@@ -2,9 +2,9 @@
 it leaves the baseline's text.
 
 A small model repeats itself natively too, so a collapse is what the candidate does and native does not, prompt by prompt: its text
-says nothing new from a token on that comes before a quarter of native's own onset, or it ends before a quarter of what native
-had to say. Texts that part at a near-tie reach loops of their own at tokens that differ by a factor of two as a matter of course; by
-four they do not. Where native ends at once it says nothing that a text could be measured by.
+only repeats itself from before a quarter of native's own onset, or ends before a quarter of native's useful tokens. Texts that
+diverge at a near-tie often start to loop at tokens that differ by a factor of two, but not by four. Prompts where native ends at
+once are left out.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from statistics import fmean, median_low
 
 from kvbench.metrics.declare.metric import Metric, Table
 from kvbench.metrics.declare.units import SHARE, STEP, TOKENS
-from kvbench.metrics.declare.value import Value, incomparable, share
+from kvbench.metrics.declare.value import Value, incomparable, share, unmeasured
 from kvbench.records.record import Record
 
 COMPARABLE = ("prompts", "new_tokens", "prompt_sha", "eos_tokens")
-# A candidate whose text is over before this share of native's has collapsed.
-EARLY = 0.25
+EARLY = 0.25  # a text that is over before this share of native's has collapsed
 
 Tokens = Sequence[int]
 
@@ -31,13 +30,9 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     loops = [longest_loop(text) for text in texts]
     distinct = [d for text in texts if (d := distinct_ngrams(text, 4)) is not None]
     if distinct:
-        yield Value("gen_distinct_4grams", fmean(distinct), len(texts), note=_each("lowest", min(distinct)))
-    yield Value(
-        "gen_loop_tokens",
-        max((loop.length if loop else 0) for loop in loops),
-        len(texts),
-        note="; ".join(f"period {loop.period}, {loop.length} tokens" if loop else "none" for loop in loops),
-    )
+        yield Value("gen_distinct_4grams", fmean(distinct), len(texts), note=f"lowest: {min(distinct):.3g}")
+    note = "; ".join(f"period {loop.period}, {loop.length} tokens" if loop else "none" for loop in loops)
+    yield Value("gen_loop_tokens", max(loop.length if loop else 0 for loop in loops), len(texts), note=note)
     yield _censored("gen_loop_onset", [loop.onset if loop else None for loop in loops], steps)
     yield _censored("gen_eos", record.samples["eos"], steps)
     yield share("gen_degenerated", sum(onset is not None for onset in onsets), len(texts))
@@ -56,12 +51,9 @@ def texts_of(record: Record) -> list[Tokens]:
 
 
 def useful_tokens(record: Record) -> list[int | None]:
-    """Of each prompt, the tokens before its text only repeats itself or ends, whichever comes first; None where it does neither."""
-    found = []
-    for text, end in zip(texts_of(record), record.samples["eos"], strict=True):
-        known = [at for at in (degeneration_onset(text), end) if at is not None]
-        found.append(min(known, default=None))
-    return found
+    """For each prompt, the tokens before its text only repeats itself or ends, whichever comes first; None where it does neither."""
+    ends = zip(map(degeneration_onset, texts_of(record)), record.samples["eos"], strict=True)
+    return [min((at for at in pair if at is not None), default=None) for pair in ends]
 
 
 def _against(
@@ -69,7 +61,7 @@ def _against(
 ) -> Iterator[Value]:
     names = ("gen_first_divergence", "gen_native_degenerated", "gen_native_onset", "gen_collapsed")
     if note := incomparable(record, baseline, COMPARABLE):
-        yield from (Value(name, None, note=note) for name in names)
+        yield from unmeasured(names, note)
         return
     native = texts_of(baseline)
     own = [degeneration_onset(text) for text in native]
@@ -79,52 +71,41 @@ def _against(
     yield _censored("gen_native_onset", own, steps)
     useful = [steps if at is None else at for at in useful_tokens(baseline)]
     pairs = zip(onsets, record.samples["eos"], own, useful, strict=True)
-    fallen = [collapsed(onset, end, by, said, steps) for onset, end, by, said in pairs if said]
-    if not fallen:
-        yield Value("gen_collapsed", None, 0, note="native's own texts end at once")
-        return
+    fallen = [collapsed(onset, end, by, tokens, steps) for onset, end, by, tokens in pairs if tokens]
     silent = len(useful) - len(fallen)
+    note = f"{silent} more, where native ends at once" if silent else ""
     yield share(
-        "gen_collapsed",
-        sum(fallen),
-        len(fallen),
-        f"{silent} more, where native ends at once" if silent else "",
+        "gen_collapsed", sum(fallen), len(fallen), note if fallen else "native's own texts end at once"
     )
 
 
 def collapsed(
     onset: int | None, end: int | None, native_onset: int | None, native_useful: int, steps: int
 ) -> bool:
-    """Whether a text repeats itself before `EARLY` of native's onset (`steps` where it has none), or ends before that of what
-    native says."""
+    """Whether a text repeats itself before `EARLY` of native's onset (`steps` where it has none), or ends before that share of
+    native's useful tokens."""
     repeats = onset is not None and onset < EARLY * (steps if native_onset is None else native_onset)
     return repeats or (end is not None and end < EARLY * native_useful)
 
 
 def _censored(metric: str, found: Sequence[int | None], steps: int) -> Value:
-    """The lower median over the prompts, which is one of them; the number of steps stands for none (right-censored)."""
+    """The lower median over the prompts, an observed value; the number of steps replaces None (right-censored)."""
     each = ", ".join("none" if at is None else str(at) for at in found)
-    return Value(
-        metric, median_low(steps if at is None else at for at in found), steps, note=_each("each", each)
-    )
-
-
-def _each(what: str, value: float | str) -> str:
-    return f"{what}: {value if isinstance(value, str) else f'{value:.3g}'}"
+    return Value(metric, median_low(steps if at is None else at for at in found), steps, note=f"each: {each}")
 
 
 LONGEST_PERIOD = 128
-COPIES = 3  # a unit that stands there twice is a figure of speech
-SHORTEST = 12  # tokens of a loop: `. . .` and a table's rule are none
+COPIES = 3  # a unit that occurs twice can be a figure of speech
+SHORTEST = 12  # tokens of a loop: `. . .` and a table's rule are shorter
 
 GRAM = 4
-STALE = 0.9  # share of repeated tokens from which a text's end says nothing new
+STALE = 0.9  # share of repeated tokens from which the end of a text is only repetition
 SHORTEST_TAIL = 32
 
 
 @dataclass(frozen=True)
 class Loop:
-    """tokens[onset : onset + length] is one unit of `period` tokens over and over; onset: its first copy's first token."""
+    """tokens[onset : onset + length] is one unit of `period` tokens, repeated."""
 
     onset: int
     period: int
@@ -132,14 +113,14 @@ class Loop:
 
 
 def distinct_ngrams(tokens: Sequence[int], n: int) -> float | None:
-    """Different n-grams over all n-grams; None for a text shorter than one."""
+    """Distinct n-grams over all n-grams; None for a text shorter than n."""
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return len(set(grams)) / len(grams) if grams else None
 
 
 def longest_loop(tokens: Sequence[int]) -> Loop | None:
-    """The loop of most tokens: at least `COPIES` copies and `SHORTEST` tokens; of equal ones the smallest period, then the
-    earliest. The last copy may be cut off."""
+    """The loop with the most tokens, at least `COPIES` copies and `SHORTEST` tokens; of equal ones the one with the smallest
+    period, then the earliest. The last copy may be cut off."""
     best: Loop | None = None
     for period in range(1, min(LONGEST_PERIOD, len(tokens) // COPIES) + 1):
         start = period
@@ -157,9 +138,9 @@ def longest_loop(tokens: Sequence[int]) -> Loop | None:
 def degeneration_onset(tokens: Sequence[int]) -> int | None:
     """The token from which the text only repeats itself to its end; None where it does not.
 
-    A token is repeated when the `GRAM` tokens that end with it stood in the text before. The onset is the earliest repeated
-    token with at least `STALE` of it and all that follow repeated, `SHORTEST_TAIL` tokens or more. Loops of any period are
-    found, and those that vary a little.
+    A token is repeated when the `GRAM` tokens that end with it occurred earlier. The onset is the earliest repeated token from
+    which at least `STALE` of the `SHORTEST_TAIL` or more tokens to the end are repeated. This finds loops of any period and
+    loops that vary a little.
     """
     seen: set[tuple[int, ...]] = set()
     repeated = [False] * len(tokens)
@@ -177,7 +158,7 @@ def degeneration_onset(tokens: Sequence[int]) -> int | None:
 
 
 def first_divergence(tokens: Sequence[int], native: Sequence[int]) -> int | None:
-    """Index of the first token that differs, or at which one of the texts is over; None where they are equal."""
+    """Index of the first token that differs or is missing in one text; None where they are equal."""
     for i, (a, b) in enumerate(zip(tokens, native, strict=False)):
         if a != b:
             return i

@@ -4,7 +4,6 @@ the mean beside it, so that one bad layer is not averaged away.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
@@ -14,7 +13,7 @@ from typing import Any
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.metrics.declare.metric import Metric, Table
 from kvbench.metrics.declare.units import CODES, ERROR, MAGNITUDE, RATIO, SHARE
-from kvbench.metrics.declare.value import Value
+from kvbench.metrics.declare.value import Value, worst_place
 from kvbench.records.record import Record
 from kvbench.stats.intervals import largest, smallest
 
@@ -34,37 +33,39 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
 
 
 def faults(record: Record, layers: int | None) -> Iterator[str]:
-    """What cannot be of the record's sides, in sentences without an end: sides that are missing or given twice, a side with the numbers
-    of another layer's, a quantized side that holds values and lost nothing.
+    """What is impossible about the record's sides, as sentences without a full stop: sides that are missing or given twice, a
+    side with the numbers of another layer's, a quantized side that holds values but lost nothing.
 
-    layers: how many the store had; None where nobody said, then as many as the highest number says.
+    layers: how many the store had; None: unknown, then the highest layer number counts.
     """
     sides: Sequence[Side] = record.samples["sides"]
     if not sides:
-        return  # a record without a sample gives no value, which is a check of its own
+        return  # a record without samples gives no value, which another check reports
     given = Counter((side["layer"], side["side"]) for side in sides)
     count = 1 + max(layer for layer, _ in given) if layers is None else layers
-    due = [(layer, name) for layer in range(count) for name in ("k", "v")]
-    for layer, name in sorted({*due, *given}):
+    expected = [(layer, name) for layer in range(count) for name in ("k", "v")]
+    for layer, name in sorted({*expected, *given}):
         times = given[layer, name]
-        if (layer, name) not in due:
-            yield f"layer {layer} {name.upper()} is given, and the store had {count} layers"
+        if (layer, name) not in expected:
+            yield f"layer {layer} {name.upper()} is given, but the store had {count} layers"
         elif times != 1:
-            yield f"layer {layer} {name.upper()} is {f'given {times} times' if times else 'missing'}, and each of {count} layers is due once"
+            found = f"given {times} times" if times else "missing"
+            yield f"layer {layer} {name.upper()} is {found}; each of {count} layers is expected once"
     quantized = KV_FORMATS[record.facts["format"]].quantized
     seen: list[Side] = []
     for side in sides:
-        said = f"layer {side['layer']} {side['side'].upper()}"
-        if side["amax"] > 0:  # sides of zeros are alike, and lose nothing
-            twin = next(
-                (one for one in seen if one["layer"] != side["layer"] and _numbers(one) == _numbers(side)),
-                None,
-            )
-            if twin:
-                yield f"{said} has the numbers of layer {twin['layer']} {twin['side'].upper()}, to the last digit"
+        name = _name(side)
+        if side["amax"] > 0:  # sides of zeros are equal, and lose nothing
+            same = [one for one in seen if one["layer"] != side["layer"] and _numbers(one) == _numbers(side)]
+            if same:
+                yield f"{name} has the numbers of {_name(same[0])}, to the last digit"
             if quantized and side["error"] == 0:
-                yield f"{said} lost nothing (error 0) in {record.facts['format']}, though it holds values up to {side['amax']:.4g}"
+                yield f"{name} lost nothing (error 0) in {record.facts['format']}, though it holds values up to {side['amax']:.4g}"
         seen.append(side)
+
+
+def _name(side: Side) -> str:
+    return f"layer {side['layer']} {side['side'].upper()}"
 
 
 def _numbers(side: Side) -> Side:
@@ -74,10 +75,9 @@ def _numbers(side: Side) -> Side:
 def _worst(
     metric: str, sides: Sequence[Side], of: Callable[[Side], float], pick: Callable[..., float] = largest
 ) -> Value:
-    found = [float(of(side)) for side in sides]
-    worst = pick(found)
-    at = next(i for i, one in enumerate(found) if one == worst or (math.isnan(one) and math.isnan(worst)))
-    note = f"worst: layer {sides[at]['layer']} {sides[at]['side'].upper()}; mean {fmean(found):.4g}"
+    found = [(float(of(side)), _name(side)) for side in sides]
+    worst = pick(value for value, _ in found)
+    note = f"worst: {worst_place(found, worst)}; mean {fmean(value for value, _ in found):.4g}"
     return Value(metric, worst, len(found), note=note)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from math import fsum, inf
+from math import inf
 from statistics import fmean
 from typing import Any
 
@@ -14,7 +14,7 @@ from kvbench.metrics import contexts
 from kvbench.metrics.declare.change import independent_change, log_change
 from kvbench.metrics.declare.metric import BESIDE, Effect, Measured, Metric, Table, Unable
 from kvbench.metrics.declare.units import GB_PER_S, MS, PERCENT, RATIO, REQUESTS, SHARE, TOKENS_PER_S
-from kvbench.metrics.declare.value import Value, with_interval
+from kvbench.metrics.declare.value import Value, joined, unmeasured, with_interval
 from kvbench.records.record import Record
 from kvbench.stats import stability
 from kvbench.stats.intervals import independent_difference, largest, median, paired_ratio, quantile
@@ -39,81 +39,85 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     if cold:
         yield Value("ttft_cold_ms", cold[0], 1)
     else:
-        yield Value("ttft_cold_ms", None, 0, note="no warm-up request was made")
+        yield Value("ttft_cold_ms", None, 0, note="no warm-up request")
     if own and other:
         yield from _ratios(own, other)
 
 
 def _absolute(arms: Sequence[Arm]) -> Iterator[Value]:
-    ttft = median(arm["ttft_ms"] for arm in arms)
+    ttft, first = median(arm["ttft_ms"] for arm in arms), arms[0]
     yield Value("ttft_ms", ttft, len(arms))
-    first = arms[0]
     yield Value("prefill_tok_s", prefill_tok_s(first["prefill_tokens"], ttft / 1e3), len(arms))
-
-    gaps = [gap for arm in arms for gap in arm["itl_ms"]]
-    note = wrong_gap_count(arms) or ("" if gaps else NO_GAP)
+    gaps, problem = _gaps(arms)
     n = len(gaps)
-    yield Value("itl_ms", None if note else fmean(gaps), n, note=note)
-    yield Value("itl_p50_ms", None if note else median(gaps), n, note=note)
-    yield Value("itl_p90_ms", None if note else quantile(gaps, 0.9), n, note=note)
-    yield Value("itl_p99_ms", None if note else quantile(gaps, 0.99), n, note=note)
-    yield Value("itl_max_ms", None if note else largest(gaps), n, note=note)
-    rate = None if note else decode_tok_s(first["batch"], [gap / 1e3 for gap in gaps])
-    yield Value("decode_tok_s", rate, n, note=note)
+    if problem:
+        names = ("itl_ms", "itl_p50_ms", "itl_p90_ms", "itl_p99_ms", "itl_max_ms", "decode_tok_s")
+        yield from unmeasured(names, problem, n)
+        return
+    yield Value("itl_ms", fmean(gaps), n)
+    yield Value("itl_p50_ms", median(gaps), n)
+    yield Value("itl_p90_ms", quantile(gaps, 0.9), n)
+    yield Value("itl_p99_ms", quantile(gaps, 0.99), n)
+    yield Value("itl_max_ms", largest(gaps), n)
+    yield Value("decode_tok_s", decode_tok_s(first["batch"], [gap / 1e3 for gap in gaps]), n)
+
+
+def _gaps(arms: Sequence[Arm]) -> tuple[list[float], str]:
+    """All gaps in ms, and why they are not usable, or ""."""
+    gaps = [gap for arm in arms for gap in arm["itl_ms"]]
+    return gaps, wrong_gap_count(arms) or ("" if gaps else NO_GAP)
 
 
 def _totals(arms: Sequence[Arm]) -> Iterator[Value]:
-    """A request's time by the first and the last look at the clock, and what its parts miss of it."""
+    """A request's time by two clock readings, and its difference from the sum of its parts."""
     if not all("total_ms" in arm for arm in arms):
-        for metric in ("request_ms", "request_difference_ms"):
-            yield Value(metric, None, 0, note="the record holds no time of a whole request")
+        names = ("request_ms", "request_difference_ms")
+        yield from unmeasured(names, "the record holds no time of a whole request", 0)
         return
     yield Value("request_ms", median(arm["total_ms"] for arm in arms), len(arms))
-    parts = [arm["ttft_ms"] + fsum(arm["itl_ms"]) for arm in arms]
+    parts = [arm["ttft_ms"] + math.fsum(arm["itl_ms"]) for arm in arms]
     off = [abs(arm["total_ms"] - part) for arm, part in zip(arms, parts, strict=True)]
-    worst = max(range(len(arms)), key=lambda i: (off[i] != off[i], off[i]))
+    at = max(range(len(arms)), key=lambda i: (off[i] != off[i], off[i]))
+    worst = arms[at]
     note = (
-        f"request {arms[worst]['order']} took {arms[worst]['total_ms']:.6g} ms, and its TTFT and {len(arms[worst]['itl_ms'])} "
-        f"steps add up to {parts[worst]:.6g} ms"
-        if off[worst] != 0
-        else ""
+        f"request {worst['order']} took {worst['total_ms']:.6g} ms, but its TTFT and {len(worst['itl_ms'])} steps "
+        f"add up to {parts[at]:.6g} ms"
     )
-    yield Value("request_difference_ms", largest(off), len(arms), note=note)
+    yield Value("request_difference_ms", largest(off), len(arms), note=note if off[at] != 0 else "")
 
 
 def _stability(arms: Sequence[Arm], own: Sequence[Arm]) -> Iterator[Value]:
-    """How still the machine held; `kvbench.gate.latency_validity` judges by the same functions."""
+    """How stable the machine was; `kvbench.gate.latency_validity` judges by the same functions."""
     drift = stability.drift(arms)
     if isinstance(drift, str):
         yield Value("latency_drift_pct", None, len(arms), note=drift)
     else:
-        low, high = drift.interval
-        yield Value("latency_drift_pct", drift.pct, len(arms), low, high, units=drift.degrees + 1)
+        yield Value("latency_drift_pct", drift.pct, len(arms), *drift.interval, units=drift.degrees + 1)
     yield _outliers(arms)
     yield _stalls(arms, own)
     yield _throttled(arms)
 
 
 def _outliers(arms: Sequence[Arm]) -> Value:
-    places = {arm["order"]: arm["arm"] for arm in arms}
-    said: dict[int, list[str]] = {}
-    for quantity, name in (("ttft", "TTFT"), ("itl", "ITL")):
+    names = {arm["order"]: arm["arm"] for arm in arms}
+    by_request: dict[int, list[str]] = {}
+    for quantity, label in (("ttft", "TTFT"), ("itl", "ITL")):
         if quantity == "itl" and not any(arm["itl_ms"] for arm in arms):
             continue
         found = stability.outliers(arms, quantity)
         if isinstance(found, str):
             return Value("latency_outliers", None, len(arms), note=found)
         for order, times in found.items():
-            said.setdefault(order, []).append(f"{name} {times:.3g}x")
-    note = ", ".join(f"{order} ({places[order]}, {' and '.join(said[order])})" for order in sorted(said))
-    return Value("latency_outliers", len(said), len(arms), note=f"request {note}" if note else "")
+            by_request.setdefault(order, []).append(f"{label} {times:.3g}x")
+    note = ", ".join(f"{i} ({names[i]}, {' and '.join(by_request[i])})" for i in sorted(by_request))
+    return Value("latency_outliers", len(by_request), len(arms), note=f"request {note}" if note else "")
 
 
 def _stalls(arms: Sequence[Arm], own: Sequence[Arm]) -> Value:
     counts = [stability.stalls(arm) for arm in own]
     found = [n for n in counts if n is not None]
     if len(found) < len(counts):
-        note = f"a stall is told from {stability.LEAST_FOR_STALLS} steps a request on"
+        note = f"stalls need {stability.LEAST_FOR_STALLS} steps per request"
         return Value("itl_outlier_share", None, 0, note=note)
     other = [n for arm in arms if arm["arm"] == "baseline" and (n := stability.stalls(arm)) is not None]
     note = f"{sum(found)} here" + (f", {sum(other)} of the baseline's" if other else "")
@@ -122,55 +126,41 @@ def _stalls(arms: Sequence[Arm], own: Sequence[Arm]) -> Value:
 
 
 def _throttled(arms: Sequence[Arm]) -> Value:
-    words = [stability.slowdown(arm) for arm in arms]
-    known = sum(found is not None for found in words)
+    known = sum(stability.slowdown(arm) is not None for arm in arms)
     if not known:
         return Value(
-            "throttled_requests",
-            None,
-            0,
-            note="the device's state was not read, or says nothing of a slowdown",
+            "throttled_requests", None, 0, note="the device's state shows no slowdown or was not read"
         )
-    unread = f"{len(arms) - known} of {len(arms)} requests say nothing of it" if known < len(arms) else ""
+    unread = f"{len(arms) - known} of {len(arms)} requests have no device state" if known < len(arms) else ""
     slowed = stability.slowed(arms)
-    if not slowed and unread:
-        return Value("throttled_requests", None, known, note=unread)
-    note = "; ".join(filter(None, (stability.slowdown_text(arms), unread)))
-    return Value("throttled_requests", len(slowed), known, note=note)
+    note = joined(stability.slowdown_text(arms), unread)
+    return Value("throttled_requests", len(slowed) if slowed or not unread else None, known, note=note)
 
 
 def _bandwidth(arms: Sequence[Arm], facts: Mapping[str, Any]) -> Iterator[Value]:
-    """Bytes that a step must read over the mean gap, and of the device's copy bandwidth what lies beyond its cache."""
-    gaps = [gap for arm in arms for gap in arm["itl_ms"]]
-    reads = facts.get("arms", {}).get("candidate", {}).get("reads")
-    note = wrong_gap_count(arms) or ("" if gaps else NO_GAP)
-    if reads is None:
-        note = note or "the record does not say what a step reads"
-    if note or reads is None:
-        yield Value("decode_read_gb_s", None, len(gaps), note=note)
-        yield Value("decode_bandwidth_share", None, len(gaps), note=note)
+    """Bytes that a step must read over the mean gap, and the part beyond the cache over the device's copy bandwidth."""
+    gaps, problem = _gaps(arms)
+    n, reads = len(gaps), facts.get("arms", {}).get("candidate", {}).get("reads")
+    if problem or reads is None:
+        names = ("decode_read_gb_s", "decode_bandwidth_share")
+        yield from unmeasured(names, problem or "the record does not say what a step reads", n)
         return
     seconds, bytes_ = fmean(gaps) / 1e3, sum(step_bytes(arms[0], reads))
-    yield Value("decode_read_gb_s", bytes_ / seconds / 1e9, len(gaps))
-    copy, cache = facts.get("copy_gb_s"), facts.get("cache_bytes") or 0
+    yield Value("decode_read_gb_s", bytes_ / seconds / 1e9, n)
+    copy, cache, used = facts.get("copy_gb_s"), facts.get("cache_bytes") or 0, None
     if copy is None:
-        reason = facts.get("copy_reason") or "it is not in the record"
-        yield Value("decode_bandwidth_share", None, len(gaps), note=f"copy bandwidth is not known: {reason}")
+        note = f"copy bandwidth is not known: {facts.get('copy_reason') or 'it is not in the record'}"
     elif bytes_ <= cache:
-        yield Value(
-            "decode_bandwidth_share",
-            None,
-            len(gaps),
-            note=f"the {bytes_:,.0f} B of a step fit the cache of {cache:,} B",
-        )
+        note = f"the {bytes_:,.0f} B of a step fit the cache of {cache:,} B"
     else:
-        share = (bytes_ - cache) / seconds / 1e9 / copy
-        note = f"{bytes_:,.0f} B a step, of which {cache:,} B may be cached, in {seconds * 1e3:.4g} ms; a copy runs at {copy:.4g} GB/s"
-        yield Value("decode_bandwidth_share", share, len(gaps), note=note)
+        used = (bytes_ - cache) / seconds / 1e9 / copy
+        note = f"{bytes_:,.0f} B per step, of which {cache:,} B may be cached, in {seconds * 1e3:.4g} ms"
+        note += f"; a copy runs at {copy:.4g} GB/s"
+    yield Value("decode_bandwidth_share", used, n, note=note)
 
 
 def step_bytes(arm: Arm, reads: Mapping[str, Any]) -> tuple[float, float]:
-    """(of the weights, of the cache): bytes that a decode step of this request must read, in the mean over its steps."""
+    """(weights, cache): bytes that a decode step of this request must read, mean over its steps."""
     stored = arm["prefill_tokens"] + arm["batch"] * (arm["new_tokens"] / 2 - 1)
     return reads["weight_bytes"], reads["kv_bytes_per_token"] * stored
 
@@ -178,18 +168,15 @@ def step_bytes(arm: Arm, reads: Mapping[str, Any]) -> tuple[float, float]:
 def _ratios(own: Sequence[Arm], other: Sequence[Arm]) -> Iterator[Value]:
     """The k-th candidate repeat is paired with the k-th baseline repeat, its neighbour in A B B A."""
     pairs = min(len(own), len(other))
-    note = (
-        ""
-        if len(own) == len(other)
-        else f"{len(own)} repeats here, {len(other)} of the baseline: {pairs} pairs"
-    )
-    own, other = own[:pairs], other[:pairs]
-    ratio = paired_ratio([arm["ttft_ms"] for arm in own], [arm["ttft_ms"] for arm in other])
+    unequal = f"{len(own)} repeats here, {len(other)} of the baseline: {pairs} pairs"
+    note = "" if len(own) == len(other) else unequal
+    sides = own[:pairs], other[:pairs]
+    ratio = paired_ratio(*([arm["ttft_ms"] for arm in side] for side in sides))
     yield with_interval("ttft_ratio", ratio.value, ratio.units, ratio.interval, note)
-    if not all(arm["itl_ms"] for arm in (*own, *other)):
+    if not all(arm["itl_ms"] for side in sides for arm in side):
         yield Value("itl_ratio", None, 0, note=NO_GAP)
         return
-    ratio = paired_ratio([fmean(arm["itl_ms"]) for arm in own], [fmean(arm["itl_ms"]) for arm in other])
+    ratio = paired_ratio(*([fmean(arm["itl_ms"]) for arm in side] for side in sides))
     yield with_interval("itl_ratio", ratio.value, ratio.units, ratio.interval, note)
 
 
@@ -219,7 +206,7 @@ def _log_times(record: Record, quantity: str) -> tuple[list[float], list[float]]
         time = stability.time_of(arm, quantity)
         if time is None:
             return NO_GAP
-        if not 0 < time < math.inf:
+        if not 0 < time < inf:
             return "a time is not a positive number"
         logs[arm["arm"]].append(math.log(time))
     own, other = logs["candidate"], logs["baseline"]

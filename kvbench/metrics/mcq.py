@@ -16,7 +16,7 @@ from kvbench.metrics.agreement import NEAR_TIE
 from kvbench.metrics.declare.change import share_change
 from kvbench.metrics.declare.metric import Effect, Measured, Metric, Table, Unable
 from kvbench.metrics.declare.units import NAT, P_VALUE, POINTS, QUESTIONS, RATIO, SHARE
-from kvbench.metrics.declare.value import Value, incomparable, share
+from kvbench.metrics.declare.value import Value, incomparable, share, unmeasured
 from kvbench.records.record import Record
 from kvbench.stats.intervals import (
     Interval,
@@ -30,22 +30,21 @@ from kvbench.stats.intervals import (
 
 COMPARABLE = ("task", "shots", "choice_ids", "prompt_policy", "bos", "total", "data_sha")
 
-# From so many questions on that were scored twice, their largest difference says something of the others.
-LEAST_AGAIN = 8
-
+LEAST_AGAIN = 8  # questions scored twice; fewer say nothing about the noise of the others
 NOT_AGAIN = "the baseline was not scored a second time (option aa_limit)"
-
 NO_NUMBER = "a question has a choice without a number"
 
 # Of a candidate and its baseline, question by question.
-PAIRED = ("mcq_delta_pt", "mcq_mde_pt", "mcq_recovery", "mcq_agreement", "mcq_right_to_wrong", "mcq_wrong_to_right",
-          "mcq_wrong_to_wrong", "mcq_mcnemar_p", "mcq_real_flips")  # fmt: skip
+PAIRED = (
+    "mcq_delta_pt", "mcq_mde_pt", "mcq_recovery", "mcq_agreement", "mcq_right_to_wrong", "mcq_wrong_to_right",
+    "mcq_wrong_to_wrong", "mcq_mcnemar_p", "mcq_real_flips",
+)  # fmt: skip
 
 
 class Judged(NamedTuple):
-    """One scored question under one norm. picks: the choices of the highest score (more than one: a tie); scores: summed logprobs.
+    """One scored question under one norm. scores: summed logprobs; picks: the choices with the highest score (several: a tie).
 
-    picks is empty where a choice has no number; such a question is neither right nor wrong, and makes shares NaN.
+    picks is empty where a choice has no number: such a question is neither right nor wrong, and makes shares NaN.
     """
 
     subject: str
@@ -55,7 +54,7 @@ class Judged(NamedTuple):
 
     @property
     def right(self) -> bool:
-        """The first pick is the answer."""
+        """Whether the first pick is the answer."""
         return self.picks[:1] == [self.answer]
 
 
@@ -65,15 +64,13 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     scored = list(judged.values())
     yield Value("mcq_scored", len(scored), len(questions))
     yield share("truncated_share", sum(bool(q["truncated"]) for q in questions), len(questions))
-
     skipped, ties = len(questions) - len(scored), sum(len(j.picks) > 1 for j in scored)
     note = f"{len(scored)} of {len(questions)} scored, {skipped} skipped, {ties} tied"
     yield _accuracy("mcq_accuracy", scored, note)
     yield _accuracy("mcq_accuracy_norm", list(judge(record, "tokens").values()), "per token")
     yield _accuracy("mcq_accuracy_norm_char", list(judge(record, "chars").values()), "per character")
     yield _macro(scored)
-    native = baseline or record  # the baseline's own noise, beside its candidates too
-    yield from _noise(native)
+    yield from _noise(baseline or record)  # the baseline's own noise is shown with its candidates too
     if baseline:
         note = incomparable(record, baseline, COMPARABLE)
         yield from _paired(judged, judge(baseline), *score_noise(baseline), note)
@@ -97,11 +94,11 @@ def _noise(native: Record) -> Iterator[Value]:
 
 
 def score_noise(native: Record) -> tuple[float | None, str]:
-    """The most that a choice's summed logprob moved between the baseline's two runs, and ""; or None and the reason.
+    """The largest change of a choice's summed logprob between the baseline's two runs, and ""; or None and the reason.
 
-    None where fewer than `LEAST_AGAIN` questions were scored twice, and where a choice moved by more than rounding explains: as a
-    floor it would hide every flip. A logprob is minus the log of a sum of exp(gaps to the token's own logit), so it moves by no
-    more than the gap that moves most, `NEAR_TIE`; that of n tokens by n times as much.
+    None for fewer than `LEAST_AGAIN` questions, or where a choice moved by more than rounding explains: it would hide every
+    flip. A logprob is minus the log of a sum of exp(gaps to the token's own logit), so it moves by no more than the gap that
+    moves most, `NEAR_TIE`; that of n tokens by n times as much.
     """
     again = [q for q in native.samples["questions"] if "aa_scores" in q]
     if not again:
@@ -115,16 +112,17 @@ def score_noise(native: Record) -> tuple[float | None, str]:
     bound = NEAR_TIE[dtype]
     wild = [one for one in moved if math.isfinite(one[0]) and one[0] > one[1] * bound]
     if wild:
-        moved_by, tokens, key = max(wild, key=lambda one: one[0])
+        most, tokens, key = max(wild, key=lambda one: one[0])
         return None, (
-            f"a choice of question {key} moved by {moved_by:.3g} nat between the baseline's two runs, in {dtype} rounding explains "
-            f"{tokens * bound:g} ({tokens} token{'s' if tokens > 1 else ''}): no noise, so no flip is called real or a near-tie"
+            f"a choice of question {key} moved by {most:.3g} nat between the baseline's two runs; rounding in {dtype} explains "
+            f"{tokens * bound:g} ({tokens} token{'s' if tokens > 1 else ''}). It is no noise floor, so no flip is called real "
+            "or a near-tie"
         )
-    most = largest(each for each, _, _ in moved)
-    if math.isfinite(most) and len(again) < LEAST_AGAIN:
+    worst = largest(each for each, _, _ in moved)
+    if math.isfinite(worst) and len(again) < LEAST_AGAIN:
         many = f"{len(again)} question{'s were' if len(again) > 1 else ' was'}"
-        return None, f"{many} scored a second time, a noise floor takes {LEAST_AGAIN} (option aa_limit)"
-    return most, ""
+        return None, f"{many} scored a second time, a noise floor needs {LEAST_AGAIN} (option aa_limit)"
+    return worst, ""
 
 
 def _real_flips(pairs: Sequence[tuple[Judged, Judged]], noise: float | None, why: str) -> Value:
@@ -138,17 +136,13 @@ def _real_flips(pairs: Sequence[tuple[Judged, Judged]], noise: float | None, why
 
 
 def judge(record: Record, norm: str | None = None) -> dict[Any, Judged]:
-    """The scored questions by id, judged by summed logprob, or by logprob over the lengths that `norm` names."""
-    scored = [q for q in record.samples["questions"] if q["skipped"] is None]
-    return {
-        q["id"]: Judged(
-            q["subject"],
-            q["answer"],
-            _picks(q["scores"], q[norm] if norm else [1] * len(q["scores"])),
-            q["scores"],
-        )
-        for q in scored
-    }
+    """The scored questions by id, judged by summed logprob, or by logprob over the lengths named `norm`."""
+    found = {}
+    for q in record.samples["questions"]:
+        if q["skipped"] is None:
+            picks = _picks(q["scores"], q[norm] if norm else [1] * len(q["scores"]))
+            found[q["id"]] = Judged(q["subject"], q["answer"], picks, q["scores"])
+    return found
 
 
 def _picks(scores: Sequence[float], lengths: Sequence[int]) -> list[int]:
@@ -160,14 +154,9 @@ def _picks(scores: Sequence[float], lengths: Sequence[int]) -> list[int]:
 
 
 def _accuracy(name: str, judged: Sequence[Judged], note: str) -> Value:
-    broken = sum(not j.picks for j in judged)
-    if broken:
-        return Value(
-            name,
-            math.nan,
-            len(judged),
-            note=f"{broken} of {len(judged)} questions have a choice without a number",
-        )
+    if broken := sum(not j.picks for j in judged):
+        note = f"{broken} of {len(judged)} questions have a choice without a number"
+        return Value(name, math.nan, len(judged), note=note)
     return share(name, sum(j.right for j in judged), len(judged), note)
 
 
@@ -182,35 +171,33 @@ def _macro(judged: Sequence[Judged]) -> Value:
     note = f"{len(subjects)} subjects" if found.interval else "1 subject: no interval"
     if not all(j.picks for j in judged):
         return Value("mcq_macro", math.nan, len(judged), note=note)
-    low, high = (found.interval and (max(0.0, found.interval[0]), min(1.0, found.interval[1]))) or (
-        None,
-        None,
-    )
+    low, high = found.interval or (None, None)
+    if low is not None and high is not None:
+        low, high = max(0.0, low), min(1.0, high)
     return Value("mcq_macro", found.value, len(judged), low, high, note, found.effective)
 
 
 def _paired(
     own: Mapping[Any, Judged], native: Mapping[Any, Judged], noise: float | None, why: str, note: str
 ) -> Iterator[Value]:
-    """Over the questions that both sides scored, matched by id. noise, why: `score_noise`; note: why the two may not be compared, or ""."""
+    """Over the questions that both scored, matched by id. noise, why: `score_noise`; note: why they cannot be compared, or ""."""
     pairs = [(judged, native[key]) for key, judged in own.items() if key in native]
     n = len(pairs)
     if not note and any(a.answer != b.answer for a, b in pairs):
         note = "not comparable with the baseline: a question has another answer there"
     if not note and not n:
         note = "no question was scored on both sides"
-    if note or not all(a.picks and b.picks for a, b in pairs):
-        value, note = (None, note) if note else (math.nan, NO_NUMBER)
-        for name in PAIRED:
-            yield Value(name, value, n, note=note)
+    if note:
+        yield from unmeasured(PAIRED, note, n)
+        return
+    if not all(a.picks and b.picks for a, b in pairs):
+        yield from (Value(name, math.nan, n, note=NO_NUMBER) for name in PAIRED)
         return
     gained = sum(a.right and not b.right for a, b in pairs)
     lost = sum(b.right and not a.right for a, b in pairs)
-    interval = paired_difference(gained, lost, n)
-    low, high = interval
-    counts = f"{gained} gained, {lost} lost of {n} paired"
+    low, high = interval = paired_difference(gained, lost, n)
     note = (
-        f"{counts}; not worse by more than {max(0.0, -100 * low):.2g} pt, equivalent within "
+        f"{gained} gained, {lost} lost of {n} paired; not worse by more than {max(0.0, -100 * low):.2g} pt, equivalent within "
         f"{100 * equivalence_margin(interval):.2g} pt (one-sided tests at 2.5%)"
     )
     yield Value("mcq_delta_pt", 100 * (gained - lost) / n, n, 100 * low, 100 * high, note)
@@ -227,9 +214,9 @@ def _paired(
 
 
 def _recovery(native_right: int, change: float, interval: Interval, n: int) -> Value:
-    """Accuracy over the baseline's on these questions, whose accuracy is the reference as it was measured.
+    """1 plus the paired difference over the baseline's accuracy, which is taken as measured.
 
-    1 plus the paired difference over it: a ratio of two accuracies that are equal would have no width of its own.
+    A ratio of two equal accuracies would have no width of its own.
     """
     if not native_right:
         return Value("mcq_recovery", None, n, note="the baseline answers no question")
@@ -338,7 +325,7 @@ TABLES: tuple[Table, ...] = (
                "tokens: the noise floor; Wilson interval", sampled=True, none=0.0, brief=True),
         Metric("mcq_aa_score_noise", NAT, "lower", "A/A score noise",
                "largest change of a choice's summed logprob between these two runs of the baseline; no "
-               "value from fewer than 8 questions or if rounding does not explain it"),
+               "value from fewer than 8 questions or if rounding does not explain it", plausible=(0.0, inf)),
         Metric("mcq_prefix_disagreement", SHARE, "lower", "Line end before",
                "share of the same questions whose pick changes when a line end is put before the prompt, "
                "which does not change its meaning: how fragile they are; Wilson interval", sampled=True),

@@ -11,7 +11,7 @@ from typing import Any
 from kvbench.metrics.declare.change import steps_change
 from kvbench.metrics.declare.metric import Effect, Measured, Metric, Table, Unable
 from kvbench.metrics.declare.units import COSINE, ERROR, RATIO, SHARE
-from kvbench.metrics.declare.value import Value, share
+from kvbench.metrics.declare.value import Value, share, worst_place
 from kvbench.records.record import Record
 from kvbench.stats.intervals import largest, smallest
 
@@ -24,8 +24,7 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
         if element:
             shares.append((element["share_of_bound"], f"element error, {element['case']}"))
         worst = largest(s for s, _ in shares)
-        name = next(name for s, name in shares if s == worst or (math.isnan(s) and math.isnan(worst)))
-        yield Value("parity_bound_share", worst, len(cases), note=f"worst case: {name}")
+        yield Value("parity_bound_share", worst, len(cases), note=f"worst case: {worst_place(shares, worst)}")
         yield Value("parity_max_abs", largest(case["max_abs"] for case in cases), len(cases))
         yield Value("parity_cosine_min", smallest(case["cosine"] for case in cases), len(cases))
 
@@ -38,7 +37,7 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
 
 
 def _bound_share(case: dict[str, Any]) -> float:
-    """Error over bound; a bound of 0 (native storage must be exact) is met by an error of 0 alone."""
+    """Error over bound. A bound of 0 (native storage must be exact) allows only an error of 0."""
     error, bound = float(case["max_abs"]), float(case["bound"])
     if bound == 0:
         return 0.0 if error == 0 else math.inf if error > 0 else math.nan

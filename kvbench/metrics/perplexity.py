@@ -17,7 +17,7 @@ from kvbench.data.corpora import evenly
 from kvbench.metrics.declare.change import log_change, percent, same, share_change
 from kvbench.metrics.declare.metric import DIVERGENCE, TEXT, Effect, Measured, Metric, Table, Unable
 from kvbench.metrics.declare.units import NAT, PERCENT, PERPLEXITY, POINTS, SHARE
-from kvbench.metrics.declare.value import Value, clustered, incomparable
+from kvbench.metrics.declare.value import Value, clustered, incomparable, joined
 from kvbench.records.record import Record
 from kvbench.stats.intervals import (
     Estimate,
@@ -32,33 +32,24 @@ from kvbench.stats.intervals import (
     quantile,
 )
 
-# What must be equal before two perplexities may be set against each other: the protocol is part of the number.
+# The protocol is part of the number: all of these must be equal.
 COMPARABLE = (
-    "protocol",
-    "split",
-    "bos",
-    "text",
-    "text_cut",
-    "chunk",
-    "stride",
-    "tokens",
-    "scored",
-    "data_sha",
-)
+    "protocol", "split", "bos", "text", "text_cut", "chunk", "stride", "tokens", "scored", "data_sha",
+)  # fmt: skip
 
 Chunk = Mapping[str, Any]
 
 
 def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     chunks = record.samples["chunks"]
-    scored = sum(chunk["tokens"] for chunk in chunks)
-    if scored != record.facts["scored"]:
-        note = f"the record says {record.facts['scored']} scored tokens, its chunks hold {scored}"
+    scored, expected = sum(chunk["tokens"] for chunk in chunks), record.facts["scored"]
+    if scored != expected:
+        note = f"the record says {expected} scored tokens, its chunks hold {scored}"
         yield Value("ppl", None, scored, note=note)
     elif scored == 0:
         yield Value("ppl", None, 0, note="no token was scored")
     else:
-        yield Value("ppl", exp(_total(chunks) / scored), scored)
+        yield Value("ppl", exp(math.fsum(chunk["nll"] for chunk in chunks) / scored), scored)
         if baseline:
             yield from _deltas(record, baseline, scored)
         yield from _by_position(record, baseline)
@@ -66,7 +57,7 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
 
 
 def _deltas(record: Record, baseline: Record, scored: int) -> Iterator[Value]:
-    """The candidate's change, and beside it that of the baseline run again: the noise floor."""
+    """The candidate's change, and that of the baseline run again: the noise floor."""
     chunks, native = record.samples["chunks"], baseline.samples["chunks"]
     note = incomparable(record, baseline, COMPARABLE)
     if not note and _layout(chunks) != _layout(native):
@@ -74,31 +65,22 @@ def _deltas(record: Record, baseline: Record, scored: int) -> Iterator[Value]:
     if note:
         yield Value("ppl_delta_pct", None, scored, note=note)
         return
-    again = record.samples.get("native_chunks")
-    floor = ""
+    again, floor = record.samples.get("native_chunks"), ""
     if again and _layout(again) == _layout(native):
-        noise = _change(again, native)
+        noise = clustered_ratio(*_differences(again, native))
         floor = f"the baseline run again differs by {percent(noise.value):+.4f}%"
         yield clustered("ppl_aa_pct", _in_percent(noise), scored)
-    note = "; ".join(filter(None, (floor, _bootstrapped(chunks, native))))
-    yield clustered("ppl_delta_pct", _in_percent(_change(chunks, native)), scored, note)
+    differences = _differences(chunks, native)
+    if interval := clustered_bootstrap(*differences):
+        low, high = map(percent, interval)
+        note = f"a bootstrap over documents gives [{low:+.4g}, {high:+.4g}]%"
+    change = _in_percent(clustered_ratio(*differences))
+    yield clustered("ppl_delta_pct", change, scored, joined(floor, note))
 
 
-def _change(chunks: Sequence[Chunk], native: Sequence[Chunk]) -> Estimate:
-    """Mean difference of NLL a token, with its t-interval over documents."""
-    return clustered_ratio(*_paired(chunks, native))
-
-
-def _bootstrapped(chunks: Sequence[Chunk], native: Sequence[Chunk]) -> str:
-    """The same change by a bootstrap over documents, for comparison with tools that have one; "" where there are too few."""
-    interval = clustered_bootstrap(*_paired(chunks, native))
-    if interval is None:
-        return ""
-    low, high = map(percent, interval)
-    return f"a bootstrap over documents gives [{low:+.4g}, {high:+.4g}]%"
-
-
-def _paired(chunks: Sequence[Chunk], native: Sequence[Chunk]) -> tuple[list[float], list[int], list[Any]]:
+def _differences(
+    chunks: Sequence[Chunk], native: Sequence[Chunk]
+) -> tuple[list[float], list[int], list[Any]]:
     """Difference of NLL, scored tokens and document of each chunk."""
     return (
         [a["nll"] - b["nll"] for a, b in zip(chunks, native, strict=True)],
@@ -113,14 +95,13 @@ def _in_percent(change: Estimate) -> Estimate:
 
 
 def _by_position(record: Record, baseline: Record | None) -> Iterator[Value]:
-    """Perplexity and its change apart for early and late tokens of a chunk, which attend to few and to many stored ones."""
+    """Perplexity and its change, separately for early and late tokens of a chunk, which attend to few and to many stored ones."""
     chunks, edges = record.samples["chunks"], record.facts.get("positions")
     if not edges or not all("by_position" in chunk for chunk in chunks):
         return
     native = baseline.samples["chunks"] if baseline else ()
     paired = (
-        bool(native)
-        and baseline is not None
+        baseline is not None
         and not incomparable(record, baseline, (*COMPARABLE, "positions"))
         and _layout(chunks) == _layout(native)
         and all("by_position" in chunk for chunk in native)
@@ -131,52 +112,49 @@ def _by_position(record: Record, baseline: Record | None) -> Iterator[Value]:
         if not scored:
             continue
         yield Value(f"ppl_at_{name}", exp(math.fsum(nll for _, nll in own) / scored), scored)
-        if not paired:
-            continue
-        beside = [chunk["by_position"][bucket] for chunk in native]
-        kept = [i for i, (tokens, _) in enumerate(own) if tokens]
-        change = clustered_ratio(
-            [own[i][1] - beside[i][1] for i in kept],
-            [own[i][0] for i in kept],
-            [chunks[i]["document"] for i in kept],
-        )
-        yield clustered(f"ppl_delta_pct_at_{name}", _in_percent(change), scored)
+        if paired:
+            other = [chunk["by_position"][bucket] for chunk in native]
+            kept = [i for i, (tokens, _) in enumerate(own) if tokens]
+            change = clustered_ratio(
+                [own[i][1] - other[i][1] for i in kept],
+                [own[i][0] for i in kept],
+                [chunks[i]["document"] for i in kept],
+            )
+            yield clustered(f"ppl_delta_pct_at_{name}", _in_percent(change), scored)
 
 
 def _divergence(samples: Mapping[str, Any]) -> Iterator[Value]:
     """Values from all tokens: those in the record where it holds them all, else the runner's own sums and quantiles.
 
-    Intervals are over documents. Of the sums and counts of each chunk where the record has them; of quantiles from the
-    tokens it keeps. A largest value has none: what lies beyond the largest sample no sample says.
+    Intervals are over documents: of sums and counts by chunk where the record has them, of quantiles from the tokens it
+    keeps. The largest value has none: a sample says nothing beyond its largest value.
     """
     kept, whole = samples.get("kld_tokens"), samples.get("kld")
     if not kept:
         return
-    n = whole["n"] if whole else len(kept)
+    n, chunks = whole["n"] if whole else len(kept), samples["chunks"]
     found: Mapping[str, float] = whole if whole and n > len(kept) else _summary(kept)
-    chunks = samples["chunks"]
     owners = _owners(chunks, kept, n)
     if n > len(kept):
         mean = _by_chunk(clustered_mean, chunks, "kld", found["mean"])
     else:
         mean = clustered_mean(kept, [1.0] * n, owners)
     yield clustered("kld_mean", mean, n, value=found["mean"])
-    for name, level in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999)):
+    for name, level in _QUANTILES.items():
         yield clustered(f"kld_{name}", clustered_quantile(kept, level, owners), n, value=found[name])
     yield Value("kld_max", found["max"], n, note="the largest of these tokens; no interval")
     equal = samples.get("top1_equal")
     if equal is not None:
         yield clustered("top1_agreement", _by_chunk(clustered_share, chunks, "top1_equal", equal / n), n)
-    if samples.get("delta_p"):
-        sampled = n > len(samples["delta_p"])
-        p = samples["delta_p_mean"] if sampled else fmean(samples["delta_p"])
+    if delta_p := samples.get("delta_p"):
+        p = samples["delta_p_mean"] if n > len(delta_p) else fmean(delta_p)
         change = _by_chunk(clustered_ratio, chunks, "delta_p", p)
         points = change.interval and (100 * change.interval[0], 100 * change.interval[1])
         yield clustered("delta_p_mean", replace(change, value=100 * p, interval=points), n)
 
 
 def _owners(chunks: Sequence[Chunk], kept: Sequence[float], n: int) -> list[Any]:
-    """The document of each kept token; one for all where the record does not say (it kept a sample, and not of which)."""
+    """The document of each kept token; one for all where the record kept a sample and does not say of which chunks."""
     counts = [chunk.get("kept", chunk["tokens"] if n == len(kept) else 0) for chunk in chunks]
     owners = [chunk["document"] for chunk, count in zip(chunks, counts, strict=True) for _ in range(count)]
     return owners if len(owners) == len(kept) else [None] * len(kept)
@@ -194,17 +172,16 @@ def _by_chunk(
     return estimate([c[key] for c in chunks], [c["tokens"] for c in chunks], [c["document"] for c in chunks])
 
 
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+
+
 def _summary(kld: Sequence[float]) -> dict[str, float]:
-    quantiles = {"p90": quantile(kld, 0.9), "p99": quantile(kld, 0.99), "p999": quantile(kld, 0.999)}
-    return {"mean": fmean(kld), "p50": median(kld), **quantiles, "max": largest(kld)}
-
-
-def _total(chunks: Sequence[Chunk]) -> float:
-    return math.fsum(chunk["nll"] for chunk in chunks)
+    quantiles = {name: quantile(kld, level) for name, level in _QUANTILES.items()}
+    return {**quantiles, "mean": fmean(kld), "p50": median(kld), "max": largest(kld)}
 
 
 def _layout(chunks: Sequence[Chunk]) -> list[tuple[int, Any]]:
-    """What each chunk scores: (scored tokens, document)."""
+    """(scored tokens, document) of each chunk."""
     return [(chunk["tokens"], chunk["document"]) for chunk in chunks]
 
 
@@ -312,21 +289,12 @@ TABLES: tuple[Table, ...] = (
         Metric("kld_mean", NAT, "lower", "KLD mean",
                "mean KL divergence of the candidate's next-token distribution from the native one, full "
                "vocabulary; intervals of it and of its quantiles are clustered by document",
-               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0, brief=True, effect=_kld_change),
-        Metric("kld_p50", NAT, "lower", "KLD p50",
-               "median KL divergence per token",
-               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0),
-        Metric("kld_p90", NAT, "lower", "KLD p90",
-               "90th percentile of the KL divergence per token",
-               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0),
-        Metric("kld_p99", NAT, "lower", "KLD p99",
-               "99th percentile of the KL divergence per token",
-               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0, brief=True),
-        Metric("kld_p999", NAT, "lower", "KLD p99.9",
-               "99.9th percentile of the KL divergence per token",
-               plausible=(-0.0001, inf), paired=True, sampled=True, none=0.0),
+               paired=True, sampled=True, none=0.0, brief=True, effect=_kld_change),
+        *(Metric(f"kld_{name}", NAT, "lower", f"KLD p{level}", f"{level}th percentile of the KL divergence per token",
+                 paired=True, sampled=True, none=0.0, brief=name == "p99")
+          for name, level in (("p50", "50"), ("p90", "90"), ("p99", "99"), ("p999", "99.9"))),
         Metric("kld_max", NAT, "lower", "KLD max",
-               "largest KL divergence of a token", plausible=(-0.0001, inf), paired=True),
+               "largest KL divergence of a token", paired=True),
         Metric("top1_agreement", SHARE, "higher", "Top-1 agreement",
                "share of scored tokens where candidate and native have the same most likely token; Wilson "
                "interval of the effective number of independent tokens",
@@ -340,25 +308,12 @@ TABLES: tuple[Table, ...] = (
                "a token at 10 to ten: an error that builds up over a context shows as deltas that grow to "
                "the right.",
           metrics=(
-        Metric("ppl_at_0_63", PERPLEXITY, "lower", "At 0-63",
-               "ppl of the scored tokens at positions 0 to 63 of their chunk"),
-        Metric("ppl_delta_pct_at_0_63", PERCENT, "", "Delta 0-63",
-               "ppl_delta_pct of the scored tokens at positions 0 to 63 of their chunk",
-               plausible=(-99.0, inf), paired=True, brief=True),
-        Metric("ppl_at_64_127", PERPLEXITY, "lower", "At 64-127",
-               "ppl of the scored tokens at positions 64 to 127 of their chunk"),
-        Metric("ppl_delta_pct_at_64_127", PERCENT, "", "Delta 64-127",
-               "ppl_delta_pct of the scored tokens at positions 64 to 127 of their chunk",
-               plausible=(-99.0, inf), paired=True),
-        Metric("ppl_at_128_255", PERPLEXITY, "lower", "At 128-255",
-               "ppl of the scored tokens at positions 128 to 255 of their chunk"),
-        Metric("ppl_delta_pct_at_128_255", PERCENT, "", "Delta 128-255",
-               "ppl_delta_pct of the scored tokens at positions 128 to 255 of their chunk",
-               plausible=(-99.0, inf), paired=True),
-        Metric("ppl_at_256_511", PERPLEXITY, "lower", "At 256-511",
-               "ppl of the scored tokens at positions 256 to 511 of their chunk"),
-        Metric("ppl_delta_pct_at_256_511", PERCENT, "", "Delta 256-511",
-               "ppl_delta_pct of the scored tokens at positions 256 to 511 of their chunk",
-               plausible=(-99.0, inf), paired=True, brief=True),
+        *(metric for low, high in pairwise((0, 64, 128, 256, 512)) for metric in (
+            Metric(f"ppl_at_{low}_{high - 1}", PERPLEXITY, "lower", f"At {low}-{high - 1}",
+                   f"ppl of the scored tokens at positions {low} to {high - 1} of their chunk"),
+            Metric(f"ppl_delta_pct_at_{low}_{high - 1}", PERCENT, "", f"Delta {low}-{high - 1}",
+                   f"ppl_delta_pct of the scored tokens at positions {low} to {high - 1} of their chunk",
+                   plausible=(-99.0, inf), paired=True, brief=low in (0, 256)),
+        )),
     )),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from kvbench.metrics.declare.units import BYTES, BYTES_PER_TOKEN, RATIO, SECONDS
 from kvbench.metrics.declare.value import Value, incomparable
 from kvbench.records.record import Record
 
-# Metrics that are counted once, whole, by the runner.
+# Metric -> the fact that is its value.
 _COUNTED = {
     "weight_bytes": "weights_bytes",
     "weight_payload_bytes": "weight_payload_bytes",
@@ -28,7 +28,7 @@ _COUNTED = {
     "device_peak_bytes": "device_peak_bytes",
 }
 
-# Parts of the formula of the weights, and what their facts are called.
+# Part of the formula of the weights -> its name in the facts.
 _PARTS = {"payload": "payload", "scales": "scale", "native": "native"}
 
 
@@ -45,21 +45,18 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     if facts["native16_bytes"]:
         yield Value("kv_ratio_16bit", total / facts["native16_bytes"], n)
     for metric, fact in _COUNTED.items():
-        yield Value(
-            metric, facts.get(fact), note="" if facts.get(fact) is not None else "not measured on this device"
-        )
+        note = "" if facts.get(fact) is not None else "not measured on this device"
+        yield Value(metric, facts.get(fact), note=note)
 
     off = {layer["layer"]: _difference(layer) for layer in layers if any(_difference(layer))}
-    yield Value(
-        "kv_bytes_difference", sum(abs(d) for pair in off.values() for d in pair), n, note=_blame(off, n)
-    )
-
+    difference = sum(abs(d) for pair in off.values() for d in pair)
+    yield Value("kv_bytes_difference", difference, n, note=_first_off(off, n))
     yield from _weights(facts, baseline)
     if baseline:
         note = incomparable(record, baseline, ["tokens"])
         native = sum(layer["payload"] + layer["scales"] for layer in baseline.samples["layers"])
         if not native:
-            note = note or "the baseline's store holds no byte"
+            note = note or "the baseline's store is empty"
         yield Value("kv_ratio", None if note else total / native, n, note=note)
 
 
@@ -72,11 +69,8 @@ def _weights(facts: Mapping[str, Any], baseline: Record | None) -> Iterator[Valu
         yield Value("weight_ratio_16bit", total / facts["weight_native16_bytes"])
     if baseline:
         native = baseline.facts.get("weights_bytes")
-        yield Value(
-            "weight_ratio",
-            total / native if native else None,
-            note="" if native else "the baseline holds no weights",
-        )
+        note = "" if native else "the baseline holds no weights"
+        yield Value("weight_ratio", total / native if native else None, note=note)
 
 
 def _difference(layer: dict[str, int]) -> tuple[int, int]:
@@ -84,7 +78,7 @@ def _difference(layer: dict[str, int]) -> tuple[int, int]:
     return layer["payload"] - layer["expected_payload"], layer["scales"] - layer["expected_scales"]
 
 
-def _blame(off: dict[int, tuple[int, int]], layers: int) -> str:
+def _first_off(off: dict[int, tuple[int, int]], layers: int) -> str:
     if not off:
         return ""
     first, (payload, scales) = next(iter(off.items()))

@@ -24,10 +24,10 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
     yield Value("transfer_ratio_16bit", moved / facts["native16_bytes"], len(swaps))
 
     expected = facts["expected_layer_bytes"]
-    off = [  # the bytes of an unmeasured swap must be right too
-        abs(got - due)
+    off = [  # the bytes of a warm-up swap must be right too
+        abs(got - want)
         for swap in (*record.samples["warmup"], *swaps)
-        for got, due in zip(swap["layer_bytes"], expected, strict=True)
+        for got, want in zip(swap["layer_bytes"], expected, strict=True)
     ]
     wrong = sum(1 for difference in off if difference)
     note = f"{wrong} of {len(off)} layers moved differ from the formula" if wrong else ""
@@ -42,15 +42,9 @@ _bytes_change = partial(exact_change, values)
 
 
 def _rate_change(metric: Metric, first: Measured, second: Measured) -> Effect | Unable:
-    logs = [
-        [
-            math.log(sum(s["layer_bytes"]) / s["seconds"])
-            for s in side.record.samples["swaps"]
-            if s["way"] == way
-        ]
-        for way in [metric.name.removeprefix("swap_").removesuffix("_gb_s")]
-        for side in (first, second)
-    ]
+    way = metric.name.removeprefix("swap_").removesuffix("_gb_s")
+    swaps = [[s for s in side.record.samples["swaps"] if s["way"] == way] for side in (first, second)]
+    logs = [[math.log(sum(s["layer_bytes"]) / s["seconds"]) for s in side] for side in swaps]
     return independent_change(metric, logs[0], logs[1], "swaps", RATE)
 
 

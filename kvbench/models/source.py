@@ -1,10 +1,7 @@
-"""What a model name means: where its files are, what it is (facts), and which bytes it stands for
-(fingerprint).
+"""The meaning of a model name: its files, its facts, and the fingerprint of its content.
 
-A name is, in this order: a config of the catalog, an alias of it, a .gguf file, a local folder, a hub id
-("owner/name"). Nothing here imports torch or transformers, so `plan` and `gate` stay fast; the weights are
-loaded by `kvbench.engines.reference.load`. The only download made here is that of an alias
-(`kvbench.models.download`).
+A name is, in this order: a config or an alias of the catalog, a .gguf file, a local folder, a hub id
+("owner/name"). Nothing is downloaded here and no weights are loaded (see `kvbench.engines.reference.load`).
 """
 
 from __future__ import annotations
@@ -44,9 +41,7 @@ def kind_of(name: str) -> str:
         return "alias"
     path = Path(name).expanduser()
     if len(name) > 1000:
-        raise UsageError(
-            f"The model {name[:40]}... has a name of {len(name)} characters; write a shorter one."
-        )
+        raise UsageError(f"The model {name[:40]}... has a name of {len(name)} characters; use a shorter one.")
     if path.suffix.lower() in _PICKLES:
         raise UsageError(f"{name} holds pickled weights, which can run code when they are loaded; {_CONVERT}")
     if path.suffix.lower() == ".gguf":
@@ -69,21 +64,19 @@ def kind_of(name: str) -> str:
 
 
 _CONVERT = (
-    'only safetensors and GGUF are loaded. Convert them once, if you trust their source: python -c "from transformers '
-    "import AutoModelForCausalLM as M; M.from_pretrained('OLD').save_pretrained('NEW')\" and copy the "
-    "tokenizer files."
+    "only safetensors and GGUF are loaded. Convert them once, if you trust their source: "
+    'python -c "from transformers import AutoModelForCausalLM as M; '
+    "M.from_pretrained('OLD').save_pretrained('NEW')\" and copy the tokenizer files."
 )
 
 
 def uses_random_weights(spec: Mapping[str, Any]) -> bool:
-    """Whether the cell runs on seeded random weights: asked for, or a config of the catalog."""
+    """Whether the cell runs on seeded random weights: by its spec, or as a config of the catalog."""
     return spec.get("model_weights", "checkpoint") == "random" or spec["model"] in CONFIGS
 
 
 def folder_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder, as it is. Raises UsageError when there is none, or a size in it is
-    none.
-    """
+    """config.json of a model folder. Raises UsageError when it is missing or a size in it is not positive."""
     path = folder / "config.json"
     if not path.is_file():
         raise UsageError(
@@ -91,11 +84,11 @@ def folder_config(folder: Path) -> dict[str, Any]:
         )
     config = read_json(path, FETCH_AGAIN)
     if not isinstance(config, dict):
-        raise UsageError(f"{path} holds no mapping; give a folder that holds a transformers model.")
+        raise UsageError(f"{path}: expected a mapping; give a folder that holds a transformers model.")
     for key, value in sizes_of(config).items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(
-                f"{path} has {value!r:.80} for {key}, where a positive whole number is due; correct it, "
+                f"{path}: expected a positive whole number for {key}, got {value!r:.80}; correct it, "
                 f"{FETCH_AGAIN}."
             )
     return config
@@ -114,28 +107,24 @@ def check_folder_weights(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers would read: model.safetensors, or else those that the index lists. [] for
-    neither.
+    """The files that transformers would read: model.safetensors, else those in the index; [] for neither.
 
-    A folder may hold the same weights once more under another name. Raises UsageError for an index that is
-    none, and for one that lists files which are not there, or elsewhere.
+    A folder may hold the same weights again under another name. Raises UsageError for a damaged index, and
+    for one that lists missing files or files elsewhere.
     """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
     if not index.is_file():
         return []
-    said = read_json(index, FETCH_AGAIN)
-    listed = said.get("weight_map") if isinstance(said, dict) else None
+    content = read_json(index, FETCH_AGAIN)
+    listed = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
-        raise UsageError(
-            f"{index} has no weight_map of tensor names to file names, by which the weights are found; "
-            f"{FETCH_AGAIN}."
-        )
+        raise UsageError(f"{index} has no weight_map of tensor names to file names; {FETCH_AGAIN}.")
     if outside := sorted(file for file in set(listed.values()) if Path(file).name != file):
         raise UsageError(
-            f"{index} names {outside[0]}, which is not beside it: only files of the folder itself are "
-            "loaded, and only they tell whether a result is still of this model. Move it there."
+            f"{index} names {outside[0]}, which is not in the same folder: only the folder's own files are "
+            "loaded and fingerprinted. Move it there."
         )
     files = [folder / file for file in sorted(set(listed.values()))]
     if missing := [file.name for file in files if not file.is_file()]:
@@ -144,9 +133,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def fingerprint(spec: Mapping[str, Any]) -> str:
-    """What stands for the model's content in a task's key: equal bytes, equal string. No download, no torch.
+    """The model's content as a string for a task's key: equal bytes, equal string. Nothing is downloaded.
 
-    Raises UsageError when the named files are not there or may not be loaded.
+    Raises UsageError when the named files do not exist or may not be loaded.
     """
     name = str(spec["model"])
     kind = kind_of(name)
@@ -171,8 +160,10 @@ def fingerprint(spec: Mapping[str, Any]) -> str:
 
 
 def config_facts(spec: Mapping[str, Any]) -> ModelFacts:
-    """Facts from the config alone, before anything is loaded. Raises NotAvailable for a hub model that is not
-    in the local hub cache yet (its facts are known after the first run), and what `facts_from_config` raises.
+    """Facts from the config, before anything is loaded.
+
+    Raises NotAvailable for a hub model that is not in the local hub cache yet, and the errors of
+    `facts_from_config`.
     """
     config = model_config(spec)
     if config is None:
@@ -190,8 +181,8 @@ def model_key(spec: Mapping[str, Any]) -> str:
 
 
 def stored_fp8(spec: Mapping[str, Any]) -> Fp8Config | None:
-    """How the checkpoint holds its weights, by the config.json of a folder or of a cached hub model; None for
-    native ones, and where nothing says it yet. Raises UsageError for a quantization that is not loaded.
+    """The FP8 config of the checkpoint, by config.json of a folder or a cached hub model; None for native
+    weights, and while the config is not here. Raises UsageError for an unsupported quantization.
     """
     name = str(spec["model"])
     kind = kind_of(name)
@@ -201,9 +192,7 @@ def stored_fp8(spec: Mapping[str, Any]) -> Fp8Config | None:
 
 
 def check_stored(spec: Mapping[str, Any]) -> None:
-    """Raises UsageError for a cell that cannot be loaded, because of how its checkpoint holds its weights, or
-    because it is not whole.
-    """
+    """Raises UsageError for a checkpoint that is incomplete or whose weights this cell cannot load."""
     if stored_fp8(spec) is not None and spec.get("weights", "native") == "native":
         raise not_native(str(spec["model"]))
     if kind_of(str(spec["model"])) == "folder" and not uses_random_weights(spec):
@@ -211,7 +200,7 @@ def check_stored(spec: Mapping[str, Any]) -> None:
 
 
 def checkpoint_files(spec: Mapping[str, Any]) -> list[Path]:
-    """The safetensors files of a folder, or of a hub model that is here whole; [] for anything else."""
+    """The safetensors files of a folder, or of a completely cached hub model; [] for anything else."""
     kind = kind_of(str(spec["model"]))
     if uses_random_weights(spec) or kind not in ("folder", "hub"):
         return []
@@ -221,16 +210,16 @@ def checkpoint_files(spec: Mapping[str, Any]) -> list[Path]:
     try:
         return weight_files(cached.parent) if cached else []
     except UsageError:
-        return []  # the cache has a part of it so far
+        return []  # partly cached
 
 
 def settled_scales(spec: Mapping[str, Any], facts: ModelFacts) -> list[tuple[Scale, Scale]]:
-    """The (K, V) scales a layer that a cell's `scale` means for its model, each with its source; [] for a
-    cell without.
+    """The (K, V) scales of each layer that a cell's `scale` means for its model, with their sources; [] for
+    none.
 
-    Raises Refused for a file of another model (the unquantized model of an FP8 checkpoint is as good), for a
-    checkpoint that does not have what is asked of it, and for lists that have not one number a layer;
-    NotAvailable for a hub model that is not here yet.
+    Raises Refused for a file of another model (the unquantized model of an FP8 checkpoint is accepted), for a
+    checkpoint without the scales, and for lists without one number a layer; NotAvailable for a hub model that
+    is not cached.
     """
     scale, layers = spec["scale"], len(facts.layers)
     if scale is None:
@@ -249,18 +238,16 @@ def settled_scales(spec: Mapping[str, Any], facts: ModelFacts) -> list[tuple[Sca
 
 
 def _check_has_files(spec: Mapping[str, Any]) -> None:
-    """Raises Refused for a model that cannot have scales of a cache, NotAvailable for one whose files are not
-    here.
+    """Raises Refused for a model that cannot hold KV scales, NotAvailable for one whose files are not
+    cached.
     """
     name = str(spec["model"])
     kind = kind_of(name)
-    what = (
-        "random weights" if uses_random_weights(spec) else "a GGUF file" if kind in ("gguf", "alias") else ""
-    )
-    if what:
+    of_gguf = "a GGUF file" if kind in ("gguf", "alias") else ""
+    if what := "random weights" if uses_random_weights(spec) else of_gguf:
         raise Refused(
             "checkpoint_has_no_scales",
-            f"scale: {spec['scale']} asks for scales in the checkpoint, and {name} has none: it is {what}; "
+            f"scale: {spec['scale']} needs scales in the checkpoint, but {name} is {what} and has none; "
             "write scale: default for 1.0, or give a file of kvbench calibrate.",
         )
     if not checkpoint_files(spec):
@@ -271,9 +258,9 @@ def _check_has_files(spec: Mapping[str, Any]) -> None:
 
 
 def check_native(spec: Mapping[str, Any]) -> None:
-    """Raises Refused when, by their configs, `native_model` is another model than the FP8 checkpoint: what
-    would be compared is not how weights are held. Says nothing where a config is not here yet; the loaded
-    models are compared too.
+    """Raises Refused when, by their configs, `native_model` is another model than the FP8 checkpoint, so that
+    more than the weight format would differ. Skipped while a config is not cached; the loaded models are
+    compared too.
     """
     if not spec.get("native_model"):
         return
@@ -301,7 +288,7 @@ def check_native(spec: Mapping[str, Any]) -> None:
 
 
 def model_config(spec: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The model's config as a dict, or None when only the hub has it."""
+    """The model's config as a dict, or None when it is only on the hub."""
     name = str(spec["model"])
     kind = kind_of(name)
     if kind == "config":

@@ -1,7 +1,7 @@
-"""Bytes that a model's weights will take, by formula: from the headers of its files, or from its config where
-that says all.
+"""Expected bytes of a model's weights: from the headers of its files, or from its config where that is
+enough.
 
-No tensor is read and no torch is needed; what was loaded is counted by the runner `storage`.
+No tensor is read; the runner `storage` counts what was loaded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ Tensors = Mapping[str, tuple[str, tuple[int, ...]]]  # dtype, as safetensors wri
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """Bytes of codes, of scales and of all that stays native. ratio: of their sum to the same weights all
-    native.
-    """
+    """Bytes of codes, scales and native tensors. ratio: of their sum to the bytes of all-native weights."""
 
     payload: int
     scales: int
@@ -42,12 +40,13 @@ class WeightSizes:
 
 
 def weight_sizes(spec: Mapping[str, Any], facts: ModelFacts, weights: str) -> WeightSizes | None:
-    """weights: the resolved format. None where only the loaded model tells; UsageError for a file that is not
-    whole.
+    """Expected bytes in the resolved format `weights`; None if only the loaded model shows them.
+
+    Raises UsageError for an incomplete file.
     """
     config, files = model_config(spec) or {}, checkpoint_files(spec)
     if config.get("model_type") != facts.model_type:
-        return None  # more than a decoder: the facts are those of its language part
+        return None  # a multimodal model: the facts are those of its language part
     tensors = {key: (header.dtype, header.shape) for key, header in read_headers(files).items()}
     if files:
         linear, numbers = _linear(tensors), _numbers(tensors, config)
@@ -56,7 +55,7 @@ def weight_sizes(spec: Mapping[str, Any], facts: ModelFacts, weights: str) -> We
     else:
         return None
     if not numbers or (weights != "native" and any(".experts." in key for key in tensors)):
-        return None  # experts: it will be refused
+        return None  # experts are refused
     whole = numbers * DTYPE_BYTES[spec["dtype"]]
     if weights == "native":
         return WeightSizes(0, 0, whole, 1.0)
@@ -67,9 +66,7 @@ def weight_sizes(spec: Mapping[str, Any], facts: ModelFacts, weights: str) -> We
 
 
 def _linear(tensors: Tensors) -> list[tuple[int, int, str]]:
-    """(N, K, dtype name of the scales) of the weights that are FP8 in the files, or would be when they are
-    quantized on load.
-    """
+    """(N, K, dtype name of the scales) of the weights that are FP8 in the files, or become FP8 on load."""
     of_files = any(dtype == E4M3 for dtype, _ in tensors.values())
     linear, choosing = [], routers(tensors)
     for key, (dtype, shape) in tensors.items():
@@ -82,9 +79,7 @@ def _linear(tensors: Tensors) -> list[tuple[int, int, str]]:
 
 
 def _numbers(tensors: Tensors, config: Mapping[str, Any]) -> int:
-    """All numbers of the model: no scales of weights or of a cache, no old rotary frequencies, and a tied
-    output layer is the embedding.
-    """
+    """Number of weights, without scales, rotary frequencies, and a tied output layer."""
     left_out = {*SCALE_NAMES, "inv_freq"}
     if config.get("tie_word_embeddings") and "model.embed_tokens.weight" in tensors:
         left_out.add("lm_head.weight")
@@ -96,7 +91,7 @@ def _numbers(tensors: Tensors, config: Mapping[str, Any]) -> int:
 
 
 def _of_config(config: Mapping[str, Any], facts: ModelFacts) -> tuple[list[tuple[int, int, str]], int]:
-    """(linear layers as above, all numbers); 0 of them where the config does not say all."""
+    """(linear layers as above, number of weights), or ([], 0) if the config is not enough."""
     sizes: list[Any] = [config.get(key) for key in ("hidden_size", "intermediate_size", "vocab_size")]
     other = facts.model_type not in _DENSE or config.get("attention_bias") or config.get("mlp_bias")
     if other or not all(isinstance(size, int) for size in sizes):

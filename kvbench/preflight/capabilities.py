@@ -1,4 +1,6 @@
-"""What there is and what a machine can do with it: `kvbench formats` and `kvbench backends`. From the tables and the resolver alone."""
+"""What there is and what a machine can do with it: `kvbench formats` and `kvbench backends`. From the tables
+and the resolver alone.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Shape:
 
 
 def format_rows(facts: ModelFacts, device: str, dtype: str) -> list[dict[str, Any]]:
-    """A mapping for each KV format: what it stores, its bytes a token over all layers, and what each backend says to it."""
+    """A mapping for each KV format: what it stores, its bytes a token over all layers, and what each backend
+    says to it.
+    """
     return [_format(fmt, facts, device, dtype) for fmt in KV_FORMATS.values()]
 
 
@@ -73,7 +77,7 @@ def verdict(
     request = Request(
         kv_format, "native", backend, "refuse", device=device, dtype=dtype, page_size=page_size, interpreter=interpreting()
     )  # fmt: skip
-    answer = BACKENDS[backend](request, facts)
+    answer = BACKENDS[backend].supports(request, facts)
     return "" if isinstance(answer, Accepted) else f"{answer.reason}: {answer.sentence}"
 
 
@@ -95,7 +99,9 @@ def weight_rows() -> list[dict[str, Any]]:
 
 
 def backend_rows(facts: ModelFacts, host: Host, triton_version: str | None) -> list[dict[str, Any]]:
-    """A mapping for each backend: the formats that it takes here, what stands against the others, and on what it runs at all."""
+    """A mapping for each backend: the formats that it takes here, what stands against the others, and on what
+    it runs at all.
+    """
     return [_backend(name, facts, host, triton_version) for name in BACKENDS]
 
 
@@ -103,7 +109,7 @@ def _backend(name: str, facts: ModelFacts, host: Host, triton_version: str | Non
     """usable: it takes at least one format. why_not: the other formats by what stands against them."""
     dtype = "bfloat16" if host.device == "cuda" else "float32"
     answers = {fmt: verdict(name, fmt, facts, host.device, dtype) for fmt in KV_FORMATS}
-    if name == "triton" and triton_version is None:
+    if BACKENDS[name].triton and triton_version is None:
         answers = dict.fromkeys(
             KV_FORMATS, "not_installed: triton is not installed; on Linux: pip install triton."
         )
@@ -115,7 +121,7 @@ def _backend(name: str, facts: ModelFacts, host: Host, triton_version: str | Non
     return {
         "name": name,
         "usable": bool(taken),
-        "interpreted": name == "triton" and host.device != "cuda" and bool(taken),
+        "interpreted": BACKENDS[name].triton and host.device != "cuda" and bool(taken),
         "formats": taken,
         "why_not": [{"formats": formats, "reason": no} for no, formats in why.items()],
         **_SCOPE[name],
@@ -152,8 +158,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def facts_of(model: str) -> ModelFacts:
-    """Of a model's config. Raises NotAvailable for one that is not here, UsageError for a name that means nothing, and for a model
-    that the engine refuses whole."""
+    """Of a model's config. Raises NotAvailable for one that is not here, UsageError for a name that means
+    nothing, and for a model that the engine refuses whole.
+    """
     from kvbench.matrix.cells import CELL_KEYS
     from kvbench.models.source import config_facts
 

@@ -32,7 +32,7 @@ from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.engines.reference.weights.fp8_linear import using
 from kvbench.errors import KvbenchError
 from kvbench.evidence.products import QUANTIZES
-from kvbench.evidence.weight_reads import TOLERANCE, TOLERANCE_W8A8, compared, probe_input, row_distance
+from kvbench.evidence.weight_products import TOLERANCE, TOLERANCE_W8A8, compared, probe_input, row_distance
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.linears import Linear, Product, check_all, products
 from kvbench.stats.intervals import largest

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kvbench.evidence.attention_values import element_error
 from kvbench.evidence.probe_values import stored
-from kvbench.evidence.read_path import element_error
 from kvbench.files import content_hash
 from kvbench.formats.kv import KV_FORMATS, SIDES, KVFormat
 from kvbench.matrix.resolve import check_context

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.errors import KvbenchError
-from kvbench.evidence.weight_bytes import fp8_modules, groups
+from kvbench.evidence.stored_weights import fp8_modules, groups
 from kvbench_kernels.gemm.blockwise import dequantize_blocks
 
 Linear = nn.Linear | Fp8Linear

@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvbench.engines.reference.attention import ATTENTION, Chunk
+from kvbench.engines.reference.attention import Chunk
+from kvbench.engines.reference.backends import TORCH, Backend
 from kvbench.engines.reference.engine import static_scales, store_format
 from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.engines.reference.kv.store import PagedKVStore
-from kvbench.evidence.read_path import TOLERANCE, element_error
+from kvbench.evidence.attention_values import TOLERANCE, element_error
 from kvbench.formats.kv import KV_FORMATS, KVFormat, KVShape, pages_for
 from kvbench.runners.context import Context, Measurement
 from kvbench_kernels.kv.quantize import QUANTIZE
@@ -127,7 +128,7 @@ class Bench:
     page_size: int
     device: torch.device
     seed: int
-    backend: str = "torch"
+    backend: Backend = TORCH
     splits: int | None = None
 
     @property
@@ -209,7 +210,7 @@ class Bench:
         """One token through the resolved backend: q [1, Hq, D], k and v [1, H, D] -> [1, Hq, Dv]."""
         start = store.length(seq)
         store.reserve(seq, 1)
-        attention = ATTENTION[self.backend](store, Chunk([seq], [start], [1]), splits=self.splits)
+        attention = self.backend.attention(store, Chunk([seq], [start], [1]), splits=self.splits)
         out = attention.attend(0, q, k, v, scaling, None, None, None)
         store.commit(seq, 1)
         return out

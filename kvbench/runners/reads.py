@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from kvbench.engines.reference.backends import LIBRARY
 from kvbench.engines.reference.kv.layer import dtype_name
-from kvbench.evidence.kernels import ATTENDS, LIBRARY, backend_label, run_of
+from kvbench.evidence.kernels import ATTENDS, backend_label, run_of
 
 if TYPE_CHECKING:
     from kvbench.engines.reference.engine import Engine

@@ -9,8 +9,7 @@ quantized are compared with those of the cell's own engine over its quantized pa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,9 @@ import torch
 from torch import Tensor
 
 from kvbench.data.corpora import corpus
+from kvbench.engines.reference.kv.store import WriteObserver
 from kvbench.errors import KvbenchError
-from kvbench.evidence import examine as evidence
+from kvbench.evidence import kv_reads as evidence
 from kvbench.evidence.kernels import backend_label
 from kvbench.files import content_hash
 from kvbench.formats.kv import SIDES
@@ -59,28 +59,27 @@ class Part:
     end: int | None = None
 
 
-class Writes:
-    """Replaces a native store's `write`: values of `part` are quantized in the format of `like` and
-    dequantized first.
+class Writes(WriteObserver):
+    """Observes a native store: values of `part` are quantized in the format of `like` and dequantized before
+    they are written.
 
     like: the cell's own engine, which gives the format and static scales. start: position of the first token
     of the forward's single sequence.
     """
 
-    def __init__(self, native: Engine, like: Engine) -> None:
-        self.store, self.like = native.store, like.store
-        self.through: Callable[[int, Tensor, Tensor, Tensor], None] = native.store.write
+    def __init__(self, like: Engine) -> None:
+        self.like = like.store
         self.part: Part | None = None
         self.start = 0
 
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    def before_write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         part = self.part
         if part is not None and layer in part.layers:
             k, v = (
                 self._passed(layer, side, x) if side in part.sides else x
                 for side, x in zip(SIDES, (k, v), strict=True)
             )
-        self.through(layer, slots, k, v)
+        return k, v
 
     def _passed(self, layer: int, side: str, x: Tensor) -> Tensor:
         """x [n, H, D] with the tokens of the part quantized and dequantized."""
@@ -95,14 +94,6 @@ class Writes:
         made = QUANTIZE[fmt.name](some, given)
         back = dequantize(made.codes, made.scales if fmt.scale_per_row else given, x.dtype)
         return torch.cat((x[:low], back, x[high:]))
-
-    @contextmanager
-    def installed(self) -> Iterator[Writes]:
-        vars(self.store)["write"] = self.write
-        try:
-            yield self
-        finally:
-            del vars(self.store)["write"]
 
 
 def run(ctx: Context) -> Measurement:
@@ -198,7 +189,8 @@ class _Texts:
         text.
         """
         found: list[list[list[float]]] = [[] for _ in parts]
-        with Writes(self.native, self.engine).installed() as writes:
+        writes = Writes(self.engine)
+        with self.native.store.observed(writes):
             for ids in self.texts:
                 targets = torch.tensor(ids[1:], device=self.native.store.device)
                 plain = self._logits(self.native, ids, writes, None)

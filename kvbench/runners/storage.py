@@ -19,7 +19,7 @@ from torch import nn
 
 from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.errors import KvbenchError
-from kvbench.evidence.weight_bytes import fp8_modules
+from kvbench.evidence.stored_weights import fp8_modules
 from kvbench.formats.kv import DTYPE_BYTES, KV_FORMATS, WEIGHT_FORMATS, kv_bytes, weight_bytes
 from kvbench.runners.context import Context, Measurement
 

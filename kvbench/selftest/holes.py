@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from kvbench.engines.reference import kind, load
-from kvbench.engines.reference.kv import store
+from kvbench.engines.reference.backends import TORCH
 from kvbench.engines.reference.load import LoadedModel, load_model
 from kvbench.selftest.fault import Fault
 from kvbench.selftest.weights import after_load, copies, named, wrong_at
@@ -57,7 +57,7 @@ def far_tokens_halved() -> Broken:
         v[:, :, 80:] *= 0.5
         return k, v
 
-    return patch.object(store, "paged_gather_torch", gather)
+    return patch.object(TORCH, "gather", gather)
 
 
 HOLES: dict[str, Fault] = {

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from kvbench.engines.reference.kv import store
+from kvbench.engines.reference.backends import TORCH
 from kvbench.engines.reference.kv.layer import allocate_layer
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.formats.kv import KV_FORMATS
@@ -31,7 +31,7 @@ def off_by_one() -> Broken:
         fmt, *tensors = cache
         return paged_gather_torch(LayerPages(fmt, *map(small, tensors)), (pages + 1) % len(cache.k), *rest)
 
-    return patch.object(store, "paged_gather_torch", gather)
+    return patch.object(TORCH, "gather", gather)
 
 
 def rows_exchanged() -> Broken:
@@ -47,7 +47,7 @@ def columns_exchanged() -> Broken:
             pages = torch.cat([pages[:, :2].flip(1), pages[:, 2:]], 1)
         return paged_gather_torch(cache, pages, *rest)
 
-    return patch.object(store, "paged_gather_torch", gather)
+    return patch.object(TORCH, "gather", gather)
 
 
 def never_renewed() -> Broken:
@@ -60,7 +60,7 @@ def never_renewed() -> Broken:
         full[slots] = True
         paged_write_torch(cache, k, v, fresh, health)
 
-    return patch.object(store, "paged_write_torch", write)
+    return patch.object(TORCH, "write", write)
 
 
 def shadow() -> Broken:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvbench.engines.reference import engine as core
 from kvbench.engines.reference import load
+from kvbench.engines.reference.backends import TORCH
 from kvbench.engines.reference.kv import store
 from kvbench.engines.reference.kv.layer import allocate_layer
 from kvbench.formats.checkpoint_scales import Stored, stored_scales
@@ -73,7 +74,7 @@ def reading(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callab
             cache = cache._replace(k_scale=k_scale, v_scale=v_scale)
         return paged_gather_torch(cache, *rest)
 
-    return lambda: patch.object(store, "paged_gather_torch", gather)
+    return lambda: patch.object(TORCH, "gather", gather)
 
 
 def static_scale_of_one() -> Broken:

@@ -17,7 +17,7 @@ from kvbench.engines.reference.load import LoadedModel, load_model
 from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.engines.reference.weights.quantize_model import quantize_model
-from kvbench.evidence.weight_bytes import fp8_modules
+from kvbench.evidence.stored_weights import fp8_modules
 from kvbench.runners import gemm, latency, linears
 from kvbench.runners.context import Context, Measurement
 from kvbench.selftest.fault import Fault
@@ -209,7 +209,7 @@ def mlp_dropped() -> Broken:
 FAULTS: dict[str, Fault] = {
     "weights_dequantized_at_load": Fault(
         "FP8 weights are dequantized when they are loaded.",
-        "fp8_weights", dequantized, r"q_proj is stored as native \(float32\), due is fp8_block128", silent=False),
+        "fp8_weights", dequantized, r"q_proj is stored as native \(float32\), expected fp8_block128", silent=False),
     "gemm_ignores_scales": Fault(
         "The product takes the codes for the weight.",
         "fp8_weights", product(torch.ones_like), r"doubling the scales of \S*q_proj does not double its output"),
@@ -221,7 +221,7 @@ FAULTS: dict[str, Fault] = {
         "fp8_weights", product(torch.Tensor.bfloat16), r"q_proj is .* away from the product with its codes and scales"),
     "gemm_by_another_kernel": Fault(
         "A library multiplies by the dequantized weight.",
-        "fp8_weights", other_kernel, r"cublas computed .* and path reference is due"),
+        "fp8_weights", other_kernel, r"cublas computed .* and path reference was expected"),
     "gemm_on_a_shadow": Fault(
         "One layer multiplies by a dequantized copy of its weight.",
         "fp8_weights", after_load(shadow), r"doubling the scales of model\.layers\.2\.mlp\.down_proj does not double its output"),

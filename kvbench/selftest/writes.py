@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from kvbench.engines.reference.kv import store
+from kvbench.engines.reference.backends import TORCH
 from kvbench_kernels.attention.reference import paged_write_torch
 from kvbench_kernels.kv.layout import LayerPages
 
@@ -66,7 +66,7 @@ def after_write(change: Change, quantized: bool = True) -> Callable[[], Abstract
             k_side = Side("k", k, *where, cache.k, cache.k_scale, cache.v_scale)
             change((k_side, Side("v", v, *where, cache.v, cache.v_scale, cache.k_scale)))
 
-    return lambda: patch.object(store, "paged_write_torch", write)
+    return lambda: patch.object(TORCH, "write", write)
 
 
 def each_side(change: Callable[[Side], None], only: str = "kv") -> Change:

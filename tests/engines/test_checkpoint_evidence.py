@@ -13,9 +13,9 @@ from torch import nn
 from kvbench.engines.reference import load
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
-from kvbench.evidence.examiner import ReferenceExaminer
+from kvbench.evidence.examine import ReferenceExaminer
 from kvbench.evidence.products import Products
-from kvbench.evidence.weight_bytes import fp8_modules, weights_level
+from kvbench.evidence.stored_weights import fp8_modules, weights_level
 from kvbench.evidence.weight_reach import unreached
 from kvbench.formats.fp8_checkpoint import Fp8Config
 from kvbench.records.record import MISMATCH, VERIFIED

@@ -12,11 +12,12 @@ from kvbench.engines.reference import attention
 from kvbench.engines.reference import engine as core
 from kvbench.engines.reference.kv.layer import allocate_layer
 from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.evidence import attention_values as probes
 from kvbench.evidence import examine as evidence
-from kvbench.evidence import layer_order as layerprobe
+from kvbench.evidence import layer_reads as layerprobe
 from kvbench.evidence import probe_values as probecodes
-from kvbench.evidence import read_path as probes
-from kvbench.evidence.native_arm import native_arm, standing
+from kvbench.evidence import stored_kv
+from kvbench.evidence.native_arm import native_arm, rank
 from kvbench.formats.kv import KV_FORMATS, KVShape
 from kvbench.records.record import MISMATCH, UNVERIFIED, VERIFIED, Evidence, Level
 from kvbench_kernels.attention.reference import paged_gather_torch
@@ -128,9 +129,9 @@ def tinyllama(stored: str) -> Any:
 
 def test_a01_t2_92_274_688_bytes_under_an_int8_request_are_a_mismatch() -> None:
     asked, got = tinyllama("int8_sym"), tinyllama("native")
-    sound, effective = evidence._e1(asked)
+    sound, effective = stored_kv.bytes_level(asked)
     assert (sound.state, effective, sound.facts["bytes"]) == (VERIFIED, "int8_sym", 47_579_136)
-    found, effective = evidence._e1(got)
+    found, effective = stored_kv.bytes_level(got)
     assert (found.state, effective, found.facts["bytes"]) == (MISMATCH, "native", 92_274_688)
     assert sound.facts["bytes"] / found.facts["bytes"] == 0.515625
     assert "layer 0 holds 4194304 B, int8_sym takes 2162688 B" in " ".join(found.facts["first_faults"])
@@ -139,7 +140,7 @@ def test_a01_t2_92_274_688_bytes_under_an_int8_request_are_a_mismatch() -> None:
 def test_a01_t3_layer_7_of_22_is_named_where_a_tolerance_of_5_percent_sees_nothing() -> None:
     made = tinyllama("int8_sym")
     made.store.layers[7] = tinyllama("native").store.layers[7]
-    found, effective = evidence._e1(made)
+    found, effective = stored_kv.bytes_level(made)
     assert (found.state, effective) == (MISMATCH, "mixed")
     assert "layer 7 K is stored as native (bfloat16), asked was int8_sym" in found.sentence
     assert found.facts["bytes"] / 47_579_136 < 1.05
@@ -217,7 +218,7 @@ def test_a02_t4_scales_survive_a_second_engine_and_a_second_warm_up(engine: Any,
         warm_up.prefill(other, list(range(30, 60)))
         warm_up.decode([other], [3])
         warm_up.free(other)
-    assert all(evidence.same_bits(a, b) for a, b in zip(scales(), kept, strict=True))
+    assert all(probecodes.same_bits(a, b) for a, b in zip(scales(), kept, strict=True))
 
 
 def test_a05_t4_a_bad_layer_among_good_ones_is_named(engine: Any) -> None:
@@ -356,12 +357,12 @@ def test_a08_t5_strided_keys_store_what_contiguous_ones_do(engine: Any, kv_forma
     made.store.write = lambda layer, slots, k, v: write(layer, slots, strided(k), strided(v))
     for one in (plain, made):
         evidence._write_probe(one)
-    assert evidence._e2(made).state == VERIFIED
+    assert stored_kv.codes_level(made).state == VERIFIED
     slots = torch.arange(15)
     for live, copy in zip(made.store.layers, plain.store.layers, strict=True):
         for name, tensor in live.paged().items():
             theirs = probecodes.stored(plain.store, copy.tensors()[name], slots)
-            assert evidence.same_bits(probecodes.stored(made.store, tensor, slots), theirs)
+            assert probecodes.same_bits(probecodes.stored(made.store, tensor, slots), theirs)
 
 
 def test_of_several_engines_the_one_that_shows_least_speaks() -> None:
@@ -377,7 +378,7 @@ def test_of_several_engines_the_one_that_shows_least_speaks() -> None:
         made(E5=MISMATCH),
     )
     for found in ([sound, high, low, wrong], [wrong, low, high, sound]):
-        assert sorted(found, key=standing) == [wrong, low, high, sound]
+        assert sorted(found, key=rank) == [wrong, low, high, sound]
 
 
 def test_a_native_arm_in_another_format_contradicts_whatever_else_of_it_is_unverified() -> None:

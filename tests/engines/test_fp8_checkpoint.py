@@ -27,7 +27,7 @@ from kvbench.engines.reference.weights.fp8_tensors import read_scales
 from kvbench.engines.reference.weights.quantize_model import quantize_model
 from kvbench.engines.reference.weights.tensor_files import TensorFiles
 from kvbench.errors import KvbenchError, Refused, UsageError
-from kvbench.evidence import weight_bytes as weightevidence
+from kvbench.evidence import stored_weights as weightevidence
 from kvbench.formats.fp8_checkpoint import Fp8Config, fp8_config
 from kvbench.formats.kv import WEIGHT_FORMATS, weight_bytes
 from kvbench.models.catalog import SHAPES, TINY
@@ -427,7 +427,7 @@ def test_a15_t2_a_pattern_that_matches_nothing_reaches_the_caller(folder: Path) 
     configure(folder, {"modules_to_not_convert": ["lm_head", "language_model.lm_head", "model.norm"]})
     warnings = load(folder).weights.warnings
     assert len(warnings) == 1
-    assert warnings[0].startswith("modules_to_not_convert lists 'language_model.lm_head', which is no module")
+    assert "'language_model.lm_head'" in warnings[0]
 
 
 def test_8_bit_floats_without_a_quantization_config_are_refused(folder: Path) -> None:
@@ -444,7 +444,7 @@ def test_8_bit_floats_without_a_quantization_config_are_refused(folder: Path) ->
 
 def test_another_quantization_is_refused_before_anything_is_read(folder: Path) -> None:
     configure(folder, {"weight_block_size": None})
-    fails(folder, "weight_block_size is not given, accepted is [128, 128]", error=UsageError)
+    fails(folder, "weight_block_size is not given, expected [128, 128]", error=UsageError)
 
 
 def test_experts_and_fused_modules_are_refused_by_name(folder: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvbench.evidence.attention_values import probe_prefill, probe_values
 from kvbench.evidence.examine import examine
-from kvbench.evidence.page_order import probe_pages
-from kvbench.evidence.read_path import probe_prefill, probe_values
+from kvbench.evidence.page_reads import probe_pages
 from kvbench.formats import kv
 from kvbench.formats.kv import KV_FORMATS, KnownRow, KVFormat
 from kvbench.matrix.resolve import Request, resolve

@@ -10,7 +10,7 @@ import torch
 
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.evidence.known_rows import reference_fault
-from kvbench.evidence.page_order import probe_pages
+from kvbench.evidence.page_reads import probe_pages
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.records.record import MISMATCH, VERIFIED
 from kvbench_kernels.kv.quantize import QUANTIZE

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from kvbench.engines.reference import engine as core
-from kvbench.engines.reference.attention import ATTENTION, TorchAttention
+from kvbench.engines.reference.attention import TorchAttention
+from kvbench.engines.reference.backends import TORCH
 from kvbench.engines.reference.engine import Engine
-from kvbench.engines.reference.kv import store as store_module
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.engines.reference.load import load_model
+from kvbench.evidence import attention_values as probes
 from kvbench.evidence import examine as evidence
-from kvbench.evidence import read_path as probes
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.resolve import request_of, resolve
@@ -74,7 +74,7 @@ def test_sound_engines_in_16_bits_pass_where_scores_are_large(model: str, dtype:
 @pytest.mark.parametrize("kv_format", ["int8_static", "fp8_e4m3_static"])
 def test_values_that_are_all_stored_as_zero_are_no_sign_of_another_path(engine: Any, kv_format: str) -> None:
     """With a scale far too large V is nothing, and then what K holds shows in no logit: the probes make V visible first."""
-    from kvbench.evidence.layer_order import probe_layers
+    from kvbench.evidence.layer_reads import probe_layers
 
     def make(sequences: int, tokens: int) -> Any:
         return engine(
@@ -155,12 +155,12 @@ def test_halved_values_are_found(engine: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_scales_swapped_between_k_and_v_are_found(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = store_module.paged_gather_torch
+    honest = TORCH.gather
 
     def swapped(cache: Any, *rest: Any) -> Any:
         return honest(cache._replace(k_scale=cache.v_scale, v_scale=cache.k_scale), *rest)
 
-    monkeypatch.setattr(store_module, "paged_gather_torch", swapped)
+    monkeypatch.setattr(TORCH, "gather", swapped)
     assert values(engine).state == MISMATCH
 
 
@@ -200,7 +200,7 @@ def reads(made: Any) -> Level:
 
 
 def test_a_run_that_read_less_than_it_attended_to_fails(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ATTENTION, "torch", lambda *a, **k: TorchAttention(*a, **{**k, "fresh": True}))
+    monkeypatch.setattr(TORCH, "attention", lambda *a, **k: TorchAttention(*a, **{**k, "fresh": True}))
     made = engine(kv_format="int8_sym")
     seq = made.add()
     made.prefill(seq, list(range(10)))

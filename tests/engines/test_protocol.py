@@ -10,7 +10,7 @@ import pytest
 from kvbench.engines import ENGINES, engine_kind
 from kvbench.engines.protocol import Report
 from kvbench.errors import KvbenchError, UsageError
-from kvbench.evidence.examiner import completed
+from kvbench.evidence.examine import completed
 from kvbench.gate.precision import judge_precision
 from kvbench.matrix.cells import CELL_KEYS, Task
 from kvbench.matrix.runners import RUNNERS

@@ -384,15 +384,12 @@ def test_a_file_system_without_locks_is_written_to(tmp_path: Path, monkeypatch: 
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "hidden_size": (
-        {"hidden_size": -1},
-        "config.json has -1 for hidden_size, where a positive whole number is due",
-    ),
-    "hidden_size text": ({"hidden_size": "64"}, "config.json has '64' for hidden_size"),
+    "hidden_size": ({"hidden_size": -1}, "for hidden_size, got -1"),
+    "hidden_size text": ({"hidden_size": "64"}, "for hidden_size, got '64'"),
     "hidden_size null": ({"hidden_size": None}, "'hidden_size'"),
-    "vocab_size": ({"vocab_size": 0}, "config.json has 0 for vocab_size"),
-    "heads": ({"num_attention_heads": 0}, "config.json has 0 for num_attention_heads"),
-    "head_dim": ({"head_dim": 0}, "config.json has 0 for head_dim"),
+    "vocab_size": ({"vocab_size": 0}, "for vocab_size, got 0"),
+    "heads": ({"num_attention_heads": 0}, "for num_attention_heads, got 0"),
+    "head_dim": ({"head_dim": 0}, "for head_dim, got 0"),
     "rope": ({"rope_parameters": "x"}, "'rope_parameters'"),
     "eps": ({"rms_norm_eps": "x"}, "'rms_norm_eps'"),
     "tied": ({"pad_token_id": 10**6}, "could not be loaded (AssertionError: Padding_idx"),

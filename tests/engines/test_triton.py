@@ -5,7 +5,6 @@ Two layers and few tokens: the interpreter takes some 20 ms for each program of 
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.engines.reference import attention
+from kvbench.engines.reference import attention, backends
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.evidence import examine as evidence
-from kvbench.evidence.layer_order import probe_layers
-from kvbench.evidence.page_order import probe_pages
-from kvbench.evidence.read_path import probe_prefill, probe_values
+from kvbench.evidence.attention_values import probe_prefill, probe_values
+from kvbench.evidence.layer_reads import probe_layers
+from kvbench.evidence.page_reads import probe_pages
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.models.catalog import TINY
 from kvbench.records.record import MISMATCH, VERIFIED, Level
@@ -151,7 +150,7 @@ def test_attention_by_torch_under_a_triton_request_is_named(
     def dropped(store: Any, chunk: Any, **options: Any) -> Any:
         return attention.TorchAttention(store, chunk, **options)
 
-    monkeypatch.setitem(attention.ATTENTION, "triton", dropped)
+    monkeypatch.setattr(backends.TRITON, "attention", dropped)
     level = levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E4"]
     assert level.state == MISMATCH
     assert "ran paged_attention_torch in a prompt, and backend triton was resolved" in level.sentence
@@ -163,7 +162,7 @@ def test_a_choice_lost_between_decision_and_engine_is_named(
 ) -> None:
     made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32)
     if attribute == "backend":
-        made.backend = made.store.backend = "torch"  # both, so that all kernels are of one backend
+        made.backend = made.store.backend = backends.TORCH  # both, so that all kernels are of one backend
     else:  # as if a GPU had been asked for: the engine itself stays eager and uncompiled
         aspect, resolved = {"decode_mode": ("decode", "graph"), "compile_mode": ("compile", "layer")}[
             attribute
@@ -360,27 +359,26 @@ def test_a_run_that_never_attended_in_a_layer_is_named(
 
 
 @pytest.mark.parametrize(
-    ("module", "kernel", "sentence"),
+    ("owner", "kernel", "sentence"),
     [
-        ("attention.prefill", "paged_prefill", "attended 2 times in the 3 forwards"),
-        ("attention.route", "paged_decode", "attended 2 times in the 3 forwards"),
-        ("kv.write", "paged_write", "stored K/V 0 times in the 3 forwards"),
+        (prefill, "paged_prefill", "attended 2 times in the 3 forwards"),
+        (route, "paged_decode", "attended 2 times in the 3 forwards"),
+        (backends.TRITON, "write", "stored K/V 0 times in the 3 forwards"),
         (
-            "kv.gather",
-            "paged_gather",
-            "gathered pages 0 times in the 3 forwards of the measured run, and 1 are due",
+            backends.TRITON,
+            "gather",
+            "gathered pages 0 times in the 3 forwards of the measured run, expected 1",
         ),
     ],
 )
 def test_a_kernel_that_was_silently_replaced_in_the_measured_run_alone_is_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch, module: str, kernel: str, sentence: str
+    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch, owner: Any, kernel: str, sentence: str
 ) -> None:
     """By the right numbers of a twin that says nothing. The run has unlike prompts, one alone, and a decode step."""
-    where = importlib.import_module(f"kvbench_kernels.{module}")
     made = maker(engine, two_layers("tiny-llama"), "int8_sym")(3, 32)
     with monkeypatch.context() as patch:
         patch.setattr(reference, "launched", lambda *a, **k: None)
-        patch.setattr(where, kernel, getattr(reference, f"{kernel}_torch"))
+        patch.setattr(owner, kernel, getattr(reference, f"paged_{kernel.removeprefix('paged_')}_torch"))
         seqs = [made.add() for _ in range(3)]
         made.forward([(seqs[0], IDS[:6]), (seqs[1], IDS[:9])])
         made.prefill(seqs[2], IDS[:6])

@@ -17,9 +17,9 @@ from kvbench.engines.reference.weights import blocks as weights
 from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.evidence import examine as evidence
-from kvbench.evidence import weight_bytes as weightevidence
-from kvbench.evidence import weight_reads as weightprobe
-from kvbench.evidence.examiner import ReferenceExaminer
+from kvbench.evidence import stored_weights as weightevidence
+from kvbench.evidence import weight_products as weightprobe
+from kvbench.evidence.examine import ReferenceExaminer
 from kvbench.evidence.products import Products
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.resolve import Choice, Decision, request_of, resolve
@@ -119,7 +119,7 @@ def test_weights_that_were_never_quantized_are_native() -> None:
 def test_a_baseline_with_fp8_weights_is_not_native(fp8: LoadedModel) -> None:
     found = take(fp8, "native")
     assert (found.state, found.effective_weights) == (MISMATCH, "fp8_block128")
-    assert "is stored as fp8_block128 (float8_e4m3fn), due is native" in level(found, "E1").sentence
+    assert "is stored as fp8_block128 (float8_e4m3fn), expected native" in level(found, "E1").sentence
 
 
 def test_dequantized_weights_are_effectively_native(fp8: LoadedModel) -> None:
@@ -138,7 +138,7 @@ def test_one_native_layer_is_named(fp8: LoadedModel) -> None:
     fp8.model.set_submodule(name, plain.requires_grad_(False))
     found = take(fp8)
     assert found.effective_weights == "mixed"
-    assert f"{name} is stored as native (float32), due is fp8_block128" in level(found, "E1").sentence
+    assert f"{name} is stored as native (float32), expected fp8_block128" in level(found, "E1").sentence
 
 
 def test_a_layer_that_the_loader_left_out_is_named(fp8: LoadedModel) -> None:
@@ -298,7 +298,7 @@ def test_another_path_than_the_decided_one_is_named(
     e4 = level(take(fp8), "E4")
     assert e4.state == MISMATCH
     assert "cublas computed" in e4.sentence
-    assert "path reference is due" in e4.sentence
+    assert "path reference was expected" in e4.sentence
 
 
 def test_a_gemm_dropped_between_decision_and_engine_is_named(fp8: LoadedModel) -> None:

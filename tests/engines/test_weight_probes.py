@@ -13,8 +13,8 @@ from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.load import LoadedModel, load_model
 from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
-from kvbench.evidence import weight_reads as weightprobe
-from kvbench.evidence.examiner import ReferenceExaminer
+from kvbench.evidence import weight_products as weightprobe
+from kvbench.evidence.examine import ReferenceExaminer
 from kvbench.evidence.products import Products, rows_of
 from kvbench.records.record import MISMATCH, VERIFIED, Level
 from kvbench_kernels.gemm import blockwise, fp8_linear

@@ -1,4 +1,6 @@
-"""Scales of a KV cache in a checkpoint: found under the names that exporters write, exact in every dtype, refused by name."""
+"""Scales of a KV cache in a checkpoint: found under the names that exporters write, exact in every dtype,
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -113,22 +115,22 @@ def test_scales_of_all_shards_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "said"),
+    ("tensor", "words"),
     [
-        (torch.tensor(0.0), "holds 0; a scale is a finite number above 0"),
-        (torch.tensor(-1.0), "holds -1, as engines write for one that was never set; a scale"),
+        (torch.tensor(0.0), "holds 0, expected a finite number above 0"),
+        (torch.tensor(-1.0), "holds -1, which engines write for a scale that was never set"),
         (torch.tensor(float("nan")), "holds nan"),
         (torch.tensor([float("inf")]), "holds inf"),
-        (torch.tensor([0.5, 0.5]), r"has shape \[2\]: one scale for the whole of K or V"),
+        (torch.tensor([0.5, 0.5]), r"has shape \[2\]"),
         (torch.tensor([]), r"has shape \[0\]"),
-        (torch.tensor(1), "is I64, where a scale is one of F64, F32"),
+        (torch.tensor(1), "is I64, expected one of F64, F32"),
     ],
 )
 def test_a02_t3_a_scale_that_is_none_is_refused_with_tensor_and_file(
-    tmp_path: Path, tensor: torch.Tensor, said: str
+    tmp_path: Path, tensor: torch.Tensor, words: str
 ) -> None:
     with pytest.raises(
-        Refused, match=rf"The tensor model\.layers\.3\.self_attn\.k_scale of model\.safetensors {said}"
+        Refused, match=rf"The tensor model\.layers\.3\.self_attn\.k_scale of model\.safetensors {words}"
     ) as e:
         stored_scales(write(tmp_path, {f"{AT}.k_scale": tensor}), 4)
     assert e.value.reason == "checkpoint_scale_unusable"
@@ -161,25 +163,23 @@ def test_the_scheme_says_of_which_format_the_scales_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "fmt", "why"),
+    ("config_json", "fmt", "why"),
     [
-        ({}, "int8_static", r"are for fp8_e4m3_static \(its config.json has no kv_cache_scheme, and without one they are E4M3's\)"),
-        (config(SCHEME), "int8_static", r"are for fp8_e4m3_static \(the kv_cache_scheme in its config.json has type float\)"),
-        (config({**SCHEME, "type": "int"}), "fp8_e4m3_static", r"are for int8_static \(the kv_cache_scheme .* has type int\)"),
+        ({}, "int8_static", r"are for fp8_e4m3_static \(its config.json has no kv_cache_scheme"),
+        (config(SCHEME), "int8_static", "are for fp8_e4m3_static .*has type float"),
+        (config({**SCHEME, "type": "int"}), "fp8_e4m3_static", "are for int8_static .*has type int"),
     ],
 )  # fmt: skip
 def test_a_format_that_the_scales_are_not_for_is_refused_with_the_reason(
-    said: dict[str, Any], fmt: str, why: str
+    config_json: dict[str, Any], fmt: str, why: str
 ) -> None:
-    with pytest.raises(
-        Refused, match=rf"The scales of the checkpoint m {why}, and this cell stores {fmt}"
-    ) as e:
-        check_scheme(said, fmt, "m")
+    with pytest.raises(Refused, match=rf"The scales of the checkpoint m {why}.* this cell stores {fmt}") as e:
+        check_scheme(config_json, fmt, "m")
     assert e.value.reason == "scale_of_another_format"
 
 
 @pytest.mark.parametrize(
-    ("scheme", "said"),
+    ("scheme", "words"),
     [
         ({**SCHEME, "symmetric": False}, "symmetric: False"),
         ({**SCHEME, "dynamic": True}, "dynamic: True"),
@@ -193,8 +193,8 @@ def test_a_format_that_the_scales_are_not_for_is_refused_with_the_reason(
         ("fp8", "kv_cache_scheme: fp8"),
     ],
 )
-def test_a_scheme_that_is_not_read_is_refused_by_name(scheme: Any, said: str) -> None:
-    with pytest.raises(Refused, match=f"The checkpoint m says {said} in its kv_cache_scheme, where") as e:
+def test_a_scheme_that_is_not_read_is_refused_by_name(scheme: Any, words: str) -> None:
+    with pytest.raises(Refused, match=f"The checkpoint m has {words} in its kv_cache_scheme, expected") as e:
         check_scheme(config(scheme), "fp8_e4m3_static", "m")
     assert e.value.reason == "kv_cache_scheme_unsupported"
 
@@ -249,9 +249,8 @@ def test_a14_t2_a_scale_of_the_cache_under_a_name_that_is_not_read_is_refused(
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(Refused) as e:
         stored_scales([tmp_path / "model.safetensors"], 2)
-    assert str(e.value).startswith(
-        f"The checkpoint holds {whole} of model.safetensors, a scale of the cache by its name,"
-    )
+    assert e.value.reason == "checkpoint_scale_unusable"
+    assert str(e.value).startswith(f"The checkpoint holds {whole} of model.safetensors,")
 
 
 def test_scales_of_queries_and_probabilities_are_no_part_of_a_cache(tmp_path: Path) -> None:
@@ -286,7 +285,7 @@ def test_scales_of_another_tower_are_neither_read_nor_refused(tmp_path: Path, pr
 def test_a_strange_name_without_layers_or_in_the_language_models_is_refused(
     tmp_path: Path, name: str
 ) -> None:
-    with pytest.raises(Refused, match=f"holds {name} of model.safetensors, a scale of the cache by its name"):
+    with pytest.raises(Refused, match=f"holds {name} of model.safetensors,"):
         stored_scales(write(tmp_path, {name: torch.tensor(0.5)}), 2)
 
 
@@ -298,5 +297,5 @@ def test_a02_t3_a_scale_that_float32_does_not_hold_is_refused_with_its_tensor(
     with pytest.raises(Refused) as e:
         stored_scales(files, 4)
     assert str(e.value).startswith(
-        f"The tensor {AT}.k_scale of model.safetensors holds {value:.6g}; a scale is kept in float32, from 1.4e-45 to 3.4e+38."
+        f"The tensor {AT}.k_scale of model.safetensors holds {value:.6g}, expected a number that float32 holds"
     )

@@ -1,4 +1,6 @@
-"""Pools from a memory budget: as many pages as the exact byte formula allows, and the refusal before an allocation."""
+"""Pools from a memory budget: as many pages as the exact byte formula allows, and the refusal before an
+allocation.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def refusal(fmt: str, sequences: int, tokens: int, free: int) -> str:
 
 
 def test_a_store_that_does_not_fit_names_the_bytes_and_the_largest_context_that_does() -> None:
-    """At 32 GiB above the reserve int8_sym has 28,678 pages (int8: 33,280 B a layer), 7,169 for each of 4 sequences."""
+    """At 32 GiB above the reserve int8_sym has 28,678 pages (int8: 33,280 B a layer), 7,169 for each of 4
+    sequences.
+    """
     free = RESERVE_BYTES + 32 * 2**30
     longest = 28_678 // 4 * 16
     fits("int8_sym", 4, longest, free)

@@ -14,9 +14,9 @@ MLP = [
 ]
 
 
-def read(**said: Any) -> Fp8Config | None:
+def read(**given: Any) -> Fp8Config | None:
     base = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
-    merged = {k: v for k, v in {**base, **said}.items() if v != "absent"}
+    merged = {k: v for k, v in {**base, **given}.items() if v != "absent"}
     return fp8_config({"quantization_config": merged}, "owner/name")
 
 
@@ -27,7 +27,7 @@ def test_a_config_without_quantization_is_native() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "given",
     [
         {},
         {"activation_scheme": "absent"},
@@ -44,45 +44,45 @@ def test_a_config_without_quantization_is_native() -> None:
         {"kv_cache_scheme": {"anything": "of the cache, for cells that read its scales"}},
     ],
 )
-def test_the_layout_that_is_read_under_all_its_spellings(said: dict[str, Any]) -> None:
-    assert read(**said) == Fp8Config()
+def test_the_layout_that_is_read_under_all_its_spellings(given: dict[str, Any]) -> None:
+    assert read(**given) == Fp8Config()
 
 
 @pytest.mark.parametrize(
-    ("said", "what"),
+    ("given", "words"),
     [
-        ({"quant_method": "compressed-tensors"}, "quant_method is compressed-tensors, accepted is fp8"),
+        ({"quant_method": "compressed-tensors"}, "quant_method is compressed-tensors, expected fp8"),
         ({"quant_method": "fbgemm_fp8"}, "quant_method is fbgemm_fp8"),
         ({"quant_method": "absent"}, "quant_method is not given"),
-        ({"weight_block_size": "absent"}, r"weight_block_size is not given, accepted is \[128, 128\] \(without a block"),
+        ({"weight_block_size": "absent"}, r"weight_block_size is not given, expected \[128, 128\] \(without a block"),
         ({"weight_block_size": None}, "weight_block_size is not given"),
         ({"weight_block_size": [64, 128]}, r"weight_block_size is \[64, 128\]"),
         ({"weight_block_size": [128]}, r"weight_block_size is \[128\]"),
         ({"weight_block_size": 128}, "weight_block_size is 128"),
-        ({"activation_scheme": "static"}, "activation_scheme is static, accepted is dynamic or no value"),
-        ({"fmt": "e4m3fnuz"}, "fmt is e4m3fnuz, accepted is e4m3 or e4m3fn or no value"),
+        ({"activation_scheme": "static"}, "activation_scheme is static, expected dynamic or no value"),
+        ({"fmt": "e4m3fnuz"}, "fmt is e4m3fnuz, expected e4m3 or e4m3fn or no value"),
         ({"fmt": "e5m2"}, "fmt is e5m2"),
-        ({"scale_fmt": "e8m0"}, "scale_fmt is e8m0, accepted is float or ue8m0"),
+        ({"scale_fmt": "e8m0"}, "scale_fmt is e8m0, expected float or ue8m0"),
         ({"expert_dtype": "fp4"}, "expert_dtype is fp4"),
         ({"modules_to_convert": ["embed_tokens"]}, "modules_to_convert is"),
         ({"is_checkpoint_fp8_serialized": False}, "is_checkpoint_fp8_serialized is False"),
         ({"is_checkpoint_fp8_serialized": 1}, "is_checkpoint_fp8_serialized is 1"),
-        ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is lm_head, accepted is a list"),
+        ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is lm_head, expected a list"),
         ({"modules_to_not_convert": ["lm_head", 3]}, "modules_to_not_convert is"),
         ({"modules_to_not_convert": [""]}, "modules_to_not_convert is"),
-        ({"modules_to_not_convert": ["a"], "ignored_layers": ["b"]}, "accepted is the same list as"),
-        ({"modules_not_to_convert": ["lm_head"]}, "modules_not_to_convert is .* accepted is no key but quant_method"),
+        ({"modules_to_not_convert": ["a"], "ignored_layers": ["b"]}, "expected the same list as"),
+        ({"modules_not_to_convert": ["lm_head"]}, "modules_not_to_convert is .* expected only the keys quant_method"),
         ({"kv_cache_quant_algo": "FP8"}, "kv_cache_quant_algo is FP8"),
     ],
 )  # fmt: skip
-def test_every_other_quantization_is_refused_by_name(said: dict[str, Any], what: str) -> None:
-    with pytest.raises(UsageError, match=rf"The checkpoint owner/name is already quantized, .*{what}") as e:
-        read(**said)
-    assert "or the unquantized checkpoint, of which `kvbench quantize` makes one." in str(e.value)
+def test_every_other_quantization_is_refused_by_name(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=rf"The checkpoint owner/name is already quantized .*{words}") as e:
+        read(**given)
+    assert "kvbench quantize" in str(e.value)
 
 
 def test_a_quantization_config_that_is_no_mapping_is_refused() -> None:
-    with pytest.raises(UsageError, match="quantization_config is fp8, accepted is a mapping"):
+    with pytest.raises(UsageError, match="quantization_config is fp8, expected a mapping"):
         fp8_config({"quantization_config": "fp8"}, "x")
 
 
@@ -160,10 +160,8 @@ def test_a15_t2_a_pattern_that_matches_nothing_is_a_warning() -> None:
     names = [*MLP, "lm_head", "model.norm"]
     converted, warnings = converted_modules(config, [*MLP, "lm_head"], names, "lm_head", [])
     assert converted == tuple(MLP)
-    assert warnings == (
-        "modules_to_not_convert lists 'language_model.layers.0.mlp.gate', which is no module of the model: nothing stays "
-        "native because of it.",
-    )
+    (warning,) = warnings
+    assert "'language_model.layers.0.mlp.gate'" in warning
 
 
 @pytest.mark.parametrize(

@@ -331,7 +331,8 @@ def test_int8_sym_bound_holds_for_any_row(x: Tensor) -> None:
     below = (result.scales.view(torch.int16) - 1).view(torch.float16).item()
     assert below < wanted.item() or scale == 2.0**-24  # no FP16 number in between
     error = (result.codes.double() * scale - exact).abs().max().item()
-    # The quotient is rounded to float32 before it is rounded to a code: up to 2^-18 of a step for a code below 128.
+    # The quotient is rounded to float32 before it is rounded to a code: up to 2^-18 of a step for a code
+    # below 128.
     assert error <= scale / 2 + max(1e-6, scale * 2.0**-17)
 
 

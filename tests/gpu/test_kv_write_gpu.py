@@ -1,4 +1,6 @@
-"""What the interpreter cannot show of paged_write and paged_gather: graphs, kernel names, no waiting, prefill sizes."""
+"""What the interpreter cannot show of paged_write and paged_gather: graphs, kernel names, no waiting, prefill
+sizes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Skinny products in bf16 at the shapes of real models: float64's values, the same bits every time, any launch order."""
+"""Skinny products in bf16 at the shapes of real models: float64's values, the same bits every time, any
+launch order.
+"""
 
 from __future__ import annotations
 

@@ -195,7 +195,9 @@ def test_a_device_allocation_that_fails_leaves_the_sequence_swapped_gpu(
 
 
 def test_swapping_out_gives_memory_to_others_while_the_device_copy_is_bounded_gpu() -> None:
-    """The staging beside a swap is STAGING_BYTES and what one copy of it needs, however large the sequence is."""
+    """The staging beside a swap is STAGING_BYTES and what one copy of it needs, however large the sequence
+    is.
+    """
     store = make("native", layers=1, pages=4096)  # 128 MiB a side
     seq = filled(store, 4096 * 16)
     torch.cuda.synchronize()

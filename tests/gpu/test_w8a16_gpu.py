@@ -1,4 +1,6 @@
-"""W8A16 at the shapes of real models: float64's values, every code, the same bits every time, any launch order."""
+"""W8A16 at the shapes of real models: float64's values, every code, the same bits every time, any launch
+order.
+"""
 
 from __future__ import annotations
 

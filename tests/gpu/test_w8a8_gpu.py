@@ -1,8 +1,8 @@
-"""FP8 products at the shapes of real models: the reference's bytes, float64's values, the same bits in any launch order.
+"""FP8 products at the shapes of real models: the reference's bytes, float64's values, the same bits in any
+launch order.
 
-tests/kernels/test_activation.py and test_w8a8.py run compiled where there is a GPU; this file is for what is too large
-for an interpreter.
-"""
+tests/kernels/test_activation.py and test_w8a8.py run compiled where there is a GPU; this file is for what is
+too large for an interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tensors of more than 2^31 elements that take no memory on a CPU, and kernels of which the interpreter runs only the end."""
+"""Tensors of more than 2^31 elements that take no memory on a CPU, and kernels of which the interpreter runs
+only the end.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which mmap has no name for: pages t
 
 
 def address_space(*shape: int, dtype: torch.dtype, device: str = "cpu", front: int = 2**31) -> Tensor:
-    """Zeros [*shape]; memory is taken where something is written. `front` zeros more lie before them: there an offset ends
-    up that wrapped in 32 bits, so that it gives a wrong result instead of a dead process. A GPU's are torch.empty.
+    """Zeros [*shape]; memory is taken where something is written. `front` zeros more lie before them: there
+    an offset ends up that wrapped in 32 bits, so that it gives a wrong result instead of a dead process. A
+    GPU's are torch.empty.
     """
     if device != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
@@ -35,7 +38,9 @@ def empty(*shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 class LastPrograms:
-    """A kernel that runs only the last programs along the grid's first axis; they are told where they really stand."""
+    """A kernel that runs only the last programs along the grid's first axis; they are told where they really
+    stand.
+    """
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.fn = kernel, kernel.fn

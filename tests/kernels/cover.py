@@ -1,4 +1,6 @@
-"""Cases of a kernel's test: the full product on a GPU, a small cover of it where Triton's interpreter runs the kernels."""
+"""Cases of a kernel's test: the full product on a GPU, a small cover of it where Triton's interpreter runs
+the kernels.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def cover(
     features: Callable[[Case], Iterable[Hashable]],
     cost: Callable[[Case], float] = lambda _: 1.0,
 ) -> list[Case]:
-    """All cases on a GPU. Elsewhere cheap ones that show every feature that a case has: greedy, always the same."""
+    """All cases on a GPU. Elsewhere cheap ones that show every feature that a case has: greedy, always the
+    same.
+    """
     left = list(cases)
     if torch.cuda.is_available():
         return left

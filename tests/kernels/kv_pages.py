@@ -67,7 +67,9 @@ def make_pool(
 
 
 def hard_rows(tokens: int, heads: int, dim: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
-    """[tokens, heads, dim] of every magnitude, with zeros, ties, subnormals and non-finite elements among them."""
+    """[tokens, heads, dim] of every magnitude, with zeros, ties, subnormals and non-finite elements among
+    them.
+    """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, heads, dim, generator=generator)
     x *= 2.0 ** torch.randint(-30, 24, (tokens, heads, 1), generator=generator)

@@ -55,10 +55,11 @@ def make_pool(
     order_seed: int = 0,
     static: float = 0.03,
 ) -> Pool:
-    """The rows of each sequence, quantized, in pages in a random order, `spare` table columns more than needed.
+    """The rows of each sequence, quantized, in pages in a random order, `spare` table columns more than
+    needed.
 
-    Everything outside of the sequences is 0, or with `poison` what no result may show: K = 1e4, V = NaN, scales NaN.
-    Spare columns name a page of no sequence, or none at all.
+    Everything outside of the sequences is 0, or with `poison` what no result may show: K = 1e4, V = NaN,
+    scales NaN. Spare columns name a page of no sequence, or none at all.
     """
     lengths = [k.shape[1] for k in keys]
     needed = [-(-n // page_size) for n in lengths]

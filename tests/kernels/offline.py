@@ -1,4 +1,6 @@
-"""Compiles kernels for an H200 without one: `compiled(...)` calls a function of this module where Triton does not interpret."""
+"""Compiles kernels for an H200 without one: `compiled(...)` calls a function of this module where Triton does
+not interpret.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def build(
     source: Any = None,
     **options: Any,
 ) -> Any:
-    """The compiled kernel, with `.asm` and `.metadata`. types: of the other arguments, i32 where none is given."""
+    """The compiled kernel, with `.asm` and `.metadata`. types: of the other arguments, i32 where none is
+    given.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -103,7 +107,7 @@ def attention(
             constants[name] = None
     made = build(kernel, constants, types, ("q_stride_row", "q_stride_head"), **built)
     return sorted(
-        {found[0] for found in map(re.compile(r"f32\.\w+\.\w+$").search, products_of(made)) if found}
+        {found[0] for found in map(re.compile(r"f32\.\w+\.\w+").search, products_of(made)) if found}
     )
 
 

@@ -199,7 +199,8 @@ def test_what_is_not_finite_becomes_nan_and_leaves_the_scale_alone(dtype: torch.
 
 
 def test_ties_and_products_next_to_them(device: str) -> None:
-    # Codes' midpoints times scales, and the float32 numbers around them: the product must round as float32 does.
+    # Codes' midpoints times scales, and the float32 numbers around them: the product must round as float32
+    # does.
     torch.manual_seed(0)
     finite = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     ties = (finite[1:] + finite[:-1]) / 2
@@ -212,7 +213,8 @@ def test_ties_and_products_next_to_them(device: str) -> None:
 
 
 def test_an_element_is_multiplied_by_the_rounded_reciprocal_of_its_scale(device: str) -> None:
-    # The scale is 441/448 and 1/scale is rounded up: 8.3671875 / scale is the tie 8.5, which would go down to 8.
+    # The scale is 441/448 and 1/scale is rounded up: 8.3671875 / scale is the tie 8.5, which would go down to
+    # 8.
     x = torch.zeros(1, 128, device=device)
     x[0, 0], x[0, 1] = 441.0, 8.3671875
     for codes, scales in (quantize_activation(x), quantize_activation_torch(x)):

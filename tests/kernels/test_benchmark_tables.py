@@ -1,4 +1,6 @@
-"""The pure parts of the GPU benchmarks: cells, goals, tables, and the oracle that an entry must match to have a time."""
+"""The pure parts of the GPU benchmarks: cells, goals, tables, and the oracle that an entry must match to have
+a time.
+"""
 
 import math
 from dataclasses import replace

@@ -104,7 +104,9 @@ def test_a16_t1_thresholds(shape: tuple[int, int], target: fp8_route.Target, pat
 
 
 def test_a16_t1_odd_m_takes_the_path_of_its_neighbours() -> None:
-    """M % 4 != 0 is no reason for another path: paths change at the ends of the measured ranges and nowhere else."""
+    """M % 4 != 0 is no reason for another path: paths change at the ends of the measured ranges and nowhere
+    else.
+    """
     for target, shape in itertools.product(("cuda", "hopper"), (*fp8_route.MEASURED, (576, 1536))):
         paths = [route(m, *shape, "bfloat16", target) for m in range(1, 8194)]  # type: ignore[arg-type]
         ends = {

@@ -1,4 +1,6 @@
-"""The pure parts of the FP8 linear benchmark: the error that a result may have, goals, tables, the route suggested."""
+"""The pure parts of the FP8 linear benchmark: the error that a result may have, goals, tables, the route
+suggested.
+"""
 
 from __future__ import annotations
 

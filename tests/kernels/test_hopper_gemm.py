@@ -1,4 +1,6 @@
-"""The Hopper FP8 product without a GPU: its tile table, what it refuses, its twin, and what the compiler makes of it."""
+"""The Hopper FP8 product without a GPU: its tile table, what it refuses, its twin, and what the compiler
+makes of it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ COMPILED = [
 @pytest.mark.parametrize("tiling", COMPILED, ids=str)
 def test_the_compiler_gives_fp8_products_without_spilled_registers(tiling: HopperTiling) -> None:
     found = compiled("hopper_gemm", astuple(tiling), tiling.turns)
-    # Of turns only where there are turns: a barrier that nothing waits on shares its memory with something else.
+    # Of turns only where there are turns: a barrier that nothing waits on shares its memory with something
+    # else.
     assert found["barriers"] == 2 * tiling.stages + (tiling.groups if tiling.turns else 0)
     shape = f"m64n{tiling.block_n}k32"
     assert found["products"] == [f"wgmma.mma_async.sync.aligned.{shape}.f32.e4m3.e4m3"]

@@ -1,4 +1,6 @@
-"""A12 inside the attention kernels and the gather: payload, scales, queries, tables and outputs beyond 2^31 elements."""
+"""A12 inside the attention kernels and the gather: payload, scales, queries, tables and outputs beyond 2^31
+elements.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def attended(pool: Pool, q: Tensor, kernel: str) -> Tensor:
 
 
 def rowwise(pool: Pool, q: Tensor, kernel: str) -> Tensor:
-    """One query a sequence, by either kernel; or what the gather finds of the shortest sequence's length, K and V."""
+    """One query a sequence, by either kernel; or what the gather finds of the shortest sequence's length, K
+    and V.
+    """
     if kernel == "gather":
         return torch.stack(paged_gather(pool.cache, pool.table, int(pool.lengths.min()), HALF))
     if kernel == "decode":
@@ -68,7 +72,9 @@ def test_a12_t2_page_131_072_is_attended(kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", ["decode", "prefill"])
 def test_a12_t3_scales_above_2_to_the_31_elements_are_attended(kernel: str) -> None:
-    """Row 2^31 of the pages, so that row numbers themselves leave 32 bits: what K's and V's scales are found by."""
+    """Row 2^31 of the pages, so that row numbers themselves leave 32 bits: what K's and V's scales are found
+    by.
+    """
     pool = random_pool("int8_sym", HALF, (100,), "cpu", head_dim=16, value_dim=16, page_size=64)
     q = queries(5, 4, 16, dtype=HALF, device="cpu")
     far = moved(pool, 2**24)
@@ -81,8 +87,8 @@ def test_a12_t3_scales_above_2_to_the_31_elements_are_attended(kernel: str) -> N
 def test_a12_t3_output_of_decode_above_2_to_the_31_elements(
     splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last sequence of 2^19 + 1 (16 heads of 256), whose programs alone run. With splits the partial results lie
-    beyond 2^31 too; the statistics, of which there are 2^25, do not.
+    """The last sequence of 2^19 + 1 (16 heads of 256), whose programs alone run. With splits the partial
+    results lie beyond 2^31 too; the statistics, of which there are 2^25, do not.
     """
     batch = 2**19 + 1
     pool = random_pool("int8_sym", HALF, (100,), "cpu", kv_heads=1, value_dim=256)
@@ -98,7 +104,9 @@ def test_a12_t3_output_of_decode_above_2_to_the_31_elements(
 
 
 def test_a12_t3_output_of_prefill_above_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five queries behind 2^24 - 1 rows that belong to no sequence, of 2 heads of 64: the second row is at 2^31."""
+    """Five queries behind 2^24 - 1 rows that belong to no sequence, of 2 heads of 64: the second row is at
+    2^31.
+    """
     pool = random_pool("int8_sym", HALF, (100,), "cpu")
     q = queries(5, 2, 64, dtype=HALF, device="cpu")
     first = 2**24 - 1

@@ -1,4 +1,6 @@
-"""W8A16: both kernels against float64 at their edges, every E4M3 code, block scales, what is refused, what is compiled."""
+"""W8A16: both kernels against float64 at their edges, every E4M3 code, block scales, what is refused, what is
+compiled.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def programs(case: Case) -> float:
 
 
 def cases() -> list[Case]:
-    """Every tiling with every shape, every number of rows with both kernels that swap and do not, dtypes in turn."""
+    """Every tiling with every shape, every number of rows with both kernels that swap and do not, dtypes in
+    turn.
+    """
     found = []
     for i, (n, k) in enumerate(SHAPES):
         found += [(name, (1, 2, 3, 4)[(i + j) % 4], n, k) for j, name in enumerate(VECTOR)]
@@ -103,7 +107,9 @@ def exact_of(x: Tensor, codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check(out: Tensor, exact: Tensor, magnitude: Tensor, k: int) -> None:
-    """Half a last place of out's dtype, and what K additions (one rounding a scale, two a bias) lose in float32."""
+    """Half a last place of out's dtype, and what K additions (one rounding a scale, two a bias) lose in
+    float32.
+    """
     half = torch.finfo(out.dtype).eps / 2
     noise = 1.01 * (k + 4) * 2**-24 * magnitude
     allowed = (exact.abs() + noise) * half + noise + torch.finfo(out.dtype).smallest_normal * half
@@ -181,7 +187,8 @@ def test_every_code_comes_out_as_its_value(name: str, dtype: torch.dtype, device
 
 @pytest.mark.parametrize("name", TILINGS)
 def test_a13_t2_each_block_has_its_own_scale(name: str, device: str) -> None:
-    # 1000 rows are 8 blocks, the last of 104: 128 * (2^0 + .. + 2^6) + 104 * 2^7 = 29,568. The interpreter takes 3 blocks.
+    # 1000 rows are 8 blocks, the last of 104: 128 * (2^0 + .. + 2^6) + 104 * 2^7 = 29,568. The interpreter
+    # takes 3 blocks.
     count = 8 if device == "cuda" else 3
     scales = (2.0 ** torch.arange(count, device=device))[:, None]
     codes = torch.ones(128 * count - 24, 128, device=device).to(torch.float8_e4m3fn)

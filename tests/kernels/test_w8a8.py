@@ -65,9 +65,9 @@ def exact(codes_x: Tensor, scales_x: Tensor, codes_w: Tensor, scales_w: Tensor) 
 def assert_close(out: Tensor, value: Tensor, magnitude: Tensor, device: str) -> None:
     """Within the sums' rounding of the float64 value, and one rounding to out's dtype.
 
-    A tensor core cuts what is added in a block of 128 (4 instructions of 32) to at least 13 bits below the largest: 5
-    cuts of at most 2^-13 of the sum of magnitudes. The interpreter sums in float32, at most 128 roundings. Then each
-    block costs three roundings in float32.
+    A tensor core cuts what is added in a block of 128 (4 instructions of 32) to at least 13 bits below the
+    largest: 5 cuts of at most 2^-13 of the sum of magnitudes. The interpreter sums in float32, at most 128
+    roundings. Then each block costs three roundings in float32.
     """
     inside = 5 * 2.0**-13 if device == "cuda" else 128 * 2.0**-24
     blocks_cost = 24 * 2.0**-24
@@ -110,7 +110,8 @@ def test_every_kind_of_tiling_against_float64(name: str, m: int, n: int, k: int,
 def test_powers_of_two_are_exact_and_every_scale_is_its_own(name: str, device: str) -> None:
     m, n, k = (70, 300, 576) if device == "cuda" else (18, 140, 320)
     torch.manual_seed(0)
-    # A 1 in each block of a row of x, powers of two in w: each output is a sum of few powers of two, whole in float32.
+    # A 1 in each block of a row of x, powers of two in w: each output is a sum of few powers of two, whole in
+    # float32.
     x = torch.zeros(m, k, device=device)
     x[:, 5::128] = 2.0 ** torch.randint(-2, 3, (m, blocks(k)), device=device)
     w = 2.0 ** torch.randint(-2, 3, (n, k), device=device).float()

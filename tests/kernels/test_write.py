@@ -299,7 +299,9 @@ def test_a06_t3_a_nonfinite_element_is_counted_and_never_laundered(
 
 @pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3"])
 def test_a08_t4_scales_and_payload_do_not_touch_each_other(device: str, fmt: str) -> None:
-    """All tensors lie in one buffer with 64 bytes between them: payload alone or scales alone must not differ."""
+    """All tensors lie in one buffer with 64 bytes between them: payload alone or scales alone must not
+    differ.
+    """
     model = make_pool(fmt, device, heads=3, dim=80)
     tensors = list(model.cache.tensors().values())
     size = sum(t.nbytes + 64 for t in tensors)

@@ -26,7 +26,7 @@ OTHER_GPU = [{"name": "G", "uuid": "GPU-2"}]
     [
         ({}, ""),
         ({"host": "two"}, "on different hosts (one, two), whose times are never pooled"),
-        ({"host": None}, "on different hosts (one, one that is not named), whose times are never pooled"),
+        ({"host": None}, "on different hosts (one, unnamed), whose times are never pooled"),
         ({"boot_id": "b2"}, "in different boots of one (b1, b2), which may be two machines of one name"),
         ({"gpus": OTHER_GPU}, "on different GPUs of one (GPU-1, GPU-2), whose times are never pooled"),
         ({"gpus": OTHER_GPU, "host": "two"}, "on different hosts (one, two), whose times are never pooled"),
@@ -114,6 +114,6 @@ def test_what_takes_times_says_so() -> None:
     units = {
         metric.runner
         for metric in METRICS.values()
-        if metric.unit in ("ms", "us/token", "tok/s", "GB/s", "us")
+        if metric.unit.name in ("ms", "us/token", "tok/s", "GB/s", "us")
     }
     assert {name for name, runner in RUNNERS.items() if runner.timed} >= units

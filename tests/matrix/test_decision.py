@@ -10,7 +10,16 @@ import pytest
 from kvbench.errors import Refused, UsageError
 from kvbench.formats.kv import KV_FORMATS, KVShape
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import Choice, Decision, Request, check_context, request_of, resolve
+from kvbench.matrix.resolve import (
+    TORCH,
+    TRITON,
+    Choice,
+    Decision,
+    Request,
+    check_context,
+    request_of,
+    resolve,
+)
 from kvbench.models.attention_facts import LayerFacts, ModelFacts, facts_from_config
 from kvbench_kernels.support import Accepted, Rejected
 
@@ -116,11 +125,12 @@ def test_both_aspects_can_fall_back_each_with_its_own_reason() -> None:
 
 
 def test_a_backend_that_lacks_a_format_gives_way_before_the_format_does() -> None:
+    def native_alone(request: Request, facts: ModelFacts) -> Accepted | Rejected:
+        return Accepted() if request.kv_format == "native" else Rejected("no_int8", "It has none.")
+
     backends = {
-        "fast": lambda request, facts: (
-            Accepted() if request.kv_format == "native" else Rejected("no_int8", "It has none.")
-        ),
-        "torch": lambda request, facts: Accepted(),
+        "fast": replace(TRITON, name="fast", supports=native_alone),
+        "torch": replace(TORCH, supports=lambda request, facts: Accepted()),
     }
     decision = resolve(replace(REQUEST, backend="fast"), FULL, backends)
     assert (decision.backend.resolved, decision.kv_format.resolved) == ("torch", "int8_sym")

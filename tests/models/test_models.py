@@ -318,5 +318,5 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path, file: st
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "model.safetensors").write_bytes(b"")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
-    with pytest.raises(UsageError, match=re.escape(f"names {file}, which is not beside it")):
+    with pytest.raises(UsageError, match=re.escape(f"names {file}, which")):
         weight_files(tmp_path)

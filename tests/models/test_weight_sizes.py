@@ -164,6 +164,6 @@ def test_a_file_that_is_not_whole_is_named(tmp_path: Path, cut: slice) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[slice(cut.stop)])
     with pytest.raises(
-        UsageError, match=r"model\.safetensors is no whole safetensors file; fetch the checkpoint again"
+        UsageError, match=r"model\.safetensors is not a complete safetensors file; fetch the checkpoint again"
     ):
         before_loading(folder, "native")

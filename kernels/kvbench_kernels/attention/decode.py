@@ -1,10 +1,11 @@
-"""Paged decode attention: one query token a sequence against its quantized pages, portable Triton, split along the keys.
+"""Paged decode attention: one query token a sequence against its quantized pages, portable Triton, split
+along the keys.
 
-Grid (sequence, KV head x tile of its query heads, split). Each program runs an online softmax over its share of the
-tiles of the sequence's actual length, which it reads on the device, so that a captured graph stays right
-while sequences grow. With one split it writes the output; with more, a second kernel combines float32 partial results.
-A row's result depends on its own tokens and on `splits` alone, neither on the batch nor on where its pages lie.
-"""
+Grid (sequence, KV head x tile of its query heads, split). Each program runs an online softmax over its share
+of the tiles of the sequence's actual length, which it reads on the device, so that a captured graph stays
+right while sequences grow. With one split it writes the output; with more, a second kernel combines float32
+partial results. A row's result depends on its own tokens and on `splits` alone, neither on the batch nor on
+where its pages lie."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -42,7 +43,9 @@ LONG_SPLIT = 4096
 
 
 def choose_splits(batch: int, kv_heads: int, max_length: int, sms: int) -> int:
-    """Splits that give about two programs an SM, none shorter than 128 tokens. max_length: of the longest sequence."""
+    """Splits that give about two programs an SM, none shorter than 128 tokens. max_length: of the longest
+    sequence.
+    """
     waves = 2 * sms // max(batch * kv_heads, 1)
     wanted = max(waves, triton.cdiv(max_length, LONG_SPLIT), 1)
     return int(min(wanted, max(triton.cdiv(max_length, LEAST_SPLIT), 1)))
@@ -63,10 +66,11 @@ def paged_decode(
 ) -> Tensor:
     """q [B, Hq, D] -> [B, Hq, Dv] in q's dtype: each query is at the last token of its sequence.
 
-    table [B, P] int32: page ids; entries beyond a sequence's length are never read. lengths [B] int32: tokens to
-    attend to, the query's own included; 0 gives zeros. softcap and sinks [Hq] as in paged_attention_torch. reads [2]
-    int64: the kernel adds the tokens of each sequence to the first, and to the second where the pages have 8 bits.
-    splits: programs along a sequence; 1 switches splitting off. ValueError for what the kernels cannot do.
+    table [B, P] int32: page ids; entries beyond a sequence's length are never read. lengths [B] int32: tokens
+    to attend to, the query's own included; 0 gives zeros. softcap and sinks [Hq] as in paged_attention_torch.
+    reads [2] int64: the kernel adds the tokens of each sequence to the first, and to the second where the
+    pages have 8 bits. splits: programs along a sequence; 1 switches splitting off. ValueError for what the
+    kernels cannot do.
     """
     check_arguments(cache, q, table, lengths, sliding_window, softcap, sinks, reads)
     if splits < 1:
@@ -101,7 +105,9 @@ def paged_decode(
 
 
 def _tuning(options: dict[str, Any]) -> dict[str, int]:
-    """Keys a tile, warps and pipeline stages: the largest tile whose code spills no registers (compiled for sm_90)."""
+    """Keys a tile, warps and pipeline stages: the largest tile whose code spills no registers (compiled for
+    sm_90).
+    """
     wide = max(options["BD"], options["BV"]) > 128
     if options["OPERAND"] == tl.float32:  # plain multiply-adds, no tensor cores
         return {"N": 16, "num_warps": 8, "num_stages": 1}
@@ -161,7 +167,8 @@ def paged_decode_split(
         at = out_row * splits + split
         tl.store(statistics_ptr + at * 2, m, mask=in_group < GROUP)
         tl.store(statistics_ptr + at * 2 + 1, total, mask=in_group < GROUP)
-        # A split without a tile stores zeros: the combine then loads everything at once, waiting for no statistics.
+        # A split without a tile stores zeros: the combine then loads everything at once, waiting for no
+        # statistics.
         tl.store(partial_ptr + at[:, None] * DV + v[None, :], acc, mask=stored)
     else:
         if sinks_ptr is not None:

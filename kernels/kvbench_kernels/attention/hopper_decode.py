@@ -28,9 +28,9 @@ _SCALE_PAIRS = {"float16": torch.int32, "float32": torch.int64}
 class Workspace:
     """Partial results of a call, for each pair of a sequence and a KV head.
 
-    partial [pairs, slots, rows, D] float32, statistics [pairs, slots, rows] float32, counters [pairs, 33] int32. The
-    counters are zero between calls; the kernel leaves them so, and a CUDA graph can be replayed. Calls that may run at
-    the same time need a workspace each.
+    partial [pairs, slots, rows, D] float32, statistics [pairs, slots, rows] float32, counters [pairs, 33]
+    int32. The counters are zero between calls; the kernel leaves them so, and a CUDA graph can be replayed.
+    Calls that may run at the same time need a workspace each.
     """
 
     partial: Tensor
@@ -57,8 +57,8 @@ _workspaces: dict[tuple[torch.device, int], Workspace] = {}
 def _shared_workspace(q: Tensor, kv_heads: int, splits: int) -> Workspace:
     """One workspace a device and stream, replaced by a larger one when a call needs it.
 
-    A captured graph keeps the addresses that it was captured with: give a workspace of your own to calls that are
-    captured before the largest call has run.
+    A captured graph keeps the addresses that it was captured with: give a workspace of your own to calls that
+    are captured before the largest call has run.
     """
     batch, q_heads, dim = q.shape
     key = (q.device, torch.cuda.current_stream(q.device).cuda_stream)
@@ -89,11 +89,11 @@ def paged_decode_hopper(
 ) -> Tensor:
     """q [B, Hq, D] -> [B, Hq, D] in q's dtype: each query is at the last token of its sequence.
 
-    table [B, P] int32: page ids; entries beyond a sequence's length may hold anything. lengths [B] int32: tokens to
-    attend to, the query's own included; 0 gives zeros. scaling > 0. splits: plan_decode's answer, or just the most
-    programs along a sequence, 1 (off) to 256. reads [2] int64: the kernel adds the tokens of each sequence to the first,
-    and to the second where the pages have 8 bits. out, workspace: allocated or shared when None. ValueError for what
-    the kernel cannot do.
+    table [B, P] int32: page ids; entries beyond a sequence's length may hold anything. lengths [B] int32:
+    tokens to attend to, the query's own included; 0 gives zeros. scaling > 0. splits: plan_decode's answer,
+    or just the most programs along a sequence, 1 (off) to 256. reads [2] int64: the kernel adds the tokens of
+    each sequence to the first, and to the second where the pages have 8 bits. out, workspace: allocated or
+    shared when None. ValueError for what the kernel cannot do.
     """
     plan = splits if isinstance(splits, Plan) else Plan(splits)
     kind = _check(cache, q, table, scaling, plan.splits)
@@ -132,7 +132,8 @@ def paged_decode_hopper(
 def _boxes(cells: Tensor, kind: str, rows: int) -> TensorDescriptor:
     """Pages as flat rows of 16-bit words, copied `rows` rows and half the dims of a head at a time.
 
-    Row coordinates are int32: pages * kv_heads * page_size must stay below 2^31, which for head_dim 128 is 256 GB.
+    Row coordinates are int32: pages * kv_heads * page_size must stay below 2^31, which for head_dim 128 is
+    256 GB.
     """
     dim = cells.shape[3]
     flat = cells.view(-1, dim) if kind == "native" else cells.view(torch.int16).view(-1, dim // 2)

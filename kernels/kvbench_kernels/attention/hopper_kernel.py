@@ -1,19 +1,21 @@
-"""Paged decode attention for Hopper GPUs, in Gluon: one query token a sequence, K and V read once, no second launch.
+"""Paged decode attention for Hopper GPUs, in Gluon: one query token a sequence, K and V read once, no second
+launch.
 
-A program is one, two or four warps. It takes every n-th tile of tokens of one (sequence, KV head), brings each from
-its pages by the bulk tensor copy engine into a ring in shared memory, and keeps a softmax state of its own. The last
-program of a (sequence, KV head) to finish merges the results of all, in a fixed order: the same call gives the same bits.
+A program is one, two or four warps. It takes every n-th tile of tokens of one (sequence, KV head), brings
+each from its pages by the bulk tensor copy engine into a ring in shared memory, and keeps a softmax state of
+its own. The last program of a (sequence, KV head) to finish merges the results of all, in a fixed order: the
+same call gives the same bits.
 
-8-bit payloads are copied and loaded as 16-bit words, two neighbouring dims a word, so that ldmatrix gives them in
-the layout of the tensor core's operand; each 32-bit register is then split into the even and the odd dims in FP16.
-Q.K is the sum of two products over half the dims. The second product is transposed, O^T = V^T P^T: the upper rows
-of a 16-row tile are empty for up to 8 query heads a KV head, and the logits' registers are already P^T's operand.
+8-bit payloads are copied and loaded as 16-bit words, two neighbouring dims a word, so that ldmatrix gives
+them in the layout of the tensor core's operand; each 32-bit register is then split into the even and the odd
+dims in FP16. Q.K is the sum of two products over half the dims. The second product is transposed, O^T = V^T
+P^T: the upper rows of a 16-row tile are empty for up to 8 query heads a KV head, and the logits' registers
+are already P^T's operand.
 
-Numbers. Each query row is scaled by a power of two to less than 2^15, undone in the logits, so a BF16 query cannot
-overflow FP16. K's scale multiplies the logits; V's multiplies P, relative to the largest scale seen so far, which
-multiplies the accumulator, so neither a tiny nor a huge scale leaves FP16's range. The softmax reference moves only
-when a logit exceeds it by 2^8; P has room for that.
-"""
+Numbers. Each query row is scaled by a power of two to less than 2^15, undone in the logits, so a BF16 query
+cannot overflow FP16. K's scale multiplies the logits; V's multiplies P, relative to the largest scale seen so
+far, which multiplies the accumulator, so neither a tiny nor a huge scale leaves FP16's range. The softmax
+reference moves only when a logit exceeds it by 2^8; P has room for that."""
 
 # Gluon code is Python in form only: its types are the compiler's, tuples are not unpacked into others, and
 # compile-time conditions stand apart from run-time ones.
@@ -85,8 +87,8 @@ def paged_decode_hopper(
     for stage in gl.static_range(STAGES):
         mbarrier.init(bars.index(stage), count=1)
     fence_async_shared()
-    # The launch may start before the kernel in front of it has ended: nothing that another kernel writes is touched
-    # above this line.
+    # The launch may start before the kernel in front of it has ended: nothing that another kernel writes is
+    # touched above this line.
     gdc_wait()
     barrier()  # so that no load moves up across the wait
     gdc_launch_dependents()
@@ -154,7 +156,8 @@ def paged_decode_hopper(
     ready = rows_inside(ready, split, active, length, TILE, BOX, STAGES)
 
     if DYNAMIC:
-        # The scales of every tile in the ring, oldest first. Asked for before the tiles: behind them they would queue.
+        # The scales of every tile in the ring, oldest first. Asked for before the tiles: behind them they
+        # would queue.
         waiting = ()
         for stage in gl.static_range(STAGES - 1):
             waiting = waiting + (

@@ -40,7 +40,8 @@ FOUR_WARPS_DEEP = Tiling(64, 3, 4)
 class Plan:
     """How a call is divided.
 
-    splits: most programs along a sequence. least: fewest tokens a program takes, so that a short sequence uses fewer.
+    splits: most programs along a sequence. least: fewest tokens a program takes, so that a short sequence
+    uses fewer.
     """
 
     splits: int
@@ -53,10 +54,11 @@ def plan_decode(
 ) -> Plan:
     """The division that was fastest. max_length, mean_length: tokens of the longest and the average sequence.
 
-    All programs are resident at once where the sequences are alike (a second wave, if it is not full, costs as much as
-    a full one). Little work is done by few programs of four warps, which hide latency within a tile; much work by many
-    programs of one or two, which need little or no synchronization. Where the longest sequence is more than twice the
-    average one, programs are smaller, so that the GPU's scheduler evens them out.
+    All programs are resident at once where the sequences are alike (a second wave, if it is not full, costs
+    as much as a full one). Little work is done by few programs of four warps, which hide latency within a
+    tile; much work by many programs of one or two, which need little or no synchronization. Where the longest
+    sequence is more than twice the average one, programs are smaller, so that the GPU's scheduler evens them
+    out.
     """
     kind = KINDS[fmt.payload_dtype]
     mean = float(max_length if mean_length is None else mean_length)
@@ -82,7 +84,9 @@ def plan_decode(
 
 
 def _four_warp_splits(wanted: int, max_length: int) -> int:
-    """Two tiles a program where there are more than 16; a second level of merging only from four tiles a program on."""
+    """Two tiles a program where there are more than 16; a second level of merging only from four tiles a
+    program on.
+    """
     tiles = -(-max_length // FOUR_WARPS.tile)
     splits = min(wanted, max(16, tiles // 2))
     return FAN[4] if FAN[4] < splits and tiles < 4 * splits else splits
@@ -94,13 +98,16 @@ def _plan(splits: int, max_length: int, tiling: Tiling, least: int = 1) -> Plan:
 
 
 def execution(fmt: StoredFormat, dtype: str) -> str:
-    """Dtype of the tensor cores' operands and of the accumulator, for a KV format and the dtype of native pages."""
+    """Dtype of the tensor cores' operands and of the accumulator, for a KV format and the dtype of native
+    pages.
+    """
     operand = "float16" if fmt.quantized else dtype
     return f"{operand} x {operand} -> float32"
 
 
 def supports_hopper(needs: AttentionNeeds, capability: tuple[int, int]) -> Accepted | Rejected:
-    """Whether paged_decode_hopper can do it; the first thing that it cannot do otherwise. paged_decode serves the rest.
+    """Whether paged_decode_hopper can do it; the first thing that it cannot do otherwise. paged_decode serves
+    the rest.
 
     capability: the device's compute capability, (9, 0) for an H200.
     """

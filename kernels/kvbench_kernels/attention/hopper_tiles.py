@@ -1,4 +1,6 @@
-"""Tiles of the Hopper decode kernel: their pages, their copies into the ring, and their codes and scales as operands."""
+"""Tiles of the Hopper decode kernel: their pages, their copies into the ring, and their codes and scales as
+operands.
+"""
 
 # Gluon code, as in hopper_kernel.py.
 # mypy: ignore-errors
@@ -22,7 +24,8 @@ _INT8_SPLIT = gl.constexpr(
     prmt.b32 o, x, 0x64646464, 0x4341;
     sub.f16x2 $0, e, m;
     sub.f16x2 $1, o, m;
-    }"""
+    }
+    """
 )
 _FP8_SPLIT = gl.constexpr(
     """{
@@ -32,13 +35,16 @@ _FP8_SPLIT = gl.constexpr(
     mov.b32 {e, o}, x;
     cvt.rn.f16x2.e4m3x2 $0, e;
     cvt.rn.f16x2.e4m3x2 $1, o;
-    }"""
+    }
+    """
 )
 
 
 @gluon.constexpr_function
 def lower_rows(tile, warps):
-    """Layout of rows 0..7 of a 16-row tensor core result [16, tile]: the registers of the other rows are left out."""
+    """Layout of rows 0..7 of a 16-row tensor core result [16, tile]: the registers of the other rows are left
+    out.
+    """
     first = 2 + warps.bit_length()  # warps take the token bits from 3 on, registers the rest
     registers = [[0, 1]] + [[0, 1 << bit] for bit in range(first, tile.bit_length() - 1)]
     warp = [[0, 1 << bit] for bit in range(3, first)]
@@ -82,7 +88,9 @@ def box_rows(
     TILE: gl.constexpr,
     BOX: gl.constexpr,
 ):
-    """First row of each of a tile's boxes in the flat [pages * heads * page_size] rows. Past the end: the last page."""
+    """First row of each of a tile's boxes in the flat [pages * heads * page_size] rows. Past the end: the
+    last page.
+    """
     rows = ()
     for box in gl.static_range(TILE // BOX):
         token = tile * TILE + box * BOX

@@ -1,8 +1,9 @@
-"""Paged prefill attention: the new tokens of each sequence against all its quantized pages, their own chunk included.
+"""Paged prefill attention: the new tokens of each sequence against all its quantized pages, their own chunk
+included.
 
-Grid (tile of 64 or 128 query rows, query head, sequence). The new K and V must be in the pages before the call. Tiles of keys
-that every row of a query tile sees are taken without any mask; only those at the diagonal, or at a window's edge, have one.
-"""
+Grid (tile of 64 or 128 query rows, query head, sequence). The new K and V must be in the pages before the
+call. Tiles of keys that every row of a query tile sees are taken without any mask; only those at the
+diagonal, or at a window's edge, have one."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -50,9 +51,9 @@ def paged_prefill(
 ) -> Tensor:
     """q [N, Hq, D], packed -> [N, Hq, Dv] in q's dtype. Causal.
 
-    query_starts [B + 1] int32 on the device: the rows query_starts[b] to query_starts[b + 1] are the last tokens of
-    sequence b, of lengths[b] tokens in all. max_new: the largest number of them, for the grid; rows beyond it, and rows of
-    no sequence, are left unwritten. The other arguments as in paged_decode.
+    query_starts [B + 1] int32 on the device: the rows query_starts[b] to query_starts[b + 1] are the last
+    tokens of sequence b, of lengths[b] tokens in all. max_new: the largest number of them, for the grid; rows
+    beyond it, and rows of no sequence, are left unwritten. The other arguments as in paged_decode.
     """
     check_arguments(cache, q, table, lengths, sliding_window, softcap, sinks, reads)
     if query_starts.dtype != torch.int32 or len(query_starts) != len(lengths) + 1:
@@ -77,7 +78,8 @@ def paged_prefill(
 def _tuning(options: dict[str, Any], max_new: int) -> dict[str, int]:
     """Query rows and keys a tile, warps and stages.
 
-    The largest tiles whose code spills no registers (compiled for sm_90), but for 8-bit pages of heads above 128.
+    The largest tiles whose code spills no registers (compiled for sm_90), but for 8-bit pages of heads above
+    128.
     """
     if options["OPERAND"] == tl.float32:  # plain multiply-adds, no tensor cores
         return {"M": 32, "N": 16, "num_warps": 8, "num_stages": 1}
@@ -116,10 +118,12 @@ def paged_prefill_causal(
             factor *= tl.load(k_scale_ptr)
 
         first = length - new + tile_row * M  # position of the tile's first query
-        # Rows beyond the last query, which are not stored, stand where it stands: a window leaves them keys to see.
+        # Rows beyond the last query, which are not stored, stand where it stands: a window leaves them keys
+        # to see.
         position = tl.minimum(first + tl.arange(0, M), length - 1)
         end = tl.minimum(first + M, length)
-        # Tiles before `whole` are seen by every row. With a window none is taken for that; it only skips what none sees.
+        # Tiles before `whole` are seen by every row. With a window none is taken for that; it only skips what
+        # none sees.
         whole = (first + 1) // N if window is None else tl.maximum(first - window + 1, 0) // N
         acc, m, total, unit = start_state(M, BV)
         table = table_ptr + wide_offset(row, table_stride)

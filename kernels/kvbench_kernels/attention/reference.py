@@ -1,6 +1,7 @@
 """The reference in torch: attention over K and V, and each paged kernel with the same arguments and results.
 
-It runs on any device, without Triton. The engine's torch backend uses it, and the kernels are tested against it.
+It runs on any device, without Triton. The engine's torch backend uses it, and the kernels are tested against
+it.
 
 Shapes: B batch, Hq query heads, Hkv KV heads, G = Hq // Hkv, T queries, L keys, D and Dv head dims.
 Query head h reads KV head h // G. Query t stands at position causal_offset + t and sees the keys j with
@@ -30,9 +31,10 @@ def paged_attention_torch(
 ) -> Tensor:
     """q [B, Hq, T, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv] -> [B, Hq, T, Dv] in q's dtype.
 
-    causal_offset: position of the first query, L - T when the queries are the newest tokens. softcap: scores become
-    cap * tanh(score / cap) before the mask. sinks [Hq]: one logit a query head that takes part in the softmax and
-    has no value. ValueError for query heads that are no multiple of the KV heads, and for keys that are missing.
+    causal_offset: position of the first query, L - T when the queries are the newest tokens. softcap: scores
+    become cap * tanh(score / cap) before the mask. sinks [Hq]: one logit a query head that takes part in the
+    softmax and has no value. ValueError for query heads that are no multiple of the KV heads, and for keys
+    that are missing.
     """
     group = group_size(q.shape[1], k.shape[1])
     queries = q.shape[2]
@@ -194,7 +196,9 @@ def _sequences(
     sinks: Tensor | None,
     reads: Tensor | None,
 ) -> Tensor:
-    """Causal attention of q's rows starts[b] to starts[b + 1], the last tokens of sequence b; zeros elsewhere."""
+    """Causal attention of q's rows starts[b] to starts[b + 1], the last tokens of sequence b; zeros
+    elsewhere.
+    """
     out = q.new_zeros(q.shape[0], q.shape[1], cache.v.shape[3])
     bounds = starts.tolist()
     for row, length in enumerate(lengths.tolist()):

@@ -1,8 +1,9 @@
-"""Which decode kernel serves a shape, how it divides the work, and what it computes in: chosen from measurements.
+"""Which decode kernel serves a shape, how it divides the work, and what it computes in: chosen from
+measurements.
 
 The Gluon kernel (`hopper_decode.py`) serves what it takes, on a GPU of compute capability 9; the portable one
-(`decode.py`) everything else. A new kernel is one more line in `decode_kernel`, `plan`, `workspace` and `execution`.
-"""
+(`decode.py`) everything else. A new kernel is one more line in `decode_kernel`, `plan`, `workspace` and
+`execution`."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def takes_hopper(needs: AttentionNeeds) -> bool:
 
 
 def decode_kernel(needs: AttentionNeeds) -> Callable[..., Tensor]:
-    """The fastest kernel that takes this layer; all have paged_decode's signature (the Gluon one without extras)."""
+    """The fastest kernel that takes this layer; all have paged_decode's signature (the Gluon one without
+    extras).
+    """
     return _hopper if takes_hopper(needs) else paged_decode
 
 

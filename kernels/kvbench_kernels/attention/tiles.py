@@ -1,9 +1,10 @@
-"""What decode and prefill share: a tile of K and V from the pages, and one step of the online softmax over it.
+"""What decode and prefill share: a tile of K and V from the pages, and one step of the online softmax over
+it.
 
 Shapes: M query rows, N keys of a tile, BD and BV the head dims D and DV padded to a power of two.
 
-Codes are never dequantized element by element. A token's K scale multiplies its logits and its V scale its weight
-in the softmax, so that the operands of both products are the codes themselves, exact in float16:
+Codes are never dequantized element by element. A token's K scale multiplies its logits and its V scale its
+weight in the softmax, so that the operands of both products are the codes themselves, exact in float16:
 
 - E4M3 (448 at most, steps down to 2^-9) and INT8 are float16 numbers, so Q and the weights are float16 too, whose 11
   bits lose nothing against bfloat16 queries' 8. What bfloat16 has more is range; `query_operand` gives each query row
@@ -13,9 +14,8 @@ in the softmax, so that the operands of both products are the codes themselves, 
   of two rows of V whose scales are 2^20 apart the smaller still has 20 bits.
 - With float32 queries everything is float32, and "ieee": the default on a GPU would be TF32.
 
-Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot`: there, and only there, such products are of
-float32. Numbers are converted by `convert.py`.
-"""
+Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot`: there, and only there, such products
+are of float32. Numbers are converted by `convert.py`."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -111,7 +111,9 @@ def check_arguments(
 
 @triton.jit
 def wide_offset(index, stride):
-    """index * stride in 64 bits, whatever integer dtype index has: page 131,072 of 16,384 elements starts at 2^31."""
+    """index * stride in 64 bits, whatever integer dtype index has: page 131,072 of 16,384 elements starts at
+    2^31.
+    """
     return index.to(tl.int64) * stride
 
 
@@ -136,7 +138,8 @@ def query_operand(q, scaling, operand: tl.constexpr):
     """q [M, BD] as an operand, and the factor [M] that makes its products logits."""
     if q.dtype == tl.bfloat16 and operand == tl.float16:
         x = widen(q) if INTERPRET else q.to(tl.float32)  # the same numbers
-        # A row's largest element is brought to [2^14, 2^15) by an exact power of two; an all-zero row stays one.
+        # A row's largest element is brought to [2^14, 2^15) by an exact power of two; an all-zero row stays
+        # one.
         exponent = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) >> 23
         exponent = tl.maximum(exponent, 15)
         up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
@@ -163,11 +166,12 @@ def attend_tile(
     KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     OPERAND: tl.constexpr, SCALES: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax. State: acc [M, BV] in `unit`s, m [M] largest logit so far (base 2), total [M] sum of
-    weights, unit: largest V scale so far (SCALES "token" only).
+    """One step of the online softmax. State: acc [M, BV] in `unit`s, m [M] largest logit so far (base 2),
+    total [M] sum of weights, unit: largest V scale so far (SCALES "token" only).
 
-    j [N]: the tile's tokens. inside [N]: which of them are loaded at all; visible [M or 1, N]: which of them a row
-    sees. MASKED False: all of both. What is not inside is never multiplied with anything: it is not loaded.
+    j [N]: the tile's tokens. inside [N]: which of them are loaded at all; visible [M or 1, N]: which of them
+    a row sees. MASKED False: all of both. What is not inside is never multiplied with anything: it is not
+    loaded.
     """
     page_at = table_ptr + j // PAGE
     page = tl.load(page_at, mask=inside, other=0) if MASKED else tl.load(page_at)

@@ -24,10 +24,12 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass(frozen=True)
 class Launch:
-    """What a program takes: `rows` rows of `groups` blocks of 128 columns, by `warps` warps. All are powers of two.
+    """What a program takes: `rows` rows of `groups` blocks of 128 columns, by `warps` warps. All are powers
+    of two.
 
-    vector: columns next to each other that a thread takes, at most. 8 columns of 16 bits are one load of 16 bytes and
-    neighbouring threads read neighbouring bytes; 16 are two loads, one store of 16 bytes, and half the work for a scale.
+    vector: columns next to each other that a thread takes, at most. 8 columns of 16 bits are one load of 16
+    bytes and neighbouring threads read neighbouring bytes; 16 are two loads, one store of 16 bytes, and half
+    the work for a scale.
     """
 
     rows: int
@@ -84,8 +86,9 @@ def _by_448(x):  # type: ignore[no-untyped-def]
     """x >= 0 over 448, correctly rounded from 2^-126 on and below that still below it; NaN stays."""
     if INTERPRET:
         return tl.math.div_rn(x, 448.0)
-    # A division takes some ten instructions and a branch. One correction by the exact remainder makes the product with
-    # the rounded 1/448 correct (Markstein 1990); the remainder is a multiple of 2^-143, so it is exact down there too.
+    # A division takes some ten instructions and a branch. One correction by the exact remainder makes the
+    # product with the rounded 1/448 correct (Markstein 1990); the remainder is a multiple of 2^-143, so it is
+    # exact down there too.
     inverse = 0.002232142857142857
     quotient = x * inverse
     return tl.fma(tl.fma(quotient, -448.0, x), inverse, quotient)
@@ -93,7 +96,9 @@ def _by_448(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _reciprocal(x):  # type: ignore[no-untyped-def]
-    """1/x, correctly rounded, of a scale: it and its reciprocal are normal, so that flushing to 0 does not matter."""
+    """1/x, correctly rounded, of a scale: it and its reciprocal are normal, so that flushing to 0 does not
+    matter.
+    """
     if INTERPRET:
         return tl.math.div_rn(1.0, x)
     return libdevice.rcp_rn(x)
@@ -116,8 +121,8 @@ def fp8_quantize_activation(  # type: ignore[no-untyped-def]
     groups = tl.arange(0, GROUPS)[None, :, None]
     # A thread takes VECTOR columns in a row.
     columns = groups * 128 + tl.max_contiguous(tl.arange(0, 128), VECTOR)[None, None, :]
-    # Rows beyond the last read the last one instead: a load without a mask needs no zeros. A program with `left` <= 0
-    # reads that row too, and stores nothing.
+    # Rows beyond the last read the last one instead: a load without a mask needs no zeros. A program with
+    # `left` <= 0 reads that row too, and stores nothing.
     x += first * stride_x + block * 128 + tl.minimum(rows, left - 1).to(tl.int64) * stride_x + columns
     inside = rows < left
     if EVEN_K:
@@ -144,14 +149,16 @@ def fp8_quantize_activation(  # type: ignore[no-untyped-def]
 def quantize_activation(
     x: Tensor, launch: Launch | None = None, scales: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x [M, K] float -> codes [M, K] float8_e4m3fn, scales [M, ceil(K/128)] float32 with stride (1, 128 * ceil(M/128)).
+    """x [M, K] float -> codes [M, K] float8_e4m3fn, scales [M, ceil(K/128)] float32 with stride (1, 128 *
+    ceil(M/128)).
 
     x: bfloat16, float16 or float32, last axis dense, any row stride; M may be 0.
-    On Hopper GPUs the launch is a programmatic dependent one, and a product behind that is too starts early: it waits for
-    the end of this one before it reads what this one writes.
-    The memory behind the codes has room for a multiple of 128 rows, as that behind the scales has; nothing is written there.
-    launch: None for `launch_shape`'s. scales: where to put them, [M, ceil(K/128)] float32 with dense columns, any distance
-    apart; None for new memory. ValueError for other tensors. Torch twin: `blockwise.quantize_activation_torch`.
+    On Hopper GPUs the launch is a programmatic dependent one, and a product behind that is too starts early:
+    it waits for the end of this one before it reads what this one writes. The memory behind the codes has
+    room for a multiple of 128 rows, as that behind the scales has; nothing is written there. launch: None for
+    `launch_shape`'s. scales: where to put them, [M, ceil(K/128)] float32 with dense columns, any distance
+    apart; None for new memory. ValueError for other tensors. Torch twin:
+    `blockwise.quantize_activation_torch`.
     """
     if x.dim() != 2 or x.dtype not in DTYPES:
         raise ValueError(

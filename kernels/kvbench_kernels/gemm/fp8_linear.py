@@ -1,4 +1,6 @@
-"""An FP8 linear layer: y[M, N] = x[M, K] @ (codes * block scales)[N, K]^T + bias[N], by the path that `fp8_route` names."""
+"""An FP8 linear layer: y[M, N] = x[M, K] @ (codes * block scales)[N, K]^T + bias[N], by the path that
+`fp8_route` names.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from kvbench_kernels.support import GEMMS, interpreting
 def fp8_linear(
     x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None, gemm: str = "auto"
 ) -> Tensor:
-    """x [M, K] float, codes [N, K] float8_e4m3fn, scales [ceil(N/128), ceil(K/128)], bias [N] or None -> [M, N] in x's dtype.
+    """x [M, K] float, codes [N, K] float8_e4m3fn, scales [ceil(N/128), ceil(K/128)], bias [N] or None -> [M,
+    N] in x's dtype.
 
     gemm: one of `support.GEMMS`. M = 0 gives an empty result. Every launch is recorded with (M, N, K)
     (`kvbench_kernels.launches`). Raises ValueError for shapes, dtypes or layouts that no path takes.

@@ -5,9 +5,8 @@
     w8a8        x is quantized too, one scale a row and 128 columns; FP8 tensor cores
     hopper      as w8a8, by the kernel for compute capability 9.0
 
-W8A16 and W8A8 are other numbers: relative errors against the dequantized weight are about 1.7e-3 and 2.6e-2 in bfloat16 (H200,
-docs/results.md).
-"""
+W8A16 and W8A8 are other numbers: relative errors against the dequantized weight are about 1.7e-3 and 2.6e-2
+in bfloat16 (H200, docs/results.md)."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ from kvbench_kernels.gemm.w8a16_config import supports_w8a16
 from kvbench_kernels.support import Accepted, Rejected
 
 Path = Literal["reference", "w8a16", "w8a8", "hopper"]
-# Where a product runs: torch alone (a CPU, or a GPU without E4M3), Triton's interpreter, a CUDA device from compute
-# capability 8.9 on, one of 9.0.
+# Where a product runs: torch alone (a CPU, or a GPU without E4M3), Triton's interpreter, a CUDA device from
+# compute capability 8.9 on, one of 9.0.
 Target = Literal["torch", "interpreter", "cuda", "hopper"]
 
 # The paths that quantize x; to ask for "w8a8" is to ask for one of them.
@@ -58,8 +57,8 @@ _PORTABLE: Ranges = ((32, "w8a16"), (_ALL, "w8a8"))  # where there is no Hopper 
 def route(m: int, n: int, k: int, dtype: str, target: Target, gemm: str = "auto") -> Path:
     """The path of x [m, k] times a weight [n, k]. dtype: of x; gemm: one of `support.GEMMS`.
 
-    A path that was asked for and does not take the product leaves it to `reference`; so does "auto" in float32, which
-    is for comparison and not for speed. "w8a8" is the fastest of the paths that quantize x.
+    A path that was asked for and does not take the product leaves it to `reference`; so does "auto" in
+    float32, which is for comparison and not for speed. "w8a8" is the fastest of the paths that quantize x.
     """
     if target == "torch" or gemm == "reference" or (gemm == "auto" and dtype == "float32"):
         return "reference"

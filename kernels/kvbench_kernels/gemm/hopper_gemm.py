@@ -1,4 +1,6 @@
-"""FP8 activations times FP8 weights, both with block scales, on Hopper GPUs: the wrapper of hopper_gemm_kernel.py."""
+"""FP8 activations times FP8 weights, both with block scales, on Hopper GPUs: the wrapper of
+hopper_gemm_kernel.py.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from kvbench_kernels.support import Rejected
 
 __all__ = ["HopperTiling", "config", "hopper_w8a8", "supports_hopper_gemm"]
 
-# A thread's registers at the start, a number of groups. The groups then take 232, 240 or 160 and leave the copying
-# warp 24; 128 with one group is half of a multiprocessor's, so that two CTAs fit.
+# A thread's registers at the start, a number of groups. The groups then take 232, 240 or 160 and leave the
+# copying warp 24; 128 with one group is half of a multiprocessor's, so that two CTAs fit.
 REGISTERS = {1: 128, 2: 168, 3: 128}
 _CODES = torch.float8_e4m3fn
 
@@ -36,12 +38,14 @@ def hopper_w8a8(
     tiling: HopperTiling | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """codes_x [M, K] e4m3 with scales_x [M, K/128], codes_w [N, K] e4m3 with scales_w [N/128, K/128] -> [M, N].
+    """codes_x [M, K] e4m3 with scales_x [M, K/128], codes_w [N, K] e4m3 with scales_w [N/128, K/128] -> [M,
+    N].
 
-    N and K are multiples of 128. scales_x is float32 with stride (1, S), as blockwise.empty_activation_scales makes it;
-    scales_w is contiguous float32, bfloat16 or float16. bias [N] and `out` have out_dtype, bfloat16 or float16.
-    tiling: None for the chosen one. Raises ValueError for what the kernel does not take. Calls on one device must be on
-    one stream at a time (they may share tickets), and no kernel right before may write the weight: it is read early.
+    N and K are multiples of 128. scales_x is float32 with stride (1, S), as blockwise.empty_activation_scales
+    makes it; scales_w is contiguous float32, bfloat16 or float16. bias [N] and `out` have out_dtype, bfloat16
+    or float16. tiling: None for the chosen one. Raises ValueError for what the kernel does not take. Calls on
+    one device must be on one stream at a time (they may share tickets), and no kernel right before may write
+    the weight: it is read early.
     """
     _check(codes_x, scales_x, codes_w, scales_w, bias, out_dtype, out)
     (m, k), n = codes_x.shape, codes_w.shape[0]
@@ -73,7 +77,9 @@ def hopper_w8a8(
 
 
 def _boxes(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """What the copy engine reads or writes [rows, columns] boxes of; 128-byte rows in shared memory are swizzled."""
+    """What the copy engine reads or writes [rows, columns] boxes of; 128-byte rows in shared memory are
+    swizzled.
+    """
     layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=tensor.element_size() * 8, rank=2)
     return TensorDescriptor.from_tensor(tensor, [rows, columns], layout)
 

@@ -20,11 +20,11 @@ _ROWS = ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1))  # groups and parts
 class HopperTiling:
     """How one launch cuts y[M, N] = x[M, K] w[N, K]^T.
 
-    A tile of y has groups * parts * 64 rows and block_n columns. groups: of four warps that multiply, 1 to 3, beside one
-    warp that copies. parts: of 64 rows that a group multiplies one after the other. stages: steps of 128 columns in the
-    ring. height: rows of tiles that are walked down before the next column of tiles. ctas: at a time on a
-    multiprocessor. buffers: for results on their way out, a group. turns: whether the groups use the tensor core in turn.
-    splits: CTAs that may share a tile of the last wave along K.
+    A tile of y has groups * parts * 64 rows and block_n columns. groups: of four warps that multiply, 1 to 3,
+    beside one warp that copies. parts: of 64 rows that a group multiplies one after the other. stages: steps
+    of 128 columns in the ring. height: rows of tiles that are walked down before the next column of tiles.
+    ctas: at a time on a multiprocessor. buffers: for results on their way out, a group. turns: whether the
+    groups use the tensor core in turn. splits: CTAs that may share a tile of the last wave along K.
     """
 
     groups: int
@@ -71,10 +71,11 @@ class HopperTiling:
 
 
 def waves(tiles: int, programs: int, steps: int, splits: int) -> tuple[int, int, int]:
-    """(whole tiles, tiles that are shared, CTAs that share each) of a launch that `programs` CTAs can work on at a time.
+    """(whole tiles, tiles that are shared, CTAs that share each) of a launch that `programs` CTAs can work on
+    at a time.
 
-    The whole ones fill waves; what is left is shared by at most `splits` CTAs a tile, where that many are free and each
-    has steps of 128 columns enough.
+    The whole ones fill waves; what is left is shared by at most `splits` CTAs a tile, where that many are
+    free and each has steps of 128 columns enough.
     """
     rest = tiles % programs
     shared = min(splits, programs // rest, steps // _STEPS_MIN) if rest else 1
@@ -107,8 +108,9 @@ _T192X128 = HopperTiling(3, 1, 128, 4, height=11)
 _T192X128_TURNS = HopperTiling(3, 1, 128, 4, height=11, turns=True)
 _T256X128 = HopperTiling(2, 2, 128, 3, height=4, buffers=2, turns=True)
 
-# The fastest of these tilings by rows and columns of the weight, up to so many rows of x: the shapes of Qwen3-8B.
-# H200, torch 2.11.0, triton 3.6.0, 2026-11-30, quantization of x included; docs/notes.md has the sweep.
+# The fastest of these tilings by rows and columns of the weight, up to so many rows of x: the shapes of
+# Qwen3-8B. H200, torch 2.11.0, triton 3.6.0, 2026-11-30, quantization of x included; docs/notes.md has the
+# sweep.
 _ALL = 1 << 62
 MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTiling], ...]] = {
     (4096, 4096): (
@@ -147,12 +149,15 @@ _BY_SIZE = (_T64X64, _T64X128, _T128X64, _T192X64, _T128X128, _T192X128, _T256X1
 
 
 def _default(m: int, n: int, k: int) -> HopperTiling:
-    """For shapes that were not measured: the tiling that gives the busiest multiprocessor of an H200 the least work."""
+    """For shapes that were not measured: the tiling that gives the busiest multiprocessor of an H200 the
+    least work.
+    """
 
     def work(tiling: HopperTiling) -> int:
         tiles = -(-m // tiling.block_m) * (n // tiling.block_n)
-        # The products of a tile and, at a price that fits, its operands: over the cells of the sweep (200, from 33 rows on) the
-        # choice is 2 % slower than the fastest tiling on the average, and 17 % at the worst.
+        # The products of a tile and, at a price that fits, its operands: over the cells of the sweep (200,
+        # from 33 rows on) the choice is 2 % slower than the fastest tiling on the average, and 17 % at the
+        # worst.
         return -(-tiles // _MULTIPROCESSORS) * (
             tiling.block_m * tiling.block_n + 64 * (tiling.block_m + tiling.block_n)
         )

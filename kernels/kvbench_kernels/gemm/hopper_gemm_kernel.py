@@ -1,15 +1,18 @@
-"""Block-scaled FP8 matrix products for Hopper GPUs, in Gluon: y = x w^T with a scale a row and 128 columns of x.
+"""Block-scaled FP8 matrix products for Hopper GPUs, in Gluon: y = x w^T with a scale a row and 128 columns of
+x.
 
-A CTA is one warp that copies tiles into a ring in shared memory and one to three groups of four warps that multiply. It
-takes every n-th item of work, and the copies of its next one run while the last one is stored. An item is a tile of y or,
-of the tiles of the last wave, which are fewer than the CTAs, a part of its columns of x and w: several CTAs share such a
-tile, and the one that comes last adds the parts, in the order of K, so that the bits are the same on every call.
+A CTA is one warp that copies tiles into a ring in shared memory and one to three groups of four warps that
+multiply. It takes every n-th item of work, and the copies of its next one run while the last one is stored.
+An item is a tile of y or, of the tiles of the last wave, which are fewer than the CTAs, a part of its columns
+of x and w: several CTAs share such a tile, and the one that comes last adds the parts, in the order of K, so
+that the bits are the same on every call.
 
-The weights do not depend on the kernel in front, which quantizes x: the first of them are copied before the wait for it.
+The weights do not depend on the kernel in front, which quantizes x: the first of them are copied before the
+wait for it.
 
-Numbers. The tensor core adds FP8 products with 14 bits or so, so a sum ends after 128 columns: it starts from zero
-and is added, times both scales, to an FP32 sum of its own registers. One group does that while another multiplies.
-"""
+Numbers. The tensor core adds FP8 products with 14 bits or so, so a sum ends after 128 columns: it starts from
+zero and is added, times both scales, to an FP32 sum of its own registers. One group does that while another
+multiplies."""
 
 # Gluon code, as in hopper_kernel.py.
 # mypy: ignore-errors
@@ -37,14 +40,17 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 BLOCK_K = gl.constexpr(128)  # columns that share scales: one step
-# Steps whose weights are asked for before the wait for x; more of them would stand in the way of the first of x.
+# Steps whose weights are asked for before the wait for x; more of them would stand in the way of the first of
+# x.
 EARLY = gl.constexpr(2)
 ROWS = gl.constexpr(64)  # of x in one instruction, and in one box of the copy engine
 
 
 @gluon.jit
 def _place(tile, m_tiles, n_tiles, GROUP: gl.constexpr):
-    """(row of tiles, column of tiles): down GROUP rows, then the next column, so that what runs together shares reads."""
+    """(row of tiles, column of tiles): down GROUP rows, then the next column, so that what runs together
+    shares reads.
+    """
     group = tile // (GROUP * n_tiles)
     height = gl.minimum(m_tiles - group * GROUP, GROUP)
     inside = tile - group * GROUP * n_tiles
@@ -53,7 +59,9 @@ def _place(tile, m_tiles, n_tiles, GROUP: gl.constexpr):
 
 @gluon.jit
 def _item(item, whole, rest, splits, steps, SPLIT: gl.constexpr):
-    """(tile, first step, step behind the last): items are `whole` tiles, then the first parts of the `rest`, then the second."""
+    """(tile, first step, step behind the last): items are `whole` tiles, then the first parts of the `rest`,
+    then the second.
+    """
     tile = item
     first = 0
     end = steps
@@ -110,7 +118,8 @@ def _copy(
             for box in gl.static_range(BOXES):
                 row = (i * BOXES + box) * ROWS
                 copy_in(x_desc, [row, step * BLOCK_K], bar, x_ring.index(slot * BOXES + box))
-                # A box begins at a multiple of 16 bytes or is an illegal instruction: a weight's scale cannot come so.
+                # A box begins at a multiple of 16 bytes or is an illegal instruction: a weight's scale cannot
+                # come so.
                 copy_in(scale_desc, [step, row], bar, scale_ring.index(slot * BOXES + box))
             slot, phase = _next(slot, phase, STAGES)
     gdc_launch_dependents()
@@ -125,8 +134,9 @@ def _multiply(
 ):  # fmt: skip
     """Group WHO of GROUPS: PARTS times 64 rows of the tile.
 
-    With TURNS the groups hand products to the tensor core in turn, so that it works on one while the others add up: its
-    instructions come from all warps that have some, so groups that start together end together, and it waits.
+    With TURNS the groups hand products to the tensor core in turn, so that it works on one while the others
+    add up: its instructions come from all warps that have some, so groups that start together end together,
+    and it waits.
     """
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
     of_row: gl.constexpr = gl.SliceLayout(1, mma)
@@ -163,8 +173,8 @@ def _multiply(
                 if TURNS:
                     mbarrier.arrive(turns.index((WHO + 1) % GROUPS))
                 if part == 0:
-                    # The next step's scale, asked for once the tensor core has work: a warp that needs one too soon
-                    # would not hand it the rest.
+                    # The next step's scale, asked for once the tensor core has work: a warp that needs one
+                    # too soon would not hand it the rest.
                     w_coming = gl.load(w_row + following).to(gl.float32)
                 scale = reinterpret(scale_ring.index(box), gl.float32, [ROWS], flat).load(of_row) * w_scale
                 product = warpgroup_mma_wait(0, deps=[product])
@@ -196,7 +206,9 @@ def _share(
     sums, parts, tickets, tile, split, splits, y_desc, y_buffers, bias, first, j, mma: gl.constexpr, WHO: gl.constexpr,
     GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
-    """Stores one part of a group's rows of a tile; the group that comes last adds all of them and stores the result."""
+    """Stores one part of a group's rows of a tile; the group that comes last adds all of them and stores the
+    result.
+    """
     PIECE: gl.constexpr = ROWS * BLOCK_N
     rows = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, mma)), 1)
     inside = rows * BLOCK_N + gl.expand_dims(gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma)), 0)
@@ -249,14 +261,14 @@ def hopper_w8a8_groups(
     GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,), any number. Boxes of x_desc are [64, 128], of w_desc [BLOCK_N, 128], of y_desc [64, BLOCK_N].
+    """Grid (programs,), any number. Boxes of x_desc are [64, 128], of w_desc [BLOCK_N, 128], of y_desc [64,
+    BLOCK_N].
 
-    Those of scale_desc, x's scales [steps, M] with rows at multiples of 16 bytes, are [1, 64]. w_scales [N/128, steps];
-    steps = K/128. A tile has GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128.
-    whole + rest = m_tiles * n_tiles; each of the rest is shared by `splits` items, at most one a step.
-    parts: float32 [rest, GROUPS, splits, PARTS, 64, BLOCK_N]; tickets: a zero a tile of the rest and group, left at zero;
-    both None without SPLIT, where the rest is 0.
-    Torch twin: w8a8.w8a8_torch.
+    Those of scale_desc, x's scales [steps, M] with rows at multiples of 16 bytes, are [1, 64]. w_scales
+    [N/128, steps]; steps = K/128. A tile has GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128. whole +
+    rest = m_tiles * n_tiles; each of the rest is shared by `splits` items, at most one a step. parts: float32
+    [rest, GROUPS, splits, PARTS, 64, BLOCK_N]; tickets: a zero a tile of the rest and group, left at zero;
+    both None without SPLIT, where the rest is 0. Torch twin: w8a8.w8a8_torch.
     """
     BOXES: gl.constexpr = GROUPS * PARTS
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BOXES, ROWS, BLOCK_K], x_desc.layout)
@@ -265,8 +277,8 @@ def hopper_w8a8_groups(
     y_buffers = gl.allocate_shared_memory(y_desc.dtype, [GROUPS * BUFFERS, ROWS, BLOCK_N], y_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # Without turns no barriers for them: the compiler keeps other things in memory that nothing waits on, and a barrier's
-    # memory must hold a barrier until it is invalidated.
+    # Without turns no barriers for them: the compiler keeps other things in memory that nothing waits on, and
+    # a barrier's memory must hold a barrier until it is invalidated.
     turns = empty
     if TURNS:
         turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())

@@ -16,13 +16,13 @@ DTYPES = ("bfloat16", "float16")
 class Tiling:
     """How one launch cuts y[M, N] = x[M, K] @ w[N, K]^T.
 
-    kind: "vector" = FP32 multiply-adds on weights in registers (M <= 4), "dot" = tensor cores, M padded to 16.
-    block_n rows of w by block_k columns are one step of a CTA; splits CTAs share a row of tiles along K.
-    stages: 1 = "vector" loads the next step into registers while it works on this one; more = a ring in shared
-    memory. swap ("dot" only): the weights are the left operand, so that 64 rows of them can be one wgmma.
-    pdl: programmatic dependent launch (compute capability 9.0, ignored elsewhere); the CTAs start while the kernel
-    before still runs and wait for it only before they read x. "vector" with stages 1 has its first weights under way
-    by then, so no kernel right before it may write the weights.
+    kind: "vector" = FP32 multiply-adds on weights in registers (M <= 4), "dot" = tensor cores, M padded to
+    16. block_n rows of w by block_k columns are one step of a CTA; splits CTAs share a row of tiles along K.
+    stages: 1 = "vector" loads the next step into registers while it works on this one; more = a ring in
+    shared memory. swap ("dot" only): the weights are the left operand, so that 64 rows of them can be one
+    wgmma. pdl: programmatic dependent launch (compute capability 9.0, ignored elsewhere); the CTAs start
+    while the kernel before still runs and wait for it only before they read x. "vector" with stages 1 has its
+    first weights under way by then, so no kernel right before it may write the weights.
     """
 
     kind: Literal["vector", "dot"]
@@ -54,9 +54,9 @@ def supports_skinny(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:
     return Accepted()
 
 
-# Fastest tiling measured (benchmarks/linear.py) for rows of x up to the first number, rows of weights, columns; those
-# of Qwen3-8B. Without early launch: among the small kernels of a layer it cost time (107 us a layer against 104 at M = 1).
-# H200, torch 2.11.0, triton 3.6.0, 2026-11-29.
+# Fastest tiling measured (benchmarks/linear.py) for rows of x up to the first number, rows of weights,
+# columns; those of Qwen3-8B. Without early launch: among the small kernels of a layer it cost time (107 us a
+# layer against 104 at M = 1). H200, torch 2.11.0, triton 3.6.0, 2026-11-29.
 MEASURED: dict[tuple[int, int, int], Tiling] = {
     (1, 6144, 4096): Tiling("vector", 4, 1024, stages=3),  # 14.4 us, cuBLAS 29.2
     (2, 6144, 4096): Tiling("dot", 16, 256, warps=1, stages=4),  # 15.1 us, cuBLAS 28.8
@@ -108,6 +108,8 @@ def _default(m: int, n: int, k: int) -> Tiling:
 
 
 def splits_used(tiling: Tiling, k: int) -> int:
-    """Splits along K columns of which none is empty: at most tiling.splits; 5 steps in 4 splits of 2 need only 3."""
+    """Splits along K columns of which none is empty: at most tiling.splits; 5 steps in 4 splits of 2 need
+    only 3.
+    """
     steps = -(-k // tiling.block_k)
     return -(-steps // -(-steps // tiling.splits))

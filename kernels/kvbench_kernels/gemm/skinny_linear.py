@@ -5,10 +5,10 @@ Two kernels, both with FP32 accumulation and a fixed order of summation (the sam
 - `skinny_linear_vector` (M <= 4): the weights go from memory to registers in 16-byte loads and are multiplied there.
 - `skinny_linear_dot` (M <= 16): x is padded to 16 rows and the tensor cores multiply.
 
-A launch takes up to three weights that share x (q, k, v; gate, up). Its CTAs are numbered over the tiles of all of
-them, so that a small weight does not leave the GPU idle; nothing is copied or concatenated. With splits > 1 several
-CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds the parts in the order of K.
-"""
+A launch takes up to three weights that share x (q, k, v; gate, up). Its CTAs are numbered over the tiles of
+all of them, so that a small weight does not leave the GPU idle; nothing is copied or concatenated. With
+splits > 1 several CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds the
+parts in the order of K."""
 
 from __future__ import annotations
 
@@ -296,7 +296,9 @@ def skinny_linear_many(
 
 
 def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None) -> None:
-    """ValueError for what would be read wrongly. float32 passes (the tests' oracle); supports_skinny refuses it."""
+    """ValueError for what would be read wrongly. float32 passes (the tests' oracle); supports_skinny refuses
+    it.
+    """
     m, k = x.shape
     if x.dtype == torch.bfloat16 and x.device.type == "cpu":
         # Triton's interpreter multiplies the bit patterns of bfloat16.

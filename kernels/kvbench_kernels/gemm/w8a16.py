@@ -1,17 +1,18 @@
 """Products of few rows with FP8 weights: y[M, N] = x[M, K] @ dequantized codes[N, K]^T + bias[N], M <= 128.
 
-The weights are E4M3 codes with one scale a 128 x 128 block and are read once, at 8 bits; x keeps its 16 (or 32) bits, so
-nothing is quantized here. Two kernels, both with FP32 accumulation and a fixed order of summation (the same bits on
-every call). The scale of a block multiplies partial sums in FP32, never a 16-bit value:
+The weights are E4M3 codes with one scale a 128 x 128 block and are read once, at 8 bits; x keeps its 16 (or
+32) bits, so nothing is quantized here. Two kernels, both with FP32 accumulation and a fixed order of
+summation (the same bits on every call). The scale of a block multiplies partial sums in FP32, never a 16-bit
+value:
 
 - `w8a16_vector` (M <= 4): codes go from memory to registers in 16-byte loads and are multiplied there in FP32.
 - `w8a16_dot` (M <= 128): x is padded to 16, 32, 64 or 128 rows, codes become 16-bit numbers in registers, and the tensor
   cores multiply, 128 columns at a time.
 
-With splits > 1 several CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds the parts
-in the order of K. The torch twin is `kvbench_kernels.gemm.blockwise.fp8_dequantize_matmul_torch`, which rounds the
-dequantized weight to x's dtype; these kernels do not, so they are nearer to the exact product.
-"""
+With splits > 1 several CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds
+the parts in the order of K. The torch twin is `kvbench_kernels.gemm.blockwise.fp8_dequantize_matmul_torch`,
+which rounds the dequantized weight to x's dtype; these kernels do not, so they are nearer to the exact
+product."""
 
 from __future__ import annotations
 
@@ -44,12 +45,13 @@ def w8a16(
     tiling: Tiling | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x [M, K], codes [N, K] float8_e4m3fn, scales [ceil(N/128), ceil(K/128)], bias [N] or None -> [M, N] in x's dtype.
+    """x [M, K], codes [N, K] float8_e4m3fn, scales [ceil(N/128), ceil(K/128)], bias [N] or None -> [M, N] in
+    x's dtype.
 
-    x: bfloat16 or float16, M <= 128, or float32, M <= 4; its last axis is dense. scales: float32, bfloat16 or float16.
-    tiling: None for the chosen one. out: [M, N] in x's dtype, last axis dense, written and returned; None for a new one.
-    Raises ValueError for shapes, dtypes or layouts the kernels do not take.
-    With splits > 1, calls on one device must be on one stream at a time (they share their tickets).
+    x: bfloat16 or float16, M <= 128, or float32, M <= 4; its last axis is dense. scales: float32, bfloat16 or
+    float16. tiling: None for the chosen one. out: [M, N] in x's dtype, last axis dense, written and returned;
+    None for a new one. Raises ValueError for shapes, dtypes or layouts the kernels do not take. With splits >
+    1, calls on one device must be on one stream at a time (they share their tickets).
     """
     _check(x, codes, scales, bias, out)
     m, k = x.shape

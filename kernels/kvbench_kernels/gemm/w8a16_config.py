@@ -1,4 +1,6 @@
-"""Which products with FP8 weights and few rows the W8A16 kernels take, and with which tiles. Pure: no torch, no triton."""
+"""Which products with FP8 weights and few rows the W8A16 kernels take, and with which tiles. Pure: no torch,
+no triton.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,16 @@ DTYPES = ("bfloat16", "float16")
 class Tiling:
     """How one launch cuts y[M, N] = x[M, K] @ dequantized codes[N, K]^T.
 
-    kind: "vector" = FP32 multiply-adds on weights in registers (M <= 4), "dot" = tensor cores, M padded to 16, 32, ..
-    block_n rows of codes by block_k columns are one step of a CTA; splits CTAs share a row of tiles along K. block_k is
-    a power of two, so that a step is a part of a block of 128 or several whole ones.
-    stages: 1 = "vector" loads the next step into registers while it works on this one; more = a ring in shared
-    memory. swap ("dot" only): the weights are the left operand, so that 64 rows of them can be one wgmma.
-    pdl: programmatic dependent launch (compute capability 9.0, ignored elsewhere); the CTAs start while the kernel
-    before still runs and wait for it only before they read x. "vector" with stages 1 has its first weights under way
-    by then, so no kernel right before it may write the weights.
-    cvt ("dot" with bfloat16 only): codes become bfloat16 by the conversion instructions, over float16 and float32;
-    otherwise by moving their bits, which is more instructions of another kind.
+    kind: "vector" = FP32 multiply-adds on weights in registers (M <= 4), "dot" = tensor cores, M padded to
+    16, 32, .. block_n rows of codes by block_k columns are one step of a CTA; splits CTAs share a row of
+    tiles along K. block_k is a power of two, so that a step is a part of a block of 128 or several whole
+    ones. stages: 1 = "vector" loads the next step into registers while it works on this one; more = a ring in
+    shared memory. swap ("dot" only): the weights are the left operand, so that 64 rows of them can be one
+    wgmma. pdl: programmatic dependent launch (compute capability 9.0, ignored elsewhere); the CTAs start
+    while the kernel before still runs and wait for it only before they read x. "vector" with stages 1 has its
+    first weights under way by then, so no kernel right before it may write the weights. cvt ("dot" with
+    bfloat16 only): codes become bfloat16 by the conversion instructions, over float16 and float32; otherwise
+    by moving their bits, which is more instructions of another kind.
     """
 
     kind: Literal["vector", "dot"]
@@ -128,6 +130,8 @@ def rows_padded(m: int) -> int:
 
 
 def splits_used(tiling: Tiling, k: int) -> int:
-    """Splits along K columns of which none is empty: at most tiling.splits; 5 steps in 4 splits of 2 need only 3."""
+    """Splits along K columns of which none is empty: at most tiling.splits; 5 steps in 4 splits of 2 need
+    only 3.
+    """
     steps = -(-k // tiling.block_k)
     return -(-steps // -(-steps // tiling.splits))

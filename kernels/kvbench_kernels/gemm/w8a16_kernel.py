@@ -1,4 +1,6 @@
-"""The kernels of w8a16.py: E4M3 codes widened in registers and multiplied by 16-bit x, the scale of a block in FP32."""
+"""The kernels of w8a16.py: E4M3 codes widened in registers and multiplied by 16-bit x, the scale of a block
+in FP32.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kvbench_kernels.kv.convert import INTERPRET, decode_e4m3, narrow, widen
 from kvbench_kernels.splitk import is_last
 
-# Four E4M3 codes to four bfloat16. Sign, exponent and significand go to their places in bfloat16, where the bias is 120
-# larger (exact, subnormal codes too); 0x7F would come out as 480. The last two steps make it a NaN: times 1.07 * 2^119
-# only 480 overflows, and infinity times zero is a NaN while anything else adds nothing.
+# Four E4M3 codes to four bfloat16. Sign, exponent and significand go to their places in bfloat16, where the
+# bias is 120 larger (exact, subnormal codes too); 0x7F would come out as 480. The last two steps make it a
+# NaN: times 1.07 * 2^119 only 480 overflows, and infinity times zero is a NaN while anything else adds
+# nothing.
 _E4M3_TO_BF16 = tl.constexpr("""{
     .reg .b32 a, b, c, d, z;
     prmt.b32 a, $2, 0, 0x1404;
@@ -46,7 +49,9 @@ _FLOAT16_TO_BF16 = tl.constexpr("""{
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _to_operand(codes, dtype: tl.constexpr, CVT: tl.constexpr):  # type: ignore
-    """E4M3 as int8 to `dtype` (bfloat16, float16), exactly; to float32 in the interpreter, whose bfloat16 is none."""
+    """E4M3 as int8 to `dtype` (bfloat16, float16), exactly; to float32 in the interpreter, whose bfloat16 is
+    none.
+    """
     if INTERPRET:
         operand = decode_e4m3(codes)
     elif dtype == tl.bfloat16 and not CVT:
@@ -79,7 +84,9 @@ def _load_scales(scales, start, k, BLOCK_K: tl.constexpr):  # type: ignore
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _multiply(values, scale, x, columns, start, k, EVEN_K: tl.constexpr):  # type: ignore
-    """values [BLOCK_N, BLOCK_K] times one row of x, added over every 16 columns and scaled: [BLOCK_N, BLOCK_K / 16]."""
+    """values [BLOCK_N, BLOCK_K] times one row of x, added over every 16 columns and scaled: [BLOCK_N, BLOCK_K
+    / 16].
+    """
     if EVEN_K:
         row = tl.load(x + start + columns, eviction_policy="evict_last")
     else:

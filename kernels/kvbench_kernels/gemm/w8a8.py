@@ -1,12 +1,13 @@
-"""Products of two FP8 operands with block scales: y[M, N] = x @ w^T + bias, tensor cores on the codes themselves.
+"""Products of two FP8 operands with block scales: y[M, N] = x @ w^T + bias, tensor cores on the codes
+themselves.
 
-x has a scale a row and 128 columns (`activation.quantize_activation`), w one a 128x128 block. The FP8 tensor cores of
-Hopper keep some 14 bits of a sum, so one instruction chain covers one block of 128 columns from zero; its result
-is multiplied by both scales and added in FP32. The order of summation is fixed: the same bits on every call.
+x has a scale a row and 128 columns (`activation.quantize_activation`), w one a 128x128 block. The FP8 tensor
+cores of Hopper keep some 14 bits of a sum, so one instruction chain covers one block of 128 columns from
+zero; its result is multiplied by both scales and added in FP32. The order of summation is fixed: the same
+bits on every call.
 
-With splits > 1 several CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds the
-parts in the order of K.
-"""
+With splits > 1 several CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds
+the parts in the order of K."""
 
 from __future__ import annotations
 
@@ -61,10 +62,10 @@ def w8a8(
     """codes_x [M, K], codes_w [N, K] float8_e4m3fn, bias [N] in out_dtype or None -> [M, N] in out_dtype.
 
     scales_x [M, ceil(K/128)] float32 in the memory layout of `empty_activation_scales`; scales_w
-    [ceil(N/128), ceil(K/128)] contiguous, of any of `SCALE_DTYPES`. out: where to put the result (last axis dense,
-    any row stride), None for new memory. tiling: None for the chosen one. ValueError for what the kernel does not take.
-    With splits > 1, calls on one device must be on one stream at a time (they share their tickets).
-    Torch twin: `w8a8_torch`.
+    [ceil(N/128), ceil(K/128)] contiguous, of any of `SCALE_DTYPES`. out: where to put the result (last axis
+    dense, any row stride), None for new memory. tiling: None for the chosen one. ValueError for what the
+    kernel does not take. With splits > 1, calls on one device must be on one stream at a time (they share
+    their tickets). Torch twin: `w8a8_torch`.
     """
     _check(codes_x, scales_x, codes_w, scales_w, bias, out_dtype)
     m, k = codes_x.shape

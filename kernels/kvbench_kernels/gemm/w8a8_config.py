@@ -15,15 +15,15 @@ BLOCKS_N = (64, 128, 256)
 class Tiling:
     """How one launch cuts y[M, N] = x[M, K] @ w[N, K]^T. A step along K is always one block of 128 columns.
 
-    block_m rows of x by block_n rows of w are one tile; splits CTAs share a tile along K. stages: steps under way in
-    the ring in shared memory. group: rows of tiles that are walked together, column by column, so that the operands
-    of neighbouring CTAs meet in L2. swap: the weights are the left operand, so that 64 rows of them fill an instruction
-    and x may have as few as 16 (block_m); without it block_m is at least 64. tma: tiles come by the bulk copy engine,
-    else by 16-byte copies a thread. ctas: 0 = one CTA a tile; more = that many CTAs a multiprocessor, each walking
-    through tiles. pdl: programmatic dependent launch (compute capability 9.0, ignored elsewhere).
-    registers: at most so many a thread (128 with 8 warps leave room for two CTAs a multiprocessor), 0 = no limit.
-    prefetch (with pdl): the first 512 columns of a CTA's weights go to L2 while the kernel before still runs, which
-    must not be the one that writes the weights.
+    block_m rows of x by block_n rows of w are one tile; splits CTAs share a tile along K. stages: steps under
+    way in the ring in shared memory. group: rows of tiles that are walked together, column by column, so that
+    the operands of neighbouring CTAs meet in L2. swap: the weights are the left operand, so that 64 rows of
+    them fill an instruction and x may have as few as 16 (block_m); without it block_m is at least 64. tma:
+    tiles come by the bulk copy engine, else by 16-byte copies a thread. ctas: 0 = one CTA a tile; more = that
+    many CTAs a multiprocessor, each walking through tiles. pdl: programmatic dependent launch (compute
+    capability 9.0, ignored elsewhere). registers: at most so many a thread (128 with 8 warps leave room for
+    two CTAs a multiprocessor), 0 = no limit. prefetch (with pdl): the first 512 columns of a CTA's weights go
+    to L2 while the kernel before still runs, which must not be the one that writes the weights.
     """
 
     block_m: int
@@ -56,9 +56,9 @@ def supports_w8a8(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:
     return Accepted()
 
 
-# Fastest tiling measured, quantization included, for rows of x up to the first number, rows of weights, columns; those
-# of Qwen3-8B.
-# H200, torch 2.11.0, triton 3.6.0, 2026-11-29; times of the run, cuBLAS in bfloat16 beside.
+# Fastest tiling measured, quantization included, for rows of x up to the first number, rows of weights,
+# columns; those of Qwen3-8B. H200, torch 2.11.0, triton 3.6.0, 2026-11-29; times of the run, cuBLAS in
+# bfloat16 beside.
 MEASURED: dict[tuple[int, int, int], Tiling] = {
     (32, 4096, 4096): Tiling(32, 64, splits=4, swap=True),  # 10.6 us, cuBLAS 13.8
     (64, 4096, 4096): Tiling(64, 64, splits=2, stages=6),  # 11.5 us, cuBLAS 11.8
@@ -100,7 +100,9 @@ def config(m: int, n: int, k: int) -> Tiling:
 
 
 def _default(m: int, n: int, k: int) -> Tiling:
-    """For shapes that were not measured: tiles as large as leave two CTAs for each of an H200's 132 multiprocessors."""
+    """For shapes that were not measured: tiles as large as leave two CTAs for each of an H200's 132
+    multiprocessors.
+    """
     if m <= 64:
         block_m = next(size for size in BLOCKS_M if m <= size)
         tiles = -(-n // 64)

@@ -12,7 +12,8 @@ from kvbench_kernels.splitk import is_last
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _codes(operand, first, start, rows, columns, k, EVEN_K: tl.constexpr, TMA: tl.constexpr):  # type: ignore
-    """[rows, 128] codes from column `start` on; 0 beyond the last column. Rows beyond the last are any row's or 0.
+    """[rows, 128] codes from column `start` on; 0 beyond the last column. Rows beyond the last are any row's
+    or 0.
 
     operand: a tensor descriptor with TMA, else a pointer to row `first`; rows: what to read there.
     """
@@ -132,14 +133,16 @@ def _item(  # type: ignore
     else:
         begin = 0
         end = k_blocks
-    # In fours, as the columns of scales are padded; what belongs to no row is not stored. (NumPy would warn of it.)
+    # In fours, as the columns of scales are padded; what belongs to no row is not stored. (NumPy would warn
+    # of it.)
     EACH: tl.constexpr = 1 if INTERPRET else 4
     sx += first_m + tl.minimum(rows // EACH, (m - first_m - 1) // EACH) * EACH + rows % EACH
     block_n = first_n // 128
     sw0 = sw + block_n.to(tl.int64) * k_blocks
     sw1 = sw + tl.minimum(block_n + 1, tl.cdiv(n, 128) - 1).to(tl.int64) * k_blocks
 
-    # A total is [rows of x, rows of w], or the transpose with SWAP; the second one is of the columns from 128 on.
+    # A total is [rows of x, rows of w], or the transpose with SWAP; the second one is of the columns from 128
+    # on.
     total0 = tl.zeros((HALF, BLOCK_M) if SWAP else (BLOCK_M, HALF), tl.float32)
     total1 = total0
     # Scales come to registers a step ahead.

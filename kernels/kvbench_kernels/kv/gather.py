@@ -1,8 +1,7 @@
 """Dequantize pages into contiguous K and V, in one launch: the input of an attention without pages.
 
-One program takes some tokens of one head of one sequence, of K or of V (axis 1 of the grid). It is bound by memory:
-every code is read once and every value written once, 16 bytes a thread at a time.
-"""
+One program takes some tokens of one head of one sequence, of K or of V (axis 1 of the grid). It is bound by
+memory: every code is read once and every value written once, 16 bytes a thread at a time."""
 
 from __future__ import annotations
 
@@ -23,10 +22,10 @@ def paged_gather(
 ) -> tuple[Tensor, Tensor]:
     """The first `length` tokens of the sequences whose page tables are table [B, P], in `dtype`.
 
-    Returns k [B, Hkv, length, D] and v [B, Hkv, length, Dv], contiguous: codes * scale in float32, rounded once, as
-    `quantize.dequantize` does. Columns of the table beyond the length are not read. reads [2] int64: the kernel adds
-    B * length to reads[0], and to reads[1] where K and V are stored in 8 bits. ValueError for a table that is too
-    short and for tensors that do not fit.
+    Returns k [B, Hkv, length, D] and v [B, Hkv, length, Dv], contiguous: codes * scale in float32, rounded
+    once, as `quantize.dequantize` does. Columns of the table beyond the length are not read. reads [2] int64:
+    the kernel adds B * length to reads[0], and to reads[1] where K and V are stored in 8 bits. ValueError for
+    a table that is too short and for tensors that do not fit.
     """
     check_gather(cache, table, length)
     k_pages, v_pages = cache.k, cache.v

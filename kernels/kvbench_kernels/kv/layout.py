@@ -21,9 +21,9 @@ NATIVE = (torch.float16, torch.bfloat16, torch.float32)
 class LayerPages(NamedTuple):
     """One layer's K and V in pages: what every paged kernel takes.
 
-    k [pages, Hkv, page_size, D], v [pages, Hkv, page_size, Dv]; scales [pages, Hkv, page_size] where the format has
-    one per row, [1] where it has one per tensor, else None. All are contiguous: kernels compute every address from
-    the sizes.
+    k [pages, Hkv, page_size, D], v [pages, Hkv, page_size, Dv]; scales [pages, Hkv, page_size] where the
+    format has one per row, [1] where it has one per tensor, else None. All are contiguous: kernels compute
+    every address from the sizes.
     """
 
     fmt: StoredFormat
@@ -59,7 +59,9 @@ class LayerPages(NamedTuple):
         return {name: tensor for name, tensor in self.tensors().items() if tensor.ndim > 1}
 
     def static_scale(self, sides: str) -> Tensor | None:
-        """The given scales of "k", "v" or "kv" as [sides, 1, 1, 1]; None where the format has none per tensor."""
+        """The given scales of "k", "v" or "kv" as [sides, 1, 1, 1]; None where the format has none per
+        tensor.
+        """
         scales = [scale for _, scale in map(self.side, sides) if scale is not None and scale.ndim == 1]
         return torch.cat(scales).view(-1, 1, 1, 1) if scales else None
 

@@ -1,7 +1,8 @@
 """Reference quantizers for KV rows in torch. Every faster kernel must match their bytes.
 
-Layout: `x [..., D]` in float32, float16 or bfloat16; one row is the last axis. Nothing here reads a value back to
-the host: counts are 0-dim int64 tensors on x's device, so that a decode step over many layers never waits for it.
+Layout: `x [..., D]` in float32, float16 or bfloat16; one row is the last axis. Nothing here reads a value
+back to the host: counts are 0-dim int64 tensors on x's device, so that a decode step over many layers never
+waits for it.
 
 Three rules make the bytes the same everywhere:
 
@@ -11,9 +12,8 @@ Three rules make the bytes the same everywhere:
 - A row's scale comes from its finite elements only. A non-finite element is counted and never becomes a plausible
   value: its code is 0 in INT8, which has no NaN, and 0x7F (NaN) in E4M3.
 
-A stored dynamic scale is always > 0, also for an all-zero row (its codes are 0, so it dequantizes to exactly 0
-with any scale). A scale of 0 in a store therefore means one thing only: it was never written.
-"""
+A stored dynamic scale is always > 0, also for an all-zero row (its codes are 0, so it dequantizes to exactly
+0 with any scale). A scale of 0 in a store therefore means one thing only: it was never written."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ E4M3_MIN_SCALE = 2.0**-126  # smallest normal float32: amax/448 of a tinier row 
 class Quantized:
     """The result of a quantizer for `x [..., D]`. The counts are 0-dim int64 tensors.
 
-    codes: [..., D] in the storage dtype. scales: [...] in the scale dtype, None where the format stores none per
-    row. clipped: finite elements beyond the largest code under a given static scale. nonfinite: NaN and infinities
-    in x. overflow: rows whose scale does not fit FP16 (stored as 65504, so their elements are clipped; the caller
-    must fail on it).
+    codes: [..., D] in the storage dtype. scales: [...] in the scale dtype, None where the format stores none
+    per row. clipped: finite elements beyond the largest code under a given static scale. nonfinite: NaN and
+    infinities in x. overflow: rows whose scale does not fit FP16 (stored as 65504, so their elements are
+    clipped; the caller must fail on it).
     """
 
     codes: Tensor
@@ -49,7 +49,8 @@ class Quantized:
     overflow: Tensor
 
 
-# Name of a KV format -> its quantizer, a function of x and of the given scale (None where the format computes its own).
+# Name of a KV format -> its quantizer, a function of x and of the given scale (None where the format computes
+# its own).
 QUANTIZE: dict[str, Callable[[Tensor, Tensor | None], Quantized]] = {}
 _F = TypeVar("_F", bound=Callable[..., Quantized])
 
@@ -80,8 +81,8 @@ def quantize_native(x: Tensor) -> Quantized:
 def quantize_int8_sym(x: Tensor) -> Quantized:
     """Symmetric INT8 a row: s = amax/127 rounded up to FP16, q = round-half-even(x/s) in [-127, 127].
 
-    Rounding up keeps amax/s <= 127, so the range never clips; a row too small for FP16 gets 2^-24, its smallest
-    positive number. |x - q*s| <= s/2, plus one float32 rounding of x/s (at most s * 2^-18).
+    Rounding up keeps amax/s <= 127, so the range never clips; a row too small for FP16 gets 2^-24, its
+    smallest positive number. |x - q*s| <= s/2, plus one float32 rounding of x/s (at most s * 2^-18).
     """
     values, broken = _finite_values(x)
     wanted = values.abs().amax(-1) / _scalar(INT8_MAX, x)
@@ -135,8 +136,8 @@ def quantize_fp8_e4m3_static(x: Tensor, scale: Tensor) -> Quantized:
 def dequantize(codes: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Stored codes in `dtype`: codes * scale in float32, rounded once.
 
-    codes [..., D]; scale [...] where one is stored per row, one element where it is given for all, None for native.
-    ValueError for 8-bit codes without a scale and for scales of another shape.
+    codes [..., D]; scale [...] where one is stored per row, one element where it is given for all, None for
+    native. ValueError for 8-bit codes without a scale and for scales of another shape.
     """
     if scale is None:
         if codes.element_size() == 1:
@@ -155,9 +156,11 @@ def e4m3_to_float(codes: Tensor) -> Tensor:
     """Exactly `codes.float()`. torch's CPU cast goes element by element; this one is some five times as fast."""
     if codes.device.type != "cpu":
         return codes.float()
-    # The 7 bits of exponent and mantissa, shifted under those of FP16, whose bias is 8 larger; the sign extends.
+    # The 7 bits of exponent and mantissa, shifted under those of FP16, whose bias is 8 larger; the sign
+    # extends.
     half = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
-    # Only 0x7F, the NaN, carries into the exponent's top bit when one unit is added, and FP16 calls that NaN too.
+    # Only 0x7F, the NaN, carries into the exponent's top bit when one unit is added, and FP16 calls that NaN
+    # too.
     half.bitwise_or_((half + 0x80).bitwise_and_(0x4000))
     return half.view(torch.float16).float().mul_(256.0)
 

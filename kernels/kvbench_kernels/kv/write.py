@@ -1,11 +1,11 @@
 """Quantize K and V rows and scatter them into the paged cache, in one launch.
 
-The stored bytes are those of `quantize.py`, bit for bit: the same three rules, with the same instructions on a GPU
-and in Triton's interpreter (`convert.py`).
+The stored bytes are those of `quantize.py`, bit for bit: the same three rules, with the same instructions on
+a GPU and in Triton's interpreter (`convert.py`).
 
-One program takes ROWS rows (one row = one token's one head) of K or of V: axis 1 of the grid says which. Rows are
-numbered through all tokens and heads, so that any number of heads fills a program, and a row is reduced inside a warp.
-"""
+One program takes ROWS rows (one row = one token's one head) of K or of V: axis 1 of the grid says which. Rows
+are numbered through all tokens and heads, so that any number of heads fills a program, and a row is reduced
+inside a warp."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from kvbench_kernels.kv.convert import encode_e4m3, encode_int8, narrow, widen
 from kvbench_kernels.kv.layout import LayerPages, check_write, unsigned
 from kvbench_kernels.launches import launched
 
-# Elements a program takes. A correctly rounded division branches, so a thread does its divisions one after the other:
-# while the GPU has room for more programs a thread gets 4 elements, from 2^20 elements on 16 (two 16-byte loads).
+# Elements a program takes. A correctly rounded division branches, so a thread does its divisions one after
+# the other: while the GPU has room for more programs a thread gets 4 elements, from 2^20 elements on 16 (two
+# 16-byte loads).
 SMALL_TILE, TILE, MANY = 512, 2048, 2**20
 
 
 def paged_write(cache: LayerPages, k: Tensor, v: Tensor, slots: Tensor, health: Tensor) -> None:
     """Quantize k [N, Hkv, D] and v [N, Hkv, Dv] (any strides) into the slots [N] int64 of the pages.
 
-    A slot is page * page_size + offset. A row with a negative slot is neither stored nor counted. A slot beyond the
-    pages is the caller's error: nothing is read back to check it. Scales per row are written, a given one is read.
-    health [3] int64: (clipped, nonfinite, overflow) as `Quantized` defines them are added to it; native counts
-    nothing. ValueError for tensors that do not fit each other.
+    A slot is page * page_size + offset. A row with a negative slot is neither stored nor counted. A slot
+    beyond the pages is the caller's error: nothing is read back to check it. Scales per row are written, a
+    given one is read. health [3] int64: (clipped, nonfinite, overflow) as `Quantized` defines them are added
+    to it; native counts nothing. ValueError for tensors that do not fit each other.
     """
     check_write(cache, k, v, slots, health)
     tokens, heads, dim = k.shape
@@ -110,7 +111,8 @@ def _write_rows(  # type: ignore[no-untyped-def]
             counted = broken & False
         else:
             scaled = tl.math.div_rn(values, tl.load(scales))
-            # What rounds beyond the largest code: 127.5 and 464 are the ties, the first goes up, the second down.
+            # What rounds beyond the largest code: 127.5 and 464 are the ties, the first goes up, the second
+            # down.
             counted = tl.abs(scaled) >= 127.5 if FMT == "int8_static" else tl.abs(scaled) > 464.0
         if FMT == "int8_sym" or FMT == "int8_static":
             codes = encode_int8(tl.minimum(tl.maximum(scaled, -127.0), 127.0))

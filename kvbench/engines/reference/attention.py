@@ -11,9 +11,9 @@ where N counts the new tokens of all sequences in packed order, and any strides 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +21,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench_kernels.attention.hopper_plan import Plan
 from kvbench_kernels.attention.reference import paged_attention_torch
 from kvbench_kernels.kv.layout import attention_needs
 from kvbench_kernels.launches import launched
 from kvbench_kernels.support import AttentionNeeds
+
+if TYPE_CHECKING:
+    from kvbench.engines.reference.kv.store import PagedKVStore
 
 
 @dataclass(frozen=True)
@@ -207,9 +209,6 @@ _FUSED = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-
-# Backend -> what a forward attends with.
-ATTENTION: dict[str, Callable[..., Attention]] = {"torch": TorchAttention, "triton": TritonAttention.of}
 
 
 def chunk_slots(store: PagedKVStore, chunk: Chunk) -> Tensor:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kvbench.engines.protocol import Logits
-from kvbench.engines.reference.attention import ATTENTION, Attention, Chunk
+from kvbench.engines.reference.attention import Attention, Chunk
+from kvbench.engines.reference.backends import BACKENDS
 from kvbench.engines.reference.binding import Step
 from kvbench.engines.reference.graph import DecodeGraph, PromptGraph, about, bucket
 from kvbench.engines.reference.kv.layer import dtype_name
@@ -89,10 +90,10 @@ class Engine:
             model.dtype,
             model.device,
             scales,
-            decision.backend.resolved,
+            BACKENDS[decision.backend.resolved],
         )
         self.sequences, self.tokens = sequences, tokens
-        self.backend = decision.backend.resolved
+        self.backend = self.store.backend
         self.decode_mode = decision.decode.resolved
         self.compile_mode = decision.compile.resolved
         self.gemm = decision.gemm.resolved
@@ -197,7 +198,7 @@ class Engine:
         positions = torch.cat(
             [torch.arange(start, length) for start, length in zip(chunk.starts, chunk.lengths, strict=True)]
         )
-        attention = ATTENTION[self.backend](
+        attention = self.backend.attention(
             self.store, chunk, splits=self._splits, fresh=self.spec["prefill_reads"] == "fresh"
         )
         if self._watch is not None:

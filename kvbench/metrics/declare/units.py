@@ -103,7 +103,8 @@ MAGNITUDE = Unit("magnitude", "of K or V, in the model's own numbers")
 SECONDS = Unit("s", "seconds", digits=4, padded=True)
 # A model that is certain and right about every token has seen the answer (a missing causal mask).
 PERPLEXITY = Unit("ppl", "perplexity", low=1.0, plausible=(1.0001, inf), bare=True)
-NAT = Unit("nat", "natural logarithm", digits=4)
+# Rounding may leave the divergence of equal distributions slightly below 0.
+NAT = Unit("nat", "natural logarithm", plausible=(-1e-4, inf), digits=4)
 PERCENT = Unit("%", "change against the baseline in percent, unless the definition names something else",
                low=-100.0, digits=4, signed=True)  # fmt: skip
 POINTS = Unit("pt", "percentage points", -100.0, 100.0, digits=4, signed=True)

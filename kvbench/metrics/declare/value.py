@@ -1,17 +1,23 @@
-"""What the files of this package yield, and the rule on which two records may be compared."""
+"""Values as a file of this package yields them, and the rule on which two records may be compared."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isnan
+from typing import TypeVar
 
 from kvbench.records.record import Record
 from kvbench.stats.intervals import Estimate, Interval, clustered_share, wilson
 
+T = TypeVar("T")
+
+BLOCK = 64  # consecutive steps of one text that count as one sample for an interval: see tests/stats/test_coverage.py
+
 
 @dataclass(frozen=True)
 class Value:
-    """A metric's value on one record, before it is spread over the record's cells. Fields as in `metrics.Row`."""
+    """A metric's value on one record. Fields as in `metrics.collect.Row`."""
 
     metric: str
     value: float | None
@@ -22,6 +28,16 @@ class Value:
     units: float | None = None
 
 
+def unmeasured(metrics: Iterable[str], note: str, n: int | None = None) -> list[Value]:
+    """A value of None for each metric, with the reason."""
+    return [Value(metric, None, n, note=note) for metric in metrics]
+
+
+def worst_place(found: Sequence[tuple[float, T]], worst: float) -> T:
+    """The place of the first value that is the worst one (NaN included)."""
+    return next(place for value, place in found if value == worst or (isnan(value) and isnan(worst)))
+
+
 def share(metric: str, successes: int, n: int, note: str = "") -> Value:
     """successes / n with its Wilson interval; None for n = 0."""
     if n == 0:
@@ -30,56 +46,51 @@ def share(metric: str, successes: int, n: int, note: str = "") -> Value:
     return Value(metric, successes / n, n, low, high, note)
 
 
-BLOCK = 64  # steps of one text that count as one sample for an interval: see tests/stats/test_coverage.py
-
-
 def share_of_steps(metric: str, flags: Sequence[bool], note: str = "") -> Value:
     """The share of consecutive steps of one text that are true, its interval clustered by blocks of `BLOCK` steps.
 
-    Neighbouring steps see the same history and fail together. Fewer than two blocks have no interval.
+    Neighbouring steps share their history and fail together. No interval from fewer than two blocks.
     """
     if not flags:
         return Value(metric, None, 0, note="nothing was scored")
     blocks = [flags[i : i + BLOCK] for i in range(0, len(flags), BLOCK)]
     found = clustered_share([sum(b) for b in blocks], [len(b) for b in blocks], range(len(blocks)))
-    said = (
-        f"{len(blocks)} blocks of {BLOCK} steps"
-        if found.interval
-        else f"fewer than 2 blocks of {BLOCK} steps: no interval"
-    )
+    few = f"fewer than 2 blocks of {BLOCK} steps: no interval"
+    about = f"{len(blocks)} blocks of {BLOCK} steps" if found.interval else few
     low, high = found.interval or (None, None)
-    return Value(
-        metric, found.value, len(flags), low, high, "; ".join(filter(None, (said, note))), found.effective
-    )
+    return Value(metric, found.value, len(flags), low, high, joined(about, note), found.effective)
 
 
 def with_interval(metric: str, value: float, n: int, interval: Interval | None, note: str = "") -> Value:
-    """A t-interval that rests on the n samples themselves."""
+    """A value whose t-interval rests on the n samples themselves."""
     low, high = interval or (None, None)
     return Value(metric, value, n, low, high, note, n)
 
 
 def clustered(metric: str, found: Estimate, n: int, note: str = "", value: float | None = None) -> Value:
-    """An estimate over n samples in `found.units` documents; value: that of all samples, where the estimate is of some of them.
+    """An estimate over n samples in `found.units` documents. value: of all samples, where the estimate is of a subset.
 
-    The note says how many documents there are, and why there is no interval.
+    The note gives the number of documents, or the reason why there is no interval.
     """
     if found.interval:
-        said = f"{found.units} documents"
+        about = f"{found.units} documents"
     else:
-        said = "1 document: no interval" if found.units < 2 else "too few tokens for an interval"
+        about = "1 document: no interval" if found.units < 2 else "too few tokens for an interval"
     shown = found.value if value is None else value
     low, high = found.interval or (None, None)
     if low is not None and high is not None:
         low, high = min(low, shown), max(high, shown)
-    return Value(metric, shown, n, low, high, "; ".join(filter(None, (said, note))), found.effective)
+    return Value(metric, shown, n, low, high, joined(about, note), found.effective)
+
+
+def joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 def incomparable(record: Record, baseline: Record, facts: Sequence[str]) -> str:
-    """A sentence that names what differs between two records that are to be compared, or "" when nothing does.
+    """Which facts or protocol version differ between two records, as a sentence, or "".
 
-    The runner's protocol version and each of the named facts must be equal: numbers of two protocols, of two data
-    sets or of two amounts of the same data are never compared.
+    Numbers of two protocols, two data sets or two amounts of the same data are never compared.
     """
     differing = [
         f"{fact} is {record.facts.get(fact)!r} here and {baseline.facts.get(fact)!r} on the baseline"

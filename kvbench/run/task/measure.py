@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kvbench.errors import KvbenchError, NotAvailable, Refused
-from kvbench.evidence.examiner import Found
+from kvbench.evidence.examine import Found
 from kvbench.evidence.native_arm import native_arm, worst_of
 from kvbench.formats.kv import KV_FORMATS, SIDES, KVFormat
 from kvbench.formats.scales import Pairs, origin

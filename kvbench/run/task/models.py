@@ -11,7 +11,7 @@ from typing import Any
 
 from kvbench.engines import REFERENCE, engine_kind
 from kvbench.engines.protocol import EngineKind, Model
-from kvbench.evidence.examiner import Examiner, examiner_of
+from kvbench.evidence.examine import Examiner, examiner_of
 from kvbench.models.source import model_key
 
 

@@ -14,15 +14,26 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from kvbench.engines.reference.backends import TORCH, Backend
 from kvbench.engines.reference.kv.layer import allocate_layer, check_scales
 from kvbench.engines.reference.kv.pages import Copy, PageTable
 from kvbench.engines.reference.kv.swap import HostPages, Transfer, copy_in, copy_out
 from kvbench.errors import UsageError
 from kvbench.formats.kv import KVFormat, KVShape, StoredBytes, pages_for
-from kvbench_kernels.attention.reference import paged_gather_torch, paged_write_torch
 from kvbench_kernels.kv.offsets import flat_offset
 
 HEALTH = ("clipped", "nonfinite", "overflow")
+
+
+class WriteObserver:
+    """Called at every write of a store that it observes. Both do nothing unless overridden."""
+
+    def before_write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The K and V to write, of the given shapes. k, v [n, kv_heads, dim]; slots [n]."""
+        return k, v
+
+    def after_write(self, layer: int, slots: Tensor) -> None:
+        """The write is done."""
 
 
 class PagedKVStore:
@@ -30,7 +41,7 @@ class PagedKVStore:
 
     shapes: one a layer. native_dtype: the model's dtype, which `native` stores. scale: (K, V) a layer for a static
     format, None for any other; UsageError, before anything is allocated, where it does not fit. backend: whose code
-    quantizes and dequantizes, "torch" or "triton"; the bytes are the same.
+    quantizes and dequantizes; the bytes are the same.
     """
 
     def __init__(
@@ -42,7 +53,7 @@ class PagedKVStore:
         native_dtype: torch.dtype,
         device: torch.device | str,
         scale: Sequence[tuple[float, float]] | None = None,
-        backend: str = "torch",
+        backend: Backend = TORCH,
     ) -> None:
         checked = check_scales(fmt, len(shapes), scale)
         if page_size < 1 or num_pages < 1:
@@ -56,6 +67,7 @@ class PagedKVStore:
         self.native_dtype = native_dtype
         self.device = torch.device(device)
         self.backend = backend
+        self.observers: tuple[WriteObserver, ...] = ()
         self.layers = [
             allocate_layer(fmt, shape, page_size, num_pages, native_dtype, self.device, layer_scale)
             for shape, layer_scale in zip(self.shapes, checked, strict=True)
@@ -165,10 +177,11 @@ class PagedKVStore:
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Quantize k [n, kv_heads, head_dim] and v [n, kv_heads, value_dim] (any strides) into slots [n]."""
-        write = paged_write_torch
-        if self.backend == "triton":
-            from kvbench_kernels.kv.write import paged_write as write  # Triton, where it is needed
-        write(self.layers[layer], k, v, slots, self._health[layer])
+        for observer in self.observers:
+            k, v = observer.before_write(layer, slots, k, v)
+        self.backend.write(self.layers[layer], k, v, slots, self._health[layer])
+        for observer in self.observers:
+            observer.after_write(layer, slots)
         self._written[layer] += k.numel() + v.numel()
 
     def read(self, layer: int, pages: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -180,10 +193,17 @@ class PagedKVStore:
         needed = pages_for(length, self.page_size)
         if needed > pages.shape[1]:
             raise ValueError(f"{length} tokens need {needed} pages; the page table has {pages.shape[1]}.")
-        gather = paged_gather_torch
-        if self.backend == "triton":
-            from kvbench_kernels.kv.gather import paged_gather as gather
-        return gather(self.layers[layer], pages[:, :needed], length, dtype, self.device_reads)
+        return self.backend.gather(self.layers[layer], pages[:, :needed], length, dtype, self.device_reads)
+
+    @contextmanager
+    def observed(self, observer: WriteObserver) -> Iterator[None]:
+        """Writes inside the `with` pass through the observer, after those that are there; not replays of CUDA graphs."""
+        kept = self.observers
+        self.observers = (*kept, observer)
+        try:
+            yield
+        finally:
+            self.observers = kept
 
     def wrote(self, tokens: int) -> None:
         """Count tokens that a CUDA graph has written in every layer."""

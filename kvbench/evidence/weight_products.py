@@ -1,24 +1,24 @@
-"""What the products of FP8 layers read and give, and the memory that they take: E3- and E5-weights of a loaded model."""
+"""E3- and E5-weights: what the products of FP8 layers read and give, and the memory that they take."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from kvbench.engines.reference.engine import Engine, path_asked
+from kvbench.engines.reference.engine import path_asked
 from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.engines.reference.load import LoadedModel
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear, using
-from kvbench.evidence.weight_bytes import fp8_modules, groups, source_level
+from kvbench.evidence.probe_values import Make, level_of
+from kvbench.evidence.stored_weights import fp8_modules, groups, source_level
 from kvbench.evidence.weight_reach import last_of_each, unreached
 from kvbench.matrix.resolve import Decision
-from kvbench.records.record import MISMATCH, NOT_APPLICABLE, VERIFIED, Level
-from kvbench.text import and_more
+from kvbench.records.record import NOT_APPLICABLE, VERIFIED, Level
 from kvbench_kernels.gemm.blockwise import (
     BLOCK,
     dequantize_activation,
@@ -31,12 +31,12 @@ from kvbench_kernels.gemm.fp8_route import W8A8, Path, route
 # Rows of the probes: of a decode step, and of a prompt.
 ROWS = (1, 130)
 
-# Rows of an output that are all compared; of more, one in each stripe of `STRIPE` is, at places that walk through it.
+# Up to ALL_ROWS rows of an output are all compared; of more, one in each stripe of STRIPE rows, at a moving place.
 ALL_ROWS, STRIPE = 64, 32
 
-# Columns from which on the memory of a W8A8 product with more than one row tells whether its weight was made anew: at most 8
-# parts of 256 rows in float32 are less than that.
-TELLING_COLUMNS = 8 * 256 * 4
+# From so many columns on, the memory of a W8A8 product with several rows shows whether its weight was dequantized: its own
+# buffers, at most 8 parts of 256 rows in float32, are smaller.
+SHOWING_COLUMNS = 8 * 256 * 4
 
 # Largest distance of an output from the product in float64, as a share of its norm: weights and outputs rounded once to
 # the dtype. FP8 tensor cores keep about 14 bits of a sum of 32 to 128 products.
@@ -45,10 +45,8 @@ TOLERANCE_W8A8 = 2.0**-8
 
 
 @torch.inference_mode()
-def probe_weights(
-    loaded: LoadedModel, decision: Decision, make: Callable[[int, int], Engine] | None = None
-) -> tuple[Level, ...]:
-    """E2-, E3- and E5-weights of a loaded model. make(sequences, tokens): an engine on it, for what must reach the logits."""
+def probe_weights(loaded: LoadedModel, decision: Decision, make: Make | None = None) -> tuple[Level, ...]:
+    """E2-, E3- and E5-weights of a loaded model. make: engines on it, for what must reach the logits."""
     if decision.weights.resolved == "native":
         sentence = "Native weights are not quantized."
         return tuple(Level(f"{e}-weights", NOT_APPLICABLE, sentence) for e in ("E2", "E3", "E5"))
@@ -67,12 +65,12 @@ def probe_after(
     loaded: LoadedModel,
     decision: Decision,
     rows: Mapping[tuple[int, int], Sequence[int]],
-    make: Callable[[int, int], Engine] | None = None,
+    make: Make | None = None,
 ) -> tuple[Level, ...]:
-    """E2-, E3- and E5-weights of what a run has left behind, at the numbers of rows that it had.
+    """E2-, E3- and E5-weights after a run, at the numbers of rows that it had.
 
-    make: as above. rows: by (N, K) of the product, as `kvbench.evidence.products.rows_of` has them. The probes of the model were taken
-    once, at `ROWS`: other rows may take other code, and a run may have changed the code, so one row is probed again too.
+    rows: by (N, K) of the product (`kvbench.evidence.products.rows_of`). The probes of the model were taken once, at
+    `ROWS`: other rows may take another path, and a run may have changed the code, so one row is probed again too.
     """
     probe = _Probe(loaded, path_asked(decision.gemm.resolved))
     with using(probe.gemm):
@@ -86,7 +84,7 @@ def probe_after(
 
 
 def with_after(first: Level, after: Level) -> Level:
-    """A level of the model with what a run's end showed: whichever does not hold, and the facts of both."""
+    """A level of the model with what it was after a run: whichever does not hold, with the facts of both."""
     worse = after if first.state == VERIFIED else first
     return Level(first.name, worse.state, worse.sentence, {**first.facts, "after_run": dict(after.facts)})
 
@@ -96,9 +94,11 @@ Group = Sequence[tuple[str, Fp8Linear]]
 
 @dataclass
 class _Probe:
-    """What the products of a model showed so far. unread (of what is stored, by products or by the model), wrong: faults in words;
-    error: the largest one, by path; seen: numbers of rows, by path; from_native, from_stored: squared distances of the sampled
-    outputs from those of native weights (None: no sample kept them) and of the stored ones; peak: most bytes that a fused product took beyond its output and x, as a share of its codes.
+    """What the products of a model showed so far.
+
+    unread, wrong: faults in words, of E3 and of E5; error: the largest, by path; seen: numbers of rows, by path.
+    from_native, from_stored: squared distances of sampled outputs from those of native weights (None: no sample kept
+    them) and of the stored ones. peak: most bytes that a fused product took beyond its output and x, as a share of its codes.
     """
 
     loaded: LoadedModel
@@ -113,7 +113,7 @@ class _Probe:
     seen: dict[str, set[int]] = field(default_factory=dict)
 
     def rows(self, group: Group, counts: Sequence[int]) -> None:
-        """What one product gives at each of these numbers of rows: some rows of it against float64, all of it finite."""
+        """Compares one product at each of these numbers of rows with float64, in some rows; all rows must be finite."""
         if not counts:
             return
         stored = [dequantize_blocks(m.weight.data, m.weight_scale_inv.data).double() for _, m in group]
@@ -122,10 +122,8 @@ class _Probe:
             for (name, m), weight, y in zip(group, stored, _outputs(group, x), strict=True):
                 self._compare(name, m, weight, x, y)
 
-    def model(self, make: Callable[[int, int], Engine], names: Sequence[str]) -> None:
-        """Whether the outputs of these layers reach the logits; and, of every layer at work in the model, the product of what
-        it was given.
-        """
+    def model(self, make: Make, names: Sequence[str]) -> None:
+        """Checks that the outputs of these layers reach the logits, and compares every layer's product at work in the model."""
         worked = set()
 
         def work(name: str, m: Fp8Linear, x: Tensor, y: Tensor) -> None:
@@ -139,7 +137,7 @@ class _Probe:
         ]
 
     def _compare(self, name: str, m: Fp8Linear, stored: Tensor, x: Tensor, y: Tensor) -> None:
-        """y [M, N] against x [M, K] times `stored` [N, K] in float64, bias included; the rows of `compared`, and all of y finite."""
+        """y [M, N] against x [M, K] times `stored` [N, K] in float64 with bias, in the rows of `compared`; y must be finite."""
         path, some = self._path(m, len(x)), compared(len(x)).to(x.device)
         used = dequantize_activation(*quantize_activation_torch(x[some])) if path in W8A8 else x[some]
         error = (
@@ -157,7 +155,7 @@ class _Probe:
             )
 
     def product(self, group: Group, rows: int) -> None:
-        """One product at so many rows: what it gives, and whether it follows what each of its modules stores."""
+        """Checks one product at so many rows: its values, and that it follows what each of its modules stores."""
         x = probe_input(rows, rows, group[0][1].in_features).to(self.loaded.device, self.loaded.dtype)
         biases = [None if m.bias is None else m.bias.data.clone() for _, m in group]
         for _, m in group:
@@ -178,7 +176,7 @@ class _Probe:
                 self.wrong.append(f"{name} does not add its bias")
 
     def _allowed(self, path: Path) -> float:
-        """How far an output may be from what is due, as a share of its norm."""
+        """How far an output may be from the expected one, as a share of its norm."""
         allowed = TOLERANCE[self.loaded.dtype]
         return max(allowed, TOLERANCE_W8A8) if path in W8A8 else allowed
 
@@ -197,15 +195,15 @@ class _Probe:
         return route(rows, n, m.in_features, dtype, target_of(self.loaded.device), self.gemm)
 
     def _watched(self, group: Group, x: Tensor) -> list[Tensor]:
-        """The outputs; and whether making them took as much memory as half of the weight in 16 bits.
+        """The outputs; a fault is recorded when computing them took as much memory as half of the weight in 16 bits.
 
-        Beside the outputs and x in FP8, the portable W8A8 product keeps the parts of a sum that is split along K: with many
-        rows and few columns they are as large as the weight, and nothing can be told.
+        The portable W8A8 product also keeps the parts of a sum that is split along K. With many rows and few columns they
+        are as large as the weight, and the memory shows nothing.
         """
-        _outputs(group, x)  # compiles, and allocates what stays
+        _outputs(group, x)  # compiles, and allocates what stays allocated
         rows, k = x.shape
         path = self._path(group[0][1], rows)
-        parts = path == "w8a8" and rows > 1 and k < TELLING_COLUMNS
+        parts = path == "w8a8" and rows > 1 and k < SHOWING_COLUMNS
         if x.device.type != "cuda" or path == "reference" or parts:
             return _outputs(group, x)
         torch.cuda.synchronize(x.device)
@@ -214,18 +212,18 @@ class _Probe:
         out = _outputs(group, x)
         taken = torch.cuda.max_memory_allocated(x.device) - held
         size = sum(m.weight.numel() for _, m in group)
-        due = 2 * sum(o.numel() * o.element_size() for o in out) + 2 * x.numel()
-        share = (taken - due) / size
+        expected = 2 * sum(o.numel() * o.element_size() for o in out) + 2 * x.numel()
+        share = (taken - expected) / size
         self.peak = max(self.peak or 0.0, share)
         if share >= 1:
             row = "row" if rows == 1 else "rows"
             self.wrong.append(
-                f"{group[0][0]} takes {taken} B for a product of {rows} {row}: its {size} weights are made anew in 16 bits"
+                f"{group[0][0]} takes {taken} B for a product of {rows} {row}: its {size} weights are dequantized to 16 bits"
             )
         return out
 
     def _value(self, name: str, m: Fp8Linear, x: Tensor, y: Tensor) -> None:
-        """y against the product in float64 with what codes and scales stand for."""
+        """y against the product with the dequantized weight in float64."""
         path = self._path(m, len(x))
         used = dequantize_activation(*quantize_activation_torch(x)) if path in W8A8 else x.float()
         stored = dequantize_blocks(m.weight.data, m.weight_scale_inv.data).double()
@@ -236,8 +234,8 @@ class _Probe:
                 mine = slice(sample.row, sample.row + len(sample.native))
                 distance = (y[:, mine].double() - native).square().sum().item()
                 self.from_native = (self.from_native or 0.0) + distance
-                due = used.double() @ stored[mine].t()
-                self.from_stored += (y[:, mine].double() - due).square().sum().item()
+                expected = used.double() @ stored[mine].t()
+                self.from_stored += (y[:, mine].double() - expected).square().sum().item()
 
     def _reads(self, group: Group, at: int, x: Tensor, before: Tensor) -> None:
         name, m = group[at]
@@ -250,51 +248,49 @@ class _Probe:
         raw.bitwise_xor_(0x80)
         restored = _outputs(group, x)[at]
         self.changes += 2
-        # Twice a weight is exactly that, but where float16 had to round the smaller one to a subnormal number.
+        # Doubling is exact, except where float16 had to round the smaller weight to a subnormal number.
         apart = TOLERANCE[torch.float16] if self.loaded.dtype == torch.float16 else 0.0
         if not _distance(doubled.float(), 2 * before.float()) <= apart:
             self.unread.append(f"doubling the scales of {name} does not double its output")
-        # Not to the bit: FP8 tensor cores cut the last bits of a sum, and what is cut depends on its sign.
+        # Not bit for bit: FP8 tensor cores cut the last bits of a sum, and which ones depends on its sign.
         if not _distance(negated.float(), -before.float()) <= max(TOLERANCE[before.dtype], TOLERANCE_W8A8):
             self.unread.append(f"negating the codes of {name} does not negate its output")
         if not torch.equal(restored, before):
             self.unread.append(f"restoring what {name} stores does not restore its output bit for bit")
 
     def e3(self) -> Level:
-        facts = {"changes": self.changes, "faults": len(self.unread), "first_faults": self.unread[:4]}
-        if self.unread:
-            sentence = f"Products do not read what the model stores: {self.unread[0]}{and_more(self.unread)}."
-            return Level("E3-weights", MISMATCH, sentence, facts)
-        sentence = f"{self.changes} changes of stored scales and codes each moved their module's output as they must."
-        return Level("E3-weights", VERIFIED, sentence, facts)
+        return level_of(
+            "E3-weights",
+            self.unread,
+            "Products do not read what the model stores",
+            f"{self.changes} changes of stored scales and codes each moved their module's output as they must.",
+            changes=self.changes,
+        )
 
     def e5(self) -> Level:
-        # Half as far at most: a checkpoint that was FP8 once has native weights that are the stored ones, but for rounding.
+        # At most half as far: a checkpoint that was FP8 before has native weights equal to the stored ones up to rounding.
         if self.from_native is not None and not 4 * self.from_native >= self.from_stored:
             self.wrong.append(
                 "outputs are closer to those of native weights than to those of the stored ones"
             )
-        facts = {
-            "error": self.error,
-            "rows": {path: sorted(seen) for path, seen in self.seen.items()},
-            "distance_from_stored": self.from_stored**0.5,
-            "distance_from_native": None if self.from_native is None else self.from_native**0.5,
-            "peak_share_of_codes": self.peak,
-            "faults": len(self.wrong),
-            "first_faults": self.wrong[:4],
-        }
-        if self.wrong:
-            sentence = f"Products are not those of the stored weights: {self.wrong[0]}{and_more(self.wrong)}."
-            return Level("E5-weights", MISMATCH, sentence, facts)
         errors = ", ".join(f"{path} within {error:.2g}" for path, error in self.error.items())
-        return Level(
-            "E5-weights", VERIFIED, f"Products are those of what codes and scales stand for: {errors}.", facts
+        return level_of(
+            "E5-weights",
+            self.wrong,
+            "Products are not those of the stored weights",
+            f"Products are those of the dequantized weights: {errors}.",
+            error=self.error,
+            rows={path: sorted(seen) for path, seen in self.seen.items()},
+            distance_from_stored=self.from_stored**0.5,
+            distance_from_native=None if self.from_native is None else self.from_native**0.5,
+            peak_share_of_codes=self.peak,
         )
 
 
 def probe_input(seed: int, rows: int, k: int) -> Tensor:
-    """N(0, 1) with four channels of k thirty times as large, as activations have; the first rows are the same for any number
-    of rows. [rows, k] float32.
+    """[rows, k] float32 from N(0, 1), with four channels thirty times as large, as activations have.
+
+    The first rows are equal for any number of rows.
     """
     x = torch.randn(rows, k, generator=torch.Generator().manual_seed(seed))
     x[:, :: max(1, k // 4)] *= 30
@@ -312,21 +308,20 @@ def compared(rows: int) -> Tensor:
     if rows <= ALL_ROWS:
         return torch.arange(rows)
     starts = torch.arange(0, rows, STRIPE)
-    # 7 and STRIPE have no common divisor: every place in a stripe has its turn.
+    # 7 and STRIPE are coprime, so that every place in a stripe has its turn.
     places = (starts + torch.arange(len(starts)) * 7 % STRIPE).clamp(max=rows - 1)
     return torch.tensor(sorted({*places.tolist(), rows - 1}))
 
 
 def block_distance(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> float:
-    """Largest distance of 128 columns of a row of y [M, N] from those of x [M, K] times weight [N, K], plus bias [N]; infinite where
-    y is not finite. x and weight in float64.
+    """Largest distance of 128 columns of a row of y [M, N] from those of x [M, K] times weight [N, K], plus bias [N].
 
-    As a share of the norm of the due ones, or of what it would be if nothing cancelled: rounding goes by those. A block of wrong
-    codes or scales reaches 128 columns, which a whole row would hide.
+    Infinite where y is not finite. x and weight in float64. As a share of the expected norm, or of the norm without
+    cancellation, which rounding follows. A block of wrong codes or scales reaches 128 columns; a whole row would hide it.
     """
     added = torch.zeros(len(weight), dtype=torch.float64, device=y.device) if bias is None else bias.double()
-    due, size = x @ weight.t() + added, (x.square() @ weight.square().t() + added.square()).sqrt()
-    parts = (torch.split(t, BLOCK, -1) for t in (y.double() - due, due, size))
+    expected, size = x @ weight.t() + added, (x.square() @ weight.square().t() + added.square()).sqrt()
+    parts = (torch.split(t, BLOCK, -1) for t in (y.double() - expected, expected, size))
     shares = [
         (off.norm(dim=-1) / torch.maximum(a.norm(dim=-1), b.norm(dim=-1)).clamp(min=1e-30)).amax()
         for off, a, b in zip(*parts, strict=True)
@@ -334,12 +329,12 @@ def block_distance(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = N
     return float(torch.stack(shares).amax().nan_to_num(nan=math.inf))
 
 
-def row_distance(y: Tensor, due: Tensor) -> float:
-    """Largest distance of a row from its due one, as a share of that one's norm; NaN stays NaN."""
-    return float(((y - due).norm(dim=-1) / due.norm(dim=-1).clamp(min=1e-30)).amax())
+def row_distance(y: Tensor, expected: Tensor) -> float:
+    """Largest distance of a row from the expected one, as a share of that one's norm; NaN stays NaN."""
+    return float(((y - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-30)).amax())
 
 
-def _distance(y: Tensor, due: Tensor) -> float:
+def _distance(y: Tensor, expected: Tensor) -> float:
     """Of the norms; infinite where y is not finite."""
-    distance = ((y - due).norm() / due.norm().clamp(min=1e-30)).item()
+    distance = ((y - expected).norm() / expected.norm().clamp(min=1e-30)).item()
     return distance if distance == distance else float("inf")

@@ -1,10 +1,9 @@
-"""The effective precision of the weights, from the live modules and their stored codes and scales.
+"""E1- and E2-weights: the effective precision of the weights, from the live modules and their codes and scales.
 
-E1-weights  every converted module holds codes and scales of the resolved format, with the formula's bytes and no copy of
-            its weight in another dtype; every other linear layer is native
-E2-weights  sampled codes and scales equal the source: the reference quantizer of the native weight, or the checkpoint; every
-            layer is within E4M3's rounding of its native weight; codes, scales and native tensors are as they were loaded
-E3-, E5-weights: `kvbench.evidence.weight_reads`; E4-weights: `kvbench.evidence.products`
+E1-weights  every converted module holds codes and scales of the resolved format, with the formula's bytes and no second
+            copy of its weight; every other linear layer is native
+E2-weights  sampled codes and scales equal the source (the reference quantizer of the native weight, or the checkpoint);
+            every layer is within E4M3's rounding of its native weight; nothing has changed since it was loaded
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.engines.reference.load import DTYPES, LoadedModel
 from kvbench.engines.reference.weights.blocks import ON_LOAD, checksum, native_checksums, share_of_bound
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
-from kvbench.evidence.bits import same_bits
+from kvbench.evidence.probe_values import level_of, same_bits
 from kvbench.formats.fp8_checkpoint import routers
 from kvbench.formats.kv import WEIGHT_FORMATS, weight_bytes
 from kvbench.matrix.resolve import Decision
-from kvbench.records.record import MISMATCH, UNVERIFIED, VERIFIED, Level
-from kvbench.text import and_more
+from kvbench.records.record import UNVERIFIED, Level
 from kvbench_kernels.gemm.blockwise import BLOCK
 
 
@@ -32,7 +30,7 @@ def fp8_modules(model: nn.Module) -> dict[str, Fp8Linear]:
 
 
 def groups(model: nn.Module) -> list[list[tuple[str, Fp8Linear]]]:
-    """The FP8 linear layers as they are called: those that are one product together, in the order of their columns."""
+    """The FP8 linear layers by product: those that are multiplied together, in the order of their columns."""
     named = fp8_modules(model)
     names = {id(module): name for name, module in named.items()}
     followers = {id(m) for module in named.values() for m in module.group[1:]}
@@ -51,11 +49,11 @@ def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
         live = live_format(module)
         if live is None:
             continue
-        due = asked.name if name in loaded.weights.modules else "native"
-        if due != "native" or live != "native":
+        expected_format = asked.name if name in loaded.weights.modules else "native"
+        if expected_format != "native" or live != "native":
             found.add(live)
-        if live != due:
-            wrong.append(f"{name} is stored as {live} ({_dtype_of(module)}), due is {due}")
+        if live != expected_format:
+            wrong.append(f"{name} is stored as {live} ({_dtype_of(module)}), expected {expected_format}")
         elif isinstance(module, Fp8Linear):
             total += 1
             (n, k), scale = module.weight.shape, dtype_name(module.weight_scale_inv.dtype)
@@ -78,30 +76,26 @@ def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
     if asked.name != "native" and not loaded.weights.modules:
         wrong.append("no module was converted")
     effective = "native" if not found else found.pop() if len(found) == 1 else "mixed"
-    facts = {"modules": total, "payload": payload, "scales": scales, "source": loaded.weights.source,
-             "faults": len(wrong), "first_faults": wrong[:4]}  # fmt: skip
-    if wrong:
-        return Level(
-            "E1-weights",
-            MISMATCH,
-            f"weights {asked.name} are not what the model holds: {wrong[0]}{and_more(wrong)}.",
-            facts,
-        ), effective
+    right = f"{total} linear layers hold {asked.name} codes and scales and nothing else; live bytes equal the formula."
     if asked.name == "native":
-        return Level(
-            "E1-weights",
-            VERIFIED,
-            f"Every linear layer holds its weight in {dtype_name(loaded.dtype)}.",
-            facts,
-        ), effective
-    sentence = f"{total} linear layers hold {asked.name} codes and scales and nothing else; live bytes equal the formula."
-    return Level("E1-weights", VERIFIED, sentence, facts), effective
+        right = f"Every linear layer holds its weight in {dtype_name(loaded.dtype)}."
+    level = level_of(
+        "E1-weights",
+        wrong,
+        f"weights {asked.name} are not what the model holds",
+        right,
+        modules=total,
+        payload=payload,
+        scales=scales,
+        source=loaded.weights.source,
+    )
+    return level, effective
 
 
 def _left_out(name: str, loaded: LoadedModel) -> bool:
-    """Whether a native linear layer stands among the decoder layers of a model that was quantized when it was loaded.
+    """Whether a native linear layer is among the decoder layers of a model that was quantized when it was loaded.
 
-    A checkpoint may have such layers; its config names them, and the loader holds the files to it.
+    A checkpoint may have such layers: its config names them, and the loader compares the files with it.
     """
     if loaded.weights.source != ON_LOAD or not loaded.weights.modules:
         return False
@@ -116,7 +110,7 @@ def _dtype_of(module: nn.Module) -> str:
 
 
 def live_format(module: nn.Module) -> str | None:
-    """The format of a linear layer's weight, told by its tensors alone; None for what is no linear layer."""
+    """The format of a linear layer's weight, by its tensors alone; None for anything but a linear layer."""
     weight = getattr(module, "weight", None)
     if not isinstance(module, (nn.Linear, Fp8Linear)) or not isinstance(weight, Tensor):
         return None
@@ -141,9 +135,9 @@ def stored_weights(loaded: LoadedModel) -> str:
 
 
 def _beside(module: Fp8Linear) -> dict[str, int]:
-    """Bytes that a module keeps in other memory than its codes', scales' and bias's, by attribute.
+    """Bytes that a module keeps outside its codes, scales and bias, by attribute.
 
-    `_ahead` is the output of a call under way, and no part of the layer.
+    `_ahead` is the output of a call in progress, not a part of the layer.
     """
     known = [module.weight, module.weight_scale_inv, module.bias, *(module._joined or ())]
     seen = {t.untyped_storage().data_ptr() for t in known if t is not None}
@@ -158,7 +152,7 @@ def _beside(module: Fp8Linear) -> dict[str, int]:
 
 
 def _outside(model: nn.Module) -> Iterator[str]:
-    """Modules without codes that keep tensors as large as a layer's codes in something else than parameters and buffers."""
+    """Modules without codes that keep tensors as large as a layer's codes outside parameters and buffers."""
     smallest = min((m.weight.numel() for m in fp8_modules(model).values()), default=0)
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     apart = ("_parameters", "_buffers", "_modules", "ahead", "group")
@@ -190,7 +184,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 
 def source_level(loaded: LoadedModel) -> Level:
-    """E2-weights: the samples and checksums kept when the model was loaded, against what its modules hold now."""
+    """E2-weights: the samples and checksums kept at loading, compared with what the modules hold now."""
     modules, wrong, samples = fp8_modules(loaded.model), [], loaded.weights.samples
     for sample in samples:
         module = modules.get(sample.module)
@@ -224,24 +218,16 @@ def source_level(loaded: LoadedModel) -> Level:
         if loaded.weights.native.get(name) != native.get(name)
     ]
     wrong += [f"{name}, which is native, is not what was loaded" for name in changed]
-    facts = {
-        "samples": len(samples), "checksums": len(loaded.weights.checksums), "native": len(native),
-        "faults": len(wrong), "first_faults": wrong[:4],
-    }  # fmt: skip
     if not samples:
-        return Level(
-            "E2-weights", UNVERIFIED, "No sample of the source was kept when the model was loaded.", facts
-        )
-    if wrong:
-        return Level(
-            "E2-weights",
-            MISMATCH,
-            f"Stored weights are not the source's: {wrong[0]}{and_more(wrong)}.",
-            facts,
-        )
+        return Level("E2-weights", UNVERIFIED, "No sample of the source was kept when the model was loaded.")
     source = "the reference quantizer's" if samples[0].native is not None else "the checkpoint's"
-    sentence = (
-        f"Codes and scales of {len(samples)} sampled strips are {source}; those of all {len(modules)} layers, and {len(native)} "
-        "native tensors, are as they were loaded."
+    return level_of(
+        "E2-weights",
+        wrong,
+        "Stored weights are not the source's",
+        f"Codes and scales of {len(samples)} sampled strips are {source}; those of all {len(modules)} layers, and "
+        f"{len(native)} native tensors, are as they were loaded.",
+        samples=len(samples),
+        checksums=len(loaded.weights.checksums),
+        native=len(native),
     )
-    return Level("E2-weights", VERIFIED, sentence, facts)

@@ -1,42 +1,35 @@
-"""Evidence of what attention works on, from engines made like the measured one, once a configuration.
+"""E5 and E3-prefill: what attention works on, from engines made like the measured one, once a configuration.
 
 E3-prefill  a prompt's own chunk is read back as stored: changing what a layer has just written changes the logits
-E5          each layer's attention is that over what the codes and scales stand for, taken beside the store from the K/V
-            that the layer wrote, over pages in no order and full of stale values; each element lies within the
-            format's bound; and it is nearer to the stored values than to native ones
+E5          each layer's attention equals attention over the values that the codes and scales stand for, computed outside
+            the store from the K and V that the layer wrote; pages are out of order and full of stale values. Each element
+            is within the format's bound, and the result is nearer to the stored values than to native ones.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvbench.engines.reference.attention import Attention
-from kvbench.engines.reference.engine import Engine
-from kvbench.engines.reference.kv.store import PagedKVStore
-from kvbench.evidence.examine import probe_ids
-from kvbench.evidence.probe_values import changed, poison, put, shown, stored
-from kvbench.evidence.scale_sources import due_scales
+from kvbench.engines.reference.kv.store import PagedKVStore, WriteObserver
+from kvbench.evidence.probe_values import Make, changed, level_of, poison, probe_ids, put, shown, stored
+from kvbench.evidence.scale_sources import expected_scales
 from kvbench.formats.kv import KV_FORMATS, SIDES, KVFormat
 from kvbench.records.record import MISMATCH, NOT_APPLICABLE, VERIFIED, Level
-from kvbench.text import and_more
 from kvbench_kernels.attention.reference import paged_attention_torch
 from kvbench_kernels.kv.quantize import QUANTIZE
 
-Make = Callable[[int, int], Engine]
-
 PROMPT = 3  # tokens of the prefill probe: each but the first attends to another one of its chunk
-LONGEST = 66  # tokens of the value probe, where two pages and two tokens are more
+LONGEST = 66  # most tokens of the value probe, which takes two pages and two tokens
 
-# Largest error of an output element, as a share of the largest V in play: 4 roundings of the query dtype (dequantized
-# V, scores, probabilities, output). float32 gets 3e-6: there summation order, not rounding, leads.
+# Largest error of an output element, as a share of the largest V: four roundings of the query dtype (dequantized V, scores,
+# probabilities, output). In float32 the order of summation counts more than rounding.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 4 * 2.0**-11, torch.bfloat16: 4 * 2.0**-8}
 
 
@@ -45,7 +38,7 @@ def probe_prefill(make: Make, layers: int) -> Level:
     """One sequence a layer and side, all in one packed prefill; a row whose logits do not move was not read back."""
     engine = make(len(SIDES) * layers + 1, PROMPT)
     if engine.spec["prefill_reads"] == "fresh":
-        sentence = "Asked for: a prompt's own chunk is taken as computed, not read back."
+        sentence = "prefill_reads: fresh takes a prompt's own chunk as computed, not read back."
         return Level("E3-prefill", NOT_APPLICABLE, sentence)
     store, ids = engine.store, probe_ids(engine, PROMPT)
     seqs = [engine.add() for _ in range(len(SIDES) * layers + 1)]
@@ -55,56 +48,65 @@ def probe_prefill(make: Make, layers: int) -> Level:
             engine.truncate(seq, 0)
         return torch.cat(engine.forward([(seq, ids) for seq in seqs]))
 
-    def write(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        PagedKVStore.write(store, layer, slots, k, v)
-        # Each sequence by itself, so that no other decides about the one that is left alone.
-        for payload in (getattr(store.layers[layer], side) for side in SIDES):
-            for start in range(0, len(slots), PROMPT):
-                mine = slots[start : start + PROMPT]
-                put(store, payload, mine, shown(stored(store, payload, mine)))
-
-    def spoil(layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        write(layer, slots, k, v)
-        for at, side in enumerate(SIDES):
-            row = 1 + len(SIDES) * layer + at
-            mine = slots[row * PROMPT : (row + 1) * PROMPT]
-            payload: Tensor = getattr(store.layers[layer], side)
-            put(store, payload, mine, changed(stored(store, payload, mine)))
-
-    with _replaced(store, write=write):
+    with store.observed(_Shown(store)):
         reference = prefill()
-    with _replaced(store, write=spoil):
+    with store.observed(_Spoiled(store)):
         moved = prefill()
-    # Row 0 was left alone; it may move in its last bits where rows share arithmetic (see probe_layers).
+    # Row 0 was not changed; its last bits may move where rows share arithmetic (see probe_layers).
     noise = (moved[0] - reference[0]).abs().max().item()
     unread = [
         f"layer {i // len(SIDES)} {SIDES[i % len(SIDES)].upper()}"
         for i, (new, old) in enumerate(zip(moved[1:], reference[1:], strict=True))
         if (new - old).abs().max().nan_to_num(nan=float("inf")).item() <= 10 * noise
     ]
-    facts = {"probes": len(seqs) - 1, "faults": len(unread), "first_faults": unread[:4]}
-    if unread:
-        sentence = f"A prompt's own chunk is not read back from the pages: {unread[0]}{and_more(unread)}."
-        return Level("E3-prefill", MISMATCH, sentence, facts)
-    sentence = (
-        f"{facts['probes']} changes of a prompt's own chunk, one a layer and side, each moved the logits."
+    probes = len(seqs) - 1
+    return level_of(
+        "E3-prefill",
+        unread,
+        "A prompt's own chunk is not read back from the pages",
+        f"{probes} changes of a prompt's own chunk, one a layer and side, each moved the logits.",
+        probes=probes,
     )
-    return Level("E3-prefill", VERIFIED, sentence, facts)
+
+
+class _Shown(WriteObserver):
+    """Makes all-zero codes of a prompt visible, each sequence separately, so that none decides about the one left alone."""
+
+    def __init__(self, store: PagedKVStore) -> None:
+        self.store = store
+
+    def after_write(self, layer: int, slots: Tensor) -> None:
+        for side in SIDES:
+            payload: Tensor = getattr(self.store.layers[layer], side)
+            for start in range(0, len(slots), PROMPT):
+                mine = slots[start : start + PROMPT]
+                put(self.store, payload, mine, shown(stored(self.store, payload, mine)))
+
+
+class _Spoiled(_Shown):
+    """Also changes, of each layer, K in one sequence and V in another; the first sequence is left alone."""
+
+    def after_write(self, layer: int, slots: Tensor) -> None:
+        super().after_write(layer, slots)
+        for at, side in enumerate(SIDES):
+            row = 1 + len(SIDES) * layer + at
+            mine = slots[row * PROMPT : (row + 1) * PROMPT]
+            payload: Tensor = getattr(self.store.layers[layer], side)
+            put(self.store, payload, mine, changed(stored(self.store, payload, mine)))
 
 
 @torch.inference_mode()
 def probe_values(make: Make, page_size: int) -> Level:
-    """A prompt in chunks, another beside its last one, and two decode steps of both; in each layer the attention that ran
-    is set against attention beside the store.
+    """A prompt in chunks, another one next to its last chunk, and two decode steps of both, compared layer by layer.
 
-    Layer by layer, from the very K/V that the layer wrote, so that no difference in one layer moves the codes of the next.
-    The chunks are what takes other ways through a backend: the first, one after earlier ones, and unlike ones together.
+    Each layer is compared on the K and V that it wrote, so that no difference in one layer moves the codes of the next.
+    The chunks take the different paths of a backend: the first chunk, one after earlier ones, and unlike ones together.
     """
     engine = make(2, LONGEST)
     count = min(2 * page_size + 2, LONGEST, engine.model.facts.max_context or LONGEST)
     ids = probe_ids(engine, count)
     asked = KV_FORMATS[engine.decision.kv_format.resolved]
-    given = [(k.value, v.value) for k, v in due_scales(engine)] if asked.scale_kind == "static" else None
+    given = [(k.value, v.value) for k, v in expected_scales(engine)] if asked.scale_kind == "static" else None
     _disorder(engine.store)
     one, two, beside = engine.add(), engine.add(), Beside(asked, given)
     fresh = engine.spec["prefill_reads"] == "fresh"
@@ -117,7 +119,7 @@ def probe_values(make: Make, page_size: int) -> Level:
     for at, work in enumerate(forwards):
         if work[0][1]:
             parts = tuple((seq, len(tokens)) for seq, tokens in work)
-            # The last step is split where nothing else was asked for: longer contexts than a probe's are.
+            # Longer contexts than a probe's are split, so the last step is, unless the cell sets kv_splits.
             splits = 2 if at == len(forwards) - 1 else None
             with engine.eagerly(_watching(beside, parts, fresh), splits):
                 engine.forward(work)
@@ -126,8 +128,8 @@ def probe_values(make: Make, page_size: int) -> Level:
     faults = []
     if not beside.finite:
         sentence = (
-            f"{beside.error_at} is not finite: it reads a page slot that the sequence did not write, which the probe fills with "
-            "NaN, or a scale that is none."
+            f"{beside.error_at} is not finite: it reads a page slot that the sequence did not write, which the probe fills "
+            "with NaN, or an invalid scale."
         )
         return Level("E5", MISMATCH, sentence)
     if beside.share > 1:
@@ -148,9 +150,10 @@ def probe_values(make: Make, page_size: int) -> Level:
 
 @dataclass(frozen=True)
 class Watched:
-    """Attention of one forward, each layer's result compared with one taken beside the store.
+    """Attention of one forward, each layer's result compared with one computed outside the store.
 
-    parts: (sequence, its new tokens) in packed order. fresh: a prompt attends to its own chunk as computed, so only a decode step is due to attend to stored values.
+    parts: (sequence, its new tokens) in packed order. fresh: a prompt attends to its own chunk as computed, so only decode
+    steps are compared.
     """
 
     attention: Attention
@@ -180,12 +183,11 @@ def _watching(
 
 
 class Beside:
-    """The K/V of each sequence as `fmt` gives them back, in float64, kept in order and in no page; and how far what ran
-    is from attention over them.
+    """The K and V of each sequence as `fmt` gives them back, in float64 and outside any page, and how far attention is off.
 
-    share: worst element of K/V, as a share of the format's bound; error: worst element of an attention output, as a
-    share of the largest V; from_stored, from_native: root of the summed squares of all outputs' distances to attention
-    over the stored values, and over the K/V as they were computed.
+    share: worst element of K or V, as a share of the format's bound; error: worst element of an attention output, as a
+    share of the largest V; from_stored, from_native: root of the summed squared distances of all outputs from attention
+    over the stored values, and over K and V as computed.
     """
 
     def __init__(self, fmt: KVFormat, scales: Sequence[tuple[float, float]] | None) -> None:
@@ -227,11 +229,11 @@ class Beside:
         queries, past = q.double().transpose(0, 1)[None], stored_k.shape[2] - len(q)
 
         def off(keys: Tensor, values: Tensor) -> Tensor:
-            due = paged_attention_torch(queries, keys, values, scaling, past, window, softcap, sinks)
-            return out.double() - due[0].transpose(0, 1)
+            expected = paged_attention_torch(queries, keys, values, scaling, past, window, softcap, sinks)
+            return out.double() - expected[0].transpose(0, 1)
 
-        # A kernel dequantizes exactly, or to the query's dtype as the reference does: where scores are large, that rounding of K
-        # moves them more than all others together.
+        # A kernel dequantizes exactly, or to the query's dtype like the reference; where scores are large, that rounding of K
+        # moves them more than all other roundings.
         rounded = (x.to(q.dtype).double() for x in (stored_k, stored_v))
         nearest = min(
             off(stored_k, stored_v),
@@ -298,14 +300,3 @@ def _disorder(store: PagedKVStore) -> None:
         store.reserve(seq, 1)
     for seq in reversed(seqs):
         store.free(seq)
-
-
-@contextmanager
-def _replaced(store: PagedKVStore, **methods: Callable[..., Any]) -> Iterator[None]:
-    """Methods of this one store replaced for a while."""
-    vars(store).update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            del vars(store)[name]

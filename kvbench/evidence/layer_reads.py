@@ -1,4 +1,4 @@
-"""E3-layers: whether each layer reads its own stored K and V, payload and scales, on an engine made like the measured one."""
+"""E3-layers: each layer reads its own stored K and V, payload and scales, on an engine made like the measured one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ from torch import Tensor
 
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv.store import PagedKVStore
-from kvbench.evidence.bits import same_bits
-from kvbench.evidence.examine import probe_ids, words
-from kvbench.evidence.probe_values import FACTORS, changed, shown, written_with
+from kvbench.evidence.probe_values import (
+    FACTORS,
+    Make,
+    changed,
+    eager,
+    level_of,
+    probe_ids,
+    same_bits,
+    shown,
+    words,
+    written_with,
+)
 from kvbench.formats.kv import SIDES
-from kvbench.records.record import MISMATCH, VERIFIED, Level
-from kvbench.text import and_more
+from kvbench.records.record import MISMATCH, Level
 
-Make = Callable[[int, int], Engine]
+Read = dict[tuple[int, str], bool]  # (layer, name of a tensor) -> whether changing it moved the logits
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ class _Row:
 def probe_layers(make: Make, layers: int, page_size: int) -> Level:
     """E3 for each layer, K and V, payload and scale: one sequence a change, all decoded in one packed forward.
 
-    make(sequences, tokens): an engine made exactly as the measured one. A row whose logits do not move was not read.
+    A row whose logits do not move was not read.
     """
     engine = make(4 * layers + 2, page_size)
     store = engine.store
@@ -45,10 +53,7 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
             held.copy_(shown(held.transpose(0, 1)).transpose(0, 1))
     rows, shared = [], []
     for index, pages in enumerate(store.layers):
-        for name in ("k", "v", "k_scale", "v_scale"):
-            live = getattr(pages, name)
-            if live is None:
-                continue
+        for name, live in pages.tensors().items():
             if live.numel() == 1:
                 shared.append((index, name))  # one scale a layer serves all sequences: changed one at a time
             else:
@@ -62,15 +67,9 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
 
     reference = decode(seqs)
     if not reference.isfinite().all():
-        return Level(
-            "E3-layers", MISMATCH, "The probe's logits are not finite, so nothing can be told from them."
-        )
+        return Level("E3-layers", MISMATCH, "The probe's logits are not finite, so they show nothing.")
     faults: list[str] = []
-    read: dict[tuple[int, str], bool] = {}
-
-    def where(layer: int, name: str) -> str:
-        return f"layer {layer}: the stored {words(name)}"
-
+    read: Read = {}
     kept = [_page(store, row).clone() for row in rows]
     for row in rows:
         live = _page(store, row)
@@ -79,8 +78,8 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
     for row, old in zip(rows, kept, strict=True):
         _page(store, row).copy_(old)
     restored = decode(seqs)
-    # Row 0 was left alone. Where rows share arithmetic (experts that batch tokens by route) it may move in its last
-    # bits, and a change then counts only when it stands clear of that.
+    # Row 0 was not changed. Where rows share arithmetic (experts batch tokens by route) its last bits may move, and a
+    # change counts only when it is clearly larger.
     noise = (moved[0] - reference[0]).abs().max().item()
     if noise > 1e-3 * reference[0].abs().max().item():
         faults.append("a sequence whose pages were left alone changed with the others")
@@ -88,60 +87,53 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
         change = (moved[at] - reference[at]).abs().max().nan_to_num(nan=float("inf")).item()
         read[row.layer, row.name] = change > 10 * noise
         if change <= 10 * noise:
-            faults.append(f"{where(row.layer, row.name)} is not read: changing it changes no logit")
+            faults.append(f"{_where(row.layer, row.name)} is not read: changing it changes no logit")
         elif not same_bits(restored[at], reference[at]):
-            faults.append(f"{where(row.layer, row.name)} was restored, the logits were not")
-    faults += _probe_shared(engine, shared, lambda: decode([first]), where, read)
-    facts = {
-        "probes": len(rows) + len(shared),
-        "faults": len(faults),
-        "first_faults": faults[:4],
-        "moved": _layers(read, True),
-        "unmoved": _layers(read, False),
-    }
-    if faults:
-        return Level(
-            "E3-layers", MISMATCH, f"The read path is not the store: {faults[0]}{and_more(faults)}.", facts
-        )
-    return Level(
+            faults.append(f"{_where(row.layer, row.name)} was restored, the logits were not")
+    faults += _probe_shared(engine, shared, lambda: decode([first]), read)
+    probes = len(rows) + len(shared)
+    return level_of(
         "E3-layers",
-        VERIFIED,
-        f"{facts['probes']} changes, one a layer and side, each moved the logits.",
-        facts,
+        faults,
+        "The read path is not the store",
+        f"{probes} changes, one a layer and side, each moved the logits.",
+        probes=probes,
+        moved=_layers(read, True),
+        unmoved=_layers(read, False),
     )
 
 
+def _where(layer: int, name: str) -> str:
+    return f"layer {layer}: the stored {words(name)}"
+
+
 def _probe_shared(
-    engine: Engine,
-    shared: list[tuple[int, str]],
-    decode: Callable[[], Tensor],
-    where: Callable[[int, str], str],
-    read: dict[tuple[int, str], bool],
+    engine: Engine, shared: list[tuple[int, str]], decode: Callable[[], Tensor], read: Read
 ) -> Iterator[str]:
     """Faults of the scales that serve all sequences of a layer; `read` gets whether each moved the logits.
 
-    A decode writes its token with the scale too, and that alone would move them: here it writes with the old one. Where a step is
-    captured or compiled, where nothing can stand before a write, it is looked at as it is as well.
+    A decode writes its token with the scale too, which alone would move them, so it writes with the old one here. A
+    captured or compiled step cannot be observed at its write, so it is also compared as it is.
     """
     if not shared:
         return
     store, plain = engine.store, decode()
     captured = engine.decode_mode == "graph" or engine.compile_mode == "layer"
-    with engine.eagerly(lambda attention: attention):
+    with eager(engine):
         reference = decode()
     for layer, name in shared:
         live: Tensor = getattr(store.layers[layer], name)
         old = live.clone()
         for factor in FACTORS:
             live.copy_(old * factor)
-            with engine.eagerly(lambda attention: attention), written_with(store, {(layer, name): old}):
+            with eager(engine), written_with(store, {(layer, name): old}):
                 moved = not same_bits(decode(), reference)
             read[layer, name] = moved and not (captured and same_bits(decode(), plain))
             if read[layer, name]:
                 break
         live.copy_(old)
         if not read[layer, name]:
-            yield f"{where(layer, name)} is not read: changing it changes no logit"
+            yield f"{_where(layer, name)} is not read: changing it changes no logit"
     if not same_bits(decode(), plain):
         yield "restoring the static scales does not restore the logits"
 
@@ -157,6 +149,5 @@ def _layers(read: Mapping[tuple[int, str], bool], whether: bool) -> dict[str, li
 
 def _page(store: PagedKVStore, row: _Row) -> Tensor:
     """The live page of a row's only page (a view)."""
-    page = int(store.tables([row.seq])[0, 0])
     tensor: Tensor = getattr(store.layers[row.layer], row.name)
-    return tensor[page]
+    return tensor[int(store.tables([row.seq])[0, 0])]

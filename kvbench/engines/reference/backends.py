@@ -1,0 +1,127 @@
+"""Backends: whose code writes and reads the KV pages and attends to them, and which kernels are theirs.
+
+One object a backend, under its name in `kvbench.matrix.resolve`. Triton is imported when its kernels are first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from kvbench.engines.reference.attention import Attention, Chunk, TorchAttention, TritonAttention
+from kvbench.formats.kv import KVFormat
+from kvbench.matrix import resolve as declared
+from kvbench.matrix.resolve import Support
+from kvbench.models.attention_facts import LayerFacts
+from kvbench_kernels.attention.reference import paged_gather_torch, paged_write_torch
+from kvbench_kernels.support import interpreting
+
+if TYPE_CHECKING:
+    from kvbench.engines.reference.kv.store import PagedKVStore
+
+TWIN = "_torch"  # what the names of the reference implementations end with
+LIBRARY = "scaled_dot_product_attention"  # the launch of a library's attention
+
+
+Gather = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+class Backend(Protocol):
+    """write, gather: `paged_write` and `paged_gather` of the kernels, or their reference implementations.
+
+    grouped: it attends to each group of like sequences separately, always on gathered pages.
+    """
+
+    name: str
+    supports: Support
+    grouped: bool
+
+    @property
+    def write(self) -> Callable[..., None]: ...
+    @property
+    def gather(self) -> Gather: ...
+    def attention(
+        self, store: PagedKVStore, chunk: Chunk, *, splits: int | None, fresh: bool = False
+    ) -> Attention:
+        """What a forward of `chunk` attends with."""
+        ...
+
+    def owns(self, kernel: str, prompt: bool) -> bool:
+        """Whether a launch of that name is one of this backend's, in a prompt or in a decode step."""
+        ...
+
+    def label(self) -> str:
+        """Where its attention runs: "torch", "interpreter" or "gpu"."""
+        ...
+
+    def execution(
+        self, layers: Iterable[LayerFacts], fmt: KVFormat, page_size: int, dtype: str, device: str
+    ) -> str:
+        """Dtypes of the dot operands and of the accumulator in a decode step, as the backend declares them."""
+        ...
+
+
+class TorchBackend:
+    """The reference: gathers and dequantizes pages, then attends in torch."""
+
+    name, grouped = declared.TORCH.name, True
+
+    def __init__(self) -> None:
+        self.supports: Support = declared.TORCH.supports
+        self.write: Callable[..., None] = paged_write_torch
+        self.gather: Gather = paged_gather_torch
+        self.attention: Callable[..., Attention] = TorchAttention
+
+    def owns(self, kernel: str, prompt: bool) -> bool:
+        return kernel.endswith(TWIN)
+
+    def label(self) -> str:
+        return "torch"
+
+    def execution(
+        self, layers: Iterable[LayerFacts], fmt: KVFormat, page_size: int, dtype: str, device: str
+    ) -> str:
+        return dtype
+
+
+class TritonBackend:
+    """Kernels that read the pages; prompts of one length gather them for a library's attention."""
+
+    name, grouped = declared.TRITON.name, False
+
+    def __init__(self) -> None:
+        self.supports: Support = declared.TRITON.supports
+        self.attention: Callable[..., Attention] = TritonAttention.of
+
+    @cached_property
+    def write(self) -> Callable[..., None]:
+        from kvbench_kernels.kv.write import paged_write
+
+        return paged_write
+
+    @cached_property
+    def gather(self) -> Gather:
+        from kvbench_kernels.kv.gather import paged_gather
+
+        return paged_gather
+
+    def owns(self, kernel: str, prompt: bool) -> bool:
+        return not kernel.endswith(TWIN) and (prompt or kernel != LIBRARY)
+
+    def label(self) -> str:
+        return "interpreter" if interpreting() else "gpu"
+
+    def execution(
+        self, layers: Iterable[LayerFacts], fmt: KVFormat, page_size: int, dtype: str, device: str
+    ) -> str:
+        from kvbench_kernels.attention.route import execution
+
+        needs = {layer.needs(fmt, page_size, dtype, device, interpreting()) for layer in layers}
+        return " and ".join(sorted({execution(need) for need in needs}))
+
+
+TORCH, TRITON = TorchBackend(), TritonBackend()
+BACKENDS: dict[str, Backend] = {TORCH.name: TORCH, TRITON.name: TRITON}
