@@ -12,8 +12,8 @@ from kvbench.metrics.declare.units import BYTES
 from kvbench.records.record import Record
 from kvbench.records.run import Manifest, Run
 
-# Byte counts that the storage runner keeps as facts. Null stays "not measured": a run on a CPU has no device peak,
-# not a peak of 0.
+# Byte counts that the storage runner keeps as facts. Null stays "not measured": a run on a CPU has no device
+# peak, not a peak of 0.
 _FACT_METRICS = ("page_table_bytes", "held_bytes", "workspace_bytes", "device_peak_bytes")
 
 
@@ -53,7 +53,7 @@ class JudgedRun:
 
 
 def judged(run: JudgedRun) -> bool:
-    """Whether a gate judged the run: some number was compared with a limit. The built-in checks are not a gate."""
+    """Whether some number was compared with a gate's limit; the built-in checks are not a gate."""
     return any(o.metric and o.check not in ("plausible", "confounded") for o in run.verdict.outcomes)
 
 
@@ -76,5 +76,7 @@ def worst(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
     Within each status they are in the gate's order.
     """
-    bad = [o for o in outcomes if o.status in (FAIL, INCONCLUSIVE) or (o.status == NOT_EVALUATED and o.required)]
+    bad = [
+        o for o in outcomes if o.status in (FAIL, INCONCLUSIVE) or (o.status == NOT_EVALUATED and o.required)
+    ]
     return sorted(bad, key=lambda outcome: _WORST_FIRST.index(outcome.status))

@@ -1,7 +1,8 @@
-"""The two tables as Parquet, with a type a column: what was not measured is null, a NaN is NaN, numbers are the same numbers.
+"""The two tables as Parquet with typed columns: what was not measured is null, a NaN is NaN, numbers keep
+their precision.
 
-Columns of text, whole numbers (int64), truth values, and float64 for every value, ends of intervals and metrics. `scale`, which may be a
-number, a word or a list a layer, is JSON text. The file's own metadata (key `kvbench`) names the run.
+Types: text, int64, bool, and float64 for values, interval ends and metrics. `scale` (a number, a word or a
+list by layer) is JSON text. The file's metadata (key `kvbench`) names the run.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 
 from kvbench.matrix.keys import CELL_OPTIONS
 from kvbench.records.record import SCHEMA_VERSION
-from kvbench.report.csv import long_lines, wide_lines
+from kvbench.report.csv import as_json, long_lines, wide_lines
 from kvbench.report.model import JudgedRun, verdict_word
 
-# Of columns that are neither text nor a metric; cell keys have the kind that their option declares.
+# Columns that are neither text nor a metric; cell keys have the kind of their option.
 _KINDS = {
     **{key: option.kind for key, option in CELL_OPTIONS.items()},
     **dict.fromkeys(("value", "low", "high", "mde", "level"), "float"),
@@ -33,7 +34,7 @@ def long_parquet(run: JudgedRun) -> bytes:
 def wide_parquet(run: JudgedRun) -> bytes:
     """`results_wide.parquet`: the columns of `results_wide.csv`, every metric as float64."""
     heads, *lines = wide_lines(run)
-    first = heads.index("partial") + 1  # metrics stand behind it
+    first = heads.index("partial") + 1  # metrics follow
     kinds = {head: _KINDS.get(head, "str") for head in heads[:first]}
     return _written(run, "wide", heads, lines, kinds | dict.fromkeys(heads[first:], "float"))
 
@@ -76,13 +77,9 @@ def _value(value: Any, kind: str) -> Any:
         return value
     if isinstance(value, str) and kind != "scale":
         return _utf8(value)
-    return json.dumps(value, ensure_ascii=True, default=_listed)
+    return json.dumps(value, ensure_ascii=True, default=as_json)
 
 
 def _utf8(text: str) -> str:
-    """Lone surrogates, out of a broken file name, are `?`, as in the other files."""
+    """The text with lone surrogates (from a broken file name) as `?`, as in the other files."""
     return text.encode("utf-8", errors="replace").decode("utf-8")
-
-
-def _listed(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else list(value)

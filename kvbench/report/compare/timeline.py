@@ -14,7 +14,7 @@ from kvbench.render.numbers import one_line, shown_row
 from kvbench.report.compare.two_runs import faults_of, finding_json, head_json, notes, runs_of, runs_table
 from kvbench.report.json import strict
 from kvbench.report.markdown import escaped, table
-from kvbench.report.sections.candidate import count
+from kvbench.report.sections.wording import count
 from kvbench.report.standalone import page
 
 MARKED = {WORSE: "▼ worse", BETTER: "▲ better"}

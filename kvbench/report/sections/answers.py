@@ -47,7 +47,7 @@ def answers(
     candidate: Candidate,
     blockers: Sequence[str],
 ) -> tuple[Answer, ...]:
-    """The answers to the card's questions, in their order. blockers: why the whole run cannot be a release."""
+    """The answers to the card's questions, in order. blockers: why the whole run cannot be a release."""
     cells, baselines = set(candidate.cells), set(candidate.baselines)
     own = tuple(o for o in run.verdict.outcomes if cells & set(o.cells))
     rest = (o for o in run.verdict.outcomes if not cells & set(o.cells))
@@ -62,8 +62,8 @@ def _of_what_ran(runs: Answer, answer: Answer) -> Answer:
     """A good answer counts only if the requested format is what ran."""
     if runs.tone in ("pass", "partial") or answer.tone in ("fail", "incomplete"):
         return answer
-    sentence = f"It is not proven that the requested format ran, so these numbers may be of another. {answer.sentence}"
-    return Answer("not_what_was_requested", sentence, answer.figures, answer.points)
+    doubt = "It is not proven that the requested format ran, so these numbers may be of another."
+    return Answer("not_what_was_requested", f"{doubt} {answer.sentence}", answer.figures, answer.points)
 
 
 def running(case: Case) -> Answer:
@@ -139,7 +139,7 @@ def safe(case: Case) -> Answer:
     if failed := [o for o in case.related if o.status == FAIL and runner_of(o) not in COST]:
         return Answer("baseline_failed", f"The baseline failed: {case.sentence(failed[0])}")
     if open_ := [o for o in checks if o.status == INCONCLUSIVE]:
-        sentence = f"{count(len(open_), 'check')} of {len(judged)} need more data: {case.sentence(open_[0])}"
+        sentence = f"Undecided in {len(open_)} of {count(len(judged), 'check')}: {case.sentence(open_[0])}"
         return Answer("inconclusive", sentence, weakest(case, open_[:1]), others(open_))
     if missing:
         return Answer("result_missing", case.sentence(missing[0]), figures, others(missing))
@@ -148,7 +148,9 @@ def safe(case: Case) -> Answer:
         sentence = f"{passed}, but all are on tensors; no text that the model reads or writes was judged."
         return Answer("tensors_only", sentence, figures)
     if case.any_cell("plumbing", True):
-        return Answer("plumbing", f"{passed}, but a plumbing test does not measure a model's quality.", figures)
+        return Answer(
+            "plumbing", f"{passed}, but a plumbing test does not measure a model's quality.", figures
+        )
     if any(row and row.partial for row in map(case.row_of, judged)):
         return Answer("passed_on_part", f"{passed}, some on part of the data only.", figures)
     return Answer("passed", f"{passed}.", figures)
@@ -160,14 +162,16 @@ def _measured_text(case: Case) -> bool:
 
 
 def change(case: Case) -> Answer:
-    """What would change the verdict: fixed failures, missing results, more data, or a value beyond the nearest limit."""
+    """What would change the verdict: a fix, missing results, more data, or a value beyond its limit."""
     outcomes = [*case.own, *case.related]
     if failed := [o for o in outcomes if o.status == FAIL]:
         points = _first(_fix(case, o) for o in _by_check(failed))
         return Answer("fix_failures", f"{count(len(failed), 'failed check')} must pass.", (), points)
     if missing := [o for o in outcomes if o.status == NOT_EVALUATED and o.required]:
         points = _first(case.sentence(o) for o in _by_check(missing))
-        return Answer("add_results", f"{count(len(missing), 'required result')} must be measured.", (), points)
+        return Answer(
+            "add_results", f"{count(len(missing), 'required result')} must be measured.", (), points
+        )
     if open_ := [o for o in outcomes if o.status == INCONCLUSIVE]:
         points = _first(_data(o) for o in _by_check(open_))
         return Answer("add_data", f"{count(len(open_), 'check')} must be decided.", (), points)
@@ -180,7 +184,8 @@ def change(case: Case) -> Answer:
     outcome, at = near
     row = case.row_of(outcome)
     end = "the end of its interval" if row and row.low is not None else "its value"
-    sentence = f"{one_line(outcome.check, 200)} is closest to its limit: {end}, {at.bound:.4g}, is {at.distance:.3g} from {at.limit:.4g}."
+    distance = f"{end}, {at.bound:.4g}, is {at.distance:.3g} from {at.limit:.4g}"
+    sentence = f"{one_line(outcome.check, 200)} is closest to its limit: {distance}."
     return Answer("weakest_check", sentence, (), points)
 
 
@@ -197,8 +202,8 @@ def _data(outcome: Outcome) -> str:
         return f"{check}: {needed} would decide, if the value stays the same."
     if mde := mde_text(outcome):
         return (
-            f"{check}: this amount of data decides true values at least {mde} from the limit; the observed value is too "
-            "close for any number of samples."
+            f"{check}: this amount of data decides true values at least {mde} from the limit; "
+            "no number of samples decides at the observed value."
         )
     return f"{check}: {one_line(outcome.sentence, SENTENCE_LIMIT)}"
 

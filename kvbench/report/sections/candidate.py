@@ -20,7 +20,8 @@ WEAKEST = "weakest: "
 _HOLDS = {PASS: "passed", FAIL: "failed", INCONCLUSIVE: "inconclusive"}
 SENTENCE_LIMIT = 400
 
-# Each reason with its answer in a few words and its tone: pass, fail, inconclusive, partial, incomplete or info.
+# Each reason with its answer in a few words and its tone: pass, fail, inconclusive, partial, incomplete or
+# info.
 REASONS = {
     # Is it really running?
     "verified": ("yes", "pass"),
@@ -76,7 +77,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that supports an answer. name: its metric or what it is; where: its cell, None for all; note: how to read it."""
+    """A number that supports an answer. name: its metric or meaning; where: its cell, None for all cells."""
 
     name: str
     shown: Shown
@@ -114,8 +115,8 @@ class Answer:
 class Case:
     """A candidate with its part of the run.
 
-    own: outcomes on its cells; related: outcomes on its baselines only, or on no cell; blockers: why the run cannot be a
-    release.
+    own: outcomes on its cells; related: outcomes on its baselines only, or on no cell; blockers: why the run
+    cannot be a release.
     """
 
     run: JudgedRun
@@ -140,7 +141,7 @@ class Case:
         return rows.get((outcome.metric, outcome.variant)) if outcome.metric else None
 
     def sentence(self, outcome: Outcome) -> str:
-        """The outcome in a sentence; a short one for a limit on a number, as the table of checks has the full one."""
+        """The outcome in a sentence, shortened for a limit on a number; the table of checks has all of it."""
         row = self.row_of(outcome)
         if row and row.value is not None and outcome.bounds and outcome.status in _HOLDS:
             name = one_line(f"{row.metric} of {row.variant}" if row.variant else row.metric, 120)
@@ -156,7 +157,7 @@ class Case:
 
 
 def runner_of(outcome: Outcome) -> str:
-    """The runner whose result an outcome judges, or "". An outcome of a whole task begins with its runner's name."""
+    """The runner whose result an outcome judges, or ""; the sentence on a whole task begins with it."""
     if outcome.metric:
         return METRICS[outcome.metric].runner if outcome.metric in METRICS else ""
     first = outcome.sentence.partition(" ")[0]

@@ -1,7 +1,8 @@
-"""The release card: four questions of a release manager, each with a short answer, its reason and the numbers behind it.
+"""The release card: four questions of a release manager, each with a short answer, its reason and the numbers
+behind it.
 
-Pure: from the verdict and the rows. What was not measured stays "not measured"; a result on part of the data, or one
-without a limit, is never presented as more than that.
+Pure: from the verdict and the rows. What was not measured stays "not measured"; a result on part of the data,
+or one without a limit, is never presented as more than that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from kvbench.report.sections.candidate import Answer, Candidate
 from kvbench.report.sections.precision import PrecisionLine
 
 QUESTIONS = ("Is it really running?", "Is it safe?", "Is it worth it?", "What would change the verdict?")
-_KEYS = ("model", "kv_format", "weights")  # what makes a candidate; its cells differ in shape, scale or backend
+_KEYS = (
+    "model",
+    "kv_format",
+    "weights",
+)  # what makes a candidate; its cells differ in shape, scale or backend
 _WORST_FIRST = ("fail", "inconclusive", "incomplete", "partial", "pass")
 _CONCLUSIONS = {
     1: ("Not ready", "fail", "A check failed."),
@@ -43,13 +48,15 @@ class Card:
     def open(self) -> list[str]:
         """The first two questions without a plain yes."""
         found = self.answered[:2]
-        return [f"{self.name}: {question} {answer.word}" for question, answer in found if answer.tone != "pass"]
+        return [
+            f"{self.name}: {question} {answer.word}" for question, answer in found if answer.tone != "pass"
+        ]
 
 
 @dataclass(frozen=True)
 class Release:
-    """word: the conclusion; tone: "pass" only where a gate passed and nothing blocks a release; blockers: why it is not a
-    release even if all checks passed; cards: one a candidate, worst first.
+    """word: the conclusion; tone: "pass" only where a gate passed and nothing blocks a release; blockers: why
+    it is not a release even if all checks passed; cards: one a candidate, worst first.
     """
 
     word: str
@@ -105,7 +112,7 @@ def blockers(run: JudgedRun, labels: Labels) -> tuple[str, ...]:
 
 
 def _candidates(labels: Labels) -> list[Candidate]:
-    """The cells that are compared with a baseline, by what they request; keys that all share are not in the name."""
+    """The cells that have a baseline, by what they request; keys that all share are not in the name."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, cell in labels.cells.items():
         if cell.baseline != name:
@@ -117,5 +124,6 @@ def _candidates(labels: Labels) -> list[Candidate]:
         parts = [model] * several_models + [f"KV {kv_format}" if several_weights else kv_format]
         parts += [f"weights {weights}"] * several_weights
         baselines = tuple(dict.fromkeys(labels.cells[name].baseline for name in names))
-        found.append(Candidate(one_line(" · ".join(parts), 200), kv_format, weights, tuple(names), baselines))
+        name = one_line(" · ".join(parts), 200)
+        found.append(Candidate(name, kv_format, weights, tuple(names), baselines))
     return found

@@ -15,8 +15,9 @@ from kvbench.report.sections.wording import mde_text, needed_text, value_text
 class CheckLine:
     """One outcome, or several with the same text.
 
-    value: "" where the check is not about a number. mde: the smallest distance from the limit that this amount of data
-    can detect. n_needed: how many samples would decide. Both are "" where nothing is estimated.
+    value: "" where the check is not about a number. mde: the smallest distance from the limit that this
+    amount of data can detect. n_needed: how many samples would decide. Both are "" where nothing is
+    estimated.
     """
 
     where: tuple[Label, ...]

@@ -23,8 +23,8 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class DeviceLine:
-    """slowed: why and in how many requests the device was throttled, or ""; others: other processes on the GPU, or "";
-    sentence: everything, with the ranges of each arm.
+    """slowed: why and in how many requests the device was throttled, or ""; others: other processes on the
+    GPU, or ""; sentence: everything, with the ranges of each arm.
     """
 
     label: Label
@@ -62,7 +62,7 @@ def _line(record: Record, label: Label) -> DeviceLine:
 
 
 def _ranges(arms: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
-    """`SM 1350-1980 of 1980 MHz, 41-62 °C, 240-480 of 700 W, sw power cap in 2, steal 0.4%` of one arm's requests."""
+    """Of one arm: `SM 1350-1980 of 1980 MHz, 41-62 °C, 240-480 of 700 W, sw power cap in 2, steal 0.4%`."""
     found = []
     for fact, name, unit, limit in _SHOWN:
         if values := stability.device_values(arms, fact):
@@ -72,7 +72,10 @@ def _ranges(arms: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
     states = [(arm["device"]["before"], arm["device"]["after"]) for arm in arms if arm.get("device")]
     if capped := sum(any("sw power cap" in (end.get("reasons") or ()) for end in ends) for ends in states):
         found.append(f"sw power cap in {capped} of {len(arms)}")
-    for key, word, ms in (("quota_us", "CPU quota took", 1e-3), ("thermal_ns", "thermal violations took", 1e-6)):
+    for key, word, ms in (
+        ("quota_us", "CPU quota took", 1e-3),
+        ("thermal_ns", "thermal violations took", 1e-6),
+    ):
         if grown := [lost for ends in states if (lost := stability.grown(*ends, key))]:
             found.append(f"{word} {sum(grown) * ms:.3g} ms")
     if stolen := _steal(states):

@@ -78,7 +78,9 @@ def _missing(run: JudgedRun, labels: Labels) -> Iterator[Finding]:
     if items and run.manifest.stopped:
         yield Finding("left out", f"Tasks {run.manifest.not_run}", items, _LEFT_OUT)
     elif items:
-        yield Finding("missing", "Tasks that have not run", items, "Run the same command again to measure them.")
+        yield Finding(
+            "missing", "Tasks that have not run", items, "Run the same command again to measure them."
+        )
 
 
 def _partial(run: JudgedRun, labels: Labels) -> Iterator[Finding]:

@@ -17,8 +17,9 @@ FASTER, SLOWER, UNDECIDED = "faster", "slower", "undecided"
 _TOO_FEW, _UNTIMED = "too few samples", "not measured"
 _PACES = (SLOWER, FASTER, UNDECIDED, _TOO_FEW, _UNTIMED)
 
-# (are bytes saved, decoding over all cells): the reason of the answer. None: not measured. Decoding: "faster" in all cells,
-# "partly" in some and slower in none, "slower" in some and faster in none, "mixed" both, "undecided" neither.
+# (are bytes saved, decoding over all cells): the reason of the answer. None: not measured. Decoding: "faster"
+# in all cells, "partly" in some and slower in none, "slower" in some and faster in none, "mixed" both,
+# "undecided" neither.
 _WORTH = {
     (True, FASTER): "smaller_and_faster",
     (True, "partly"): "mixed",
@@ -43,7 +44,9 @@ _WORTH = {
 def worth(case: Case) -> Answer:
     """Bytes and times relative to the baseline, each cell by its whole interval."""
     checks = case.about(case.own, cost=True)
-    figures = tuple(_worst(case, metric) for metric in _FIGURES if case.rows(metric) and not _unchanged(case, metric))
+    figures = tuple(
+        _worst(case, metric) for metric in _FIGURES if case.rows(metric) and not _unchanged(case, metric)
+    )
     if failed := [o for o in checks if o.status == FAIL]:
         return Answer("check_failed", case.sentence(failed[0]), figures, others(failed))
     if failed := [o for o in case.related if o.status == FAIL and runner_of(o) in (*COST, "")]:
@@ -65,7 +68,9 @@ def _worst(case: Case, metric: str) -> Figure:
     """The largest value over the candidate's cells, by the end of its interval, with the range of all."""
     rows = [(r, r.value) for r in case.rows(metric) if r.value is not None]
     odd = [r for r, value in rows if not isfinite(value)]
-    worst = odd[0] if odd else max(rows, key=lambda pair: pair[1] if pair[0].high is None else pair[0].high)[0]
+    worst = (
+        odd[0] if odd else max(rows, key=lambda pair: pair[1] if pair[0].high is None else pair[0].high)[0]
+    )
     low, high = min(value for _, value in rows), max(value for _, value in rows)
     same = not odd and low == high
     ends = "" if same or odd else f": {MS.number(low)} to {MS.number(high)}"
@@ -88,13 +93,17 @@ def _bytes(case: Case) -> tuple[str, bool | None]:
     """The saved bytes as text, and whether any are saved; None where no bytes were compared."""
     parts, saved = [], []
     for metric, what in (("kv_ratio", "KV cache"), ("weight_ratio", "Weights")):
-        values = [] if _unchanged(case, metric) else [r.value for r in case.rows(metric) if r.value is not None]
+        values = (
+            [] if _unchanged(case, metric) else [r.value for r in case.rows(metric) if r.value is not None]
+        )
         if not all(map(isfinite, values)):
             parts.append(f"{what}: a ratio to the baseline is not a number.")
             saved.append(False)
         elif values:
             worst = max(values)
-            wide = [r.value for r in case.rows(f"{metric}_16bit") if r.value is not None and isfinite(r.value)]
+            wide = [
+                r.value for r in case.rows(f"{metric}_16bit") if r.value is not None and isfinite(r.value)
+            ]
             of_16bit = f" ({PERCENT.number(100 * max(wide))}% of 16 bits)" if wide else ""
             change = f"{PERCENT.number(abs(100 * (1 - worst)))}% {'fewer' if worst < 1 else 'more'} bytes"
             parts.append(f"{what}: {change} than the baseline{of_16bit}.")

@@ -1,6 +1,8 @@
-"""Heat tables: a metric over two axes of the matrix, each value with its interval and count, and a shade for its place on a scale.
+"""Heat tables: a metric over two axes of the matrix, each value with its interval and count, and a shade for
+its place on a scale.
 
-They are made from the metric tables, so that every cell links to its line. The shade only visualises the number.
+They are made from the metric tables, so that every cell links to its line. The shade only visualises the
+number.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ _WIDE = 20.0  # values that differ by more than this factor get a logarithmic sc
 
 @dataclass(frozen=True)
 class HeatCell:
-    """shade: its CSS class, "q0" to "q8", or "lo1" to "lo4" and "hi1" to "hi4" around "no change", "" without a value;
-    anchor: its line in the metric table.
+    """shade: its CSS class, "q0" to "q8", or "lo1" to "lo4" and "hi1" to "hi4" around "no change", "" without
+    a value; anchor: its line in the metric table.
     """
 
     entry: Entry
@@ -44,8 +46,8 @@ class HeatRow:
 
 @dataclass(frozen=True)
 class HeatTable:
-    """across: the key of the columns; around: the value of "no change", or "" if the scale runs from low to high;
-    low, high: its ends; better: "lower" or "higher".
+    """across: the key of the columns; around: the value of "no change", or "" if the scale runs from low to
+    high; low, high: its ends; better: "lower" or "higher".
     """
 
     key: str
@@ -103,7 +105,11 @@ def _table(table: MetricTable, place: int, labels: Labels) -> HeatTable | None:
         across=across,
         columns=tuple("none given" if at is None else one_line(str(at), 60) for at in order),
         rows=tuple(
-            HeatRow(next(iter(row.values()))[0].label, *key, tuple(cell(*row[at]) if at in row else None for at in order))
+            HeatRow(
+                next(iter(row.values()))[0].label,
+                *key,
+                tuple(cell(*row[at]) if at in row else None for at in order),
+            )
             for key, row in rows.items()
         ),
         around="" if shades.none is None else NUMBER.number(shades.none),
@@ -113,7 +119,7 @@ def _table(table: MetricTable, place: int, labels: Labels) -> HeatTable | None:
 
 
 def _coordinate(line: Line, key: str, labels: Labels) -> Any:
-    """The line's value on an axis; None without one: a format without a scale, a task that ignores the key."""
+    """The line's value on an axis; None for a format without a scale, or a task that ignores the key."""
     if not line.label.cells or line.label.cells[0] not in labels.cells:
         return None
     if key != "scale" and key not in (part[0] for part in line.label.parts):

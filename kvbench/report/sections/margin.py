@@ -12,10 +12,10 @@ from kvbench.metrics.collect import METRICS, Row
 class Margin:
     """The distance of a value to its limit.
 
-    used: the share of the distance from the best possible value to the limit that the interval already covers: 0 at
-    the best value, 1 at the limit, more beyond it. bound: the end of the 95% interval next to the limit, or the value
-    where there is no interval. limit: the end of the allowed interval that counts. best: the best possible value, None
-    for a metric without one.
+    used: the share of the distance from the best possible value to the limit that the interval already
+    covers: 0 at the best value, 1 at the limit, more beyond it. bound: the end of the 95% interval next to
+    the limit, or the value where there is no interval. limit: the end of the allowed interval that counts.
+    best: the best possible value, None for a metric without one.
     """
 
     used: float

@@ -1,4 +1,4 @@
-"""What is read before any number: the verdict in counts, and what changes the meaning of everything below it."""
+"""What is read before any number: the verdict in counts, and what changes how the numbers are read."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _first(sentences: Sequence[str], where: str = "") -> str:
 
 def _gate(run: JudgedRun) -> Iterator[Notice]:
     if not judged(run):
-        found = "Only the built-in checks ran (precision, errors, plausible values); no number was compared with a limit."
+        found = "Only the built-in checks (precision, errors, plausible values) ran; no number has a limit."
         yield warning("No gate was applied", found, "Pass one with --gate FILE (kvbench init writes one).")
 
 
@@ -116,7 +116,11 @@ def _models(run: JudgedRun, labels: Labels) -> Iterator[Notice]:
 
     if found := models("trust_remote_code", True):
         sentence = f"Python code that came with {found} was executed (trust_remote_code: true)."
-        yield warning("Remote code trusted", sentence, "Pin its revision and review that code before you rely on a number.")
+        yield warning(
+            "Remote code trusted",
+            sentence,
+            "Pin its revision and review that code before you rely on a number.",
+        )
     warned: dict[str, dict[str, None]] = {}
     for record, _ in run.done():
         for text in record.facts.get("weight_warnings", ()):
@@ -125,13 +129,19 @@ def _models(run: JudgedRun, labels: Labels) -> Iterator[Notice]:
         remedy = "If this is not intended, correct the checkpoint or the matrix."
         yield warning("About the weights", f"{', '.join(of)}: {text}", remedy)
     if found := models("plumbing", True):
-        sentence = f"{found}: the results show that the parts work together; they do not measure a model's quality."
-        yield warning("Plumbing test", sentence, "To measure quality, use a real checkpoint without `plumbing`.")
+        sentence = (
+            f"{found}: the results show that the parts work together; they do not measure a model's quality."
+        )
+        yield warning(
+            "Plumbing test", sentence, "To measure quality, use a real checkpoint without `plumbing`."
+        )
     if found := models("model_weights", "random"):
         sentence = f"{found} has random weights: bytes and times are valid, quality numbers are meaningless."
         yield warning("Random weights", sentence, "To measure quality, use a real checkpoint.")
     if found := models("prefill_reads", "fresh"):
-        sentence = f"{found}: a prompt's own chunk is not read back from the quantized cache (prefill_reads: fresh)."
+        sentence = (
+            f"{found}: a prompt's own chunk is not read back from the quantized cache (prefill_reads: fresh)."
+        )
         remedy = "Use prefill_reads: stored to include the error that a prompt gets from the quantized cache."
         yield warning("Prompts read fresh K/V", sentence, remedy)
 
@@ -146,7 +156,9 @@ def _calibrated(run: JudgedRun) -> Iterator[Notice]:
             what = f"{record.runner} {plain(record.options.get('data', ''), 60)}".strip()
             found[f"{plain(facts['file'], 60)} by {what}"] = None
     if found:
-        sentence = f"{', '.join(found)}: the file was calibrated on the first tokens of the same text, so results are too good."
+        sentence = (
+            f"{', '.join(found)}: calibrated on the start of the same text, so its results are too good."
+        )
         remedy = "Calibrate on another text (kvbench calibrate --data), or measure on another."
         yield info("Calibrated on the evaluation text", sentence, remedy)
 
@@ -156,17 +168,21 @@ def _coverage(run: JudgedRun) -> Iterator[Notice]:
     manifest = run.manifest
     if partial := sum(record.partial is not None for record in run.records):
         sentence = f"{partial} of {len(run.records)} results use only part of their data; they are marked."
-        yield info("Partial run", sentence, "For a release decision set the limits to null, which uses all data.")
+        yield info(
+            "Partial run", sentence, "For a release decision set the limits to null, which uses all data."
+        )
     if share := manifest.shard:
         sentence = (
-            f"This run has {len(share.tasks)} of {len(manifest.tasks)} tasks; results of the other shards are not "
-            "evaluated, so this is not a pass of the whole matrix."
+            f"This run has {len(share.tasks)} of {len(manifest.tasks)} tasks; others are not evaluated, "
+            "so this is not a pass of the whole matrix."
         )
         remedy = "Merge the shards: kvbench merge RUN RUN... --out DIR."
         yield info(str(share.shard).capitalize(), sentence, remedy)
     if differences := manifest.merged and manifest.merged.differences:
         found = _first([plain(sentence, 300) for sentence in differences])
-        remedy = "Find the cause before you compare numbers: a task should give the same result on every host."
+        remedy = (
+            "Find the cause before you compare numbers: a task should give the same result on every host."
+        )
         yield warning("Shards differ", found, remedy)
 
 
@@ -202,8 +218,8 @@ def _stopped(run: JudgedRun) -> Iterator[Notice]:
     for runner, look in run.manifest.looks.items():
         if any(record.runner == runner for record in run.records):
             sentence = (
-                f"{runner} was judged at {look.place}, at {look.level}, so that all of its looks together are one "
-                "test. The detectable effect is given at the same level."
+                f"{runner} was judged at {look.place}, at {look.level}, so all looks together are one test. "
+                "The detectable effect is given at the same level."
             )
             yield info("Sequential test", sentence)
 
@@ -211,7 +227,9 @@ def _stopped(run: JudgedRun) -> Iterator[Notice]:
 def _busy(run: JudgedRun) -> Iterator[Notice]:
     """Other work on the machine while latency was measured: a load of more than one process a CPU."""
     loads = [load for record, _ in run.done() if (load := record.facts.get("host_load")) and load.get("cpus")]
-    high, cpus = max(((max(x["before"], x["after"]), x["cpus"]) for x in loads), key=lambda x: x[0] / x[1], default=(0, 1))
+    high, cpus = max(
+        ((max(x["before"], x["after"]), x["cpus"]) for x in loads), key=lambda x: x[0] / x[1], default=(0, 1)
+    )
     if high > cpus + 1:
-        sentence = f"A load of up to {high:.1f} on {cpus} CPUs while latency was measured: other programs affect the times."
+        sentence = f"A load of up to {high:.1f} on {cpus} CPUs while latency was measured affects the times."
         yield warning("The machine was busy", sentence, "Measure again on an idle one (kvbench doctor).")

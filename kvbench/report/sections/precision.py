@@ -24,8 +24,8 @@ _WORST_FIRST = (MISMATCH, UNVERIFIED, NOT_AVAILABLE, VERIFIED, NOT_APPLICABLE)
 class ChoiceLine:
     """One aspect of the decision.
 
-    requested: what the matrix asks for; asked: what reached the resolver, different if the request was dropped on the way;
-    resolved: "" if no decision was taken; rejected: (option, reason) pairs.
+    requested: what the matrix asks for; asked: what reached the resolver, different if the request was
+    dropped on the way; resolved: "" if no decision was taken; rejected: (option, reason) pairs.
     """
 
     aspect: str
@@ -124,7 +124,7 @@ DECIDED = ("backend", "weights", "gemm", "decode", "compile")
 
 @dataclass(frozen=True)
 class PrecisionGroup:
-    """Cells with the same line in the precision table; `line` is the first of them. reads: of all, as text."""
+    """Cells with the same line in the precision table; line: the first one; reads: of all, as text."""
 
     where: tuple[Label, ...]
     line: PrecisionLine
@@ -135,9 +135,9 @@ def grouped(lines: Sequence[PrecisionLine], labels: Labels) -> tuple[PrecisionGr
     """The lines of the precision table; a cell that differs from the others has its own."""
     groups: dict[tuple[object, ...], list[PrecisionLine]] = {}
     for x in lines:
-        key = (x.label.baseline, x.choices, x.effective, x.scales, x.state, x.storage, x.transfer, x.execution)
-        key = (*key, x.effective_weights, x.stored_weights, x.products, x.chips)
-        groups.setdefault(key, []).append(x)
+        kv = (x.effective, x.scales, x.state, x.storage, x.transfer, x.execution)
+        weights = (x.effective_weights, x.stored_weights, x.products)
+        groups.setdefault((x.label.baseline, x.choices, *kv, *weights, x.chips), []).append(x)
     return tuple(
         PrecisionGroup(
             labels.places([cell for line in same for cell in line.label.cells]),
@@ -206,7 +206,7 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
 
 
 def _state(choices: Sequence[ChoiceLine], levels: Sequence[LevelLine], effective: Mapping[str, str]) -> str:
-    """The worst state of the levels; a mismatch where a request was dropped or another format than the resolved one ran."""
+    """The worst state of the levels; a mismatch if a request was dropped or another format ran."""
     ran = ((choice.resolved, effective.get(choice.aspect, choice.resolved)) for choice in choices)
     if any(a and b not in (a, "unknown") for a, b in ran) or any(choice.dropped for choice in choices):
         return MISMATCH
@@ -264,7 +264,9 @@ def _products(records: Sequence[Record]) -> str:
     ran = _joined(sorted({path for each in precisions for path in each.get("gemm", "").split(" and ")}))
     if ran != NOT_MEASURED:
         return ran
-    products = [p for record in records if record.runner == "gemm" for p in record.samples.get("products", ())]
+    products = [
+        p for record in records if record.runner == "gemm" for p in record.samples.get("products", ())
+    ]
     return _joined(sorted({row["path"] for product in products for row in product["rows"]}))
 
 

@@ -1,4 +1,4 @@
-"""Scales of a quantized cache by layer: their values, their sources, and whether each was shown to be read."""
+"""Scales of a quantized cache by layer: values, sources, and whether each was shown to be read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ScaleRow:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The scales of all cells in which they are the same. summary: one line; source: the records' description."""
+    """The scales of all cells with the same ones. summary: one line; source: the records' description."""
 
     where: tuple[Label, ...]
     summary: str

@@ -24,7 +24,7 @@ _Checks = Mapping[tuple[str, str, str], Outcome]  # by cell, metric and variant
 
 @dataclass(frozen=True)
 class Entry:
-    """One value of a table. status, limit: of the gate's check on it, or "". baseline: what a difference is relative to."""
+    """One value of a table. status, limit: of the gate's check, or ""; baseline: of a difference."""
 
     shown: Shown
     status: str
@@ -111,7 +111,9 @@ def metric_tables(run: JudgedRun, labels: Labels) -> tuple[MetricTable, ...]:
             facts = tuple(_facts(section, run, labels))
             compares = any(entry and entry.baseline for line in lines for entry in line.entries)
             footnote = section.footnote if compares else ""
-            tables.append(MetricTable(section.key, section.title, section.note, columns, lines, facts, footnote))
+            tables.append(
+                MetricTable(section.key, section.title, section.note, columns, lines, facts, footnote)
+            )
     return tuple(tables)
 
 
@@ -174,7 +176,9 @@ def _lines(
         Line(
             draft.label,
             one_line(variant, _VARIANT_LIMIT),
-            "; ".join(dict.fromkeys(one_line(r.partial, _NOTE_LIMIT) for r in draft.rows.values() if r.partial)),
+            "; ".join(
+                dict.fromkeys(one_line(r.partial, _NOTE_LIMIT) for r in draft.rows.values() if r.partial)
+            ),
             tuple(draft.entries.get(column.metric) for column in columns),
         )
         for (_, variant), draft in ordered
