@@ -435,4 +435,4 @@ def test_a_confounded_gain_is_no_gate() -> None:
     run = Contexts(own=(6.84, 0.309))
     verdict = evaluate(None, run.run, run.rows())
     shown = notices(JudgedRun(run.run, run.rows(), verdict), Labels(run.run))
-    assert [n.title for n in shown] == ["No gate was judged"]
+    assert [n.title for n in shown] == ["No gate was applied"]

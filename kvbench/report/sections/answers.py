@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import isinf
 
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome
 from kvbench.metrics.collect import METRICS
@@ -139,7 +140,7 @@ def safe(case: Case) -> Answer:
     if failed := [o for o in case.related if o.status == FAIL and runner_of(o) not in COST]:
         return Answer("baseline_failed", f"The baseline failed: {case.sentence(failed[0])}")
     if open_ := [o for o in checks if o.status == INCONCLUSIVE]:
-        sentence = f"Undecided in {len(open_)} of {count(len(judged), 'check')}: {case.sentence(open_[0])}"
+        sentence = f"{len(open_)} of {len(judged)} quality checks undecided: {case.sentence(open_[0])}"
         return Answer("inconclusive", sentence, weakest(case, open_[:1]), others(open_))
     if missing:
         return Answer("result_missing", case.sentence(missing[0]), figures, others(missing))
@@ -177,7 +178,7 @@ def change(case: Case) -> Answer:
         return Answer("add_data", f"{count(len(open_), 'check')} must be decided.", (), points)
     points = tuple(f"No release because {blocker}." for blocker in case.blockers)
     if not any(o.metric for o in case.own):
-        return Answer("add_gate", "A gate: no number was compared with a limit.", (), points)
+        return Answer("add_gate", "No number was compared with a limit; a gate does that.", (), points)
     near = nearest(case, [o for o in case.own if o.metric and o.status == PASS])
     if near is None:
         return Answer("exact_limits", "All limits are exact, so any changed value would fail.", (), points)
@@ -200,6 +201,8 @@ def _data(outcome: Outcome) -> str:
     check = one_line(outcome.check, 200)
     if needed := needed_text(outcome):
         return f"{check}: {needed} would decide, if the value stays the same."
+    if outcome.mde is not None and isinf(outcome.mde):
+        return f"{check}: this amount of data cannot decide, whatever the true value."
     if mde := mde_text(outcome):
         return (
             f"{check}: this amount of data decides true values at least {mde} from the limit; "

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, Outcome
 from kvbench.records.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, UNVERIFIED
+from kvbench.records.run import CANARY, UNTIL_DECIDED
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import one_line
 from kvbench.report.model import JudgedRun
 from kvbench.report.sections.precision import PrecisionLine
 from kvbench.report.sections.wording import value_text
 
-_LEFT_OUT = "Their results could only add to the verdict. Run without --until-decided to measure them too."
+# Advice on tasks that an option left out.
+_LEFT_OUT = {
+    UNTIL_DECIDED: "Their results could only add to the verdict. Run without --until-decided to measure them too.",
+    CANARY: "Fix the cause, then run the same command again to measure them.",
+}
 _PARTIAL = "They use only part of the data; only a gate with allow_partial accepts them."
 _SENTENCE_LIMIT = 1000
 _TAIL_LIMIT = 4000
@@ -76,7 +81,7 @@ def _missing(run: JudgedRun, labels: Labels) -> Iterator[Finding]:
         cells.setdefault(f"No record of {', '.join(names)}.", []).extend(label.cells)
     items = tuple(Item(labels.places(ids), sentence) for sentence, ids in cells.items())
     if items and run.manifest.stopped:
-        yield Finding("left out", f"Tasks {run.manifest.not_run}", items, _LEFT_OUT)
+        yield Finding("left out", f"Tasks {run.manifest.not_run}", items, _LEFT_OUT[run.manifest.stopped.by])
     elif items:
         yield Finding(
             "missing", "Tasks that have not run", items, "Run the same command again to measure them."
