@@ -106,7 +106,7 @@ def prepare(cell: str, entry: Entry, data: Data) -> Ready | Row:
     row = Row(cell, entry.name, nbytes, cosine=cosine, max_abs=max_abs, kernels=kernels)
     if not cosine >= entry.cosine:
         return Row(cell, entry.name, nbytes, cosine=cosine, max_abs=max_abs, kernels=kernels,
-                   failed=f"FAILED: cosine {cosine:.7f} against the oracle, {entry.cosine} is due")  # fmt: skip
+                   failed=f"FAILED: cosine {cosine:.7f} against the oracle, expected {entry.cosine}")  # fmt: skip
     return Ready(graph, calls, len(calls), row)
 
 
@@ -297,7 +297,8 @@ def main() -> None:
     b = max(before, after)
     lines = goal_lines(GOALS, lambda goal: evaluate(goal, rows, b))
     print(
-        f"B: {before:.3f} TB/s before, {after:.3f} after; {torch.cuda.get_device_name()}, torch {torch.__version__}"
+        f"B: {before:.3f} TB/s before, {after:.3f} after; {torch.cuda.get_device_name()}, torch "
+        f"{torch.__version__}"
     )
     print("\n".join(lines))
     if args.out:

@@ -36,7 +36,7 @@ PEAK = 10
 
 
 class Weights:
-    """As many random weights [n, k] as make COLD_BYTES of codes. dense: what the codes stand for, in `dtype`."""
+    """Random weights [n, k], enough for COLD_BYTES of codes. dense: the values of the codes, in `dtype`."""
 
     def __init__(
         self, n: int, k: int, device: torch.device, dtype: torch.dtype, cold: int = COLD_BYTES

@@ -100,7 +100,7 @@ def name_of(t: Tiling) -> str:
 
 
 def compile_one(job: tuple[int, int, Tiling]) -> str:
-    """In a process of its own: one small product, so that the compiled kernel is in Triton's cache on disk."""
+    """Run one small product in its own process, which leaves the compiled kernel in Triton's disk cache."""
     m, count, tiling = job
     x = torch.zeros(m, 12288, device="cuda", dtype=torch.bfloat16)
     w = torch.zeros(256, 12288, device="cuda", dtype=torch.bfloat16)
@@ -221,7 +221,8 @@ def sweep(name: str, rows: Sequence[int], rounds: int, bandwidth: float) -> list
         plain = next((key for key in ranked if not tilings[key].pdl), best)
         records.append(
             {
-                "shape": name, "n": list(ns), "k": k, "m": m, "bytes": size, "best": best, "us": times[best][0],
+                "shape": name, "n": list(ns), "k": k, "m": m, "bytes": size, "best": best,
+                "us": times[best][0],
                 "spread_us": times[best][1], "share_of_copy": size / (times[best][0] * 1e-6) / bandwidth,
                 "cublas_us": times["cublas"][0], "ratio": times["cublas"][0] / times[best][0],
                 "best_without_pdl": plain, "us_without_pdl": times[plain][0],
@@ -334,7 +335,8 @@ def main() -> None:
                 f"us a layer at M={layer['m']} (floor {385.9e6 / bandwidth * 1e6:.1f}):", layer["us_a_layer"]
             )
     print(
-        f"copy {bandwidth / 1e12:.2f}, at the end {result['copy_tb_s_end']:.2f} TB/s; {result['seconds']:.0f} s"
+        f"copy {bandwidth / 1e12:.2f}, at the end {result['copy_tb_s_end']:.2f} TB/s; "
+        f"{result['seconds']:.0f} s"
     )
     print(f"{'shape':9}{'M':>3} {'us':>7} {'copy':>5} {'cuBLAS':>7} {'x':>5} {'no pdl':>7}  best")
     for r in records:

@@ -2,13 +2,14 @@
 
     python benchmarks/mcq_peer.py --task mmlu|ceval [--shots 5] [--subjects 4] [--limit 100] [--model smollm2-135m-instruct]
 
-Needs the `lm-eval` extra and KVBENCH_DATA_DIR. lm-eval runs its own task files, with only the data set replaced by local
-files (for C-Eval also the delimiter, see --delimiter), on a plain transformers model; kvbench runs its MCQ runner on a
-native engine. Correctness comes first: the token ids of every context and choice and the pick of every question must
-be equal, or the exit status is 1 and no ratio is given. Time is that of each tool's whole evaluation, model and (for
-lm-eval) data set already loaded; kvbench runs before and after lm-eval and its slower run counts, lm-eval's best
-batch size counts. Questions of a subject share their examples, so items/s depends on how many there are of each: it is
-part of the result. The last line on stdout is one JSON object.
+Needs the `lm-eval` extra and KVBENCH_DATA_DIR. lm-eval runs its own task files, with only the data set
+replaced by local files (for C-Eval also the delimiter, see --delimiter), on a plain transformers model;
+kvbench runs its MCQ runner on a native engine. Correctness comes first: the token ids of every context and
+choice and the pick of every question must be equal, or the exit status is 1 and no ratio is given. Time is
+that of each tool's whole evaluation, model and (for lm-eval) data set already loaded; kvbench runs before and
+after lm-eval and its slower run counts, lm-eval's best batch size counts. Questions of a subject share their
+examples, so items/s depends on how many there are of each: it is part of the result. The last line on stdout
+is one JSON object.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def timed(run: Callable[[], Scores]) -> Timed:
 
 
 def subset(data: QuestionSet, subjects: int | None, limit: int | None) -> list[Question]:
-    """The runner's own choice of `limit` questions, out of `subjects` subjects evenly spaced over the list of all."""
+    """The runner's own choice of `limit` questions, out of `subjects` subjects evenly spaced over the list of
+    all.
+    """
     names = sorted({q.subject for q in data.questions})
     if subjects is not None and subjects < len(names):
         names = [names[i * len(names) // subjects] for i in range(subjects)]
@@ -79,7 +82,9 @@ def subset(data: QuestionSet, subjects: int | None, limit: int | None) -> list[Q
 
 
 def write_data(folder: Path, task: str, asked: Sequence[Question], data: QuestionSet) -> QuestionSet:
-    """`asked` and their subjects' examples as a data directory of kvbench; returns it read back (ids are new)."""
+    """`asked` and their subjects' examples as a data directory of kvbench; returns it read back (ids are
+    new).
+    """
     subjects = {q.subject: None for q in asked}
     shown = [q for subject in subjects for q in data.examples[subject]]
     for name, rows in ((SOURCES[task].scored, asked), (SOURCES[task].shown, shown)):
@@ -116,7 +121,9 @@ def _peer_row(task: str, q: Question) -> dict[str, Any]:
 
 
 def peer_tasks(folder: Path, task: str, data: QuestionSet, shots: int, delimiter: str) -> Any:
-    """lm-eval's task of every subject, as `write_tasks` names and writes them: what `lm_eval.evaluator.evaluate` takes."""
+    """lm-eval's task of every subject, as `write_tasks` names and writes them: what
+    `lm_eval.evaluator.evaluate` takes.
+    """
     from lm_eval.tasks import TaskManager
 
     names = write_tasks(folder, task, data, shots, delimiter)
@@ -124,8 +131,9 @@ def peer_tasks(folder: Path, task: str, data: QuestionSet, shots: int, delimiter
 
 
 def write_tasks(folder: Path, task: str, data: QuestionSet, shots: int, delimiter: str) -> list[str]:
-    """A task file a subject, from lm-eval's own of it; replaced are the data set, the number of examples and, where it is not
-    lm-eval's, the delimiter. Returns their names, which are the subjects (a folder for `lm_eval --include_path`).
+    """A task file a subject, from lm-eval's own of it; replaced are the data set, the number of examples and,
+    where it is not lm-eval's, the delimiter. Returns their names, which are the subjects (a folder for
+    `lm_eval --include_path`).
     """
     import lm_eval
 

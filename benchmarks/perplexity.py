@@ -2,9 +2,10 @@
 
     python benchmarks/perplexity.py [--model smollm2-135m-instruct] [--chunks 8] [--rounds 3] [--formats native,int8_sym]
 
-Correctness comes first: the native engine's summed NLL must equal the plain forward's to 1e-4 relative, or no time is
-printed. Then the arms alternate for `rounds` rounds and the ratio of medians is reported; the last line on stdout is
-one JSON object. Text: WikiText-2 test where KVBENCH_DATA_DIR has it, else the built-in corpus.
+Correctness comes first: the native engine's summed NLL must equal the plain forward's to 1e-4 relative, or no
+time is printed. Then the arms alternate for `rounds` rounds and the ratio of medians is reported; the last
+line on stdout is one JSON object. Text: WikiText-2 test where KVBENCH_DATA_DIR has it, else the built-in
+corpus.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def main() -> None:
     )
     if difference is not None and difference > 1e-4:
         raise SystemExit(
-            f"The native engine's NLL differs from plain transformers' by {difference:.2e} relative; no time counts."
+            f"The native engine's NLL differs from plain transformers' by {difference:.2e} relative; no time "
+            "counts."
         )
     times: dict[str, list[float]] = {arm: [] for arm in arms}
     for round_ in range(args.rounds):
@@ -116,7 +118,8 @@ def main() -> None:
     }  # fmt: skip
     for arm, ts in times.items():
         print(
-            f"{arm:20} ppl {math.exp(sums[arm] / scored):9.4f}  {statistics.median(ts):7.2f} s  {statistics.median(ts) / base:.3f}x"
+            f"{arm:20} ppl {math.exp(sums[arm] / scored):9.4f}  {statistics.median(ts):7.2f} s  "
+            f"{statistics.median(ts) / base:.3f}x"
         )
     print(json.dumps(result))
 

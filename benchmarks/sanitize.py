@@ -88,7 +88,7 @@ def share_of(text: str) -> sanitize_weights.Share:
 
 @dataclass(frozen=True)
 class Filled:
-    """Scattered pages that hold K and V of ragged sequences: payload and scales, then page table and lengths."""
+    """Scattered pages of ragged sequences: queries, payload and scales, then page table and lengths."""
 
     q: Tensor  # [tokens, Hq, D] of all sequences, packed
     cache: LayerPages

@@ -29,6 +29,7 @@ def expect(
     layout = "contiguous" if contiguous else "with a dense last axis"
     wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
     raise ValueError(
-        f"{name} is {list(tensor.shape)} {tensor.dtype} with strides {tensor.stride()} on {tensor.device}; expected "
+        f"{name} is {list(tensor.shape)} {tensor.dtype} with strides {tensor.stride()} on {tensor.device}; "
+        "expected "
         f"{list(shape)} {wanted}, {layout}{', 16-byte aligned' if aligned else ''}, on {device}."
     )

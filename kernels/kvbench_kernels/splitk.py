@@ -17,7 +17,7 @@ _tickets: dict[torch.device, Tensor] = {}
 
 @triton.jit
 def is_last(tickets, tile, splits):  # type: ignore
-    """Called after the part of a tile was stored: True in the CTA that comes last. Leaves its ticket at zero."""
+    """True in the CTA that stores its part of a tile last. Call it after the store; it resets the ticket."""
     tl.debug_barrier()
     last = tl.atomic_add(tickets + tile, 1, sem="acq_rel") == splits - 1
     if last:

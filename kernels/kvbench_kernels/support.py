@@ -77,7 +77,7 @@ class AttentionNeeds:
 
 
 def interpreting() -> bool:
-    """Whether Triton's interpreter runs the kernels of this process: the variable is read as Triton reads it."""
+    """Whether Triton's interpreter runs this process's kernels, by the variable that Triton reads."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
 
 
@@ -92,7 +92,8 @@ def supports(needs: AttentionNeeds) -> Accepted | Rejected:
     if needs.kv_heads < 1 or needs.q_heads < 1 or needs.q_heads % needs.kv_heads:
         return Rejected(
             "heads_do_not_divide",
-            f"{needs.q_heads} query heads on {needs.kv_heads} KV heads: the query heads must be a multiple of the "
+            f"{needs.q_heads} query heads on {needs.kv_heads} KV heads: the query heads must be a multiple "
+            "of the "
             f"KV heads; check the model's config.",
         )
     for name, dim in (("head_dim", needs.head_dim), ("value_dim", needs.value_dim)):

@@ -1,6 +1,7 @@
-"""What the shell completes: files by what they are, and the names of tables. Fast, for it runs at every press of the tab key.
+"""What the shell completes: files by their kind, and known names. Fast, since it runs at every press of the
+tab key.
 
-Each function takes the word so far and gives the words that go on from it.
+Each function takes the start of a word and returns the words that begin with it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-_HEAD = 65_536  # a matrix or a gate names its sections before that
+_HEAD = 65_536  # bytes; the sections of a matrix or a gate begin before
 
 
 def matrices(incomplete: str) -> list[str]:
@@ -26,7 +27,7 @@ def policies(incomplete: str) -> list[str]:
 
 
 def runs(incomplete: str) -> list[str]:
-    """Folders that `kvbench run` wrote, and folders on the way to one."""
+    """Folders that `kvbench run` wrote, and folders that may hold one."""
     return _paths(incomplete, lambda path: False)
 
 
@@ -56,8 +57,8 @@ def _names(incomplete: str, names: list[str]) -> list[str]:
 
 
 def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> list[str]:
-    """Paths that begin with the word: a folder with a slash behind it (none behind a run, a model or a folder that ends there), a
-    file where it is wanted."""
+    """Paths that begin with the word: a folder with a slash behind it (none behind a run, a model or a folder
+    that ends there), a file where it is wanted."""
     head, _, tail = incomplete.rpartition("/")
     folder = Path(f"{head}/").expanduser() if head or incomplete.startswith("/") else Path(".")
     return sorted(f"{head}/{name}" if "/" in incomplete else name for name in _inside(folder, tail, wanted))

@@ -1,11 +1,16 @@
-"""One or two examples a command, which end its help. A test parses all of them, and runs those that take no measuring."""
+"""One or two examples a command, which end its help. A test parses all of them, and runs those that take no
+measuring."""
 
 from __future__ import annotations
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    "init": ("kvbench init mine --model smollm2-135m-instruct --format int8_sym", "kvbench init mine/fp8.yaml --format fp8_e4m3"),
-    "validate": ("kvbench validate matrices/int8.yaml gates/int8.yaml", "kvbench validate matrices/int8.yaml --device cuda --json"),
-    "plan": ("kvbench plan matrices/int8.yaml", "kvbench plan matrices/int8.yaml -k 'int8_sym and batch=4' --until-decided"),
+    "init": ("kvbench init mine --model smollm2-135m-instruct --format "
+             "int8_sym", "kvbench init mine/fp8.yaml --format fp8_e4m3"),
+    "validate": ("kvbench validate matrices/int8.yaml "
+                 "gates/int8.yaml", "kvbench validate matrices/int8.yaml --device cuda --json"),
+    "plan": ("kvbench plan "
+             "matrices/int8.yaml", "kvbench plan matrices/int8.yaml -k 'int8_sym and batch=4' "
+                                   "--until-decided"),
     "run": (
         "kvbench run matrices/int8.yaml --canary",
         "kvbench run matrices/int8.yaml --set model=OWNER/MODEL --gate gates/int8.yaml --data-dir DIR",
@@ -23,9 +28,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "selftest": ("kvbench selftest --list", "kvbench selftest --fault graph_replays_old_scales"),
     "calibrate": ("kvbench calibrate smollm2-135m-instruct scales.json --format int8_static --method p99.9",),
     "quantize": ("kvbench quantize OWNER/MODEL fp8-model --dtype bfloat16",),
-    "lm-eval": ("kvbench lm-eval --model kvbench --model_args pretrained=smollm2-135m-instruct,kv_format=int8_sym --tasks arc_easy",),
+    "lm-eval": ("kvbench lm-eval --model kvbench --model_args "
+                "pretrained=smollm2-135m-instruct,kv_format=int8_sym --tasks arc_easy",),
     "schema": ("kvbench schema > matrix.schema.json", "kvbench schema gate > gate.schema.json"),
-    "formats": ("kvbench formats --head-dim 64 --kv-heads 3 --layers 30", "kvbench formats --model qwen3-8b-shape --device cuda"),
+    "formats": ("kvbench formats --head-dim 64 --kv-heads 3 --layers "
+                "30", "kvbench formats --model qwen3-8b-shape --device cuda"),
     "backends": ("kvbench backends", "kvbench backends --model tiny-gemma2 --json"),
     "doctor": ("kvbench doctor", "kvbench doctor --data-dir DIR --json"),
     "models": ("kvbench models", "kvbench models fetch smollm2-135m-instruct"),
@@ -34,7 +41,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def epilog(command: str) -> str | None:
-    """The end of a command's help, a line an example; \\b keeps the help's printer from filling the lines anew."""
+    """The end of a command's help, a line an example; \\b keeps the help's printer from filling the lines
+    anew."""
     examples = EXAMPLES.get(command)
     if not examples:
         return None

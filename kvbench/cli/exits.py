@@ -1,4 +1,4 @@
-"""How a command ends that went wrong: a sentence on stderr and an exit code, never a traceback for a user's mistake."""
+"""How a failed command ends: a sentence on stderr and an exit code; no traceback for a user's mistake."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ import typer
 from kvbench.cli.signals import EXIT_CODE
 from kvbench.errors import KvbenchError
 
+# What an unreadable record raises while it is judged or compared.
+DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+NOTHING_WRITTEN = "nothing was written; run the same command to start again"
+
 
 @contextmanager
 def handled(
-    kept: str = "the records written so far are kept, run the same command to go on",
+    kept: str = "the records written so far are kept; run the same command to continue",
 ) -> Iterator[None]:
-    """A user's mistake is a sentence and an exit code, not a traceback. kept: what is there after an interrupt."""
+    """Turn errors into a sentence and an exit code. kept: what remains after an interrupt, and what to do."""
     try:
         yield
     except KvbenchError as e:
@@ -32,21 +36,23 @@ def handled(
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(141) from None
-    except OSError as e:  # a full disk, a name that is too long, a folder that may not be written
+    except OSError as e:  # a full disk, a name that is too long, a folder without write permission
         where = f"{str(e.filename)[:200]}: " if e.filename else ""
+        reason = f"{where}{e.strerror or e}"
         print(
-            f"kvbench: {where}{e.strerror or e}; nothing half-written was left behind. Mend that and run the same "
-            "command again.",
+            f"kvbench: {reason}; no partial file was left. Fix it and run the same command again.",
             file=sys.stderr,
         )
         raise typer.Exit(3) from None
 
 
 def unreadable(run_dir: Path, error: Exception) -> str:
-    """Of stored records that pass for whole and cannot be judged: a sentence, with where kvbench stumbled over what."""
+    """The sentence for stored records that look complete but cannot be judged, with the place of the
+    error."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     at = f"{Path(frame.filename).name}:{frame.lineno}"
     return (
-        f"The records of {run_dir} cannot be judged ({type(error).__name__} at {at}: {error}): one of them is damaged, or was changed by "
-        "hand. Measure them anew: kvbench run MATRIX --rerun all."
+        f"The records of {run_dir} cannot be judged ({type(error).__name__} at {at}: {error}): one of them "
+        f"is damaged "
+        "or was edited. Measure them again: kvbench run MATRIX --rerun all."
     )

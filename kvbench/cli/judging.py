@@ -24,20 +24,20 @@ def judge(
 ) -> int:
     """Judge stored records, write the report, print the result; returns the exit code.
 
-    quiet: only the verdict and the files; require_device: None for what the environment says; announced: whether a CI system is told.
+    quiet: only the verdict and the files; require_device: None for what the environment says; announced:
+    whether a CI system is told.
     """
     from kvbench.gate import evaluate as gates
     from kvbench.machine.ci import device_required
     from kvbench.metrics.collect import METRICS, derive
     from kvbench.records.run import RunDir
-    from kvbench.report.console import print_result
+    from kvbench.report.console import show_tables, show_verdict
     from kvbench.report.github import announce
     from kvbench.report.json import result_json
     from kvbench.report.model import JudgedRun
+    from kvbench.report.view import build
     from kvbench.report.write import write_all, write_text
-    from kvbench.run.execute import require_not_empty
 
-    require_not_empty(run_dir)
     folder = RunDir(run_dir)
     folder.junit_path.unlink(
         missing_ok=True
@@ -53,7 +53,11 @@ def judge(
         verdict = gates.evaluate(policy, run, rows, required)
         judged = JudgedRun(run, rows, verdict)
         definitions = {name: metric.definition for name, metric in METRICS.items()}
-        paths = write_all(run_dir, judged, definitions)
+        view = build(judged, definitions)
+        if not (as_json or quiet):
+            show_tables(view, sys.stdout)  # before the plots are drawn, which takes longest
+            sys.stdout.flush()
+        paths = write_all(run_dir, judged, view)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise UsageError(unreadable(run_dir, e)) from e
     try:
@@ -62,7 +66,7 @@ def judge(
         if as_json:
             print(json.dumps(result_json(judged), ensure_ascii=False, allow_nan=False))
         else:
-            print_result(judged, paths, quiet)
+            show_verdict(view, sys.stdout, paths)
         if announced:
             for line in announce(judged, policy, os.environ):
                 print(line, file=sys.stderr)
@@ -76,17 +80,19 @@ def judge(
 
 
 def policy_of(run_dir: Path, named: str | None) -> Path | None:
-    """The policy that judged the run last, which it keeps; of a run that none has judged yet, the one that its matrix names, or None.
+    """The policy that judged the run last, which it keeps; of a run that none has judged yet, the one that
+    its matrix names, or None.
 
-    named: the gate of the matrix. Where its file has come to differ from the copy, that is said and the copy judges: a policy given with
-    --gate must not give way in silence.
+    named: the gate of the matrix. Where its file has come to differ from the copy, that is said and the copy
+    judges: a policy given with --gate must not give way in silence.
     """
     kept, file = run_dir / KEPT_GATE, Path(named) if named else None
     if not kept.is_file():
         return file
     if file is not None and file.is_file() and file.read_bytes() != kept.read_bytes():
         print(
-            f"kvbench: judged by {kept}, as last time; {file}, which the matrix names, differs from it. To judge by that: --gate {file}.",
+            f"kvbench: judged by {kept}, as last time; {file}, which the matrix names, differs from it. To "
+            f"judge by that: --gate {file}.",
             file=sys.stderr,
         )
     return kept

@@ -1,4 +1,4 @@
-"""The matrix that a command is given, with the facts of this machine."""
+"""The matrix of a command, with the facts of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def load_matrix(
     sizes: Mapping[str, Mapping[str, Any]] | None = None,
     device: str | None = None,
 ) -> tuple[Any, Mapping[str, Any]]:
-    """The matrix and the facts of this machine. device: what `device: auto` means in place of what is here."""
+    """The matrix and this machine's environment. device: what `device: auto` means instead of this
+    machine's."""
     from kvbench.data.fingerprint import fingerprint as data_fingerprint
     from kvbench.machine.host import host
     from kvbench.matrix.load import load
@@ -36,3 +37,11 @@ def load_matrix(
         sizes=sizes or {},
     )
     return loaded, here.environment
+
+
+def policy_for(gate: Path | None, loaded: Any) -> Any:
+    """The policy of --gate, else the one that the matrix names; None without either."""
+    from kvbench.gate import policy
+
+    path = gate or loaded.gate
+    return policy.load(path) if path else None

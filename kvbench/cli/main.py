@@ -1,7 +1,7 @@
 """The command line: composition only. JSON goes to stdout with --json; logs and progress go to stderr.
 
 Exit codes: 0 every check passed; 1 a check failed (precision mismatch included); 2 bad matrix, gate or usage;
-3 a cell errored or a required check was not evaluated; 4 the data cannot decide; 130 interrupted.
+3 a cell errored or a required check was not evaluated; 4 too little data to decide; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # the boxes leave 17 of 80 columns to the words
-    help="Proves which precision an engine ran in, measures what it costs and gains, and judges whether it may ship.",
+    help="Proves which precision an engine ran in, measures what it costs and gains, and judges whether it "
+    "may ship.",
 )
 
-# In the order of the help text; one file a command in kvbench/commands/.
+# In the order of the help text.
 COMMANDS: dict[str, Callable[..., None]] = {
     "init": init,
     "validate": validate,
@@ -65,10 +66,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "models": models,
     "data": data,
 }
-# Of a command that hands its arguments on.
-HANDED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+# For a command that passes its arguments on.
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 for _name, _command in COMMANDS.items():
-    app.command(_name, epilog=epilog(_name), context_settings=HANDED_ON if _name == "lm-eval" else None)(
+    app.command(_name, epilog=epilog(_name), context_settings=PASSED_ON if _name == "lm-eval" else None)(
         _command
     )
 
@@ -91,12 +92,10 @@ def _root(
 def main() -> None:
     """Entry point of the `kvbench` script and of `python -m kvbench`."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller; the exit code still tells
+        if getattr(sys, name) is None:  # closed by the caller; the exit code still counts
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(
-            stream, io.TextIOWrapper
-        ):  # a character that it cannot hold is no error: shown as its escape
+        if isinstance(stream, io.TextIOWrapper):  # a character that it cannot encode is printed as its escape
             stream.reconfigure(errors="backslashreplace")
     end_cleanly()
     app(prog_name="kvbench")  # `python -m kvbench` too: usage lines and the completion variable go by it

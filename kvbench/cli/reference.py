@@ -234,7 +234,8 @@ def _sentence(text: str) -> str:
 def metrics_page() -> str:
     """Every metric by the runner that measures it."""
     introduction = (
-        "A metric has the same name in gates, reports, CSV and `results.json`. A value that was not measured is "
+        "A metric has the same name in gates, reports, CSV and `results.json`. A value that was not "
+        "measured is "
         "null, never 0.\n\n"
         "- **better**: the direction in which the value improves; empty if there is none.\n"
         "- **interval**: `required` means that the metric is estimated from a sample: a value without an "

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a command cleanly, and a second one at once."""
+"""Ctrl-C and SIGTERM end a command cleanly; a second one ends it at once."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import signal
 from types import FrameType
 from typing import NoReturn
 
-EXIT_CODE = 130  # interrupted, by whichever of the two
+EXIT_CODE = 130  # interrupted by either of the two
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def end_cleanly() -> None:
-    """From here on the first SIGINT or SIGTERM raises KeyboardInterrupt in the main thread, so that half-written files go and
-    the command says how to go on; the next one ends the process without any of that. What the caller ignores (nohup, `&` in a
-    script) stays ignored. For the process that is a command: a library that is imported keeps its caller's handlers.
+    """Make the first SIGINT or SIGTERM raise KeyboardInterrupt in the main thread, so that partial files are
+    removed and the command says how to continue; the second one ends the process at once.
+
+    Signals that the caller ignores (nohup, `&` in a script) stay ignored. Only for a process of its own: an
+    imported library keeps its caller's handlers.
     """
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -30,5 +32,5 @@ def _first(number: int, frame: FrameType | None) -> None:
 
 def _second(number: int, frame: FrameType | None) -> NoReturn:
     if os.isatty(2):
-        os.write(2, b"\x1b[?25h\n")  # the bar hides the cursor
+        os.write(2, b"\x1b[?25h\n")  # the progress bar hides the cursor
     os._exit(EXIT_CODE)

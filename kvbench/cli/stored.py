@@ -1,49 +1,31 @@
-"""Stored runs that `compare` and `history` read: folders -> runs with names, and the cells and metrics that are asked for."""
+"""Stored runs that `compare` and `history` read: folders -> runs with names, and the cells and metrics that
+are asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from kvbench.compare.pairing import Stored
 from kvbench.errors import UsageError
-from kvbench.matrix.cells import CELL_KEYS
 
-OnlyOption = Annotated[
-    list[str],
-    typer.Option("--only", metavar="METRIC", help="Only this metric; may be given again: --only itl_ms"),
-]
-MarginOption = Annotated[
-    float | None,
-    typer.Option(
-        "--margin-pct",
-        help="How far apart two runs still count as the same, in % (shares: in points), in place of the margins of "
-        "docs/comparing.md; bytes stay exact",
-    ),
-]
-MarkdownOption = Annotated[
-    Path | None, typer.Option("--markdown", metavar="FILE", help="Write it as Markdown too")
-]
-HtmlOption = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Write it as one HTML page too")
-]
+if TYPE_CHECKING:
+    from kvbench.compare.pairing import Stored
 
 
 def stored(path: Path, name: str) -> Stored:
-    """Raises UsageError for a folder that is no run."""
+    """The run in a folder. Raises UsageError for a folder that is not a run."""
+    from kvbench.compare.pairing import Stored
     from kvbench.records.run import RunDir
-    from kvbench.run.execute import require_not_empty
 
-    require_not_empty(path)
     return Stored(name, str(path), RunDir(path).load())
 
 
 def chosen_cells(runs: Sequence[Stored], expression: str | None) -> list[Collection[str] | None]:
-    """The ids of each run's cells for which -k holds, with their baselines. UsageError where the first run has none."""
+    """The ids of each run's cells for which -k holds, with their baselines. UsageError where the first run
+    has none."""
+    from kvbench.matrix.cells import CELL_KEYS
     from kvbench.matrix.select import select
 
     if expression is None:
@@ -60,27 +42,20 @@ def chosen_cells(runs: Sequence[Stored], expression: str | None) -> list[Collect
     return found
 
 
-def check_metrics(only: Sequence[str]) -> None:
+def check_options(only: Sequence[str], margin: float | None, *outputs: Path | None) -> None:
+    """Raises UsageError for an unknown metric, a margin out of range, or a file that cannot be written."""
     from kvbench.metrics.collect import METRICS
     from kvbench.text import suggestion
 
     for metric in only:
         if metric not in METRICS:
             raise UsageError(
-                f"--only {metric!r:.80} is no metric.{suggestion(metric, METRICS)} docs/reference/metrics.md has all of them, for example itl_ms, "
-                "ppl, kld_mean, mcq_accuracy, kv_bytes_total."
+                f"--only {metric!r:.80} is not a metric.{suggestion(metric, METRICS)} "
+                f"docs/reference/metrics.md lists "
+                "all of them, for example itl_ms, ppl, kld_mean, mcq_accuracy, kv_bytes_total."
             )
-
-
-def check_margin(margin: float | None) -> None:
     if margin is not None and not 0 <= margin < 100:
-        raise UsageError(
-            f"--margin-pct {margin:g} is not accepted; give a number from 0 to 100, as in --margin-pct 1."
-        )
-
-
-def check_writable(*paths: Path | None) -> None:
-    """A file that cannot be written is told before anything is worked out."""
-    for path in paths:
+        raise UsageError(f"--margin-pct {margin:g}: expected a number from 0 to 100, as in --margin-pct 1.")
+    for path in outputs:
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise UsageError(f"{path} cannot be written: give the name of a file in a folder that exists.")

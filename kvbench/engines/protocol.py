@@ -1,6 +1,7 @@
 """What runners and the task code ask of an engine, and what an engine declares about itself.
 
-A runner that needs more (the pages of the KV store, the linear layers) is one for the reference engine and imports it.
+A runner that needs more (the pages of the KV store, the linear layers) is one for the reference engine and
+imports it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Logits = Literal["all", "last", "none"]
 
 
 class Model(Protocol):
-    """A loaded model. sha: `kvbench.models.source.fingerprint` of the cell; random: its weights are seeded random numbers."""
+    """A loaded model. sha: `models.source.fingerprint` of the cell; random: seeded random weights."""
 
     @property
     def facts(self) -> ModelFacts: ...
@@ -49,9 +50,11 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Report:
-    """What an engine proves itself. effective, effective_weights: the KV and weight formats that it shows ("unknown" if none).
+    """What an engine proves itself. effective, effective_weights: the KV and weight formats that it shows
+    ("unknown" if none).
 
-    levels: the levels of evidence that it declares. precision, reads: as `kvbench.records.record.Evidence` holds them.
+    levels: the levels of evidence that it declares. precision, reads: as `kvbench.records.record.Evidence`
+    holds them.
     """
 
     effective: str
@@ -91,7 +94,7 @@ class Engine(Protocol):
 
     def length(self, seq: int) -> int: ...
     def forward(self, work: Sequence[tuple[int, Sequence[int]]], logits: Logits = "last") -> list[Tensor]:
-        """Append tokens to sequences. One float32 tensor a pair: [n, V] for "all", [1, V] for "last", [0, V] for "none"."""
+        """Append tokens; float32 logits a pair: [n, V] for "all", [1, V] for "last", [0, V] for "none"."""
         ...
 
     def prefill(self, seq: int, tokens: Sequence[int], logits: Logits = "last") -> Tensor: ...
@@ -123,9 +126,10 @@ class Reporting(Engine, Protocol):
 class EngineKind(Protocol):
     """One engine of `kvbench.engines.ENGINES`.
 
-    evidence_levels: names of `kvbench.records.record.LEVELS` that it can give; all others are reported as not available.
-    reports: its engines are `Reporting`; False: `kvbench.evidence` examines their store, layers and launches, as those of
-    `kvbench.engines.reference.engine.Engine`.
+    evidence_levels: names of `kvbench.records.record.LEVELS` that it can give; all others are reported as not
+    available.
+    reports: its engines are `Reporting`; False: `kvbench.evidence` examines their store, layers and launches,
+    as those of `kvbench.engines.reference.engine.Engine`.
     """
 
     @property

@@ -1,9 +1,11 @@
 """E5 and E3-prefill: what attention works on, from engines made like the measured one, once a configuration.
 
-E3-prefill  a prompt's own chunk is read back as stored: changing what a layer has just written changes the logits
-E5          each layer's attention equals attention over the values that the codes and scales stand for, computed outside
-            the store from the K and V that the layer wrote; pages are out of order and full of stale values. Each element
-            is within the format's bound, and the result is nearer to the stored values than to native ones.
+E3-prefill  a prompt's own chunk is read back as stored: changing what a layer has just written changes the
+logits E5          each layer's attention equals attention over the values that the codes and scales stand
+for, computed outside
+            the store from the K and V that the layer wrote; pages are out of order and full of stale values.
+            Each element is within the format's bound, and the result is nearer to the stored values than to
+            native ones.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from kvbench_kernels.kv.quantize import QUANTIZE
 PROMPT = 3  # tokens of the prefill probe: each but the first attends to another one of its chunk
 LONGEST = 66  # most tokens of the value probe, which takes two pages and two tokens
 
-# Largest error of an output element, as a share of the largest V: four roundings of the query dtype (dequantized V, scores,
-# probabilities, output). In float32 the order of summation counts more than rounding.
+# Largest error of an output element, as a share of the largest V: four roundings of the query dtype
+# (dequantized V, scores, probabilities, output). In float32 the order of summation counts more than rounding.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 4 * 2.0**-11, torch.bfloat16: 4 * 2.0**-8}
 
 
 @torch.inference_mode()
 def probe_prefill(make: Make, layers: int) -> Level:
-    """One sequence a layer and side, all in one packed prefill; a row whose logits do not move was not read back."""
+    """One packed prefill, a sequence a layer and side; a row whose logits do not move was not read back."""
     engine = make(len(SIDES) * layers + 1, PROMPT)
     if engine.spec["prefill_reads"] == "fresh":
         sentence = "prefill_reads: fresh takes a prompt's own chunk as computed, not read back."
@@ -70,7 +72,7 @@ def probe_prefill(make: Make, layers: int) -> Level:
 
 
 class _Shown(WriteObserver):
-    """Makes all-zero codes of a prompt visible, each sequence separately, so that none decides about the one left alone."""
+    """Makes all-zero codes of a prompt visible, in each sequence separately."""
 
     def __init__(self, store: PagedKVStore) -> None:
         self.store = store
@@ -97,10 +99,12 @@ class _Spoiled(_Shown):
 
 @torch.inference_mode()
 def probe_values(make: Make, page_size: int) -> Level:
-    """A prompt in chunks, another one next to its last chunk, and two decode steps of both, compared layer by layer.
+    """A prompt in chunks, another one next to its last chunk, and two decode steps of both, compared layer by
+    layer.
 
-    Each layer is compared on the K and V that it wrote, so that no difference in one layer moves the codes of the next.
-    The chunks take the different paths of a backend: the first chunk, one after earlier ones, and unlike ones together.
+    Each layer is compared on the K and V that it wrote, so that no difference in one layer moves the codes of
+    the next. The chunks take the different paths of a backend: the first chunk, one after earlier ones, and
+    unlike ones together.
     """
     engine = make(2, LONGEST)
     count = min(2 * page_size + 2, LONGEST, engine.model.facts.max_context or LONGEST)
@@ -113,7 +117,8 @@ def probe_values(make: Make, page_size: int) -> Level:
     prompt = max(1, count - 2)
     third, other = prompt // 3, max(1, 2 * prompt // 3)
     forwards = [
-        [(one, ids[:third])], [(one, ids[third : 2 * third])], [(one, ids[2 * third : prompt]), (two, ids[:other])],
+        [(one, ids[:third])], [(one, ids[third : 2 * third])], [(one, ids[2 * third : prompt]), (two,
+        ids[:other])],
         *([(one, [token]), (two, [token])] for token in ids[prompt:]),
     ]  # fmt: skip
     for at, work in enumerate(forwards):
@@ -128,7 +133,8 @@ def probe_values(make: Make, page_size: int) -> Level:
     faults = []
     if not beside.finite:
         sentence = (
-            f"{beside.error_at} is not finite: it reads a page slot that the sequence did not write, which the probe fills "
+            f"{beside.error_at} is not finite: it reads a page slot that the sequence did not write, which "
+            "the probe fills "
             "with NaN, or an invalid scale."
         )
         return Level("E5", MISMATCH, sentence)
@@ -136,7 +142,8 @@ def probe_values(make: Make, page_size: int) -> Level:
         faults.append(f"{beside.share_at} is off by {beside.share:.3g} times the bound of {asked.name}")
     if beside.error > tolerance:
         faults.append(
-            f"{beside.error_at} differs by {beside.error:.3g} of the largest V from attention over what the codes and "
+            f"{beside.error_at} differs by {beside.error:.3g} of the largest V from attention over what the "
+            "codes and "
             "scales stand for"
         )
     if asked.quantized and beside.from_native <= 2 * beside.from_stored:
@@ -152,8 +159,8 @@ def probe_values(make: Make, page_size: int) -> Level:
 class Watched:
     """Attention of one forward, each layer's result compared with one computed outside the store.
 
-    parts: (sequence, its new tokens) in packed order. fresh: a prompt attends to its own chunk as computed, so only decode
-    steps are compared.
+    parts: (sequence, its new tokens) in packed order. fresh: a prompt attends to its own chunk as computed,
+    so only decode steps are compared.
     """
 
     attention: Attention
@@ -162,7 +169,8 @@ class Watched:
     fresh: bool
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None, softcap: float | None,
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None,
+        softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
         out = self.attention.attend(layer, q, k, v, scaling, window, softcap, sinks)
@@ -183,11 +191,12 @@ def _watching(
 
 
 class Beside:
-    """The K and V of each sequence as `fmt` gives them back, in float64 and outside any page, and how far attention is off.
+    """The K and V of each sequence as `fmt` gives them back, in float64 and outside any page, and how far
+    attention is off.
 
-    share: worst element of K or V, as a share of the format's bound; error: worst element of an attention output, as a
-    share of the largest V; from_stored, from_native: root of the summed squared distances of all outputs from attention
-    over the stored values, and over K and V as computed.
+    share: worst element of K or V, as a share of the format's bound; error: worst element of an attention
+    output, as a share of the largest V; from_stored, from_native: root of the summed squared distances of all
+    outputs from attention over the stored values, and over K and V as computed.
     """
 
     def __init__(self, fmt: KVFormat, scales: Sequence[tuple[float, float]] | None) -> None:
@@ -219,7 +228,8 @@ class Beside:
         self._kept[seq, layer].append((*self._stored(layer, k, v), k.double(), v.double()))
 
     def compare(
-        self, out: Tensor, seq: int, layer: int, q: Tensor, scaling: float, window: int | None, softcap: float | None,
+        self, out: Tensor, seq: int, layer: int, q: Tensor, scaling: float, window: int | None,
+        softcap: float | None,
         sinks: Tensor | None,
     ) -> None:  # fmt: skip
         """out, q [N, Hq, D]: of the sequence's newest tokens in `layer`."""
@@ -232,8 +242,8 @@ class Beside:
             expected = paged_attention_torch(queries, keys, values, scaling, past, window, softcap, sinks)
             return out.double() - expected[0].transpose(0, 1)
 
-        # A kernel dequantizes exactly, or to the query's dtype like the reference; where scores are large, that rounding of K
-        # moves them more than all other roundings.
+        # A kernel dequantizes exactly, or to the query's dtype like the reference; where scores are large,
+        # that rounding of K moves them more than all other roundings.
         rounded = (x.to(q.dtype).double() for x in (stored_k, stored_v))
         nearest = min(
             off(stored_k, stored_v),
@@ -272,7 +282,8 @@ class Beside:
 def element_error(fmt: KVFormat, x: Tensor, scale: float | None, values: Tensor) -> tuple[float, float]:
     """Worst |x - values| as a share of the format's bound, and as such. Clipped elements have no bound.
 
-    The bound is that of the format's payload + 1e-6; the scale is the given one, or the largest that may be stored.
+    The bound is that of the format's payload + 1e-6; the scale is the given one, or the largest that may be
+    stored.
     """
     x = x.double()
     error = (x - values).abs()
@@ -292,7 +303,7 @@ def element_error(fmt: KVFormat, x: Tensor, scale: float | None, values: Tensor)
 
 
 def _disorder(store: PagedKVStore) -> None:
-    """Stale values in every page, and a free list in descending order: later pages are neither new nor in order."""
+    """Stale values in every page and a descending free list: later pages are neither new nor in order."""
     for pages in store.layers:
         poison(pages, torch.ones(store.num_pages, store.page_size, dtype=torch.bool, device=store.device))
     seqs = [store.add() for _ in range(store.num_pages)]

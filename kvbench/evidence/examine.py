@@ -1,4 +1,6 @@
-"""Puts the evidence of an engine together: taken here from the reference engine, or reported by the engine itself."""
+"""Puts the evidence of an engine together: taken here from the reference engine, or reported by the engine
+itself.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,9 @@ class Examiner(Protocol):
     def examine(
         self, engines: Sequence[Any], decision: Decision, spec: Mapping[str, Any], reads_expected: bool
     ) -> list[Found]:
-        """Engines of one arm, which share a model. decision, spec: what they were to be. reads_expected: the runner's
-        number comes from attention over the cache, so an engine that read none of it is a mismatch."""
+        """Engines of one arm, which share a model. decision, spec: what they were to be. reads_expected: the
+        runner's number comes from attention over the cache, so an engine that read none of it is a mismatch.
+        """
         ...
 
 
@@ -60,7 +63,10 @@ def examiner_of(kind: EngineKind) -> Examiner:
 
 @dataclass
 class ReferenceExaminer:
-    """Examines the reference engine. The probes of a configuration are taken once, on engines made like the measured one."""
+    """Examines the reference engine.
+
+    The probes of a configuration are taken once, on engines made like the measured one.
+    """
 
     _probes: dict[str, tuple[Level, ...]] = field(default_factory=dict)
     _weights: dict[str, tuple[weakref.ref[Any], tuple[Level, ...]]] = field(default_factory=dict)
@@ -83,7 +89,7 @@ class ReferenceExaminer:
     def probes(
         self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any], ran: Products
     ) -> tuple[Level, ...]:
-        """Levels of the configuration, and of FP8 weights what the run that made the products `ran` left behind."""
+        """Levels of the configuration; of FP8 weights also after the run that made the products `ran`."""
         key = content_hash({k: v for k, v in spec.items() if k not in _NOT_ENGINE})
 
         def make(sequences: int, tokens: int) -> Engine:
@@ -120,7 +126,7 @@ class ReferenceExaminer:
 
 
 def _examined(engine: Engine, probes: tuple[Level, ...], reads_expected: bool) -> Found:
-    """The scales are those that the run left in the store; where it left no token, dynamic ones are the probe's."""
+    """The scales are those that the run left in the store, or of the probe where it left no token."""
     left = live_scales(engine.store)
     ran = engine.computed_tokens > 0
     evidence = examine(engine, *probes, reads_expected=reads_expected)
@@ -145,7 +151,8 @@ class ReportExaminer:
 
 
 def completed(kind: EngineKind, report: Report) -> Evidence:
-    """The evidence of an engine's report, with every level that it lacks: not available, or unverified where it is declared.
+    """The evidence of an engine's report, with every level that it lacks: not available, or unverified where
+    it is declared.
 
     Raises KvbenchError for a level that the engine does not declare.
     """
@@ -169,8 +176,8 @@ def _absent(kind: EngineKind, name: str) -> Level:
 def examine(engine: Engine, *probes: Level, reads_expected: bool) -> Evidence:
     """Evidence of an engine whose measurement has ended; its sequences are freed and its pages poisoned.
 
-    probes: the levels of its configuration (`ReferenceExaminer.probes`). reads_expected: the runner's number comes from
-    attention over the pages, so an engine that read none is a mismatch.
+    probes: the levels of its configuration (`ReferenceExaminer.probes`). reads_expected: the runner's number
+    comes from attention over the pages, so an engine that read none is a mismatch.
     """
     store = engine.store
     reads = {**store.reads, "due_tokens": engine.due_reads}

@@ -1,7 +1,8 @@
-"""E4: the kernels that ran, by name, with their calls a layer, and the execution precision of what was compiled.
+"""E4: the kernels that ran, by name, with their calls a layer, and the execution precision of what was
+compiled.
 
-Names come from the launches (`kvbench_kernels.launches`) of a prompt and of a decode step of the measured engine. Where
-decode is a CUDA graph, its capture recorded them, and replays are counted.
+Names come from the launches (`kvbench_kernels.launches`) of a prompt and of a decode step of the measured
+engine. Where decode is a CUDA graph, its capture recorded them, and replays are counted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _PTX_DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "s8": "in
 class Run:
     """What the measured run launched, taken before any probe.
 
-    calls: (layer, kernel) -> launches; splits: of its decodes; forwards: each stores and attends once a layer.
+    calls: (layer, kernel) -> launches; splits: of its decodes; forwards: each stores and attends once a
+    layer.
     """
 
     calls: Counter[tuple[int, str]]
@@ -111,7 +113,9 @@ def _resolved(engine: Engine) -> Backend:
 
 
 def _strangers(engine: Engine, phase: str, launches: Sequence[Launch]) -> list[str]:
-    """Layers that launched no attention, another backend's kernels, or other ones than the first layer of their kind."""
+    """Layers that launched no attention, another backend's kernels, or other ones than the first layer of
+    their kind.
+    """
     backend, prompt = _resolved(engine), phase == "prompt"
     by_layer: dict[int, list[str]] = {layer: [] for layer in range(len(engine.layers))}
     for launch in launches:
@@ -148,7 +152,7 @@ def _strangers_of_the_run(engine: Engine, run: Run) -> list[str]:
 
 
 def _counts(engine: Engine, run: Run) -> list[str]:
-    """Layers that did not store and attend in every forward of the measured run; no launches prove nothing."""
+    """Layers that did not store and attend in every forward of the measured run."""
     grouped, faults = _resolved(engine).grouped, []
     for layer in range(len(engine.layers)):
         mine = {name: count for (at, name), count in run.calls.items() if at == layer}
@@ -202,7 +206,7 @@ def backend_label(engine: Engine) -> str:
 
 
 def declared_execution(engine: Engine) -> str:
-    """Dtypes of the dot operands and of the accumulator in a decode step, as the backend declares them."""
+    """Dtypes of dot operands and accumulator in a decode step, as the backend declares them."""
     store, model = engine.store, engine.model
     return engine.backend.execution(
         engine.layers, store.fmt, store.page_size, dtype_name(model.dtype), model.device.type
@@ -210,7 +214,7 @@ def declared_execution(engine: Engine) -> str:
 
 
 def compiled_products(launches: Sequence[Launch]) -> dict[str, str]:
-    """Matrix instructions of the kernels that computed FP8 linear layers, by kernel, as `compiled_execution` has them."""
+    """Matrix instructions of the kernels of FP8 linear layers, by kernel."""
     found: dict[str, str] = {}
     for launch in launches:
         if launch.product is not None:
@@ -220,7 +224,9 @@ def compiled_products(launches: Sequence[Launch]) -> dict[str, str]:
 
 
 def compiled_execution(launches: Sequence[Launch]) -> str | None:
-    """The execution precision in the matrix instructions of the attention kernels; None where none was compiled for a GPU."""
+    """The execution precision in the matrix instructions of the attention kernels; None where none was
+    compiled for a GPU.
+    """
     return _instructions(
         [launch for launch in launches if launch.layer is not None]
     )  # linear layers belong to none

@@ -1,4 +1,6 @@
-"""E3: the logits follow what the store holds, and nothing else. E3-reads: what the measured run itself read from pages."""
+"""E3: the logits follow what the store holds, and nothing else. E3-reads: what the measured run itself read
+from pages.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ from kvbench.evidence.stored_kv import asked_format
 from kvbench.formats.kv import SIDES
 from kvbench.records.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Level
 
-# A captured or compiled step's logits may differ from an eager step's by this share of the largest: compilers keep
-# float32 where eager layers round to 16 bits, and a code on a tie moves by a whole step.
+# A captured or compiled step's logits may differ from an eager step's by this share of the largest: compilers
+# keep float32 where eager layers round to 16 bits, and a code on a tie moves by a whole step.
 APART = 0.125
 
 
 def reads_level(engine: Engine, reads: Mapping[str, int], reads_expected: bool) -> Level:
-    """E3-reads. reads: tokens, quantized_tokens and due_tokens of the run; reads_expected: as in `examine`."""
+    """E3-reads. reads: tokens, quantized_tokens and due_tokens of the run."""
     asked, tokens, expected = asked_format(engine), reads["tokens"], reads["due_tokens"]
     quantized = tokens if asked.quantized else 0
 
@@ -44,26 +46,29 @@ def reads_level(engine: Engine, reads: Mapping[str, int], reads_expected: bool) 
     if tokens == 0 and asked.quantized:
         return level(
             UNVERIFIED,
-            "The measured run read no token from pages (prefill_reads: fresh and prompts of one chunk); its numbers say "
+            "The measured run read no token from pages (prefill_reads: fresh and prompts of one chunk); its "
+            "numbers say "
             "nothing about the cache.",
         )
     if tokens != expected:
         return level(
             MISMATCH,
-            f"The measured run read {tokens} tokens of K/V from pages; its forwards attended to {expected}, so attention "
+            f"The measured run read {tokens} tokens of K/V from pages; its forwards attended to {expected}, "
+            "so attention "
             "took others from elsewhere.",
         )
     if reads["quantized_tokens"] != quantized:
         return level(
             MISMATCH,
-            f"The measured run read {tokens} tokens of K/V from pages, {reads['quantized_tokens']} of them quantized; "
+            f"The measured run read {tokens} tokens of K/V from pages, {reads['quantized_tokens']} of them "
+            "quantized; "
             f"{asked.name} needs {quantized}.",
         )
     return level(VERIFIED, f"{tokens} K/V tokens were read from {asked.name} pages.")
 
 
 def store_level(engine: Engine, seq: int, token: int) -> Level:
-    """E3: change, restore and poison the pages of all layers at once; every decode starts from the same length."""
+    """E3: change, restore and poison the pages of all layers at once, always at the same length."""
     store, length = engine.store, engine.length(seq)
     slots = store.slots_for(seq, 0, length)
     for payload in (getattr(pages, side) for pages in store.layers for side in SIDES):
@@ -83,7 +88,8 @@ def store_level(engine: Engine, seq: int, token: int) -> Level:
         apart, largest = (reference - plain).abs().max().item(), plain.abs().max().item()
         if not apart <= APART * largest:
             faults.append(
-                f"a captured or compiled step gives logits that are {apart:.3g} from an eager one's, of at most "
+                f"a captured or compiled step gives logits that are {apart:.3g} from an eager one's, of at "
+                "most "
                 f"{largest:.3g}"
             )
     names = dict.fromkeys(name for pages in store.layers for name in pages.tensors())
@@ -120,7 +126,7 @@ def _unread(
     reference: Tensor,
     plain: Tensor,
 ) -> bool:
-    """Whether no change of a tensor in every layer moves a logit; the changed tensors stay. plain: logits of an eager step."""
+    """Whether no change of a tensor in every layer moves a logit. plain: logits of an eager step."""
     is_scale = name.endswith("scale")
     for factor in FACTORS if is_scale else (None,):
         for tensor, old in zip(live, kept, strict=True):

@@ -1,4 +1,6 @@
-"""E3-layers: each layer reads its own stored K and V, payload and scales, on an engine made like the measured one."""
+"""E3-layers: each layer reads its own stored K and V, payload and scales, on an engine made like the measured
+one.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class _Row:
 
 @torch.inference_mode()
 def probe_layers(make: Make, layers: int, page_size: int) -> Level:
-    """E3 for each layer, K and V, payload and scale: one sequence a change, all decoded in one packed forward.
+    """E3 for each layer, K and V, payload and scale: one sequence a change, all decoded in one packed
+    forward.
 
     A row whose logits do not move was not read.
     """
@@ -78,8 +81,8 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
     for row, old in zip(rows, kept, strict=True):
         _page(store, row).copy_(old)
     restored = decode(seqs)
-    # Row 0 was not changed. Where rows share arithmetic (experts batch tokens by route) its last bits may move, and a
-    # change counts only when it is clearly larger.
+    # Row 0 was not changed. Where rows share arithmetic (experts batch tokens by route) its last bits may
+    # move, and a change counts only when it is clearly larger.
     noise = (moved[0] - reference[0]).abs().max().item()
     if noise > 1e-3 * reference[0].abs().max().item():
         faults.append("a sequence whose pages were left alone changed with the others")
@@ -112,8 +115,8 @@ def _probe_shared(
 ) -> Iterator[str]:
     """Faults of the scales that serve all sequences of a layer; `read` gets whether each moved the logits.
 
-    A decode writes its token with the scale too, which alone would move them, so it writes with the old one here. A
-    captured or compiled step cannot be observed at its write, so it is also compared as it is.
+    A decode writes its token with the scale too, which alone would move them, so it writes with the old one
+    here. A captured or compiled step cannot be observed at its write, so it is also compared as it is.
     """
     if not shared:
         return

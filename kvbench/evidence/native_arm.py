@@ -1,4 +1,6 @@
-"""native-arm: whether the engines beside the measured one are native; and the worst evidence of several engines."""
+"""native-arm: whether the other engines of a task are native; and the worst evidence of several
+engines.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,12 @@ def worst_of(examined: Sequence[tuple[Evidence, Any]], expected: Formats) -> tup
 
 
 def native_arm(shown: Sequence[tuple[Evidence, Formats]], own: int, native: int) -> Level:
-    """The level. shown: the evidence of each engine beside the measured one with its expected formats, at least one;
+    """The level. shown: the evidence of each other engine with its expected formats, at
+    least one;
     own, native: tokens that the measured engines and the native ones computed.
 
-    An engine in another format is a mismatch even where its other levels are unverified, so that no gate can leave it out.
+    An engine in another format is a mismatch even where its other levels are unverified, so that no gate can
+    leave it out.
     """
     if off := [evidence for evidence, formats in shown if _effective(evidence) != formats]:
         worst = min(off, key=rank)
@@ -48,7 +52,8 @@ def native_arm(shown: Sequence[tuple[Evidence, Formats]], own: int, native: int)
         return Level(
             "native-arm",
             MISMATCH,
-            f"The measured engine computed {own} tokens and the native one {native}: the numbers are not only the "
+            f"The measured engine computed {own} tokens and the native one {native}: the numbers are not "
+            "only the "
             "measured engine's.",
         )
-    return Level("native-arm", VERIFIED, f"{len(shown)} native engine(s) beside it are native.")
+    return Level("native-arm", VERIFIED, f"{len(shown)} native engine(s) of the task are native.")

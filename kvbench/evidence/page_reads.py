@@ -20,7 +20,8 @@ SHARED = (
 
 @torch.inference_mode()
 def probe_pages(make: Make, page_size: int) -> Level:
-    """Two sequences of several pages decode together, once for each page, whose codes are changed in every layer.
+    """Two sequences of several pages decode together, once for each page, whose codes are changed in every
+    layer.
 
     The sequence that owns the page must move, the other must not. Free pages must move neither.
     """
@@ -62,7 +63,7 @@ def probe_pages(make: Make, page_size: int) -> Level:
         "E3-pages",
         faults,
         "Pages are not read as the table has them",
-        f"Each of {len(owned)} pages is read only by the sequence that owns it, and {free} free ones by none.",
+        f"Each of {len(owned)} pages is read only by its own sequence, and {free} free ones by none.",
         pages=store.num_pages,
     )
 
@@ -84,7 +85,8 @@ def _decoded_with(engine: Engine, page: int, decode: Callable[[], Tensor]) -> Te
 def _must_read(engine: Engine, start: int, end: int, count: int) -> bool:
     """Whether the last of `count` tokens must read a page that holds the tokens `start` to `end` - 1.
 
-    The page must hold an earlier token that the window of some layer reaches; the last token's own slot is written again.
+    The page must hold an earlier token that the window of some layer reaches; the last token's own slot is
+    written again.
     """
     last = min(end, count - 1) - 1
     windows = [layer.sliding_window for layer in engine.layers]

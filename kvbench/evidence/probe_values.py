@@ -1,4 +1,6 @@
-"""What the probes share: engines' inputs, stored codes read, changed and poisoned, bits compared, and a level's verdict."""
+"""What the probes share: engines' inputs, stored codes read, changed and poisoned, bits compared, and a
+level's verdict.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,13 @@ from kvbench_kernels.kv.layout import LayerPages
 # (sequences, tokens) -> an engine made like the measured one.
 Make = Callable[[int, int], Engine]
 
-# One of these moves the logits if the scale is read: where a softmax is saturated, doubling a scale moves none.
+# One of these moves the logits if the scale is read: where a softmax is saturated, doubling a scale moves
+# none.
 FACTORS = (2.0, 2.0**-10)
 
 
 def level_of(name: str, faults: Sequence[str], wrong: str, right: str, **facts: Any) -> Level:
-    """A mismatch that names the first of the faults, or the level verified. wrong, right: the sentences of each."""
+    """A mismatch that names the first of the faults, or the level verified. wrong, right: their sentences."""
     facts |= {"faults": len(faults), "first_faults": list(faults[:4])}
     if faults:
         return Level(name, MISMATCH, f"{wrong}: {faults[0]}{and_more(faults)}.", facts)
@@ -77,7 +80,8 @@ def changed(codes: Tensor) -> Tensor:
 
 
 def shown(codes: Tensor) -> Tensor:
-    """codes [tokens, heads, dim]; where all are zero (a static scale that is far too large), codes that differ by token.
+    """codes [tokens, heads, dim]; where all are zero (a static scale that is far too large), codes that
+    differ by token.
 
     K moves no logit while V is zero or equal for all tokens, and the scale of zeros moves none at all.
     """
@@ -89,7 +93,7 @@ def shown(codes: Tensor) -> Tensor:
 
 
 def poison(pages: LayerPages, outside: Tensor) -> None:
-    """Fill the slots marked in `outside` [pages, page_size] with NaN, or with 127 where the dtype has none."""
+    """Fill the slots marked in `outside` [pages, page_size] with NaN, or 127 where the dtype has none."""
     for side in SIDES:
         payload: Tensor = getattr(pages, side)
         mask = outside[:, None, :].expand(payload.shape[:3])
@@ -104,7 +108,7 @@ def poison(pages: LayerPages, outside: Tensor) -> None:
 
 
 class StaticScales(WriteObserver):
-    """Eager writes take static scales from `given`, by (layer, name), so that a changed scale moves only what reads it."""
+    """Eager writes use the static scales in `given`, by (layer, name), whatever the store holds."""
 
     def __init__(self, store: PagedKVStore, given: Mapping[tuple[int, str], Tensor]) -> None:
         self.store, self.given = store, given

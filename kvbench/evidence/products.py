@@ -1,4 +1,6 @@
-"""E4-weights: the paths that FP8 linear layers took in the measured run, by (M, N, K), against its number of forwards."""
+"""E4-weights: the paths that FP8 linear layers took in the measured run, by (M, N, K), against its number of
+forwards.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ Products = Counter[tuple[str, Product]]
 
 
 def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[Launch]) -> tuple[Level, str]:
-    """The level, and the execution precision of the products: "native", or each path with the operands of its kernels.
+    """The level, and the execution precision of the products: "native", or each path with the operands of its
+    kernels.
 
     run, forwards: of the measured run, taken before any probe; step: the launches of one decode step.
     """
@@ -56,7 +59,7 @@ def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[
 
 
 def rows_of(run: Products) -> dict[tuple[int, int], list[int]]:
-    """The numbers of rows at which a run's products are probed again, by (N, K): fewest, most and most frequent a kernel."""
+    """Rows at which products are probed again, by (N, K): fewest, most and most frequent of each kernel."""
     calls: dict[tuple[int, int, str], Counter[int]] = {}
     for (kernel, (m, n, k)), count in run.items():
         if kernel not in QUANTIZES and m:
@@ -101,7 +104,10 @@ def _counted(expected: Counter[tuple[int, int]], run: Products, forwards: int) -
             )
     for (m, n, k), count in inputs.items():
         if count:
-            yield f"products of {m} x {n} x {k} by FP8 activations and quantizations of their inputs differ by {count}"
+            yield (
+                f"products of {m} x {n} x {k} by FP8 activations and quantizations of their inputs differ by "
+                f"{count}"
+            )
 
 
 def _calls(run: Products) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Where a store's scales come from: what they must be, read again without the loader, and what they are.
 
 The loader finds a checkpoint's scales by a pattern over names and decodes bytes itself
-(`kvbench.formats.checkpoint_scales`). Here each name is spelled out, and torch reads it; given numbers are assigned to
-layers separately too. So no value is compared with itself.
+(`kvbench.formats.checkpoint_scales`). Here each name is spelled out, and torch reads it; given numbers are
+assigned to layers separately too. So no value is compared with itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from kvbench.records.record import Level
 _BEFORE = ("", "model.", "language_model.model.", "model.language_model.")
 # Behind `layers.N.`, for one side; the last is one number for both.
 _NAMES = (
-    "self_attn.{0}_proj.{0}_scale", "self_attn.{0}_scale", "self_attn.attn.{0}_scale", "self_attn.{0}_proj.output_scale",
+    "self_attn.{0}_proj.{0}_scale", "self_attn.{0}_scale", "self_attn.attn.{0}_scale",
+    "self_attn.{0}_proj.output_scale",
     "self_attn.attn.kv_scale", "self_attn.kv_scale",
 )  # fmt: skip
 
@@ -75,7 +76,7 @@ def _of_word(word: str, held: Mapping[tuple[int, str], StoredScale], layer: int,
     if word == CHECKPOINT:
         raise Refused(
             "checkpoint_has_no_scales",
-            f"The checkpoint's files have no scale of {side.upper()} for layer {layer}; export it anew.",
+            f"The checkpoint's files have no scale of {side.upper()} for layer {layer}; export it again.",
         )
     return Scale(1.0, DEFAULT)
 
@@ -104,7 +105,7 @@ def as_stored(scale: Scale, device: torch.device) -> Tensor:
 
 
 def static_fault(held: Tensor | None, pair: tuple[Scale, Scale], at: int) -> str:
-    """What is wrong with the live scale of side `at` (0: K, 1: V) of a layer whose scales must be `pair`, or ""."""
+    """What is wrong with the live scale of side `at` (0: K, 1: V), given the expected `pair`, or ""."""
     device = torch.device("cpu") if held is None else held.device
     expected, other = pair[at], pair[1 - at]
     if held is not None and torch.equal(held.reshape(-1).float(), as_stored(expected, device)[None]):
@@ -120,7 +121,7 @@ Live = Mapping[str, float | list[float] | None]  # "k", "v": a static scale, or 
 
 
 def live_scales(store: PagedKVStore) -> list[Live] | None:
-    """The scales in the store by layer: static ones, or the range over the tokens of its sequences; None for formats without."""
+    """The scales in the store by layer: static ones, or the range over stored tokens; None without scales."""
     if store.fmt.scale_kind == "none":
         return None
     seqs = [seq for seq in store.sequences() if store.state(seq) == RESIDENT and store.length(seq)]
@@ -143,8 +144,10 @@ def _live(store: PagedKVStore, scale: Tensor | None, slots: Tensor | None) -> fl
 def provenance(engine: Engine, live: Sequence[Live], levels: Sequence[Level]) -> list[dict[str, Any]]:
     """One entry a layer: {layer, k, v, k_source, v_source, k_read, v_read}.
 
-    live: of `live_scales`. A source is one of `kvbench.formats.scales.SOURCES`, None where the live value differs from what
-    that source gives. read: whether changing the live scale moved logits in E3-layers; None where that was not shown.
+    live: of `live_scales`. A source is one of `kvbench.formats.scales.SOURCES`, None where the live value
+    differs from what
+    that source gives. read: whether changing the live scale moved logits in E3-layers; None where that was
+    not shown.
     """
     static = engine.store.fmt.scale_kind == "static"
     expected = expected_scales(engine) if static else None

@@ -1,4 +1,5 @@
-"""E1: dtypes and bytes of every layer. E2: stored codes and scales equal the reference quantizer's for the same K and V.
+"""E1: dtypes and bytes of every layer. E2: stored codes and scales equal the reference quantizer's for the
+same K and V.
 
 Static scales are compared with their source; a checkpoint's are read again from its files.
 """

@@ -1,9 +1,13 @@
-"""E1- and E2-weights: the effective precision of the weights, from the live modules and their codes and scales.
+"""E1- and E2-weights: the effective precision of the weights, from the live modules and their codes and
+scales.
 
-E1-weights  every converted module holds codes and scales of the resolved format, with the formula's bytes and no second
+E1-weights  every converted module holds codes and scales of the resolved format, with the formula's bytes and
+no second
             copy of its weight; every other linear layer is native
-E2-weights  sampled codes and scales equal the source (the reference quantizer of the native weight, or the checkpoint);
-            every layer is within E4M3's rounding of its native weight; nothing has changed since it was loaded
+E2-weights  sampled codes and scales equal the source (the reference quantizer of the native weight, or the
+checkpoint);
+            every layer is within E4M3's rounding of its native weight; nothing has changed since it was
+            loaded
 """
 
 from __future__ import annotations
@@ -66,7 +70,8 @@ def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
             if sum(beside.values()) >= held[0]:
                 what = max(beside, key=lambda attribute: beside[attribute])
                 wrong.append(
-                    f"{name} holds {sum(beside.values())} B beside its codes, in {what}: its weight a second time"
+                    f"{name} holds {sum(beside.values())} B beside its codes, in {what}: its weight a second "
+                    "time"
                 )
         elif live == "native" and name in loaded.weights.stored:
             wrong.append(f"{name} is native, and FP8 in the checkpoint's files")
@@ -76,7 +81,7 @@ def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
     if asked.name != "native" and not loaded.weights.modules:
         wrong.append("no module was converted")
     effective = "native" if not found else found.pop() if len(found) == 1 else "mixed"
-    right = f"{total} linear layers hold {asked.name} codes and scales and nothing else; live bytes equal the formula."
+    right = f"{total} linear layers hold only {asked.name} codes and scales; live bytes equal the formula."
     if asked.name == "native":
         right = f"Every linear layer holds its weight in {dtype_name(loaded.dtype)}."
     level = level_of(
@@ -93,7 +98,8 @@ def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
 
 
 def _left_out(name: str, loaded: LoadedModel) -> bool:
-    """Whether a native linear layer is among the decoder layers of a model that was quantized when it was loaded.
+    """Whether a native linear layer is among the decoder layers of a model that was quantized when it was
+    loaded.
 
     A checkpoint may have such layers: its config names them, and the loader compares the files with it.
     """
@@ -167,7 +173,8 @@ def _outside(model: nn.Module) -> Iterator[str]:
             )
             held = sum(size for at, size in found.items() if at not in own)
             if held >= smallest:
-                yield f"{name or 'the model'} holds {held} B outside its parameters, in {attribute}: weights a second time"
+                where = name or "the model"
+                yield f"{where} holds {held} B outside its parameters, in {attribute}: weights a second time"
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
@@ -189,7 +196,7 @@ def source_level(loaded: LoadedModel) -> Level:
     for sample in samples:
         module = modules.get(sample.module)
         if module is None:
-            wrong.append(f"{sample.module} is no FP8 module")
+            wrong.append(f"{sample.module} is not an FP8 module")
             continue
         rows = slice(sample.row, sample.row + len(sample.codes))
         first = sample.row // BLOCK
@@ -209,7 +216,8 @@ def source_level(loaded: LoadedModel) -> Level:
             wrong.append(f"{name}: codes or scales are not those that the layer was loaded with")
         if (share := loaded.weights.shares.get(name, 0.0)) > 1:
             wrong.append(
-                f"{name}: stored values were made up to {share:.3g} times E4M3's rounding from the native weight"
+                f"{name}: stored values were made up to {share:.3g} times E4M3's rounding from the native "
+                "weight"
             )
     native = native_checksums(loaded.model, modules)
     changed = [
@@ -225,7 +233,8 @@ def source_level(loaded: LoadedModel) -> Level:
         "E2-weights",
         wrong,
         "Stored weights are not the source's",
-        f"Codes and scales of {len(samples)} sampled strips are {source}; those of all {len(modules)} layers, and "
+        f"Codes and scales of {len(samples)} sampled strips are {source}; those of all {len(modules)} "
+        "layers, and "
         f"{len(native)} native tensors, are as they were loaded.",
         samples=len(samples),
         checksums=len(loaded.weights.checksums),

@@ -31,15 +31,16 @@ from kvbench_kernels.gemm.fp8_route import W8A8, Path, route
 # Rows of the probes: of a decode step, and of a prompt.
 ROWS = (1, 130)
 
-# Up to ALL_ROWS rows of an output are all compared; of more, one in each stripe of STRIPE rows, at a moving place.
+# Up to ALL_ROWS rows of an output are all compared; of more, one in each stripe of STRIPE rows, at a moving
+# place.
 ALL_ROWS, STRIPE = 64, 32
 
-# From so many columns on, the memory of a W8A8 product with several rows shows whether its weight was dequantized: its own
-# buffers, at most 8 parts of 256 rows in float32, are smaller.
+# From so many columns on, the memory of a W8A8 product with several rows shows whether its weight was
+# dequantized: its own buffers, at most 8 parts of 256 rows in float32, are smaller.
 SHOWING_COLUMNS = 8 * 256 * 4
 
-# Largest distance of an output from the product in float64, as a share of its norm: weights and outputs rounded once to
-# the dtype. FP8 tensor cores keep about 14 bits of a sum of 32 to 128 products.
+# Largest distance of an output from the product in float64, as a share of its norm: weights and outputs
+# rounded once to the dtype. FP8 tensor cores keep about 14 bits of a sum of 32 to 128 products.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 TOLERANCE_W8A8 = 2.0**-8
 
@@ -69,8 +70,9 @@ def probe_after(
 ) -> tuple[Level, ...]:
     """E2-, E3- and E5-weights after a run, at the numbers of rows that it had.
 
-    rows: by (N, K) of the product (`kvbench.evidence.products.rows_of`). The probes of the model were taken once, at
-    `ROWS`: other rows may take another path, and a run may have changed the code, so one row is probed again too.
+    rows: by (N, K) of the product (`kvbench.evidence.products.rows_of`). The probes of the model were taken
+    once, at `ROWS`: other rows may take another path, and a run may have changed the code, so one row is
+    probed again too.
     """
     probe = _Probe(loaded, path_asked(decision.gemm.resolved))
     with using(probe.gemm):
@@ -96,9 +98,12 @@ Group = Sequence[tuple[str, Fp8Linear]]
 class _Probe:
     """What the products of a model showed so far.
 
-    unread, wrong: faults in words, of E3 and of E5; error: the largest, by path; seen: numbers of rows, by path.
-    from_native, from_stored: squared distances of sampled outputs from those of native weights (None: no sample kept
-    them) and of the stored ones. peak: most bytes that a fused product took beyond its output and x, as a share of its codes.
+    unread, wrong: faults in words, of E3 and of E5; error: the largest, by path; seen: numbers of rows, by
+    path.
+    from_native, from_stored: squared distances of sampled outputs from those of native weights (None: no
+    sample kept
+    them) and of the stored ones. peak: most bytes that a fused product took beyond its output and x, as a
+    share of its codes.
     """
 
     loaded: LoadedModel
@@ -113,7 +118,7 @@ class _Probe:
     seen: dict[str, set[int]] = field(default_factory=dict)
 
     def rows(self, group: Group, counts: Sequence[int]) -> None:
-        """Compares one product at each of these numbers of rows with float64, in some rows; all rows must be finite."""
+        """Compares one product at each of these numbers of rows with float64; all rows must be finite."""
         if not counts:
             return
         stored = [dequantize_blocks(m.weight.data, m.weight_scale_inv.data).double() for _, m in group]
@@ -123,7 +128,7 @@ class _Probe:
                 self._compare(name, m, weight, x, y)
 
     def model(self, make: Make, names: Sequence[str]) -> None:
-        """Checks that the outputs of these layers reach the logits, and compares every layer's product at work in the model."""
+        """Checks that outputs reach the logits, and compares the product of every layer in the model."""
         worked = set()
 
         def work(name: str, m: Fp8Linear, x: Tensor, y: Tensor) -> None:
@@ -137,7 +142,7 @@ class _Probe:
         ]
 
     def _compare(self, name: str, m: Fp8Linear, stored: Tensor, x: Tensor, y: Tensor) -> None:
-        """y [M, N] against x [M, K] times `stored` [N, K] in float64 with bias, in the rows of `compared`; y must be finite."""
+        """y [M, N] against x [M, K] times `stored` [N, K] plus bias in float64, in the rows of `compared`."""
         path, some = self._path(m, len(x)), compared(len(x)).to(x.device)
         used = dequantize_activation(*quantize_activation_torch(x[some])) if path in W8A8 else x[some]
         error = (
@@ -150,12 +155,13 @@ class _Probe:
         self.seen.setdefault(path, set()).add(rows)
         if not error <= self._allowed(path):
             self.wrong.append(
-                f"{name} is {error:.3g} of its norm away from the product with its codes and scales, by path {path} at "
+                f"{name} is {error:.3g} of its norm away from the product with its codes and scales, by path "
+                f"{path} at "
                 f"{rows} row{'' if rows == 1 else 's'}"
             )
 
     def product(self, group: Group, rows: int) -> None:
-        """Checks one product at so many rows: its values, and that it follows what each of its modules stores."""
+        """Checks one product at so many rows: its values, and that it follows what its modules store."""
         x = probe_input(rows, rows, group[0][1].in_features).to(self.loaded.device, self.loaded.dtype)
         biases = [None if m.bias is None else m.bias.data.clone() for _, m in group]
         for _, m in group:
@@ -195,10 +201,11 @@ class _Probe:
         return route(rows, n, m.in_features, dtype, target_of(self.loaded.device), self.gemm)
 
     def _watched(self, group: Group, x: Tensor) -> list[Tensor]:
-        """The outputs; a fault is recorded when computing them took as much memory as half of the weight in 16 bits.
+        """The outputs; a fault is recorded when computing them took as much memory as half of the weight in
+        16 bits.
 
-        The portable W8A8 product also keeps the parts of a sum that is split along K. With many rows and few columns they
-        are as large as the weight, and the memory shows nothing.
+        The portable W8A8 product also keeps the parts of a sum that is split along K. With many rows and few
+        columns they are as large as the weight, and the memory shows nothing.
         """
         _outputs(group, x)  # compiles, and allocates what stays allocated
         rows, k = x.shape
@@ -218,7 +225,8 @@ class _Probe:
         if share >= 1:
             row = "row" if rows == 1 else "rows"
             self.wrong.append(
-                f"{group[0][0]} takes {taken} B for a product of {rows} {row}: its {size} weights are dequantized to 16 bits"
+                f"{group[0][0]} takes {taken} B for a product of {rows} {row}: its {size} weights are "
+                "dequantized to 16 bits"
             )
         return out
 
@@ -263,12 +271,14 @@ class _Probe:
             "E3-weights",
             self.unread,
             "Products do not read what the model stores",
-            f"{self.changes} changes of stored scales and codes each moved their module's output as they must.",
+            f"{self.changes} changes of stored scales and codes each moved their module's output as they "
+            "must.",
             changes=self.changes,
         )
 
     def e5(self) -> Level:
-        # At most half as far: a checkpoint that was FP8 before has native weights equal to the stored ones up to rounding.
+        # At most half as far: a checkpoint that was FP8 before has native weights equal to the stored ones up
+        # to rounding.
         if self.from_native is not None and not 4 * self.from_native >= self.from_stored:
             self.wrong.append(
                 "outputs are closer to those of native weights than to those of the stored ones"
@@ -314,10 +324,12 @@ def compared(rows: int) -> Tensor:
 
 
 def block_distance(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> float:
-    """Largest distance of 128 columns of a row of y [M, N] from those of x [M, K] times weight [N, K], plus bias [N].
+    """Largest distance of 128 columns of a row of y [M, N] from those of x [M, K] times weight [N, K], plus
+    bias [N].
 
-    Infinite where y is not finite. x and weight in float64. As a share of the expected norm, or of the norm without
-    cancellation, which rounding follows. A block of wrong codes or scales reaches 128 columns; a whole row would hide it.
+    Infinite where y is not finite. x and weight in float64. As a share of the expected norm, or of the norm
+    without cancellation, which rounding follows. A block of wrong codes or scales reaches 128 columns; a
+    whole row would hide it.
     """
     added = torch.zeros(len(weight), dtype=torch.float64, device=y.device) if bias is None else bias.double()
     expected, size = x @ weight.t() + added, (x.square() @ weight.square().t() + added.square()).sqrt()

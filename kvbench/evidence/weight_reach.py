@@ -1,4 +1,6 @@
-"""Whether the output of every FP8 layer reaches the logits: an MLP that is computed and then dropped is no part of the model."""
+"""Whether the output of every FP8 layer reaches the logits: an MLP that is computed and then dropped is no
+part of the model.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.evidence.probe_values import probe_ids
 from kvbench.evidence.stored_weights import fp8_modules
 
-PROMPT = 3  # tokens of a row: with one, attention is 1 whatever q and k are
+PROMPT = 3  # tokens of a row: with one, attention is always 1
 
 
 @torch.inference_mode()
@@ -23,10 +25,12 @@ def unreached(
     names: Sequence[str],
     work: Callable[[str, Fp8Linear, Tensor, Tensor], None],
 ) -> Iterator[str]:
-    """One row a name, all in one packed forward: the output of the module for its row is negated, and the row must move.
+    """One row a name, all in one packed forward: the output of the module for its row is negated, and the row
+    must move.
 
     make(sequences, tokens): an engine made as the measured one; names: of FP8 layers of its model.
-    work(name, module, input, output): called for each FP8 layer at work in the model, before anything is negated.
+    work(name, module, input, output): called for each FP8 layer at work in the model, before anything is
+    negated.
     """
     engine = make(len(names) + 1, PROMPT)
     ids, seqs = probe_ids(engine, PROMPT), [engine.add() for _ in range(len(names) + 1)]
@@ -35,7 +39,8 @@ def unreached(
     def forward() -> Tensor:
         for seq in seqs:
             engine.truncate(seq, 0)
-        # All rows: a hook finds a module's rows by their number, and the output layer has as many as logits are asked for.
+        # All rows: a hook finds a module's rows by their number, and the output layer has as many as logits
+        # are asked for.
         found = engine.forward([(seq, ids) for seq in seqs], "all")
         return torch.stack([rows.flatten() for rows in found])
 
@@ -53,7 +58,7 @@ def unreached(
 
 
 def last_of_each(names: Sequence[str]) -> list[str]:
-    """The last layer of each module that holds some, as o_proj of an attention: what the others make goes through it."""
+    """The last layer of each module that holds some (o_proj of an attention): the others feed it."""
     return list({name.rpartition(".")[0]: name for name in names}.values())
 
 

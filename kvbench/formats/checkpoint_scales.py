@@ -122,8 +122,10 @@ def stored_scales(files: Sequence[Path], layers: int) -> dict[tuple[int, str], S
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         raise Refused(
             UNUSABLE,
-            f"The checkpoint holds {strange[0]} of {headers[strange[0]].file.name}{more}, which looks like a KV cache scale but "
-            f"has none of the names that are read: layers.N.self_attn. with {_NAMES}. Rename it, or give scales in the matrix.",
+            f"The checkpoint holds {strange[0]} of {headers[strange[0]].file.name}{more}, which looks like "
+            "a KV cache scale but "
+            f"has none of the names that are read: layers.N.self_attn. with {_NAMES}. Rename it, or give "
+            "scales in the matrix.",
         )
     for name, header in sorted(headers.items()):
         part = part_of(name)
@@ -135,8 +137,10 @@ def stored_scales(files: Sequence[Path], layers: int) -> dict[tuple[int, str], S
             if before is not None and before.value != value:
                 raise Refused(
                     UNUSABLE,
-                    f"The checkpoint holds two scales for {side.upper()} of layer {part[0]}: {before.tensors[0]} of "
-                    f"{before.file} is {before.value:.6g}, {name} of {header.file.name} is {value:.6g}. Export it again.",
+                    f"The checkpoint holds two scales for {side.upper()} of layer {part[0]}: "
+                    f"{before.tensors[0]} of "
+                    f"{before.file} is {before.value:.6g}, {name} of {header.file.name} is {value:.6g}. "
+                    "Export it again.",
                 )
             held = before.tensors if before else ()
             file = before.file if before else header.file.name
@@ -153,7 +157,8 @@ def _value(name: str, header: Header) -> float:
     if prod(header.shape) != 1:
         raise Refused(
             UNUSABLE,
-            f"{where} has shape {list(header.shape)}, expected one scale for all of K or V in a layer, not one per head or "
+            f"{where} has shape {list(header.shape)}, expected one scale for all of K or V in a layer, not "
+            "one per head or "
             "channel. Give scales in the matrix, or a file of kvbench calibrate.",
         )
     value = _VALUE[header.dtype](header.content())
@@ -178,7 +183,7 @@ def _e4m3(byte: int) -> float:
 
 
 def cache_only(config: Mapping[str, Any]) -> bool:
-    """Whether a `quantization_config` quantizes the cache and nothing else, so that the weights are native."""
+    """Whether a `quantization_config` quantizes only the cache, so that the weights are native."""
     if config.get(SCHEME) is None:
         return False
     known = {*_CACHE_ONLY, *_CACHE_ONLY_IGNORED}
@@ -201,7 +206,8 @@ def check_scheme(config: Mapping[str, Any], fmt: str, name: str) -> None:
     if found != fmt:
         raise Refused(
             "scale_of_another_format",
-            f"The scales of the checkpoint {name} are for {found} ({why}), and this cell stores {fmt}, whose largest code "
+            f"The scales of the checkpoint {name} are for {found} ({why}), and this cell stores {fmt}, "
+            "whose largest code "
             f"differs; use kv_format: {found}, or run kvbench calibrate {name} OUT.json --format {fmt}.",
         )
 
@@ -220,6 +226,8 @@ def _check_known(scheme: Any, name: str) -> None:
         expected = " or ".join("no value" if one is None else str(one) for one in accepted)
         raise Refused(
             "kv_cache_scheme_unsupported",
-            f"The checkpoint {name} has {key}: {value!s:.80} in its {SCHEME}, expected {expected}: a symmetric, static 8-bit "
-            "cache with one K and one V scale per layer. Give scales in the matrix, or a file of kvbench calibrate.",
+            f"The checkpoint {name} has {key}: {value!s:.80} in its {SCHEME}, expected {expected}: a "
+            "symmetric, static 8-bit "
+            "cache with one K and one V scale per layer. Give scales in the matrix, or a file of kvbench "
+            "calibrate.",
         )

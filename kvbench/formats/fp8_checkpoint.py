@@ -137,7 +137,8 @@ def _refused(name: str, key: str, value: Any, accepted: str, why: str) -> UsageE
     where = "config.json" if key == "quantization_config" else "quantization_config"
     return UsageError(
         f"The checkpoint {name} is already quantized in an unsupported way: in its {where} {key} is {shown}, "
-        f"expected {accepted}{f' ({why})' if why else ''}. Give an FP8 checkpoint with 128x128 block scales, or the "
+        f"expected {accepted}{f' ({why})' if why else ''}. Give an FP8 checkpoint with 128x128 block "
+        "scales, or the "
         "unquantized checkpoint, from which `kvbench quantize` makes one."
     )
 
@@ -145,8 +146,10 @@ def _refused(name: str, key: str, value: Any, accepted: str, why: str) -> UsageE
 def not_native(name: str) -> UsageError:
     """The error for an FP8 checkpoint in a cell with native weights."""
     return UsageError(
-        f"The checkpoint {name} is already quantized (fp8, 128x128 blocks), so it cannot be loaded as weights: native. It "
-        "has no native weights, and dequantized ones are not native. Name the model for cells with native weights, model: "
+        f"The checkpoint {name} is already quantized (fp8, 128x128 blocks), so it cannot be loaded as "
+        "weights: native. It "
+        "has no native weights, and dequantized ones are not native. Name the model for cells with native "
+        "weights, model: "
         f"{{source: {name}, native: THE_UNQUANTIZED_MODEL}}, or write weights: fp8_block128."
     )
 

@@ -74,10 +74,12 @@ class KVFormat(StoredFormat):
             for text, holds in (
                 ("a payload of PAYLOADS", self.payload_dtype is None or self.payload_dtype in PAYLOADS),
                 ("a scale granularity of SCALE_KINDS", self.scale_granularity in SCALE_KINDS),
-                ("scales exactly where the payload is quantized", self.quantized == (self.scale_kind != "none")),
+                ("scales exactly where the payload is quantized",
+                 self.quantized == (self.scale_kind != "none")),
                 ("a scale dtype of DTYPE_BYTES where there are scales",
                  (self.scale_dtype in DTYPE_BYTES) == self.quantized),
-                ("a scale margin where a scale is stored per row", (self.scale_margin is not None) == self.scale_per_row),
+                ("a scale margin where a scale is stored per row",
+                 (self.scale_margin is not None) == self.scale_per_row),
                 ("a known row with one code per value and a scale of its kind",
                  0 < len(self.known_row.values) == len(self.known_row.codes)
                  and (self.known_row.given is not None) == (self.scale_kind == "static")
@@ -129,7 +131,8 @@ KV_FORMATS: dict[str, KVFormat] = {
         KVFormat(
             "int8_sym", "int8", "token-head", "float16", _BOTH, 1 + 2.0**-10,
             # 3 / 127 = 0.0236220... is between the FP16 numbers 0x260c and 0x260d and is rounded up.
-            KnownRow((3.0, -3.0, 0.01, 2.0, 0.5, -1.75), (127, -127, 0, 85, 21, -74), scale=0.0236358642578125),
+            KnownRow((3.0, -3.0, 0.01, 2.0, 0.5, -1.75), (127, -127, 0, 85, 21, -74),
+                     scale=0.0236358642578125),
             "symmetric INT8, one FP16 scale a token and KV head, rounded up",
         ),
         KVFormat(
@@ -258,7 +261,8 @@ def get_max_kv_blocks(
     """
     if not shapes or page_size < 1:
         raise UsageError(
-            f"Pages of {page_size} tokens in {len(shapes)} layers take no bytes, so no budget says how many there are; "
+            f"Pages of {page_size} tokens in {len(shapes)} layers take no bytes, so no budget says how many "
+            "there are; "
             "both must be at least 1."
         )
     if native_dtype not in DTYPE_BYTES:

@@ -61,7 +61,8 @@ def read(path: Path) -> dict[str, Any]:
     """
     if wrong := _path_fault(path):
         raise UsageError(
-            f"the scale file {path} {wrong}; its path is relative to the matrix file. kvbench calibrate writes one."
+            f"the scale file {path} {wrong}; its path is relative to the matrix file. kvbench calibrate "
+            "writes one."
         )
     data = read_json(path, "run kvbench calibrate again", unique=True)
     published = isinstance(data, dict) and "kv_cache" in data
@@ -145,7 +146,8 @@ def _published_fault(data: Mapping[str, Any]) -> str:
     for rank, layers in ranks.items():
         if differ := [k for k in {**ranks[first], **layers} if ranks[first].get(k) != layers.get(k)]:
             return (
-                f"has {layers.get(differ[0])} for layer {differ[0]} of rank {rank} and {ranks[first].get(differ[0])} of "
+                f"has {layers.get(differ[0])} for layer {differ[0]} of rank {rank} and "
+                f"{ranks[first].get(differ[0])} of "
                 f"rank {first}; expected equal ranks, because a store has one scale per layer for all heads"
             )
     return ""
@@ -223,10 +225,10 @@ def settle(scale: Any, layers: int, stored: Stored) -> list[tuple[Scale, Scale]]
 
 def _wrong_count(side: str, count: int, layers: int, source: str, facts: Mapping[str, Any] | None) -> str:
     if facts is None:
-        return f"scale.{side} has {count} values and the model has {layers} layers; give one per layer, or one number."
+        return f"scale.{side} has {count} values for {layers} layers; give one per layer, or one number."
     file = f"The scale file {facts['file']}"
     if source == CALIBRATED:
-        return f"{file} has scales for {count} layers and the model has {layers}; run kvbench calibrate on this model."
+        return f"{file} has scales for {count} of {layers} layers; run kvbench calibrate on this model."
     if count > layers:
         return (
             f"{file} has scales for {count} layers and the model has {layers}; give the file of this model."
@@ -247,7 +249,8 @@ def _check_missing(scale: str, layers: int, stored: Stored) -> None:
         what = f"has no {' and no '.join(missing)}"
     raise Refused(
         "checkpoint_has_no_scales",
-        f"The checkpoint {what}; write scale: {OR_DEFAULT} to use 1.0 there, as engines do, or give a file of "
+        f"The checkpoint {what}; write scale: {OR_DEFAULT} to use 1.0 there, as engines do, or give a file "
+        "of "
         "kvbench calibrate.",
     )
 
@@ -279,14 +282,17 @@ def check_model(scale: Any, digests: Collection[str], model_type: str) -> None:
     if FILE in scale and facts["model_type"] != model_type:
         raise Refused(
             "scale_of_another_model",
-            f"The scale file {facts['file']} is for models of type {facts['model_type']}, and this cell's model is {model_type}; "
+            f"The scale file {facts['file']} is for models of type {facts['model_type']}, and this cell's "
+            f"model is {model_type}; "
             "give the file of this model.",
         )
     if CALIBRATED in scale and facts["model_digest"] not in digests:
         raise Refused(
             "scale_of_another_model",
-            f"The scale file {facts['file']} was calibrated on {facts['model']} ({facts['model_digest'][:23]}), and this cell's "
-            f"model is {' or '.join(digest[:23] for digest in digests)}; run kvbench calibrate on the cell's own model.",
+            f"The scale file {facts['file']} was calibrated on {facts['model']} "
+            f"({facts['model_digest'][:23]}), and this cell's "
+            f"model is {' or '.join(digest[:23] for digest in digests)}; run kvbench calibrate on the "
+            "cell's own model.",
         )
 
 

@@ -61,7 +61,7 @@ def failed_tasks(run: Run) -> Iterator[Outcome]:
         status = record.status if record else "not run"
         error = (record.error or {}) if record else {}
         detail = {ERROR: error.get("type"), REFUSED: error.get("reason")}.get(status)
-        subject = f"{task.runner} {task.variant}".strip()
+        subject = task.title
         message = problem(record, run.manifest.not_run) + (f" ({detail})" if detail else "")
         yield Outcome(
             check=SKIPPED if _no_device(record) else _TASK_CHECKS.get(status, status),
@@ -89,7 +89,7 @@ def empty_results(run: Run, rows: Sequence[Row]) -> Iterator[Outcome]:
     for record, task in run.done():
         at = (task.cells[0], task.runner, task.variant)
         if record.status == OK and at not in valued:
-            subject = f"{task.runner} {task.variant}".strip()
+            subject = task.title
             reason = notes.get(at, "").rstrip(".") or "its record holds no sample"
             yield Outcome(
                 check="no result",
@@ -228,7 +228,7 @@ def degenerate_scores(run: Run) -> Iterator[Outcome]:
             fault = f"all {len(picks)} questions are answered with choice {picks[0]}, whatever they ask"
             fault += "" if stuck else ", which so few may be by a weak model; ask more"
         if fault:
-            subject = f"{task.runner} {task.variant}".strip()
+            subject = task.title
             where = task.cells
             sentence = f"{subject} on {some(where, run.names)} measures nothing: {fault}."
             yield Outcome("degenerate", "", where[0], task.variant, status, None, "", sentence, cells=where)

@@ -1,4 +1,5 @@
-"""Gate checks that a matrix cannot answer: found by `kvbench plan`, before hours of measuring. No torch here."""
+"""Gate checks that a matrix cannot answer: found by `kvbench plan`, before hours of measuring. No torch
+here."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from kvbench.records.record import LEVELS, RUNGS, rung
 
 @dataclass(frozen=True)
 class Uncovered:
-    """A check that no task answers, or not in full. reason: a stable word; sentence: the reason and its consequence."""
+    """A check that no task answers, or not in full. reason: a stable word; sentence: the reason and its
+    consequence."""
 
     check: Check
     reason: str
@@ -24,7 +26,8 @@ class Uncovered:
 
 
 def gate_lines(gate: Gate | None, cells: Sequence[Cell], tasks: Sequence[Task]) -> list[str]:
-    """The evidence that every task has to give, and each check that the matrix cannot answer, in sentences."""
+    """The evidence that every task has to give, and each check that the matrix cannot answer, in
+    sentences."""
     highest = gate.evidence if gate else RUNGS[-1]
     levels = ", ".join(level for level in LEVELS if rung(level) <= highest)
     whose = f"gate {gate.name}, evidence {highest}" if gate else "no gate"
@@ -47,7 +50,8 @@ def uncovered(
 def _reason(
     check: Check, cells: Sequence[Cell], tasks: Sequence[Task], partial: bool, absent: Collection[str]
 ) -> tuple[str, str]:
-    """(reason, the same in words), ("", "") for a check that can be answered. partial: partial results are accepted."""
+    """(reason, the same in words), ("", "") for a check that can be answered. partial: partial results are
+    accepted."""
     metric, variant = METRICS[check.metric], check.where.get("variant")
     picked = [cell for cell in cells if check.picks(cell.spec)]
     judged = {cell.id for cell in picked if not (metric.paired and cell.is_baseline)}

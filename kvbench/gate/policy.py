@@ -11,8 +11,9 @@
         required: false            # default true: not evaluated means exit code 3
         why: the release target
 
-The precision, error and plausibility checks always run. Evidence that contradicts the request (a mismatch, of any level)
-fails under every policy; `evidence` says up to which level missing evidence (unverified) fails too.
+The precision, error and plausibility checks always run. Evidence that contradicts the request (a mismatch, of
+any level) fails under every policy; `evidence` says up to which level missing evidence (unverified) fails
+too.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ def gate_schema() -> Schema:
 
 @dataclass(frozen=True)
 class Check:
-    """`metric` must lie in [low, high] (one of them infinite for a one-sided limit) on the cells that `where` selects.
+    """`metric` must lie in [low, high] (one of them infinite for a one-sided limit) on the cells that `where`
+    selects.
 
     limit: the predicate in words; line: its line in the policy.
     """
@@ -135,8 +137,8 @@ class Check:
         return f"{self.metric} {self.limit}" + (f" where {chosen}" if chosen else "")
 
     def picks(self, spec: Mapping[str, Any]) -> bool:
-        """Whether `where` selects the cell with this spec: values are equal, `true` is not 1, and a scale that was read
-        from a file is equal to the file's name."""
+        """Whether `where` selects the cell with this spec: values are equal, `true` is not 1, and a scale
+        that was read from a file is equal to the file's name."""
         return all(_same(spec.get(key), value) for key, value in self.where.items() if key != "variant")
 
 
@@ -158,7 +160,8 @@ class Gate:
 
 
 def load(path: Path | str) -> Gate:
-    """The policy in a file. Raises ConfigError with the place, value, accepted set and nearest match of every mistake."""
+    """The policy in a file. Raises ConfigError with the place, value, accepted set and nearest match of every
+    mistake."""
     source = read(path)
     problems = Problems(source)
     data = check(GATE, source.data, problems)

@@ -1,7 +1,8 @@
-"""A cell from keyword arguments, for callers that have no matrix: the same keys, values and refusals.
+"""A cell from keyword arguments, for callers without a matrix: the same keys, values and refusals.
 
-Left out are the keys that a caller's own texts decide (batch, context), what is about a baseline (native_model), and the modes in
-which numbers do not come from the stored cache (prefill_reads: fresh) or from another format than was asked for (fallback: allow).
+Not accepted are the keys that the caller's texts determine (batch, context), that concern a baseline
+(native_model), and the modes whose numbers do not come from the stored cache (prefill_reads: fresh) or the
+requested format (fallback).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kvbench.matrix.keys import CELL_OPTIONS
 from kvbench.matrix.rules import accepted
 from kvbench.text import suggestion
 
-# Argument -> cell key, where lm-eval's models have a name of their own for it.
+# Argument -> cell key, where lm-eval's models use another name.
 RENAMED = {"pretrained": "model", "revision": "model_revision"}
 _NOT_TAKEN = ("batch", "context", "native_model", "model_weights", "prefill_reads", "fallback")
 
@@ -31,7 +32,7 @@ ARGUMENTS: dict[str, str] = {
 
 
 def check_known(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises UsageError for an argument that nothing reads: it would be dropped in silence."""
+    """Raises UsageError for an unknown argument, which would otherwise be ignored silently."""
     names = list(known)
     for name in given:
         if name not in names:
@@ -41,43 +42,48 @@ def check_known(given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def cell_of(given: Mapping[str, Any], host: Host) -> dict[str, Any]:
-    """The whole spec of the cell that the arguments (keys of `ARGUMENTS`) ask for, device and dtype as this machine has them.
+    """The full spec of the cell that the arguments (keys of `ARGUMENTS`) describe, with this machine's device
+    and dtype.
 
-    Raises UsageError for a value that its key does not accept, and for a scale or a path that the format does not take.
+    Raises UsageError for a value that its key does not accept, and for a scale or path that the format does
+    not accept.
     """
     spec = dict(CELL_KEYS)
     for name, value in given.items():
         spec[ARGUMENTS[name]] = accepted(CELL_OPTIONS[ARGUMENTS[name]], value, name)
     if spec["model"] is None:
-        raise UsageError(
-            "The argument pretrained is missing: a name, folder or .gguf file of a model is due."
-        )
+        raise UsageError("The argument pretrained is missing; give a name, folder or .gguf file of a model.")
     _settle_scale(spec)
     if spec["weights"] == "native" and spec["gemm"] != "auto":
         raise UsageError(
-            f"gemm={spec['gemm']} is given, and native weights have no FP8 product; leave it out, or ask for weights=fp8_block128."
+            f"gemm={spec['gemm']} is given, but native weights have no FP8 product; leave it out, or set "
+            "weights=fp8_block128."
         )
     return resolve_auto(spec, host)
 
 
 def dropped(given: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
-    """The first argument that the cell does not have as it was given, in a sentence, or "".
+    """A sentence on the first argument whose value in the cell differs from the given one, or "".
 
-    auto became what this machine has, and a file of scales the scales in it: those two are not compared.
+    Two changes are expected and not compared: auto becomes this machine's value, and a file of scales its
+    scales.
     """
     for name, value in given.items():
         key = ARGUMENTS[name]
-        due = accepted(CELL_OPTIONS[key], value, name)
-        settled = (key in ("device", "dtype") and due == "auto") or (
-            key == "scale" and isinstance(due, str) and due.endswith(".json")
-        )
-        if not settled and spec[key] != due:
-            return f"{name}={due} was given, and the cell has {key}={spec[key]}: the argument was changed on the way."
+        expected = accepted(CELL_OPTIONS[key], value, name)
+        auto = key in ("device", "dtype") and expected == "auto"
+        from_file = key == "scale" and isinstance(expected, str) and expected.endswith(".json")
+        if not (auto or from_file) and spec[key] != expected:
+            return (
+                f"{name}={expected} was given, but the cell has {key}={spec[key]}: the argument was changed."
+            )
     return ""
 
 
 def _settle_scale(spec: dict[str, Any]) -> None:
-    """A static format has a scale, no other one has; a file of scales is read, and is for the format."""
+    """Check that static formats, and no others, have a scale; read a file of scales, which must be for the
+    format.
+    """
     name, scale = spec["kv_format"], spec["scale"]
     static = [fmt.name for fmt in KV_FORMATS.values() if fmt.scale_kind == "static"]
     if name in static and scale is None:
@@ -86,12 +92,12 @@ def _settle_scale(spec: dict[str, Any]) -> None:
         )
     if name not in static and scale is not None:
         raise UsageError(
-            f"A scale is given, and kv_format={name} takes none; the static formats do: {', '.join(static)}."
+            f"A scale is given, but kv_format={name} takes none; the static formats do: {', '.join(static)}."
         )
     if isinstance(scale, str) and scale.endswith(".json"):
         spec["scale"] = read(Path(scale))
         if (made_for := (of_file(spec["scale"]) or {}).get("format")) != name:
             raise UsageError(
-                f"The scale file {scale} is for {made_for}, and kv_format is {name}; calibrate for it: kvbench calibrate MODEL "
-                f"OUT.json --format {name}."
+                f"The scale file {scale} is for {made_for}, but kv_format is {name}; calibrate for it: "
+                f"kvbench calibrate MODEL OUT.json --format {name}."
             )

@@ -1,11 +1,12 @@
-"""The model `kvbench` of lm-evaluation-harness: every task through the quantized paged store, with the evidence that it was.
+"""The model `kvbench` of lm-evaluation-harness: every task runs through the quantized paged store, with
+evidence.
 
-The only file that imports lm_eval (extra `lm-eval`). lm-eval releases with entry points find it by pyproject's; for those before them
-`kvbench lm-eval` registers it and hands over to lm-eval's own command line.
+The only file that imports lm_eval (extra `lm-eval`). Releases of lm-eval with entry points find it by itself;
+for older ones `kvbench lm-eval` registers it and calls lm-eval's command line.
 
-Encoding, BOS, joining, truncation from the left and windows of long texts are those of lm-eval's transformers model; what is
-computed goes through an engine of its own for each task, which is examined before its numbers are given out: no number leaves here
-whose engine is not verified to have read the requested format.
+Encoding, BOS, joining, truncation from the left and windows of long texts are those of lm-eval's transformers
+model. Each task has its own engine, which is examined before its numbers are returned: a number is only
+returned if the engine is verified to have read the requested format.
 """
 
 from __future__ import annotations
@@ -38,23 +39,23 @@ from kvbench.run.task.checks import random_weights, require
 from kvbench.run.task.measure import evidence_of
 from kvbench.run.task.models import Session
 from kvbench.run.task.prepare import require_device
-from kvbench.runners.text.encode import Pair
+from kvbench.runners.text.encode import Pair, end_ids
 from kvbench.runners.text.sampling import Sampler, write
 from kvbench.runners.text.scoring import capacity, group, score_choices
 
 OWN_ARGUMENTS = ("batch_size", "max_length", "max_gen_toks", "add_bos_token")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
-LM_EVAL_DEVICE = "cuda:0"  # what its command line says where no --device is given: taken as auto
+LM_EVAL_DEVICE = "cuda:0"  # its command line's default for --device; treated as auto
 MOST_CHOICES = 64  # continuations that share one context's logits [n, V] at once
 
 log = logging.getLogger(__name__)
 
-# (texts or None, ids of the context, ids of the continuation), as TemplateLM hands them on.
+# (texts or None, ids of the context, ids of the continuation), as TemplateLM passes them.
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
 class Unproven(KvbenchError):
-    """The engine that answered is not shown to have run as asked: there is no result (exit code 1)."""
+    """The engine is not shown to have run as requested, so there is no result (exit code 1)."""
 
     exit_code = 1
 
@@ -63,26 +64,27 @@ class Unproven(KvbenchError):
 class KvbenchLM(TemplateLM):  # type: ignore[misc]
     """lm-eval's model over kvbench's engine.
 
-    pretrained: what a matrix's `model` takes; the other keyword arguments are cell keys (`kvbench.lm_eval.args.ARGUMENTS`) and:
-    batch_size: sequences that generate side by side (log-probabilities are packed by tokens whatever it is);
-    max_length: positions used, at most the model's; max_gen_toks: new tokens where a task does not say;
-    add_bos_token: whether a text gets the tokenizer's special tokens; None: as the tokenizer does by default.
+    pretrained: as a matrix's `model`; the other keyword arguments are cell keys
+    (`kvbench.lm_eval.args.ARGUMENTS`) and: batch_size: sequences generated together (log-probabilities are
+    packed by tokens and do not depend on it); max_length: positions used, at most the model's; max_gen_toks:
+    new tokens, unless a task sets them; add_bos_token: whether a text gets the tokenizer's special tokens;
+    None: the tokenizer's default.
 
-    Raises UsageError for arguments that are not known or not accepted, Refused for what the engine cannot run as asked, and
-    Unproven, in place of any answer, when the evidence of the engine that gave it does not hold.
+    Raises UsageError for unknown or invalid arguments, Refused for what the engine cannot run as requested,
+    and Unproven instead of an answer when the evidence of its engine fails.
     """
 
     def __init__(self, **given: Any) -> None:
         super().__init__()
         check_known(given, (*ARGUMENTS, *OWN_ARGUMENTS))
         own = {name: given.pop(name, None) for name in OWN_ARGUMENTS}
-        self.given = dict(given)  # not from the cell: comparing them finds what was lost between them
+        self.given = dict(given)  # kept to compare with the cell
         self.spec = cell_of(given, host())
         self.batch_size = _whole("batch_size", own["batch_size"], 1)
         self.max_gen_toks = _whole("max_gen_toks", own["max_gen_toks"], 256)
         self.add_bos_token = own["add_bos_token"]
         if self.add_bos_token not in (None, True, False):
-            raise UsageError(f"add_bos_token is {self.add_bos_token!r}; true or false is due.")
+            raise UsageError(f"add_bos_token: expected true or false, got {self.add_bos_token!r}.")
         require(random_weights("lm-eval", self.spec))
         self._session = Session(None, host().environment)
         require_device(self.spec, self._session.environment)
@@ -97,11 +99,11 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
     def create_from_arg_obj(
         cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
     ) -> KvbenchLM:
-        """From --model_args, and the options of lm-eval's command line where those do not say the same."""
-        beside = {k: v for k, v in (additional_config or {}).items() if v is not None}
-        if beside.get("device") == LM_EVAL_DEVICE:
-            del beside["device"]
-        return cls(**{**beside, **arg_dict})
+        """From --model_args, and lm-eval's command-line options that these do not set."""
+        options = {k: v for k, v in (additional_config or {}).items() if v is not None}
+        if options.get("device") == LM_EVAL_DEVICE:
+            del options["device"]
+        return cls(**{**options, **arg_dict})
 
     @classmethod
     def create_from_arg_string(
@@ -112,16 +114,16 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
     def _positions(self, asked: Any) -> int:
         limit = self.loaded.facts.max_context
         if asked is None and limit is None:
-            raise UsageError(f"{self.loaded.name} does not say how many positions it has; give max_length.")
+            raise UsageError(f"The config of {self.loaded.name} has no number of positions; give max_length.")
         length = limit if asked is None else _whole("max_length", asked, 1)
         assert length is not None
         if limit is not None and length > limit:
             raise UsageError(
-                f"max_length is {length}, and {self.loaded.name} has {limit} positions; give at most that."
+                f"max_length is {length}, but {self.loaded.name} has {limit} positions; give at most that."
             )
         return length
 
-    # What lm-eval asks of a model's texts.
+    # Texts
 
     @property
     def eot_token_id(self) -> int:
@@ -130,18 +132,22 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has no context."""
+        """The token before a text without context."""
         first: int | None = self.tokenizer.bos_token_id
         return self.eot_token_id if first is None else first
 
     @property
     def tokenizer_name(self) -> str:
-        """Names lm-eval's cache of requests: the model's content and the whole cell, so that no two formats share it."""
+        """Key of lm-eval's cache of requests: the model's content and the whole cell, so that formats do not
+        share it.
+        """
         named = content_hash([self.loaded.sha, self.spec])
         return f"kvbench-{self.spec['kv_format']}-{self.spec['weights']}-{named}"
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Ids of a text; special tokens as given, else none before a text that begins with BOS, else by `add_bos_token`."""
+        """Ids of a text. Special tokens: as given, else none if the text begins with BOS, else by
+        `add_bos_token`.
+        """
         special = add_special_tokens
         if special is None:
             begins = model_utils.has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id))
@@ -154,7 +160,7 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """As the tokenizer's template has it; what the template refuses is an error, nothing is left out for it."""
+        """The tokenizer's chat template applied; an error of the template is raised, nothing is left out."""
         text: str = self.tokenizer.apply_chat_template(
             chat_history,
             tokenize=False,
@@ -164,25 +170,25 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         return text
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Refuses lm-eval's cache of answers: it knows a prompt and not the format that answered it."""
+        """Refuse lm-eval's cache of answers, whose key is the prompt without the format."""
         if cache_hook.dbdict is not None:
             raise UsageError(
-                "lm-eval's cache of answers (--use_cache) is keyed by the prompts alone, so one format's answers would pass for "
-                "another's; leave it out."
+                "lm-eval's cache of answers (--use_cache) has only the prompts as key, so one format would "
+                "get another's answers; leave it out."
             )
         super().set_cache_hook(cache_hook)
 
-    # What lm-eval asks of a model.
+    # Requests
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Task by task, so that what a task's prompts begin with is computed once."""
+        """Task by task, so that the common prefix of a task's prompts is computed once."""
         answers: list[tuple[float, bool]] = []
         for _, own in groupby(requests, key=lambda request: request.task_name):
             answers += super().loglikelihood(list(own), disable_tqdm=disable_tqdm)
         return answers
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Each text in windows of `max_length`, every token scored once, with no window's tokens before it but one."""
+        """Each text in disjoint windows of `max_length` with one token of context; scores each token once."""
         windows: list[Encoded] = []
         counts = []
         for (text,) in (request.args for request in requests):
@@ -201,7 +207,7 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: list[Encoded], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        """(summed log-probability, whether greedy decoding writes it) of each continuation."""
+        """(summed log-probability, whether greedy decoding gives it) of each continuation."""
         if not requests:
             return []
         pairs, places = self._pairs(requests)
@@ -219,13 +225,13 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         return answers
 
     def _pairs(self, requests: Sequence[Encoded]) -> tuple[list[Pair], list[list[int]]]:
-        """Contexts with all their continuations, in the order in which they come, and the request that each continuation is."""
+        """Contexts with all their continuations in order of appearance, and each continuation's request."""
         found: dict[tuple[int, ...], list[list[int]]] = {}
         for at, (texts, context, continuation) in enumerate(requests):
             if not context or not 0 < len(continuation) <= self.max_length:
                 raise KvbenchError(
-                    f"A continuation of {len(continuation)} tokens behind {len(context)} cannot be scored in {self.max_length} "
-                    f"positions: {str(texts)[:200]!r}."
+                    f"A continuation of {len(continuation)} tokens after {len(context)} cannot be scored in "
+                    f"{self.max_length} positions: {str(texts)[:200]!r}."
                 )
             key = self._cut(context, continuation)
             blocks = found.setdefault(key, [[]])
@@ -240,7 +246,9 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         return pairs, places
 
     def _cut(self, context: list[int], continuation: list[int]) -> tuple[int, ...]:
-        """The context without its first tokens where the model has no room for them; a continuation's last token is not fed."""
+        """The context without the first tokens that exceed the window; a continuation's last token is not
+        fed.
+        """
         excess = len(context) + len(continuation) - (self.max_length + 1)
         if excess > 0:
             log.warning(
@@ -251,7 +259,9 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         return tuple(context[max(0, excess) :])
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy, or sampled where a task says so, up to a stop text, the end of text or the task's number of tokens."""
+        """Texts up to a stop text, the end of text or the task's number of tokens; greedy unless a task
+        samples.
+        """
         if not requests:
             return []
         work = [self._generation(request) for request in requests]
@@ -274,7 +284,7 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         return texts
 
     def _generation(self, request: Instance) -> tuple[list[int], Sampler]:
-        """The prompt's ids, cut from the left to leave room for the new tokens, and how to go on."""
+        """The prompt's ids, cut from the left to leave room for the new tokens, and the sampler."""
         context, given = request.args
         kwargs = model_utils.normalize_gen_kwargs(given, self.max_gen_toks)
         until = model_utils.handle_stop_sequences(
@@ -285,8 +295,8 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         room = self.max_length - new_tokens
         if room < 1:
             raise UsageError(
-                f"{request.task_name} asks for {new_tokens} new tokens, and there are {self.max_length} positions; give "
-                "--gen_kwargs max_gen_toks=N or a larger max_length."
+                f"{request.task_name} asks for {new_tokens} new tokens, but there are {self.max_length} "
+                "positions; give --gen_kwargs max_gen_toks=N or a larger max_length."
             )
         ids = self.tok_encode(context)
         if len(ids) > room:
@@ -298,18 +308,11 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         return ids[-room:], Sampler(
             tuple(until),
             new_tokens,
-            self._ends(),
+            frozenset(end_ids(self.tokenizer, getattr(self.loaded.model, "generation_config", None))),
             **{name: kwargs[name] for name in SAMPLING if kwargs.get(name) is not None},
         )
 
-    def _ends(self) -> frozenset[int]:
-        """Tokens that end a text, by the tokenizer and by the model's generation config."""
-        config = getattr(self.loaded.model, "generation_config", None)
-        ends = getattr(config, "eos_token_id", None)
-        more = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        return frozenset([self.eot_token_id, *more])
-
-    # What ran, and the proof of it.
+    # Engines and their evidence
 
     def _engine(self, sequences: int, tokens: int) -> Engine:
         made: Engine = self._session.kind.make(
@@ -318,7 +321,7 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         return made
 
     def _prove(self, engine: Engine) -> None:
-        """Examine the engine that gave the answers. Raises Unproven unless all of it holds."""
+        """Examine the engine that gave the answers. Raises Unproven unless all evidence holds."""
         evidence, scales = evidence_of(engine, self.decision, self.spec, self._session)
         verdict = judge_precision(self.spec, asdict(self.decision), asdict(evidence), scales)
         if why := dropped(self.given, self.spec) or verdict.sentence:
@@ -326,10 +329,10 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         self.proofs.append((evidence, scales))
 
     def get_model_info(self) -> dict[str, Any]:
-        """For `config` of lm-eval's results. Raises Unproven where no engine has answered: there is nothing to prove."""
+        """For `config` of lm-eval's results. Raises Unproven if no engine has answered."""
         if not self.proofs:
             raise Unproven(
-                "No engine of kvbench has answered anything, so nothing shows what the results are of."
+                "No engine of kvbench has answered a request, so there is no evidence for the results."
             )
         last, scales = self.proofs[-1]
         reads = {key: sum(proof.reads[key] for proof, _ in self.proofs) for key in last.reads}
@@ -352,9 +355,8 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
             "environment": host().environment,
         }
         print(_proof(last, reads), file=sys.stderr)
-        parameters = sum(p.numel() for p in self.loaded.model.parameters())
         return {
-            "model_num_parameters": parameters,
+            "model_num_parameters": sum(p.numel() for p in self.loaded.model.parameters()),
             "model_dtype": self.loaded.dtype_name,
             "model_sha": self.loaded.sha,
             "max_length": self.max_length,
@@ -365,8 +367,9 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
 def _proof(evidence: Evidence, reads: dict[str, Any]) -> str:
     levels = ", ".join(f"{level.name} {level.state}" for level in evidence.levels)
     return (
-        f"kvbench: effective kv_format {evidence.effective}, weights {evidence.effective_weights}; {evidence.state} ({levels}); "
-        f"{reads['quantized_tokens']:,} of {reads['tokens']:,} tokens read from quantized pages."
+        f"kvbench: effective kv_format {evidence.effective}, weights {evidence.effective_weights}; "
+        f"{evidence.state} ({levels}); {reads['quantized_tokens']:,} of {reads['tokens']:,} tokens read from "
+        "quantized pages."
     )
 
 
@@ -375,12 +378,12 @@ def _whole(name: str, value: Any, default: int) -> int:
         return default
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise UsageError(f"{name} is {value!r}; a whole number of at least 1 is due.")
+        raise UsageError(f"{name}: expected a whole number of at least 1, got {value!r}.")
     return number
 
 
 def _batches(work: Sequence[tuple[list[int], Sampler]], size: int) -> Iterator[list[int]]:
-    """Indexes of at most `size` prompts that go on in the same way, the longest first."""
+    """Batches of indexes: at most `size` prompts with the same sampler, the longest first."""
     groups: dict[Sampler, list[int]] = {}
     for i, (_, sampler) in enumerate(work):
         groups.setdefault(sampler, []).append(i)
@@ -390,7 +393,7 @@ def _batches(work: Sequence[tuple[list[int], Sampler]], size: int) -> Iterator[l
 
 
 def main(arguments: Sequence[str]) -> None:
-    """lm-eval's own command line, with this model registered. Ends as that does, by SystemExit or by returning."""
+    """Run lm-eval's command line with this model registered; it ends by SystemExit or by returning."""
     from lm_eval.__main__ import cli_evaluate
 
     sys.argv = ["lm_eval", *arguments]

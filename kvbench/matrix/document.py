@@ -27,7 +27,8 @@ class Fault(NamedTuple):
 
 
 class ConfigError(UsageError):
-    """Every mistake of a matrix or gate file; the message has a line for each: `file:line:column: sentence`."""
+    """Every mistake of a matrix or gate file; the message has a line for each: `file:line:column:
+    sentence`."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("\n".join(f"{fault.where}: {fault.sentence}" for fault in faults))
@@ -38,9 +39,10 @@ class ConfigError(UsageError):
 class Document:
     """Plain data (dict with text keys, list, str, int, float, bool, None) and the place of each part of it.
 
-    name: what messages call it, a file's path. sha: sha256 of the bytes, hex. marks, keys: the place of a value, and
-    of the key that names it, by path. faults: mistakes that the loader could step over; broken: paths whose value it
-    could not read (they hold None). origins: path that an override set -> the text of the override.
+    name: what messages call it, a file's path. sha: sha256 of the bytes, hex. marks, keys: the place of a
+    value, and of the key that names it, by path. faults: mistakes that the loader could step over; broken:
+    paths whose value it could not read (they hold None). origins: path that an override set -> the text of
+    the override.
     """
 
     name: str

@@ -2,12 +2,15 @@
 
 1. The cross product of the axes, in the order of the file; none when there are no axes.
 2. `exclude` drops the combinations that agree with every key of an entry.
-3. Each `include` entry is added to every combination of step 1 whose axis values it would not change; values that an
-   earlier entry added may be changed. An entry that fits no combination becomes a cell of its own, made of its own keys
-   and the fixed ones, and later entries do not add to it.
-4. The other keys get their values from the fixed keys (`model`, `engine`) and the defaults, `auto` is resolved, and
+3. Each `include` entry is added to every combination of step 1 whose axis values it would not change; values
+that an
+   earlier entry added may be changed. An entry that fits no combination becomes a cell of its own, made of
+   its own keys and the fixed ones, and later entries do not add to it.
+4. The other keys get their values from the fixed keys (`model`, `engine`) and the defaults, `auto` is
+resolved, and
    equal cells are merged.
-5. Every cell gets its baseline: the same cell with native KV and weights, added where the matrix does not have it.
+5. Every cell gets its baseline: the same cell with native KV and weights, added where the matrix does not
+have it.
    Cells with native weights run on `native_model` where one is named.
 """
 
@@ -57,7 +60,8 @@ def expand(
     line_of: Callable[[DataPath], int | None],
     read_scale: Callable[[str], dict[str, Any]],
 ) -> tuple[Cell, ...]:
-    """The cells, baselines first, then in matrix order; () after a problem. read_scale: the content of a scale file."""
+    """The cells, baselines first, then in matrix order; () after a problem. read_scale: the content of a
+    scale file."""
     before = len(problems.faults)
     combinations = _combinations(file)
     if not combinations:
@@ -129,13 +133,17 @@ def _no_cell(file: MatrixFile) -> tuple[DataPath, str]:
 def _settle_scale(
     spec: dict[str, Any], combination: _Combination, file: MatrixFile, problems: Problems
 ) -> None:
-    """Static formats need a scale; an axis of scales does not apply to the others, and any other scale is refused."""
+    """Static formats need a scale; an axis of scales does not apply to the others, and any other scale is
+    refused."""
     name, added = spec["kv_format"], combination.added_at
     if KV_FORMATS[name].scale_kind == "static":
         if spec["scale"] is None:
             path = added.get("kv_format", combination.path)
             fixed = "kv_format" in file.fixed and path == ("axes",)
-            sentence = f"{name} needs a scale; add one, as in scale: 0.05 or scale: checkpoint, or measure one: kvbench calibrate."
+            sentence = (
+                f"{name} needs a scale; add one, as in scale: 0.05 or scale: checkpoint, or measure "
+                f"one: kvbench calibrate."
+            )
             problems.add(("engine", "kv_format") if fixed else path, sentence, "missing_scale")
         return
     static = ", ".join(f.name for f in KV_FORMATS.values() if f.scale_kind == "static")
@@ -144,7 +152,8 @@ def _settle_scale(
         problems.add(added["scale"], sentence, "unused")
     elif spec["scale"] is not None and "scale" not in combination.axis:
         sentence = (
-            f"scale is fixed for every cell, but {name} takes no scale; move it to axes, where it applies only to the "
+            f"scale is fixed for every cell, but {name} takes no scale; move it to axes, where it applies "
+            f"only to the "
             f"static formats ({static})."
         )
         problems.add(("engine", "scale"), sentence, "unused")
@@ -166,19 +175,22 @@ def _read_scale(
     facts = of_file(spec["scale"]) or {}
     if (made_for := facts.get("format")) != spec["kv_format"]:
         sentence = (
-            f"the scale file {name} is for {made_for}, and the cell has {spec['kv_format']}; remove that combination with "
+            f"the scale file {name} is for {made_for}, and the cell has {spec['kv_format']}; remove that "
+            f"combination with "
             f"exclude, or calibrate for it: kvbench calibrate MODEL OUT.json --format {spec['kv_format']}."
         )
         problems.add(path, sentence, "scale_format")
 
 
 def _settle_gemm(spec: dict[str, Any], combination: _Combination, problems: Problems) -> None:
-    """Native weights have one path: an axis of paths does not apply to them, and any other path is refused."""
+    """Native weights have one path: an axis of paths does not apply to them, and any other path is
+    refused."""
     if spec["weights"] != "native" or spec["gemm"] == "auto":
         return
     if "gemm" not in combination.axis:
         sentence = (
-            f"gemm: {spec['gemm']} does not apply to native weights, which have no FP8 product; move it to axes, where it "
+            f"gemm: {spec['gemm']} does not apply to native weights, which have no FP8 product; move it to "
+            f"axes, where it "
             "applies only to FP8 weights, or set weights: fp8_block128."
         )
         problems.add(combination.added_at.get("gemm", ("engine", "gemm")), sentence, "unused")
@@ -232,8 +244,8 @@ def _cells(
 
 
 def _varied(file: MatrixFile, specs: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Keys that differ between cells, axes first in their order; always the format, so that no name is empty. Where all
-    cells have one model (and its native one), names leave it out."""
+    """Keys that differ between cells, axes first in their order; always the format, so that no name is empty.
+    Where all cells have one model (and its native one), names leave it out."""
     named = [key for axis, points in file.axes.items() for p in points for key in (axis, *p.values)]
     named += [key for entry in file.include for key in entry.values]
     order = dict.fromkeys([*named, *CELL_KEYS])

@@ -30,7 +30,10 @@ def _one_number_a_layer(scale: Mapping[str, Any]) -> str:
     layers = {len(side) for side in scale.values() if isinstance(side, list)}
     if len(layers) < 2:
         return ""
-    return f"scale: k and v need one number for each layer, got lists of {' and '.join(map(str, sorted(layers)))}."
+    return (
+        f"scale: k and v need one number for each layer, got lists of "
+        f"{' and '.join(map(str, sorted(layers)))}."
+    )
 
 
 _SIDE = Either((_NUMBER, Items(_NUMBER, least=1)))
@@ -75,7 +78,8 @@ CELL_OPTIONS: dict[str, Option | Either] = {
     ),
     "gemm": _choice(
         "auto",
-        "path of the products of FP8 weights; auto: the fastest measured for (M, N, K), reference on backend torch; "
+        "path of the products of FP8 weights; auto: the fastest measured for (M, N, K), reference on "
+        "backend torch; "
         "what a path cannot compute runs as reference, and the record shows it",
         GEMMS,
     ),

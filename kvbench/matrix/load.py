@@ -1,8 +1,10 @@
 """A matrix file becomes frozen cells and the tasks that measure them.
 
-    load(path) -> yaml.read -> overrides.apply -> parse.read -> expand.expand -> select.select -> tasks.tasks_of -> Matrix
+    load(path) -> yaml.read -> overrides.apply -> parse.read -> expand.expand -> select.select ->
+    tasks.tasks_of -> Matrix
 
-Reads nothing but the file and the scale files it names: the machine and the digests of model and data are passed in.
+Reads nothing but the file and the scale files it names: the machine and the digests of model and data are
+passed in.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ __all__ = ["Host", "Matrix", "load"]
 
 @dataclass(frozen=True)
 class Matrix:
-    """gate: the gate file's path, or None. source: the file's plain data, overrides in it. sha: sha256 of the file."""
+    """gate: the gate file's path, or None. source: the file's plain data, overrides in it. sha: sha256 of the
+    file."""
 
     name: str
     path: Path | None
@@ -60,11 +63,13 @@ def load(
 ) -> Matrix:
     """Read, check and expand the matrix at `path`.
 
-    overrides: `a.b=value` of `--set`. select: an expression of `-k`; names and varied keys stay those of the whole
-    matrix. fingerprint_model(spec), fingerprint_data(name, split): digests that are part of the task keys; without
-    them the keys do not follow changes of the files. sizes: runner -> options that replace the file's own.
+    overrides: `a.b=value` of `--set`. select: an expression of `-k`; names and varied keys stay those of the
+    whole matrix. fingerprint_model(spec), fingerprint_data(name, split): digests that are part of the task
+    keys; without them the keys do not follow changes of the files. sizes: runner -> options that replace the
+    file's own.
 
-    Raises ConfigError with every mistake of the file, and UsageError for an expression or a name that is unknown.
+    Raises ConfigError with every mistake of the file, and UsageError for an expression or a name that is
+    unknown.
     """
     path = Path(path)
     document = overriding.apply(yamlstrict.read(path), overrides)

@@ -1,7 +1,7 @@
 """A matrix file: what it accepts, and its content before it is expanded into cells.
 
-Every mistake goes to `Problems`, so that all of them can be fixed in one round; the result may only be used when there
-is no problem.
+Every mistake goes to `Problems`, so that all of them can be fixed in one round; the result may only be used
+when there is no problem.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class Point:
 
 @dataclass(frozen=True)
 class MatrixFile:
-    """`axes` maps the axis to its points (a point of `model` may hold several keys); `runners` has every option."""
+    """`axes` maps the axis to its points (a point of `model` may hold several keys); `runners` has every
+    option."""
 
     name: str
     fixed: Mapping[str, Any]

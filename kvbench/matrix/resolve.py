@@ -1,9 +1,10 @@
 """The resolver: what was asked for, what will run, and why. Pure: no torch, no files, no globals.
 
-`resolve(request, facts)` never drops anything in silence. Each aspect (kv_format, weights, gemm, backend, decode,
-compile) becomes a `Choice` with the requested and the resolved value, a reason, and the options that were rejected with theirs.
-Requested != resolved is a declared fallback (allowed only with `fallback: allow`); resolved != effective, found
-later from evidence, is a fault. `auto` asks for the best that can run: what it becomes is no fallback, and has a reason.
+`resolve(request, facts)` never drops anything in silence. Each aspect (kv_format, weights, gemm, backend,
+decode, compile) becomes a `Choice` with the requested and the resolved value, a reason, and the options that
+were rejected with theirs. Requested != resolved is a declared fallback (allowed only with `fallback: allow`);
+resolved != effective, found later from evidence, is a fault. `auto` asks for the best that can run: what it
+becomes is no fallback, and has a reason.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ class Request:
 
 def request_of(spec: Mapping[str, Any]) -> Request:
     """The request of a cell whose `device` and `dtype` are resolved."""
-    keys = ("kv_format", "weights", "backend", "gemm", "fallback", "device", "dtype", "page_size", "prefill_reads", "decode", "compile", "kv_splits")  # fmt: skip
+    keys = [f.name for f in fields(Request) if f.name != "interpreter"]
     return Request(**{key: spec[key] for key in keys}, interpreter=interpreting())
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One aspect of a decision. `rejected` holds (option, reason) pairs, in the order in which they were tried.
+    """One aspect of a decision. `rejected` holds (option, reason) pairs, in the order in which they were
+    tried.
 
-    reason: a stable word: "requested", "decided_at_load", or the word of the rejection that led to the fallback.
-    sentence: the same for a person.
+    reason: a stable word: "requested", "decided_at_load", or the word of the rejection that led to the
+    fallback. sentence: the same for a person.
     """
 
     requested: str
@@ -66,8 +68,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Decision:
-    """gemm: "native" (weights are), "by_shape" (each product of FP8 weights by the path that its shape has), or the one path
-    of all; decode: "graph" (a step is one CUDA graph) or "eager"; compile: "layer" (decoder layers compiled) or "off".
+    """gemm: "native" (weights are), "by_shape" (each product of FP8 weights by the path that its shape has),
+    or the one path of all; decode: "graph" (a step is one CUDA graph) or "eager"; compile: "layer" (decoder
+    layers compiled) or "off".
     """
 
     kv_format: Choice
@@ -92,12 +95,14 @@ Support = Callable[[Request, ModelFacts], "Accepted | Rejected"]
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend as the resolver sees it; `kvbench.engines.reference.backends` has its code, under the same name.
+    """A backend as the resolver sees it; `kvbench.engines.reference.backends` has its code, under the same
+    name.
 
     supports: whether it can run a request on a model.
 
-    triton: its kernels are written in Triton, which must be installed. splits: `kv_splits` can divide a decode. fused_gemm: it has
-    fused products of FP8 weights. graphs: on a GPU, steps can be CUDA graphs and decoder layers compiled.
+    triton: its kernels are written in Triton, which must be installed. splits: `kv_splits` can divide a
+    decode. fused_gemm: it has fused products of FP8 weights. graphs: on a GPU, steps can be CUDA graphs and
+    decoder layers compiled.
     """
 
     name: str
@@ -117,13 +122,15 @@ def _torch_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
         where = [i for i, layer in enumerate(facts.layers) if layer.kind == strange[0]]
         return Rejected(
             "layer_kind_unsupported",
-            f"Layer {where[0]} (and {len(where) - 1} more) is of kind {strange[0]!r}; the engine has full, sliding "
+            f"Layer {where[0]} (and {len(where) - 1} more) is of kind {strange[0]!r}; the engine has full, "
+            f"sliding "
             "and MLA attention.",
         )
     if KV_FORMATS[request.kv_format].quantized and any(layer.kind == "mla" for layer in facts.layers):
         return Rejected(
             "mla_not_validated",
-            f"The model caches a latent (MLA); {request.kv_format} has not been validated on it, only native has.",
+            f"The model caches a latent (MLA); {request.kv_format} has not been validated on it, only "
+            f"native has.",
         )
     return Accepted()
 
@@ -160,7 +167,8 @@ def _native_weights(request: Request, facts: ModelFacts) -> Accepted | Rejected:
 
 
 def _fp8_weights(request: Request, facts: ModelFacts) -> Accepted | Rejected:
-    """Every linear layer has at least the reference product; the loader refuses by name what is no linear layer."""
+    """Every linear layer has at least the reference product; the loader refuses by name what is no linear
+    layer."""
     return Accepted()
 
 
@@ -178,10 +186,11 @@ def resolve(
 ) -> Decision:
     """What will run for `request` on a model with `facts`; nothing is dropped without a word.
 
-    facts None: the model has not been seen yet; each choice is the request, with the reason `decided_at_load`.
-    Fallbacks are tried in this order: the same format on the torch backend, then native on the requested backend,
-    then native on torch. Raises UsageError for an unknown name; Refused when `fallback` is "refuse" and the request
-    cannot run as asked, and always when not even native on torch can, or `kv_splits` is given where nothing splits.
+    facts None: the model has not been seen yet; each choice is the request, with the reason
+    `decided_at_load`. Fallbacks are tried in this order: the same format on the torch backend, then native on
+    the requested backend, then native on torch. Raises UsageError for an unknown name; Refused when
+    `fallback` is "refuse" and the request cannot run as asked, and always when not even native on torch can,
+    or `kv_splits` is given where nothing splits.
     """
     _check_names(request, backends, weights)
     if facts is None:
@@ -194,7 +203,8 @@ def resolve(
     if request.kv_splits is not None and not chosen.splits:
         raise Refused(
             "splits_need_triton",
-            f"kv_splits: {request.kv_splits} was asked for, and the cell runs on backend {chosen.name}, which has no splits; remove it, "
+            f"kv_splits: {request.kv_splits} was asked for, and the cell runs on backend {chosen.name}, "
+            f"which has no splits; remove it, "
             "or ask for backend triton where its kernels run.",
         )
     stored = _resolve_weights(request, facts, weights)
@@ -272,12 +282,14 @@ def _resolve_gemm(request: Request, weights: str, backend: Backend) -> Choice:
     if backend.fused_gemm:
         no = Rejected(
             "gemm_needs_16_bits",
-            "gemm: w8a8 gives 16-bit results, and this cell's dtype is float32; ask for bfloat16 or float16, or gemm: reference.",
+            "gemm: w8a8 gives 16-bit results, and this cell's dtype is float32; ask for bfloat16 or "
+            "float16, or gemm: reference.",
         )
     else:
         no = Rejected(
             "gemm_needs_triton",
-            f"gemm: {asked} is a Triton kernel, and this cell runs on backend {backend.name}; ask for backend triton where its "
+            f"gemm: {asked} is a Triton kernel, and this cell runs on backend {backend.name}; ask for "
+            f"backend triton where its "
             "kernels run, or gemm: reference.",
         )
     if request.fallback == "refuse":
@@ -294,7 +306,8 @@ def _resolve_speed(request: Request, aspect: str, fast: str, plain: str, backend
         return _choice(asked, fast, [])
     no = Rejected(
         f"{fast}_needs_triton_on_gpu",
-        f"{aspect}: {fast} needs backend triton on a CUDA device; this cell runs on backend {backend.name}, {request.device}.",
+        f"{aspect}: {fast} needs backend triton on a CUDA device; this cell runs on backend {backend.name}, "
+        f"{request.device}.",
     )
     if asked == fast and request.fallback == "refuse":
         raise _refused(no, f"{aspect} {fast}")
@@ -304,7 +317,8 @@ def _resolve_speed(request: Request, aspect: str, fast: str, plain: str, backend
 def _refused(answer: Rejected, what: str) -> Refused:
     return Refused(
         answer.reason,
-        f"{what} was asked for and cannot run: {answer.sentence} Set engine: {{fallback: allow}} to run what can.",
+        f"{what} was asked for and cannot run: {answer.sentence} Set engine: {{fallback: allow}} to run "
+        f"what can.",
     )
 
 
@@ -331,7 +345,8 @@ def context_fault(facts: ModelFacts, context: int, new_tokens: int) -> Rejected 
         return None
     return Rejected(
         "invalid_context",
-        f"A context of {context} tokens with {new_tokens} new ones needs {context + after} positions, and the model "
+        f"A context of {context} tokens with {new_tokens} new ones needs {context + after} positions, and "
+        f"the model "
         f"({facts.model_type}) has {facts.max_context}. Use a context of at most "
         f"{max(facts.max_context - after, 0)}; nothing is clipped.",
     )

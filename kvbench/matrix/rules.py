@@ -1,8 +1,9 @@
 """What a configuration file accepts, as declarations, and the one checker that walks them.
 
-Matrix and gate files are declared with four kinds of rule: `Option` (one value), `Keys` (a mapping), `Items` (a list)
-and `Either`. `kvbench.matrix.schema` makes the published JSON Schema from the same declarations. What no schema can
-express (a static format without a scale, a key that is both varied and fixed) is checked by the code that uses the file.
+Matrix and gate files are declared with four kinds of rule: `Option` (one value), `Keys` (a mapping), `Items`
+(a list) and `Either`. `kvbench.matrix.schema` makes the published JSON Schema from the same declarations.
+What no schema can express (a static format without a scale, a key that is both varied and fixed) is checked
+by the code that uses the file.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", 
 
 @dataclass(frozen=True)
 class Option:
-    """One value. kind: a key of `KINDS`. choices: the accepted values, () for any. optional: null is accepted.
+    """One value. kind: a key of `KINDS`. choices: the accepted values, () for any. optional: null is
+    accepted.
 
     many: a list of such values; a single value stands for a list of one.
-    fans_out: each value of the list becomes a task of its own, whose options hold that one value in the list's place.
-    names_data: the value names evaluation data, whose digest is part of the task's key.
-    looks: sample sizes that `--until-decided` judges first, in this order; the value of the matrix comes last. Where
-    null is accepted it means the whole set, and every other value makes the result partial.
-    pattern: a regular expression that a text without choices must contain. expects: what is accepted, in words, where
-    the words made from the other fields do not do. meanings: choice -> what it means, for the schema.
-    hints: wrong value -> what to do instead.
+    fans_out: each value of the list becomes a task of its own, whose options hold that one value in the
+    list's place. names_data: the value names evaluation data, whose digest is part of the task's key.
+    looks: sample sizes that `--until-decided` judges first, in this order; the value of the matrix comes
+    last. Where null is accepted it means the whole set, and every other value makes the result partial.
+    pattern: a regular expression that a text without choices must contain. expects: what is accepted, in
+    words, where the words made from the other fields do not do. meanings: choice -> what it means, for the
+    schema. hints: wrong value -> what to do instead.
     """
 
     kind: str
@@ -54,10 +56,11 @@ class Option:
 
 @dataclass(frozen=True)
 class Keys:
-    """A mapping with these keys. name: what messages call it. any_of: at least one of these keys; one_of: exactly one.
+    """A mapping with these keys. name: what messages call it. any_of: at least one of these keys; one_of:
+    exactly one.
 
-    hints: key that belongs elsewhere -> what to do with it. list_hint: what to do where a list was given for one value.
-    ordered: the result has the order of the declaration, not that of the file.
+    hints: key that belongs elsewhere -> what to do with it. list_hint: what to do where a list was given for
+    one value. ordered: the result has the order of the declaration, not that of the file.
     also: a rule that no schema expresses: what is wrong with a mapping whose parts are accepted, or "".
     """
 
@@ -78,7 +81,8 @@ class Keys:
 
 @dataclass(frozen=True)
 class Items:
-    """A list with at least `least` and at most `most` items. single: a value alone stands for a list of one."""
+    """A list with at least `least` and at most `most` items. single: a value alone stands for a list of
+    one."""
 
     item: Rule
     help: str = ""
@@ -106,8 +110,9 @@ Rule = Option | Keys | Items | Either
 def check(rule: Rule, value: Any, problems: Problems, path: DataPath = (), list_hint: str = "") -> Any:
     """The value in the form in which it is hashed, with INVALID in place of each part that was refused.
 
-    Every mistake goes to `problems`, with a code. Nothing is cast: `"8"` is no number, `8` no text, and a NaN or an
-    infinity is never accepted. Numbers of float options become floats; a single value of a list becomes a list.
+    Every mistake goes to `problems`, with a code. Nothing is cast: `"8"` is no number, `8` no text, and a NaN
+    or an infinity is never accepted. Numbers of float options become floats; a single value of a list becomes
+    a list.
     """
     if value is None and rule.optional:
         return None

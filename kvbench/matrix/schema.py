@@ -1,7 +1,7 @@
 """JSON Schemas (draft 2020-12) made from the declarations that the loaders check against.
 
-For editors: they complete keys and show what is accepted while the file is written. The loaders check more than a
-schema can express (a static format without a scale, a key that is both varied and fixed).
+For editors: they complete keys and show what is accepted while the file is written. The loaders check more
+than a schema can express (a static format without a scale, a key that is both varied and fixed).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Cells and runners become tasks: each piece of work once, under the hash of all that determines its result."""
+"""Cells and runners become tasks: each piece of work once, under the hash of all that determines its
+result."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ def tasks_of(
 ) -> tuple[Task, ...]:
     """The tasks in the order of cells, then of runners; `Task.cells` lists the cells that share it.
 
-    `cells` holds every cell's baseline. fingerprint_model(spec) and fingerprint_data(name, split) return digests; where
-    one raises NotAvailable, its absence is hashed instead, so the task runs again once the data or model is there.
+    `cells` holds every cell's baseline. fingerprint_model(spec) and fingerprint_data(name, split) return
+    digests; where one raises NotAvailable, its absence is hashed instead, so the task runs again once the
+    data or model is there.
     """
     model_digest, data_digest = remembered(fingerprint_model, fingerprint_data)
     by_id = {cell.id: cell for cell in cells}
@@ -69,7 +71,8 @@ def identity_of(
     fingerprint_model: FingerprintModel,
     fingerprint_data: FingerprintData,
 ) -> dict[str, Any]:
-    """The parts of a task's key that are not in the task: digests of the machine, its model, its native model, its data."""
+    """The parts of a task's key that are not in the task: digests of the machine, its model, its native
+    model, its data."""
     split = options.get("split", "test")
     return {
         "host": dict(host),
@@ -108,7 +111,8 @@ def project(spec: Mapping[str, Any], runner: RunnerDecl) -> dict[str, Any]:
 
 
 def fan_out(runner: RunnerDecl, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """One options mapping a task: the list of an option that fans out is replaced by each of its values in turn."""
+    """One options mapping a task: the list of an option that fans out is replaced by each of its values in
+    turn."""
     fanned = [key for key, option in runner.options.items() if option.fans_out]
     if not fanned:
         yield dict(options)

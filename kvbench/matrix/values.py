@@ -9,7 +9,8 @@ from kvbench.text import show
 
 
 def text(value: Any) -> str:
-    """A value as names and `-k` write it: int8_sym, 4, true, null, 0.05; scales by side or layer as `scales.short` does."""
+    """A value as names and `-k` write it: int8_sym, 4, true, null, 0.05; scales by side or layer as
+    `scales.short` does."""
     if isinstance(value, dict):
         return short(value)
     return value if isinstance(value, str) else show(value)

@@ -1,21 +1,21 @@
 """Strict YAML: YAML 1.2 core scalars, no duplicate keys, and a place for every value.
 
-PyYAML scans and parses; only its events are used, so its YAML 1.1 types (`no` is False, `1e-5` is text, `010` is 8,
-`12:30` is 750) reach no matrix or gate. A plain scalar gets its type by these rules and no others:
+PyYAML scans and parses; only its events are used, so its YAML 1.1 types (`no` is False, `1e-5` is text, `010`
+is 8, `12:30` is 750) reach no matrix or gate. A plain scalar gets its type by these rules and no others:
 
     null     ~ null Null NULL, or nothing          bool     true True TRUE false False FALSE
     int      12, -3, 010 (ten), 0o10, 0xff         float    1e-5 1e5 1e+5 1.0e5 .5 .inf -.inf .nan
     text     all else: yes no on off, 12:30, 1_000, 2026-01-31
 
-Refused, with the place: duplicate keys, keys that are not text, tags, aliases and merge keys, a second document, an
-empty file, a number too large for a float, tabs in place of spaces.
+Refused, with the place: duplicate keys, keys that are not text, tags, aliases and merge keys, a second
+document, an empty file, a number too large for a float, tabs in place of spaces.
 
 A reader collects all mistakes before it raises:
 
     document = read(path)                  # raises for what cannot be parsed at all
     problems = Problems(document)          # starts with what the loader itself found
     problems.add(("axes", "batch", 1), 'batch: expected a whole number, got "8".', "wrong_type")
-    problems.raise_if_any()                # one ConfigError, one line for each mistake: file:line:column: sentence
+    problems.raise_if_any()                # one ConfigError, a line for each mistake
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def parse(text: str, name: str, sha: str = "") -> Document:
         line = text.count("\n", 0, e.position) + 1
         column = e.position - (text.rfind("\n", 0, e.position) + 1) + 1
         raise UsageError(
-            f"{name}:{line}:{column}: the character U+{ord(text[e.position]):04X} is not allowed in YAML; remove it."
+            f"{name}:{line}:{column}: the character U+{ord(text[e.position]):04X} is not allowed in YAML; "
+            f"remove it."
         ) from None
     if data is None and not builder.faults:
         raise UsageError(f"{name} is empty; expected a mapping of keys.")
@@ -98,7 +99,8 @@ def parse(text: str, name: str, sha: str = "") -> Document:
 
 
 def scalar(text: str) -> Any:
-    """The value of a plain scalar by the rules above. Raises ValueError (a sentence) for a number out of range."""
+    """The value of a plain scalar by the rules above. Raises ValueError (a sentence) for a number out of
+    range."""
     if text in NULLS:
         return None
     if text in _BOOLS:

@@ -36,7 +36,7 @@ class Shape:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {value} is no number of them; give 1 or more.")
+                raise UsageError(f"--{name.replace('_', '-')} {value} is too small; give 1 or more.")
 
     @property
     def facts(self) -> ModelFacts:
@@ -45,9 +45,7 @@ class Shape:
 
 
 def format_rows(facts: ModelFacts, device: str, dtype: str) -> list[dict[str, Any]]:
-    """A mapping for each KV format: what it stores, its bytes a token over all layers, and what each backend
-    says to it.
-    """
+    """One mapping per KV format: its storage, its bytes per token, and each backend's answer."""
     return [_format(fmt, facts, device, dtype) for fmt in KV_FORMATS.values()]
 
 
@@ -75,14 +73,14 @@ def verdict(
 ) -> str:
     """ "" where the backend takes the format for this model, or its reason in a sentence."""
     request = Request(
-        kv_format, "native", backend, "refuse", device=device, dtype=dtype, page_size=page_size, interpreter=interpreting()
-    )  # fmt: skip
+        kv_format, "native", backend, "refuse", device, dtype, page_size, interpreter=interpreting()
+    )
     answer = BACKENDS[backend].supports(request, facts)
     return "" if isinstance(answer, Accepted) else f"{answer.reason}: {answer.sentence}"
 
 
 def weight_rows() -> list[dict[str, Any]]:
-    """A mapping for each weight format; bytes of a 4096x4096 layer, to 2 bytes a number."""
+    """One mapping per weight format; the ratio is of a 4096x4096 layer to 2 bytes per number."""
     n = k = 4096
     return [
         {
@@ -99,14 +97,12 @@ def weight_rows() -> list[dict[str, Any]]:
 
 
 def backend_rows(facts: ModelFacts, host: Host, triton_version: str | None) -> list[dict[str, Any]]:
-    """A mapping for each backend: the formats that it takes here, what stands against the others, and on what
-    it runs at all.
-    """
+    """One mapping per backend: the formats that it takes here, why not the others, and where it can run."""
     return [_backend(name, facts, host, triton_version) for name in BACKENDS]
 
 
 def _backend(name: str, facts: ModelFacts, host: Host, triton_version: str | None) -> dict[str, Any]:
-    """usable: it takes at least one format. why_not: the other formats by what stands against them."""
+    """usable: it takes at least one format. why_not: the other formats, by reason."""
     dtype = "bfloat16" if host.device == "cuda" else "float32"
     answers = {fmt: verdict(name, fmt, facts, host.device, dtype) for fmt in KV_FORMATS}
     if BACKENDS[name].triton and triton_version is None:
@@ -139,7 +135,7 @@ _SCOPE: Mapping[str, Mapping[str, Any]] = {
     },
     "triton": {
         "devices": ["cuda"],
-        "what": "paged attention that reads the quantized pages; CUDA graphs and compiled layers; fused FP8 products",
+        "what": "paged attention over quantized pages, CUDA graphs, compiled layers, fused FP8 products",
         "dtypes": list(DTYPES),
         "head_dims": f"multiples of {HEAD_DIMS.step} from {HEAD_DIMS.start} to {HEAD_DIMS[-1]}",
         "page_sizes": ", ".join(map(str, PAGE_SIZES)),
@@ -158,8 +154,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def facts_of(model: str) -> ModelFacts:
-    """Of a model's config. Raises NotAvailable for one that is not here, UsageError for a name that means
-    nothing, and for a model that the engine refuses whole.
+    """The facts of a model's config. Raises NotAvailable for a model that is not here, UsageError for an
+    unknown name and for a model that the engine refuses.
     """
     from kvbench.matrix.cells import CELL_KEYS
     from kvbench.models.source import config_facts

@@ -1,4 +1,5 @@
-"""The facts of this machine for `kvbench doctor`, which `kvbench.preflight.doctor` judges. Takes half a second: idle cores are counted."""
+"""The facts of this machine for `kvbench doctor`, which `kvbench.preflight.doctor` judges. Takes half a
+second: idle cores are counted."""
 
 from __future__ import annotations
 
@@ -113,7 +114,8 @@ def idle_ticks(proc: Path = Path("/proc")) -> int:
 
 
 def quota_cores(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """CPUs that the control groups (version 2) of this process grant it; None where none sets a limit, or nobody says."""
+    """CPUs that the control groups (version 2) of this process grant it; None where none sets a limit, or
+    nobody says."""
     try:
         lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -140,7 +142,8 @@ def _gpus(nvml: Any) -> Iterator[Gpu]:
 
 
 def gpu_facts(nvml: Any, index: int, driver: str) -> Gpu:
-    """nvml: the module pynvml, or one like it. No CUDA context is made, so every process on the GPU is another's."""
+    """nvml: the module pynvml, or one like it. No CUDA context is made, so every process on the GPU is
+    another's."""
     import torch
 
     from kvbench.machine.device_state import DeviceState

@@ -1,7 +1,8 @@
-"""Judges whether a machine is fit to measure on, from facts collected elsewhere, so that a test can invent any machine.
+"""Judges whether a machine is fit to measure on, from facts collected elsewhere, so that a test can invent
+any machine.
 
-A problem ends a run or makes its numbers wrong; a warning may disturb times, or says what is missing for some of the
-work. Each has a remedy.
+A problem ends a run or makes its numbers wrong; a warning may disturb times, or says what is missing for some
+of the work. Each has a remedy.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Package:
-    """installed, wanted: a version and the accepted range ("" for any); fits: None where it is not installed."""
+    """installed, wanted: a version and the accepted range ("" for any); fits: None where it is not
+    installed."""
 
     name: str
     installed: str | None
@@ -48,7 +50,8 @@ class Package:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible GPU. state: as `DeviceState.read()` gives it with its `fixed()`; unread values are None or left out.
+    """One visible GPU. state: as `DeviceState.read()` gives it with its `fixed()`; unread values are None or
+    left out.
 
     mig, ecc_errors: None where unread; others: compute processes on it; unread: fact -> why it was not read.
     """
@@ -64,10 +67,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Facts:
-    """environment: that of `kvbench.machine.host.host()`. free_cores: idle cores, None where unknown. quota_cores: CPUs
-    that the control group grants, None for no quota. stolen: share of the CPUs' time. throttled: whether the quota
-    stopped this process during the look. cache: {"path", "writable", "free", "bytes", "left_over"}. data: (folder, files
-    present, files known). interpreter: whether TRITON_INTERPRET is set.
+    """environment: that of `kvbench.machine.host.host()`. free_cores: idle cores, None where unknown.
+    quota_cores: CPUs that the control group grants, None for no quota. stolen: share of the CPUs' time.
+    throttled: whether the quota stopped this process during the look. cache: {"path", "writable", "free",
+    "bytes", "left_over"}. data: (folder, files present, files known). interpreter: whether TRITON_INTERPRET
+    is set.
     """
 
     environment: Mapping[str, Any]
@@ -206,7 +210,8 @@ def _cpu(facts: Facts) -> Iterator[Line]:
 
 
 def _threads(env: Mapping[str, Any], cores: int, free: float) -> Line:
-    """Whether torch uses at most as many threads as there are free cores. OpenMP reads the first number of a list."""
+    """Whether torch uses at most as many threads as there are free cores. OpenMP reads the first number of a
+    list."""
     setting, enough = env["omp_num_threads"], max(1, int(free + 1 - FREE_SHARE))
     first = str(cores) if setting is None else setting.split(",")[0].strip()
     if not first.isdigit() or int(first) < 1:
@@ -233,7 +238,10 @@ def _cache(facts: Facts) -> Line:
         return Line("cache", PROBLEM, f"{cache['path']} cannot be written", remedy)
     found = f"{cache['path']}, {cache['bytes']:,} B, {cache['free']:,} B free"
     if cache["free"] < LEAST_DISK:
-        remedy = f"free some, or set KVBENCH_CACHE_DIR: a model needs about {LEAST_DISK:,} B; the cache may be deleted"
+        remedy = (
+            f"free some, or set KVBENCH_CACHE_DIR: a model needs about {LEAST_DISK:,} B; the cache may "
+            f"be deleted"
+        )
         return Line("cache", WARNING, found, remedy)
     if cache["left_over"]:
         found = f"{found}; {cache['left_over']} unfinished downloads in it"

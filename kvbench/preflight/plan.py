@@ -25,8 +25,9 @@ AT_LOAD = "decided at load"  # how the problem of a cell begins whose model is n
 
 @dataclass(frozen=True)
 class CellPlan:
-    """decision: None where `problem` says why the cell cannot run, or that this is decided at load. kv_bytes: estimated.
-    weights: by formula, None where only the loaded model tells. scales: static ones by layer, () where unknown."""
+    """decision: None where `problem` says why the cell cannot run, or that this is decided at load. kv_bytes:
+    estimated. weights: by formula, None where only the loaded model tells. scales: static ones by layer, ()
+    where unknown."""
 
     cell: Cell
     decision: Decision | None
@@ -102,7 +103,8 @@ def plan_text(
     environment: Mapping[str, Any],
     gate: Gate | None = None,
 ) -> str:
-    """The plan for a person. environment: that of `kvbench.machine.host.host()`, for the device of this machine."""
+    """The plan for a person. environment: that of `kvbench.machine.host.host()`, for the device of this
+    machine."""
     model = one_model([p.cell.spec for p in cells])
     counts = f"{len(tasks.todo)} to run, {len(tasks.reused)} reused"
     title = f"{matrix.name}: {len(cells)} cells, {len(matrix.tasks)} tasks ({counts})"
@@ -132,7 +134,7 @@ def _cell_lines(p: CellPlan) -> Iterator[str]:
 
 def _task_line(task: Task, reused: bool) -> str:
     cells = f"{len(task.cells)} cell{'s' if len(task.cells) > 1 else ''}"
-    what = f"{task.runner} {task.variant}".strip()
+    what = task.title
     return f"  {'reuse' if reused else 'run  '}  {task.key}  {what} on {cells}"
 
 
@@ -157,7 +159,8 @@ def device_note(cells: list[CellPlan], environment: Mapping[str, Any]) -> list[s
         return []
     who = "cells need" if need == len(cells) else f"{need} of {len(cells)} cells need"
     return [
-        f"note: {who} a CUDA device and this machine has none ({environment['device_reason']}); this is the plan for a "
+        f"note: {who} a CUDA device and this machine has none ({environment['device_reason']}); this is the "
+        f"plan for a "
         "GPU, and a run here is refused: run it on a machine with a GPU, or remove device: cuda."
     ]
 

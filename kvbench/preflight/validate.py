@@ -1,6 +1,8 @@
-"""What `kvbench validate` finds: whether all of a matrix can run and answer its gate. Loads no model, needs no GPU.
+"""What `kvbench validate` finds: whether all of a matrix can run and answer its gate. Loads no model, needs
+no GPU.
 
-A problem (exit code 2) would stop a cell or leave a required check without a result; a note is information only.
+A problem (exit code 2) would stop a cell or leave a required check without a result; a note is information
+only.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ MATRIX, GATE = "matrix", "gate"
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found in one file. summary: a line on its content; facts: the models, and the data with its digests."""
+    """What was found in one file. summary: a line on its content; facts: the models, and the data with its
+    digests."""
 
     file: str
     kind: str
@@ -51,7 +54,8 @@ class Finding:
 
 
 def kind_of(path: Path) -> str:
-    """By its sections; a file that cannot be parsed counts as a matrix, and the loader reports its mistakes."""
+    """By its sections; a file that cannot be parsed counts as a matrix, and the loader reports its
+    mistakes."""
     from kvbench.matrix.yaml import read
 
     try:
@@ -75,7 +79,8 @@ def of_gate(gate: Gate) -> Finding:
 def of_matrix(
     matrix: Matrix, gate: Gate | None, digest_of: FingerprintData, environment: Mapping[str, Any]
 ) -> Finding:
-    """digest_of(name, split): sha256 of evaluation data, or "absent". environment: that of `machine.host.host()`."""
+    """digest_of(name, split): sha256 of evaluation data, or "absent". environment: that of
+    `machine.host.host()`."""
     plans = [plan_cell(cell) for cell in matrix.cells]
     data = {key: digest_of(*key) for task in matrix.tasks for key in data_names(task)}
     absent = sorted({name for (name, _), sha in data.items() if sha == ABSENT})
@@ -84,7 +89,8 @@ def of_matrix(
     return Finding(
         str(matrix.path),
         MATRIX,
-        f"{len(matrix.cells)} cells, {len(matrix.tasks)} tasks, {f'judged by {gate.name}' if gate else 'no gate'}",
+        f"{len(matrix.cells)} cells, {len(matrix.tasks)} tasks, "
+        f"{f'judged by {gate.name}' if gate else 'no gate'}",
         facts=(*_models(matrix.cells), *(_data_line(*key, sha) for key, sha in data.items())),
         problems=(
             *_grouped((name, problem) for name, problem in faults if not problem.startswith(AT_LOAD)),
@@ -97,7 +103,8 @@ def of_matrix(
             *_grouped(_fallbacks(plans)),
             *(found.sentence for found in open_checks if not found.check.required),
             *(
-                f"data {name} is missing, so what it measures is reported as not evaluated; pass a folder that holds "
+                f"data {name} is missing, so what it measures is reported as not evaluated; pass a folder "
+                f"that holds "
                 f"it with --data-dir, or see kvbench data fetch {name}."
                 for name in absent
             ),
@@ -106,7 +113,8 @@ def of_matrix(
 
 
 def _models(cells: Sequence[Cell]) -> Iterator[str]:
-    """`model NAME: llama, 30 layers of full attention, 9 query heads on 3 KV heads of 64, at most 8192 positions`"""
+    """`model NAME: llama, 30 layers of full attention, 9 query heads on 3 KV heads of 64, at most 8192
+    positions`"""
     seen = {(c.spec["model"], c.spec["model_revision"]): c.spec for c in cells}
     for (name, _), spec in seen.items():
         try:
@@ -161,7 +169,8 @@ def _refused_tasks(matrix: Matrix) -> Iterator[tuple[str, str]]:
 
 
 def _generates_too_much(task: Task) -> Rejected | None:
-    """The prompt fits the model, but what is generated after it does not; plan reports a prompt that does not fit."""
+    """The prompt fits the model, but what is generated after it does not; plan reports a prompt that does not
+    fit."""
     try:
         facts = config_facts(task.spec)
     except (NotAvailable, Refused, UsageError):

@@ -1,5 +1,5 @@
-"""The published tables that `kvbench reproduce` runs: SOURCE/TABLE -> reference file, matrix, and what of
-ours each line is.
+"""The published tables that `kvbench reproduce` runs: SOURCE/TABLE -> reference file, matrix, and rules for
+its lines.
 
 int8_sym: the opt-in INT8 cache with FP16 scales a token and head; int8_static: the INT8 cache that a dropped
 flag kept from running; fp8: the FP8 weights and FP8 cache. Adding a table: its CSV in reports/reference/, its
@@ -58,14 +58,16 @@ def _decode(of: str, against: str, baseline: dict[str, object]) -> Rule:
     """Rates by batch; the change is that of ITL, upside down."""
     fused = {"weights": "fp8_block128", "gemm": "auto"}
     return Rule(
-        "decode_tok_s", CHANGE, "decode_tok_s", fused, baseline, {"of": of, "against": against}, ("batch",), "itl_ratio",
+        "decode_tok_s", CHANGE, "decode_tok_s", fused, baseline, {"of": of, "against": against}, ("batch",),
+        "itl_ratio",
         inverse=True,
     )  # fmt: skip
 
 
 def _itl(of: str, splits: int | None) -> Rule:
     return Rule(
-        "itl_ms", CHANGE, "itl_ms", {**_FP8_BOTH, "kv_splits": splits}, {**_FP8, "kv_splits": None}, {"of": of},
+        "itl_ms", CHANGE, "itl_ms", {**_FP8_BOTH, "kv_splits": splits}, {**_FP8, "kv_splits": None},
+        {"of": of},
         ("batch", "context"), "itl_ratio",
     )  # fmt: skip
 
@@ -73,10 +75,12 @@ def _itl(of: str, splits: int | None) -> Rule:
 def _quality(of: str, candidate: dict[str, str], baseline: dict[str, str]) -> tuple[Rule, ...]:
     """Within the published targets: perplexity 1%, accuracy half a point."""
     text = Rule(
-        "ppl", CHANGE, "ppl", candidate, baseline, {"of": of}, (), "ppl_delta_pct", band=math.log(1.01), variant="wikitext2"
+        "ppl", CHANGE, "ppl", candidate, baseline, {"of": of}, (), "ppl_delta_pct", band=math.log(1.01),
+        variant="wikitext2"
     )  # fmt: skip
     questions = tuple(
-        Rule("mcq_accuracy", CHANGE, "mcq_accuracy", candidate, baseline, {"of": of, "data": data}, (), "mcq_delta_pt",
+        Rule("mcq_accuracy", CHANGE, "mcq_accuracy", candidate, baseline, {"of": of, "data": data}, (),
+             "mcq_delta_pt",
              factor=100, points=True, band=0.5, variant=data.split()[0])
         for data in ("ceval val", "mmlu test")
     )  # fmt: skip
@@ -92,25 +96,32 @@ TABLES: dict[str, Reproduction] = {
     "int8_static/memory": Reproduction(
         "int8_memory.csv", "static_memory.yaml",
         (_bytes("kv_bytes_total", "kv_bytes_total", {"kv_format": "int8_static"}, ("model", "tokens")),),
-        ours=f"tinyllama-1.1b-cache, qwen2.5-0.5b-cache, smollm-135m-cache: {_CACHE}", needs="seconds, any machine",
-        stand_ins={"TinyLlama-1.1B-Chat": "tinyllama-1.1b-cache", "Qwen2.5-0.5B-Instruct": "qwen2.5-0.5b-cache",
+        ours=f"tinyllama-1.1b-cache, qwen2.5-0.5b-cache, smollm-135m-cache: {_CACHE}",
+        needs="seconds, any machine",
+        stand_ins={"TinyLlama-1.1B-Chat": "tinyllama-1.1b-cache",
+                   "Qwen2.5-0.5B-Instruct": "qwen2.5-0.5b-cache",
                    "SmolLM-135M": "smollm-135m-cache"},
     ),
     "int8_static/throughput": Reproduction(
         "int8_throughput.csv", "static_throughput.yaml",
-        tuple(Rule(metric, CHANGE, metric, {"kv_format": "int8_static"}, {"kv_format": "native"}, {}, ("model",), paired, inverse)
-              for metric, paired, inverse in (("request_ms", "", False), ("prefill_tok_s", "ttft_ratio", True),
+        tuple(Rule(metric, CHANGE, metric, {"kv_format": "int8_static"}, {"kv_format": "native"}, {},
+                   ("model",), paired, inverse)
+              for metric, paired, inverse in (("request_ms", "", False), ("prefill_tok_s", "ttft_ratio",
+                                                                          True),
                                               ("decode_tok_s", "itl_ratio", True))),
         ours=f"tinyllama-1.1b-shape, qwen2.5-0.5b-shape: {_SHAPE}", needs="a GPU; 2 minutes on an H200",
-        stand_ins={"TinyLlama-1.1B-Chat": "tinyllama-1.1b-shape", "Qwen2.5-0.5B-Instruct": "qwen2.5-0.5b-shape"},
+        stand_ins={"TinyLlama-1.1B-Chat": "tinyllama-1.1b-shape",
+                   "Qwen2.5-0.5B-Instruct": "qwen2.5-0.5b-shape"},
     ),
     "int8_static/scale": Reproduction(
         "int8_scale.csv", "static_scale.yaml",
         (
             Rule("calibrated_scale", EXACT, formula=lambda line: line.numbers["amax"].middle / 127),
-            Rule("static_scale", VALUE, "gen_useful_tokens", {"kv_format": "int8_static"}, texts={"of": "as shipped"},
+            Rule("static_scale", VALUE, "gen_useful_tokens", {"kv_format": "int8_static"},
+                 texts={"of": "as shipped"},
                  reads=("scale",), states=(0.0, 1.0)),  # it collapses at once
-            Rule("static_scale", VALUE, "gen_useful_tokens", {"kv_format": "int8_static"}, texts={"of": "for validation"},
+            Rule("static_scale", VALUE, "gen_useful_tokens", {"kv_format": "int8_static"},
+                 texts={"of": "for validation"},
                  reads=("scale",), states=(50.0, 150.0)),  # coherent up to some 100 tokens
             Rule("coherent_tokens", VALUE, "gen_useful_tokens", {"kv_format": "int8_static", "scale": 0.05}),
         ),
@@ -119,11 +130,13 @@ TABLES: dict[str, Reproduction] = {
     "int8_static/accuracy": Reproduction(
         "int8_accuracy.csv", "static_accuracy.yaml",
         (Rule("mcq_accuracy", SAME, "mcq_aa_disagreement", {"kv_format": "native"}),),
-        ours=f"smollm2-135m-instruct on questions of all subjects of MMLU, {_SMALL}", needs="MMLU (--data-dir); a minute on a CPU",
+        ours=f"smollm2-135m-instruct on questions of all subjects of MMLU, {_SMALL}",
+        needs="MMLU (--data-dir); a minute on a CPU",
     ),
     "int8_static/service": Reproduction(
         "int8_service.csv", "",
-        tuple(Rule(metric, left_out="a service under requests; kvbench has no server, its batches are static.")
+        tuple(Rule(metric,
+                   left_out="a service under requests; kvbench has no server, its batches are static.")
               for metric in ("requests_s", "output_tok_s")),
     ),
     "fp8/kv-bytes": Reproduction(
@@ -155,7 +168,8 @@ TABLES: dict[str, Reproduction] = {
             *_quality("fp8 weights", _FP8, _NATIVE),
             *_quality("fp8 weights, fp8 KV", _FP8_BOTH, _FP8),
             Rule("weight_bytes", CHANGE, "weight_bytes", _FP8, _NATIVE),
-            Rule("model_load_s", left_out="kvbench quantizes a native checkpoint when it loads it, which reads no fewer bytes."),
+            Rule("model_load_s",
+                 left_out="kvbench quantizes on load, which reads as many bytes of the checkpoint."),
         ),
         ours=f"smollm2-135m-instruct, limited samples, {_SMALL}",
         needs="WikiText-2, MMLU and C-Eval (--data-dir); minutes on a CPU",

@@ -1,15 +1,15 @@
-"""Ours beside a published table: same sign, same order, ratio; pure, from stored rows.
+"""Compares stored rows with a published table: sign, order and ratio.
 
-A published line is matched with a `Rule`, which says what of ours it is: a metric of one cell, or of a
-baseline and a candidate. How it is compared:
+A `Rule` matches a published line with our metric of one cell, or of a baseline and a candidate. It is
+compared as:
 
-exact   ours is one of the numbers that round to what is printed (bytes)
-change  what the candidate does to the baseline: both up, both down, or both within `band` of no change
-same    ours is 0, as published (two runs that pick alike)
+exact   ours rounds to the printed number (bytes)
+change  from baseline to candidate: both up, both down, or both within `band` of no change
+same    ours is 0, as published (two runs with equal picks)
 value   no sign: it counts in the order of its column
 
-A number means its interval: of a published one, what rounds to it; of ours, the 95% interval where the metric
-has one. What two intervals do not tell apart is open, never taken for agreement.
+A number stands for an interval: all numbers that round to a published one, and the 95% interval of ours where
+the metric has one. Overlapping intervals are open, never agreement.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ EXACT, CHANGE, SAME, VALUE = "exact", "change", "same", "value"
 
 Keys = Mapping[str, Any]
 
-# A paired metric of ours as a change: the log of candidate over baseline, or points.
+# Our paired metrics as a change: the log of candidate over baseline, or points.
 PAIRED: dict[str, Callable[[float], float]] = {
     "itl_ratio": math.log,
     "ttft_ratio": math.log,
@@ -53,14 +53,14 @@ PAIRED: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """Which published lines it is of (metric, and texts that they have), and what of ours each is.
+    """Selects published lines (by metric and texts) and the matching metric `ours`.
 
-    candidate, baseline: keys of the cell on either side; batch, context, tokens and model of the line are
-    added where `reads` names them. paired: the metric that compares a cell with its native baseline, with an
-    interval; inverse: for a rate it is that of a time. factor: ours in the published unit; per_token: ours
-    over the token slots of its cell; points: a change is a difference. band: a change up to it is none (the
-    published target). states: what a line says in words. left_out: why kvbench has no counterpart. formula:
-    computed from the line alone: measured by nobody, so it agrees with nothing.
+    candidate, baseline: keys of the cell on either side; `reads` names the keys that the line adds. paired:
+    our metric against the native baseline, with an interval; inverse: it is of a time, and the line a rate.
+    factor: ours in the published unit; per_token: divide ours by the token slots; points: a change is a
+    difference. band: a change up to it counts as none (the published target). states: a statement in words,
+    as an interval. left_out: why kvbench has no counterpart. formula: computed from the line alone, so
+    nothing is measured.
     """
 
     metric: str
@@ -86,14 +86,14 @@ class Rule:
 
 
 class Ours:
-    """The rows of a run, found by the keys of their cell."""
+    """Finds the rows of a run by the keys of their cell."""
 
     def __init__(self, cells: Iterable[Cell], rows: Iterable[Row]) -> None:
         self.specs = {cell.id: cell.spec for cell in cells}
         self.rows = list(rows)
 
     def find(self, keys: Keys, metric: str, variant: str = "") -> Row | str:
-        """The one row, or why there is none."""
+        """The single matching row, or why there is none."""
         cells = [at for at, spec in self.specs.items() if all(spec.get(k) == v for k, v in keys.items())]
         named = ", ".join(f"{key} {'auto' if value is None else value}" for key, value in keys.items())
         if len(cells) != 1:
@@ -123,7 +123,7 @@ class Ours:
 
 
 def compare(lines: Sequence[Line], rules: Sequence[Rule], stand_ins: Mapping[str, str], ours: Ours) -> Shape:
-    """stand_ins: our model for a published one, where a table has several."""
+    """stand_ins: our model for each published one, where a table has several."""
     rows: list[Compared] = []
     columns: dict[str, list[tuple[str, Interval, Interval]]] = {}
     for line in lines:
@@ -202,8 +202,10 @@ def _compared(
 
 
 def _exact(line: Line, rule: Rule, values: Mapping[str, float]) -> Compared:
-    """Bytes: each stated side holds ours. A unit of 10^3 may mean one of 2^10, which is said."""
-    state, said, ratio = AGREES, [], None
+    """Bytes: ours rounds to each stated side. A unit of 10^3 may mean one of 2^10; the sentence then says
+    so.
+    """
+    state, notes, ratio = AGREES, [], None
     binary = {"KB": "KiB", "MB": "MiB", "GB": "GiB"}.get(line.unit)
     for side, value in values.items():
         if side not in line.numbers:
@@ -211,16 +213,16 @@ def _exact(line: Line, rule: Rule, values: Mapping[str, float]) -> Compared:
         stated = line.numbers[side]
         low, high, meant = float(stated.low), float(stated.high), value
         if low <= value <= high:
-            said.append(f"{side} equal")
+            notes.append(f"{side} equal")
         elif binary and low <= value * BYTES[line.unit] / BYTES[binary] <= high:
             meant = value * BYTES[line.unit] / BYTES[binary]
-            said.append(f"{side} equal as {binary}, which is printed as {line.unit}")
+            notes.append(f"{side} equal as {binary}, which is printed as {line.unit}")
         else:
             state = DIFFERS
-            said.append(f"{side} is {_text(value, line.unit)}, published {line.shown(side)}")
+            notes.append(f"{side} is {_text(value, line.unit)}, published {line.shown(side)}")
         ratio = meant / stated.middle
     shown = {side: _text(value, line.unit) for side, value in values.items()}
-    return Compared(_name(line), state, _published(line), shown, ratio, "; ".join(said) + ".")
+    return Compared(_name(line), state, _published(line), shown, ratio, "; ".join(notes) + ".")
 
 
 def _changed(
@@ -244,10 +246,10 @@ def _changed(
         scaled = (float(span[0] or 0) * rule.factor, float(span[1] or 0) * rule.factor)
         column = rule.ours if rule.how == VALUE else f"{rule.ours} of {line.texts.get('of', 'candidate')}"
         columns.setdefault(column, []).append((name, theirs, scaled))
-    due = stated_change(line, rule.points)
-    if rule.how == VALUE or due is None or rule.baseline is None:
-        said = "no sign is published; counted in the order" if theirs is not None else "shown only"
-        return Compared(name, SHOWN, published, shown, ratio, said + ".")
+    stated_by_table = stated_change(line, rule.points)
+    if rule.how == VALUE or stated_by_table is None or rule.baseline is None:
+        note = "no sign is published; counted in the order" if theirs is not None else "shown only"
+        return Compared(name, SHOWN, published, shown, ratio, note + ".")
     change = _change(rule, ours, found, values)
     if isinstance(change, str):
         return _without(line, NOT_RUN, change.rstrip(".") + ".")
@@ -255,10 +257,13 @@ def _changed(
         f"{rule.ours}, change of {line.texts.get('of', 'candidate')} against "
         f"{line.texts.get('against', 'baseline')}"
     )
-    if not rule.band:  # what stays within a target has no order
-        columns.setdefault(of, []).append((name, due, change))
-    published["change"], shown["change"] = _change_text(due, rule.points), _change_text(change, rule.points)
-    theirs_way, ours_way = direction(due, rule.band), direction(change, rule.band)
+    if not rule.band:  # changes within a target have no order
+        columns.setdefault(of, []).append((name, stated_by_table, change))
+    published["change"], shown["change"] = (
+        _change_text(stated_by_table, rule.points),
+        _change_text(change, rule.points),
+    )
+    theirs_way, ours_way = direction(stated_by_table, rule.band), direction(change, rule.band)
     word = {
         1: "up",
         -1: "down",
@@ -266,7 +271,7 @@ def _changed(
         None: "either way",
     }
     if theirs_way is None or ours_way is None:
-        state, sentence = OPEN, f"published {word[theirs_way]}, ours {word[ours_way]}: not told apart"
+        state, sentence = OPEN, f"published {word[theirs_way]}, ours {word[ours_way]}: the intervals overlap"
     elif theirs_way == ours_way:
         state, sentence = AGREES, f"both {word[ours_way]}"
     else:
@@ -275,8 +280,8 @@ def _changed(
 
 
 def _change(rule: Rule, ours: Ours, found: Mapping[str, Row], values: Mapping[str, float]) -> Interval | str:
-    """Of the candidate to the baseline, each by its paired metric to native where there is one: log ratio, or
-    points.
+    """Our change from baseline to candidate as log ratio or points, by paired metrics to native where they
+    exist.
     """
     if not rule.paired:
         b, c = values["baseline"], values["candidate"]

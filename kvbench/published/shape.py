@@ -1,4 +1,4 @@
-"""What a comparison with a published table comes to: signs, orders, and the verdict over all lines."""
+"""The result of a comparison with a published table: signs, orders, and the verdict over all lines."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Compared:
-    """One published line beside ours. published, ours: by side, and `change`; ratio: ours over the published
-    candidate.
+    """One published line and our result. published, ours: by side, and `change`; ratio: ours over the
+    published candidate.
     """
 
     name: str
@@ -31,8 +31,8 @@ class Compared:
 
 @dataclass(frozen=True)
 class Order:
-    """A column's pairs of lines that the published intervals tell apart: how many ours orders alike, leaves
-    open, and the flipped ones.
+    """A column's pairs of lines whose published intervals differ: the number ordered alike and left open by
+    ours, and the flipped pairs.
     """
 
     column: str
@@ -42,9 +42,7 @@ class Order:
 
     @property
     def state(self) -> str:
-        """One flipped pair differs. Pairs that ours leaves open are none of agreement, but some pair alike
-        is.
-        """
+        """A flipped pair means differs, a pair alike agrees; only open pairs are open."""
         return DIFFERS if self.flipped else AGREES if self.alike or not self.open else OPEN
 
 
@@ -55,8 +53,8 @@ class Shape:
 
     @property
     def exit_code(self) -> int:
-        """1 a line differs or an order is flipped; 3 a line that could be run was not, or none was; 4 open; 0
-        the shape agrees.
+        """1: a line differs or an order is flipped; 3: a line was not run, or none could be; 4: open; 0: the
+        shape agrees.
         """
         states = {row.state for row in self.rows}
         orders = {order.state for order in self.orders}
@@ -70,27 +68,27 @@ class Shape:
     def verdict(self) -> str:
         if {row.state for row in self.rows} <= {LEFT_OUT}:
             return "kvbench has no counterpart of it"
-        return {
+        words = {
             0: "the shape agrees",
             1: "the shape differs",
             3: "not all of it was run",
             4: "the data cannot tell",
-        }[self.exit_code]
+        }
+        return words[self.exit_code]
 
 
 def order_of(column: str, entries: Sequence[tuple[str, Interval, Interval]]) -> Order:
-    """entries: (line, published, ours). Pairs that the published intervals do not tell apart have no
-    order.
+    """The order of a column. entries: (line, published, ours); pairs with overlapping published intervals
+    have none.
     """
     alike, undecided, flipped = 0, 0, []
     for (a, theirs_a, ours_a), (b, theirs_b, ours_b) in combinations(entries, 2):
-        due = _order(theirs_a, theirs_b)
-        found = _order(ours_a, ours_b)
-        if due == 0:
+        published, found = _order(theirs_a, theirs_b), _order(ours_a, ours_b)
+        if published == 0:
             continue
         if found == 0:
             undecided += 1
-        elif found == due:
+        elif found == published:
             alike += 1
         else:
             flipped.append(f"{a} against {b}")
@@ -102,9 +100,7 @@ def _order(a: Interval, b: Interval) -> int:
 
 
 def direction(change: Interval, band: float = 0.0) -> int | None:
-    """-1 or 1 where all of the interval is beyond the band, 0 where all of it is within, None where it is on
-    both sides.
-    """
+    """-1 or 1 if the interval is entirely beyond the band, 0 if it is inside, else None."""
     low, high = change
     if -band <= low and high <= band:
         return 0
@@ -112,8 +108,8 @@ def direction(change: Interval, band: float = 0.0) -> int | None:
 
 
 def stated_change(line: Line, points: bool) -> Interval | None:
-    """What the table says the candidate does to the baseline: its claim, else what its two numbers allow.
-    None: nothing.
+    """The published change from baseline to candidate: the table's claim, else by its two numbers; None
+    without both.
     """
     numbers = line.numbers
 

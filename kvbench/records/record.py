@@ -51,11 +51,10 @@ class Level:
 class Evidence:
     """What the live tensors and the read path prove, set against what was resolved.
 
-    effective, effective_weights: the KV and the weight format that the evidence shows ("int8_sym", "native", "mixed",
-    "unknown").
-    precision: {"storage": dtype, "transfer": dtype or "not measured", "execution": dtype} of the cache, {"weights": dtype,
-    "gemm": paths of the products} of the weights.
-    reads: {"tokens": tokens read from pages, "quantized_tokens": of them from quantized payload, "calls": n}.
+    effective, effective_weights: the KV and the weight format that the evidence shows ("int8_sym", "native",
+    "mixed", "unknown"). precision: {"storage": dtype, "transfer": dtype or "not measured", "execution":
+    dtype} of the cache, {"weights": dtype, "gemm": paths of the products} of the weights. reads: {"tokens":
+    tokens read from pages, "quantized_tokens": of them from quantized payload, "calls": n}.
     """
 
     effective: str
@@ -76,13 +75,13 @@ class Evidence:
 class Record:
     """One task's outcome.
 
-    key: the task's content hash; runner, protocol: what measured it and by which version of its rules;
-    spec: the cell's keys this task depends on, expanded; options: the runner's options, expanded;
-    decision: `Decision` as a dict, or None when the task failed before it was taken; evidence: `Evidence` as a
-    dict, or None; samples: raw samples by name (lists); facts: counts, hashes, protocol facts;
-    partial: why the result covers less than the whole (limited, quick, random weights), or None;
-    error: {"type", "message", "tail"} for status error; {"reason", "message"} for refused and not_evaluated;
-    seconds: wall time by a monotonic clock.
+    key: the task's content hash; runner, protocol: what measured it and by which version of its rules; spec:
+    the cell's keys this task depends on, expanded; options: the runner's options, expanded; decision:
+    `Decision` as a dict, or None when the task failed before it was taken; evidence: `Evidence` as a dict, or
+    None; samples: raw samples by name (lists); facts: counts, hashes, protocol facts; partial: why the result
+    covers less than the whole (limited, quick, random weights), or None; error: {"type", "message", "tail"}
+    for status error; {"reason", "message"} for refused and not_evaluated; seconds: wall time by a monotonic
+    clock.
     """
 
     key: str
@@ -125,8 +124,8 @@ def record_from_dict(data: Mapping[str, Any], path: Path | str = "record") -> Re
         bad = ["evidence"]
     if bad:
         raise UsageError(
-            f"{path} is damaged: {', '.join(bad)} cannot be what kvbench wrote; delete that file and run the matrix "
-            "again."
+            f"{path} is damaged: {', '.join(bad)} cannot be what kvbench wrote; "
+            "delete that file and run the matrix again."
         )
     return Record(**data)
 

@@ -37,7 +37,10 @@ class MatrixFile:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Why a run left tasks out. by: the option that stopped it; check: the check that did not pass; after: the step before."""
+    """Why a run left tasks out.
+
+    by: the option that stopped it; check: the check that did not pass; after: the step before.
+    """
 
     by: Literal["canary", "until_decided"]
     check: str
@@ -52,7 +55,9 @@ class Stopped:
 
 @dataclass(frozen=True)
 class MergedFrom:
-    """The runs that `kvbench merge` put together; differences: sentences on tasks that several of them measured."""
+    """The runs that `kvbench merge` put together; differences: sentences on tasks that several of them
+    measured.
+    """
 
     of: tuple[Mapping[str, Any], ...]
     differences: tuple[str, ...] = ()
@@ -62,9 +67,9 @@ class MergedFrom:
 class Manifest:
     """What was run. Field names are those of `run.json`.
 
-    gate: path of the gate that the matrix names. until_decided: the looks planned for each runner, None without
-    --until-decided. shard: None for a whole matrix. merged: None unless `kvbench merge` wrote the run. stopped: None
-    unless the run left tasks out.
+    gate: path of the gate that the matrix names. until_decided: the looks planned for each runner, None
+    without --until-decided. shard: None for a whole matrix. merged: None unless `kvbench merge` wrote the
+    run. stopped: None unless the run left tasks out.
     """
 
     name: str
@@ -127,7 +132,10 @@ class Manifest:
 
 
 def manifest_from_dict(data: Any, path: Path | str = "run.json") -> Manifest:
-    """A manifest from the data of `run.json`. Raises UsageError for another schema, or parts that do not fit together."""
+    """A manifest from the data of `run.json`.
+
+    Raises UsageError for another schema, or parts that do not fit together.
+    """
     try:
         return _manifest(data)
     except _Damaged as e:
@@ -300,7 +308,10 @@ class RunDir:
         write_json(self.manifest_path, manifest.to_dict())
 
     def read(self, key: str) -> Record | None:
-        """The record of a task, None where there is none. Raises UsageError for a damaged one, or another task's."""
+        """The record of a task, None where there is none.
+
+        Raises UsageError for a damaged one, or another task's.
+        """
         path = self.record_path(key)
         if not path.exists():
             return None
@@ -312,7 +323,11 @@ class RunDir:
         return record
 
     def manifest(self) -> Manifest:
-        """Raises UsageError for a file that is no manifest of this version, or whose parts do not fit together."""
+        """Raises UsageError for no run directory, another version, or parts that do not fit together."""
+        if not self.path.is_dir():
+            raise UsageError(
+                f"{self.path} is not a run directory; give the folder that `kvbench run` printed."
+            )
         return manifest_from_dict(read_json(self.manifest_path), self.manifest_path)
 
     def load(self) -> Run:

@@ -1,7 +1,8 @@
-"""JSON Schemas (draft 2020-12) of what a run leaves: record, manifest (run.json) and results.json; docs/reference/schema.md lists the keys.
+"""JSON Schemas (draft 2020-12) of what a run leaves: record, manifest (run.json) and results.json;
+docs/reference/schema.md lists the keys.
 
-Made from the dataclasses, so that a new field cannot be forgotten. Records hold NaN and infinities as Python's JSON
-dialect writes them; results.json is strict.
+Made from the dataclasses, so that a new field cannot be forgotten. Records hold NaN and infinities as
+Python's JSON dialect writes them; results.json is strict.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ def manifest_schema() -> Schema:
     }
     tasks = {**whole(task, Task), "required": [key for key in task if key != "digests"]}
     matrix = mapping({"path": TEXT_OR_NULL, "sha": SHA, "source": OBJECT})
+    share: dict[str, Schema] = {"number": COUNT, "of": COUNT, "tasks": TEXTS}
+    merged: dict[str, Schema] = {"of": {"type": "array", "items": OBJECT}, "differences": TEXTS}
     stopped: dict[str, Schema] = {
         "by": described({"enum": [CANARY, UNTIL_DECIDED]}, "the option that stopped it"),
         "check": described(TEXT, "the check that did not pass"),
@@ -105,8 +108,8 @@ def manifest_schema() -> Schema:
         "tasks": {"type": "array", "items": tasks},
         "gate": described(TEXT_OR_NULL, "path of the gate that the matrix names"),
         "until_decided": described({"type": "object", "required": ["looks"]}, "of --until-decided only"),
-        "shard": described(mapping({"number": COUNT, "of": COUNT, "tasks": TEXTS}), "of --shard only: what this share measures"),
-        "merged": described(mapping({"of": {"type": "array", "items": OBJECT}, "differences": TEXTS}), "of kvbench merge only"),
+        "shard": described(mapping(share), "of --shard only: what this shard measures"),
+        "merged": described(mapping(merged), "of kvbench merge only"),
         "stopped": described(whole(stopped, Stopped), "of a run that left tasks out"),
     }  # fmt: skip
     optional = ("until_decided", "shard", "merged", "stopped")

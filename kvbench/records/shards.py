@@ -1,10 +1,10 @@
-"""Shares of a matrix: `kvbench run M --shard i/N` measures one, `kvbench merge` puts them together. Pure.
+"""Shards of a matrix: `kvbench run M --shard N/M` measures one, `kvbench merge` merges them.
 
-Cells are dealt out in turn, baselines and candidates each by themselves, so that every share has some of both. Cells that make one
-line of ITL over the context stay together: times of different hosts are never pooled, so a line needs one host. A share's tasks are those
-whose first cell is its own, and the baseline tasks that these are compared with, wherever their cells are.
+Cells are assigned in turn, baselines and candidates separately, so that every shard has some of both. The
+cells of one line of ITL over the context stay together, because times of different hosts are never pooled. A
+shard's tasks are those whose first cell is its own, and their baseline tasks, wherever their cells are.
 
-The manifest of a share is that of the whole matrix and
+The manifest of a shard is that of the whole matrix, plus
 
     "shard": {"number": 1, "of": 2, "tasks": [keys of the tasks that it measures]}
 """
@@ -20,12 +20,12 @@ from kvbench.errors import UsageError
 from kvbench.files import content_hash
 from kvbench.matrix.cells import Cell, Task
 
-LINE = 3  # contexts; a line through fewer is not drawn (`kvbench.stats.regression`)
+LINE = 3  # contexts; fewer give no line (`kvbench.stats.regression`)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The number-th share of `of`, from 1."""
+    """The number-th shard of `of`, from 1."""
 
     number: int
     of: int
@@ -53,13 +53,15 @@ def parse(text: str) -> Shard:
     number, of = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= number <= of:
         raise UsageError(
-            f"--shard {text} is no share of a matrix; use i/N with i from 1 to N, as in --shard 1/2."
+            f"--shard {text} is not a shard of a matrix; use N/M with N from 1 to M, as in --shard 1/2."
         )
     return Shard(number, of)
 
 
 def units(cells: Sequence[Cell], tasks: Sequence[Task]) -> list[tuple[Cell, ...]]:
-    """The cells in groups that stay on one machine: those of a line of ITL over the context together, any other alone."""
+    """The cells in groups that stay on one machine: those of a line of ITL over the context; each other cell
+    alone.
+    """
     of_line: dict[str, list[Cell]] = {}
     timed = {cell for task in tasks if task.runner == "latency" for cell in task.cells}
     for cell in cells:
@@ -72,7 +74,7 @@ def units(cells: Sequence[Cell], tasks: Sequence[Task]) -> list[tuple[Cell, ...]
 
 
 def cells_of(cells: Sequence[Cell], tasks: Sequence[Task], shard: Shard) -> list[Cell]:
-    """The cells of a share, in the order of the matrix. Raises UsageError where it has none."""
+    """The cells of a shard, in the order of the matrix. Raises UsageError where it has none."""
     groups = units(cells, tasks)
     own: set[str] = set()
     most = 0
@@ -82,26 +84,28 @@ def cells_of(cells: Sequence[Cell], tasks: Sequence[Task], shard: Shard) -> list
         own |= {cell.id for group in dealt[shard.number - 1 :: shard.of] for cell in group}
     if not own:
         raise UsageError(
-            f"{shard} has no cell: this matrix can be dealt into {most} share{'s' if most > 1 else ''}, cells of one line over the "
-            f"context staying together; use --shard i/N with N up to {most}."
+            f"{shard} has no cell: this matrix gives at most {most} shard{'s' if most > 1 else ''}, because "
+            f"cells that differ only in the context stay together; use --shard N/M with M up to {most}."
         )
     return [cell for cell in cells if cell.id in own]
 
 
 def share_of(cells: Sequence[Cell], tasks: Sequence[Task], shard: Shard) -> Share:
-    """The tasks of a share: its cells' own ones, and the baselines that these are compared with."""
+    """The tasks of a shard: those of its cells, and their baselines."""
     own = {cell.id for cell in cells_of(cells, tasks, shard)}
     mine = [task for task in tasks if task.cells[0] in own]
     return Share(shard, frozenset([t.key for t in mine] + [t.baseline for t in mine if t.baseline]))
 
 
 def outline(share: Share, cells: Sequence[Cell], tasks: Sequence[Task]) -> list[str]:
-    """The share in words: its cells, and its tasks by key, baselines of other shares' cells marked."""
+    """The shard as lines of text: its cells, and its tasks by key; baselines on cells of other shards are
+    marked.
+    """
     own = {cell.id: cell.name or "the only cell" for cell in cells_of(cells, tasks, share.shard)}
     lines = [f"  {share.shard}: {len(own)} of {len(cells)} cells, {len(share.tasks)} of {len(tasks)} tasks"]
     lines += [f"    {cell}  {name}" for cell, name in own.items()]
     for task in tasks:
         if task.key in share.tasks:
-            other = "" if task.cells[0] in own else "  (a baseline that its tasks are compared with)"
-            lines.append(f"    {task.key}  {task.runner} {task.variant}".rstrip() + other)
+            other = "" if task.cells[0] in own else "  (a baseline of its tasks)"
+            lines.append(f"    {task.key}  {task.title}{other}")
     return lines

@@ -5,63 +5,41 @@ Off a terminal it is plain text without colours or wrapped tables; NO_COLOR is r
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from kvbench.render.numbers import NOT_MEASURED
-from kvbench.report.model import JudgedRun
 from kvbench.report.sections.findings import Finding
 from kvbench.report.sections.precision import ChoiceLine, PrecisionLine
 from kvbench.report.sections.tables import Entry, MetricTable
-from kvbench.report.sections.wording import check_name, places
-from kvbench.report.view import View, build
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-_STYLES = {"pass": "bold green", "fail": "bold red", "incomplete": "bold blue", "inconclusive": "bold yellow"}
-_PLAIN_WIDTH = 200  # columns off a terminal, where nothing needs to fit a window
-_ITEMS = 5  # places named under one finding; the page has them all
-_KV_COLUMNS = [
-    "Cell",
-    "Requested",
-    "Resolved",
-    "Effective",
-    "Scales",
-    "Storage",
-    "Transfer",
-    "Execution",
-    "Evidence",
-    "Backend",
-]
-_WEIGHT_COLUMNS = ("Cell", "Requested", "Resolved", "Effective", "Storage", "gemm", "Products that ran")
-_MDE_TITLE = "Detectable effects (80% power, 5%; n needed: samples that would decide at the observed value)"
-_Rows = list[tuple[Sequence[str], str]]  # cells and style of each row
-
-
-def print_result(run: JudgedRun, paths: Sequence[Path], quiet: bool = False) -> None:
-    """Print the run to stdout. paths: the files of `write_all`; quiet: only the verdict and the paths."""
-    show(build(run), sys.stdout, paths, quiet)
-
-
 def show(view: View, file: TextIO, paths: Sequence[Path] = (), quiet: bool = False) -> None:
-    """Print the run to `file`; the verdict and `paths` come last."""
-    out = _Printer(file)
+    """Print the run to `file`; the verdict and `paths` come last. quiet: only these."""
     if not quiet:
-        if view.model:
-            out.title("")
-            out.line(f"Model: {view.model}")
-        _precision(out, view)
-        for table in view.tables:
-            _metrics(out, table)
-        _detectable(out, view)
-        _sweep(out, view)
-        _notices(out, view)
-        _findings(out, "Failures", view.failures)
-        _findings(out, "Not measured in full", view.gaps)
+        show_tables(view, file)
+    show_verdict(view, file, paths)
+
+
+def show_tables(view: View, file: TextIO) -> None:
+    """Print everything before the verdict; this needs no report files, so it can precede them."""
+    out = _Printer(file)
+    if view.model:
         out.title("")
+        out.line(f"Model: {view.model}")
+    _precision(out, view)
+    for table in view.tables:
+        _metrics(out, table)
+    _detectable(out, view)
+    _sweep(out, view)
+    _notices(out, view)
+    _findings(out, "Failures", view.failures)
+    _findings(out, "Not measured in full", view.gaps)
+    out.title("")
+
+
+def show_verdict(view: View, file: TextIO, paths: Sequence[Path]) -> None:
+    """Print the verdict and the files that were written."""
+    out = _Printer(file)
     out.line(f"  {view.headline} Exit code {view.exit_code}.", (view.word, _STYLES[view.tone]))
     for path in paths:
         out.line(str(path))
@@ -230,4 +208,3 @@ def _findings(out: _Printer, title: str, findings: Sequence[Finding]) -> None:
         for item in finding.items[:_ITEMS]:
             out.line(f"    {places(item.where, _ITEMS)}: {item.sentence}")
         if len(finding.items) > _ITEMS:
-            out.line(f"    and {len(finding.items) - _ITEMS} more")

@@ -1,107 +1,128 @@
-"""The two tables, long (one line a row of metrics) and wide (one line a cell), and their CSV files.
+"""The two tables of a run and their CSV files: long (a line per row of metrics) and wide (a line per cell).
 
-Numbers keep their full precision: reading them back gives the same float. A value that was not measured is an
-empty field, a NaN is `NaN`. Text that a spreadsheet would take for a formula gets a single quote in front;
-numbers never do.
+Numbers keep their full precision. A value that was not measured is an empty field, a NaN is `NaN`. Text that
+a spreadsheet would read as a formula gets a single quote in front; numbers never do.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from kvbench.render.frame import cell_keys, rows_frame, table
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import exact
 from kvbench.report.model import JudgedRun
-from kvbench.report.sections.precision import DECIDED, precision_lines
+from kvbench.report.sections.precision import DECIDED, PrecisionLine, precision_lines
 from kvbench.report.sections.tables import worst_checks
 
-# What spreadsheets take for the start of a formula, including full-width forms.
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# What spreadsheets read as the start of a formula, their full-width forms included.
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 
-_ROW_COLUMNS = ("metric", "variant", "value", "unit", "low", "high", "n", "baseline", "partial", "note")
+_EXACT = 2.0**53  # every whole number below is a float64
+
 _CHECK_COLUMNS = ("status", "limit", "mde", "n_needed", "look", "level")  # of the worst check on the row
 _RAN_COLUMNS = (*(f"{aspect}_resolved" for aspect in DECIDED), "ran_on")
-# Columns behind _RAN_COLUMNS: name, attribute of a precision line.
-_STATES = {
-    "effective": "effective",
-    "storage": "storage",
-    "transfer": "transfer",
-    "execution": "execution",
-    "effective_weights": "effective_weights",
-    "stored_weights": "stored_weights",
-    "products": "products",
-    "evidence": "state",
-}
 
 
 def long_csv(run: JudgedRun) -> str:
-    return _text(long_lines(run))
+    return _text(long_table(run))
 
 
 def wide_csv(run: JudgedRun) -> str:
-    return _text(wide_lines(run))
+    return _text(wide_table(run))
 
 
-def long_lines(run: JudgedRun) -> list[list[Any]]:
-    """The heads, then a line a row: its cell, what that resolved to, the row, and the gate's check of it."""
+def long_table(run: JudgedRun) -> DataFrame:
+    """The tidy frame of all rows, with what the cell's keys resolved to and the gate's result."""
     run = run.with_fact_rows()
-    labels = Labels(run.run)
-    keys = _keys(labels)
-    ran = {line.label.cells[0]: line.ran for line in precision_lines(run, labels)}
+    frame = rows_frame(run.run, run.rows)
+    ran = {line.label.cells[0]: _ran(line) for line in precision_lines(run, Labels(run.run))}
+    unknown = dict.fromkeys(_RAN_COLUMNS)
+    resolved = [ran.get(row.cell, unknown) for row in run.rows]
     checks = worst_checks(run.verdict.outcomes)
-    lines: list[list[Any]] = [["cell", "name", *keys, *_RAN_COLUMNS, *_ROW_COLUMNS, *_CHECK_COLUMNS]]
-    for row in run.rows:
-        cell = labels.cells.get(row.cell)
-        spec = [cell.spec.get(key) if cell else None for key in keys]
-        decided = ran.get(row.cell, [None] * len(_RAN_COLUMNS))
-        values = [row.unit.name if column == "unit" else getattr(row, column) for column in _ROW_COLUMNS]
-        outcome = checks.get((row.cell, row.metric, row.variant))
-        judged = [getattr(outcome, column) if outcome else None for column in _CHECK_COLUMNS]
-        lines.append([row.cell, cell.name if cell else "", *spec, *decided, *values, *judged])
-    return lines
+    found = [checks.get((row.cell, row.metric, row.variant)) for row in run.rows]
+    ran_columns = table({name: [one[name] for one in resolved] for name in _RAN_COLUMNS})
+    check_columns = table({name: [getattr(one, name, None) for one in found] for name in _CHECK_COLUMNS})
+    first = frame.columns.get_loc("metric")
+    return _joined(frame.iloc[:, :first], ran_columns, frame.iloc[:, first:], check_columns)
 
 
-def wide_lines(run: JudgedRun) -> list[list[Any]]:
-    """The heads, then one line a cell: its keys, its precision, then a column for each metric and variant."""
+def wide_table(run: JudgedRun) -> DataFrame:
+    """One line per cell: its keys, its precision, then a column for each metric and variant."""
     run = run.with_fact_rows()
-    labels = Labels(run.run)
-    keys = _keys(labels)
-    columns = list(dict.fromkeys((row.metric, row.variant) for row in run.rows))
-    values = {(row.cell, row.metric, row.variant): row.value for row in run.rows}
+    cells = run.run.cells
+    columns: dict[str, list[Any]] = {
+        "cell": list(cells),
+        "name": [cell.name for cell in cells.values()],
+        "baseline": [cell.baseline for cell in cells.values()],
+    }
+    for key in cell_keys(run.run):
+        columns[key] = [cell.spec.get(key) for cell in cells.values()]
+    states = {line.label.cells[0]: _states(line) for line in precision_lines(run, Labels(run.run))}
+    for name in next(iter(states.values()), {}):
+        columns[name] = [states[cell][name] for cell in cells]
     partial: dict[str, dict[str, None]] = {}
     for row in run.rows:
         if row.partial:
             partial.setdefault(row.cell, {})[row.partial] = None
-    precision = {line.label.cells[0]: line for line in precision_lines(run, labels)}
-    heads = [f"{metric} ({variant})" if variant else metric for metric, variant in columns]
-    states = ["requested", "resolved", *_RAN_COLUMNS, *_STATES]
-    lines: list[list[Any]] = [["cell", "name", "baseline", *keys, *states, "partial", *heads]]
-    for cell, entry in labels.cells.items():
-        line = precision[cell]
-        own = [cell, entry.name, entry.baseline, *(entry.spec.get(key) for key in keys)]
-        own += [
-            line.kv.requested,
-            line.kv.resolved,
-            *line.ran,
-            *(getattr(line, name) for name in _STATES.values()),
-        ]
-        own += ["; ".join(partial.get(cell, ())) or None]
-        lines.append([*own, *(values.get((cell, metric, variant)) for metric, variant in columns)])
-    return lines
+    columns["partial"] = ["; ".join(partial.get(cell, ())) or None for cell in cells]
+    values = {(row.cell, row.metric, row.variant): row.value for row in run.rows}
+    metrics: dict[str, list[Any]] = {}
+    for metric, variant in dict.fromkeys((row.metric, row.variant) for row in run.rows):
+        head = f"{metric} ({variant})" if variant else metric
+        metrics[head] = [values.get((cell, metric, variant)) for cell in cells]
+    return _joined(table(columns), table(metrics, dict.fromkeys(metrics, "float")))
 
 
-def _keys(labels: Labels) -> list[str]:
-    return list(dict.fromkeys(key for cell in labels.cells.values() for key in cell.spec))
+def _joined(*frames: Any) -> Any:
+    import pandas
+
+    return pandas.concat(frames, axis=1)
 
 
-def _text(lines: Iterable[Sequence[Any]]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([_field(value) for value in line] for line in lines)
-    return out.getvalue()
+def _states(line: PrecisionLine) -> dict[str, str]:
+    return {
+        "requested": line.kv.requested,
+        "resolved": line.kv.resolved,
+        **_ran(line),
+        "effective": line.effective,
+        "storage": line.storage,
+        "transfer": line.transfer,
+        "execution": line.execution,
+        "effective_weights": line.effective_weights,
+        "stored_weights": line.stored_weights,
+        "products": line.products,
+        "evidence": line.state,
+    }
+
+
+def _ran(line: PrecisionLine) -> dict[str, str]:
+    """What each of DECIDED resolved to, "" without a decision, and where attention ran."""
+    return {**{f"{x}_resolved": line.choice(x).resolved for x in DECIDED}, "ran_on": line.ran_on}
+
+
+def _text(frame: DataFrame) -> str:
+    columns = [_values(frame.iloc[:, i]) for i in range(frame.shape[1])]
+    texts = type(frame)({i: [_field(value) for value in column] for i, column in enumerate(columns)})
+    return str(
+        texts.to_csv(index=False, header=[_field(head) for head in frame.columns], lineterminator="\n")
+    )
+
+
+def _values(column: Any) -> list[Any]:
+    """The values of a column as Python objects; None is null.
+
+    Whole numbers, such as bytes, have no decimal point.
+    """
+    if column.dtype == object:
+        return list(column)
+    values = column.to_numpy(dtype=object, na_value=None)
+    return [int(v) if isinstance(v, float) and v.is_integer() and abs(v) < _EXACT else v for v in values]
 
 
 def _field(value: Any) -> str:
@@ -111,11 +132,10 @@ def _field(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return exact(value)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=as_json)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_listed)
     text = text.replace("\r\n", "\n").replace("\r", "\n")  # one kind of line end, which the writer quotes
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def as_json(value: Any) -> Any:
-    """A container that json does not know as one that it does."""
+def _listed(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else list(value)

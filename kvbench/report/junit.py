@@ -137,7 +137,5 @@ def _text(value: Any) -> str:
 def _data(run: JudgedRun) -> dict[str, Any]:
     """Digests of the texts and question sets, by runner and variant."""
     return {
-        f"{record.runner} {task.variant}".strip(): record.facts["data_sha"]
-        for record, task in run.done()
-        if record.facts.get("data_sha")
+        task.title: record.facts["data_sha"] for record, task in run.done() if record.facts.get("data_sha")
     }

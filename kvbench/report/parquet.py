@@ -1,85 +1,58 @@
-"""The two tables as Parquet with typed columns: what was not measured is null, a NaN is NaN, numbers keep
-their precision.
+"""The two tables as Parquet with typed columns: null is not measured, NaN is NaN.
 
-Types: text, int64, bool, and float64 for values, interval ends and metrics. `scale` (a number, a word or a
-list by layer) is JSON text. The file's metadata (key `kvbench`) names the run.
+Columns of text, whole numbers (int64), truth values, and float64 for every value, end of an interval and
+metric. `scale`, which may be a number, a word or a list per layer, is JSON text. The file's metadata (key
+`kvbench`) names the run.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from kvbench.matrix.keys import CELL_OPTIONS
 from kvbench.records.record import SCHEMA_VERSION
-from kvbench.report.csv import as_json, long_lines, wide_lines
+from kvbench.render.frame import table
+from kvbench.report.csv import long_table, wide_table
 from kvbench.report.model import JudgedRun, verdict_word
 
-# Columns that are neither text nor a metric; cell keys have the kind of their option.
-_KINDS = {
-    **{key: option.kind for key, option in CELL_OPTIONS.items()},
-    **dict.fromkeys(("value", "low", "high", "mde", "level"), "float"),
-    **dict.fromkeys(("n", "n_needed"), "int"),
-}
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def long_parquet(run: JudgedRun) -> bytes:
     """`results_long.parquet`: the columns of `results_long.csv`."""
-    heads, *lines = long_lines(run)
-    return _written(run, "long", heads, lines, {head: _KINDS.get(head, "str") for head in heads})
+    return _written(run, "long", long_table(run))
 
 
 def wide_parquet(run: JudgedRun) -> bytes:
     """`results_wide.parquet`: the columns of `results_wide.csv`, every metric as float64."""
-    heads, *lines = wide_lines(run)
-    first = heads.index("partial") + 1  # metrics follow
-    kinds = {head: _KINDS.get(head, "str") for head in heads[:first]}
-    return _written(run, "wide", heads, lines, kinds | dict.fromkeys(heads[first:], "float"))
+    return _written(run, "wide", wide_table(run))
 
 
-def _written(
-    run: JudgedRun, table: str, heads: Sequence[str], lines: Sequence[Sequence[Any]], kinds: Mapping[str, str]
-) -> bytes:
+def _written(run: JudgedRun, name: str, frame: DataFrame) -> bytes:
     import pyarrow as pa  # type: ignore[import-untyped]
     from pyarrow import parquet
 
-    types = {"float": pa.float64(), "int": pa.int64(), "bool": pa.bool_()}
-    columns = [
-        pa.array([_value(line[i], kinds[head]) for line in lines], types.get(kinds[head], pa.string()))
-        for i, head in enumerate(heads)
-    ]
+    if "scale" in frame:
+        texts = [None if value is None else json.dumps(value, default=_plain) for value in frame["scale"]]
+        frame = frame.assign(scale=table({"scale": texts}, {})["scale"])
     about = {
         "schema": SCHEMA_VERSION,
-        "table": table,
+        "table": name,
         "name": run.manifest.name,
         "created_at": run.manifest.created_at,
         "matrix_sha256": run.manifest.matrix.sha,
         "verdict": verdict_word(run),
         "exit_code": run.verdict.exit_code,
     }
-    schema = pa.schema(
-        [(_utf8(head), column.type) for head, column in zip(heads, columns, strict=True)],
-        metadata={"kvbench": json.dumps(about, ensure_ascii=True)},
-    )
+    whole = pa.Table.from_pandas(frame, preserve_index=False)
     out = io.BytesIO()
-    parquet.write_table(pa.Table.from_arrays(columns, schema=schema), out)
+    metadata = {**whole.schema.metadata, b"kvbench": json.dumps(about).encode()}
+    parquet.write_table(whole.replace_schema_metadata(metadata), out)
     return out.getvalue()
 
 
-def _value(value: Any, kind: str) -> Any:
-    if value is None:
-        return None
-    if kind == "float":
-        return float(value)
-    if kind in ("int", "bool"):
-        return value
-    if isinstance(value, str) and kind != "scale":
-        return _utf8(value)
-    return json.dumps(value, ensure_ascii=True, default=as_json)
-
-
-def _utf8(text: str) -> str:
-    """The text with lone surrogates (from a broken file name) as `?`, as in the other files."""
-    return text.encode("utf-8", errors="replace").decode("utf-8")
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else list(value)

@@ -1,13 +1,13 @@
-"""`kvbench run --canary`: the cheapest tasks of each engine configuration first; the run goes on only if all got what was requested.
+"""`kvbench run --canary`: the cheapest tasks of each engine configuration run first, and the rest only if
+they pass.
 
-An engine configuration is a cell without batch and context; its smallest cell stands for it. Its cheapest tasks are those of exact
-bytes, or, where the matrix measures none, the first of the cheapest stage. Each comes with the evidence of its cell, so the
-precision check judges it as ever. The records are ordinary ones, which the rest of the run reuses.
+An engine configuration is a cell without batch and context, represented by its smallest cell. Its cheapest
+tasks are those of exact bytes or, where the matrix measures none, the first of the cheapest stage. Their
+records hold the evidence that the precision check judges, and the rest of the run reuses them.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import derive
 from kvbench.records.record import Record
 from kvbench.records.run import CANARY, Manifest, Run, RunDir, Stopped
-from kvbench.run.execute import Executor, Rerun, Watcher, manifest_of, measuring
+from kvbench.run.execute import Executor, Rerun, Watcher, announce, manifest_of, measuring
 
 PLACE = "the canary"
 _SIZE = ("batch", "context")
@@ -31,20 +31,22 @@ _SIZE = ("batch", "context")
 
 @dataclass(frozen=True)
 class Canary:
-    """cells: the smallest of each engine configuration; tasks: what is measured of them, in the order of the matrix."""
+    """cells: the smallest of each engine configuration; tasks: what is measured on them, in the matrix's
+    order.
+    """
 
     cells: tuple[Cell, ...]
     tasks: tuple[Task, ...]
 
     @property
-    def words(self) -> str:
+    def title(self) -> str:
         runners = ", ".join(dict.fromkeys(task.runner for task in self.tasks))
         many = "s" if len(self.cells) > 1 else ""
         return f"{runners} on {len(self.cells)} cell{many}, one of each engine configuration"
 
 
 def canary(matrix: Matrix) -> Canary:
-    """What has to be measured before the rest of the matrix."""
+    """The cells and tasks to measure before the rest of the matrix."""
     smallest: dict[str, Cell] = {}
     for cell in matrix.cells:
         engine = content_hash({key: value for key, value in cell.spec.items() if key not in _SIZE})
@@ -53,7 +55,7 @@ def canary(matrix: Matrix) -> Canary:
     chosen: dict[str, Task] = {}
     for cell in smallest.values():
         chosen |= {task.key: task for task in _cheapest([t for t in matrix.tasks if cell.id in t.cells])}
-    # What is compared with a baseline's record needs that record first.
+    # A quality task is compared with its baseline's record, so that is measured too.
     by_key = {task.key: task for task in matrix.tasks}
     chosen |= {
         t.baseline: by_key[t.baseline] for t in chosen.values() if t.baseline and RUNNERS[t.runner].quality
@@ -72,8 +74,10 @@ def _cheapest(tasks: Sequence[Task]) -> Sequence[Task]:
 
 
 def judged_alone(manifest: Manifest, records: Sequence[Record], of: Canary) -> Run:
-    """The run of the canary's tasks and cells alone. A baseline that the canary does not measure stays in it, because
-    its cells are compared with it."""
+    """The run of the canary's tasks and cells alone.
+
+    A baseline that the canary does not measure stays in it, because its cells are compared with it.
+    """
     ids = {cell.id for cell in of.cells} | {cell for task in of.tasks for cell in task.cells}
     with_baselines = ids | {cell.baseline for cell in manifest.cells if cell.id in ids}
     cells = tuple(cell for cell in manifest.cells if cell.id in with_baselines)
@@ -81,7 +85,9 @@ def judged_alone(manifest: Manifest, records: Sequence[Record], of: Canary) -> R
 
 
 def stopping(outcomes: Iterable[Outcome], of: Canary) -> Outcome | None:
-    """The first outcome for which the rest is not run: a failure, or else a task of the canary without a result."""
+    """The outcome that stops the run, or None: the first failure, or else the first canary task without a
+    result.
+    """
     own = {cell.id for cell in of.cells}
     open_ = [o for o in outcomes if o.status == FAIL or (o.status == NOT_EVALUATED and o.required)]
     bad = [o for o in open_ if o.status == FAIL or not own.isdisjoint(o.cells)]
@@ -99,30 +105,28 @@ def run_canary_first(
     rerun: Rerun = "missing",
     executor: Executor | None = None,
 ) -> None:
-    """Measure the canary, then the rest of the matrix where nothing stops it; the manifest says what did."""
+    """Measure the canary, then the rest of the matrix unless an outcome stops it; the manifest names that
+    outcome.
+    """
     of = canary(matrix)
     manifest = manifest_of(matrix, environment, command)
     with measuring(run_dir, environment, data_dir, rerun, executor) as measure:
-        _say(f"canary: {of.words}")
+        announce(f"canary: {of.title}")
         measure(replace(matrix, tasks=of.tasks), manifest, new_watcher())
         found = (run_dir.read(task.key) for task in of.tasks)
         records = [record for record in found if record is not None]
         alone = judged_alone(manifest, records, of)
-        # The gate's word on evidence and fallbacks counts; its checks are the whole run's.
+        # The gate's settings for evidence and fallbacks apply; its checks are for the whole run.
         policy = replace(gate, checks=()) if gate else None
         stop = stopping(gates.evaluate(policy, alone, derive(alone)).outcomes, of)
         rest = tuple(task for task in matrix.tasks if task not in of.tasks)
         if stop is None:
-            _say("the canary got what was requested; the rest of the matrix follows")
+            announce("the canary passed; the rest of the matrix follows")
             measure(replace(matrix, tasks=rest), manifest, new_watcher())
             return
         left = sum(not run_dir.record_path(task.key).exists() for task in rest)
         if left:
             run_dir.write_manifest(replace(manifest, stopped=Stopped(CANARY, stop.check, PLACE)))
-        # A record that is there counts as measured: one that fails is not measured again by itself.
-        again = f" Once that is mended: --rerun {'all' if stop.status == FAIL else 'failed'}."
-        _say(f"stopped by {PLACE}, tasks that are not run: {left}. {stop.sentence}{again}")
-
-
-def _say(text: str) -> None:
-    print(f"kvbench: {text}", file=sys.stderr, flush=True)
+        # A record that fails a check still counts as measured, so it must be asked for again.
+        again = f" Fix the cause and run again with --rerun {'all' if stop.status == FAIL else 'failed'}."
+        announce(f"stopped by {PLACE}; tasks not run: {left}. {stop.sentence}{again}")

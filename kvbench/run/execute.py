@@ -1,6 +1,6 @@
-"""Running a matrix: the manifest, the tasks in order, a record after each, resume by content hash.
+"""Runs a matrix: writes the manifest, then measures the tasks in order with a record after each.
 
-torch is imported only when a task must be measured, so a run with nothing left to do starts at once.
+A task whose record exists is not measured again. torch is imported only when a task must be measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Rerun = Literal["missing", "failed", "all"]
 
 
 class Watcher(Protocol):
-    """What shows progress."""
+    """Shows the progress of a run."""
 
     def start(self, plan: Plan) -> None: ...
     def task(self, index: int, task: Task, name: str) -> None: ...
@@ -40,15 +40,17 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """Which tasks of a matrix will run, and which records are reused."""
+    """The tasks of a matrix that will run, and those whose records are reused."""
 
     todo: tuple[Task, ...]
     reused: tuple[Task, ...]
 
 
 def plan_tasks(matrix: Matrix, run_dir: RunDir, rerun: Rerun) -> Plan:
-    """missing: tasks without a record, and those that were not evaluated (what they lacked may be here now);
-    failed: these and the ones that ended in an error or a refusal; all: every task.
+    """The tasks to run.
+
+    rerun: missing: tasks without a record, and those not evaluated (the data may be here now); failed: also
+    those that ended in an error or a refusal; all: every task.
     """
     again = {
         "missing": {NOT_EVALUATED},
@@ -64,8 +66,11 @@ def plan_tasks(matrix: Matrix, run_dir: RunDir, rerun: Rerun) -> Plan:
 
 
 class Executor(Protocol):
-    """Measures `plan.todo`: a record of each in `run_dir`, whatever becomes of it, and `watcher.task` and `.finished` for each.
-    An interrupt leaves it as an exception, with nothing of it running any more."""
+    """Measures `plan.todo`: writes a record of each task to `run_dir` and calls `watcher.task` and
+    `.finished` for it.
+
+    An interrupt is raised after all its processes have ended.
+    """
 
     def __call__(self, matrix: Matrix, plan: Plan, run_dir: RunDir, watcher: Watcher) -> None: ...
 
@@ -85,13 +90,16 @@ def manifest_of(matrix: Matrix, environment: Mapping[str, Any], command: Sequenc
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One writer a run directory. The lock dies with its process, so a killed run leaves nothing to clean up."""
+    """Hold the run directory's lock, which ends with the process.
+
+    Raises UsageError while another run holds it.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / ".lock").open("a+")
     except OSError as e:
         raise UsageError(
-            f"{path} cannot be the run directory ({e.strerror}); give a folder that can be written with --out."
+            f"{path} cannot be the run directory ({e.strerror}); give a writable folder with --out."
         ) from None
     with lock as f:
         try:
@@ -120,7 +128,10 @@ def run(
     executor: Executor | None = None,
     share: Share | None = None,
 ) -> Plan:
-    """Measure what is missing. Records are written one by one; an interrupt loses only the task in hand. share: its tasks alone."""
+    """Measure the missing tasks, of `share` alone where one is given.
+
+    An interrupt loses only the current task.
+    """
     manifest = replace(manifest_of(matrix, environment, command), shard=share)
     if share is not None:
         matrix = replace(matrix, tasks=tuple(task for task in matrix.tasks if task.key in share.tasks))
@@ -139,8 +150,11 @@ def measuring(
     rerun: Rerun,
     executor: Executor | None = None,
 ) -> Iterator[Measure]:
-    """executor: what measures, in place of this process (`kvbench.run.executors`). measure(matrix, manifest, watcher) writes the manifest and measures what is missing of the matrix's tasks; called several
-    times, the calls share the loaded model and its probes, and no other run writes between them.
+    """A function `measure(matrix, manifest, watcher)` that writes the manifest and measures the matrix's
+    missing tasks.
+
+    Several calls share the loaded model and its probes, and no other run writes between them.
+    executor: measures instead of this process (`kvbench.run.executors`).
     """
     sessions: list[Session] = []
 
@@ -176,7 +190,9 @@ def _merged(run_dir: RunDir, rerun: Rerun) -> MergedFrom | None:
 
 
 def _sweep(run_dir: RunDir) -> None:
-    """Remove the temp files that a killed run may have left behind, and an earlier verdict that a CI system would take for this one's."""
+    """Remove the temp files of a killed run, and an earlier JUnit verdict, which a CI system would read as
+    this one's.
+    """
     run_dir.junit_path.unlink(missing_ok=True)
     for folder in (run_dir.path, run_dir.path / "records"):
         for leftover in folder.glob(".*.tmp"):
@@ -196,10 +212,9 @@ def _measure_all(matrix: Matrix, plan: Plan, run_dir: RunDir, session: Session, 
         watcher.finished(record)
 
 
-def require_not_empty(path: Path) -> None:
-    """A run directory must hold a manifest; anything else is a usage error that names what is missing."""
-    if not path.is_dir():
-        raise UsageError(f"{path} is not a run directory; give the folder that `kvbench run` printed.")
+def announce(text: str) -> None:
+    """Print one line about the whole run to stderr."""
+    print(f"kvbench: {text}", file=sys.stderr, flush=True)
 
 
 def command_line() -> list[str]:

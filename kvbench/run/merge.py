@@ -1,10 +1,10 @@
-"""`kvbench merge`: the shards of a matrix put together into one run, which is judged like any other.
+"""`kvbench merge`: merges the shards of a matrix into one run.
 
-What is put together must be of one matrix, with the same cells, tasks and identity (which is in the tasks' keys): anything else is refused
-with the difference named. A task that several have measured keeps the record of the lowest shard. Where its copies differ in what does
-not depend on time (how they ended, what was decided, evidence, bytes, samples), the one that stands worst is kept, never the
-better one, and the manifest of the merged run says so, which no gate passes (`kvbench.gate.builtin_checks.merged_differences`). What nobody has
-measured is named, and judged as not run.
+The runs must have the same matrix, cells, tasks and identity (which the tasks' keys contain); otherwise the
+merge is refused and the difference named. Where several runs measured a task, the record of the lowest shard
+is kept. Where the copies differ in something that does not depend on time (status, decision, evidence, bytes,
+samples), the worst copy is kept and the manifest of the merged run says so, which no gate passes
+(`gate.builtin_checks.merged_differences`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvbench.run.execute import locked
 
 @dataclass(frozen=True)
 class Part:
-    """A run that is to be merged. name: what messages call it."""
+    """A run to merge. name: used in messages."""
 
     name: str
     run: Run
@@ -33,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Merged:
-    """run: with the records that are kept; differences: sentences; missing: tasks without a record, in words."""
+    """run: with the kept records; differences: sentences; missing: the titles of tasks without a record."""
 
     run: Run
     differences: tuple[str, ...]
@@ -41,12 +41,15 @@ class Merged:
 
 
 def merge_runs(paths: Sequence[Path], out: Path) -> Merged:
-    """Write the merged run to `out`. Raises UsageError where the runs do not fit together, or `out` holds something else."""
+    """Write the merged run to `out`.
+
+    Raises UsageError where the runs do not match, or `out` holds another run.
+    """
     merged = merged_of([_part(path) for path in paths])
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         target = RunDir(out)
         if not target.manifest_path.is_file() or not target.manifest().merged:
-            raise UsageError(f"{out} holds something that is no merged run; give a new folder with --out.")
+            raise UsageError(f"{out} holds files that are not a merged run; give a new folder with --out.")
     with locked(out):
         target = RunDir(out)
         for task in merged.run.missing():
@@ -58,24 +61,25 @@ def merge_runs(paths: Sequence[Path], out: Path) -> Merged:
 
 
 def merged_of(parts: Sequence[Part]) -> Merged:
-    """Pure. Raises UsageError."""
+    """Merge runs in memory. Raises UsageError."""
     if len(parts) < 2:
         raise UsageError(
-            "There is nothing to merge in one run; give the folders of all shards: kvbench merge RUN RUN... --out DIR."
+            "expected two runs or more, got one; give the folders of all shards: "
+            "kvbench merge RUN RUN... --out DIR."
         )
-    # Stable: runs that are no shards stand in the order in which they were given.
+    # The sort is stable: runs that are not shards keep the given order.
     ordered = sorted(parts, key=_number)
     first = ordered[0]
     for part in ordered[1:]:
         if reason := unlike(first, part):
             raise UsageError(f"{part.name} cannot be merged with {first.name}: {reason}")
     records, missing = [], []
-    # A part that was merged before has kept one of the copies that differed; the other may not be among these.
+    # A run that was merged before has kept one of two copies that differed, and the other is not here.
     earlier = [part.run.manifest.merged for part in ordered]
     differences = [sentence for merged in earlier if merged for sentence in merged.differences]
     for task in first.run.tasks:
         cell = first.run.cell(task.cells[0])
-        subject = f"{task.runner} {task.variant}".strip() + f" on {cell.name or 'the only cell'}"
+        subject = task.title + f" on {cell.name or 'the only cell'}"
         found = [(part, part.run.record(task.key)) for part in ordered]
         own = [(part, record) for part, record in found if record is not None]
         if not own:
@@ -83,8 +87,8 @@ def merged_of(parts: Sequence[Part]) -> Merged:
             continue
         where, kept = own[0]
         if any(differing(kept, record) for _, record in own):
-            # The first of those that stand alike.
-            where, kept = max(own, key=lambda one: _standing(cell.spec, one[1]))
+            # The first of equally bad copies.
+            where, kept = max(own, key=lambda one: _badness(cell.spec, one[1]))
         records.append(kept)
         for part, record in own:
             if reason := differing(kept, record):
@@ -106,11 +110,13 @@ def _about(manifest: Manifest) -> dict[str, Any]:
 
 
 def unlike(first: Part, other: Part) -> str:
-    """Why two runs are not of one matrix and identity, or ""."""
+    """Why two runs cannot be merged, or ""."""
     for part in (first, other):
         stopped = part.run.manifest.stopped
         if part.run.manifest.until_decided is not None:
-            return f"{part.name} was run with --until-decided, whose samples grow by its own verdict."
+            return (
+                f"{part.name} was run with --until-decided, which sets the sample sizes by its own verdict."
+            )
         if stopped and stopped.by == CANARY:
             return (
                 f"--canary stopped {part.name}, because the check {stopped.check} did not pass; "
@@ -124,25 +130,30 @@ def unlike(first: Part, other: Part) -> str:
         )
     if a.matrix.source != b.matrix.source:
         changed = _changed(a.matrix.source, b.matrix.source)
-        return f"the matrix was run with other --set words ({changed}); give all shards the same."
+        return f"the matrix was run with other --set options ({changed}); give all shards the same."
     mine, its = (m.environment.get("identity") or {} for m in (a, b))
     for name in dict.fromkeys((*mine, *its)):
         if mine.get(name) != its.get(name):
             return (
-                f"they were not measured by the same identity: {name} is {mine.get(name)} and {its.get(name)}; "
+                f"their machines differ: {name} is {mine.get(name)} and {its.get(name)}; "
                 "run all shards with the same versions on the same kind of machine."
             )
     if [cell.id for cell in a.cells] != [cell.id for cell in b.cells]:
         return "their cells differ; give all shards the same -k and the same matrix."
     if [task.key for task in a.tasks] != [task.key for task in b.tasks]:
-        return "the keys of their tasks differ, so model or data do; give all shards the same files."
+        return (
+            "the keys of their tasks differ, so the model or the data differ; give all shards the same files."
+        )
     if a.shard and b.shard and a.shard.shard.of != b.shard.shard.of:
-        return f"one is of {a.shard.shard.of} shards and the other of {b.shard.shard.of}."
+        return f"one is one of {a.shard.shard.of} shards, the other one of {b.shard.shard.of}."
     return ""
 
 
 def differing(kept: Record, other: Record) -> str:
-    """What a second measurement of a task says against the one that is kept, or "". Times always differ, and are not compared."""
+    """How a second measurement of a task differs from the kept one, or "".
+
+    Times always differ and are not compared.
+    """
     if kept.status != other.status:
         return f"one ended as {kept.status}, the other as {other.status}"
     if kept.status != OK:
@@ -172,14 +183,14 @@ def _decided(record: Record) -> dict[str, Any]:
 
 
 def _shown(record: Record) -> dict[str, Any]:
-    """What the evidence comes to, without its facts, which may hold counts of their own."""
+    """The evidence without its facts, which may hold counts that vary."""
     evidence = record.evidence or {}
     whole = {key: evidence.get(key) for key in ("effective", "effective_weights", "precision")}
     return whole | {level["name"]: level["state"] for level in evidence.get("levels", ())}
 
 
 def _bytes(record: Record) -> dict[str, Any]:
-    """What is counted by the tensors; what the allocator of a machine says may differ."""
+    """Bytes counted from the tensors; what the allocator reports may differ."""
     if record.runner not in ("storage", "transfer"):
         return {}
     facts = {key: value for key, value in record.facts.items() if "bytes" in key and key not in _ALLOCATED}
@@ -187,7 +198,7 @@ def _bytes(record: Record) -> dict[str, Any]:
 
 
 def _samples(record: Record) -> dict[str, Any]:
-    """Those of every runner that measures more than times and bytes."""
+    """The samples of runners that measure more than times and bytes."""
     samples: dict[str, Any] = (
         {} if record.runner in ("latency", "storage", "transfer") else _untimed(record.samples)
     )
@@ -204,8 +215,10 @@ _ALLOCATED = ("held_bytes", "workspace_bytes", "device_peak_bytes")
 _TIMES = ("seconds", "us", "us_native", "us_reference", "timed_with")
 
 
-def _standing(spec: Mapping[str, Any], record: Record) -> tuple[bool, bool, int, float]:
-    """How badly a copy stands, the worst largest: without a result, with a fault of precision, by its levels, in bytes."""
+def _badness(spec: Mapping[str, Any], record: Record) -> tuple[bool, bool, int, float]:
+    """A sort key of copies, the worst largest: no result, a precision fault, the worst level of evidence,
+    bytes.
+    """
     if record.status != OK:
         return True, True, 0, 0.0
     levels = [level["state"] for level in (record.evidence or {}).get("levels", ())]
@@ -217,7 +230,7 @@ def _standing(spec: Mapping[str, Any], record: Record) -> tuple[bool, bool, int,
             size = sum(layer["payload"] + layer["scales"] for layer in record.samples["layers"])
             size += record.facts.get("weights_bytes") or 0
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return False, True, 2, 0.0  # damaged: kept, for the judge to say so
+        return False, True, 2, 0.0  # damaged: kept, so that the gate reports it
     return False, fault, state, size
 
 
@@ -235,7 +248,7 @@ def _number(part: Part) -> int:
 
 
 def _changed(one: Any, two: Any) -> str:
-    """The first key at which two plain documents differ."""
+    """The first key at which two documents differ."""
     if isinstance(one, dict) and isinstance(two, dict):
         for key in dict.fromkeys((*one, *two)):
             if one.get(key) != two.get(key):

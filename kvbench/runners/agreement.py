@@ -20,7 +20,7 @@ from kvbench.files import content_hash
 from kvbench.matrix.resolve import check_context
 from kvbench.metrics.agreement import NEAR_TIE
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.text.encode import NEUTRAL, bos_ids, head_ids, neutral_ids, perturbed
+from kvbench.runners.text.encode import NEUTRAL, bos_ids, end_ids, head_ids, neutral_ids, perturbed
 from kvbench.runners.text.greedy import Trace, greedy, teacher_forced
 
 if TYPE_CHECKING:
@@ -47,19 +47,9 @@ def run(ctx: Context) -> Measurement:
         "prompt_sha": content_hash(prompt),
         "draft": options["draft"],
         "ignore_eos": True,
-        "end_ids": end_ids(ctx),
+        "end_ids": end_ids(ctx.model.tokenizer, getattr(ctx.model.model, "generation_config", None)),
     }
     return Measurement(samples, facts)
-
-
-def end_ids(ctx: Context) -> list[int]:
-    """The tokens that end a text, by the tokenizer and the model's generation config."""
-    generation = getattr(ctx.model.model, "generation_config", None)
-    found: set[int] = set()
-    for holder in (ctx.model.tokenizer, generation):
-        ids = getattr(holder, "eos_token_id", None)
-        found |= {ids} if isinstance(ids, int) else set(ids or ())
-    return sorted(found)
 
 
 def _baseline(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str, Any], dict[str, Any]]:

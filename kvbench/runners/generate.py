@@ -13,7 +13,7 @@ from kvbench.errors import UsageError
 from kvbench.files import content_hash
 from kvbench.matrix.resolve import check_context
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.text.encode import heads
+from kvbench.runners.text.encode import end_ids, heads
 
 
 def run(ctx: Context) -> Measurement:
@@ -31,7 +31,7 @@ def run(ctx: Context) -> Measurement:
         for text, token in zip(texts, best, strict=True):
             text.append(token)
         ctx.progress(done + 1, steps, "tokens")
-    ends = end_tokens(ctx)
+    ends = end_ids(ctx.model.tokenizer, getattr(ctx.model.model, "config", None))
     eos = [next((i for i, token in enumerate(text) if token in ends), None) for text in texts]
     samples = {"tokens": texts, "eos": eos, "text": [ctx.model.tokenizer.decode(text) for text in texts]}
     facts = {
@@ -41,7 +41,7 @@ def run(ctx: Context) -> Measurement:
         "chat_template": ctx.options["chat_template"],
         "new_tokens": steps,
         "prompt_sha": content_hash(asked),
-        "eos_tokens": sorted(ends),
+        "eos_tokens": ends,
         "ignore_eos": True,
     }
     return Measurement(samples, facts)
@@ -70,10 +70,3 @@ def prompts(ctx: Context) -> list[list[int]]:
             raise UsageError(f"Document {i} of corpus {name!r} is empty; use another text.")
         found.append(ids)
     return found
-
-
-def end_tokens(ctx: Context) -> set[int]:
-    """The ids that end a text, by the model's config and its tokenizer."""
-    named = getattr(getattr(ctx.model.model, "config", None), "eos_token_id", None)
-    listed = named if isinstance(named, list) else [named]
-    return {int(i) for i in (*listed, ctx.model.tokenizer.eos_token_id) if i is not None}

@@ -1,4 +1,6 @@
-"""Codes that are no codes of the format, and a quantizer that is wrong for the store and for the evidence alike."""
+"""Codes that are no codes of the format, and a quantizer that is wrong for the store and for the evidence
+alike.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def minus_128(side: Side) -> None:
 
 
 def before_permute(side: Side) -> None:
-    """Rows of D values are cut from [N, D, H], so that each has values of all heads; the codes are then put in order."""
+    """Quantizes rows of [N, D, H], which mix values of all heads, and puts the codes in order afterwards."""
     n, heads, dim = side.x.shape
     mixed = QUANTIZE["int8_sym"](side.x.transpose(1, 2).reshape(n, heads, dim), None)
     side.put_codes(mixed.codes.reshape(n, dim, heads).transpose(1, 2))
@@ -67,13 +69,17 @@ def codes_cut(sound: Quantized, x: Tensor) -> Quantized:
 FAULTS: dict[str, Fault] = {
     "codes_truncated": Fault(
         "Codes are cut towards 0 instead of rounded.",
-        "int8_sym", after_write(each_side(truncated)), r"layer 0 K: stored codes differ.*in token 0, head 0, page \d+"),
+        "int8_sym", after_write(each_side(truncated)),
+        r"layer 0 K: stored codes differ.*in token 0, head 0, page \d+"),
     "code_minus_128": Fault(
         "The code -128 is stored for -127.",
-        "int8_sym", after_write(each_side(minus_128)), r"layer 0 K: stored codes differ.*page \d+, -128 is stored for -127"),
+        "int8_sym", after_write(each_side(minus_128)),
+        r"layer 0 K: stored codes differ.*page \d+, -128 is stored for -127"),
     "quantized_before_permute": Fault(
-        "K and V are quantized before heads and head_dim are exchanged: each scale is that of a mixture of heads.",
-        "int8_sym", after_write(each_side(before_permute)), r"layer 0 K: the stored scale of token 0, head 0"),
+        "K and V are quantized before heads and head_dim are exchanged: each scale is that of a mixture of "
+        "heads.",
+        "int8_sym", after_write(each_side(before_permute)),
+        r"layer 0 K: the stored scale of token 0, head 0"),
     "one_layer_one_off": Fault(
         "V of one layer is off by one code.",
         "int8_sym", one_off, r"layer \d V: stored codes differ.*in token 0, head 0, page \d+"),
@@ -81,6 +87,7 @@ FAULTS: dict[str, Fault] = {
         "The reference quantizer cuts codes, so the store agrees with it.",
         "int8_sym", reference(codes_cut), r"the reference quantizer of int8_sym gives codes"),
     "reference_rounds_scales_down": Fault(
-        "The reference quantizer cuts scales to FP16, so the store agrees with it, within the bound of the format.",
+        "The reference quantizer cuts scales to FP16, so the store agrees with it, within the bound of the "
+        "format.",
         "int8_sym", reference(scales_down), r"the reference quantizer of int8_sym gives scale"),
 }  # fmt: skip

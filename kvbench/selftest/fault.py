@@ -10,11 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Fault:
-    """breaks: what is broken, in a sentence; cell: a name of `CELLS`; inject(): breaks the live code inside its `with`.
+    """breaks: what is broken, in a sentence; cell: a name of `CELLS`; inject(): breaks the live code inside
+    its `with`.
 
-    says: a regular expression that a sentence of the verdict must match, so that whoever reads it knows what is broken.
-    silent: without the probes of evidence, and without a check of the gate that asks for it, nothing shows it; False: it shows in
-    dtypes, bytes, decisions or values too.
+    says: a regular expression that a sentence of the verdict must match, so that whoever reads it knows what
+    is broken.
+    silent: without the probes of evidence, and without a check of the gate that asks for it, nothing shows
+    it; False: it shows in dtypes, bytes, decisions or values too.
     """
 
     breaks: str
@@ -27,7 +29,8 @@ class Fault:
 # In a word of a cell: the folder of a checkpoint that is written for the run.
 CHECKPOINT = "{checkpoint}"
 
-# Variants of matrix.yaml by name, as the words of --set. Each holds a cell with kv_format int8_sym, which the gate asks for.
+# Variants of matrix.yaml by name, as the words of --set. Each holds a cell with kv_format int8_sym, which the
+# gate asks for.
 CELLS: dict[str, tuple[str, ...]] = {
     "int8_sym": (),
     "int8_static": ("axes={kv_format: [int8_sym, int8_static], scale: 0.05}",),
@@ -45,7 +48,8 @@ CELLS: dict[str, tuple[str, ...]] = {
     "fp8_products": (
         "model.source=tiny-wide",
         "axes={kv_format: [int8_sym], weights: [fp8_block128]}",
-        "runners={storage: {}, latency: {new_tokens: 3, repeats: 1, warmup: 0}, gemm: {rows: [1, 2], max_rows: 4}}",
+        "runners={storage: {}, latency: {new_tokens: 3, repeats: 1, warmup: 0}, gemm: {rows: [1, 2], "
+        "max_rows: 4}}",
     ),
     "fp8_biases": ("model.source=tiny-qwen2", "axes={kv_format: [int8_sym], weights: [fp8_block128]}"),
     "long_context": ("engine.context=100",),

@@ -1,4 +1,6 @@
-"""The requested format dropped, at each hop from the YAML file to the tensors of a layer; and a baseline that is quantized."""
+"""The requested format dropped, at each hop from the YAML file to the tensors of a layer; and a baseline that
+is quantized.
+"""
 
 from __future__ import annotations
 
@@ -129,19 +131,25 @@ FAULTS: dict[str, Fault] = {
         "int8_sym", axis_lost, r"no cell of this run has kv_format=int8_sym"),
     "format_lost_cell_to_task": Fault(
         "The task of a cell is asked to measure another format than the cell's.",
-        "int8_sym", task_without_format, r"measured with kv_format native, the cell asks for int8_sym", silent=False),
+        "int8_sym", task_without_format, r"measured with kv_format native, the cell asks for int8_sym",
+        silent=False),
     "format_lost_cell_to_request": Fault(
         "What the resolver is asked for leaves the cell's format out.",
-        "int8_sym", request_without_format, r"asks for kv_format int8_sym, but the resolver was asked for native", silent=False),
+        "int8_sym", request_without_format,
+        r"asks for kv_format int8_sym, but the resolver was asked for native", silent=False),
     "format_lost_request_to_decision": Fault(
         "The resolver decides for native without a reason.",
-        "int8_sym", native_decided, r"kv_format int8_sym was resolved to native with the reason of a request that was kept: it was dropped", silent=False),
+        "int8_sym", native_decided,
+        r"kv_format int8_sym was resolved to native with the reason of a request that was kept: it was "
+        r"dropped", silent=False),
     "format_lost_decision_to_engine": Fault(
         "The engine is made from another decision than the one that is recorded.",
-        "int8_sym", engine_without_decision, r"int8_sym was resolved.*did not reach the engine", silent=False),
+        "int8_sym", engine_without_decision, r"int8_sym was resolved.*did not reach the engine",
+        silent=False),
     "format_lost_engine_to_store": Fault(
-        "The engine makes its store native, whatever was decided.",
-        "int8_sym", every_store("native"), r"kv_format int8_sym did not reach the store: layer 0 K", silent=False),
+        "The engine makes its store native, against the decision.",
+        "int8_sym", every_store("native"), r"kv_format int8_sym did not reach the store: layer 0 K",
+        silent=False),
     "format_lost_store_to_layer": Fault(
         "The store allocates native tensors for every layer.",
         "int8_sym", layers_native, r"layer 0 K is stored as native", silent=False),
@@ -150,20 +158,25 @@ FAULTS: dict[str, Fault] = {
         "int8_sym", one_layer_native, r"layer 3 K is stored as native", silent=False),
     "weights_lost_cell_to_loader": Fault(
         "The loader does not quantize the weights that the cell asks for.",
-        "fp8_weights", model_without_format, r"weights fp8_block128 are not what the model holds", silent=False),
+        "fp8_weights", model_without_format, r"weights fp8_block128 are not what the model holds",
+        silent=False),
     "native_arm_quantized": Fault(
-        "The baseline that runs beside a cell has the cell's own precision.",
+        "The baseline that runs with a cell has the cell's own precision.",
         "int8_sym", native_arm_quantized, r"native arm is not native: it stores int8_sym", silent=False),
     "baseline_cell_quantized": Fault(
         "The matrix makes a quantized cell the baseline.",
-        "int8_sym", baseline_quantized, r"baseline that it is compared with is not native: kv_format fp8_e4m3", silent=False),
+        "int8_sym", baseline_quantized,
+        r"baseline that it is compared with is not native: kv_format fp8_e4m3", silent=False),
     "baseline_run_quantized": Fault(
         "The baseline's own tasks run with a quantized cache.",
-        "int8_sym", baseline_record_quantized, r"kv_format=native: kv_format native was resolved to int8_sym: nothing falls back from native", silent=False),
+        "int8_sym", baseline_record_quantized,
+        r"kv_format=native: kv_format native was resolved to int8_sym: nothing falls back from native",
+        silent=False),
     "baseline_store_quantized": Fault(
         "Every store is quantized, the baseline's too.",
         "int8_sym", every_store("int8_sym"), r"kv_format native did not reach the store", silent=False),
     "record_of_another_cell": Fault(
         "The baseline is measured in the place of the cell.",
-        "int8_sym", measured_for_another_cell, r"measured with kv_format native, the task asks for int8_sym", silent=False),
+        "int8_sym", measured_for_another_cell, r"measured with kv_format native, the task asks for int8_sym",
+        silent=False),
 }  # fmt: skip

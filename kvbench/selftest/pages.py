@@ -1,4 +1,4 @@
-"""Pages: another one than the table's, one that was never renewed, or a native copy beside them."""
+"""Pages: another one than the table's, one that was never rewritten, or a native copy in their place."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def never_renewed() -> Broken:
 
 
 def shadow() -> Broken:
-    """Payload and scales are written, and attention reads a native copy that is kept beside them."""
+    """Payload and scales are written, and attention reads a native copy of them."""
     honest_write, honest_read = PagedKVStore.write, PagedKVStore.read
 
     def copies(made: PagedKVStore) -> list[LayerPages]:
@@ -111,7 +111,8 @@ FAULTS: dict[str, Fault] = {
         "int8_sym", rows_exchanged, r"sequence 0 reads page \d+, which is page \d of sequence 1"),
     "pages_of_a_sequence_exchanged": Fault(
         "The first two pages of a sequence change places.",
-        "int8_sym", columns_exchanged, r"attention of layer \d is not finite: it reads a page slot|layer \d differs"),
+        "int8_sym", columns_exchanged,
+        r"attention of layer \d is not finite: it reads a page slot|layer \d differs"),
     "native_shadow_is_read": Fault(
         "Attention reads a native copy of K and V, and the quantized pages are for show.",
         "int8_sym", shadow, r"E3-layers: .*layer 0: the stored K payload is not read"),

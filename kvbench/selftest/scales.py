@@ -116,9 +116,11 @@ def sides_exchanged_in_the_checkpoint() -> Broken:
 
 FAULTS: dict[str, Fault] = {
     "scale_zero": Fault(
-        "Every stored scale is 0.", "int8_sym", fixed(0.0), r"layer 0 K: the stored scale of token 0, head 0, page \d+ is 0,"),
+        "Every stored scale is 0.", "int8_sym", fixed(0.0),
+        r"layer 0 K: the stored scale of token 0, head 0, page \d+ is 0,"),
     "scale_one": Fault(
-        "Every stored scale is 1.", "int8_sym", fixed(1.0), r"layer 0 K: the stored scale of token 0, head 0, page \d+ is 1,"),
+        "Every stored scale is 1.", "int8_sym", fixed(1.0),
+        r"layer 0 K: the stored scale of token 0, head 0, page \d+ is 1,"),
     "scale_nan": Fault(
         "Every stored scale is NaN.", "int8_sym", fixed(torch.nan),
         r"layer 0 K: the stored scale of token 0, head 0, page \d+ is nan", silent=False),
@@ -127,7 +129,8 @@ FAULTS: dict[str, Fault] = {
         "int8_sym", fixed(7.0), r"layer 0 K: the stored scale of token 0, head 0, page \d+ is 7,"),
     "scale_unwritten_fp8": Fault(
         "The same of the FP32 scales of fp8_e4m3: 0, as in memory that was cleared.",
-        "fp8_e4m3", fixed(0.0), r"not fp8_e4m3 of the same.*layer 0 K: the stored scale of token 0, head 0, page \d+ is 0,"),
+        "fp8_e4m3", fixed(0.0),
+        r"not fp8_e4m3 of the same.*layer 0 K: the stored scale of token 0, head 0, page \d+ is 0,"),
     "scale_stale": Fault(
         "A write stores the scale of the write before it.",
         "int8_sym", stale, r"layer 0 K: the stored scale of token 0, head 0, page \d+ is"),
@@ -144,13 +147,15 @@ FAULTS: dict[str, Fault] = {
         r"layer 0 K: the stored scale of token 0, head 0"),
     "scale_rounded_down": Fault(
         "The scale is cut to FP16 instead of rounded up, so the largest element does not fit.",
-        "int8_sym", after_write(each_side(rounded_down)), r"layer 0 K: the stored scale of token \d+, head \d.*rounded down"),
+        "int8_sym", after_write(each_side(rounded_down)),
+        r"layer 0 K: the stored scale of token \d+, head \d.*rounded down"),
     "scale_halved_by_a_lost_carry": Fault(
         "A carry from mantissa to exponent is lost, and the scale is half of what it should be.",
         "int8_sym", bits(lambda b: b - 0x400), r"layer 0 K: the stored scale of token 0, head 0.*half"),
     "scale_bf16_read_as_fp16": Fault(
         "Scales are written in BF16 and read as FP16.",
-        "int8_sym", after_write(each_side(as_bf16)), r"layer 0 K: the stored scale of token 0, head 0, page \d+ is"),
+        "int8_sym", after_write(each_side(as_bf16)),
+        r"layer 0 K: the stored scale of token 0, head 0, page \d+ is"),
     "static_scale_one": Fault(
         "A given scale is replaced by 1.",
         "int8_static", static_scale_of_one, r"layer 0 K: the stored scale is 1, given was 0\.05"),
@@ -160,25 +165,31 @@ FAULTS: dict[str, Fault] = {
     "checkpoint_scales_dropped": Fault(
         "The checkpoint's scales are read, and 1.0 reaches the store.",
         "checkpoint_scales", checkpoint_dropped,
-        r"layer 0 K: the stored scale is 1, checkpoint was 0\.01 \(model\.layers\.0\.self_attn\.k_proj\.k_scale\)"),
+        r"layer 0 K: the stored scale is 1, checkpoint was 0\.01 "
+        r"\(model\.layers\.0\.self_attn\.k_proj\.k_scale\)"),
     "checkpoint_scales_filled_late": Fault(
-        "A late initialisation fills the checkpoint's scales with 1 after the first tokens were written with them.",
-        "checkpoint_scales", after_write(late_fill), r"layer 0 K: the stored scale is 1, checkpoint was 0\.01"),
+        "A late initialisation fills the checkpoint's scales with 1 after the first tokens were written with "
+        "them.",
+        "checkpoint_scales", after_write(late_fill),
+        r"layer 0 K: the stored scale is 1, checkpoint was 0\.01"),
     "checkpoint_scales_exchanged": Fault(
         "The checkpoint's scales of K are taken for V's, and V's for K's.",
         "checkpoint_scales", sides_exchanged_in_the_checkpoint,
         r"layer 0 K: the stored scale is 0\.02, checkpoint was 0\.01 .*; it is that of V"),
     "v_scale_not_read": Fault(
         "Attention reads V's codes and not its scales.",
-        "int8_sym", reading(lambda k, v: (k, torch.ones_like(v))), r"layer 0: the stored V scale is not read"),
+        "int8_sym", reading(lambda k, v: (k, torch.ones_like(v))),
+        r"layer 0: the stored V scale is not read"),
     "static_v_scale_not_read": Fault(
         "V is quantized with the given scale and read as if it were 1.",
         "int8_static", reading(lambda k, v: (k, torch.ones_like(v) if v.ndim == 1 else v)),
         r"layer 0: the stored V scale is not read"),
     "scales_exchanged_on_reading": Fault(
         "Attention takes V's scales for K and K's for V.",
-        "int8_sym", reading(lambda k, v: (v, k)), r"attention of layer \d differs.*codes and scales stand for"),
+        "int8_sym", reading(lambda k, v: (v, k)),
+        r"attention of layer \d differs.*codes and scales stand for"),
     "scale_of_neighbour_head_read": Fault(
         "Attention takes the scale of the neighbour head.",
-        "int8_sym", reading(lambda k, v: (k.roll(1, 1), v.roll(1, 1))), r"attention of layer \d differs.*codes and scales stand for"),
+        "int8_sym", reading(lambda k, v: (k.roll(1, 1), v.roll(1, 1))),
+        r"attention of layer \d differs.*codes and scales stand for"),
 }  # fmt: skip

@@ -1,7 +1,7 @@
-"""The suite: a clean run of each cell, a run with each fault, and what the ordinary gate said of it.
+"""The suite: a clean run of each cell, a run with each fault, and the verdict of the ordinary gate.
 
-A run is that of `kvbench run`: matrix -> tasks -> records on disk -> metrics -> gate. Models are loaded, engines made and
-probes taken anew for each, so nothing of one fault reaches the next.
+A run is that of `kvbench run`: matrix -> tasks -> records on disk -> metrics -> gate. Models are loaded,
+engines made and probes taken again for each, so no fault affects the next.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ _LEVEL = re.compile(r"\b(E\d(?:-\w+)?|native-arm): ")
 class Result:
     """Of one run. status: caught, missed or skipped; of a run without a fault passed, failed or skipped.
 
-    by: the level of evidence, or the check, whose sentence names the cause; exit_code: of the verdict, None where there is none;
-    sentence: what named the cause; of a missed fault, what was said instead; why it was skipped. cause: of a fault that was caught,
-    the part of it that names the cause.
+    by: the level of evidence, or the check, whose sentence names the cause; exit_code: of the verdict, None
+    where there is none;
+    sentence: what named the cause; of a missed fault, the report; of a skipped one, why. cause: of a
+    fault that was caught, the part of it that names the cause.
     """
 
     name: str
@@ -64,7 +65,9 @@ class Result:
     cause: str = ""
 
     def line(self) -> str:
-        """`caught  scale_zero  E2, 1.2 s`, and below it what names the cause; a missed or skipped one with the reason."""
+        """`caught  scale_zero  E2, 1.2 s`, and below it what names the cause; a missed or skipped one with
+        the reason.
+        """
         said = "" if self.status in (CAUGHT, PASSED) else f": {self.sentence}"
         said += f"\n{'':8}{self.cause}" if self.cause else ""
         return f"{self.status:8}{self.name:54}{self.by + ', ' if self.by else ''}{self.seconds:.1f} s{said}"
@@ -110,13 +113,14 @@ def run_suite(
     chosen: Iterable[str] = (),
     say: Callable[[Result], None] = lambda result: None,
 ) -> Score:
-    """Run the chosen faults (all where none is), after a clean run of each cell that they need; say(result) after each.
+    """Run the chosen faults (all where none is), after a clean run of each cell that they need; say(result)
+    after each.
 
     Raises UsageError for a name that is not in `faults`.
     """
     names = list(dict.fromkeys(chosen)) or list(faults)
     if unknown := [name for name in names if name not in faults]:
-        raise UsageError(f"There is no fault {unknown[0]!r}; choose from {', '.join(faults)}.")
+        raise UsageError(f"Fault {unknown[0]!r} is unknown; choose from {', '.join(faults)}.")
     clean, results = [], []
     with quick():
         for cell in dict.fromkeys(faults[name].cell for name in names):
@@ -130,9 +134,7 @@ def run_suite(
 
 @contextmanager
 def quick() -> Iterator[None]:
-    """One thread, since tiny operations wait for the slowest of several; and what is there already is left out of garbage
-    collections, which a run makes many of. A run takes half of the time.
-    """
+    """One thread, and what exists already is left out of garbage collection: a run takes half of the time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     gc.collect()

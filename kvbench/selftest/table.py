@@ -1,4 +1,6 @@
-"""All faults by name, and the known holes. A fault is one entry in the file of its kind; a new kind is a file and its place here."""
+"""All faults by name, and the known holes. A fault is one entry in the file of its kind; a new kind is a file
+and its place here.
+"""
 
 from __future__ import annotations
 
@@ -9,5 +11,6 @@ from kvbench.selftest.holes import HOLES
 __all__ = ["FAULTS", "HOLES"]
 
 FAULTS: dict[str, Fault] = {
-    **hops.FAULTS, **scales.FAULTS, **codes.FAULTS, **pages.FAULTS, **weights.FAULTS, **numbers.FAULTS, **graphs.FAULTS,
+    **hops.FAULTS, **scales.FAULTS, **codes.FAULTS, **pages.FAULTS, **weights.FAULTS, **numbers.FAULTS,
+    **graphs.FAULTS,
 }  # fmt: skip

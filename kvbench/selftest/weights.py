@@ -1,4 +1,6 @@
-"""FP8 weights that are not what the cell asks for, or are and are not used; and what stays native beside them."""
+"""FP8 weights that are not what the cell asks for, or are and are not used; and what stays native beside
+them.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,7 @@ def wrong_at(rows: int) -> Callable[[], Broken]:
 
 
 def replaced_by_the_run() -> Broken:
-    """The run is the second of its model, whose probes have been taken, and leaves a layer with other code."""
+    """The second run of a model, after its probes, leaves a layer with other code."""
     honest = latency.run
 
     def run(ctx: Context) -> Measurement:
@@ -145,7 +147,7 @@ def products_left_out() -> Broken:
 
 
 def shadow(loaded: LoadedModel) -> None:
-    """A layer computes with a dequantized copy, and says the name of the kernel that is due."""
+    """A layer computes with a dequantized copy, and reports the name of the expected kernel."""
     module = fp8_modules(loaded.model)["model.layers.2.mlp.down_proj"]
     copy = dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
 
@@ -163,7 +165,7 @@ def layer_between(loaded: LoadedModel) -> None:
 
 
 def quantized_wrongly_between() -> Broken:
-    """The same while the layer is made, before its checksum is taken: the 7 modules of layer 2 are the 15th to the 21st."""
+    """The same before the checksum is taken: the 7 modules of layer 2 are the 15th to the 21st."""
     honest, made = Fp8Linear.quantized.__func__, Counter()  # type: ignore[attr-defined]
 
     def quantized(cls: type[Fp8Linear], linear: nn.Linear) -> Fp8Linear:
@@ -209,61 +211,78 @@ def mlp_dropped() -> Broken:
 FAULTS: dict[str, Fault] = {
     "weights_dequantized_at_load": Fault(
         "FP8 weights are dequantized when they are loaded.",
-        "fp8_weights", dequantized, r"q_proj is stored as native \(float32\), expected fp8_block128", silent=False),
+        "fp8_weights", dequantized, r"q_proj is stored as native \(float32\), expected fp8_block128",
+        silent=False),
     "gemm_ignores_scales": Fault(
         "The product takes the codes for the weight.",
-        "fp8_weights", product(torch.ones_like), r"doubling the scales of \S*q_proj does not double its output"),
+        "fp8_weights", product(torch.ones_like),
+        r"doubling the scales of \S*q_proj does not double its output"),
     "gemm_takes_scales_of_other_blocks": Fault(
         "The product takes the scales in the reverse order.",
-        "fp8_weights", product(lambda s: s.flip(0).flip(1)), r"q_proj is .* away from the product with its codes and scales"),
+        "fp8_weights", product(lambda s: s.flip(0).flip(1)),
+        r"q_proj is .* away from the product with its codes and scales"),
     "gemm_rounds_scales": Fault(
         "The product rounds its FP32 scales to BF16.",
-        "fp8_weights", product(torch.Tensor.bfloat16), r"q_proj is .* away from the product with its codes and scales"),
+        "fp8_weights", product(torch.Tensor.bfloat16),
+        r"q_proj is .* away from the product with its codes and scales"),
     "gemm_by_another_kernel": Fault(
         "A library multiplies by the dequantized weight.",
         "fp8_weights", other_kernel, r"cublas computed .* and path reference was expected"),
     "gemm_on_a_shadow": Fault(
         "One layer multiplies by a dequantized copy of its weight.",
-        "fp8_weights", after_load(shadow), r"doubling the scales of model\.layers\.2\.mlp\.down_proj does not double its output"),
+        "fp8_weights", after_load(shadow),
+        r"doubling the scales of model\.layers\.2\.mlp\.down_proj does not double its output"),
     "gemm_wrong_at_two_rows": Fault(
         "The product takes other scales at two rows, of a decode step of two sequences.",
-        "fp8_weights", wrong_at(2), r"q_proj is .* away from the product with its codes and scales, by path reference at 2 rows"),
+        "fp8_weights", wrong_at(2),
+        r"q_proj is .* away from the product with its codes and scales, by path reference at 2 rows"),
     "layer_replaced_by_the_run": Fault(
         "A run leaves a layer that multiplies by a copy, when the model's probes have been taken.",
-        "fp8_weights", replaced_by_the_run, r"doubling the scales of model\.layers\.2\.mlp\.down_proj does not double its output"),
+        "fp8_weights", replaced_by_the_run,
+        r"doubling the scales of model\.layers\.2\.mlp\.down_proj does not double its output"),
     "gemm_wrong_in_batches": Fault(
         "The product takes other scales for [1, M, K] than for [M, K].",
         "fp8_weights", wrong_in_batches, r"q_proj is .* away from the product with its codes and scales"),
     "mlps_dropped_by_the_run": Fault(
         "A run drops the MLPs of its model, whose probes have been taken.",
-        "fp8_weights", mlps_dropped_by_the_run, r"the output of model\.layers\.0\.mlp\.down_proj reaches no logit"),
+        "fp8_weights", mlps_dropped_by_the_run,
+        r"the output of model\.layers\.0\.mlp\.down_proj reaches no logit"),
     "gemm_measures_another_layer": Fault(
         "The runner of products measures a layer under another's name.",
-        "fp8_products", products_renamed, r"The layer measured as \S+ is another layer of the model", silent=False),
+        "fp8_products", products_renamed, r"The layer measured as \S+ is another layer of the model",
+        silent=False),
     "gemm_leaves_a_shape_out": Fault(
         "The runner of products measures all shapes but one.",
-        "fp8_products", products_left_out, r"as one product \d+ times, but 0 would be measured", silent=False),
+        "fp8_products", products_left_out, r"as one product \d+ times, but 0 would be measured",
+        silent=False),
     "weights_changed_in_a_layer_between_samples": Fault(
         "The scales of a layer that no sample is of are changed after loading.",
-        "fp8_weights", after_load(layer_between), r"layers\.2\.mlp\.down_proj: codes or scales are not those that the layer was loaded with"),
+        "fp8_weights", after_load(layer_between),
+        r"layers\.2\.mlp\.down_proj: codes or scales are not those that the layer was loaded with"),
     "weights_quantized_wrongly_in_a_layer_between_samples": Fault(
         "The scales of a layer that no sample is of are wrong from the beginning.",
-        "fp8_weights", quantized_wrongly_between, r"layers\.2\.self_attn\.q_proj: stored values were made up to .* from the native weight"),
+        "fp8_weights", quantized_wrongly_between,
+        r"layers\.2\.self_attn\.q_proj: stored values were made up to .* from the native weight"),
     "weights_held_twice_in_a_layer": Fault(
         "Each FP8 layer keeps a 16-bit copy of its weight.",
-        "fp8_weights", after_load(copy_in_a_layer), r"q_proj holds \d+ B beside its codes, in shadow: its weight a second time", silent=False),
+        "fp8_weights", after_load(copy_in_a_layer),
+        r"q_proj holds \d+ B beside its codes, in shadow: its weight a second time", silent=False),
     "weights_held_twice_in_the_model": Fault(
         "The model keeps 16-bit copies of its FP8 weights outside of the layers.",
-        "fp8_weights", after_load(copy_in_the_model), r"the model holds \d+ B outside its parameters, in shadows", silent=False),
+        "fp8_weights", after_load(copy_in_the_model),
+        r"the model holds \d+ B outside its parameters, in shadows", silent=False),
     "norm_changed_at_load": Fault(
         "The last norm, which stays native, is changed after loading.",
-        "fp8_weights", after_load(lambda m: named(m, "model.norm.weight").mul_(1.01)), r"model\.norm\.weight, which is native, is not what was loaded"),
+        "fp8_weights", after_load(lambda m: named(m, "model.norm.weight").mul_(1.01)),
+        r"model\.norm\.weight, which is native, is not what was loaded"),
     "output_layer_changed_at_load": Fault(
         "The output layer, which stays native, is changed after loading.",
-        "fp8_weights", after_load(lambda m: named(m, "lm_head.weight").mul_(1.01)), r"lm_head\.weight, which is native, is not what was loaded"),
+        "fp8_weights", after_load(lambda m: named(m, "lm_head.weight").mul_(1.01)),
+        r"lm_head\.weight, which is native, is not what was loaded"),
     "bias_changed_at_load": Fault(
         "The bias of an FP8 layer is changed after loading.",
-        "fp8_biases", after_load(lambda m: named(m, "layers.2.self_attn.k_proj.bias").zero_()), r"layers\.2\.self_attn\.k_proj\.bias, which is native, is not what was loaded"),
+        "fp8_biases", after_load(lambda m: named(m, "layers.2.self_attn.k_proj.bias").zero_()),
+        r"layers\.2\.self_attn\.k_proj\.bias, which is native, is not what was loaded"),
     "mlp_output_dropped": Fault(
         "The MLP of each layer is computed, and its output thrown away.",
         "fp8_weights", mlp_dropped, r"the output of model\.layers\.0\.mlp\.gate_proj reaches no logit"),

@@ -19,8 +19,8 @@ from kvbench_kernels.kv.layout import LayerPages
 class Side:
     """K or V of one write. x [N, H, D]: what was written; page, offset [N]: where.
 
-    payload [pages, H, page_size, D], scale [pages, H, page_size], or None: the layer's tensors of this side; other: the scale of
-    the other side.
+    payload [pages, H, page_size, D], scale [pages, H, page_size], or None: the layer's tensors of this side;
+    other: the scale of the other side.
     """
 
     name: str
@@ -57,7 +57,9 @@ Change = Callable[[tuple[Side, Side]], None]
 
 
 def after_write(change: Change, quantized: bool = True) -> Callable[[], AbstractContextManager[Any]]:
-    """An inject: `change` is called with K and V after each honest write of a quantized format; quantized=False: of any."""
+    """An inject: `change` is called with K and V after each honest write of a quantized format;
+    quantized=False: of any.
+    """
 
     def write(cache: LayerPages, k: Tensor, v: Tensor, slots: Tensor, health: Tensor) -> None:
         paged_write_torch(cache, k, v, slots, health)

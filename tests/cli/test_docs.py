@@ -1,4 +1,4 @@
-"""README and docs/: links lead somewhere, examples load, commands exist, and numbers are those of the code."""
+"""README and docs: links resolve, examples load, commands exist, and numbers are those of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`kvbench compare`: outcomes and exit codes, what is refused, what is named, and that turning the runs over turns the outcome."""
+"""`kvbench compare`: outcomes and exit codes, what is refused, what is named, and that turning the runs over
+turns the outcome."""
 
 from __future__ import annotations
 
@@ -62,12 +63,12 @@ def test_equal_runs_are_the_same_or_undecided() -> None:
 
 
 def test_equal_runs_hardly_ever_fail() -> None:
-    """Of 150 pairs of runs without a change none is called worse: its interval would have to lie beyond the margin."""
-    failed = sum(
-        WORSE in {f.outcome for f in two(latency(repeats=8, seed=2 * i), latency(repeats=8, seed=2 * i + 1), only=["itl_ms"]).findings if f.cell == CAND}
-        for i in range(150)
-    )  # fmt: skip
-    assert failed == 0
+    """Of 150 pairs of runs without a change none is called worse: its interval would have to lie beyond the
+    margin."""
+    for i in range(150):
+        first, second = (latency(repeats=8, seed=seed) for seed in (2 * i, 2 * i + 1))
+        found = two(first, second, only=["itl_ms"]).findings
+        assert WORSE not in {f.outcome for f in found if f.cell == CAND}
 
 
 @settings(max_examples=25, deadline=None)
@@ -97,14 +98,15 @@ def test_turning_texts_over_turns_the_outcome(changes: list[tuple[float, float, 
 
 @pytest.mark.parametrize(
     "run",
-    [latency(), latency(repeats=2, noise=0.3), perplexity([210.0] * 5), questions([0] * 9, [1] * 9), agreement([1] * 130, [1] * 130)],
+    [latency(), latency(repeats=2, noise=0.3), perplexity([210.0] * 5), questions([0] * 9, [1] * 9),
+     agreement([1] * 130, [1] * 130)],
     ids=["latency", "noisy", "perplexity", "mcq", "agreement"],
 )  # fmt: skip
 def test_a_run_beside_itself_is_never_worse_or_better(run: MadeRun) -> None:
     result = two(run, run)
     assert not {f.outcome for f in result.findings} & {WORSE, BETTER, NOT_EVALUATED}
     assert result.exit_code in (0, 4)
-    assert any("very same records, measured once" in sentence for sentence in result.named)
+    assert any("same records, measured once" in sentence for sentence in result.named)
 
 
 def test_numbers_that_are_equal_to_the_last_bit_are_the_same_however_few() -> None:
@@ -188,13 +190,17 @@ def with_records(run: Stored, **fields: Any) -> Stored:
 
 UNLIKE = {
     "protocol": (lambda r: with_records(r, protocol=2), "protocol version is 1 in A and 2 in B"),
-    "option": (lambda r: changed(r, options=lambda o: {**o, "kld": False}), "option kld is true in A and false in B"),
+    "option": (lambda r: changed(r, options=lambda o: {**o, "kld": False}),
+               "option kld is true in A and false in B"),
     "data": (lambda r: changed(r, digests={**DIGESTS, "data": ["sha256:e"]}), "the data is "),
     "data of an old run": (
-        lambda r: with_records(changed(r, digests={}), facts=lambda f: {**f, "data_sha": "e"}), "data_sha is d in A and e in B"
+        lambda r: with_records(changed(r, digests={}), facts=lambda f: {**f, "data_sha": "e"}),
+        "data_sha is d in A and e in B"
     ),
-    "model": (lambda r: changed(r, digests={**DIGESTS, "model": "sha256:n"}), "the model is sha256:m in A and sha256:n in B"),
-    "native model": (lambda r: changed(r, digests={**DIGESTS, "native": "sha256:n"}), "the native model is sha256:m in A and sha256:n in B"),
+    "model": (lambda r: changed(r, digests={**DIGESTS, "model": "sha256:n"}),
+              "the model is sha256:m in A and sha256:n in B"),
+    "native model": (lambda r: changed(r, digests={**DIGESTS, "native": "sha256:n"}),
+                     "the native model is sha256:m in A and sha256:n in B"),
 }  # fmt: skip
 
 
@@ -236,9 +242,7 @@ def test_the_same_model_under_another_name_is_the_same() -> None:
         cell.spec["model"] = "elsewhere/m"
     assert compare([first, second]).exit_code == 0
     silent = changed(second, digests={})
-    with pytest.raises(
-        UsageError, match="model is m in A and elsewhere/m in B, and not both say what it holds"
-    ):
+    with pytest.raises(UsageError, match="model is m in A and elsewhere/m in B, and not both have a digest"):
         compare([first, silent])
 
 

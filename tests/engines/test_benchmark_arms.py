@@ -102,6 +102,7 @@ def test_a_perplexity_pass_scores_every_token_but_the_first_of_a_chunk(tiny: Cal
     assert random_chunks(2, 258) == random_chunks(2, 258)
 
 
+@pytest.mark.slow
 def test_fp8_weights_run_beside_the_native_ones(tiny: Callable[[str], Any]) -> None:
     spec = {**CELL_KEYS, "model": "tiny-llama", "device": "cpu", "dtype": "float32"}
     setup = Setup("tiny-llama", "", "", "", 3, 0)

@@ -52,6 +52,7 @@ def compared(*words: str | Path) -> tuple[int, dict[str, Any]]:
     return result.exit_code, json.loads(result.stdout)
 
 
+@pytest.mark.slow
 def test_real_runs_are_equal_in_all_that_is_exact_and_a_planted_slowdown_is_found(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_sound_run_passes_and_is_judged_again_without_measuring(job: Job, tmp_
     assert records(tmp_path) == before, "a finished run measured something again"
 
 
+@pytest.mark.slow
 def test_a_run_that_was_moved_is_judged_by_the_policy_it_keeps(job: Job, tmp_path: Path) -> None:
     assert job().exit_code == 0
     moved = (tmp_path / "out").rename(tmp_path / "moved")
@@ -98,6 +99,7 @@ def test_a_run_that_was_moved_is_judged_by_the_policy_it_keeps(job: Job, tmp_pat
     assert CliRunner().invoke(app, ["report", str(moved)]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_json_is_one_object_on_stdout(job: Job) -> None:
     result = job("--json")
     answer = json.loads(result.stdout)
@@ -130,6 +132,7 @@ def test_a_bad_gate_is_a_usage_error_before_anything_is_measured(job: Job, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a01_a_format_dropped_between_decision_and_store_fails(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +147,7 @@ def test_a01_a_format_dropped_between_decision_and_store_fails(
     )
 
 
+@pytest.mark.slow
 def test_a01_a_format_dropped_between_spec_and_resolver_fails(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +220,7 @@ def test_a19_t4_a_context_of_4096_on_2048_positions_is_refused_before_anything_i
     assert all("4096 tokens" in r["error"]["message"] and "has 2048" in r["error"]["message"] for r in found)
 
 
+@pytest.mark.slow
 def test_a24_t2_a_big_cell_leaves_nothing_to_the_small_one_after_it(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +253,7 @@ def test_a24_t2_a_big_cell_leaves_nothing_to_the_small_one_after_it(
     assert both[200][0]["layers"][0]["payload"] > both[20][0]["layers"][0]["payload"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", ["latency", "agreement"])
 def test_a_runner_that_measures_the_native_engine_instead_fails(
     job: Job, monkeypatch: pytest.MonkeyPatch, runner: str
@@ -269,6 +275,7 @@ def test_a_runner_that_measures_the_native_engine_instead_fails(
 LATENCY = "runners={latency: {new_tokens: 3, repeats: 1, warmup: 0}}"
 
 
+@pytest.mark.slow
 def test_a_runner_that_touches_its_engine_and_measures_the_native_one_fails(
     job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -290,6 +297,7 @@ def test_a_runner_that_touches_its_engine_and_measures_the_native_one_fails(
     assert "native-arm: The measured engine computed" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_quantized_native_arm_fails(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from kvbench.run.task import prepare
 
@@ -300,6 +308,7 @@ def test_a_quantized_native_arm_fails(job: Job, monkeypatch: pytest.MonkeyPatch,
     assert "The native arm is not native: it stores int8_sym" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_quantized_baseline_fails(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvbench.engines.reference import engine as core
 
@@ -321,6 +330,7 @@ def test_a_cell_that_cannot_run_does_not_stop_the_others(job: Job, tmp_path: Pat
     assert sorted({r["status"] for r in records(tmp_path).values()}) == ["ok", "refused"]
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_loses_only_the_task_in_hand(job: Job, tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -266,7 +266,7 @@ def test_a13_t4_scales_of_another_shape_are_an_error(
                 read_scales("m", files, "s", codes, Fp8Config())
         assert str(e.value) == (
             f"The scales s of the checkpoint m have shape {shape}; a weight [576, 2048] in 128x128 blocks has scales "
-            "[5, 16]. Export the checkpoint anew."
+            "[5, 16]. Export the checkpoint again."
         )
 
 
@@ -594,6 +594,7 @@ def test_a_truncated_file_is_a_sentence(folder: Path) -> None:
     fails(folder, "could not be loaded (SafetensorError")
 
 
+@pytest.mark.slow
 def test_a_hub_model_is_loaded_from_its_snapshot(whole: Path, tmp_path: Path) -> None:
     """From the hub cache, as it lies on the disk; what huggingface_hub reads at import needs a process of its own."""
     repo = tmp_path / "models--owner--name"

@@ -46,6 +46,7 @@ def wait_for(process: subprocess.Popen[str], there: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "by"), [(signal.SIGINT, "interrupted;"), (signal.SIGTERM, "interrupted by SIGTERM;")]
 )
@@ -61,7 +62,7 @@ def test_a_run_that_is_interrupted_goes_on_where_it_was(
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert err.splitlines()[-1] == (
-        f"kvbench: {by} the records written so far are kept, run the same command to go on."
+        f"kvbench: {by} the records written so far are kept; run the same command to continue."
     )
     assert not list(tmp_path.rglob("*.tmp"))
     before = {p.name: p.stat().st_mtime_ns for p in kept.glob("*.json")}
@@ -76,6 +77,7 @@ def test_a_run_that_is_interrupted_goes_on_where_it_was(
     assert {name: after[name] for name in before} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_quantize_leaves_nothing_beside_its_output(tmp_path: Path, number: signal.Signals) -> None:
     """It stops where it would put the finished folder in place, the latest moment at which something can be left."""
@@ -98,7 +100,7 @@ def test_quantize_leaves_nothing_beside_its_output(tmp_path: Path, number: signa
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "nothing was written, run the same command to start again." in err
+    assert "nothing was written; run the same command to start again." in err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "reached"]
 
 
@@ -115,6 +117,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_signal_ends_at_once(tmp_path: Path, second: signal.Signals) -> None:
     process = started("-c", ENDLESS, cwd=tmp_path)

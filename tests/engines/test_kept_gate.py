@@ -53,6 +53,7 @@ def test_a_gate_that_was_given_is_not_forgotten(folder: Path, named: str) -> Non
     assert (run / "gate.yaml").read_text() == ALWAYS
 
 
+@pytest.mark.slow
 def test_shards_are_merged_under_the_gate_that_judged_them(folder: Path) -> None:
     (folder / "m.yaml").write_text(MATRIX.replace("int8_sym]", "int8_sym, fp8_e4m3]"))
     shards = [folder / f"s{i}" for i in (1, 2)]

@@ -140,6 +140,7 @@ def made_up() -> QuestionSet:
     return QuestionSet("mmlu", asked, shown, "made up", "made up", "none")
 
 
+@pytest.mark.slow
 def test_the_command_line_gives_the_scores_that_our_runner_stores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +246,7 @@ def test_an_argument_that_the_cell_does_not_have_is_withheld(key: str, value: An
     made = lmeval.cell_of
     with patch.object(lmeval, "cell_of", lambda given, host: {**made(given, host), key: value}):
         lm = model(page_size=16)
-    with pytest.raises(Unproven, match=f"was given, and the cell has {key}={value}"):
+    with pytest.raises(Unproven, match=f"the cell has {key}={value}"):
         lm.loglikelihood(PAIRS[:1])
 
 
@@ -266,11 +267,10 @@ def test_arguments_that_the_machine_settles_are_no_change(tmp_path: Path) -> Non
     }
     assert dropped(given, spec) == ""
     assert dropped({**given, "scale": "s.json"}, {**spec, "scale": {"k": [1.0], "v": [1.0]}}) == ""
-    assert dropped({**given, "device": "cuda"}, spec).startswith(
-        "device=cuda was given, and the cell has device=cpu"
-    )
+    assert dropped({**given, "device": "cuda"}, spec).startswith("device=cuda was given")
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_not_there_is_a_sentence_and_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
@@ -284,7 +284,7 @@ def test_a_gpu_that_is_not_there_is_a_sentence_and_exit_code_3(monkeypatch: pyte
 
 
 def test_without_an_engine_that_answered_there_are_no_results() -> None:
-    with pytest.raises(Unproven, match="nothing shows"):
+    with pytest.raises(Unproven, match="no evidence"):
         model().get_model_info()
 
 
@@ -321,9 +321,9 @@ def test_lm_evals_cache_of_answers_is_refused_and_its_cache_of_requests_kept_apa
         ({"kv_format": "int8_static"}, "needs a scale"),
         ({"scale": 0.1}, "int8_sym takes none; the static formats do: int8_static"),
         ({"gemm": "w8a8"}, "native weights have no FP8 product"),
-        ({"batch_size": "auto"}, "batch_size is 'auto'; a whole number"),
+        ({"batch_size": "auto"}, "batch_size: .* got 'auto'"),
         ({"max_length": 5000}, "tiny-llama has 4096 positions"),
-        ({"add_bos_token": "yes"}, "true or false is due"),
+        ({"add_bos_token": "yes"}, "expected true or false"),
         ({"pretrained": None}, "pretrained"),
         ({"device": "tpu"}, "expected auto, cpu or cuda"),
     ],

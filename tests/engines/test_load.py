@@ -215,6 +215,7 @@ def test_a10_t3_what_cannot_be_bound_is_refused_with_a_reason(
     assert str(e.value).endswith(".")
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_prepared_folder_holds_the_gguf_values_exactly() -> None:
     from transformers import AutoModelForCausalLM

@@ -297,6 +297,7 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["deep/er/out", "empty"])
 @pytest.mark.parametrize("limit", [10_000, 300_000], ids=["tokenizer or config", "weights"])
 def test_files_that_may_not_grow_leave_nothing(tmp_path: Path, limit: int, where: str) -> None:
@@ -318,7 +319,7 @@ def test_files_that_may_not_grow_leave_nothing(tmp_path: Path, limit: int, where
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith(f"kvbench: {tmp_path / where} could not be written (")
     assert "File too large" in done.stderr
-    assert "nothing was left of it. Mend that and run the same command again." in done.stderr
+    assert "nothing was left of it. Fix it and run the same command again." in done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.iterdir()) == ["empty", "in"]
     assert list((tmp_path / "empty").iterdir()) == []
@@ -343,12 +344,13 @@ def test_an_interrupt_leaves_nothing_and_says_so(
     result = quantize(source, out)
     assert (result.exit_code, result.stdout) == (130, "")
     assert (
-        result.stderr == "kvbench: interrupted; nothing was written, run the same command to start again.\n"
+        result.stderr == "kvbench: interrupted; nothing was written; run the same command to start again.\n"
     )
     assert sorted(p.name for p in tmp_path.iterdir()) == (["in", "out"] if there else ["in"])
     assert not there or list(out.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
     source, out = native(tmp_path / "in"), tmp_path / "out"
     code = (
@@ -393,9 +395,9 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "rope": ({"rope_parameters": "x"}, "'rope_parameters'"),
     "eps": ({"rms_norm_eps": "x"}, "'rms_norm_eps'"),
     "tied": ({"pad_token_id": 10**6}, "could not be loaded (AssertionError: Padding_idx"),
-    "quantization": ({"quantization_config": "fp8"}, "quantization_config is fp8, accepted is a mapping"),
-    "quantizations": ({"quantization_config": [1]}, "quantization_config is [1], accepted is a mapping"),
-    "quantization number": ({"quantization_config": 1}, "quantization_config is 1, accepted is a mapping"),
+    "quantization": ({"quantization_config": "fp8"}, "quantization_config is fp8, expected a mapping"),
+    "quantizations": ({"quantization_config": [1]}, "quantization_config is [1], expected a mapping"),
+    "quantization number": ({"quantization_config": 1}, "quantization_config is 1, expected a mapping"),
 }
 
 
@@ -428,7 +430,7 @@ def test_a_file_of_a_checkpoint_that_is_no_json_is_fetched_again(tmp_path: Path,
     source = native(tmp_path / "in")
     (source / "model.safetensors").rename(source / "model-00001-of-00001.safetensors")
     (source / file).write_text("{bad")
-    assert "fetch the checkpoint again, or export it anew." in refused_alike(source, "is not valid JSON")
+    assert "fetch the checkpoint again, or export it again." in refused_alike(source, "is not valid JSON")
 
 
 def refused_alike(source: Path, sentence: str) -> str:
@@ -446,6 +448,7 @@ def refused_alike(source: Path, sentence: str) -> str:
     return result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_default_model_speaks_in_fp8(tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -122,6 +122,7 @@ def test_a_checkpoints_scales_reach_the_store_and_the_report_says_from_where(
     )
 
 
+@pytest.mark.slow
 def test_a_layer_without_a_scale_is_refused_and_is_1_where_that_is_asked_for(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -317,6 +318,7 @@ def test_scales_of_all_shards_reach_the_store(folder: Path) -> None:
     assert [float(f"{row['v']:.6g}") for row in live_scales(engine.store) or ()] == [0.02, 0.04, 0.06, 0.08]
 
 
+@pytest.mark.slow
 def test_an_fp8_checkpoint_keeps_its_scales_of_the_cache(folder: Path, tmp_path: Path) -> None:
     fp8 = tmp_path / "fp8"
     scales = {
@@ -421,6 +423,7 @@ def test_read_is_what_the_probe_showed_and_nothing_else(folder: Path) -> None:
     assert all(row["k_read"] is None for row in provenance(engine, live, ()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kv_format", "source"), [("int8_sym", "dynamic"), ("fp8_e4m3_static", "checkpoint")]
 )
@@ -447,6 +450,7 @@ def test_scales_of_the_cache_are_no_weights_in_the_plan(folder: Path) -> None:
     assert found.total == sum(p.numel() * p.element_size() for p in loaded.model.parameters())
 
 
+@pytest.mark.slow
 def test_a_record_and_its_report_never_say_checkpoint_of_what_is_not(folder: Path, tmp_path: Path) -> None:
     with FAULTS["checkpoint_scales_dropped"].inject():
         code, said, out = run(folder, tmp_path, "kv_format: [native, fp8_e4m3_static], scale: checkpoint")

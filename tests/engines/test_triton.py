@@ -74,6 +74,7 @@ def test_logits_equal_those_of_the_torch_backend(
     assert torch.nn.functional.cosine_similarity(found, due, dim=-1).min() > 0.9995
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-gemma2", "tiny-gpt-oss"])
 def test_windows_soft_caps_and_sinks_equal_those_of_the_torch_backend(
     engine: Any, two_layers: Any, name: str
@@ -98,6 +99,7 @@ def levels_of(made: Any, *probes: Level) -> dict[str, Level]:
     return {level.name: level for level in evidence.examine(made, *probes, reads_expected=True).levels}
 
 
+@pytest.mark.slow
 def test_a_sound_engine_is_verified_at_every_level(engine: Any, two_layers: Any) -> None:
     make = maker(engine, two_layers("tiny-llama"), "int8_sym")
     probes = (
@@ -136,6 +138,7 @@ def test_a11_t3_e4_names_the_kernels_and_where_they_ran(engine: Any, two_layers:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-gemma2", "tiny-gpt-oss"])
 def test_windows_soft_caps_and_sinks_are_within_the_bound_of_e5(
     engine: Any, two_layers: Any, name: str
@@ -144,6 +147,7 @@ def test_windows_soft_caps_and_sinks_are_within_the_bound_of_e5(
     assert level.state == VERIFIED, level
 
 
+@pytest.mark.slow
 def test_attention_by_torch_under_a_triton_request_is_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +160,7 @@ def test_attention_by_torch_under_a_triton_request_is_named(
     assert "ran paged_attention_torch in a prompt, and backend triton was resolved" in level.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attribute", ["backend", "decode_mode", "compile_mode"])
 def test_a_choice_lost_between_decision_and_engine_is_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch, attribute: str
@@ -174,6 +179,7 @@ def test_a_choice_lost_between_decision_and_engine_is_named(
     assert f"the engine runs {attribute.removesuffix('_mode')} " in level.sentence
 
 
+@pytest.mark.slow
 def test_a_decode_step_by_gather_and_a_library_is_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +197,7 @@ def test_a_decode_step_by_gather_and_a_library_is_named(
     assert "no attention" in level.sentence
 
 
+@pytest.mark.slow
 def test_a_decode_step_without_an_attention_kernel_is_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +207,7 @@ def test_a_decode_step_without_an_attention_kernel_is_named(
     assert "launched only kv_write_int8_sym in a decode step, and no attention" in level.sentence
 
 
+@pytest.mark.slow
 def test_full_layers_beside_sliding_ones_are_verified(engine: Any, tmp_path: Any) -> None:
     """They take other kernels for a prompt: each kind is compared with its own."""
     kinds = {
@@ -214,6 +222,7 @@ def test_full_layers_beside_sliding_ones_are_verified(engine: Any, tmp_path: Any
     assert {"paged_prefill_causal", "scaled_dot_product_attention"} <= set(e4.facts["prompt"])
 
 
+@pytest.mark.slow
 def test_a_scale_that_the_decode_kernel_drops_is_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +239,7 @@ def test_a_scale_that_the_decode_kernel_drops_is_named(
     assert levels["E5"].state == MISMATCH
 
 
+@pytest.mark.slow
 def test_a_later_chunk_that_is_not_read_back_is_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +264,7 @@ def test_a_later_chunk_that_is_not_read_back_is_named(
     assert probe_values(maker(engine, two_layers("tiny-llama"), "int8_sym"), 16).state == MISMATCH
 
 
+@pytest.mark.slow
 def test_unlike_prompts_that_lose_their_scales_are_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +277,7 @@ def test_unlike_prompts_that_lose_their_scales_are_named(
     assert probe_values(maker(engine, two_layers("tiny-llama"), "int8_sym"), 16).state == MISMATCH
 
 
+@pytest.mark.slow
 def test_a_row_that_reads_another_rows_pages_is_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +300,7 @@ def test_a_quantizer_that_writes_other_bytes_is_named(
     assert levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E2"].state == MISMATCH
 
 
+@pytest.mark.slow
 def test_splits_that_are_dropped_on_the_way_are_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +314,7 @@ def test_splits_that_are_dropped_on_the_way_are_named(
     assert "kv_splits 3 was asked for, and the decode step was split in [1]" in level.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("splits", [1, 3])
 def test_splits_that_are_kept_are_verified(engine: Any, two_layers: Any, splits: int) -> None:
     made = engine(
@@ -311,6 +325,7 @@ def test_splits_that_are_kept_are_verified(engine: Any, two_layers: Any, splits:
     assert ("paged_decode_combine" in level.facts["decode"]) == (splits > 1)
 
 
+@pytest.mark.slow
 def test_a_twin_that_ran_in_the_measured_run_alone_is_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +345,7 @@ def test_a_twin_that_ran_in_the_measured_run_alone_is_named(
     assert "ran paged_decode_torch 1 times in the measured run" in level.sentence
 
 
+@pytest.mark.slow
 def test_a_probe_of_values_goes_through_the_split_kernel_and_its_combine(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,6 +404,7 @@ def test_a_kernel_that_was_silently_replaced_in_the_measured_run_alone_is_named(
     assert sentence in level.sentence
 
 
+@pytest.mark.slow
 def test_splits_that_are_dropped_in_the_measured_run_alone_are_named(
     engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,6 +422,7 @@ def test_splits_that_are_dropped_in_the_measured_run_alone_are_named(
     assert "kv_splits 3 was asked for, and the measured run has decodes split in [1]" in level.sentence
 
 
+@pytest.mark.slow
 def test_the_measured_run_of_e4_is_counted_without_the_probes(engine: Any, two_layers: Any) -> None:
     made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32)
     made.prefill(seq := made.add(), IDS[:6])

@@ -53,7 +53,7 @@ def test_shards_that_are_merged_give_the_numbers_of_one_run(
     assert quality(tmp_path / "merged") == quality(tmp_path / "whole")
     missing = kvbench("merge", shards[0], shards[0], "--out", tmp_path / "half")
     assert missing.exit_code == 3
-    assert "nobody measured perplexity pydoc stream512 on kv_format=fp8_e4m3" in missing.output
+    assert "no shard measured perplexity pydoc stream512 on kv_format=fp8_e4m3" in missing.output
 
 
 def test_a_segfault_is_an_error_of_its_cell_and_the_others_go_on(
@@ -190,7 +190,8 @@ def test_children_end_with_their_driver_and_records_stay(
         assert driver.stderr is not None
         if how == signal.SIGINT:
             assert (
-                "the records written so far are kept, run the same command to go on" in driver.stderr.read()
+                "the records written so far are kept; run the same command to continue"
+                in driver.stderr.read()
             )
     wait_for(lambda: not alive(pid))
     (kept,) = RunDir(tmp_path / "out").load().records
@@ -221,11 +222,11 @@ def test_it_stops_once_the_verdict_is_decided(matrix: Path, tmp_path: Path, kvbe
     ("words", "said"),
     [
         (["--executor", "slurm"], "--executor slurm is not known; use inline, local, ray."),
-        (["--jobs", "2"], "goes with --executor local"),
-        (["--executor", "local", "--jobs", "0"], "is a number of cells from 1 on"),
+        (["--jobs", "2"], "together with --executor local"),
+        (["--executor", "local", "--jobs", "0"], "expected a number of at least 1"),
         (["--shard", "0/2"], "--shard 0/2 is no share of a matrix"),
-        (["--shard", "1/2", "--until-decided"], "a share decides no verdict"),
-        (["--shard", "1/2", "--canary"], "a share decides no verdict"),
+        (["--shard", "1/2", "--until-decided"], "a shard decides no verdict"),
+        (["--shard", "1/2", "--canary"], "a shard decides no verdict"),
     ],
 )
 def test_words_that_do_not_go_together(matrix: Path, kvbench: Run, words: list[str], said: str) -> None:

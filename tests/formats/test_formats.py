@@ -98,8 +98,10 @@ def test_a_store_that_does_not_fit_names_the_bytes_and_the_largest_context_that_
     longest = 28_678 // 4 * 16
     fits("int8_sym", 4, longest, free)
     assert refusal("int8_sym", 4, longest + 1, free) == (
-        f"The int8_sym KV cache of 4 sequence(s) of 114,705 tokens needs {4 * 7_170 * 36 * 33_280:,} B and does not "
-        f"fit: {free:,} B are free, of which 1,073,741,824 B are kept for what runs beside it; the largest context that "
+        f"The int8_sym KV cache of 4 sequence(s) of 114,705 tokens needs {4 * 7_170 * 36 * 33_280:,} B and "
+        "does not "
+        f"fit: {free:,} B are free, of which 1,073,741,824 B are kept for what runs beside it; the largest "
+        "context that "
         "fits is 114,704 tokens a sequence, generated ones included."
     )
     assert "the largest context that fits is 58,240 tokens" in refusal("native", 4, longest, free)

@@ -13,8 +13,10 @@ from kvbench.preflight.plan import plan_cell, plan_json, plan_text
 from kvbench.run.execute import Plan
 
 CONTENT = {
-    "kvbench_scales": 1, "model": "tiny-llama", "model_digest": "sha256:one", "format": "int8_static", "method": "amax",
-    "per": "layer", "data": "pydoc", "data_sha256": "d", "text_sha": "0123456789abcdef", "tokens": 4096, "window": 512,
+    "kvbench_scales": 1, "model": "tiny-llama", "model_digest": "sha256:one", "format": "int8_static",
+    "method": "amax",
+    "per": "layer", "data": "pydoc", "data_sha256": "d", "text_sha": "0123456789abcdef", "tokens": 4096,
+    "window": 512,
     "dtype": "float32", "kvbench": "0", "k": [0.5, 0.25, 0.5, 0.25], "v": [0.125, 1, 0.125, 1],
 }  # fmt: skip
 

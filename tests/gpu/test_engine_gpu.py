@@ -44,7 +44,8 @@ def made(model: Any, kv_format: str = "int8_sym", sequences: int = len(PROMPTS),
 
     scale = 0.05 if kv_format.endswith("static") else None
     spec = {
-        **CELL_KEYS, "model": "tiny-llama", "kv_format": kv_format, "scale": scale, "backend": "triton", "device": "cuda",
+        **CELL_KEYS, "model": "tiny-llama", "kv_format": kv_format, "scale": scale, "backend": "triton",
+        "device": "cuda",
         "dtype": "bfloat16", **keys,
     }  # fmt: skip
     decision = resolve(request_of(spec), model.facts)

@@ -15,7 +15,8 @@ pytestmark = [
 
 CONFIG = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816,
-    "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 8192,
+    "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 16,
+    "max_position_embeddings": 8192,
     "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257,
 }  # fmt: skip
 

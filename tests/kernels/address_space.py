@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import interpreter_builder
 
-NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which mmap has no name for: pages that are never written are not accounted for
+# Linux's MAP_NORESERVE, which mmap has no name for: pages that are never written are not accounted for.
+NORESERVE = 0x4000
 
 
 def address_space(*shape: int, dtype: torch.dtype, device: str = "cpu", front: int = 2**31) -> Tensor:

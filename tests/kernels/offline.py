@@ -126,7 +126,8 @@ def w8a8() -> dict[str, tuple[list[str], int]]:
     for name, tiling in tilings.items():
         constants = {
             "BIAS": False, "BLOCK_M": tiling.block_m, "BLOCK_N": tiling.block_n, "SPLIT": tiling.splits > 1,
-            "SWAP": tiling.swap, "EVEN_K": True, "TMA": tiling.tma, "WALK": tiling.ctas > 0, "PDL": tiling.pdl,
+            "SWAP": tiling.swap, "EVEN_K": True, "TMA": tiling.tma, "WALK": tiling.ctas > 0,
+            "PDL": tiling.pdl,
             "PREFETCH": tiling.prefetch,
         }  # fmt: skip
         types = dict.fromkeys(("x", "w", "w_memory"), "*fp8e4nv") | {"sx": "*fp32", "sw": "*fp32"}
@@ -174,7 +175,8 @@ def w8a16(m: int, dtype: str, fields: dict[str, Any]) -> dict[str, Any]:
 
     tiling = Tiling(**fields)
     constants: dict[str, Any] = {
-        "BIAS": True, "BLOCK_N": tiling.block_n, "BLOCK_K": tiling.block_k, "SPLITS": splits_used(tiling, 4096),
+        "BIAS": True, "BLOCK_N": tiling.block_n, "BLOCK_K": tiling.block_k,
+        "SPLITS": splits_used(tiling, 4096),
         "STAGES": tiling.stages, "EVEN_K": True, "PDL": False,
     }  # fmt: skip
     if tiling.kind == "vector":
@@ -235,3 +237,44 @@ def hopper_gemm(numbers: list[Any], bias: bool) -> dict[str, Any]:
         "shared": made.metadata.shared,
         "stack": stack_bytes(made),
     }
+
+
+def kv(fmt: str) -> dict[str, int]:
+    """The compiled names and stack bytes of the write and the gather of a KV format, for bfloat16 and heads of 128."""
+    from kvbench.formats.kv import KV_FORMATS
+    from kvbench_kernels.kv import gather, write
+
+    layout = KV_FORMATS[fmt]
+    codes = {None: ("*bf16", "*bf16"), "int8": ("*i8", "*i8"), "float8_e4m3fn": ("*u8", "*i8")}
+    written, read = codes[layout.payload_dtype]
+    scale = {None: None, "float16": "*fp16", "float32": "*fp32"}[layout.scale_dtype]
+    shape = {
+        "FMT": fmt,
+        "HEADS": 8,
+        "DIM": 128,
+        "VALUE_DIM": 128,
+        "PAGE_SIZE": 16,
+        "BLOCK": 128,
+        "VALUE_BLOCK": 128,
+    }
+    kinds = {
+        "E4M3": layout.payload_dtype == "float8_e4m3fn",
+        "ROW_SCALE": layout.scale_per_row,
+        "TOKENS": 32,
+        "ROWS": 4,
+    }
+    found = {}
+    for kernel, payload, tensors in (
+        (write._kv_write, written, {"k": "*bf16", "v": "*bf16", "slots": "*i64", "health": "*i64"}),
+        (gather._kv_gather, read, {"k": "*bf16", "v": "*bf16", "table": "*i32", "reads": "*i64"}),
+    ):
+        constants: dict[str, Any] = {**shape, **kinds}
+        types = {**tensors, "k_pages": payload, "v_pages": payload}
+        if scale is None:
+            constants |= {"k_scale": None, "v_scale": None}
+        else:
+            types |= {"k_scale": scale, "v_scale": scale}
+        names = {parameter.name for parameter in kernel.params}
+        made = build(kernel, {n: v for n, v in constants.items() if n in names}, types, (), num_warps=4)
+        found[made.metadata.name] = stack_bytes(made)
+    return found

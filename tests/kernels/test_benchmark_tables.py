@@ -67,8 +67,9 @@ def test_goals_pick_cells_by_bytes_or_by_name() -> None:
 
 def test_ratios_compare_entries_of_one_cell() -> None:
     rows = [
-        row("a", "native", 10.0), row("a", "int8_sym", 5.0), row("a", "fp8_e4m3", 5.5), row("a", "sdpa_cudnn", 9.0),
-        row("a", "sdpa_flash", 12.0), row("a", "fi_fa2_fp8", 8.0), row("a", "fi_xqa_fp8", 5.2), row("b", "native", 1.0),
+        row("a", "native", 10.0), row("a", "int8_sym", 5.0), row("a", "fp8_e4m3", 5.5),
+        row("a", "sdpa_cudnn", 9.0), row("a", "sdpa_flash", 12.0), row("a", "fi_fa2_fp8", 8.0),
+        row("a", "fi_xqa_fp8", 5.2), row("b", "native", 1.0),
     ]  # fmt: skip
 
     def values(goal: str) -> dict[str, float | None]:
@@ -271,7 +272,8 @@ def test_the_slope_is_what_context_adds_over_what_it_adds_to_native() -> None:
 def test_ratios_stay_within_a_metric_and_a_cell() -> None:
     results = [
         Result("peer_itl_ms", "1x1024", "native", 4.0), Result("peer_itl_ms", "1x1024", "transformers", 6.8),
-        Result("itl_ms", "1x1024", "native", 1.0), Result("peer_itl_ms", "32x8192", "transformers", failed="failed: no memory"),
+        Result("itl_ms", "1x1024", "native", 1.0),
+        Result("peer_itl_ms", "32x8192", "transformers", failed="failed: no memory"),
     ]  # fmt: skip
     assert values_of("C4 1x1k", results) == {"1x1024 transformers": pytest.approx(1.7)}
     assert values_of("C4 32x8k", results) == {"32x8192 transformers": None}
@@ -287,7 +289,8 @@ def test_ratios_stay_within_a_metric_and_a_cell() -> None:
 def test_every_goal_of_the_engine_has_its_cells_in_the_default_run() -> None:
     setup = engine.SETUPS["qwen3-8b"]
     measured = {
-        "itl_ms": setup.itl, "ttft_ms": setup.ttft, "peer_itl_ms": setup.peer, "weights_itl_ms": setup.weights_itl,
+        "itl_ms": setup.itl, "ttft_ms": setup.ttft, "peer_itl_ms": setup.peer,
+        "weights_itl_ms": setup.weights_itl,
         "weights_ttft_ms": setup.weights_ttft,
     }  # fmt: skip
     for name, goal in engine.GOALS.items():
@@ -299,8 +302,10 @@ def test_every_goal_of_the_engine_has_its_cells_in_the_default_run() -> None:
 
 def test_fp8_weights_have_goals_of_their_own_metrics() -> None:
     results = [
-        Result("weights_itl_ms", "8x16384", "native", 8.0), Result("weights_itl_ms", "8x16384", "fp8_block128/int8_sym", 5.0),
-        Result("weights_ttft_ms", "1x8192", "native", 200.0), Result("weights_ttft_ms", "1x8192", "fp8_block128/native", 160.0),
+        Result("weights_itl_ms", "8x16384", "native", 8.0),
+        Result("weights_itl_ms", "8x16384", "fp8_block128/int8_sym", 5.0),
+        Result("weights_ttft_ms", "1x8192", "native", 200.0),
+        Result("weights_ttft_ms", "1x8192", "fp8_block128/native", 160.0),
     ]  # fmt: skip
     assert values_of("C1 FP8 8x16k", results) == {"8x16384 fp8_block128/int8_sym": 5.0}
     assert outcome(engine.evaluate(engine.GOALS["C1 FP8 8x16k"], results)) == "reached"

@@ -142,7 +142,8 @@ def test_goals_pick_rows_and_shapes() -> None:
 def test_speed_is_over_cublas_of_the_same_cell() -> None:
     rows = [
         row(1, ROUTED, 10.0), row(1, "cublas", 15.0), row(2048, ROUTED, 100.0), row(2048, "cublas", 130.0),
-        row(100, ROUTED, 10.0), row(100, "cublas", 9.0), row(3, ROUTED, 10.0), row(3, "cublas", None, failed="no"),
+        row(100, ROUTED, 10.0), row(100, "cublas", 9.0), row(3, ROUTED, 10.0),
+        row(3, "cublas", None, failed="no"),
     ]  # fmt: skip
     assert values("B2 decode", rows) == {"o M=1": 1.5, "o M=3": None}
     assert values("B2 prefill", rows) == {"o M=2048": 1.3}
@@ -207,10 +208,12 @@ def test_a_line_has_times_and_words() -> None:
 
 def test_errors_are_the_largest_of_an_entry_and_failures_come_once() -> None:
     rows = [
-        row(1, ROUTED, 1.0, path="w8a16", off_weight=1e-3), row(2, ROUTED, 1.0, path="w8a16", off_weight=2e-3),
+        row(1, ROUTED, 1.0, path="w8a16", off_weight=1e-3),
+        row(2, ROUTED, 1.0, path="w8a16", off_weight=2e-3),
         row(64, ROUTED, 1.0, path="w8a8", off_weight=3e-2, off_product=1e-3),
         row(1, "humming", None, word="absent", failed="no module"),
-        row(2, "humming", None, word="absent", failed="no module"), row(1, "hopper", None, word="-", failed="too few"),
+        row(2, "humming", None, word="absent", failed="no module"),
+        row(1, "hopper", None, word="-", failed="too few"),
     ]  # fmt: skip
     assert [line.split() for line in errors(rows)[1:]] == [
         ["ours", "w8a16", "2.0e-03", "-"],
@@ -223,8 +226,8 @@ def test_the_route_suggested_is_the_fastest_path_by_shape_and_rows() -> None:
     rows = [
         row(1, "w8a16", 8.0), row(1, "w8a8", 12.0), row(1, "hopper", 10.0),
         row(64, "w8a16", 14.0), row(64, "w8a8", 11.0), row(64, "hopper", 12.0),
-        row(4096, "hopper", 110.0), row(4096, "scaled_mm_q", 109.0), row(4096, "scaled_mm", 90.0), row(3, ROUTED, 1.0),
-        row(1, "w8a16", 8.0, "qkv"), row(1, "hopper", 1.0, "qkv"),
+        row(4096, "hopper", 110.0), row(4096, "scaled_mm_q", 109.0), row(4096, "scaled_mm", 90.0),
+        row(3, ROUTED, 1.0), row(1, "w8a16", 8.0, "qkv"), row(1, "hopper", 1.0, "qkv"),
     ]  # fmt: skip
     assert suggested_route(rows)[1:] == [
         "    (4096, 4096): 1 w8a16 8.0, 64 w8a8 11.0, 4096 hopper 110.0  # o",

@@ -122,7 +122,7 @@ def test_tiles_of_the_last_wave_are_shared(
         ({"parts": 2}, "3 groups of 2 parts and 128 columns make no tile"),
         ({"block_n": 96}, "96 columns make no tile"),
         ({"stages": 1}, "1 stages and height 8 are too few"),
-        ({"stages": 5}, "5 stages take 258304 bytes of shared memory, and 232448 exist"),
+        ({"stages": 5}, "5 stages take 258304 bytes of shared memory, of 232448"),
         ({"ctas": 2}, "2 CTAs of 3 groups exceed"),
         ({"buffers": 3}, "3 buffers of a group are no choice"),
         ({"splits": 9}, "9 CTAs cannot share a tile; it takes 1 to 8"),

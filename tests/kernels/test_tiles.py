@@ -111,3 +111,9 @@ def test_the_instructions_are_what_execution_states(
     assert compiled("attention", kernel, fmt, dtype) == products
     stated = {"bfloat16": ["f32.bf16.bf16"], "float16": ["f32.f16.f16"], "float32": []}
     assert stated[execution(KV_FORMATS[fmt], getattr(torch, dtype)).split(" x ")[0]] == products
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", KV_FORMATS)
+def test_write_and_gather_compile_under_the_names_that_are_recorded(fmt: str) -> None:
+    assert compiled("kv", fmt) == {f"kv_write_{fmt}": 0, f"kv_gather_{fmt}": 0}

@@ -334,6 +334,7 @@ def test_no_junit_stands_beside_a_result_that_could_not_be_printed(stored: RunDi
     assert not stored.junit_path.exists()
 
 
+@pytest.mark.slow
 def test_a_stream_that_holds_ascii_only_shows_escapes(stored: RunDir, tmp_path: Path) -> None:
     plain = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     manifest = stored.manifest()

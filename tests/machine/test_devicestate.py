@@ -26,7 +26,7 @@ class NVMLError(Exception):
 
 
 class MadeNvml:
-    """A driver that knows one GPU by UUID and by bus, and answers what `answers` has; an exception there is raised."""
+    """A driver with one GPU, known by UUID and bus; `answers` are returned, exceptions raised."""
 
     def __init__(self, uuid: str = "GPU-aa-bb", bus: str = "00000000:3b:00.0", **answers: Any) -> None:
         self.names, self.inits = {uuid: "by uuid", bus: "by bus"}, 0

@@ -158,7 +158,7 @@ def test_device_needs_a_gpu_and_a_torch_that_can_use_it(
 
 
 def test_a11_t3_the_interpreter_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine with a GPU too, where the device's name alone would let its records be taken for compiled ones."""
+    """Also with a GPU, where the device's name is that of compiled records."""
     found = set()
     for value in ("1", "0"):
         monkeypatch.setenv("TRITON_INTERPRET", value)

@@ -93,8 +93,7 @@ def test_a_gate_on_such_a_line_is_not_evaluated_and_names_the_hosts(tmp_path: Pa
 
 
 def test_no_time_is_derived_from_two_records() -> None:
-    """Ratios of latencies come from arms that ran in turns in one process: the baseline's record, of another host and ten times as slow,
-    changes no value of the candidate."""
+    """A ratio comes from arms of one process, so another host's slow baseline record changes nothing."""
     run = timed([1.0, 1.1, 1.2], [2.0, 2.1, 2.2])
     alone, beside = run.records
     slow = [

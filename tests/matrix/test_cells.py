@@ -27,7 +27,8 @@ def test_cells_are_complete_and_frozen_for_the_host(make: Make) -> None:
 
 
 def test_a11_t3_work_on_a_cpu_and_on_a_gpu_shares_no_task(make: Make) -> None:
-    """The device is in every key; whether Triton is interpreted is another part of it (test_environment.py)."""
+    """The device is in every key; whether Triton is interpreted is another part of it
+    (test_environment.py)."""
     text = "engine: {backend: triton, dtype: float32}\naxes: {kv_format: int8_sym}"
     cpu, gpu = ({task.key for task in make(text, host=Host(device)).tasks} for device in ("cpu", "cuda"))
     assert len(cpu) == len(gpu) > 1
@@ -94,7 +95,8 @@ def test_baseline_keeps_backend_page_size_and_reads(make: Make, picked: Picked) 
 
 
 def test_include_as_in_the_github_actions_documentation(make: Make, picked: Picked) -> None:
-    # fruit -> kv_format, animal -> batch, color -> page_size, shape -> context; apple, pear, banana -> int8_sym, fp8_e4m3, native
+    # fruit -> kv_format, animal -> batch, color -> page_size, shape -> context; apple, pear, banana ->
+    # int8_sym, fp8_e4m3, native
     matrix = make(
         """\
         axes:

@@ -1,7 +1,7 @@
 """Mistakes in matrix and gate files: the place and the reason of each, all at once.
 
-mistakes.txt has a file's text and below it one line for each mistake: `> LINE:COLUMN code sentence`. A reworded sentence
-changes that file alone, where all of them are reviewed together.
+mistakes.txt has a file's text and below it one line for each mistake: `> LINE:COLUMN code sentence`. A
+reworded sentence changes that file alone, where all of them are reviewed together.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ Picked = Callable[..., list[tuple[Any, ...]]]
 
 def test_set_replaces_values_by_the_yaml_rules(make: Make, picked: Picked) -> None:
     text = "axes: {kv_format: native, batch: [1, 2]}\nengine: {page_size: 16}\nrunners: {mcq: {limit: 24}}"
-    matrix = make(text, ["axes.kv_format=[native,int8_sym]", "axes.page_size=[8, 16]", "engine.batch=3", "runners.mcq.limit=null",
+    matrix = make(text, ["axes.kv_format=[native,int8_sym]", "axes.page_size=[8, "
+                                                             "16]", "engine.batch=3", "runners.mcq.limit=null",
                          "runners.mcq.max_truncated=1e-2", "runners.parity={}", "name=other"])  # fmt: skip
     assert matrix.name == "other"
     assert picked(matrix, "kv_format", "page_size", "batch") == [

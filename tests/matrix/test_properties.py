@@ -71,7 +71,8 @@ def shuffled(data: Any, draw: st.DrawFn) -> Any:
 
 
 def loaded(tmp_path: Path, data: Mapping[str, Any]) -> Matrix | None:
-    """The matrix, or None when it is refused: a random one may leave a static format without a scale. JSON is YAML."""
+    """The matrix, or None when it is refused: a random one may leave a static format without a scale. JSON is
+    YAML."""
     (tmp_path / "m.yaml").write_text(json.dumps(data))
     try:
         return load(tmp_path / "m.yaml")

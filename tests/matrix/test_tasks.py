@@ -17,7 +17,10 @@ Make = Callable[..., Matrix]
 Picked = Callable[..., list[tuple[Any, ...]]]
 
 
-ALL = "runners: {storage: , parity: , latency: , agreement: , perplexity: {data: [wikitext2, pydoc]}, mcq: {tasks: [cloze, mmlu], shots: 5}}"
+ALL = (
+    "runners: {storage: , parity: , latency: , agreement: , perplexity: {data: [wikitext2, pydoc]}, mcq: "
+    "{tasks: [cloze, mmlu], shots: 5}}"
+)
 
 
 def test_tasks_once_a_scope_in_cell_then_runner_order(make: Make) -> None:

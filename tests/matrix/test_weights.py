@@ -1,4 +1,5 @@
-"""Cells with FP8 weights: their baselines, the path of their products, and the model that native weights come from."""
+"""Cells with FP8 weights: their baselines, the path of their products, and the model that native weights come
+from."""
 
 from __future__ import annotations
 

@@ -97,7 +97,9 @@ def test_a22_t3_tab_indent_names_its_line(text: str, place: str) -> None:
         ("? [a]\n: 2\n", "f.yaml:1:3: a list or a mapping cannot be a key"),
         ("a: 1e999\n", "f.yaml:1:4: the number 1e999 is too large for a float"),
         ("a: " + "9" * 5000, "f.yaml:1:4: the number 999999999999... has 5000 digits"),
-        ("a: [1, 2\nb: 3\n", "f.yaml:2:2: this is not YAML: while parsing a flow sequence, expected ',' or ']', but got ':'."),
+        ("a: [1, 2\nb: "
+         "3\n", "f.yaml:2:2: this is not YAML: while parsing a flow sequence, expected ',' or ']', but got "
+                "':'."),
         ("a: 'x\n", "f.yaml:2:1: this is not YAML: "),
         ("a: b: c\n", "f.yaml:1:5: this is not YAML: mapping values are not allowed here."),
         ("a: 1\nb: \x00\n", "f.yaml:2:4: the character U+0000 is not allowed"),

@@ -84,7 +84,8 @@ def test_a_divergence_within_the_noise_floor_is_a_near_tie() -> None:
 
 
 def test_the_margin_noise_separates_a_near_tie_from_a_real_divergence() -> None:
-    """Margins moved by at most 0.3 between the baseline's two runs: step 1 (margin 0.2) is a near-tie, step 3 (3.5) is not."""
+    """Margins moved by at most 0.3 between the baseline's two runs: step 1 (margin 0.2) is a near-tie, step 3
+    (3.5) is not."""
     native = tokens([7] * 5, aa=[], margins=[0.5, 0.2, 2.5, 3.5, 4.5], again=[0.5, 0.2, 2.2, 3.4, 4.5])
     run = run_of([7, 8, 7, 8, 7], native)
     assert run.row("aa_margin_noise").value == run.row("aa_margin_noise", BASE).value == pytest.approx(0.3)

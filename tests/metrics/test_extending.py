@@ -1,4 +1,5 @@
-"""A metric is one file: a toy one is added to a file of a copy of kvbench. (tests/runners has a toy runner.)"""
+"""A metric is one file: a toy one is added to a file of a copy of kvbench. (tests/runners has a toy
+runner.)"""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def run_of(*arms: dict[str, Any], **more: Any) -> MadeRun:
 def test_latency_columns() -> None:
     run = run_of(*ABBA)
     expected = {
-        "ttft_ms": 11.0, "itl_ms": 7.5, "itl_p50_ms": 8.0, "itl_p90_ms": 10.0, "itl_p99_ms": 10.0, "itl_max_ms": 10.0,
+        "ttft_ms": 11.0, "itl_ms": 7.5, "itl_p50_ms": 8.0, "itl_p90_ms": 10.0,
+        "itl_p99_ms": 10.0, "itl_max_ms": 10.0,
         "ttft_cold_ms": 2000.0, "decode_tok_s": 8 / 7.5e-3, "prefill_tok_s": 8 * 128 / 11e-3,
     }  # fmt: skip
     assert {name: run.row(name).value for name in expected} == pytest.approx(expected)

@@ -107,7 +107,8 @@ def test_a_choice_that_changes_between_two_wrong_ones_is_a_flip_of_its_own() -> 
 
 
 def test_the_noise_floor_of_multiple_choice() -> None:
-    """Nine questions, eight of them scored again, two of these behind the line end; one pick of eight flips, one of two."""
+    """Nine questions, eight of them scored again, two of these behind the line end; one pick of eight flips,
+    one of two."""
     native = [
         twice(0, [-1.0, -2.0], [-1.0, -2.25], prefix_scores=[-1.0, -2.0]),
         twice(1, [-1.0, -1.125], [-1.125, -1.0], prefix_scores=[-2.0, -1.0]),
@@ -126,7 +127,8 @@ def test_the_noise_floor_of_multiple_choice() -> None:
 
 
 def test_a_changed_pick_is_real_only_beyond_twice_the_noise() -> None:
-    """Scores moved by at most 0.25, so two choices that are 0.5 apart may change places; the next number above may not."""
+    """Scores moved by at most 0.25, so two choices that are 0.5 apart may change places; the next number
+    above may not."""
     native = [
         twice(0, [-1.0, -5.0, -2.0], [-1.0, -5.25, -2.0]),
         question(1, 0, -1.0, -1.5, -9.0),
@@ -146,13 +148,15 @@ def test_a_changed_pick_is_real_only_beyond_twice_the_noise() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "tokens", "moved", "noise"),
-    [("float32", 1, 0.03125, 0.03125), ("float32", 1, 0.0625, None), ("float32", 2, 0.0625, 0.0625), ("float16", 1, 0.25, None),
+    [("float32", 1, 0.03125, 0.03125), ("float32", 1, 0.0625, None), ("float32", 2, 0.0625, 0.0625),
+     ("float16", 1, 0.25, None),
      ("bfloat16", 1, 0.5, 0.5), ("bfloat16", 8, 4.0, 4.0), ("bfloat16", 8, 4.125, None)],
 )  # fmt: skip
 def test_a_score_that_no_rounding_moves_is_no_noise(
     dtype: str, tokens: int, moved: float, noise: float | None
 ) -> None:
-    """As a floor, one wild score would make near-ties of all flips; longer choices may move by as much more."""
+    """As a floor, one wild score would make near-ties of all flips; longer choices may move by as much
+    more."""
     native = [twice(i, [-1.0, -9.0], [-1.0, -9.0]) for i in range(8)]
     native[5] |= {"aa_scores": [-1.0, -9.0 - moved], "tokens": [1, tokens]}
     run = run_of([question(i, 0, -1.0, 0.0 if i == 3 else -9.0) for i in range(8)], native, dtype)

@@ -1,4 +1,5 @@
-"""Perplexity and divergence from hand-written records: exact values, pairing by chunk, intervals by document."""
+"""Perplexity and divergence from hand-written records: exact values, pairing by chunk, intervals by
+document."""
 
 from __future__ import annotations
 

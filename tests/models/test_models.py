@@ -262,7 +262,9 @@ def test_fetch_downloads_once(tiny_alias: Alias, monkeypatch: pytest.MonkeyPatch
     assert fetching.fetch("test-model") == first
 
 
-@pytest.mark.parametrize("damage", [b"weights" * 999, b"Weights" * 1000], ids=["truncated", "same size"])
+@pytest.mark.parametrize(
+    "damage", [pytest.param(b"weights" * 999, id="truncated", marks=pytest.mark.slow), b"Weights" * 1000]
+)
 def test_a_damaged_file_is_noticed_and_fetched_again(tiny_alias: Alias, damage: bytes) -> None:
     path = fetching.fetch("test-model")
     path.write_bytes(damage)
@@ -291,6 +293,7 @@ def test_another_file_under_the_pinned_name_is_not_kept(
     assert not (own_cache / "models" / "test-model" / "m.gguf").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_may_fetch_at_once(tiny_alias: Alias, own_cache: Path) -> None:
     code = (
         "import json, sys\n"
@@ -314,7 +317,7 @@ def test_two_processes_may_fetch_at_once(tiny_alias: Alias, own_cache: Path) -> 
     "file", ["sub/model.safetensors", "../other/model.safetensors", "/x/model.safetensors"]
 )
 def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path, file: str) -> None:
-    """The fingerprint is of the folder's own files: a result of weights elsewhere would be reused after they changed."""
+    """The fingerprint covers only the folder, so changed weights elsewhere would go unnoticed."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "model.safetensors").write_bytes(b"")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))

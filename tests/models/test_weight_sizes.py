@@ -1,4 +1,4 @@
-"""Bytes of weights before loading are those of the formula after it, whichever of config and headers they come from."""
+"""Bytes of weights before loading equal the formula after it, from config or headers."""
 
 from __future__ import annotations
 

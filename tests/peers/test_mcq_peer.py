@@ -1,4 +1,4 @@
-"""The MCQ runner against lm-evaluation-harness: the same prompts, log-probabilities and picks, question by question."""
+"""The MCQ runner against lm-evaluation-harness: equal prompts, log-probabilities and picks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def data_of(folder: Path, task: str, subjects: int, limit: int) -> QuestionSet:
 
 
 def assert_equal(loaded: LoadedModel, folder: Path, task: str, data: QuestionSet, shots: int) -> None:
-    """Ids of every context and choice equal, picks equal, and no log-probability 1e-3 away, in batches of 1 and 4."""
+    """Equal ids and picks, log-probabilities within 1e-3, in batches of 1 and 4."""
     tasks = peer.peer_tasks(folder / "peer", task, data, shots, TEMPLATES[task].delimiter)
     ours = peer.scores_of(peer.own_measure(loaded, SPEC, task, folder / "own", shots))
     assert len(ours) == len(data.questions)
@@ -107,7 +107,7 @@ def test_the_picks_and_differences_of_two_tools_are_compared_by_question() -> No
 @pytest.mark.model
 @pytest.mark.parametrize("task", ["mmlu", "arc_easy"])
 def test_the_plug_in_gives_the_scores_that_our_runner_stores(tmp_path: Path, task: str) -> None:
-    """int8_sym on the default model: the runner's scores to the last bit, since both compute the same forwards."""
+    """int8_sym on the default model: scores equal to the last bit."""
     from kvbench.engines.reference.engine import Engine
     from kvbench.lm_eval.model import KvbenchLM
     from kvbench.matrix.resolve import Request, resolve

@@ -1,5 +1,5 @@
-"""`kvbench doctor`: invented machines through the pure part, made-up /proc, control groups and NVML through the collecting one, and
-this machine through both."""
+"""`kvbench doctor`: invented machines through the pure part, made-up /proc, control groups and NVML through
+the collecting one, and this machine through both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from kvbench.preflight import checkup
 from kvbench.preflight.doctor import OK, PROBLEM, WARNING, Facts, Gpu, Line, Package, exit_code, lines
 
 ENVIRONMENT = {
-    "kvbench": "0.1.0", "python": "3.12.1", "os": "Linux 6.1", "machine": "x86_64", "cpu": "AMD EPYC", "cpu_cores": 8,
+    "kvbench": "0.1.0", "python": "3.12.1", "os": "Linux "
+                                                  "6.1", "machine": "x86_64", "cpu": "AMD EPYC", "cpu_cores": 8,
     "cpu_cores_usable": 8, "memory_bytes": 64 * 10**9, "omp_num_threads": "4", "gpus": [], "device": "cpu",
     "device_reason": "no NVIDIA driver", "packages": {"triton": "3.6.0"},
 }  # fmt: skip
@@ -57,10 +58,15 @@ def test_a_sound_machine_has_nothing_to_mend(facts: Facts) -> None:
 CASES: dict[str, tuple[Facts, str, str, str]] = {
     "too new": (replace(SOUND, packages=(Package("torch", "2.14.0", ">=2.11,<2.14", False),)), "torch", PROBLEM, "pip install 'torch>=2.11,<2.14'"),
     "missing": (replace(SOUND, packages=(Package("scipy", None, ">=1.13", None),)), "scipy", PROBLEM, "pip install 'scipy>=1.13'"),
-    "broken": (replace(SOUND, packages=(), torch_fault="OSError: libcudart"), "torch", PROBLEM, "install it again"),
-    "cpu build": (env(gpus=[{"name": "H200"}], device_reason="torch 2.11+cpu is built for the CPU"), "device", WARNING, "CUDA build"),
+    "broken": (replace(SOUND, packages=(), torch_fault="OSError: "
+                                                       "libcudart"), "torch", PROBLEM, "install it again"),
+    "cpu build": (env(gpus=[{"name": "H200"}], device_reason="torch 2.11+cpu is built for the "
+                                                             "CPU"), "device", WARNING, "CUDA build"),
     "hot": (on(state={**STATE, "temperature_c": 86}), "GPU 0 H200 temperature", WARNING, "let it cool"),
-    "throttled": (on(state={**STATE, "reasons": ["sw thermal", "sw power cap"]}), "GPU 0 H200 throttling", WARNING, "power limit"),
+    "throttled": (on(state={**STATE, "reasons": ["sw thermal", "sw power "
+                                                               "cap"]}), "GPU 0 H200 "
+                                                                         "throttling", WARNING, "power "
+                                                                                                "limit"),
     "mig": (on(mig=True), "GPU 0 H200 MIG", WARNING, "whole one"),
     "ecc": (on(ecc_errors=3), "GPU 0 H200 ECC", PROBLEM, "faulty"),
     "shared": (on(others=2), "GPU 0 H200 processes", WARNING, "CUDA_VISIBLE_DEVICES"),
@@ -68,14 +74,17 @@ CASES: dict[str, tuple[Facts, str, str, str]] = {
     "no triton": (replace(on(), environment={**on().environment, "packages": {"triton": None}}), "triton", PROBLEM, "pip install triton"),
     "interpreter": (replace(SOUND, interpreter=True), "triton", WARNING, "unset TRITON_INTERPRET"),
     "threads": (replace(SOUND, free_cores=2.4), "threads", WARNING, "export OMP_NUM_THREADS=2:"),
-    "threads unset": (replace(env(omp_num_threads=None), free_cores=6.6), "threads", WARNING, "export OMP_NUM_THREADS=7:"),
+    "threads "
+    "unset": (replace(env(omp_num_threads=None), free_cores=6.6), "threads", WARNING, "export "
+                                                                                      "OMP_NUM_THREADS=7:"),
     "threads by quota": (replace(SOUND, quota_cores=1.5), "threads", WARNING, "export OMP_NUM_THREADS=2:"),
     "threads of nothing": (env(omp_num_threads="all"), "threads", WARNING, "export OMP_NUM_THREADS=8"),
     "load": (replace(SOUND, load=9.1), "load", WARNING, "wait"),
     "quota": (replace(SOUND, throttled=True), "quota", WARNING, "CPU limit"),
     "steal": (replace(SOUND, stolen=0.02), "steal", WARNING, "host of your own"),
     "memory": (env(memory_bytes=3 * 10**9), "memory", WARNING, "free some"),
-    "read-only cache": (replace(SOUND, cache={**SOUND.cache, "writable": False}), "cache", PROBLEM, "KVBENCH_CACHE_DIR"),
+    "read-only "
+    "cache": (replace(SOUND, cache={**SOUND.cache, "writable": False}), "cache", PROBLEM, "KVBENCH_CACHE_DIR"),
     "full disk": (replace(SOUND, cache={**SOUND.cache, "free": 10**9}), "cache", WARNING, "KVBENCH_CACHE_DIR"),
     "left over": (replace(SOUND, cache={**SOUND.cache, "left_over": 2}), "cache", WARNING, "next fetch"),
     "empty data": (replace(SOUND, data=("/d", 0, 12)), "data", WARNING, "kvbench data"),

@@ -1,4 +1,5 @@
-"""`kvbench models` and `kvbench data`: what is here, whether its bytes are those, and the command that gets what is not."""
+"""`kvbench models` and `kvbench data`: what is here, whether its bytes are those, and the command that gets
+what is not."""
 
 from __future__ import annotations
 
@@ -109,11 +110,11 @@ def test_fetching_goes_to_the_pinned_file(call: Any, alias: bytes) -> None:
         (("models", "fetch", "owner/model"), "hf download owner/model"),
         (("models", "fetch", "tiny-llama"), "needs no fetching"),
         (("models", "fetch", "nosuch"), "neither a folder"),
-        (("models", "verify", "owner/model"), "verified when they are fetched"),
+        (("models", "verify", "owner/model"), "verifies files when they are fetched"),
         (("models", "get"), "use list, fetch, verify"),
         (("data", "get"), "use list, fetch, verify"),
         (("data", "fetch"), "Name what to fetch: pydoc"),
-        (("data", "verify", "mmul"), "There is no data 'mmul'; use one of pydoc"),
+        (("data", "verify", "mmul"), "Unknown data 'mmul'; use one of pydoc"),
     ],
 )
 def test_a_mistake_is_a_sentence(call: Any, words: tuple[str, ...], said: str) -> None:

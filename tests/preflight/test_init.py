@@ -1,4 +1,5 @@
-"""`kvbench init`: what it writes is read, valid, planned, and the format's own; and nothing that is there is touched."""
+"""`kvbench init`: what it writes is read, valid, planned, and the format's own; and nothing that is there is
+touched."""
 
 from __future__ import annotations
 
@@ -28,6 +29,8 @@ def test_what_it_writes_is_valid_and_planned(tmp_path: Path, fmt: str, model: st
     assert result.exit_code == 0, result.output
     matrix = tmp_path / "mine" / "matrix.yaml"
     assert result.stdout.splitlines()[-1] == f"Next: kvbench validate {matrix} && kvbench run {matrix}"
+    commands = [line for line in matrix.read_text().splitlines() if line.startswith("#   kvbench ")]
+    assert [line.split()[2] for line in commands] == ["validate", "plan", "run"]
     checked = call("validate", matrix, matrix.with_name("gate.yaml"), "--json")
     assert checked.exit_code == 0, checked.output
     planned = call("plan", matrix, "--json")
@@ -71,7 +74,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         (folder / kept).write_text("mine")
         result = call("init", folder)
         assert result.exit_code == 2
-        assert f"{folder / kept} is there already and stays as it is" in " ".join(result.output.split())
+        assert f"{folder / kept} already exists and is not changed" in " ".join(result.output.split())
         assert [p.name for p in folder.iterdir()] == [kept]
         assert (folder / kept).read_text() == "mine"
 
@@ -83,7 +86,7 @@ def test_nothing_is_written_through_a_link_to_nothing(tmp_path: Path) -> None:
         (folder / kept).symlink_to(tmp_path / "elsewhere")
         result = call("init", folder)
         assert result.exit_code == 2, result.output
-        assert f"{folder / kept} is there already and stays as it is" in " ".join(result.output.split())
+        assert f"{folder / kept} already exists and is not changed" in " ".join(result.output.split())
         assert [p.name for p in folder.iterdir()] == [kept]
         assert not (tmp_path / "elsewhere").exists()
 
@@ -121,7 +124,8 @@ def test_names_that_mean_nothing_are_answered_with_what_does(tmp_path: Path) -> 
 def test_a_model_folder_is_named_whole_whatever_it_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its absolute path, as a matrix is read from anywhere; quoted, as YAML has its own mind on colons and hashes."""
+    """By its absolute path, as a matrix is read from anywhere; quoted, as YAML has its own mind on colons and
+    hashes."""
     from kvbench.models.catalog import TINY
 
     odd = tmp_path / "my: model #1"

@@ -1,4 +1,5 @@
-"""`kvbench formats` and `kvbench backends`: the numbers of the byte formulas, and the resolver's own reasons."""
+"""`kvbench formats` and `kvbench backends`: the numbers of the byte formulas, and the resolver's own
+reasons."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def test_the_text_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.split()[-1] == "torch"
     assert "1,152 + 8 once" in row
     assert [line for line in lines if line.startswith("not triton")] == [
-        "not triton: head_dim: The Triton kernels have no head_dim 72; they take multiples of 16 from 16 to 256."
+        "not triton: head_dim: The Triton kernels have no head_dim 72; they take multiples of 16 from 16 to "
+        "256."
     ]
     good = call("formats", "--device", "cuda").stdout
     assert "not triton" not in good

@@ -1,4 +1,5 @@
-"""`kvbench validate`: what would end a cell or leave a required check open is a problem (2), what a reader should know a note (0)."""
+"""`kvbench validate`: what would end a cell or leave a required check open is a problem (2), what a reader
+should know a note (0)."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def test_a_sound_matrix_says_what_it_is(tmp_path: Path) -> None:
     sound = found(tmp_path, MATRIX.replace("storage: {}", "storage: {}, perplexity: {}"), GATE)
     assert sound["summary"] == "2 cells, 4 tasks, judged by g"
     assert sound["facts"][0] == (
-        "model tiny-llama: llama, 4 layers of full attention, 4 query heads on 2 KV heads of 16, at most 4096 positions"
+        "model tiny-llama: llama, 4 layers of full attention, 4 query heads on 2 KV heads of 16, at most "
+        "4096 positions"
     )
     assert sound["facts"][1].startswith("data pydoc: sha256 ")
     assert (sound["problems"], sound["notes"]) == ([], [])
@@ -101,7 +103,8 @@ def test_a_cell_that_cannot_run_is_a_problem(tmp_path: Path, model: str, words: 
 
 
 def test_the_shape_rules_of_the_kernels_hold_without_a_gpu(tmp_path: Path) -> None:
-    """head_dim 24 of the config is none that the kernels take: refused where triton was named, for a GPU that is not here."""
+    """head_dim 24 of the config is none that the kernels take: refused where triton was named, for a GPU that
+    is not here."""
     from kvbench.models.catalog import TINY
 
     (tmp_path / "config.json").write_text(json.dumps({**TINY["tiny-llama"], "head_dim": 24}))
@@ -138,7 +141,10 @@ def test_a_context_and_what_comes_after_it_have_to_fit(tmp_path: Path) -> None:
 
 
 def test_a_check_without_an_answer_is_a_problem_if_it_is_required(tmp_path: Path) -> None:
-    gate = "checks:\n  - {metric: ppl_delta_pct, within: [-1, 1]}\n  - {metric: itl_ratio, at_most: 2, required: false}\n"
+    gate = (
+        "checks:\n  - {metric: ppl_delta_pct, within: [-1, 1]}\n  - {metric: itl_ratio, at_most: 2, "
+        "required: false}\n"
+    )
     both = found(tmp_path, MATRIX, gate)
     assert len(both["problems"]) == len(both["notes"]) == 1
     assert both["problems"][0].endswith("the gate will fail.")
@@ -180,7 +186,8 @@ def test_data_that_is_here_is_named_by_its_digest(tmp_path: Path) -> None:
 def test_it_loads_neither_torch_nor_transformers() -> None:
     code = (
         "import sys\nfrom kvbench.cli.main import app\n"
-        "try:\n    app(['validate', 'matrices/int8.yaml', 'gates/int8.yaml'])\nexcept SystemExit as e:\n    assert e.code == 0\n"
+        "try:\n    app(['validate', 'matrices/int8.yaml', 'gates/int8.yaml'])\nexcept SystemExit as e:\n    "
+        "assert e.code == 0\n"
         "print([m for m in ('torch', 'transformers', 'pandas', 'triton', 'rich') if m in sys.modules])"
     )
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "PATH": "/usr/bin"}

@@ -1,4 +1,4 @@
-"""A published table beside ours: made-up rows of the same shape, of a flipped order, a flipped sign, and of rows that are missing."""
+"""A published table and invented rows: same shape, flipped order, flipped sign, missing rows."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def itl(
     spread: float = 0.001,
     weights_ratio: float = 0.6,
 ) -> Made:
-    """A run whose ratios of FP8 to native KV, both with FP8 weights, are these; the paired metrics are to a native baseline."""
+    """A run with these ratios of FP8 to native KV (both with FP8 weights), paired with native."""
     made = Made()
 
     def ratio(x: float) -> tuple[float, float, float]:
@@ -222,7 +222,7 @@ def test_two_cells_that_fit_are_no_measurement() -> None:
 
 
 def test_a_rates_change_is_that_of_the_time_upside_down() -> None:
-    """Decode by batch: fused against bfloat16 by ITL ratios, against dequantized by two of them; other engines are left out."""
+    """Decode by batch, fused against bfloat16 and dequantized; other engines are left out."""
     made = Made()
     fused = {1: 92.34 * 1.55, 4: 354.32, 8: 408.7, 16: 1794.6, 32: 2702.0}
     native = {1: 92.34, 4: 350.64, 8: 686.52, 16: 1304.1, 32: 2000.0}
@@ -390,7 +390,7 @@ def test_a_stored_run_is_of_its_own_models_and_takes_no_other_settings(tmp_path:
     for more in (["--model", "tiny-llama"], ["--set", "engine.page_size=32"]):
         done = CliRunner().invoke(app, [*command, *more])
         assert done.exit_code == 2
-        assert "--model and --set change nothing there" in done.stderr
+        assert "--model and --set" in done.stderr
 
 
 def test_hostile_words_are_shown_safely_and_json_has_everything(tmp_path: Path) -> None:

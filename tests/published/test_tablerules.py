@@ -1,4 +1,4 @@
-"""The rules on published tables: for each a table that breaks it and one that keeps it, and the sources' own tables."""
+"""The rules on published tables: a table that breaks each, one that keeps it, and real tables."""
 
 from __future__ import annotations
 

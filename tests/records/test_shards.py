@@ -37,7 +37,7 @@ def matrix(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2", "1/2/3", "", "١/٢"])
 def test_what_is_no_share(text: str) -> None:
-    with pytest.raises(UsageError, match="use i/N with i from 1 to N"):
+    with pytest.raises(UsageError, match="use N/M"):
         shards.parse(text)
     assert shards.parse("2/3") == Shard(2, 3)
 
@@ -84,7 +84,7 @@ def test_cells_of_a_line_stay_together(matrix: Any) -> None:
 
 def test_more_shares_than_cells_is_a_mistake(matrix: Any) -> None:
     m = matrix()
-    with pytest.raises(UsageError, match="shard 3 of 3 has no cell: this matrix can be dealt into 2 shares"):
+    with pytest.raises(UsageError, match=r"shard 3 of 3 has no cell.* at most 2 shards"):
         shards.share_of(m.cells, m.tasks, Shard(3, 3))
 
 
@@ -204,9 +204,6 @@ def test_the_outline_marks_the_baselines_of_others(matrix: Any) -> None:
     m = matrix("kv_format: [native, int8_sym, fp8_e4m3], batch: 1, context: 32", "perplexity: {}")
     lines = shards.outline(shards.share_of(m.cells, m.tasks, Shard(2, 2)), m.cells, m.tasks)
     assert lines[0] == "  shard 2 of 2: 1 of 3 cells, 2 of 3 tasks"
-    assert [line.endswith("(a baseline that its tasks are compared with)") for line in lines[2:]] == [
-        True,
-        False,
-    ]
+    assert [line.endswith("(a baseline of its tasks)") for line in lines[2:]] == [True, False]
     assert all(asdict(task)["key"] in "".join(lines) for task in (m.tasks[0], m.tasks[2]))
     assert METRICS["ppl_delta_pct"].runner == "perplexity"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.metrics.collect import TABLES
-from kvbench.report.console import print_result, show
+from kvbench.report.console import show
 from kvbench.report.view import build
 from tests.report.hostile import HOSTILE, all_statuses
 
@@ -133,12 +133,13 @@ def test_the_footnote_on_ratios_is_under_their_table_and_only_there(passing, mak
     assert note not in printed(maker(formats=["native"]))
 
 
-def test_print_result_writes_to_stdout_and_quiet_only_the_verdict(passing, capsys):
-    print_result(passing.judged, paths=[Path("a.html")], quiet=True)
-    quiet = capsys.readouterr().out
-    assert quiet == "PASS  All 14 checks passed. Exit code 0.\na.html\n"
-    print_result(passing.judged, paths=[Path("a.html")])
-    assert capsys.readouterr().out.endswith(f"\n{quiet}")
+def test_quiet_prints_only_the_verdict_and_the_paths(passing):
+    view = build(passing.judged)
+    quiet, full = io.StringIO(), io.StringIO()
+    show(view, quiet, [Path("a.html")], quiet=True)
+    show(view, full, [Path("a.html")])
+    assert quiet.getvalue() == "PASS  All 14 checks passed. Exit code 0.\na.html\n"
+    assert full.getvalue().endswith(f"\n{quiet.getvalue()}")
 
 
 def test_a_closed_pipe_is_no_failed_check(passing):

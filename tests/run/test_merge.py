@@ -120,20 +120,14 @@ def changed(**manifest: Any) -> Part:
     ("other", "said"),
     [
         (changed(matrix=MatrixFile("m.yaml", "t")), r"their matrices differ \(sha256 s and t\)"),
-        (
-            changed(matrix=MatrixFile("m.yaml", "s", {"axes": {"batch": [2]}})),
-            r"other --set words \(axes.batch\)",
-        ),
+        (changed(matrix=MatrixFile("m.yaml", "s", {"axes": {"batch": [2]}})), r"--set .*axes.batch"),
         (
             changed(environment={"host": "h2", "identity": {**IDENTITY, "torch": "2.12.0"}}),
-            "torch is 2.13.0 and 2.12.0; run all shards with the same versions",
+            "torch is 2.13.0 and 2.12.0",
         ),
         (changed(cells=tuple(made().cells[:1])), "their cells differ"),
-        (
-            changed(tasks=tuple(replace(t, key=t.key + "x") for t in made().tasks)),
-            "the keys of their tasks differ, so model or data do",
-        ),
-        (changed(shard=share(2, 3, KEYS[:1])), "one is of 2 shards and the other of 3"),
+        (changed(tasks=tuple(replace(t, key=t.key + "x") for t in made().tasks)), "keys of their tasks"),
+        (changed(shard=share(2, 3, KEYS[:1])), "of 2 shards.* of 3"),
         (changed(until_decided={}), "was run with --until-decided"),
         (changed(stopped=Stopped(CANARY, "precision", "the canary")), "--canary stopped shard 2 of 2"),
     ],
@@ -144,7 +138,7 @@ def test_what_does_not_fit_is_refused_by_name(other: Part, said: str) -> None:
 
 
 def test_one_run_is_nothing_to_merge() -> None:
-    with pytest.raises(UsageError, match="nothing to merge in one run"):
+    with pytest.raises(UsageError, match="two runs or more"):
         merged_of([ONE])
 
 
@@ -165,7 +159,7 @@ def test_the_folder_holds_the_merged_run_and_nothing_else_is_overwritten(tmp_pat
     )  # again, of fewer
     assert [r.key for r in RunDir(out).load().records] == KEYS[:3]
     for taken in (runs[0], tmp_path):
-        with pytest.raises(UsageError, match="holds something that is no merged run"):
+        with pytest.raises(UsageError, match="not a merged run"):
             merge_runs(runs, taken)
     with pytest.raises(UsageError, match="is not a run directory"):
         merge_runs([tmp_path / "nothing", runs[0]], tmp_path / "o")

@@ -1,5 +1,7 @@
-"""Chunks of a perplexity run, by protocol. A17 T4 (stride 256, each token scored once) has no test: no protocol here
-overlaps, every chunk starts where the one before it ends, and `test_no_token_is_scored_twice` guards that.
+"""Chunks of a perplexity run, by protocol.
+
+A17 T4 (stride 256, each token scored once) has no test: no protocol here overlaps, every chunk starts where
+the one before it ends, and `test_no_token_is_scored_twice` guards that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Products of linear layers by path: the sweep of rows, the route map, and the metrics that come of them (A13, A16)."""
+"""Products of linear layers by path: sweep of rows, route map and metrics (A13, A16)."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a13_t3_576_by_2048_with_one_row() -> None:
 
 
 def test_a_wrong_tail_block_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns of the output from 128 on computed with the scales of the block before: what reading 96-row blocks gives."""
+    """Output columns from 128 on use the scales of the block before, as if blocks had 96 rows."""
     right = fp8linear.fp8_linear
 
     def wrong(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, path: str) -> Tensor:
@@ -198,7 +198,7 @@ def test_no_rows_are_handled_or_the_cell_has_no_result(monkeypatch: pytest.Monke
 
 
 def routed(monkeypatch: pytest.MonkeyPatch, off: float = 0.0) -> dict[str, Any]:
-    """What `measure` gives where up to 32 rows go to w8a16 and more to w8a8; off: what w8a16 adds to its output."""
+    """`measure` with w8a16 up to 32 rows and w8a8 above; off: added to w8a16's output."""
     real = fp8linear.fp8_linear
 
     def path(m: int, *_: Any) -> str:
@@ -350,7 +350,7 @@ def test_a_sample_is_whole_turns_and_its_time_is_that_of_a_call(
 
 @pytest.fixture
 def timings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[tuple[Any, ...]]]]:
-    """Has products timed as on a device with an L2 of 20,000 B: the path asked for and the arguments of each timing's calls."""
+    """Time products as on a device with an L2 of 20,000 B; collects each timing's path and arguments."""
     made: list[tuple[str, list[tuple[Any, ...]]]] = []
 
     def microseconds(calls: list[Any]) -> float:

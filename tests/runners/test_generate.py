@@ -1,4 +1,4 @@
-"""Free-running text: each token follows from the cell's own, ends and prompts are kept, and the metrics are exact."""
+"""Free-running text: each token follows from the cell's own; ends, prompts and metrics."""
 
 from types import SimpleNamespace
 
@@ -62,7 +62,7 @@ def test_the_first_end_of_text_is_kept_and_does_not_stop_the_decoding(runner_con
     ctx = runner_context("generate", **KEYS)
     plain = generate.run(ctx)
     end = plain.samples["tokens"][0][7]
-    monkeypatch.setattr(generate, "end_tokens", lambda ctx: {end})
+    monkeypatch.setattr(generate, "end_ids", lambda *holders: [end])
     measured = generate.run(ctx)
     assert measured.samples["tokens"] == plain.samples["tokens"]
     assert measured.samples["eos"] == [
@@ -142,7 +142,7 @@ def test_a_text_that_ends_at_once_where_natives_goes_on_has_collapsed():
 
 
 def test_a_prompt_that_native_does_not_answer_tells_nothing_and_one_that_it_answers_still_does():
-    """Native's own onset (none: the whole length) is what a repetition is measured by, however soon native ends well."""
+    """A repetition is measured against native's own onset (none: the whole length)."""
     silent = rows(record([QUICK, QUICK], eos=[None, None]), record([FRESH, FRESH], eos=[0, 20]))
     assert (silent["gen_collapsed"].value, silent["gen_collapsed"].n) == (1.0, 1)
     assert silent["gen_collapsed"].note == "1 more, where native ends at once"

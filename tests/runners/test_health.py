@@ -131,7 +131,7 @@ def whole(layers=3):
 
 
 def judged(found, fmt="int8_sym", layers=3):
-    """The sentences of the guard on a candidate of that format, whose store had so many layers (None: its evidence has no number)."""
+    """The guard's sentences on a candidate of that format with so many layers (None: no number)."""
     run = MadeRun(fmt).measure(
         "health", ({"sides": found}, {"format": fmt}), ({"sides": whole()}, {"format": "native"})
     )

@@ -113,7 +113,7 @@ def test_a21_t1_each_shape_is_warmed_up_and_its_cold_time_reported_apart(shape):
 
 def test_a21_t2_medians_do_not_depend_on_the_order_of_the_cells():
     class SharingArm(CompilingArm):
-        """What one cell compiles, all others of its batch use: without a warm-up the first of them alone is cold."""
+        """Cells share what they compile: without a warm-up only the first of them is cold."""
 
         def _call(self, shape):
             phase, batch, _ = shape

@@ -1,4 +1,7 @@
-"""A runner is three places: its file, its metrics, and its line in the registry. A toy one is added to a copy of kvbench."""
+"""A runner is three places: its file, its metrics, and its line in the registry.
+
+A toy one is added to a copy of kvbench.
+"""
 
 from __future__ import annotations
 

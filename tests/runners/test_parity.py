@@ -1,4 +1,4 @@
-"""The tensor-level oracle and the model-free run: green on the real store, red on each way a store can be wrong."""
+"""The tensor-level oracle and the model-free run: each way a store can be wrong is found."""
 
 import pytest
 import torch

@@ -186,7 +186,7 @@ def test_native_beside_native_diverges_by_exactly_nothing(model: Any, text: Path
 
 
 def test_two_real_runs_of_the_baseline_have_intervals_around_nothing(model: Any, text: Path) -> None:
-    """The second run in other pieces, so that sums are rounded otherwise; the text has one document, here taken as one a chunk."""
+    """The second run uses other chunk sizes, so it rounds differently; each chunk counts as a document."""
     baseline = measure(model, text)
     again = measure(model, text, baseline=baseline, spec={"prefill_chunk": 100})
     sides = [

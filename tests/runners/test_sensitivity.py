@@ -1,4 +1,4 @@
-"""What each part of the cache costs: exact where the answer is known, telling on a model with one bad layer, and honest."""
+"""The cost of each part of the cache: exact where the answer is known, and on a model with a bad layer."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ HELD = 33_554_432  # what cuBLAS takes on Hopper with the first GEMM and keeps
 def facts_on_a_counting_device(runner_context, monkeypatch, contexts, copy):
     """Facts and KV bytes of int8_sym cells one after the other, on an allocator that counts as CUDA's does.
 
-    It knows the bytes live and their peak since the last reset. Every forward has 1,000 B of workspace a token; an
-    engine's store is its pages and `copy` times as much again.
+    It knows the bytes live and their peak since the last reset. Every forward has 1,000 B of workspace a
+    token; an engine's store is its pages and `copy` times as much again.
     """
     live = peak = 0
 

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
+from kvbench.engines.reference.backends import BACKENDS
 from kvbench.selftest import suite
 from kvbench.selftest.fault import CELLS, Fault
 from kvbench.selftest.suite import FAILED, MISSED, PASSED, run_suite
@@ -25,13 +26,14 @@ def _quick() -> Iterator[None]:
 
 
 def patched() -> dict[tuple[str, str], int]:
-    """The identity of everything that a fault may replace: names of modules and of classes, entries of tables."""
+    """The identity of all that a fault may replace: names of modules, classes and backends, entries of tables."""
     modules = {
         n: m
         for n, m in sys.modules.items()
         if n.startswith(("kvbench", "kvbench_kernels", "transformers.models.llama"))
     }
     owners = {n: vars(m) for n, m in modules.items()}
+    owners |= {f"backend {name}": dict(vars(backend)) for name, backend in BACKENDS.items()}
     for name, module in modules.items():
         for key, value in vars(module).items():
             if isinstance(value, type) and value.__module__ == name:
@@ -133,4 +135,4 @@ def test_the_list_runs_nothing() -> None:
 def test_an_unknown_fault_is_a_usage_error_with_the_accepted_ones() -> None:
     result = call("--fault", "scale_zer0")
     assert result.exit_code == 2
-    assert "There is no fault 'scale_zer0'; choose from format_lost_matrix_to_cell" in result.stderr
+    assert "Fault 'scale_zer0' is unknown; choose from format_lost_matrix_to_cell" in result.stderr

@@ -1,4 +1,5 @@
-"""Intervals over documents cover what they should, on made-up losses with documents that differ; seeds are fixed.
+"""Intervals over documents cover what they should, on made-up losses with documents that differ; seeds are
+fixed.
 
 A bootstrap over documents stands beside them, to show why none decides.
 """
@@ -15,7 +16,8 @@ Tokens = list[np.ndarray]
 
 
 def documents(rng: np.random.Generator, m: int) -> Tokens:
-    """Divergences of m documents of 75 to 300 tokens: skewed (log-normal), and of another level in each document."""
+    """Divergences of m documents of 75 to 300 tokens: skewed (log-normal), and of another level in each
+    document."""
     levels = rng.normal(-8, 0.5, m)
     return [np.exp(level + 2 * rng.standard_normal(rng.integers(75, 300))) for level in levels]
 
@@ -57,24 +59,27 @@ def covered(m: int, runs: int, statistic: str, bootstrap: bool = False) -> float
     return hits / total
 
 
-@pytest.mark.parametrize(("m", "least"), [(5, 0.86), (30, 0.89)])
+@pytest.mark.parametrize(("m", "least"), [(5, 0.86), pytest.param(30, 0.89, marks=pytest.mark.slow)])
 def test_divergences_are_covered(m: int, least: float) -> None:
     assert covered(m, 300, "mean") >= least
     assert covered(m, 300, "p99") >= least
 
 
+@pytest.mark.slow
 def test_a_bootstrap_over_few_documents_covers_worse() -> None:
     for statistic in ("mean", "p99"):
         assert covered(5, 120, statistic, bootstrap=True) < covered(5, 120, statistic) - 0.05
 
 
+@pytest.mark.slow
 def test_over_many_documents_a_bootstrap_covers_about_as_well() -> None:
     for statistic in ("mean", "p99"):
         assert covered(30, 60, statistic, bootstrap=True) > 0.85
 
 
 def steps(rng: np.random.Generator, share: float, burst: float) -> list[bool]:
-    """2048 steps of one text, a share of which differ, in runs of `burst` steps on average (a Markov chain of two states)."""
+    """2048 steps of one text, a share of which differ, in runs of `burst` steps on average (a Markov chain of
+    two states)."""
     leave = 1 / burst
     enter = leave * share / (1 - share)
     differs, found = rng.random() < share, []
@@ -91,7 +96,8 @@ def steps(rng: np.random.Generator, share: float, burst: float) -> list[bool]:
 def test_steps_of_one_text_are_covered_by_blocks_where_plain_wilson_is_not(
     share: float, burst: float, least: float, plain_most: float
 ) -> None:
-    """Steps that differ on their own (burst 1) lose nothing by blocks; those that differ in runs are worth fewer."""
+    """Steps that differ on their own (burst 1) lose nothing by blocks; those that differ in runs are worth
+    fewer."""
     rng = np.random.default_rng(7)
     own = plain = 0
     for _ in range(400):
@@ -108,7 +114,8 @@ def test_steps_of_one_text_are_covered_by_blocks_where_plain_wilson_is_not(
 
 @pytest.mark.parametrize("m", [3, 5, 20, 60])
 def test_the_log_perplexity_ratio_is_covered(m: int) -> None:
-    """Differences of documents that have a mean of their own (sd 2%), in chunks of 511 tokens with noise of 1% each."""
+    """Differences of documents that have a mean of their own (sd 2%), in chunks of 511 tokens with noise of
+    1% each."""
     rng = np.random.default_rng(m)
     hits = 0
     for _ in range(1000):
@@ -159,7 +166,8 @@ def test_the_paired_difference_is_covered(b: float, c: float) -> None:
     ],
 )
 def test_a_text_that_is_mostly_one_document_is_covered(sizes: tuple[int, ...]) -> None:
-    """Documents that differ as much as a document's tokens do; an interval by residuals alone covers 4% of the third and fourth."""
+    """Documents that differ as much as a document's tokens do; an interval by residuals alone covers 4% of
+    the third and fourth."""
     rng = np.random.default_rng(len(sizes))
     n, hits, runs = np.array(sizes, float), 0, 1000
     for _ in range(runs):

@@ -1,4 +1,5 @@
-"""Looks at a growing sample: their level against scipy, the manifest, and by simulation their joint error rate."""
+"""Looks at a growing sample: their level against scipy, the manifest, and by simulation their joint error
+rate."""
 
 from __future__ import annotations
 
@@ -144,7 +145,8 @@ def test_what_was_left_out_says_by_what() -> None:
     assert canary.not_run == "not run: --canary stopped the run, because the check precision did not pass"
 
 
-# --- by simulation -----------------------------------------------------------------------------------------------------
+# --- by simulation
+# -----------------------------------------------------------------------------------------------------
 
 Draw = Callable[[np.random.Generator, float], list[tuple[Spread, int]]]
 DOCUMENTS, QUESTIONS = (4, 32, 128), (24, 200, 1000)

@@ -130,7 +130,8 @@ def test_one_outlier_is_found_in_its_arm_only() -> None:
 
 @pytest.mark.parametrize(("z", "found"), [(3.49, set()), (3.51, {4})])
 def test_the_rule_is_a_modified_z_score_above_three_and_a_half(z: float, found: set[int]) -> None:
-    """log-times -0.06, -0.01, 0, 0.05 and a far one: median 0, distances 0, 0.01, 0.05, 0.06 and more, so a MAD of 0.05."""
+    """log-times -0.06, -0.01, 0, 0.05 and a far one: median 0, distances 0, 0.01, 0.05, 0.06 and more, so a
+    MAD of 0.05."""
     logs = [-0.06, -0.01, 0.0, 0.05, z * 0.05 / 0.6745]
     assert set(outliers(of(["candidate"] * 5, [10 * math.exp(x) for x in logs]), "itl")) == found
 
@@ -249,7 +250,8 @@ def test_counters_count_from_a_hundredth_of_the_request_on(
         ({"before": {"quota_us": 0}, "after": {"quota_us": 0}}, ()),  # a CPU
         ({"before": {"quota_us": None}, "after": {"quota_us": None}}, None),
         ({"before": {"quota_us": 0}, "after": {"quota_us": None}}, None),
-        ({"before": {**QUIET, "reasons": None}, "after": {**QUIET, "reasons": None, "quota_us": 9_000}}, ("cpu quota",)),
+        ({"before": {**QUIET, "reasons": None}, "after": {**QUIET, "reasons": None, "quota_us": 9_000}},
+         ("cpu quota",)),
     ],
 )  # fmt: skip
 def test_what_was_not_read_is_not_no_slowdown(device: Any, known: tuple[str, ...] | None) -> None:

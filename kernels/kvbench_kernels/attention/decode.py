@@ -116,8 +116,8 @@ def _tuning(options: dict[str, Any]) -> dict[str, int]:
 
 @triton.jit(do_not_specialize=["window", "splits", "table_stride"])
 def paged_decode_split(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, sinks_ptr, reads_ptr, out_ptr, partial_ptr,
-    statistics_ptr, scaling, window, splits, q_stride_row, q_stride_head, table_stride,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, sinks_ptr, reads_ptr, out_ptr,
+    partial_ptr, statistics_ptr, scaling, window, splits, q_stride_row, q_stride_head, table_stride,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BD: tl.constexpr, BV: tl.constexpr, OPERAND: tl.constexpr, SCALES: tl.constexpr, EIGHT_BIT: tl.constexpr,
     SOFTCAP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -155,8 +155,8 @@ def paged_decode_split(
         if window is not None:
             inside = inside & (j >= first)
         acc, m, total, unit = attend_tile(
-            acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, inside[None, :],
-            KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True,
+            acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside,
+            inside[None, :], KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True,
         )  # fmt: skip
     acc = in_ones(acc, unit, v_scale_ptr, SCALES)
 

@@ -117,13 +117,13 @@ def paged_decode_hopper(
     box = min(page_size, tiling.tile)
     paged = hopper_kernel.paged_decode_hopper
     compiled = paged[(kv_heads, splits, batch)](
-        q, _boxes(cache.k, kind, box), _boxes(cache.v, kind, box), k_scale, v_scale, table, lengths, out, reads,
-        workspace.partial, workspace.statistics, workspace.counters,
-        scaling * _LOG2E, q.stride(0), q.stride(1), out.stride(0), out.stride(1), table.stride(0), table.shape[1],
-        splits, _slots(splits), -(-plan.least // tiling.tile),
-        KIND=kind, DYNAMIC=fmt.scale_per_row, HALF=half, GROUP=group, GP=_rows(group), ROWS=8 if group <= 8 else 16,
-        HKV=kv_heads, PAGE=page_size, TILE=tiling.tile, STAGES=tiling.stages, FAN=FAN[warps],
-        HAS_READS=reads is not None, WARPS=warps, num_warps=warps, launch_pdl=True,
+        q, _boxes(cache.k, kind, box), _boxes(cache.v, kind, box), k_scale, v_scale, table, lengths, out,
+        reads, workspace.partial, workspace.statistics, workspace.counters,
+        scaling * _LOG2E, q.stride(0), q.stride(1), out.stride(0), out.stride(1), table.stride(0),
+        table.shape[1], splits, _slots(splits), -(-plan.least // tiling.tile),
+        KIND=kind, DYNAMIC=fmt.scale_per_row, HALF=half, GROUP=group, GP=_rows(group),
+        ROWS=8 if group <= 8 else 16, HKV=kv_heads, PAGE=page_size, TILE=tiling.tile, STAGES=tiling.stages,
+        FAN=FAN[warps], HAS_READS=reads is not None, WARPS=warps, num_warps=warps, launch_pdl=True,
     )  # fmt: skip
     launched(paged.fn.__name__, compiled, splits)
     return out
@@ -171,8 +171,10 @@ def _check(cache: LayerPages, q: Tensor, table: Tensor, scaling: float, splits: 
         or page_size not in PAGE_SIZES
     ):
         raise ValueError(
-            f"Queries {list(q.shape)}, K pages {list(k.shape)}, V pages {list(v.shape)}: the Hopper kernel takes up to "
-            f"{MAX_GROUP} query heads a KV head, head_dim {HEAD_DIMS} for K and V, page_size {PAGE_SIZES}; use paged_decode."
+            f"Queries {list(q.shape)}, K pages {list(k.shape)}, V pages {list(v.shape)}: the Hopper kernel "
+            "takes up to "
+            f"{MAX_GROUP} query heads a KV head, head_dim {HEAD_DIMS} for K and V, page_size {PAGE_SIZES}; "
+            "use paged_decode."
         )
     if kind == "native" and k.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"Native pages in {k.dtype}; the Hopper kernel takes float16 and bfloat16.")

@@ -125,12 +125,14 @@ def supports_hopper(needs: AttentionNeeds, capability: tuple[int, int]) -> Accep
     if needs.kv_heads < 1 or needs.q_heads % needs.kv_heads or needs.q_heads // needs.kv_heads > MAX_GROUP:
         return Rejected(
             "heads_do_not_divide" if needs.kv_heads < 1 or needs.q_heads % needs.kv_heads else "group",
-            f"{needs.q_heads} query heads on {needs.kv_heads} KV heads; the Hopper kernel takes 1 to {MAX_GROUP} a KV head.",
+            f"{needs.q_heads} query heads on {needs.kv_heads} KV heads; the Hopper kernel takes 1 to "
+            f"{MAX_GROUP} a KV head.",
         )
     if needs.head_dim not in HEAD_DIMS or needs.value_dim != needs.head_dim:
         return Rejected(
             "head_dim",
-            f"head_dim {needs.head_dim} for K and {needs.value_dim} for V; the Hopper kernel takes 64 or 128 for both.",
+            f"head_dim {needs.head_dim} for K and {needs.value_dim} for V; the Hopper kernel takes 64 or "
+            "128 for both.",
         )
     if needs.page_size not in PAGE_SIZES:
         return Rejected(

@@ -58,7 +58,8 @@ def paged_prefill(
     check_arguments(cache, q, table, lengths, sliding_window, softcap, sinks, reads)
     if query_starts.dtype != torch.int32 or len(query_starts) != len(lengths) + 1:
         raise ValueError(
-            f"Query starts {query_starts.dtype} {tuple(query_starts.shape)} for {len(lengths)} sequences; they must be "
+            f"Query starts {query_starts.dtype} {tuple(query_starts.shape)} for {len(lengths)} sequences; "
+            "they must be "
             f"int32, one more than the sequences."
         )
     batch, (tokens, q_heads, _) = lengths.shape[0], q.shape
@@ -69,7 +70,8 @@ def paged_prefill(
     tuning = _tuning(options, max_new)
     compiled = paged_prefill_causal[(triton.cdiv(max_new, tuning["M"]), q_heads, batch)](
         q, *cache[1:], table, lengths, query_starts, sinks, reads, out,
-        scaling, sliding_window, q.stride(0), q.stride(1), table.stride(0), **options, SOFTCAP=softcap, **tuning,
+        scaling, sliding_window, q.stride(0), q.stride(1), table.stride(0), **options, SOFTCAP=softcap,
+        **tuning,
     )  # fmt: skip
     launched(paged_prefill_causal.fn.__name__, compiled)
     return out
@@ -92,8 +94,8 @@ def _tuning(options: dict[str, Any], max_new: int) -> dict[str, int]:
 
 @triton.jit(do_not_specialize=["window", "table_stride"])
 def paged_prefill_causal(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, starts_ptr, sinks_ptr, reads_ptr, out_ptr,
-    scaling, window, q_stride_row, q_stride_head, table_stride,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, starts_ptr, sinks_ptr, reads_ptr,
+    out_ptr, scaling, window, q_stride_row, q_stride_head, table_stride,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BD: tl.constexpr, BV: tl.constexpr, OPERAND: tl.constexpr, SCALES: tl.constexpr, EIGHT_BIT: tl.constexpr,
     SOFTCAP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -132,8 +134,8 @@ def paged_prefill_causal(
                 j = tile * N + tl.arange(0, N)
                 inside = j < length
                 acc, m, total, unit = attend_tile(
-                    acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, inside[None, :],
-                    KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, False,
+                    acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j,
+                    inside, inside[None, :], KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, False,
                 )  # fmt: skip
         for tile in range(whole, tl.cdiv(end, N)):
             j = tile * N + tl.arange(0, N)
@@ -144,8 +146,8 @@ def paged_prefill_causal(
                 visible = visible & (j[None, :] > position[:, None] - window)
             visible = visible & inside[None, :]
             acc, m, total, unit = attend_tile(
-                acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside, visible,
-                KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True,
+                acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j,
+                inside, visible, KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True,
             )  # fmt: skip
         acc = in_ones(acc, unit, v_scale_ptr, SCALES)
         if sinks_ptr is not None:

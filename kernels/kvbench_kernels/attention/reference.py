@@ -65,7 +65,8 @@ def group_size(q_heads: int, kv_heads: int) -> int:
     """Query heads a KV head; ValueError where they do not divide (33 on 2 would leave a head unwritten)."""
     if kv_heads < 1 or q_heads < 1 or q_heads % kv_heads:
         raise ValueError(
-            f"{q_heads} query heads on {kv_heads} KV heads: the query heads must be a multiple of the KV heads; "
+            f"{q_heads} query heads on {kv_heads} KV heads: the query heads must be a multiple of the KV "
+            "heads; "
             f"check num_attention_heads and num_key_value_heads in the model's config."
         )
     return q_heads // kv_heads
@@ -94,7 +95,7 @@ def _explicit(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Plain softmax attention in float32, or in float64 as q is, for what the fused call has no argument for."""
+    """Plain softmax attention in float32, or float64 as q is, for soft-caps and sinks."""
     batch, q_heads, queries, _ = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
     grouped = q.to(dtype).reshape(batch, k.shape[1], group, queries, q.shape[3])

@@ -1,17 +1,16 @@
-"""What decode and prefill share: a tile of K and V from the pages, and one step of the online softmax over
-it.
+"""Shared by decode and prefill: a tile of K and V from the pages, one step of the online softmax over it.
 
 Shapes: M query rows, N keys of a tile, BD and BV the head dims D and DV padded to a power of two.
 
 Codes are never dequantized element by element. A token's K scale multiplies its logits and its V scale its
 weight in the softmax, so that the operands of both products are the codes themselves, exact in float16:
 
-- E4M3 (448 at most, steps down to 2^-9) and INT8 are float16 numbers, so Q and the weights are float16 too, whose 11
-  bits lose nothing against bfloat16 queries' 8. What bfloat16 has more is range; `query_operand` gives each query row
-  a power of two, which is exact, and takes it back from the logits in float32.
-- A weight times a V scale may leave float16's range as well (a scale can be 2^-24, or 2^100). So `acc` counts in units of
-  the largest V scale seen so far, as its weights count in units of the largest logit's, and the largest weight is 2^15:
-  of two rows of V whose scales are 2^20 apart the smaller still has 20 bits.
+- E4M3 (448 at most, steps down to 2^-9) and INT8 are float16 numbers, so Q and the weights are float16 too.
+  Its 11 bits hold the 8 of bfloat16 queries. bfloat16 has more range: `query_operand` scales each query row
+  by a power of two, which is exact, and scales the logits back in float32.
+- A weight times a V scale may leave float16's range as well (a scale can be 2^-24, or 2^100). So `acc` is in
+  units of the largest V scale so far, as its weights are in units of the largest logit's, and the largest
+  weight is 2^15: of two rows of V whose scales are 2^20 apart the smaller still has 20 bits.
 - With float32 queries everything is float32, and "ieee": the default on a GPU would be TF32.
 
 Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot`: there, and only there, such products
@@ -77,7 +76,7 @@ def check_arguments(
     sinks: Tensor | None,
     reads: Tensor | None,
 ) -> None:
-    """ValueError for what the kernels would read wrongly. Looks at shapes and dtypes only, never at values."""
+    """ValueError for what the kernels would read wrongly, by shapes and dtypes, never by values."""
     answer = supports(attention_needs(cache, q, sliding_window, softcap, sinks is not None))
     if isinstance(answer, Rejected):
         raise ValueError(answer.sentence)
@@ -85,7 +84,8 @@ def check_arguments(
     k, v = cache.k, cache.v
     if q.shape[2] != k.shape[3] or q.stride(2) != 1:
         raise ValueError(
-            f"q {tuple(q.shape)} with strides {q.stride()} and K pages {tuple(k.shape)} do not fit; q needs K's "
+            f"q {tuple(q.shape)} with strides {q.stride()} and K pages {tuple(k.shape)} do not fit; q needs "
+            "K's "
             f"head dim, dense."
         )
     if not cache.fmt.quantized and not k.dtype == v.dtype == q.dtype:
@@ -94,7 +94,8 @@ def check_arguments(
         )
     if table.dtype != torch.int32 or table.stride(-1) != 1 or lengths.dtype != torch.int32:
         raise ValueError(
-            f"The page table is {table.dtype} with strides {table.stride()} and the lengths are {lengths.dtype}; both "
+            f"The page table is {table.dtype} with strides {table.stride()} and the lengths are "
+            f"{lengths.dtype}; both "
             f"must be dense int32."
         )
     if len(table) != len(lengths):
@@ -111,9 +112,7 @@ def check_arguments(
 
 @triton.jit
 def wide_offset(index, stride):
-    """index * stride in 64 bits, whatever integer dtype index has: page 131,072 of 16,384 elements starts at
-    2^31.
-    """
+    """index * stride in 64 bits, whatever index's dtype: page 131,072 of 16,384 elements starts at 2^31."""
     return index.to(tl.int64) * stride
 
 
@@ -138,8 +137,7 @@ def query_operand(q, scaling, operand: tl.constexpr):
     """q [M, BD] as an operand, and the factor [M] that makes its products logits."""
     if q.dtype == tl.bfloat16 and operand == tl.float16:
         x = widen(q) if INTERPRET else q.to(tl.float32)  # the same numbers
-        # A row's largest element is brought to [2^14, 2^15) by an exact power of two; an all-zero row stays
-        # one.
+        # A row's largest element is scaled to [2^14, 2^15) by an exact power of two; a row of zeros stays so.
         exponent = tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) >> 23
         exponent = tl.maximum(exponent, 15)
         up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
@@ -162,9 +160,10 @@ def load_rows(ptr, rows, inside, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.c
 
 @triton.jit
 def attend_tile(
-    acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, j, inside, visible,
-    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
-    OPERAND: tl.constexpr, SCALES: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
+    acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, j, inside,
+    visible, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr,
+    BV: tl.constexpr, OPERAND: tl.constexpr, SCALES: tl.constexpr, SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax. State: acc [M, BV] in `unit`s, m [M] largest logit so far (base 2),
     total [M] sum of weights, unit: largest V scale so far (SCALES "token" only).

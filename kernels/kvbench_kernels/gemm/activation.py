@@ -58,7 +58,7 @@ def launch_shape(m: int, k: int) -> Launch:
 
 @triton.jit
 def saturated_e4m3(x):  # type: ignore[no-untyped-def]
-    """float32 to the byte of E4M3FN, rounded to nearest even, saturated at 448; NaN is 0x7F, an infinity 448."""
+    """float32 to the byte of E4M3FN, to nearest even, saturated at 448; NaN is 0x7F, an infinity 448."""
     if INTERPRET:
         code = encode_e4m3(tl.minimum(tl.maximum(x, -448.0), 448.0))
         return tl.where(x == x, code, 0x7F).to(tl.uint8)
@@ -162,7 +162,8 @@ def quantize_activation(
     """
     if x.dim() != 2 or x.dtype not in DTYPES:
         raise ValueError(
-            f"x is {list(x.shape)} {x.dtype}; it takes [M, K] in bfloat16, float16 or float32. Reshape or cast it."
+            f"x is {list(x.shape)} {x.dtype}; it takes [M, K] in bfloat16, float16 or float32. Reshape or "
+            "cast it."
         )
     m, k = x.shape
     if m > 0 and k > 1 and x.stride(1) != 1:
@@ -180,7 +181,8 @@ def quantize_activation(
         or scales.stride(1) < m
     ):
         raise ValueError(
-            f"scales are {list(scales.shape)} {scales.dtype} with strides {scales.stride()} on {scales.device}; they must be "
+            f"scales are {list(scales.shape)} {scales.dtype} with strides {scales.stride()} on "
+            f"{scales.device}; they must be "
             f"[{m}, {blocks(k)}] float32 with dense columns on {x.device}."
         )
     if m == 0 or k == 0:

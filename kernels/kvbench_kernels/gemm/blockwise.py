@@ -72,7 +72,8 @@ def dequantize_blocks(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.
 def _check_shape(codes: Tensor, scales: Tensor) -> None:
     if scales.shape != scale_shape(*codes.shape):
         raise ValueError(
-            f"A weight of {list(codes.shape)} in {BLOCK}x{BLOCK} blocks has scales {list(scale_shape(*codes.shape))}; these are "
+            f"A weight of {list(codes.shape)} in {BLOCK}x{BLOCK} blocks has scales "
+            f"{list(scale_shape(*codes.shape))}; these are "
             f"{list(scales.shape)}."
         )
 

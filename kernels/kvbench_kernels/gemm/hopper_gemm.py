@@ -66,11 +66,12 @@ def hopper_w8a8(
         tickets = tickets_of(out.device, rest * tiling.groups)
     kernel = hopper_gemm_kernel.hopper_w8a8_groups
     compiled = kernel[(min(whole + rest * splits, programs),)](
-        _boxes(with_rows_behind(codes_x), 64, BLOCK), _boxes(codes_w, tiling.block_n, BLOCK), _boxes(out, 64, tiling.block_n),
-        _scales(with_rows_behind(scales_x)), scales_w, bias, parts, tickets, steps, m_tiles, n_tiles, whole, rest, splits,
-        GROUPS=tiling.groups, PARTS=tiling.parts, BLOCK_N=tiling.block_n, STAGES=tiling.stages, GROUP=tiling.height,
-        HAS_BIAS=bias is not None, BUFFERS=tiling.buffers, TURNS=tiling.turns, SPLIT=splits > 1,
-        num_warps=4, maxnreg=REGISTERS[tiling.groups], launch_pdl=True,
+        _boxes(with_rows_behind(codes_x), 64, BLOCK), _boxes(codes_w, tiling.block_n, BLOCK),
+        _boxes(out, 64, tiling.block_n), _scales(with_rows_behind(scales_x)), scales_w, bias, parts, tickets,
+        steps, m_tiles, n_tiles, whole, rest, splits, GROUPS=tiling.groups, PARTS=tiling.parts,
+        BLOCK_N=tiling.block_n, STAGES=tiling.stages, GROUP=tiling.height, HAS_BIAS=bias is not None,
+        BUFFERS=tiling.buffers, TURNS=tiling.turns, SPLIT=splits > 1, num_warps=4,
+        maxnreg=REGISTERS[tiling.groups], launch_pdl=True,
     )  # fmt: skip
     launched(kernel.fn.__name__, compiled)
     return out
@@ -85,7 +86,7 @@ def _boxes(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 def _scales(scales: Tensor) -> TensorDescriptor:
-    """What the copy engine reads 64 rows' scales of one step of; boxes must begin at multiples of 16 bytes."""
+    """Boxes of 64 rows' scales of one step for the copy engine; they begin at multiples of 16 bytes."""
     m, steps = scales.shape
     layout = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     return TensorDescriptor(scales, [steps, m], [scales.stride(1), 1], [1, 64], layout)
@@ -127,8 +128,10 @@ def _check(
         or scales_x.device != device
     ):
         raise ValueError(
-            f"scales_x is {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()} on {scales_x.device}; "
-            f"expected [{m}, {k // BLOCK}] float32, dense along M, with columns at multiples of 16 bytes, on {device}. "
+            f"scales_x is {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()} on "
+            f"{scales_x.device}; "
+            f"expected [{m}, {k // BLOCK}] float32, dense along M, with columns at multiples of 16 bytes, "
+            f"on {device}. "
             "Make them with empty_activation_scales."
         )
     expect("scales_w", scales_w, scale_shape(n, k), SCALE_DTYPES, device)

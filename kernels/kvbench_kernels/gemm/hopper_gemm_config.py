@@ -1,4 +1,4 @@
-"""Which block-scaled FP8 products the Hopper kernel takes, and with which tiles. Pure: no torch, no triton."""
+"""Which block-scaled FP8 products the Hopper kernel takes, and with which tiles. No torch, no triton."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class HopperTiling:
                 "it takes 1 or 2 groups of 1 or 2 parts, or 3 of 1, and 64 or 128 columns."
             )
         if self.stages < 2 or self.height < 1:
-            return f"{self.stages} stages and height {self.height} are too few; it takes 2 stages and height 1 or more."
+            return f"{self.stages} stages and height {self.height} are too few; give 2 and 1 or more."
         if not 1 <= self.ctas <= (2 if self.groups == 1 else 1):
             return f"{self.ctas} CTAs of {self.groups} groups exceed a multiprocessor's registers; use 1."
         if self.buffers not in (1, 2):
@@ -66,7 +66,9 @@ class HopperTiling:
             return "One group has none to take turns with; use 2 or 3, or no turns."
         room = min(SHARED_BYTES, _SHARED_PER_PROCESSOR // self.ctas - 1024)
         if self.shared_bytes > room:
-            return f"{self.stages} stages take {self.shared_bytes} bytes of shared memory, and {room} exist; use fewer."
+            return (
+                f"{self.stages} stages take {self.shared_bytes} bytes of shared memory, of {room}; use fewer."
+            )
         return None
 
 

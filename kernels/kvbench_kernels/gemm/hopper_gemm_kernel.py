@@ -83,15 +83,16 @@ def _next(slot, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def _copy_w(w_desc, w_ring, bar, slot, j, step, BYTES: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Starts the copy of one step's weights; the barrier then waits for as many bytes as the step has in all."""
+    """Start the copy of one step's weights; the barrier then waits for all bytes of the step."""
     mbarrier.expect(bar, BYTES)
     copy_in(w_desc, [j * BLOCK_N, step * BLOCK_K], bar, w_ring.index(slot))
 
 
 @gluon.jit
 def _copy(
-    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles, whole, rest, splits,
-    BOXES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr,
+    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles, whole, rest,
+    splits, BOXES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):  # fmt: skip
     """The copying warp. A slot is filled once every multiplying group has said that it has read it."""
     BYTES: gl.constexpr = (BOXES * ROWS + BLOCK_N) * BLOCK_K + BOXES * ROWS * 4  # codes, and the scales of x
@@ -127,10 +128,11 @@ def _copy(
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps, m_tiles, n_tiles, whole,
-    rest, splits, parts, tickets,
+    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps, m_tiles,
+    n_tiles, whole, rest, splits, parts, tickets,
     WHO: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, SPLIT: gl.constexpr,
+    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Group WHO of GROUPS: PARTS times 64 rows of the tile.
 
@@ -168,7 +170,8 @@ def _multiply(
                     mbarrier.wait(turns.index(WHO), turn)
                     turn = turn ^ 1
                 product = warpgroup_mma(
-                    x_ring.index(box), w_ring.index(slot).permute((1, 0)), product, use_acc=steps <= 0, is_async=True
+                    x_ring.index(box), w_ring.index(slot).permute((1, 0)), product,
+                    use_acc=steps <= 0, is_async=True
                 )  # fmt: skip
                 if TURNS:
                     mbarrier.arrive(turns.index((WHO + 1) % GROUPS))
@@ -191,8 +194,8 @@ def _multiply(
         if SPLIT:
             if item >= whole:
                 _share(
-                    sums, parts, tickets, (item - whole) % rest, (item - whole) // rest, splits, y_desc, y_buffers, bias,
-                    first, j, mma, WHO, GROUPS, PARTS, BLOCK_N, HAS_BIAS, BUFFERS,
+                    sums, parts, tickets, (item - whole) % rest, (item - whole) // rest, splits, y_desc,
+                    y_buffers, bias, first, j, mma, WHO, GROUPS, PARTS, BLOCK_N, HAS_BIAS, BUFFERS,
                 )  # fmt: skip
             else:
                 _store(sums, y_desc, y_buffers, bias, first, j, mma, WHO, PARTS, BLOCK_N, HAS_BIAS, BUFFERS)
@@ -203,8 +206,9 @@ def _multiply(
 
 @gluon.jit
 def _share(
-    sums, parts, tickets, tile, split, splits, y_desc, y_buffers, bias, first, j, mma: gl.constexpr, WHO: gl.constexpr,
-    GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr,
+    sums, parts, tickets, tile, split, splits, y_desc, y_buffers, bias, first, j, mma: gl.constexpr,
+    WHO: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr,
+    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
     """Stores one part of a group's rows of a tile; the group that comes last adds all of them and stores the
     result.
@@ -257,9 +261,10 @@ def _store_rows(
 
 @gluon.jit(do_not_specialize=["steps", "m_tiles", "n_tiles", "whole", "rest", "splits"])
 def hopper_w8a8_groups(
-    x_desc, w_desc, y_desc, scale_desc, w_scales, bias, parts, tickets, steps, m_tiles, n_tiles, whole, rest, splits,
-    GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr, SPLIT: gl.constexpr,
+    x_desc, w_desc, y_desc, scale_desc, w_scales, bias, parts, tickets, steps, m_tiles, n_tiles, whole, rest,
+    splits, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Grid (programs,), any number. Boxes of x_desc are [64, 128], of w_desc [BLOCK_N, 128], of y_desc [64,
     BLOCK_N].
@@ -294,12 +299,12 @@ def hopper_w8a8_groups(
             [
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES,
+                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_copy, (
-                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
+                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles,
+                    n_tiles, whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
                 )),
             ],
             [1],
@@ -310,17 +315,17 @@ def hopper_w8a8_groups(
             [
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES,
+                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N, STAGES,
+                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_copy, (
-                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
+                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles,
+                    n_tiles, whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
                 )),
             ],
             [4, 1],
@@ -331,22 +336,22 @@ def hopper_w8a8_groups(
             [
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES,
+                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N, STAGES,
+                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_multiply, (
                     x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 2, GROUPS, PARTS, BLOCK_N, STAGES, GROUP,
-                    HAS_BIAS, BUFFERS, TURNS, SPLIT,
+                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 2, GROUPS, PARTS, BLOCK_N, STAGES,
+                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
                 )),
                 (_copy, (
-                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles,
-                    whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
+                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles,
+                    n_tiles, whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
                 )),
             ],
             [4, 4, 1],

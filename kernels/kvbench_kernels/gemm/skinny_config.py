@@ -49,7 +49,8 @@ def supports_skinny(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:
     if n < 1 or k < 8 or k % 8:
         return Rejected(
             "shape",
-            f"A weight of {n} x {k} has rows that are no whole number of 16-byte loads; K must be a multiple of 8.",
+            f"A weight of {n} x {k} has rows that are no whole number of 16-byte loads; K must be a "
+            "multiple of 8.",
         )
     return Accepted()
 

@@ -2,7 +2,7 @@
 
 Two kernels, both with FP32 accumulation and a fixed order of summation (the same bits on every call):
 
-- `skinny_linear_vector` (M <= 4): the weights go from memory to registers in 16-byte loads and are multiplied there.
+- `skinny_linear_vector` (M <= 4): the weights go to registers in 16-byte loads and are multiplied there.
 - `skinny_linear_dot` (M <= 16): x is padded to 16 rows and the tensor cores multiply.
 
 A launch takes up to three weights that share x (q, k, v; gate, up). Its CTAs are numbered over the tiles of
@@ -31,7 +31,7 @@ WEIGHTS_MAX = 3
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _of_tile(tile, n0, n1, n2, a0, a1, a2, BLOCK_N: tl.constexpr, WEIGHTS: tl.constexpr):  # type: ignore
-    """Which weight tile `tile` belongs to: (first row inside that weight, its rows, its item of a0, a1, a2)."""
+    """Of the weight that `tile` belongs to: (the tile's first row, its rows, its item of a0, a1, a2)."""
     a, n, first = a0, n0, tile * BLOCK_N
     if WEIGHTS > 1:
         end = tl.cdiv(n0, BLOCK_N)
@@ -280,7 +280,8 @@ def skinny_linear_many(
     ns = [*rows, *(rows[0] for _ in absent)]
     arguments = (flat, *ws, *bs, *ys, parts, tickets, *ns, k, flat.stride(0))
     blocks = {
-        "WEIGHTS": len(rows), "BIAS": biases is not None, "BLOCK_N": tiling.block_n, "BLOCK_K": tiling.block_k,
+        "WEIGHTS": len(rows), "BIAS": biases is not None, "BLOCK_N": tiling.block_n,
+        "BLOCK_K": tiling.block_k,
         "SPLITS": splits, "STAGES": tiling.stages, "EVEN_K": k % tiling.block_k == 0, "PDL": pdl,
         "num_warps": tiling.warps,
     }  # fmt: skip

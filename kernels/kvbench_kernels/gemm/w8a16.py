@@ -5,9 +5,9 @@ The weights are E4M3 codes with one scale a 128 x 128 block and are read once, a
 summation (the same bits on every call). The scale of a block multiplies partial sums in FP32, never a 16-bit
 value:
 
-- `w8a16_vector` (M <= 4): codes go from memory to registers in 16-byte loads and are multiplied there in FP32.
-- `w8a16_dot` (M <= 128): x is padded to 16, 32, 64 or 128 rows, codes become 16-bit numbers in registers, and the tensor
-  cores multiply, 128 columns at a time.
+- `w8a16_vector` (M <= 4): codes go to registers in 16-byte loads and are multiplied there in FP32.
+- `w8a16_dot` (M <= 128): x is padded to 16, 32, 64 or 128 rows, codes become 16-bit numbers in registers, and
+  the tensor cores multiply, 128 columns at a time.
 
 With splits > 1 several CTAs share a tile along K: each stores its FP32 part, and the one that comes last adds
 the parts in the order of K. The torch twin is `kvbench_kernels.gemm.blockwise.fp8_dequantize_matmul_torch`,

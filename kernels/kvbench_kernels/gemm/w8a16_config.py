@@ -64,7 +64,8 @@ def supports_w8a16(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:
     if n < 1 or k < 16 or k % 16:
         return Rejected(
             "shape",
-            f"A weight of {n} x {k} has rows that are no whole number of 16-byte loads; K must be a multiple of 16.",
+            f"A weight of {n} x {k} has rows that are no whole number of 16-byte loads; K must be a "
+            "multiple of 16.",
         )
     return Accepted()
 

@@ -98,11 +98,12 @@ def w8a8(
         w = TensorDescriptor.from_tensor(w, [min(tiling.block_n, BLOCK), BLOCK])
     pdl = tiling.pdl and out.is_cuda and has_pdl(out.device)
     compiled = fp8_matmul_w8a8[(programs,)](
-        x, scales_x, w, _integers(codes_w), scales_w, out if bias is None else bias, out, parts, tickets, m, n, k,
-        scales_x.stride(1) // 4, out.stride(0), splits, tiling.group,
-        BIAS=bias is not None, BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, SPLIT=splits > 1, SWAP=tiling.swap, EVEN_K=k % BLOCK == 0, TMA=tma, WALK=tiling.ctas > 0, PDL=pdl,
-        PREFETCH=pdl and tiling.prefetch,
-        num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers or None, **({"launch_pdl": True} if pdl else {}),
+        x, scales_x, w, _integers(codes_w), scales_w, out if bias is None else bias, out, parts, tickets, m,
+        n, k, scales_x.stride(1) // 4, out.stride(0), splits, tiling.group,
+        BIAS=bias is not None, BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, SPLIT=splits > 1,
+        SWAP=tiling.swap, EVEN_K=k % BLOCK == 0, TMA=tma, WALK=tiling.ctas > 0, PDL=pdl,
+        PREFETCH=pdl and tiling.prefetch, num_warps=tiling.warps, num_stages=tiling.stages,
+        maxnreg=tiling.registers or None, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     launched(fp8_matmul_w8a8.fn.__name__, compiled)
     return out
@@ -175,8 +176,10 @@ def _check(
         or scales_x.device != device
     ):
         raise ValueError(
-            f"scales_x is {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()} on {scales_x.device}; "
-            f"expected [{m}, {blocks(k)}] float32 with dense columns padded to a multiple of 4 on {device}, as "
+            f"scales_x is {list(scales_x.shape)} {scales_x.dtype} with strides {scales_x.stride()} on "
+            f"{scales_x.device}; "
+            f"expected [{m}, {blocks(k)}] float32 with dense columns padded to a multiple of 4 on {device}, "
+            "as "
             "quantize_activation makes them."
         )
     expect("scales_w", scales_w, scale_shape(n, k), SCALE_DTYPES, device)
@@ -190,7 +193,8 @@ def _check_tiling(tiling: Tiling) -> None:
     blocks_m, blocks_n = (BLOCKS_M, (64, 128)) if tiling.swap else ((64, 128), BLOCKS_N)
     if tiling.block_m not in blocks_m or tiling.block_n not in blocks_n:
         raise ValueError(
-            f"A tile of {tiling.block_m} rows of x by {tiling.block_n} of the weight has no kernel; block_n is 64, "
+            f"A tile of {tiling.block_m} rows of x by {tiling.block_n} of the weight has no kernel; block_n "
+            "is 64, "
             "128 or, without swap, 256; block_m 64 or 128, with swap also 16 or 32."
         )
 

@@ -41,7 +41,7 @@ class Tiling:
 
 
 def supports_w8a8(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:
-    """Whether quantize_activation and w8a8 take x [m, k] of `dtype` ("bfloat16", "float16") and codes [n, k]."""
+    """Whether quantize_activation and w8a8 take x [m, k] of `dtype`, 16-bit floats, and codes [n, k]."""
     if dtype not in DTYPES:
         return Rejected(
             "dtype", f"dtype {dtype} has no W8A8 product; it takes {', '.join(DTYPES)}. Use F.linear."
@@ -51,7 +51,8 @@ def supports_w8a8(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:
     if n < 1 or k < 16 or k % 16:
         return Rejected(
             "shape",
-            f"A weight of {n} x {k} has rows that are no whole number of 16-byte loads; K must be a multiple of 16.",
+            f"A weight of {n} x {k} has rows that are no whole number of 16-byte loads; K must be a "
+            "multiple of 16.",
         )
     return Accepted()
 

@@ -1,4 +1,4 @@
-"""The kernel of w8a8.py: products of E4M3 codes, a block of 128 columns at a time, scaled and added in FP32."""
+"""The kernel of w8a8.py: products of E4M3 codes, 128 columns at a time, scaled and added in FP32."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _place(item, m, n, splits, group, BLOCK_M: tl.constexpr, BLOCK_N: tl.constex
 def _prefetch(  # type: ignore
     item, w, m, n, k, splits, group, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr
 ):
-    """Has the first 512 columns of an item's weights on their way to L2 while the kernel before still runs."""
+    """Start the first 512 columns of an item's weights to L2 while the previous kernel still runs."""
     _, _, first_n = _place(item, m, n, splits, group, BLOCK_M, BLOCK_N, SPLIT)
     start = 0
     if SPLIT:
@@ -217,6 +217,6 @@ def fp8_matmul_w8a8(  # type: ignore
             )  # fmt: skip
     else:
         _item(
-            tl.program_id(0), x, sx, w, sw, bias, y, parts, tickets, m, n, k, fours_sx, stride_y, splits, group,
-            BIAS, BLOCK_M, BLOCK_N, SPLIT, SWAP, EVEN_K, TMA,
+            tl.program_id(0), x, sx, w, sw, bias, y, parts, tickets, m, n, k, fours_sx, stride_y, splits,
+            group, BIAS, BLOCK_M, BLOCK_N, SPLIT, SWAP, EVEN_K, TMA,
         )  # fmt: skip

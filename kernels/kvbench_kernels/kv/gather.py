@@ -40,8 +40,8 @@ def paged_gather(
     tiles = triton.cdiv(length, tokens)
     fmt = cache.fmt
     compiled = _kv_gather[(tiles * batch * heads, 2)](
-        signed(k_pages), signed(v_pages), cache.k_scale, cache.v_scale, table, k, v, reads, length, tiles, table.stride(0),
-        FMT=fmt.name, E4M3=fmt.payload_dtype == "float8_e4m3fn", ROW_SCALE=fmt.scale_per_row,
+        signed(k_pages), signed(v_pages), cache.k_scale, cache.v_scale, table, k, v, reads, length, tiles,
+        table.stride(0), FMT=fmt.name, E4M3=fmt.payload_dtype == "float8_e4m3fn", ROW_SCALE=fmt.scale_per_row,
         HEADS=heads, DIM=dim, VALUE_DIM=value_dim, PAGE_SIZE=page_size, TOKENS=tokens, BLOCK=block,
         VALUE_BLOCK=value_block, num_warps=4,
     )  # fmt: skip
@@ -59,7 +59,8 @@ def _kernel_name(kernel: object) -> str:
 def _kv_gather(  # type: ignore[no-untyped-def]
     k_pages, v_pages, k_scale, v_scale, table, k, v, reads, length, tiles, table_row,
     FMT: tl.constexpr, E4M3: tl.constexpr, ROW_SCALE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
+    DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):
     if tl.program_id(1) == 0:
         _gather_rows(k_pages, k_scale, table, k, length, tiles, table_row,
@@ -68,7 +69,9 @@ def _kv_gather(  # type: ignore[no-untyped-def]
             line = tl.program_id(0) // tiles
             if tl.program_id(0) % tiles == 0 and line % HEADS == 0:
                 tl.atomic_add(reads, length.to(tl.int64), sem="relaxed")
-                if k_pages.dtype.element_ty.primitive_bitwidth == 8 and v_pages.dtype.element_ty.primitive_bitwidth == 8:
+                k_bits: tl.constexpr = k_pages.dtype.element_ty.primitive_bitwidth
+                v_bits: tl.constexpr = v_pages.dtype.element_ty.primitive_bitwidth
+                if k_bits == 8 and v_bits == 8:
                     tl.atomic_add(reads + 1, length.to(tl.int64), sem="relaxed")
     else:
         _gather_rows(v_pages, v_scale, table, v, length, tiles, table_row,
@@ -84,7 +87,8 @@ def _gather_rows(  # type: ignore[no-untyped-def]
     line = (tl.program_id(0) // tiles).to(tl.int64)  # sequence * HEADS + head
     token = (tl.program_id(0) % tiles) * TOKENS + tl.arange(0, TOKENS)
     inside = token < length
-    page = tl.load(table + (line // HEADS) * table_row + token // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
+    at = table + (line // HEADS) * table_row + token // PAGE_SIZE
+    page = tl.load(at, mask=inside, other=0).to(tl.int64)
     row = (page * HEADS + line % HEADS) * PAGE_SIZE + token % PAGE_SIZE
     d = tl.arange(0, BLOCK)[None, :]
     mask = inside[:, None] if DIM == BLOCK else inside[:, None] & (d < DIM)

@@ -74,8 +74,10 @@ def check_pages(cache: LayerPages) -> None:
     for name, (pages, scale) in zip("kv", cache.sides(), strict=True):
         if pages.ndim != 4 or pages.shape[:3] != rows or not pages.is_contiguous():
             raise ValueError(
-                f"{name}_pages must be contiguous [pages, Hkv, page_size, head dim], with the same pages for K and V; "
-                f"got {list(pages.shape)} with strides {list(pages.stride())}, and K's are {list(cache.k.shape)}."
+                f"{name}_pages must be contiguous [pages, Hkv, page_size, head dim], with the same pages "
+                "for K and V; "
+                f"got {list(pages.shape)} with strides {list(pages.stride())}, and K's are "
+                f"{list(cache.k.shape)}."
             )
         if pages.dtype not in accepted:
             names = " or ".join(map(str, accepted))
@@ -90,7 +92,8 @@ def check_pages(cache: LayerPages) -> None:
                 "None" if scale is None else f"{scale.dtype} {list(scale.shape)}, strides {scale.stride()}"
             )
             raise ValueError(
-                f"{name}_scale of KV format {fmt.name!r} must be contiguous {dtype} {list(shape)}; got {given}."
+                f"{name}_scale of KV format {fmt.name!r} must be contiguous {dtype} {list(shape)}; got "
+                f"{given}."
             )
 
 
@@ -117,13 +120,15 @@ def check_write(cache: LayerPages, k: Tensor, v: Tensor, slots: Tensor, health: 
     for name, x, pages in (("k", k, cache.k), ("v", v, cache.v)):
         if x.dtype not in NATIVE or x.shape[1:] != (pages.shape[1], pages.shape[3]):
             raise ValueError(
-                f"{name} is {x.dtype} {list(x.shape)}; pages {list(pages.shape)} take float16, bfloat16 or float32 "
+                f"{name} is {x.dtype} {list(x.shape)}; pages {list(pages.shape)} take float16, bfloat16 or "
+                "float32 "
                 f"[N, {pages.shape[1]}, {pages.shape[3]}]."
             )
     dense = slots.dtype == torch.int64 and slots.stride(0) == 1
     if not dense or health.shape != (3,) or health.dtype != torch.int64:
         raise ValueError(
-            f"slots must be dense int64 and health int64 [3]; got {slots.dtype} with stride {slots.stride(0)}, "
+            f"slots must be dense int64 and health int64 [3]; got {slots.dtype} with stride "
+            f"{slots.stride(0)}, "
             f"and {health.dtype} {list(health.shape)}."
         )
 

@@ -60,8 +60,8 @@ def _kernel_name(kernel: object) -> str:
 def _kv_write(  # type: ignore[no-untyped-def]
     k, v, slots, k_pages, v_pages, k_scale, v_scale, health, rows,
     k_token, k_head, k_dim, v_token, v_head, v_dim,
-    FMT: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
+    FMT: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):
     if tl.program_id(1) == 0:
         _write_rows(k, slots, k_pages, k_scale, health, rows, k_token, k_head, k_dim,

@@ -1,4 +1,4 @@
-"""`kvbench models` and `kvbench data`: what is here, whether it is whole, and how to get it."""
+"""`kvbench models` and `kvbench data`: what is here, whether it is intact, and how to get it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from kvbench.cli.options import DataOption, JsonOption, check_data_dir
 from kvbench.errors import UsageError
 
 ACTIONS = ("list", "fetch", "verify")
+Action = Annotated[str, typer.Argument(metavar="|".join(ACTIONS), help="What to do")]
 
 
 def models(
-    action: Annotated[str, typer.Argument(metavar="list|fetch|verify", help="What to do")] = "list",
+    action: Action = "list",
     name: Annotated[
         list[str] | None,
         typer.Argument(
@@ -26,69 +27,74 @@ def models(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show the models that are known by name, fetch one, or verify the bytes of what is here. verify exits 1 when something is broken."""
-    with handled("nothing half-written is kept, run the same command to go on"):
-        from kvbench.cli.showing import show_held
+    """Show the models that are known by name, fetch one, or verify the bytes of those here. verify exits 1
+    when a file is broken."""
+    with handled("no partial file is kept; run the same command to continue"):
+        from kvbench.cli.output import show_held
         from kvbench.models.catalog import ALIASES
         from kvbench.models.download import fetch
-        from kvbench.models.source import kind_of
-        from kvbench.preflight import assets as holdings
+        from kvbench.preflight import assets
 
-        if action not in ACTIONS:
-            raise UsageError(f"kvbench models {action} is not known; use {', '.join(ACTIONS)}.")
         names = name or []
-        if action == "list":
-            show_held([held for held in holdings.models() if not names or held.name in names], json_)
-        elif action == "fetch":
-            if not names:
-                raise UsageError(f"Name what to fetch: {', '.join(ALIASES)}.")
-            for one in names:
-                if kind_of(one) == "hub":
-                    raise UsageError(
-                        f"{one} is on the hub: the first run fetches it, or hf download {one}. kvbench models fetch gets "
-                        f"{', '.join(ALIASES)}."
-                    )
-                if one not in ALIASES:
-                    raise UsageError(
-                        f"{one} needs no fetching; kvbench models fetch gets {', '.join(ALIASES)}."
-                    )
+        _check_action("models", action)
+        if action == "verify":
+            here = names or [held.name for held in assets.models() if held.state == assets.HERE]
+            show_held([assets.verify_model(one) for one in here], json_, named=bool(names))
+            return
+        if action == "fetch":
+            _check_fetchable(names, list(ALIASES))
             for one in names:
                 fetch(one)
-            show_held([held for held in holdings.models() if held.name in names], json_)
-        else:
-            here = names or [held.name for held in holdings.models() if held.state == holdings.HERE]
-            show_held([holdings.verify_model(one) for one in here], json_, named=bool(names))
+        show_held([held for held in assets.models() if not names or held.name in names], json_)
 
 
 def data(
-    action: Annotated[str, typer.Argument(metavar="list|fetch|verify", help="What to do")] = "list",
+    action: Action = "list",
     name: Annotated[
         list[str] | None,
-        typer.Argument(help="Corpora and question sets (default: all)", autocompletion=corpora),
+        typer.Argument(help="Texts and question sets (default: all)", autocompletion=corpora),
     ] = None,
     data_dir: DataOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show the evaluation data, fetch it through the hub where that is allowed, or read all of what is here. verify exits 1 when
-    something is broken."""
-    with handled("run the same command to go on"):
-        from kvbench.cli.showing import show_held
-        from kvbench.preflight import assets as holdings
+    """Show the evaluation data, fetch it through the hub where that is allowed, or verify all that is here.
+    verify exits 1 when a set is broken."""
+    with handled("run the same command to continue"):
+        from kvbench.cli.output import show_held
+        from kvbench.preflight import assets
 
         check_data_dir(data_dir)
-        if action not in ACTIONS:
-            raise UsageError(f"kvbench data {action} is not known; use {', '.join(ACTIONS)}.")
-        if unknown := [one for one in name or [] if one not in holdings.data_names()]:
-            raise UsageError(
-                f"There is no data {unknown[0]!r}; use one of {', '.join(holdings.data_names())}."
-            )
+        _check_action("data", action)
+        known = assets.data_names()
+        if unknown := [one for one in name or [] if one not in known]:
+            raise UsageError(f"Unknown data {unknown[0]!r}; use one of {', '.join(known)}.")
         if action == "list":
-            held = [one for one in holdings.data(data_dir) if not name or one.name in name]
-            show_held(held, json_)
+            show_held([one for one in assets.data(data_dir) if not name or one.name in name], json_)
         elif action == "verify":
-            all_ = [holdings.verify_data(one, data_dir) for one in name or holdings.data_names()]
-            show_held(all_, json_, named=bool(name))
+            held = [assets.verify_data(one, data_dir) for one in name or known]
+            show_held(held, json_, named=bool(name))
+        elif not name:
+            raise UsageError(f"Name what to fetch: {', '.join(known)}.")
         else:
-            if not name:
-                raise UsageError(f"Name what to fetch: {', '.join(holdings.data_names())}.")
-            show_held([holdings.fetch_data(one, data_dir) for one in name], json_)
+            show_held([assets.fetch_data(one, data_dir) for one in name], json_)
+
+
+def _check_action(command: str, action: str) -> None:
+    if action not in ACTIONS:
+        raise UsageError(f"kvbench {command} {action} is not known; use {', '.join(ACTIONS)}.")
+
+
+def _check_fetchable(names: list[str], aliases: list[str]) -> None:
+    from kvbench.models.source import kind_of
+
+    if not names:
+        raise UsageError(f"Name what to fetch: {', '.join(aliases)}.")
+    for one in names:
+        if kind_of(one) == "hub":
+            raise UsageError(
+                f"{one} is on the hub: the first run downloads it, or use hf download {one}. kvbench models "
+                f"fetch "
+                f"downloads {', '.join(aliases)}."
+            )
+        if one not in aliases:
+            raise UsageError(f"{one} needs no fetching; kvbench models fetch downloads {', '.join(aliases)}.")

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvbench.cli.completion import models
-from kvbench.cli.exits import handled
+from kvbench.cli.exits import NOTHING_WRITTEN, handled
 from kvbench.cli.options import DataOption, JsonOption, check_data_dir
+
+DTYPES = "float32|bfloat16|float16"
 
 
 def calibrate(
     model: Annotated[str, typer.Argument(help="A model, as a matrix names it", autocompletion=models)],
-    out: Annotated[Path, typer.Argument(help="File of scales to write, OUT.json; it must not exist yet")],
+    out: Annotated[Path, typer.Argument(help="Scale file to write, OUT.json; it must not exist yet")],
     format_: Annotated[
-        str,
-        typer.Option(
-            "--format", metavar="int8_static|fp8_e4m3_static", help="The format that the scales are for"
-        ),
+        str, typer.Option("--format", metavar="int8_static|fp8_e4m3_static", help="The format of the scales")
     ] = "int8_static",
     data: Annotated[str, typer.Option("--data", metavar="pydoc|wikitext2|FILE", help="The text")] = "pydoc",
-    tokens: Annotated[int, typer.Option("--tokens", help="Tokens from its head")] = 4096,
+    tokens: Annotated[int, typer.Option("--tokens", help="Tokens from its start")] = 4096,
     method: Annotated[
         str,
         typer.Option(
@@ -35,18 +33,21 @@ def calibrate(
         typer.Option(
             "--per",
             metavar="layer|tensor",
-            help="layer: one for K and one for V in each layer; tensor: one for all of K and one for all of V",
+            help="layer: one for K and one for V in each layer; tensor: one for all of K and one for all of "
+            "V",
         ),
     ] = "layer",
     dtype: Annotated[
-        str, typer.Option("--dtype", metavar="float32|bfloat16|float16", help="Of the engine that measures")
+        str, typer.Option("--dtype", metavar=DTYPES, help="Dtype of the engine that measures")
     ] = "float32",
     data_dir: DataOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Measure K and V of a text and write the scales of a static KV format, for `scale: OUT.json` in a matrix."""
-    with handled("nothing was written, run the same command to start again"):
+    """Measure K and V of a text and write the scales of a static KV format, for `scale: OUT.json` in a
+    matrix."""
+    with handled(NOTHING_WRITTEN):
         check_data_dir(data_dir)
+        from kvbench.cli.output import show
         from kvbench.engines.reference.kv.calibrate import calibrate as measure
 
         written = measure(
@@ -60,7 +61,7 @@ def calibrate(
             per=per,
             dtype=dtype,
         )
-        print(json.dumps(written.as_json(), ensure_ascii=False) if json_ else written.as_text())
+        show(json_, written.as_json(), written.as_text())
 
 
 def quantize(
@@ -75,15 +76,17 @@ def quantize(
         str | None,
         typer.Option(
             "--dtype",
-            metavar="float32|bfloat16|float16",
-            help="Of what stays native (default: the checkpoint's own, or bfloat16)",
+            metavar=DTYPES,
+            help="Dtype of the tensors that stay native (default: the checkpoint's own, or bfloat16)",
         ),
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Write a checkpoint with FP8 weights (E4M3, one scale a 128x128 block), for weights: fp8_block128."""
-    with handled("nothing was written, run the same command to start again"):
+    """Write a checkpoint with FP8 weights (E4M3, one scale for each 128x128 block), for weights:
+    fp8_block128."""
+    with handled(NOTHING_WRITTEN):
+        from kvbench.cli.output import show
         from kvbench.engines.reference.weights.quantize_checkpoint import quantize_checkpoint
 
         written = quantize_checkpoint(model, out, dtype)
-        print(json.dumps(written.as_json(), ensure_ascii=False) if json_ else written.as_text())
+        show(json_, written.as_json(), written.as_text())

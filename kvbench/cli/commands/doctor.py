@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import typer
 
 from kvbench.cli.exits import handled
@@ -11,20 +9,16 @@ from kvbench.cli.options import DataOption, JsonOption, check_data_dir
 
 
 def doctor(data_dir: DataOption = None, json_: JsonOption = False) -> None:
-    """Look at versions, device, clocks, other processes, free cores, disk and data; each ok, or with a remedy. Exits 1 for a problem."""
+    """Check versions, device, clocks, other processes, free cores, disk and data; each is ok or has a remedy.
+    Exits 1 for a problem."""
     with handled("nothing was written"):
+        from kvbench.cli.output import show
         from kvbench.preflight.checkup import collect
         from kvbench.preflight.doctor import exit_code, lines
 
         check_data_dir(data_dir)
         found = lines(collect(data_dir))
         code = exit_code(found)
-        if json_:
-            print(
-                json.dumps(
-                    {"lines": [line.as_json() for line in found], "exit_code": code}, ensure_ascii=False
-                )
-            )
-        else:
-            print("\n".join(line.as_text() for line in found))
+        answer = {"lines": [line.as_json() for line in found], "exit_code": code}
+        show(json_, answer, "\n".join(line.as_text() for line in found))
         raise typer.Exit(code)

@@ -1,8 +1,8 @@
-"""`kvbench formats`: the storage formats, their bytes, and who takes them."""
+"""`kvbench formats` and `kvbench backends`: the storage formats, their bytes, and what runs them."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -36,59 +36,59 @@ def formats(
     dtype: Annotated[
         str,
         typer.Option(
-            "--dtype", metavar="float32|bfloat16|float16", help="Of the engine, in which native pages are"
+            "--dtype", metavar="float32|bfloat16|float16", help="The engine's dtype, that of native pages"
         ),
     ] = "bfloat16",
     device: Annotated[
         str,
-        typer.Option("--device", metavar="auto|cpu|cuda", help="Where the backends would run; auto: here"),
+        typer.Option(
+            "--device", metavar="auto|cpu|cuda", help="Where the backends would run; auto: on this machine"
+        ),
     ] = "auto",
     json_: JsonOption = False,
 ) -> None:
-    """Show the formats: what they store, bytes a token of a shape, error bounds, and which backends take them, or why not."""
+    """Show the formats: what they store, bytes a token for a shape, error bounds, and which backends support
+    them or why not."""
     with handled("nothing was written"):
+        from kvbench.cli.output import show
         from kvbench.machine.host import host
-        from kvbench.preflight.capabilities import format_rows, table, weight_rows
+        from kvbench.preflight.capabilities import format_rows, weight_rows
         from kvbench_kernels.support import DTYPES
 
-        if dtype not in DTYPES or device not in ("auto", "cpu", "cuda"):
-            raise UsageError(
-                f"--dtype {dtype} --device {device} is not known; use {', '.join(DTYPES)} and auto, cpu or cuda."
-            )
+        if dtype not in DTYPES:
+            raise UsageError(f"--dtype {dtype} is not known; use {', '.join(DTYPES)}.")
+        if device not in ("auto", "cpu", "cuda"):
+            raise UsageError(f"--device {device} is not known; use auto, cpu or cuda.")
         where = host().device if device == "auto" else device
         facts = shape_of(model, layers, kv_heads, head_dim, q_heads)
         rows, weights = format_rows(facts, where, dtype), weight_rows()
-        if json_:
-            print(
-                json.dumps({"device": where, "dtype": dtype, "kv_formats": rows, "weight_formats": weights})
-            )
-            return
         what = model or f"{layers} layers, {kv_heads} KV heads of {head_dim}"
-        print(f"KV formats; bytes of {what} ({dtype} natively); backends on {where}")
-        head = ("format", "payload", "scale", "bytes a token", "to 16 bit", "largest error", "backends")
-        print(table(head, [_kv_line(row) for row in rows]))
-        for name in rows[0]["backends"]:
-            for why in dict.fromkeys(row["backends"][name] for row in rows if row["backends"][name]):
-                print(f"not {name}: {why}")
-        print(
-            "\nWeight formats; a linear layer of 4096x4096; norms, embeddings and the output layer stay native"
-        )
-        print(
-            table(
-                ("format", "payload", "scale", "to 16 bit", "largest error"),
-                [_weight_line(row) for row in weights],
-            )
-        )
+        title = f"KV formats; bytes of {what} ({dtype} natively); backends on {where}"
+        answer = {"device": where, "dtype": dtype, "kv_formats": rows, "weight_formats": weights}
+        show(json_, answer, lambda: "\n".join([title, *_format_lines(rows, weights)]))
+
+
+def _format_lines(rows: list[dict[str, Any]], weights: list[dict[str, Any]]) -> Iterator[str]:
+    from kvbench.preflight.capabilities import table
+
+    kv_head = ("format", "payload", "scale", "bytes a token", "to 16 bit", "largest error", "backends")
+    yield table(kv_head, [_kv_line(row) for row in rows])
+    for name in rows[0]["backends"]:
+        for why in dict.fromkeys(row["backends"][name] for row in rows if row["backends"][name]):
+            yield f"not {name}: {why}"
+    yield "\nWeight formats; a linear layer of 4096x4096; norms, embeddings and the output layer stay native"
+    head = ("format", "payload", "scale", "to 16 bit", "largest error")
+    yield table(head, [_weight_line(row) for row in weights])
 
 
 def _kv_line(row: dict[str, Any]) -> tuple[str, ...]:
     fixed = f" + {row['fixed_bytes']:,} once" if row["fixed_bytes"] else ""
     scale = (
-        "none" if row["scale"] == "none" else f"{row['scale']}, {row['scale_dtype']} a {row['granularity']}"
+        "none" if row["scale"] == "none" else (f"{row['scale']}, {row['scale_dtype']} a {row['granularity']}")
     )
-    takers = ", ".join(name for name, no in row["backends"].items() if not no) or "none"
-    return (row["name"], row["payload"], scale, f"{row['bytes_per_token']:,}{fixed}", f"{row['ratio_16bit']:.7g}",
-            row["error_bound"], takers)  # fmt: skip
+    backends = ", ".join(name for name, no in row["backends"].items() if not no) or "none"
+    size = f"{row['bytes_per_token']:,}{fixed}"
+    return row["name"], row["payload"], scale, size, f"{row['ratio_16bit']:.7g}", row["error_bound"], backends
 
 
 def _weight_line(row: dict[str, Any]) -> tuple[str, ...]:
@@ -104,33 +104,30 @@ def backends(
     model: ModelOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show the backends: what each takes, whether it runs on this machine for a shape, and why not."""
+    """Show the backends: what each supports, whether it runs a shape on this machine, and why not."""
     with handled("nothing was written"):
+        from kvbench.cli.output import show
         from kvbench.machine.host import host
         from kvbench.preflight.capabilities import backend_rows
 
         here = host()
+        why = here.environment["device_reason"]
         facts = shape_of(model, layers, kv_heads, head_dim, q_heads)
         rows = backend_rows(facts, here, here.environment["packages"]["triton"])
-        if json_:
-            print(
-                json.dumps(
-                    {
-                        "device": here.device,
-                        "device_reason": here.environment["device_reason"],
-                        "backends": rows,
-                    }
-                )
-            )
-            return
-        print(f"device here: {here.device} ({here.environment['device_reason']})")
-        for row in rows:
-            how = " in Triton's interpreter, which is no measure of speed" if row["interpreted"] else ""
-            print(
-                f"\n{row['name']}: {f'runs here{how}' if row['usable'] else 'does not run here'}; {row['what']}"
-            )
-            print(f"  devices {', '.join(row['devices'])}; dtypes {', '.join(row['dtypes'])}; head_dim {row['head_dims']}; "
-                  f"page size {row['page_sizes']}; attention {row['attention']}")  # fmt: skip
-            print(f"  KV formats here: {', '.join(row['formats']) or 'none'}")
-            for no in row["why_not"]:
-                print(f"  not {', '.join(no['formats'])}: {no['reason']}")
+        lines = [
+            f"device here: {here.device} ({why})",
+            *(line for row in rows for line in _backend_lines(row)),
+        ]
+        show(json_, {"device": here.device, "device_reason": why, "backends": rows}, "\n".join(lines))
+
+
+def _backend_lines(row: dict[str, Any]) -> Iterator[str]:
+    how = " in Triton's interpreter, whose times mean nothing" if row["interpreted"] else ""
+    yield f"\n{row['name']}: {f'runs here{how}' if row['usable'] else 'does not run here'}; {row['what']}"
+    yield (
+        f"  devices {', '.join(row['devices'])}; dtypes {', '.join(row['dtypes'])}; head_dim "
+        f"{row['head_dims']}; "
+        f"page size {row['page_sizes']}; attention {row['attention']}"
+    )
+    yield f"  KV formats here: {', '.join(row['formats']) or 'none'}"
+    yield from (f"  not {', '.join(no['formats'])}: {no['reason']}" for no in row["why_not"])

@@ -19,13 +19,14 @@ def init(
         ),
     ] = Path("."),
     model: Annotated[
-        str, typer.Option("--model", help="As a matrix names it", autocompletion=models)
+        str, typer.Option("--model", help="A model, as a matrix names it", autocompletion=models)
     ] = "smollm2-135m-instruct",
     format_: Annotated[
         str, typer.Option("--format", help="The KV format to compare with native", autocompletion=kv_formats)
     ] = "int8_sym",
 ) -> None:
-    """Write a commented matrix, a gate for it, and the schemas by which an editor completes both. Overwrites nothing."""
+    """Write a commented matrix, its gate, and the JSON Schemas with which editors complete both. Overwrites
+    nothing."""
     with handled("run the same command to start again"):
         from kvbench.preflight.init import write
 

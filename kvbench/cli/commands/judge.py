@@ -1,4 +1,4 @@
-"""`kvbench gate` and `kvbench report`: a stored run judged again, and its reports written again."""
+"""`kvbench gate` and `kvbench report`: judge a stored run again, and write its reports again."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def report(
     quiet: QuietOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Write the report's files of a stored run again. Exits 0 when they are written, whatever the verdict."""
+    """Write the reports of a stored run again. Exits 0 when they are written, whatever the verdict."""
     with handled():
         judge(run_dir, gate, json_, quiet, require_device, announced=False)

@@ -10,7 +10,8 @@ from kvbench.cli.exits import handled
 
 
 def lm_eval(ctx: typer.Context) -> None:
-    """lm-evaluation-harness with the model kvbench; takes all of its arguments: kvbench lm-eval --model kvbench --model_args ..."""
+    """Run lm-evaluation-harness with the model kvbench. Accepts all of its arguments, as in kvbench lm-eval
+    --model kvbench --model_args ..."""
     with handled("nothing was written"):
         if find_spec("lm_eval") is None:
             from kvbench.errors import UsageError

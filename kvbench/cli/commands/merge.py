@@ -1,4 +1,4 @@
-"""`kvbench merge`: shards of a matrix put together, judged and reported as one run."""
+"""`kvbench merge`: the shards of a matrix joined, judged and reported as one run."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def merge(
     gate: JudgeOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Put the shards of a matrix together, judge them as one run, and write the report."""
+    """Join the shards of a matrix, judge them as one run, and write the report."""
     with handled():
-        from kvbench.gate import evaluate as gates
+        from kvbench.gate import policy as policies
         from kvbench.run.merge import merge_runs
 
         policy = gate or _policy_of_all(runs)
         if policy is not None:
-            gates.load(policy)
+            policies.load(policy)
         merged = merge_runs(runs, out)
-        for sentence in (*merged.differences, *(f"nobody measured {task}." for task in merged.missing)):
+        for sentence in (*merged.differences, *(f"no shard measured {task}." for task in merged.missing)):
             print(f"kvbench: {sentence}", file=sys.stderr)
         raise typer.Exit(judge(out, policy, json_))
 
@@ -40,6 +40,8 @@ def _policy_of_all(runs: Sequence[Path]) -> Path | None:
     kept = [run / KEPT_GATE for run in runs if (run / KEPT_GATE).is_file()]
     if len({path.read_bytes() for path in kept}) > 1:
         raise UsageError(
-            f"The shards were judged by different gates ({', '.join(map(str, kept))}); say which judges the whole: --gate FILE."
+            f"The shards were judged by different gates ({', '.join(map(str, kept))}); name the gate of the "
+            f"merged "
+            "run: --gate FILE."
         )
     return kept[0] if kept else None

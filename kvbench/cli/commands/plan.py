@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from kvbench.cli.exits import handled
-from kvbench.cli.loading import load_matrix
+from kvbench.cli.loading import load_matrix, policy_for
 from kvbench.cli.options import (
     DataOption,
     GateOption,
@@ -16,10 +15,12 @@ from kvbench.cli.options import (
     RerunOption,
     SelectOption,
     SetOption,
+    ShardOption,
     UntilOption,
+    folder_of,
     rerun_of,
 )
-from kvbench.cli.scaleout import ShardOption, folder_of, share_for
+from kvbench.cli.scaleout import share_for
 
 
 def plan(
@@ -34,9 +35,10 @@ def plan(
     shard: ShardOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show cells, decisions with reasons, estimated bytes, what would be reused, and what the gate asks in vain. Runs nothing."""
+    """Show what would run: cells, backends with reasons, expected bytes, reused records, and gate checks that
+    this matrix cannot answer."""
     with handled():
-        from kvbench.gate import evaluate as gates
+        from kvbench.cli.output import show
         from kvbench.preflight.plan import plan_cell, plan_json, plan_text
         from kvbench.records.run import RunDir
         from kvbench.run.execute import plan_tasks
@@ -44,22 +46,23 @@ def plan(
         loaded, environment = load_matrix(matrix, set_, k, data_dir)
         share = share_for(shard, loaded, until_decided)
         tasks = plan_tasks(loaded, RunDir(out or folder_of(loaded.name, share)), rerun_of(rerun))
-        policy = gates.load(gate or loaded.gate) if gate or loaded.gate else None
+        policy = policy_for(gate, loaded)
         cells = [plan_cell(cell) for cell in loaded.cells]
-        looks: dict[str, Any] = {}
-        said: list[str] = []
+        more: dict[str, Any] = {}
+        lines: list[str] = []
         if until_decided:
-            from kvbench.run import escalate
+            from kvbench.run import sequential
 
-            planned = escalate.planned(loaded, policy)
-            looks = {"until_decided": {"looks": {r: x.to_dict() for r, x in planned.items() if x.several}}}
-            said = ["", *escalate.outline(planned)]
+            planned = sequential.planned(loaded, policy)
+            more = {"until_decided": {"looks": {r: x.to_dict() for r, x in planned.items() if x.several}}}
+            lines = ["", *sequential.outline(planned)]
         if share is not None:
             from kvbench.records import shards
 
-            looks = {"shard": share.to_dict(loaded.tasks)}
-            said = ["", *shards.outline(share, loaded.cells, loaded.tasks)]
-        if json_:
-            print(json.dumps({**plan_json(loaded, cells, tasks, policy), **looks}, ensure_ascii=False))
-        else:
-            print("\n".join([plan_text(loaded, cells, tasks, environment, policy), *said]))
+            more = {"shard": share.to_dict(loaded.tasks)}
+            lines = ["", *shards.outline(share, loaded.cells, loaded.tasks)]
+        show(
+            json_,
+            {**plan_json(loaded, cells, tasks, policy), **more},
+            lambda: "\n".join([plan_text(loaded, cells, tasks, environment, policy), *lines]),
+        )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvbench.cli.exits import handled
+from kvbench.cli.exits import NOTHING_WRITTEN, handled
 from kvbench.cli.loading import load_matrix
 from kvbench.cli.options import DataOption, JsonOption, OutOption, SetOption
 
@@ -19,21 +19,18 @@ def check_table(
     csv: Annotated[list[Path], typer.Argument(help="Published tables, e.g. reports/reference/fp8_itl.csv")],
     json_: JsonOption = False,
 ) -> None:
-    """Check published tables: units, ratios, identities, what bytes and questions allow. Exits 1 when a rule finds something."""
-    with handled("nothing was written, run the same command to start again"):
+    """Check published tables: units, ratios, identities, what bytes and questions allow. Exits 1 when a rule
+    finds something."""
+    with handled(NOTHING_WRITTEN):
+        from kvbench.cli.output import show
         from kvbench.published.rules import RULES, as_json, as_text, check
         from kvbench.published.table import read
 
         tables = [read(path) for path in csv]
-        if json_:
-            result = as_json(tables)
-            print(json.dumps(result, ensure_ascii=False))
-            raise typer.Exit(result["exit_code"])
-        findings = [(table.path, finding) for table in tables for finding in check(table)]
-        for path, finding in findings:
-            print(as_text(path, finding))
+        findings = [as_text(table.path, finding) for table in tables for finding in check(table)]
         rows = sum(len(table.lines) for table in tables)
-        print(f"Rows: {rows}; tables: {len(tables)}; rules: {len(RULES)}; findings: {len(findings)}.")
+        counts = f"Rows: {rows}; tables: {len(tables)}; rules: {len(RULES)}; findings: {len(findings)}."
+        show(json_, as_json(tables) if json_ else None, "\n".join([*findings, counts]))
         raise typer.Exit(1 if findings else 0)
 
 
@@ -49,20 +46,22 @@ def reproduce(
     from_: Annotated[
         Path | None, typer.Option("--from", metavar="RUN", help="Compare a stored run; measure nothing")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Another model than the stand-in")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Another model than the default one")] = None,
     set_: SetOption = [],  # noqa: B006 (typer reads the default, nothing mutates it)
     out: OutOption = None,
     data_dir: DataOption = None,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the comparison as Markdown too")
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Also write the comparison as Markdown")
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Measure what a published table states and compare its shape: sign, order, ratio. 0 agrees, 1 differs, 3 not run, 4 open.
+    """Measure what a published table states and compare its shape: sign, order, ratio. Exits 0 when it
+    agrees, 1 when it differs, 3 when it was not measured, 4 when there is too little data.
 
     Example: kvbench reproduce fp8 kv-bytes
     """
     with handled():
+        from kvbench.cli.output import show
         from kvbench.errors import UsageError
         from kvbench.published.catalogue import TABLES, named
         from kvbench.report.compare.reproduction import as_json, as_markdown, as_text
@@ -70,27 +69,24 @@ def reproduce(
 
         if list_:
             known = {name.replace("/", " "): found.needs or "cannot be run" for name, found in TABLES.items()}
-            print(
-                json.dumps(known)
-                if json_
-                else "\n".join(f"{name:24}{needs}" for name, needs in known.items())
-            )
+            show(json_, known, "\n".join(f"{name:24}{needs}" for name, needs in known.items()))
             return
         if source is None or table is None:
             raise UsageError(
-                "A source and a table are due, as in kvbench reproduce fp8 kv-bytes; --list shows them."
+                "Name a source and a table, as in kvbench reproduce fp8 kv-bytes; --list shows them."
             )
         if from_ is not None and (model or set_):
             raise UsageError(
-                f"--from {from_} compares a stored run and measures nothing, so --model and --set change nothing there; give --from "
-                "alone, or leave it out to measure."
+                f"--from {from_} compares a stored run, so --model and --set have no effect; remove them, "
+                f"or remove "
+                "--from to measure."
             )
         done = _reproduced(
             f"{source} {table}", named(source, table), from_, model, set_, out, data_dir, json_
         )
         if markdown is not None:
             write_text(markdown, as_markdown(done))
-        print(json.dumps(as_json(done), ensure_ascii=False, allow_nan=False) if json_ else as_text(done))
+        show(json_, as_json(done), lambda: as_text(done))
         raise typer.Exit(done.exit_code)
 
 
@@ -112,7 +108,6 @@ def _reproduced(
     from kvbench.published.table import read
     from kvbench.records.run import RunDir
     from kvbench.report.compare.reproduction import Reproduced, hardware_of
-    from kvbench.run.execute import require_not_empty
 
     reference, matrix = files(found)
     published = read(reference)
@@ -125,7 +120,6 @@ def _reproduced(
         return Reproduced(
             name, published, compare(published.lines, found.rules, {}, Ours([], [])), "", "", "", command
         )
-    require_not_empty(stored)
     run = RunDir(stored).load()
     rows = derive(run)
     verdict = gates.evaluate(None, run, rows)
@@ -168,7 +162,8 @@ def _measure(
 
     if model and found.stand_ins:
         raise UsageError(
-            f"{name} has several models, each with one of its own here: {', '.join(found.stand_ins.values())}; leave --model out."
+            f"{name} has several models, each with one of its own here: "
+            f"{', '.join(found.stand_ins.values())}; leave --model out."
         )
     words: list[Any] = [*([f"model={json.dumps(model)}"] if model else []), *overrides]
     loaded, environment = load_matrix(matrix, words, None, data_dir)

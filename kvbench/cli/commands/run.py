@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from kvbench.cli.exits import handled
@@ -12,7 +14,9 @@ from kvbench.cli.options import (
     DataOption,
     DeviceOption,
     DryOption,
+    ExecutorOption,
     GateOption,
+    JobsOption,
     JsonOption,
     MatrixArg,
     OutOption,
@@ -20,10 +24,12 @@ from kvbench.cli.options import (
     RerunOption,
     SelectOption,
     SetOption,
+    ShardOption,
     UntilOption,
+    folder_of,
     rerun_of,
 )
-from kvbench.cli.scaleout import ExecutorOption, JobsOption, ShardOption, executor_of, folder_of, share_for
+from kvbench.cli.scaleout import executor_of, share_for
 from kvbench.errors import UsageError
 
 
@@ -51,7 +57,7 @@ def run(
 
         return plan(matrix, set_, k, out, data_dir, rerun, gate, until_decided, shard, json_)
     with handled():
-        from kvbench.gate import evaluate as gates
+        from kvbench.gate import policy as policies
         from kvbench.records.run import RunDir
         from kvbench.run.execute import command_line
         from kvbench.run.execute import run as run_matrix
@@ -59,43 +65,28 @@ def run(
 
         loaded, environment = load_matrix(matrix, set_, k, data_dir)
         policy = gate or loaded.gate
-        # A bad gate is a usage error now, not after the measuring.
-        judged_by = gates.load(policy) if policy else None
+        judged_by = policies.load(policy) if policy else None  # a bad gate is refused before anything runs
         share = share_for(shard, loaded, until_decided or canary)
         target = out or folder_of(loaded.name, share)
         how = (data_dir, rerun_of(rerun), executor_of(executor, jobs, data_dir, loaded, environment))
         if canary and until_decided:
-            raise UsageError(
-                "--canary and --until-decided both begin with the cheapest tasks and stop at the first that is not as requested; "
-                "give one of them."
-            )
+            raise UsageError("--canary and --until-decided cannot be combined; remove one of them.")
+        where = RunDir(target), environment, command_line()
+
+        def watch() -> Any:
+            return watcher(json_, quiet)
+
         if canary:
             from kvbench.run.canary import run_canary_first
 
-            run_canary_first(
-                loaded,
-                judged_by,
-                RunDir(target),
-                environment,
-                command_line(),
-                lambda: watcher(json_, quiet),
-                *how,
-            )
+            run_canary_first(loaded, judged_by, *where, watch, *how)
         elif until_decided:
-            from kvbench.run.until_decided import run_until_decided
+            from kvbench.run.sequential import run_until_decided
 
-            run_until_decided(
-                loaded,
-                judged_by,
-                lambda sizes: load_matrix(matrix, set_, k, data_dir, sizes)[0],
-                RunDir(target),
-                environment,
-                command_line(),
-                lambda: watcher(json_, quiet),
-                *how,
-            )
+            def resized(sizes: Any) -> Any:
+                return load_matrix(matrix, set_, k, data_dir, sizes)[0]
+
+            run_until_decided(loaded, judged_by, resized, *where, watch, *how)
         else:
-            run_matrix(
-                loaded, RunDir(target), environment, command_line(), watcher(json_, quiet), *how, share
-            )
+            run_matrix(loaded, *where, watch(), *how, share)
         raise typer.Exit(judge(target, policy, json_, quiet, require_device))

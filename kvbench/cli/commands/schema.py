@@ -14,7 +14,7 @@ from kvbench.errors import UsageError
 def schema(
     kind: Annotated[str, typer.Argument(help="matrix, gate, record, manifest or results")] = "matrix",
 ) -> None:
-    """Print the JSON Schema of matrix or gate files, for editors, or of what a run leaves."""
+    """Print the JSON Schema of matrix or gate files, for editors, or of the files of a run."""
     with handled():
         from kvbench.gate.policy import gate_schema
         from kvbench.matrix.parse import matrix_schema
@@ -29,5 +29,5 @@ def schema(
             "results": results_schema,
         }
         if kind not in makers:
-            raise UsageError(f"There is no schema {kind!r}; use {', '.join(makers)}.")
+            raise UsageError(f"Unknown schema {kind!r}; use {', '.join(makers)}.")
         print(json.dumps(makers[kind](), indent=2, ensure_ascii=False))

@@ -1,7 +1,8 @@
-"""Attention of one forward over the paged store, by backend: store the new K/V of a layer, then attend to the pages.
+"""Attention of one forward over the paged store, by backend: store the new K/V of a layer, then attend to the
+pages.
 
-A `Chunk` says which sequences bring how many new tokens. Each backend makes of it what its kernels take, once a
-forward, and then serves every layer through
+A `Chunk` says which sequences bring how many new tokens. Each backend makes of it what its kernels take, once
+a forward, and then serves every layer through
 
     attend(layer, q [N, Hq, D], k [N, H, D], v [N, H, Dv], scaling, window, softcap, sinks) -> [N, Hq, Dv]
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chunk:
-    """seqs: the sequences, in packed order; starts: tokens that each holds before; counts: new tokens of each."""
+    """seqs: in packed order; starts: tokens that each holds before; counts: new tokens of each."""
 
     seqs: Sequence[int]
     starts: Sequence[int]
@@ -61,7 +62,8 @@ class Attention(Protocol):
 class TorchAttention:
     """The reference: pages are gathered and dequantized, then attended to by torch.
 
-    fresh: a prompt's own chunk is taken as it was computed (`prefill_reads: fresh`); only earlier tokens come from the
+    fresh: a prompt's own chunk is taken as it was computed (`prefill_reads: fresh`); only earlier tokens come
+    from the
     pages. That is a labelled mode: the default reads every token back as stored.
     """
 
@@ -71,7 +73,8 @@ class TorchAttention:
         self.groups = _groups(store, chunk)
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None, softcap: float | None,
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None,
+        softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
         self.store.write(layer, self.slots, k, v)
@@ -112,11 +115,12 @@ class TorchAttention:
 class TritonAttention:
     """Kernels over the pages: quantize and scatter in one launch, then decode, or prefill.
 
-    slots [N] int64, -1 for a row that is not there; pages [B, P] and lengths [B] int32, new tokens included (0: a row
-    that is not there); query_starts [B + 1] int32; new: the largest count; longest, mean: of the lengths; past: tokens
-    that every sequence held before, where all bring the same count to the same number, else None.
-    splits: programs along a sequence in a decode, None to choose from the shape. workspaces: where a CUDA graph keeps the
-    kernels' memory, None to share it with all other forwards.
+    slots [N] int64, -1 for a row that is not there; pages [B, P] and lengths [B] int32, new tokens included
+    (0: a row that is not there); query_starts [B + 1] int32; new: the largest count; longest, mean: of the
+    lengths; past: tokens that every sequence held before, where all bring the same count to the same number,
+    else None.
+    splits: programs along a sequence in a decode, None to choose from the shape. workspaces: where a CUDA
+    graph keeps the kernels' memory, None to share it with all other forwards.
     """
 
     store: PagedKVStore
@@ -152,7 +156,8 @@ class TritonAttention:
         )
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None, softcap: float | None,
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None,
+        softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
         store = self.store
@@ -189,7 +194,7 @@ class TritonAttention:
         return self.workspaces[needs]
 
     def _alike(self, layer: int, q: Tensor, scaling: float, past: int) -> Tensor:
-        """Chunks of one length at one place: pages dequantized once, then the fused attention of a library."""
+        """Chunks of equal length and start: dequantizes the pages once, then calls a library's attention."""
         rows, length = len(self.lengths), past + self.new
         k, v = self.store.read(layer, self.pages, length, q.dtype)
         queries = q.reshape(rows, self.new, *q.shape[1:]).transpose(1, 2)

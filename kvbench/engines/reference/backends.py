@@ -1,6 +1,7 @@
 """Backends: whose code writes and reads the KV pages and attends to them, and which kernels are theirs.
 
-One object a backend, under its name in `kvbench.matrix.resolve`. Triton is imported when its kernels are first needed.
+One object a backend, under its name in `kvbench.matrix.resolve`. Triton is imported when its kernels are
+first needed.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Backend(Protocol):
     def execution(
         self, layers: Iterable[LayerFacts], fmt: KVFormat, page_size: int, dtype: str, device: str
     ) -> str:
-        """Dtypes of the dot operands and of the accumulator in a decode step, as the backend declares them."""
+        """Dtypes of dot operands and accumulator in a decode step, as the backend declares them."""
         ...
 
 

@@ -2,8 +2,9 @@
 
 The model runs on a packed batch: all new tokens of all sequences stand in one row `[1, N]` with their own
 positions, so ragged batches need no padding. `attention` is called by every attention module of the model; it
-writes the new K/V to the pages, then attends each sequence's queries to what the pages hold. The mask function
-registered beside it returns None: causality comes from each sequence's own lengths, never from a mask that
+writes the new K/V to the pages, then attends each sequence's queries to what the pages hold. The mask
+function
+registered with it returns None: causality comes from each sequence's own lengths, never from a mask that
 transformers built for the packed row.
 """
 
@@ -26,9 +27,9 @@ from kvbench_kernels.launches import at_layer
 
 NAME = "kvbench"
 
-# Arguments that transformers passes to an attention function and that change nothing here, with the values for
-# which that is true; None and a feature that is switched off (False) never do. Any other argument with a value is
-# refused: it would be dropped in silence.
+# Arguments that transformers passes to an attention function and that change nothing here, with the values
+# for which that is true; None and a feature that is switched off (False) never do. Any other argument with a
+# value is refused: it would be dropped in silence.
 _HARMLESS: dict[str, tuple[Any, ...]] = {"dropout": (0.0,), "is_causal": (True,)}
 _HARMLESS_ANY = frozenset({"position_ids", "cache_position", "layer_idx", "logits_to_keep"})
 _UNDERSTOOD = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
@@ -36,7 +37,7 @@ _UNDERSTOOD = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
 
 @dataclass
 class Step:
-    """One forward. `taps` maps a layer to the (k, v) it wrote, [N, H, D]; filled for the layers in `tap_layers`."""
+    """One forward. taps: layer -> the (k, v) it wrote, [N, H, D], for the layers in `tap_layers`."""
 
     attention: Attention
     tap_layers: frozenset[int]
@@ -103,9 +104,11 @@ def attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Store the new K/V of a layer and attend to the pages, in the forward in progress. Returns [1, N, Hq, Dv].
+    """Store the new K/V of a layer and attend to the pages, in the forward in progress. Returns [1, N, Hq,
+    Dv].
 
-    handle: int64 [2] on the CPU, (number of the binding, layer). A tensor and not a number, so that one compiled
+    handle: int64 [2] on the CPU, (number of the binding, layer). A tensor and not a number, so that one
+    compiled
     layer serves all: a compiler specializes on numbers.
     """
     number, layer = handle.tolist()
@@ -123,8 +126,8 @@ def attend(
     return out[None].contiguous()  # what the operator's fake promises; some attentions return a strided view
 
 
-# The same for compiled layers: opaque to the compiler. What it changes are pages, which no compiled graph holds, so
-# no argument is declared as changed; its result is used, so no call can be dropped.
+# The same for compiled layers: opaque to the compiler. What it changes are pages, which no compiled graph
+# holds, so no argument is declared as changed; its result is used, so no call can be dropped.
 _attend_op = torch.library.custom_op(
     "kvbench::attend", attend, mutates_args=(),
     schema="(Tensor query, Tensor key, Tensor value, Tensor handle, float scaling, int? sliding_window, "
@@ -153,9 +156,9 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 def bind(model: nn.Module, facts: ModelFacts, device: torch.device) -> Binding:
     """Switch `model` to our attention and return the binding that its attention modules look at.
 
-    One forward of a single token with observing attention finds the attention modules, their head geometry and
-    the arguments they pass. Raises Refused for anything the engine would have to drop, and KvbenchError when the
-    modules disagree with the facts read from the config.
+    One forward of a single token with observing attention finds the attention modules, their head geometry
+    and the arguments they pass. Raises Refused for anything the engine would have to drop, and KvbenchError
+    when the modules disagree with the facts read from the config.
     """
     global _probe
     AttentionInterface.register(NAME, attention)
@@ -208,17 +211,19 @@ def _observe(index: int, call: dict[str, Any], binding: Binding) -> LayerFacts:
 
 
 def _compare(seen: tuple[LayerFacts, ...], facts: ModelFacts) -> None:
-    """The modules must be what the config said."""
+    """Raises when the modules differ from the facts that the config gave."""
     if len(seen) != len(facts.layers):
         raise Refused(
             "layers_without_attention",
-            f"{len(seen)} of {len(facts.layers)} layers call the attention function; the others keep their state "
+            f"{len(seen)} of {len(facts.layers)} layers call the attention function; the others keep their "
+            "state "
             "elsewhere, so the cache cannot be measured.",
         )
-    for index, (got, said) in enumerate(zip(seen, facts.layers, strict=True)):
+    for index, (got, stated) in enumerate(zip(seen, facts.layers, strict=True)):
         for name in ("q_heads", "shape", "sliding_window", "softcap", "sinks"):
-            if getattr(got, name) != getattr(said, name):
+            if getattr(got, name) != getattr(stated, name):
                 raise KvbenchError(
-                    f"Layer {index}: the config says {name} = {getattr(said, name)}, the module shows "
-                    f"{getattr(got, name)}. The model cannot be measured on facts that disagree; report this model."
+                    f"Layer {index}: the config says {name} = {getattr(stated, name)}, the module shows "
+                    f"{getattr(got, name)}. The model cannot be measured on facts that disagree; report this "
+                    "model."
                 )

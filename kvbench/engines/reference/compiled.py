@@ -1,8 +1,9 @@
 """Decoder layers compiled one by one: one compilation serves all layers, so start-up stays short.
 
-A layer has two compiled forms: "decode" for fixed shapes, and "prefill" for any number of tokens. Which one runs is
-chosen for the length of a forward; otherwise layers run as transformers wrote them. Attention is an opaque operator in
-both (`kvbench.engines.reference.binding`), so pages and page tables are nothing that the compiler sees.
+A layer has two compiled forms: "decode" for fixed shapes, and "prefill" for any number of tokens. Which one
+runs is chosen for the length of a forward; otherwise layers run as transformers wrote them. Attention is an
+opaque operator in both (`kvbench.engines.reference.binding`), so pages and page tables are nothing that the
+compiler sees.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SHAPES = 64
 
 
 class CompiledLayers:
-    """The decoder layers of `model`, whose forwards it replaces by ones that look here for the form to run."""
+    """The decoder layers of `model`; their forwards run the form that is chosen here."""
 
     def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
         self._form: str | None = None
@@ -71,7 +72,7 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _compile(forward: Callable[..., Any], backend: str, dynamic: bool) -> Callable[..., Any]:
-    """Of a copy of the function: what was compiled is kept by code object, and each form and model has its own."""
+    """Compiles a copy: compiled code is cached by code object, and each form and model needs its own."""
     code = forward.__code__.replace(co_name=f"{forward.__code__.co_name}_{'any' if dynamic else 'fixed'}")
     copy = types.FunctionType(
         code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__

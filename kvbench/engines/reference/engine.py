@@ -1,7 +1,7 @@
 """The engine: a loaded model over its own paged KV store, in the format that the decision resolved.
 
-Quantize-then-attend: every query attends to the stored K/V of all earlier tokens and of its own chunk, in prefill
-and in decode alike, so a quality number is measured on what the pages hold.
+Quantize-then-attend: every query attends to the stored K/V of all earlier tokens and of its own chunk, in
+prefill and in decode alike, so a quality number is measured on what the pages hold.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from kvbench_kernels.launches import Launch, record
 Product = tuple[int, int, int]
 
 
-# Longest prompts, in tokens of a forward, that are captured: beyond it the device is busy longer than the host.
+# Longest prompts, in tokens of a forward, that are captured: beyond it the device is busy longer than the
+# host.
 GRAPH_TOKENS = 4096
 
 
@@ -45,7 +46,7 @@ def store_format(decision: Decision) -> KVFormat:
 
 
 def path_asked(resolved: str) -> str:
-    """What a resolved `gemm` asks of each product: one path, or "auto" where each has its own, or native weights none."""
+    """The path that a resolved `gemm` asks of each product, or "auto" where the shape decides."""
     return "auto" if resolved in ("native", "by_shape") else resolved
 
 
@@ -55,8 +56,10 @@ def products_of(launches: Sequence[Launch]) -> Counter[tuple[str, Product]]:
 
 
 def static_scales(scale: Any, model: LoadedModel) -> list[tuple[float, float]] | None:
-    """A cell's `scale` as one (k, v) pair a layer. Raises Refused when a list does not have one value a layer, or the checkpoint
-    has not what is asked of it."""
+    """A cell's `scale` as one (k, v) pair a layer.
+
+    Raises Refused for a list of another length, and for a checkpoint without the scales.
+    """
     if scale is None:
         return None
     stored = model.cache_scales if from_checkpoint(scale) else {}
@@ -141,7 +144,8 @@ class Engine:
     def forward(self, work: Sequence[tuple[int, Sequence[int]]], logits: Logits = "last") -> list[Tensor]:
         """Append tokens to sequences in one packed forward.
 
-        work: (sequence, its new tokens) pairs, each sequence once, at least one token each. Returns one float32
+        work: (sequence, its new tokens) pairs, each sequence once, at least one token each. Returns one
+        float32
         tensor a pair: [n, V] for "all", [1, V] for "last", [0, V] for "none". Raises Refused past the model's
         context, KvbenchError when the store is full.
         """
@@ -181,7 +185,7 @@ class Engine:
         return starts
 
     def _appended(self, seqs: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
-        """Count a forward, the tokens that it has written in every layer, and what it must have read for them."""
+        """Count a forward: the tokens that it wrote in every layer, and the reads that they need."""
         self.forwards += 1
         for seq, n in zip(seqs, counts, strict=True):
             self.store.commit(seq, n)
@@ -226,7 +230,7 @@ class Engine:
 
     @property
     def products(self) -> Counter[tuple[str, Product]]:
-        """(kernel, (M, N, K)) -> calls of FP8 linear layers, in all forwards so far, replays of graphs included."""
+        """(kernel, (M, N, K)) -> calls of FP8 linear layers in all forwards, replays of graphs included."""
         calls = Counter(self._products)
         for graph in (*self.graphs.values(), *self.prompt_graphs.values()):
             for key, count in products_of(graph.launches).items():
@@ -236,8 +240,10 @@ class Engine:
     def run_model(
         self, attention: Attention, ids: Tensor, positions: Tensor, keep: Tensor | int, form: str
     ) -> Tensor:
-        """The model on packed ids and positions [1, N]: its logits [1, kept, V]. form: "prefill" or "decode", of the layers
-        where they are compiled."""
+        """Logits [1, kept, V] of the model on packed ids and positions [1, N].
+
+        form: "prefill" or "decode", of compiled layers.
+        """
         binding = self.model.binding
         step = binding.step = Step(attention, self.tap_layers, {})
         layers: AbstractContextManager[None] = nullcontext()
@@ -255,7 +261,7 @@ class Engine:
         return logits
 
     def _replay(self, seqs: Sequence[int], starts: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """One token for each sequence by a CUDA graph, captured where there is none yet: float32 logits [B, V]."""
+        """One token for each sequence by a CUDA graph, captured when needed: float32 logits [B, V]."""
         graph = self._graph(starts)
         graph.load(seqs, starts, tokens)
         graph.replay()
@@ -299,7 +305,7 @@ class Engine:
         return chosen
 
     def launches_of_step(self, seq: int, token: int) -> Sequence[Launch]:
-        """The launches of one decode step of `seq`, which it appends; of a graph's replay, what its capture recorded."""
+        """The launches of one decode step of `seq`, which it appends; of a graph, those of its capture."""
         with record() as launches:
             self.decode([seq], [token])
         if self.decode_mode != "graph":
@@ -308,7 +314,8 @@ class Engine:
 
     @contextmanager
     def eagerly(self, watch: Callable[[Attention], Attention], splits: int | None = None) -> Iterator[None]:
-        """Forwards inside the `with` run kernel by kernel, nothing compiled, and what they attend with is wrapped.
+        """Forwards inside the `with` run kernel by kernel, nothing compiled, and what they attend with is
+        wrapped.
 
         splits: programs along a sequence in a decode, where the cell leaves them to the engine.
         """
@@ -340,11 +347,12 @@ class Engine:
             torch.cuda.synchronize(self.model.device)
 
     def check_health(self) -> None:
-        """Raises KvbenchError when a non-finite or unrepresentable K/V was written: such a cell has no result."""
+        """Raises KvbenchError when a written K or V was not finite or could not be represented."""
         for entry in self.store.health():
             for kind in ("nonfinite", "overflow"):
                 if entry[kind]:
                     raise KvbenchError(
                         f"Layer {entry['layer']}: {entry[kind]} {kind} K/V values were written in "
-                        f"{self.store.fmt.name}; the format cannot hold them, so the cell has no valid result."
+                        f"{self.store.fmt.name}; the format cannot hold them, so the cell has no valid "
+                        "result."
                     )

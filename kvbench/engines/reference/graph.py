@@ -1,10 +1,12 @@
-"""Steps as CUDA graphs. A decode step: forward, sampling and the advance to the next token, with nothing from the host.
+"""Steps as CUDA graphs. A decode step: forward, sampling and the advance to the next token, with nothing from
+the host.
 
-All that changes from step to step lives in static tensors on the device: token ids, lengths, page tables. A replay
-appends each row's token, attends, takes the argmax and leaves everything as the next step needs it, so consecutive
-steps need no upload. Rows beyond the sequences at hand are not there (length -1): they store and attend to nothing.
-A graph belongs to one engine, one batch and one division of the work; the lengths may be anything. Short prompts, and short
-chunks of long ones, have graphs too, one a shape, where a caller asks for it: their launches take the host longer than the device.
+All that changes from step to step lives in static tensors on the device: token ids, lengths, page tables. A
+replay appends each row's token, attends, takes the argmax and leaves everything as the next step needs it, so
+consecutive steps need no upload. Rows beyond the sequences at hand are not there (length -1): they store and
+attend to nothing. A graph belongs to one engine, one batch and one division of the work; the lengths may be
+anything. Short prompts, and short chunks of long ones, have graphs too, one a shape, where a caller asks for
+it: their launches take the host longer than the device.
 """
 
 from __future__ import annotations
@@ -35,14 +37,13 @@ def about(length: int) -> int:
 
 
 def bucket(batch: int, capacity: int) -> int:
-    """Rows of the graph that serves `batch` sequences: the next power of two, at most the engine's capacity."""
+    """Rows of the graph for `batch` sequences: the next power of two, at most the engine's capacity."""
     return max(batch, min(1 << (batch - 1).bit_length(), capacity))
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage collection inside: an engine of an earlier task that it came upon would give up its own graphs, and CUDA ends a
-    capture during which that happens."""
+    """No garbage collection inside: freeing the graphs of an earlier engine would end the capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -53,7 +54,7 @@ def _no_collection() -> Iterator[None]:
 
 
 class StepGraph:
-    """Captures a step after running it a few times. launches: what a replay launches of our kernels; replays: so far."""
+    """A captured step. launches: a replay's launches of our kernels; replays: how many so far."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.replays = engine, 0
@@ -62,7 +63,7 @@ class StepGraph:
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, step: Callable[[], Tensor]) -> None:
-        """step: rows that are not there, or not to be stored, must leave no trace in the store but in its counters."""
+        """step: rows that are absent, or not to be stored, may change only the counters of the store."""
         store, device = self.engine.store, self.engine.store.device
         with torch.inference_mode(), store.not_counting():
             side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -86,7 +87,7 @@ class StepGraph:
 
 
 class DecodeGraph(StepGraph):
-    """One token for each of `batch` sequences. logits: [batch, V]. longest, mean: about how many tokens they hold."""
+    """One token for `batch` sequences. logits [batch, V]; longest, mean: about how many tokens they hold."""
 
     def __init__(self, engine: Engine, batch: int, longest: int, mean: int) -> None:
         super().__init__(engine)
@@ -109,7 +110,8 @@ class DecodeGraph(StepGraph):
         page = self._pages.gather(1, (held // store.page_size).long()[:, None])[:, 0].long()
         slots = torch.where(there, page * store.page_size + held % store.page_size, -1)
         attention = TritonAttention(
-            store, slots, self._pages, self._lengths + 1, self._starts, new=1, longest=self._longest, mean=self._mean,
+            store, slots, self._pages, self._lengths + 1, self._starts, new=1, longest=self._longest,
+            mean=self._mean,
             past=None, splits=self.engine.spec["kv_splits"], workspaces=self._workspaces,
         )  # fmt: skip
         logits = self.engine.run_model(attention, self._ids, held.long()[None], 0, "decode")[0]
@@ -118,7 +120,9 @@ class DecodeGraph(StepGraph):
         return logits
 
     def load(self, seqs: Sequence[int], starts: Sequence[int], tokens: Sequence[int]) -> None:
-        """Make the next replay append `tokens` to `seqs`, which hold `starts` tokens and have pages for one more."""
+        """Make the next replay append `tokens` to `seqs`, which hold `starts` tokens and have pages for one
+        more.
+        """
         rows, table = len(seqs), self.engine.store.tables(seqs)
         self._ids[0, :rows].copy_(torch.tensor(tokens))
         self._lengths.fill_(-1)
@@ -145,7 +149,7 @@ class DecodeGraph(StepGraph):
 
 
 class PromptGraph(StepGraph):
-    """`length` tokens of the prompts of `batch` sequences that hold `start` each. logits: [batch, V], of the last tokens."""
+    """`length` tokens for `batch` sequences that hold `start` each. logits [batch, V], of the last tokens."""
 
     def __init__(self, engine: Engine, batch: int, start: int, length: int) -> None:
         super().__init__(engine)

@@ -1,4 +1,6 @@
-"""What the reference engine declares: every level of evidence, taken by `kvbench.evidence` from its live tensors."""
+"""What the reference engine declares: every level of evidence, taken by `kvbench.evidence` from its live
+tensors.
+"""
 
 from __future__ import annotations
 

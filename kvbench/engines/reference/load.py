@@ -2,8 +2,8 @@
 
 Weights are native, or FP8 with block scales: stored so by the checkpoint, or quantized here once loaded.
 
-Never pickled weights; remote code only when the cell says `trust_remote_code: true`; the network only for a hub id
-or an alias that the matrix names.
+Never pickled weights; remote code only when the cell says `trust_remote_code: true`; the network only for a
+hub id or an alias that the matrix names.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class LoadedModel:
     """A transformers decoder in inference mode, bound to our attention, and what is known of it.
 
-    facts: from its config, confirmed by what its modules did in one forward. binding: where an engine puts its step.
-    sha: `kvbench.models.source.fingerprint` of the cell. random: seeded random weights, no quality may be measured.
+    facts: from its config, confirmed by what its modules did in one forward. binding: where an engine puts
+    its step.
+    sha: `kvbench.models.source.fingerprint` of the cell. random: seeded random weights, no quality may be
+    measured.
     weights: the format that they were loaded in. files: its safetensors files; () where there are none.
     """
 
@@ -78,7 +80,10 @@ class LoadedModel:
 
     @functools.cached_property
     def cache_scales(self) -> Stored:
-        """The KV scales that its files hold, read when first asked for. Raises Refused for one that is none."""
+        """The KV scales that its files hold, read when first asked for.
+
+        Raises Refused for one that is none.
+        """
         return stored_scales(self.files, len(self.layers))
 
     def warnings(self, scale: Any = None) -> tuple[str, ...]:
@@ -106,12 +111,13 @@ class LoadedModel:
 
 
 def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
-    """Loads the cell's `model` (keys model, model_weights, model_revision, trust_remote_code) to `device` as `dtype`.
+    """Loads the cell's `model` (keys model, model_weights, model_revision, trust_remote_code) to `device` as
+    `dtype`.
 
-    weights, a key of the spec: native, or fp8_block128, as which a native checkpoint is quantized here. device: "cpu" or
-    "cuda"; dtype: a name of `DTYPES`, of all that is not quantized. Raises UsageError for a name, folder or file that
-    cannot be used, KvbenchError when fetching or loading fails, Refused when the engine would have to drop something it
-    needs.
+    weights, a key of the spec: native, or fp8_block128, as which a native checkpoint is quantized here.
+    device: "cpu" or "cuda"; dtype: a name of `DTYPES`, of all that is not quantized. Raises UsageError for a
+    name, folder or file that cannot be used, KvbenchError when fetching or loading fails, Refused when the
+    engine would have to drop something it needs.
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
@@ -150,8 +156,8 @@ def _load_checkpoint(
     source, options = _source(spec, kind)
     if kind != "hub":
         check_folder_weights(Path(source))
-        weight_files(Path(source))  # a broken index fails in transformers without a word of it
-        fp8_config(folder_config(Path(source)), name)  # likewise a quantization_config that is no mapping
+        weight_files(Path(source))  # transformers does not name a broken index
+        fp8_config(folder_config(Path(source)), name)  # nor a quantization_config that is not a mapping
     try:
         config = AutoConfig.from_pretrained(source, **options)
         fp8 = fp8_config(config.to_dict(), name)
@@ -207,7 +213,7 @@ def _load_fp8(
 
 
 def _snapshot(spec: Mapping[str, Any]) -> Path:
-    """The local folder of a hub model, fetched where the hub cache has it not: safetensors only, never pickles."""
+    """The local folder of a hub model, downloaded if needed: safetensors only, never pickles."""
     from huggingface_hub import snapshot_download
 
     patterns = ["*.safetensors", "*.json", *(["*.py"] if spec.get("trust_remote_code") else [])]
@@ -247,7 +253,8 @@ def _check_complete(name: str, info: Mapping[str, Any]) -> None:
         keys = sorted(str(key) for key in info.get(what) or ())
         if keys:
             raise KvbenchError(
-                f"The checkpoint {name} has {len(keys)} {what.replace('_', ' ')}, the first is {keys[0]}; the model "
+                f"The checkpoint {name} has {len(keys)} {what.replace('_', ' ')}, the first is {keys[0]}; "
+                "the model "
                 "would run on random numbers there. Fetch the checkpoint again, or correct its config.json."
             )
 
@@ -258,13 +265,14 @@ def _check_tokenizer(name: str, tokenizer: Any) -> None:
     back = tokenizer.decode(tokenizer(probe, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
     if "".join(back.casefold().split()) != "".join(probe.casefold().split()):
         raise KvbenchError(
-            f"The tokenizer of {name} ({type(tokenizer).__name__}) turns {probe!r} into tokens that read {back!r}; "
+            f"The tokenizer of {name} ({type(tokenizer).__name__}) turns {probe!r} into tokens that read "
+            f"{back!r}; "
             "check tokenizer_class in its tokenizer_config.json and model_type in its config.json."
         )
 
 
 def load_faults() -> tuple[type[Exception], ...]:
-    """What transformers raises for files and configs that it cannot use: a size of 0 is a ZeroDivisionError."""
+    """What transformers raises for unusable files and configs; a size of 0 is a ZeroDivisionError."""
     from huggingface_hub.errors import StrictDataclassError
 
     of_files = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
@@ -276,14 +284,14 @@ def _load_sentence(name: str, kind: str, error: Exception) -> str:
 
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     of_config = isinstance(error, StrictDataclassError)  # says in a second line what is wrong with the key
-    said = " ".join(lines[: 2 if of_config else 1])
+    reason = " ".join(lines[: 2 if of_config else 1])
     if kind == "hub":
         hint = "check the id, the revision and the network, or give a local folder"
     elif of_config:
         hint = f"correct its config.json, {FETCH_AGAIN}"
     else:
         hint = "check that the folder is a whole transformers model with its tokenizer, and its config.json"
-    return f"The model {name} could not be loaded ({type(error).__name__}: {said}); {hint}."
+    return f"The model {name} could not be loaded ({type(error).__name__}: {reason}); {hint}."
 
 
 def _load_random(
@@ -298,7 +306,8 @@ def _load_random(
     config, tokenizer = _random_config(spec, kind)
     if config.vocab_size < len(tokenizer):
         raise UsageError(
-            f"The config of {spec['model']} has a vocabulary of {config.vocab_size}, its tokenizer {len(tokenizer)} "
+            f"The config of {spec['model']} has a vocabulary of {config.vocab_size}, its tokenizer "
+            f"{len(tokenizer)} "
             "tokens; correct vocab_size in config.json."
         )
     devices = [torch.cuda.current_device()] if device.type == "cuda" else []

@@ -112,11 +112,6 @@ class PrecisionLine:
     def choice(self, aspect: str) -> ChoiceLine:
         return next(choice for choice in self.choices if choice.aspect == aspect)
 
-    @property
-    def ran(self) -> list[str]:
-        """What each of DECIDED resolved to, "" without a decision, and where attention ran."""
-        return [*(self.choice(aspect).resolved for aspect in DECIDED), self.ran_on]
-
 
 # Cell keys that may be `auto`; tables have a further column for what they resolved to.
 DECIDED = ("backend", "weights", "gemm", "decode", "compile")

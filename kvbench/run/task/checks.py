@@ -39,7 +39,8 @@ def random_weights(what: str, spec: Mapping[str, Any]) -> Rejected | None:
         return None
     return Rejected(
         "random_weights",
-        f"{what} measures quality, and the model {spec['model']} has random weights. Use a checkpoint, or set "
+        f"{what} measures quality, and the model {spec['model']} has random weights. Use a checkpoint, or "
+        "set "
         "plumbing: true for a run that only exercises the code and is marked partial.",
     )
 
@@ -66,20 +67,21 @@ def no_cuda_device(spec: Mapping[str, Any], cuda: bool, why: object) -> Rejected
         return None
     return Rejected(
         NO_DEVICE,
-        f"The cell asks for device: cuda, and this machine has no CUDA device: {why}. Use device: auto, or run on a "
+        f"The cell asks for device: cuda, and this machine has no CUDA device: {why}. Use device: auto, or "
+        "run on a "
         "machine with a GPU.",
     )
 
 
 def too_long(task: Task, facts: ModelFacts) -> Rejected | None:
-    """Prompt and generated tokens need positions that the model has; None for a runner that ignores the context."""
+    """The tokens need more positions than the model has. A runner that ignores the context always fits."""
     if "context" in RUNNERS[task.runner].ignores:
         return None
     return context_fault(facts, task.spec["context"], task.options.get("new_tokens", 0))
 
 
 def another_model(model: LoadedFacts, native: LoadedFacts) -> Rejected | None:
-    """The native cells must run on the same model, or more than the format of the weights would be compared."""
+    """The native cells must run on the same model: only the format of the weights may differ."""
     for what, own, other in (
         ("layers", model.facts.layers, native.facts.layers),
         ("model_type", model.facts.model_type, native.facts.model_type),
@@ -90,7 +92,8 @@ def another_model(model: LoadedFacts, native: LoadedFacts) -> Rejected | None:
             shown = "" if what == "layers" else f" ({other}, not {own})"
             return Rejected(
                 "native_is_another_model",
-                f"The native cells run on {native.name}, whose {what} differ from those of {model.name}{shown}. Name its "
+                f"The native cells run on {native.name}, whose {what} differ from those of "
+                f"{model.name}{shown}. Name its "
                 "unquantized model: model: {source: ..., native: ...}.",
             )
     return None

@@ -96,7 +96,7 @@ def _measure(
 
 
 def _evidence(ready: Prepared, session: Session, reads_expected: bool) -> Found:
-    """Evidence of the measured engine (the worst of several), with what the engines beside it prove; and its scales."""
+    """Evidence of the worst measured engine with what the other engines prove, and its scales."""
     own, beside = ready.own, (ready.native, ready.emulator)
     for engine in (e for arm in (own, *beside) for e in arm.engines):
         engine.check_health()
@@ -109,7 +109,7 @@ def _evidence(ready: Prepared, session: Session, reads_expected: bool) -> Found:
         own.make(1, own.spec["page_size"])
     examined = session.examiner.examine(own.engines, own.decision, own.spec, reads_expected)
     worst, scales = worst_of(examined, (own.decision.kv_format.resolved, own.decision.weights.resolved))
-    # The native arm must be literally native, whatever `native_of` gave: a quantized baseline is a fault.
+    # The native arm must really be native, even if `native_of` is wrong: a quantized baseline is a fault.
     expected = ("native", "native"), ("native", own.decision.weights.resolved)
     shown = [
         (evidence, formats)
@@ -124,7 +124,8 @@ def _evidence(ready: Prepared, session: Session, reads_expected: bool) -> Found:
 def evidence_of(
     engine: Any, decision: Decision, spec: Mapping[str, Any], session: Session
 ) -> tuple[Evidence, dict[str, Any]]:
-    """Evidence of one engine outside a matrix, whose work has ended, and its scales as a record's facts have them.
+    """Evidence of one engine outside a matrix, whose work has ended, and its scales as a record's facts have
+    them.
 
     decision, spec: what the engine was to be. Raises KvbenchError for values that the format cannot hold.
     """

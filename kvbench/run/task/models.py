@@ -38,8 +38,9 @@ class Session:
     def model(
         self, spec: Mapping[str, Any], beside: Mapping[str, Any] | None = None, alone: bool = False
     ) -> Any:
-        """The cell's model. beside: the spec of a model that stays loaded; alone: no other model may stay loaded, since
-        the device's bytes are counted.
+        """The cell's model. beside: the spec of a model that stays loaded.
+
+        alone: no other model stays loaded, since the bytes of the device are counted.
         """
         key = model_key(spec)
         if key not in self._models or alone:

@@ -57,7 +57,8 @@ class Arm:
 
 @dataclass(frozen=True)
 class Prepared:
-    """own: the measured engines; native: those of the baseline beside them; emulator: of the cell's model over a native cache.
+    """own: the measured engines; native: those of the baseline beside them; emulator: of the cell's model
+    over a native cache.
 
     scales: the static scales that the cell asks for, a layer each.
     """
@@ -112,7 +113,7 @@ def require_device(spec: Mapping[str, Any], environment: Mapping[str, Any]) -> N
 
 
 def _check_before_loading(task: Task) -> None:
-    """Refuses a context that the model's config excludes before any weight is loaded, where the config is known here."""
+    """Refuses a context that is too long before any weight is loaded, where the config is known here."""
     try:
         facts = config_facts(task.spec)
     except (NotAvailable, UsageError):
@@ -128,5 +129,5 @@ def native_of(decision: Decision) -> Decision:
 
 
 def emulator_of(decision: Decision, spec: Mapping[str, Any]) -> tuple[Decision, dict[str, Any]]:
-    """The same with a native cache, on the cell's own weights: in it a runner emulates parts of the format."""
+    """The same with a native cache, in which a runner emulates parts of the format."""
     return replace(decision, kv_format=_NATIVE), {**spec, "kv_format": "native", "scale": None}

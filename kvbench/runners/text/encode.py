@@ -64,6 +64,15 @@ def bos_ids(tokenizer: Any) -> list[int]:
     return []
 
 
+def end_ids(tokenizer: Any, config: Any) -> list[int]:
+    """The tokens that end a text, by the tokenizer and a config of the model, sorted."""
+    found: set[int] = set()
+    for holder in (tokenizer, config):
+        ids = getattr(holder, "eos_token_id", None)
+        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    return sorted(found)
+
+
 NEUTRAL = "\n"  # one line end before a prompt does not change its meaning
 
 

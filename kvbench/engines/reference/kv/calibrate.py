@@ -2,7 +2,8 @@
 
     scale = amax(|x|), or a percentile of |x|, over the format's largest code
 
-The text runs through a native engine in windows of `WINDOW` tokens, each a sequence of its own, as perplexity reads its chunks.
+The text runs through a native engine in windows of `WINDOW` tokens, each a sequence of its own, as perplexity
+reads its chunks.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Calibrated:
             f"{side.upper()} {min(self.content[side]):.4g} to {max(self.content[side]):.4g}" for side in SIDES
         )
         _, source = origin(KV_FORMATS[self.content["format"]], read(self.path))
-        return f"{self.path}: scales of {len(self.content['k'])} layers for {self.content['format']}, {', '.join(spans)}.\n{source}."
+        what = f"scales of {len(self.content['k'])} layers for {self.content['format']}"
+        return f"{self.path}: {what}, {', '.join(spans)}.\n{source}."
 
 
 def calibrate(
@@ -65,8 +67,8 @@ def calibrate(
 ) -> Calibrated:
     """Measures the scales and writes them to `out`, whole or not at all.
 
-    Raises UsageError for what can be known before the model is loaded, and for a text that is too short; NotAvailable for one
-    that is not here; KvbenchError for K or V that give no scale.
+    Raises UsageError for what can be known before the model is loaded, and for a text that is too short;
+    NotAvailable for one that is not here; KvbenchError for K or V that give no scale.
     """
     share = _checked(model, out, fmt, tokens, method, per, dtype)
     text = corpus(data, data_dir)
@@ -98,7 +100,7 @@ def calibrate(
 
 
 def _checked(model: str, out: Path, fmt: str, tokens: int, method: str, per: str, dtype: str) -> float:
-    """The method as a share of |x|, 1.0 for amax, when nothing speaks against the rest."""
+    """The method as a share of |x|, 1.0 for amax, after the other options are checked."""
     for name, value, accepted in (
         ("--format", fmt, STATIC), ("--per", per, PER), ("--dtype", dtype, tuple(DTYPES)),
     ):  # fmt: skip
@@ -106,7 +108,7 @@ def _checked(model: str, out: Path, fmt: str, tokens: int, method: str, per: str
             raise UsageError(f"{name} {value} is not known; use {' or '.join(accepted)}.")
     share = share_of(method)
     if tokens < 1:
-        raise UsageError(f"--tokens {tokens} is no text; ask for at least 1.")
+        raise UsageError(f"--tokens is {tokens}; ask for at least 1.")
     kind_of(model)
     if out.suffix != ".json":
         raise UsageError(
@@ -118,21 +120,25 @@ def _checked(model: str, out: Path, fmt: str, tokens: int, method: str, per: str
 
 
 def share_of(method: str) -> float:
-    """ "amax" -> 1.0, "p99.9" -> 0.999. Raises UsageError for anything else, and for a percentile below 50."""
+    """ "amax" -> 1.0, "p99.9" -> 0.999.
+
+    Raises UsageError for anything else, and for a percentile below 50.
+    """
     if method == "amax":
         return 1.0
     found = re.fullmatch(r"p(\d{2,3}(\.\d+)?)", method)
     percentile = float(found[1]) if found else 0.0
     if not 50 <= percentile <= 100:
         raise UsageError(
-            f"--method {method} is not known; use amax, or a percentile of |x| from p50 to p100, such as p99.9."
+            f"--method {method} is not known; use amax, or a percentile of |x| from p50 to p100, such as "
+            "p99.9."
         )
     return percentile / 100
 
 
 @dataclass
 class Top:
-    """The largest |x| of a stream whose length is known, as many as its nearest-rank quantile of `share` needs."""
+    """The largest |x| of a stream of known length, as many as its nearest-rank quantile of `share` needs."""
 
     share: float
     total: int
@@ -140,7 +146,10 @@ class Top:
 
     @property
     def rank(self) -> int:
-        """From the top, 1 for the largest. The quantile is the smallest value with a share of at least `share` up to it."""
+        """From the top, 1 for the largest.
+
+        The quantile is the smallest value with a share of at least `share` up to it.
+        """
         return self.total - max(math.ceil(round(self.share * self.total, 6)), 1) + 1
 
     def add(self, x: Tensor) -> None:
@@ -185,7 +194,8 @@ def magnitudes(
                     x = engine.taps[layer][side]
                     if not x.isfinite().all():
                         raise KvbenchError(
-                            f"Layer {layer}: {SIDES[side].upper()} has a non-finite element on this text, so no scale follows "
+                            f"Layer {layer}: {SIDES[side].upper()} has a non-finite element on this text, so "
+                            "no scale follows "
                             "from it; calibrate in float32, or on another text."
                         )
                     tops[side][0 if wide else layer].add(x)
@@ -203,7 +213,8 @@ def scales_of(found: Sequence[tuple[float, float]], qmax: float) -> dict[str, li
         for side, value in zip(SIDES, pair, strict=True):
             if value == 0:
                 raise KvbenchError(
-                    f"Layer {layer}: that magnitude of {side.upper()} is 0 on this text, so no scale follows from it; take "
+                    f"Layer {layer}: that magnitude of {side.upper()} is 0 on this text, so no scale follows "
+                    "from it; take "
                     "--method amax, or a longer text."
                 )
     return {side: [float(f"{pair[which] / qmax:.9g}") for pair in found] for which, side in enumerate(SIDES)}

@@ -1,6 +1,7 @@
 """The live tensors of one layer's pages: allocated, and their scales checked.
 
-`kvbench_kernels.kv.layout.LayerPages` has their shapes. Each is a tensor of its own, never a region of one buffer.
+`kvbench_kernels.kv.layout.LayerPages` has their shapes. Each is a tensor of its own, never a region of one
+buffer.
 """
 
 from __future__ import annotations

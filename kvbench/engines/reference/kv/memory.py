@@ -12,9 +12,10 @@ import torch
 from kvbench.errors import Refused
 from kvbench.formats.kv import KVFormat, KVShape, get_max_kv_blocks, kv_bytes, pages_for
 
-# Kept free beside the pages: the allocator rounds each of a layer's four tensors up by as much as 2 MiB (640 MiB at 80
-# layers), cuBLAS takes 32 MiB of workspace a stream, and the activations of one chunk need room. What reads whole
-# contexts beside that (the torch backend) may still run out of memory, which is then the cell's error.
+# Kept free: the allocator rounds each of a layer's four tensors up by as much as 2 MiB (640
+# MiB at 80 layers), cuBLAS takes 32 MiB of workspace a stream, and the activations of one chunk need room.
+# What reads whole contexts beside that (the torch backend) may still run out of memory, which is then the
+# cell's error.
 RESERVE_BYTES = 2**30
 
 
@@ -35,9 +36,11 @@ def check_fits(
     tokens: int,
     free: int,
 ) -> None:
-    """Raises Refused("kv_does_not_fit") when the pages of `sequences` times `tokens` tokens exceed `free` bytes.
+    """Raises Refused("kv_does_not_fit") when the pages of `sequences` times `tokens` tokens exceed `free`
+    bytes.
 
-    Of free memory RESERVE_BYTES are left alone, but never more than half: a tiny store also runs on a busy device.
+    Of free memory RESERVE_BYTES are left alone, but never more than half: a tiny store also runs on a busy
+    device.
     """
     pages = sequences * pages_for(tokens, page_size)
     fitting = get_max_kv_blocks(max(free - RESERVE_BYTES, free // 2), fmt, shapes, page_size, native_dtype)
@@ -52,7 +55,9 @@ def check_fits(
     )
     raise Refused(
         "kv_does_not_fit",
-        f"The {fmt.name} KV cache of {sequences} sequence(s) of {tokens:,} tokens needs {needed:,} B and does not fit: "
-        f"{free:,} B are free, of which {min(RESERVE_BYTES, free - free // 2):,} B are kept for what runs beside it; "
+        f"The {fmt.name} KV cache of {sequences} sequence(s) of {tokens:,} tokens needs {needed:,} B and "
+        "does not fit: "
+        f"{free:,} B are free, of which {min(RESERVE_BYTES, free - free // 2):,} B are kept for what runs "
+        "beside it; "
         f"{remedy}.",
     )

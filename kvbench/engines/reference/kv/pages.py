@@ -1,10 +1,11 @@
 """Which pages belong to which sequence: a free list, reference counts and a page table. No tensors.
 
-A sequence is resident (it holds pages) or swapped (it keeps its length and holds none); nothing but `swap_in` and
-`discard` may be done to a swapped one, and nothing is in between.
+A sequence is resident (it holds pages) or swapped (it keeps its length and holds none); nothing but `swap_in`
+and `discard` may be done to a swapped one, and nothing is in between.
 
-A page that a sequence has filled only partly is never shared, so that writing to it can touch nobody else. `fork`
-and `truncate` therefore may hand back one (source, target) page that the owner of the tensors must copy.
+A page that a sequence has filled only partly is never shared, so that writing to it can touch nobody else.
+`fork` and `truncate` therefore may hand back one (source, target) page that the owner of the tensors must
+copy.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class PageTable:
     def free(self, seq: int) -> None:
         if self.state(seq) == SWAPPED:
             raise KvbenchError(
-                f"Refusing to free swapped pages: sequence {seq} has its {self.length(seq)} tokens on the host. Swap it "
+                f"Refusing to free swapped pages: sequence {seq} has its {self.length(seq)} tokens on the "
+                "host. Swap it "
                 "in first, or discard what was swapped."
             )
         self._release(self.pages(seq))
@@ -57,7 +59,7 @@ class PageTable:
         del self._pages[seq]
 
     def swap_in(self, seq: int) -> list[int]:
-        """Swapped to resident: new pages for its tokens, and no others; StoreFull, and still swapped, without them."""
+        """Give a swapped sequence new pages. StoreFull, and still swapped, when there are not enough."""
         self.expect_swapped(seq)
         needed = pages_for(self.length(seq), self.page_size)
         self._pages[seq] = self._take(needed, f"swapping in sequence {seq}")
@@ -70,7 +72,7 @@ class PageTable:
         del self._lengths[seq]
 
     def fork(self, seq: int) -> tuple[int, Copy | None]:
-        """A sequence with the same content: full pages are shared, a partly filled last one is to be copied."""
+        """A sequence with the same content: full pages are shared, a partly filled one must be copied."""
         pages, length = self.pages(seq), self.length(seq)
         full = length // self.page_size
         shared = pages[:full]
@@ -85,7 +87,10 @@ class PageTable:
         return child, copy
 
     def truncate(self, seq: int, length: int) -> Copy | None:
-        """Keep the first `length` tokens. A kept last page that is now partly used and shared is to be copied."""
+        """Keep the first `length` tokens.
+
+        A kept last page that is now partly used and shared is to be copied.
+        """
         if not 0 <= length <= self.length(seq):
             raise ValueError(
                 f"Sequence {seq} has {self.length(seq)} tokens and cannot be truncated to {length}; "
@@ -134,10 +139,11 @@ class PageTable:
         return self._lengths[self._known(seq)]
 
     def pages(self, seq: int) -> list[int]:
-        """The sequence's page ids in order, reserved ones included; KvbenchError for a swapped one, which has none."""
+        """The sequence's page ids in order, reserved ones included. KvbenchError for a swapped one."""
         if self.state(seq) == SWAPPED:
             raise KvbenchError(
-                f"Sequence {seq} is swapped out: its pages are on the host, so nothing can read, write, share or cut "
+                f"Sequence {seq} is swapped out: its pages are on the host, so nothing can read, write, "
+                "share or cut "
                 "them. Swap it in first."
             )
         return self._pages[seq]
@@ -162,7 +168,8 @@ class PageTable:
         if n > len(self.free_pages):
             raise StoreFull(
                 f"The KV store is full: {what} needs {n} more page(s) of {self.page_size} tokens, and "
-                f"{len(self.free_pages)} of {self.num_pages} are free. Free a sequence, or make the store larger."
+                f"{len(self.free_pages)} of {self.num_pages} are free. Free a sequence, or make the store "
+                "larger."
             )
         taken = [self.free_pages.popleft() for _ in range(n)]
         for page in taken:

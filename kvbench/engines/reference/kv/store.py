@@ -1,9 +1,10 @@
 """The paged KV store: quantizes what is written, dequantizes what is read, and counts what it really holds.
 
-All layers use the same page ids (`pages.py`), each with tensors of its own (`layer.py`). A slot is
-page * page_size + offset.
+All layers use the same page ids (`pages.py`), each with tensors of its own (`layer.py`). A slot is page *
+page_size + offset.
 
-Memory is left uninitialised: whatever a sequence does not own is cut away by slicing, never by multiplying with 0.
+Memory is left uninitialised: whatever a sequence does not own is cut away by slicing, never by multiplying
+with 0.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class WriteObserver:
 class PagedKVStore:
     """KV pages of all layers, and the sequences in them. One writer; not thread-safe.
 
-    shapes: one a layer. native_dtype: the model's dtype, which `native` stores. scale: (K, V) a layer for a static
-    format, None for any other; UsageError, before anything is allocated, where it does not fit. backend: whose code
-    quantizes and dequantizes; the bytes are the same.
+    shapes: one a layer. native_dtype: the model's dtype, which `native` stores. scale: (K, V) a layer for a
+    static format, None for any other; UsageError, before anything is allocated, where it does not fit.
+    backend: whose code quantizes and dequantizes; the bytes are the same.
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class PagedKVStore:
         checked = check_scales(fmt, len(shapes), scale)
         if page_size < 1 or num_pages < 1:
             raise UsageError(
-                f"A KV store of {num_pages} pages of {page_size} tokens holds nothing; both must be at least 1."
+                f"A KV store of {num_pages} pages of {page_size} tokens holds nothing; both must be at least "
+                "1."
             )
         self.fmt = fmt
         self.shapes = tuple(shapes)
@@ -73,7 +75,8 @@ class PagedKVStore:
             for shape, layer_scale in zip(self.shapes, checked, strict=True)
         ]
         self.table = PageTable(page_size, num_pages)
-        # [tokens, of them from 8-bit payload]: counted by the kernels themselves, also when a CUDA graph runs them.
+        # [tokens, of them from 8-bit payload]: counted by the kernels themselves, also when a CUDA graph runs
+        # them.
         self.device_reads = torch.zeros(2, dtype=torch.int64, device=self.device)
         self.transfers: list[Transfer] = []  # every swap so far, each way
         self._host: dict[int, HostPages] = {}
@@ -187,8 +190,8 @@ class PagedKVStore:
     def read(self, layer: int, pages: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The first `length` tokens of the sequences whose page tables are `pages [B, P]`.
 
-        Returns k [B, kv_heads, length, head_dim] and v [B, kv_heads, length, value_dim] in `dtype`. Columns of
-        the table beyond the length are not looked at.
+        Returns k [B, kv_heads, length, head_dim] and v [B, kv_heads, length, value_dim] in `dtype`. Columns
+        of the table beyond the length are not looked at.
         """
         needed = pages_for(length, self.page_size)
         if needed > pages.shape[1]:
@@ -197,7 +200,7 @@ class PagedKVStore:
 
     @contextmanager
     def observed(self, observer: WriteObserver) -> Iterator[None]:
-        """Writes inside the `with` pass through the observer, after those that are there; not replays of CUDA graphs."""
+        """Eager writes inside the `with` pass through the observer, after those already there."""
         kept = self.observers
         self.observers = (*kept, observer)
         try:
@@ -220,14 +223,14 @@ class PagedKVStore:
 
     @property
     def reads(self) -> dict[str, int]:
-        """What was read from pages so far, over all layers: K/V tokens, and those of them from 8-bit payload."""
+        """K/V tokens read from pages so far, over all layers, and those of them from 8-bit payload."""
         tokens, quantized = self.device_reads.tolist()
         return {"tokens": tokens, "quantized_tokens": quantized}
 
     # What is really there
 
     def health(self) -> list[dict[str, int]]:
-        """Counts a layer since the store was made: elements written, clipped, nonfinite; rows that overflow."""
+        """By layer since the store was made: elements written, clipped, nonfinite; rows that overflow."""
         counts = self._health.tolist()
         by_graphs = [self._replayed * s.kv_heads * (s.head_dim + s.value_dim) for s in self.shapes]
         return [

@@ -1,7 +1,8 @@
-"""Pages on their way to the host and back, bit for bit: payload and scales of a sequence's pages, layer by layer.
+"""Pages on their way to the host and back, bit for bit: payload and scales of a sequence's pages, layer by
+layer.
 
-On a GPU the host's buffers are pinned, so that the copies run asynchronously on the current stream; each function
-returns when all of them are done. A static scale belongs to no page and stays where it is.
+On a GPU the host's buffers are pinned, so that the copies run asynchronously on the current stream; each
+function returns when all of them are done. A static scale belongs to no page and stays where it is.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from torch import Tensor
 from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench_kernels.kv.layout import LayerPages
 
-# Scattered pages are gathered on the device before they cross the bus, this many bytes at a time: enough that a copy
-# takes far longer than its launch, little enough to find room beside a store that fills the device.
+# Scattered pages are gathered on the device before they cross the bus, this many bytes at a time: enough that
+# a copy takes far longer than its launch, little enough to fit when the store fills the device.
 STAGING_BYTES = 32 * 2**20
 
 WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -25,7 +26,7 @@ WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 @dataclass(frozen=True)
 class HostPages:
-    """What a swapped sequence has on the host. layers: name -> [pages, ...], as `LayerPages.paged` names them."""
+    """A swapped sequence on the host. layers: name -> [pages, ...], named as by `LayerPages.paged`."""
 
     layers: tuple[dict[str, Tensor], ...]
 
@@ -48,7 +49,7 @@ class HostPages:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One swap. way: "out" or "in"; layer_bytes: bytes moved, a layer; precision: dtypes of the host's buffers."""
+    """One swap. way: "out" or "in"; layer_bytes: bytes moved, by layer; precision: dtypes on the host."""
 
     way: str
     layer_bytes: tuple[int, ...]
@@ -92,7 +93,7 @@ def _parts(host: Tensor, pages: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _rows(paged: Tensor) -> Tensor:
-    """[n, ...] as a view [n, integers], of the widest ones that fill a page: bytes are moved, whatever they mean."""
+    """[n, ...] as a view [n, integers] of the widest type that divides a page; only bytes are moved."""
     size = math.prod(paged.shape[1:])
     width = next(w for w in WIDTHS if size * paged.element_size() % w.itemsize == 0)
     return paged.view(len(paged), size).view(width)

@@ -1,4 +1,6 @@
-"""What is known of a loaded model's weights: the format that they are in, where it came from, and which modules it is of."""
+"""What is known of a loaded model's weights: the format that they are in, where it came from, and which
+modules it is of.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ CHECKPOINT, ON_LOAD, NATIVE = "checkpoint", "quantized on load", "native"
 class Sample:
     """What a block row of a module's weight must be, taken from its source and kept on the host.
 
-    row: where the strip begins, a multiple of 128; codes [r, K], scales [1, ceil(K/128)], of the checkpoint, or of the
-    reference quantizer on `native` [r, K], which is None for a checkpoint.
+    row: where the strip begins, a multiple of 128; codes [r, K], scales [1, ceil(K/128)], of the checkpoint,
+    or of the reference quantizer on `native` [r, K], which is None for a checkpoint.
     """
 
     module: str
@@ -34,14 +36,18 @@ class Sample:
 class WeightFacts:
     """format: a name of `kvbench.formats.kv.WEIGHT_FORMATS`, as loaded. source: one of the three words above.
 
-    modules: dotted names of the quantized linear layers, in the model's order. warnings: sentences for the report.
-    cache_scales: tensors of the files that are scales of a KV cache: no weights, and read by cells that ask for them.
-    stored: layers whose weight is FP8 in the checkpoint's files, by the files' headers and not by what was made of them.
+    modules: dotted names of the quantized linear layers, in the model's order. warnings: sentences for the
+    report.
+    cache_scales: tensors of the files that are scales of a KV cache: no weights, and read by cells that ask
+    for them.
+    stored: layers whose weight is FP8 in the checkpoint's files, by the files' headers and not by what was
+    made of them.
     scale_dtypes: dtype names of the scales as the checkpoint stores them, with how many tensors have each.
-    samples: of the modules of the first, the middle and the last layer. checksums: of every module's codes and scales, as
-    they were when they were made or read; native: of every parameter beside them (norms, output layer, biases), by name.
-    shares: of every module that was quantized on load, the worst distance of a stored value from the native one, as
-    `share_of_bound` has it.
+    samples: of the modules of the first, the middle and the last layer. checksums: of every module's codes
+    and scales, as they were when they were made or read; native: of every parameter beside them (norms,
+    output layer, biases), by name.
+    shares: of every module that was quantized on load, the worst distance of a stored value from the native
+    one, as `share_of_bound` has it.
     load_seconds: from the call until the weights are on the device, by a monotonic clock.
     """
 
@@ -80,7 +86,7 @@ def samples_of_native(module: str, weight: Tensor) -> Iterator[Sample]:
 
 
 def samples_of_checkpoint(module: str, codes: Tensor, scales: Tensor) -> Iterator[Sample]:
-    """codes [N, K] and scales as the file holds them; scales of one byte, which are powers of two, as float32."""
+    """codes [N, K] and scales as the file holds them; one-byte scales (powers of two) become float32."""
     one_byte = scales.element_size() == 1
     held = scales.view(torch.float8_e8m0fnu).float() if one_byte else scales
     for rows in strips(len(codes)):
@@ -112,8 +118,9 @@ def native_checksums(model: nn.Module, converted: Iterable[str]) -> dict[str, in
 
 
 def share_of_bound(native: Tensor, codes: Tensor, scales: Tensor) -> float:
-    """Worst distance of what codes and scales stand for from the native weight [N, K], as a share of E4M3's rounding: a 16th of
-    the element, or half of the smallest step that the block's largest element gives.
+    """Worst distance of a dequantized value from the native weight [N, K], as a share of E4M3's rounding.
+
+    That is a 16th of the element, or half of the smallest step that the block's largest element gives.
     """
     worst = []
     for start in range(0, len(native), BLOCK):

@@ -10,7 +10,7 @@ from kvbench.errors import KvbenchError
 
 
 def check_finite(name: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raises KvbenchError for a NaN or an infinity among the weights, naming tensor and index: it spoils every result."""
+    """Raises KvbenchError for a weight that is NaN or infinite, naming tensor and index."""
     for key, tensor in tensors:
         if not tensor.is_floating_point() or not tensor.numel():
             continue
@@ -18,6 +18,7 @@ def check_finite(name: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
             continue
         at = (~tensor.isfinite()).nonzero()[0].tolist()
         raise KvbenchError(
-            f"The tensor {key} of the checkpoint {name} holds {tensor[tuple(at)].item()} at index {at}; no result on such "
-            "weights means anything. Fetch the checkpoint again, or export it anew."
+            f"The tensor {key} of the checkpoint {name} holds {tensor[tuple(at)].item()} at index {at}; no "
+            "result on such "
+            "weights means anything. Fetch the checkpoint again, or export it again."
         )

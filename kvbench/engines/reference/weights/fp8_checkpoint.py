@@ -1,8 +1,9 @@
-"""Loads a checkpoint whose linear layers are FP8 with block scales, as it is: codes and scales keep their stored dtypes.
+"""Loads a checkpoint whose linear layers are FP8 with block scales, as it is: codes and scales keep their
+stored dtypes.
 
-transformers' own quantizer is not asked: without a GPU it dequantizes, and what it does not understand it loads as
-plain numbers. Here the files' dtypes and the config must say the same of every tensor, every scale has exactly its
-shape, and every key is used; anything else is an error that names the key.
+transformers' own quantizer is not asked: without a GPU it dequantizes, and what it does not understand it
+loads as plain numbers. Here the files' dtypes and the config must say the same of every tensor, every scale
+has exactly its shape, and every key is used; anything else is an error that names the key.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from kvbench.formats.fp8_checkpoint import SCALE_NAMES, SKIPPED, Fp8Config, conv
 
 @dataclass(frozen=True)
 class Fp8Model:
-    """The loaded model. converted: its FP8 layers, in order; scale_dtypes: dtype in the files -> how many scales;
-    cache_scales: names of the tensors that are scales of a KV cache, which no module takes."""
+    """The loaded model. converted: its FP8 layers, in order; scale_dtypes: dtype in the files -> how many
+    scales;
+    cache_scales: names of the tensors that are scales of a KV cache, which no module takes.
+    """
 
     model: Any
     converted: tuple[str, ...]
@@ -82,7 +85,7 @@ def load_fp8(
 
 
 def _skeleton(config: Any, dtype: torch.dtype, remote: bool) -> Any:
-    """The model without memory for its parameters; buffers that no file holds (rotary frequencies) are real."""
+    """The model without memory for its parameters; buffers that no file holds (rotary) are real."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
@@ -94,8 +97,10 @@ def _skeleton(config: Any, dtype: torch.dtype, remote: bool) -> Any:
 
 @dataclass(frozen=True)
 class _Plan:
-    """scales: FP8 layer -> key of its scale. native: the model's key -> the files' key. ties: pairs held twice.
-    cache_scales: left to the cells."""
+    """scales: FP8 layer -> key of its scale. native: the model's key -> the files' key. ties: pairs held
+    twice.
+    cache_scales: left to the cells.
+    """
 
     scales: dict[str, str]
     native: dict[str, str]
@@ -140,13 +145,14 @@ def _unexpected_fp8(
         return f"{what}its config.json ties it to {tied[key]}, which is native. Correct tie_word_embeddings."
     kind = "of no plain nn.Linear of the model" if module is None else f"of a {type(module).__name__}"
     return (
-        f"{what}it is {kind}: only plain nn.Linear layers are run in FP8 (no experts of a mixture, no fused modules). "
+        f"{what}it is {kind}: only plain nn.Linear layers are run in FP8 (no experts of a mixture, no fused "
+        "modules). "
         "Give a dense model, or the unquantized checkpoint."
     )
 
 
 def _scale_key(name: str, files: TensorFiles, module_name: str) -> str:
-    """The key of a converted layer's scale, when the files hold the layer as FP8 and exactly one scale for it."""
+    """The key of a converted layer's scale, when the layer is FP8 in the files and has exactly one."""
     weight = f"{module_name}.weight"
     wanted = [f"{module_name}.{scale}" for scale in SCALE_NAMES]
     there = [key for key in wanted if key in files.stored]
@@ -157,13 +163,16 @@ def _scale_key(name: str, files: TensorFiles, module_name: str) -> str:
         )
     if not stored.dtype.startswith("F8"):
         raise KvbenchError(
-            f"The checkpoint {name} holds {weight} as {stored.dtype}, {'with' if there else 'without'} a scale, but its "
-            f"config.json says FP8 for it. List {module_name} in {SKIPPED} if it is native, or export the checkpoint anew."
+            f"The checkpoint {name} holds {weight} as {stored.dtype}, {'with' if there else 'without'} a "
+            "scale, but its "
+            f"config.json says FP8 for it. List {module_name} in {SKIPPED} if it is native, or export the "
+            "checkpoint again."
         )
     if len(there) != 1:
         found = f"both {there[0]} and {there[1]}" if there else f"neither {wanted[0]} nor {wanted[1]}"
         raise KvbenchError(
-            f"The checkpoint {name} holds {found} for the FP8 weight {weight}; it must hold one of the two. Export it anew."
+            f"The checkpoint {name} holds {found} for the FP8 weight {weight}; it must hold one of the two. "
+            "Export it again."
         )
     return there[0]
 
@@ -177,27 +186,29 @@ def _native_keys(
     ties = []
     for target, source in tied.items():
         if target in files.stored and source not in files.stored:
-            native[source] = target  # either may stand for both
+            native[source] = target  # either key may be stored for both
         elif target in files.stored:
             ties.append((target, source))
     missing = sorted(key for key, stored in native.items() if stored not in files.stored)
     if missing:
         raise KvbenchError(
-            f"The checkpoint {name} has {len(missing)} missing keys, the first is {missing[0]}; the model would run on "
+            f"The checkpoint {name} has {len(missing)} missing keys, the first is {missing[0]}; the model "
+            "would run on "
             "random numbers there. Fetch the checkpoint again, or correct its config.json."
         )
     return native, ties
 
 
 def _check_all_used(name: str, left: set[str]) -> None:
-    """A scale that nothing uses is how FP8 weights come to be read without it; other leftovers mean another model."""
+    """An unused scale means that FP8 weights are read without it; other unused keys mean another model."""
     scales = sorted(key for key in left if "scale" in key.rsplit(".", 1)[-1])
     for what, keys in (("scales", scales), ("tensors", sorted(left))):
         if keys:
             shown = ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
             raise KvbenchError(
-                f"The checkpoint {name} holds {len(keys)} {what} that nothing in the model uses: {shown}. What was meant to "
-                "use them would run without. Correct its config.json, or export the checkpoint anew."
+                f"The checkpoint {name} holds {len(keys)} {what} that nothing in the model uses: {shown}. "
+                "What was meant to "
+                "use them would run without. Correct its config.json, or export the checkpoint again."
             )
 
 
@@ -209,14 +220,16 @@ def _native(
     stored = files.stored[stored_key]
     if stored.shape != tuple(held.shape):
         raise KvbenchError(
-            f"The tensor {stored_key} of the checkpoint {name} has shape {list(stored.shape)}, the model wants "
+            f"The tensor {stored_key} of the checkpoint {name} has shape {list(stored.shape)}, the model "
+            "wants "
             f"{list(held.shape)}. Correct config.json, or fetch the checkpoint again."
         )
     tensor = files.read(stored_key)
     if tensor.is_floating_point() != held.is_floating_point():
         raise KvbenchError(
             f"The tensor {stored_key} of the checkpoint {name} is {stored.dtype}, the model wants "
-            f"{'floating-point numbers' if held.is_floating_point() else 'whole numbers'}. Export the checkpoint anew."
+            f"{'floating-point numbers' if held.is_floating_point() else 'whole numbers'}. Export the "
+            "checkpoint again."
         )
     check_finite(name, [(stored_key, tensor)])
     return tensor.to(dtype if held.is_floating_point() else held.dtype)
@@ -233,7 +246,8 @@ def _check_ties(name: str, files: TensorFiles, ties: list[tuple[str, str]]) -> N
     for target, source in ties:
         if not torch.equal(files.read(target), files.read(source)):
             raise KvbenchError(
-                f"The checkpoint {name} holds {target} and {source} with different values, but its config.json ties them. "
+                f"The checkpoint {name} holds {target} and {source} with different values, but its "
+                "config.json ties them. "
                 "Correct tie_word_embeddings in config.json."
             )
 
@@ -243,6 +257,7 @@ def _notes(dtypes: Counter[str]) -> tuple[str, ...]:
     if not exact:
         return ()
     return (
-        f"{exact} scale tensors of the checkpoint are powers of two in one byte (E8M0); they are held as float32, which is "
+        f"{exact} scale tensors of the checkpoint are powers of two in one byte (E8M0); they are held as "
+        "float32, which is "
         "exact.",
     )

@@ -1,8 +1,9 @@
-"""FP8 linear layers of a model: codes and block scales as stored, products by `kvbench_kernels.gemm.fp8_linear`.
+"""FP8 linear layers of a model: codes and block scales as stored, products by
+`kvbench_kernels.gemm.fp8_linear`.
 
-The product is a custom op, opaque to torch.compile, which decides when it runs. Siblings that read the same input
-(q, k, v; gate, up) lie in one tensor where their rows are whole blocks, and are one product: the first of them computes
-it, the others take their columns.
+The product is a custom op, opaque to torch.compile, which decides when it runs. Siblings that read the same
+input (q, k, v; gate, up) lie in one tensor where their rows are whole blocks, and are one product: the first
+of them computes it, the others take their columns.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def using(gemm: str) -> Iterator[None]:
 
 @torch.library.custom_op("kvbench::fp8_linear", mutates_args=())
 def fp8_linear_op(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., K], codes [N, K], scales [ceil(N/128), ceil(K/128)], bias [N] or None -> [..., N], contiguous."""
+    """x [..., K], codes [N, K], scales [ceil(N/128), ceil(K/128)], bias [N] or None -> [..., N]."""
     y = fp8_linear(x.reshape(-1, x.shape[-1]), codes, scales, bias, _gemm)
     return y.view(*x.shape[:-1], codes.shape[0])
 
@@ -48,9 +49,10 @@ def _fp8_linear_fake(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | No
 class Fp8Linear(nn.Module):
     """A linear layer whose weight is FP8 with one scale a 128x128 block.
 
-    weight: [N, K] float8_e4m3fn; weight_scale_inv: [ceil(N/128), ceil(K/128)] in the dtype in which it was stored, a
-    multiplier despite its name, which is that of checkpoints; bias: [N] or None.
-    group: after `join`, the modules whose product this one's call computes, itself first, on the first of them only.
+    weight: [N, K] float8_e4m3fn; weight_scale_inv: [ceil(N/128), ceil(K/128)] in the dtype in which it was
+    stored, a multiplier despite its name, which is that of checkpoints; bias: [N] or None.
+    group: after `join`, the modules whose product this one's call computes, itself first, on the first of
+    them only.
     """
 
     weight: nn.Parameter
@@ -62,9 +64,11 @@ class Fp8Linear(nn.Module):
 
     def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        due = scale_shape(*codes.shape)
-        if tuple(scales.shape) != due:
-            raise ValueError(f"Codes {list(codes.shape)} need scales {list(due)}, not {list(scales.shape)}.")
+        expected = scale_shape(*codes.shape)
+        if tuple(scales.shape) != expected:
+            raise ValueError(
+                f"Codes {list(codes.shape)} need scales {list(expected)}, not {list(scales.shape)}."
+            )
         self.out_features, self.in_features = codes.shape
         self.weight = nn.Parameter(codes, requires_grad=False)
         self.weight_scale_inv = nn.Parameter(scales, requires_grad=False)
@@ -90,7 +94,7 @@ class Fp8Linear(nn.Module):
         return first
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """`.to(device)` moves everything; `.to(dtype)` must not touch codes and scales: cast, they are other numbers."""
+        """`.to(device)` moves everything; `.to(dtype)` must not cast codes and scales."""
         if self._joined is not None:
             raise KvbenchError(
                 "FP8 layers that are one product cannot be moved or cast; do that before join_siblings."
@@ -110,9 +114,11 @@ class Fp8Linear(nn.Module):
 
 
 def join_siblings(model: nn.Module) -> int:
-    """Makes siblings that share their input one product, where each has whole blocks of rows; how many groups there are.
+    """Makes siblings that share their input one product, where each has whole blocks of rows; how many groups
+    there are.
 
-    Their codes, scales and biases move into one tensor each, of which the modules keep views: nothing is held twice.
+    Their codes, scales and biases move into one tensor each, of which the modules keep views: nothing is held
+    twice.
     """
     joined = 0
     for module in model.modules():

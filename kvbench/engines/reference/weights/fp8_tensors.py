@@ -1,4 +1,6 @@
-"""The codes and scales of FP8 weights as a file holds them, checked: what is not a number, or not a scale, is named."""
+"""The codes and scales of FP8 weights as a file holds them, checked: what is not a number, or not a scale, is
+named.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,21 @@ _MAGNITUDE = 0x7F  # all bits but the sign; all of them set is the NaN
 
 
 def read_codes(name: str, files: TensorFiles, key: str, shape: tuple[int, ...]) -> Tensor:
-    """The codes of a weight [N, K], float8_e4m3fn. Raises KvbenchError for another dtype or shape, or a code that is NaN."""
+    """The codes of a weight [N, K], float8_e4m3fn.
+
+    Raises KvbenchError for another dtype or shape, or a code that is NaN.
+    """
     stored = files.stored[key]
     if stored.dtype != E4M3:
         raise KvbenchError(
-            f"The tensor {key} of the checkpoint {name} is {stored.dtype}; of the 8-bit floats only {E4M3} is read. Export "
-            "the checkpoint anew, in E4M3FN."
+            f"The tensor {key} of the checkpoint {name} is {stored.dtype}; of the 8-bit floats only {E4M3} "
+            "is read. Export "
+            "the checkpoint again, in E4M3FN."
         )
     if stored.shape != shape:
         raise KvbenchError(
-            f"The tensor {key} of the checkpoint {name} has shape {list(stored.shape)}, the model wants {list(shape)}. "
+            f"The tensor {key} of the checkpoint {name} has shape {list(stored.shape)}, the model wants "
+            f"{list(shape)}. "
             "Correct config.json, or fetch the checkpoint again."
         )
     codes = files.read(key)
@@ -33,23 +40,27 @@ def read_codes(name: str, files: TensorFiles, key: str, shape: tuple[int, ...]) 
         at = broken.nonzero()[0].tolist()
         byte = int(codes.view(torch.uint8)[tuple(at)])
         raise KvbenchError(
-            f"The tensor {key} of the checkpoint {name} holds nan at index {at} (the byte 0x{byte:02X}, in E4M3 an overflow "
-            "when it was exported); no result on such weights means anything. Fetch the checkpoint again, or export it anew."
+            f"The tensor {key} of the checkpoint {name} holds nan at index {at} (the byte 0x{byte:02X}, in "
+            "E4M3 an overflow "
+            "when it was exported); no result on such weights means anything. Fetch the checkpoint again, or "
+            "export it again."
         )
     return codes
 
 
 def read_scales(name: str, files: TensorFiles, key: str, codes: Tensor, fp8: Fp8Config) -> tuple[Tensor, str]:
-    """(scales of `codes`, dtype name in the file): float32, bfloat16 and float16 as stored, powers of two as float32.
+    """(scales of `codes`, dtype name in the file): float32, bfloat16 and float16 as stored, powers of two as
+    float32.
 
-    Raises KvbenchError naming key and index for another shape or dtype, or a scale that is none: NaN, infinite,
-    negative, 0 over codes that are not, or so large that a code times it is no float32.
+    Raises KvbenchError naming key and index for another shape or dtype, or a scale that is none: NaN,
+    infinite, negative, 0 over codes that are not, or so large that a code times it is no float32.
     """
     stored, wanted = files.stored[key], scale_shape(*codes.shape)
     if stored.shape != wanted:
         raise KvbenchError(
-            f"The scales {key} of the checkpoint {name} have shape {list(stored.shape)}; a weight {list(codes.shape)} in "
-            f"{BLOCK}x{BLOCK} blocks has scales {list(wanted)}. Export the checkpoint anew."
+            f"The scales {key} of the checkpoint {name} have shape {list(stored.shape)}; a weight "
+            f"{list(codes.shape)} in "
+            f"{BLOCK}x{BLOCK} blocks has scales {list(wanted)}. Export the checkpoint again."
         )
     scales = files.read(key)
     if fp8.ue8m0 and scales.dtype == torch.uint8:
@@ -60,7 +71,8 @@ def read_scales(name: str, files: TensorFiles, key: str, codes: Tensor, fp8: Fp8
     elif dtype not in SCALE_DTYPES.values():
         accepted = ", ".join([*SCALE_DTYPES.values(), "float8_e8m0fnu"])
         raise KvbenchError(
-            f"The scales {key} of the checkpoint {name} are {dtype}; accepted are {accepted}. Export the checkpoint anew."
+            f"The scales {key} of the checkpoint {name} are {dtype}; accepted are {accepted}. Export the "
+            "checkpoint again."
         )
     _check_scales(name, key, codes, scales, fp8)
     return scales, dtype
@@ -78,8 +90,9 @@ def _check_scales(name: str, key: str, codes: Tensor, scales: Tensor, fp8: Fp8Co
     if wrong.any():
         at = wrong.nonzero()[0].tolist()
         raise KvbenchError(
-            f"The scales {key} of the checkpoint {name} hold {values[tuple(at)].item()} at index {at}; {why}. Export the "
-            "checkpoint anew."
+            f"The scales {key} of the checkpoint {name} hold {values[tuple(at)].item()} at index {at}; "
+            f"{why}. Export the "
+            "checkpoint again."
         )
 
 

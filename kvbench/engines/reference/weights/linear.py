@@ -1,7 +1,8 @@
 """Decode's linear layers on the skinny kernels: a few rows on a GPU go there, everything else stays F.linear.
 
-`replace_linears(model)` changes the class of the modules, not their parameters, names or state. The kernels are behind
-two custom ops, opaque to torch.compile. Triton is imported by their first CUDA call, so a CPU never needs it.
+`replace_linears(model)` changes the class of the modules, not their parameters, names or state. The kernels
+are behind two custom ops, opaque to torch.compile. Triton is imported by their first CUDA call, so a CPU
+never needs it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from torch import Tensor, nn
 from kvbench_kernels.gemm.skinny_config import supports_skinny
 from kvbench_kernels.support import Accepted
 
-# Projections that transformers' attention and MLP modules feed with the same tensor, in the order of their calls.
+# Projections that transformers' attention and MLP modules feed with the same tensor, in the order of their
+# calls.
 SHARED_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 @torch.library.custom_op("kvbench::skinny_linear", mutates_args=())
 def skinny_linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., K] of few rows, weight [N, K], bias [N] or None -> [..., N]. The torch twin where there is no CUDA."""
+    """x [..., K] of few rows, weight [N, K], bias [N] or None -> [..., N].
+
+    The torch reference where there is no CUDA.
+    """
     return F.linear(x, weight, bias)
 
 
@@ -41,7 +46,7 @@ def _skinny_linear_fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
 
 @torch.library.custom_op("kvbench::skinny_linear_many", mutates_args=())
 def skinny_linear_many_op(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
-    """x [..., K] of few rows, up to three weights [N_i, K], their biases or [] -> one [..., N_i] a weight: one launch."""
+    """x [..., K], up to three weights [N_i, K], biases or [] -> [..., N_i] each, in one launch."""
     return [F.linear(x, w, biases[i] if biases else None) for i, w in enumerate(weights)]
 
 
@@ -62,9 +67,10 @@ def _skinny_linear_many_fake(x: Tensor, weights: list[Tensor], biases: list[Tens
 class SkinnyLinear(nn.Linear):
     """nn.Linear whose product with few rows on CUDA is the skinny op.
 
-    group: the modules that share this one's input, itself first, on the first of a group only. Its call computes all
-    of them; `ahead` on each of the others is then (input, output) until its own call takes it. Only the very same
-    input tensor takes it: a model that feeds them differently just computes each by itself.
+    group: the modules that share this one's input, itself first, on the first of a group only. Its call
+    computes all of them; `ahead` on each of the others is then (input, output) until its own call takes it.
+    Only the very same
+    input tensor takes it: a model that feeds them differently computes each separately.
     """
 
     group: tuple[SkinnyLinear, ...]
@@ -74,8 +80,8 @@ class SkinnyLinear(nn.Linear):
         ahead, self.ahead = self.ahead, None
         if ahead is not None and ahead[0] is input:
             return ahead[1]
-        # Compiled code always calls the op, which decides when it runs: a choice here would be by the number of rows, and
-        # code that was compiled for any number would be compiled anew on either side of it.
+        # Compiled code always calls the op, which decides when it runs: a choice here would be by the number
+        # of rows, and code that was compiled for any number would be compiled again on either side of it.
         if not (torch.compiler.is_compiling() and input.is_cuda) and not takes_skinny(input, self.weight):
             return F.linear(input, self.weight, self.bias)
         if len(self.group) < 2:
@@ -88,7 +94,7 @@ class SkinnyLinear(nn.Linear):
 
 
 def takes_skinny(x: Tensor, weight: Tensor) -> bool:
-    """Whether F.linear(x, weight) is a product for the skinny kernels: from shapes, dtype and device alone."""
+    """Whether the skinny kernels take F.linear(x, weight), by shapes, dtype and device."""
     if x.device.type != "cuda" or x.dtype != weight.dtype or not weight.is_contiguous():
         return False
     k = weight.shape[1]
@@ -98,7 +104,8 @@ def takes_skinny(x: Tensor, weight: Tensor) -> bool:
 
 
 def replace_linears(model: nn.Module, grouped: bool = True) -> int:
-    """Makes every module of `model` that is exactly an nn.Linear a SkinnyLinear, in place; how many those were.
+    """Makes every module of `model` that is exactly an nn.Linear a SkinnyLinear, in place; how many those
+    were.
 
     grouped: siblings that share their input (q, k, v; gate, up) become one launch. Subclasses of nn.Linear
     (quantized layers, adapters) stay as they are. Inference only: the ops have no gradient.
@@ -118,7 +125,7 @@ def replace_linears(model: nn.Module, grouped: bool = True) -> int:
 
 
 def _group(siblings: list[object]) -> None:
-    """Joins siblings where all of them are SkinnyLinear, with the same columns and all or none with a bias."""
+    """Joins siblings that are all SkinnyLinear, with equal columns, and all or none with a bias."""
     linears = [m for m in siblings if isinstance(m, SkinnyLinear)]
     if len(linears) < len(siblings):
         return

@@ -1,4 +1,6 @@
-"""A checkpoint whose config names no quantization: nothing in its files may be codes, or a scale that nothing reads."""
+"""A checkpoint whose config names no quantization: nothing in its files may be codes, or a scale that nothing
+reads.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,13 @@ from kvbench.formats.checkpoint_scales import of_cache, of_other_tower, part_of
 
 # Last parts of names that belong to codes: a number that something has to be multiplied with.
 _SCALES = re.compile(
-    r"(scale|scales|scale_inv|zero_point|zeros|qweight|qzeros|g_idx|absmax|quant_map|quant_state)(\.|$)|_scale_inv$"
+    r"(scale|scales|scale_inv|zero_point|zeros|qweight|qzeros|g_idx|absmax|quant_map|quant_state)(\.|$)"
+    r"|_scale_inv$"
 )
 
 
 def check_plain(name: str, folder: Path, model: Any) -> None:
-    """Raises KvbenchError for codes: transformers casts 8-bit floats and integers like any other number, and no scale is looked for."""
+    """Raises KvbenchError for 8-bit codes, which transformers would cast without their scale."""
     own = {key: tensor.is_floating_point() for key, tensor in model.state_dict().items()}
     with TensorFiles(folder) as files:
         if found := files.fp8():
@@ -34,18 +37,22 @@ def check_plain(name: str, folder: Path, model: Any) -> None:
 
 def _coded(name: str, key: str, dtype: str) -> str:
     return (
-        f"The checkpoint {name} holds {key} as {dtype}, but its config.json has no quantization_config that says with which "
+        f"The checkpoint {name} holds {key} as {dtype}, but its config.json has no quantization_config that "
+        "says with which "
         "scale. Give the FP8 checkpoint with its own config.json, or the unquantized one."
     )
 
 
 def check_unread(name: str, keys: Iterable[object]) -> tuple[str, ...]:
-    """Sentences on `keys`, the tensors of the files that the model does not take; scales of a cache go without, for a cell may read
-    them. KvbenchError for the scale of a weight: without it the numbers that it belongs to mean something else."""
+    """Sentences on `keys`, the tensors of the files that the model does not take; scales of a cache go
+    without, for a cell may read them. KvbenchError for the scale of a weight: without it the numbers that it
+    belongs to mean something else.
+    """
     unread = [key for key in sorted(map(str, keys)) if not of_cache(key)]
     if weights := [key for key in unread if _SCALES.search(key)]:
         raise KvbenchError(
-            f"The checkpoint {name} holds {weights[0]}{_more(weights)}, which nothing reads: its config.json has no quantization_config "
+            f"The checkpoint {name} holds {weights[0]}{_more(weights)}, which nothing reads: its config.json "
+            "has no quantization_config "
             "that says what it scales. Give the checkpoint with its own config.json, or the unquantized one."
         )
     if not unread:
@@ -54,7 +61,7 @@ def check_unread(name: str, keys: Iterable[object]) -> tuple[str, ...]:
 
 
 def unread_cache_scales(keys: Iterable[str], layers: int) -> tuple[str, ...]:
-    """Sentences on the scales of a cache that a cell does not read, of a model with `layers` layers; none where there are none."""
+    """Sentences on the cache scales of a model with `layers` layers that a cell does not read."""
     why: dict[str, list[str]] = {}
     for key in sorted(keys):
         part = part_of(key)
@@ -66,7 +73,8 @@ def unread_cache_scales(keys: Iterable[str], layers: int) -> tuple[str, ...]:
             reason = "a static KV format takes its scales from `scale`, and these with `scale: checkpoint`."
         why.setdefault(reason, []).append(key)
     return tuple(
-        f"The checkpoint holds scales of a KV cache ({unread[0]}{_more(unread)}), which are not read: {reason}"
+        f"The checkpoint holds scales of a KV cache ({unread[0]}{_more(unread)}), which are not read: "
+        f"{reason}"
         for reason, unread in why.items()
     )
 

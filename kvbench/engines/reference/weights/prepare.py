@@ -1,4 +1,6 @@
-"""A GGUF file as a transformers folder, made once: loading GGUF takes half a minute, loading the folder a second."""
+"""A GGUF file as a transformers folder, made once: loading GGUF takes half a minute, loading the folder a
+second.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ _MANIFEST = "kvbench.json"
 
 
 def prepared(gguf: Path) -> Path:
-    """Folder in the cache with config.json, model.safetensors (float32, the exact dequantized values), tokenizer
-    files and a manifest. Keyed by the file's sha256 and transformers' version. Safe in several processes at once.
+    """Folder in the cache with config.json, model.safetensors (float32, the exact dequantized values),
+    tokenizer files and a manifest. Keyed by the file's sha256 and transformers' version. Safe in several
+    processes at once.
 
     Raises KvbenchError when transformers cannot read the file.
     """
@@ -69,9 +72,11 @@ def _convert(gguf: Path, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(**where)
     except (ValueError, NotImplementedError, KeyError, ImportError, RuntimeError) as e:
         raise KvbenchError(
-            f"transformers cannot read {gguf} ({type(e).__name__}: {e}); give a folder with safetensors instead."
+            f"transformers cannot read {gguf} ({type(e).__name__}: {e}); give a folder with safetensors "
+            "instead."
         ) from e
-    # The values are plain float32 now; with these left on, save_pretrained would write GGUF settings or refuse.
+    # The values are plain float32 now; with these left on, save_pretrained would write GGUF settings or
+    # refuse.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None

@@ -1,4 +1,6 @@
-"""Writes a native checkpoint as one whose linear layers are FP8 with block scales: a folder that transformers loads too."""
+"""Writes a native checkpoint as one whose linear layers are FP8 with block scales: a folder that transformers
+loads too.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,10 @@ SHARD = "5GB"
 
 @dataclass(frozen=True)
 class Written:
-    """converted: dotted names of the FP8 layers. dtype: of everything else. Bytes are those of the weights in memory, tied
-    ones once; before: all of them in `dtype`. warnings: sentences."""
+    """converted: names of the FP8 layers. dtype: of everything else. warnings: sentences.
+
+    Bytes are those of the weights in memory, tied ones once; before: all of them in `dtype`.
+    """
 
     model: str
     folder: str
@@ -48,7 +52,8 @@ class Written:
 
     def as_text(self) -> str:
         lines = [
-            f"{self.folder}: {len(self.converted)} linear layers in FP8 (E4M3, one float32 scale a {BLOCK[0]}x{BLOCK[1]} "
+            f"{self.folder}: {len(self.converted)} linear layers in FP8 (E4M3, one float32 scale a "
+            f"{BLOCK[0]}x{BLOCK[1]} "
             f"block), the rest {self.dtype}.",
             f"Weights: {self.bytes_before:,} B before, {self.bytes_after:,} B after, ratio {self.ratio:.4f}.",
             *(f"Warning: {warning}" for warning in self.warnings),
@@ -59,15 +64,16 @@ class Written:
 def quantize_checkpoint(name: str, out: Path, dtype: str | None = None) -> Written:
     """Reads the native checkpoint `name` and writes `out`, whole or not at all.
 
-    dtype: of what stays native; None for the checkpoint's own, bfloat16 where it has none. Codes are made of the values
-    that the checkpoint stores, whatever dtype the rest gets. Raises UsageError for an `out` that is there or cannot
-    be, and for a model without native weights, before anything is loaded.
+    dtype: of what stays native; None for the checkpoint's own, bfloat16 where it has none. Codes are made of
+    the values that the checkpoint stores, whatever dtype the rest gets. Raises UsageError for an `out` that
+    is there or cannot be, and for a model without native weights, before anything is loaded.
     """
     out = _checked(name, out, dtype)
     own = _own_dtype(name)
     if stored_fp8({"model": name}) is not None:
         raise UsageError(
-            f"The checkpoint {name} is already quantized (fp8, 128x128 blocks), so there is nothing to do; use it as it is, "
+            f"The checkpoint {name} is already quantized (fp8, 128x128 blocks), so there is nothing to do; "
+            "use it as it is, "
             "with weights: fp8_block128."
         )
     loaded = load_model({"model": name}, "cpu", own or "float32")
@@ -84,20 +90,23 @@ def quantize_checkpoint(name: str, out: Path, dtype: str | None = None) -> Writt
 
 
 def _checked(name: str, out: Path, dtype: str | None) -> Path:
-    """`out` as a whole path, when nothing speaks against it or the rest that can be known before anything is loaded."""
+    """`out` as an absolute path, after all checks that need no model."""
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
     kind_of(name)
     if uses_random_weights({"model": name}):
         raise UsageError(
-            f"The model {name} is a config with random weights, of which a checkpoint would say nothing; give a folder, a "
-            ".gguf file, a hub id or smollm2-135m-instruct. A matrix takes it as it is, with weights: fp8_block128."
+            f"The model {name} is a config with random weights, of which a checkpoint would say nothing; "
+            "give a folder, a "
+            ".gguf file, a hub id or smollm2-135m-instruct. A matrix takes it as it is, with weights: "
+            "fp8_block128."
         )
     try:
         return _checked_out(name, out)
     except (OSError, RuntimeError) as e:  # RuntimeError: ~nobody, or a link to itself
         raise UsageError(
-            f"{out} cannot be written ({getattr(e, 'strerror', None) or e}); give a folder that does not exist yet, where "
+            f"{out} cannot be written ({getattr(e, 'strerror', None) or e}); give a folder that does not "
+            "exist yet, where "
             "you may write."
         ) from None
 
@@ -106,16 +115,18 @@ def _checked_out(name: str, out: Path) -> Path:
     given = out.expanduser()
     if given.is_symlink() and not given.exists():
         raise UsageError(
-            f"{out} is a link to {given.readlink()}, which is not there; give a folder that does not exist yet, or an empty "
+            f"{out} is a link to {given.readlink()}, which is not there; give a folder that does not exist "
+            "yet, or an empty "
             "one."
         )
     out = given.resolve()
     if kind_of(name) == "folder":
         model = Path(name).expanduser().resolve()
-        folder_config(model)  # a folder without one is no model
+        folder_config(model)  # a folder without config.json is not a model
         if model == out or model in out.parents:
             raise UsageError(
-                f"{out} is the folder of the model {name}, or lies in it; give a folder outside, so that the model stays as "
+                f"{out} is the folder of the model {name}, or lies in it; give a folder outside, so that the "
+                "model stays as "
                 "it is."
             )
     _check_free(out)
@@ -135,21 +146,21 @@ def _check_free(out: Path) -> None:
 
 
 def _own_dtype(name: str) -> str | None:
-    """The dtype that the checkpoint's config names; None for a GGUF file, whose values are float32 when dequantized."""
+    """The dtype that the checkpoint's config names; None for a GGUF file, whose values become float32."""
     kind = kind_of(name)
     if kind == "folder":
         config = folder_config(Path(name).expanduser())
-        said = config.get("dtype") or config.get("torch_dtype")
+        named = config.get("dtype") or config.get("torch_dtype")
     elif kind == "hub":
         from transformers import AutoConfig
 
         try:
-            said = str(AutoConfig.from_pretrained(name).dtype).removeprefix("torch.")
+            named = str(AutoConfig.from_pretrained(name).dtype).removeprefix("torch.")
         except load_faults():
             return None  # loading says what is wrong
     else:
         return None
-    return said if isinstance(said, str) and said in DTYPES else None
+    return named if isinstance(named, str) and named in DTYPES else None
 
 
 def _bytes(model: nn.Module, dtype: str) -> tuple[int, int]:
@@ -165,8 +176,10 @@ def _bytes(model: nn.Module, dtype: str) -> tuple[int, int]:
 
 
 def _write(model: Any, tokenizer: Any, out: Path) -> None:
-    """`out` has its files when all of them are on the disk. A process killed before leaves a folder beside it, which the
-    next one removes; any other end leaves nothing."""
+    """Writes the folder at once: `out` has its files only when all are on the disk.
+
+    A killed process leaves a folder next to it, which the next one removes; any other end leaves nothing.
+    """
     made = [p for p in out.parents if not p.exists()]  # the deepest first
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -187,12 +200,14 @@ def _write(model: Any, tokenizer: Any, out: Path) -> None:
 
 
 def _no_room(out: Path, why: str) -> str:
-    return f"{out} could not be written ({why}); nothing was left of it. Mend that and run the same command again."
+    return (
+        f"{out} could not be written ({why}); nothing was left of it. Fix it and run the same command again."
+    )
 
 
 @contextmanager
 def _part(out: Path) -> Iterator[Path]:
-    """A new folder beside `out`, gone at the end; what killed processes have left of theirs goes first."""
+    """A new folder next to `out`, removed at the end. Removes those of killed processes first."""
     for left in out.parent.iterdir():
         prefix, _, pid = left.name.rpartition("-")
         if prefix == f"{out.name}.part" and pid.isdecimal() and left.is_dir() and not left.is_symlink():
@@ -244,7 +259,8 @@ def _save(model: Any, tokenizer: Any, part: Path, out: Path) -> None:
         tokenizer.save_pretrained(part)
     except (ValueError, NotImplementedError, RuntimeError) as e:
         raise KvbenchError(
-            f"transformers cannot write {type(model).__name__} as a folder ({type(e).__name__}: {e}); nothing was left at "
+            f"transformers cannot write {type(model).__name__} as a folder ({type(e).__name__}: {e}); "
+            "nothing was left at "
             f"{out}."
         ) from e
     except OSError:
@@ -256,8 +272,7 @@ def _save(model: Any, tokenizer: Any, part: Path, out: Path) -> None:
 
 
 def _place(part: Path, out: Path) -> None:
-    """A folder that is there stays the same one, as a shell may be in it; its config.json, without which it is no model,
-    comes last."""
+    """Moves the files into place: an existing folder is kept, and config.json comes last."""
     _check_free(out)
     files = sorted((p.name for p in part.iterdir()), key=lambda name: name == "config.json")
     there = out.is_dir()
@@ -286,7 +301,7 @@ def _sync(path: Path) -> None:
 
 
 def _ragged(model: nn.Module, converted: tuple[str, ...]) -> tuple[str, ...]:
-    """transformers 5.24 without a GPU divides a dimension evenly by its scales: 192 columns become 96 and 96."""
+    """transformers 5.24 without a GPU divides a dimension evenly: 192 columns become 96 and 96."""
     tails = {
         size: name
         for name in reversed(converted)
@@ -297,7 +312,9 @@ def _ragged(model: nn.Module, converted: tuple[str, ...]) -> tuple[str, ...]:
         return ()
     shown = ", ".join(f"{size} of {name}" for size, name in sorted(tails.items()))
     return (
-        f"Dimensions above {BLOCK[0]} that are no multiple of it ({shown}) end in a smaller block. kvbench reads them so; "
-        "transformers, where it dequantizes for want of a GPU, takes all blocks for equal: it refuses the folder, or reads "
-        "wrong values without a word.",
+        f"Dimensions above {BLOCK[0]} that are no multiple of it ({shown}) end in a smaller block. kvbench "
+        "reads them so; "
+        "transformers, where it dequantizes for want of a GPU, takes all blocks for equal: it refuses the "
+        "folder, or reads "
+        "wrong values silently.",
     )

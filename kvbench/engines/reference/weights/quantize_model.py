@@ -1,4 +1,6 @@
-"""Quantizes the linear layers of a loaded native model in place, one by one, so that little memory is needed beside it."""
+"""Quantizes the linear layers of a loaded native model in place, one by one, so that little memory is needed
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ from kvbench.formats.fp8_checkpoint import routers
 def quantize_model(model: nn.Module, name: str) -> WeightFacts:
     """Makes every plain nn.Linear of the decoder layers FP8 with block scales.
 
-    Output layer, embeddings, norms and routers stay native. Raises KvbenchError naming a weight that is not finite, and
-    Refused for a model whose layers hold weights in anything but plain linear layers: they would stay native unseen.
+    Output layer, embeddings, norms and routers stay native. Raises KvbenchError naming a weight that is not
+    finite, and Refused for a model whose layers hold weights in anything but plain linear layers: they would
+    stay native unseen.
     """
     layers_name, layers = _decoder_layers(model, name)
     linears = {f"{layers_name}.{n}": m for n, m in layers.named_modules() if type(m) is nn.Linear}
@@ -36,7 +39,8 @@ def quantize_model(model: nn.Module, name: str) -> WeightFacts:
             raise Refused(
                 "weights_not_linear",
                 f"The model {name} cannot be quantized to fp8_block128: {key} is a weight of a "
-                f"{type(model.get_submodule(owner)).__name__}, and only plain nn.Linear layers are (no experts of a "
+                f"{type(model.get_submodule(owner)).__name__}, and only plain nn.Linear layers are (no "
+                "experts of a "
                 "mixture, no fused modules). Use weights: native for it.",
             )
     converted = tuple(n for n in linears if n not in choosing)
@@ -70,6 +74,7 @@ def _decoder_layers(model: nn.Module, name: str) -> tuple[str, nn.ModuleList]:
     if not outer:
         raise Refused(
             "no_decoder_layers",
-            f"The model {name} has no list of decoder layers, so nothing says what to quantize; use weights: native.",
+            f"The model {name} has no list of decoder layers, so nothing says what to quantize; use weights: "
+            "native.",
         )
     return max(outer.items(), key=lambda item: len(item[1]))

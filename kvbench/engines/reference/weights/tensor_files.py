@@ -1,4 +1,6 @@
-"""The tensors of a model folder's safetensors files, by name: dtype and shape from the headers, values when asked for."""
+"""The tensors of a model folder's safetensors files, by name: dtype and shape from the headers, values when
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ class TensorFiles:
         self._stack.close()
 
     def ignore(self, patterns: list[str]) -> None:
-        """Forget the tensors that a regular expression finds: parts that the model class says it does not load."""
+        """Drop tensors whose names match: parts that the model class says it does not load."""
         self.stored = {k: s for k, s in self.stored.items() if not any(re.search(p, k) for p in patterns)}
 
     def read(self, key: str) -> Tensor:

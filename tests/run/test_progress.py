@@ -9,8 +9,7 @@ import pytest
 from kvbench.matrix.cells import Task
 from kvbench.records.record import ERROR, OK, Record
 from kvbench.run.execute import Plan
-from kvbench.run.progress import Bar, Lines
-from kvbench.run.time_left import Rest, TimeLeft, said
+from kvbench.run.progress import Bar, Lines, Rest, TimeLeft, duration
 
 
 def task(runner: str, variant: str = "", baseline: str | None = "b", **shape: int) -> Task:
@@ -59,10 +58,10 @@ def test_what_is_like_nothing_is_counted_apart() -> None:
     todo = [task("storage"), task("storage", baseline=None), task("mcq", "cloze"), task("agreement")]
     left = TimeLeft(todo)
     assert left.rest() == Rest(None, 4)
-    assert left.rest().words == "4 tasks not timed yet"
+    assert str(left.rest()) == "4 tasks not timed yet"
     left.finished(todo[0].key, 50.0, True)
     assert left.rest() == Rest(50.0, 2)
-    assert left.rest().words == "about 50 s left, and 2 tasks not timed yet"
+    assert str(left.rest()) == "about 50 s left, and 2 tasks not timed yet"
 
 
 def test_a_task_that_ended_in_an_error_times_nothing() -> None:
@@ -91,7 +90,7 @@ def test_the_task_in_hand_goes_by_its_own_rate() -> None:
 
 @pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h")])  # fmt: skip
 def test_seconds_are_said_in_the_unit_that_fits(seconds: float, words: str) -> None:
-    assert said(seconds) == words
+    assert duration(seconds) == words
 
 
 def test_off_a_terminal_each_task_is_one_line(capsys: Any) -> None:

@@ -22,9 +22,8 @@ from kvbench.metrics.collect import derive
 from kvbench.metrics.declare.units import NAT
 from kvbench.records.record import Record
 from kvbench.records.run import UNTIL_DECIDED, Manifest, Run, RunDir, Stopped
-from kvbench.run import escalate
-from kvbench.run.escalate import Step, deciding, growing, next_step, outline, planned
-from kvbench.run.until_decided import at_looks, tasks_at
+from kvbench.run import sequential
+from kvbench.run.sequential import Step, at_looks, deciding, growing, next_step, outline, planned, tasks_at
 from kvbench.stats.sequential import Looks
 from tests.factories.made_run import CAND, MadeRun, layers, storage_facts
 from tests.gate.test_judge import many
@@ -82,7 +81,7 @@ def test_the_looks_of_a_runner(
 ) -> None:
     options = {name: o.default for name, o in RUNNERS["perplexity"].options.items()} | own
     assert (
-        escalate._looks("perplexity", options, gate(check(metric), allow_partial=allow_partial)).sizes
+        sequential._looks("perplexity", options, gate(check(metric), allow_partial=allow_partial)).sizes
         == sizes
     )
 
@@ -90,8 +89,8 @@ def test_the_looks_of_a_runner(
 def test_repeats_grow_under_any_gate_and_one_bare_value_holds_a_runner_back() -> None:
     options = {name: o.default for name, o in RUNNERS["latency"].options.items()} | {"repeats": 20}
     strict = gate(check("itl_ratio"), allow_partial=False)
-    assert escalate._looks("latency", options, strict) == Looks("repeats", (3, 10, 20))
-    assert escalate._looks("latency", options, gate(check("itl_ratio"), check("itl_ms"))) == escalate.ONCE
+    assert sequential._looks("latency", options, strict) == Looks("repeats", (3, 10, 20))
+    assert sequential._looks("latency", options, gate(check("itl_ratio"), check("itl_ms"))) == sequential.ONCE
 
 
 def test_the_plan_of_a_matrix(matrix: Matrix) -> None:
@@ -100,8 +99,8 @@ def test_the_plan_of_a_matrix(matrix: Matrix) -> None:
         "latency": Looks("repeats", (3, 10)),
         "mcq": Looks("limit", (24, 100)),
         "perplexity": Looks("limit_chunks", (4, 32, None)),
-        "parity": escalate.ONCE,
-        "storage": escalate.ONCE,
+        "parity": sequential.ONCE,
+        "storage": sequential.ONCE,
     }
     assert outline(plan) == [
         "  stage 0 (exact bytes): storage",
