@@ -13,6 +13,22 @@ from kvbench.render.numbers import NOT_MEASURED
 from kvbench.report.sections.findings import Finding
 from kvbench.report.sections.precision import ChoiceLine, PrecisionLine
 from kvbench.report.sections.tables import Entry, MetricTable
+from kvbench.report.sections.wording import check_name, places
+from kvbench.report.view import View
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLES = {"pass": "bold green", "fail": "bold red", "incomplete": "bold blue", "inconclusive": "bold yellow"}
+_PLAIN_WIDTH = 200  # columns off a terminal, where nothing needs to fit a window
+_ITEMS = 5  # places named under one finding; the page has them all
+_FORMAT_COLUMNS = ("Cell", "Requested", "Resolved", "Effective")
+_KV_COLUMNS = (*_FORMAT_COLUMNS, "Scales", "Storage", "Transfer", "Execution", "Evidence", "Backend")
+_WEIGHT_COLUMNS = (*_FORMAT_COLUMNS, "Storage", "gemm", "Products that ran")
+_MDE_TITLE = "Detectable effects (80% power, 5%; n needed: samples that would decide at the observed value)"
+_Rows = list[tuple[Sequence[str], str]]  # cells and style of each row
+
+
 def show(view: View, file: TextIO, paths: Sequence[Path] = (), quiet: bool = False) -> None:
     """Print the run to `file`; the verdict and `paths` come last. quiet: only these."""
     if not quiet:
@@ -208,3 +224,4 @@ def _findings(out: _Printer, title: str, findings: Sequence[Finding]) -> None:
         for item in finding.items[:_ITEMS]:
             out.line(f"    {places(item.where, _ITEMS)}: {item.sentence}")
         if len(finding.items) > _ITEMS:
+            out.line(f"    and {len(finding.items) - _ITEMS} more")
