@@ -33,7 +33,8 @@ def outcome(
     made = Outcome(
         check, metric, cells[0] if cells else None, "", status, None, "", sentence, cells=tuple(cells)
     )
-    return replace(made, **fields)
+    reasons = {"pass": "kept", "fail": "broken", "inconclusive": "spans_limit"}
+    return replace(made, **{"reason": reasons.get(status, "not_measured")} | fields)
 
 
 @dataclass(frozen=True)

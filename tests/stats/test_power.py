@@ -271,7 +271,7 @@ def test_an_interval_that_was_cut_off_at_0_or_1_is_told_by_its_other_end_or_deci
     assert 0 <= wider.low <= low <= high <= wider.high <= 1
     if (low, high) == (0.0, 1.0):
         assert (ruling.status, ruling.mde, ruling.n_needed) == (INCONCLUSIVE, math.inf, None)
-        assert (wider.low, wider.high, spread.p_value(0.2), bool(ruling.hopeless)) == (0.0, 1.0, 1.0, True)
+        assert (wider.low, wider.high, spread.p_value(0.2), bool(ruling.no_n)) == (0.0, 1.0, 1.0, True)
     else:
         assert spread.detectable(0.2, True) > 0.1
         assert 0 < spread.p_value(0.2) < 1
@@ -280,4 +280,4 @@ def test_an_interval_that_was_cut_off_at_0_or_1_is_told_by_its_other_end_or_deci
 
 def test_a_limit_that_nothing_can_break_is_kept_and_not_open() -> None:
     ruling = rule(Spread(0.93, 0.9, 0.95, "share"), 100, Limits(-math.inf, math.inf), 1.0, 1)
-    assert (ruling.status, ruling.reason, ruling.hopeless) == (PASS, "kept", "")
+    assert (ruling.status, ruling.reason, ruling.no_n) == (PASS, "kept", "")

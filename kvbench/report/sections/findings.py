@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, Outcome
-from kvbench.records.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, UNVERIFIED
+from kvbench.records.record import ERROR, MISMATCH, NOT_EVALUATED, NOT_SHOWN, OK, REFUSED, UNVERIFIED
 from kvbench.records.run import CANARY, UNTIL_DECIDED
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import one_line
@@ -109,7 +109,8 @@ def _precision(lines: Sequence[PrecisionLine], labels: Labels, state: str, title
     for line in lines:
         if state == UNVERIFIED and not line.kv.resolved:
             continue  # nothing ran; the gaps name the cell
-        sentences = [f"{level.name}: {level.sentence}" for level in line.levels if level.state == state]
+        states = NOT_SHOWN if state == UNVERIFIED else (state,)
+        sentences = [f"{level.name}: {level.sentence}" for level in line.levels if level.state in states]
         if state == MISMATCH:
             sentences = [choice.dropped_text for choice in line.choices if choice.dropped] + sentences
         if not sentences and line.state == state:

@@ -206,7 +206,8 @@ def _state(choices: Sequence[ChoiceLine], levels: Sequence[LevelLine], effective
     if any(a and b not in (a, "unknown") for a, b in ran) or any(choice.dropped for choice in choices):
         return MISMATCH
     states = {level.state for level in levels} - {NOT_APPLICABLE}
-    return _worst(states) if states else UNVERIFIED
+    worst = _worst(states) if states else UNVERIFIED
+    return UNVERIFIED if worst == NOT_AVAILABLE else worst  # no contradiction, but some levels prove nothing
 
 
 def _chips(levels: Sequence[LevelLine]) -> tuple[tuple[str, str], ...]:
