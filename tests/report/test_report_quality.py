@@ -264,7 +264,7 @@ def test_a_choice_without_a_number_is_first_and_has_no_pick(maker):
         ("q1", "none", "no number"),
         ("q0", "B", "right to wrong"),
     ]
-    assert "2 questions were scored a second time, a noise floor takes 8" in numbers.questions(found).note
+    assert "2 questions were scored a second time, a noise floor needs 8" in numbers.questions(found).note
 
 
 def test_skipped_questions_are_in_no_list(maker):
