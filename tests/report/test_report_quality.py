@@ -163,7 +163,7 @@ def test_a_real_divergence_a_near_tie_and_one_that_cannot_be_judged(maker):
 
 
 def test_open_and_filled_signs_tell_a_near_tie_from_a_real_divergence(maker):
-    from kvbench.report.figures.quality import agreement_svg
+    from kvbench.report.figures.quality_plots import agreement_svg
 
     margins = [0.005] * STEPS
     drawn = [

@@ -11,8 +11,8 @@ from kvbench.metrics.declare.units import UNITS
 from kvbench.records.run import Run
 from kvbench.render.labels import Labels
 from kvbench.report.console import show
-from kvbench.report.figures.plots import scale_svg
-from kvbench.report.figures.sweep import Held, ScaleLine, Sweep, scale_sweep
+from kvbench.report.figures.quality_plots import scale_svg
+from kvbench.report.figures.sweep import ScaleEffect, ScaleLine, Sweep, scale_sweep
 from kvbench.report.html import render
 from kvbench.report.model import JudgedRun
 from kvbench.report.view import build
@@ -76,15 +76,15 @@ def test_the_sentence_is_made_of_the_data():
 
 
 def test_a_scale_that_half_of_the_texts_survive_has_not_collapsed():
-    assert Held(None, 20, 256, 0.5).sentence == "holds to token 20"
-    assert Held(None, 20, 256, 0.75).sentence == "collapses at token 20"
+    assert ScaleEffect(None, 20, 256, 0.5).sentence == "holds to token 20"
+    assert ScaleEffect(None, 20, 256, 0.75).sentence == "collapses at token 20"
     assert (
-        Held(310.0, 256, 256, 0.0).sentence
+        ScaleEffect(310.0, 256, 256, 0.0).sentence
         == "ruins the text without making it repeat itself or end (perplexity +310%)"
     )
-    assert Held(100.0, 256, 256, 0.0).sentence == "holds beyond 256 tokens (perplexity +100%)"
-    assert Held(310.0, 5, 256, 1.0).sentence == "collapses at token 5 (perplexity +310%)"
-    assert Held(2.0, None, None, None).sentence == "gives perplexity +2.00%"
+    assert ScaleEffect(100.0, 256, 256, 0.0).sentence == "holds beyond 256 tokens (perplexity +100%)"
+    assert ScaleEffect(310.0, 5, 256, 1.0).sentence == "collapses at token 5 (perplexity +310%)"
+    assert ScaleEffect(2.0, None, None, None).sentence == "gives perplexity +2.00%"
 
 
 def test_lines_are_static_formats_and_the_rest_are_levels():
@@ -137,7 +137,7 @@ def test_an_open_mark_is_right_censored():
     """The same numbers, once at the end of the text and once before it."""
 
     def drawn(steps):
-        points = ((0.1, Held(None, 256, steps, 0.0)), (1.0, Held(None, 5, steps, 1.0)))
+        points = ((0.1, ScaleEffect(None, 256, steps, 0.0)), (1.0, ScaleEffect(None, 5, steps, 1.0)))
         return scale_svg(Sweep((ScaleLine("x", points),), (), ""), "t")
 
     assert [drawn(steps).count("fill-opacity: 0") for steps in (256, 300)] == [1, 0]
