@@ -31,10 +31,11 @@ def judge(
     from kvbench.machine.ci import device_required
     from kvbench.metrics.collect import METRICS, derive
     from kvbench.records.run import RunDir
-    from kvbench.report.console import print_result
+    from kvbench.report.console import show_tables, show_verdict
     from kvbench.report.github import announce
     from kvbench.report.json import result_json
     from kvbench.report.model import JudgedRun
+    from kvbench.report.view import build
     from kvbench.report.write import write_all, write_text
 
     folder = RunDir(run_dir)
@@ -52,7 +53,11 @@ def judge(
         verdict = gates.evaluate(policy, run, rows, required)
         judged = JudgedRun(run, rows, verdict)
         definitions = {name: metric.definition for name, metric in METRICS.items()}
-        paths = write_all(run_dir, judged, definitions)
+        view = build(judged, definitions)
+        if not (as_json or quiet):
+            show_tables(view, sys.stdout)  # before the plots are drawn, which takes longest
+            sys.stdout.flush()
+        paths = write_all(run_dir, judged, view)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise UsageError(unreadable(run_dir, e)) from e
     try:
@@ -61,7 +66,7 @@ def judge(
         if as_json:
             print(json.dumps(result_json(judged), ensure_ascii=False, allow_nan=False))
         else:
-            print_result(judged, paths, quiet)
+            show_verdict(view, sys.stdout, paths)
         if announced:
             for line in announce(judged, policy, os.environ):
                 print(line, file=sys.stderr)

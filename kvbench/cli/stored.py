@@ -6,14 +6,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvbench.compare.pairing import Stored
 from kvbench.errors import UsageError
-from kvbench.matrix.cells import CELL_KEYS
+
+if TYPE_CHECKING:
+    from kvbench.compare.pairing import Stored
 
 
 def stored(path: Path, name: str) -> Stored:
     """The run in a folder. Raises UsageError for a folder that is not a run."""
+    from kvbench.compare.pairing import Stored
     from kvbench.records.run import RunDir
 
     return Stored(name, str(path), RunDir(path).load())
@@ -22,6 +25,7 @@ def stored(path: Path, name: str) -> Stored:
 def chosen_cells(runs: Sequence[Stored], expression: str | None) -> list[Collection[str] | None]:
     """The ids of each run's cells for which -k holds, with their baselines. UsageError where the first run
     has none."""
+    from kvbench.matrix.cells import CELL_KEYS
     from kvbench.matrix.select import select
 
     if expression is None:

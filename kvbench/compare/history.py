@@ -1,9 +1,9 @@
 """`kvbench history`: the values of many stored runs over time, and where one changed. Pure.
 
-A line is one metric of one piece of work over the runs that have it, in the order in which they were made. Each run stands beside
-the one before it that has the same work (`kvbench.compare.pairing`): where the two are unlike (protocol, options, data, model, spec, for
-times the machine), the line breaks, and nothing is said across the break. Else the change between them is what `kvbench compare`
-would call it, with Holm's correction over all neighbours and cells.
+A line is one metric of one piece of work over the runs that have it, in the order of creation. Each run is
+compared with the previous one that has the same work (`kvbench.compare.pairing`). If the two are incomparable
+(protocol, options, data, model, spec, for times the machine), the line breaks there. Otherwise the change is
+what `kvbench compare` finds, with Holm's correction over all neighbours and cells.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kvbench.metrics.collect import METRICS, Row
 from kvbench.metrics.declare.metric import BESIDE
 from kvbench.metrics.declare.units import BYTES
 
-# Shown beside what is judged; the change of a ratio to the interleaved baseline is that of the time it is made of.
+# Shown with what is judged; the change of a ratio to the interleaved baseline is that of its time.
 RATIOS = {"itl_ratio": "itl_ms", "ttft_ratio": "ttft_ms"}
 BESIDES = (*RATIOS, "ppl_delta_pct", "kv_ratio_16bit")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One run's value on a line. run: its place in `History.runs`; broken: why the line begins anew here, () where it goes on;
-    change: from the point before, None where that cannot be told."""
+    """One run's value on a line. run: its index in `History.runs`; broken: why the line starts anew here, or
+    (); change: from the previous point, None where it is unknown."""
 
     run: int
     row: Row
@@ -72,7 +72,7 @@ class History:
 
 @dataclass(frozen=True)
 class _Stop:
-    """One piece of work in one run, and how it stands to the run before it on its track."""
+    """One piece of work in one run, paired with the previous run on its track."""
 
     run: int
     cell: str
@@ -115,7 +115,8 @@ def history(
 def _tracks(
     runs: Sequence[Stored], chosen: Sequence[Collection[str] | None]
 ) -> list[tuple[str, list[_Stop]]]:
-    """(runner, its stops) of each piece of work; every run stands beside the last one before it that has the work."""
+    """(runner, its stops) of each piece of work; every run is paired with the previous one that has the
+    work."""
     tracks: list[tuple[str, list[_Stop]]] = []
     for j, run in enumerate(runs):
         taken: set[str] = set()
@@ -167,7 +168,7 @@ def _line(
 
 
 def _of(metric: str, change: Finding | None) -> bool:
-    """A change beside native is one of the ratio to native, and none of the time by itself."""
+    """A change relative to native belongs to the ratio, any other to the time itself."""
     if change is None or change.effect is None:
         return change is not None and metric not in RATIOS
     return (change.effect.kind is BESIDE) == (metric in RATIOS)

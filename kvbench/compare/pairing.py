@@ -1,12 +1,12 @@
-"""Stored runs side by side: which tasks of two runs are the same work, and what forbids to compare them. Pure.
+"""Pairs of the same work in two stored runs, and what makes two runs incomparable. Pure.
 
-Cells are matched by their whole spec; the device, the name of the model and nothing else may differ, since a device is named with
-the result and a model is what its content says. A cell that is left over and has the name of another one in the other run is the
-same cell under another spec, which is a difference to name.
+Cells are matched by their whole spec. Only the device and the model's name may differ: the device is named
+with the result, and a model is identified by its content. A remaining cell that shares its name with one of
+the other run is the same cell under another spec, which is reported as a difference.
 
-Numbers are of one kind only where protocol, options, data, model and spec are the same: whatever differs of them is in
-`Pair.unlike`, a sentence each. An option that says how many samples are taken (`Option.looks`) may differ: what both have is
-compared. Times are also of a machine, so another one is in `Pair.machine`: nothing but times depends on it.
+Numbers are comparable only if protocol, options, data, model and spec are equal; `Pair.unlike` has a sentence
+for each difference. The option that sets the sample size (`Option.looks`) may differ: the shared part is
+compared. Times also depend on the machine, so a difference of machines is in `Pair.machine`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kvbench.records.record import Record
 from kvbench.records.run import Run
 from kvbench.render.labels import Labels
 
-TIMED = ("latency", "transfer")  # their records hold times, which are of one machine
+TIMED = ("latency", "transfer")  # runners whose times depend on the machine
 
-# What may differ between cells that are the same work, from nothing to all of it.
+# Keys that may differ between cells that are the same work; the strictest match wins.
 _LOOSER: tuple[tuple[str, ...], ...] = ((), ("device",), MODEL_NAMES, ("device", *MODEL_NAMES))
 
-# Of a record's environment: what is named where it differs, and what makes a machine.
+# Keys of a record's environment: reported where they differ, and those that identify a machine.
 _NAMED = ("kvbench", "python", "os", "omp_num_threads")
 _PACKAGES = ("torch", "transformers", "triton")
 _MACHINE = ("device", "cpu", "cpu_cores_usable", "threads")
@@ -38,7 +38,7 @@ _MACHINE = ("device", "cpu", "cpu_cores_usable", "threads")
 
 @dataclass(frozen=True)
 class Stored:
-    """A run to compare. name: what sentences call it ("A"); path: of its folder."""
+    """A run to compare. name: its name in sentences ("A"); path: its folder."""
 
     name: str
     path: str
@@ -56,8 +56,8 @@ class Stored:
 
 @dataclass(frozen=True)
 class Side:
-    """One run's part of a pair. record, native: of the task and of its baseline (None: this is the baseline, or it has none);
-    missing: why there is no result, or ""."""
+    """One run's part of a pair. record, native: of the task and of its baseline (None: this is the baseline,
+    or the baseline has no result); missing: why there is no result, or ""."""
 
     run: Stored
     task: Task
@@ -69,8 +69,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """The same work in two runs; second: None where the second run has none of it. unlike, machine: see the module; named: what
-    else differs; shared: both hold one and the same record."""
+    """The same work in two runs. second: None where the second run does not have it. unlike, machine: see the
+    module; named: other differences; shared: both runs hold the same record."""
 
     first: Side
     second: Side | None
@@ -86,7 +86,8 @@ class Pair:
 
 
 def pairs_of(first: Stored, second: Stored, chosen: Collection[str] | None = None) -> list[Pair]:
-    """Each task of the first run on the chosen cells (ids of the first run; None: all), with the same work of the second."""
+    """Each task of the first run on the chosen cells (ids of the first run; None: all), with the same work of
+    the second."""
     cells = [c for c in first.run.manifest.cells if chosen is None or c.id in chosen]
     partner, strangers = match_cells(cells, second.run.manifest.cells)
     found = []
@@ -114,7 +115,7 @@ def pairs_of(first: Stored, second: Stored, chosen: Collection[str] | None = Non
 
 
 def match_cells(first: Sequence[Cell], second: Sequence[Cell]) -> tuple[dict[str, str], dict[str, str]]:
-    """Ids, first -> second: of the same cell, and of cells left over that have one name and unlike specs."""
+    """Ids, first -> second: of equal cells, and of remaining cells that share a name but not a spec."""
     partner: dict[str, str] = {}
     for ignored in _LOOSER:
         groups: list[dict[str, list[str]]] = [{}, {}]
@@ -135,7 +136,7 @@ def match_cells(first: Sequence[Cell], second: Sequence[Cell]) -> tuple[dict[str
 
 
 def _spec_key(spec: Mapping[str, Any], ignored: Collection[str]) -> str:
-    """Keys that an older run did not know have the value that they stand for when they are not named."""
+    """Keys that an older run does not have get their default."""
     return content_hash({k: v for k, v in {**CELL_KEYS, **spec}.items() if k not in ignored})
 
 
@@ -152,19 +153,20 @@ def _side(run: Stored, task: Task, cell: str) -> Side:
 
 
 def _spec_words(first: Stored, second: Stored, here: str, there: str) -> Iterator[str]:
-    """What differs between a cell and its namesake."""
+    """The differences between a cell and the one with its name in the other run."""
     own, other = first.run.cell(here), second.run.cell(there)
     for key, mine, theirs in _differing({**CELL_KEYS, **own.spec}, {**CELL_KEYS, **other.spec}):
-        yield f"cell {_short(own.name)}: {key} is {_short(mine)} in {first.name} and {_short(theirs)} in {second.name}"
+        at = f"cell {_short(own.name)}: {key}"
+        yield f"{at} is {_short(mine)} in {first.name} and {_short(theirs)} in {second.name}"
 
 
 def _short(value: Any) -> str:
-    said = " ".join(text(value).split())
-    return said if len(said) <= 80 else f"{said[:79]}…"
+    line = " ".join(text(value).split())
+    return line if len(line) <= 80 else f"{line[:79]}…"
 
 
 def _examined(pair: Pair) -> Pair:
-    """The pair with what its two sides differ in."""
+    """The pair with the differences of its two sides."""
     first, second = pair.first, pair.second
     assert second is not None
     a, b = first.run.name, second.run.name
@@ -179,18 +181,20 @@ def _examined(pair: Pair) -> Pair:
         mine, theirs = own.facts.get(fact), other.facts.get(fact)
         if mine != theirs:
             unlike.append(f"{what}: {fact} is {_short(mine)} in {a} and {_short(theirs)} in {b}")
-    differing = list(_environments(own.environment, other.environment))
-    named = [
-        f"{name} is {_short(mine)} in {a} and {_short(theirs)} in {b}" for name, mine, theirs in differing
-    ]
-    named += _undigested(first, second)
-    shared = own.started_at == other.started_at and own.samples == other.samples
-    machine = "; ".join(
-        f"{name} is {_short(mine)} in {a} and {_short(theirs)} in {b}"
-        for name, mine, theirs in _machines(own.environment, other.environment)
-    )
+
+    def sentences(differing: Iterator[tuple[str, Any, Any]]) -> list[str]:
+        return [f"{name} is {_short(x)} in {a} and {_short(y)} in {b}" for name, x, y in differing]
+
     return replace(
-        pair, unlike=tuple(unlike), machine=machine, named=tuple(dict.fromkeys(named)), shared=shared
+        pair,
+        unlike=tuple(unlike),
+        machine="; ".join(sentences(_machines(own.environment, other.environment))),
+        named=tuple(
+            dict.fromkeys(
+                (*sentences(_environments(own.environment, other.environment)), *_undigested(first, second))
+            )
+        ),
+        shared=own.started_at == other.started_at and own.samples == other.samples,
     )
 
 
@@ -210,7 +214,7 @@ _UNKNOWN = ("", "not available")
 
 
 def _contents(what: str, first: Side, second: Side) -> Iterator[str]:
-    """Contents of model and data, by their digests; where one run has none, models by their names."""
+    """Differences of model and data, by their digests; where a run has none, of models by their names."""
     own, other = (side.task.digests for side in (first, second))
     a, b = first.run.name, second.run.name
     for part in ("model", "native"):
@@ -223,7 +227,8 @@ def _contents(what: str, first: Side, second: Side) -> Iterator[str]:
             specs = [{**CELL_KEYS, **side.task.spec} for side in (first, second)]
             for key in MODEL_NAMES:
                 if specs[0][key] != specs[1][key]:
-                    yield f"{key} is {_short(specs[0][key])} in {a} and {_short(specs[1][key])} in {b}, and not both say what it holds"
+                    mine, theirs = (_short(spec[key]) for spec in specs)
+                    yield f"{key} is {mine} in {a} and {theirs} in {b}, and not both have a digest of it"
     mine, theirs = own.get("data"), other.get("data")
     known = mine and theirs and not {*mine, *theirs} & set(_UNKNOWN)
     if known and mine != theirs:
@@ -234,12 +239,15 @@ def _undigested(first: Side, second: Side) -> Iterator[str]:
     silent = [s.run.name for s in (first, second) if not s.task.digests.get("model")]
     if silent:
         model = _short(first.task.spec.get("model"))
-        yield f"{' and '.join(silent)} hold no digest of the model; both name {model}, which is taken for the same one"
+        names = " and ".join(silent)
+        yield f"{names} hold no digest of the model; both name {model}, which is taken for the same one"
 
 
 def _environments(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """What of two environments is named where it differs: code, libraries, machine."""
-    sources = [(env.get("identity") or {}).get("kvbench") for env in (own, other)]  # of what measures alone
+    """The reported differences of two environments: code, libraries, machine."""
+    sources = [
+        (env.get("identity") or {}).get("kvbench") for env in (own, other)
+    ]  # only the code that measures
     if not all(sources):
         sources = [env.get("kvbench_source") for env in (own, other)]
     if sources[0] != sources[1]:
@@ -257,7 +265,7 @@ def _environments(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[
 
 
 def _machines(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """What shows that two records are of two machines. A host that one of them does not name says nothing."""
+    """What shows that two records come from two machines. An unnamed host shows nothing."""
     if own.get("host") and other.get("host") and own["host"] != other["host"]:
         yield "the host", own["host"], other["host"]
     for key in _MACHINE:

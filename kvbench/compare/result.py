@@ -1,4 +1,4 @@
-"""What a comparison of stored runs finds, in sentences, and the exit code that it adds up to."""
+"""The findings of a comparison of stored runs as sentences, and its exit code."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ NOT_EVALUATED, NOT_JUDGED = "not_evaluated", "not_judged"
 
 @dataclass(frozen=True)
 class Finding:
-    """What is found of one metric on one task of two runs.
+    """The finding for one metric on one task of two runs.
 
-    runs: the names of the two; metric: "" where the whole task has no result; cell: its id in the first run; place: the cells in
-    words; cells: their names there; first, second: the metric's values as each run reports them; effect: the change, None where there is none; margin:
-    of its unit; adjusted: p-value of the margin after Holm over `family` changes; mde, n_needed: as of `verdict.Outcome`.
+    runs: names of the two; metric: "" where the whole task has no result; cell: its id in the first run;
+    place: the cells in words; cells: their names; first, second: the metric's values in each run; effect: the
+    change, None where there is none; margin: in its unit; adjusted: p-value of the margin after Holm over
+    `family` changes; mde, n_needed: as in `verdict.Outcome`.
     """
 
     runs: tuple[str, str]
@@ -55,17 +56,13 @@ class Finding:
     @property
     def sentence(self) -> str:
         """`int8_sym batch 1 context 512: itl_ms is 5.1% slower [3.9, 6.3], 10 pairs: worse.`"""
-        return one_line(self._said)
+        return one_line(self._sentence())
 
-    @property
-    def _said(self) -> str:
+    def _sentence(self) -> str:
         at = f"{self.place}: {self.subject}"
         if self.effect is None:
-            return (
-                f"{at} was not compared: {self.reason}."
-                if self.outcome == NOT_EVALUATED
-                else f"{at}: {self.reason}."
-            )
+            not_compared = " was not compared" if self.outcome == NOT_EVALUATED else ""
+            return f"{at}{not_compared}: {self.reason}."
         effect = self.effect
         parts = [
             spoken(effect),
@@ -73,15 +70,15 @@ class Finding:
             f"by itself {spoken(effect.beside)}" if effect.beside else "",
         ]
         word = {SAME: "the same", UNDECIDED: "undecided"}.get(self.outcome, self.outcome)
-        said = f"{at} is {', '.join(filter(None, parts))}: {word}"
-        said += f" ({self.reason})" if self.reason else ""
-        return f"{said}, partial: {self.partial}." if self.partial else f"{said}."
+        found = f"{at} is {', '.join(filter(None, parts))}: {word}"
+        found += f" ({self.reason})" if self.reason else ""
+        return f"{found}, partial: {self.partial}." if self.partial else f"{found}."
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """runs: the first is the reference; faults: (run, sentence) of what no check may overlook in one run alone; named: what
-    differs and forbids nothing, and what only one run has."""
+    """runs: the first is the reference; faults: (run, sentence) of failures within one run; named:
+    differences that do not prevent the comparison, and what only one run has."""
 
     runs: tuple[Stored, ...]
     faults: tuple[tuple[str, str], ...]
@@ -99,8 +96,8 @@ class Comparison:
 
 
 def exit_code_of(faults: Sequence[object], findings: Sequence[Finding]) -> int:
-    """1 something is worse, or the evidence of a run does not hold; else 3 something could not be evaluated, or nothing was; else
-    4 undecided; else 0."""
+    """1: something is worse or a run is invalid; else 3: something, or everything, could not be evaluated;
+    else 4: undecided; else 0."""
     found = {finding.outcome for finding in findings}
     if faults or WORSE in found:
         return 1
@@ -110,7 +107,7 @@ def exit_code_of(faults: Sequence[object], findings: Sequence[Finding]) -> int:
 
 
 def spoken(effect: Effect | Unable) -> str:
-    """`5.1% slower [3.9, 6.3]`, the interval on the side that the word says."""
+    """`5.1% slower [3.9, 6.3]`; the interval has the sign of the word."""
     if isinstance(effect, Unable):
         return f"not compared ({effect.why})"
     more, less = effect.kind.more, effect.kind.less
@@ -133,7 +130,7 @@ def spoken(effect: Effect | Unable) -> str:
 
 
 def _decimals(ends: Sequence[float], value: float) -> int:
-    """As many as give the interval's width two digits."""
+    """Decimals that give the interval's width two digits."""
     width = ends[1] - ends[0] if ends else abs(value)
     least = 1 if width < 100 else 0
     return min(8, max(least, 1 - math.floor(math.log10(width)))) if 0 < width < math.inf else 1

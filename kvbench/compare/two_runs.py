@@ -1,14 +1,15 @@
-"""`kvbench compare`: whether a stored run is better or worse than another one, from the raw samples of both. Pure.
+"""`kvbench compare`: whether a stored run is better or worse than another one, from the raw samples of both.
+Pure.
 
-    worse, better   the whole interval lies beyond the margin, and still does after Holm over the family
-    same            the whole interval lies within the margin, and so much data could have shown the margin; or every number
-                    that was compared is the same to the last bit
-    undecided       everything between, and whatever the machine's state may have made
-    not_evaluated   one of the two has no result, or times of two machines stand against each other
-    not_judged      shown, and left to the gate: a value without samples that could be paired
+    worse, better   the whole interval is beyond the margin, also after Holm's correction over the family
+    same            the whole interval is within the margin and there was enough data to detect the margin,
+                    or all compared numbers are equal to the last bit
+    undecided       anything else, and what the machine's state may explain
+    not_evaluated   one of the two runs has no result, or the times are from two machines
+    not_judged      shown only: a value without samples that can be paired
 
-It is `kvbench.gate.decide` with the margin as the limit on either side of no change. A family is one metric and variant over cells and
-runs. Better and worse are told by the metric's own direction.
+The rule is `kvbench.gate.decide` with the margin as the limit on both sides of no change. A family is one
+metric and variant over cells and runs. The metric's own direction separates better from worse.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from kvbench.records.record import NOT_EVALUATED as NOT_AVAILABLE
 from kvbench.render.numbers import counted_of
 from kvbench.stats.power import Spread
 
-UNJUDGED = "shown, not judged: it has no samples of its own that could be paired"
+UNJUDGED = "shown, not judged: it has no samples that can be paired"
 
 
 def compare(
@@ -49,9 +50,9 @@ def compare(
     only: Collection[str] = (),
     margin: float | None = None,
 ) -> Comparison:
-    """Each run against the first. chosen: ids of the cells of each run (None: all of them); only: metrics, all where empty; margin: in
-    % or points, of everything but bytes. Raises UsageError for runs that may not be compared, with a sentence for each difference.
-    """
+    """Each run compared with the first. chosen: ids of the cells of each run (None: all); only: metrics
+    (empty: all); margin: in % or points, for everything but bytes. Raises UsageError for incomparable runs,
+    with a sentence for each difference."""
     reference, chosen = runs[0], list(chosen) or [None] * len(runs)
     wanted = [
         pair
@@ -82,8 +83,8 @@ def refuse(runs: Sequence[Stored], pairs: Sequence[Pair]) -> None:
     if unlike:
         lines = "\n".join(f"  {sentence}." for sentence in unlike)
         raise UsageError(
-            f"{where} may not be compared, since they are not of the same work:\n{lines}\nMeasure again with what is meant, or compare "
-            "what is alike with -k and --only."
+            f"{where} may not be compared, since they did not measure the same work:\n{lines}\n"
+            "Measure again with equal settings, or select what is comparable with -k and --only."
         )
     if not any(pair.second for pair in pairs):
         names = "\n".join(
@@ -93,18 +94,18 @@ def refuse(runs: Sequence[Stored], pairs: Sequence[Pair]) -> None:
 
 
 def shared(pairs: Sequence[Pair]) -> Iterator[str]:
-    """The records that stand in both runs: what was measured once says nothing of how far two measurements are apart."""
+    """The records that both runs share: one measurement does not show how far two measurements differ."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for pair in pairs:
         if pair.shared and pair.second:
             what = pair.first.task.title
             found.setdefault((pair.first.run.name, pair.second.run.name), {})[what] = None
     for (a, b), works in found.items():
-        yield f"{a} and {b} hold the very same records, measured once, of {', '.join(works)}"
+        yield f"{a} and {b} share the same records, measured once, of {', '.join(works)}"
 
 
 def faults_of(run: Stored, chosen: Collection[str] | None) -> Iterator[str]:
-    """What fails in one run whatever a policy says: its evidence, impossible values, scorers that measure nothing."""
+    """What fails in one run without any policy: its evidence, impossible values, degenerate scores."""
     verdict = gate.evaluate(None, run.run, list(run.rows.values()))
     for outcome in verdict.outcomes:
         if outcome.status == FAIL and (
@@ -114,7 +115,7 @@ def faults_of(run: Stored, chosen: Collection[str] | None) -> Iterator[str]:
 
 
 def only_there(first: Stored, second: Stored, chosen: Collection[str] | None) -> Iterator[str]:
-    """What the second run has beyond the first: it is compared with nothing."""
+    """Work that only the second run has, so it is compared with nothing."""
     partner, _ = match_cells(first.run.manifest.cells, second.run.manifest.cells)
     back = {there: here for here, there in partner.items()}
     for task in second.run.tasks:
@@ -122,11 +123,12 @@ def only_there(first: Stored, second: Stored, chosen: Collection[str] | None) ->
         work = task.runner, task.variant
         if mine and not any(first.run.task_at(back.get(cell, ""), *work) for cell in mine):
             at = place_of(second, task.runner, mine[0])
-            yield f"only {second.name} has {' '.join(filter(None, work))} on {at}, so it is compared with nothing"
+            what = " ".join(filter(None, work))
+            yield f"only {second.name} has {what} on {at}, so it is compared with nothing"
 
 
 def judge(pairs: Sequence[Pair], only: Collection[str] = (), margin: float | None = None) -> list[Finding]:
-    """What is found of every metric of pairs that may be compared; the families of Holm's correction are over all of them."""
+    """A finding for every metric of comparable pairs; the families of Holm's correction span all of them."""
     found = [finding for pair in pairs for finding in _raw(pair, only)]
     cases = [(pair, finding) for pair, finding in found if finding.effect is not None]
     limits = [_limits(finding, margin) for _, finding in cases]
@@ -146,7 +148,7 @@ def judge(pairs: Sequence[Pair], only: Collection[str] = (), margin: float | Non
 
 
 def _raw(pair: Pair, only: Collection[str]) -> Iterator[tuple[Pair, Finding]]:
-    """Findings that are still to be ruled (those with an effect), and those that need no ruling."""
+    """Findings that still need a decision (those with an effect), and those that do not."""
     first, second = pair.first, pair.second
     base = _finding(pair)
     if second is None:
@@ -209,7 +211,8 @@ def _finding(pair: Pair) -> Finding:
     label = first.run.labels.subject(pair.runner, first.cell)
     names = first.run.run.names
     return Finding(
-        (first.run.name, pair.there), "", pair.runner, first.task.variant, first.cell, place_of(first.run, pair.runner, first.cell),
+        (first.run.name, pair.there), "", pair.runner, first.task.variant, first.cell,
+        place_of(first.run, pair.runner, first.cell),
         tuple(names[cell] for cell in label.cells if cell in names), NOT_EVALUATED, "",
     )  # fmt: skip
 
@@ -220,7 +223,7 @@ def place_of(run: Stored, runner: str, cell: str) -> str:
 
 
 def _limits(finding: Finding, margin: float | None) -> Limits:
-    """As far to one side of no change as to the other, on the scale of the unit."""
+    """Limits at the same distance on both sides of no change, on the unit's scale."""
     effect = finding.effect
     assert effect is not None
     most = effect.kind.margin if margin is None or effect.kind is EXACT else margin
@@ -253,59 +256,41 @@ def _ruled(
     outcome = {PASS: SAME, FAIL: beyond}.get(ruling.status, UNDECIDED)
     within = f"within {limits.high:g} {effect.unit}".replace(" %", "%")
     if outcome == UNDECIDED:
-        return replace(
-            known,
-            outcome=outcome,
-            reason=_open(ruling.reason, within, ruling.n_needed, effect, ruling.hopeless),
-        )
-    if why := _doubt(pair, effect, outcome, limits):
+        needed = ruling.n_needed
+        more = f"; {ruling.no_n}" if ruling.no_n else ""
+        if needed:
+            more = f"; n needed: about {needed:,} {counted_of(needed, effect.counted)} in each run"
+        return replace(known, outcome=outcome, reason=f"{within}: {ruling.text}{more}")
+    if why := _machine_state(pair, effect, outcome, limits):
         return replace(known, outcome=UNDECIDED, reason=f"it would be {outcome}, but {why}")
     return replace(
         known, outcome=outcome, reason="exact" if effect.kind is EXACT else within if outcome == SAME else ""
     )
 
 
-def _open(reason: str, within: str, needed: int | None, effect: Effect, hopeless: str) -> str:
-    more = (
-        f"; n needed: about {needed:,} {counted_of(needed, effect.counted)} in each run"
-        if needed
-        else f"; {hopeless}"
-        if hopeless
-        else ""
-    )
-    return f"{within}: {reason}{more}"
-
-
-def _doubt(pair: Pair, effect: Effect, outcome: str, limits: Limits) -> str:
-    """What the machine's state may have made of a time: each run's own times are held to the other's, as a gate holds them to a
-    limit (`kvbench.gate.latency_validity`). A time by itself is also one of a machine that was busy."""
+def _machine_state(pair: Pair, effect: Effect, outcome: str, limits: Limits) -> str:
+    """Why the machine's state makes a time unreliable, or "". Each run's times are checked against the
+    other's as a gate checks them against a limit (`kvbench.gate.latency_validity`); a time without native
+    also against the load of the machine."""
     if pair.runner != "latency" or pair.second is None:
         return ""
-    metric = (
-        {"itl_ms": "itl_ratio", "ttft_ms": "ttft_ratio"}[effect.metric]
-        if effect.kind is BESIDE
-        else effect.metric
-    )
+    metric = effect.metric.replace("_ms", "_ratio") if effect.kind is BESIDE else effect.metric
     sides = (pair.first, pair.second)
     values = [_value(side, metric) for side in sides]
     up, ends = effect.value > 0, (1 + limits.low / 100, 1 + limits.high / 100)
-    said = [_busy(side) for side in sides] if effect.kind is ALONE else []
+    reasons = [_busy(side) for side in sides] if effect.kind is ALONE else []
     for i, (side, row) in enumerate(zip(sides, values, strict=True)):
         other = values[1 - i]
         if row is None or other is None or other.value is None or side.record is None:
             return ""
         low, high = (other.value * end for end in ends)
         higher = up == (i == 1)  # this run's times are the longer ones
-        held = (
-            Limits(low, high)
-            if outcome == SAME
-            else Limits(-math.inf, high)
-            if higher
-            else Limits(low, math.inf)
-        )
+        held = Limits(-math.inf, high) if higher else Limits(low, math.inf)
+        if outcome == SAME:
+            held = Limits(low, high)
         if why := doubts.doubt(side.record, row, held, PASS if outcome == SAME else FAIL):
-            said.append(f"in {side.run.name} {why}")
-    return "; ".join(filter(None, said))
+            reasons.append(f"in {side.run.name} {why}")
+    return "; ".join(filter(None, reasons))
 
 
 def _value(side: Side, metric: str) -> Row | None:
@@ -313,25 +298,17 @@ def _value(side: Side, metric: str) -> Row | None:
     found = next((v for v in latency.values(side.record, None) if v.metric == metric), None)
     if found is None:
         return None
-    return Row(
-        side.cell,
-        metric,
-        "",
-        found.value,
-        METRICS[metric].unit,
-        found.n,
-        found.low,
-        found.high,
-        units=found.units,
-    )
+    unit = METRICS[metric].unit
+    return Row(side.cell, metric, "", found.value, unit, found.n, found.low, found.high, units=found.units)
 
 
 def _busy(side: Side) -> str:
-    """A load of more than a process for each CPU, beside this one."""
+    """A sentence if other processes kept the CPUs busy, or ""."""
     load = side.record.facts.get("host_load") if side.record else None
     if not load or not load.get("cpus"):
         return ""
     high = max(load["before"], load["after"])
     if high <= load["cpus"] + 1:
         return ""
-    return f"{side.run.name} was measured under a load of {high:.1f} on {load['cpus']} CPUs, which no native arm beside it cancels"
+    under = f"{side.run.name} was measured under a load of {high:.1f} on {load['cpus']} CPUs"
+    return f"{under}, and no interleaved native arm cancels that"

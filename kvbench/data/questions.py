@@ -1,7 +1,7 @@
 """Multiple-choice questions: found, read and hashed.
 
-    mmlu, ceval, arc_easy, arc_challenge   gzipped JSON lines below the data directory, or the hub when that is allowed
-    cloze                                  made here from any corpus: which of four continuations is the true one
+    mmlu, ceval, arc_easy, arc_challenge   gzipped JSON lines below the data directory, or the hub if allowed
+    cloze                                  made here from a corpus: which of four continuations is true
 
 Text is kept verbatim, upstream's mistakes included: scores on corrected questions would compare with
 nobody's.
@@ -62,7 +62,8 @@ class Source:
 SOURCES: dict[str, Source] = {
     "mmlu": Source("mmlu/test.jsonl.gz", "mmlu/dev.jsonl.gz", "MMLU, test split, examples from dev", "MIT"),
     "ceval": Source(
-        "ceval/val.jsonl.gz", "ceval/dev.jsonl.gz", "C-Eval, val split, examples from dev", "CC BY-NC-SA 4.0 (non-commercial)"
+        "ceval/val.jsonl.gz", "ceval/dev.jsonl.gz", "C-Eval, val split, examples from dev",
+        "CC BY-NC-SA 4.0 (non-commercial)",
     ),
     "arc_easy": Source(
         "arc/easy_test.jsonl.gz", "arc/easy_validation.jsonl.gz",

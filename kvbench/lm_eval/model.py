@@ -188,7 +188,7 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         return answers
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Each text in disjoint windows of `max_length` with one token of context, every token scored once."""
+        """Each text in disjoint windows of `max_length` with one token of context; scores each token once."""
         windows: list[Encoded] = []
         counts = []
         for (text,) in (request.args for request in requests):

@@ -50,7 +50,8 @@ def _watts(milliwatts: int) -> float:
 
 
 STATE: dict[str, Query] = {  # read every time
-    "reasons": (("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), (), words),
+    "reasons": (
+        ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), (), words),
     "sm_mhz": (("nvmlDeviceGetClockInfo",), (_SM,), int),
     "memory_mhz": (("nvmlDeviceGetClockInfo",), (_MEMORY,), int),
     "temperature_c": (("nvmlDeviceGetTemperature",), (_GPU_SENSOR,), int),

@@ -42,7 +42,7 @@ class Request:
 
 def request_of(spec: Mapping[str, Any]) -> Request:
     """The request of a cell whose `device` and `dtype` are resolved."""
-    keys = ("kv_format", "weights", "backend", "gemm", "fallback", "device", "dtype", "page_size", "prefill_reads", "decode", "compile", "kv_splits")  # fmt: skip
+    keys = [f.name for f in fields(Request) if f.name != "interpreter"]
     return Request(**{key: spec[key] for key in keys}, interpreter=interpreting())
 
 

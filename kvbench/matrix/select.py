@@ -1,4 +1,4 @@
-"""`-k EXPR`: some of a matrix's cells, by an expression as pytest has it, together with their baselines.
+"""`-k EXPR`: select cells by an expression like pytest's, together with their baselines.
 
 kv_format=int8_sym and not batch=4        key=value: that cell key has that value
 int8 or (fp8 and context=128)             a bare word: the cell's name contains it
@@ -20,9 +20,9 @@ Predicate = Callable[[Cell], bool]
 
 
 def select(cells: Sequence[Cell], expression: str) -> tuple[Cell, ...]:
-    """The cells for which the expression holds, and their baselines, in the old order.
+    """The cells for which the expression holds, and their baselines, in their order.
 
-    Raises UsageError for an expression that cannot be read, and for one that selects nothing.
+    Raises UsageError for an expression that cannot be read, and for one that selects no cell.
     """
     holds = _Parser(expression).whole()
     chosen = [cell for cell in cells if holds(cell)]
@@ -45,7 +45,7 @@ class _Parser:
     def whole(self) -> Predicate:
         predicate = self.or_()
         if self.words:
-            raise self.unreadable(f"{self.words[0]!r} is not expected there.")
+            raise self.unreadable(f"{self.words[0]!r} is not expected here.")
         return predicate
 
     def or_(self) -> Predicate:
@@ -71,7 +71,7 @@ class _Parser:
             return inner
         if not self.words or self.words[0] in (")", "and", "or"):
             found = repr(self.words[0]) if self.words else "the end"
-            raise self.unreadable(f"a key=value or a part of a cell's name is due where {found} stands.")
+            raise self.unreadable(f"expected key=value or a part of a cell's name, got {found}.")
         return self.word(self.words.pop(0))
 
     def word(self, word: str) -> Predicate:
@@ -83,7 +83,7 @@ class _Parser:
             if key not in CELL_KEYS:
                 accepted = ", ".join(CELL_KEYS)
                 raise self.unreadable(
-                    f"{key} is no cell key ({accepted}).{suggestion(key, CELL_KEYS)}".rstrip(".")
+                    f"{key} is not a cell key ({accepted}).{suggestion(key, CELL_KEYS)}".rstrip(".")
                 )
         return lambda cell: all(_is(cell.spec[key], value) for key, value in wanted)
 

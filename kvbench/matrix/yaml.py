@@ -12,10 +12,10 @@ document, an empty file, a number too large for a float, tabs in place of spaces
 
 A reader collects all mistakes before it raises:
 
-    document = read(path)                  # raises for what cannot be parsed at all problems =
-    Problems(document)          # starts with what the loader itself found problems.add(("axes", "batch", 1),
-    'batch: expected a whole number, got "8".', "wrong_type") problems.raise_if_any()                # one
-    ConfigError, one line for each mistake: file:line:column: sentence
+    document = read(path)                  # raises for what cannot be parsed at all
+    problems = Problems(document)          # starts with what the loader itself found
+    problems.add(("axes", "batch", 1), 'batch: expected a whole number, got "8".', "wrong_type")
+    problems.raise_if_any()                # one ConfigError, a line for each mistake
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Greedy tokens compared with the baseline's, along the native history (teacher-forced) and along the cell's own
-(free-running): first divergence, its margin, the noise floor, length.
-"""
+"""Greedy tokens compared with the baseline's, along the native history (teacher-forced) and along the cell's
+own (free-running): first divergence, its margin, the noise floor, length."""
 
 from __future__ import annotations
 
@@ -15,11 +14,13 @@ from kvbench.metrics.generate import distinct_ngrams
 from kvbench.records.record import Record
 from kvbench.stats.intervals import largest
 
-# Below this share of different 4-grams a text is mostly repetition (plain prose of this length has above 0.9).
+# Below this share of different 4-grams a text is mostly repetition (plain prose of this length has above
+# 0.9).
 LOOPS = 0.5
 
-# By dtype: how far rounding can move the gap of two logits. Two ways to compute the same logits differ in summation order, and a
-# K/V that differs in its last bit may be stored as the neighbouring code. Logits of text models are of the order of 20.
+# By dtype: how far rounding can move the gap of two logits. Two ways to compute the same logits differ in
+# summation order, and a K/V that differs in its last bit may be stored as the neighbouring code. Logits of
+# text models are of the order of 20.
 NEAR_TIE = {"float32": 0.05, "float16": 0.2, "bfloat16": 0.5}
 
 COMPARABLE = ("steps", "prompt_tokens", "prompt_sha")
@@ -47,7 +48,8 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
 
 
 def _prefixed(native: Record) -> Value:
-    """How many steps of the baseline's text change behind a line end before the prompt, step by step along its own history."""
+    """How many steps of the baseline's text change behind a line end before the prompt, step by step along
+    its own history."""
     behind, tokens = native.samples.get("prefix_tokens"), native.samples["tokens"]
     if not behind:
         reason = native.facts.get("prefix", "the record has no such pass")
@@ -56,10 +58,12 @@ def _prefixed(native: Record) -> Value:
 
 
 def margin_noise(native: Record) -> tuple[float | None, str]:
-    """The largest change of a step's top-2 margin between the baseline's two runs, and ""; or None and the reason.
+    """The largest change of a step's top-2 margin between the baseline's two runs, and ""; or None and the
+    reason.
 
-    Where the argmax flipped, the margin went through zero: both sides of it count. None and "" where the record has no
-    second run; None with a reason where a margin moved by more than `NEAR_TIE`: it would hide every divergence below it.
+    Where the argmax flipped, the margin went through zero: both sides of it count. None and "" where the
+    record has no second run; None with a reason where a margin moved by more than `NEAR_TIE`: it would hide
+    every divergence below it.
     """
     margins, again = native.samples["margins"], native.samples.get("aa_margins")
     if not again:
@@ -70,8 +74,9 @@ def margin_noise(native: Record) -> tuple[float | None, str]:
     most, dtype = largest(moved), native.spec["dtype"]
     if math.isfinite(most) and most > NEAR_TIE[dtype]:
         return None, (
-            f"the native margin of step {moved.index(most)} moved by {most:.3g} logit between two runs; rounding in "
-            f"{dtype} explains {NEAR_TIE[dtype]:g}. It is no noise floor, so no divergence is called real or a near-tie"
+            f"the native margin of step {moved.index(most)} moved by {most:.3g} logit between two runs; "
+            f"rounding in {dtype} explains {NEAR_TIE[dtype]:g}. It is no noise floor, so no divergence is "
+            "called real or a near-tie"
         )
     return most, ""
 
@@ -114,7 +119,8 @@ def _against(record: Record, baseline: Record) -> Iterator[Value]:
 
 
 def _length(record: Record, baseline: Record) -> Value:
-    """Tokens up to the first end-of-text token, along the native history; a text that does not end counts all steps."""
+    """Tokens up to the first end-of-text token, along the native history; a text that does not end counts all
+    steps."""
     ends = set(baseline.facts.get("end_ids") or ())
     if not ends:
         return Value("length_ratio", None, note="the tokenizer has no end-of-text token")
@@ -130,7 +136,8 @@ def _until(tokens: Sequence[int], ends: set[int]) -> int:
 
 
 def _step_change(metric: Metric, first: Measured, second: Measured) -> Effect | Unable | None:
-    """Both runs followed their own native text, so steps are pairs as long as the two native texts are equal."""
+    """Both runs followed their own native text, so steps are pairs as long as the two native texts are
+    equal."""
     if not first.native or not second.native:
         return None  # a baseline agrees with itself
     natives = [native.samples["tokens"] for native in (first.native, second.native)]

@@ -22,9 +22,10 @@ from kvbench.records.run import Run
 class Row:
     """One value of one metric on one cell.
 
-    value: None if it was not measured (`note` says why); NaN stays NaN. low, high: 95% interval or None. n: samples; units:
-    documents, subjects or pairs behind a t-interval, None for a normal interval. variant: data set and protocol, or "".
-    baseline: id of the cell that a difference is taken from, else None. partial: as in Record.
+    value: None if it was not measured (`note` says why); NaN stays NaN. low, high: 95% interval or None. n:
+    samples; units: documents, subjects or pairs behind a t-interval, None for a normal interval. variant:
+    data set and protocol, or "". baseline: id of the cell that a difference is taken from, else None.
+    partial: as in Record.
     """
 
     cell: str
@@ -82,8 +83,9 @@ METRICS: dict[str, Metric] = {
 def derive(run: Run) -> list[Row]:
     """Rows of every metric of every task of the manifest, on each of the task's cells, in manifest order.
 
-    Pure. Every metric of a task's runner has a row: where there is no value (the task failed, was refused or did not
-    run, the baseline has no result, or the two are not comparable) the value is None and the note says why.
+    Pure. Every metric of a task's runner has a row: where there is no value (the task failed, was refused or
+    did not run, the baseline has no result, or the two are not comparable) the value is None and the note
+    says why.
     """
     lines = contexts.values(run)  # of several records together
     rows: list[Row] = []
@@ -112,7 +114,8 @@ def implausible(metric: Metric, value: float) -> bool:
 
 
 def problem(record: Record | None, missing: str = "not run") -> str:
-    """Why this record has no values, as the beginning of a note, or "". missing: the reason where there is no record."""
+    """Why this record has no values, as the beginning of a note, or "". missing: the reason where there is no
+    record."""
     if record is None:
         return missing
     if record.status == OK:

@@ -1,4 +1,5 @@
-"""Lines through the ITL of cells that differ in their context alone: what a token of context costs, and where a format pays."""
+"""Lines through the ITL of cells that differ in their context alone: what a token of context costs, and where
+a format pays."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _MACHINE = ("device", "cpu", "gpus", "threads")
 
 
 def values(run: Run) -> dict[str, list[Value]]:
-    """Key of a latency task -> the values of the line that it is a point of; equal for all points of a line."""
+    """Key of a latency task -> the values of the line that it is a point of; equal for all points of a
+    line."""
     members: dict[str, list[str]] = {}
     for task in run.tasks:
         if task.runner == "latency" and "context" in task.spec:

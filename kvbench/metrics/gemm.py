@@ -1,6 +1,5 @@
-"""Products of the linear layers compared with float64 products on the dequantized weight: the worst case by path
-and number of rows, and which path took which rows.
-"""
+"""Products of the linear layers compared with float64 products on the dequantized weight: the worst case by
+path and number of rows, and which path took which rows."""
 
 from __future__ import annotations
 
@@ -49,7 +48,8 @@ def _error(sweep: Sequence[At]) -> Value:
 
 
 def _first_row(products: Sequence[Mapping[str, Any]]) -> Iterator[Value]:
-    """How the first row of output, whose input is fixed, changes from each number of rows of a product to the next."""
+    """How the first row of output, whose input is fixed, changes from each number of rows of a product to the
+    next."""
     steps = [
         (product, before, row)
         for product in products

@@ -1,10 +1,10 @@
-"""Repetition of n-grams in the cell's own greedy text: when it starts to repeat itself, where it ends, and where
-it leaves the baseline's text.
+"""Repetition of n-grams in the cell's own greedy text: when it starts to repeat itself, where it ends, and
+where it leaves the baseline's text.
 
-A small model repeats itself natively too, so a collapse is what the candidate does and native does not, prompt by prompt: its text
-only repeats itself from before a quarter of native's own onset, or ends before a quarter of native's useful tokens. Texts that
-diverge at a near-tie often start to loop at tokens that differ by a factor of two, but not by four. Prompts where native ends at
-once are left out.
+A small model repeats itself natively too, so a collapse is what the candidate does and native does not,
+prompt by prompt: its text only repeats itself from before a quarter of native's own onset, or ends before a
+quarter of native's useful tokens. Texts that diverge at a near-tie often start to loop at tokens that differ
+by a factor of two, but not by four. Prompts where native ends at once are left out.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def texts_of(record: Record) -> list[Tokens]:
 
 
 def useful_tokens(record: Record) -> list[int | None]:
-    """For each prompt, the tokens before its text only repeats itself or ends, whichever comes first; None where it does neither."""
+    """For each prompt, the tokens before its text only repeats itself or ends, whichever comes first; None
+    where it does neither."""
     ends = zip(map(degeneration_onset, texts_of(record)), record.samples["eos"], strict=True)
     return [min((at for at in pair if at is not None), default=None) for pair in ends]
 
@@ -82,14 +83,15 @@ def _against(
 def collapsed(
     onset: int | None, end: int | None, native_onset: int | None, native_useful: int, steps: int
 ) -> bool:
-    """Whether a text repeats itself before `EARLY` of native's onset (`steps` where it has none), or ends before that share of
-    native's useful tokens."""
+    """Whether a text repeats itself before `EARLY` of native's onset (`steps` where it has none), or ends
+    before that share of native's useful tokens."""
     repeats = onset is not None and onset < EARLY * (steps if native_onset is None else native_onset)
     return repeats or (end is not None and end < EARLY * native_useful)
 
 
 def _censored(metric: str, found: Sequence[int | None], steps: int) -> Value:
-    """The lower median over the prompts, an observed value; the number of steps replaces None (right-censored)."""
+    """The lower median over the prompts, an observed value; the number of steps replaces None
+    (right-censored)."""
     each = ", ".join("none" if at is None else str(at) for at in found)
     return Value(metric, median_low(steps if at is None else at for at in found), steps, note=f"each: {each}")
 
@@ -119,8 +121,8 @@ def distinct_ngrams(tokens: Sequence[int], n: int) -> float | None:
 
 
 def longest_loop(tokens: Sequence[int]) -> Loop | None:
-    """The loop with the most tokens, at least `COPIES` copies and `SHORTEST` tokens; of equal ones the one with the smallest
-    period, then the earliest. The last copy may be cut off."""
+    """The loop with the most tokens, at least `COPIES` copies and `SHORTEST` tokens; of equal ones the one
+    with the smallest period, then the earliest. The last copy may be cut off."""
     best: Loop | None = None
     for period in range(1, min(LONGEST_PERIOD, len(tokens) // COPIES) + 1):
         start = period
@@ -138,9 +140,9 @@ def longest_loop(tokens: Sequence[int]) -> Loop | None:
 def degeneration_onset(tokens: Sequence[int]) -> int | None:
     """The token from which the text only repeats itself to its end; None where it does not.
 
-    A token is repeated when the `GRAM` tokens that end with it occurred earlier. The onset is the earliest repeated token from
-    which at least `STALE` of the `SHORTEST_TAIL` or more tokens to the end are repeated. This finds loops of any period and
-    loops that vary a little.
+    A token is repeated when the `GRAM` tokens that end with it occurred earlier. The onset is the earliest
+    repeated token from which at least `STALE` of the `SHORTEST_TAIL` or more tokens to the end are repeated.
+    This finds loops of any period and loops that vary a little.
     """
     seen: set[tuple[int, ...]] = set()
     repeated = [False] * len(tokens)

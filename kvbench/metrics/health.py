@@ -33,8 +33,9 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
 
 
 def faults(record: Record, layers: int | None) -> Iterator[str]:
-    """What is impossible about the record's sides, as sentences without a full stop: sides that are missing or given twice, a
-    side with the numbers of another layer's, a quantized side that holds values but lost nothing.
+    """What is impossible about the record's sides, as sentences without a full stop: sides that are missing
+    or given twice, a side with the numbers of another layer's, a quantized side that holds values but lost
+    nothing.
 
     layers: how many the store had; None: unknown, then the highest layer number counts.
     """
@@ -60,7 +61,8 @@ def faults(record: Record, layers: int | None) -> Iterator[str]:
             if same:
                 yield f"{name} has the numbers of {_name(same[0])}, to the last digit"
             if quantized and side["error"] == 0:
-                yield f"{name} lost nothing (error 0) in {record.facts['format']}, though it holds values up to {side['amax']:.4g}"
+                kept = f"{name} lost nothing (error 0) in {record.facts['format']}"
+                yield f"{kept}, though it holds values up to {side['amax']:.4g}"
         seen.append(side)
 
 

@@ -1,6 +1,5 @@
-"""TTFT and ITL as serving benchmarks define them (ITL is the gap between tokens of one sequence, without TTFT),
-rates, and ratios over interleaved pairs of requests (A B B A).
-"""
+"""TTFT and ITL as serving benchmarks define them (ITL is the gap between tokens of one sequence, without
+TTFT), rates, and ratios over interleaved pairs of requests (A B B A)."""
 
 from __future__ import annotations
 
@@ -26,7 +25,8 @@ NO_GAP = "one output token has no gap"
 
 
 def values(record: Record, baseline: Record | None) -> Iterator[Value]:
-    """The ratios come from this record's own arms (A B B A in one process), not from the baseline's record."""
+    """The ratios come from this record's own arms (A B B A in one process), not from the baseline's
+    record."""
     arms = sorted(record.samples["arms"], key=lambda arm: arm["order"])
     own = [arm for arm in arms if arm["arm"] == "candidate"]
     other = [arm for arm in arms if arm["arm"] == "baseline"]
@@ -80,8 +80,8 @@ def _totals(arms: Sequence[Arm]) -> Iterator[Value]:
     at = max(range(len(arms)), key=lambda i: (off[i] != off[i], off[i]))
     worst = arms[at]
     note = (
-        f"request {worst['order']} took {worst['total_ms']:.6g} ms, but its TTFT and {len(worst['itl_ms'])} steps "
-        f"add up to {parts[at]:.6g} ms"
+        f"request {worst['order']} took {worst['total_ms']:.6g} ms, but its TTFT and "
+        f"{len(worst['itl_ms'])} steps add up to {parts[at]:.6g} ms"
     )
     yield Value("request_difference_ms", largest(off), len(arms), note=note if off[at] != 0 else "")
 
@@ -138,7 +138,8 @@ def _throttled(arms: Sequence[Arm]) -> Value:
 
 
 def _bandwidth(arms: Sequence[Arm], facts: Mapping[str, Any]) -> Iterator[Value]:
-    """Bytes that a step must read over the mean gap, and the part beyond the cache over the device's copy bandwidth."""
+    """Bytes that a step must read over the mean gap, and the part beyond the cache over the device's copy
+    bandwidth."""
     gaps, problem = _gaps(arms)
     n, reads = len(gaps), facts.get("arms", {}).get("candidate", {}).get("reads")
     if problem or reads is None:
@@ -181,8 +182,8 @@ def _ratios(own: Sequence[Arm], other: Sequence[Arm]) -> Iterator[Value]:
 
 
 def _time_change(metric: Metric, first: Measured, second: Measured) -> Effect | Unable:
-    """Change of the ratio to the interleaved native arm, which cancels a generally slower machine. Without native arms in
-    both runs: of the times themselves, which cancels nothing."""
+    """Change of the ratio to the interleaved native arm, which cancels a generally slower machine. Without
+    native arms in both runs: of the times themselves, which cancels nothing."""
     quantity = metric.name.removesuffix("_ms")
     here, there = (_log_times(side.record, quantity) for side in (first, second))
     if isinstance(here, str) or isinstance(there, str):
@@ -197,7 +198,8 @@ def _time_change(metric: Metric, first: Measured, second: Measured) -> Effect | 
 
 
 def _log_times(record: Record, quantity: str) -> tuple[list[float], list[float]] | str:
-    """Logarithms of the candidate's times and of their ratios to the baseline's, pair by pair; or why there are none."""
+    """Logarithms of the candidate's times and of their ratios to the baseline's, pair by pair; or why there
+    are none."""
     ordered = sorted(record.samples["arms"], key=lambda arm: arm["order"])
     if quantity == "itl" and (wrong := wrong_gap_count(ordered)):
         return wrong

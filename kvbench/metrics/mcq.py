@@ -42,9 +42,11 @@ PAIRED = (
 
 
 class Judged(NamedTuple):
-    """One scored question under one norm. scores: summed logprobs; picks: the choices with the highest score (several: a tie).
+    """One scored question under one norm. scores: summed logprobs; picks: the choices with the highest score
+    (several: a tie).
 
-    picks is empty where a choice has no number: such a question is neither right nor wrong, and makes shares NaN.
+    picks is empty where a choice has no number: such a question is neither right nor wrong, and makes shares
+    NaN.
     """
 
     subject: str
@@ -77,7 +79,8 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
 
 
 def _noise(native: Record) -> Iterator[Value]:
-    """How far the baseline's own picks and scores move when it is scored again, and its picks behind a line end."""
+    """How far the baseline's own picks and scores move when it is scored again, and its picks behind a line
+    end."""
     for metric, key in (("mcq_aa_disagreement", "aa_scores"), ("mcq_prefix_disagreement", "prefix_scores")):
         asked = [q for q in native.samples["questions"] if key in q]
         picks = [[_picks(q[k], [1] * len(q[k])) for k in ("scores", key)] for q in asked]
@@ -94,11 +97,12 @@ def _noise(native: Record) -> Iterator[Value]:
 
 
 def score_noise(native: Record) -> tuple[float | None, str]:
-    """The largest change of a choice's summed logprob between the baseline's two runs, and ""; or None and the reason.
+    """The largest change of a choice's summed logprob between the baseline's two runs, and ""; or None and
+    the reason.
 
-    None for fewer than `LEAST_AGAIN` questions, or where a choice moved by more than rounding explains: it would hide every
-    flip. A logprob is minus the log of a sum of exp(gaps to the token's own logit), so it moves by no more than the gap that
-    moves most, `NEAR_TIE`; that of n tokens by n times as much.
+    None for fewer than `LEAST_AGAIN` questions, or where a choice moved by more than rounding explains: it
+    would hide every flip. A logprob is minus the log of a sum of exp(gaps to the token's own logit), so it
+    moves by no more than the gap that moves most, `NEAR_TIE`; that of n tokens by n times as much.
     """
     again = [q for q in native.samples["questions"] if "aa_scores" in q]
     if not again:
@@ -114,9 +118,9 @@ def score_noise(native: Record) -> tuple[float | None, str]:
     if wild:
         most, tokens, key = max(wild, key=lambda one: one[0])
         return None, (
-            f"a choice of question {key} moved by {most:.3g} nat between the baseline's two runs; rounding in {dtype} explains "
-            f"{tokens * bound:g} ({tokens} token{'s' if tokens > 1 else ''}). It is no noise floor, so no flip is called real "
-            "or a near-tie"
+            f"a choice of question {key} moved by {most:.3g} nat between the baseline's two runs; "
+            f"rounding in {dtype} explains {tokens * bound:g} ({tokens} token{'s' if tokens > 1 else ''}). "
+            "It is no noise floor, so no flip is called real or a near-tie"
         )
     worst = largest(each for each, _, _ in moved)
     if math.isfinite(worst) and len(again) < LEAST_AGAIN:
@@ -126,7 +130,8 @@ def score_noise(native: Record) -> tuple[float | None, str]:
 
 
 def _real_flips(pairs: Sequence[tuple[Judged, Judged]], noise: float | None, why: str) -> Value:
-    """Changed picks that noise does not explain: it may lower native's choice and raise the candidate's, each by all of it."""
+    """Changed picks that noise does not explain: it may lower native's choice and raise the candidate's, each
+    by all of it."""
     if noise is None:
         return Value("mcq_real_flips", None, len(pairs), note=why)
     margins = [b.scores[b.picks[0]] - b.scores[a.picks[0]] for a, b in pairs if a.picks[0] != b.picks[0]]
@@ -180,7 +185,8 @@ def _macro(judged: Sequence[Judged]) -> Value:
 def _paired(
     own: Mapping[Any, Judged], native: Mapping[Any, Judged], noise: float | None, why: str, note: str
 ) -> Iterator[Value]:
-    """Over the questions that both scored, matched by id. noise, why: `score_noise`; note: why they cannot be compared, or ""."""
+    """Over the questions that both scored, matched by id. noise, why: `score_noise`; note: why they cannot be
+    compared, or ""."""
     pairs = [(judged, native[key]) for key, judged in own.items() if key in native]
     n = len(pairs)
     if not note and any(a.answer != b.answer for a, b in pairs):
@@ -197,8 +203,8 @@ def _paired(
     lost = sum(b.right and not a.right for a, b in pairs)
     low, high = interval = paired_difference(gained, lost, n)
     note = (
-        f"{gained} gained, {lost} lost of {n} paired; not worse by more than {max(0.0, -100 * low):.2g} pt, equivalent within "
-        f"{100 * equivalence_margin(interval):.2g} pt (one-sided tests at 2.5%)"
+        f"{gained} gained, {lost} lost of {n} paired; not worse by more than {max(0.0, -100 * low):.2g} pt, "
+        f"equivalent within {100 * equivalence_margin(interval):.2g} pt (one-sided tests at 2.5%)"
     )
     yield Value("mcq_delta_pt", 100 * (gained - lost) / n, n, 100 * low, 100 * high, note)
     detectable = 100 * detectable_difference(gained, lost, n)
@@ -252,8 +258,8 @@ def _agreement_change(metric: Metric, first: Measured, second: Measured) -> Effe
 
 
 def _common(first: Record, second: Record) -> tuple[list[Any], list[Judged], list[Judged], str] | str:
-    """Ids and both judgements of the questions that both runs scored, and which those are where one run has more; or
-    why they cannot be paired."""
+    """Ids and both judgements of the questions that both runs scored, and which those are where one run has
+    more; or why they cannot be paired."""
     sides = [judge(record) for record in (first, second)]
     keys = [key for key in sides[0] if key in sides[1]]
     a, b = ([side[key] for key in keys] for side in sides)

@@ -1,6 +1,5 @@
-"""Decode compared with FP32 attention over the dequantized tensors, computed independently of the engine. Always
-the worst case, so that two bad cases cannot vanish in a mean.
-"""
+"""Decode compared with FP32 attention over the dequantized tensors, computed independently of the engine.
+Always the worst case, so that two bad cases cannot vanish in a mean."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Perplexity is exp of the mean NLL. `stream512`: the text is tokenized once and cut into chunks of 512, the
-first token of a chunk is not scored. `rows512`: the same within each row. `llamacpp`: the second half of each chunk
-is scored, as in llama.cpp. KLD is from the native distribution to the candidate's, over the full vocabulary.
-"""
+first token of a chunk is not scored. `rows512`: the same within each row. `llamacpp`: the second half of each
+chunk is scored, as in llama.cpp. KLD is from the native distribution to the candidate's, over the full
+vocabulary."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def _in_percent(change: Estimate) -> Estimate:
 
 
 def _by_position(record: Record, baseline: Record | None) -> Iterator[Value]:
-    """Perplexity and its change, separately for early and late tokens of a chunk, which attend to few and to many stored ones."""
+    """Perplexity and its change, separately for early and late tokens of a chunk, which attend to few and to
+    many stored ones."""
     chunks, edges = record.samples["chunks"], record.facts.get("positions")
     if not edges or not all("by_position" in chunk for chunk in chunks):
         return
@@ -124,10 +125,11 @@ def _by_position(record: Record, baseline: Record | None) -> Iterator[Value]:
 
 
 def _divergence(samples: Mapping[str, Any]) -> Iterator[Value]:
-    """Values from all tokens: those in the record where it holds them all, else the runner's own sums and quantiles.
+    """Values from all tokens: those in the record where it holds them all, else the runner's own sums and
+    quantiles.
 
-    Intervals are over documents: of sums and counts by chunk where the record has them, of quantiles from the tokens it
-    keeps. The largest value has none: a sample says nothing beyond its largest value.
+    Intervals are over documents: of sums and counts by chunk where the record has them, of quantiles from the
+    tokens it keeps. The largest value has none: a sample says nothing beyond its largest value.
     """
     kept, whole = samples.get("kld_tokens"), samples.get("kld")
     if not kept:
@@ -154,7 +156,8 @@ def _divergence(samples: Mapping[str, Any]) -> Iterator[Value]:
 
 
 def _owners(chunks: Sequence[Chunk], kept: Sequence[float], n: int) -> list[Any]:
-    """The document of each kept token; one for all where the record kept a sample and does not say of which chunks."""
+    """The document of each kept token; one for all where the record kept a sample and does not say of which
+    chunks."""
     counts = [chunk.get("kept", chunk["tokens"] if n == len(kept) else 0) for chunk in chunks]
     owners = [chunk["document"] for chunk, count in zip(chunks, counts, strict=True) for _ in range(count)]
     return owners if len(owners) == len(kept) else [None] * len(kept)
@@ -166,7 +169,8 @@ def _by_chunk(
     key: str,
     value: float,
 ) -> Estimate:
-    """`estimate` over the chunks' sums under `key`; without an interval where an old record has none of them."""
+    """`estimate` over the chunks' sums under `key`; without an interval where an old record has none of
+    them."""
     if not all(key in chunk for chunk in chunks):
         return Estimate(value, None, 1)
     return estimate([c[key] for c in chunks], [c["tokens"] for c in chunks], [c["document"] for c in chunks])
@@ -197,7 +201,8 @@ def _nll_change(metric: Metric, first: Measured, second: Measured) -> Effect | U
 
 
 def _kld_change(metric: Metric, first: Measured, second: Measured) -> Effect | Unable | None:
-    """Sum of KLD over sum of KLD. The wider interval of the two directions counts, so that their order does not matter."""
+    """Sum of KLD over sum of KLD. The wider interval of the two directions counts, so that their order does
+    not matter."""
     common = _common(first.record, second.record)
     if isinstance(common, str) or not all("kld" in c for c in (*common.first, *common.second)):
         return None
@@ -257,7 +262,8 @@ def _common(first: Record, second: Record) -> _Common | str:
 
 
 def _places(record: Record) -> Sequence[int]:
-    """Index of each scored chunk in the whole text. Older records do not say; a limit spread n chunks evenly over it."""
+    """Index of each scored chunk in the whole text. Older records do not say; a limit spread n chunks evenly
+    over it."""
     if (places := record.facts.get("chunk_places")) is not None:
         return [int(place) for place in places]
     n = len(record.samples["chunks"])
@@ -290,7 +296,8 @@ TABLES: tuple[Table, ...] = (
                "mean KL divergence of the candidate's next-token distribution from the native one, full "
                "vocabulary; intervals of it and of its quantiles are clustered by document",
                paired=True, sampled=True, none=0.0, brief=True, effect=_kld_change),
-        *(Metric(f"kld_{name}", NAT, "lower", f"KLD p{level}", f"{level}th percentile of the KL divergence per token",
+        *(Metric(f"kld_{name}", NAT, "lower", f"KLD p{level}",
+                 f"{level}th percentile of the KL divergence per token",
                  paired=True, sampled=True, none=0.0, brief=name == "p99")
           for name, level in (("p50", "50"), ("p90", "90"), ("p99", "99"), ("p999", "99.9"))),
         Metric("kld_max", NAT, "lower", "KLD max",

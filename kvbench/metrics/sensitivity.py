@@ -52,7 +52,8 @@ def kld(part: Part) -> Estimate:
 
 
 def gain(whole: Part, kept: Part) -> Estimate:
-    """Reduction of the mean KLD by keeping a layer native, paired text by text; below 0 where it increases."""
+    """Reduction of the mean KLD by keeping a layer native, paired text by text; below 0 where it
+    increases."""
     pairs = list(zip(whole["texts"], kept["texts"], strict=True))
     return clustered_ratio([a[1] - b[1] for a, b in pairs], [a[0] for a, _ in pairs], range(len(pairs)))
 
@@ -74,7 +75,8 @@ def _suggestion(facts: Mapping[str, Any]) -> str:
     if not layers:
         smallest = min(facts["extra_bytes_per_token"])
         if smallest > facts["budget_bytes_per_token"]:
-            return f"no layer fits {facts['budget_pct']:g}% more bytes; one takes {smallest / facts['quantized_bytes_per_token']:.1%}"
+            one = smallest / facts["quantized_bytes_per_token"]
+            return f"no layer fits {facts['budget_pct']:g}% more bytes; one takes {one:.1%}"
         return "no layer gains by being native"
     listed = ", ".join(map(str, layers))
     share = extra / facts["quantized_bytes_per_token"]

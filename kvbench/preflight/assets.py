@@ -1,5 +1,5 @@
-"""The models and evaluation data that kvbench knows by name: where they are, how large, which bytes, and
-whether they are whole."""
+"""The models and evaluation data that kvbench knows by name: place, size, digest, and whether they are
+intact."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Held:
 
 
 def models() -> list[Held]:
-    """The names that a matrix may give to `model` without a path or a hub id."""
+    """The models that a matrix can name without a path or a hub id."""
     return [
         *(_alias(name, alias) for name, alias in ALIASES.items()),
         *(_config(name, "tiny", "for tests") for name in TINY),
@@ -84,10 +84,9 @@ def _config(name: str, kind: str, use: str) -> Held:
 
 
 def verify_model(name: str) -> Held:
-    """An alias by its pinned sha256, read anew; a folder or file by what can be known without its publisher:
-    whole, and supported.
+    """An alias by its pinned sha256; a folder or file by whether it is complete and supported.
 
-    Raises UsageError for a name that means nothing, and for hub ids.
+    Raises UsageError for an unknown name, and for hub ids.
     """
     kind = kind_of(name)
     if kind == "alias":
@@ -96,7 +95,7 @@ def verify_model(name: str) -> Held:
         return next(held for held in models() if held.name == name)
     if kind == "hub":
         raise UsageError(
-            f"{name} is on the hub, whose files are verified when they are fetched: hf download {name}."
+            f"{name} is on the hub, which verifies files when they are fetched: hf download {name}."
         )
     spec = {"model": name}
     try:
@@ -126,7 +125,7 @@ def _verify_alias(name: str) -> Held:
 
 
 def data(data_dir: Path | None) -> list[Held]:
-    """Corpora and question sets: what is built in, then each file of the layout."""
+    """Corpora and question sets: the built-in ones, then each file of the layout."""
     return [*_built_in(), *(_file(name, what, path, data_dir) for name, what, path in _layout())]
 
 
@@ -177,23 +176,23 @@ def _file(name: str, what: str, relative: str, data_dir: Path | None) -> Held:
 
 
 def verify_data(name: str, data_dir: Path | None) -> Held:
-    """A set read whole, where its files are here: every line, and the published digest where there is one.
+    """A set whose files are here, read completely and compared with the published digest if there is one.
     Fetches nothing."""
     due = [one for one in _layout() if one[0] == name]
     if name == "wikitext2":
-        due = due[:1]  # the test split; the other is for those who ask for it
+        due = due[:1]  # the test split; validation is optional
     lacking = [one for one in due if local(data_dir, *one[2].split("/")) is None]
     return _file(*lacking[0], data_dir) if lacking else _read(name, data_dir)
 
 
 def fetch_data(name: str, data_dir: Path | None) -> Held:
-    """The set through the hub into the hub's own cache, where later runs find it; what is here is left.
+    """The set, fetched into the hub's cache, where later runs find it; nothing is fetched if it is here.
 
     Raises NotAvailable where the hub is not allowed, KvbenchError where it does not give the set.
     """
     held = verify_data(name, data_dir)
     if held.state == NOT_HERE:
-        raise NotAvailable(f"{name} is not here, and the hub is not allowed; {held.get}.")
+        raise NotAvailable(f"{name} is not here, and fetching from the hub is not allowed; {held.get}.")
     if held.state != FROM_HUB:
         return held
     try:
@@ -219,7 +218,7 @@ def _read(name: str, data_dir: Path | None) -> Held:
     splits = ["test"]
     if name == "wikitext2" and local(data_dir, "wikitext-2-raw", WIKITEXT_FILES["validation"]):
         splits.append("validation")
-    for split in reversed(splits):  # the test split is told of, unless another one is broken
+    for split in reversed(splits):  # reports the test split, unless another one is broken
         try:
             text = corpus(name, data_dir, split)
         except UnicodeDecodeError as e:

@@ -64,7 +64,7 @@ def write(target: Path, model: str, format_name: str) -> list[Path]:
             path.suffix in _YAML or not path.exists() or path.read_text(encoding="utf-8") != text
         ):
             raise UsageError(
-                f"{path} is there already and stays as it is; give another name, as in kvbench init "
+                f"{path} already exists and is not changed; give another name, as in kvbench init "
                 f"{_other(target)}, or move it away."
             )
     for path, text in due.items():
@@ -109,34 +109,28 @@ def _name(matrix: Path) -> str:
 def _matrix(matrix: Path, gate: Path, schema: Path, model: str, fmt: KVFormat) -> str:
     random = model in CONFIGS
     named = _quoted(model)
-    model_lines = (
-        f"model:\n"
-        f"  source: {named}\n"
-        f"  plumbing: true              # its weights are random: quality is measured to try the path, and "
-        f"says nothing of a model"
-        if random
-        else f"model: {named}"
-    )
-    static = fmt.scale_kind == "static"
-    scale = (
-        f"  # A static format needs a scale. `default` is 1.0, which engines take that are given none, and "
-        f"which collapses on many\n"
-        f"  # models. Better: kvbench calibrate {named} scales.json --format {fmt.name}, and then scale: "
-        f"scales.json\n"
-        f"  scale: default\n"
-        if static
-        else ""
-    )
+    model_lines = f"model: {named}"
+    if random:
+        note = "# its weights are random: quality results only show that the code runs"
+        model_lines = f"model:\n  source: {named}\n  plumbing: true              {note}"
+    scale = ""
+    if fmt.scale_kind == "static":
+        scale = (
+            "  # A static format needs a scale. `default` is 1.0; many models fail with it.\n"
+            f"  # Better: kvbench calibrate {named} scales.json --format {fmt.name}, and then scale: "
+            "scales.json\n"
+            "  scale: default\n"
+        )
     return f"""\
 # yaml-language-server: $schema={schema.name}
-# May {fmt.name} replace a native KV cache? {fmt.name}: {fmt.summary}.
+# Compares {fmt.name} with a native KV cache.
+# {fmt.name}: {fmt.summary}.
 #
-#   kvbench validate {matrix.name}             # can all of it run, and answer the gate? Loads no model
-# kvbench plan {matrix.name}                 # what would run, and the bytes that it would take   kvbench run
-# {matrix.name} --canary         # measures, judges, reports; begins with a look at every precision
+#   kvbench validate {matrix.name}             # checks keys, data and gate; loads no model
+#   kvbench plan {matrix.name}                 # shows what would run, and its bytes
+#   kvbench run {matrix.name} --canary         # measures, judges, reports; checks every precision first
 #
-# `kvbench schema` prints every key with what it accepts; an editor with a YAML language server shows the
-# same.
+# `kvbench schema` prints every key and what it accepts, for editors with a YAML language server.
 
 name: {_name(matrix)}
 
@@ -144,23 +138,23 @@ name: {_name(matrix)}
 # .gguf file.
 {model_lines}
 
-axes:                            # every list is varied; a baseline with a native cache is added where it is missing
+axes:                            # every list is varied; a native baseline is added where it is missing
   kv_format: [native, {fmt.name}]
 {scale}  batch: [1, 4]                  # sequences at once
   context: [128, 512]            # tokens of the prompt
 
 engine:                          # the same for every cell
   backend: auto                  # Triton kernels where a GPU is found, else torch (kvbench backends says why)
-  fallback: refuse               # allow: what cannot run as asked runs as something else, visibly
+  fallback: refuse               # allow: what cannot run as requested runs as something else
 
 runners:                         # what is measured; the first three on every cell, the others once a format
   storage: {{}}                    # live bytes, against the formula
   transfer: {{}}                   # pages to the host and back
-  latency: {{new_tokens: 16, repeats: 3}}         # TTFT and ITL beside the baseline's; 10 repeats and more decide a limit
+  latency: {{new_tokens: 16, repeats: 3}}         # TTFT and ITL; a limit needs 10 repeats or more
   parity: {{}}                     # decode against an FP32 oracle
-  agreement: {{steps: 512, draft: 32}}            # greedy tokens against the baseline's; published targets ask for 2048 steps
-  # Limits make a run short and its results partial; null is the whole set, as a release needs it.
-  # wikitext2, mmlu and ceval need --data-dir (kvbench data); pydoc and cloze are always there.
+  agreement: {{steps: 512, draft: 32}}            # greedy tokens; published targets need 2048 steps
+  # Limits make a run short and its results partial; a release needs the whole set (null).
+  # wikitext2, mmlu and ceval need --data-dir (kvbench data); pydoc and cloze are built in.
   perplexity: {{data: [pydoc], limit_chunks: 16}}
   mcq: {{tasks: [cloze], limit: 100}}
 
@@ -184,54 +178,53 @@ def _gate(gate: Path, matrix: Path, schema: Path, fmt: KVFormat, ratio: float | 
         why = f"Payload and scales of {fmt.name} to 2 bytes a number, exact for this model (kvbench formats)."
     return f"""\
 # yaml-language-server: $schema={schema.name}
-# What {matrix.name} has to keep. The precision, error and plausibility checks always run before these.
+# The limits for {matrix.name}. The precision, error and plausibility checks always run first.
 name: {_name(matrix)}
 
-# Limited sets pass too. Remove it for a release, with the limits in {matrix.name}: then only whole sets
-# count.
+# Accepts limited sets. For a release, remove this line and the limits in {matrix.name}.
 allow_partial: true
 
 checks:
   - metric: kv_bytes_difference
     equals: 0
-    why: Bytes of the live tensors are the formula's, layer by layer.
+    why: The bytes of the live tensors match the formula in every layer.
   - metric: kv_ratio_16bit
     {where}
     {bound}
     why: {why}
   - metric: transfer_bytes_difference
     equals: 0
-    why: A swap moves the pages' payload and scales, all of them and nothing else.
+    why: A swap moves exactly the payload and scales of the pages.
   - metric: parity_bound_share
     at_most: 1
-    why: The error of a decode stays within the bound that rounding gives.
+    why: The error of a decode stays within the rounding bound.
   - metric: ppl_delta_pct
     {where}
     within: [-1, 1]
-    why: The published target, perplexity within 1% of native; the whole interval has to lie in it.
+    why: The published target, perplexity within 1% of native.
 
-  # First guesses, to be replaced by your own limits. `required: false` lets a check stay unevaluated; broken
-  # it still fails (exit code 1), and where the data cannot decide it still is inconclusive (4).
+  # Starting values; replace them by your own limits. required: false: if the check cannot be evaluated, the
+  # run no longer ends with exit code 3. A failed check still gives 1 and an inconclusive one still gives 4.
   - metric: top1_agreement
     {where}
     at_least: 0.95
     required: false
-    why: Share of tokens whose most likely one is native's; near-ties flip, plain choices do not.
+    why: Share of positions with the same most likely token as native.
   - metric: mcq_agreement
     {where}
     at_least: 0.9
     required: false
-    why: Accuracy can stay while picks change.
+    why: Answers can change while accuracy does not.
   - metric: itl_ratio
     where: {{kv_format: {fmt.name}, device: cuda}}
     at_most: 1.05
     required: false
-    why: At most 5% slower a token on a GPU; the reference backend on a CPU promises no speed.
+    why: At most 5% slower for each token on a GPU.
 """
 
 
 def _quoted(model: str) -> str:
-    """As YAML takes it: a path may hold anything."""
+    """The name as YAML text, in quotes where it needs them."""
     return (
         model if re.fullmatch(r"[A-Za-z][\w./-]*|/[\w./-]*", model) else json.dumps(model, ensure_ascii=False)
     )

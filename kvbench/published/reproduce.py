@@ -271,7 +271,7 @@ def _changed(
         None: "either way",
     }
     if theirs_way is None or ours_way is None:
-        state, sentence = OPEN, f"published {word[theirs_way]}, ours {word[ours_way]}: not told apart"
+        state, sentence = OPEN, f"published {word[theirs_way]}, ours {word[ours_way]}: the intervals overlap"
     elif theirs_way == ours_way:
         state, sentence = AGREES, f"both {word[ours_way]}"
     else:

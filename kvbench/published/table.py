@@ -2,7 +2,7 @@
 
     # title: ITL by context             one value for all rows, as `# key: value`, above the columns
     # unit.kv_bytes_total: MB           the unit of a metric; a column `unit` says it row by row
-    # candidate.splits: auto            a setting of one side: what differs beside the format
+    # candidate.splits: auto            a setting of one side: what differs besides the format
     metric,batch,context,baseline,candidate,ratio
     itl_ms,1,1024,7.85,7.27,0.93
 
@@ -86,7 +86,7 @@ COUNTS: dict[str, str] = {
 }
 NUMBERS: dict[str, str] = {
     "byte_ratio": "bytes that the candidate reads over the baseline's",
-    "limit_pt": "the change of accuracy, up or down, that is said to be kept",
+    "limit_pt": "the change of accuracy, up or down, that is claimed not to be exceeded",
     "baseline_read_bytes": "bytes that a decode step must read",
     "candidate_read_bytes": "",
     "peak_gb_s": "memory bandwidth of the device, 10^9 B a second",
@@ -105,7 +105,7 @@ _SIGNED = ("change_pct", "saving_pct", "delta_pt")
 
 @dataclass(frozen=True)
 class Stated:
-    """A number as it stands, and the interval of what rounds to it, in the metric's first unit."""
+    """A number as printed, and the interval of values that round to it, in the metric's first unit."""
 
     text: str
     low: Fraction

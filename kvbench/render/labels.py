@@ -20,8 +20,8 @@ _PART_LIMIT = 60  # characters of one key's value in a label; the table of cells
 class Label:
     """Where something was measured.
 
-    parts: (key, value) pairs, `kv_format` first; text: the same as one line; cells: the ids it stands for (more
-    than one when cells share a task); baseline: whether it is one.
+    parts: (key, value) pairs, `kv_format` first; text: the same as one line; cells: the ids it stands for
+    (more than one when cells share a task); baseline: whether it is one.
     """
 
     text: str
@@ -55,7 +55,8 @@ class Labels:
                 self._shared.setdefault((task.runner, cell), task)
 
     def cell(self, cell: str | None) -> Label:
-        """The label of one cell; an id that the manifest does not have is shown as it is, None as "whole run"."""
+        """The label of one cell; an id that the manifest does not have is shown as it is, None as "whole
+        run"."""
         if not cell:
             return Label("whole run", (("", "whole run"),), (), False)
         if cell not in self.cells:
@@ -63,7 +64,8 @@ class Labels:
         return self._label(cell, self._keys, (cell,))
 
     def subject(self, runner: str, cell: str) -> Label:
-        """What a runner measured when it measured `cell`: only the keys it depends on, and all cells it stands for."""
+        """What a runner measured when it measured `cell`: only the keys it depends on, and all cells it
+        stands for."""
         task = self._shared.get((runner, cell))
         if task is None or cell not in self.cells:
             return self.cell(cell)
@@ -83,7 +85,8 @@ class Labels:
         return self._label(cell, [k for k in self._keys if k != key], cells)
 
     def places(self, cells: Sequence[str]) -> tuple[Label, ...]:
-        """The labels of several cells; where all cells that share some task are among them, one label for these."""
+        """The labels of several cells; where all cells that share some task are among them, one label for
+        these."""
         left = dict.fromkeys(cells)
         places = []
         for cell in cells:
@@ -96,7 +99,8 @@ class Labels:
         return tuple(places) or (self.cell(None),)
 
     def unnamed(self, sentence: str, cells: Sequence[str]) -> str:
-        """A sentence without the name of the cell that stands beside it anyway, so that equal findings are equal."""
+        """A sentence without the name of the cell that stands beside it anyway, so that equal findings are
+        equal."""
         if not cells or cells[0] not in self.cells:
             return sentence
         name = re.escape(self.cells[cells[0]].name)
@@ -106,7 +110,8 @@ class Labels:
         return self.subject(task.runner, task.cells[0]) if task.cells else self.cell(None)
 
     def rank(self, label: Label) -> tuple[int, int, int]:
-        """Sort key: cells in the matrix's order, each baseline directly above the cells that are compared with it."""
+        """Sort key: cells in the matrix's order, each baseline directly above the cells that are compared
+        with it."""
         last = len(self._order)
         first = min((self._order.get(cell, last) for cell in label.cells), default=last)
         baselines = (self.cells[cell].baseline for cell in label.cells if cell in self.cells)

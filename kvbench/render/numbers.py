@@ -1,7 +1,7 @@
 """Values as text: a number with its unit, interval and sample count; facts and text from outside on one line.
 
-A measured zero ("0"), a value that was not measured ("not measured") and a measurement that gave no number ("NaN") are
-never confused.
+A measured zero ("0"), a value that was not measured ("not measured") and a measurement that gave no number
+("NaN") are never confused.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ NOT_MEASURED = "not measured"
 class Shown:
     """One number as text, in parts, so that a page can style them apart.
 
-    text: the number or NOT_MEASURED; unit: its name; shown_unit: the same where it is printed after the number, else "";
-    also: bytes in MiB and MB; interval: "[low, high]" (95%) or ""; n: "n = 48" or ""; exact: the number with full precision,
-    for machines, or ""; state: "measured", "missing" or "nan".
+    text: the number or NOT_MEASURED; unit: its name; shown_unit: the same where it is printed after the
+    number, else ""; also: bytes in MiB and MB; interval: "[low, high]" (95%) or ""; n: "n = 48" or ""; exact:
+    the number with full precision, for machines, or ""; state: "measured", "missing" or "nan".
     """
 
     text: str
@@ -75,7 +75,8 @@ def shown(
 
 
 def shown_row(row: Row) -> Shown:
-    """A row's value as text. A difference has its sign; a step that equals the number of steps was never reached."""
+    """A row's value as text. A difference has its sign; a step that equals the number of steps was never
+    reached."""
     if row.unit is STEP and row.value is not None and row.value == row.n:
         return Shown(f"none in {row.n:,}", exact=exact(row.value))
     return shown(row.value, row.unit, low=row.low, high=row.high, n=row.n, signed=row.unit.signed)
@@ -120,8 +121,8 @@ def bytes_text(n: int | None) -> str:
 
 
 def one_line(text: str, limit: int | None = None) -> str:
-    """Untrusted text on one line: characters that are not printable become escapes (newlines, direction overrides), and
-    text longer than `limit` characters loses its middle."""
+    """Untrusted text on one line: characters that are not printable become escapes (newlines, direction
+    overrides), and text longer than `limit` characters loses its middle."""
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     if limit is None or len(line) <= limit:
         return line

@@ -1,7 +1,7 @@
 """What every plot shares: inline SVG text, drawn by matplotlib and coloured by the page.
 
-Equal numbers give equal bytes: no dates, a fixed salt for ids, no state outside the call. Lines are drawn in marker
-colours that are then replaced with CSS variables, so that one drawing serves light and dark pages.
+Equal numbers give equal bytes: no dates, a fixed salt for ids, no state outside the call. Lines are drawn in
+marker colours that are then replaced with CSS variables, so that one drawing serves light and dark pages.
 """
 
 from __future__ import annotations
@@ -68,12 +68,14 @@ def xy(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]
 
 
 def uprights(spans: Sequence[tuple[float, float, float]]) -> tuple[list[float], list[float]]:
-    """Upright bars (x, low, high) as one line with breaks, which takes a tenth of the text of as many lines."""
+    """Upright bars (x, low, high) as one line with breaks, which takes a tenth of the text of as many
+    lines."""
     return xy([point for x, low, high in spans for point in ((x, low), (x, high), (math.nan, math.nan))])
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers from low to high for a log axis, at least three: powers of ten, these with their 2 and 5, or even steps."""
+    """Round numbers from low to high for a log axis, at least three: powers of ten, these with their 2 and 5,
+    or even steps."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 2, 5)):
         found = [float(f"{digit}e{power}") for power in powers for digit in digits]
@@ -86,7 +88,8 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def log_axis(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
-    """Make the axis `which` logarithmic, from below low to above high (both above 0), with ticks that are read without powers."""
+    """Make the axis `which` logarithmic, from below low to above high (both above 0), with ticks that are
+    read without powers."""
     low, high = low / 1.25, high * 1.25
     axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -96,10 +99,12 @@ def log_axis(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> N
 
 
 def drawn(figure: Figure, key: str, title: str) -> str:
-    """The figure as an `<svg>` element for use inside HTML: no prolog, ids of its own, CSS variables as colours."""
+    """The figure as an `<svg>` element for use inside HTML: no prolog, ids of its own, CSS variables as
+    colours."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
-        # Only widths are estimated from matplotlib's font; the page's font draws the text, and has more letters.
+        # Only widths are estimated from matplotlib's font; the page's font draws the text, and has more
+        # letters.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=metadata | {"Title": title})

@@ -5,18 +5,16 @@ Off a terminal it is plain text without colours or wrapped tables; NO_COLOR is r
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from kvbench.render.labels import Label
 from kvbench.render.numbers import NOT_MEASURED
-from kvbench.report.model import JudgedRun
 from kvbench.report.sections.findings import Finding
 from kvbench.report.sections.precision import ChoiceLine
 from kvbench.report.sections.tables import Entry, MetricTable
-from kvbench.report.view import View, build
+from kvbench.report.view import View
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,18 +26,17 @@ _PLAIN_WIDTH = 200  # columns off a terminal, where nothing needs to fit a windo
 _ITEMS = 5  # places named under one finding; the page has them all
 
 
-def print_result(run: JudgedRun, paths: Sequence[Path], quiet: bool = False) -> None:
-    """Print the run to stdout; `paths` are the files that `write_all` wrote, the page first. quiet: the verdict and them only."""
-    show(build(run), sys.stdout, paths, quiet)
-
-
 def show(view: View, file: TextIO, paths: Sequence[Path] = (), quiet: bool = False) -> None:
-    """Print the run to `file`; `paths` are named last, with the verdict."""
+    """Print the run to `file`; `paths` are named last, with the verdict. quiet: the verdict and them only."""
+    if not quiet:
+        show_tables(view, file)
+    show_verdict(view, file, paths)
+
+
+def show_tables(view: View, file: TextIO) -> None:
+    """Print everything before the verdict. Needs no report files, so it can be printed before they are written."""
     terminal = file.isatty()
     console = console_for(file)
-    if quiet:
-        _verdict(console, view, paths)
-        return
     _model(console, view)
     _precision(console, view, terminal)
     for table in view.tables:
@@ -51,7 +48,6 @@ def show(view: View, file: TextIO, paths: Sequence[Path] = (), quiet: bool = Fal
     for title, findings in (("Failures", view.failures), ("Not measured in full", view.gaps)):
         _findings(console, title, findings)
     console.print()
-    _verdict(console, view, paths)
 
 
 def console_for(file: TextIO) -> Console:
@@ -251,9 +247,11 @@ def _findings(console: Console, title: str, findings: Sequence[Finding]) -> None
             console.print(Text(f"    and {len(finding.items) - _ITEMS} more"), soft_wrap=True)
 
 
-def _verdict(console: Console, view: View, paths: Sequence[Path]) -> None:
+def show_verdict(view: View, file: TextIO, paths: Sequence[Path]) -> None:
+    """Print the verdict and the files that were written."""
     from rich.text import Text
 
+    console = console_for(file)
     verdict = Text.assemble((view.word, _STYLES[view.tone]), f"  {view.headline} Exit code {view.exit_code}.")
     console.print(verdict, soft_wrap=True)
     for path in paths:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from kvbench.report import csv, html, junit, markdown, parquet
 from kvbench.report import json as jsonout
 from kvbench.report.model import JudgedRun
-from kvbench.report.view import build
+from kvbench.report.view import View, build
 
 
-def write_all(run_dir: Path, run: JudgedRun, definitions: Mapping[str, str] | None = None) -> list[Path]:
+def write_all(run_dir: Path, run: JudgedRun, view: View | None = None) -> list[Path]:
     """Write the report's files into the run directory: the page, both tables as CSV and Parquet, JSON, JUnit and Markdown.
 
-    definitions: metric name to what it is, shown at the end of the page. Returns the paths, the page first.
+    view: `build` of the same run, where the caller has it. Returns the paths, the page first.
     """
-    view = build(run, definitions)
+    view = view or build(run)
     data = json.dumps(jsonout.result_json(run), ensure_ascii=False, allow_nan=False, indent=1)
     texts = {
         "report.html": html.render(view),

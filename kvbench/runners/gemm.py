@@ -104,7 +104,8 @@ def run(ctx: Context) -> Measurement:
         "gemm": gemm,
         "dtype": dtype_name(model.dtype),
         "seed": ctx.options["seed"],
-        "error_is": "distance of an output row from float64 x and dequantized weight, as a share of its norm; worst row",
+        "error_is": "distance of an output row from float64 x and dequantized weight, as a share of its "
+        "norm; worst row",
         "bounds": {
             path: bench.bound(path) for path in dict.fromkeys(r["path"] for p in measured for r in p["rows"])
         },

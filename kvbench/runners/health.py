@@ -58,7 +58,8 @@ def run(ctx: Context) -> Measurement:
         "tokens": tokens,
         "text_sha": content_hash(ids),
         "format": fmt.name,
-        "error_is": "distance of stored from original values, as a share of the original's norm; clipped elements included",
+        "error_is": "distance of stored from original values, as a share of the original's norm; "
+        "clipped elements included",
         "bound_is": "worst element's error over what rounding may give it; clipped elements have no bound",
         "scales_are": "counts by floor(log2(scale))",
     }

@@ -87,9 +87,10 @@ def device_facts(device: torch.device) -> dict[str, Any]:
         return {"copy_gb_s": None, "copy_reason": reason, "cache_bytes": cache}
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
+    event: Any = torch.cuda.Event
     rates = []
     for _ in range(8):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start, stop = (event(enable_timing=True) for _ in range(2))
         start.record()
         target.copy_(source)
         stop.record()

@@ -151,7 +151,8 @@ def run(ctx: Context) -> Measurement:
         "suggested_extra_bytes_per_token": sum(extra[i] for i in suggested),
         "largest_logit_difference_from_engine": measure.off_engine,
         "largest_logit": measure.largest_logit,
-        "parts_are": "a native store whose writes go through the format and back, for the part; the rest native",
+        "parts_are": "a native store whose writes go through the format and back, for the part; "
+        "the rest native",
     }
     return Measurement({"parts": found}, facts)
 

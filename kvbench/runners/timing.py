@@ -3,7 +3,7 @@
 It needs no torch: tests run it with fake arms that compile, finish late or see a clock that is set back.
 
     TTFT   request submitted -> first token on the host, device synchronised, sampling included
-    ITL    gap between consecutive tokens of one sequence; a static batch gives one sample a step; excludes TTFT
+    ITL    gap between consecutive tokens of a sequence; one sample a step of a static batch; excludes TTFT
 
 The clock is monotonic (`time.perf_counter`). Garbage is collected once before the first request and not again
 until the last one has ended. All requests have the same shapes, and each arm has its own warm-up requests of

@@ -1,8 +1,8 @@
 """Power of an interval: the p-value of a limit, the minimum detectable effect, and the required sample size.
 
-All of it is computed from a value, its 95% interval and its number of independent units, so stored results and those of
-other tools can be judged too. An interval is symmetric on its unit's scale: the logarithm for ratios and percentages,
-the plain value for points, Wilson's score for shares.
+All of it is computed from a value, its 95% interval and its number of independent units, so stored results
+and those of other tools can be judged too. An interval is symmetric on its unit's scale: the logarithm for
+ratios and percentages, the plain value for points, Wilson's score for shares.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _NORMAL = NormalDist()
 class Spread:
     """A value with its interval at `confidence`; low <= value <= high.
 
-    unit: name of a unit ("share", "pt", "%", "ratio", "nat", ...), which sets the scale. units: the clusters or pairs
-    behind a t-interval; None for a normal interval (shares, paired outcomes).
+    unit: name of a unit ("share", "pt", "%", "ratio", "nat", ...), which sets the scale. units: the clusters
+    or pairs behind a t-interval; None for a normal interval (shares, paired outcomes).
     """
 
     value: float
@@ -37,16 +37,16 @@ class Spread:
 
     @property
     def skewed(self) -> bool:
-        """True for a divergence or a share over documents, whose interval covers less than its level, the more so at a
-        higher level (tests/stats/test_sequential.py)."""
+        """True for a divergence or a share over documents, whose interval covers less than its level, the
+        more so at a higher level (tests/stats/test_sequential.py)."""
         return self.unit == "nat" or (self.unit == "share" and self.units is not None)
 
     def at(self, confidence: float) -> Spread:
         """The same value with its interval at a higher confidence, each side widened on the unit's scale.
 
-        A share's effective n shrinks by the ratio of t to normal quantiles where it came from a t-interval. Wilson's
-        interval follows the normal tail, too narrow for a share near 0 or 1, so it is joined with Clopper and
-        Pearson's exact one.
+        A share's effective n shrinks by the ratio of t to normal quantiles where it came from a t-interval.
+        Wilson's interval follows the normal tail, too narrow for a share near 0 or 1, so it is joined with
+        Clopper and Pearson's exact one.
         """
         wider = replace(self, confidence=confidence)
         if confidence == self.confidence or not math.isfinite(self.value):
@@ -85,7 +85,8 @@ class Spread:
         return max(1.0, (self.units or 0.0) - 1)
 
     def p_value(self, limit: float) -> float:
-        """Two-sided p-value of a true value at `limit`; below `alpha` exactly where the interval excludes it."""
+        """Two-sided p-value of a true value at `limit`; below `alpha` exactly where the interval excludes
+        it."""
         if self.value == limit:
             return 1.0
         error = self._error(limit)
@@ -97,10 +98,11 @@ class Spread:
     def detectable(
         self, limit: float, above: bool, power: float = POWER, level: float | None = None
     ) -> float:
-        """The smallest distance of a true value above (or below) `limit` that this much data detects with `power`.
+        """The smallest distance of a true value above (or below) `limit` that this much data detects with
+        `power`.
 
-        Detected: the interval lies on that side of the limit. Infinite where no possible value is detected. level:
-        one-sided level of the interval's end, by default its own.
+        Detected: the interval lies on that side of the limit. Infinite where no possible value is detected.
+        level: one-sided level of the interval's end, by default its own.
         """
         level = self._level if level is None else level
         if self.unit == "share":
@@ -114,11 +116,11 @@ class Spread:
     def needed(
         self, n: int | None, limit: float, above: bool, power: float = POWER, level: float | None = None
     ) -> int | None:
-        """How many samples would put the interval on the value's side of `limit`, if the true value is the one found
-        in `n` samples; None where no number would. Other arguments as in `detectable`.
+        """How many samples would put the interval on the value's side of `limit`, if the true value is the
+        one found in `n` samples; None where no number would. Other arguments as in `detectable`.
 
-        For a share: the n of the score test that Wilson's interval inverts, whose alternative has its own variance
-        (0 at 0 and 1, where the result is the first n whose interval clears the limit).
+        For a share: the n of the score test that Wilson's interval inverts, whose alternative has its own
+        variance (0 at 0 and 1, where the result is the first n whose interval clears the limit).
         """
         distance = abs(self.value - limit)
         if self.unit != "share":
@@ -135,10 +137,11 @@ class Spread:
         return math.ceil(needed - 1e-9) if math.isfinite(needed) else None
 
     def samples(self, n: int | None, detectable: float, distance: float) -> int | None:
-        """How many samples would detect `distance`, given that `n` detect `detectable`; None where no number would.
+        """How many samples would detect `distance`, given that `n` detect `detectable`; None where no number
+        would.
 
-        The error falls with sqrt(n). For paired outcomes it falls faster where few pairs differ: Bonett and Price's
-        error is sqrt(d n + 2) / (n + 2) for a differing share d, which is of order 1 / n at d = 0.
+        The error falls with sqrt(n). For paired outcomes it falls faster where few pairs differ: Bonett and
+        Price's error is sqrt(d n + 2) / (n + 2) for a differing share d, which is of order 1 / n at d = 0.
         """
         if n is None or not math.isfinite(detectable) or not distance > 1e-6 * detectable:
             return None
@@ -181,7 +184,8 @@ class Spread:
     def _effective(self) -> float:
         """Effective n of a Wilson interval: (value - end)^2 = z^2 end (1 - end) / n at either end.
 
-        The farther end is the more precise one. An end at 0 or 1 was cut off and is not used; 0 where both were.
+        The farther end is the more precise one. An end at 0 or 1 was cut off and is not used; 0 where both
+        were.
         """
         ends = [end for end in (self.low, self.high) if 0 < end < 1]
         end = max(ends, key=lambda e: abs(e - self.value), default=self.value)

@@ -1,9 +1,12 @@
-"""Latency definitions: from the times at which tokens arrive to TTFT, ITL and rates. Pure; seconds in, seconds out.
+"""Latency definitions: from the times at which tokens arrive to TTFT, ITL and rates. Pure; seconds in,
+seconds out.
 
-TTFT ends with the first chunk that holds a token. ITL is the gap between consecutive tokens of one sequence and never
-contains TTFT: its mean is (last arrival - first arrival) / (tokens - tokens of the first chunk). The rates obey
+TTFT ends with the first chunk that holds a token. ITL is the gap between consecutive tokens of one sequence
+and never contains TTFT: its mean is (last arrival - first arrival) / (tokens - tokens of the first chunk).
+The rates obey
 
-    decode_tok_s(batch, gaps) == batch / mean(gaps)        prefill_tok_s(batch * length, ttft) * ttft == batch * length
+    decode_tok_s(batch, gaps) == batch / mean(gaps)
+    prefill_tok_s(batch * length, ttft) * ttft == batch * length
 """
 
 from __future__ import annotations
@@ -38,9 +41,9 @@ def request_timing(
 ) -> Timing:
     """Timing of one request of one sequence, all times from one monotonic clock.
 
-    arrivals: time of each chunk; chunk_tokens: tokens in each, default 1. A chunk without tokens (a role, a usage
-    line) is skipped. The n tokens of a chunk share its gap evenly, since they came at once.
-    Raises FailedRequestError for no token at all, ValueError for times that go backwards.
+    arrivals: time of each chunk; chunk_tokens: tokens in each, default 1. A chunk without tokens (a role, a
+    usage line) is skipped. The n tokens of a chunk share its gap evenly, since they came at once. Raises
+    FailedRequestError for no token at all, ValueError for times that go backwards.
     """
     sizes = [1] * len(arrivals) if chunk_tokens is None else list(chunk_tokens)
     chunks = [(at, n) for at, n in zip(arrivals, sizes, strict=True) if n > 0]

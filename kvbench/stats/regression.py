@@ -1,4 +1,5 @@
-"""Least-squares lines of latency over context: fit, break-even point of two lines, ratio of their slopes. Pure."""
+"""Least-squares lines of latency over context: fit, break-even point of two lines, ratio of their slopes.
+Pure."""
 
 from __future__ import annotations
 
@@ -64,9 +65,9 @@ def fit(xs: Sequence[float], ys: Sequence[float]) -> Line | None:
 def break_even(line: Line, baseline: Line) -> tuple[float | None, Interval | None, str]:
     """(the x from which `line` lies below `baseline`, its interval, a note).
 
-    0 where it lies below from the start. None with the reason where there is no such x: the lines are parallel within
-    their scatter, or `line` is steeper, so an advantage ends at the crossing. The interval is Fieller's: every x at
-    which the lines do not differ beyond their scatter.
+    0 where it lies below from the start. None with the reason where there is no such x: the lines are
+    parallel within their scatter, or `line` is steeper, so an advantage ends at the crossing. The interval is
+    Fieller's: every x at which the lines do not differ beyond their scatter.
     """
     gain, head_start = baseline.slope - line.slope, line.intercept - baseline.intercept
     t = t_quantile(min(line.points, baseline.points) - 2)
@@ -81,7 +82,8 @@ def break_even(line: Line, baseline: Line) -> tuple[float | None, Interval | Non
     if gain < 0:
         until = f"only up to a context of {crossing:,.0f} tokens" if crossing > 0 else "at no context"
         return None, None, f"faster {until}: its ITL grows faster with the context than native's"
-    # (head_start - gain x)^2 = t^2 var(x), and var(x) = sum of intercept_error^2 - 2 error^2 middle x + error^2 x^2
+    # (head_start - gain x)^2 = t^2 var(x), and var(x) = sum of intercept_error^2 - 2 error^2 middle x +
+    # error^2 x^2
     both = (line, baseline)
     a = gain**2 - t**2 * math.fsum(one.error**2 for one in both)
     b = head_start * gain - t**2 * math.fsum(one.error**2 * one.middle for one in both)

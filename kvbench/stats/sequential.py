@@ -1,9 +1,10 @@
-"""Looks: a sample that is judged while it grows (`kvbench run --until-decided`), at a level that pays for every look planned.
+"""Sequential looks at a growing sample (`kvbench run --until-decided`), at a corrected level.
 
-A claim that is tested at each of K looks is decided wrongly more often than once. So each look is judged at a K-th of 5%
-(Bonferroni), the last one too: over all of them no more than 5% is spent, however the looks depend on each other. K is what was
-planned before anything was measured, however many were taken. A skewed estimate (`Spread.skewed`) passes at its last look only: so
-far out its intervals end too early on the side of a pass, and a level cannot pay for that. It may fail at any.
+Testing a claim at each of K looks is wrong more often than testing it once. So each look, the last one
+included, is judged at 5% / K (Bonferroni), which keeps the joint error at 5% whatever the dependence. K is
+the number of planned looks, however many are taken. A skewed estimate (`Spread.skewed`) can pass only at its
+last look, because at a higher level its intervals are too narrow on the side of a pass. It can fail at any
+look.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kvbench.stats.intervals import CONFIDENCE
 
 @dataclass(frozen=True)
 class Look:
-    """The number-th look of `of`, judged at `confidence`."""
+    """Look `number` of `of`, judged at `confidence`."""
 
     number: int
     of: int
@@ -37,7 +38,8 @@ class Look:
 
 @dataclass(frozen=True)
 class Looks:
-    """option: the runner's option that grows; sizes: its value in each look, the last one the matrix's own."""
+    """option: the runner's option that sets the sample size; sizes: its value at each look, the last one from
+    the matrix."""
 
     option: str
     sizes: tuple[Any, ...]
@@ -54,5 +56,5 @@ class Looks:
         return {"option": self.option, "sizes": list(self.sizes)}
 
     def look_of(self, size: Any) -> Look:
-        """The look with that value of the option. Raises ValueError where none has it."""
+        """The look with that value of the option. Raises ValueError if none has it."""
         return Look(self.sizes.index(size) + 1, len(self.sizes), self.confidence)

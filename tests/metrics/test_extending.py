@@ -1,4 +1,5 @@
-"""A metric is one file: a toy one is added to a file of a copy of kvbench. (tests/runners has a toy runner.)"""
+"""A metric is one file: a toy one is added to a file of a copy of kvbench. (tests/runners has a toy
+runner.)"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ print(json.dumps({
 """
 
 
-def test_a_metric_is_one_file(tmp_path: Path) -> None:
+def test_a_metric_is_one_file(tmp_path):
     package = tmp_path / "kvbench"
     shutil.copytree(ROOT / "kvbench", package, ignore=shutil.ignore_patterns("__pycache__"))
     with (package / "metrics" / "transfer.py").open("a", encoding="utf-8") as file:

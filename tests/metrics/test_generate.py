@@ -59,7 +59,8 @@ def test_a_period_beyond_the_longest_is_no_loop():
 @pytest.mark.parametrize(
     ("tokens", "onset"),
     [
-        # The unit's first copy is new; so are the first three tokens of the second, whose 4-grams begin in the first.
+        # The unit's first copy is new; so are the first three tokens of the second, whose 4-grams begin in
+        # the first.
         ([*FRESH[:20], *[1, 2, 3] * 20], 20 + 3 + 3),
         ([9] * 40, 4),
         ([*FRESH[:30], *[9] * 36], 30 + 4),
@@ -74,13 +75,13 @@ def test_the_onset_of_repetition_is_exact(tokens, onset):
 
 
 def test_a_loop_that_varies_a_little_is_found_too():
-    """Every 50th token of a loop is another one: no exact loop reaches the end, the text says nothing new all the same."""
+    """Every 50th token of a loop is another one: no exact loop reaches the end, the text says nothing new all
+    the same."""
     tokens = [*FRESH[:20], *[1, 2, 3, 4, 5] * 40]
     for at in range(70, 200, 50):
         tokens[at] = 900 + at
     assert degeneration_onset(tokens) == 20 + 5 + 3
     loop = longest_loop(tokens)
-    assert loop is not None
     assert loop.length < 60
 
 

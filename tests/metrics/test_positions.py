@@ -1,4 +1,5 @@
-"""Perplexity by position: what the runner stores adds up to the chunk, and early and late tokens come out apart."""
+"""Perplexity by position: what the runner stores adds up to the chunk, and early and late tokens come out
+apart."""
 
 import math
 from types import SimpleNamespace

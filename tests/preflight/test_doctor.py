@@ -1,11 +1,10 @@
-"""`kvbench doctor`: invented machines through the pure part, made-up /proc, control groups and NVML through the collecting one, and
-this machine through both."""
+"""`kvbench doctor`: invented machines through the pure part, made-up /proc, control groups and NVML through
+the collecting one, and this machine through both."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,8 @@ from kvbench.preflight import checkup
 from kvbench.preflight.doctor import OK, PROBLEM, WARNING, Facts, Gpu, Line, Package, exit_code, lines
 
 ENVIRONMENT = {
-    "kvbench": "0.1.0", "python": "3.12.1", "os": "Linux 6.1", "machine": "x86_64", "cpu": "AMD EPYC", "cpu_cores": 8,
+    "kvbench": "0.1.0", "python": "3.12.1", "os": "Linux "
+                                                  "6.1", "machine": "x86_64", "cpu": "AMD EPYC", "cpu_cores": 8,
     "cpu_cores_usable": 8, "memory_bytes": 64 * 10**9, "omp_num_threads": "4", "gpus": [], "device": "cpu",
     "device_reason": "no NVIDIA driver", "packages": {"triton": "3.6.0"},
 }  # fmt: skip
@@ -48,7 +48,7 @@ def state_of(facts: Facts, name: str) -> Line:
 
 
 @pytest.mark.parametrize("facts", [SOUND, on()], ids=["cpu", "gpu"])
-def test_a_sound_machine_has_nothing_to_mend(facts: Facts) -> None:
+def test_a_sound_machine_has_nothing_to_mend(facts):
     found = lines(facts)
     assert [line for line in found if line.state != OK or line.remedy] == []
     assert exit_code(found) == 0
@@ -57,10 +57,15 @@ def test_a_sound_machine_has_nothing_to_mend(facts: Facts) -> None:
 CASES: dict[str, tuple[Facts, str, str, str]] = {
     "too new": (replace(SOUND, packages=(Package("torch", "2.14.0", ">=2.11,<2.14", False),)), "torch", PROBLEM, "pip install 'torch>=2.11,<2.14'"),
     "missing": (replace(SOUND, packages=(Package("scipy", None, ">=1.13", None),)), "scipy", PROBLEM, "pip install 'scipy>=1.13'"),
-    "broken": (replace(SOUND, packages=(), torch_fault="OSError: libcudart"), "torch", PROBLEM, "install it again"),
-    "cpu build": (env(gpus=[{"name": "H200"}], device_reason="torch 2.11+cpu is built for the CPU"), "device", WARNING, "CUDA build"),
+    "broken": (replace(SOUND, packages=(), torch_fault="OSError: "
+                                                       "libcudart"), "torch", PROBLEM, "install it again"),
+    "cpu build": (env(gpus=[{"name": "H200"}], device_reason="torch 2.11+cpu is built for the "
+                                                             "CPU"), "device", WARNING, "CUDA build"),
     "hot": (on(state={**STATE, "temperature_c": 86}), "GPU 0 H200 temperature", WARNING, "let it cool"),
-    "throttled": (on(state={**STATE, "reasons": ["sw thermal", "sw power cap"]}), "GPU 0 H200 throttling", WARNING, "power limit"),
+    "throttled": (on(state={**STATE, "reasons": ["sw thermal", "sw power "
+                                                               "cap"]}), "GPU 0 H200 "
+                                                                         "throttling", WARNING, "power "
+                                                                                                "limit"),
     "mig": (on(mig=True), "GPU 0 H200 MIG", WARNING, "whole one"),
     "ecc": (on(ecc_errors=3), "GPU 0 H200 ECC", PROBLEM, "faulty"),
     "shared": (on(others=2), "GPU 0 H200 processes", WARNING, "CUDA_VISIBLE_DEVICES"),
@@ -68,14 +73,17 @@ CASES: dict[str, tuple[Facts, str, str, str]] = {
     "no triton": (replace(on(), environment={**on().environment, "packages": {"triton": None}}), "triton", PROBLEM, "pip install triton"),
     "interpreter": (replace(SOUND, interpreter=True), "triton", WARNING, "unset TRITON_INTERPRET"),
     "threads": (replace(SOUND, free_cores=2.4), "threads", WARNING, "export OMP_NUM_THREADS=2:"),
-    "threads unset": (replace(env(omp_num_threads=None), free_cores=6.6), "threads", WARNING, "export OMP_NUM_THREADS=7:"),
+    "threads "
+    "unset": (replace(env(omp_num_threads=None), free_cores=6.6), "threads", WARNING, "export "
+                                                                                      "OMP_NUM_THREADS=7:"),
     "threads by quota": (replace(SOUND, quota_cores=1.5), "threads", WARNING, "export OMP_NUM_THREADS=2:"),
     "threads of nothing": (env(omp_num_threads="all"), "threads", WARNING, "export OMP_NUM_THREADS=8"),
     "load": (replace(SOUND, load=9.1), "load", WARNING, "wait"),
     "quota": (replace(SOUND, throttled=True), "quota", WARNING, "CPU limit"),
     "steal": (replace(SOUND, stolen=0.02), "steal", WARNING, "host of your own"),
     "memory": (env(memory_bytes=3 * 10**9), "memory", WARNING, "free some"),
-    "read-only cache": (replace(SOUND, cache={**SOUND.cache, "writable": False}), "cache", PROBLEM, "KVBENCH_CACHE_DIR"),
+    "read-only "
+    "cache": (replace(SOUND, cache={**SOUND.cache, "writable": False}), "cache", PROBLEM, "KVBENCH_CACHE_DIR"),
     "full disk": (replace(SOUND, cache={**SOUND.cache, "free": 10**9}), "cache", WARNING, "KVBENCH_CACHE_DIR"),
     "left over": (replace(SOUND, cache={**SOUND.cache, "left_over": 2}), "cache", WARNING, "next fetch"),
     "empty data": (replace(SOUND, data=("/d", 0, 12)), "data", WARNING, "kvbench data"),
@@ -84,7 +92,7 @@ CASES: dict[str, tuple[Facts, str, str, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_fault_is_seen_with_its_remedy(case: str) -> None:
+def test_each_fault_is_seen_with_its_remedy(case):
     facts, name, state, remedy = CASES[case]
     line = state_of(facts, name)
     assert line.state == state
@@ -94,11 +102,11 @@ def test_each_fault_is_seen_with_its_remedy(case: str) -> None:
     assert exit_code(lines(facts)) == (1 if state == PROBLEM else 0)
 
 
-def test_what_is_not_ok_always_has_a_remedy() -> None:
+def test_what_is_not_ok_always_has_a_remedy():
     assert all(line.remedy for facts, *_ in CASES.values() for line in lines(facts) if line.state != OK)
 
 
-def test_a_core_that_is_mostly_free_counts() -> None:
+def test_a_core_that_is_mostly_free_counts():
     assert state_of(replace(SOUND, free_cores=3.5), "threads").state == OK
     assert state_of(replace(SOUND, free_cores=3.4), "threads").state == WARNING
     assert (
@@ -106,7 +114,7 @@ def test_a_core_that_is_mostly_free_counts() -> None:
     )  # fewer there are not
 
 
-def test_unknown_is_not_said_to_be_fine() -> None:
+def test_unknown_is_not_said_to_be_fine():
     facts = replace(
         on(mig=None, ecc_errors=None, others=None, state={"reasons": None}),
         stolen=None,
@@ -124,7 +132,7 @@ def test_unknown_is_not_said_to_be_fine() -> None:
     }
 
 
-def test_the_quota_of_a_control_group_and_of_those_above_it(tmp_path: Path) -> None:
+def test_the_quota_of_a_control_group_and_of_those_above_it(tmp_path):
     proc, groups = tmp_path / "proc", tmp_path / "cg"
     (proc / "self").mkdir(parents=True)
     (groups / "a" / "b").mkdir(parents=True)
@@ -138,12 +146,12 @@ def test_the_quota_of_a_control_group_and_of_those_above_it(tmp_path: Path) -> N
     assert checkup.quota_cores(proc, groups) == 1.5
 
 
-def test_idle_ticks_count_waiting_for_the_disk(tmp_path: Path) -> None:
+def test_idle_ticks_count_waiting_for_the_disk(tmp_path):
     (tmp_path / "stat").write_text("cpu  10 0 5 70 7 1 1 2 0 0\ncpu0 1 1\n")
     assert checkup.idle_ticks(tmp_path) == 77
 
 
-def test_packages_are_those_of_the_project() -> None:
+def test_packages_are_those_of_the_project():
     found = {p.name: p for p in checkup.packages()}
     assert {"torch", "transformers", "typer", "scipy"} <= set(found)
     assert "pytest" not in found  # an extra
@@ -151,7 +159,7 @@ def test_packages_are_those_of_the_project() -> None:
     assert all(p.fits for p in found.values() if p.installed)
 
 
-def test_a_gpu_is_read_without_a_context() -> None:
+def test_a_gpu_is_read_without_a_context():
     def refuses(*_: Any) -> Any:
         raise RuntimeError("Not Supported")
 
@@ -175,7 +183,7 @@ def test_a_gpu_is_read_without_a_context() -> None:
     assert (gpu.mig, gpu.ecc_errors) == (None, None)
 
 
-def test_this_machine(tmp_path: Path) -> None:
+def test_this_machine(tmp_path):
     """Real facts: the exit code follows the lines, and the cache that is not there yet can be made."""
     where = {"KVBENCH_CACHE_DIR": str(tmp_path / "not" / "yet"), "KVBENCH_DATA_DIR": str(tmp_path)}
     result = CliRunner().invoke(app, ["doctor", "--json"], env=where)
@@ -189,7 +197,7 @@ def test_this_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/null/below"])
-def test_a_cache_that_is_no_folder_is_a_problem(path: str) -> None:
+def test_a_cache_that_is_no_folder_is_a_problem(path):
     """Anybody may write into /dev/null, and nothing can be kept there."""
     result = CliRunner().invoke(app, ["doctor", "--json"], env={"KVBENCH_CACHE_DIR": path})
     line = next(line for line in json.loads(result.stdout)["lines"] if line["name"] == "cache")

@@ -390,7 +390,7 @@ def test_a_stored_run_is_of_its_own_models_and_takes_no_other_settings(tmp_path:
     for more in (["--model", "tiny-llama"], ["--set", "engine.page_size=32"]):
         done = CliRunner().invoke(app, [*command, *more])
         assert done.exit_code == 2
-        assert "--model and --set change nothing there" in done.stderr
+        assert "--model and --set" in done.stderr
 
 
 def test_hostile_words_are_shown_safely_and_json_has_everything(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.metrics.collect import TABLES
-from kvbench.report.console import print_result, show
+from kvbench.report.console import show
 from kvbench.report.view import build
 
 
@@ -154,11 +154,6 @@ def test_what_ratios_are_paired_with_is_said_under_their_table_alone(passing, pr
 
 def test_a_table_without_a_ratio_needs_no_word_on_ratios(maker, printed):
     assert "Ratios" not in printed(maker(formats=["native"]), io.StringIO())
-
-
-def test_print_result_writes_to_stdout(passing, capsys):
-    print_result(passing.judged, paths=[Path("a.html")])
-    assert capsys.readouterr().out.endswith("PASS  All 14 checks passed. Exit code 0.\na.html\n")
 
 
 def test_a_reader_that_has_gone_is_no_failed_check(passing):

@@ -70,11 +70,11 @@ def percent(log_ratio: float) -> float:
 def share_change(
     metric: Metric, differences: Sequence[int], counts: Sequence[int], owners: Sequence[Hashable], **more: Any
 ) -> Effect:
-    """Change of a share in points: successes in the second run less those in the first, by item or by group of
-    `counts` items, clustered by owner.
+    """Change of a share in points: successes in the second run less those in the first, by item or by group
+    of `counts` items, clustered by owner.
 
-    The interval is Bonett and Price's on the discordant items (of groups, on the fewest possible), and no narrower than the
-    cluster-robust t-interval; none where all items have one owner.
+    The interval is Bonett and Price's on the discordant items (of groups, on the fewest possible), and no
+    narrower than the cluster-robust t-interval; none where all items have one owner.
     """
     n = sum(counts)
     gained, lost = sum(max(d, 0) for d in differences), sum(max(-d, 0) for d in differences)
@@ -103,7 +103,8 @@ def share_change(
 
 
 def steps_change(metric: Metric, first: Sequence[bool], second: Sequence[bool], **more: Any) -> Effect:
-    """Change of the share of true steps of one text, clustered by blocks of neighbouring steps like the share itself."""
+    """Change of the share of true steps of one text, clustered by blocks of neighbouring steps like the share
+    itself."""
     differences = [int(b) - int(a) for a, b in zip(first, second, strict=True)]
     owners = [i // BLOCK for i in range(len(differences))]
     return share_change(metric, differences, [1] * len(differences), owners, **more)

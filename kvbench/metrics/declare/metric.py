@@ -1,4 +1,5 @@
-"""What a file of this package declares: its tables of metrics, and how a metric's change between two runs is expressed."""
+"""What a file of this package declares: its tables of metrics, and how a metric's change between two runs is
+expressed."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of change. margin: how far two runs may differ and still count as the same, in % of a ratio or points of a
-    share (docs/comparing.md gives the reasons); more, less: words for a change up and down."""
+    """A kind of change. margin: how far two runs may differ and still count as the same, in % of a ratio or
+    points of a share (docs/comparing.md gives the reasons); more, less: words for a change up and down."""
 
     name: str
     margin: float
@@ -44,10 +45,11 @@ MARGINS = {kind.name: kind.margin for kind in (BESIDE, ALONE, TEXT, DIVERGENCE, 
 class Effect:
     """The change of a metric from one run to another.
 
-    unit: "%" of a ratio, 100 * (second / first - 1), "pt" of a share, else the metric's own. low, high: 95% interval, None
-    for too few samples. n: samples in each run (the fewer), of what `counted` names; units: as in `collect.Row`.
-    identical: all compared numbers are the same to the last bit. method: how it was estimated, in words. beside: of times,
-    the change without the native arm, for information. subset: what both runs have, where one has more.
+    unit: "%" of a ratio, 100 * (second / first - 1), "pt" of a share, else the metric's own. low, high: 95%
+    interval, None for too few samples. n: samples in each run (the fewer), of what `counted` names; units: as
+    in `collect.Row`. identical: all compared numbers are the same to the last bit. method: how it was
+    estimated, in words. beside: of times, the change without the native arm, for information. subset: what
+    both runs have, where one has more.
     """
 
     metric: str
@@ -81,12 +83,12 @@ class Unable:
 class Metric:
     """One metric.
 
-    better: "lower", "higher" or "" (neither). heading: of its column in a report. plausible: closed interval outside which a
-    value is a fault; None: the unit's. paired: a difference from the baseline, so baseline cells have no such row. sampled:
-    estimated from a sample, so it needs an interval; without one the sample is too small to judge by. none: the value that
-    means no change, for a metric that compares with native. brief: a console has room for it. effect: how its change
-    between two runs is estimated from their samples; None: shown, not judged by `kvbench compare`.
-    runner, counted: set by its table.
+    better: "lower", "higher" or "" (neither). heading: of its column in a report. plausible: closed interval
+    outside which a value is a fault; None: the unit's. paired: a difference from the baseline, so baseline
+    cells have no such row. sampled: estimated from a sample, so it needs an interval; without one the sample
+    is too small to judge by. none: the value that means no change, for a metric that compares with native.
+    brief: a console has room for it. effect: how its change between two runs is estimated from their samples;
+    None: shown, not judged by `kvbench compare`. runner, counted: set by its table.
     """
 
     name: str
@@ -112,9 +114,10 @@ class Metric:
 class Table:
     """Metrics that a report shows in one table, in the order of its columns.
 
-    key: anchor on the page; note: how to read the table; footnote: shown under it on a console, which has no room for the
-    note; counted: what the n of its values counts, where an interval rests on it; facts: whether the runner's facts are
-    listed below; over: the cell key that a value spans (cells that differ only in it make one line).
+    key: anchor on the page; note: how to read the table; footnote: shown under it on a console, which has no
+    room for the note; counted: what the n of its values counts, where an interval rests on it; facts: whether
+    the runner's facts are listed below; over: the cell key that a value spans (cells that differ only in it
+    make one line).
     """
 
     key: str

@@ -16,10 +16,10 @@ EXACT_DIGITS = 8  # a bare number that is exact in this many digits is printed w
 class Unit:
     """low, high: the possible values; a limit outside them decides nothing (95 for a share of 0.95).
 
-    plausible: closed interval outside which a measured value is a fault, unless the metric names its own; None: the
-    possible values. digits: significant digits of a value without an interval. counts: a count, printed whole where
-    it is whole. bare: the name only says what kind of number it is, and is not printed after the value. signed: a
-    difference, printed with its sign. padded: trailing zeros are kept.
+    plausible: closed interval outside which a measured value is a fault, unless the metric names its own;
+    None: the possible values. digits: significant digits of a value without an interval. counts: a count,
+    printed whole where it is whole. bare: the name only says what kind of number it is, and is not printed
+    after the value. signed: a difference, printed with its sign. padded: trailing zeros are kept.
     """
 
     name: str
@@ -114,6 +114,7 @@ UNITS: dict[str, Unit] = {
     unit.name: unit
     for unit in (
         BYTES, BYTES_PER_TOKEN, RATIO, MS, TOKENS_PER_S, GB_PER_S, SHARE, P_VALUE, COSINE, ERROR, LOGIT, STEP,
-        QUESTIONS, REQUESTS, TOKENS, US_PER_TOKEN, PATHS, CODES, MAGNITUDE, SECONDS, PERPLEXITY, NAT, PERCENT, POINTS,
+        QUESTIONS, REQUESTS, TOKENS, US_PER_TOKEN, PATHS, CODES, MAGNITUDE, SECONDS, PERPLEXITY, NAT, PERCENT,
+        POINTS,
     )
 }  # fmt: skip

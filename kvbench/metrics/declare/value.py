@@ -12,7 +12,8 @@ from kvbench.stats.intervals import Estimate, Interval, clustered_share, wilson
 
 T = TypeVar("T")
 
-BLOCK = 64  # consecutive steps of one text that count as one sample for an interval: see tests/stats/test_coverage.py
+# Consecutive steps of one text that count as one sample for an interval: see tests/stats/test_coverage.py.
+BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ def share(metric: str, successes: int, n: int, note: str = "") -> Value:
 
 
 def share_of_steps(metric: str, flags: Sequence[bool], note: str = "") -> Value:
-    """The share of consecutive steps of one text that are true, its interval clustered by blocks of `BLOCK` steps.
+    """The share of consecutive steps of one text that are true, its interval clustered by blocks of `BLOCK`
+    steps.
 
     Neighbouring steps share their history and fail together. No interval from fewer than two blocks.
     """
@@ -68,7 +70,8 @@ def with_interval(metric: str, value: float, n: int, interval: Interval | None, 
 
 
 def clustered(metric: str, found: Estimate, n: int, note: str = "", value: float | None = None) -> Value:
-    """An estimate over n samples in `found.units` documents. value: of all samples, where the estimate is of a subset.
+    """An estimate over n samples in `found.units` documents. value: of all samples, where the estimate is of
+    a subset.
 
     The note gives the number of documents, or the reason why there is no interval.
     """

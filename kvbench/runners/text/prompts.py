@@ -61,17 +61,16 @@ TEMPLATES: dict[str, Template] = {
         lambda q: f"{_lettered(q)}\n答案：",
         True,
         "",
-        'lm-eval ceval-valid, but the letter follows "答案：" without a space; shots are the first dev questions of the subject',
+        'lm-eval ceval-valid, but the letter follows "答案：" without a space; '
+        "shots are the first dev questions of the subject",
     ),
     "arc_easy": Template(
         lambda subject: "",
         lambda q: f"Question: {q.question}\nAnswer:",
         False,
         " ",
-        (
-            "lm-eval arc_easy: the choice's text is scored; shots are the first validation questions (lm-eval "
-            "draws from train)"
-        ),
+        "lm-eval arc_easy: the choice's text is scored; "
+        "shots are the first validation questions (lm-eval draws from train)",
     ),
     "cloze": Template(
         lambda subject: "",

@@ -1,6 +1,6 @@
 """Log-probabilities of the choices of many questions, with their common prefix computed once.
 
-    prefix (once a group) -> fork for a question, run its own tokens -> fork for a choice, run its tokens but the last
+    prefix (once a group) -> fork for each question, run it -> fork for each choice, run all but its last
 
 A fork shares the full pages of its parent. Where every choice of a question is one token, the question's last
 logits give all its scores, and no choice is run.
