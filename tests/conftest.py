@@ -120,13 +120,12 @@ def looping_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def as_baseline() -> Callable[..., Any]:
     """The record that a baseline's measurement becomes."""
-    from kvbench.records.record import OK, Record
+    from tests.factories.made_run import record
 
-    def record(ctx: Any, measured: Any) -> Record:
-        return Record("key", "runner", 1, OK, ctx.spec, ctx.options, None, None, measured.samples, measured.facts,
-                      {}, None, None, "", 0.0)  # fmt: skip
+    def make(ctx: Any, measured: Any) -> Any:
+        return record("runner", measured.samples, measured.facts, spec=ctx.spec, options=ctx.options)
 
-    return record
+    return make
 
 
 @pytest.fixture
