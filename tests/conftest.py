@@ -67,7 +67,9 @@ def _tiny_models() -> dict[str, Any]:
 
 @pytest.fixture
 def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
-    """make(runner, baseline=None, model="tiny-llama", **keys): keys of the cell's spec and the runner's options."""
+    """make(runner, baseline=None, model="tiny-llama", **keys): keys of the cell's spec and the runner's
+    options.
+    """
     from kvbench.engines.reference.engine import Engine
     from kvbench.engines.reference.load import load_model
     from kvbench.matrix.cells import CELL_KEYS
@@ -109,7 +111,9 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def looping_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with the config of tiny-llama with small random weights: its greedy text soon repeats itself."""
+    """A folder with the config of tiny-llama with small random weights: its greedy text soon repeats
+    itself.
+    """
     from kvbench.models.catalog import TINY
 
     folder = tmp_path_factory.mktemp("looping")

@@ -46,7 +46,7 @@ class Model(nn.Module):
         self.to(dtype)
         for block in self.layers if fp8 else ():
             for name, module in list(block.named_children()):
-                setattr(block, name, Fp8Linear.quantized(module))  # type: ignore[arg-type]
+                setattr(block, name, Fp8Linear.quantized(module))
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -77,7 +77,7 @@ def test_layers_under_other_names_and_layers_left_out_are_refused() -> None:
 
 def scaled(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, factor: float, rows: int) -> None:
     """The reference path multiplies the scales of one layer by `factor`, for this number of rows only."""
-    honest, wrong = fp8_linear._PATHS["reference"], layer.weight.data_ptr()  # type: ignore[operator,union-attr]
+    honest, wrong = fp8_linear._PATHS["reference"], layer.weight.data_ptr()
 
     def path(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
         hit = codes.data_ptr() == wrong and len(x) == rows
@@ -90,7 +90,7 @@ def test_the_worst_layer_of_a_shape_counts(monkeypatch: pytest.MonkeyPatch) -> N
     model = Model()
     product = next(p for p in linears.products(model) if p.names == ("layers.0.o_proj",))
     assert all(row["distance"] <= row["bound"] for row in bench([1, 5]).measure(product)["rows"])
-    scaled(monkeypatch, model.layers[1].o_proj, 1.25, 5)  # type: ignore[arg-type]
+    scaled(monkeypatch, model.layers[1].o_proj, 1.25, 5)
     one, five = bench([1, 5]).measure(product)["rows"]
     assert one["distance"] <= one["bound"]
     assert (five["layer"], round(five["error"], 2)) == ("layers.1.o_proj", 0.25)
@@ -101,7 +101,7 @@ def test_a_layer_without_a_number_stays_the_worst(monkeypatch: pytest.MonkeyPatc
     """The second of four layers gives NaN, and sound ones come after it."""
     product = next(p for p in linears.products(Model()) if p.names == ("layers.0.k_proj",))
     assert len(product.layers) == 4
-    scaled(monkeypatch, product.layers[1].modules[0], math.nan, 1)  # type: ignore[arg-type]
+    scaled(monkeypatch, product.layers[1].modules[0], math.nan, 1)
     (row,) = bench([1]).measure(product)["rows"]
     assert math.isnan(row["error"])
     assert math.isnan(row["distance"])
@@ -120,9 +120,9 @@ def test_each_shape_is_measured_once_and_siblings_that_are_one_product_are_one()
     assert [p.nbytes for p in found] == [640 * 384 + 4 * 5 * 3 + 4 * 640, 192 * 384 + 4 * 2 * 3 + 4 * 192]
     x = torch.randn(3, 384)
     block = model.layers[0]
-    due = torch.cat([block.q_proj(x), block.k_proj(x), block.v_proj(x)], -1)  # type: ignore[operator]
+    due = torch.cat([block.q_proj(x), block.k_proj(x), block.v_proj(x)], -1)
     assert torch.equal(found[0](x), due)
-    parts = [dequantize_blocks(m.weight, m.weight_scale_inv) for m in found[0].modules]  # type: ignore[arg-type]
+    parts = [dequantize_blocks(m.weight, m.weight_scale_inv) for m in found[0].modules]
     assert torch.equal(torch.cat(parts), found[0].weight())
 
 
@@ -138,7 +138,9 @@ def test_native_weights_are_measured_without_the_output_layer() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a16_t1_every_number_of_rows_is_the_product_with_the_dequantized_weight(dtype: torch.dtype) -> None:
-    """K = 384, N = 640 and a ragged 192: the bias is part of the product, and so is the tail block (A13 T3)."""
+    """K = 384, N = 640 and a ragged 192: the bias is part of the product, and so is the tail block (A13
+    T3).
+    """
     for product in linears.products(Model(dtype=dtype)):
         with fp8linear.using("reference"):
             measured = bench(A16_ROWS, dtype, "reference").measure(product)
@@ -189,7 +191,7 @@ def test_no_rows_are_handled_or_the_cell_has_no_result(monkeypatch: pytest.Monke
     with pytest.raises(KvbenchError, match=r"expected shape \[0, 384\] for no rows, got \[384\]"):
         bench([1])._check_no_rows(
             replace(product, modules=(lambda x: torch.empty(1, 384),)), torch.empty(2, 384)
-        )  # type: ignore[arg-type]
+        )
 
 
 def routed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -200,7 +202,7 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, _: str) -> Tensor:
         if path(len(x)) == "w8a16":
-            return simt(x, codes, scales, bias, _) + bias  # type: ignore[operator]
+            return simt(x, codes, scales, bias, _) + bias
         launched("fp8_quantize_activation")
         launched("fp8_matmul_w8a8")
         used = gemm.dequantize_activation(*gemm.quantize_activation_torch(x))
@@ -324,7 +326,7 @@ def test_a_sample_is_whole_turns_and_its_time_is_that_of_a_call(
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "_sleep", wait)
     names = "abcdefg"[:layers]
-    assert gemm.microseconds([lambda name=name: call(name) for name in names]) == pytest.approx(2, rel=1e-5)  # type: ignore[misc]
+    assert gemm.microseconds([lambda name=name: call(name) for name in names]) == pytest.approx(2, rel=1e-5)
     assert "".join(made) == names + f"{order}|" * gemm.ROUNDS
     assert waits == [gemm.WAIT_CYCLES * len(order)] * gemm.ROUNDS
 
@@ -362,7 +364,7 @@ def test_every_arm_is_timed_over_the_same_layers(timings: Timings) -> None:
         for (x, weight, bias), layer in zip(native[1], used, strict=True):
             assert len(x) == m
             assert torch.equal(weight, layer.weight())
-            assert torch.equal(bias, layer.bias)  # type: ignore[arg-type]
+            assert torch.equal(bias, layer.bias)
     words = "over 2 of 4 layers in turn, L2 20,000 B: weights 99,352 B, cold; native ones 393,216 B, cold"
     assert words in measured["timed_with"]
 
@@ -372,7 +374,7 @@ def test_a_path_that_was_not_expected_gives_no_result_in_any_layer_that_is_timed
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     product, real = linears.products(Model())[1], fp8linear.fp8_linear
-    dropped = product.layers[1].modules[0].weight.data_ptr()  # type: ignore[operator,union-attr]
+    dropped = product.layers[1].modules[0].weight.data_ptr()
 
     def other(x: Tensor, codes: Tensor, *rest: Any) -> Tensor:
         return (simt if codes.data_ptr() == dropped else real)(x, codes, *rest)
@@ -415,11 +417,15 @@ def values(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {value.metric: value for value in derived.values(own, None)}
 
 
+def times(us: float, reference: float) -> dict[str, float]:
+    return {"us": us, "us_native": 10.0, "us_reference": reference}
+
+
 SWEEP = [
-    row(32, "w8a16", 0.004, us=5.0, us_native=10.0, us_reference=100.0),
-    row(33, "w8a8", 0.03, distance=0.002, row0_diff=0.027, row0_argmax_equal=False, us=12.0, us_native=10.0, us_reference=80.0),
-    row(64, "w8a8", 0.02, distance=0.001, us=8.0, us_native=10.0, us_reference=80.0),
-]  # fmt: skip
+    row(32, "w8a16", 0.004, **times(5.0, 100.0)),
+    row(33, "w8a8", 0.03, distance=0.002, row0_diff=0.027, row0_argmax_equal=False, **times(12.0, 80.0)),
+    row(64, "w8a8", 0.02, distance=0.001, **times(8.0, 80.0)),
+]
 
 
 def test_the_worst_case_counts_and_each_path_is_told_apart() -> None:

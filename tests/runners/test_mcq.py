@@ -128,7 +128,8 @@ def test_a_shared_prefix_changes_no_score_and_saves_its_tokens(
     pairs = pairs_of(model, folder, task, shots)
     shared, few = scores_of(model, pairs, True, kv_format)
     alone, many = scores_of(model, pairs, False, kv_format)
-    # Another batching rounds otherwise in the last bit, and in a quantized store that can move a code by a whole step.
+    # Another batching rounds otherwise in the last bit, and in a quantized store that can move a code by a
+    # whole step.
     tolerance = 1e-3 if kv_format == "native" else 5e-2
     for a, b in zip(shared, alone, strict=True):
         assert a == pytest.approx(b, abs=tolerance)
@@ -166,7 +167,7 @@ def test_the_baseline_scores_a_spread_subset_again_in_other_company(
 ) -> None:
     seen: list[tuple[Any, int]] = []  # groups that the runner scores, and in which chunks
     real = mcq.score
-    monkeypatch.setattr(mcq, "score", lambda engine, g, n: seen.append((g, n)) or real(engine, g, n))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(mcq, "score", lambda engine, g, n: seen.append((g, n)) or real(engine, g, n))
     found = measure(model, folder, task, shots=shots, aa_limit=3)
     rows = found.samples["questions"]
     again = [r["id"] for r in rows if "aa_scores" in r]

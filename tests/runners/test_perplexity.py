@@ -1,4 +1,6 @@
-"""Perplexity through real engines on a tiny model: protocols, divergence, the native re-run, what is refused."""
+"""Perplexity through real engines on a tiny model: protocols, divergence, the native re-run, what is
+refused.
+"""
 
 from __future__ import annotations
 
