@@ -256,7 +256,7 @@ def test_a_gain_beyond_the_bytes_is_confounded_and_names_the_settings_that_diffe
     assert words in found.sentence
     assert bare(run).exit_code == 4
     shown = notices(JudgedRun(run.run, run.rows(), bare(run)), Labels(run.run))
-    assert [notice.title for notice in shown] == ["No gate was judged"]
+    assert [notice.title for notice in shown] == ["No gate was applied"]
 
 
 def test_an_interval_that_reaches_what_the_bytes_allow_is_not_confounded() -> None:
