@@ -14,7 +14,7 @@ from kvbench.report.view import build
 from tests.report.conftest import fail, make
 from tests.report.hostile import hostile
 
-# Markup, handlers, formulas, a newline, Chinese, a direction override and 500 characters without a place to break, in one name.
+# Markup, handlers, a formula, a newline, Chinese, a direction override and 500 characters without a break.
 NASTY = (
     '<script>window.harmed = 1</script><img src=x onerror=\'window.harmed = 1\'>"onmouseover="window.harmed = 1" '
     '=HYPERLINK("http://example.invalid")\nnext line 量化键值缓存 \u202ertl עברית ' + "n" * 500
@@ -75,7 +75,7 @@ def _real(folder: Path) -> Path:
 def show(chromium: Browser, pages: Callable[[str], Path]) -> Iterator[Open]:
     """`show(kind, width=, scheme=, scripts=)`: the page, opened from its file with the network blocked.
 
-    At the end of the test nothing may have been asked for but the file, and nothing may have been complained of.
+    Fails at the end of the test if the page requested anything but its file, or logged a message.
     """
     asked: list[str] = []
     complaints: list[str] = []

@@ -1,4 +1,4 @@
-"""axe finds nothing: on a passing, a failing, a hostile and a real run, in both schemes, everything opened."""
+"""axe finds nothing on a passing, a failing, a hostile and a real run, in both schemes, fully opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: from its file alone, at every width, in both schemes, with the keyboard, with scripts and without."""
+"""The page in a real browser: every width, both schemes, keyboard, with scripts and without."""
 
 from __future__ import annotations
 

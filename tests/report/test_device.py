@@ -26,8 +26,8 @@ def view_of(run):
 
 def end(sm, degrees, watts, *reasons, **more):
     return {
-        "reasons": list(reasons), "sm_mhz": sm, "memory_mhz": None, "temperature_c": degrees, "power_w": watts,
-        "thermal_ns": 0, "quota_us": 0, "steal_ticks": 0, "cpu_ticks": 0, **more,
+        "reasons": list(reasons), "sm_mhz": sm, "memory_mhz": None, "temperature_c": degrees,
+        "power_w": watts, "thermal_ns": 0, "quota_us": 0, "steal_ticks": 0, "cpu_ticks": 0, **more,
     }  # fmt: skip
 
 
@@ -68,6 +68,7 @@ def test_throttling_and_other_processes_are_notices_and_a_quiet_device_is_none()
     quiet = view_of(timed([10.0] * 2, [10.0] * 2, device_state=FACTS | {"unread": {}}))
     assert [n.title for n in quiet.notices] == ["No gate was applied"]
     assert quiet.device[0].slowed == quiet.device[0].others == ""
+    assert quiet.device[0].sentence.startswith("not throttled in 4 of 4 requests;")
 
 
 def test_a_device_that_cannot_be_read_and_a_record_without_its_state():

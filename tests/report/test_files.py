@@ -1,4 +1,4 @@
-"""CSV, JSON and the files: full precision, strict syntax, nothing that a spreadsheet would run, nothing half-written."""
+"""CSV, JSON and the files: full precision, strict syntax, no formulas, nothing half-written."""
 
 import csv
 import io

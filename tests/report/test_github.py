@@ -1,4 +1,4 @@
-"""GitHub Actions: exact commands, the lines of the files that were run, a summary that is never dropped for its size."""
+"""GitHub Actions: exact commands, lines of the files that were run, a summary below the size limit."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def test_commands(annotation, command):
 
 
 def outcome(status, check="c", cells=("int8_sym-1-128",), metric="ppl", required=True, sentence=""):
-    return Outcome(check, metric, cells[0] if cells else None, "", status, None, "", sentence or f"{check} {status}.",
-                   required=required, cells=tuple(cells))  # fmt: skip
+    return Outcome(check, metric, cells[0] if cells else None, "", status, None, "",
+                   sentence or f"{check} {status}.", required=required, cells=tuple(cells))  # fmt: skip
 
 
 def run_of(made, *outcomes):
@@ -122,7 +122,9 @@ def test_ten_and_one_that_counts_the_rest(passing):
     more = annotate(run_of(passing, *checks), {})
     assert [a.sentence for a in more[:MOST]] == [f"c{i} fail." for i in range(MOST)]
     assert more[MOST:] == [
-        Annotation("warning", "kvbench: 2 more", "2 more checks did not pass: c10, last. The report has all of them.")
+        Annotation(
+            "warning", "kvbench: 2 more", "2 more checks did not pass: c10, last. The report has all of them."
+        )
     ]  # fmt: skip
 
 
@@ -151,7 +153,7 @@ def repository(tmp_path):
 
 @pytest.fixture
 def stored(passing):
-    """The passing run as it would be of that matrix: lines of the formats, none for the baselines, which were added."""
+    """The passing run of that matrix: lines of the formats, none for the baselines, which were added."""
     sha = hashlib.sha256(MATRIX.encode()).hexdigest()
     lines = {"int8_sym": 6}
     made = moved(passing, "matrices/int8.yaml", sha=sha)

@@ -44,7 +44,11 @@ def test_what_differs_along_one_axis_only_has_none(maker):
     ("shape", "metric", "shades"),
     [
         ({}, "itl_ms", ["q0", "q8"]),
-        ({"formats": ("native",), "batches": (1, 100), "contexts": (100, 10_000)}, "kv_bytes_total", ["q0", "q4", "q4", "q8"]),
+        (
+            {"formats": ("native",), "batches": (1, 100), "contexts": (100, 10_000)},
+            "kv_bytes_total",
+            ["q0", "q4", "q4", "q8"],
+        ),
     ],
 )  # fmt: skip
 def test_shades_follow_the_values_by_logarithm_where_they_are_far_apart(maker, shape, metric, shades):

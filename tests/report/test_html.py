@@ -17,7 +17,7 @@ VOID = {"meta", "br", "link", "img", "hr", "input"}
 
 
 class Page(HTMLParser):
-    """The page as a tree of what the tests ask: tags, attributes and text; unclosed or stray tags are faults."""
+    """The page's tags, attributes and text; unclosed or stray tags are faults."""
 
     def __init__(self, html):
         super().__init__(convert_charrefs=True)
@@ -136,8 +136,8 @@ def test_the_page_can_be_used_by_keyboard_and_by_ear(failing_html):
 
 def test_the_sections_come_in_the_order_of_a_readers_questions(passing_html):
     ids = [a["id"] for tag, a, _ in Page(passing_html).tags if tag == "section" and "id" in a]
-    assert ids == ["verdict", "release", "failures", "checks", "precision", "matrix", "storage", "weights", "latency", "quality", "positions",
-                   "agreement", "mcq", "parity", "cells", "environment", "reproduce"]  # fmt: skip
+    assert ids == ["verdict", "release", "failures", "checks", "precision", "matrix", "storage",
+                   "weights", "latency", "quality", "positions", "agreement", "mcq", "parity", "cells", "environment", "reproduce"]  # fmt: skip
 
 
 def test_numbers_come_with_unit_interval_count_and_full_precision(passing_html):

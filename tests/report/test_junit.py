@@ -48,8 +48,8 @@ def with_outcomes(made, *outcomes):
 
 
 def outcome(status, required=True, check="ppl at most 9", cells=(), variant=""):
-    return Outcome(check, "ppl", cells[0] if cells else None, variant, status, None, "at most 9", f"it is {status}.",
-                   required=required, cells=tuple(cells), why="the source")  # fmt: skip
+    return Outcome(check, "ppl", cells[0] if cells else None, variant, status, None, "at most 9",
+                   f"it is {status}.", required=required, cells=tuple(cells), why="the source")  # fmt: skip
 
 
 def test_a_case_a_check_and_cell_and_one_of_the_verdict(passing):
@@ -90,7 +90,8 @@ def test_each_status_has_its_element(passing, status, required, word, kind, verd
 
 STATUSES = st.sampled_from(["pass", "fail", "inconclusive", "not_evaluated"])
 SHAPES = st.lists(
-    st.tuples(STATUSES, st.booleans(), st.sampled_from([(), ("native-1-128",), ("native-1-128", "int8_sym-1-128")]),
+    st.tuples(STATUSES, st.booleans(),
+              st.sampled_from([(), ("native-1-128",), ("native-1-128", "int8_sym-1-128")]),
               st.sampled_from(["precision", "device", "skipped", "x"])), max_size=6
 )  # fmt: skip
 
@@ -162,7 +163,8 @@ def test_the_suite_says_what_was_measured_and_where(failing):
     properties = {p.name: p.value for p in suite.properties()}
     want = {
         "model": "smollm2-135m-instruct", "matrix": "matrices/int8.yaml", "matrix_sha256": "9f2c1a7e0b44",
-        "gate": "gates/int8.yaml", "command": "kvbench run matrices/int8.yaml", "verdict": "fail", "exit_code": "1",
+        "gate": "gates/int8.yaml", "command": "kvbench run matrices/int8.yaml", "verdict": "fail",
+        "exit_code": "1",
         "environment.torch": "2.13.0", "environment.gpu": "null",
         "data_sha256.perplexity wikitext2": "a1b2c3", "data_sha256.perplexity pydoc": "a1b2c3",
     }  # fmt: skip

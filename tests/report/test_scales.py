@@ -63,7 +63,10 @@ def test_ranges_of_dynamic_scales_are_joined(maker):
     ("last", "text"),
     [
         (("default", "default", "yes"), "30 of 30 layers read: checkpoint 28, default 2"),
-        (("checkpoint", "default", "no"), "29 of 30 layers read: K checkpoint 29, default 1; V checkpoint 28, default 2"),
+        (
+            ("checkpoint", "default", "no"),
+            "29 of 30 layers read: K checkpoint 29, default 1; V checkpoint 28, default 2",
+        ),
         (("default", "default", "unproven"), "29 of 30 layers read: checkpoint 28, default 2"),
     ],
 )  # fmt: skip

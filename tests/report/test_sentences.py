@@ -1,6 +1,6 @@
 """All sentences of the report in one reviewed file; other tests assert reasons, statuses and numbers.
 
-After a deliberate change: `python -m tests.report.test_sentences > tests/report/sentences.txt`, then read the diff.
+After a deliberate change: `python -m tests.report.test_sentences > tests/report/sentences.txt`; read it.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def runs() -> Iterator[tuple[str, Made]]:
     )
     stopped = replace(made, records=made.records[:-2])
     yield "stopped", stopped.with_manifest(stopped=Stopped("canary", "precision", "perplexity"))
+    yield "decided early", stopped.with_manifest(stopped=Stopped("until_decided", "ppl at most 9", "mcq"))
     hosts = ("a", "b")
     yield (
         "hosts",

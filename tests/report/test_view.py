@@ -35,7 +35,8 @@ def test_importing_the_report_loads_nothing_heavy():
     code = (
         "import sys, kvbench.report.view, kvbench.report.console, kvbench.report.write\n"
         "import kvbench.report.figures.plots\n"
-        "heavy = {'torch', 'transformers', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'rich', 'numpy', 'yaml'}\n"
+        "heavy = {'torch', 'transformers', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'rich', 'numpy'}\n"
+        "heavy.add('yaml')\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -128,11 +129,20 @@ def test_a_failing_run_names_what_failed_and_where(failing):
     got = entry(view, "quality", "ppl_delta_pct", kv_format="int8_sym")
     assert (got.status, got.limit) == ("fail", "within [-1, 1]")
     assert entry(view, "quality", "ppl", kv_format="int8_sym").status == ""
+    assert [finding.title for finding in view.gaps] == ["mcq_delta_pt at least -1 (cloze 0-shot)"]
+    assert [line.status for line in view.checks[0].lines][:2] == ["fail", "pass"]
     assert [(g.where[0].text, len(g.where), g.line.state, g.line.effective) for g in view.precision] == [
         ("native", 1, "verified", "native"),
         ("int8_sym · batch 1 · context 128", 3, "verified", "int8_sym"),
         ("int8_sym · batch 4 · context 512", 1, "mismatch", "int8_sym + mixed"),  # one bad task of six
     ]
+
+
+def test_a_line_of_several_cells_has_the_worst_status(passing):
+    last = passing.cell(kv_format="int8_sym", batch=4, context=512).id
+    bad = outcome("ppl at most 9", "fail", cells=[last], metric="ppl", variant="wikitext2 stream512")
+    view = build(passing.with_outcomes(bad).judged)
+    assert entry(view, "quality", "ppl", kv_format="int8_sym").status == "fail"
 
 
 def test_another_effective_format_is_a_mismatch_though_every_level_is_verified(passing):

@@ -1,4 +1,4 @@
-"""FP8 weights in every output: requested, resolved, effective, how they are stored, and which paths computed them."""
+"""FP8 weights in every output: requested, resolved, effective, stored, and the paths of the products."""
 
 import csv
 import io
@@ -17,8 +17,13 @@ from kvbench.report.view import build
 
 STORED = "bfloat16 and float8_e4m3fn + float32 scales"
 ROUTE = "1..64 w8a16, 65.. w8a8 (N x K: 576 x 576)"
-MEASURED = [("gemm_error_max", 0.0312, "error", "w8a16 0.0042, w8a8 0.031"), ("gemm_bound_share", 0.43, "ratio", ""),
-            ("gemm_paths", 2, "paths", ROUTE), ("weight_scale_bytes", 30_000, "B", ""), ("model_load_s", 2.5, "s", "")]  # fmt: skip
+MEASURED = [
+    ("gemm_error_max", 0.0312, "error", "w8a16 0.0042, w8a8 0.031"),
+    ("gemm_bound_share", 0.43, "ratio", ""),
+    ("gemm_paths", 2, "paths", ROUTE),
+    ("weight_scale_bytes", 30_000, "B", ""),
+    ("model_load_s", 2.5, "s", ""),
+]
 
 
 @pytest.fixture
@@ -61,8 +66,9 @@ def test_w8a8_and_w8a16_are_told_apart_in_every_output(fp8):
     assert (line.gemm.resolved, line.stored_weights, line.products) == ("by_shape", STORED, "w8a16 + w8a8")
     assert line.state == "verified"
     wide = next(iter(csv.DictReader(io.StringIO(wide_csv(fp8.judged)))))
-    want = {"weights": "fp8_block128", "weights_resolved": "fp8_block128", "effective_weights": "fp8_block128",
-            "gemm": "auto", "gemm_resolved": "by_shape", "stored_weights": STORED, "products": "w8a16 + w8a8"}  # fmt: skip
+    want = {"weights": "fp8_block128", "weights_resolved": "fp8_block128",
+            "effective_weights": "fp8_block128", "gemm": "auto", "gemm_resolved": "by_shape",
+            "stored_weights": STORED, "products": "w8a16 + w8a8"}  # fmt: skip
     assert want.items() <= wide.items()
     cell = result_json(fp8.judged)["cells"][0]
     assert (cell["effective_weights"], cell["choices"]["gemm"]["resolved"]) == ("fp8_block128", "by_shape")
