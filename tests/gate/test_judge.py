@@ -16,7 +16,7 @@ from kvbench.gate.policy import Check, Gate
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
 from kvbench.metrics.collect import METRICS
 from kvbench.stats.power import Spread
-from tests.factories.made_run import BASE, CAND, MadeRun, chunks, text_facts
+from tests.factories.runs.made import BASE, CAND, MadeRun, chunks, text_facts
 
 GATES = Path(__file__).parents[2] / "gates"
 TEXT = "wikitext2 rows512"

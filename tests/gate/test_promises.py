@@ -22,7 +22,7 @@ from kvbench.metrics.collect import METRICS
 from kvbench.runners import agreement, latency, mcq, perplexity, sensitivity
 from kvbench.stats import intervals as stats
 from kvbench.stats.power import Spread
-from tests.factories.made_run import CAND, MadeRun, chunks, text_facts
+from tests.factories.runs.made import CAND, MadeRun, chunks, text_facts
 
 GATES = Path(__file__).parents[2] / "gates"
 

@@ -21,7 +21,7 @@ from kvbench.report.compare import timeline
 from kvbench.report.compare import two_runs as comparison
 from kvbench.report.compare.timeline_plots import plots
 from kvbench.report.markdown import escaped
-from tests.factories.two_runs import latency, on_disk, perplexity, questions, stored
+from tests.factories.runs.compared import latency, on_disk, perplexity, questions, stored
 
 HOSTILE = [
     "<script>alert(1)</script>", "a|b\n## c `d` [e](http://f) @g", "=cmd|' /C calc'!A1", "長" * 50, "x" * 500, "\u202eabc\x1b[31m",

@@ -13,7 +13,7 @@ from kvbench.records.record import VERIFIED, Level
 from kvbench.report.csv import long_csv, wide_csv
 from kvbench.report.json import result_json
 from kvbench.report.write import write_all, write_text
-from tests.factories.made_run import evidence
+from tests.factories.runs.made import evidence
 
 FACT_METRICS = {"page_table_bytes", "held_bytes", "workspace_bytes", "device_peak_bytes"}
 

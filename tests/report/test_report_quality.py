@@ -8,7 +8,7 @@ from kvbench.report.figures import numbers
 from kvbench.report.html import render
 from kvbench.report.view import build
 from kvbench.stats.intervals import clustered_mean, clustered_ratio
-from tests.factories.made_report import (
+from tests.factories.runs.drawn import (
     CLOSE,
     FACTS,
     FIRST,

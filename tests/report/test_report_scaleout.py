@@ -11,8 +11,8 @@ from kvbench.records.run import MergedFrom
 from kvbench.records.shards import Shard, Share
 from kvbench.report.model import JudgedRun
 from kvbench.report.view import View, build
-from tests.factories.made_run import BASE, MadeRun
-from tests.factories.timed_run import timed
+from tests.factories.runs.made import BASE, MadeRun
+from tests.factories.runs.timed import timed
 
 
 def view_of(run: MadeRun, **manifest: Any) -> View:

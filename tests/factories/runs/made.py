@@ -1,4 +1,5 @@
-"""Made-up runs for the tests of metrics and gates: a native cell, a candidate, and records written by hand."""
+"""Made-up runs for the tests of metrics and gates: a native cell, a candidate, and records written by
+hand."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def evidence(effective: str, *levels: Level, weights: str = "native") -> dict[st
 
 
 class MadeRun:
-    """A run in the making: cells `base` (native) and `cand`; `measure` adds a runner's task and record on both."""
+    """A run in the making: cells `base` (native) and `cand`; `measure` adds a runner's task and record on
+    both."""
 
     def __init__(self, kv_format: str = "int8_sym", **spec: Any) -> None:
         shared = {**CELL_KEYS, "model": "m", "device": "cpu", "dtype": "float32", **spec}
