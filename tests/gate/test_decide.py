@@ -15,13 +15,9 @@ from kvbench.gate.policy import Check
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
 from kvbench.metrics.collect import METRICS
 from kvbench.stats.power import Spread
-<<<<<<< HEAD:tests/gate/test_judge.py
 from tests.factories.runs.made import BASE, CAND, MadeRun, chunks, text_facts
-=======
-from tests.factories.runs.made import BASE, CAND, MadeRun, chunks, text_facts
-from tests.factories.text_run import many, text
+from tests.factories.runs.texts import many, text
 from tests.factories.verdicts import bare, check, judge, last, of, own, questions, scores
->>>>>>> main:tests/gate/test_decide.py
 
 GATES = Path(__file__).parents[2] / "gates"
 

@@ -25,13 +25,9 @@ from kvbench.runners import agreement, latency, mcq, perplexity, sensitivity
 from kvbench.runners.timing import measure
 from kvbench.stats import intervals as stats
 from kvbench.stats.power import Spread
-<<<<<<< HEAD
-from tests.factories.runs.made import CAND, MadeRun, chunks, text_facts
-=======
 from tests.factories import verdicts
 from tests.factories.runs.made import CAND, MadeRun, chunks, text_facts
 from tests.factories.verdicts import check, own, questions, steps
->>>>>>> main
 
 GATES = Path(__file__).parents[2] / "gates"
 

@@ -25,13 +25,8 @@ from kvbench.records.run import UNTIL_DECIDED, Manifest, Run, RunDir, Stopped
 from kvbench.run import sequential
 from kvbench.run.sequential import Step, at_looks, deciding, growing, next_step, outline, planned, tasks_at
 from kvbench.stats.sequential import Looks
-<<<<<<< HEAD
 from tests.factories.runs.made import CAND, MadeRun, layers, storage_facts
-from tests.gate.test_judge import many
-=======
-from tests.factories.runs.made import CAND, MadeRun, layers, storage_facts
-from tests.factories.text_run import many
->>>>>>> main
+from tests.factories.runs.texts import many
 
 MATRIX = """\
 name: m
