@@ -1,4 +1,4 @@
-"""Runs of the report's tests: `tests.factories.runs.reported` makes them."""
+"""Fixtures: runs made by `tests.factories.runs.reported`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.factories.runs.reported import Made, Outcome, fail, make
+from tests.factories.runs.reported import Made, fail, make
 
 
 @pytest.fixture
@@ -29,8 +29,3 @@ def maker() -> Any:
 def failed() -> Any:
     """`failed(made)`: that run, gone wrong in three ways."""
     return fail
-
-
-@pytest.fixture
-def outcome() -> type[Outcome]:
-    return Outcome
