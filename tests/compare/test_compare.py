@@ -18,9 +18,17 @@ from kvbench.errors import UsageError
 from kvbench.metrics.declare.metric import MARGINS
 from kvbench.records.record import ERROR, LEVELS, MISMATCH, VERIFIED, Level
 from kvbench.records.record import NOT_EVALUATED as NOT_AVAILABLE
-from tests.factories.made_run import CAND, MadeRun, evidence, layers, storage_facts
-from tests.factories.timed_run import state, timed
-from tests.factories.two_runs import DIGESTS, agreement, candidate, latency, perplexity, questions, stored
+from tests.factories.runs.compared import (
+    DIGESTS,
+    agreement,
+    candidate,
+    latency,
+    perplexity,
+    questions,
+    stored,
+)
+from tests.factories.runs.made import CAND, MadeRun, evidence, layers, storage_facts
+from tests.factories.runs.timed import state, timed
 
 GPU = {"device": "cuda"}
 TURNED = {WORSE: BETTER, BETTER: WORSE}

@@ -15,8 +15,8 @@ from kvbench.compare.two_runs import changes
 from kvbench.metrics.declare.metric import Effect, Unable
 from kvbench.metrics.perplexity import _places
 from kvbench.stats.intervals import clustered_ratio, paired_difference
-from tests.factories.made_run import CAND, MadeRun, layers, storage_facts
-from tests.factories.two_runs import agreement, latency, perplexity, questions, stored
+from tests.factories.runs.compared import agreement, latency, perplexity, questions, stored
+from tests.factories.runs.made import CAND, MadeRun, layers, storage_facts
 
 
 def found(first: MadeRun, second: MadeRun, metric: str, cell: str = CAND) -> Any:

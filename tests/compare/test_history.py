@@ -9,8 +9,8 @@ from kvbench.compare.history import History, Line, history
 from kvbench.compare.pairing import Stored
 from kvbench.compare.result import WORSE
 from kvbench.compare.two_runs import compare
-from tests.factories.made_run import MadeRun
-from tests.factories.two_runs import DIGESTS, latency, perplexity, stored
+from tests.factories.runs.compared import DIGESTS, latency, perplexity, stored
+from tests.factories.runs.made import MadeRun
 
 
 def runs_of(*runs: MadeRun, envs: tuple[dict[str, Any], ...] = ()) -> list[Stored]:

@@ -16,8 +16,8 @@ from kvbench.gate.decide import Limits
 from kvbench.gate.latency_validity import JUDGED, stands
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
 from kvbench.metrics.collect import METRICS
-from tests.factories.made_run import BASE, MadeRun
-from tests.factories.timed_run import QUIET, abba, state, timed
+from tests.factories.runs.made import BASE, MadeRun
+from tests.factories.runs.timed import QUIET, abba, state, timed
 from tests.factories.verdicts import check, judge, own
 
 INF = math.inf

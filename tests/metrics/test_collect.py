@@ -14,7 +14,7 @@ from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import METRICS, READERS, TABLES, derive, implausible
 from kvbench.metrics.declare.units import UNITS
 from kvbench.records.run import Run
-from tests.factories.made_run import BASE, CAND, MadeRun, chunks, text_facts
+from tests.factories.runs.made import BASE, CAND, MadeRun, chunks, text_facts
 from tests.metrics.test_latency import AA, ABBA, latency
 
 # Names are written in gates, CSV and JSON, so they never change.

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from kvbench.metrics.declare.units import NAT
-from tests.factories.made_run import BASE, CAND, MadeRun
+from tests.factories.runs.made import BASE, CAND, MadeRun
 
 RIGHT, WRONG = (-1.0, -2.0), (-2.0, -1.0)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from tests.factories.made_run import BASE, MadeRun, chunks, text_facts
+from tests.factories.runs.made import BASE, MadeRun, chunks, text_facts
 
 
 def text_run(

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
-from tests.factories.made_run import BASE, MadeRun, layers, storage_facts
+from tests.factories.runs.made import BASE, MadeRun, layers, storage_facts
 
 
 def store(
