@@ -257,10 +257,10 @@ def _ruled(
     within = f"within {limits.high:g} {effect.unit}".replace(" %", "%")
     if outcome == UNDECIDED:
         needed = ruling.n_needed
-        more = f"; {ruling.hopeless}" if ruling.hopeless else ""
+        more = f"; {ruling.no_n}" if ruling.no_n else ""
         if needed:
             more = f"; n needed: about {needed:,} {counted_of(needed, effect.counted)} in each run"
-        return replace(known, outcome=outcome, reason=f"{within}: {ruling.reason}{more}")
+        return replace(known, outcome=outcome, reason=f"{within}: {ruling.text}{more}")
     if why := _machine_state(pair, effect, outcome, limits):
         return replace(known, outcome=UNDECIDED, reason=f"it would be {outcome}, but {why}")
     return replace(

@@ -134,17 +134,15 @@ def probe_values(make: Make, page_size: int) -> Level:
     if not beside.finite:
         sentence = (
             f"{beside.error_at} is not finite: it reads a page slot that the sequence did not write, which "
-            "the probe fills "
-            "with NaN, or an invalid scale."
+            "the probe fills with NaN, or an invalid scale."
         )
         return Level("E5", MISMATCH, sentence)
     if beside.share > 1:
         faults.append(f"{beside.share_at} is off by {beside.share:.3g} times the bound of {asked.name}")
     if beside.error > tolerance:
         faults.append(
-            f"{beside.error_at} differs by {beside.error:.3g} of the largest V from attention over what the "
-            "codes and "
-            "scales stand for"
+            f"{beside.error_at} differs by {beside.error:.3g} of the largest V from attention over what "
+            "the codes and scales stand for"
         )
     if asked.quantized and beside.from_native <= 2 * beside.from_stored:
         faults.append("attention is as close to native values as to the stored ones")

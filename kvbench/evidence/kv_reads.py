@@ -46,23 +46,20 @@ def reads_level(engine: Engine, reads: Mapping[str, int], reads_expected: bool) 
     if tokens == 0 and asked.quantized:
         return level(
             UNVERIFIED,
-            "The measured run read no token from pages (prefill_reads: fresh and prompts of one chunk); its "
-            "numbers say "
-            "nothing about the cache.",
+            "The measured run read no token from pages (prefill_reads: fresh and prompts of one chunk); "
+            "its numbers say nothing about the cache.",
         )
     if tokens != expected:
         return level(
             MISMATCH,
-            f"The measured run read {tokens} tokens of K/V from pages; its forwards attended to {expected}, "
-            "so attention "
-            "took others from elsewhere.",
+            f"The measured run read {tokens} tokens of K/V from pages; its forwards attended to "
+            f"{expected}, so attention took others from elsewhere.",
         )
     if reads["quantized_tokens"] != quantized:
         return level(
             MISMATCH,
             f"The measured run read {tokens} tokens of K/V from pages, {reads['quantized_tokens']} of them "
-            "quantized; "
-            f"{asked.name} needs {quantized}.",
+            f"quantized; {asked.name} needs {quantized}.",
         )
     return level(VERIFIED, f"{tokens} K/V tokens were read from {asked.name} pages.")
 
@@ -89,8 +86,7 @@ def store_level(engine: Engine, seq: int, token: int) -> Level:
         if not apart <= APART * largest:
             faults.append(
                 f"a captured or compiled step gives logits that are {apart:.3g} from an eager one's, of at "
-                "most "
-                f"{largest:.3g}"
+                f"most {largest:.3g}"
             )
     names = dict.fromkeys(name for pages in store.layers for name in pages.tensors())
     for name in names:

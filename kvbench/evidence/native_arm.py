@@ -53,7 +53,6 @@ def native_arm(shown: Sequence[tuple[Evidence, Formats]], own: int, native: int)
             "native-arm",
             MISMATCH,
             f"The measured engine computed {own} tokens and the native one {native}: the numbers are not "
-            "only the "
-            "measured engine's.",
+            "only the measured engine's.",
         )
     return Level("native-arm", VERIFIED, f"{len(shown)} native engine(s) of the task are native.")

@@ -105,8 +105,8 @@ def _counted(expected: Counter[tuple[int, int]], run: Products, forwards: int) -
     for (m, n, k), count in inputs.items():
         if count:
             yield (
-                f"products of {m} x {n} x {k} by FP8 activations and quantizations of their inputs differ by "
-                f"{count}"
+                f"products of {m} x {n} x {k} by FP8 activations and quantizations of their inputs differ "
+                f"by {count}"
             )
 
 

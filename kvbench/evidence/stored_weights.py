@@ -70,8 +70,8 @@ def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
             if sum(beside.values()) >= held[0]:
                 what = max(beside, key=lambda attribute: beside[attribute])
                 wrong.append(
-                    f"{name} holds {sum(beside.values())} B beside its codes, in {what}: its weight a second "
-                    "time"
+                    f"{name} holds {sum(beside.values())} B beside its codes, in {what}: its weight a "
+                    "second time"
                 )
         elif live == "native" and name in loaded.weights.stored:
             wrong.append(f"{name} is native, and FP8 in the checkpoint's files")
@@ -234,8 +234,7 @@ def source_level(loaded: LoadedModel) -> Level:
         wrong,
         "Stored weights are not the source's",
         f"Codes and scales of {len(samples)} sampled strips are {source}; those of all {len(modules)} "
-        "layers, and "
-        f"{len(native)} native tensors, are as they were loaded.",
+        f"layers, and {len(native)} native tensors, are as they were loaded.",
         samples=len(samples),
         checksums=len(loaded.weights.checksums),
         native=len(native),

@@ -155,9 +155,8 @@ class _Probe:
         self.seen.setdefault(path, set()).add(rows)
         if not error <= self._allowed(path):
             self.wrong.append(
-                f"{name} is {error:.3g} of its norm away from the product with its codes and scales, by path "
-                f"{path} at "
-                f"{rows} row{'' if rows == 1 else 's'}"
+                f"{name} is {error:.3g} of its norm away from the product with its codes and scales, by "
+                f"path {path} at {rows} row{'' if rows == 1 else 's'}"
             )
 
     def product(self, group: Group, rows: int) -> None:

@@ -1,28 +1,29 @@
-"""Whether a value with an interval keeps a limit, breaks it, or leaves it open: passing is made hard, and failing too.
+"""The status of a value with an interval against a limit.
 
-    pass          the whole interval keeps the limit, and so much data could have decided it (below)
-    fail          the whole interval breaks the limit, and still does after Holm's correction over the family
-    inconclusive  everything between
+    pass          the whole interval is within the limit, and the sample could have shown a violation (below)
+    fail          the whole interval is outside the limit, also after Holm's correction over the family
+    inconclusive  otherwise
 
-The interval is one of 95%, or of more where the sample is one of several looks (`kvbench.stats.sequential`); then 5% below is its share of that.
+The interval has 95% confidence, or more where a sample is judged several times as it grows
+(`kvbench.stats.sequential`); the 5% below are then its share of that.
 
-A family is the checks of a run that make one claim: the same metric, variant and limit, over cells. Correcting is
-conservative for whoever would ship only where it makes passing harder; over many cells it makes failing harder. So nothing is
-corrected towards a pass: each cell passes at the unadjusted level or not at all, and all of them have to, which no number of
-cells makes easier. Only a failure is corrected, since of 40 cells that are fine one breaks its limit by chance; it becomes
-inconclusive (exit code 4), which ships nothing either, and says what more data would decide.
+A family is the checks of a run that make one claim: the same metric, variant and limit, over cells. A pass is
+never corrected: each cell has to pass at the unadjusted level, and more cells make that no easier. A failure
+is corrected, because one of 40 sound cells is outside its limit by chance; such a cell is inconclusive (exit
+code 4), which ships nothing either.
 
-A limit next to no change (`Metric.none`: a difference of 0, a ratio of 1) asks for an absence, which data too few to see the
-change that the limit forbids cannot show. There a pass also needs that the room between no change and the limit is at
-least the minimum detectable effect, or that the interval excludes no change, on the right side of the limit: an effect that
-is seen needs no power to be seen. A limit of no change itself ("not slower") leaves no room, and is left to the interval.
+A limit next to no change (`Metric.none`: a difference of 0, a ratio of 1) asks for the absence of an effect.
+A sample too small to show the effect that the limit forbids cannot prove that. Such a pass needs, in
+addition, that the distance from no change to the limit is at least the minimum detectable effect, or that the
+interval excludes no change on the allowed side: an effect that is seen needs no power. A limit of exactly no
+change ("not slower") leaves no distance; only the interval counts there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
 from kvbench.stats.intervals import POWER, holm
@@ -32,7 +33,9 @@ from kvbench.stats.sequential import Look
 
 @dataclass(frozen=True)
 class Limits:
-    """The closed interval [low, high] that a value has to keep; none: the value that is no change, or None."""
+    """The closed interval [low, high] that a value has to keep; none: the value that is no change, or
+    None.
+    """
 
     low: float
     high: float
@@ -48,16 +51,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Ruling:
-    """What is found of one value. reason: one of those below, the sentence's second half without its full stop.
+    """The status of one value. reason: a key of `verdict.REASONS`; text: the same in words, without a full
+    stop.
 
-    hopeless: why no number of samples can be named that would decide, where `n_needed` is None and the status is open.
+    no_n: why no deciding number of samples is known, where `n_needed` is None and the status is inconclusive.
     """
 
     status: str
     reason: str
+    text: str
     mde: float | None = None
     n_needed: int | None = None
-    hopeless: str = ""
+    no_n: str = ""
 
 
 def decide(
@@ -70,77 +75,86 @@ def decide(
     family: int = 1,
     look: Look | None = None,
 ) -> Ruling:
-    """A value with its interval, if it has one; sampled: whether it should have one. adjusted None: of no family but its own."""
+    """The ruling on a value. sampled: whether it should have an interval; adjusted: None for a check in no
+    family.
+    """
     if spread is not None:
         p_value = broken(spread, limits) if adjusted is None else adjusted
         return rule(spread, n, limits, p_value, family, look)
     if sampled:
-        return Ruling(INCONCLUSIVE, NO_INTERVAL, hopeless=NO_WIDTH)
-    kept = limits.keeps(value)
-    return Ruling(PASS if kept else FAIL, "kept" if kept else "broken")
+        return Ruling(
+            INCONCLUSIVE, "no_interval", "the sample is too small for an interval", no_n=NO_INTERVAL
+        )
+    return KEPT if limits.keeps(value) else BROKEN
 
 
 def rule(
     spread: Spread, n: int | None, limits: Limits, adjusted: float, family: int, look: Look | None = None
 ) -> Ruling:
-    """adjusted: the p-value of `broken` after Holm over `family` checks. look: at which `spread` stands, at its confidence."""
+    """The ruling on an estimate. adjusted: p-value of `broken` after Holm over `family` checks; look: the
+    look it is from.
+    """
     ruling = _rule(spread, n, limits, adjusted, family)
     if ruling.status == PASS and look and not look.last and spread.skewed:
-        return Ruling(INCONCLUSIVE, SKEWED, ruling.mde, hopeless=LATER)
+        text = "the interval is within it, but an estimate this skewed passes at its last look only"
+        return Ruling(INCONCLUSIVE, "skewed", text, ruling.mde, no_n="the last look decides")
     return ruling
 
 
 def _rule(spread: Spread, n: int | None, limits: Limits, adjusted: float, family: int) -> Ruling:
     low, high = spread.low, spread.high
     end = limits.nearest(spread.value)
+    status = _plain(limits, low, high)
     if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(end)):
-        status = _plain(limits, low, high)
-        reason = {PASS: "kept", FAIL: "broken"}.get(status, BOTH_SIDES)
-        return Ruling(status, reason, hopeless=ENDLESS if status == INCONCLUSIVE else "")
+        endless = replace(SPANS_LIMIT, no_n="the interval has no end, so no number of samples is known")
+        return {PASS: KEPT, FAIL: BROKEN}.get(status, endless)
     kept = limits.keeps(spread.value)
     # The side of the limit on which the value lies; a value at the very limit would have to pass.
     above = (end == limits.low) == kept if limits.low != limits.high else spread.value > end
     mde = spread.detectable(end, above)
-    # To pass between two limits both have to be cleared: each with 90% power, for 80% together. To fail, Holm's correction has to
-    # be cleared too, at most that of the smallest p-value of the family.
+    # To pass between two limits both must be cleared: each with 90% power, for 80% together. To fail, Holm's
+    # correction must be cleared too, at most that of the smallest p-value of the family.
     between = kept and math.isfinite(limits.low) and math.isfinite(limits.high)
-    n_needed = spread.needed(
-        n, end, above, (1 + POWER) / 2 if between else POWER, 1 - spread.alpha / 2 / (1 if kept else family)
-    )
-    hopeless = "" if n_needed is not None else NO_COUNT if n is None else AT_LIMIT
-    status = _plain(limits, low, high)
+    power = (1 + POWER) / 2 if between else POWER
+    n_needed = spread.needed(n, end, above, power, 1 - spread.alpha / 2 / (1 if kept else family))
+    no_n = "" if n_needed is not None else NO_COUNT if n is None else AT_LIMIT
     if status == INCONCLUSIVE:
-        return Ruling(status, BOTH_SIDES, mde, n_needed, hopeless)
+        return replace(SPANS_LIMIT, mde=mde, n_needed=n_needed, no_n=no_n)
     if status == FAIL:
         if adjusted <= spread.alpha:
-            return Ruling(FAIL, "broken", mde, n_needed)
-        by_chance = f"{CHANCE.format(family=family)} (Holm: p = {adjusted:.2g})"
-        return Ruling(INCONCLUSIVE, by_chance, mde, n_needed, hopeless)
-    room = abs(limits.none - end) if limits.none is not None and limits.keeps(limits.none) else 0.0
-    if room == 0 or mde <= room or not low <= (limits.none or 0.0) <= high:
-        return Ruling(PASS, "kept", mde, n_needed)
-    more = spread.samples(n, mde, room)
-    return Ruling(
-        INCONCLUSIVE, f"{TOO_NARROW} ({room:.3g} away)", mde, more, NO_COUNT if more is None else ""
+            return replace(BROKEN, mde=mde, n_needed=n_needed)
+        text = (
+            f"the interval is outside it, but with {family} checks of this claim that may happen by chance "
+            f"(Holm: p = {adjusted:.2g})"
+        )
+        return Ruling(INCONCLUSIVE, "may_be_chance", text, mde, n_needed, no_n)
+    distance = abs(limits.none - end) if limits.none is not None and limits.keeps(limits.none) else 0.0
+    if distance == 0 or mde <= distance or not low <= (limits.none or 0.0) <= high:
+        return replace(KEPT, mde=mde, n_needed=n_needed)
+    text = (
+        f"the interval is within it, but the sample is too small to show a violation ({distance:.3g} from no "
+        "change)"
     )
+    more = spread.samples(n, mde, distance)
+    return Ruling(INCONCLUSIVE, "underpowered", text, mde, more, NO_COUNT if more is None else "")
 
 
 def _plain(limits: Limits, low: float, high: float) -> str:
-    """[low, high] against the limits; a NaN bound compares false and is thus inconclusive."""
+    """The status of [low, high]; a NaN end compares false and is thus inconclusive."""
     if limits.low <= low and high <= limits.high:
         return PASS
     return FAIL if low > limits.high or high < limits.low else INCONCLUSIVE
 
 
 def broken(spread: Spread | None, limits: Limits) -> float:
-    """The p-value of "the true value keeps the limits", to be corrected over a family: 1 for a value that keeps them."""
+    """The p-value of "the true value is within the limits", before correction; 1 for a value within them."""
     if spread is None or not all(map(math.isfinite, (spread.value, spread.low, spread.high))):
         return 1.0
     return 1.0 if limits.keeps(spread.value) else spread.p_value(limits.nearest(spread.value))
 
 
 def corrected(p_values: Sequence[float], families: Sequence[object]) -> list[tuple[float, int]]:
-    """(p-value after Holm, size of its family) of each, over those with an equal family."""
+    """(p-value after Holm, size of its family) of each, corrected among those with an equal family."""
     places: dict[object, list[int]] = {}
     for i, family in enumerate(families):
         places.setdefault(family, []).append(i)
@@ -151,15 +165,13 @@ def corrected(p_values: Sequence[float], families: Sequence[object]) -> list[tup
     return found
 
 
-BOTH_SIDES = "the interval lies on both sides of it, so more data must decide"
-CHANCE = "the interval breaks it, but of {family} checks of this claim one may by chance"
-TOO_NARROW = "the interval keeps it, but so few data cannot tell no change from what it forbids"
-SKEWED = "the interval keeps it, but an estimate this skewed passes at its last look only"
-NO_INTERVAL = "so small a sample has no interval, and a bare value decides nothing"
+KEPT = Ruling(PASS, "kept", "within the limit")
+BROKEN = Ruling(FAIL, "broken", "outside the limit")
+SPANS_LIMIT = Ruling(
+    INCONCLUSIVE, "spans_limit", "the interval lies on both sides of it, so more data must decide"
+)
 
-# Why no n is named.
-ENDLESS = "the interval has no end, so no number of samples can be named"
-NO_COUNT = "how many samples it is of is not recorded, so no number can be named"
-AT_LIMIT = "the value lies at the limit itself, so no number of samples would decide"
-LATER = "the last look decides"
-NO_WIDTH = "how many would decide cannot be told without one"
+# Why no deciding number of samples is known.
+NO_COUNT = "the record does not hold the number of samples, so no deciding number is known"
+AT_LIMIT = "the value is at the limit itself, so no number of samples would decide"
+NO_INTERVAL = "the deciding number of samples is unknown without an interval"

@@ -1,9 +1,10 @@
-"""Judging a run: the unremovable checks first, then the policy's, each with an outcome in one sentence.
+"""The verdict on a run: the built-in checks first, then the gate's, each with a status, a reason and a
+sentence.
 
-A value with an interval is judged by `kvbench.gate.decide`: by the whole interval, and corrected for the number of checks that
-make its claim, those included that a run which stops early has not measured yet. One that should have an interval and has too
-few samples for it is inconclusive; an exact value (bytes, a worst case) is judged by itself. A NaN fails, a missing value never
-passes.
+`kvbench.gate.decide` judges a value with an interval: by the whole interval, corrected for the number of
+checks that make its claim, also those that a run which stops early has not measured yet. A value that should
+have an interval and has too few samples for one is inconclusive. An exact value (bytes, a worst case) is
+judged by itself. A NaN fails; a missing value never passes.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ __all__ = ["Check", "Gate", "Outcome", "Verdict", "evaluate", "load"]
 
 
 def evaluate(gate: Gate | None, run: Run, rows: Sequence[Row], require_device: bool = False) -> Verdict:
-    """`rows` as `metrics.derive(run)` gives them. Without a gate only the unremovable checks run.
+    """The verdict. rows: those of `metrics.derive(run)`; gate None: only the built-in checks run.
 
-    require_device: whether cells whose device is not here fail, instead of being skipped.
+    require_device: whether cells whose device is missing fail instead of being skipped.
     """
     outcomes = [
         *(precision(run, gate.allow_fallback, gate.evidence) if gate else precision(run)),
@@ -62,8 +63,13 @@ def evaluate(gate: Gate | None, run: Run, rows: Sequence[Row], require_device: b
         ruled = dict(zip(map(id, cases), p_values, strict=True))
         own = [_judge(one, gate, *ruled[id(one)]) if isinstance(one, _Case) else one for one in found]
         if all(outcome.status == NOT_EVALUATED for outcome in own):
-            sentence = f"none of the {len(gate.checks)} checks of the gate {gate.name} was evaluated, which is no pass."
-            own.append(Outcome("gate", "", None, "", NOT_EVALUATED, None, "", sentence))
+            sentence = (
+                f"none of the {len(gate.checks)} checks of the gate {gate.name} was evaluated, so it does "
+                "not pass."
+            )
+            own.append(
+                Outcome("gate", "", None, "", NOT_EVALUATED, None, "", sentence, reason="nothing_evaluated")
+            )
         outcomes += own
     if share := run.manifest.shard:
         outcomes = of_one_shard(outcomes, run.tasks, share, lambda metric: METRICS[metric].runner)
@@ -73,8 +79,8 @@ def evaluate(gate: Gate | None, run: Run, rows: Sequence[Row], require_device: b
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """One value that a check judges, on the cells that share it. look: at which it stands, None where there is one only;
-    waiting: it is planned and not measured yet."""
+    """One value that a check judges, on the cells that share it. look: None where a sample is judged once;
+    waiting: the value is planned and not measured yet."""
 
     check: Check
     row: Row
@@ -86,7 +92,7 @@ class _Case:
 
     @property
     def limits(self) -> Limits:
-        """An end at which values end anyway (a share of 1) is no limit: nothing can break it."""
+        """The check's limits, without an end that no value can exceed (a share of 1)."""
         metric = METRICS[self.row.metric]
         least, most = metric.unit.low, metric.unit.high
         low = self.check.low if self.check.low > least else -math.inf
@@ -110,36 +116,42 @@ class _Case:
 
     @property
     def family(self) -> tuple[object, ...]:
-        """What has no interval is no test, and in no family but its own; what is still to be measured counts, with p = 1."""
+        """The key of the checks that make the same claim. A value without an interval is alone; a planned one
+        counts, with p = 1.
+        """
         alone = id(self) if self.spread is None and not self.waiting else None
         return self.check.metric, self.row.variant, self.check.low, self.check.high, alone
 
 
 def _check(check: Check, run: Run, rows: Sequence[Row]) -> Iterator[Outcome | _Case]:
-    """One case a value, where cells that share a task share a value; and an outcome for what is missing altogether."""
+    """One case per value (cells that share a task share a value), and an outcome for values that are missing
+    altogether.
+    """
     metric = METRICS[check.metric]
     cells = [cell for cell in run.cells.values() if check.picks(cell.spec)]
     if not cells:
         chosen = ", ".join(f"{key}={text(value)}" for key, value in check.where.items() if key != "variant")
-        yield _missing(
-            check, (), f"{check.metric} was not measured: no cell of this run has {chosen or 'anything'}."
-        )
+        sentence = f"{check.metric} was not measured: no cell of this run has {chosen or 'anything'}."
+        yield _missing(check, "no_cell", (), sentence)
         return
-    due = [cell.id for cell in cells if not (metric.paired and cell.is_baseline)]
-    if not due:
-        yield _missing(
-            check,
-            (),
-            f"{check.metric} compares with the baseline, and only baselines were picked: not measured.",
+    expected = [cell.id for cell in cells if not (metric.paired and cell.is_baseline)]
+    if not expected:
+        sentence = (
+            f"{check.metric} was not measured: it compares with the baseline, and the check selects only "
+            "baselines."
         )
+        yield _missing(check, "only_baselines", (), sentence)
         return
     variant = check.where.get("variant")
-    mine = [r for r in rows if r.metric == check.metric and r.cell in due and variant in (None, r.variant)]
-    absent = tuple(cell for cell in due if cell not in {row.cell for row in mine})
+    mine = [
+        r for r in rows if r.metric == check.metric and r.cell in expected and variant in (None, r.variant)
+    ]
+    absent = tuple(cell for cell in expected if cell not in {row.cell for row in mine})
     if absent:
         of = f" of {variant}" if variant else ""
-        sentence = f"{check.metric}{of} on {some(absent, run.names)} was not measured: the run has no {metric.runner} task for it."
-        yield _missing(check, absent, sentence)
+        subject = f"{check.metric}{of} on {some(absent, run.names)}"
+        sentence = f"{subject} was not measured: the run has no {metric.runner} task for it."
+        yield _missing(check, "no_task", absent, sentence)
     early = run.manifest.until_decided is not None or run.manifest.shard is not None
     for row, shared in by_task(run, mine):
         task = run.task_at(row.cell, metric.runner, row.variant)
@@ -150,42 +162,43 @@ def _check(check: Check, run: Run, rows: Sequence[Row]) -> Iterator[Outcome | _C
         yield _Case(check, row, shared, subject, record, run.manifest.looks.get(metric.runner), waiting)
 
 
-def _missing(check: Check, cells: tuple[str, ...], sentence: str) -> Outcome:
-    """Nothing there to judge is a failure of a required check, never a pass."""
-    status = FAIL if check.required else NOT_EVALUATED
-    return _outcome(check, status, sentence, None, cells, str(check.where.get("variant", "")))
+def _missing(check: Check, reason: str, cells: tuple[str, ...], sentence: str) -> Outcome:
+    """Nothing to judge is a failure of a required check, never a pass."""
+    ruling = Ruling(FAIL if check.required else NOT_EVALUATED, reason, "")
+    return _outcome(check, ruling, sentence, None, cells, str(check.where.get("variant", "")))
 
 
 def _judge(case: _Case, gate: Gate, adjusted: float, family: int) -> Outcome:
-    check, row, subject, value = case.check, case.row, case.subject, case.row.value
-    ruling = None
+    row, value = case.row, case.row.value
     if value is None:
-        status, sentence = (
-            NOT_EVALUATED,
-            f"{subject} was not measured: {row.note.rstrip('.') or 'no reason was recorded'}.",
-        )
+        ruling = Ruling(NOT_EVALUATED, "not_measured", "")
+        rest = f"was not measured: {row.note.rstrip('.') or 'no reason was recorded'}"
     elif not math.isfinite(value):
-        note = f" ({row.note})" if row.note else ""
-        status, sentence = FAIL, f"{subject} is {value}{note}, which keeps no limit ({check.limit})."
+        ruling = Ruling(FAIL, "not_finite", "")
+        rest = (
+            f"is {value}{f' ({row.note})' if row.note else ''}, which is within no limit ({case.check.limit})"
+        )
     elif row.partial and not gate.allow_partial:
-        found = f"{subject} is {row.unit.text(value)}, but partial ({row.partial})"
-        status, sentence = (
-            NOT_EVALUATED,
-            f"{found}; a partial result counts only with allow_partial: true in the gate.",
+        ruling = Ruling(NOT_EVALUATED, "partial", "")
+        rest = (
+            f"is {row.unit.text(value)}, but partial ({row.partial}); a partial result counts only with "
+            "allow_partial: true in the gate"
         )
     else:
         sampled = METRICS[row.metric].sampled
         ruling = decide(value, case.spread, row.n, sampled, case.limits, adjusted, family, case.look)
         more = _more(ruling, row) if ruling.status == INCONCLUSIVE else ""
         if case.record and (cause := doubt(case.record, row, case.limits, ruling.status, case.confidence)):
-            ruling = Ruling(INCONCLUSIVE, f"{ruling.reason}, but {cause}", ruling.mde)
-        status = ruling.status
-        sentence = f"{subject} is {row.unit.text(value)}{_spread(row)}; the limit is {check.limit}: {ruling.reason}{more}{_at(case)}."
-    return _outcome(check, status, sentence, value, case.cells, row.variant, ruling, case.look)
+            ruling = Ruling(INCONCLUSIVE, "unstable_machine", f"{ruling.text}, but {cause}", ruling.mde)
+        found = f"is {row.unit.text(value)}{_spread(row)}; the limit is {case.check.limit}"
+        rest = f"{found}: {ruling.text}{more}{_at(case)}"
+    return _outcome(case.check, ruling, f"{case.subject} {rest}.", value, case.cells, row.variant, case.look)
 
 
 def _more(ruling: Ruling, row: Row) -> str:
-    """What an inconclusive sentence ends with: how far from the limit a value would be decided, and by how many samples."""
+    """The end of an inconclusive sentence: the minimum detectable effect, and the deciding number of
+    samples.
+    """
     parts = [row.note.rstrip(".")] if row.note else []
     if ruling.mde is not None:
         far = (
@@ -197,13 +210,13 @@ def _more(ruling: Ruling, row: Row) -> str:
     if ruling.n_needed is not None:
         counted = METRICS[row.metric].counted
         parts.append(f"at this value n={ruling.n_needed:,}{counted and ' '}{counted} would decide")
-    elif ruling.hopeless:
-        parts.append(ruling.hopeless)
+    elif ruling.no_n:
+        parts.append(ruling.no_n)
     return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _at(case: _Case) -> str:
-    """At which look and level it was judged, with the interval of that level."""
+    """The look and the confidence, with the interval of that confidence."""
     if case.look is None:
         return ""
     spread = case.spread
@@ -222,12 +235,11 @@ def _spread(row: Row) -> str:
 
 def _outcome(
     check: Check,
-    status: str,
+    ruling: Ruling,
     sentence: str,
     value: float | None,
     cells: tuple[str, ...],
     variant: str,
-    ruling: Ruling | None = None,
     look: Look | None = None,
 ) -> Outcome:
     return Outcome(
@@ -235,15 +247,16 @@ def _outcome(
         metric=check.metric,
         cell=cells[0] if cells else None,
         variant=variant,
-        status=status,
+        status=ruling.status,
+        reason=ruling.reason,
         value=value,
         limit=check.limit,
         sentence=sentence,
         required=check.required,
         why=check.why,
         cells=cells,
-        mde=ruling.mde if ruling else None,
-        n_needed=ruling.n_needed if ruling else None,
+        mde=ruling.mde,
+        n_needed=ruling.n_needed,
         look=look.place if look else "",
         level=look.confidence if look else None,
         bounds=(check.low, check.high),

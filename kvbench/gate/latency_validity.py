@@ -1,22 +1,26 @@
-"""Whether the state of the machine decides a check on a latency: then it is inconclusive, whatever it was. Pure.
+"""Whether the state of the machine, and not the format, decides a check on a latency; the check is then
+inconclusive. Pure.
 
-A doubt needs a cause that was measured, and a direction. Each cause is asked only what it can do to a value:
+Each cause is applied only where it was measured, and only in the direction in which it changes a value:
 
-    slowdown   makes times longer. A slowed-down candidate may be faster in truth, a slowed-down baseline makes a ratio smaller
-               than it is; with both, unequally often, neither side is known. As often in both arms, a ratio stands.
-    drift      rising times say that later ones are longer, falling ones that they are shorter. In a ratio A B B A cancels a
-               straight drift but for the distance of the arms' mean orders (a third of a request's for 3 repeats, none for even ones).
-    clocks     of the arms, their medians, apart by more than 5%: a ratio is one of two devices, whatever the reason (a power cap too). Times
-               are at most as much longer as the clock is lower, so what both the ratio and that ratio of it say stands.
-    outliers   may lie on either side. Nobody drops them: they stay in the value, and the check is tried without them. Tails
-               (p90, p99, max) are about them, and are left alone.
+slowdown: the device was throttled, which makes times longer. A throttled candidate may be faster in truth; a
+throttled baseline makes a ratio too small. Where both arms were throttled equally often, a ratio is valid.
 
-So a pass stands where a true value could only lie farther within the limit: a slowed-down candidate that is fast enough
-passes. A failure is never softened by what cannot have made it: it stands where the true value could only be worse, where the
-requests that were not slowed down fail by themselves, where the end of a falling drift still fails (and a pass where that of a
-rising one still passes), where it fails
-without its outliers too. Other processes on the GPU are no cause by themselves, only named beside a drift or an outlier.
-What was not measured (older records, too few requests) raises no doubt.
+drift: times rise or fall over the run. In a ratio, the order A B B A cancels a linear drift except for the
+distance of the arms' mean positions (a third of a request's drift for 3 repeats, none for an even number).
+
+clocks: the median clocks of the arms differ by more than 5%, so a ratio compares two devices. Times grow at
+most as the clock falls, so an outcome that holds for the measured ratio and for the ratio corrected by the
+clocks is valid.
+
+outliers: may lie on either side. They stay in the value; the check is repeated without them. Tails (p90, p99,
+max) are about outliers and are not checked for them.
+
+A pass is valid where the true value could only lie farther inside the limit: a throttled candidate that is
+fast enough passes. A failure is valid where the true value could only be worse, where the requests at full
+speed fail too, where the end of a falling drift still fails, or where it fails without its outliers. Other
+processes on the GPU are no cause of their own; they are named next to a drift or an outlier. What was not
+measured (too few requests, another machine) invalidates nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +65,7 @@ _AGAIN = "measure again: --set runners.latency.repeats=10"
 
 
 def doubt(record: Record, row: Row, limits: Limits, status: str, confidence: float = CONFIDENCE) -> str:
-    """Why `status` (pass or fail) of this value may be the machine's doing, with the next step; "" where nothing says so."""
+    """Why the machine may have caused `status` (pass or fail) of this value, with the next step, or ""."""
     if row.metric not in JUDGED or status not in (PASS, FAIL):
         return ""
     arms = sorted(record.samples["arms"], key=lambda arm: arm["order"])
@@ -77,14 +81,14 @@ def doubt(record: Record, row: Row, limits: Limits, status: str, confidence: flo
 
 @dataclass(frozen=True)
 class _Claim:
-    """What was said of a value, by which limits and at which level (of a look more than 95%)."""
+    """The status of a value, its limits and the confidence."""
 
     limits: Limits
     status: str
     confidence: float
 
     def ruled(self, found: Row | Value | None) -> str:
-        """The status of another value by the same limits and level, in no family."""
+        """The status of another value by the same limits and confidence, without correction."""
         if found is None or found.value is None or not math.isfinite(found.value):
             return INCONCLUSIVE
         metric = METRICS[found.metric]
@@ -97,14 +101,16 @@ class _Claim:
 
 
 def stands(status: str, value: float, limits: Limits, smaller: bool, larger: bool) -> bool:
-    """Whether a pass or a failure is one of the true value too, which may be smaller, or larger, than the measured one."""
+    """Whether the status also holds for a true value that may be smaller, or larger, than the measured
+    one.
+    """
     if status == PASS:
         return not (smaller and math.isfinite(limits.low)) and not (larger and math.isfinite(limits.high))
     return not (smaller if value > limits.high else larger)
 
 
 def _slowed(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str:
-    """The device was slowed down, and in a ratio not as often in both arms."""
+    """The sentence on a throttled device; in a ratio, only where the arms were throttled unequally often."""
     _, kind = JUDGED[row.metric]
     slow = steadiness.slowed(arms)
     own, other = ([arm for arm in arms if arm["arm"] == name] for name in ("candidate", "baseline"))
@@ -121,16 +127,15 @@ def _slowed(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim: 
         return ""
     words = dict.fromkeys(word for each in slow.values() for word in each)
     remedies = dict.fromkeys(
-        "raise the CPU quota" if word == steadiness.QUOTA else "see to its cooling and power"
-        for word in words
+        "raise the CPU quota" if word == steadiness.QUOTA else "check its cooling and power" for word in words
     )
     effect = "which a ratio does not cancel" if kind == RATIO else "which makes times longer"
-    said = steadiness.slowdown_text(arms)
-    return f"the device was slowed down in {said}, {effect}; {' and '.join(remedies)}, and {_AGAIN}"
+    requests = steadiness.slowdown_text(arms)
+    return f"the device was slowed down in {requests}, {effect}; {' and '.join(remedies)}, and {_AGAIN}"
 
 
 def _clocked(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str:
-    """The arms of a ratio ran at clocks that are apart, which may be all of the outcome."""
+    """The sentence on arms of a ratio that ran at different clocks."""
     clocks = _clocks(arms)
     if JUDGED[row.metric][1] != RATIO or clocks is None:
         return ""
@@ -146,13 +151,14 @@ def _clocked(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim:
         if _clocks(rest) is None and _without(record, arms, row.metric, claim, slow) == FAIL:
             return ""
     return (
-        f"the candidate's requests ran at {own:g} MHz and the baseline's at {other:g} (medians of SM clocks), which a ratio does not cancel; "
-        f"see to its clocks and power, and {_AGAIN}"
+        f"the candidate's requests ran at {own:g} MHz and the baseline's at {other:g} (medians of SM "
+        "clocks), which a ratio does not cancel; "
+        f"check its clocks and power, and {_AGAIN}"
     )
 
 
 def _clocks(arms: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
-    """The median SM clocks of the candidate's and of the baseline's requests in MHz, where they are apart; None where not, or not known."""
+    """Median SM clocks (MHz) of the candidate's and the baseline's requests; None where alike or unknown."""
     read = [
         steadiness.device_values([arm for arm in arms if arm["arm"] == name], "sm_mhz")
         for name in ("candidate", "baseline")
@@ -165,14 +171,17 @@ def _clocks(arms: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
 
 
 def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str:
-    """The times drift beyond chance: in a ratio what the order of the arms leaves of it decides; else it is too much."""
+    """The sentence on a significant drift; in a ratio, only where the part that the order leaves decides."""
     quantity, kind = JUDGED[row.metric]
     found = steadiness.drift(arms, quantity)
     if isinstance(found, str) or not found.significant:
         return ""
     own, other = ([arm["order"] for arm in arms if arm["arm"] == name] for name in ("candidate", "baseline"))
     low, high = found.interval
-    said = f"{_NAMES[quantity]} drifts by {found.pct:+.3g}% (95% interval {low:+.3g} to {high:+.3g}) from the first request to the last"
+    drifts = (
+        f"{_NAMES[quantity]} drifts by {found.pct:+.3g}% (95% interval {low:+.3g} to {high:+.3g}) from the "
+        "first request to the last"
+    )
     if kind == RATIO:
         pairs = min(len(own), len(other))
         left = found.slope * (fmean(own[:pairs]) - fmean(other[:pairs]))
@@ -181,7 +190,8 @@ def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str
             return ""
         share = 100 * math.expm1(left)
         return (
-            f"{said}, of which the order of the arms leaves {share:+.3g}% in the ratio, and without that it would be {without}; "
+            f"{drifts}, of which the order of the arms leaves {share:+.3g}% in the ratio, and without that it "
+            f"would be {without}; "
             "warm up longer and take an even number of repeats: --set runners.latency.warmup=5 --set runners.latency.repeats=10"
         )
     if abs(found.pct) <= STEADY_PCT:
@@ -193,20 +203,23 @@ def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str
     ):
         return ""
     return (
-        f"{said}, and beyond {STEADY_PCT:g}% it is no steady machine's; warm up longer, or free the machine of other work: "
+        f"{drifts}, and beyond {STEADY_PCT:g}% the machine is not steady; warm up longer, or free the machine "
+        "of other work: "
         "--set runners.latency.warmup=5"
     )
 
 
 def _alike_at_the_end(found: Drift, own: Sequence[int], row: Row, claim: _Claim) -> bool:
-    """Whether a pass or a failure is one of the last request too, by the line of the drift."""
+    """Whether the status holds at the last request too, by the line of the drift."""
     sign = 1 if JUDGED[row.metric][1] == TIME else -1
     last = exp(sign * found.slope * (found.last - fmean(own)))
     return _alike(row, _scaled(row, last), claim)
 
 
 def _alike(row: Row, moved: Row, claim: _Claim) -> bool:
-    """Whether the claim holds of the moved value too, and of all between: a failure is one on the same side."""
+    """Whether the claim holds of the moved value too, and of all between: a failure is one on the same
+    side.
+    """
     same_side = claim.status == PASS or (_value(row) > claim.limits.high) == (
         _value(moved) > claim.limits.high
     )
@@ -214,7 +227,7 @@ def _alike(row: Row, moved: Row, claim: _Claim) -> bool:
 
 
 def _outlying(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str:
-    """An outlying request decides: without it, the check comes out otherwise."""
+    """The sentence on outliers, where the status differs without them."""
     quantity, kind = JUDGED[row.metric]
     found = {} if row.metric in TAILS else steadiness.outliers(arms, quantity)
     if isinstance(found, str):
@@ -225,16 +238,16 @@ def _outlying(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim
         return ""
     listed = ", ".join(f"{order} ({places[order]}, {times:.3g}x)" for order, times in sorted(mine.items()))
     if len(mine) > 1:
-        said = f"s {listed} are outliers in their arms and decide: without them"
+        which = f"s {listed} are outliers in their arms: without them"
     else:
-        said = f" {listed} is an outlier in its arm and decides: without it"
-    return f"{_NAMES[quantity]} of request{said} the check would be {without}; {_AGAIN}"
+        which = f" {listed} is an outlier in its arm: without it"
+    return f"{_NAMES[quantity]} of request{which} the check would be {without}; {_AGAIN}"
 
 
 def _without(
     record: Record, arms: Sequence[Mapping[str, Any]], metric: str, claim: _Claim, dropped: Collection[int]
 ) -> str:
-    """What the check would say of the other requests; of a ratio, of the pairs in which none was dropped."""
+    """The status of the remaining requests; of a ratio, of the pairs in which none was dropped."""
     own, other = ([arm for arm in arms if arm["arm"] == name] for name in ("candidate", "baseline"))
     if JUDGED[metric][1] == RATIO:
         pairs = [

@@ -1,8 +1,9 @@
 """The first check of every verdict, which no policy removes: requested = resolved = effective, by evidence.
 
-Two settings reach it. With `allow_fallback` a *declared* fallback passes, by name. `evidence` is the highest rung that must be
-verified, E5 unless the gate says less: what stands above it may show nothing, and the outcome says so. What the evidence
-contradicts never passes, on any rung, and a baseline must be shown to be native like any other cell.
+Two settings reach it. With `allow_fallback` a *declared* fallback passes, by name. `evidence` is the highest
+rung that must be verified, E5 unless the gate says less: what stands above it may show nothing, and the
+outcome says so. What the evidence contradicts never passes, on any rung, and a baseline must be shown to be
+native like any other cell.
 """
 
 from __future__ import annotations
@@ -44,74 +45,82 @@ _MAY_BE_IDLE = frozenset(
 
 
 def precision(run: Run, allow_fallback: bool = False, evidence: str = RUNGS[-1]) -> Iterator[Outcome]:
-    """One outcome a cell, or one for each distinct fault of its records. A cell without any evidence never passes."""
+    """One outcome per cell, or one per distinct fault of its records. A cell without evidence never
+    passes.
+    """
     done = {record.key: record for record in run.records if record.status == OK}
     for cell in run.cells.values():
-        beside = run.cell(cell.baseline).spec
-        other = [f"{key} {text(beside[key])}" for key in ("weights", "kv_format") if beside[key] != "native"]
-        if other:
-            yield _outcome(
-                cell, FAIL, f"the baseline that it is compared with is not native: {', '.join(other)}."
-            )
+        baseline = run.cell(cell.baseline).spec
+        quantized = [
+            f"{key} {text(baseline[key])}" for key in ("weights", "kv_format") if baseline[key] != "native"
+        ]
+        if quantized:
+            sentence = f"its baseline is not native: {', '.join(quantized)}."
+            yield _outcome(cell, FAIL, "native_baseline", sentence)
         tasks = [task for task in run.tasks_of(cell.id) if task.key in done]
         ran = [done[task.key] for task in tasks]
-        faults: dict[str, list[str]] = {}
+        faults: dict[tuple[str, str], list[str]] = {}
         fallbacks: dict[str, None] = {}
         for task, record in zip(tasks, ran, strict=True):
-            verdict = PrecisionVerdict("another_record", _stranger(cell.spec, task, record))
-            if not verdict.sentence:
-                verdict = judge_precision(
-                    cell.spec, record.decision, record.evidence, record.facts, allow_fallback, evidence
-                )
-            fault = verdict.sentence or _arms(record) or _identical(record, done.get(task.baseline or ""))
-            if fault:
-                faults.setdefault(fault, []).append(record.runner)
+            verdict = _another_record(cell.spec, task, record) or judge_precision(
+                cell.spec, record.decision, record.evidence, record.facts, allow_fallback, evidence
+            )
+            if not verdict.reason:
+                baseline_record = done.get(task.baseline or "")
+                verdict = _another_arm(record) or _equal_to_native(record, baseline_record) or verdict
+            if verdict.reason:
+                faults.setdefault((verdict.reason, verdict.sentence), []).append(record.runner)
             if verdict.fallback:
                 fallbacks[verdict.fallback] = None
-        for fault, runners in faults.items():
-            yield _outcome(cell, FAIL, f"{fault} (seen in {', '.join(dict.fromkeys(runners))})")
+        for (reason, fault), runners in faults.items():
+            yield _outcome(cell, FAIL, reason, f"{fault} (seen in {', '.join(dict.fromkeys(runners))})")
         if not ran:
-            yield _outcome(
-                cell, NOT_EVALUATED, "no task of this cell was measured, so nothing shows what ran."
-            )
+            sentence = "no task of this cell was measured, so nothing shows what ran."
+            yield _outcome(cell, NOT_EVALUATED, "no_evidence", sentence)
         elif not faults:
-            yield _outcome(cell, PASS, _praise(cell.spec, ran, list(fallbacks), evidence))
+            yield _outcome(cell, PASS, "verified", _confirmed(cell.spec, ran, list(fallbacks), evidence))
 
 
-def _outcome(cell: Cell, status: str, sentence: str) -> Outcome:
-    text = f"{cell.name}: {sentence}"
-    return Outcome("precision", "", cell.id, "", status, None, LIMIT, text, cells=(cell.id,))
-
-
-def _stranger(spec: Spec, task: Task, record: Record) -> str:
-    """What shows that the record was not made by this task for this cell, or ""."""
-    if record.runner != task.runner:
-        return f"the record is one of {record.runner}, the task is {task.runner}: it belongs elsewhere."
-    for what, own, due in (
-        ("the task", record.options, task.options),
-        ("the task", record.spec, task.spec),
-        ("the cell", record.spec, {key: spec.get(key) for key in record.spec}),
-    ):
-        for key in {**due, **own}:
-            if own.get(key) != due.get(key):
-                return (
-                    f"the record was measured with {key} {text(own.get(key))}, {what} asks for "
-                    f"{text(due.get(key))}: it belongs elsewhere, or the request was changed on the way."
-                )
-    return ""
+def _outcome(cell: Cell, status: str, reason: str, sentence: str) -> Outcome:
+    sentence = f"{cell.name}: {sentence}"
+    return Outcome(
+        "precision", "", cell.id, "", status, None, LIMIT, sentence, cells=(cell.id,), reason=reason
+    )
 
 
 @dataclass(frozen=True)
 class PrecisionVerdict:
     """Whether the effective precision is the requested one. Empty reason: it is.
 
-    reason: a stable word, "" where nothing contradicts; sentence: the same for a person; fallback: the declared fallback that
-    was allowed, in words, or "".
+    reason: a stable word, "" where nothing contradicts; sentence: the same for a person; fallback: the
+    declared fallback that was allowed, in words, or "".
     """
 
     reason: str = ""
     sentence: str = ""
     fallback: str = ""
+
+
+def _another_record(spec: Spec, task: Task, record: Record) -> PrecisionVerdict | None:
+    """A verdict where the record was not made by this task for this cell."""
+    if record.runner != task.runner:
+        sentence = (
+            f"the record is from runner {record.runner}, the task from {task.runner}: it belongs elsewhere."
+        )
+        return PrecisionVerdict("another_record", sentence)
+    for what, own, expected in (
+        ("the task", record.options, task.options),
+        ("the task", record.spec, task.spec),
+        ("the cell", record.spec, {key: spec.get(key) for key in record.spec}),
+    ):
+        for key in {**expected, **own}:
+            if own.get(key) != expected.get(key):
+                sentence = (
+                    f"the record was measured with {key} {text(own.get(key))}, {what} asks for "
+                    f"{text(expected.get(key))}: it belongs elsewhere, or the request was changed on the way."
+                )
+                return PrecisionVerdict("another_record", sentence)
+    return None
 
 
 def judge_precision(
@@ -122,7 +131,8 @@ def judge_precision(
     allow_fallback: bool = False,
     required: str = RUNGS[-1],
 ) -> PrecisionVerdict:
-    """requested = resolved = effective, with all evidence up to the rung `required`. Every caller's verdict is this one.
+    """requested = resolved = effective, with all evidence up to the rung `required`. Every caller's verdict
+    is this one.
 
     spec: the cell's. decision, evidence, facts: `decision`, `evidence` and `facts` of a record.
     """
@@ -151,7 +161,8 @@ def _judge_decision(spec: Spec, decision: Mapping[str, Any], allow_fallback: boo
         if choice["requested"] != spec[aspect]:
             return PrecisionVerdict(
                 "request_dropped",
-                f"the matrix asks for {aspect} {spec[aspect]}, but the resolver was asked for {choice['requested']}: "
+                f"the matrix asks for {aspect} {spec[aspect]}, but the resolver was asked for "
+                f"{choice['requested']}: "
                 "the request was dropped on the way.",
             )
         if choice["requested"] not in (AUTO, choice["resolved"]):
@@ -167,7 +178,9 @@ def _judge_decision(spec: Spec, decision: Mapping[str, Any], allow_fallback: boo
 
 
 def _contradicted(decision: Mapping[str, Any], evidence: Evidence) -> PrecisionVerdict | None:
-    """resolved = effective, and every level that counts is verified; else the verdict with what those levels show."""
+    """resolved = effective, and every level that counts is verified; else the verdict with what those levels
+    show.
+    """
     shown = {"kv_format": evidence.effective, "weights": evidence.effective_weights}
     off = [aspect for aspect in shown if shown[aspect] != decision[aspect]["resolved"]]
     if evidence.state == VERIFIED and not off:
@@ -205,7 +218,9 @@ def _not_shown(
 
 
 def _undeclared(spec: Spec, aspect: str, choice: Mapping[str, Any]) -> str:
-    """Why a resolution that differs from the request is no declared fallback, which no gate can allow; "" where it is one."""
+    """Why a resolution that differs from the request is no declared fallback, which no gate can allow; ""
+    where it is one.
+    """
     what = f"{aspect} {choice['requested']} was resolved to {choice['resolved']}"
     if choice["requested"] == "native":
         return f"{what}: nothing falls back from native, so what should be native is quantized."
@@ -217,12 +232,14 @@ def _undeclared(spec: Spec, aspect: str, choice: Mapping[str, Any]) -> str:
 
 
 def _counts(level: Level, required: str) -> bool:
-    """Whether a level counts: a mismatch always does. The native arm stands on the rungs that are unverified in it."""
+    """Whether a level counts: a mismatch always does. The native arm stands on the rungs that are unverified
+    in it.
+    """
     stands_on = level.facts.get("unverified") or [level.name if level.name in LEVELS else RUNGS[0]]
     return level.state == MISMATCH or min(map(rung, stands_on)) <= required
 
 
-def _praise(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str], required: str) -> str:
+def _confirmed(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str], required: str) -> str:
     ran = sorted(
         {record.runner for record in records}, key=list(RUNNERS).index
     )  # cells of one finding say it alike
@@ -243,24 +260,26 @@ def _praise(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str], req
     return f"{spec['kv_format']}{weights} is requested, resolved and effective, {shown}"
 
 
-def _arms(record: Record) -> str:
-    """Times under another arm's name, or of another request than the cell's, or ""."""
+def _another_arm(record: Record) -> PrecisionVerdict | None:
+    """A verdict where times belong to another arm, or to another request than the cell's."""
     if record.runner != "latency" or record.decision is None:
-        return ""
+        return None
     shape = record.spec["batch"], record.spec["context"], record.options["new_tokens"]
     tokens = shape[0] * (shape[1] + shape[2] - 1)  # the last generated token is never fed back
     own = {aspect: record.decision[aspect]["resolved"] for aspect in ("kv_format", "weights")}
     native = dict.fromkeys(own, "native")
     for arm in record.samples.get("arms", []):
-        due = {**(native if arm["arm"] == "baseline" else own), "computed_tokens": tokens}
+        expected = {**(native if arm["arm"] == "baseline" else own), "computed_tokens": tokens}
         ran = arm.get("ran", {})
-        for what in due:
-            if ran.get(what) != due[what]:
-                return (
-                    f"the times of arm {arm['arm']} are of a request with {what} {ran.get(what, 'unknown')}, and it is due "
-                    f"with {due[what]}: they belong to another arm or cell."
+        for what, value in expected.items():
+            if ran.get(what) != value:
+                sentence = (
+                    f"a request of arm {arm['arm']} ran with {what} {ran.get(what, 'unknown')}, expected "
+                    f"{value}: the "
+                    "times belong to another arm or cell."
                 )
-    return ""
+                return PrecisionVerdict("another_arm", sentence)
+    return None
 
 
 # Numbers of a record that no quantized cache leaves as they are, to the last bit.
@@ -271,33 +290,33 @@ _NUMBERS: dict[str, Callable[[Mapping[str, Any]], Sequence[Any]]] = {
 }
 
 
-def _identical(record: Record, baseline: Record | None) -> str:
-    """E5: a quantized cell whose every number equals native bit for bit was not quantized where it counts.
+def _equal_to_native(record: Record, baseline: Record | None) -> PrecisionVerdict | None:
+    """E5: a verdict where every number of a quantized cell equals native's bit for bit: no quantized value
+    was read.
 
-    Left out where equality has another cause: `prefill_reads: fresh` does not read a prompt back, and the logits of
-    random weights hardly depend on what attention gives.
+    Not judged where equality has another cause: `prefill_reads: fresh` does not read a prompt back, and the
+    logits of random weights hardly depend on attention.
     """
     numbers = _NUMBERS.get(record.runner)
     if baseline is None or numbers is None or record.decision is None:
-        return ""
+        return None
     quantized = [a for a in ("kv_format", "weights") if record.decision[a]["resolved"] != "native"]
-    if not quantized:
-        return ""
-    if record.spec["prefill_reads"] != "stored" or record.spec["model_weights"] == "random":
-        return ""
+    if not quantized or record.spec["prefill_reads"] != "stored" or record.spec["model_weights"] == "random":
+        return None
     own, native = numbers(record.samples), numbers(baseline.samples)
-    beside = (
-        numbers({"chunks": record.samples.get("native_chunks") or ()})
-        if record.runner == "perplexity"
-        else []
-    )
-    if own and own == beside:
-        return f"E5: the native pass beside it gave the {len(own)} numbers of the cell itself: it was compared with itself."
+    chunks = record.samples.get("native_chunks") if record.runner == "perplexity" else None
     divergences = record.samples.get("kld_tokens") or ()
-    if len(divergences) > 1 and not any(divergences):
-        return f"E5: all {len(divergences)} divergences from native are 0, so what was compared with it was native itself."
-    if not own or own != native:
-        return ""
-    formats = " with ".join(record.decision[aspect]["resolved"] for aspect in quantized)
-    what = "a quantized cache" if quantized[0] == "kv_format" else "quantized weights"
-    return f"E5: all {len(own)} numbers equal the native ones bit for bit, which {formats} cannot give: nothing read {what}."
+    if own and chunks and own == numbers({"chunks": chunks}):
+        sentence = f"the native pass gave the same {len(own)} numbers: the cell was compared with itself."
+    elif len(divergences) > 1 and not any(divergences):
+        sentence = f"all {len(divergences)} divergences from native are 0: native was compared with itself."
+    elif own and own == native:
+        formats = " with ".join(record.decision[aspect]["resolved"] for aspect in quantized)
+        what = "a quantized cache" if quantized[0] == "kv_format" else "quantized weights"
+        sentence = (
+            f"all {len(own)} numbers equal native's bit for bit, which {formats} cannot give: nothing read "
+            f"{what}."
+        )
+    else:
+        return None
+    return PrecisionVerdict("equal_to_native", f"E5: {sentence}")

@@ -13,7 +13,8 @@ from kvbench.records.shards import Share
 def judged(
     outcomes: Iterable[Outcome], tasks: Sequence[Task], share: Share, runner_of: Callable[[str], str]
 ) -> list[Outcome]:
-    """The outcomes of a share, in which nothing is required of what other shares measure; first, that it is no whole run.
+    """The outcomes of a shard, where tasks of other shards are not required; the first outcome says that it
+    is no whole run.
 
     runner_of(metric): the runner that measures it.
     """
@@ -33,12 +34,12 @@ def judged(
         f"{share.shard}: {len(share.tasks)} of {len(tasks)} tasks are measured here; the run is judged after "
         "`kvbench merge` of all shards."
     )
-    whole = Outcome("shard", "", None, "", NOT_EVALUATED, None, "", sentence, required=False)
+    whole = Outcome("shard", "", None, "", NOT_EVALUATED, None, "", sentence, required=False, reason="shard")
     return [whole, *(replace(o, required=False) if elsewhere(o) else o for o in outcomes)]
 
 
 def exit_code_of(outcomes: Iterable[Outcome]) -> int:
-    """1 a failure, which no other share can undo; 3 a task of this share gave no result; else 0, whatever more data must decide."""
+    """1 for a failure, which no other shard can undo; 3 where a task of this shard gave no result; else 0."""
     kept = list(outcomes)
     if any(o.status == FAIL for o in kept):
         return 1

@@ -1,4 +1,4 @@
-"""What a gate says: outcomes with a sentence each, and the exit code that they add up to."""
+"""Outcomes of checks, each with a stable reason and a sentence, and the exit code that they add up to."""
 
 from __future__ import annotations
 
@@ -6,25 +6,71 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 PASS, FAIL, INCONCLUSIVE, NOT_EVALUATED = "pass", "fail", "inconclusive", "not_evaluated"
-NOT_JUDGED = "not_judged"  # of a run without failures that no gate judged
+NOT_JUDGED = "not_judged"  # a run without failures that no gate judged
+
+# Why an outcome has its status. The codes are stable: results.json holds them, and tests assert them.
+REASONS: dict[str, str] = {
+    "kept": "the value, or its whole interval, is within the limit",
+    "broken": "the value, or its whole interval, is outside the limit",
+    "spans_limit": "the interval lies on both sides of the limit",
+    "may_be_chance": "the interval is outside the limit, but not after the correction for several checks",
+    "underpowered": "the interval is within the limit, but the sample could not show a violation",
+    "skewed": "a skewed estimate passes at its last look only",
+    "no_interval": "the sample is too small for an interval",
+    "unstable_machine": "the state of the machine decides the outcome",
+    "not_finite": "the value is NaN or infinite",
+    "not_measured": "there is no value",
+    "partial": "the value covers only a part, and the gate does not allow that",
+    "no_cell": "the check selects no cell of the run",
+    "only_baselines": "the check compares with the baseline and selects only baselines",
+    "no_task": "no task of the run measures the metric on these cells",
+    "nothing_evaluated": "no check of the gate was evaluated",
+    "verified": "the requested precision is the effective one",
+    "native_baseline": "the baseline is not native",
+    "another_record": "the record belongs to another task or cell",
+    "another_arm": "times belong to another arm, cell or request",
+    "equal_to_native": "numbers equal native's bit for bit",
+    "no_decision": "the record holds no decision",
+    "no_evidence": "the record holds no evidence",
+    "request_dropped": "the resolver was asked for something else than the matrix",
+    "undeclared_fallback": "something else was resolved, and no fallback was declared",
+    "fallback": "a declared fallback that the gate does not allow",
+    "mismatch": "the evidence contradicts the resolved precision",
+    "unverified": "the evidence does not show the precision",
+    "no_device": "the machine lacks the device that the cells ask for",
+    "differing_copies": "merged runs hold different results of a task",
+    "error": "the task ended with an error",
+    "refused": "the task was refused",
+    "not_available": "data or software that the task needs is not here",
+    "not_run": "the task did not run",
+    "no_result": "the task ended well and gave no value",
+    "implausible": "the value is impossible",
+    "identity": "values of a cell contradict each other",
+    "impossible_sides": "a health record lists sides that its store did not hold",
+    "plausible": "all values are possible",
+    "confounded": "the speed gain is larger than the bytes explain",
+    "no_signal": "all scores or losses are alike, so they measure nothing",
+    "one_choice": "every question got the same answer",
+    "shard": "only a shard of the matrix was measured",
+}
 
 
 @dataclass(frozen=True)
 class Outcome:
     """One check on one value, or one thing that no check may overlook.
 
-    check: its name ("precision", "cell error", "ppl_delta_pct within [-1, 1]"); metric, variant: "" where it is not
-    about one; cell: id of the cell, or of the first of `cells` when several share the value, or None;
-    status: pass, fail, inconclusive or not_evaluated; limit: in words ("at most 0.01"), or "";
-    required: whether not_evaluated counts; why: the policy's reason for the limit.
-    mde: minimum detectable effect, the smallest distance from the limit of a true value that so much data decides (80% power,
-    5%), in the value's unit; infinite where no possible value is far enough; None where nothing is estimated.
-    n_needed: how many samples, of the kind that the value's n counts, would decide at what was observed; None where that
-    is unknown, or no number would.
-    bounds: the limit as numbers, the closed interval that the value has to keep (one end infinite for a one-sided limit); None
-    where the check is no limit on a number.
-    look, level: "look 1 of 3" and the confidence at which it was judged, where a sample was judged as it grew; the 5% of `mde` is 1 -
-    level then.
+    check: its name ("precision", "cell error", "ppl_delta_pct within [-1, 1]"); metric, variant: "" where it
+    is not about one; cell: id of the cell, or of the first of `cells` when several share the value, or None;
+    status: pass, fail, inconclusive or not_evaluated; reason: a key of REASONS; limit: in words ("at most
+    0.01"), or ""; required: whether not_evaluated counts; why: the gate's explanation of the limit. mde:
+    minimum detectable effect, the smallest distance from the limit of a true value that so much data decides
+    (80% power, 5%), in the value's unit; infinite where no possible value is far enough; None where nothing
+    is estimated. n_needed: how many samples, of the kind that the value's n counts, would decide at what was
+    observed; None where that is unknown, or no number would.
+    bounds: the limit as numbers, the closed interval that the value has to keep (one end infinite for a
+    one-sided limit); None where the check is no limit on a number.
+    look, level: "look 1 of 3" and the confidence at which it was judged, where a sample was judged as it
+    grew; the 5% of `mde` is 1 - level then.
     """
 
     check: str
@@ -43,12 +89,13 @@ class Outcome:
     look: str = ""
     level: float | None = None
     bounds: tuple[float, float] | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """All outcomes, the unremovable checks first. exit_code: see `exit_code_of`; of a share of a matrix (whole: False) the one of
-    `kvbench.records.shards`, where 0 is no pass."""
+    """All outcomes, the unremovable checks first. exit_code: see `exit_code_of`; of a share of a matrix
+    (whole: False) the one of `kvbench.gate.shards`, where 0 is no pass."""
 
     outcomes: tuple[Outcome, ...]
     exit_code: int
@@ -62,7 +109,9 @@ class Verdict:
 
 
 def exit_code_of(outcomes: Iterable[Outcome]) -> int:
-    """1 a failure; else 3 something required was not evaluated (or nothing was at all); else 4 inconclusive; else 0."""
+    """1 a failure; else 3 something required was not evaluated (or nothing was at all); else 4 inconclusive;
+    else 0.
+    """
     kept = list(outcomes)
     statuses = {o.status for o in kept}
     if FAIL in statuses:

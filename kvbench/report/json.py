@@ -20,8 +20,8 @@ from kvbench.report.sections.precision import PrecisionLine, precision_lines
 RESULTS_VERSION = 1  # docs/report.md
 
 # fmt: off
-_OUTCOME_KEYS = ("check", "metric", "cell", "cells", "variant", "status", "value", "limit", "sentence", "required", "why",
-                 "mde", "n_needed", "look", "level", "bounds")
+_OUTCOME_KEYS = ("check", "metric", "cell", "cells", "variant", "status", "reason", "value", "limit", "sentence",
+                 "required", "why", "mde", "n_needed", "look", "level", "bounds")
 # fmt: on
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_JUDGED, PASS, Outcome
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_JUDGED, PASS, REASONS, Outcome
 from kvbench.gate.verdict import NOT_EVALUATED as NOT_MEASURED
 from kvbench.matrix.schema import Schema
 from kvbench.metrics.collect import METRICS, Row
@@ -47,6 +47,7 @@ def results_schema() -> Schema:
         "cell": TEXT_OR_NULL,
         "variant": TEXT,
         "status": {"enum": [PASS, FAIL, INCONCLUSIVE, NOT_MEASURED]},
+        "reason": described({"enum": list(REASONS)}, "why the outcome has its status"),
         "value": NUMBER_OR_NULL,
         "limit": described(TEXT, "in words"),
         "sentence": TEXT,

@@ -202,14 +202,18 @@ def _sweep(run_dir: RunDir) -> None:
 def _measure_all(matrix: Matrix, plan: Plan, run_dir: RunDir, session: Session, watcher: Watcher) -> None:
     from kvbench.run.task.measure import execute
 
-    names = {cell.id: cell.name for cell in matrix.cells}
     for index, task in enumerate(plan.todo, start=1):
-        name = names[task.cells[0]] + (f" (+{len(task.cells) - 1} cells)" if len(task.cells) > 1 else "")
-        watcher.task(index + len(plan.reused), task, name)
+        watcher.task(index + len(plan.reused), task, cell_label(matrix, task))
         baseline = run_dir.read(task.baseline) if task.baseline else None
         record = execute(task, session, baseline, watcher.inside)
         run_dir.write(record)
         watcher.finished(record)
+
+
+def cell_label(matrix: Matrix, task: Task) -> str:
+    """The name of a task's first cell, with the number of others that share the task."""
+    name = next(cell.name for cell in matrix.cells if cell.id == task.cells[0])
+    return name + (f" (+{len(task.cells) - 1} cells)" if len(task.cells) > 1 else "")
 
 
 def announce(text: str) -> None:

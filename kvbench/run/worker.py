@@ -1,10 +1,10 @@
-"""The process of one job: `python -m kvbench.run.worker JOB.json RUN` measures its tasks and writes their records into RUN/records.
+"""The process of one job: `python -m kvbench.run.worker JOB.json RUN` measures its tasks into RUN/records.
 
-Whole records or none, as `kvbench run` writes them. On stdout stands a line a task, `begin KEY` and `done KEY`, and nothing else: what
-libraries print goes to stderr. It ends when its stdin does, so that it never outlives whoever started it.
+It writes `begin KEY` and `done KEY` to stdout for each task, and nothing else: what libraries print goes to
+stderr. It ends when its stdin closes, so that it never outlives the process that started it.
 
-Where this machine is not the one that the keys are of (versions, device, kvbench's own source, the bytes of model and data), a task's
-record is an error that names the difference: there is no number under a false identity.
+Where this machine differs from the one in the tasks' keys (versions, device, kvbench's source, the bytes of
+model and data), the record is an error that names the difference.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def main() -> int:
     if len(sys.argv) != 3:
         print("kvbench.run.worker: give a job file and a run directory.", file=sys.stderr)
         return 2
-    # Its own descriptor for the lines; whatever prints to stdout from here on, C code included, prints to stderr.
+    # A descriptor of its own for the lines; all other output to stdout, C code included, goes to stderr.
     lines = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
@@ -38,8 +38,8 @@ def main() -> int:
     return 0
 
 
-def work(job: Job, run_dir: RunDir, say: Any) -> None:
-    """say(word, key): called with "begin" before a task and with "done" once its record is written."""
+def work(job: Job, run_dir: RunDir, report: Callable[[str, str], None]) -> None:
+    """Measure the job's tasks. report(word, key): "begin" before a task, "done" after its record."""
     from kvbench.run.task.measure import execute
     from kvbench.run.task.models import Session
 
@@ -48,34 +48,34 @@ def work(job: Job, run_dir: RunDir, say: Any) -> None:
     identity = Identities(here.identity, data_dir)
     session = Session(data_dir, here.environment)
     for task in job.tasks:
-        say("begin", task.key)
+        report("begin", task.key)
         try:
             other = differing(job.identities.get(task.key, {}), identity(task))
             if (
                 not other
                 and key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) != task.key
             ):
-                other = "the key is not that of the task"
+                other = "the key does not match the task"
         except KvbenchError as e:
-            other = f"its identity cannot be worked out here: {e}"
+            other = f"its identity cannot be computed here: {e}"
         if other:
             message = (
-                f"Not measured on {here.environment['host']}, which is not what the task's key says: {other}."
+                f"Not measured on {here.environment['host']}, which differs from the task's key: {other}."
             )
             record = failed(task, "OtherIdentity", message, here.environment)
         else:
             baseline = _baseline(job, task.baseline)
             record = execute(task, session, baseline, lambda done, total, note: None)
         run_dir.write(record)
-        say("done", task.key)
+        report("done", task.key)
 
 
-def differing(due: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """What differs between two identities of a task, in words: `torch 2.13.0 there, 2.12.1 here`; "" where nothing does.
+def differing(expected: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """How two identities of a task differ: `torch 2.13.0 there, 2.12.1 here`, or "".
 
-    due: as the run's keys have it; own: of this process.
+    expected: in the run's keys; own: of this process.
     """
-    there = {**due.get("host", {}), **{k: v for k, v in due.items() if k != "host"}}
+    there = {**expected.get("host", {}), **{k: v for k, v in expected.items() if k != "host"}}
     here = {**own.get("host", {}), **{k: v for k, v in own.items() if k != "host"}}
     return "; ".join(
         f"{name} {_short(there.get(name))} there, {_short(here.get(name))} here"

@@ -64,8 +64,8 @@ def far_tokens_halved() -> Broken:
 
 HOLES: dict[str, Fault] = {
     "copy_outside_the_model": Fault(
-        "16-bit copies of FP8 weights that nothing uses are held outside of the model: only a GPU's counters "
-        "(metric held_bytes) show them.",
+        "16-bit copies of FP8 weights that nothing uses are held outside of the model: only a GPU's "
+        "counters (metric held_bytes) show them.",
         "fp8_weights", after_load(copies_elsewhere), "second time"),
     "source_read_wrongly": Fault(
         "A tensor is changed while it is read: what is loaded is compared with what was read, not with the "
@@ -79,11 +79,11 @@ HOLES: dict[str, Fault] = {
         "The MLPs of a model with native weights give zeros: baseline and cell alike.",
         "int8_sym", native_mlp_dropped, "reaches no logit"),
     "gemm_wrong_at_rows_between": Fault(
-        "The product takes other scales at 16 rows: the run has 2, 16 and 24, of which its fewest, most and "
-        "most frequent are looked at.",
+        "The product takes other scales at 16 rows: the run has 2, 16 and 24, of which its fewest, most "
+        "and most frequent are looked at.",
         "fp8_chunks", wrong_at(16), "away from the product with its codes and scales"),
     "wrong_beyond_the_probes": Fault(
-        "V is halved from the 81st token on: probes go to two pages and two tokens, 66 at most, and parity, "
-        "perplexity and agreement are not in this matrix.",
+        "V is halved from the 81st token on: probes go to two pages and two tokens, 66 at most, and "
+        "parity, perplexity and agreement are not in this matrix.",
         "long_context", far_tokens_halved, "attention of layer"),
 }  # fmt: skip

@@ -166,7 +166,7 @@ FAULTS: dict[str, Fault] = {
     "baseline_cell_quantized": Fault(
         "The matrix makes a quantized cell the baseline.",
         "int8_sym", baseline_quantized,
-        r"baseline that it is compared with is not native: kv_format fp8_e4m3", silent=False),
+        r"its baseline is not native: kv_format fp8_e4m3", silent=False),
     "baseline_run_quantized": Fault(
         "The baseline's own tasks run with a quantized cache.",
         "int8_sym", baseline_record_quantized,

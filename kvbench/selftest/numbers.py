@@ -79,7 +79,7 @@ FAULTS: dict[str, Fault] = {
     "native_engine_measured": Fault(
         "The runner measures the native engine in the place of the cell's.",
         "int8_sym", native_measured,
-        r"numbers are not only the measured engine's|arm candidate are of a request with kv_format native",
+        r"numbers are not only the measured engine's|arm candidate ran with kv_format native",
         silent=False),
     "store_never_read": Fault(
         "The runner's number comes from an engine that is not the cell's, which is idle.",
@@ -88,21 +88,21 @@ FAULTS: dict[str, Fault] = {
     "other_context_measured": Fault(
         "The runner measures a shorter context than the cell's.",
         "int8_sym", other_spec(context=8),
-        r"arm \w+ are of a request with computed_tokens 20, and it is due with 44", silent=False),
+        r"arm \w+ ran with computed_tokens 20, expected 44", silent=False),
     "other_batch_measured": Fault(
         "The runner measures one sequence, and the cell has two.",
         "int8_sym", other_spec(batch=1),
-        r"arm \w+ are of a request with computed_tokens 22, and it is due with 44", silent=False),
+        r"arm \w+ ran with computed_tokens 22, expected 44", silent=False),
     "latency_labels_swapped": Fault(
         "The times of the baseline stand under the candidate's name, and the other way round.",
         "int8_sym", labels_swapped,
-        r"times of arm \w+ are of a request with kv_format \w+, and it is due with", silent=False),
+        r"request of arm \w+ ran with kv_format \w+, expected", silent=False),
     "metric_nan": Fault(
-        "A metric comes out as NaN.", "int8_sym", nan("itl_ms"), r"itl_ms .* is nan ms, which cannot be",
+        "A metric comes out as NaN.", "int8_sym", nan("itl_ms"), r"itl_ms .* is nan ms, which is impossible",
         silent=False),
     "paired_metric_nan": Fault(
         "A comparison with the baseline comes out as NaN.",
-        "int8_sym", nan("itl_ratio"), r"itl_ratio .* is nan, which cannot be", silent=False),
+        "int8_sym", nan("itl_ratio"), r"itl_ratio .* is nan, which is impossible", silent=False),
     "metric_missing": Fault(
         "A metric that the gate asks for is not derived.", "int8_sym", no_metric,
         r"itl_ms .* was not measured", silent=True),

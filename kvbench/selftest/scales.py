@@ -168,8 +168,8 @@ FAULTS: dict[str, Fault] = {
         r"layer 0 K: the stored scale is 1, checkpoint was 0\.01 "
         r"\(model\.layers\.0\.self_attn\.k_proj\.k_scale\)"),
     "checkpoint_scales_filled_late": Fault(
-        "A late initialisation fills the checkpoint's scales with 1 after the first tokens were written with "
-        "them.",
+        "A late initialisation fills the checkpoint's scales with 1 after the first tokens were written "
+        "with them.",
         "checkpoint_scales", after_write(late_fill),
         r"layer 0 K: the stored scale is 1, checkpoint was 0\.01"),
     "checkpoint_scales_exchanged": Fault(

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -166,26 +167,15 @@ def layer_between(loaded: LoadedModel) -> None:
 
 def quantized_wrongly_between() -> Broken:
     """The same before the checksum is taken: the 7 modules of layer 2 are the 15th to the 21st."""
-    honest, made = Fp8Linear.quantized.__func__, Counter()  # type: ignore[attr-defined]
+    honest, made = Fp8Linear.quantized.__func__, count()  # type: ignore[attr-defined]
 
     def quantized(cls: type[Fp8Linear], linear: nn.Linear) -> Fp8Linear:
         layer: Fp8Linear = honest(cls, linear)
-        if made.next() // 7 % 4 == 2:
+        if next(made) // 7 % 4 == 2:
             layer.weight_scale_inv.data.mul_(1.5)
         return layer
 
     return patch.object(Fp8Linear, "quantized", classmethod(quantized))
-
-
-class Counter:
-    """0, 1, 2, ..."""
-
-    def __init__(self) -> None:
-        self._at = -1
-
-    def next(self) -> int:
-        self._at += 1
-        return self._at
 
 
 def copies(loaded: LoadedModel) -> Iterator[Tensor]:

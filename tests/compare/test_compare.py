@@ -35,12 +35,11 @@ def one(result: Any, metric: str, cell: str = CAND) -> Finding:
     return found
 
 
-def test_a_planted_slowdown_is_worse_and_says_so() -> None:
+def test_a_planted_slowdown_is_worse_and_says_so():
     result = two(latency(1.05, repeats=40), latency(1.05 * 1.05, machine=1.4, repeats=40, seed=1))
     found = one(result, "itl_ms")
     assert found.outcome == WORSE
     assert result.exit_code == 1
-    assert found.effect is not None
     assert found.sentence.startswith(
         f"kv_format=int8_sym: itl_ms is {spoken(found.effect)}, 40 pairs, by itself ".replace(
             "kv_format=", ""
@@ -48,21 +47,19 @@ def test_a_planted_slowdown_is_worse_and_says_so() -> None:
     )
     assert "% slower [" in found.sentence
     assert found.sentence.endswith(": worse.")
-    assert found.adjusted is not None
     assert found.adjusted < 0.05
 
 
-def test_equal_runs_are_the_same_or_undecided() -> None:
+def test_equal_runs_are_the_same_or_undecided():
     result = two(latency(1.05, repeats=40), latency(1.05, machine=1.4, repeats=40, seed=1))
     assert one(result, "itl_ms").outcome == SAME
     few = two(latency(1.05, repeats=3, noise=0.05), latency(1.05, repeats=3, noise=0.05, seed=1))
     found = one(few, "itl_ms")
     assert found.outcome == UNDECIDED
-    assert found.n_needed is not None
     assert f"n needed: about {found.n_needed:,} pairs in each run" in found.reason
 
 
-def test_equal_runs_hardly_ever_fail() -> None:
+def test_equal_runs_hardly_ever_fail():
     """Of 150 pairs of runs without a change none is called worse: its interval would have to lie beyond the
     margin."""
     for i in range(150):
@@ -73,7 +70,7 @@ def test_equal_runs_hardly_ever_fail() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.floats(0.85, 1.2), st.integers(2, 12), st.floats(0.001, 0.08), st.integers(0, 99))
-def test_turning_the_runs_over_turns_the_outcome(ratio: float, repeats: int, noise: float, seed: int) -> None:
+def test_turning_the_runs_over_turns_the_outcome(ratio, repeats, noise, seed):
     a, b = (
         latency(1.0, repeats=repeats, noise=noise, seed=seed),
         latency(ratio, repeats=repeats, noise=noise, seed=seed + 1),
@@ -85,7 +82,7 @@ def test_turning_the_runs_over_turns_the_outcome(ratio: float, repeats: int, noi
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.floats(-9, 9), st.floats(0.1, 3), st.integers(-9, 4)), min_size=1, max_size=8))
-def test_turning_texts_over_turns_the_outcome(changes: list[tuple[float, float, int]]) -> None:
+def test_turning_texts_over_turns_the_outcome(changes):
     n = len(changes)
     a = perplexity([200.0] * n)
     b = perplexity(
@@ -102,14 +99,14 @@ def test_turning_texts_over_turns_the_outcome(changes: list[tuple[float, float, 
      agreement([1] * 130, [1] * 130)],
     ids=["latency", "noisy", "perplexity", "mcq", "agreement"],
 )  # fmt: skip
-def test_a_run_beside_itself_is_never_worse_or_better(run: MadeRun) -> None:
+def test_a_run_beside_itself_is_never_worse_or_better(run):
     result = two(run, run)
     assert not {f.outcome for f in result.findings} & {WORSE, BETTER, NOT_EVALUATED}
     assert result.exit_code in (0, 4)
     assert any("same records, measured once" in sentence for sentence in result.named)
 
 
-def test_numbers_that_are_equal_to_the_last_bit_are_the_same_however_few() -> None:
+def test_numbers_that_are_equal_to_the_last_bit_are_the_same_however_few():
     first, second = questions([0] * 9, [0] * 9), questions([0] * 9, [0] * 9)
     assert one(two(first, second), "mcq_accuracy").outcome == SAME
     moved = questions([0] * 9, [0] * 9, shift=1e-9)
@@ -118,7 +115,7 @@ def test_numbers_that_are_equal_to_the_last_bit_are_the_same_however_few() -> No
     assert found.n_needed is not None
 
 
-def test_a_worse_perplexity_and_a_worse_divergence_are_worse() -> None:
+def test_a_worse_perplexity_and_a_worse_divergence_are_worse():
     a, b = (
         perplexity([210, 211, 212, 213, 214]),
         perplexity([213, 214, 215, 216, 217.1], [2.0 + 0.02 * i for i in range(5)]),
@@ -131,7 +128,7 @@ def test_a_worse_perplexity_and_a_worse_divergence_are_worse() -> None:
     assert one(result, "ppl_delta_pct").outcome == NOT_JUDGED
 
 
-def test_the_margin_decides() -> None:
+def test_the_margin_decides():
     a, b = perplexity([210.0] * 5), perplexity([210.2, 210.21, 210.19, 210.2, 210.2])
     assert one(two(a, b), "ppl").outcome == SAME
     assert one(two(a, b, margin=0.1), "ppl").outcome == WORSE
@@ -144,30 +141,28 @@ def bytes_of(payload: int) -> MadeRun:
     return MadeRun().measure("storage", (layers(2, payload, 8), facts), (layers(2, 400, 0), facts))
 
 
-def test_one_byte_more_is_worse_whatever_the_margin() -> None:
+def test_one_byte_more_is_worse_whatever_the_margin():
     result = two(bytes_of(100), bytes_of(101), margin=50.0)
     assert one(result, "kv_bytes_total").outcome == WORSE
     assert one(result, "kv_bytes_total").sentence == "int8_sym: kv_bytes_total is 2 B more: worse (exact)."
     assert one(two(bytes_of(101), bytes_of(100)), "kv_bytes_total").outcome == BETTER
 
 
-def test_of_many_cells_one_may_be_beyond_the_margin_by_chance() -> None:
+def test_of_many_cells_one_may_be_beyond_the_margin_by_chance():
     """The same change, by itself and as the only one of 12 comparisons: Holm takes the failure back."""
     a, b = latency(1.0, repeats=8, noise=0.02), latency(1.06, repeats=8, noise=0.02, seed=3)
     reference = stored(a)
     alone = compare([reference, stored(b, "B")], only=["itl_ms"])
     found = one(alone, "itl_ms")
     assert found.outcome == WORSE
-    assert found.adjusted is not None
     assert found.adjusted > 0.004
     others = [stored(latency(1.0, repeats=8, noise=0.02, seed=10 + i), f"C{i}") for i in range(12)]
     many = compare([reference, stored(b, "B"), *others], only=["itl_ms"])
     again = next(f for f in many.findings if f.runs == ("A", "B") and f.cell == CAND)
     assert again.family == 2 * 13
-    assert again.adjusted is not None
     assert again.adjusted > found.adjusted
     assert again.outcome == UNDECIDED
-    assert "may by chance" in again.reason
+    assert "by chance" in again.reason
 
 
 # What is refused, one difference at a time.
@@ -205,7 +200,7 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize("name", UNLIKE)
-def test_unlike_runs_are_refused(name: str) -> None:
+def test_unlike_runs_are_refused(name):
     change, sentence = UNLIKE[name]
     first = stored(perplexity([210.0] * 4))
     with pytest.raises(UsageError, match="may not be compared") as refused:
@@ -214,7 +209,7 @@ def test_unlike_runs_are_refused(name: str) -> None:
     assert refused.value.exit_code == 2
 
 
-def test_an_unlike_spec_is_refused_by_key() -> None:
+def test_an_unlike_spec_is_refused_by_key():
     first, second = stored(perplexity([210.0] * 4)), stored(perplexity([210.0] * 4), "B")
     for cell in second.run.manifest.cells:
         cell.spec["page_size"] = 32
@@ -222,7 +217,7 @@ def test_an_unlike_spec_is_refused_by_key() -> None:
         compare([first, second])
 
 
-def test_all_differences_are_named_at_once_and_each_once() -> None:
+def test_all_differences_are_named_at_once_and_each_once():
     first = stored(perplexity([210.0] * 4))
     second = with_records(changed(first, digests={**DIGESTS, "model": "sha256:n"}), protocol=2)
     with pytest.raises(UsageError) as refused:
@@ -231,12 +226,12 @@ def test_all_differences_are_named_at_once_and_each_once() -> None:
     assert len(lines) == len(set(lines)) == 2
 
 
-def test_runs_without_a_common_task_are_refused() -> None:
+def test_runs_without_a_common_task_are_refused():
     with pytest.raises(UsageError, match="no task in common"):
         two(perplexity([210.0] * 4), questions([0] * 4, [0] * 4))
 
 
-def test_the_same_model_under_another_name_is_the_same() -> None:
+def test_the_same_model_under_another_name_is_the_same():
     first, second = stored(perplexity([210.0] * 4)), stored(perplexity([210.0] * 4), "B")
     for cell in second.run.manifest.cells:
         cell.spec["model"] = "elsewhere/m"
@@ -246,7 +241,7 @@ def test_the_same_model_under_another_name_is_the_same() -> None:
         compare([first, silent])
 
 
-def test_old_runs_without_digests_are_compared_and_it_is_said() -> None:
+def test_old_runs_without_digests_are_compared_and_it_is_said():
     """Nor have they keys and options that came later."""
     first = stored(perplexity([210.0] * 4))
     gone = ("native_model", "kv_splits")
@@ -268,7 +263,7 @@ def test_old_runs_without_digests_are_compared_and_it_is_said() -> None:
     assert "A hold no digest of the model; both name m, which is taken for the same one" in result.named
 
 
-def test_what_differs_and_forbids_nothing_is_named() -> None:
+def test_what_differs_and_forbids_nothing_is_named():
     run = perplexity([210.0] * 4)
     env = {
         "identity": {"kvbench": "x"},
@@ -303,9 +298,7 @@ def test_what_differs_and_forbids_nothing_is_named() -> None:
         ({"host": "one", "boot_id": "1"}, {"host": "one", "boot_id": "2"}, ""),
     ],
 )
-def test_times_of_two_machines_are_never_compared(
-    own: dict[str, Any], other: dict[str, Any], apart: str
-) -> None:
+def test_times_of_two_machines_are_never_compared(own, other, apart):
     both = latency(repeats=40)
     both.measure(
         "storage", (layers(8, 10, 2), storage_facts(16, 400)), (layers(8, 40, 0), storage_facts(16, 400))
@@ -327,7 +320,7 @@ def test_times_of_two_machines_are_never_compared(
         assert result.exit_code == 0
 
 
-def test_quality_is_compared_across_devices() -> None:
+def test_quality_is_compared_across_devices():
     first, second = stored(perplexity([210.0] * 4)), stored(perplexity([210.0] * 4), "B", {"device": "cuda"})
     for cell in second.run.manifest.cells:
         cell.spec["device"] = "cuda"
@@ -338,7 +331,7 @@ def test_quality_is_compared_across_devices() -> None:
 # What is missing, and what does not stand by itself.
 
 
-def test_a_record_that_one_run_lacks_is_not_evaluated() -> None:
+def test_a_record_that_one_run_lacks_is_not_evaluated():
     run = perplexity([210.0] * 4)
     failed = candidate(perplexity([210.0] * 4), status=ERROR, error={"type": "OOM", "message": "no memory"})
     for first, second in ((run, failed), (failed, run)):
@@ -353,7 +346,7 @@ def test_a_record_that_one_run_lacks_is_not_evaluated() -> None:
     assert two(run, absent).exit_code == 3
 
 
-def test_a_task_of_the_reference_that_the_other_run_never_had_is_not_evaluated() -> None:
+def test_a_task_of_the_reference_that_the_other_run_never_had_is_not_evaluated():
     both = perplexity([210.0] * 4).measure("mcq", *([({"questions": []}, {})] * 2), "cloze 0-shot")
     less = perplexity([210.0] * 4)
     result = two(both, less)
@@ -367,7 +360,7 @@ def test_a_task_of_the_reference_that_the_other_run_never_had_is_not_evaluated()
     assert two(both, less, only=["ppl"]).exit_code == 0
 
 
-def test_wrong_precision_in_one_run_is_named_first_and_fails() -> None:
+def test_wrong_precision_in_one_run_is_named_first_and_fails():
     wrong = Level("E1", MISMATCH, "layer 3 is float32")
     shown = evidence("native", wrong, *(Level(name, VERIFIED, "as due") for name in LEVELS[1:]))
     faulty = candidate(perplexity([210.0] * 4), evidence=shown)
@@ -381,7 +374,7 @@ def test_wrong_precision_in_one_run_is_named_first_and_fails() -> None:
     assert two(perplexity([210.0] * 4), faulty, chosen=chosen).exit_code == 0
 
 
-def test_a_value_that_is_no_number_is_no_pass() -> None:
+def test_a_value_that_is_no_number_is_no_pass():
     broken = perplexity([210.0, float("nan"), 211.0, 212.0])
     for first, second in ((perplexity([210.0] * 4), broken), (broken, perplexity([210.0] * 4))):
         result = two(first, second)
@@ -390,14 +383,14 @@ def test_a_value_that_is_no_number_is_no_pass() -> None:
         assert any("plausible" in sentence for _, sentence in result.faults)
 
 
-def test_samples_that_cannot_be_read_are_not_evaluated() -> None:
+def test_samples_that_cannot_be_read_are_not_evaluated():
     damaged = perplexity([210.0] * 4)
     damaged.records[1].samples["chunks"] = [{"tokens": "many"}]
     result = judge(pairs_of(stored(perplexity([210.0] * 4)), stored(damaged, "B")))
     assert any(f.outcome == NOT_EVALUATED and "cannot be read" in f.reason for f in result)
 
 
-def test_partial_runs_are_marked() -> None:
+def test_partial_runs_are_marked():
     run = candidate(perplexity([210.0] * 4), partial="4 of 9 chunks")
     assert one(two(run, run), "ppl").sentence.endswith(", partial: 4 of 9 chunks.")
 
@@ -405,7 +398,7 @@ def test_partial_runs_are_marked() -> None:
 # The machine.
 
 
-def test_a_time_by_itself_under_load_is_undecided() -> None:
+def test_a_time_by_itself_under_load_is_undecided():
     quiet, busy = latency(), latency(machine=1.3)
     for record in busy.records:
         record.facts["host_load"] = {"before": 1.0, "after": 7.5, "cpus": 2}
@@ -416,7 +409,7 @@ def test_a_time_by_itself_under_load_is_undecided() -> None:
     assert one(two(quiet, busy), "itl_ms").outcome == SAME, "beside native the load cancels"
 
 
-def test_a_slowed_down_device_in_one_arm_is_a_doubt() -> None:
+def test_a_slowed_down_device_in_one_arm_is_a_doubt():
     still = timed([10.5, 10.51, 10.49, 10.5, 10.5, 10.5], [10.0] * 6, prompt_sha="p")
     hot = {i: state("hw thermal", sm=1300) for i in (1, 2, 5, 6, 9, 10)}
     slowed = timed([12.5, 12.51, 12.49, 12.5, 12.5, 12.5], [10.0] * 6, devices=hot, prompt_sha="p")

@@ -169,7 +169,7 @@ def test_a_fallback_stops_it_unless_the_gate_allows_fallbacks(job: Job, tmp_path
 def test_it_does_not_go_with_until_decided(job: Job, tmp_path: Path) -> None:
     result = job("--canary", "--until-decided")
     assert result.exit_code == 2
-    assert "give one of them" in result.output
+    assert "cannot be combined" in result.output
     assert not (tmp_path / "out").exists()
 
 

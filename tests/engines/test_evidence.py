@@ -280,23 +280,6 @@ def test_a_native_shadow_that_is_read_instead_of_the_pages_is_named(engine: Any,
         assert "changing every stored K payload changes no logit" in level(found, "E3").sentence
 
 
-def test_a_scale_that_is_stored_but_not_read_is_named(engine: Any) -> None:
-    def deaf(made: Any) -> None:
-        read = made.store.read
-
-        def with_ones(layer: int, pages: Any, length: int, dtype: Any) -> Any:
-            live = made.store.layers[layer]
-            made.store.layers[layer] = live._replace(v_scale=torch.ones_like(live.v_scale))
-            out = read(layer, pages, length, dtype)
-            made.store.layers[layer] = live
-            return out
-
-        made.store.read = with_ones
-
-    found = take(engine, spoil=deaf)
-    assert "the stored V scale is not read" in level(found, "E3-layers").sentence
-
-
 def test_a07_reading_past_the_sequence_is_named(engine: Any) -> None:
     """A read that masks by multiplication lets the NaN of an unused slot through."""
 
@@ -324,23 +307,6 @@ def test_numbers_that_never_read_the_store_are_named(engine: Any) -> None:
     found = evidence.examine(made, probe, reads_expected=True)
     assert level(found, "E3-reads").state == MISMATCH
     assert "never read the KV store" in level(found, "E3-reads").sentence
-
-
-def test_codes_that_are_truncated_for_rounded_are_named(engine: Any) -> None:
-    def truncating(made: Any) -> None:
-        write = made.store.write
-
-        def broken(layer: int, slots: Any, k: Any, v: Any) -> None:
-            write(layer, slots, k, v)
-            page, offset = slots // 16, slots % 16
-            live = made.store.layers[layer]
-            scale = live.v_scale[page, :, offset].float()
-            live.v[page, :, offset] = (v / scale[..., None]).trunc().to(torch.int8)
-
-        made.store.write = broken
-
-    found = take(engine, spoil=truncating)
-    assert "layer 0 V: stored codes differ" in level(found, "E2").sentence
 
 
 def strided(x: torch.Tensor) -> torch.Tensor:

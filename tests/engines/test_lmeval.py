@@ -158,7 +158,7 @@ def test_the_command_line_gives_the_scores_that_our_runner_stores(
         app, ["run", str(matrix), "--data-dir", str(tmp_path / "data"), "--out", str(tmp_path / "run")]
     )
     assert ran.exit_code in (0, 4), ran.output  # 4: so few questions, all of the same letter
-    stored = {r.spec["kv_format"]: r for r in RunDir(tmp_path / "run").records()}
+    stored = {r.spec["kv_format"]: r for r in RunDir(tmp_path / "run").load().records}
     assert stored["int8_sym"].status == "ok", ran.output
     rows = {q["id"]: q for q in stored["int8_sym"].samples["questions"]}
     native = {q["id"]: q for q in stored["native"].samples["questions"]}

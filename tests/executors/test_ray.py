@@ -72,7 +72,7 @@ def test_without_ray_the_command_that_gets_it_is_named(monkeypatch: pytest.Monke
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UsageError, match=r'not installed; get it: pip install "kvbench\[ray\]"'):
+    with pytest.raises(UsageError, match=r'not installed; install it: pip install "kvbench\[ray\]"'):
         on_ray.module()
 
 

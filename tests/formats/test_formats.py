@@ -27,9 +27,7 @@ def pool(fmt: KVFormat, shapes: list[KVShape], pages: int, page_size: int, dtype
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
     budget=st.integers(-10, 2**34),
 )
-def test_a_budget_holds_as_many_pages_as_the_formula_allows(
-    fmt: KVFormat, shapes: list[KVShape], page_size: int, dtype: str, budget: int
-) -> None:
+def test_a_budget_holds_as_many_pages_as_the_formula_allows(fmt, shapes, page_size, dtype, budget):
     pages = get_max_kv_blocks(budget, fmt, shapes, page_size, dtype)
     assert pool(fmt, shapes, pages + 1, page_size, dtype) > budget
     assert pages == 0 or pool(fmt, shapes, pages, page_size, dtype) <= budget
@@ -41,9 +39,7 @@ def test_a_budget_holds_as_many_pages_as_the_formula_allows(
     page_size=st.integers(1, 64),
     pages=st.integers(1, 10**6),
 )
-def test_exactly_the_bytes_of_a_pool_hold_it_and_one_byte_less_does_not(
-    fmt: KVFormat, shapes: list[KVShape], page_size: int, pages: int
-) -> None:
+def test_exactly_the_bytes_of_a_pool_hold_it_and_one_byte_less_does_not(fmt, shapes, page_size, pages):
     exact = pool(fmt, shapes, pages, page_size, "bfloat16")
     assert get_max_kv_blocks(exact, fmt, shapes, page_size, "bfloat16") == pages
     assert get_max_kv_blocks(exact - 1, fmt, shapes, page_size, "bfloat16") == pages - 1
@@ -59,7 +55,7 @@ def test_exactly_the_bytes_of_a_pool_hold_it_and_one_byte_less_does_not(
         ("fp8_e4m3_static", 32_768, 58_254),
     ],
 )
-def test_pages_of_64_gib_at_qwen3_8b(fmt: str, page: int, pages: int) -> None:
+def test_pages_of_64_gib_at_qwen3_8b(fmt, page, pages):
     assert page_bytes(KV_FORMATS[fmt], QWEN3_8B[0], 16, "bfloat16") == page
     assert get_max_kv_blocks(64 * 2**30, KV_FORMATS[fmt], QWEN3_8B, 16, "bfloat16") == pages
 
@@ -72,9 +68,7 @@ def test_pages_of_64_gib_at_qwen3_8b(fmt: str, page: int, pages: int) -> None:
         (QWEN3_8B, 16, "float64", "dtype 'float64' is unknown; choose one of float32, bfloat16"),
     ],
 )
-def test_a_budget_without_a_page_size_or_layers_is_an_error(
-    shapes: list[KVShape], page_size: int, dtype: str, words: str
-) -> None:
+def test_a_budget_without_a_page_size_or_layers_is_an_error(shapes, page_size, dtype, words):
     with pytest.raises(UsageError, match=words):
         get_max_kv_blocks(10**9, KV_FORMATS["native"], shapes, page_size, dtype)
 
@@ -90,7 +84,7 @@ def refusal(fmt: str, sequences: int, tokens: int, free: int) -> str:
     return str(caught.value)
 
 
-def test_a_store_that_does_not_fit_names_the_bytes_and_the_largest_context_that_does() -> None:
+def test_a_store_that_does_not_fit_names_the_bytes_and_the_largest_context_that_does():
     """At 32 GiB above the reserve int8_sym has 28,678 pages (int8: 33,280 B a layer), 7,169 for each of 4
     sequences.
     """
@@ -107,7 +101,7 @@ def test_a_store_that_does_not_fit_names_the_bytes_and_the_largest_context_that_
     assert "the largest context that fits is 58,240 tokens" in refusal("native", 4, longest, free)
 
 
-def test_a_busy_device_still_takes_a_tiny_store_and_refuses_the_rest() -> None:
+def test_a_busy_device_still_takes_a_tiny_store_and_refuses_the_rest():
     page = 36 * 33_280
     fits("int8_sym", 1, 16, 2 * page)
     assert "1,198,080 B are kept" in refusal("int8_sym", 1, 17, 2 * page)

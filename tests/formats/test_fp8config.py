@@ -20,7 +20,7 @@ def read(**given: Any) -> Fp8Config | None:
     return fp8_config({"quantization_config": merged}, "owner/name")
 
 
-def test_a_config_without_quantization_is_native() -> None:
+def test_a_config_without_quantization_is_native():
     assert fp8_config({"model_type": "llama"}, "x") is None
     assert fp8_config({"quantization_config": None}, "x") is None
     assert fp8_config({"quantization_config": {}}, "x") is None
@@ -44,7 +44,7 @@ def test_a_config_without_quantization_is_native() -> None:
         {"kv_cache_scheme": {"anything": "of the cache, for cells that read its scales"}},
     ],
 )
-def test_the_layout_that_is_read_under_all_its_spellings(given: dict[str, Any]) -> None:
+def test_the_layout_that_is_read_under_all_its_spellings(given):
     assert read(**given) == Fp8Config()
 
 
@@ -75,29 +75,28 @@ def test_the_layout_that_is_read_under_all_its_spellings(given: dict[str, Any]) 
         ({"kv_cache_quant_algo": "FP8"}, "kv_cache_quant_algo is FP8"),
     ],
 )  # fmt: skip
-def test_every_other_quantization_is_refused_by_name(given: dict[str, Any], words: str) -> None:
+def test_every_other_quantization_is_refused_by_name(given, words):
     with pytest.raises(UsageError, match=rf"The checkpoint owner/name is already quantized .*{words}") as e:
         read(**given)
     assert "kvbench quantize" in str(e.value)
 
 
-def test_a_quantization_config_that_is_no_mapping_is_refused() -> None:
+def test_a_quantization_config_that_is_no_mapping_is_refused():
     with pytest.raises(UsageError, match="quantization_config is fp8, expected a mapping"):
         fp8_config({"quantization_config": "fp8"}, "x")
 
 
-def test_powers_of_two_are_known_from_the_config() -> None:
+def test_powers_of_two_are_known_from_the_config():
     config = read(scale_fmt="ue8m0")
-    assert config is not None
     assert config.ue8m0
 
 
-def test_what_is_written_is_what_is_read() -> None:
+def test_what_is_written_is_what_is_read():
     config = Fp8Config(("lm_head", "model.layers.0.mlp.gate"))
     assert fp8_config({"quantization_config": config.as_dict()}, "x") == config
 
 
-def test_the_list_goes_by_two_names() -> None:
+def test_the_list_goes_by_two_names():
     assert (
         read(ignored_layers=["lm_head"])
         == read(modules_to_not_convert=["lm_head"])
@@ -107,7 +106,7 @@ def test_the_list_goes_by_two_names() -> None:
     assert both == Fp8Config(("lm_head",))
 
 
-def test_a15_t1_gate_is_not_gate_proj() -> None:
+def test_a15_t1_gate_is_not_gate_proj():
     config = Fp8Config(("layers.0.mlp.gate", "lm_head"))
     linears = [*MLP[:4], "lm_head"]
     converted, warnings = converted_modules(config, linears, linears, "lm_head", ["lm_head"])
@@ -141,21 +140,21 @@ def test_a15_t1_gate_is_not_gate_proj() -> None:
         ("layers?0", "model.layers.0", False),
     ],
 )  # fmt: skip
-def test_a15_t1_whole_components_only(pattern: str, name: str, expected: bool) -> None:
+def test_a15_t1_whole_components_only(pattern, name, expected):
     assert matches(pattern, name) is expected
 
 
 @pytest.mark.parametrize(
     "pattern", ["model.layers.0.mlp.gate", "layers.0.mlp.gate", "mlp.gate", "lm_head", "gate"]
 )
-def test_a15_t1_transformers_reads_such_a_list_the_same(pattern: str) -> None:
+def test_a15_t1_transformers_reads_such_a_list_the_same(pattern):
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     for name in [*MLP, "lm_head"]:
         assert matches(pattern, name) is not should_convert_module(name, [pattern])
 
 
-def test_a15_t2_a_pattern_that_matches_nothing_is_a_warning() -> None:
+def test_a15_t2_a_pattern_that_matches_nothing_is_a_warning():
     config = Fp8Config(("language_model.layers.0.mlp.gate", "model.norm", "lm_head"))
     names = [*MLP, "lm_head", "model.norm"]
     converted, warnings = converted_modules(config, [*MLP, "lm_head"], names, "lm_head", [])
@@ -168,11 +167,8 @@ def test_a15_t2_a_pattern_that_matches_nothing_is_a_warning() -> None:
     ("skipped", "stored", "converts"),
     [((), [], False), ((), ["lm_head"], True), (("lm_head",), ["lm_head"], False)],
 )
-def test_an_empty_list_stays_empty_and_the_head_is_what_the_file_holds(
-    skipped: tuple[str, ...], stored: list[str], converts: bool
-) -> None:
+def test_an_empty_list_stays_empty_and_the_head_is_what_the_file_holds(skipped, stored, converts):
     config = read(modules_to_not_convert=list(skipped))
     assert config == Fp8Config(skipped)
-    assert config is not None
     converted, _ = converted_modules(config, [MLP[1], "lm_head"], [MLP[1], "lm_head"], "lm_head", stored)
     assert converted == ((MLP[1], "lm_head") if converts else (MLP[1],))

@@ -16,7 +16,7 @@ def names(matrix: Matrix) -> list[str]:
     return [cell.name for cell in matrix.cells]
 
 
-def test_cells_are_complete_and_frozen_for_the_host(make: Make) -> None:
+def test_cells_are_complete_and_frozen_for_the_host(make):
     text = "axes: {kv_format: int8_sym}"
     for host, device, dtype in ((Host("cpu"), "cpu", "float32"), (Host("cuda"), "cuda", "bfloat16")):
         for cell in make(text, host=host).cells:
@@ -26,7 +26,7 @@ def test_cells_are_complete_and_frozen_for_the_host(make: Make) -> None:
     assert on_cpu.spec["dtype"] == "float32"  # follows the cell's device, not the host's
 
 
-def test_a11_t3_work_on_a_cpu_and_on_a_gpu_shares_no_task(make: Make) -> None:
+def test_a11_t3_work_on_a_cpu_and_on_a_gpu_shares_no_task(make):
     """The device is in every key; whether Triton is interpreted is another part of it
     (test_environment.py)."""
     text = "engine: {backend: triton, dtype: float32}\naxes: {kv_format: int8_sym}"
@@ -35,13 +35,13 @@ def test_a11_t3_work_on_a_cpu_and_on_a_gpu_shares_no_task(make: Make) -> None:
     assert not cpu & gpu
 
 
-def test_equal_cells_are_merged_when_auto_is_resolved(make: Make) -> None:
+def test_equal_cells_are_merged_when_auto_is_resolved(make):
     matrix = make("axes: {device: [auto, cpu], dtype: [float32, auto], batch: [1, 1]}")
     assert len(matrix.cells) == 1
     assert len(make("axes: {device: [auto, cpu]}", host=Host("cuda")).cells) == 2
 
 
-def test_a_model_mapping_becomes_cell_keys(make: Make, picked: Picked) -> None:
+def test_a_model_mapping_becomes_cell_keys(make, picked):
     matrix = make(
         """\
         model: {source: org/x, weights: random, revision: "010", trust_remote_code: true, plumbing: true}
@@ -52,7 +52,7 @@ def test_a_model_mapping_becomes_cell_keys(make: Make, picked: Picked) -> None:
     assert picked(matrix, *keys) == [("org/x", "random", "010", True, True)]
 
 
-def test_models_may_be_an_axis(make: Make, picked: Picked) -> None:
+def test_models_may_be_an_axis(make, picked):
     matrix = make("axes: {model: [a, {source: b, weights: random}], kv_format: [native, int8_sym]}")
     assert picked(matrix, "model", "model_weights", "kv_format") == [
         ("a", "checkpoint", "native"), ("b", "random", "native"),
@@ -61,7 +61,7 @@ def test_models_may_be_an_axis(make: Make, picked: Picked) -> None:
     assert matrix.cells[1].name == "model=b,model_weights=random,kv_format=native"
 
 
-def test_baselines_are_added_come_first_and_have_no_line(make: Make) -> None:
+def test_baselines_are_added_come_first_and_have_no_line(make):
     matrix = make(
         """\
         axes:
@@ -82,19 +82,19 @@ def test_baselines_are_added_come_first_and_have_no_line(make: Make) -> None:
     assert [cell.baseline for cell in rest] == [first.id, second.id] * 2
 
 
-def test_a_baseline_of_the_matrix_keeps_its_line_and_is_not_doubled(make: Make) -> None:
+def test_a_baseline_of_the_matrix_keeps_its_line_and_is_not_doubled(make):
     matrix = make("axes:\n  kv_format:\n    - int8_sym\n    - native\n")
     assert [(c.name, c.line) for c in matrix.cells] == [("kv_format=native", 4), ("kv_format=int8_sym", 3)]
 
 
-def test_baseline_keeps_backend_page_size_and_reads(make: Make, picked: Picked) -> None:
+def test_baseline_keeps_backend_page_size_and_reads(make, picked):
     matrix = make(
         "axes: {kv_format: int8_sym}\nengine: {backend: triton, page_size: 32, prefill_reads: fresh}"
     )
     assert picked(matrix, "backend", "page_size", "prefill_reads") == [("triton", 32, "fresh")] * 2
 
 
-def test_include_as_in_the_github_actions_documentation(make: Make, picked: Picked) -> None:
+def test_include_as_in_the_github_actions_documentation(make, picked):
     # fruit -> kv_format, animal -> batch, color -> page_size, shape -> context; apple, pear, banana ->
     # int8_sym, fp8_e4m3, native
     matrix = make(
@@ -123,9 +123,7 @@ def test_include_as_in_the_github_actions_documentation(make: Make, picked: Pick
     assert written == [("native", 1, 16, 512), ("native", 2, 16, 512)]
 
 
-def test_include_extends_without_changing_an_axis_and_may_replace_a_fixed_key(
-    make: Make, picked: Picked
-) -> None:
+def test_include_extends_without_changing_an_axis_and_may_replace_a_fixed_key(make, picked):
     matrix = make(
         """\
         axes: {kv_format: [native, int8_sym], batch: [1, 4]}
@@ -138,7 +136,7 @@ def test_include_extends_without_changing_an_axis_and_may_replace_a_fixed_key(
     ]  # fmt: skip
 
 
-def test_exclude_matches_in_part_and_comes_before_include(make: Make, picked: Picked) -> None:
+def test_exclude_matches_in_part_and_comes_before_include(make, picked):
     matrix = make(
         """\
         axes: {kv_format: [native, int8_sym], batch: [1, 4], context: [8, 16]}
@@ -154,7 +152,7 @@ def test_exclude_matches_in_part_and_comes_before_include(make: Make, picked: Pi
     ]  # fmt: skip
 
 
-def test_exclude_compares_scales_too(make: Make, picked: Picked) -> None:
+def test_exclude_compares_scales_too(make, picked):
     matrix = make(
         """\
         axes: {kv_format: int8_static, scale: [0.05, {k: 1, v: 2}]}
@@ -164,7 +162,7 @@ def test_exclude_compares_scales_too(make: Make, picked: Picked) -> None:
     assert picked(matrix, "scale") == [(None,), (0.05,)]
 
 
-def test_scale_axis_reaches_only_static_formats(make: Make) -> None:
+def test_scale_axis_reaches_only_static_formats(make):
     matrix = make("axes: {kv_format: [native, int8_sym, int8_static, fp8_e4m3_static], scale: [0.05, 1]}")
     assert names(matrix) == [
         "kv_format=native", "kv_format=int8_sym", "kv_format=int8_static,scale=0.05", "kv_format=int8_static,scale=1.0",
@@ -173,14 +171,14 @@ def test_scale_axis_reaches_only_static_formats(make: Make) -> None:
     assert {cell.baseline for cell in matrix.cells} == {matrix.cells[0].id}
 
 
-def test_scale_for_k_and_v_and_for_layers(make: Make, picked: Picked) -> None:
+def test_scale_for_k_and_v_and_for_layers(make, picked):
     matrix = make("axes: {kv_format: int8_static, scale: [{v: 0.1, k: 1}, {k: [1, 2], v: [0.5, 0.25]}]}")
     assert picked(matrix, "scale")[1:] == [({"k": 1.0, "v": 0.1},), ({"k": [1.0, 2.0], "v": [0.5, 0.25]},)]
     assert names(matrix)[1] == "kv_format=int8_static,scale=k1.0/v0.1"
     assert names(matrix)[2].startswith("kv_format=int8_static,scale=layers-")
 
 
-def test_include_gives_a_static_format_its_scale(make: Make, picked: Picked) -> None:
+def test_include_gives_a_static_format_its_scale(make, picked):
     matrix = make(
         """\
         axes: {kv_format: [native, int8_static], batch: [1, 2]}

@@ -50,7 +50,7 @@ MLA = facts(LayerFacts("mla", 4, KVShape(4, 24, 16)), LayerFacts("mla", 4, KVSha
     ],
     ids=["full", "sliding", "softcap", "sinks"],
 )
-def test_torch_runs_every_format_on_standard_attention(kv_format: str, layer: LayerFacts) -> None:
+def test_torch_runs_every_format_on_standard_attention(kv_format, layer):
     decision = resolve(replace(STRICT, kv_format=kv_format), facts(layer, layer))
     assert decision.kv_format.resolved == kv_format
     assert decision.kv_format.reason == decision.backend.reason == decision.weights.reason == "requested"
@@ -58,13 +58,13 @@ def test_torch_runs_every_format_on_standard_attention(kv_format: str, layer: La
     assert not decision.fell_back
 
 
-def test_a10_t1_distill_named_deepseek_keeps_int8() -> None:
+def test_a10_t1_distill_named_deepseek_keeps_int8():
     config = {"model_type": "qwen2", "_name_or_path": "DeepSeek-R1-Distill-Qwen-1.5B", "num_hidden_layers": 2,
               "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
     assert resolve(STRICT, facts_from_config(config)).kv_format.resolved == "int8_sym"
 
 
-def test_a10_t1_mla_falls_back_to_native_with_its_reason() -> None:
+def test_a10_t1_mla_falls_back_to_native_with_its_reason():
     choice = resolve(REQUEST, MLA).kv_format
     assert (choice.requested, choice.resolved) == ("int8_sym", "native")
     assert choice.reason == "mla_not_validated"
@@ -72,13 +72,13 @@ def test_a10_t1_mla_falls_back_to_native_with_its_reason() -> None:
     assert "int8_sym has not been validated" in choice.sentence
 
 
-def test_a10_t1_mla_is_an_error_in_strict_mode() -> None:
+def test_a10_t1_mla_is_an_error_in_strict_mode():
     with pytest.raises(Refused, match="int8_sym on backend torch was asked for and cannot run") as e:
         resolve(STRICT, MLA)
     assert e.value.reason == "mla_not_validated"
 
 
-def test_a10_t1_deepseek_v2_is_native_by_its_latent_and_an_error_in_strict_mode() -> None:
+def test_a10_t1_deepseek_v2_is_native_by_its_latent_and_an_error_in_strict_mode():
     config = {"model_type": "deepseek_v2", "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
               "v_head_dim": 128, "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}  # fmt: skip
     choice = resolve(REQUEST, facts_from_config(config)).kv_format
@@ -88,13 +88,13 @@ def test_a10_t1_deepseek_v2_is_native_by_its_latent_and_an_error_in_strict_mode(
     assert e.value.reason == "mla_not_validated"
 
 
-def test_mla_runs_natively() -> None:
+def test_mla_runs_natively():
     assert resolve(replace(STRICT, kv_format="native"), MLA).kv_format.reason == "requested"
 
 
 @pytest.mark.parametrize("fallback", ["allow", "refuse"])
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym"])
-def test_a10_t3_unknown_layer_kinds_are_refused_even_natively(fallback: str, kv_format: str) -> None:
+def test_a10_t3_unknown_layer_kinds_are_refused_even_natively(fallback, kv_format):
     hybrid = facts(LayerFacts("full", 4, SHAPE), LayerFacts("linear_attention", 4, SHAPE))
     with pytest.raises(Refused, match=r"Layer 1 .*'linear_attention'") as e:
         resolve(replace(REQUEST, fallback=fallback, kv_format=kv_format), hybrid)
@@ -102,7 +102,7 @@ def test_a10_t3_unknown_layer_kinds_are_refused_even_natively(fallback: str, kv_
 
 
 @pytest.mark.parametrize("fallback", ["allow", "refuse"])
-def test_a10_t3_unsupported_attributes_are_refused(fallback: str) -> None:
+def test_a10_t3_unsupported_attributes_are_refused(fallback):
     strange = facts(unsupported=(("alibi", "The model adds position biases."),))
     with pytest.raises(Refused, match=r"position biases.*attribute alibi") as e:
         resolve(replace(REQUEST, fallback=fallback), strange)
@@ -110,21 +110,21 @@ def test_a10_t3_unsupported_attributes_are_refused(fallback: str) -> None:
     assert "fallback: allow" not in str(e.value)  # it would not help
 
 
-def test_triton_falls_back_to_torch_and_keeps_the_format() -> None:
+def test_triton_falls_back_to_torch_and_keeps_the_format():
     decision = resolve(replace(REQUEST, backend="triton"), FULL)
     assert (decision.backend.resolved, decision.backend.reason) == ("torch", "no_gpu")
     assert decision.backend.rejected == (("triton", "no_gpu"),)
     assert (decision.kv_format.resolved, decision.kv_format.rejected) == ("int8_sym", ())
 
 
-def test_both_aspects_can_fall_back_each_with_its_own_reason() -> None:
+def test_both_aspects_can_fall_back_each_with_its_own_reason():
     decision = resolve(replace(REQUEST, backend="triton"), MLA)
     assert decision.backend.rejected == (("triton", "no_gpu"),)
     assert decision.kv_format.rejected == (("int8_sym", "mla_not_validated"),)
     assert (decision.backend.resolved, decision.kv_format.resolved) == ("torch", "native")
 
 
-def test_a_backend_that_lacks_a_format_gives_way_before_the_format_does() -> None:
+def test_a_backend_that_lacks_a_format_gives_way_before_the_format_does():
     def native_alone(request: Request, facts: ModelFacts) -> Accepted | Rejected:
         return Accepted() if request.kv_format == "native" else Rejected("no_int8", "It has none.")
 
@@ -150,9 +150,7 @@ FP8 = replace(REQUEST, weights="fp8_block128")
     ],
     ids=["auto", "reference", "w8a16 on torch", "native weights"],
 )
-def test_the_path_of_fp8_products_is_decided(
-    changes: dict[str, str], resolved: str, reason: str, rejected: tuple[tuple[str, str], ...]
-) -> None:
+def test_the_path_of_fp8_products_is_decided(changes, resolved, reason, rejected):
     decision = resolve(replace(FP8, **changes), FULL)  # type: ignore[arg-type]
     assert (decision.weights.resolved, decision.weights.reason) == (
         changes.get("weights", "fp8_block128"),
@@ -167,7 +165,7 @@ def test_the_path_of_fp8_products_is_decided(
     ("asked", "resolved"),
     [("auto", "by_shape"), ("w8a16", "w8a16"), ("w8a8", "w8a8"), ("reference", "reference")],
 )
-def test_triton_on_a_gpu_has_every_path(asked: str, resolved: str) -> None:
+def test_triton_on_a_gpu_has_every_path(asked, resolved):
     gemm = resolve(replace(FP8, backend="triton", device="cuda", dtype="bfloat16", gemm=asked), FULL).gemm
     assert (gemm.resolved, gemm.fell_back) == (resolved, False)
 
@@ -176,13 +174,13 @@ def test_triton_on_a_gpu_has_every_path(asked: str, resolved: str) -> None:
     ("changes", "reason"),
     [({"backend": "triton"}, "no_gpu"), ({"weights": "fp8_block128", "gemm": "w8a8"}, "gemm_needs_triton")],
 )
-def test_strict_mode_refuses_every_fallback(changes: dict[str, str], reason: str) -> None:
+def test_strict_mode_refuses_every_fallback(changes, reason):
     with pytest.raises(Refused, match=r"Set engine: \{fallback: allow\}") as e:
         resolve(replace(STRICT, **changes), FULL)
     assert e.value.reason == reason
 
 
-def test_w8a8_in_float32_would_never_run_and_is_refused() -> None:
+def test_w8a8_in_float32_would_never_run_and_is_refused():
     request = replace(STRICT, weights="fp8_block128", gemm="w8a8", backend="triton", device="cuda")
     with pytest.raises(Refused, match="this cell's dtype is float32; ask for bfloat16 or float16") as e:
         resolve(replace(request, dtype="float32"), FULL)
@@ -204,14 +202,8 @@ def test_w8a8_in_float32_would_never_run_and_is_refused() -> None:
     ids=["cpu", "interpreter", "cuda", "cuda, odd head dim"],
 )
 def test_auto_takes_the_best_backend_that_can_run_and_is_no_fallback(
-    model: ModelFacts,
-    device: str,
-    interpreter: bool,
-    resolved: str,
-    reason: str,
-    rejected: Any,
-    fallback: str,
-) -> None:
+    model, device, interpreter, resolved, reason, rejected, fallback
+):
     request = replace(REQUEST, backend="auto", device=device, interpreter=interpreter, fallback=fallback)
     decision = resolve(request, model)
     choice = decision.backend
@@ -221,7 +213,7 @@ def test_auto_takes_the_best_backend_that_can_run_and_is_no_fallback(
     assert not decision.fell_back
 
 
-def test_an_odd_head_dim_under_an_explicit_triton_is_a_fallback() -> None:
+def test_an_odd_head_dim_under_an_explicit_triton_is_a_fallback():
     request = replace(REQUEST, backend="triton", device="cuda")
     decision = resolve(request, ODD)
     assert (decision.backend.resolved, decision.backend.reason) == ("torch", "head_dim")
@@ -232,7 +224,7 @@ def test_an_odd_head_dim_under_an_explicit_triton_is_a_fallback() -> None:
     assert e.value.reason == "head_dim"
 
 
-def test_a_format_that_no_backend_has_is_a_fallback_under_auto_too() -> None:
+def test_a_format_that_no_backend_has_is_a_fallback_under_auto_too():
     request = replace(REQUEST, backend="auto", device="cuda")
     decision = resolve(request, MLA)
     assert (decision.kv_format.resolved, decision.kv_format.reason) == ("native", "mla_not_validated")
@@ -241,13 +233,13 @@ def test_a_format_that_no_backend_has_is_a_fallback_under_auto_too() -> None:
         resolve(replace(request, fallback="refuse"), MLA)
 
 
-def test_triton_runs_on_the_interpreter_where_it_is_asked_for_by_name() -> None:
+def test_triton_runs_on_the_interpreter_where_it_is_asked_for_by_name():
     decision = resolve(replace(STRICT, backend="triton", interpreter=True), FULL)
     assert (decision.backend.resolved, decision.backend.reason) == ("triton", "requested")
     assert (decision.decode.resolved, decision.compile.resolved) == ("eager", "off")
 
 
-def test_fresh_prefill_reads_stay_on_torch() -> None:
+def test_fresh_prefill_reads_stay_on_torch():
     request = replace(STRICT, backend="auto", device="cuda", prefill_reads="fresh")
     assert resolve(request, FULL).backend.rejected == (("triton", "fresh_reads"),)
 
@@ -258,7 +250,7 @@ SPEED = pytest.mark.parametrize(
 
 
 @SPEED
-def test_speed_is_taken_where_triton_runs_on_a_gpu(aspect: str, fast: str, plain: str) -> None:
+def test_speed_is_taken_where_triton_runs_on_a_gpu(aspect, fast, plain):
     on_gpu = replace(STRICT, backend="auto", device="cuda")
     for asked, resolved, reason in (
         ("auto", fast, "best_available"),
@@ -279,9 +271,7 @@ def test_speed_is_taken_where_triton_runs_on_a_gpu(aspect: str, fast: str, plain
     ],
     ids=["cpu", "torch on cuda", "interpreter"],
 )
-def test_speed_that_cannot_be_had_is_plain_under_auto_and_a_fallback_by_name(
-    aspect: str, fast: str, plain: str, where: dict[str, Any]
-) -> None:
+def test_speed_that_cannot_be_had_is_plain_under_auto_and_a_fallback_by_name(aspect, fast, plain, where):
     reason = f"{fast}_needs_triton_on_gpu"
     for asked, fell_back in (("auto", False), (fast, True)):
         decision = resolve(replace(REQUEST, **where, **{aspect: asked}), FULL)
@@ -295,7 +285,7 @@ def test_speed_that_cannot_be_had_is_plain_under_auto_and_a_fallback_by_name(
     assert getattr(resolve(replace(STRICT, **where, **{aspect: plain}), FULL), aspect).reason == "requested"
 
 
-def test_the_request_of_a_cell_has_all_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_request_of_a_cell_has_all_that_decides(monkeypatch):
     asked = {"kv_format": "fp8_e4m3", "weights": "fp8_block128", "backend": "auto", "fallback": "allow", "device": "cuda",
              "dtype": "bfloat16", "page_size": 64, "prefill_reads": "fresh", "decode": "eager", "compile": "off", "gemm": "w8a8"}  # fmt: skip
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -304,7 +294,7 @@ def test_the_request_of_a_cell_has_all_that_decides(monkeypatch: pytest.MonkeyPa
     assert request_of({**CELL_KEYS, **asked}).interpreter
 
 
-def test_without_facts_it_is_decided_at_load() -> None:
+def test_without_facts_it_is_decided_at_load():
     decision = resolve(replace(STRICT, backend="triton"), None)
     assert [c.reason for c in (decision.kv_format, decision.weights, decision.backend)] == [
         "decided_at_load"
@@ -328,17 +318,17 @@ def test_without_facts_it_is_decided_at_load() -> None:
         ("fallback", "off", "allow, refuse"),
     ],
 )
-def test_unknown_names_are_usage_errors(key: str, value: str, accepted: str) -> None:
+def test_unknown_names_are_usage_errors(key, value, accepted):
     with pytest.raises(UsageError, match=f"{key} '{value}' is unknown; choose one of {accepted}"):
         resolve(replace(REQUEST, **{key: value}), FULL)
 
 
-def test_resolve_is_pure() -> None:
+def test_resolve_is_pure():
     first: Decision = resolve(REQUEST, MLA)
     assert first == resolve(REQUEST, MLA)
 
 
-def test_a19_t4_context_beyond_the_model_is_refused() -> None:
+def test_a19_t4_context_beyond_the_model_is_refused():
     with pytest.raises(Refused, match=r"4096 tokens.*\(test\) has 2048") as e:
         check_context(FULL, 4096, 1)
     assert e.value.reason == "invalid_context"
@@ -347,7 +337,7 @@ def test_a19_t4_context_beyond_the_model_is_refused() -> None:
 @pytest.mark.parametrize(("context", "new_tokens", "fits"), [
     (2048, 0, True), (2048, 1, True), (2048, 2, False), (2033, 16, True), (2034, 16, False), (2049, 0, False),
 ])  # fmt: skip
-def test_a19_t4_edges(context: int, new_tokens: int, fits: bool) -> None:
+def test_a19_t4_edges(context, new_tokens, fits):
     if fits:
         check_context(FULL, context, new_tokens)
         return
@@ -355,12 +345,12 @@ def test_a19_t4_edges(context: int, new_tokens: int, fits: bool) -> None:
         check_context(FULL, context, new_tokens)
 
 
-def test_a_model_without_a_limit_takes_any_context() -> None:
+def test_a_model_without_a_limit_takes_any_context():
     check_context(replace(FULL, max_context=None), 10**6, 1)
 
 
 @pytest.mark.parametrize("fallback", ["allow", "refuse"])
-def test_splits_where_nothing_splits_are_refused_not_dropped(fallback: str) -> None:
+def test_splits_where_nothing_splits_are_refused_not_dropped(fallback):
     with pytest.raises(Refused, match="kv_splits: 4 was asked for, and the cell runs on backend torch") as e:
         resolve(replace(REQUEST, kv_splits=4, fallback=fallback), FULL)
     assert e.value.reason == "splits_need_triton"

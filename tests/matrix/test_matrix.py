@@ -18,14 +18,14 @@ Picked = Callable[..., list[tuple[Any, ...]]]
 ROOT = Path(__file__).parents[2]
 
 
-def test_a22_t5_a_scalar_axis_is_a_list_of_one(make: Make, picked: Picked) -> None:
+def test_a22_t5_a_scalar_axis_is_a_list_of_one(make, picked):
     one = make("axes: {kv_format: int8_sym, batch: 8}")
     many = make("axes: {kv_format: [int8_sym], batch: [8]}")
     assert [c.id for c in one.cells] == [c.id for c in many.cells]
     assert picked(one, "kv_format", "batch") == [("native", 8), ("int8_sym", 8)]
 
 
-def test_the_gate_is_found_beside_the_matrix(make: Make, tmp_path: Path) -> None:
+def test_the_gate_is_found_beside_the_matrix(make, tmp_path):
     (tmp_path / "g.yaml").write_text("checks: []")
     assert make("axes: {batch: 1}\ngate: g.yaml").gate == tmp_path / "g.yaml"
     assert make("axes: {batch: 1}\ngate: ~").gate is None
@@ -43,14 +43,13 @@ def test_the_gate_is_found_beside_the_matrix(make: Make, tmp_path: Path) -> None
         ("fp8_quality", 4, 24),
     ],
 )
-def test_the_shipped_matrices_load(name: str, cells: int, tasks: int) -> None:
+def test_the_shipped_matrices_load(name, cells, tasks):
     matrix = load(ROOT / f"matrices/{name}.yaml")
     assert (matrix.name, len(matrix.cells), len(matrix.tasks)) == (name, cells, tasks)
-    assert matrix.gate is not None
     assert matrix.gate.name == f"{name}.yaml"
 
 
-def test_smoke_has_every_format_and_runner() -> None:
+def test_smoke_has_every_format_and_runner():
     matrix = load(ROOT / "matrices/smoke.yaml")
     assert {t.runner for t in matrix.tasks} == set(RUNNERS)
     assert {c.spec["kv_format"] for c in matrix.cells} == set(KV_FORMATS)

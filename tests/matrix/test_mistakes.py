@@ -32,9 +32,7 @@ def check(error: ConfigError, lines: list[str], folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "lines"), MATRICES)
-def test_a22_t2_to_t5_a_mistake_in_a_matrix_has_place_and_reason(
-    text: str, lines: list[str], tmp_path: Path
-) -> None:
+def test_a22_t2_to_t5_a_mistake_in_a_matrix_has_place_and_reason(text, lines, tmp_path):
     """A model and a runner are added, unless the text ends with `...`."""
     path = tmp_path / "f.yaml"
     if not text.endswith("..."):
@@ -47,7 +45,7 @@ def test_a22_t2_to_t5_a_mistake_in_a_matrix_has_place_and_reason(
 
 
 @pytest.mark.parametrize(("text", "lines"), GATES)
-def test_a23_t4_a_mistake_in_a_gate_has_place_and_reason(text: str, lines: list[str], tmp_path: Path) -> None:
+def test_a23_t4_a_mistake_in_a_gate_has_place_and_reason(text, lines, tmp_path):
     path = tmp_path / "f.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -55,7 +53,7 @@ def test_a23_t4_a_mistake_in_a_gate_has_place_and_reason(text: str, lines: list[
     check(caught.value, lines, tmp_path)
 
 
-def test_every_reason_occurs() -> None:
+def test_every_reason_occurs():
     codes = {line.split()[1] for _, *lines in CASES for line in lines}
     assert codes >= {
         "alias", "conflict", "duplicate_key", "empty", "missing_file", "missing_key", "missing_scale", "no_cell",
@@ -64,7 +62,7 @@ def test_every_reason_occurs() -> None:
     }  # fmt: skip
 
 
-def test_the_file_name_is_the_name_when_it_can_be(tmp_path: Path) -> None:
+def test_the_file_name_is_the_name_when_it_can_be(tmp_path):
     text = "model: a\naxes: {batch: 1}\nrunners: {storage: {}}\n"
     (tmp_path / "int8-run.yaml").write_text(text)
     assert matrix.load(tmp_path / "int8-run.yaml").name == "int8-run"

@@ -15,7 +15,7 @@ Refused = Callable[..., tuple[Fault, ...]]
 Picked = Callable[..., list[tuple[Any, ...]]]
 
 
-def test_set_replaces_values_by_the_yaml_rules(make: Make, picked: Picked) -> None:
+def test_set_replaces_values_by_the_yaml_rules(make, picked):
     text = "axes: {kv_format: native, batch: [1, 2]}\nengine: {page_size: 16}\nrunners: {mcq: {limit: 24}}"
     matrix = make(text, ["axes.kv_format=[native,int8_sym]", "axes.page_size=[8, "
                                                              "16]", "engine.batch=3", "runners.mcq.limit=null",
@@ -29,13 +29,13 @@ def test_set_replaces_values_by_the_yaml_rules(make: Make, picked: Picked) -> No
     assert matrix.cells[-1].line is None  # its format is not in the file
 
 
-def test_set_of_a_model_replaces_the_axis(make: Make, picked: Picked) -> None:
+def test_set_of_a_model_replaces_the_axis(make, picked):
     matrix = make("axes: {model: [a, b], batch: 1}", ["model={source: c, weights: random}"])
     assert picked(matrix, "model", "model_weights") == [("c", "random")]
     assert picked(make("model: a\naxes: {batch: 1}", ["axes.model=[b, c]"]), "model") == [("b",), ("c",)]
 
 
-def test_an_override_that_cannot_be_applied_is_named(refused: Refused) -> None:
+def test_an_override_that_cannot_be_applied_is_named(refused):
     text = "axes: {kv_format: [native], batch: 1}\ntreshold: 1\nrunners: {mcq: {}}"
     wanted = {
         "axes.batch.x=1": ("override", "axes.batch is not a mapping"),
@@ -59,7 +59,7 @@ def test_an_override_that_cannot_be_applied_is_named(refused: Refused) -> None:
     assert all(wanted[f.where.removeprefix("--set ")][1] in f.sentence for f in faults)
 
 
-def test_the_loaded_document_stays_as_it_was() -> None:
+def test_the_loaded_document_stays_as_it_was():
     document = parse("axes: {batch: [1]}", "f.yaml")
     assert apply(document, ["axes.batch=2"]).data == {"axes": {"batch": 2}}
     assert document.data == {"axes": {"batch": [1]}}

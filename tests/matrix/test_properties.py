@@ -89,7 +89,7 @@ PROPERTY = settings(
 
 @PROPERTY
 @given(data=matrices())
-def test_every_cell_is_complete_unique_and_has_a_baseline(tmp_path: Path, data: dict[str, Any]) -> None:
+def test_every_cell_is_complete_unique_and_has_a_baseline(tmp_path, data):
     matrix = loaded(tmp_path, data)
     if matrix is None:
         return
@@ -123,9 +123,7 @@ def test_every_cell_is_complete_unique_and_has_a_baseline(tmp_path: Path, data: 
 
 @PROPERTY
 @given(data=matrices(), draws=st.data())
-def test_same_content_same_keys_whatever_the_order_of_keys(
-    tmp_path: Path, data: dict[str, Any], draws: st.DataObject
-) -> None:
+def test_same_content_same_keys_whatever_the_order_of_keys(tmp_path, data, draws):
     one, other = loaded(tmp_path, data), loaded(tmp_path, shuffled(data, draws.draw))
     assert (one is None) == (other is None)
     if one and other:
@@ -139,9 +137,7 @@ def test_same_content_same_keys_whatever_the_order_of_keys(
                                 for key in ("batch", "context", "page_size")}),
     exclude=st.lists(points(["batch", "context", "page_size"]), max_size=3),
 )  # fmt: skip
-def test_cross_product_less_exclude_is_what_itertools_says(
-    tmp_path: Path, axes: dict[str, list[Any]], exclude: list[dict[str, Any]], picked: Picked
-) -> None:
+def test_cross_product_less_exclude_is_what_itertools_says(tmp_path, axes, exclude, picked):
     expected = [
         point
         for point in itertools.product(*axes.values())

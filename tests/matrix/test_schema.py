@@ -64,7 +64,7 @@ def is_valid(schema: dict[str, Any], text: str) -> bool:
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=list(SCHEMAS))
-def test_schemas_are_schemas_and_json(schema: dict[str, Any]) -> None:
+def test_schemas_are_schemas_and_json(schema):
     jsonschema.Draft202012Validator.check_schema(schema)
     assert json.loads(json.dumps(schema)) == schema
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
@@ -73,12 +73,12 @@ def test_schemas_are_schemas_and_json(schema: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "path", sorted([*ROOT.glob("matrices/*.yaml"), *ROOT.glob("gates/*.yaml")]), ids=lambda path: path.stem
 )
-def test_the_matrices_and_gates_of_the_project_validate(path: Path) -> None:
+def test_the_matrices_and_gates_of_the_project_validate(path):
     jsonschema.Draft202012Validator(SCHEMAS[path.parent.name]).validate(load(path).data)
 
 
 @pytest.mark.parametrize(("kind", "text"), [("matrices", MATRIX), ("gates", GATE)])
-def test_every_feature_validates(kind: str, text: str) -> None:
+def test_every_feature_validates(kind, text):
     jsonschema.Draft202012Validator(SCHEMAS[kind]).validate(parse(text, "f.yaml").data)
 
 
@@ -87,7 +87,7 @@ def test_every_feature_validates(kind: str, text: str) -> None:
     [(text, {line.split()[1] for line in lines}) for text, *lines in CASES],
     ids=[text for text, *_ in CASES],
 )
-def test_a_mistake_that_a_schema_can_express_does_not_validate(text: str, codes: set[str]) -> None:
+def test_a_mistake_that_a_schema_can_express_does_not_validate(text, codes):
     if codes & EXPRESSIBLE and not ("exclude names" in text or codes == {"conflict"}):
         assert not is_valid(
             SCHEMAS["gates" if text.startswith("# gate") else "matrices"], text.removesuffix("...")
@@ -99,12 +99,12 @@ def test_a_mistake_that_a_schema_can_express_does_not_validate(text: str, codes:
     [("checkpoint", True), ("checkpoint_or_default", True), ("default", True), ("s.json", True), ("[default, 0.05]", True),
      ("checkpont", False), ("dynamic", False), ("0", False)],
 )  # fmt: skip
-def test_the_words_of_scale_are_in_the_schema(scale: str, fits: bool) -> None:
+def test_the_words_of_scale_are_in_the_schema(scale, fits):
     text = MATRIX.replace("scale: [0.05, {k: 1, v: [0.1, 0.2]}]", f"scale: {scale}")
     assert is_valid(SCHEMAS["matrices"], text) == fits
 
 
-def test_the_matrix_schema_has_every_key_runner_option_and_format() -> None:
+def test_the_matrix_schema_has_every_key_runner_option_and_format():
     sections = SCHEMAS["matrices"]["properties"]
     assert list(sections["axes"]["properties"]) == list(CELL_KEYS)
     assert list(sections["runners"]["properties"]) == list(RUNNERS)

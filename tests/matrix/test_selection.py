@@ -32,7 +32,7 @@ GRID = "axes: {kv_format: [int8_sym, fp8_e4m3], batch: [1, 16], context: [8]}"
         ("dtype=float32 and plumbing=false and scale=null and fp8 and batch=1", ["fp8_e4m3 1"]),
     ],
 )
-def test_select_keeps_the_cells_and_their_baselines(make: Make, expression: str, rest: list[str]) -> None:
+def test_select_keeps_the_cells_and_their_baselines(make, expression, rest):
     whole, some = make(GRID), make(GRID, select=expression)
     chosen = [f"{c.spec['kv_format']} {c.spec['batch']}" for c in some.cells if not c.is_baseline]
     assert chosen == rest
@@ -44,7 +44,7 @@ def test_select_keeps_the_cells_and_their_baselines(make: Make, expression: str,
     assert {task.key for task in some.tasks} <= {task.key for task in whole.tasks}
 
 
-def test_select_finds_a_scale_by_its_value(make: Make, picked: Picked) -> None:
+def test_select_finds_a_scale_by_its_value(make, picked):
     matrix = make("axes: {kv_format: int8_static, scale: [0.05, 1]}", select="scale=5e-2")
     assert picked(matrix, "scale") == [(None,), (0.05,)]
 
@@ -62,7 +62,7 @@ def test_select_finds_a_scale_by_its_value(make: Make, picked: Picked) -> None:
         ("kv_fromat=native", "Did you mean kv_format?"),
     ],
 )
-def test_an_expression_that_is_refused(make: Make, expression: str, words: str) -> None:
+def test_an_expression_that_is_refused(make, expression, words):
     with pytest.raises(UsageError) as caught:
         make(GRID, select=expression)
     assert str(caught.value).startswith(f"-k {expression!r} ")

@@ -23,7 +23,7 @@ ALL = (
 )
 
 
-def test_tasks_once_a_scope_in_cell_then_runner_order(make: Make) -> None:
+def test_tasks_once_a_scope_in_cell_then_runner_order(make):
     matrix = make(f"axes: {{kv_format: [native, int8_sym], batch: [1, 4]}}\n{ALL}")
     shared = [
         "parity",
@@ -44,7 +44,7 @@ def test_tasks_once_a_scope_in_cell_then_runner_order(make: Make) -> None:
         assert list(task.cells) == cells if not scoped else task.cells[0] in cells and len(task.cells) == 1
 
 
-def test_each_task_points_at_the_same_work_on_the_baseline(make: Make) -> None:
+def test_each_task_points_at_the_same_work_on_the_baseline(make):
     matrix = make(f"axes: {{kv_format: [int8_sym], batch: [1, 4]}}\n{ALL}")
     by_key = {task.key: task for task in matrix.tasks}
     assert len(by_key) == len(matrix.tasks)
@@ -57,14 +57,14 @@ def test_each_task_points_at_the_same_work_on_the_baseline(make: Make) -> None:
             assert {**task.spec, "kv_format": "native"} == base.spec
 
 
-def test_a_task_that_fans_out_holds_its_one_value(make: Make) -> None:
+def test_a_task_that_fans_out_holds_its_one_value(make):
     matrix = make(f"axes: {{kv_format: native}}\n{ALL}")
     options = {t.variant: t.options for t in matrix.tasks if t.variant}
     assert options["wikitext2 stream512"]["data"] == "wikitext2"
     assert options["mmlu 5-shot"]["tasks"] == "mmlu"
 
 
-def test_options_are_expanded_in_declared_order_and_a_scalar_becomes_a_list(make: Make) -> None:
+def test_options_are_expanded_in_declared_order_and_a_scalar_becomes_a_list(make):
     matrix = make(
         "axes: {kv_format: native}\nrunners: {parity: {seed: 3, lengths: 7}, mcq: {max_truncated: 1}}"
     )
@@ -73,7 +73,7 @@ def test_options_are_expanded_in_declared_order_and_a_scalar_becomes_a_list(make
     assert json.dumps(matrix.tasks[1].options["max_truncated"]) == "1.0"
 
 
-def test_keys_follow_everything_that_decides_a_result(make: Make) -> None:
+def test_keys_follow_everything_that_decides_a_result(make):
     text = "axes: {kv_format: native}\nrunners: {perplexity: {data: wikitext2, split: validation}}"
     seen: list[tuple[str, str]] = []
 
@@ -97,7 +97,7 @@ def test_keys_follow_everything_that_decides_a_result(make: Make) -> None:
     assert keys(text + "\nengine: {batch: 7}") == keys()  # perplexity does not depend on the batch
 
 
-def test_a_new_protocol_is_a_new_key(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_protocol_is_a_new_key(make, monkeypatch):
     (before,) = make("axes: {kv_format: native}").tasks
     monkeypatch.setitem(
         RUNNERS, "storage", replace(RUNNERS["storage"], protocol=RUNNERS["storage"].protocol + 1)
@@ -106,12 +106,12 @@ def test_a_new_protocol_is_a_new_key(make: Make, monkeypatch: pytest.MonkeyPatch
     assert before.key != after.key
 
 
-def test_a_corpus_named_twice_is_one_task(make: Make) -> None:
+def test_a_corpus_named_twice_is_one_task(make):
     matrix = make("axes: {kv_format: native}\nrunners: {perplexity: {data: [pydoc, pydoc]}}")
     assert [task.cells for task in matrix.tasks] == [(matrix.cells[0].id,)]
 
 
-def test_data_that_is_not_here_has_a_key_of_its_own(make: Make) -> None:
+def test_data_that_is_not_here_has_a_key_of_its_own(make):
     def absent(name: str, split: str) -> str:
         raise NotAvailable("fetch it")
 
@@ -120,7 +120,7 @@ def test_data_that_is_not_here_has_a_key_of_its_own(make: Make) -> None:
     assert gone.tasks[0].key != here.tasks[0].key
 
 
-def test_a_model_that_means_nothing_is_located(make: Make) -> None:
+def test_a_model_that_means_nothing_is_located(make):
     def unknown(spec: Mapping[str, Any]) -> str:
         raise UsageError(f"the model {spec['model']} is not known.")
 

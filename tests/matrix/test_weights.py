@@ -14,7 +14,7 @@ Make = Callable[..., Matrix]
 Picked = Callable[..., list[tuple[Any, ...]]]
 
 
-def test_the_baseline_of_fp8_weights_has_native_weights_and_native_kv(make: Make) -> None:
+def test_the_baseline_of_fp8_weights_has_native_weights_and_native_kv(make):
     matrix = make("axes: {weights: [fp8_block128], kv_format: [native, int8_sym]}")
     (baseline,) = [cell for cell in matrix.cells if cell.is_baseline]
     assert (baseline.spec["weights"], baseline.spec["kv_format"]) == ("native", "native")
@@ -22,14 +22,14 @@ def test_the_baseline_of_fp8_weights_has_native_weights_and_native_kv(make: Make
     assert {cell.baseline for cell in matrix.cells} == {baseline.id}
 
 
-def test_paths_are_varied_for_fp8_weights_only(make: Make, picked: Picked) -> None:
+def test_paths_are_varied_for_fp8_weights_only(make, picked):
     matrix = make("axes: {weights: [native, fp8_block128], gemm: [auto, reference, w8a8]}")
     assert picked(matrix, "weights", "gemm") == [
         ("native", "auto"), ("fp8_block128", "auto"), ("fp8_block128", "reference"), ("fp8_block128", "w8a8"),
     ]  # fmt: skip
 
 
-def test_native_weights_run_on_the_model_that_is_named_for_them(make: Make, picked: Picked) -> None:
+def test_native_weights_run_on_the_model_that_is_named_for_them(make, picked):
     matrix = make(
         """
         model: {source: tiny-wide, revision: abc, native: tiny-llama}
@@ -44,7 +44,7 @@ def test_native_weights_run_on_the_model_that_is_named_for_them(make: Make, pick
     assert quantized.baseline == native.id
 
 
-def test_one_model_and_its_unquantized_one_are_in_no_name(make: Make) -> None:
+def test_one_model_and_its_unquantized_one_are_in_no_name(make):
     model = "{source: tiny-wide, revision: abc, native: tiny-llama}"
     matrix = make(f"model: {model}\naxes: {{weights: [native, fp8_block128], batch: [1, 2]}}")
     assert [cell.name for cell in matrix.cells] == [
@@ -55,21 +55,21 @@ def test_one_model_and_its_unquantized_one_are_in_no_name(make: Make) -> None:
     assert one_model([cell.spec for cell in matrix.cells]) == "tiny-wide@abc, native weights from tiny-llama"
 
 
-def test_several_models_are_in_the_names(make: Make) -> None:
+def test_several_models_are_in_the_names(make):
     models = "[{source: tiny-wide, native: tiny-llama}, {source: tiny-qwen2, native: tiny-llama}]"
     matrix = make(f"axes: {{model: {models}, weights: [fp8_block128]}}")
     assert one_model([cell.spec for cell in matrix.cells]) is None
     assert all("model=" in cell.name for cell in matrix.cells)
 
 
-def test_a_checkpoint_and_its_native_model_quantized_on_load_are_two_models(make: Make) -> None:
+def test_a_checkpoint_and_its_native_model_quantized_on_load_are_two_models(make):
     pair = make("model: {source: tiny-wide, native: tiny-llama}\naxes: {weights: [native, fp8_block128]}")
     alone = make("model: tiny-llama\naxes: {weights: [fp8_block128]}")
     assert one_model([cell.spec for cell in (*pair.cells, *alone.cells)]) is None
     assert one_model([cell.spec for cell in alone.cells]) == "tiny-llama"
 
 
-def test_the_baseline_of_a_task_has_the_task_s_keys(make: Make) -> None:
+def test_the_baseline_of_a_task_has_the_task_s_keys(make):
     spec = dict(
         make("model: {source: tiny-wide, native: tiny-llama}\naxes: {weights: [fp8_block128]}").cells[-1].spec
     )

@@ -45,7 +45,7 @@ print(json.dumps({
 """
 
 
-def test_a_metric_is_one_file(tmp_path: Path) -> None:
+def test_a_metric_is_one_file(tmp_path):
     package = tmp_path / "kvbench"
     shutil.copytree(ROOT / "kvbench", package, ignore=shutil.ignore_patterns("__pycache__"))
     with (package / "metrics" / "transfer.py").open("a", encoding="utf-8") as file:

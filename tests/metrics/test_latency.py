@@ -37,7 +37,7 @@ def run_of(*arms: dict[str, Any], **more: Any) -> MadeRun:
     return MadeRun().measure("latency", latency(*arms, **more), AA)
 
 
-def test_latency_columns() -> None:
+def test_latency_columns():
     run = run_of(*ABBA)
     expected = {
         "ttft_ms": 11.0, "itl_ms": 7.5, "itl_p50_ms": 8.0, "itl_p90_ms": 10.0,
@@ -49,7 +49,7 @@ def test_latency_columns() -> None:
     assert not [row for row in run.rows() if row.cell == BASE and row.metric.endswith("_ratio")]
 
 
-def test_ratios_pair_repeats_with_the_interleaved_baseline() -> None:
+def test_ratios_pair_repeats_with_the_interleaved_baseline():
     run = run_of(*(ABBA[i] for i in (3, 1, 0, 2)))  # the order field counts, not the list's
     row, ttft = run.row("itl_ratio"), run.row("ttft_ratio")
     assert row.value == pytest.approx(0.5)  # 5 / 10 and 10 / 20
@@ -63,19 +63,19 @@ def test_ratios_pair_repeats_with_the_interleaved_baseline() -> None:
     assert run_of(ABBA[0]).row("itl_ratio").value is None
 
 
-def test_a20_t3_one_output_token_keeps_its_row() -> None:
+def test_a20_t3_one_output_token_keeps_its_row():
     run = run_of(arm("candidate", 0, 10.0, []), arm("baseline", 1, 20.0, []))
     assert (run.row("ttft_ms").value, run.row("ttft_ratio").value) == (10.0, 0.5)
     for name in ("itl_ms", "itl_p50_ms", "itl_p99_ms", "itl_max_ms", "decode_tok_s", "itl_ratio"):
         assert (run.row(name).value, run.row(name).note) == (None, "one output token has no gap")
 
 
-def test_a20_ttft_among_the_gaps_is_refused() -> None:
+def test_a20_ttft_among_the_gaps_is_refused():
     row = run_of(arm("candidate", 0, 10.0, [10.0, 4.0, 6.0], tokens=3)).row("itl_ms")
     assert (row.value, row.note) == (None, "3 output tokens have 2 gaps, but 3 were recorded")
 
 
-def test_no_warm_up_is_none() -> None:
+def test_no_warm_up_is_none():
     row = run_of(*ABBA, warmup=[]).row("ttft_cold_ms")
     assert row.value is None
     assert "warm-up" in row.note

@@ -36,7 +36,7 @@ def run_of(own: Sequence[Any], native: Sequence[Any], dtype: str = "float32", **
     return MadeRun(dtype=dtype).measure("mcq", *sides, variant="mmlu 5-shot", shots=5)
 
 
-def test_a18_t3_summed_per_token_and_per_character() -> None:
+def test_a18_t3_summed_per_token_and_per_character():
     """A: -1.0 over 2 tokens, B: -2.0 over 8: summed picks A, per token B."""
     q = question(0, 0, -1.0, -2.0, tokens=[2, 8], chars=[1, 1])
     run = run_of([q], [q])
@@ -45,7 +45,7 @@ def test_a18_t3_summed_per_token_and_per_character() -> None:
     assert run.row("mcq_accuracy").variant == "mmlu 5-shot"
 
 
-def test_a18_t5_skipped_questions_are_counted_and_leave_the_denominator() -> None:
+def test_a18_t5_skipped_questions_are_counted_and_leave_the_denominator():
     qs = [
         question(0, 0, *RIGHT),
         question(1, 0, -3.0, -2.0, truncated=True),
@@ -58,7 +58,7 @@ def test_a18_t5_skipped_questions_are_counted_and_leave_the_denominator() -> Non
     assert run.row("truncated_share").value == 1 / 3
 
 
-def test_macro_average_and_ties() -> None:
+def test_macro_average_and_ties():
     qs = [question(i, 0, *RIGHT, subject="big") for i in range(3)]
     qs += [question(3, 1, *RIGHT, subject="small"), question(4, 1, -1.0, -1.0, subject="tied")]
     run = run_of(qs, qs)
@@ -66,14 +66,14 @@ def test_macro_average_and_ties() -> None:
     assert "1 tied" in run.row("mcq_accuracy").note
 
 
-def test_a_choice_without_a_number_makes_the_shares_nan() -> None:
+def test_a_choice_without_a_number_makes_the_shares_nan():
     native = [question(0, 0, *RIGHT), question(1, 0, *RIGHT)]
     run = run_of([native[0], question(1, 0, math.nan, -2.0)], native)
     names = "accuracy accuracy_norm macro delta_pt mde_pt agreement mcnemar_p real_flips recovery"
     assert all(math.isnan(run.row(f"mcq_{name}").value) for name in names.split())
 
 
-def test_paired_difference_and_mcnemar() -> None:
+def test_paired_difference_and_mcnemar():
     """Of 20 paired questions, 1 gained and 4 lost; question 20 was skipped on one side and does not count."""
     outcomes = [(RIGHT, WRONG)] + [(WRONG, RIGHT)] * 4 + [(RIGHT, RIGHT)] * 10 + [(WRONG, WRONG)] * 5
     own = [question(i, 0, *a) for i, (a, _) in enumerate(outcomes)] + [question(20, 0, *RIGHT)]
@@ -98,7 +98,7 @@ def test_paired_difference_and_mcnemar() -> None:
     assert (recovery.low, recovery.high) == pytest.approx((1 + row.low / 70, 1 + row.high / 70))
 
 
-def test_a_choice_that_changes_between_two_wrong_ones_is_a_flip_of_its_own() -> None:
+def test_a_choice_that_changes_between_two_wrong_ones_is_a_flip_of_its_own():
     native = [question(i, 0, -3.0, -1.0, -2.0) for i in range(4)]
     run = run_of([*native[:3], question(3, 0, -3.0, -2.0, -1.0)], native)
     flips = [run.row(f"mcq_{m}").value for m in ("right_to_wrong", "wrong_to_right", "wrong_to_wrong")]
@@ -106,7 +106,7 @@ def test_a_choice_that_changes_between_two_wrong_ones_is_a_flip_of_its_own() -> 
     assert (run.row("mcq_delta_pt").value, run.row("mcq_recovery").value) == (0, None)
 
 
-def test_the_noise_floor_of_multiple_choice() -> None:
+def test_the_noise_floor_of_multiple_choice():
     """Nine questions, eight of them scored again, two of these behind the line end; one pick of eight flips,
     one of two."""
     native = [
@@ -126,7 +126,7 @@ def test_the_noise_floor_of_multiple_choice() -> None:
         assert (noise.value, noise.n, noise.unit) == (0.25, 8, NAT)
 
 
-def test_a_changed_pick_is_real_only_beyond_twice_the_noise() -> None:
+def test_a_changed_pick_is_real_only_beyond_twice_the_noise():
     """Scores moved by at most 0.25, so two choices that are 0.5 apart may change places; the next number
     above may not."""
     native = [
@@ -152,9 +152,7 @@ def test_a_changed_pick_is_real_only_beyond_twice_the_noise() -> None:
      ("float16", 1, 0.25, None),
      ("bfloat16", 1, 0.5, 0.5), ("bfloat16", 8, 4.0, 4.0), ("bfloat16", 8, 4.125, None)],
 )  # fmt: skip
-def test_a_score_that_no_rounding_moves_is_no_noise(
-    dtype: str, tokens: int, moved: float, noise: float | None
-) -> None:
+def test_a_score_that_no_rounding_moves_is_no_noise(dtype, tokens, moved, noise):
     """As a floor, one wild score would make near-ties of all flips; longer choices may move by as much
     more."""
     native = [twice(i, [-1.0, -9.0], [-1.0, -9.0]) for i in range(8)]
@@ -167,14 +165,14 @@ def test_a_score_that_no_rounding_moves_is_no_noise(
 
 
 @pytest.mark.parametrize(("again", "noise"), [(1, None), (7, None), (8, 0.0)])
-def test_a_noise_floor_needs_eight_questions(again: int, noise: float | None) -> None:
+def test_a_noise_floor_needs_eight_questions(again, noise):
     native = [twice(i, RIGHT, RIGHT) if i < again else question(i, 0, *RIGHT) for i in range(9)]
     run = run_of([question(i, 0, *RIGHT) for i in range(9)], native)
     assert (run.row("mcq_aa_score_noise").value, run.row("mcq_real_flips").value) == (noise, noise)
     assert (f"{again} question" in run.row("mcq_aa_score_noise").note) == (noise is None)
 
 
-def test_without_a_second_run_no_flip_is_called_real_or_noise() -> None:
+def test_without_a_second_run_no_flip_is_called_real_or_noise():
     q = question(0, 0, *RIGHT)
     for name in ("real_flips", "aa_disagreement", "aa_score_noise", "prefix_disagreement"):
         row = run_of([q], [q]).row(f"mcq_{name}")
@@ -186,7 +184,7 @@ def test_without_a_second_run_no_flip_is_called_real_or_noise() -> None:
     assert unfit.row("mcq_prefix_disagreement").note == "none: no line end"
 
 
-def test_other_questions_are_not_compared() -> None:
+def test_other_questions_are_not_compared():
     q = question(0, 0, *RIGHT)
     for native, facts, words in (
         (q, {"shots": 0}, "shots is 5 here and 0"),

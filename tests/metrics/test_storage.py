@@ -27,7 +27,7 @@ def stored(kv_format: str, tokens: int, **shape: Any) -> MadeRun:
     return MadeRun(kv_format).measure("storage", *sides)
 
 
-def test_a24_t1_bytes_are_exact() -> None:
+def test_a24_t1_bytes_are_exact():
     run = stored("int8_sym", 4096)
     names = ("kv_bytes_payload", "kv_bytes_scales", "kv_bytes_total", "kv_bytes_difference")
     assert [run.row(name).value for name in names] == [46_137_344, 1_441_792, 47_579_136, 0]
@@ -39,7 +39,7 @@ def test_a24_t1_bytes_are_exact() -> None:
     assert [qwen.row("kv_bytes_per_token", *cell).value for cell in ((), (BASE,))] == [76_032, 147_456]
 
 
-def test_a24_t3_ratios_count_the_scales() -> None:
+def test_a24_t3_ratios_count_the_scales():
     run = stored("int8_sym", 4096)
     assert run.row("kv_ratio").value == run.row("kv_ratio_16bit").value == 0.515625
     assert (run.row("kv_ratio_16bit", BASE).value, run.row("kv_ratio").baseline) == (1.0, BASE)
@@ -47,7 +47,7 @@ def test_a24_t3_ratios_count_the_scales() -> None:
     assert (fp32.row("kv_ratio").value, fp32.row("kv_ratio_16bit").value) == (0.2578125, 0.515625)
 
 
-def test_a01_t3_differences_of_layers_do_not_cancel() -> None:
+def test_a01_t3_differences_of_layers_do_not_cancel():
     run = stored("int8_sym", 4096)
     record = run.records[1].samples["layers"]
     record[7]["payload"] += 100
@@ -58,13 +58,13 @@ def test_a01_t3_differences_of_layers_do_not_cancel() -> None:
     assert row.note.endswith("layer 7: payload +100 B, scales +0 B")
 
 
-def test_a24_t4_what_a_cpu_does_not_measure_is_none_not_zero() -> None:
+def test_a24_t4_what_a_cpu_does_not_measure_is_none_not_zero():
     row = stored("int8_sym", 16).row("device_peak_bytes")
     assert row.value is None
     assert row.note
 
 
-def test_stores_of_another_size_are_not_compared() -> None:
+def test_stores_of_another_size_are_not_compared():
     run = MadeRun().measure("storage", store("int8_sym", 4096), store("native", 4080))
     assert run.row("kv_ratio").value is None
     assert "tokens is 4096 here and 4080" in run.row("kv_ratio").note
@@ -82,7 +82,7 @@ def parity(*errors: float, bound: float = 1e-3, cosine: float = 1.0, steps: list
     return samples, {"steps": len(equal)}
 
 
-def test_a05_t4_two_bad_cases_of_28_are_not_lost_in_a_mean() -> None:
+def test_a05_t4_two_bad_cases_of_28_are_not_lost_in_a_mean():
     errors = [1e-5] * 28
     errors[3], errors[20] = 2e-3, 5e-3
     run = MadeRun().measure("parity", parity(*errors), parity(0.0))
@@ -91,19 +91,19 @@ def test_a05_t4_two_bad_cases_of_28_are_not_lost_in_a_mean() -> None:
     assert (run.row("parity_max_abs").value, run.row("parity_max_abs").n) == (5e-3, 28)
 
 
-def test_parity_of_an_exact_store() -> None:
+def test_parity_of_an_exact_store():
     run = MadeRun().measure("parity", parity(0.0, bound=0.0), parity(1e-9, bound=0.0))
     assert [run.row("parity_bound_share", *cell).value for cell in ((), (BASE,))] == [0.0, math.inf]
 
 
-def test_parity_nan_is_kept() -> None:
+def test_parity_nan_is_kept():
     run = MadeRun().measure("parity", parity(1.0, math.nan, 2.0, cosine=math.nan), parity(0.0))
     for name in ("parity_bound_share", "parity_max_abs", "parity_cosine_min"):
         assert math.isnan(run.row(name).value)
     assert run.row("parity_bound_share").note.endswith("case 1")
 
 
-def test_a_stored_element_beyond_the_formats_bound_counts() -> None:
+def test_a_stored_element_beyond_the_formats_bound_counts():
     samples, facts = parity(1e-5, 2e-5)
     element = {"share_of_bound": 1.5, "max_abs": 0.1, "case": "gqa float32 L16 plain"}
     row = (
@@ -115,7 +115,7 @@ def test_a_stored_element_beyond_the_formats_bound_counts() -> None:
     assert "gqa float32 L16 plain" in row.note
 
 
-def test_steps_agreement_has_a_wilson_interval() -> None:
+def test_steps_agreement_has_a_wilson_interval():
     sides = parity(0.0, steps=[1] * 2038 + [0] * 10), parity(0.0)
     row = MadeRun().measure("parity", *sides).row("steps_argmax_agreement")
     assert row.value == 2038 / 2048

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,7 +48,7 @@ def state_of(facts: Facts, name: str) -> Line:
 
 
 @pytest.mark.parametrize("facts", [SOUND, on()], ids=["cpu", "gpu"])
-def test_a_sound_machine_has_nothing_to_mend(facts: Facts) -> None:
+def test_a_sound_machine_has_nothing_to_mend(facts):
     found = lines(facts)
     assert [line for line in found if line.state != OK or line.remedy] == []
     assert exit_code(found) == 0
@@ -93,7 +92,7 @@ CASES: dict[str, tuple[Facts, str, str, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_fault_is_seen_with_its_remedy(case: str) -> None:
+def test_each_fault_is_seen_with_its_remedy(case):
     facts, name, state, remedy = CASES[case]
     line = state_of(facts, name)
     assert line.state == state
@@ -103,11 +102,11 @@ def test_each_fault_is_seen_with_its_remedy(case: str) -> None:
     assert exit_code(lines(facts)) == (1 if state == PROBLEM else 0)
 
 
-def test_what_is_not_ok_always_has_a_remedy() -> None:
+def test_what_is_not_ok_always_has_a_remedy():
     assert all(line.remedy for facts, *_ in CASES.values() for line in lines(facts) if line.state != OK)
 
 
-def test_a_core_that_is_mostly_free_counts() -> None:
+def test_a_core_that_is_mostly_free_counts():
     assert state_of(replace(SOUND, free_cores=3.5), "threads").state == OK
     assert state_of(replace(SOUND, free_cores=3.4), "threads").state == WARNING
     assert (
@@ -115,7 +114,7 @@ def test_a_core_that_is_mostly_free_counts() -> None:
     )  # fewer there are not
 
 
-def test_unknown_is_not_said_to_be_fine() -> None:
+def test_unknown_is_not_said_to_be_fine():
     facts = replace(
         on(mig=None, ecc_errors=None, others=None, state={"reasons": None}),
         stolen=None,
@@ -133,7 +132,7 @@ def test_unknown_is_not_said_to_be_fine() -> None:
     }
 
 
-def test_the_quota_of_a_control_group_and_of_those_above_it(tmp_path: Path) -> None:
+def test_the_quota_of_a_control_group_and_of_those_above_it(tmp_path):
     proc, groups = tmp_path / "proc", tmp_path / "cg"
     (proc / "self").mkdir(parents=True)
     (groups / "a" / "b").mkdir(parents=True)
@@ -147,12 +146,12 @@ def test_the_quota_of_a_control_group_and_of_those_above_it(tmp_path: Path) -> N
     assert checkup.quota_cores(proc, groups) == 1.5
 
 
-def test_idle_ticks_count_waiting_for_the_disk(tmp_path: Path) -> None:
+def test_idle_ticks_count_waiting_for_the_disk(tmp_path):
     (tmp_path / "stat").write_text("cpu  10 0 5 70 7 1 1 2 0 0\ncpu0 1 1\n")
     assert checkup.idle_ticks(tmp_path) == 77
 
 
-def test_packages_are_those_of_the_project() -> None:
+def test_packages_are_those_of_the_project():
     found = {p.name: p for p in checkup.packages()}
     assert {"torch", "transformers", "typer", "scipy"} <= set(found)
     assert "pytest" not in found  # an extra
@@ -160,7 +159,7 @@ def test_packages_are_those_of_the_project() -> None:
     assert all(p.fits for p in found.values() if p.installed)
 
 
-def test_a_gpu_is_read_without_a_context() -> None:
+def test_a_gpu_is_read_without_a_context():
     def refuses(*_: Any) -> Any:
         raise RuntimeError("Not Supported")
 
@@ -184,7 +183,7 @@ def test_a_gpu_is_read_without_a_context() -> None:
     assert (gpu.mig, gpu.ecc_errors) == (None, None)
 
 
-def test_this_machine(tmp_path: Path) -> None:
+def test_this_machine(tmp_path):
     """Real facts: the exit code follows the lines, and the cache that is not there yet can be made."""
     where = {"KVBENCH_CACHE_DIR": str(tmp_path / "not" / "yet"), "KVBENCH_DATA_DIR": str(tmp_path)}
     result = CliRunner().invoke(app, ["doctor", "--json"], env=where)
@@ -198,7 +197,7 @@ def test_this_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/null/below"])
-def test_a_cache_that_is_no_folder_is_a_problem(path: str) -> None:
+def test_a_cache_that_is_no_folder_is_a_problem(path):
     """Anybody may write into /dev/null, and nothing can be kept there."""
     result = CliRunner().invoke(app, ["doctor", "--json"], env={"KVBENCH_CACHE_DIR": path})
     line = next(line for line in json.loads(result.stdout)["lines"] if line["name"] == "cache")

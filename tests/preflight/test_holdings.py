@@ -48,7 +48,7 @@ def alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     return content
 
 
-def test_every_name_of_the_catalog_is_listed(call: Any) -> None:
+def test_every_name_of_the_catalog_is_listed(call):
     listed = json.loads(call("models", "--json").stdout)
     assert [one["name"] for one in listed] == [*ALIASES, *TINY, *SHAPES]
     first = listed[0]
@@ -59,7 +59,7 @@ def test_every_name_of_the_catalog_is_listed(call: Any) -> None:
     assert f"{NAME}: not here; " in call("models").stdout
 
 
-def test_a_model_that_is_here_is_verified_by_its_bytes(call: Any, alias: bytes, tmp_path: Path) -> None:
+def test_a_model_that_is_here_is_verified_by_its_bytes(call, alias, tmp_path):
     path = tmp_path / "cache" / "models" / NAME / "model.gguf"
     assert json.loads(call("models", "--json").stdout)[0]["where"] == str(path)
     assert call("models", "verify").exit_code == 0
@@ -74,13 +74,13 @@ def test_a_model_that_is_here_is_verified_by_its_bytes(call: Any, alias: bytes, 
     assert f"rm {path} && kvbench models fetch {NAME}" in broken.stdout
 
 
-def test_nothing_to_verify_is_said_and_a_named_one_that_is_missing_is_3(call: Any) -> None:
+def test_nothing_to_verify_is_said_and_a_named_one_that_is_missing_is_3(call):
     nothing = call("models", "verify")
     assert (nothing.exit_code, nothing.stdout) == (0, "nothing is here to verify\n")
     assert call("models", "verify", NAME).exit_code == 3
 
 
-def test_a_folder_is_verified_by_what_can_be_known(call: Any, tmp_path: Path) -> None:
+def test_a_folder_is_verified_by_what_can_be_known(call, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     assert call("models", "verify", folder).exit_code == 1
@@ -97,7 +97,7 @@ def test_a_folder_is_verified_by_what_can_be_known(call: Any, tmp_path: Path) ->
     assert "gone.safetensors, which is not there" in part.stdout
 
 
-def test_fetching_goes_to_the_pinned_file(call: Any, alias: bytes) -> None:
+def test_fetching_goes_to_the_pinned_file(call, alias):
     result = call("models", "fetch", NAME)  # it is here already
     assert result.exit_code == 0
     assert result.stdout.startswith(f"{NAME}: here; ")
@@ -117,7 +117,7 @@ def test_fetching_goes_to_the_pinned_file(call: Any, alias: bytes) -> None:
         (("data", "verify", "mmul"), "Unknown data 'mmul'; use one of pydoc"),
     ],
 )
-def test_a_mistake_is_a_sentence(call: Any, words: tuple[str, ...], said: str) -> None:
+def test_a_mistake_is_a_sentence(call, words, said):
     result = call(*words)
     assert result.exit_code == 2
     assert said in result.output
@@ -132,7 +132,7 @@ def lines_of(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
 ROW = {"subject": "law", "question": "?", "choices": ["a", "b", "c", "d"], "answer": "B"}
 
 
-def test_data_is_listed_file_by_file(call: Any, tmp_path: Path) -> None:
+def test_data_is_listed_file_by_file(call, tmp_path):
     lines_of(tmp_path / "d" / "mmlu", "test.jsonl.gz", [ROW])
     listed = json.loads(call("data", "--data-dir", tmp_path / "d", "--json").stdout)
     assert [one["name"] for one in listed] == ["pydoc", "instructions", "cloze", "wikitext2", "wikitext2", *(
@@ -148,7 +148,7 @@ def test_data_is_listed_file_by_file(call: Any, tmp_path: Path) -> None:
     )
 
 
-def test_a_set_is_read_whole(call: Any, tmp_path: Path) -> None:
+def test_a_set_is_read_whole(call, tmp_path):
     for name in ("test", "dev"):
         lines_of(tmp_path / "d" / "mmlu", f"{name}.jsonl.gz", [ROW, {**ROW, "subject": "art"}])
     where = ("--data-dir", tmp_path / "d")
@@ -162,9 +162,7 @@ def test_a_set_is_read_whole(call: Any, tmp_path: Path) -> None:
         assert "mmlu: broken; it cannot be read" in broken.stdout
 
 
-def test_wikitext_is_held_to_the_published_bytes(
-    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wikitext_is_held_to_the_published_bytes(call, tmp_path, monkeypatch):
     folder = tmp_path / "d" / "wikitext-2-raw"
     folder.mkdir(parents=True)
     (folder / "wiki.test.raw").write_text(" = A = \n")
@@ -177,9 +175,7 @@ def test_wikitext_is_held_to_the_published_bytes(
     assert call("data", "verify", "wikitext2", "--data-dir", tmp_path / "d").exit_code == 1
 
 
-def test_without_leave_nothing_is_fetched_and_verifying_never_does(
-    call: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_leave_nothing_is_fetched_and_verifying_never_does(call, monkeypatch):
     from kvbench.data import hub as hubsets
 
     asked: list[str] = []
@@ -201,7 +197,7 @@ def test_without_leave_nothing_is_fetched_and_verifying_never_does(
     assert asked == ["mmlu scored", "mmlu shown"]
 
 
-def test_a_hub_that_does_not_answer_is_a_sentence(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_is_a_sentence(call, monkeypatch):
     from kvbench.data import hub as hubsets
 
     def gone(task: str, part: str) -> Any:
@@ -214,11 +210,11 @@ def test_a_hub_that_does_not_answer_is_a_sentence(call: Any, monkeypatch: pytest
     assert "ceval/val.jsonl.gz, ceval/dev.jsonl.gz" in result.output
 
 
-def test_what_is_built_in_needs_no_fetching(call: Any) -> None:
+def test_what_is_built_in_needs_no_fetching(call):
     assert call("data", "fetch", "pydoc", "cloze").exit_code == 0
 
 
-def test_states_are_words_of_their_own() -> None:
+def test_states_are_words_of_their_own():
     words = (
         holdings.HERE,
         holdings.NOT_HERE,

@@ -4,7 +4,6 @@ touched."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -24,7 +23,7 @@ def call(*words: object) -> Result:
 
 @pytest.mark.parametrize("model", ["smollm2-135m-instruct", "tiny-gemma2", "qwen3-8b-shape"])
 @pytest.mark.parametrize("fmt", QUANTIZED)
-def test_what_it_writes_is_valid_and_planned(tmp_path: Path, fmt: str, model: str) -> None:
+def test_what_it_writes_is_valid_and_planned(tmp_path, fmt, model):
     result = call("init", tmp_path / "mine", "--model", model, "--format", fmt)
     assert result.exit_code == 0, result.output
     matrix = tmp_path / "mine" / "matrix.yaml"
@@ -41,7 +40,7 @@ def test_what_it_writes_is_valid_and_planned(tmp_path: Path, fmt: str, model: st
 
 
 @pytest.mark.parametrize("fmt", QUANTIZED)
-def test_an_editor_takes_it_by_the_schemas_beside_it(tmp_path: Path, fmt: str) -> None:
+def test_an_editor_takes_it_by_the_schemas_beside_it(tmp_path, fmt):
     """The modeline names a file that is there, and the file's schema takes the data."""
     assert call("init", tmp_path / "a.yaml", "--format", fmt, "--model", "tiny-llama").exit_code == 0
     for name, schema in (("a.yaml", "matrix.schema.json"), ("a-gate.yaml", "gate.schema.json")):
@@ -61,13 +60,13 @@ def test_an_editor_takes_it_by_the_schemas_beside_it(tmp_path: Path, fmt: str) -
         ("qwen3-8b-shape", "fp8_e4m3", 132 / 256),
     ],
 )
-def test_the_bytes_are_exact_for_the_model(tmp_path: Path, model: str, fmt: str, ratio: float) -> None:
+def test_the_bytes_are_exact_for_the_model(tmp_path, model, fmt, ratio):
     call("init", tmp_path, "--model", model, "--format", fmt)
     check = next(c for c in load_gate(tmp_path / "gate.yaml").checks if c.metric == "kv_ratio_16bit")
     assert (check.low, check.high, check.where) == (ratio, ratio, {"kv_format": fmt})
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_nothing_is_overwritten(tmp_path):
     for kept in ("matrix.yaml", "gate.yaml", "matrix.schema.json", "gate.schema.json"):
         folder = tmp_path / kept.replace(".", "-")
         folder.mkdir()
@@ -79,7 +78,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         assert (folder / kept).read_text() == "mine"
 
 
-def test_nothing_is_written_through_a_link_to_nothing(tmp_path: Path) -> None:
+def test_nothing_is_written_through_a_link_to_nothing(tmp_path):
     for number, kept in enumerate(("matrix.yaml", "gate.schema.json")):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -91,7 +90,7 @@ def test_nothing_is_written_through_a_link_to_nothing(tmp_path: Path) -> None:
         assert not (tmp_path / "elsewhere").exists()
 
 
-def test_in_the_folder_where_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_folder_where_one_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call("init").exit_code == 0
     again = call("init")
@@ -100,7 +99,7 @@ def test_in_the_folder_where_one_stands(tmp_path: Path, monkeypatch: pytest.Monk
     assert call("init", "another.yaml").exit_code == 0
 
 
-def test_a_second_matrix_shares_the_schemas(tmp_path: Path) -> None:
+def test_a_second_matrix_shares_the_schemas(tmp_path):
     assert call("init", tmp_path / "a.yaml").exit_code == 0
     assert call("init", tmp_path / "b.yaml", "--format", "fp8_e4m3").exit_code == 0
     assert call("init", tmp_path / "b.yaml", "--format", "fp8_e4m3").exit_code == 2
@@ -112,7 +111,7 @@ def test_a_second_matrix_shares_the_schemas(tmp_path: Path) -> None:
     ]
 
 
-def test_names_that_mean_nothing_are_answered_with_what_does(tmp_path: Path) -> None:
+def test_names_that_mean_nothing_are_answered_with_what_does(tmp_path):
     result = call("init", tmp_path, "--format", "int8sym")
     assert result.exit_code == 2
     assert "Did you mean int8_sym?" in result.output
@@ -121,9 +120,7 @@ def test_names_that_mean_nothing_are_answered_with_what_does(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_folder_is_named_whole_whatever_it_is_called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_folder_is_named_whole_whatever_it_is_called(tmp_path, monkeypatch):
     """By its absolute path, as a matrix is read from anywhere; quoted, as YAML has its own mind on colons and
     hashes."""
     from kvbench.models.catalog import TINY

@@ -24,7 +24,7 @@ def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in rows}
 
 
-def test_bytes_of_the_published_shape() -> None:
+def test_bytes_of_the_published_shape():
     """Qwen3-8B: 147,456 B a token in 16 bits; 73,728 + 2,304 with one F32 scale a token and head."""
     rows = by_name(json.loads(call("formats", "--json").stdout)["kv_formats"])
     assert list(rows) == list(KV_FORMATS)
@@ -34,19 +34,19 @@ def test_bytes_of_the_published_shape() -> None:
     assert (rows["int8_static"]["bytes_per_token"], rows["int8_static"]["fixed_bytes"]) == (73_728, 288)
 
 
-def test_a_model_gives_its_own_shape() -> None:
+def test_a_model_gives_its_own_shape():
     rows = by_name(
         json.loads(call("formats", "--model", "smollm2-135m-instruct", "--json").stdout)["kv_formats"]
     )
     assert (rows["int8_sym"]["bytes_per_token"], rows["int8_sym"]["ratio_16bit"]) == (11_880, 0.515625)
 
 
-def test_native_in_32_bits_is_twice_16() -> None:
+def test_native_in_32_bits_is_twice_16():
     rows = by_name(json.loads(call("formats", "--dtype", "float32", "--json").stdout)["kv_formats"])
     assert (rows["native"]["ratio_16bit"], rows["native"]["payload"]) == (2.0, "float32")
 
 
-def test_the_text_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_says_the_same(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "")
     lines = call("formats", "--head-dim", "72", "--layers", "1", "--device", "cuda").stdout.splitlines()
     row = next(line for line in lines if line.startswith("int8_static"))
@@ -61,13 +61,13 @@ def test_the_text_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert good.count("torch, triton") == len(KV_FORMATS)
 
 
-def test_every_payload_has_a_bound_and_every_backend_a_scope() -> None:
+def test_every_payload_has_a_bound_and_every_backend_a_scope():
     assert {f.payload_dtype for f in (*KV_FORMATS.values(), *WEIGHT_FORMATS.values())} == {None, *PAYLOADS}
     rows = backend_rows(Shape(1, 1, 16, 1).facts, Host(), "3.0")
     assert [row["name"] for row in rows] == list(BACKENDS)
 
 
-def test_the_bounds_are_those_that_the_probes_hold_stores_to() -> None:
+def test_the_bounds_are_those_that_the_probes_hold_stores_to():
     """At the largest element of a row of scale 1, and next to zero."""
     import torch
 
@@ -82,7 +82,7 @@ def test_the_bounds_are_those_that_the_probes_hold_stores_to() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_a_machine_can_do_and_why_not(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_machine_can_do_and_why_not(device, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "")
     torch_row, triton = backend_rows(Shape(2, 2, 64, 4).facts, Host(device), "3.0")
     assert torch_row["formats"] == list(KV_FORMATS)
@@ -92,7 +92,7 @@ def test_what_a_machine_can_do_and_why_not(device: str, monkeypatch: pytest.Monk
     assert not triton["interpreted"]
 
 
-def test_a_triton_that_is_not_installed_takes_nothing() -> None:
+def test_a_triton_that_is_not_installed_takes_nothing():
     triton = by_name(backend_rows(Shape(2, 2, 64, 4).facts, Host("cuda"), None))["triton"]
     assert (triton["usable"], triton["formats"]) == (False, [])
     assert triton["why_not"] == [
@@ -103,14 +103,14 @@ def test_a_triton_that_is_not_installed_takes_nothing() -> None:
     ]
 
 
-def test_the_interpreter_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interpreter_is_said_to_be_one(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     triton = by_name(backend_rows(Shape(2, 2, 64, 4).facts, Host("cpu"), "3.0"))["triton"]
     assert triton["usable"]
     assert triton["interpreted"]
 
 
-def test_mla_is_taken_natively_only() -> None:
+def test_mla_is_taken_natively_only():
     result = call("backends", "--model", "tiny-deepseek-v2", "--json")
     torch_row = by_name(json.loads(result.stdout)["backends"])["torch"]
     assert torch_row["formats"] == ["native"]
@@ -119,5 +119,5 @@ def test_mla_is_taken_natively_only() -> None:
 
 @pytest.mark.parametrize("words", [("formats", "--head-dim", "0"), ("formats", "--dtype", "int4"),
                                    ("formats", "--device", "tpu"), ("backends", "--model", "nosuch")])  # fmt: skip
-def test_what_is_none_is_a_usage_error(words: tuple[str, ...]) -> None:
+def test_what_is_none_is_a_usage_error(words):
     assert call(*words).exit_code == 2

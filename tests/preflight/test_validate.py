@@ -48,20 +48,20 @@ def found(tmp_path: Path, text: str = MATRIX, gate: str = "", *words: str) -> di
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "matrices").glob("*.yaml")), ids=lambda p: p.stem)
-def test_the_matrices_of_the_repository_are_valid(path: Path) -> None:
+def test_the_matrices_of_the_repository_are_valid(path):
     result = validate(path)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(f"{path}: ok; ")
 
 
-def test_the_gates_of_the_repository_are_valid() -> None:
+def test_the_gates_of_the_repository_are_valid():
     gates = sorted((ROOT / "gates").glob("*.yaml"))
     result = validate(*gates)
     assert result.exit_code == 0, result.output
     assert [line.split(":")[0] for line in result.stdout.splitlines()] == [str(g) for g in gates]
 
 
-def test_a_sound_matrix_says_what_it_is(tmp_path: Path) -> None:
+def test_a_sound_matrix_says_what_it_is(tmp_path):
     sound = found(tmp_path, MATRIX.replace("storage: {}", "storage: {}, perplexity: {}"), GATE)
     assert sound["summary"] == "2 cells, 4 tasks, judged by g"
     assert sound["facts"][0] == (
@@ -72,7 +72,7 @@ def test_a_sound_matrix_says_what_it_is(tmp_path: Path) -> None:
     assert (sound["problems"], sound["notes"]) == ([], [])
 
 
-def test_all_complaints_of_all_files_at_once(tmp_path: Path) -> None:
+def test_all_complaints_of_all_files_at_once(tmp_path):
     (tmp_path / "m.yaml").write_text(
         "axis: {}\nrunners: {storag: {}}\nmodel: tiny-llama\naxes: {batch: [0]}\n"
     )
@@ -97,12 +97,12 @@ def test_all_complaints_of_all_files_at_once(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_cell_that_cannot_run_is_a_problem(tmp_path: Path, model: str, words: str) -> None:
+def test_a_cell_that_cannot_run_is_a_problem(tmp_path, model, words):
     text = MATRIX.replace("{source: tiny-llama, plumbing: true}", model).replace("storage", "perplexity")
     assert any(words in p for p in found(tmp_path, text)["problems"])
 
 
-def test_the_shape_rules_of_the_kernels_hold_without_a_gpu(tmp_path: Path) -> None:
+def test_the_shape_rules_of_the_kernels_hold_without_a_gpu(tmp_path):
     """head_dim 24 of the config is none that the kernels take: refused where triton was named, for a GPU that
     is not here."""
     from kvbench.models.catalog import TINY
@@ -123,7 +123,7 @@ def test_the_shape_rules_of_the_kernels_hold_without_a_gpu(tmp_path: Path) -> No
     )
 
 
-def test_a_gpu_that_is_not_here_is_a_note(tmp_path: Path) -> None:
+def test_a_gpu_that_is_not_here_is_a_note(tmp_path):
     import torch
 
     if torch.cuda.is_available():
@@ -134,13 +134,13 @@ def test_a_gpu_that_is_not_here_is_a_note(tmp_path: Path) -> None:
     assert found(tmp_path)["notes"] == []
 
 
-def test_a_context_and_what_comes_after_it_have_to_fit(tmp_path: Path) -> None:
+def test_a_context_and_what_comes_after_it_have_to_fit(tmp_path):
     text = MATRIX.replace("context: 64", "context: 4090").replace("storage: {}", "latency: {new_tokens: 8}")
     assert "needs 4097 positions" in found(tmp_path, text)["problems"][0]
     assert found(tmp_path, text.replace("new_tokens: 8", "new_tokens: 7"))["problems"] == []
 
 
-def test_a_check_without_an_answer_is_a_problem_if_it_is_required(tmp_path: Path) -> None:
+def test_a_check_without_an_answer_is_a_problem_if_it_is_required(tmp_path):
     gate = (
         "checks:\n  - {metric: ppl_delta_pct, within: [-1, 1]}\n  - {metric: itl_ratio, at_most: 2, "
         "required: false}\n"
@@ -152,7 +152,7 @@ def test_a_check_without_an_answer_is_a_problem_if_it_is_required(tmp_path: Path
 
 
 @pytest.mark.parametrize("required", ["true", "false"])
-def test_data_that_is_not_here(tmp_path: Path, required: str) -> None:
+def test_data_that_is_not_here(tmp_path, required):
     text = MATRIX.replace("storage: {}", "perplexity: {data: [wikitext2]}")
     gate = (
         f"allow_partial: true\nchecks: [{{metric: ppl_delta_pct, within: [-1, 1], required: {required}}}]\n"
@@ -168,7 +168,7 @@ def test_data_that_is_not_here(tmp_path: Path, required: str) -> None:
     assert either["problems"] == []
 
 
-def test_data_that_is_here_is_named_by_its_digest(tmp_path: Path) -> None:
+def test_data_that_is_here_is_named_by_its_digest(tmp_path):
     import hashlib
 
     folder = tmp_path / "data" / "wikitext-2-raw"
@@ -183,7 +183,7 @@ def test_data_that_is_here_is_named_by_its_digest(tmp_path: Path) -> None:
     assert here["notes"] == []
 
 
-def test_it_loads_neither_torch_nor_transformers() -> None:
+def test_it_loads_neither_torch_nor_transformers():
     code = (
         "import sys\nfrom kvbench.cli.main import app\n"
         "try:\n    app(['validate', 'matrices/int8.yaml', 'gates/int8.yaml'])\nexcept SystemExit as e:\n    "
@@ -197,6 +197,6 @@ def test_it_loads_neither_torch_nor_transformers() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_device_that_is_none(tmp_path: Path) -> None:
+def test_a_device_that_is_none(tmp_path):
     (tmp_path / "m.yaml").write_text(MATRIX)
     assert validate(tmp_path / "m.yaml", "--device", "tpu").exit_code == 2

@@ -44,8 +44,12 @@ class Outcome:
     look: str = ""
     level: float | None = None
     bounds: tuple[float, float] | None = None
+    reason: str = ""
 
     def __post_init__(self) -> None:
+        if not self.reason:
+            reasons = {"pass": "kept", "fail": "broken", "inconclusive": "spans_limit"}
+            object.__setattr__(self, "reason", reasons.get(self.status, "not_measured"))
         if self.cell and not self.cells:
             object.__setattr__(self, "cells", (self.cell,))
 

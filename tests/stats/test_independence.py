@@ -13,6 +13,6 @@ print(*sorted(m for m in sys.modules if m.split(".")[0] in ("kvbench", "scipy", 
 """
 
 
-def test_stats_imports_nothing_else_of_kvbench() -> None:
+def test_stats_imports_nothing_else_of_kvbench():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert [m for m in done.stdout.split() if m != "kvbench" and not m.startswith("kvbench.stats")] == []

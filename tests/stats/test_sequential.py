@@ -1,5 +1,4 @@
-"""Looks at a growing sample: their level against scipy, the manifest, and by simulation their joint error
-rate."""
+"""Looks at a growing sample: their level against scipy, the manifest, their joint error rate by simulation."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from kvbench.gate.decide import SKEWED, Limits, broken, rule
+from kvbench.gate.decide import Limits, broken, rule
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
 from kvbench.matrix.cells import Task
 from kvbench.records.run import CANARY, UNTIL_DECIDED, Manifest, Stopped
@@ -25,36 +24,32 @@ from kvbench.stats.sequential import Look, Looks
 
 
 @pytest.mark.parametrize(("k", "level"), [(1, 0.95), (2, 0.975), (3, 1 - 0.05 / 3), (5, 0.99)])
-def test_the_level_is_a_kth_of_five_percent(k: int, level: float) -> None:
+def test_the_level_is_a_kth_of_five_percent(k, level):
     assert Looks("limit", tuple(range(k))).confidence == pytest.approx(level, abs=1e-15)
     assert Look(1, 3, 1 - 0.05 / 3).level == "98.3%"
 
 
-def test_a_t_interval_is_widened_as_scipy_does() -> None:
+def test_a_t_interval_is_widened_as_scipy_does():
     values = np.random.default_rng(0).normal(0.3, 1, 7)
     found = stats.clustered_ratio(values.tolist(), [1.0] * 7, range(7))
-    assert found.interval is not None
     wider = Spread(found.value, *found.interval, "pt", 7).at(0.9875)
     due = scipy_stats.t.interval(0.9875, 6, loc=values.mean(), scale=scipy_stats.sem(values))
     assert (wider.low, wider.high) == pytest.approx(due, rel=1e-12)
     assert wider.p_value(2.0) == pytest.approx(scipy_stats.ttest_1samp(values, 2.0).pvalue, rel=1e-9)
 
 
-def test_percentages_and_ratios_are_widened_on_their_logarithm() -> None:
-    half = 0.02
+@pytest.mark.parametrize(
+    ("unit", "value", "of"),
+    [("%", 0.0, lambda x: 100 * math.expm1(x)), ("ratio", 2.0, lambda x: 2 * math.exp(x))],
+)
+def test_percentages_and_ratios_are_widened_on_their_logarithm(unit, value, of):
     factor = scipy_stats.t.ppf(1 - 0.025 / 2, 4) / scipy_stats.t.ppf(0.975, 4)
-    percent = Spread(0.0, 100 * math.expm1(-half), 100 * math.expm1(half), "%", 5).at(0.975)
-    assert (percent.low, percent.high) == pytest.approx(
-        (100 * math.expm1(-half * factor), 100 * math.expm1(half * factor))
-    )
-    ratio = Spread(2.0, 2 * math.exp(-half), 2 * math.exp(half), "ratio", 5).at(0.975)
-    assert (ratio.low, ratio.high) == pytest.approx(
-        (2 * math.exp(-half * factor), 2 * math.exp(half * factor))
-    )
+    wider = Spread(value, of(-0.02), of(0.02), unit, 5).at(0.975)
+    assert (wider.low, wider.high) == pytest.approx((of(-0.02 * factor), of(0.02 * factor)))
 
 
 @pytest.mark.parametrize(("k", "n"), [(18, 24), (23, 24), (24, 24), (0, 24), (190, 200)])
-def test_a_share_is_widened_to_what_covers_both_wilson_and_exact_intervals(k: int, n: int) -> None:
+def test_a_share_is_widened_to_what_covers_both_wilson_and_exact_intervals(k, n):
     wider = Spread(k / n, *stats.wilson(k, n), "share").at(0.975)
     test = scipy_stats.binomtest(k, n)
     both = [test.proportion_ci(0.975, method=m) for m in ("wilson", "exact")]
@@ -62,7 +57,7 @@ def test_a_share_is_widened_to_what_covers_both_wilson_and_exact_intervals(k: in
     assert wider.high == pytest.approx(max(ci.high for ci in both), abs=1e-9)
 
 
-def test_a_share_over_few_documents_is_widened_by_t() -> None:
+def test_a_share_over_few_documents_is_widened_by_t():
     """4 documents: t grows by 1.31 from 95% to 97.5%, the normal quantile by 1.14."""
     low, high = stats.wilson(90, 100)
     plain, clustered = (Spread(0.9, low, high, "share", units).at(0.975) for units in (None, 4))
@@ -83,9 +78,7 @@ def test_a_share_over_few_documents_is_widened_by_t() -> None:
     st.integers(2, 6),
 )
 @example("share", 0.0625, 0.0, 0.0, 2, 4)  # its lower end is so near 0 that no n is finite
-def test_a_higher_confidence_never_narrows_and_decides_nothing_that_was_open(
-    unit: str, value: float, down: float, up: float, units: int | None, k: int
-) -> None:
+def test_a_higher_confidence_never_narrows_and_decides_nothing_that_was_open(unit, value, down, up, units, k):
     if unit == "share":
         low, high = stats.wilson(value * (1 + 1000 * down), 1 + 1000 * down)
     else:
@@ -100,7 +93,7 @@ def test_a_higher_confidence_never_narrows_and_decides_nothing_that_was_open(
         assert many in (one, INCONCLUSIVE)
 
 
-def test_the_detectable_effect_and_the_correction_of_a_family_are_at_the_level_of_the_look() -> None:
+def test_the_detectable_effect_and_the_correction_of_a_family_are_at_the_level_of_the_look():
     z, power = scipy_stats.norm.ppf(1 - 0.0125), scipy_stats.norm.ppf(0.8)
     half = scipy_stats.norm.ppf(0.975)
     points = Spread(0.0, -half, half, "pt").at(0.975)  # a standard error of 1
@@ -116,10 +109,10 @@ def test_the_detectable_effect_and_the_correction_of_a_family_are_at_the_level_o
     assert [rule(far, 9, limits, adjusted, 2).status for adjusted in (0.04, 0.024)] == [INCONCLUSIVE, FAIL]
 
 
-def test_what_is_not_finite_stays_as_it_is() -> None:
+def test_what_is_not_finite_stays_as_it_is():
     assert math.isnan(Spread(math.nan, 0.1, 0.2, "share").at(0.99).value)
-    assert Spread(1.0, 0.5, math.inf, "ratio", 3).at(0.99).high == math.inf
-    assert Spread(1.0, 0.5, math.inf, "ratio", 3).at(0.99).low < 0.5
+    open_end = Spread(1.0, 0.5, math.inf, "ratio", 3).at(0.99)
+    assert open_end.low < 0.5 < open_end.high == math.inf
 
 
 def manifest(value: Any = 4, sizes: Any = (4, 32, None), **more: Any) -> Manifest:
@@ -127,7 +120,7 @@ def manifest(value: Any = 4, sizes: Any = (4, 32, None), **more: Any) -> Manifes
     return Manifest("m", (), (task,), until_decided={"perplexity": Looks("limit_chunks", sizes)}, **more)
 
 
-def test_the_look_is_told_by_the_tasks_and_the_plan() -> None:
+def test_the_look_is_told_by_the_tasks_and_the_plan():
     assert manifest(4).looks == {"perplexity": Look(1, 3, 1 - 0.05 / 3)}
     assert manifest(None).looks["perplexity"].place == "look 3 of 3"
     assert replace(manifest(), until_decided=None).looks == {}
@@ -135,33 +128,36 @@ def test_the_look_is_told_by_the_tasks_and_the_plan() -> None:
         _ = manifest(5).looks
 
 
-def test_what_was_left_out_says_by_what() -> None:
+def test_not_run_names_what_stopped_the_run():
     assert Manifest("m", (), ()).not_run == manifest().not_run == "not run"
-    by = manifest(stopped=Stopped(UNTIL_DECIDED, "kv_ratio at most 0.1", "stage 0 (exact bytes)"))
-    assert (
-        by.not_run == "not run: the verdict was decided by kv_ratio at most 0.1 after stage 0 (exact bytes)"
-    )
-    canary = manifest(stopped=Stopped(CANARY, "precision", "the canary"))
-    assert canary.not_run == "not run: --canary stopped the run, because the check precision did not pass"
+    by = manifest(stopped=Stopped(UNTIL_DECIDED, "kv_ratio at most 0.1", "stage 0 (exact bytes)")).not_run
+    assert all(words in by for words in ("not run: ", "kv_ratio at most 0.1", "stage 0 (exact bytes)"))
+    canary = manifest(stopped=Stopped(CANARY, "precision", "the canary")).not_run
+    assert all(words in canary for words in ("not run: ", "--canary", "precision"))
 
 
-# --- by simulation
-# -----------------------------------------------------------------------------------------------------
+# By simulation
 
 Draw = Callable[[np.random.Generator, float], list[tuple[Spread, int]]]
 DOCUMENTS, QUESTIONS = (4, 32, 128), (24, 200, 1000)
 
 
+def estimated(e: stats.Estimate, unit: str, of: Callable[[float], float] = float) -> Spread:
+    return Spread(*(of(x) for x in (e.value, *e.interval)), unit, e.units)
+
+
 def perplexity(rng: np.random.Generator, truth: float) -> list[tuple[Spread, int]]:
     """Log-ratios of documents around `truth`, sd 2%, as percentages."""
-    found = rng.normal(truth, 0.02, DOCUMENTS[-1])
-    return [(_percent(found[:n]), n * 511) for n in DOCUMENTS]
-
-
-def _percent(logs: np.ndarray) -> Spread:
-    e = stats.clustered_ratio(logs.tolist(), [1.0] * len(logs), range(len(logs)))
-    assert e.interval is not None
-    return Spread(*(100 * math.expm1(x) for x in (e.value, *e.interval)), "%", e.units)
+    logs = rng.normal(truth, 0.02, DOCUMENTS[-1]).tolist()
+    return [
+        (
+            estimated(
+                stats.clustered_ratio(logs[:n], [1.0] * n, range(n)), "%", lambda x: 100 * math.expm1(x)
+            ),
+            n * 511,
+        )
+        for n in DOCUMENTS
+    ]
 
 
 def agreement(rng: np.random.Generator, truth: float) -> list[tuple[Spread, int]]:
@@ -186,24 +182,20 @@ def points(rng: np.random.Generator, truth: float) -> list[tuple[Spread, int]]:
 def top1(rng: np.random.Generator, truth: float) -> list[tuple[Spread, int]]:
     """Agreement of tokens, beta-distributed over documents."""
     tokens = rng.integers(300, 700, DOCUMENTS[-1])
-    equal = rng.binomial(tokens, rng.beta(100 * truth, 100 * (1 - truth), DOCUMENTS[-1]))
-    found = []
-    for n in DOCUMENTS:
-        e = stats.clustered_share(equal[:n].tolist(), tokens[:n].tolist(), range(n))
-        assert e.interval is not None
-        found.append((Spread(e.value, *e.interval, "share", e.units), int(tokens[:n].sum())))
-    return found
+    equal = rng.binomial(tokens, rng.beta(100 * truth, 100 * (1 - truth), DOCUMENTS[-1])).tolist()
+    return [
+        (
+            estimated(stats.clustered_share(equal[:n], tokens[:n].tolist(), range(n)), "share"),
+            int(tokens[:n].sum()),
+        )
+        for n in DOCUMENTS
+    ]
 
 
 def divergence(rng: np.random.Generator, truth: float) -> list[tuple[Spread, int]]:
     """Mean divergences of documents, log-normal with a mean of `truth`."""
     sums = np.exp(rng.normal(math.log(truth) - 0.18, 0.6, DOCUMENTS[-1])).tolist()
-    found = []
-    for n in DOCUMENTS:
-        e = stats.clustered_mean(sums[:n], [1.0] * n, range(n))
-        assert e.interval is not None
-        found.append((Spread(e.value, *e.interval, "nat", e.units), n))
-    return found
+    return [(estimated(stats.clustered_mean(sums[:n], [1.0] * n, range(n)), "nat"), n) for n in DOCUMENTS]
 
 
 # name: (draws, limits, the true value at the limit, a good one, a bad one)
@@ -237,7 +229,7 @@ def draws(name: str, truth: float, runs: int) -> Iterator[list[tuple[Spread, int
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_all_looks_together_err_no_more_than_one_look_at_the_nominal_level(name: str) -> None:
+def test_all_looks_together_err_no_more_than_one_look_at_the_nominal_level(name):
     _, limits, truth, _, _ = CASES[name]
     runs, together, alone, uncorrected = 2000, Counter[str](), Counter[str](), Counter[str]()
     for seen in draws(name, truth, runs):
@@ -253,24 +245,21 @@ def test_all_looks_together_err_no_more_than_one_look_at_the_nominal_level(name:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_clear_candidates_are_decided_early(name: str) -> None:
+def test_clear_candidates_are_decided_early(name):
     _, limits, _, good, bad = CASES[name]
-    skewed = name in ("top1_agreement", "kld_mean")
-    for truth, due in ((good, PASS), (bad, FAIL)):
+    for truth, expected in ((good, PASS), (bad, FAIL)):
         found = [(*escalated(seen, limits), seen[-1][1]) for seen in draws(name, truth, 200)]
         used = sum(n / whole for _, n, whole in found) / len(found)
-        assert sum(status == due for status, _, _ in found) >= 0.95 * len(found)
-        if skewed and due == PASS:
-            assert used == 1
-        else:
-            assert used < 0.5, (name, due, used)
+        assert sum(status == expected for status, _, _ in found) >= 0.95 * len(found)
+        # A skewed estimate passes at its last look only.
+        assert used == 1 if name in ("top1_agreement", "kld_mean") and expected == PASS else used < 0.5
 
 
-def test_a_skewed_estimate_passes_at_its_last_look_only_and_fails_at_any() -> None:
+def test_a_skewed_estimate_passes_at_its_last_look_only_and_fails_at_any():
     limits, confidence = Limits(-math.inf, 0.005, 0.0), Looks("", (1, 2)).confidence
     good, bad = (Spread(x, x / 1.1, x * 1.1, "nat", 30).at(confidence) for x in (0.001, 0.05))
     first, last = (Look(i, 2, confidence) for i in (1, 2))
     early = rule(good, 100, limits, 1.0, 1, first)
-    assert (early.status, early.reason) == (INCONCLUSIVE, SKEWED)
+    assert (early.status, early.reason) == (INCONCLUSIVE, "skewed")
     assert rule(good, 100, limits, 1.0, 1, last).status == rule(good, 100, limits, 1.0, 1).status == PASS
     assert rule(bad, 100, limits, broken(bad, limits), 1, first).status == FAIL

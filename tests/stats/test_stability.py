@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.stats import stability as steadiness
-from kvbench.stats.stability import Drift, drift, outliers, slowdown, slowdown_text, stalls, time_of
-from tests.factories.made_run import BASE, CAND
+from kvbench.stats.stability import drift, outliers, slowdown, slowdown_text, stalls, time_of
+from tests.factories.made_run import BASE, CAND, MadeRun
 from tests.factories.timed_run import QUIET, abba, request, state, timed
 
 
@@ -22,10 +22,14 @@ def of(names: list[str], times: list[float]) -> list[dict[str, Any]]:
     return [request(name, i, t) for i, (name, t) in enumerate(zip(names, times, strict=True))]
 
 
+def arms_of(run: MadeRun) -> list[dict[str, Any]]:
+    return run.records[1].samples["arms"]
+
+
 # times
 
 
-def test_the_three_times_of_a_request() -> None:
+def test_the_three_times_of_a_request():
     arm = request("candidate", 0, [1.0, 2.0, 6.0], ttft=50.0)
     assert [time_of(arm, q) for q in ("ttft", "itl", "request")] == [50.0, 3.0, 59.0]
     del arm["total_ms"]  # as of older records
@@ -36,12 +40,11 @@ def test_the_three_times_of_a_request() -> None:
 # drift
 
 
-def test_a_planted_drift_is_found_exactly() -> None:
+def test_a_planted_drift_is_found_exactly():
     """3% a request over 6 requests: 1.03^5 - 1, whatever the levels of the arms are."""
     names = abba(3)
     times = [(10.0 if name == "baseline" else 17.0) * 1.03**i for i, name in enumerate(names)]
     found = drift(of(names, times), "itl")
-    assert isinstance(found, Drift)
     assert found.slope == pytest.approx(math.log(1.03))
     assert found.pct == pytest.approx(100 * (1.03**5 - 1))
     assert found.interval == pytest.approx((found.pct, found.pct), abs=1e-6)
@@ -59,7 +62,7 @@ def ols(arms: list[dict[str, Any]], quantity: str) -> Any:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(2, 12), st.booleans(), st.integers(0, 2**32 - 1))
-def test_slope_and_interval_are_those_of_statsmodels(repeats: int, alone: bool, seed: int) -> None:
+def test_slope_and_interval_are_those_of_statsmodels(repeats, alone, seed):
     rng = random.Random(seed)
     names = ["candidate"] * (2 * repeats) if alone else abba(repeats)
     arms = of(names, [rng.uniform(5, 50) for _ in names])
@@ -68,7 +71,6 @@ def test_slope_and_interval_are_those_of_statsmodels(repeats: int, alone: bool, 
         arm["total_ms"] = arm["ttft_ms"] + sum(arm["itl_ms"])
     for quantity in ("ttft", "itl", "request"):
         found, oracle = drift(arms, quantity), ols(arms, quantity)
-        assert isinstance(found, Drift)
         assert found.slope == pytest.approx(oracle.params[0], rel=1e-8, abs=1e-12)
         assert found.error == pytest.approx(oracle.bse[0], rel=1e-8, abs=1e-12)
         assert found.degrees == oracle.df_resid
@@ -81,34 +83,27 @@ def test_slope_and_interval_are_those_of_statsmodels(repeats: int, alone: bool, 
 @pytest.mark.parametrize(
     ("arms", "reason"),
     [
-        (of(abba(2)[:3], [1.0] * 3), "drift needs 4 requests, 3 were measured"),
-        (of(abba(2), [1.0, 2.0, 0.0, 1.0]), "a time is not a positive number"),
-        (of(abba(2), [1.0, math.nan, 1.0, 1.0]), "a time is not a positive number"),
-        (of(abba(2), [1.0, math.inf, 1.0, 1.0]), "a time is not a positive number"),
-        ([request("candidate", i, []) for i in range(4)], "one output token has no gap"),
-        (of(list("abcd"), [1.0] * 4), "each arm has only one request"),
+        (of(abba(2)[:3], [1.0] * 3), "4 requests, 3 were measured"),
+        *((of(abba(2), [1.0, 2.0, bad, 1.0]), "not a positive number") for bad in (0.0, math.nan, math.inf)),
+        ([request("candidate", i, []) for i in range(4)], "no gap"),
+        (of(list("abcd"), [1.0] * 4), "only one request"),
     ],
 )
-def test_where_there_is_no_drift_the_reason_is_said(arms: list[dict[str, Any]], reason: str) -> None:
-    assert drift(arms, "itl") == reason
+def test_where_there_is_no_drift_the_reason_is_given(arms, reason):
+    assert reason in drift(arms, "itl")
 
 
-def test_times_that_do_not_move_do_not_drift() -> None:
+def test_times_that_do_not_move_do_not_drift():
     found = drift(of(abba(3), [10.0] * 6), "itl")
-    assert isinstance(found, Drift)
-    assert found.pct == 0
-    assert not found.significant
+    assert (found.pct, found.significant) == (0, False)
 
 
-def test_a21_t2_a_time_that_depends_on_its_place_in_the_run_is_seen() -> None:
+def test_a21_t2_a_time_that_depends_on_its_place_in_the_run_is_seen():
     """An engine that gets slower with every request has a drift, forwards and backwards."""
     for factor in (1.1, 1 / 1.1):
         row = timed([10 * factor**i for i in (1, 2, 5)], [10 * factor**i for i in (0, 3, 4)]).row(
             "latency_drift_pct"
         )
-        assert row.value is not None
-        assert row.low is not None
-        assert row.high is not None
         assert (row.value > 0, row.low * row.high > 0) == (factor > 1, True)
         assert row.n == 6
 
@@ -116,7 +111,7 @@ def test_a21_t2_a_time_that_depends_on_its_place_in_the_run_is_seen() -> None:
 # outliers
 
 
-def test_one_outlier_is_found_in_its_arm_only() -> None:
+def test_one_outlier_is_found_in_its_arm_only():
     """The candidate is 3 times as slow as the baseline: no outlier is one for that."""
     names = abba(5)
     level = {"baseline": 10.0, "candidate": 30.0}
@@ -129,7 +124,7 @@ def test_one_outlier_is_found_in_its_arm_only() -> None:
 
 
 @pytest.mark.parametrize(("z", "found"), [(3.49, set()), (3.51, {4})])
-def test_the_rule_is_a_modified_z_score_above_three_and_a_half(z: float, found: set[int]) -> None:
+def test_the_rule_is_a_modified_z_score_above_three_and_a_half(z, found):
     """log-times -0.06, -0.01, 0, 0.05 and a far one: median 0, distances 0, 0.01, 0.05, 0.06 and more, so a
     MAD of 0.05."""
     logs = [-0.06, -0.01, 0.0, 0.05, z * 0.05 / 0.6745]
@@ -138,7 +133,7 @@ def test_the_rule_is_a_modified_z_score_above_three_and_a_half(z: float, found: 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(1, 20), min_size=5, max_size=12))
-def test_outliers_are_those_of_the_formula(times: list[float]) -> None:
+def test_outliers_are_those_of_the_formula(times):
     logs = np.log(times)
     distance = np.abs(logs - np.median(logs))
     mad = np.median(distance)
@@ -152,56 +147,53 @@ def test_outliers_are_those_of_the_formula(times: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("times", "found"), [(1.049, set()), (1.051, {2}), (0.951, {2}), (0.96, set())])
-def test_what_is_near_the_median_is_no_outlier_however_alike_the_others_are(
-    times: float, found: set[int]
-) -> None:
+def test_what_is_near_the_median_is_no_outlier_however_alike_the_others_are(times, found):
     arms = of(["candidate"] * 5, [10.0, 10.0, 10.0 * times, 10.0, 10.0])
     assert set(outliers(arms, "itl")) == found
 
 
-def test_outliers_take_five_requests_an_arm() -> None:
-    run = timed([10.0, 10.0, 10.0, 90.0], [10.0] * 4)
-    row = run.row("latency_outliers")
-    assert (row.value, "the baseline has 4" in row.note) == (None, True)
+def test_outliers_take_five_requests_an_arm():
+    row = timed([10.0, 10.0, 10.0, 90.0], [10.0] * 4).row("latency_outliers")
+    assert (row.value, "has 4" in row.note) == (None, True)
 
 
-def test_outliers_are_counted_once_and_named() -> None:
+def test_outliers_are_counted_once_and_named():
     run = timed([10.0] * 6, [10.0] * 6)
-    arms = run.records[1].samples["arms"]
-    arms[5]["ttft_ms"] *= 3
-    arms[5]["itl_ms"] = [20.0] * 6
+    arms = arms_of(run)
+    arms[5] |= {"ttft_ms": 3 * arms[5]["ttft_ms"], "itl_ms": [20.0] * 6}
     arms[8]["itl_ms"] = [5.0] * 6
     row = run.row("latency_outliers")
     assert (row.value, row.n) == (2, 12)
     assert row.note == "request 5 (candidate, TTFT 3x and ITL 2x), 8 (baseline, ITL 0.5x)"
 
 
-def test_outliers_of_requests_without_gaps_are_of_ttft() -> None:
+def test_outliers_of_requests_without_gaps_are_of_ttft():
     run = timed([10.0] * 5, [10.0] * 5)
-    for arm in run.records[1].samples["arms"]:
+    for arm in arms_of(run):
         arm |= {"itl_ms": [], "new_tokens": 1}
-    run.records[1].samples["arms"][0]["ttft_ms"] *= 2
+    arms_of(run)[0]["ttft_ms"] *= 2
     assert (run.row("latency_outliers").value, run.row("latency_drift_pct").n) == (1, 10)
 
 
 # stalls
 
 
-def test_stalls_are_steps_of_more_than_twice_the_median() -> None:
-    assert stalls(request("candidate", 0, [10.0] * 5 + [20.0])) == 0
-    assert stalls(request("candidate", 0, [10.0] * 5 + [20.1])) == 1
-    assert stalls(request("candidate", 0, [10.0, 10.0, 10.0, 300.0])) is None
+@pytest.mark.parametrize(
+    ("gaps", "count"), [([10.0] * 5 + [20.0], 0), ([10.0] * 5 + [20.1], 1), ([10.0, 10.0, 10.0, 300.0], None)]
+)
+def test_stalls_are_steps_of_more_than_twice_the_median(gaps, count):
+    assert stalls(request("candidate", 0, gaps)) == count
 
 
-def test_the_share_of_stalled_steps() -> None:
+def test_the_share_of_stalled_steps():
     run = timed([10.0, 12.0], [10.0, 10.0])
-    arms = run.records[1].samples["arms"]
+    arms = arms_of(run)
     arms[1]["itl_ms"][3] = 50.0
     arms[0]["itl_ms"][0:2] = [40.0, 50.0]
     row = run.row("itl_outlier_share")
     assert (row.value, row.n, row.note) == (1 / 12, 12, "1 here, 2 of the baseline's")
     assert run.row("itl_outlier_share", BASE).note == "0 here"
-    run.records[1].samples["arms"][1]["itl_ms"] = [1.0] * 4
+    arms[1]["itl_ms"] = [1.0] * 4
     assert run.row("itl_outlier_share").value is None
 
 
@@ -210,13 +202,13 @@ def test_the_share_of_stalled_steps() -> None:
 
 @pytest.mark.parametrize("word", steadiness.SLOWDOWNS)
 @pytest.mark.parametrize("end", ["before", "after"])
-def test_a_slowdown_at_either_end_is_one_of_the_request(word: str, end: str) -> None:
+def test_a_slowdown_at_either_end_is_one_of_the_request(word, end):
     found = {**state(), end: {**QUIET, "reasons": ["idle", word]}}
     assert slowdown(request("candidate", 0, 10.0, found)) == (word,)
 
 
 @pytest.mark.parametrize("word", ["idle", "application clocks", "sw power cap", "sync boost", "display"])
-def test_a_power_cap_is_no_slowdown(word: str) -> None:
+def test_a_power_cap_is_no_slowdown(word):
     assert slowdown(request("candidate", 0, 10.0, state(word))) == ()
 
 
@@ -230,9 +222,7 @@ def test_a_power_cap_is_no_slowdown(word: str) -> None:
         ("power_ns", 50_000_000, ()),
     ],
 )
-def test_counters_count_from_a_hundredth_of_the_request_on(
-    counter: str, lost: int, words: tuple[str, ...]
-) -> None:
+def test_counters_count_from_a_hundredth_of_the_request_on(counter, lost, words):
     """A request of 50 + 6 * 10 = 110 ms, during which they grew."""
     before = {**QUIET, counter: 7_000}
     found = {"before": before, "after": {**before, counter: 7_000 + lost}}
@@ -254,47 +244,36 @@ def test_counters_count_from_a_hundredth_of_the_request_on(
          ("cpu quota",)),
     ],
 )  # fmt: skip
-def test_what_was_not_read_is_not_no_slowdown(device: Any, known: tuple[str, ...] | None) -> None:
+def test_what_was_not_read_is_not_no_slowdown(device, known):
     assert slowdown(request("candidate", 0, 10.0, device)) == known
 
 
-def test_slowed_requests_are_counted_with_arms_and_clocks() -> None:
-    run = timed(
-        [10.0] * 3,
-        [10.0] * 3,
-        devices={1: state("sw thermal", sm=1350), 2: state("hw thermal", "idle", sm=1500)},
-    )
-    row = run.row("throttled_requests")
+def test_slowed_requests_are_counted_with_arms_and_clocks():
+    devices = {1: state("sw thermal", sm=1350), 2: state("hw thermal", "idle", sm=1500)}
+    row = timed([10.0] * 3, [10.0] * 3, devices=devices).row("throttled_requests")
     assert (row.value, row.n) == (2, 6)
-    assert (
-        row.note
-        == "2 of 6 requests under sw thermal, hw thermal (candidate 2, baseline 0), SM 1980 -> 1350 MHz"
-    )
+    found = ("2 of 6", "sw thermal, hw thermal", "(candidate 2, baseline 0)", "1980 -> 1350 MHz")
+    assert [words for words in found if words not in row.note] == []
     alone = [request("candidate", 0, 10.0, state()), request("candidate", 1, 10.0, state("hw slowdown"))]
     assert slowdown_text(alone) == "1 of 2 requests under hw slowdown"
+    quiet = timed([10.0] * 3, [10.0] * 3).row("throttled_requests")
+    assert (quiet.value, quiet.n, quiet.note) == (0, 6, "")
 
 
-def test_a_run_with_a_quiet_device_has_none() -> None:
-    row = timed([10.0] * 3, [10.0] * 3).row("throttled_requests")
-    assert (row.value, row.n, row.note) == (0, 6, "")
-
-
-def test_older_records_have_times_and_no_slowdowns() -> None:
+def test_older_records_have_times_and_no_slowdowns():
     run = timed([10.0] * 5, [10.0] * 5, quiet=False)
-    for arm in run.records[1].samples["arms"]:
+    for arm in arms_of(run):
         del arm["device"]
     row = run.row("throttled_requests")
-    assert (row.value, row.n) == (None, 0)
-    assert run.row("latency_outliers").value == 0
+    assert (row.value, row.n, run.row("latency_outliers").value) == (None, 0, 0)
     assert run.row("itl_ratio", CAND).value == 1.0
 
 
-def test_a_driver_that_went_away_leaves_no_zero() -> None:
+@pytest.mark.parametrize(
+    ("more", "value", "note"),
+    [({}, None, "1 of 4"), ({0: state("hw slowdown")}, 1, "(candidate 0, baseline 1); 1 of 4")],
+)
+def test_a_driver_that_went_away_leaves_no_zero(more, value, note):
     lost = {"before": QUIET, "after": {**QUIET, "reasons": None}}
-    run = timed([10.0] * 2, [10.0] * 2, devices={3: lost})
-    row = run.row("throttled_requests")
-    assert (row.value, row.n, "1 of 4" in row.note) == (None, 3, True)
-    run = timed([10.0] * 2, [10.0] * 2, devices={3: lost, 0: state("hw slowdown")})
-    row = run.row("throttled_requests")
-    assert (row.value, row.n) == (1, 3)
-    assert "(candidate 0, baseline 1); 1 of 4" in row.note
+    row = timed([10.0] * 2, [10.0] * 2, devices={3: lost, **more}).row("throttled_requests")
+    assert (row.value, row.n, note in row.note) == (value, 3, True)

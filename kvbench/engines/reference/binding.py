@@ -216,14 +216,13 @@ def _compare(seen: tuple[LayerFacts, ...], facts: ModelFacts) -> None:
         raise Refused(
             "layers_without_attention",
             f"{len(seen)} of {len(facts.layers)} layers call the attention function; the others keep their "
-            "state "
-            "elsewhere, so the cache cannot be measured.",
+            "state elsewhere, so the cache cannot be measured.",
         )
     for index, (got, stated) in enumerate(zip(seen, facts.layers, strict=True)):
         for name in ("q_heads", "shape", "sliding_window", "softcap", "sinks"):
             if getattr(got, name) != getattr(stated, name):
                 raise KvbenchError(
                     f"Layer {index}: the config says {name} = {getattr(stated, name)}, the module shows "
-                    f"{getattr(got, name)}. The model cannot be measured on facts that disagree; report this "
-                    "model."
+                    f"{getattr(got, name)}. The model cannot be measured on facts that disagree; report "
+                    "this model."
                 )

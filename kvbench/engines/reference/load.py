@@ -254,8 +254,8 @@ def _check_complete(name: str, info: Mapping[str, Any]) -> None:
         if keys:
             raise KvbenchError(
                 f"The checkpoint {name} has {len(keys)} {what.replace('_', ' ')}, the first is {keys[0]}; "
-                "the model "
-                "would run on random numbers there. Fetch the checkpoint again, or correct its config.json."
+                "the model would run on random numbers there. Fetch the checkpoint again, or correct its "
+                "config.json."
             )
 
 
@@ -266,8 +266,8 @@ def _check_tokenizer(name: str, tokenizer: Any) -> None:
     if "".join(back.casefold().split()) != "".join(probe.casefold().split()):
         raise KvbenchError(
             f"The tokenizer of {name} ({type(tokenizer).__name__}) turns {probe!r} into tokens that read "
-            f"{back!r}; "
-            "check tokenizer_class in its tokenizer_config.json and model_type in its config.json."
+            f"{back!r}; check tokenizer_class in its tokenizer_config.json and model_type in its "
+            "config.json."
         )
 
 
@@ -307,8 +307,7 @@ def _load_random(
     if config.vocab_size < len(tokenizer):
         raise UsageError(
             f"The config of {spec['model']} has a vocabulary of {config.vocab_size}, its tokenizer "
-            f"{len(tokenizer)} "
-            "tokens; correct vocab_size in config.json."
+            f"{len(tokenizer)} tokens; correct vocab_size in config.json."
         )
     devices = [torch.cuda.current_device()] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(device):

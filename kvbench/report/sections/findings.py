@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvbench.records.record import ERROR, MISMATCH, NOT_EVALUATED, OK, REFUSED, UNVERIFIED
+from kvbench.records.record import ERROR, MISMATCH, NOT_EVALUATED, NOT_SHOWN, OK, REFUSED, UNVERIFIED
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import one_line
 from kvbench.report.model import JudgedRun, OutcomeLike
@@ -101,7 +101,8 @@ def _lost(
     for line in precision:
         if state == UNVERIFIED and not line.kv.resolved:
             continue  # nothing was run that could be proven; the gaps name the cell
-        sentences = [f"{level.name}: {level.sentence}" for level in line.levels if level.state == state]
+        states = NOT_SHOWN if state == UNVERIFIED else (state,)
+        sentences = [f"{level.name}: {level.sentence}" for level in line.levels if level.state in states]
         if state == MISMATCH:
             sentences = [_dropped(choice) for choice in line.choices if choice.dropped] + sentences
         if not sentences and line.state == state:

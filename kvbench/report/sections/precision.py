@@ -161,6 +161,8 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
     names = {state: ", ".join(name for name in worst if worst[name] == state) for state in _WORST_FIRST}
     states = {level.state for level in levels} - {NOT_APPLICABLE}
     state = _worst(states) if states else UNVERIFIED
+    if state == NOT_AVAILABLE:  # nothing of the cell contradicts, and some levels show nothing
+        state = UNVERIFIED
     shown = {"kv_format": effective, "weights": weights}
     wrong = [
         c for c in choices if c.resolved and shown.get(c.aspect, c.resolved) not in (c.resolved, "unknown")

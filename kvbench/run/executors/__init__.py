@@ -1,1 +1,1 @@
-"""Where the tasks of a run are measured: in this process (`kvbench.run.execute`), in fresh ones on this machine, or on a Ray cluster."""
+"""Executors measure a run's tasks in fresh processes, on this machine (`local`) or a Ray cluster."""

@@ -1,6 +1,7 @@
-"""One job in a fresh process: started, listened to, and what is known of its end when it did not end well.
+"""Runs one job in a fresh process and reports how the process ended if it crashed.
 
-job -> JOB.json in a temporary folder -> python -m kvbench.run.worker -> a record a task in the run directory
+job -> JOB.json in a temporary folder -> python -m kvbench.run.worker -> one record per task in the run
+directory
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from kvbench.matrix.cells import Task
 from kvbench.run.executors.job import Job
 
 _TAIL_LINES, _TAIL_BYTES = 12, 8192
-_PATIENCE = 5.0  # seconds from the request to end to the order
+_PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL
 
 
 @dataclass(frozen=True)
 class Crash:
-    """A process that ended without its records. words: how (`was ended by signal 11 (SIGSEGV)`); tail: of its stderr; key: of the task in
-    hand, or None where it had begun none."""
+    """A process that ended without its records.
+
+    words: how it ended (`was ended by signal 11 (SIGSEGV)`); tail: last lines of its stderr; key: of the
+    current task, None where no task had begun.
+    """
 
     words: str
     tail: tuple[str, ...]
@@ -41,7 +45,7 @@ class Crash:
 
 
 class Children:
-    """The processes that run now; `stop` ends them all, and refuses new ones."""
+    """The running processes; `stop` ends them all and refuses new ones."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[str]] = set()
@@ -51,9 +55,9 @@ class Children:
     def run(
         self, job: Job, run_dir: Path, done: Callable[[str], None], extra: Mapping[str, str] | None = None
     ) -> Crash | None:
-        """Do the job; done(key): a task's record is written. extra: variables of the process beside the job's own.
+        """Run the job. done(key): called when a task's record is written; extra: more environment variables.
 
-        Returns what is known of a crash, None where every task has its record (or `stop` was called).
+        Returns the crash, None where every task has its record (or `stop` was called).
         """
         with (
             tempfile.TemporaryDirectory(prefix="kvbench-job-") as folder,
@@ -66,11 +70,16 @@ class Children:
                     return None
                 process = subprocess.Popen(
                     [sys.executable, "-m", "kvbench.run.worker", str(path), str(run_dir.absolute())],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, encoding="ascii", errors="replace",
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    text=True,
+                    encoding="ascii",
+                    errors="replace",
                     cwd=job.cwd if Path(job.cwd).is_dir() else None,
                     env=_variables(job, extra or {}),
-                    start_new_session=True,  # Ctrl-C reaches the driver alone, which ends its children
-                )  # fmt: skip
+                    start_new_session=True,  # Ctrl-C reaches only the driver, which ends its children
+                )
                 self._running.add(process)
             key: str | None = None
             left = {task.key for task in job.tasks}
@@ -103,19 +112,19 @@ class Children:
 
 
 def ending(code: int) -> str:
-    """How a process ended, by its return code, to be read after its name."""
+    """How a process with that return code ended, as the end of a sentence."""
     if code >= 0:
         return f"ended with exit code {code} and without its records"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = "unknown"
-    memory = "; the system sends it where memory runs out" if name == "SIGKILL" else ""
+    memory = "; the system sends it when memory runs out" if name == "SIGKILL" else ""
     return f"was ended by signal {-code} ({name}{memory})"
 
 
 def roots() -> list[str]:
-    """The folders that hold kvbench and kvbench_kernels, for a process that is to import the same."""
+    """The folders that hold kvbench and kvbench_kernels, so that a process imports the same code."""
     kernels = kvbench_kernels.support.__file__
     return list(dict.fromkeys(str(Path(f).absolute().parents[1]) for f in (kvbench.__file__, kernels)))
 
@@ -128,7 +137,7 @@ def _variables(job: Job, extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tail(fileno: int) -> tuple[str, ...]:
-    """The last lines of what was written there."""
+    """The last lines of a file."""
     size = os.fstat(fileno).st_size
     text = os.pread(fileno, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode("utf-8", "replace")
     return tuple(text.splitlines()[-_TAIL_LINES:])

@@ -1,9 +1,10 @@
-"""A cell as an independent job: frozen, plain JSON, run in a fresh process that knows nothing else of the run.
+"""One cell's work as an independent job, passed as JSON to a fresh process.
 
-    {"cell": name, "device": "cpu" or "cuda", "tasks": [...], "identities": {key: what the key says beside the task},
-     "baselines": {key: record or null}, "data_dir": path or null, "cwd": path, "variables": {name: value or null}}
+    {"cell": name, "device": "cpu" or "cuda", "tasks": [...], "identities": {key: identity in the key},
+     "baselines": {key: record or null}, "data_dir": path or null, "cwd": path,
+     "variables": {name: value or null}}
 
-Its tasks are those whose first cell it is, as far as they are to be measured; a task that compares with its baseline comes with that
+A job has the tasks to measure whose first cell it is. Tasks that are compared with a baseline need its
 record, so jobs run in two waves, baselines first.
 """
 
@@ -28,7 +29,7 @@ from kvbench.records.record import ERROR, Record
 from kvbench.records.run import RunDir
 from kvbench.records.shards import units
 
-# What the measuring process takes from its environment beside paths; the worker's are set to the driver's.
+# Environment variables that change a measurement; a worker gets the driver's values.
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TRITON_INTERPRET", "KVBENCH_ALLOW_HUB", "HF_HUB_OFFLINE")
 
 
@@ -57,7 +58,7 @@ def from_json(text: str) -> Job:
 
 @dataclass(frozen=True)
 class Unit:
-    """Jobs that one machine does one after the other: a cell, or the cells of one line of ITL over the context."""
+    """Jobs that one machine runs in turn: a cell, or the cells of one line of ITL over the context."""
 
     jobs: tuple[Job, ...]
 
@@ -69,12 +70,13 @@ class Unit:
 def waves(
     matrix: Matrix, todo: Sequence[Task], data_dir: Path | None, host: Mapping[str, str]
 ) -> list[list[Unit]]:
-    """The work in two waves, baselines first; a wave without work is left out. `with_baselines` completes the second.
+    """The work in two waves, baselines first, without empty ones. `with_baselines` completes the second.
 
-    host: the identity that is in the tasks' keys.
+    host: the identity in the tasks' keys.
     """
     identity = Identities(host, data_dir)
     variables = {name: os.environ.get(name) for name in VARIABLES}
+    folder = str(data_dir) if data_dir is not None else None
     of_cell: dict[str, list[Task]] = {}
     for task in todo:
         of_cell.setdefault(task.cells[0], []).append(task)
@@ -84,17 +86,15 @@ def waves(
         for cell in group:
             if tasks := of_cell.get(cell.id):
                 own = {task.key: identity(task) for task in tasks}
-                folder = str(data_dir) if data_dir is not None else None
-                jobs.append(
-                    Job(cell.name or "the only cell", cell.spec["device"], tuple(tasks), own, {}, folder, str(Path.cwd()), variables)
-                )  # fmt: skip
+                name, device = cell.name or "the only cell", cell.spec["device"]
+                jobs.append(Job(name, device, tuple(tasks), own, {}, folder, str(Path.cwd()), variables))
         if jobs:
             found[0 if group[0].is_baseline else 1].append(Unit(tuple(jobs)))
     return [wave for wave in found if wave]
 
 
 class Identities:
-    """Identities(host, data_dir)(task): what the task's key says beside the task, of these files on this machine."""
+    """Identities(host, data_dir)(task): the identity in the task's key, of the files on this machine."""
 
     def __init__(self, host: Mapping[str, str], data_dir: Path | None) -> None:
         self._host = host
@@ -109,7 +109,7 @@ class Identities:
 
 
 def with_baselines(unit: Unit, run_dir: RunDir) -> Unit:
-    """With the records of the baselines that its tasks are compared with, as they are now."""
+    """The unit with the present records of its tasks' baselines."""
 
     def complete(job: Job) -> Job:
         keys = dict.fromkeys(task.baseline for task in job.tasks if task.baseline)
@@ -120,7 +120,7 @@ def with_baselines(unit: Unit, run_dir: RunDir) -> Unit:
 
 
 def split_timed(unit: Unit) -> tuple[Unit | None, Unit | None]:
-    """(what may run beside other work, what takes times and may not); None where there is nothing of it."""
+    """(work that may run next to other work, work that is timed and may not); None for an empty part."""
     parts = []
     for timed in (False, True):
         jobs = [
@@ -135,7 +135,7 @@ def split_timed(unit: Unit) -> tuple[Unit | None, Unit | None]:
 def failed(
     task: Task, kind: str, message: str, environment: Mapping[str, Any], tail: Iterable[str] = ()
 ) -> Record:
-    """The record of a task that gave no number: kind and message as of an exception."""
+    """The record of a task that gave no result; kind and message as of an exception."""
     return Record(
         key=task.key,
         runner=task.runner,

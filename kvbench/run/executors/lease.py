@@ -1,7 +1,7 @@
-"""A GPU leased by one kvbench at a time, so that two runs on a machine do not measure on one.
+"""Leases a GPU to one kvbench process at a time, so that two runs do not measure on the same GPU.
 
-A lease is a file lock in kvbench's cache folder; it dies with its process. It binds only who asks for it: other programs on the GPU are
-seen by the latency runner, and not kept away.
+A lease is a file lock in kvbench's cache folder that ends with its process. Other programs can still use the
+GPU; the latency runner detects them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvbench.files import cache_dir
 
 @contextmanager
 def leased(uuid: str, seconds: float) -> Iterator[bool]:
-    """Whether the GPU is this process's now; tried for so many seconds. Given back at the end."""
+    """Whether the lease was acquired within so many seconds. Released at the end."""
     folder = cache_dir() / "leases"
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / f"{re.sub(r'[^A-Za-z0-9-]', '_', uuid)}.lock")

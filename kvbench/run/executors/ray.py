@@ -1,9 +1,10 @@
-"""`--executor ray`: each cell in a fresh process on some machine of a Ray cluster; the driver writes the records.
+"""`--executor ray`: each cell in a fresh process on some machine of a Ray cluster; the driver writes the
+records.
 
-Joins the cluster of RAY_ADDRESS, else the one that runs on this machine, else starts a local one for the run. A unit (`Unit`) is one Ray
-task in a worker of its own, never retried: a GPU's where the matrix asks for cuda, else all CPUs of a node, since what takes times runs
-alone. In it each job runs as `--executor local` runs it, so a crash of the measuring process is told in the same words; a worker or
-a node that goes away is an error of the unit's tasks.
+Joins the cluster at RAY_ADDRESS, else the one on this machine, else starts a local one for the run. A unit
+(`Unit`) is one Ray task, never retried, on one GPU where the matrix asks for cuda, else on all CPUs of a
+node, because timed work runs alone. Each job runs as under `--executor local`, with the same reports of
+crashes; a lost worker or node is an error of the unit's tasks.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from kvbench.records.run import RunDir
 from kvbench.run.execute import Plan, Watcher
 from kvbench.run.executors.child import Children, Crash, roots
 from kvbench.run.executors.job import Unit, from_json, waves, with_baselines
-from kvbench.run.executors.local import Teller
+from kvbench.run.executors.local import Reporter
 
 _INSTALL = 'pip install "kvbench[ray]"'
 
-# Read by Ray when it is imported or started: no usage reports, and a task without a GPU keeps the GPUs that its machine shows.
+# Ray reads these on import: no usage reports, and a task without a GPU keeps the GPUs that its machine shows.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -41,28 +42,32 @@ class OnRay:
 
     def __call__(self, matrix: Matrix, plan: Plan, run_dir: RunDir, watcher: Watcher) -> None:
         here = host()
-        tell = Teller(matrix, plan, run_dir, watcher, here.environment)
+        reporter = Reporter(matrix, plan, run_dir, watcher, here.environment)
         ray = module()
         with _cluster(ray):
             measure = ray.remote(max_retries=0, max_calls=1)(measure_unit)
             for wave in waves(matrix, plan.todo, self.data_dir, here.identity):
-                _do(ray, measure, [with_baselines(unit, run_dir) for unit in wave], tell)
+                _do(ray, measure, [with_baselines(unit, run_dir) for unit in wave], reporter)
 
 
 def module() -> Any:
-    """Ray itself. Raises UsageError with the command that installs it."""
+    """The ray module. Raises UsageError with the command that installs it."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError:
-        raise UsageError(f"--executor ray needs Ray, which is not installed; get it: {_INSTALL}") from None
+        raise UsageError(
+            f"--executor ray needs Ray, which is not installed; install it: {_INSTALL}"
+        ) from None
     return ray
 
 
 def measure_unit(jobs: Sequence[str]) -> list[str]:
-    """On a worker: the jobs (JSON) one after the other, each in a fresh process -> their results (JSON): {"environment": of this
-    machine, "records": [...], "crash": {...} or null}."""
+    """Run the jobs (JSON) in turn on a worker, each in a fresh process; returns their results (JSON).
+
+    A result is {"environment": of this machine, "records": [...], "crash": {...} or null}.
+    """
     children, answers = Children(), []
     for text in jobs:
         job = from_json(text)
@@ -80,11 +85,11 @@ def measure_unit(jobs: Sequence[str]) -> list[str]:
     return answers
 
 
-def _do(ray: Any, measure: Any, units: Sequence[Unit], tell: Teller) -> None:
-    """All units of a wave; their records are written as they come back."""
+def _do(ray: Any, measure: Any, units: Sequence[Unit], reporter: Reporter) -> None:
+    """Run all units of a wave and write their records as they come back."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus = max((node.get("CPU", 1) for node in nodes), default=1)
-    # Where no node has a GPU the job says so itself, instead of waiting for one.
+    # Where no node has a GPU, the job reports that itself instead of waiting for one.
     has_gpu = any(node.get("GPU", 0) >= 1 for node in nodes)
     pending = {}
     for unit in units:
@@ -97,59 +102,66 @@ def _do(ray: Any, measure: Any, units: Sequence[Unit], tell: Teller) -> None:
         try:
             answers = [json.loads(text) for text in ray.get(ready)]
         except ray.exceptions.RayError as e:
-            said = tuple(str(e).splitlines()[-12:])
-            lost = Crash(f"was lost: Ray reports {type(e).__name__}", said, None)
+            tail = tuple(str(e).splitlines()[-12:])
+            lost = Crash(f"was lost: Ray reports {type(e).__name__}", tail, None)
             for job in unit.jobs:
-                tell.crashed(job, lost)
+                reporter.crashed(job, lost)
             continue
         for job, answer in zip(unit.jobs, answers, strict=True):
             for data in answer["records"]:
-                record = record_from_dict(data, f"the record that came back of {job.cell}")
-                tell.run_dir.write(record)
-                tell.done(job, record.key)
+                record = record_from_dict(data, f"the returned record of {job.cell}")
+                reporter.run_dir.write(record)
+                reporter.done(job, record.key)
             if crash := answer["crash"]:
-                tell.crashed(job, Crash(**{**crash, "tail": tuple(crash["tail"])}), answer["environment"])
+                reporter.crashed(job, Crash(**{**crash, "tail": tuple(crash["tail"])}), answer["environment"])
 
 
 @contextmanager
 def _cluster(ray: Any) -> Iterator[None]:
-    """Connected to a cluster, or to one that is started for this run and ends with it. One that this process is connected to is used."""
+    """Connect to a cluster, or start one that ends with the run.
+
+    An existing connection of this process is used.
+    """
     if ray.is_initialized():
         yield
         return
-    path = {
-        "env_vars": {"PYTHONPATH": os.pathsep.join([*roots(), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    path = os.pathsep.join([*roots(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "include_dashboard": False,
+        "runtime_env": {"env_vars": {"PYTHONPATH": path}},
     }
-    said: Mapping[str, Any] = {
-        "log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False, "runtime_env": path,
-    }  # fmt: skip
     try:
-        _join(ray, said)
+        _join(ray, options)
         yield
     finally:
         ray.shutdown()
 
 
-def _join(ray: Any, said: Mapping[str, Any]) -> None:
+def _join(ray: Any, options: Mapping[str, Any]) -> None:
     address = os.environ.get("RAY_ADDRESS")
     if address and not answers(address):
         raise UsageError(
-            f"Nothing answers at RAY_ADDRESS={address}; start a cluster there (ray start --head), or unset the variable to run on this "
-            "machine."
+            f"Nothing answers at RAY_ADDRESS={address}; start a cluster there (ray start --head), "
+            "or unset the variable to run on this machine."
         )
     try:
-        ray.init(address=address or "auto", **said)
+        ray.init(address=address or "auto", **options)
     except (ConnectionError, RuntimeError, ValueError) as e:
         if address:
             raise UsageError(
-                f"The Ray cluster at RAY_ADDRESS={address} could not be joined ({str(e).splitlines()[0][:200]}); what Ray printed above "
-                "says more, a token that is missing for one. Unset the variable to run on this machine."
+                f"The Ray cluster at RAY_ADDRESS={address} could not be joined "
+                f"({str(e).splitlines()[0][:200]}); see Ray's output above, for example for a missing token. "
+                "Unset the variable to run on this machine."
             ) from None
-        ray.init(address="local", **said)
+        ray.init(address="local", **options)
 
 
 def answers(address: str, seconds: float = 5) -> bool:
-    """Whether something listens at `host:port`, which Ray itself takes minutes to deny; True of an address in another form."""
+    """Whether something listens at `host:port`, which takes Ray minutes to find out; True for other
+    addresses.
+    """
     host_name, _, port = address.rpartition(":")
     if not host_name or "/" in host_name or not port.isdigit():
         return True

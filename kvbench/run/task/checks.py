@@ -40,8 +40,7 @@ def random_weights(what: str, spec: Mapping[str, Any]) -> Rejected | None:
     return Rejected(
         "random_weights",
         f"{what} measures quality, and the model {spec['model']} has random weights. Use a checkpoint, or "
-        "set "
-        "plumbing: true for a run that only exercises the code and is marked partial.",
+        "set plumbing: true for a run that only exercises the code and is marked partial.",
     )
 
 
@@ -68,8 +67,7 @@ def no_cuda_device(spec: Mapping[str, Any], cuda: bool, why: object) -> Rejected
     return Rejected(
         NO_DEVICE,
         f"The cell asks for device: cuda, and this machine has no CUDA device: {why}. Use device: auto, or "
-        "run on a "
-        "machine with a GPU.",
+        "run on a machine with a GPU.",
     )
 
 

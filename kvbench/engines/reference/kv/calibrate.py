@@ -194,9 +194,8 @@ def magnitudes(
                     x = engine.taps[layer][side]
                     if not x.isfinite().all():
                         raise KvbenchError(
-                            f"Layer {layer}: {SIDES[side].upper()} has a non-finite element on this text, so "
-                            "no scale follows "
-                            "from it; calibrate in float32, or on another text."
+                            f"Layer {layer}: {SIDES[side].upper()} has a non-finite element on this text, "
+                            "so no scale follows from it; calibrate in float32, or on another text."
                         )
                     tops[side][0 if wide else layer].add(x)
             engine.tap_layers = frozenset()
@@ -213,8 +212,7 @@ def scales_of(found: Sequence[tuple[float, float]], qmax: float) -> dict[str, li
         for side, value in zip(SIDES, pair, strict=True):
             if value == 0:
                 raise KvbenchError(
-                    f"Layer {layer}: that magnitude of {side.upper()} is 0 on this text, so no scale follows "
-                    "from it; take "
-                    "--method amax, or a longer text."
+                    f"Layer {layer}: that magnitude of {side.upper()} is 0 on this text, so no scale "
+                    "follows from it; take --method amax, or a longer text."
                 )
     return {side: [float(f"{pair[which] / qmax:.9g}") for pair in found] for which, side in enumerate(SIDES)}

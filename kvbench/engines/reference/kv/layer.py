@@ -55,8 +55,8 @@ def check_scales(
     if scale is None or len(scale) != layers:
         given = "none" if scale is None else f"{len(scale)}"
         raise UsageError(
-            f"KV format {fmt.name!r} needs a K and a V scale for each of the {layers} layers; {given} given. "
-            f"Set `scale` to one number, or to lists with one number a layer."
+            f"KV format {fmt.name!r} needs a K and a V scale for each of the {layers} layers; {given} "
+            "given. Set `scale` to one number, or to lists with one number a layer."
         )
     for i, pair in enumerate(scale):
         for name, value in zip("kv", pair, strict=True):
@@ -64,7 +64,7 @@ def check_scales(
             if not (math.isfinite(stored) and stored > 0):
                 raise UsageError(
                     f"Static {name} scale {value!r} of layer {i} cannot be used: a scale must be a number "
-                    f"> 0 that float32 holds; correct `scale` in the matrix."
+                    "> 0 that float32 holds; correct `scale` in the matrix."
                 )
     return list(scale)
 

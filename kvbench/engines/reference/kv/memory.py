@@ -56,8 +56,6 @@ def check_fits(
     raise Refused(
         "kv_does_not_fit",
         f"The {fmt.name} KV cache of {sequences} sequence(s) of {tokens:,} tokens needs {needed:,} B and "
-        "does not fit: "
-        f"{free:,} B are free, of which {min(RESERVE_BYTES, free - free // 2):,} B are kept for what runs "
-        "beside it; "
-        f"{remedy}.",
+        f"does not fit: {free:,} B are free, of which {min(RESERVE_BYTES, free - free // 2):,} B are kept "
+        f"for what runs beside it; {remedy}.",
     )

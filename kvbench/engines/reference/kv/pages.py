@@ -47,8 +47,7 @@ class PageTable:
         if self.state(seq) == SWAPPED:
             raise KvbenchError(
                 f"Refusing to free swapped pages: sequence {seq} has its {self.length(seq)} tokens on the "
-                "host. Swap it "
-                "in first, or discard what was swapped."
+                "host. Swap it in first, or discard what was swapped."
             )
         self._release(self.pages(seq))
         del self._pages[seq], self._lengths[seq]
@@ -93,8 +92,8 @@ class PageTable:
         """
         if not 0 <= length <= self.length(seq):
             raise ValueError(
-                f"Sequence {seq} has {self.length(seq)} tokens and cannot be truncated to {length}; "
-                f"give a length from 0 to {self.length(seq)}."
+                f"Sequence {seq} has {self.length(seq)} tokens and cannot be truncated to {length}; give a "
+                f"length from 0 to {self.length(seq)}."
             )
         pages = self.pages(seq)
         keep = pages_for(length, self.page_size)
@@ -143,8 +142,7 @@ class PageTable:
         if self.state(seq) == SWAPPED:
             raise KvbenchError(
                 f"Sequence {seq} is swapped out: its pages are on the host, so nothing can read, write, "
-                "share or cut "
-                "them. Swap it in first."
+                "share or cut them. Swap it in first."
             )
         return self._pages[seq]
 

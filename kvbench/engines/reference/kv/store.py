@@ -59,8 +59,8 @@ class PagedKVStore:
         checked = check_scales(fmt, len(shapes), scale)
         if page_size < 1 or num_pages < 1:
             raise UsageError(
-                f"A KV store of {num_pages} pages of {page_size} tokens holds nothing; both must be at least "
-                "1."
+                f"A KV store of {num_pages} pages of {page_size} tokens holds nothing; both must be at "
+                "least 1."
             )
         self.fmt = fmt
         self.shapes = tuple(shapes)
@@ -162,8 +162,8 @@ class PagedKVStore:
         pages = self.table.pages(seq)
         if start < 0 or n < 0 or start + n > len(pages) * self.page_size:
             raise ValueError(
-                f"Tokens {start} to {start + n} of sequence {seq} have no slots: its {len(pages)} pages hold "
-                f"{len(pages) * self.page_size}; reserve them first."
+                f"Tokens {start} to {start + n} of sequence {seq} have no slots: its {len(pages)} pages "
+                f"hold {len(pages) * self.page_size}; reserve them first."
             )
         token = torch.arange(start, start + n)
         page = torch.tensor(pages, dtype=torch.int64)[token // self.page_size]

@@ -19,6 +19,5 @@ def check_finite(name: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
         at = (~tensor.isfinite()).nonzero()[0].tolist()
         raise KvbenchError(
             f"The tensor {key} of the checkpoint {name} holds {tensor[tuple(at)].item()} at index {at}; no "
-            "result on such "
-            "weights means anything. Fetch the checkpoint again, or export it again."
+            "result on such weights means anything. Fetch the checkpoint again, or export it again."
         )

@@ -145,9 +145,8 @@ def _unexpected_fp8(
         return f"{what}its config.json ties it to {tied[key]}, which is native. Correct tie_word_embeddings."
     kind = "of no plain nn.Linear of the model" if module is None else f"of a {type(module).__name__}"
     return (
-        f"{what}it is {kind}: only plain nn.Linear layers are run in FP8 (no experts of a mixture, no fused "
-        "modules). "
-        "Give a dense model, or the unquantized checkpoint."
+        f"{what}it is {kind}: only plain nn.Linear layers are run in FP8 (no experts of a mixture, no "
+        "fused modules). Give a dense model, or the unquantized checkpoint."
     )
 
 
@@ -164,15 +163,14 @@ def _scale_key(name: str, files: TensorFiles, module_name: str) -> str:
     if not stored.dtype.startswith("F8"):
         raise KvbenchError(
             f"The checkpoint {name} holds {weight} as {stored.dtype}, {'with' if there else 'without'} a "
-            "scale, but its "
-            f"config.json says FP8 for it. List {module_name} in {SKIPPED} if it is native, or export the "
-            "checkpoint again."
+            f"scale, but its config.json says FP8 for it. List {module_name} in {SKIPPED} if it is native, "
+            "or export the checkpoint again."
         )
     if len(there) != 1:
         found = f"both {there[0]} and {there[1]}" if there else f"neither {wanted[0]} nor {wanted[1]}"
         raise KvbenchError(
-            f"The checkpoint {name} holds {found} for the FP8 weight {weight}; it must hold one of the two. "
-            "Export it again."
+            f"The checkpoint {name} holds {found} for the FP8 weight {weight}; it must hold one of the "
+            "two. Export it again."
         )
     return there[0]
 
@@ -193,8 +191,7 @@ def _native_keys(
     if missing:
         raise KvbenchError(
             f"The checkpoint {name} has {len(missing)} missing keys, the first is {missing[0]}; the model "
-            "would run on "
-            "random numbers there. Fetch the checkpoint again, or correct its config.json."
+            "would run on random numbers there. Fetch the checkpoint again, or correct its config.json."
         )
     return native, ties
 
@@ -207,8 +204,8 @@ def _check_all_used(name: str, left: set[str]) -> None:
             shown = ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
             raise KvbenchError(
                 f"The checkpoint {name} holds {len(keys)} {what} that nothing in the model uses: {shown}. "
-                "What was meant to "
-                "use them would run without. Correct its config.json, or export the checkpoint again."
+                "What was meant to use them would run without. Correct its config.json, or export the "
+                "checkpoint again."
             )
 
 
@@ -221,8 +218,7 @@ def _native(
     if stored.shape != tuple(held.shape):
         raise KvbenchError(
             f"The tensor {stored_key} of the checkpoint {name} has shape {list(stored.shape)}, the model "
-            "wants "
-            f"{list(held.shape)}. Correct config.json, or fetch the checkpoint again."
+            f"wants {list(held.shape)}. Correct config.json, or fetch the checkpoint again."
         )
     tensor = files.read(stored_key)
     if tensor.is_floating_point() != held.is_floating_point():
@@ -247,8 +243,7 @@ def _check_ties(name: str, files: TensorFiles, ties: list[tuple[str, str]]) -> N
         if not torch.equal(files.read(target), files.read(source)):
             raise KvbenchError(
                 f"The checkpoint {name} holds {target} and {source} with different values, but its "
-                "config.json ties them. "
-                "Correct tie_word_embeddings in config.json."
+                "config.json ties them. Correct tie_word_embeddings in config.json."
             )
 
 
@@ -258,6 +253,5 @@ def _notes(dtypes: Counter[str]) -> tuple[str, ...]:
         return ()
     return (
         f"{exact} scale tensors of the checkpoint are powers of two in one byte (E8M0); they are held as "
-        "float32, which is "
-        "exact.",
+        "float32, which is exact.",
     )

@@ -25,14 +25,12 @@ def read_codes(name: str, files: TensorFiles, key: str, shape: tuple[int, ...]) 
     if stored.dtype != E4M3:
         raise KvbenchError(
             f"The tensor {key} of the checkpoint {name} is {stored.dtype}; of the 8-bit floats only {E4M3} "
-            "is read. Export "
-            "the checkpoint again, in E4M3FN."
+            "is read. Export the checkpoint again, in E4M3FN."
         )
     if stored.shape != shape:
         raise KvbenchError(
             f"The tensor {key} of the checkpoint {name} has shape {list(stored.shape)}, the model wants "
-            f"{list(shape)}. "
-            "Correct config.json, or fetch the checkpoint again."
+            f"{list(shape)}. Correct config.json, or fetch the checkpoint again."
         )
     codes = files.read(key)
     broken = (codes.view(torch.uint8) & _MAGNITUDE) == _MAGNITUDE
@@ -41,9 +39,8 @@ def read_codes(name: str, files: TensorFiles, key: str, shape: tuple[int, ...]) 
         byte = int(codes.view(torch.uint8)[tuple(at)])
         raise KvbenchError(
             f"The tensor {key} of the checkpoint {name} holds nan at index {at} (the byte 0x{byte:02X}, in "
-            "E4M3 an overflow "
-            "when it was exported); no result on such weights means anything. Fetch the checkpoint again, or "
-            "export it again."
+            "E4M3 an overflow when it was exported); no result on such weights means anything. Fetch the "
+            "checkpoint again, or export it again."
         )
     return codes
 
@@ -59,8 +56,8 @@ def read_scales(name: str, files: TensorFiles, key: str, codes: Tensor, fp8: Fp8
     if stored.shape != wanted:
         raise KvbenchError(
             f"The scales {key} of the checkpoint {name} have shape {list(stored.shape)}; a weight "
-            f"{list(codes.shape)} in "
-            f"{BLOCK}x{BLOCK} blocks has scales {list(wanted)}. Export the checkpoint again."
+            f"{list(codes.shape)} in {BLOCK}x{BLOCK} blocks has scales {list(wanted)}. Export the "
+            "checkpoint again."
         )
     scales = files.read(key)
     if fp8.ue8m0 and scales.dtype == torch.uint8:
@@ -91,8 +88,7 @@ def _check_scales(name: str, key: str, codes: Tensor, scales: Tensor, fp8: Fp8Co
         at = wrong.nonzero()[0].tolist()
         raise KvbenchError(
             f"The scales {key} of the checkpoint {name} hold {values[tuple(at)].item()} at index {at}; "
-            f"{why}. Export the "
-            "checkpoint again."
+            f"{why}. Export the checkpoint again."
         )
 
 

@@ -37,9 +37,9 @@ def check_plain(name: str, folder: Path, model: Any) -> None:
 
 def _coded(name: str, key: str, dtype: str) -> str:
     return (
-        f"The checkpoint {name} holds {key} as {dtype}, but its config.json has no quantization_config that "
-        "says with which "
-        "scale. Give the FP8 checkpoint with its own config.json, or the unquantized one."
+        f"The checkpoint {name} holds {key} as {dtype}, but its config.json has no quantization_config "
+        "that says with which scale. Give the FP8 checkpoint with its own config.json, or the unquantized "
+        "one."
     )
 
 
@@ -51,9 +51,9 @@ def check_unread(name: str, keys: Iterable[object]) -> tuple[str, ...]:
     unread = [key for key in sorted(map(str, keys)) if not of_cache(key)]
     if weights := [key for key in unread if _SCALES.search(key)]:
         raise KvbenchError(
-            f"The checkpoint {name} holds {weights[0]}{_more(weights)}, which nothing reads: its config.json "
-            "has no quantization_config "
-            "that says what it scales. Give the checkpoint with its own config.json, or the unquantized one."
+            f"The checkpoint {name} holds {weights[0]}{_more(weights)}, which nothing reads: its "
+            "config.json has no quantization_config that says what it scales. Give the checkpoint with its "
+            "own config.json, or the unquantized one."
         )
     if not unread:
         return ()

@@ -53,8 +53,7 @@ class Written:
     def as_text(self) -> str:
         lines = [
             f"{self.folder}: {len(self.converted)} linear layers in FP8 (E4M3, one float32 scale a "
-            f"{BLOCK[0]}x{BLOCK[1]} "
-            f"block), the rest {self.dtype}.",
+            f"{BLOCK[0]}x{BLOCK[1]} block), the rest {self.dtype}.",
             f"Weights: {self.bytes_before:,} B before, {self.bytes_after:,} B after, ratio {self.ratio:.4f}.",
             *(f"Warning: {warning}" for warning in self.warnings),
         ]
@@ -73,8 +72,7 @@ def quantize_checkpoint(name: str, out: Path, dtype: str | None = None) -> Writt
     if stored_fp8({"model": name}) is not None:
         raise UsageError(
             f"The checkpoint {name} is already quantized (fp8, 128x128 blocks), so there is nothing to do; "
-            "use it as it is, "
-            "with weights: fp8_block128."
+            "use it as it is, with weights: fp8_block128."
         )
     loaded = load_model({"model": name}, "cpu", own or "float32")
     rest = dtype or own or "bfloat16"
@@ -97,17 +95,15 @@ def _checked(name: str, out: Path, dtype: str | None) -> Path:
     if uses_random_weights({"model": name}):
         raise UsageError(
             f"The model {name} is a config with random weights, of which a checkpoint would say nothing; "
-            "give a folder, a "
-            ".gguf file, a hub id or smollm2-135m-instruct. A matrix takes it as it is, with weights: "
-            "fp8_block128."
+            "give a folder, a .gguf file, a hub id or smollm2-135m-instruct. A matrix takes it as it is, "
+            "with weights: fp8_block128."
         )
     try:
         return _checked_out(name, out)
     except (OSError, RuntimeError) as e:  # RuntimeError: ~nobody, or a link to itself
         raise UsageError(
             f"{out} cannot be written ({getattr(e, 'strerror', None) or e}); give a folder that does not "
-            "exist yet, where "
-            "you may write."
+            "exist yet, where you may write."
         ) from None
 
 
@@ -116,8 +112,7 @@ def _checked_out(name: str, out: Path) -> Path:
     if given.is_symlink() and not given.exists():
         raise UsageError(
             f"{out} is a link to {given.readlink()}, which is not there; give a folder that does not exist "
-            "yet, or an empty "
-            "one."
+            "yet, or an empty one."
         )
     out = given.resolve()
     if kind_of(name) == "folder":
@@ -125,9 +120,8 @@ def _checked_out(name: str, out: Path) -> Path:
         folder_config(model)  # a folder without config.json is not a model
         if model == out or model in out.parents:
             raise UsageError(
-                f"{out} is the folder of the model {name}, or lies in it; give a folder outside, so that the "
-                "model stays as "
-                "it is."
+                f"{out} is the folder of the model {name}, or lies in it; give a folder outside, so that "
+                "the model stays as it is."
             )
     _check_free(out)
     above = next(p for p in out.parents if os.path.lexists(p))
@@ -260,8 +254,7 @@ def _save(model: Any, tokenizer: Any, part: Path, out: Path) -> None:
     except (ValueError, NotImplementedError, RuntimeError) as e:
         raise KvbenchError(
             f"transformers cannot write {type(model).__name__} as a folder ({type(e).__name__}: {e}); "
-            "nothing was left at "
-            f"{out}."
+            f"nothing was left at {out}."
         ) from e
     except OSError:
         raise
@@ -313,8 +306,6 @@ def _ragged(model: nn.Module, converted: tuple[str, ...]) -> tuple[str, ...]:
     shown = ", ".join(f"{size} of {name}" for size, name in sorted(tails.items()))
     return (
         f"Dimensions above {BLOCK[0]} that are no multiple of it ({shown}) end in a smaller block. kvbench "
-        "reads them so; "
-        "transformers, where it dequantizes for want of a GPU, takes all blocks for equal: it refuses the "
-        "folder, or reads "
-        "wrong values silently.",
+        "reads them so; transformers, where it dequantizes for want of a GPU, takes all blocks for equal: "
+        "it refuses the folder, or reads wrong values silently.",
     )

@@ -40,8 +40,7 @@ def quantize_model(model: nn.Module, name: str) -> WeightFacts:
                 "weights_not_linear",
                 f"The model {name} cannot be quantized to fp8_block128: {key} is a weight of a "
                 f"{type(model.get_submodule(owner)).__name__}, and only plain nn.Linear layers are (no "
-                "experts of a "
-                "mixture, no fused modules). Use weights: native for it.",
+                "experts of a mixture, no fused modules). Use weights: native for it.",
             )
     converted = tuple(n for n in linears if n not in choosing)
     kept, samples, checksums = sampled(converted), list[Sample](), dict[str, int]()
@@ -74,7 +73,7 @@ def _decoder_layers(model: nn.Module, name: str) -> tuple[str, nn.ModuleList]:
     if not outer:
         raise Refused(
             "no_decoder_layers",
-            f"The model {name} has no list of decoder layers, so nothing says what to quantize; use weights: "
-            "native.",
+            f"The model {name} has no list of decoder layers, so nothing says what to quantize; use "
+            "weights: native.",
         )
     return max(outer.items(), key=lambda item: len(item[1]))
