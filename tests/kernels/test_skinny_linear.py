@@ -10,9 +10,9 @@ from torch import Tensor
 
 from kvbench_kernels.gemm.skinny_config import M_MAX, config, supports_skinny
 from kvbench_kernels.gemm.skinny_linear import Tiling, skinny_linear, skinny_linear_many, skinny_linear_torch
-from kvbench_kernels.gemm.splits import splits_used
 from kvbench_kernels.launches import record
 from kvbench_kernels.splitk import tickets_of
+from kvbench_kernels.splits import splits_used
 from tests.kernels.cover import cover
 from tests.kernels.products import assert_no_split_is_empty, assert_supports
 

@@ -17,12 +17,12 @@ from kvbench_kernels.gemm.blockwise import (
     quantize_blocks,
     scale_shape,
 )
-from kvbench_kernels.gemm.splits import splits_used
 from kvbench_kernels.gemm.w8a16 import Tiling, config, supports_w8a16, w8a16
 from kvbench_kernels.gemm.w8a16_config import M_MAX, rows_padded
 from kvbench_kernels.kv.quantize import e4m3_to_float
 from kvbench_kernels.launches import record
 from kvbench_kernels.splitk import tickets_of
+from kvbench_kernels.splits import splits_used
 from tests.kernels.cover import cover
 from tests.kernels.offline import compiled
 from tests.kernels.products import assert_no_split_is_empty, assert_supports
