@@ -23,14 +23,18 @@ AT = "model.layers.3.self_attn"
     [
         (f"{AT}.k_proj.k_scale", (3, "k")), (f"{AT}.v_proj.v_scale", (3, "v")), (f"{AT}.k_scale", (3, "k")),
         (f"{AT}.v_scale", (3, "v")), (f"{AT}.attn.k_scale", (3, "k")), (f"{AT}.attn.v_scale", (3, "v")),
-        (f"{AT}.k_proj.output_scale", (3, "k")), (f"{AT}.v_proj.output_scale", (3, "v")), (f"{AT}.kv_scale", (3, "kv")),
-        ("layers.12.self_attn.k_scale", (12, "k")), ("model.language_model.layers.0.self_attn.v_scale", (0, "v")),
+        (f"{AT}.k_proj.output_scale", (3, "k")), (f"{AT}.v_proj.output_scale", (3, "v")),
+        (f"{AT}.kv_scale", (3, "kv")),
+        ("layers.12.self_attn.k_scale", (12, "k")),
+        ("model.language_model.layers.0.self_attn.v_scale", (0, "v")),
         (f"{AT}.k_proj.v_scale", None), (f"{AT}.q_scale", None), (f"{AT}.q_proj.output_scale", None),
         (f"{AT}.k_proj.weight_scale", None), (f"{AT}.k_proj.input_scale", None), (f"{AT}.k_scale.more", None),
-        ("model.mylayers.3.self_attn.k_scale", None), ("language_model.model.layers.7.self_attn.k_scale", (7, "k")),
+        ("model.mylayers.3.self_attn.k_scale", None),
+        ("language_model.model.layers.7.self_attn.k_scale", (7, "k")),
         ("vision_tower.layers.3.self_attn.k_scale", None), ("draft.layers.3.self_attn.k_scale", None),
         ("language_model.layers.3.self_attn.k_scale", None), ("model.layers.01.self_attn.k_scale", None),
-        (f"model.layers.{'9' * 5000}.self_attn.k_scale", None), ("model.layers.3.cross_attn.k_scale", None), (f"{AT}.kk_scale", None),
+        (f"model.layers.{'9' * 5000}.self_attn.k_scale", None), ("model.layers.3.cross_attn.k_scale", None),
+        (f"{AT}.kk_scale", None),
     ],
 )  # fmt: skip
 def test_a14_t2_names_of_real_checkpoints_are_read_and_no_others(name, part):
@@ -115,7 +119,8 @@ def test_scales_of_all_shards_are_found(tmp_path):
 @pytest.mark.parametrize(
     ("tensor", "words"),
     [
-        (torch.tensor(0.0), "holds 0,"), (torch.tensor(-1.0), "holds -1,"), (torch.tensor(float("nan")), "holds nan"),
+        (torch.tensor(0.0), "holds 0,"), (torch.tensor(-1.0), "holds -1,"),
+        (torch.tensor(float("nan")), "holds nan"),
         (torch.tensor([float("inf")]), "holds inf"), (torch.tensor([0.5, 0.5]), "has shape [2]"),
         (torch.tensor([]), "has shape [0]"), (torch.tensor(1), "is I64, expected one of F64, F32"),
         *((torch.tensor(x, dtype=torch.float64), f"holds {x:.6g}, expected a number that float32 holds")
@@ -188,7 +193,8 @@ def test_a_scheme_that_is_not_read_is_refused_by_name(scheme, words):
     assert e.value.reason == "kv_cache_scheme_unsupported"
 
 
-CACHE_ONLY = {"quant_method": "compressed-tensors", "config_groups": {}, "format": "dense", "kv_cache_scheme": SCHEME,
+CACHE_ONLY = {"quant_method": "compressed-tensors", "config_groups": {}, "format": "dense",
+              "kv_cache_scheme": SCHEME,
               "ignore": [], "quantization_status": "compressed", "version": "0.9"}  # fmt: skip
 
 
@@ -200,8 +206,10 @@ def test_weights_are_native_where_the_cache_alone_is_quantized():
 @pytest.mark.parametrize(
     "change",
     [
-        {"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, {"kv_cache_scheme": None}, {"quant_method": "modelopt"},
-        {"sparsity_config": {"format": "sparse-24"}}, {"transform_config": {"config_groups": {"R1": {}}}}, {"unheard_of": 1},
+        {"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, {"kv_cache_scheme": None},
+        {"quant_method": "modelopt"},
+        {"sparsity_config": {"format": "sparse-24"}}, {"transform_config": {"config_groups": {"R1": {}}}},
+        {"unheard_of": 1},
     ],
 )  # fmt: skip
 def test_anything_else_that_is_quantized_is_not_the_cache_alone(change):
@@ -221,8 +229,10 @@ def test_a_file_is_read_by_its_header_alone(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        *(f"model.layers.0.self_attn.{name}" for name in ("attn.k_proj.k_scale", "k_cache_scale", "kv_cache_scale",
-                                                          "k_proj.kscale", "attn._k_scale", "k_proj.cache_scale")),
+        *(f"model.layers.0.self_attn.{name}" for name in ("attn.k_proj.k_scale", "k_cache_scale",
+                                                          "kv_cache_scale",
+                                                          "k_proj.kscale", "attn._k_scale",
+                                                          "k_proj.cache_scale")),
         "k_cache_scale", "model.layers.0.self_attn.encoder.layers.0.self_attn.k_scale",
     ],
 )  # fmt: skip
