@@ -67,7 +67,9 @@ def _tiny_models() -> dict[str, Any]:
 
 @pytest.fixture
 def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
-    """make(runner, baseline=None, model="tiny-llama", **keys): keys of the cell's spec and the runner's options."""
+    """make(runner, baseline=None, model="tiny-llama", **keys): keys of the cell's spec and the runner's
+    options.
+    """
     from kvbench.engines.reference.engine import Engine
     from kvbench.engines.reference.load import load_model
     from kvbench.matrix.cells import CELL_KEYS
@@ -109,7 +111,9 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def looping_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with the config of tiny-llama with small random weights: its greedy text soon repeats itself."""
+    """A folder with the config of tiny-llama with small random weights: its greedy text soon repeats
+    itself.
+    """
     from kvbench.models.catalog import TINY
 
     folder = tmp_path_factory.mktemp("looping")
@@ -120,13 +124,12 @@ def looping_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def as_baseline() -> Callable[..., Any]:
     """The record that a baseline's measurement becomes."""
-    from kvbench.records.record import OK, Record
+    from tests.factories.made_run import record
 
-    def record(ctx: Any, measured: Any) -> Record:
-        return Record("key", "runner", 1, OK, ctx.spec, ctx.options, None, None, measured.samples, measured.facts,
-                      {}, None, None, "", 0.0)  # fmt: skip
+    def make(ctx: Any, measured: Any) -> Any:
+        return record("runner", measured.samples, measured.facts, spec=ctx.spec, options=ctx.options)
 
-    return record
+    return make
 
 
 @pytest.fixture

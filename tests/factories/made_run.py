@@ -1,4 +1,6 @@
-"""Made-up runs for the tests of metrics and gates: a native cell, a candidate, and records written by hand."""
+"""Made-up runs for the tests of metrics and gates: a native cell, a candidate, and records written by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,18 @@ def evidence(effective: str, *levels: Level, weights: str = "native") -> dict[st
     return asdict(Evidence(effective, weights, shown, precision, reads))
 
 
+def record(runner: str, samples: dict[str, Any], facts: dict[str, Any], **fields: Any) -> Record:
+    """The record of a measurement, without a run."""
+    plain: dict[str, Any] = {"key": "key", "protocol": 1, "status": OK, "spec": {}, "options": {}}
+    absent = dict.fromkeys(("decision", "evidence", "partial", "error"))
+    own = {"samples": samples, "facts": facts, "environment": {}, "started_at": "", "seconds": 0.0}
+    return Record(**{**plain, **absent, **own, "runner": runner, **fields})
+
+
 class MadeRun:
-    """A run in the making: cells `base` (native) and `cand`; `measure` adds a runner's task and record on both."""
+    """A run in the making: cells `base` (native) and `cand`; `measure` adds a runner's task and record on
+    both.
+    """
 
     def __init__(self, kv_format: str = "int8_sym", **spec: Any) -> None:
         shared = {**CELL_KEYS, "model": "m", "device": "cpu", "dtype": "float32", **spec}

@@ -45,8 +45,9 @@ checks:
     assert (second.low, second.high, second.limit, second.required) == (-1, 1, "within [-1, 1]", False)
 
 
-def test_the_evidence_level_is_e5_unless_another_is_given(tmp_path: Path) -> None:
-    assert gate_of(tmp_path, "checks: []").evidence == "E5"
+def test_defaults(tmp_path: Path) -> None:
+    gate = gate_of(tmp_path, "checks: []")
+    assert (gate.name, gate.evidence) == ("g", "E5")
     assert gate_of(tmp_path, "evidence: E3\nchecks: []").evidence == "E3"
 
 
@@ -54,10 +55,6 @@ def test_a_check_names_what_it_picks_as_a_matrix_writes_it(tmp_path: Path) -> No
     where = "{kv_splits: null, plumbing: true, scale: 0.05, batch: 8}"
     (check,) = one(tmp_path, f"{{metric: itl_ratio, where: {where}, at_most: 1}}").checks
     assert check.name == "itl_ratio at most 1 where kv_splits=null, plumbing=true, scale=0.05, batch=8"
-
-
-def test_the_name_defaults_to_the_files(tmp_path: Path) -> None:
-    assert gate_of(tmp_path, "checks: []").name == "g"
 
 
 @pytest.mark.parametrize(

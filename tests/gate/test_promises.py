@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +16,24 @@ import numpy as np
 import pytest
 
 from kvbench.gate.decide import Limits, broken, corrected, rule
-from kvbench.gate.evaluate import Verdict, evaluate, load
-from kvbench.gate.policy import Check, Gate
-from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.gate.evaluate import Verdict, load
+from kvbench.gate.policy import Check
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import METRICS
 from kvbench.runners import agreement, latency, mcq, perplexity, sensitivity
+from kvbench.runners.timing import measure
 from kvbench.stats import intervals as stats
 from kvbench.stats.power import Spread
+from tests.factories import verdicts
 from tests.factories.made_run import CAND, MadeRun, chunks, text_facts
+from tests.factories.verdicts import check, own, questions, steps
 
 GATES = Path(__file__).parents[2] / "gates"
 
 
-def check(metric: str, low: float = -math.inf, high: float = math.inf) -> Check:
-    return Check(metric, {}, low, high, f"within [{low:g}, {high:g}]")
-
-
 def judge(run: MadeRun, *checks: Check) -> Verdict:
-    return evaluate(Gate("made", checks, allow_partial=True), run.run, run.rows())
-
-
-def own(verdict: Verdict) -> list[Outcome]:
-    """The gate's own outcomes."""
-    return [o for o in verdict.outcomes if o.limit.startswith("within [")]
+    return verdicts.judge(run, *checks, allow_partial=True)
 
 
 # a planted effect
@@ -81,33 +77,12 @@ def test_a_tenth_of_a_percent_in_the_losses_of_tokens_is_found_with_enough_and_o
 
 def test_an_open_check_of_equal_picks_says_how_many_questions_decide() -> None:
     """24 of 24 equal picks: their interval begins at 0.862, so 0.9 is open; 35 equal picks would keep it."""
-    asked = [{"id": i, "subject": "s", "answer": 0, "scores": [-1.0, -2.0 - i / 99], "tokens": [1, 1], "chars": [1, 1], "skipped": None,
-              "truncated": False} for i in range(24)]  # fmt: skip
-    facts = {
-        "task": "cloze",
-        "shots": 0,
-        "choice_ids": {},
-        "prompt_policy": "p",
-        "bos": "none",
-        "total": 24,
-        "data_sha": "d",
-    }
-    side = ({"questions": asked}, facts)
+    side = questions([[-1.0, -2.0 - i / 99] for i in range(24)], [0], "cloze")
     (outcome,) = own(
         judge(MadeRun().measure("mcq", side, side, variant="cloze 0-shot"), check("mcq_agreement", 0.9))
     )
     assert (outcome.status, outcome.n_needed) == (INCONCLUSIVE, 35)
     assert outcome.sentence.endswith("at this value n=35 questions would decide).")
-
-
-def texts(native: list[int], candidate: list[int]) -> MadeRun:
-    facts = {"steps": len(native), "prompt_tokens": 64, "prompt_sha": "p"}
-    other = ({"tokens": candidate, "margins": []}, facts)
-    return MadeRun().measure(
-        "agreement",
-        other,
-        ({"tokens": native, "margins": [1.0] * len(native)}, {**facts, "aa_disagreements": []}),
-    )
 
 
 @pytest.mark.parametrize(
@@ -122,27 +97,26 @@ def texts(native: list[int], candidate: list[int]) -> MadeRun:
 def test_an_open_check_of_equal_steps_names_its_n_or_why_there_is_none(
     low: float, high: float, words: str
 ) -> None:
-    (outcome,) = own(judge(texts([7] * 128, [7] * 128), check("top1_teacher_forced", low, high)))
+    (outcome,) = own(judge(steps([7] * 128, [7] * 128), check("top1_teacher_forced", low, high)))
     assert outcome.status == (INCONCLUSIVE if words else PASS)
     assert outcome.sentence.endswith(words)
     assert outcome.status == PASS or outcome.n_needed or "no number of samples" in outcome.sentence
 
 
 def test_a_single_block_says_that_no_n_can_be_told() -> None:
-    (outcome,) = own(judge(texts([7] * 60, [7] * 60), check("top1_teacher_forced", 0.5)))
+    (outcome,) = own(judge(steps([7] * 60, [7] * 60), check("top1_teacher_forced", 0.5)))
     assert (outcome.status, outcome.reason, outcome.n_needed) == (INCONCLUSIVE, "no_interval", None)
     assert "the deciding number of samples is unknown" in outcome.sentence
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "differing"),
-    [("int8", 2048, []), ("fp8_quality", 512, [24]), ("fp8_release", 512, [24])],
+    ("name", "n", "differing"), [("int8", 2048, []), ("fp8_quality", 512, [24]), ("fp8_release", 512, [24])]
 )
 def test_the_gates_on_steps_decide_as_before_for_what_was_measured(
-    name: str, steps: int, differing: list[int]
+    name: str, n: int, differing: list[int]
 ) -> None:
     """The runs of README and docs/results.md: 2048 of 2048 steps equal, and 511 of 512, the one that differs at step 24."""
-    made = texts([7] * steps, [8 if i in differing else 7 for i in range(steps)])
+    made = steps([7] * n, [8 if i in differing else 7 for i in range(n)])
     limits = [
         c
         for c in load(GATES / f"{name}.yaml").checks
@@ -157,7 +131,9 @@ def test_the_gates_on_steps_decide_as_before_for_what_was_measured(
 
 # No change, and what the last digits of float32 make of it: of sums over a text, and of a divergence, which is never below 0.
 ROUNDING = {"%": 0.01, "nat": 1e-4, "pt": 0.01}
-TIMES = (1 / 2, 2.0)  # of requests that share a busy machine
+TIMES = (1 / 2, 2.0)
+# ms between two readings of the clock; a busy machine would make real times differ by more than TIMES.
+RECORDED = (2.0, 1.9, 2.1, 2.05, 1.8, 2.2, 1.95)
 RUNS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     # module, options of both runs, and what is otherwise in the second
     "agreement": (agreement.run, {"steps": 160, "prompt_tokens": 24}, {"draft": 4}),
@@ -193,12 +169,17 @@ def second_run(make: Callable[..., Any], record: Callable[..., Any], runner: str
 
 @pytest.mark.parametrize("runner", RUNS)
 def test_two_real_runs_of_the_native_baseline_never_fail(
-    runner_context: Any, as_baseline: Any, runner: str
+    runner_context: Any, as_baseline: Any, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Requests of latency really run, with the times of a recorded clock."""
+    clock = accumulate(ms / 1e3 for ms in cycle(RECORDED))
+    monkeypatch.setattr(latency, "measure", partial(measure, clock=lambda: next(clock)))
     made = second_run(runner_context, as_baseline, runner, "native")
     checks = no_change(runner)
     found = own(judge(made, *checks))
     assert len({o.metric for o in found}) == len(checks) >= (1 if runner == "sensitivity" else 2)
+    if runner == "latency":
+        assert {o.status for o in found} == {PASS}
     assert not [o.sentence for o in judge(made, *checks).outcomes if o.status == FAIL]
     assert [o for o in found if o.status in (PASS, INCONCLUSIVE)]
 

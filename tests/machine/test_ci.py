@@ -267,7 +267,7 @@ def assert_exists(words: list[str]) -> None:
     """The command is there and takes these options."""
     group = typer.main.get_command(app)
     assert words[0] in COMMANDS, words
-    command = group.commands[words[0]]  # type: ignore[attr-defined]
+    command = group.commands[words[0]]
     known = {opt for parameter in command.params for opt in (*parameter.opts, *parameter.secondary_opts)}
     given = {word.split("=")[0] for word in words[1:] if word.startswith("-")}
     assert given - known == set(), words

@@ -197,7 +197,7 @@ def test_no_driver(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise error
 
-    nvml.nvmlInit = fail  # type: ignore[method-assign]
+    nvml.nvmlInit = fail
     found = state(nvml)
     assert found.unread == {"gpu": str(error) or "NVMLError"}
     assert found.read()["sm_mhz"] is None

@@ -63,8 +63,10 @@ def test_a10_t1_distill_named_deepseek_keeps_int8():
     assert resolve(STRICT, facts_from_config(config)).kv_format.resolved == "int8_sym"
 
 
-DEEPSEEK = {"model_type": "deepseek_v2", "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-            "v_head_dim": 128, "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}  # fmt: skip
+DEEPSEEK = {
+    "model_type": "deepseek_v2", "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "v_head_dim": 128, "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("model", [MLA, facts_from_config(DEEPSEEK)], ids=["facts", "deepseek_v2"])
@@ -254,9 +256,11 @@ def test_speed_that_cannot_be_had_is_plain_under_auto_and_a_fallback_by_name(asp
 
 
 def test_the_request_of_a_cell_has_all_that_decides(monkeypatch):
-    asked = {"kv_format": "fp8_e4m3", "weights": "fp8_block128", "backend": "auto", "fallback": "allow",
-             "device": "cuda",
-             "dtype": "bfloat16", "page_size": 64, "prefill_reads": "fresh", "decode": "eager", "compile": "off", "gemm": "w8a8"}  # fmt: skip
+    asked = {
+        "kv_format": "fp8_e4m3", "weights": "fp8_block128", "backend": "auto", "fallback": "allow",
+        "device": "cuda", "dtype": "bfloat16", "page_size": 64, "prefill_reads": "fresh", "decode": "eager",
+        "compile": "off", "gemm": "w8a8",
+    }  # fmt: skip
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert request_of({**CELL_KEYS, **asked}) == Request(**asked)  # type: ignore[arg-type]
     monkeypatch.setenv("TRITON_INTERPRET", "1")

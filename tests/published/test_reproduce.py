@@ -372,7 +372,7 @@ def test_a_run_that_every_gate_fails_agrees_with_nothing(tmp_path: Path) -> None
             path.write_text(json.dumps(record), encoding="utf-8")
     broken = CliRunner().invoke(app, [*command, "--from", str(out)])
     shown = json.loads(broken.stdout)
-    assert (broken.exit_code, shown["verdict"]) == (1, "the run is not what it was to be")
+    assert (broken.exit_code, shown["verdict"]) == (1, "the run is invalid")
     assert shown["rows"][0]["state"] == AGREES
     assert any(fault.startswith("plausible: ") for fault in shown["faults"])
 

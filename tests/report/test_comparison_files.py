@@ -24,9 +24,10 @@ from kvbench.report.markdown import escaped
 from tests.factories.two_runs import latency, on_disk, perplexity, questions, stored
 
 HOSTILE = [
-    "<script>alert(1)</script>", "a|b\n## c `d` [e](http://f) @g", "=cmd|' /C calc'!A1", "長" * 50, "x" * 500, "\u202eabc\x1b[31m",
-    "</style><img src=x onerror=alert(1)>", "{{ 7*7 }}", "&amp;", "'\"",
-]  # fmt: skip
+    "<script>alert(1)</script></style><img src=x onerror=alert(1)>{{ 7*7 }}&amp;'\"",
+    "a|b\n## c `d` [e](http://f) @g =cmd|' /C calc'!A1",
+    "\u202eabc\x1b[31m" + "長" * 50 + "x" * 500,
+]
 
 
 def kvbench(*words: str | Path) -> Result:
@@ -76,52 +77,51 @@ def is_alone(page: str) -> Tags:
     tags = Tags(page)
     assert tags.open == []
     assert page.startswith("<!doctype html>")
-    assert not [
-        tag
-        for tag, attrs in tags.seen
-        if tag in ("script", "iframe", "img", "object") or any(a.startswith("on") for a in attrs)
-    ]
+    active = ("script", "iframe", "img", "object")
+    assert not [tag for tag, attrs in tags.seen if tag in active or any(a.startswith("on") for a in attrs)]
     links = [attrs.get(name) or "" for _, attrs in tags.seen for name in ("src", "href", "xlink:href")]
     assert not [link for link in links if link and not link.startswith("#")]
     assert not re.search(r"url\((?!#)", page)
     return tags
 
 
-def test_a_slower_run_ends_with_1_and_is_said_everywhere(before: Path, after: Path, tmp_path: Path) -> None:
+def test_a_slower_run_ends_with_1_and_every_format_has_the_sentence(
+    before: Path, after: Path, tmp_path: Path
+) -> None:
     page, notes = tmp_path / "c.html", tmp_path / "c.md"
     result = kvbench("compare", before, after, "--only", "itl_ms", "--html", page, "--markdown", notes)
     assert result.exit_code == 1, result.output
     sentence = re.search(r"B: int8_sym: itl_ms is [\d.]+% slower \[[\d.]+, [\d.]+\], 40 pairs", result.output)
     assert sentence
     assert "WORSE" in result.output
-    assert "Exit code 1." in result.output
     assert sentence.group() in is_alone(page.read_text(encoding="utf-8")).words
     assert escaped(sentence.group()) in notes.read_text(encoding="utf-8")
-    for words in (result.output, page.read_text(encoding="utf-8"), notes.read_text(encoding="utf-8")):
-        assert re.search(r"slower\s+\S?\[[\d.]+, [\d.]+\S?\]\s+beside\s+native", words)
+    for text in (result.output, page.read_text(encoding="utf-8"), notes.read_text(encoding="utf-8")):
+        assert re.search(r"slower\s+\S?\[[\d.]+, [\d.]+\S?\]\s+relative\s+to\s+native", text)
     turned = kvbench("compare", after, before, "--only", "itl_ms", "-k", "int8_sym")
     assert "1 better" in turned.output
     assert turned.exit_code == 0, turned.output
 
 
-def test_quiet_says_what_is_worse_and_the_verdict(before: Path, after: Path) -> None:
+def test_quiet_prints_what_is_worse_and_the_verdict(before: Path, after: Path) -> None:
     result = kvbench("compare", before, after, "--only", "itl_ms", "--quiet")
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["B:", "WORSE"]
 
 
-def test_what_is_equal_to_the_last_bit_is_counted_and_not_listed(tmp_path: Path) -> None:
+def test_what_is_bitwise_equal_is_counted_and_not_listed(tmp_path: Path) -> None:
     runs = [on_disk(stored(perplexity([210.0] * 4), name), tmp_path / name) for name in "AB"]
     result = kvbench("compare", *runs)
     assert result.exit_code == 0, result.output
-    assert "4 values are equal to the last bit." in result.output
+    assert "4 values are bitwise equal." in result.output
     assert "kld_mean" not in result.output
 
 
 def test_neither_torch_nor_the_plots_are_loaded(before: Path, after: Path) -> None:
+    modules = ("torch", "matplotlib", "pandas", "transformers")
     code = (
         "import sys\nfrom kvbench.cli.main import app\n"
         f"try: app(['compare', {str(before)!r}, {str(after)!r}])\nexcept SystemExit: pass\n"
-        "print([m for m in ('torch', 'matplotlib', 'pandas', 'transformers') if m in sys.modules], file=sys.stderr)"
+        f"print([m for m in {modules} if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
@@ -141,7 +141,7 @@ def test_json_is_strict_and_alone_on_stdout(before: Path, after: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "text"),
     [
         (["--only", "itl"], 2, "Did you mean itl_ms?"),
         (["--margin-pct", "-1"], 2, "from 0 to 100"),
@@ -152,18 +152,16 @@ def test_json_is_strict_and_alone_on_stdout(before: Path, after: Path) -> None:
         (["--only", "kv_bytes_total"], 2, "no task in common"),
     ],
 )
-def test_options(before: Path, after: Path, words: list[str], code: int, said: str) -> None:
+def test_options(before: Path, after: Path, words: list[str], code: int, text: str) -> None:
     result = kvbench("compare", before, after, *words)
     assert result.exit_code == code, result.output
-    assert said in result.output
+    assert text in result.output
 
 
-def test_bad_usage_is_told(before: Path, tmp_path: Path) -> None:
-    assert "two runs or more" in kvbench("compare", before).output
-    assert kvbench("compare", before).exit_code == 2
-    assert kvbench("compare", before, tmp_path / "none").exit_code == 2
-    assert kvbench("history", tmp_path / "none").exit_code == 2
-    assert "two runs or more" in kvbench("history", before).output
+def test_bad_usage_exits_with_2(before: Path, tmp_path: Path) -> None:
+    none = tmp_path / "none"
+    for words in (["compare", before], ["compare", before, none], ["history", before], ["history", none]):
+        assert kvbench(*words).exit_code == 2
 
 
 def test_unlike_runs_write_nothing(before: Path, tmp_path: Path) -> None:
@@ -212,8 +210,7 @@ def test_hostile_names_stay_text(name: str) -> None:
         assert not re.search(r"(?<!\\)[<`]", notes)
         assert "\x1b" not in page + notes
         rows = [line for line in notes.splitlines() if line.startswith("| ")]
-        heads = {len(re.findall(r"(?<!\\)\|", row)) for row in rows}
-        assert heads <= {5, 6, 12}
+        assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} <= {5, 6, 12}
 
 
 def test_history_on_the_command_line(before: Path, after: Path, tmp_path: Path) -> None:
@@ -236,10 +233,9 @@ def test_history_on_the_command_line(before: Path, after: Path, tmp_path: Path) 
 
 def test_one_line_and_one_break_are_singular() -> None:
     result = history([stored(latency(1.05, repeats=40)), stored(latency(1.05, repeats=40), name="other")])
-    point = replace(result.lines[0].points[-1], broken="another machine")
+    point = replace(result.lines[0].points[-1], broken=("another machine",))
     one = replace(result, lines=(replace(result.lines[0], points=(point,)),))
-    assert timeline.headline(one).startswith("2 runs, 1 line; ")
-    assert timeline.headline(one).endswith("; 1 break where runs are unlike.")
+    assert re.match(r"2 runs, 1 line; .*; 1 break\b", timeline.headline(one))
 
 
 def test_plots_are_the_same_bytes_and_break_where_runs_are_unlike() -> None:
@@ -254,10 +250,8 @@ def test_plots_are_the_same_bytes_and_break_where_runs_are_unlike() -> None:
 def test_many_lines_are_told_apart_in_several_plots() -> None:
     runs = [stored(questions([0] * 8, [0] * 8, shift=i / 7), f"run {i}") for i in range(2)]
     result = history(runs, only=["mcq_accuracy"])
-    lines = [
-        type(result.lines[0])("mcq_accuracy", "", f"place {i}", result.lines[0].points) for i in range(30)
-    ]
-    assert [len(p.legend) for p in plots(type(result)(result.runs, (), (), tuple(lines)))] == [12, 12, 6]
+    lines = tuple(replace(result.lines[0], place=f"place {i}") for i in range(30))
+    assert [len(plot.legend) for plot in plots(replace(result, lines=lines))] == [12, 12, 6]
 
 
 @pytest.mark.browser

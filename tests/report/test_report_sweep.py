@@ -1,5 +1,6 @@
-"""The sweep of static scales: one sentence from the data, a plot that is the same for the same numbers, and only where there is one."""
+"""The sweep of static scales: its sentence and its plot, which exist only if there are two scales."""
 
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -11,8 +12,8 @@ from kvbench.metrics.declare.units import UNITS
 from kvbench.records.run import Run
 from kvbench.render.labels import Labels
 from kvbench.report.console import show
-from kvbench.report.figures.plots import scale_svg
-from kvbench.report.figures.sweep import Held, ScaleLine, Sweep, scale_sweep
+from kvbench.report.figures.quality_plots import scale_svg
+from kvbench.report.figures.sweep import ScaleEffect, ScaleLine, Sweep, scale_sweep
 from kvbench.report.html import render
 from kvbench.report.model import JudgedRun
 from kvbench.report.view import build
@@ -20,17 +21,8 @@ from tests.report.conftest import make
 
 SVG = "{http://www.w3.org/2000/svg}"
 FILE = {"k": [0.1], "v": [0.2], "calibrated": {"file": "s.json", "sha": "abcdef0123", "method": "amax"}}
-CALIBRATED = {
-    **FILE,
-    "calibrated": {
-        **FILE["calibrated"],
-        "per": "layer",
-        "tokens": 9,
-        "data": "pydoc",
-        "text_sha": "t",
-        "dtype": "float32",
-    },
-}
+DETAILS = {"per": "layer", "tokens": 9, "data": "pydoc", "text_sha": "t", "dtype": "float32"}
+CALIBRATED = {**FILE, "calibrated": FILE["calibrated"] | DETAILS}
 # (format, scale) -> perplexity delta in %, useful tokens of 256, share of collapsed texts
 FOUND = {
     ("native", None): (None, 190, None),
@@ -67,36 +59,37 @@ def sweep(judged):
     return scale_sweep(judged, Labels(judged.run))
 
 
-def test_the_sentence_is_made_of_the_data():
-    assert sweep(swept()).sentence == (
-        "int8_static scale 1 collapses at token 5 (perplexity +3,041%); 0.1 holds beyond 256 tokens (perplexity +1.50%); 0.05 holds "
-        "to token 180 (perplexity +12.3%); int8_sym holds beyond 256 tokens (perplexity -0.01%); int8_static calibrated-amax-abcdef "
-        "holds beyond 256 tokens (perplexity +0.40%); native itself holds to token 190."
-    )
-
-
-def test_a_scale_that_half_of_the_texts_survive_has_not_collapsed():
-    assert Held(None, 20, 256, 0.5).sentence == "holds to token 20"
-    assert Held(None, 20, 256, 0.75).sentence == "collapses at token 20"
-    assert (
-        Held(310.0, 256, 256, 0.0).sentence
-        == "ruins the text without making it repeat itself or end (perplexity +310%)"
-    )
-    assert Held(100.0, 256, 256, 0.0).sentence == "holds beyond 256 tokens (perplexity +100%)"
-    assert Held(310.0, 5, 256, 1.0).sentence == "collapses at token 5 (perplexity +310%)"
-    assert Held(2.0, None, None, None).sentence == "gives perplexity +2.00%"
-
-
-def test_lines_are_static_formats_and_the_rest_are_levels():
+def test_the_sentence_has_every_line_and_scale():
     found = sweep(swept())
+    parts = [part.split(" (")[0] for part in found.sentence.split("; ")]
+    assert parts == [
+        "int8_static scale 1 collapses at token 5",
+        "0.1 stays usable for all 256 tokens",
+        "0.05 stays usable up to token 180",
+        "int8_sym stays usable for all 256 tokens",
+        "int8_static calibrated-amax-abcdef stays usable for all 256 tokens",
+        "native itself stays usable up to token 190.",
+    ]
     assert [(line.name, [scale for scale, _ in line.points]) for line in found.lines] == [
         ("int8_static", [0.05, 0.1, 1.0])
     ]
-    assert [line.name for line in found.references] == [
-        "int8_sym",
-        "int8_static calibrated-amax-abcdef",
-        "native",
-    ]
+    references = ["int8_sym", "int8_static calibrated-amax-abcdef", "native"]
+    assert [line.name for line in found.references] == references
+
+
+@pytest.mark.parametrize(
+    ("effect", "word"),
+    [
+        ((None, 20, 256, 0.5), "usable up to token 20"),
+        ((None, 20, 256, 0.75), "collapses at token 20"),
+        ((310.0, 256, 256, 0.0), "ruins"),
+        ((100.0, 256, 256, 0.0), "usable for all 256 tokens (perplexity +100%)"),
+        ((310.0, 5, 256, 1.0), "collapses at token 5 (perplexity +310%)"),
+        ((2.0, None, None, None), "gives perplexity +2.00%"),
+    ],
+)
+def test_a_scale_collapses_if_more_than_half_of_its_texts_do(effect, word):
+    assert word in ScaleEffect(*effect).sentence
 
 
 @pytest.mark.parametrize(
@@ -109,7 +102,7 @@ def test_no_sweep_where_a_run_has_fewer_than_two_scales(left, passing):
     assert build(passing.judged).sweep is None
 
 
-def test_a_sweep_of_perplexity_alone_has_one_panel_and_stands_at_quality():
+def test_a_sweep_of_perplexity_alone_has_one_panel():
     args = swept({key: (ppl, None, None) for key, (ppl, _, _) in FOUND.items()})
     found = sweep(args)
     assert found.sentence.startswith("int8_static scale 1 gives perplexity +3,041%; 0.1 gives")
@@ -118,46 +111,35 @@ def test_a_sweep_of_perplexity_alone_has_one_panel_and_stands_at_quality():
     assert "useful tokens" not in texts
 
 
-def test_the_plot_is_the_same_byte_for_byte_and_whole():
-    found = sweep(swept())
-    svg = scale_svg(found, "Scales < all")
+def test_the_plot_is_repeatable_and_whole():
+    svg = scale_svg(sweep(swept()), "Scales < all")
     assert svg == scale_svg(sweep(swept()), "Scales < all")
     root = ET.fromstring(svg)
     assert root.find(f"{SVG}title").text == "Scales < all"
-    texts = [e.text for e in root.iter(f"{SVG}text")]
-    assert {"0.05", "0.1", "1", "scale", "perplexity delta (%)", "useful tokens"} <= set(texts)
-    assert {"10", "1,000"} <= set(texts)
+    texts = {e.text for e in root.iter(f"{SVG}text")}
+    names = {"0.05", "0.1", "1", "scale", "perplexity delta (%)", "useful tokens", "10", "1,000"}
+    assert names <= texts
     assert not [text for text in texts if "$" in text]
-    assert "metadata" not in svg
-    assert "#0100" not in svg
-    assert {f"var(--s{i})" for i in range(4)} <= {svg[i : i + 9] for i in range(len(svg))}
+    assert not [wrong for wrong in ("metadata", "#0100") if wrong in svg]
+    assert not [i for i in range(4) if f"var(--s{i})" not in svg]
 
 
 def test_an_open_mark_is_right_censored():
     """The same numbers, once at the end of the text and once before it."""
 
     def drawn(steps):
-        points = ((0.1, Held(None, 256, steps, 0.0)), (1.0, Held(None, 5, steps, 1.0)))
+        points = ((0.1, ScaleEffect(None, 256, steps, 0.0)), (1.0, ScaleEffect(None, 5, steps, 1.0)))
         return scale_svg(Sweep((ScaleLine("x", points),), (), ""), "t")
 
     assert [drawn(steps).count("fill-opacity: 0") for steps in (256, 300)] == [1, 0]
 
 
 def test_page_and_console_show_it(capsys):
-    import sys
-
     view = build(swept())
     page = render(view)
     assert page.count("<svg") == 1
-    assert "int8_static scale 1 collapses at token 5" in page
     show(view, sys.stdout)
-    printed = capsys.readouterr().out
-    assert (
-        "Static scales\nint8_static scale 1 collapses at token 5 (perplexity +3,041%); 0.1 holds" in printed
-    )
-    assert {line.scales for line in (group.line for group in view.precision)} == {
-        "none",
-        "dynamic",
-        "static",
-        "calibrated",
-    }
+    for text in (page, capsys.readouterr().out):
+        assert "int8_static scale 1 collapses at token 5" in text
+    scales = {group.line.scales for group in view.precision}
+    assert scales == {"none", "dynamic", "static", "calibrated"}

@@ -26,7 +26,7 @@ from kvbench.run import sequential
 from kvbench.run.sequential import Step, at_looks, deciding, growing, next_step, outline, planned, tasks_at
 from kvbench.stats.sequential import Looks
 from tests.factories.made_run import CAND, MadeRun, layers, storage_facts
-from tests.gate.test_judge import many
+from tests.factories.text_run import many
 
 MATRIX = """\
 name: m
@@ -269,7 +269,7 @@ def test_cells_that_are_planned_and_not_measured_count_in_the_family() -> None:
     looked = early(run, (6, None))
     part, whole = outcomes(replace(looked, records=three), limits), outcomes(looked, limits)
     assert part[0].status == whole[0].status == INCONCLUSIVE
-    assert "of 40 checks of this claim" in part[0].sentence
+    assert "with 40 checks of this claim" in part[0].sentence
     assert [o.status for o in part[3:]] == [NOT_EVALUATED] * 37
 
 

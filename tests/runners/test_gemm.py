@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,13 +16,14 @@ from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear, join_siblings
 from kvbench.errors import KvbenchError
 from kvbench.metrics import gemm as derived
-from kvbench.records.record import OK, Record
 from kvbench.runners import gemm, linears
 from kvbench_kernels.gemm import fp8_linear
 from kvbench_kernels.gemm.blockwise import dequantize_blocks
 from kvbench_kernels.launches import launched
+from tests.factories.made_run import record
 
 A16_ROWS = [1, 7, 8, 9, 16, 31, 32, 33, 63, 64, 65]
+Timings = list[tuple[str, list[tuple[Any, ...]]]]
 
 
 class Attention(nn.Module):
@@ -44,7 +46,7 @@ class Model(nn.Module):
         self.to(dtype)
         for block in self.layers if fp8 else ():
             for name, module in list(block.named_children()):
-                setattr(block, name, Fp8Linear.quantized(module))  # type: ignore[arg-type]
+                setattr(block, name, Fp8Linear.quantized(module))
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -59,38 +61,36 @@ def test_layers_under_other_names_and_layers_left_out_are_refused() -> None:
     found = linears.products(model)
     linears.check_all(model, found)
     first = found[-1]
-    with pytest.raises(KvbenchError, match="is another layer of the model"):
-        linears.check_all(model, [*found[:-1], replace(first, names=first.alike[0].names)])
-    with pytest.raises(KvbenchError, match=f"would be measured as {first.n + 1} x {first.k}"):
-        linears.check_all(model, [*found[:-1], replace(first, n=first.n + 1)])
-    with pytest.raises(KvbenchError, match=r"layers\.0\.q_proj as one product 1 times, but 0 would"):
-        linears.check_all(model, found[1:])
-    with pytest.raises(KvbenchError, match=r"o_proj as one product 1 times, but 2 would"):
-        linears.check_all(model, [*found, found[-1]])
-
-
-def test_siblings_that_are_one_product_are_not_measured_apart() -> None:
-    model = Model()
-    apart = linears.products(model)
-    join_siblings(model)
+    for wrong, words in (
+        ([*found[:-1], replace(first, names=first.alike[0].names)], "another layer"),
+        ([*found[:-1], replace(first, n=first.n + 1)], f"{first.n + 1} x {first.k}"),
+        (found[1:], r"layers\.0\.q_proj .* 1 times, but 0"),
+        ([*found, found[-1]], r"o_proj .* 1 times, but 2"),
+    ):
+        with pytest.raises(KvbenchError, match=words):
+            linears.check_all(model, wrong)
+    join_siblings(model)  # q, k and v are one product now, so apart they are not this model's
     linears.check_all(model, linears.products(model))
     with pytest.raises(KvbenchError, match=r"q_proj and .*k_proj and .*v_proj as one product 1 times"):
-        linears.check_all(model, apart)
+        linears.check_all(model, found)
+
+
+def scaled(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, factor: float, rows: int) -> None:
+    """The reference path multiplies the scales of one layer by `factor`, for this number of rows only."""
+    honest, wrong = fp8_linear._PATHS["reference"], layer.weight.data_ptr()
+
+    def path(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        hit = codes.data_ptr() == wrong and len(x) == rows
+        return honest(x, codes, scales * factor if hit else scales, bias)
+
+    monkeypatch.setitem(fp8_linear._PATHS, "reference", path)
 
 
 def test_the_worst_layer_of_a_shape_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong scales in the second layer only, at 5 rows only."""
     model = Model()
     product = next(p for p in linears.products(model) if p.names == ("layers.0.o_proj",))
-    second = model.layers[1].o_proj.weight.data_ptr()
-    honest = fp8_linear._PATHS["reference"]
-
-    def wrong(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        return honest(x, codes, scales * 1.25 if codes.data_ptr() == second and len(x) == 5 else scales, bias)
-
-    sound = bench([1, 5]).measure(product)["rows"]
-    assert all(row["distance"] <= row["bound"] for row in sound)
-    monkeypatch.setitem(fp8_linear._PATHS, "reference", wrong)
+    assert all(row["distance"] <= row["bound"] for row in bench([1, 5]).measure(product)["rows"])
+    scaled(monkeypatch, model.layers[1].o_proj, 1.25, 5)
     one, five = bench([1, 5]).measure(product)["rows"]
     assert one["distance"] <= one["bound"]
     assert (five["layer"], round(five["error"], 2)) == ("layers.1.o_proj", 0.25)
@@ -99,16 +99,9 @@ def test_the_worst_layer_of_a_shape_counts(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_layer_without_a_number_stays_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second of four layers gives NaN, and sound ones come after it."""
-    model = Model()
-    product = next(p for p in linears.products(model) if p.names == ("layers.0.k_proj",))
+    product = next(p for p in linears.products(Model()) if p.names == ("layers.0.k_proj",))
     assert len(product.layers) == 4
-    second = product.layers[1].modules[0].weight.data_ptr()
-    honest = fp8_linear._PATHS["reference"]
-
-    def wrong(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        return honest(x, codes, scales * math.nan if codes.data_ptr() == second else scales, bias)
-
-    monkeypatch.setitem(fp8_linear._PATHS, "reference", wrong)
+    scaled(monkeypatch, product.layers[1].modules[0], math.nan, 1)
     (row,) = bench([1]).measure(product)["rows"]
     assert math.isnan(row["error"])
     assert math.isnan(row["distance"])
@@ -127,9 +120,9 @@ def test_each_shape_is_measured_once_and_siblings_that_are_one_product_are_one()
     assert [p.nbytes for p in found] == [640 * 384 + 4 * 5 * 3 + 4 * 640, 192 * 384 + 4 * 2 * 3 + 4 * 192]
     x = torch.randn(3, 384)
     block = model.layers[0]
-    due = torch.cat([block.q_proj(x), block.k_proj(x), block.v_proj(x)], -1)  # type: ignore[operator]
+    due = torch.cat([block.q_proj(x), block.k_proj(x), block.v_proj(x)], -1)
     assert torch.equal(found[0](x), due)
-    parts = [dequantize_blocks(m.weight, m.weight_scale_inv) for m in found[0].modules]  # type: ignore[arg-type]
+    parts = [dequantize_blocks(m.weight, m.weight_scale_inv) for m in found[0].modules]
     assert torch.equal(torch.cat(parts), found[0].weight())
 
 
@@ -145,7 +138,9 @@ def test_native_weights_are_measured_without_the_output_layer() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a16_t1_every_number_of_rows_is_the_product_with_the_dequantized_weight(dtype: torch.dtype) -> None:
-    """K = 384, N = 640 and a ragged 192: the bias is part of the product, and so is the tail block (A13 T3)."""
+    """K = 384, N = 640 and a ragged 192: the bias is part of the product, and so is the tail block (A13
+    T3).
+    """
     for product in linears.products(Model(dtype=dtype)):
         with fp8linear.using("reference"):
             measured = bench(A16_ROWS, dtype, "reference").measure(product)
@@ -178,12 +173,14 @@ def test_a_wrong_tail_block_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) ->
     assert all(row["distance"] > 100 * row["bound"] for row in measured["rows"])
 
 
-def test_a_path_that_was_not_due_gives_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, path: str) -> Tensor:
-        launched("w8a16_dot")
-        return x @ dequantize_blocks(codes, scales).t()
+def simt(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, path: str) -> Tensor:
+    """W8A16 whatever path was asked for."""
+    launched("w8a16_dot")
+    return x @ dequantize_blocks(codes, scales).t()
 
-    monkeypatch.setattr(fp8linear, "fp8_linear", other)
+
+def test_a_path_that_was_not_expected_gives_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8linear, "fp8_linear", simt)
     with pytest.raises(KvbenchError, match=r"expected path reference, got w8a16 \(w8a16_dot\)"):
         bench([1]).measure(linears.products(Model())[0])
 
@@ -194,20 +191,18 @@ def test_no_rows_are_handled_or_the_cell_has_no_result(monkeypatch: pytest.Monke
     with pytest.raises(KvbenchError, match=r"expected shape \[0, 384\] for no rows, got \[384\]"):
         bench([1])._check_no_rows(
             replace(product, modules=(lambda x: torch.empty(1, 384),)), torch.empty(2, 384)
-        )  # type: ignore[arg-type]
+        )
 
 
-def routed(monkeypatch: pytest.MonkeyPatch, off: float = 0.0) -> dict[str, Any]:
-    """`measure` with w8a16 up to 32 rows and w8a8 above; off: added to w8a16's output."""
-    real = fp8linear.fp8_linear
+def routed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """`measure` with w8a16 up to 32 rows and w8a8 above."""
 
     def path(m: int, *_: Any) -> str:
         return "w8a16" if m <= 32 else "w8a8"
 
     def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, _: str) -> Tensor:
         if path(len(x)) == "w8a16":
-            launched("w8a16_dot")
-            return x @ dequantize_blocks(codes, scales).t() + bias + off
+            return simt(x, codes, scales, bias, _) + bias
         launched("fp8_quantize_activation")
         launched("fp8_matmul_w8a8")
         used = gemm.dequantize_activation(*gemm.quantize_activation_torch(x))
@@ -215,9 +210,7 @@ def routed(monkeypatch: pytest.MonkeyPatch, off: float = 0.0) -> dict[str, Any]:
 
     monkeypatch.setattr(gemm, "route", path)
     monkeypatch.setattr(fp8linear, "fp8_linear", product)
-    measured = bench([1, 9]).measure(linears.products(Model())[0])
-    monkeypatch.setattr(fp8linear, "fp8_linear", real)
-    return measured
+    return bench([1, 9]).measure(linears.products(Model())[0])
 
 
 def test_a16_t2_both_sides_of_a_boundary_are_measured_with_the_same_first_row(
@@ -227,14 +220,9 @@ def test_a16_t2_both_sides_of_a_boundary_are_measured_with_the_same_first_row(
     rows = measured["rows"]
     assert measured["routes"] == [[1, 32, "w8a16"], [33, 70, "w8a8"]]
     assert measured["boundaries"] == [32, 33]
-    assert [(row["m"], row["path"]) for row in rows] == [
-        (1, "w8a16"),
-        (9, "w8a16"),
-        (32, "w8a16"),
-        (33, "w8a8"),
-    ]
+    assert {row["m"]: row["path"] for row in rows} == {1: "w8a16", 9: "w8a16", 32: "w8a16", 33: "w8a8"}
     assert max(row["row0_diff"] for row in rows[:3]) < 1e-6
-    # The step is what the quantization of x costs: W8A8 and W8A16 are other numbers, and neither is beyond its bound.
+    # The step is the cost of quantizing x: W8A8 and W8A16 differ, and both are inside their bounds.
     assert 0.005 < rows[3]["row0_diff"] < 0.0625
     assert rows[3]["error"] > 1000 * rows[2]["error"]
     assert all(row["distance"] <= row["bound"] for row in rows)
@@ -287,29 +275,24 @@ def test_calls_go_over_as_many_layers_as_fill_the_l2_four_times(
 
 
 def test_weights_are_cold_where_the_others_exceed_the_l2() -> None:
-    assert [gemm.warmth(held, 100) for held in (0, 100, 101, 399, 400)] == [
-        "warm", "warm", "partly cold", "partly cold", "cold",
-    ]  # fmt: skip
+    found = [gemm.warmth(held, 100) for held in (0, 100, 101, 399, 400)]
+    assert found == ["warm", "warm", "partly cold", "partly cold", "cold"]
 
 
-def test_the_fact_says_what_was_cold() -> None:
-    cold = gemm.Turn(
-        layers=10, of=36, stored=251_719_680, native=503_316_480, l2=L2_OF_AN_H200, model=8 * 10**9
-    )
-    assert str(cold) == (
-        "CUDA events over 10 of 36 layers in turn, L2 62,914,560 B: weights 251,719,680 B, cold; "
-        "native ones 503,316,480 B, cold"
-    )
-    warm = gemm.Turn(
-        layers=30, of=30, stored=53_000_000, native=106_000_000, l2=L2_OF_AN_H200, model=60_000_000
-    )
-    text = (
-        "CUDA events over 30 of 30 layers in turn, L2 62,914,560 B: weights 53,000,000 B, warm; "
-        "native ones 106,000,000 B, partly cold; the model's "
-    )
-    assert str(warm) == f"{text}60,000,000 B fit into the L2, so its steps find them warm too"
-    larger = replace(warm, model=163_000_000)
-    assert str(larger) == f"{text}163,000,000 B exceed the L2, so its steps may find them cold"
+@pytest.mark.parametrize(
+    ("stored", "model", "words"),
+    [
+        (251_719_680, 8 * 10**9, "251,719,680 B, cold; native ones 503,439,360 B, cold"),
+        (53_000_000, 60_000_000, "warm; native ones 106,000,000 B, partly cold; .* 60,000,000 B fit into"),
+        (53_000_000, 163_000_000, "warm; native ones 106,000,000 B, partly cold; .* 163,000,000 B exceed"),
+    ],
+)
+def test_the_fact_names_what_was_cold(stored: int, model: int, words: str) -> None:
+    turn = gemm.Turn(10, 36, stored, 2 * stored, L2_OF_AN_H200, model)
+    text = str(turn)
+    assert text.startswith("CUDA events over 10 of 36 layers in turn, L2 62,914,560 B: weights ")
+    assert re.search(words, text)
+    assert ("the model's" in text) == (stored <= L2_OF_AN_H200)
 
 
 @pytest.mark.parametrize(("layers", "order"), [(1, "aaaaa"), (3, "abcabc"), (7, "abcdefg")])
@@ -343,15 +326,15 @@ def test_a_sample_is_whole_turns_and_its_time_is_that_of_a_call(
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "_sleep", wait)
     names = "abcdefg"[:layers]
-    assert gemm.microseconds([lambda name=name: call(name) for name in names]) == pytest.approx(2, rel=1e-5)  # type: ignore[misc]
+    assert gemm.microseconds([lambda name=name: call(name) for name in names]) == pytest.approx(2, rel=1e-5)
     assert "".join(made) == names + f"{order}|" * gemm.ROUNDS
     assert waits == [gemm.WAIT_CYCLES * len(order)] * gemm.ROUNDS
 
 
 @pytest.fixture
-def timings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[tuple[Any, ...]]]]:
+def timings(monkeypatch: pytest.MonkeyPatch) -> Timings:
     """Time products as on a device with an L2 of 20,000 B; collects each timing's path and arguments."""
-    made: list[tuple[str, list[tuple[Any, ...]]]] = []
+    made: Timings = []
 
     def microseconds(calls: list[Any]) -> float:
         for call in calls:
@@ -365,15 +348,13 @@ def timings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[tuple[Any, 
     return made
 
 
-def test_every_arm_is_timed_over_the_same_layers(timings: list[tuple[str, list[tuple[Any, ...]]]]) -> None:
+def test_every_arm_is_timed_over_the_same_layers(timings: Timings) -> None:
     product = linears.products(Model())[1]
     assert (len(product.layers), product.nbytes) == (4, 49_676)
     with fp8linear.using("auto"):
         measured = bench([1, 9]).measure(product)
-    assert [(row["us"], row["us_native"], row["us_reference"]) for row in measured["rows"]] == [
-        (1, 2, 3),
-        (4, 5, 6),
-    ]
+    times = [[row[key] for key in ("us", "us_native", "us_reference")] for row in measured["rows"]]
+    assert times == [[1, 2, 3], [4, 5, 6]]
     assert [path for path, _ in timings] == ["auto", "auto", "reference"] * 2
     used = product.layers[:2]
     for m, (own, native, reference) in ((1, timings[:3]), (9, timings[3:])):
@@ -383,25 +364,20 @@ def test_every_arm_is_timed_over_the_same_layers(timings: list[tuple[str, list[t
         for (x, weight, bias), layer in zip(native[1], used, strict=True):
             assert len(x) == m
             assert torch.equal(weight, layer.weight())
-            assert bias is not None
-            assert torch.equal(bias, layer.bias)  # type: ignore[arg-type]
-    assert measured["timed_with"] == (
-        "CUDA events over 2 of 4 layers in turn, L2 20,000 B: weights 99,352 B, cold; native ones 393,216 B, cold"
-    )
+            assert torch.equal(bias, layer.bias)
+    words = "over 2 of 4 layers in turn, L2 20,000 B: weights 99,352 B, cold; native ones 393,216 B, cold"
+    assert words in measured["timed_with"]
 
 
 @pytest.mark.usefixtures("timings")
-def test_a_path_that_was_not_due_gives_no_result_in_any_layer_that_is_timed(
+def test_a_path_that_was_not_expected_gives_no_result_in_any_layer_that_is_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     product, real = linears.products(Model())[1], fp8linear.fp8_linear
-    dropped = product.layers[1].modules[0].weight
+    dropped = product.layers[1].modules[0].weight.data_ptr()
 
     def other(x: Tensor, codes: Tensor, *rest: Any) -> Tensor:
-        if codes.data_ptr() != dropped.data_ptr():
-            return real(x, codes, *rest)
-        launched("w8a16_dot")
-        return x @ dequantize_blocks(codes, rest[0]).t()
+        return (simt if codes.data_ptr() == dropped else real)(x, codes, *rest)
 
     monkeypatch.setattr(fp8linear, "fp8_linear", other)
     words = r"layers\.0\.v_proj \(1 x 128 x 384\): expected path reference, got w8a16"
@@ -410,60 +386,55 @@ def test_a_path_that_was_not_due_gives_no_result_in_any_layer_that_is_timed(
 
 
 @pytest.mark.usefixtures("timings")
-def test_the_record_says_of_each_shape_what_was_cold(
+def test_the_record_has_for_each_shape_what_was_cold(
     runner_context: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gemm.Bench, "l2", 70_000)
-    measured = gemm.run(runner_context("gemm", rows=[1]))
-    assert measured.facts["timed_with"] == {
-        "64 x 64": "CUDA events over 8 of 8 layers in turn, L2 70,000 B: weights 131,072 B, partly cold; native ones 131,072 B, partly cold",
-        "32 x 64": "CUDA events over 8 of 8 layers in turn, L2 70,000 B: weights 65,536 B, warm; native ones 65,536 B, warm; "
-        "the model's 724,224 B exceed the L2, so its steps may find them cold",
-        "128 x 64": "CUDA events over 8 of 8 layers in turn, L2 70,000 B: weights 262,144 B, partly cold; native ones 262,144 B, partly cold",
-        "64 x 128": "CUDA events over 4 of 4 layers in turn, L2 70,000 B: weights 131,072 B, partly cold; native ones 131,072 B, partly cold",
+    found = gemm.run(runner_context("gemm", rows=[1])).facts["timed_with"]
+    weights = {shape: text.partition("weights ")[2].partition(";")[0] for shape, text in found.items()}
+    assert weights == {
+        "64 x 64": "131,072 B, partly cold",
+        "32 x 64": "65,536 B, warm",
+        "128 x 64": "262,144 B, partly cold",
+        "64 x 128": "131,072 B, partly cold",
     }
+    assert [shape for shape, text in found.items() if "the model's 724,224 B exceed" in text] == ["32 x 64"]
+    assert "over 4 of 4 layers in turn, L2 70,000 B" in found["64 x 128"]
 
 
 # derive
 
 
 def row(m: int, path: str, error: float, **more: Any) -> dict[str, Any]:
-    kept = {
-        "m": m,
-        "path": path,
-        "kernels": [],
-        "error": error,
-        "distance": error,
-        "bound": 0.01,
-        "row0_diff": 0.0,
-    }
-    return {**kept, "row0_argmax": 5, "row0_argmax_equal": True, **more}
+    kept = {"m": m, "path": path, "kernels": [], "error": error, "distance": error, "bound": 0.01}
+    return {**kept, "row0_diff": 0.0, "row0_argmax": 5, "row0_argmax_equal": True, **more}
 
 
-def values(rows: list[dict[str, Any]], **facts: Any) -> dict[str, Any]:
+def values(rows: list[dict[str, Any]]) -> dict[str, Any]:
     product = {"n": 576, "k": 192, "modules": ["o_proj"], "calls_a_forward": 1, "routes": [], "rows": rows}
-    facts = {
-        "routes": {"576 x 192": "1..32 w8a16, 33.. w8a8", "192 x 576": "1.. w8a8", "64 x 576": "1.. w8a8"},
-        **facts,
-    }
-    record = Record(
-        "k", "gemm", 1, OK, {}, {}, None, None, {"products": [product]}, facts, {}, None, None, "", 0.0
-    )
-    return {value.metric: value for value in derived.values(record, None)}
+    routes = {"576 x 192": "1..32 w8a16, 33.. w8a8", "192 x 576": "1.. w8a8", "64 x 576": "1.. w8a8"}
+    own = record("gemm", {"products": [product]}, {"routes": routes})
+    return {value.metric: value for value in derived.values(own, None)}
+
+
+def times(us: float, reference: float) -> dict[str, float]:
+    return {"us": us, "us_native": 10.0, "us_reference": reference}
 
 
 SWEEP = [
-    row(32, "w8a16", 0.004, us=5.0, us_native=10.0, us_reference=100.0),
-    row(33, "w8a8", 0.03, distance=0.002, row0_diff=0.027, row0_argmax_equal=False, us=12.0, us_native=10.0, us_reference=80.0),
-    row(64, "w8a8", 0.02, distance=0.001, us=8.0, us_native=10.0, us_reference=80.0),
-]  # fmt: skip
+    row(32, "w8a16", 0.004, **times(5.0, 100.0)),
+    row(33, "w8a8", 0.03, distance=0.002, row0_diff=0.027, row0_argmax_equal=False, **times(12.0, 80.0)),
+    row(64, "w8a8", 0.02, distance=0.001, **times(8.0, 80.0)),
+]
 
 
 def test_the_worst_case_counts_and_each_path_is_told_apart() -> None:
     found = values(SWEEP)
     assert (found["gemm_error_max"].value, found["gemm_error_max"].note) == (0.03, "w8a16 0.004, w8a8 0.03")
-    share = found["gemm_bound_share"]
+    share, paths = found["gemm_bound_share"], found["gemm_paths"]
     assert (share.value, share.n, share.note) == (0.4, 3, "worst: 576 x 192, 32 rows, w8a16")
+    assert paths.value == 2
+    assert paths.note == "1..32 w8a16, 33.. w8a8 (N x K: 576 x 192); 1.. w8a8 (N x K: 192 x 576, 64 x 576)"
 
 
 def test_a16_t2_the_step_over_a_boundary_is_named() -> None:
@@ -476,12 +447,6 @@ def test_a16_t2_the_step_over_a_boundary_is_named() -> None:
     assert step.note == "worst: 576 x 192, 32 rows w8a16 to 33 rows w8a8"
     assert (found["gemm_boundary_argmax"].value, found["gemm_boundary_argmax"].n) == (0.5, 2)
     assert values(SWEEP[:1])["gemm_boundary_diff"].value is None
-
-
-def test_the_route_map_stands_with_the_number_of_paths() -> None:
-    paths = values(SWEEP)["gemm_paths"]
-    assert paths.value == 2
-    assert paths.note == "1..32 w8a16, 33.. w8a8 (N x K: 576 x 192); 1.. w8a8 (N x K: 192 x 576, 64 x 576)"
 
 
 def test_times_are_the_worst_ratio_and_none_where_nothing_was_timed() -> None:

@@ -131,7 +131,7 @@ def whole(layers=3):
 
 
 def judged(found, fmt="int8_sym", layers=3):
-    """The guard's sentences on a candidate of that format with so many layers (None: no number)."""
+    """What the gate finds on a candidate of that format with so many layers (None: no number)."""
     run = MadeRun(fmt).measure(
         "health", ({"sides": found}, {"format": fmt}), ({"sides": whole()}, {"format": "native"})
     )
@@ -141,11 +141,13 @@ def judged(found, fmt="int8_sym", layers=3):
     ]
     run.change("cand", evidence=evidence(fmt, *levels))
     outcomes = evaluate(None, run.run, run.rows()).outcomes
-    return [o.sentence for o in outcomes if (o.check, o.status) == ("plausible", FAIL)]
+    faults = [o for o in outcomes if (o.check, o.status) == ("plausible", FAIL)]
+    assert {o.reason for o in faults} <= {"impossible_sides"}
+    return [o.sentence.partition(": ")[2] for o in faults]
 
 
 def said(fault):
-    return [f"health on kv_format=int8_sym is of sides that cannot be: {fault}."]
+    return [f"{fault}."]
 
 
 @pytest.mark.parametrize("layers", [3, None])

@@ -25,13 +25,29 @@ class Clock:
         return self.now
 
 
-class CompilingArm:
+class Arm:
+    """The parts that the fake arms share; `seen` collects the calls."""
+
+    def __init__(self, clock):
+        self.clock, self.seen = clock, []
+
+    def synchronize(self):
+        self.seen.append("wait")
+
+    def ran(self):
+        return {}
+
+    def close(self):
+        self.seen.append("close")
+
+
+class CompilingArm(Arm):
     """The first call of each new (batch, length) shape costs 2 s, later ones 10 ms."""
 
     def __init__(self, clock, batch=1, context=8, compiled=None):
-        self.clock, self.batch, self.context = clock, batch, context
+        super().__init__(clock)
+        self.batch, self.context = batch, context
         self.compiled = set() if compiled is None else compiled
-        self.closed = 0
 
     def _call(self, shape):
         self.clock.now += 0.010 if shape in self.compiled else 2.0
@@ -45,21 +61,11 @@ class CompilingArm:
         self.length += 1
         self._call(("decode", self.batch, self.length))
 
-    def synchronize(self):
-        pass
 
-    def ran(self):
-        return {}
-
-    def close(self):
-        self.closed += 1
-
-
-class LateArm:
+class LateArm(Arm):
     """Asynchronous: calls return at once and finish 50 ms later; only synchronize() waits."""
 
-    def __init__(self, clock):
-        self.clock, self.due = clock, clock.now
+    due = 0.0
 
     def submit(self):
         self.due = self.clock.now + 0.050
@@ -69,34 +75,30 @@ class LateArm:
     def synchronize(self):
         self.clock.now = max(self.clock.now, self.due)
 
-    def ran(self):
-        return {}
 
-    def close(self):
-        pass
-
-
-class ScriptedArm:
+class ScriptedArm(Arm):
     """Takes the given seconds for submit and for each step."""
 
     def __init__(self, clock, seconds):
-        self.clock, self.seconds = clock, seconds
+        super().__init__(clock)
+        self.seconds = seconds
+
+    def _call(self, name):
+        self.seen.append(name)
+        self.clock.now += next(self.script)
 
     def submit(self):
         self.script = iter(self.seconds)
-        self.step()
+        self._call("submit")
 
     def step(self):
-        self.clock.now += next(self.script)
+        self._call("step")
 
-    def synchronize(self):
-        pass
 
-    def ran(self):
-        return {}
-
-    def close(self):
-        pass
+def timed(seconds, tokens):
+    """One request that takes these seconds for its tokens."""
+    clock = Clock()
+    return time_request("candidate", 0, ScriptedArm(clock, seconds), tokens, clock)
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (4, 8), (1, 512), (4, 512)], ids=str)
@@ -116,15 +118,13 @@ def test_a21_t2_medians_do_not_depend_on_the_order_of_the_cells():
         """Cells share what they compile: without a warm-up only the first of them is cold."""
 
         def _call(self, shape):
-            phase, batch, _ = shape
-            super()._call((phase, batch))
+            super()._call(shape[:2])
 
     def medians(shapes, warmup):
-        clock, compiled = Clock(), set()
-        out = {}
+        clock, compiled, out = Clock(), set(), {}
         for shape in shapes:
-            arm = SharingArm(clock, *shape, compiled)
-            timings = measure([("candidate", arm)], new_tokens=2, repeats=2, warmup=warmup, clock=clock)
+            arms = [("candidate", SharingArm(clock, *shape, compiled))]
+            timings = measure(arms, new_tokens=2, repeats=2, warmup=warmup, clock=clock)
             out[shape] = statistics.median(t.ttft_ms for t in timings.measured)
             out[*shape, "itl"] = statistics.median(gap for t in timings.measured for gap in t.itl_ms)
         return out
@@ -151,115 +151,68 @@ def test_a21_t3_work_left_by_an_earlier_request_is_not_counted():
     assert clock.now == pytest.approx(100.1)
 
 
-def test_a21_t4_a_wall_clock_that_is_set_back_changes_nothing(monkeypatch):
-    wall = iter(range(10_000, 0, -1000))
-    monkeypatch.setattr(time, "time", lambda: next(wall))
-    clock = Clock()
-
+def test_a21_t4_a_wall_clock_that_is_set_back_changes_nothing(backwards):
     class SettingBack(ScriptedArm):
         def step(self):
             time.time()
             super().step()
 
-    arm = SettingBack(clock, [0.2, 0.1, 0.1])
+    arm = SettingBack(clock := Clock(), [0.2, 0.1, 0.1])
     assert time_request("candidate", 0, arm, 3, clock).itl_ms == pytest.approx([100.0, 100.0])
     for function in (time_request, measure):
         assert inspect.signature(function).parameters["clock"].default is time.perf_counter
 
 
 def test_a20_t1_ttft_is_outside_itl_and_gaps_are_one_fewer_than_tokens():
-    timing = time_request("candidate", 0, ScriptedArm(clock := Clock(), [0.2] + [0.1] * 8), 9, clock)
+    timing = timed([0.2] + [0.1] * 8, 9)
     assert timing.ttft_ms == pytest.approx(200.0)
-    assert len(timing.itl_ms) == 8
-    assert statistics.mean(timing.itl_ms) == pytest.approx(100.0)
+    assert timing.itl_ms == pytest.approx([100.0] * 8)
 
 
 def test_a20_t3_one_token_has_a_ttft_and_no_itl():
-    timing = time_request("candidate", 0, ScriptedArm(clock := Clock(), [0.2]), 1, clock)
+    timing = timed([0.2], 1)
     assert (timing.ttft_ms, timing.itl_ms) == (pytest.approx(200.0), ())
     with pytest.raises(ValueError, match="at least 1"):
-        time_request("candidate", 0, ScriptedArm(clock, [0.2]), 0, clock)
+        timed([0.2], 0)
 
 
 def test_a20_t4_a_stall_is_kept_in_the_samples():
-    gaps = [0.010] * 60 + [0.300] + [0.010] * 39
-    timing = time_request("candidate", 0, ScriptedArm(clock := Clock(), [0.2, *gaps]), 101, clock)
+    timing = timed([0.2, *[0.010] * 60, 0.300, *[0.010] * 39], 101)
     assert max(timing.itl_ms) == pytest.approx(300.0)
     assert statistics.mean(timing.itl_ms) == pytest.approx(12.9)
 
 
 def test_arms_are_interleaved_and_pairs_alternate():
-    clock = Clock()
+    clock, seen = Clock(), []
     arms = [(label, CompilingArm(clock)) for label in ("baseline", "candidate")]
-    seen = []
-    timings = measure(
-        arms,
-        new_tokens=2,
-        repeats=4,
-        warmup=2,
-        clock=clock,
-        progress=lambda done, total, note: seen.append((done, total)),
-    )
+    progress = lambda done, total, note: seen.append((done, total))  # noqa: E731
+    timings = measure(arms, new_tokens=2, repeats=4, warmup=2, clock=clock, progress=progress)
     assert "".join(t.arm[0] for t in timings.measured) == "bccbbccb"
     assert [t.order for t in timings.measured] == list(range(8))
-    assert [arm.closed for _, arm in arms] == [6, 6]
+    assert [arm.seen.count("close") for _, arm in arms] == [6, 6]
     assert seen == [(i, 12) for i in range(13)]
 
 
-class Watched(ScriptedArm):
-    """Writes down when it is asked for what."""
-
-    def __init__(self, clock, seconds, seen):
-        super().__init__(clock, seconds)
-        self.seen = seen
-
-    def submit(self):
-        self.seen.append("submit")
-        super().submit()
-
-    def step(self):
-        self.seen.append("step")
-        super().step()
-
-    def synchronize(self):
-        self.seen.append("wait")
-
-    def close(self):
-        self.seen.append("close")
-
-
-def test_the_device_is_looked_at_outside_of_a_requests_time():
-    seen, looks, clock = [], iter(range(100)), Clock()
+@pytest.mark.parametrize("seconds", [0.0, 5.0])
+def test_the_device_state_is_read_outside_of_a_requests_time(seconds):
+    clock, looks = Clock(), iter(range(100))
+    arm = ScriptedArm(clock, [0.2, 0.1, 0.1])
 
     def look():
-        seen.append("look")
+        arm.seen.append("look")
+        clock.now += seconds
         return {"n": next(looks)}
 
-    arm = Watched(clock, [0.2, 0.1], seen)
-    timings = measure([("candidate", arm)], new_tokens=2, repeats=2, warmup=1, clock=clock, read_state=look)
-    one = ["wait", "submit", "step", "wait", "step", "wait", "close"]
-    assert seen == [*one, *(["look", *one, "look"] * 2)]
-    assert [t.device for t in timings.measured] == [
-        {"before": {"n": 0}, "after": {"n": 1}},
-        {"before": {"n": 2}, "after": {"n": 3}},
-    ]
+    timings = measure([("candidate", arm)], new_tokens=3, repeats=2, warmup=1, clock=clock, read_state=look)
+    one = ["wait", "submit", *["wait", "step"] * 2, "wait", "close"]
+    assert arm.seen == [*one, *(["look", *one, "look"] * 2)]
+    states = [{"before": {"n": n}, "after": {"n": n + 1}} for n in (0, 2)]
+    assert [t.device for t in timings.measured] == states
     assert timings.warmup[0].device is None
-
-
-@pytest.mark.parametrize("seconds", [0.0, 5.0])
-def test_a_slow_look_at_the_device_is_in_no_time(seconds):
-    clock = Clock()
-
-    def look():
-        clock.now += seconds
-        return {}
-
-    arms = [(label, ScriptedArm(clock, [0.2, 0.1, 0.1])) for label in ("baseline", "candidate")]
-    timings = measure(arms, new_tokens=3, repeats=2, warmup=0, clock=clock, read_state=look)
-    assert clock.now == pytest.approx(100 + 4 * 0.4 + 8 * seconds)
-    assert [t.ttft_ms for t in timings.measured] == pytest.approx([200.0] * 4)
-    assert [gap for t in timings.measured for gap in t.itl_ms] == pytest.approx([100.0] * 8)
-    assert [t.total_ms for t in timings.measured] == pytest.approx([400.0] * 4)
+    assert clock.now == pytest.approx(100 + 3 * 0.4 + 4 * seconds)
+    assert [t.ttft_ms for t in timings.measured] == pytest.approx([200.0] * 2)
+    assert [gap for t in timings.measured for gap in t.itl_ms] == pytest.approx([100.0] * 4)
+    assert [t.total_ms for t in timings.measured] == pytest.approx([400.0] * 2)
 
 
 def test_a_record_has_the_state_around_every_measured_request_and_why_what_is_not_there(
@@ -331,8 +284,18 @@ def test_a_candidate_is_interleaved_with_its_baseline_and_samples_are_whole(runn
     assert [a["arm"] for a in baseline.samples["arms"]] == ["candidate"] * 2
     assert [a["arm"] for a in baseline.samples["warmup"]] == ["candidate"]
 
-    measured = latency.run(runner_context("latency", baseline=baseline, kv_format="int8_sym", **KEYS))
-    arms = measured.samples["arms"]
+    ctx = runner_context("latency", baseline=baseline, kv_format="int8_sym", **KEYS)
+    made = []
+    for name in ("engine", "native"):
+        make = getattr(ctx, name)
+        object.__setattr__(ctx, name, lambda make=make, **size: made.append(make(**size)) or made[-1])
+    measured = latency.run(ctx)
+    assert [e.store.fmt.name for e in made] == ["int8_sym", "native"]
+    assert [e.store.num_pages for e in made] == [6, 6]
+    assert [e.store.sequences() for e in made] == [[], []]
+    assert made[0].store.reads["quantized_tokens"] == made[1].store.reads["tokens"] > 0
+
+    arms, facts = measured.samples["arms"], measured.facts
     assert [a["arm"] for a in arms] == ["baseline", "candidate", "candidate", "baseline"]
     assert [a["order"] for a in arms] == [0, 1, 2, 3]
     for arm in arms:
@@ -341,17 +304,9 @@ def test_a_candidate_is_interleaved_with_its_baseline_and_samples_are_whole(runn
         assert min(arm["itl_ms"]) > 0
         assert (arm["prefill_tokens"], arm["batch"], arm["new_tokens"]) == (63, 3, 5)
     assert [w["arm"] for w in measured.samples["warmup"]] == ["baseline", "candidate"]
-    assert (measured.facts["backend"], measured.facts["decode"], measured.facts["layers"]) == (
-        "torch",
-        "eager",
-        "off",
-    )
-    assert measured.facts["prompt_sha"] == baseline.facts["prompt_sha"]
-    assert (measured.facts["clock"], measured.facts["synchronised"], measured.facts["prefill_forwards"]) == (
-        "perf_counter",
-        True,
-        4,
-    )
+    assert (facts["backend"], facts["decode"], facts["layers"]) == ("torch", "eager", "off")
+    assert facts["prompt_sha"] == baseline.facts["prompt_sha"]
+    assert (facts["clock"], facts["synchronised"], facts["prefill_forwards"]) == ("perf_counter", True, 4)
 
 
 def test_a21_t3_the_engines_arm_waits_for_its_device(runner_context, monkeypatch):
@@ -386,21 +341,6 @@ def test_a11_t3_a_latency_of_the_interpreter_is_refused(runner_context, monkeypa
 def test_a20_t3_one_new_token_gives_no_itl_samples(runner_context):
     arms = latency.run(runner_context("latency", batch=1, context=8, new_tokens=1, repeats=1)).samples["arms"]
     assert [a["itl_ms"] for a in arms] == [[]]
-
-
-def test_the_arms_run_in_their_own_formats(runner_context, as_baseline):
-    ctx = runner_context("latency", **KEYS)
-    baseline = as_baseline(ctx, latency.run(ctx))
-    ctx = runner_context("latency", baseline=baseline, kv_format="int8_sym", **KEYS)
-    made = []
-    for name in ("engine", "native"):
-        make = getattr(ctx, name)
-        object.__setattr__(ctx, name, lambda make=make, **size: made.append(make(**size)) or made[-1])
-    latency.run(ctx)
-    assert [e.store.fmt.name for e in made] == ["int8_sym", "native"]
-    assert [e.store.num_pages for e in made] == [6, 6]
-    assert [e.store.sequences() for e in made] == [[], []]
-    assert made[0].store.reads["quantized_tokens"] == made[1].store.reads["tokens"] > 0
 
 
 def test_the_engine_arm_gives_each_prompt_its_own_greedy_text(runner_context):

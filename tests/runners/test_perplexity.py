@@ -1,4 +1,6 @@
-"""Perplexity through real engines on a tiny model: protocols, divergence, the native re-run, what is refused."""
+"""Perplexity through real engines on a tiny model: protocols, divergence, the native re-run, what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ import torch
 from kvbench.data.corpora import corpus
 from kvbench.errors import KvbenchError, NotAvailable, Refused
 from kvbench.metrics.perplexity import values
-from kvbench.records.record import Record
 from kvbench.runners import perplexity
 from kvbench.runners.context import Measurement
 from kvbench.runners.perplexity import KEPT, Divergence, Pass, chunk_text, rerun_difference
 from kvbench.runners.text.chunking import Chunk
 from kvbench.runners.text.likelihood import Compared, logprobs
+from tests.factories.made_run import record
 from tests.factories.quality_tools import bpe_tokenizer, context, reference_logprobs, tiny_model
 
 PROTOCOLS = ("stream512", "rows512", "llamacpp")
@@ -189,10 +191,7 @@ def test_two_real_runs_of_the_baseline_have_intervals_around_nothing(model: Any,
     """The second run uses other chunk sizes, so it rounds differently; each chunk counts as a document."""
     baseline = measure(model, text)
     again = measure(model, text, baseline=baseline, spec={"prefill_chunk": 100})
-    sides = [
-        Record("k", "perplexity", 1, "ok", {}, {}, None, None, m.samples, m.facts, {}, None, None, "", 0.0)
-        for m in (again, baseline)
-    ]
+    sides = [record("perplexity", m.samples, m.facts) for m in (again, baseline)]
     for side in sides:
         for i, chunk in enumerate(side.samples["chunks"]):
             chunk["document"] = i

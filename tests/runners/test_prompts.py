@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from kvbench.data.corpora import corpus
 from kvbench.data.questions import Question, cloze
@@ -17,7 +23,7 @@ from kvbench.runners.text.encode import (
     overflow,
     plain_ids,
     strings,
-)  # fmt: skip
+)
 from kvbench.runners.text.encoder import Encoder, ids_by_head
 from kvbench.runners.text.prompts import TEMPLATES, continuations, messages, plain, problem, spread
 from tests.factories.quality_tools import bpe_tokenizer, word_tokenizer
@@ -28,37 +34,65 @@ SHOT = Question("a/1", "human_aging", "Which organ?", ("heart", "lung", "skin", 
 
 def encoder_for(task: str, tokenizer: object = None, **changes: object) -> Encoder:
     tokenizer = tokenizer or bpe_tokenizer()
-    fields: dict[str, object] = {
-        "template": TEMPLATES[task], "tokenizer": tokenizer, "chat": False, "window": None,
-        "examples": {"human_aging": [SHOT] * 5, "law": [SHOT] * 5}, "first": bos_ids(tokenizer),
-    }  # fmt: skip
-    return Encoder(**(fields | changes))  # type: ignore[arg-type]
+    fields: dict[str, object] = {"template": TEMPLATES[task], "tokenizer": tokenizer, "chat": False}
+    fields |= {"window": None, "first": bos_ids(tokenizer)}
+    return Encoder(**(fields | {"examples": {"human_aging": [SHOT] * 5}} | changes))
 
 
-def test_mmlu_prompt_is_lm_evals() -> None:
-    assert plain(TEMPLATES["mmlu"], ANATOMY, [SHOT]) == (
-        "The following are multiple choice questions (with answers) about human aging.\n\n"
-        "Which organ?\nA. heart\nB. lung\nC. skin\nD. liver\nAnswer: A\n\n"
-        "Which bone?\nA. ulna\nB. rib\nC. None\nD. jaw\nAnswer:"
-    )
-    assert continuations(TEMPLATES["mmlu"], ANATOMY, chat=False) == [" A", " B", " C", " D"]
+def ids_of(text: str) -> list[int]:
+    found: list[int] = bpe_tokenizer()(text, add_special_tokens=False)["input_ids"]
+    return found
 
 
-def test_ceval_prompt_is_lm_evals_with_the_subjects_chinese_name() -> None:
-    q = Question("l/0", "law", "下列选项正确的是____。", ("Ａ项", "None", "甲", "乙"), 1)
-    assert plain(TEMPLATES["ceval"], q, [q]) == (
-        "以下是中国关于法学的单项选择题，请选出其中的正确答案。\n\n"
-        "下列选项正确的是____。\nA. Ａ项\nB. None\nC. 甲\nD. 乙\n答案：B\n\n"
-        "下列选项正确的是____。\nA. Ａ项\nB. None\nC. 甲\nD. 乙\n答案："
-    )
+def the(pair: Pair | None) -> Pair:
+    assert pair is not None
+    return pair
 
 
-def test_arc_prompt_scores_the_choices_texts() -> None:
-    q = Question("m", "arc_easy", "What melts?", ("ice", "rock", "iron"), 0)
-    assert plain(TEMPLATES["arc_easy"], q, [q]) == (
-        "Question: What melts?\nAnswer: ice\n\nQuestion: What melts?\nAnswer:"
-    )
-    assert continuations(TEMPLATES["arc_challenge"], q, chat=False) == [" ice", " rock", " iron"]
+def pair_of(task: str, tokenizer: object = None, shots: int = 0, **changes: object) -> Pair:
+    return the(encoder_for(task, tokenizer, **changes).subject([ANATOMY], shots)[0].pair)
+
+
+LAW = Question("l/0", "law", "下列选项正确的是____。", ("Ａ项", "None", "甲", "乙"), 1)
+MELTS = Question("m", "arc_easy", "What melts?", ("ice", "rock", "iron"), 0)
+
+
+@pytest.mark.parametrize(
+    ("task", "question", "shot", "prompt", "choices"),
+    [
+        (
+            "mmlu",
+            ANATOMY,
+            SHOT,
+            "The following are multiple choice questions (with answers) about human aging.\n\n"
+            "Which organ?\nA. heart\nB. lung\nC. skin\nD. liver\nAnswer: A\n\n"
+            "Which bone?\nA. ulna\nB. rib\nC. None\nD. jaw\nAnswer:",
+            [" A", " B", " C", " D"],
+        ),
+        (
+            "ceval",
+            LAW,
+            LAW,
+            "以下是中国关于法学的单项选择题，请选出其中的正确答案。\n\n"
+            "下列选项正确的是____。\nA. Ａ项\nB. None\nC. 甲\nD. 乙\n答案：B\n\n"
+            "下列选项正确的是____。\nA. Ａ项\nB. None\nC. 甲\nD. 乙\n答案：",
+            ["A", "B", "C", "D"],
+        ),
+        (
+            "arc_easy",
+            MELTS,
+            MELTS,
+            "Question: What melts?\nAnswer: ice\n\nQuestion: What melts?\nAnswer:",
+            [" ice", " rock", " iron"],
+        ),
+    ],
+    ids=["mmlu", "ceval", "arc"],
+)
+def test_prompts_and_choices_are_lm_evals(
+    task: str, question: Question, shot: Question, prompt: str, choices: list[str]
+) -> None:
+    assert plain(TEMPLATES[task], question, [shot]) == prompt
+    assert continuations(TEMPLATES[task], question, chat=False) == choices
 
 
 def test_cloze_joins_to_the_corpus_own_text() -> None:
@@ -79,39 +113,30 @@ def test_a_chat_is_turns_and_its_answer_has_no_delimiter() -> None:
 
 
 def test_a18_t1_answer_colon_wants_space_a_and_a_full_width_colon_wants_a() -> None:
-    tokenizer = bpe_tokenizer()
-    spaced, bare = (tokenizer(t, add_special_tokens=False)["input_ids"] for t in (" A", "A"))
+    spaced, bare = ids_of(" A"), ids_of("A")
     assert (len(spaced), len(bare)) == (1, 1)
     assert spaced != bare
-    mmlu = encoder_for("mmlu").subject([ANATOMY], 0)[0].pair
-    ceval = encoder_for("ceval").subject([ANATOMY], 0)[0].pair
-    assert mmlu is not None
-    assert ceval is not None
-    assert list(mmlu.continuations[0]) == spaced
-    assert list(ceval.continuations[0]) == bare
+    assert list(pair_of("mmlu").continuations[0]) == spaced
+    assert list(pair_of("ceval").continuations[0]) == bare
 
 
 def test_a18_t2_a_token_across_the_join_is_scored_not_lost() -> None:
     tokenizer = word_tokenizer(["Say", " ", "Ans", "wer", "Answer", "other"])
+    tokens = tokenizer.convert_ids_to_tokens
     ids = plain_ids(tokenizer, strings("Say Ans", ["wer", "other"]))
-    assert tokenizer.convert_ids_to_tokens(ids[1]) == ["Say", " ", "Answer"]
-    pair = join(ids[0], ids[1:], [])
-    assert pair is not None
+    assert tokens(ids[1]) == ["Say", " ", "Answer"]
+    pair = the(join(ids[0], ids[1:], []))
     assert pair.merged
-    assert tokenizer.convert_ids_to_tokens(list(pair.context)) == ["Say", " "]
+    assert tokens(list(pair.context)) == ["Say", " "]
     # Both choices score the same text from there on, "Answer" and "Ansother".
-    assert [tokenizer.convert_ids_to_tokens(list(c)) for c in pair.continuations] == [
-        ["Answer"],
-        ["Ans", "other"],
-    ]
+    assert [tokens(list(c)) for c in pair.continuations] == [["Answer"], ["Ans", "other"]]
 
 
 def test_a18_t2_a_merge_at_the_very_start_needs_a_bos_to_stand_on() -> None:
     tokenizer = word_tokenizer(["Ans", "wer", "Answer"])
     ids = plain_ids(tokenizer, strings("Ans", ["wer"]))
     assert join(ids[0], ids[1:], []) is None
-    pair = join(ids[0], ids[1:], [7])
-    assert pair is not None
+    pair = the(join(ids[0], ids[1:], [7]))
     assert (pair.context, len(pair.continuations[0])) == ((7,), 1)
 
 
@@ -122,10 +147,9 @@ def test_an_answer_without_a_token_cannot_be_scored() -> None:
 def test_spaces_that_end_the_prompt_go_to_the_answer() -> None:
     assert strings("Answer: ", ["A"]) == ["Answer:", "Answer: A"]
     ids = plain_ids(bpe_tokenizer(), strings("Answer: ", ["A"]))
-    pair = join(ids[0], ids[1:], [])
-    assert pair is not None
+    pair = the(join(ids[0], ids[1:], []))
     assert not pair.merged
-    assert list(pair.continuations[0]) == bpe_tokenizer()(" A", add_special_tokens=False)["input_ids"]
+    assert list(pair.continuations[0]) == ids_of(" A")
 
 
 @pytest.mark.parametrize(
@@ -143,70 +167,51 @@ def test_a18_t4_t5_empty_and_missing_choices_are_named_and_literal_none_is_text(
     assert problem(Question("x", "law", "q", choices, answer)) == why
 
 
-def with_bos(tokenizer: object) -> object:
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer = type(tokenizer)(
-        tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>", eos_token="</s>"
-    )  # type: ignore[attr-defined, call-arg]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
-    return tokenizer
+def with_bos() -> Any:
+    """The BPE tokenizer, with `<s>` put first."""
+    inner = copy.deepcopy(bpe_tokenizer().backend_tokenizer)
+    inner.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
 
 
 def test_a19_t1_exactly_one_bos_or_a_stated_policy() -> None:
-    import copy
-
-    bare = bpe_tokenizer()
+    bare, adds = bpe_tokenizer(), with_bos()
     assert bos_ids(bare) == []
     assert "id 0" in bos_policy(bare)
     assert "none added" in bos_policy(bare)
-    adds = with_bos(copy.deepcopy(bare))
     assert bos_ids(adds) == [0]
     assert bos_policy(adds).startswith("one: the tokenizer puts [0] first")
-    pair = encoder_for("mmlu", adds).subject([ANATOMY], 0)[0].pair
-    assert pair is not None
+    pair = pair_of("mmlu", adds)
     assert (pair.context[0], pair.context.count(0)) == (0, 1)
     assert 0 not in pair.continuations[0]
 
 
-def test_a19_t1_a_template_that_emits_bos_gets_no_second_one() -> None:
-    import copy
-
-    adds = with_bos(copy.deepcopy(bpe_tokenizer()))
-    template = (
-        "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
-    )
-    for text in (template, template.removeprefix("{{ bos_token }}")):
-        adds.chat_template = text  # type: ignore[attr-defined]
-        pair = encoder_for("mmlu", adds, chat=True).subject([ANATOMY], 1)[0].pair
-        assert pair is not None
-        assert (pair.context[0], pair.context.count(0)) == (0, 1)
+@pytest.mark.parametrize("start", ["{{ bos_token }}", ""])
+def test_a19_t1_a_template_that_emits_bos_gets_no_second_one(start: str) -> None:
+    adds = with_bos()
+    turns = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
+    adds.chat_template = start + turns
+    pair = pair_of("mmlu", adds, 1, chat=True)
+    assert (pair.context[0], pair.context.count(0)) == (0, 1)
 
 
 def test_a19_t2_980_of_1109_tokens_do_not_fit_128() -> None:
     pair = Pair(tuple(range(1108)), ((1,),), False)
     assert overflow(pair, 128) == 980
     fitted = fit(lambda shots: pair, 0, 128, bos=0)
-    assert fitted.dropped_tokens == 980
-    assert fitted.truncated
-    assert fitted.pair is not None
-    assert fitted.pair.context == tuple(range(980, 1108))
-    assert overflow(fitted.pair, 128) == 0
+    assert (fitted.dropped_tokens, fitted.truncated) == (980, True)
+    assert the(fitted.pair).context == tuple(range(980, 1108))
+    assert [overflow(the(fitted.pair), window) for window in (128, 127, None)] == [0, 1, 0]
 
 
 def test_a19_t2_the_bos_survives_the_cut() -> None:
     fitted = fit(lambda shots: Pair((7, *range(100)), ((1, 2),), False), 0, 50, bos=1)
-    assert fitted.pair is not None
-    assert (fitted.pair.context[0], fitted.pair.context[1:]) == (7, tuple(range(52, 100)))
-    assert len(fitted.pair.context) + 2 == 50 + 1
+    assert the(fitted.pair).context == (7, *range(52, 100))  # 49, and 2 of the answer, whose last is not fed
 
 
 def test_a19_t3_whole_shots_go_first_and_task_question_and_bos_stay() -> None:
-    whole = encoder_for("mmlu").subject([ANATOMY], 5)[0]
-    three = encoder_for("mmlu").subject([ANATOMY], 3)[0].pair
-    assert whole.pair is not None
-    assert three is not None
-    assert not whole.truncated
+    assert not encoder_for("mmlu").subject([ANATOMY], 5)[0].truncated
+    three = pair_of("mmlu", shots=3)
     fitted = encoder_for("mmlu", window=len(three.context) + 3).subject([ANATOMY], 5)[0]
     assert (fitted.pair, fitted.dropped_shots, fitted.dropped_tokens) == (three, 2, 0)
     assert fitted.truncated
@@ -216,13 +221,6 @@ def test_a19_t3_whole_shots_go_first_and_task_question_and_bos_stay() -> None:
 
 def test_a_question_without_room_for_anything_is_not_scored() -> None:
     assert fit(lambda shots: Pair((1, 2, 3), (tuple(range(9)),), False), 2, 8, bos=0).pair is None
-
-
-def test_exactly_the_window_is_not_truncated() -> None:
-    pair = Pair(tuple(range(128)), ((1,), (1,)), False)
-    assert overflow(pair, 128) == 0
-    assert overflow(pair, 127) == 1
-    assert overflow(pair, None) == 0
 
 
 def test_common_prefix_leaves_each_context_a_token() -> None:
@@ -235,14 +233,10 @@ def test_common_prefix_leaves_each_context_a_token() -> None:
 def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = bpe_tokenizer()
     endings = ["it", "2", "\nhere", "Answer: A", "été", "", "  x", "that"]
-    questions = [
-        Question(f"a/{i}", "human_aging", f"{end} so?", ("1", " 2", "x", ""), 0)
-        for i, end in enumerate(endings)
-    ]
-    shots = {
-        "human_aging": [Question("s", "human_aging", "Which organ pumps blood? " * 5, SHOT.choices, 0)] * 5
-    }
-    texts = [t for q in questions for t in encoder_for("mmlu", examples=shots).texts(q, 5)]
+    questions = [Question("a", "human_aging", f"{end} so?", ("1", " 2", "x", ""), 0) for end in endings]
+    shot = Question("s", "human_aging", "Which organ pumps blood? " * 5, SHOT.choices, 0)
+    own = encoder_for("mmlu", examples={"human_aging": [shot] * 5})
+    texts = [t for q in questions for t in own.texts(q, 5)]
     calls: list[int] = []
 
     def counting(tokenizer: object, texts: list[str]) -> list[list[int]]:
@@ -255,30 +249,20 @@ def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch: pytest.Mo
 
 
 def test_a_tokenizer_that_does_not_split_at_the_cut_gets_whole_texts() -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     words = {"<unk>": 0, **{chr(c): c for c in range(9, 127)}, "\u2581": 130}
-    inner = Tokenizer(
-        models.WordPiece(
-            words, unk_token="<unk>", continuing_subword_prefix="", max_input_chars_per_word=10**6
-        )
-    )  # type: ignore[call-arg]
+    settings: dict[str, Any] = {"continuing_subword_prefix": "", "max_input_chars_per_word": 10**6}
+    inner = Tokenizer(models.WordPiece(words, unk_token="<unk>", **settings))
     inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
     texts = ["line\n" * 200 + tail for tail in ("a", "b", "c")]
     assert ids_by_head(tokenizer, texts) == plain_ids(tokenizer, texts)
-    assert plain_ids(tokenizer, ["line\nline"])[0] != [
-        i for t in ("line\n", "line") for i in plain_ids(tokenizer, [t])[0]
-    ]
+    apart = [i for t in ("line\n", "line") for i in plain_ids(tokenizer, [t])[0]]
+    assert plain_ids(tokenizer, ["line\nline"])[0] != apart
 
 
 def test_a_limit_is_spread_over_subjects_round_robin() -> None:
-    qs = [
-        Question(f"{s}/{i}", s, "q", ("a", "b"), 0)
-        for s, n in (("x", 4), ("y", 1), ("z", 3))
-        for i in range(n)
-    ]
+    sizes = {"x": 4, "y": 1, "z": 3}
+    qs = [Question(f"{s}/{i}", s, "q", ("a", "b"), 0) for s, n in sizes.items() for i in range(n)]
     assert [q.id for q in spread(qs, 5)] == ["x/0", "x/1", "y/0", "z/0", "z/1"]
     assert [q.id for q in spread(qs, 2)] == ["x/0", "y/0"]
     assert spread(qs, None) == spread(qs, 99) == qs

@@ -25,7 +25,7 @@ class Scripted:
             [0] * len(scripts),
             [],
             [],
-        )  # type: ignore[var-annotated]
+        )
         self.spec = {"prefill_chunk": 512}
         self.added = 0
 

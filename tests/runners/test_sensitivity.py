@@ -68,7 +68,7 @@ def test_first_tokens_beyond_the_text_are_all_of_it(runner_context: Any) -> None
 def test_tokens_are_counted_from_the_head_of_the_text(start: int, expected: list[bool]) -> None:
     """Part [2, 4) of a forward whose first token stands at `start`."""
     like = SimpleNamespace(fmt=KV_FORMATS["int8_sym"])
-    writes = Writes(SimpleNamespace(store=like))  # type: ignore[arg-type]
+    writes = Writes(SimpleNamespace(store=like))
     writes.part, writes.start = Part("tokens", "some", frozenset({0}), "k", first=2, end=4), start
     x = torch.randn(5, 2, 16, generator=torch.Generator().manual_seed(0))
     held = writes.before_write(0, torch.arange(5), x, x)
@@ -80,7 +80,7 @@ def test_tokens_are_counted_from_the_head_of_the_text(start: int, expected: list
 
 
 def test_another_layer_s_writes_are_left_alone() -> None:
-    writes = Writes(SimpleNamespace(store=None))  # type: ignore[arg-type]
+    writes = Writes(SimpleNamespace(store=None))
     writes.part = Part("alone", 1, frozenset({1}))
     x = torch.randn(3, 2, 16)
     held = writes.before_write(0, torch.arange(3), x, x)
@@ -264,7 +264,7 @@ def test_values_are_means_over_tokens_with_intervals_over_texts() -> None:
     }  # fmt: skip
     rows = {
         v.metric: v for v in derived.values(SimpleNamespace(samples={"parts": parts}, facts=facts), BASELINE)
-    }  # type: ignore[arg-type]
+    }
     assert rows["sens_kld_all"].value == pytest.approx(0.2)
     assert rows["sens_layer_gain"].value == pytest.approx(0.1)
     assert rows["sens_layer_gain"].units == 2

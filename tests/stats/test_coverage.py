@@ -1,4 +1,4 @@
-"""Intervals over documents cover the true value on made-up losses; a bootstrap is compared. Seeds are fixed."""
+"""Intervals over documents cover the true value on made-up losses; a bootstrap is compared; fixed seeds."""
 
 from __future__ import annotations
 

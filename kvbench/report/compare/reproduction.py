@@ -1,4 +1,4 @@
-"""`kvbench reproduce`: a published table and ours beside it, as text, Markdown and JSON."""
+"""`kvbench reproduce`: a published table and the measured values, as text, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ COLUMNS = ("line", "published", "ours", "ours / published", "verdict")
 
 @dataclass(frozen=True)
 class Reproduced:
-    """name: SOURCE TABLE. hardware, models: of ours, from the run. stands_in: what ours is where it is not the published model.
-
-    faults: what fails in the run whatever a policy says (precision, impossible values, scorers that measure nothing); with one there is nothing to compare.
+    """name: SOURCE TABLE; hardware, models: of the run; stands_in: the model used instead of the published
+    one; faults: failed built-in checks of the run (precision, impossible values, ...), which make it invalid.
     """
 
     name: str
@@ -35,13 +34,13 @@ class Reproduced:
 
     @property
     def verdict(self) -> str:
-        return "the run is not what it was to be" if self.faults else self.shape.verdict
+        return "the run is invalid" if self.faults else self.shape.verdict
 
 
 def hardware_of(
     environment: Mapping[str, Any], specs: Sequence[Mapping[str, Any]], backends: Iterable[str]
 ) -> str:
-    """`NVIDIA H200, bfloat16, backend triton`: what the cells ran on. backends: the resolved ones; none where nothing ran."""
+    """`NVIDIA H200, bfloat16, backend triton`: what the cells ran on. backends: the resolved ones."""
     gpus, devices = environment.get("gpus") or [], {spec["device"] for spec in specs}
     where = gpus[0]["name"] if gpus and "cuda" in devices else environment.get("cpu") or "an unknown CPU"
     dtypes = ", ".join(sorted({spec["dtype"] for spec in specs}))
@@ -49,35 +48,36 @@ def hardware_of(
 
 
 def head(found: Reproduced) -> list[str]:
-    """What stands above the table: both sides' model and hardware, and what stands in for what."""
+    """The lines above the table: model and hardware of both sides."""
     lines = found.table.lines
     models = dict.fromkeys(line.texts.get("model", "") for line in lines)
     devices = dict.fromkeys(line.texts.get("device", "") for line in lines)
-    theirs = ", ".join(filter(None, models)) or "a model that is not named"
-    where = ", ".join(filter(None, devices)) or "hardware that is not named"
+    theirs = ", ".join(filter(None, models)) or "an unnamed model"
+    where = ", ".join(filter(None, devices)) or "unnamed hardware"
     return [
         f"{found.name}: {found.table.head.get('title', found.table.path.stem)}",
-        f"published: {theirs}, on {where} ({found.table.head.get('source', 'no source is named')})",
+        f"published: {theirs}, on {where} ({found.table.head.get('source', 'no source given')})",
         f"ours: {found.models or 'nothing'}, on {found.hardware or 'nothing'}",
         *([f"not the published model: {found.stands_in}"] if found.stands_in else []),
     ]
 
 
 def foot(found: Reproduced) -> list[str]:
-    """Orders, what was not run with the command that runs it, and the verdict."""
-    said = []
+    """The lines below the table: orders, faults, the command for rows that were not run, and the verdict."""
+    text = []
     for order in found.shape.orders:
         flipped = f"; flipped: {'; '.join(order.flipped)}" if order.flipped else ""
-        said.append(
-            f"order of {order.column}: {order.alike} pairs alike, {order.open} not told apart, {len(order.flipped)} flipped{flipped}"
+        text.append(
+            f"order of {order.column}: {order.alike} pairs in the same order, {order.open} undecided, "
+            f"{len(order.flipped)} flipped{flipped}"
         )
-    said += [f"fault: {fault}" for fault in found.faults]
+    text += [f"fault: {fault}" for fault in found.faults]
     states = [row.state for row in found.shape.rows]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     if NOT_RUN in states:
-        said.append(f"to run it: {found.command}")
-    said.append(f"{found.verdict} ({counts}). Exit code {found.exit_code}.")
-    return said
+        text.append(f"to run it: {found.command}")
+    text.append(f"{found.verdict} ({counts}). Exit code {found.exit_code}.")
+    return text
 
 
 def cells(found: Reproduced) -> list[tuple[str, str, str, str, str]]:
@@ -104,7 +104,7 @@ def as_text(found: Reproduced) -> str:
         out += ["", name, f"  published  {published}"]
         out += [f"  ours       {ours}"] if ours != "-" else []
         out += [f"  ours / published  {ratio}"] if ratio != "-" else []
-        # One cause of many lines is said once.
+        # A cause shared by consecutive lines is printed once.
         out.append(
             f"  {verdict}" if verdict != before or ours != "-" else f"  {verdict.split(':')[0]}: as above"
         )
@@ -119,18 +119,8 @@ def as_markdown(found: Reproduced) -> str:
     title, *rest = head(found)
     rows = [COLUMNS, tuple("---" for _ in COLUMNS), *cells(found)]
     table = [f"| {' | '.join(map(cell, row))} |" for row in rows]
-    return "\n".join(
-        [
-            f"## {cell(title)}",
-            "",
-            *(f"- {cell(x)}" for x in rest),
-            "",
-            *table,
-            "",
-            *(f"- {cell(x)}" for x in foot(found)),
-            "",
-        ]
-    )
+    above, below = ([f"- {cell(line)}" for line in lines] for lines in (rest, foot(found)))
+    return "\n".join([f"## {cell(title)}", "", *above, "", *table, "", *below, ""])
 
 
 def as_json(found: Reproduced) -> dict[str, Any]:

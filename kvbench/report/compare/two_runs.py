@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from kvbench.compare.history import History
-from kvbench.compare.pairing import Stored
 from kvbench.compare.result import (
     BETTER,
     NOT_EVALUATED,
@@ -27,6 +25,7 @@ from kvbench.metrics.collect import METRICS, Row
 from kvbench.metrics.declare.metric import BESIDE, EXACT, MARGINS, Effect
 from kvbench.metrics.declare.units import BYTES
 from kvbench.render.numbers import counted_of, one_line, shown
+from kvbench.report.compare import heading
 from kvbench.report.json import strict
 from kvbench.report.markdown import escaped, table
 from kvbench.report.standalone import page
@@ -44,23 +43,18 @@ TONES = {
 _EXIT_TONES = {0: "pass", 1: "fail", 4: "inconclusive"}
 HEADS = ("Outcome", "Measured on", "Metric", "Reference", "Other", "Change", "n", "Margin", "Why")
 HOW = "How"
+_STYLES = {WORSE: "bold red", BETTER: "green", UNDECIDED: "yellow", NOT_EVALUATED: "blue"}
 
 
 @dataclass(frozen=True)
 class Line:
-    """One finding in words, a cell of the table each; run: the run that stands beside the reference; how: how it was paired;
-    equal: to the last bit."""
+    """One finding as text. run: the run compared with the reference; cells: in the order of `HEADS`; how: how
+    the samples were paired; equal: to the last bit.
+    """
 
     run: str
     outcome: str
-    place: str
-    subject: str
-    first: str
-    second: str
-    change: str
-    n: str
-    margin: str
-    why: str
+    cells: tuple[str, ...]
     how: str
     equal: bool
 
@@ -68,228 +62,152 @@ class Line:
     def tone(self) -> str:
         return TONES[self.outcome]
 
-    @property
-    def word(self) -> str:
-        return WORDS.get(self.outcome, self.outcome)
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        return (
-            self.word,
-            self.place,
-            self.subject,
-            self.first,
-            self.second,
-            self.change,
-            self.n,
-            self.margin,
-            self.why,
-        )
-
 
 def lines(result: Comparison) -> list[Line]:
-    """What was worse first; in each outcome as measured."""
+    """The findings, worse first, then in the order of measurement."""
     return [_line(finding) for finding in sorted(result.findings, key=lambda f: ORDER.index(f.outcome))]
 
 
 def _line(finding: Finding) -> Line:
     effect = finding.effect
-    why = [finding.reason, f"partial: {finding.partial}" if finding.partial else ""]
-    how = [effect.method, f"by itself {spoken(effect.beside)}" if effect.beside else ""] if effect else []
-    n = f"{effect.n:,} {counted_of(effect.n, effect.counted)}" if effect and effect.n is not None else ""
-    unit = "" if effect is None else "%" if effect.unit == "%" else f" {effect.unit}"
-    return Line(
-        finding.runs[1],
-        finding.outcome,
-        finding.place,
-        one_line(finding.subject),
-        _value(finding.first),
-        _value(finding.second),
-        # Its two times are each run's own; the change is that of their ratios to native.
-        f"{spoken(effect)}{' beside native' if effect.kind is BESIDE else ''}" if effect else "",
-        n,
-        ""
-        if finding.margin is None or not effect
-        else "exact"
-        if effect.kind is EXACT
-        else f"{finding.margin:g}{unit}",
-        one_line("; ".join(filter(None, why))),
-        one_line("; ".join(filter(None, how))),
-        bool(effect and effect.identical),
+    change, n, margin, how = "", "", "", []
+    if effect:
+        # A time is compared by its ratio to native, although both times shown are the runs' own.
+        change = f"{spoken(effect)}{' relative to native' if effect.kind is BESIDE else ''}"
+        n = f"{effect.n:,} {counted_of(effect.n, effect.counted)}" if effect.n is not None else ""
+        unit = "%" if effect.unit == "%" else f" {effect.unit}"
+        if finding.margin is not None:
+            margin = "exact" if effect.kind is EXACT else f"{finding.margin:g}{unit}"
+        how = [effect.method, f"by itself {spoken(effect.beside)}" if effect.beside else ""]
+    why = one_line(
+        "; ".join(filter(None, (finding.reason, finding.partial and f"partial: {finding.partial}")))
     )
+    outcome = WORDS.get(finding.outcome, finding.outcome)
+    first, second = _value(finding.first), _value(finding.second)
+    cells = (outcome, finding.place, one_line(finding.subject), first, second, change, n, margin, why)
+    method = one_line("; ".join(filter(None, how)))
+    return Line(finding.runs[1], finding.outcome, cells, method, bool(effect and effect.identical))
 
 
 def _value(row: Row | None) -> str:
-    return "" if row is None else shown(row.value, row.unit).brief if row.unit is not BYTES else _bytes(row)
-
-
-def _bytes(row: Row) -> str:
+    if row is None:
+        return ""
+    if row.unit is not BYTES:
+        return shown(row.value, row.unit).brief
     return shown(row.value).brief + (" B" if row.value is not None else "")
 
 
 def headline(result: Comparison) -> str:
-    """`2 of 40 judged values are worse, 3 undecided, 35 the same; 90 more are shown and not judged.`"""
+    """`40 values judged: 2 worse, 3 undecided, 35 the same; 90 more are shown and not judged.`"""
     counts = Counter(finding.outcome for finding in result.findings)
-    judged = sum(counts[o] for o in (WORSE, BETTER, SAME, UNDECIDED))
-    parts = [
-        f"{counts[o]} {WORDS.get(o, o) if o != SAME else 'the same'}"
-        for o in (WORSE, UNDECIDED, BETTER, SAME, NOT_EVALUATED)
-        if counts[o]
-    ]
-    said = f"{judged} values judged: {', '.join(parts) or 'none'}"
+    judged = sum(counts[outcome] for outcome in (WORSE, BETTER, SAME, UNDECIDED))
+    words = {**WORDS, SAME: "the same"}
+    order = (WORSE, UNDECIDED, BETTER, SAME, NOT_EVALUATED)
+    parts = [f"{counts[outcome]} {words.get(outcome, outcome)}" for outcome in order if counts[outcome]]
+    text = f"{judged} values judged: {', '.join(parts) or 'none'}"
     if counts[NOT_JUDGED]:
-        said += f"; {counts[NOT_JUDGED]} more are shown and not judged"
-    return f"{said}."
-
-
-def runs_of(runs: Sequence[Stored]) -> list[tuple[str, str, str, str]]:
-    """(name, folder, matrix, when) of each run."""
-    return [
-        (run.name, one_line(run.path), one_line(run.run.manifest.name), one_line(run.run.manifest.created_at))
-        for run in runs
-    ]
-
-
-def faults_of(faults: Sequence[tuple[str, str]]) -> Iterator[str]:
-    for run, sentence in faults:
-        yield one_line(f"{run} does not stand by itself: {sentence}")
+        text += f"; {counts[NOT_JUDGED]} more are shown and not judged"
+    return f"{text}."
 
 
 def show(
     result: Comparison, paths: Sequence[Path] = (), file: TextIO | None = None, quiet: bool = False
 ) -> None:
-    """On a console; quiet: faults, what is worse, files and the last line only. What is equal to the last bit, and what is not judged, is only counted."""
-    from rich import box
-    from rich.table import Table
+    """Print the comparison to a console. Values that are bitwise equal or not judged are only counted.
+
+    paths: files that were written; quiet: only faults, what is worse, paths and the verdict.
+    """
     from rich.text import Text
 
     from kvbench.report.console import console_for
 
     file = file or sys.stdout
     console = console_for(file)
-    for name, path, matrix, made in () if quiet else runs_of(result.runs):
-        role = " (reference)" if name == result.runs[0].name else ""
-        console.print(Text(f"{name}{role}: {path}, {matrix}, {made}"), soft_wrap=True)
-    for sentence in faults_of(result.faults):
-        console.print(Text(sentence, style="bold red"), soft_wrap=True)
-    for sentence in () if quiet else result.named:
-        console.print(Text(f"Named: {one_line(sentence)}."), soft_wrap=True)
+    heading.print_heading(console, result, result.runs[0].name, quiet)
     several = len(result.runs) > 2
-    out = Table(box=box.SIMPLE_HEAD if file.isatty() else box.ASCII2, pad_edge=False, header_style="bold")
-    for head in (*(["Run"] if several else []), *HEADS):
-        out.add_column(head, overflow="fold")
-    shown_lines = [line for line in lines(result) if line.outcome != NOT_JUDGED and not line.equal]
-    for line in shown_lines:
-        style = {WORSE: "bold red", BETTER: "green", UNDECIDED: "yellow", NOT_EVALUATED: "blue"}.get(
-            line.outcome, ""
-        )
-        out.add_row(*(Text(cell) for cell in (*([line.run] if several else []), *line.cells)), style=style)
+    out = heading.console_table((*(["Run"] if several else []), *HEADS), file)
+    found = lines(result)
+    for line in found:
+        if line.outcome != NOT_JUDGED and not line.equal:
+            cells = (*([line.run] if several else []), *line.cells)
+            out.add_row(*map(Text, cells), style=_STYLES.get(line.outcome, ""))
     if out.row_count and not quiet:
         console.print(out)
-    for finding in result.findings:
-        if finding.outcome == WORSE:
-            console.print(Text(f"{finding.runs[1]}: {finding.sentence}", style="red"), soft_wrap=True)
-    if not quiet and (equal := sum(line.equal for line in lines(result))):
-        console.print(Text(f"{equal} values are equal to the last bit."), soft_wrap=True)
-    for written in paths:
-        console.print(Text(str(written)), soft_wrap=True)
-    console.print(
-        Text(f"{result.word.upper()}  {headline(result)} Exit code {result.exit_code}."), soft_wrap=True
-    )
+    heading.print_lines(console, _worse(result), "red")
+    if not quiet and (equal := sum(line.equal for line in found)):
+        heading.print_lines(console, [f"{equal} values are bitwise equal."])
+    verdict = f"{result.word.upper()}  {headline(result)} Exit code {result.exit_code}."
+    heading.print_lines(console, [*paths, verdict])
 
 
-def head_json(result: Comparison | History) -> dict[str, Any]:
-    """What stands before any number: the runs, what is wrong with them, what differs beside the numbers."""
-    names = ("name", "path", "matrix", "created_at")
-    return {
-        "runs": [dict(zip(names, run, strict=True)) for run in runs_of(result.runs)],
-        "faults": [{"run": run, "sentence": sentence} for run, sentence in result.faults],
-        "named": list(result.named),
-    }
+def _worse(result: Comparison) -> list[str]:
+    return [f"{f.runs[1]}: {f.sentence}" for f in result.findings if f.outcome == WORSE]
 
 
 def as_json(result: Comparison) -> dict[str, Any]:
-    """Keys: runs, faults, named, findings, outcomes (counts), margins, word, exit_code. Strict JSON: a NaN is its word."""
+    """Keys: runs, faults, named, findings, outcomes (counts), margins, word, exit_code. Strict JSON."""
+    margins = MARGINS
+    if result.margin is not None:
+        margins = {kind: 0.0 if kind == EXACT.name else result.margin for kind in MARGINS}
     return {
-        **head_json(result),
+        **heading.as_json(result),
         "findings": [finding_json(finding) for finding in result.findings],
         "outcomes": dict(Counter(finding.outcome for finding in result.findings)),
-        "margins": MARGINS
-        if result.margin is None
-        else {k: 0.0 if k == EXACT.name else result.margin for k in MARGINS},
+        "margins": margins,
         "word": result.word,
         "exit_code": result.exit_code,
     }
 
 
+_FINDING_KEYS = (
+    *("metric", "runner", "variant", "cell", "place", "cells", "outcome", "reason", "margin", "adjusted"),
+    *("family", "mde", "n_needed", "partial", "sentence"),
+)
+
+
 def finding_json(finding: Finding) -> dict[str, Any]:
-    effect = finding.effect
-    keys = ("metric", "runner", "variant", "cell", "place", "cells", "outcome", "reason", "margin", "adjusted", "family",
-            "mde", "n_needed", "partial", "sentence")  # fmt: skip
-    found: dict[str, Any] = strict({key: getattr(finding, key) for key in keys})
-    change = None
+    """One finding: its fields, the values of both runs, and the change or None."""
+    effect, change = finding.effect, None
     if effect:
         alone = _effect_json(effect.beside) if isinstance(effect.beside, Effect) else None
         change = {**_effect_json(effect), "beside": alone}
-    values = {
-        name: strict(row.value) if row else None
-        for name, row in zip(finding.runs, (finding.first, finding.second), strict=True)
-    }
-    unit = METRICS[finding.metric].unit.name if finding.metric else ""
+    rows = zip(finding.runs, (finding.first, finding.second), strict=True)
+    fields: dict[str, Any] = strict({key: getattr(finding, key) for key in _FINDING_KEYS})
     return {
         "reference": finding.runs[0],
         "run": finding.runs[1],
-        **found,
-        "unit": unit,
-        "values": values,
+        **fields,
+        "unit": METRICS[finding.metric].unit.name if finding.metric else "",
+        "values": {name: strict(row.value) if row else None for name, row in rows},
         "change": change,
     }
 
 
 def _effect_json(effect: Effect) -> dict[str, Any]:
-    names = ("kind", "unit", "value", "low", "high", "n", "counted", "units", "identical", "method", "subset")
-    found: dict[str, Any] = strict(
-        {name: getattr(effect, name) for name in names} | {"kind": effect.kind.name}
-    )
+    keys = ("kind", "unit", "value", "low", "high", "n", "counted", "units", "identical", "method", "subset")
+    values = {key: getattr(effect, key) for key in keys} | {"kind": effect.kind.name}
+    found: dict[str, Any] = strict(values)
     return found
 
 
 def as_markdown(result: Comparison) -> str:
-    said = [
-        f"## {escaped(result.word)}",
-        "",
-        escaped(f"{headline(result)} Exit code {result.exit_code}."),
-        "",
-    ]
-    said += [runs_table(result.runs), "", *notes(result.faults, result.named)]
+    verdict = escaped(f"{headline(result)} Exit code {result.exit_code}.")
+    text = [f"## {escaped(result.word)}", "", verdict, "", *heading.as_markdown(result)]
     changes = [f for f in result.findings if f.outcome in (WORSE, BETTER)]
-    said += [*(f"- {f.runs[1]}: {escaped(f.sentence)}" for f in changes), ""] if changes else []
+    text += [*(f"- {f.runs[1]}: {escaped(f.sentence)}" for f in changes), ""] if changes else []
     rows = [tuple(map(escaped, (line.run, *line.cells, line.how))) for line in lines(result)]
-    said += [table(("Run", *HEADS, HOW), rows)]
-    return "\n".join(said) + "\n"
-
-
-def runs_table(runs: Sequence[Stored]) -> str:
-    return table(("Run", "Folder", "Matrix", "Made"), [tuple(map(escaped, run)) for run in runs_of(runs)])
-
-
-def notes(faults: Sequence[tuple[str, str]], named: Sequence[str]) -> list[str]:
-    """What is read before any number, as lines of Markdown, an empty one last."""
-    said = [f"- **{escaped(sentence)}**" for sentence in faults_of(faults)]
-    said += [f"- {escaped(sentence)}." for sentence in named]
-    return [*said, ""] if said else []
+    return "\n".join([*text, table(("Run", *HEADS, HOW), rows)]) + "\n"
 
 
 def as_html(result: Comparison) -> str:
+    found = lines(result)
     return page(
         "comparison.html.j2",
         result=result,
-        runs=runs_of(result.runs),
-        faults=list(faults_of(result.faults)),
-        named=[one_line(sentence) for sentence in result.named],
-        worse=[f"{f.runs[1]}: {f.sentence}" for f in result.findings if f.outcome == WORSE],
-        lines=[line for line in lines(result) if line.outcome != NOT_JUDGED],
-        unjudged=[line for line in lines(result) if line.outcome == NOT_JUDGED],
+        **heading.html_values(result),
+        worse=_worse(result),
+        lines=[line for line in found if line.outcome != NOT_JUDGED],
+        unjudged=[line for line in found if line.outcome == NOT_JUDGED],
         heads=(*HEADS, HOW),
         why=UNJUDGED,
         headline=headline(result),

@@ -1,4 +1,4 @@
-"""Teacher-forced agreement step by step: how large a share of the steps so far picked native's token, and the text where it first did not."""
+"""Teacher-forced agreement by step, and the texts at the first divergence."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbench.metrics.collect import Row
-from kvbench.records.record import OK, Record
+from kvbench.records.record import Record
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import one_line, shown_row
+from kvbench.report.figures.records import completed
 from kvbench.report.model import JudgedRun
 
-# A curve is drawn at so many steps, evenly, and at every step that differs; of more of these, at so many of them.
-_EVEN, _MOST_DIFFERING = 200, 200
+# A curve has points at so many evenly spaced steps and at up to so many differing steps.
+_EVEN_STEPS, _MOST_DIFFERING = 200, 200
 
-# Characters of each text that the page shows.
-_TEXT_LIMIT = 1000
-
+_TEXT_LIMIT = 1000  # characters of each text on the page
 _NOT_STORED = "text not stored"
 
 
 @dataclass(frozen=True)
 class Passage:
-    """The texts at the first divergence: what was read before it (`text not stored` in an older record), then what each goes on with."""
+    """The text before the first divergence, and how the baseline and the candidate continue it."""
 
     before: str
     native: str
@@ -31,19 +30,20 @@ class Passage:
 
 @dataclass(frozen=True)
 class AgreementLine:
-    """points: (step, share of the steps up to it, itself too, that agree); steps: all of them; first: step of the first divergence, None
-    where there is none; real: whether it is one beyond near-ties, None where that is not known; again: whether this is native against itself,
-    which has no divergence of its own; sentence: to be read after the name."""
+    """points: (step, share of agreement over the steps up to and including it); first: step of the first
+    divergence, or None; real: whether it exceeds a near-tie, None if unknown; again: whether this is the
+    baseline compared with itself; sentence: continues the name.
+    """
 
     name: str
     points: tuple[tuple[int, float], ...]
     steps: int
     share: Row | None
-    first: int | None
-    margin: float | None
-    real: bool | None
-    again: bool
     sentence: str
+    first: int | None = None
+    margin: float | None = None
+    real: bool | None = None
+    again: bool = False
     passage: Passage | None = None
 
     @property
@@ -53,78 +53,83 @@ class AgreementLine:
 
 
 def agreement_lines(run: JudgedRun, labels: Labels) -> tuple[AgreementLine, ...]:
-    """A line a candidate that can be compared, then one a baseline that read its own text a second time."""
+    """One line per comparable candidate, then one per baseline that was repeated (A/A)."""
     rows = {(row.cell, row.metric): row for row in run.rows}
     candidates, again = [], []
-    for record, task in run.done():
-        cells = [cell for cell in task.cells if cell in labels.cells]
-        if (
-            record.runner != "agreement"
-            or record.status != OK
-            or not cells
-            or not record.samples.get("tokens")
-        ):
+    for record, task, cells in completed(run, labels, "agreement"):
+        if not record.samples.get("tokens"):
             continue
-        label = labels.subject("agreement", cells[0])
+        name = labels.subject("agreement", cells[0]).text
         own = {metric: row for (cell, metric), row in rows.items() if cell == cells[0]}
         if task.baseline is None:
             if (flips := record.facts.get("aa_disagreements")) is not None:
-                again.append(_again(label.text, record, flips, own.get("aa_disagreement")))
+                again.append(_again(name, record, flips, own.get("aa_disagreement")))
             continue
         native, forced = run.run.record(task.baseline), own.get("top1_teacher_forced")
         if native is not None and forced is not None and forced.value is not None:
-            candidates.append(_candidate(label.text, record, native, own))
+            candidates.append(_candidate(name, record, native, own))
     return (*candidates, *again)
 
 
 def _candidate(name: str, record: Record, native: Record, own: Mapping[str, Row]) -> AgreementLine:
     pairs = zip(record.samples["tokens"], native.samples["tokens"], strict=True)
     differing = [i for i, (a, b) in enumerate(pairs) if a != b]
-    steps, first = len(record.samples["tokens"]), differing[0] if differing else None
-    margin, real = own.get("divergence_margin"), own.get("real_divergence")
-    judged = None if first is None or real is None or real.value is None else real.value == first
+    steps, share = len(record.samples["tokens"]), own["top1_teacher_forced"]
+    if not differing:
+        return AgreementLine(name, _curve([], steps), steps, share, _sentence(None, steps, own, None))
+    first = differing[0]
+    margin, beyond = own.get("divergence_margin"), own.get("real_divergence")
+    real = None if beyond is None or beyond.value is None else beyond.value == first
+    sentence = _sentence(first, steps, own, real)
     return AgreementLine(
-        name, _curve(differing, steps), steps, own.get("top1_teacher_forced"), first, margin.value if margin else None, judged, False,
-        _sentence(first, steps, own, judged), _passage(record) if first is not None else None,
-    )  # fmt: skip
+        name,
+        _curve(differing, steps),
+        steps,
+        share,
+        sentence,
+        first,
+        margin.value if margin else None,
+        real,
+        passage=_passage(record),
+    )
 
 
 def _again(name: str, record: Record, flips: Sequence[int], row: Row | None) -> AgreementLine:
     steps = len(record.samples["tokens"])
-    many = f"{len(flips)} of {steps:,} steps flip" if flips else f"none of {steps:,} steps flips"
-    return AgreementLine(
-        f"{name}, read again (A/A)", _curve(sorted(flips), steps), steps, row, None, None, None, True,
-        f"{many} where the baseline reads its own text a second time",
-    )  # fmt: skip
+    count = f"{len(flips)} of {steps:,} steps differ" if flips else f"none of {steps:,} steps differs"
+    sentence = f"{count} when the baseline reads its own text a second time"
+    curve = _curve(sorted(flips), steps)
+    return AgreementLine(f"{name}, repeated (A/A)", curve, steps, row, sentence, again=True)
 
 
-def _sentence(first: int | None, steps: int, own: Mapping[str, Row], judged: bool | None) -> str:
+def _sentence(first: int | None, steps: int, own: Mapping[str, Row], real: bool | None) -> str:
     forced = own["top1_teacher_forced"]
     found = shown_row(forced)
-    said = f"agrees on {round((forced.value or 0) * steps):,} of {steps:,} steps ({' '.join(filter(None, (found.text, found.interval)))})"
+    share = " ".join(filter(None, (found.text, found.interval)))
+    text = f"agrees on {round((forced.value or 0) * steps):,} of {steps:,} steps ({share})"
     if first is None:
-        return f"{said}, no divergence"
-    margin, real = own.get("divergence_margin"), own.get("real_divergence")
-    said += f"; first divergence at step {first:,}"
+        return f"{text}, no divergence"
+    margin, beyond = own.get("divergence_margin"), own.get("real_divergence")
+    text += f"; first divergence at step {first:,}"
     if margin is not None and margin.value is not None:
-        said += f", where native's top-2 margin is {margin.unit.number(margin.value)} logit"
-    if judged:
-        return f"{said}: a real divergence"
-    if judged is None:
-        why = one_line(real.note, 200) if real and real.note else "no noise floor was measured"
-        return f"{said}; whether it is real is not known: {why}"
-    later = "none beyond near-ties follows"
-    if real is not None and real.value is not None and real.value < steps:
-        later = f"the first beyond near-ties is at step {int(real.value):,}"
-    return f"{said}: a near-tie within the baseline's own noise, no real divergence; {later}"
+        text += f", where native's top-2 margin is {margin.unit.number(margin.value)} logit"
+    if real:
+        return f"{text}: a real divergence"
+    if real is None:
+        why = one_line(beyond.note, 200) if beyond and beyond.note else "no noise floor was measured"
+        return f"{text}; it is not known whether it is real: {why}"
+    later = "no real divergence follows"
+    if beyond is not None and beyond.value is not None and beyond.value < steps:
+        later = f"the first real divergence is at step {int(beyond.value):,}"
+    return f"{text}: a near-tie within the baseline's own noise; {later}"
 
 
 def _curve(differing: Sequence[int], steps: int) -> tuple[tuple[int, float], ...]:
-    """The share at the steps that are drawn: the first, the last, even ones, and differing ones with the step before each."""
+    """The share at the first and last step, at even steps, and at each differing step and the one before."""
     if not steps:
         return ()
-    at = {0, steps - 1, *(i * (steps - 1) // _EVEN for i in range(_EVEN))}
-    for i in _spread(differing):
+    at = {0, steps - 1, *(i * (steps - 1) // _EVEN_STEPS for i in range(_EVEN_STEPS))}
+    for i in _sampled(differing):
         at |= {max(0, i - 1), i}
     found, wrong, left = [], 0, iter([*differing, steps])
     following = next(left)
@@ -136,21 +141,20 @@ def _curve(differing: Sequence[int], steps: int) -> tuple[tuple[int, float], ...
     return tuple(found)
 
 
-def _spread(differing: Sequence[int]) -> Iterable[int]:
+def _sampled(differing: Sequence[int]) -> Iterable[int]:
     if len(differing) <= _MOST_DIFFERING:
         return differing
     return {differing[i * len(differing) // _MOST_DIFFERING] for i in range(_MOST_DIFFERING)}
 
 
 def _passage(record: Record) -> Passage:
-    samples = record.samples
-    return Passage(*(_text(samples.get(key)) for key in ("text_before", "native_text", "continuation_text")))
+    keys = ("text_before", "native_text", "continuation_text")
+    return Passage(*(_text(record.samples.get(key)) for key in keys))
 
 
 def _text(text: object) -> str:
-    """Text of a model on as many lines as it has, whatever else is not printable as its escape; cut, and said so, past the limit."""
+    """A model's text with its line breaks, other unprintable characters escaped, cut at the limit."""
     if not isinstance(text, str):
         return _NOT_STORED
-    kept = text[:_TEXT_LIMIT]
-    shown = "\n".join(one_line(line) for line in kept.split("\n"))
+    shown = "\n".join(one_line(line) for line in text[:_TEXT_LIMIT].split("\n"))
     return shown if len(text) <= _TEXT_LIMIT else f"{shown} … ({len(text):,} characters in all)"

@@ -1,4 +1,4 @@
-"""What the page's plots and drill-downs are made of, gathered in one object; `kvbench.report.figures.page` lays it out."""
+"""The data of all plots and drill-downs of a page; `kvbench.report.figures.page` lays them out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from kvbench.render.numbers import one_line
 from kvbench.report.figures.agreement import AgreementLine, agreement_lines
 from kvbench.report.figures.divergence import KldLine, kld_lines
 from kvbench.report.figures.drilldown import Chunks, Questions, chunk_lists, question_lists
-from kvbench.report.figures.gemm import ProductTimes, product_times
 from kvbench.report.figures.health import HealthLine, health_lines
-from kvbench.report.figures.roofline import Roof, roof
 from kvbench.report.figures.series import TimeSeries, ttft_series
+from kvbench.report.figures.speed import ProductTimes, Roof, product_times, roof
 from kvbench.report.model import JudgedRun
 
 T = TypeVar("T")
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PlotData:
-    """Each is empty, or None, where nothing was measured. problems: (section, sentence) of what a damaged record kept from being shown."""
+    """Empty or None where nothing was measured. problems: (section, sentence) for each unreadable record."""
 
     ttft: tuple[TimeSeries, ...]
     kld: tuple[KldLine, ...]
@@ -36,18 +35,16 @@ class PlotData:
 
 
 def plot_data(run: JudgedRun, labels: Labels) -> PlotData:
+    """Collects the data of every plot. An unreadable record costs one plot, never the page."""
     problems: list[tuple[str, str]] = []
 
-    def read(section: str, of: Callable[[JudgedRun, Labels], T], without: T) -> T:
+    def read(section: str, of: Callable[[JudgedRun, Labels], T], missing: T) -> T:
         try:
             return of(run, labels)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:
-            # As in `kvbench.metrics.collect`: one record that cannot be read must not cost the page.
-            said = one_line(f"{type(e).__name__}: {e}", 200)
-            problems.append(
-                (section, f"Samples of a record cannot be read, so a plot is missing here ({said}).")
-            )
-            return without
+            why = one_line(f"{type(e).__name__}: {e}", 200)
+            problems.append((section, f"A plot is missing: samples of a record cannot be read ({why})."))
+            return missing
 
     return PlotData(
         read("latency", ttft_series, ()),

@@ -1,4 +1,4 @@
-"""KLD percentiles of each cell as rows give them, for a plot on a log axis and the table beside it."""
+"""KLD percentiles of each cell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEVELS = {"kld_p50": "p50", "kld_p90": "p90", "kld_p99": "p99", "kld_p999": "p99
 
 @dataclass(frozen=True)
 class KldLine:
-    """One subject under one corpus. rows: by metric, those of `LEVELS` that have a value, in nat."""
+    """One subject on one corpus. rows: by metric of `LEVELS`, those with a value (nat)."""
 
     name: str
     variant: str
@@ -23,7 +23,7 @@ class KldLine:
 
 
 def kld_lines(run: JudgedRun, labels: Labels) -> tuple[KldLine, ...]:
-    """A line each for cells whose perplexity is one task's; corpus after corpus, each in the matrix's order."""
+    """One line per perplexity task, grouped by corpus, each group in the matrix's order."""
     found: dict[tuple[str, tuple[str, ...]], dict[str, Row]] = {}
     names: dict[tuple[str, ...], Label] = {}
     for row in run.rows:
@@ -32,13 +32,9 @@ def kld_lines(run: JudgedRun, labels: Labels) -> tuple[KldLine, ...]:
             names.setdefault(label.cells, label)
             found.setdefault((row.variant, label.cells), {}).setdefault(row.metric, row)
     variants = list(dict.fromkeys(variant for variant, _ in found))
-    ordered = sorted(found, key=lambda key: (variants.index(key[0]), labels.rank(names[key[1]])))
-    return tuple(
-        KldLine(
-            names[cells].text,
-            one_line(variant, 60),
-            "; ".join(dict.fromkeys(one_line(row.partial) for row in found[variant, cells].values() if row.partial)),
-            found[variant, cells],
-        )
-        for variant, cells in ordered
-    )  # fmt: skip
+    lines = []
+    for variant, cells in sorted(found, key=lambda k: (variants.index(k[0]), labels.rank(names[k[1]]))):
+        rows = found[variant, cells]
+        partial = dict.fromkeys(one_line(row.partial) for row in rows.values() if row.partial)
+        lines.append(KldLine(names[cells].text, one_line(variant, 60), "; ".join(partial), rows))
+    return tuple(lines)

@@ -1,12 +1,12 @@
-"""What lies below one number: the questions whose pick changed, and the chunks and positions of a text that changed most.
+"""Drill-downs: the questions whose pick changed, and the chunks and positions of a text that changed most.
 
-Each list is worst first and cut to a number of lines that keeps the page small; how many there are in all is said.
+Each list is sorted worst first and cut to keep the page small; it holds the full count.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,21 +16,37 @@ from kvbench.metrics.declare.value import incomparable
 from kvbench.records.record import OK, Record
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import one_line
+from kvbench.report.figures.records import completed
 from kvbench.report.model import JudgedRun
 from kvbench.stats.intervals import Estimate, clustered_mean, clustered_ratio, largest
 
-# What became of a pick, worst first; a choice without a number has none.
-_CHANGES = ("no number", "right to wrong", "wrong to right", "wrong to wrong", "")
+NO_NUMBER, NO_CHANGE = "no number", ""
+_CHANGES = (NO_NUMBER, "right to wrong", "wrong to right", "wrong to wrong", NO_CHANGE)  # worst first
 
-# Lines of one list, and of all lists of a kind together.
-MOST, IN_ALL = 25, 200
+_MOST, _MOST_IN_ALL = 25, 200  # lines of one list, and of all lists of a kind
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a list is about. partial: which part of the data was used, or ""."""
+
+    name: str
+    variant: str
+    partial: str
+
+    @property
+    def text(self) -> str:
+        """`int8_sym · wikitext2 (first 4 of 20)`"""
+        name = f"{self.name} · {self.variant}" if self.variant else self.name
+        return f"{name} ({self.partial})" if self.partial else name
 
 
 @dataclass(frozen=True)
 class QuestionLine:
-    """gold, native, own: letters of the answer and of the first picks; change: of a pick, "" where it is the same; margin, native_margin:
-    summed logprob of the first pick over the next, nat; moved: the most that a choice's score moved, nat; real: beyond the baseline's own
-    noise, None where that is not known."""
+    """gold, native, own: letters of the answer and of both picks; margin, native_margin: summed logprob of
+    the pick over the next best choice, nat; moved: the largest change of a choice's score, nat; real: whether
+    the change exceeds the baseline's own noise, None if that is not known.
+    """
 
     id: str
     subject: str
@@ -46,12 +62,11 @@ class QuestionLine:
 
 @dataclass(frozen=True)
 class Questions:
-    """flips: questions whose pick changed, of total that both sides scored; noise: how far the baseline's own scores move, nat, or None
-    and why not."""
+    """flips: changed picks of the `total` questions that both sides scored; noise: how far the baseline's own
+    scores move, nat, or None and `why`.
+    """
 
-    name: str
-    variant: str
-    partial: str
+    subject: Subject
     lines: tuple[QuestionLine, ...]
     flips: int
     total: int
@@ -61,8 +76,9 @@ class Questions:
 
 @dataclass(frozen=True)
 class ChunkLine:
-    """index: of the chunk in the record; nll: nat a token of native and of the candidate; kld: nat a token, None where it was not measured;
-    equal: share of equal top-1 picks, or None."""
+    """index: position in the record; nll, native_nll, kld: nat per token; equal: share of equal top-1 picks.
+    kld and equal are None if not measured.
+    """
 
     index: int
     document: str
@@ -79,8 +95,9 @@ class ChunkLine:
 
 @dataclass(frozen=True)
 class PositionLine:
-    """One bucket of positions inside a chunk: NLL delta and KLD, nat a token, over the documents; kld, most: None where the record keeps only
-    a sample of the tokens."""
+    """Positions low to high inside a chunk: NLL delta and KLD, nat per token, clustered by document. kld,
+    most: None if the record keeps only a sample of the tokens.
+    """
 
     low: int
     high: int
@@ -92,70 +109,59 @@ class PositionLine:
 
 @dataclass(frozen=True)
 class Chunks:
-    """lines: the worst by KLD, or by NLL delta where there is none, of `total`; documents: of all chunks."""
+    """lines: the worst of `total` chunks by KLD, or by NLL delta if there is no KLD."""
 
-    name: str
-    variant: str
-    partial: str
+    subject: Subject
     lines: tuple[ChunkLine, ...]
     total: int
     documents: int
     positions: tuple[PositionLine, ...]
 
 
-Pair = tuple[str, str, Record, Record]  # name, variant, the candidate's record, its baseline's
-
-
 def question_lists(run: JudgedRun, labels: Labels) -> tuple[Questions, ...]:
-    """A list a candidate and question set, where the two may be compared and scored something in common."""
-    pairs = _pairs(run, labels, "mcq", mcq.COMPARABLE)
-    most = _most(len(pairs))
+    """One list per candidate and question set that is comparable and shares scored questions."""
+    pairs = list(_pairs(run, labels, "mcq", mcq.COMPARABLE))
     found = []
-    for name, variant, record, native in pairs:
+    for subject, record, native in pairs:
         noise, why = mcq.score_noise(native)
         own, other = (
             {q["id"]: q for q in r.samples.get("questions", ()) if q["skipped"] is None}
             for r in (record, native)
         )
-        common = [_question(own[key], other[key], noise) for key in own if key in other]
-        if not common:
-            continue
-        common.sort(key=lambda q: (_CHANGES.index(q.change), -q.moved))
-        flips = sum(bool(q.change) for q in common)
-        found.append(
-            Questions(
-                name,
-                variant,
-                one_line(record.partial or "", 200),
-                tuple(common[:most]),
-                flips,
-                len(common),
-                noise,
-                one_line(why, 300),
-            )
-        )
-    return tuple(found)  # fmt: skip
+        lines = [_question(own[key], other[key], noise) for key in own if key in other]
+        lines.sort(key=lambda q: (_CHANGES.index(q.change), -q.moved))
+        flips = sum(q.change != NO_CHANGE for q in lines)
+        if lines:
+            kept = tuple(lines[: _most(len(pairs))])
+            found.append(Questions(subject, kept, flips, len(lines), noise, one_line(why, 300)))
+    return tuple(found)
 
 
 def _question(own: Mapping[str, Any], native: Mapping[str, Any], noise: float | None) -> QuestionLine:
-    a, b = _pick(native["scores"]), _pick(own["scores"])
-    gold, change = own["answer"], ""
+    before, after = native["scores"], own["scores"]
+    a, b, gold = _pick(before), _pick(after), own["answer"]
+    change, real = NO_CHANGE, None
     if a is None or b is None:
-        change = "no number"
+        change = NO_NUMBER
     elif a != b:
         change = "right to wrong" if a == gold else "wrong to right" if b == gold else "wrong to wrong"
-    real = None
-    if a is not None and b is not None and a != b and noise is not None:
-        real = native["scores"][a] - native["scores"][b] > 2 * noise  # as in `mcq_real_flips`
+        real = None if noise is None else before[a] - before[b] > 2 * noise  # as in `mcq_real_flips`
     return QuestionLine(
-        one_line(str(own["id"]), 80), one_line(str(own["subject"]), 60), _letter(gold), _letter(a), _letter(b), change,
-        _margin(native["scores"]), _margin(own["scores"]),
-        largest(abs(x - y) for x, y in zip(own["scores"], native["scores"], strict=True)), real,
-    )  # fmt: skip
+        one_line(str(own["id"]), 80),
+        one_line(str(own["subject"]), 60),
+        _letter(gold),
+        _letter(a),
+        _letter(b),
+        change,
+        _margin(before),
+        _margin(after),
+        largest(abs(x - y) for x, y in zip(after, before, strict=True)),
+        real,
+    )
 
 
 def _pick(scores: Sequence[float]) -> int | None:
-    """The first of the highest scores; None where a choice has no number."""
+    """The first of the highest scores; None if a score is NaN."""
     if any(map(math.isnan, scores)):
         return None
     return max(range(len(scores)), key=lambda i: scores[i])
@@ -167,59 +173,43 @@ def _margin(scores: Sequence[float]) -> float:
 
 
 def _letter(choice: int | None) -> str:
-    """A for the first choice, as the prompts of lettered tasks have it; a number past the alphabet."""
+    """A for the first choice, as in the prompts of lettered tasks; a number after Z."""
     if choice is None:
         return "none"
     return chr(ord("A") + choice) if choice < 26 else str(choice + 1)
 
 
 def chunk_lists(run: JudgedRun, labels: Labels) -> tuple[Chunks, ...]:
-    """A list a candidate and corpus, where the two may be compared and scored the same tokens."""
-    pairs = _pairs(run, labels, "perplexity", perplexity.COMPARABLE)
-    most = _most(len(pairs))
+    """One list per candidate and corpus that is comparable and scored the same tokens."""
+    pairs = list(_pairs(run, labels, "perplexity", perplexity.COMPARABLE))
     found = []
-    for name, variant, record, native in pairs:
-        own, other = record.samples.get("chunks"), native.samples.get("chunks")
-        if (
-            not own
-            or not other
-            or [(c["tokens"], c["document"]) for c in own] != [(c["tokens"], c["document"]) for c in other]
-        ):
+    for subject, record, native in pairs:
+        own, other = (r.samples.get("chunks") or [] for r in (record, native))
+        if not own or _extent(own) != _extent(other):
             continue
         lines = [_chunk(i, *both) for i, both in enumerate(zip(own, other, strict=True)) if both[0]["tokens"]]
-        worst = sorted(lines, key=lambda c: (-(c.delta if c.kld is None else c.kld), c.index))
-        documents = len({c["document"] for c in own})
-        found.append(
-            Chunks(
-                name,
-                variant,
-                one_line(record.partial or "", 200),
-                tuple(worst[:most]),
-                len(lines),
-                documents,
-                _positions(record, native),
-            )
-        )
-    return tuple(found)  # fmt: skip
+        lines.sort(key=lambda c: (-(c.delta if c.kld is None else c.kld), c.index))
+        documents, positions = len({c["document"] for c in own}), _positions(record, native)
+        found.append(Chunks(subject, tuple(lines[: _most(len(pairs))]), len(lines), documents, positions))
+    return tuple(found)
+
+
+def _extent(chunks: Sequence[Mapping[str, Any]]) -> list[tuple[int, Any]]:
+    return [(chunk["tokens"], chunk["document"]) for chunk in chunks]
 
 
 def _chunk(index: int, own: Mapping[str, Any], native: Mapping[str, Any]) -> ChunkLine:
     n = own["tokens"]
-    kld, equal = own.get("kld"), own.get("top1_equal")
+    kld, equal = (None if own.get(key) is None else own[key] / n for key in ("kld", "top1_equal"))
     return ChunkLine(
-        index, one_line(str(own["document"]), 80), n, native["nll"] / n, own["nll"] / n,
-        None if kld is None else kld / n, None if equal is None else equal / n,
-    )  # fmt: skip
+        index, one_line(str(own["document"]), 80), n, native["nll"] / n, own["nll"] / n, kld, equal
+    )
 
 
 def _positions(record: Record, native: Record) -> tuple[PositionLine, ...]:
     edges, chunks = record.facts.get("positions"), record.samples["chunks"]
     both = [*chunks, *native.samples["chunks"]]
-    if (
-        not edges
-        or edges != native.facts.get("positions")
-        or not all("by_position" in chunk for chunk in both)
-    ):
+    if not edges or edges != native.facts.get("positions") or not all("by_position" in c for c in both):
         return ()
     divergence = _kld_by_position(record)
     found = []
@@ -240,7 +230,7 @@ def _positions(record: Record, native: Record) -> tuple[PositionLine, ...]:
 
 
 def _kld_by_position(record: Record) -> list[list[Sequence[float]]]:
-    """KLD of each token, by chunk and bucket; empty where the record keeps a sample of them and does not say of which."""
+    """The KLD of each token, by chunk and bucket; empty if the record keeps only a sample of the tokens."""
     kept, chunks = record.samples.get("kld_tokens") or (), record.samples["chunks"]
     if len(kept) != sum(chunk["tokens"] for chunk in chunks):
         return []
@@ -254,23 +244,18 @@ def _kld_by_position(record: Record) -> list[list[Sequence[float]]]:
     return found if at == len(kept) else []
 
 
-def _pairs(run: JudgedRun, labels: Labels, runner: str, comparable: Sequence[str]) -> list[Pair]:
-    found = []
-    for record, task in run.done():
+def _pairs(
+    run: JudgedRun, labels: Labels, runner: str, comparable: Sequence[str]
+) -> Iterator[tuple[Subject, Record, Record]]:
+    """Candidates with a comparable baseline: the subject, the candidate's record and the baseline's."""
+    for record, task, cells in completed(run, labels, runner):
         native = run.run.record(task.baseline)
-        cells = [cell for cell in task.cells if cell in labels.cells]
-        if (
-            record.runner != runner
-            or record.status != OK
-            or not cells
-            or native is None
-            or native.status != OK
-        ):
+        if native is None or native.status != OK or incomparable(record, native, comparable):
             continue
-        if not incomparable(record, native, comparable):
-            found.append((labels.subject(runner, cells[0]).text, one_line(task.variant, 60), record, native))
-    return found
+        name, partial = labels.subject(runner, cells[0]).text, one_line(record.partial or "", 200)
+        yield Subject(name, one_line(task.variant, 60), partial), record, native
 
 
 def _most(lists: int) -> int:
-    return max(5, min(MOST, IN_ALL // max(1, lists)))
+    """Lines of each of so many lists."""
+    return max(5, min(_MOST, _MOST_IN_ALL // max(1, lists)))

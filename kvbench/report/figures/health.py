@@ -1,4 +1,4 @@
-"""Numeric health of each layer's K and V, a line a cell and side, from the samples of the health runner."""
+"""Numeric health of each layer's K and V, from the samples of the health runner."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.records.record import OK
 from kvbench.render.labels import Labels
+from kvbench.report.figures.records import completed
 from kvbench.report.model import JudgedRun
 
 
 @dataclass(frozen=True)
 class HealthLine:
-    """sides: by (layer, "k" or "v"), as the runner stored them; layers: their numbers, ascending; tokens: of the text."""
+    """One cell. tokens: length of the text; layers: ascending; sides: samples by (layer, "k" or "v")."""
 
     name: str
     tokens: int | None
@@ -22,16 +22,13 @@ class HealthLine:
 
 
 def health_lines(run: JudgedRun, labels: Labels) -> tuple[HealthLine, ...]:
-    """Quantized cells in the matrix's order; native ones, which lose nothing and hold the same values, only where there are no others."""
+    """The quantized cells in the matrix's order; native cells only if there are no others."""
     found: list[HealthLine] = []
-    for record, task in run.done():
-        cells = [cell for cell in task.cells if cell in labels.cells]
-        if record.runner != "health" or record.status != OK or not cells or not record.samples.get("sides"):
-            continue
-        sides = {(side["layer"], side["side"]): side for side in record.samples["sides"]}
+    for record, _, cells in completed(run, labels, "health"):
+        sides = {(side["layer"], side["side"]): side for side in record.samples.get("sides") or ()}
         layers = tuple(sorted({layer for layer, _ in sides}))
-        found.append(
-            HealthLine(labels.subject("health", cells[0]).text, record.facts.get("tokens"), layers, sides)
-        )
+        if layers:
+            name = labels.subject("health", cells[0]).text
+            found.append(HealthLine(name, record.facts.get("tokens"), layers, sides))
     quantized = [line for line in found if any(side["codes_used"] for side in line.sides.values())]
     return tuple(quantized or found)

@@ -1,4 +1,4 @@
-"""The tables of numbers that stand beside plots and below metric tables: what each shows, in which unit, out of how many."""
+"""The tables of numbers next to plots and below metric tables."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from kvbench.render.numbers import Shown, shown, shown_row
 from kvbench.report.figures.agreement import AgreementLine
 from kvbench.report.figures.divergence import LEVELS, KldLine
 from kvbench.report.figures.drilldown import Chunks, Questions
-from kvbench.report.figures.gemm import BESIDE, ProductTimes
 from kvbench.report.figures.health import HealthLine
-from kvbench.report.figures.roofline import Roof
 from kvbench.report.figures.sensitivity import LayerLine
 from kvbench.report.figures.series import ByteBar, TimeSeries
+from kvbench.report.figures.speed import TIMED, ProductTimes, Roof, RoofPoint
 from kvbench.stats.intervals import Estimate
 
 PART_NAMES = {
@@ -23,14 +22,11 @@ PART_NAMES = {
     "scales": "scales",
     "page_table": "page tables",
     "workspace": "workspace",
-    "held": "held beside the weights",
+    "held": "other device memory",
 }
 
-# Layers of all cells' tables of health together; of more, each table has its worst.
-_MOST_LAYERS = 120
-
-# Requests of a cell that are written out.
-_MOST_REQUESTS = 12
+_MOST_LAYERS = 120  # rows of all health tables together
+_MOST_REQUESTS = 12  # times of single requests in a row
 
 _MB, _US = Unit("MB", "10^6 bytes"), Unit("µs", "microseconds")
 _BLANK = Shown("–", state="missing")
@@ -41,7 +37,9 @@ Row = tuple[Cell, ...]
 
 @dataclass(frozen=True)
 class Grid:
-    """summary: what stands on it while it is closed; note: how to read it; rows: the first cell of each is its heading."""
+    """summary: shown while the table is closed; note: how to read it; rows: the first cell is the row
+    heading.
+    """
 
     summary: str
     note: str
@@ -50,149 +48,165 @@ class Grid:
 
 
 def bytes_table(bars: Sequence[ByteBar]) -> Grid:
-    """What no cell measured has no column."""
+    """The bytes of each cell, without columns that no cell measured."""
     names = {**PART_NAMES, "native16": "16-bit native"}
-    shown_of = [key for key in names if any(getattr(bar, key) is not None for bar in bars)]
-    rows: tuple[Row, ...] = tuple(
-        (bar.name, *(shown(getattr(bar, key), BYTES) for key in shown_of)) for bar in bars
-    )
+    keys = [key for key in names if any(getattr(bar, key) is not None for bar in bars)]
+    rows: list[Row] = [(bar.name, *(shown(getattr(bar, key), BYTES) for key in keys)) for bar in bars]
     note = (
-        "Payload, scales and page tables are live tensors. Workspace: the most that a prefill and a step took beyond what was there before; held: what "
-        "was on the device before there were pages, less the weights, earlier cells' engines among it. Both are counted on a GPU alone. 16-bit native is the formula's."
+        "Payload, scales and page tables are live tensors. Workspace is the peak memory that a prefill and a "
+        "decode step allocated temporarily. Other device memory was allocated before the pages, without the "
+        "weights; it includes engines of earlier cells. Both are measured on GPUs only. 16-bit native is "
+        "computed by the formula."
     )
-    return Grid("The bytes in numbers", note, ("Cell", *(names[key] for key in shown_of)), rows)
+    return Grid("The bytes in numbers", note, ("Cell", *(names[key] for key in keys)), tuple(rows))
 
 
 def times(series: Sequence[TimeSeries], name: str) -> Grid:
-    rows: tuple[Row, ...] = tuple(
-        (
-            line.name, f"{p.batch:,}", f"{p.context:,}", shown(p.value, MS, low=p.low, high=p.high, n=p.n),
-            _each(p.repeats),
-        )
-        for line in series for p in sorted(line.points, key=lambda p: (p.batch, p.context))
-    )  # fmt: skip
-    note = f"{name}, [low, high] its 95% interval over requests, n the samples of the value. Ratios to the baseline stand in the table of latencies: they are paired."
-    return Grid(
-        f"{name} in numbers", note, ("Format", "Batch", "Context", f"{name} (ms)", "Each request (ms)"), rows
+    """Each point of a plot of times, with the single requests."""
+    rows: list[Row] = []
+    for line in series:
+        for p in sorted(line.points, key=lambda p: (p.batch, p.context)):
+            value = shown(p.value, MS, low=p.low, high=p.high, n=p.n)
+            rows.append((line.name, f"{p.batch:,}", f"{p.context:,}", value, _requests(p.repeats)))
+    note = (
+        f"{name} with its 95% interval [low, high] over requests; n is the number of samples. Ratios to the "
+        "baseline are paired and are in the table of latencies."
     )
+    columns = ("Format", "Batch", "Context", f"{name} (ms)", "Each request (ms)")
+    return Grid(f"{name} in numbers", note, columns, tuple(rows))
 
 
-def _each(repeats: Sequence[float]) -> str:
-    """The first requests one by one, and how many there are where these are not all."""
+def _requests(repeats: Sequence[float]) -> str:
     text = "; ".join(shown(each, MS).text for each in repeats[:_MOST_REQUESTS])
     return text if len(repeats) <= _MOST_REQUESTS else f"{text}; ... {len(repeats):,} in all"
 
 
 def roof(of: Roof) -> Grid:
-    rows: tuple[Row, ...] = tuple(
-        (
-            p.label.text, shown(p.weights / 1e6, _MB), shown(p.cache / 1e6, _MB), shown_row(p.itl), shown_row(p.rate),
-            shown_row(p.share) if p.share and p.share.value is not None else (p.share.note if p.share else "not measured"),
-        )
-        for p in of.points
-    )  # fmt: skip
-    columns = ("Cell", "Weights a step", "Cache a step", "ITL mean", "Read at", "Share of copy bandwidth")
-    note = "Bytes that a step must read at the least, in the mean over its steps; 1 MB is 10^6 B, 1 GB/s 10^9 B a second. n is the steps. The share is of what does not fit the device's cache."
-    return Grid("Bytes and bandwidth of a step in numbers", note, columns, rows)
+    """Bytes, time and read rate of each cell's decode step."""
+    rows: list[Row] = []
+    for p in of.points:
+        weights, cache = shown(p.weights / 1e6, _MB), shown(p.cache / 1e6, _MB)
+        rows.append((p.label.text, weights, cache, shown_row(p.itl), shown_row(p.rate), _copy_share(p)))
+    note = (
+        "The least bytes that a step must read, averaged over its steps; MB = 10^6 B, GB/s = 10^9 B/s; n is "
+        "the number of steps. The share counts only what does not fit into the device's cache."
+    )
+    columns = (
+        "Cell",
+        "Weights per step",
+        "Cache per step",
+        "ITL mean",
+        "Read rate",
+        "Share of copy bandwidth",
+    )
+    return Grid("Bytes and bandwidth of a step in numbers", note, columns, tuple(rows))
+
+
+def _copy_share(point: RoofPoint) -> Cell:
+    if point.share is None:
+        return "not measured"
+    return shown_row(point.share) if point.share.value is not None else point.share.note
 
 
 def products(found: Sequence[ProductTimes]) -> Grid:
-    rows: tuple[Row, ...] = tuple(
-        (
-            f"{p.name} {p.n} x {p.k}", f"{m:,}", path, *(shown(times.get(key), _US) for key in ("us", *BESIDE)),
-            shown(p.weights / times["us"] / 1e3 if "us" in times else None, GB_PER_S),
-        )
-        for p in found for m, path, times in p.rows
-    )  # fmt: skip
+    """Each shape and number of rows: the times of all paths, and the rate of reading the weights."""
+    rows: list[Row] = []
+    for p in found:
+        for m, path, calls in p.rows:
+            rate = shown(p.weights / calls["us"] / 1e3 if "us" in calls else None, GB_PER_S)
+            measured = (shown(calls.get(key), _US) for key in TIMED)
+            rows.append((f"{p.name} {p.n} x {p.k}", f"{m:,}", path, *measured, rate))
     columns = (
         "Product",
         "Rows",
         "Path",
-        "What runs",
-        *(f"{name}" for name in BESIDE.values()),
-        "Weights read at",
+        *(name.capitalize() for name in TIMED.values()),
+        "Weights read rate",
     )
-    note = "Medians of device time a call. Weights read at: codes and scales of one layer over the time; where they come out of a cache it may exceed the memory's bandwidth."
-    return Grid("Times of the products in numbers", note, columns, rows)
+    note = (
+        "Median device time per call. Weights read rate: codes and scales of one layer divided by the time; "
+        "it can exceed the memory bandwidth if the weights come from a cache."
+    )
+    return Grid("Times of the products in numbers", note, columns, tuple(rows))
 
 
 def kld(lines: Sequence[KldLine]) -> Grid:
-    rows: tuple[Row, ...] = tuple(
-        (f"{line.name}{f' · {line.variant}' if line.variant else ''}{f' ({line.partial})' if line.partial else ''}",
-         *(shown_row(line.rows[metric]) if metric in line.rows else _BLANK for metric in LEVELS))
-        for line in lines
-    )  # fmt: skip
-    note = "nat a token; [low, high] is a 95% interval over documents where one exists, n the tokens."
-    return Grid(
-        "The percentiles in numbers", note, ("Cell", *(f"{name} (nat)" for name in LEVELS.values())), rows
-    )
+    """The KLD percentiles of each cell."""
+    rows: list[Row] = []
+    for line in lines:
+        values = (shown_row(line.rows[metric]) if metric in line.rows else _BLANK for metric in LEVELS)
+        variant, partial = (
+            f" · {line.variant}" * bool(line.variant),
+            f" ({line.partial})" * bool(line.partial),
+        )
+        rows.append((f"{line.name}{variant}{partial}", *values))
+    note = "Nat per token; [low, high] is a 95% interval over documents if there is one; n counts the tokens."
+    columns = ("Cell", *(f"{name} (nat)" for name in LEVELS.values()))
+    return Grid("The percentiles in numbers", note, columns, tuple(rows))
 
 
 def layers(line: LayerLine) -> Grid:
-    rows: tuple[Row, ...] = tuple(
+    """KLD by layer: quantized alone, and saved by keeping it native."""
+    rows = tuple(
         (str(i), _estimated(alone, line.tokens), _estimated(gain, line.tokens, signed=True))
         for i, (alone, gain) in enumerate(zip(line.alone, line.gains, strict=True))
-    )  # fmt: skip
-    note = "Mean KLD a token; [low, high] is a 95% interval over texts, n the tokens."
+    )
+    note = "Mean KLD per token; [low, high] is a 95% interval over texts; n counts the tokens."
     return Grid(
-        f"Each layer of {line.name} in numbers", note, ("Layer", "Quantized alone", "Gained by native"), rows
+        f"Each layer of {line.name} in numbers", note, ("Layer", "Quantized alone", "Saved by native"), rows
     )
 
 
 def agreement(lines: Sequence[AgreementLine]) -> Grid:
+    """The share of agreement and the first divergence of each line."""
     words = {True: "real", False: "near-tie", None: "not known"}
-    rows: tuple[Row, ...] = tuple(
-        (
-            line.name, shown_row(line.share) if line.share else _BLANK,
-            "not asked" if line.again else f"none in {line.steps:,}" if line.first is None else f"step {line.first:,}",
-            shown(line.margin, LOGIT) if line.first is not None else _BLANK,
-            words[line.real] if line.first is not None else "–",
-        )
-        for line in lines
-    )  # fmt: skip
+    rows: list[Row] = []
+    for line in lines:
+        share = shown_row(line.share) if line.share else _BLANK
+        if line.first is None:
+            first: Row = ("not applicable" if line.again else f"none in {line.steps:,}", _BLANK, "–")
+        else:
+            first = (f"step {line.first:,}", shown(line.margin, LOGIT), words[line.real])
+        rows.append((line.name, share, *first))
     columns = (
-        "Read along native's text",
-        "Steps that agree (A/A: that flip)",
+        "Given native's text",
+        "Steps that agree (A/A: that differ)",
         "First divergence",
         "Native's top-2 margin there",
         "Divergence is",
     )
-    note = "[low, high] is a 95% interval over blocks of steps, n the steps. Steps count from 0."
-    return Grid("Agreement in numbers", note, columns, rows)
+    note = (
+        "[low, high] is a 95% interval over blocks of steps; n counts the steps. Steps are numbered from 0."
+    )
+    return Grid("Agreement in numbers", note, columns, tuple(rows))
 
 
 def health(lines: Sequence[HealthLine]) -> tuple[Grid, ...]:
-    """A table a cell, whole, or with the layers that lost most where all of them would be too many lines."""
+    """One table per cell, cut to the layers with the largest error if all of them would be too long."""
     most = max(10, _MOST_LAYERS // len(lines))
     return tuple(_health(line, most) for line in lines)
 
 
 def _health(line: HealthLine, most: int) -> Grid:
     def error(layer: int) -> float:
-        return max(
-            (line.sides[layer, side]["error"] for side in ("k", "v") if (layer, side) in line.sides),
-            default=0.0,
-        )
+        sides = (line.sides.get((layer, side)) for side in ("k", "v"))
+        return max(float(side["error"]) for side in sides if side)
 
-    kept = (
-        line.layers if len(line.layers) <= most else sorted(line.layers, key=lambda i: (-error(i), i))[:most]
-    )
+    kept, total = line.layers, len(line.layers)
+    cut = f"{total} layers"
+    if total > most:
+        kept = tuple(sorted(line.layers, key=lambda i: (-error(i), i))[:most])
+        cut = f"the {most} layers with the largest error of {total}"
     rows: list[Row] = []
     for layer in kept:
         for side in ("k", "v"):
             if found := line.sides.get((layer, side)):
                 n = found["elements"]
-                rows.append((
-                    f"{layer} {side.upper()}", shown(found["amax"], n=n), shown(found["error"], ERROR),
-                    *(shown(found[key] / n if n else None, SHARE) for key in ("clipped", "flushed")),
-                    shown(found["codes_used"], CODES) if found["codes_used"] else _BLANK,
-                    *(shown(found[key]) if found[key] else _BLANK for key in ("scale_min", "scale_max")),
-                ))  # fmt: skip
-    cut = (
-        f"the {most} layers with the largest error of {len(line.layers)}"
-        if len(kept) < len(line.layers)
-        else f"{len(kept)} layers"
-    )
+                shares = (shown(found[key] / n if n else None, SHARE) for key in ("clipped", "flushed"))
+                codes = shown(found["codes_used"], CODES) if found["codes_used"] else _BLANK
+                scales = (shown(found[key]) if found[key] else _BLANK for key in ("scale_min", "scale_max"))
+                measured = (shown(found["amax"], n=n), shown(found["error"], ERROR))
+                rows.append((f"{layer} {side.upper()}", *measured, *shares, codes, *scales))
     columns = (
         "Layer",
         "amax",
@@ -204,21 +218,28 @@ def _health(line: HealthLine, most: int) -> Grid:
         "Largest scale",
     )
     tokens = f" of a text of {line.tokens:,} tokens" if line.tokens else ""
-    note = f"K and V{tokens}; n the elements of each. Error is a share of the norm, clipped and flushed are shares of the elements."
+    note = (
+        f"K and V{tokens}; n counts the elements. The error is a share of the norm; clipped and flushed are "
+        "shares of the elements."
+    )
     return Grid(f"Layers of {line.name} in numbers: {cut}", note, columns, tuple(rows))
 
 
 def positions(of: Chunks) -> Grid:
+    """NLL delta and KLD by position inside a chunk."""
     rows: list[Row] = []
     for p in of.positions:
-        row: list[Cell] = [f"{p.low} to {p.high}", _estimated(p.delta, p.tokens, signed=True)]
-        row += [_estimated(p.kld, p.tokens), shown(p.most, NAT)] if p.kld else []
-        rows.append(tuple(row))
-    columns = ("Position", "NLL delta", *(("KLD mean", "Largest KLD") if of.positions[0].kld else ()))
-    note = f"Scored tokens by their place in a chunk; nat a token, [low, high] a 95% interval over {of.documents} documents, n the tokens."
-    if not of.positions[0].kld:
-        note += " The record does not hold the KLD of every token, so there is none by position."
-    return Grid(f"By position: {_where(of)}", note, columns, tuple(rows))
+        divergence = (_estimated(p.kld, p.tokens), shown(p.most, NAT)) if p.kld else ()
+        rows.append((f"{p.low} to {p.high}", _estimated(p.delta, p.tokens, signed=True), *divergence))
+    with_kld = of.positions[0].kld is not None
+    columns = ("Position", "NLL delta", *(("KLD mean", "Largest KLD") if with_kld else ()))
+    note = (
+        "Scored tokens by their position in a chunk; nat per token; [low, high] is a 95% interval over "
+        f"{of.documents} documents; n counts the tokens."
+    )
+    if not with_kld:
+        note += " There is no KLD by position, because the record keeps only a sample of the tokens."
+    return Grid(f"By position: {of.subject.text}", note, columns, tuple(rows))
 
 
 def _estimated(of: Estimate, n: int, signed: bool = False) -> Shown:
@@ -227,52 +248,47 @@ def _estimated(of: Estimate, n: int, signed: bool = False) -> Shown:
 
 
 def chunks(of: Chunks) -> Grid:
-    rows: tuple[Row, ...] = tuple(
-        (
-            f"{c.index}", c.document, shown(c.native_nll, NAT, n=c.tokens), shown(c.nll, NAT), shown(c.delta, NAT, signed=True),
-            shown(c.kld, NAT), shown(c.equal, SHARE),
-        )
-        for c in of.lines
-    )  # fmt: skip
+    """The chunks that changed most."""
+    rows: list[Row] = []
+    for c in of.lines:
+        nll = (shown(c.native_nll, NAT, n=c.tokens), shown(c.nll, NAT), shown(c.delta, NAT, signed=True))
+        rows.append((f"{c.index}", c.document, *nll, shown(c.kld, NAT), shown(c.equal, SHARE)))
     some = f"the worst {len(rows)} of {of.total:,}" if len(rows) < of.total else f"all {of.total:,}"
     columns = ("Chunk", "Document", "Native NLL", "NLL", "NLL delta", "KLD mean", "Same top-1")
-    by = "KLD" if any(c.kld is not None for c in of.lines) else "NLL delta"
-    note = f"Worst {by} first; nat a token, n the scored tokens. One chunk has no interval. Chunks count from 0 in the order of the text."
-    return Grid(f"By chunk, {some}: {_where(of)}", note, columns, rows)
+    order = "KLD" if any(c.kld is not None for c in of.lines) else "NLL delta"
+    note = (
+        f"Sorted by {order}, worst first; nat per token; n counts the scored tokens. A single chunk has no "
+        "interval. Chunks are numbered from 0 in the order of the text."
+    )
+    return Grid(f"By chunk, {some}: {of.subject.text}", note, columns, tuple(rows))
 
 
 def questions(of: Questions) -> Grid:
+    """The questions whose picks or scores changed most."""
     words = {True: "beyond noise", False: "near-tie", None: "noise not known"}
-    rows: tuple[Row, ...] = tuple(
-        (
-            q.id, q.subject, q.gold, q.native, q.own, f"{q.change} ({words[q.real]})" if q.change else "same pick",
-            *(shown(x if math.isfinite(x) else None, NAT) for x in (q.native_margin, q.margin)), shown(q.moved, NAT),
-        )
-        for q in of.lines
-    )  # fmt: skip
+    rows: list[Row] = []
+    for q in of.lines:
+        change = f"{q.change} ({words[q.real]})" if q.change else "same pick"
+        margins = (shown(x if math.isfinite(x) else None, NAT) for x in (q.native_margin, q.margin))
+        rows.append((q.id, q.subject, q.gold, q.native, q.own, change, *margins, shown(q.moved, NAT)))
     columns = (
         "Question",
         "Subject",
-        "Gold",
+        "Answer",
         "Native picks",
         "Candidate picks",
         "Change",
         "Native's margin",
         "Candidate's margin",
-        "Score moved by",
+        "Score changed by",
     )
-    noise = (
-        f"Native's own scores move by up to {of.noise:.3g} nat when it is scored again."
-        if of.noise is not None
-        else f"Noise is not known: {of.why}."
+    noise = f"The noise is not known: {of.why}."
+    if of.noise is not None:
+        noise = f"Native's own scores change by up to {of.noise:.3g} nat when they are computed again."
+    note = (
+        "Changed picks first, right to wrong before the others, then by the largest change of a choice's "
+        f"score. Margin: summed logprob of the pick over the next best choice. {noise}"
     )
     cut = f"{len(rows)} of {of.total:,} shown" if len(rows) < of.total else f"all {of.total:,} shown"
-    note = f"Changed picks first, right to wrong before the others, then by how far a choice's score moved. Margin: summed logprob of the pick over the next best. {noise}"
-    return Grid(
-        f"Questions of {_where(of)}: {of.flips:,} of {of.total:,} picks differ, {cut}", note, columns, rows
-    )
-
-
-def _where(of: Chunks | Questions) -> str:
-    name = f"{of.name} · {of.variant}" if of.variant else of.name
-    return f"{name} ({of.partial})" if of.partial else name
+    summary = f"Questions of {of.subject.text}: {of.flips:,} of {of.total:,} picks differ, {cut}"
+    return Grid(summary, note, columns, tuple(rows))

@@ -1,7 +1,4 @@
-"""The figures of a page: each a drawing, what it says in words, and the numbers it was drawn from, by the table that it stands above.
-
-A drill-down is a table of numbers without a drawing, and stands below it.
-"""
+"""The figures of a page: each a drawing, its caption and its numbers. Drill-downs are numbers alone."""
 
 from __future__ import annotations
 
@@ -10,21 +7,20 @@ from dataclasses import dataclass
 
 from kvbench.render.numbers import one_line
 from kvbench.render.svg import COLOURS, mark
-from kvbench.report.figures import numbers, plots
-from kvbench.report.figures import quality as plots_quality
-from kvbench.report.figures import speed as plots_speed
+from kvbench.report.figures import numbers, plots, quality_plots
 from kvbench.report.figures.agreement import Passage
 from kvbench.report.figures.divergence import LEVELS
 from kvbench.report.figures.numbers import Grid
 from kvbench.report.figures.series import PARTS, STORED, crowded, wide
+from kvbench.report.figures.speed import TIMED
 from kvbench.report.view import View
 
 
 @dataclass(frozen=True)
 class Figure:
-    """section: key of the table that it stands above; svg: the drawing; caption: one or more sentences; legend: sign, colour and name of
-    each series; grids: the numbers; sentences: one a series, where there is something to say of each; passages: (name, texts), for
-    reading."""
+    """section: key of the table below it; legend: (mark, colour, name) per series; grids: its numbers;
+    sentences: one per series, where there is more to explain; passages: (name, texts) to read.
+    """
 
     section: str
     svg: str
@@ -36,21 +32,21 @@ class Figure:
 
 
 def figures(view: View) -> tuple[Figure, ...]:
-    """In the order in which they stand within a section. What cannot be drawn is one with words alone: it must not cost the verdict."""
+    """All figures, in their order within a section. One that cannot be drawn becomes a sentence."""
     found: list[Figure] = []
     for section, of in _DRAWN:
         try:
             found += list(of(view))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
-            said = one_line(f"{type(e).__name__}: {e}", 200)
+            why = one_line(f"{type(e).__name__}: {e}", 200)
             found.append(
-                Figure(section, "", f"A plot is missing here: its numbers cannot be drawn ({said}).", (), ())
+                Figure(section, "", f"A plot is missing: its numbers cannot be drawn ({why}).", (), ())
             )
     return tuple(found)
 
 
 def drilldowns(view: View) -> Mapping[str, Sequence[Grid]]:
-    """The tables below each section's own, by section."""
+    """The tables below the table of each section."""
     found: dict[str, list[Grid]] = {}
     for chunks in view.plots.chunks:
         if chunks.positions:
@@ -66,42 +62,49 @@ def _legend(names: Sequence[str]) -> tuple[tuple[str, int, str], ...]:
 
 
 def _bytes(view: View) -> Iterator[Figure]:
-    if not view.bytes:
+    bars = view.bytes
+    if not bars:
         return
-    drawn = [part for part in (*STORED, "workspace") if any(getattr(bar, part) for bar in view.bytes)]
-    caption = f"Bytes of {view.bytes_of}: what is stored for the cache, stacked by part, its sum beside it."
-    if any(bar.native16 for bar in view.bytes):
-        caption += " The upright line is a 16-bit native cache of the same shape, by the formula."
-    if "workspace" in drawn:
-        caption += " Workspace is the most that a prefill and a step took beyond it, for a moment."
-    elif all(bar.workspace is None for bar in view.bytes):
-        caption += " Workspace is not measured on this device."
-    title = f"Bytes of {view.bytes_of} stored for the cache, stacked by part, against a 16-bit native cache"
-    legend = tuple(("■", PARTS.index(part), numbers.PART_NAMES[part]) for part in drawn)
-    yield Figure(
-        "storage", plots.bytes_svg(view.bytes, title), caption, legend, (numbers.bytes_table(view.bytes),)
+    drawn = [part for part in (*STORED, "workspace") if any(getattr(bar, part) for bar in bars)]
+    caption = (
+        f"Bytes of {view.bytes_of}: stored for the cache, stacked by part, with the sum next to the bar."
     )
+    if any(bar.native16 for bar in bars):
+        caption += " The vertical line is a 16-bit native cache of the same shape, by the formula."
+    if "workspace" in drawn:
+        caption += " Workspace is the peak memory that a prefill and a decode step allocated temporarily."
+    elif all(bar.workspace is None for bar in bars):
+        caption += " Workspace is not measured on this device."
+    svg = plots.bytes_svg(bars, f"Bytes of {view.bytes_of} for the cache, by part, and a 16-bit native cache")
+    legend = tuple(("■", PARTS.index(part), numbers.PART_NAMES[part]) for part in drawn)
+    yield Figure("storage", svg, caption, legend, (numbers.bytes_table(bars),))
 
 
-OWN_REQUESTS = "Native's line is of its own cell's requests, and a ratio is of the pairs that ran interleaved, so the two need not agree."
+_OWN_REQUESTS = (
+    "Native's line shows the requests of its own cell; ratios are computed from interleaved pairs of "
+    "requests, so they can differ."
+)
 
 
 def _times(view: View) -> Iterator[Figure]:
-    for name, series, key, caption in (
-        ("ITL mean (ms)", view.itl, "itl", "Mean ITL by context and batch. Bars: 95% intervals (t, over the requests)."),
-        ("TTFT median (ms)", view.plots.ttft, "ttft", "Median TTFT by context and batch. Bars: 95% intervals of the median, which take 6 "
-         "requests."),
-    ):  # fmt: skip
-        if series:
-            title = f"{name.removesuffix(' (ms)')} by context and batch, one line a format"
-            svg = plots.times_svg(series, key, name, title)
-            legend = _legend([line.name for line in series])
-            said = caption if crowded(series) else f"{caption} Dots: single requests."
-            said += f" {OWN_REQUESTS}"
-            said += " The axis is logarithmic." if wide(series) else ""
-            for line in series:
-                said += f" Points of {line.name} are not joined: they {line.apart}." if line.apart else ""
-            yield Figure("latency", svg, said, legend, (numbers.times(series, name.removesuffix(" (ms)")),))
+    mean = "Bars: 95% t-intervals over requests."
+    median = "Bars: 95% intervals of the median, which need 6 requests."
+    for name, series, key, bars in (
+        ("ITL mean", view.itl, "itl", mean),
+        ("TTFT median", view.plots.ttft, "ttft", median),
+    ):
+        if not series:
+            continue
+        svg = plots.times_svg(
+            series, key, f"{name} (ms)", f"{name} by context and batch, one line per format"
+        )
+        caption = f"{name} by context and batch. {bars}"
+        caption += "" if crowded(series) else " Dots: single requests."
+        caption += f" {_OWN_REQUESTS}"
+        caption += " The axis is logarithmic." if wide(series) else ""
+        caption += "".join(f" Points of {s.name} are not joined: they {s.apart}." for s in series if s.apart)
+        legend = _legend([line.name for line in series])
+        yield Figure("latency", svg, caption, legend, (numbers.times(series, name),))
 
 
 def _roof(view: View) -> Iterator[Figure]:
@@ -109,24 +112,26 @@ def _roof(view: View) -> Iterator[Figure]:
     if roof is None:
         return
     caption = (
-        "What a decode step must read (weights, and the cache at its mean length) against the time it takes."
+        "The bytes that a decode step must read (weights, and the cache at its mean length) and its time."
     )
     if roof.copy is not None:
-        spread = (
-            f", median of {len(roof.copies)} records from {min(roof.copies):,.4g} to {max(roof.copies):,.4g}"
-            if len(roof.copies) > 1
-            else ""
-        )
+        spread = ""
+        if len(roof.copies) > 1:
+            low, high = min(roof.copies), max(roof.copies)
+            spread = f", median of {len(roof.copies)} records from {low:,.4g} to {high:,.4g}"
         caption += (
-            f" The line is the least time at the copy bandwidth that this device was measured at, {roof.copy:,.4g} GB/s read and written{spread}: "
-            "a point on it reads as fast as the device copies, the distance above it is time that is not spent on reading."
+            " The line is the shortest possible time at the copy bandwidth measured on this device, "
+            f"{roof.copy:,.4g} GB/s read and written{spread}. The distance of a point above the line is time "
+            "not "
+            "spent on reading."
         )
         if roof.caches:
-            caption += f" Below it can be what fits the cache of {roof.caches[-1]:,} B."
+            caption += f" Reads that fit into the cache of {roof.caches[-1]:,} B can be below the line."
     if roof.reason:
-        caption += f" {'Of some cells no' if roof.copy else 'No'} copy bandwidth is known: {roof.reason}."
+        what = "The copy bandwidth of some cells is" if roof.copy else "The copy bandwidth is"
+        caption += f" {what} not known: {roof.reason}."
     names = list(dict.fromkeys(point.line for point in roof.points))
-    svg = plots_speed.roof_svg(roof, "Time of a decode step over the bytes that it must read, by cell")
+    svg = plots.roof_svg(roof, "Time of a decode step over the bytes that it must read, by cell")
     yield Figure("latency", svg, caption, _legend(names), (numbers.roof(roof),))
 
 
@@ -134,25 +139,21 @@ def _products(view: View) -> Iterator[Figure]:
     products = view.plots.products
     if not products:
         return
-    caption = "Time of one call by rows of its input, one panel a shape (N x K). " + " ".join(
-        dict.fromkeys(f"{product.n} x {product.k}: {product.warm}." for product in products if product.warm)
-    )
+    warm = dict.fromkeys(f" {p.n} x {p.k}: {p.warm}." for p in products if p.warm)
+    caption = f"Time of one call by rows of its input, one panel per shape (N x K).{''.join(warm)}"
     if dropped := sum({product.name: product.dropped for product in products}.values()):
         caption += f" {dropped} smaller shapes are not shown."
-    svg = plots_speed.products_svg(
-        products, "Time of the linear layers' products by number of rows, by shape"
-    )
-    yield Figure(
-        "gemm", svg, caption, _legend(list(plots_speed.SERIES.values())), (numbers.products(products),)
-    )
+    svg = plots.products_svg(products, "Time of the linear layers' products by number of rows, by shape")
+    yield Figure("gemm", svg, caption, _legend(list(TIMED.values())), (numbers.products(products),))
 
 
 def _sweep(view: View) -> Iterator[Figure]:
     if view.sweep:
-        svg = plots.scale_svg(view.sweep, "Perplexity delta and useful tokens by static scale")
+        svg = quality_plots.scale_svg(view.sweep, "Perplexity delta and useful tokens by static scale")
         caption = (
-            f"{view.sweep.sentence} By static scale; an open mark neither repeated itself nor ended within its length, which is the top of that "
-            "panel; a level line has no one scale."
+            f"{view.sweep.sentence} An open marker means that the text neither repeated itself nor ended "
+            "within "
+            "its length. Horizontal lines are cells without a single scale."
         )
         yield Figure(view.sweep_at, svg, caption, _legend([line.name for line in view.sweep.all]), ())
 
@@ -161,22 +162,24 @@ def _kld(view: View) -> Iterator[Figure]:
     lines = view.plots.kld
     if not lines:
         return
-    caption = "KLD from native's next-token distribution to the candidate's, percentiles over the scored tokens, log axis. Bars: 95% intervals over documents; a largest value has none."
+    caption = (
+        "KLD from native's next-token distribution to the candidate's: percentiles over the scored tokens, "
+        "log axis. Bars: 95% intervals over documents; the maximum has none."
+    )
     if any(row.value is not None and not row.value > 0 for line in lines for row in line.rows.values()):
-        caption += " A percentile of 0 has no place on a log axis; it stands in the table."
-    svg = plots_quality.kld_svg(lines, "KLD percentiles by cell, log axis")
+        caption += " A percentile of 0 cannot be drawn on a log axis; it is in the table."
+    svg = quality_plots.kld_svg(lines, "KLD percentiles by cell, log axis")
     yield Figure("quality", svg, caption, _legend(list(LEVELS.values())), (numbers.kld(lines),))
 
 
 def _layers(view: View) -> Iterator[Figure]:
-    if view.layers:
-        svg = plots.layers_svg(
-            view.layers, "KLD by layer: quantized alone, and gained where it is kept native"
-        )
-        caption = "KLD by layer. Bars: 95% intervals over texts, cut where they leave the panel."
-        said = tuple(f"{line.name}: {line.sentence}." for line in view.layers)
-        legend = _legend([line.name for line in view.layers])
-        yield Figure("sensitivity", svg, caption, legend, tuple(map(numbers.layers, view.layers)), said)
+    lines = view.layers
+    if lines:
+        svg = quality_plots.layers_svg(lines, "KLD by layer: quantized alone, and saved by keeping it native")
+        caption = "KLD by layer. Bars: 95% intervals over texts, cut at the edge of the panel."
+        sentences = tuple(f"{line.name}: {line.sentence}." for line in lines)
+        legend = _legend([line.name for line in lines])
+        yield Figure("sensitivity", svg, caption, legend, tuple(map(numbers.layers, lines)), sentences)
 
 
 def _agreement(view: View) -> Iterator[Figure]:
@@ -184,42 +187,31 @@ def _agreement(view: View) -> Iterator[Figure]:
     if not lines:
         return
     caption = (
-        "Share of the steps so far on which each candidate picks native's token along native's history. A large sign is the first divergence: filled where "
-        "it is real, open where it is a near-tie or not known to be real. A dashed line is native against itself."
+        "The share of steps so far on which the candidate picks native's token, given native's text. A large "
+        "marker is the first divergence: filled if it is real, open if it is a near-tie or not known to be "
+        "real. A dashed line is native compared with itself."
     )
-    svg = plots_quality.agreement_svg(
-        lines, "Teacher-forced agreement with native by step, with each first divergence"
-    )
+    svg = quality_plots.agreement_svg(lines, "Teacher-forced agreement with native by step")
     passages = tuple(
-        (f"{line.name}, step {line.first:,}", line.passage)
-        for line in lines
-        if line.passage and line.first is not None
+        (f"{x.name}, step {x.first:,}", x.passage) for x in lines if x.passage and x.first is not None
     )
-    yield Figure(
-        "agreement",
-        svg,
-        caption,
-        _legend([line.name for line in lines]),
-        (numbers.agreement(lines),),
-        tuple(f"{line.name} {line.sentence}." for line in lines),
-        passages,
-    )
+    sentences = tuple(f"{line.name} {line.sentence}." for line in lines)
+    legend = _legend([line.name for line in lines])
+    yield Figure("agreement", svg, caption, legend, (numbers.agreement(lines),), sentences, passages)
 
 
 def _health(view: View) -> Iterator[Figure]:
     lines = view.plots.health
     if not lines:
         return
-    idle = [
-        name.partition(" (")[0] for name, of, _ in plots_quality.HEALTH_PANELS
-        if not any(of(side) for line in lines for side in line.sides.values())
-    ]  # fmt: skip
+    sides = [side for line in lines for side in line.sides.values()]
+    zero = [name.partition(" (")[0] for name, of, _ in quality_plots.HEALTH_PANELS if not any(map(of, sides))]
     caption = (
-        "K (full line, filled) and V (dashed, open) by layer; in the range of scales K is the broad bar."
+        "K (solid line, filled) and V (dashed, open) by layer. In the range of scales, K is the wide bar."
     )
-    if idle:
-        caption += f" Not drawn, for it is 0 in every layer: {', '.join(idle)}."
-    svg = plots_quality.health_svg(lines, "Numeric health of K and V by layer")
+    if zero:
+        caption += f" Not drawn, because they are 0 in every layer: {', '.join(zero)}."
+    svg = quality_plots.health_svg(lines, "Numeric health of K and V by layer")
     yield Figure("health", svg, caption, _legend([line.name for line in lines]), numbers.health(lines))
 
 

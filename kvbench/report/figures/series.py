@@ -1,4 +1,6 @@
-"""The numbers behind the plots of times and bytes, taken from rows and records; `kvbench.report.figures.plots` draws them."""
+"""The data of the plots of times and bytes, from rows and records; `kvbench.report.figures.plots` draws
+it.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,25 @@ from typing import Any
 
 from kvbench.machine.same_machine import apart
 from kvbench.metrics.collect import Row
-from kvbench.records.record import OK
 from kvbench.render.labels import Labels
+from kvbench.report.figures.records import completed
 from kvbench.report.model import JudgedRun
 from kvbench.stats.intervals import Interval, clustered_ratio, median_interval
 
-_MOST_BARS = 24
+STORED = ("payload", "scales", "page_table")
+PARTS = (*STORED, "workspace", "held")
+
+_MOST_BARS = 24  # more cells than that show only the largest shape
+_MOST_DOTS = 400  # more requests cannot be told apart, and each adds text to the page
+_LOG_FROM = 8  # a larger ratio of the largest to the smallest value takes a logarithmic axis
 
 Arms = Sequence[Mapping[str, Any]]
+Times = tuple[tuple[float, ...], Interval | None]  # one value per request, and an interval over them
 
 
 @dataclass(frozen=True)
 class TimePoint:
-    """value, low, high: ms; n: the samples of the value; repeats: one value of each measured request, ms, which the interval rests on."""
+    """value, low, high, repeats: ms; repeats: one value per measured request; n: samples of the value."""
 
     batch: int
     context: int
@@ -34,29 +42,19 @@ class TimePoint:
 
 @dataclass(frozen=True)
 class TimeSeries:
-    """One line of the plot: the cells that differ in nothing but batch and context. apart: why its points are not joined, or ""."""
+    """Cells that differ only in batch and context. apart: why their points are not joined, or ""."""
 
     name: str
     points: tuple[TimePoint, ...]
     apart: str = ""
 
 
-STORED = ("payload", "scales", "page_table")
-PARTS = (*STORED, "workspace", "held")
-
-# On an axis that begins at 0, values further apart than so many times would not be told from 0.
-_WIDE = 8
-
-# More requests than so many are not drawn one by one: no eye parts them, and each is text in the page.
-_MOST_DOTS = 400
-
-
 @dataclass(frozen=True)
 class ByteBar:
-    """One cell's bytes: the cache, live, and what stands beside it on the device. None: not measured.
+    """One cell's bytes; None: not measured.
 
-    workspace: the most that a run took beyond what was there when it began; held: what was held before there were pages, less the
-    weights; native16: the formula's bytes of a 2-byte native cache of the same shape.
+    payload, scales, page_table: live tensors of the cache; workspace, held: `workspace_bytes` and
+    `held_bytes`; native16: a 2-byte native cache of the same shape, by the formula.
     """
 
     name: str
@@ -69,9 +67,9 @@ class ByteBar:
 
 
 def itl_series(run: JudgedRun, labels: Labels) -> tuple[TimeSeries, ...]:
-    """Means, their t-interval over requests."""
+    """Mean inter-token latency, with a t-interval over requests."""
 
-    def of(arms: Arms) -> tuple[tuple[float, ...], Interval | None]:
+    def of(arms: Arms) -> Times:
         gaps = [arm["itl_ms"] for arm in arms if arm["itl_ms"]]
         if not gaps:
             return (), None
@@ -83,9 +81,9 @@ def itl_series(run: JudgedRun, labels: Labels) -> tuple[TimeSeries, ...]:
 
 
 def ttft_series(run: JudgedRun, labels: Labels) -> tuple[TimeSeries, ...]:
-    """Medians; an interval of a median takes more requests than a mean's (`kvbench.stats.intervals.median_interval`)."""
+    """Median time to first token, with an order-statistic interval, which takes at least 6 requests."""
 
-    def of(arms: Arms) -> tuple[tuple[float, ...], Interval | None]:
+    def of(arms: Arms) -> Times:
         times = tuple(arm["ttft_ms"] for arm in arms)
         return times, median_interval(times)
 
@@ -93,85 +91,68 @@ def ttft_series(run: JudgedRun, labels: Labels) -> tuple[TimeSeries, ...]:
 
 
 def _series(
-    run: JudgedRun,
-    labels: Labels,
-    metric: str,
-    of: Callable[[Arms], tuple[tuple[float, ...], Interval | None]],
+    run: JudgedRun, labels: Labels, metric: str, of: Callable[[Arms], Times]
 ) -> tuple[TimeSeries, ...]:
-    found: dict[str, tuple[tuple[float, ...], Interval | None]] = {}
+    found: dict[str, Times] = {}
     machines: dict[str, Mapping[str, Any]] = {}
-    for record, task in run.done():
-        if record.runner == "latency" and record.status == OK:
-            own = of([arm for arm in record.samples.get("arms", ()) if arm["arm"] == "candidate"])
-            found.update(dict.fromkeys(task.cells, own))
-            machines.update(dict.fromkeys(task.cells, record.environment))
-    lines: dict[str, list[TimePoint]] = {}
-    of_line: dict[str, list[Mapping[str, Any]]] = {}
-    for row in sorted(run.rows, key=lambda row: labels.rank(labels.cell(row.cell))):
-        # What is no number has no place on an axis; its check fails, and the table has it.
-        if (
-            row.metric == metric
-            and row.value is not None
-            and isfinite(row.value)
-            and row.cell in labels.cells
-        ):
-            spec = labels.cells[row.cell].spec
-            repeats, interval = found.get(row.cell, ((), None))
-            low, high = (row.low, row.high) if row.low is not None else interval or (None, None)
-            point = TimePoint(spec["batch"], spec["context"], row.value, low, high, repeats, row.n)
-            name = labels.cell(row.cell).without("batch", "context")
-            lines.setdefault(name, []).append(point)
-            of_line.setdefault(name, []).append(machines.get(row.cell, {}))
-    return tuple(TimeSeries(name, tuple(points), apart(of_line[name])) for name, points in lines.items())
+    for record, _, cells in completed(run, labels, "latency"):
+        own = of([arm for arm in record.samples.get("arms", ()) if arm["arm"] == "candidate"])
+        found.update(dict.fromkeys(cells, own))
+        machines.update(dict.fromkeys(cells, record.environment))
+    points: dict[str, list[TimePoint]] = {}
+    hosts: dict[str, list[Mapping[str, Any]]] = {}
+    rows = [row for row in run.rows if row.metric == metric and row.cell in labels.cells]
+    for row in sorted(rows, key=lambda row: labels.rank(labels.cell(row.cell))):
+        if row.value is None or not isfinite(row.value):
+            continue
+        spec = labels.cells[row.cell].spec
+        repeats, interval = found.get(row.cell, ((), None))
+        low, high = (row.low, row.high) if row.low is not None else interval or (None, None)
+        point = TimePoint(spec["batch"], spec["context"], row.value, low, high, repeats, row.n)
+        name = labels.cell(row.cell).without("batch", "context")
+        points.setdefault(name, []).append(point)
+        hosts.setdefault(name, []).append(machines.get(row.cell, {}))
+    return tuple(TimeSeries(name, tuple(own), apart(hosts[name])) for name, own in points.items())
 
 
 def byte_bars(run: JudgedRun, labels: Labels) -> tuple[tuple[ByteBar, ...], str]:
-    """The bars, and of which cells they are: of all, or of the largest shape where all would fill pages."""
+    """One bar per cell, or per cell of the largest shape if there are too many; and which cells these are."""
     values = {(row.cell, row.metric): row for row in run.rows}
-    native16 = _native16(run)
+    native16: dict[str, int] = {}
+    for record, _, cells in completed(run, labels, "storage"):
+        if record.facts.get("native16_bytes"):
+            native16.update(dict.fromkeys(cells, record.facts["native16_bytes"]))
     of, shown = "each cell", list(labels.cells)
     if len(shown) > _MOST_BARS:
-        sizes = {
-            cell: labels.cells[cell].spec["batch"] * labels.cells[cell].spec["context"] for cell in shown
-        }
+        sizes = {cell: each.spec["batch"] * each.spec["context"] for cell, each in labels.cells.items()}
         of, shown = "the largest cells", [cell for cell in shown if sizes[cell] == max(sizes.values())]
     bars = []
     for label in sorted((labels.cell(cell) for cell in shown), key=labels.rank):
         cell = label.cells[0]
         payload, scales = (_whole(values.get((cell, f"kv_bytes_{part}"))) for part in ("payload", "scales"))
         if payload is not None and scales is not None:
-            table, workspace, held = (
-                _whole(values.get((cell, f"{part}_bytes"))) for part in ("page_table", "workspace", "held")
-            )
+            table, workspace, held = (_whole(values.get((cell, f"{part}_bytes"))) for part in PARTS[2:])
             bars.append(ByteBar(label.text, payload, scales, table, workspace, held, native16.get(cell)))
     return tuple(bars), of
 
 
 def _whole(row: Row | None) -> int | None:
-    """The row's bytes; None where nothing was measured, or no number."""
+    """The row's bytes; None if it has no finite value."""
     return int(row.value) if row and row.value is not None and isfinite(row.value) else None
 
 
-def _native16(run: JudgedRun) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for record, task in run.done():
-        if record.runner == "storage" and record.status == OK and record.facts.get("native16_bytes"):
-            found.update(dict.fromkeys(task.cells, record.facts["native16_bytes"]))
-    return found
-
-
 def shapes(series: Sequence[TimeSeries]) -> tuple[list[int], list[int]]:
-    """The batches and the contexts that any series has, ascending."""
+    """The batches and the contexts of all series, ascending."""
     points = [point for line in series for point in line.points]
     return sorted({p.batch for p in points}), sorted({p.context for p in points})
 
 
 def wide(series: Sequence[TimeSeries]) -> bool:
-    """Whether the values are so far apart that they take a log axis."""
+    """Whether the values span so much that they need a logarithmic axis."""
     values = [point.value for line in series for point in line.points]
-    return min(values) > 0 and max(values) > _WIDE * min(values)
+    return min(values) > 0 and max(values) > _LOG_FROM * min(values)
 
 
 def crowded(series: Sequence[TimeSeries]) -> bool:
-    """Whether the single requests are too many to be drawn."""
+    """Whether there are too many single requests to draw."""
     return sum(len(point.repeats) for line in series for point in line.points) > _MOST_DOTS

@@ -1,4 +1,4 @@
-"""A sweep of static scales: what each does to perplexity and to free-running text, beside dynamic and calibrated ones."""
+"""A sweep of static scales: their effect on perplexity and on generated text, next to other scales."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from kvbench.metrics.declare.units import PERCENT, STEP
 from kvbench.render.labels import Labels
 from kvbench.report.model import JudgedRun
 
-# Of texts: more than so many that collapse are a collapse.
-MOST = 0.5
-# %: perplexity has doubled, so nothing was held, whether what is written repeats itself or not.
-RUINED = 100.0
+_COLLAPSE = 0.5  # a scale collapses if a larger share of its texts does
+_RUINED_PCT = 100.0  # perplexity has doubled
 _NOT_NAMED = ("scale", "batch", "context")  # quality does not depend on batch and context
 _METRICS = ("ppl_delta_pct", "gen_useful_tokens", "gen_collapsed")
 
 
 @dataclass(frozen=True)
-class Held:
-    """ppl: ppl_delta_pct; useful: tokens before the median text repeats itself or ends, `steps` where it does neither; collapsed:
-    share of the texts. None: not measured."""
+class ScaleEffect:
+    """ppl: `ppl_delta_pct`; useful: tokens before the median text repeats itself or ends, `steps` if it does
+    neither; collapsed: share of the texts. None: not measured.
+    """
 
     ppl: float | None
     useful: float | None
@@ -32,41 +31,48 @@ class Held:
     collapsed: float | None
 
     @property
+    def censored(self) -> bool:
+        """Whether the median text stayed useful for its whole length."""
+        return self.useful is not None and self.steps is not None and self.useful >= self.steps
+
+    @property
     def sentence(self) -> str:
-        """`collapses at token 5 (perplexity +3,041%)`, to be read after a name."""
-        change = (
-            "" if self.ppl is None else f"perplexity {PERCENT.number(self.ppl, _decimals(self.ppl), True)}%"
-        )
+        """`collapses at token 5 (perplexity +3,041%)`; continues a name."""
+        change = ""
+        if self.ppl is not None:
+            change = f"perplexity {PERCENT.number(self.ppl, _decimals(self.ppl), True)}%"
         if self.useful is None or self.steps is None:
             return f"gives {change}"
         at = STEP.number(self.useful)
-        if self.collapsed is not None and self.collapsed > MOST:
-            said = f"collapses at token {at}"
-        elif self.ppl is not None and self.ppl > RUINED:
-            said = "ruins the text without making it repeat itself or end"
-        elif self.useful >= self.steps:
-            said = f"holds beyond {at} tokens"
+        if self.collapsed is not None and self.collapsed > _COLLAPSE:
+            text = f"collapses at token {at}"
+        elif self.ppl is not None and self.ppl > _RUINED_PCT:
+            text = "ruins the text, although the text neither repeats itself nor ends"
+        elif self.censored:
+            text = f"stays usable for all {at} tokens"
         else:
-            said = f"holds to token {at}"
-        return f"{said} ({change})" if change else said
+            text = f"stays usable up to token {at}"
+        return f"{text} ({change})" if change else text
 
 
 @dataclass(frozen=True)
 class ScaleLine:
-    """points: (scale, what it does), ascending, of a format's given scales; () for a reference, whose `held` is one for all."""
+    """points: (scale, effect), ascending, of a static format; level: the effect of a reference, which has no
+    single scale.
+    """
 
     name: str
-    points: tuple[tuple[float, Held], ...] = ()
-    held: Held | None = None
+    points: tuple[tuple[float, ScaleEffect], ...] = ()
+    level: ScaleEffect | None = None
 
     @property
-    def everything(self) -> tuple[Held, ...]:
-        return (*(held for _, held in self.points), *([self.held] if self.held else []))
+    def effects(self) -> tuple[ScaleEffect, ...]:
+        return (*(effect for _, effect in self.points), *([self.level] if self.level else []))
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """lines: static formats; references: cells with dynamic scales, of a file or of the checkpoint, then native where its own text was measured."""
+    """lines: static formats; references: dynamic, calibrated and checkpoint scales, then native."""
 
     lines: tuple[ScaleLine, ...]
     references: tuple[ScaleLine, ...]
@@ -78,48 +84,46 @@ class Sweep:
 
 
 def scale_sweep(run: JudgedRun, labels: Labels) -> Sweep | None:
-    """None where no static format was measured at two given scales or more."""
+    """The sweep; None if no static format was measured at two scales or more."""
     rows = _first_rows(run.rows)
-    static: dict[str, dict[float, Held]] = {}
-    references: dict[str, Held] = {}
-    natives: dict[str, Held] = {}
+    static: dict[str, dict[float, ScaleEffect]] = {}
+    references: dict[str, ScaleEffect] = {}
+    natives: dict[str, ScaleEffect] = {}
     for cell, entry in labels.cells.items():
-        spec, label, held = entry.spec, labels.cell(cell), _held(cell, rows)
-        if spec["kv_format"] not in KV_FORMATS or held == Held(None, None, None, None):
+        spec, label, effect = entry.spec, labels.cell(cell), _effect(cell, rows)
+        if spec["kv_format"] not in KV_FORMATS or effect == ScaleEffect(None, None, None, None):
             continue
         kind, _ = origin(KV_FORMATS[spec["kv_format"]], spec.get("scale"))
         parts = [part for part in label.parts if part[0] not in _NOT_NAMED]
         name = " · ".join(value if key == "kv_format" else f"{key} {value}" for key, value in parts)
         if kind == "static" and isinstance(spec["scale"], float):
-            static.setdefault(name, {}).setdefault(spec["scale"], held)
+            static.setdefault(name, {}).setdefault(spec["scale"], effect)
         elif kind not in ("none", "static"):
             given = "" if kind == "dynamic" else f" {dict(label.parts).get('scale', kind)}"
-            references.setdefault(f"{name}{given}", held)
+            references.setdefault(f"{name}{given}", effect)
         elif kind == "none" and label.baseline:
-            natives.setdefault(name, held)
-    lines = tuple(
-        ScaleLine(name, tuple(sorted(found.items()))) for name, found in static.items() if len(found) > 1
-    )
+            natives.setdefault(name, effect)
+    lines = tuple(ScaleLine(name, tuple(sorted(own.items()))) for name, own in static.items() if len(own) > 1)
     if not lines:
         return None
-    others = tuple(ScaleLine(name, held=held) for name, held in (*references.items(), *natives.items()))
+    others = tuple(ScaleLine(name, level=level) for name, level in (*references.items(), *natives.items()))
     return Sweep(lines, others, _sentence(lines, others, natives))
 
 
 def _sentence(lines: Iterable[ScaleLine], references: Iterable[ScaleLine], natives: Collection[str]) -> str:
-    said = [
-        f"{line.name} scale {'; '.join(f'{scale:g} {held.sentence}' for scale, held in reversed(line.points))}"
-        for line in lines
-    ]
+    parts = []
+    for line in lines:
+        scales = "; ".join(f"{scale:g} {effect.sentence}" for scale, effect in reversed(line.points))
+        parts.append(f"{line.name} scale {scales}")
     for line in references:
-        if line.held is not None:
+        if line.level is not None:
             itself = " itself" if line.name in natives else ""
-            said.append(f"{line.name}{itself} {line.held.sentence}")
-    return f"{'; '.join(said)}."
+            parts.append(f"{line.name}{itself} {line.level.sentence}")
+    return f"{'; '.join(parts)}."
 
 
 def _first_rows(rows: Iterable[Row]) -> Mapping[tuple[str, str], Row]:
-    """The row of each cell and metric; where there are several corpora, the first that has a value."""
+    """The first row of each cell and metric that has a value, whichever its corpus."""
     found: dict[tuple[str, str], Row] = {}
     for row in rows:
         if row.metric in _METRICS and row.value is not None and isfinite(row.value):
@@ -127,9 +131,9 @@ def _first_rows(rows: Iterable[Row]) -> Mapping[tuple[str, str], Row]:
     return found
 
 
-def _held(cell: str, rows: Mapping[tuple[str, str], Row]) -> Held:
+def _effect(cell: str, rows: Mapping[tuple[str, str], Row]) -> ScaleEffect:
     ppl, useful, collapsed = (rows.get((cell, metric)) for metric in _METRICS)
-    return Held(
+    return ScaleEffect(
         ppl.value if ppl else None,
         useful.value if useful else None,
         useful.n if useful else None,

@@ -4,49 +4,22 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvbench.gate.decide import Limits, broken, corrected, rule
-from kvbench.gate.evaluate import Verdict, evaluate, load
-from kvbench.gate.policy import Check, Gate
-from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.gate.evaluate import load
+from kvbench.gate.policy import Check
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
 from kvbench.metrics.collect import METRICS
 from kvbench.stats.power import Spread
 from tests.factories.made_run import BASE, CAND, MadeRun, chunks, text_facts
+from tests.factories.text_run import many, text
+from tests.factories.verdicts import bare, check, judge, last, of, own, questions, scores
 
 GATES = Path(__file__).parents[2] / "gates"
-TEXT = "wikitext2 rows512"
-
-
-def text(change: float, documents: int, seed: int, noise: float = 0.002, spread: float = 0.001) -> MadeRun:
-    """Perplexity and divergences of a candidate whose log-perplexity is `change` above native, 4 chunks of 511 tokens a document.
-
-    spread: of that change between documents; noise: of a chunk's.
-    """
-    draw = random.Random(seed)
-    n, tokens, owners = 4 * documents, 511, [i // 4 for i in range(4 * documents)]
-    level = [draw.gauss(change, spread) for _ in range(documents)]
-    native = [tokens * draw.gauss(3.0, 0.3) for _ in range(n)]
-    own = [x + tokens * draw.gauss(level[d], noise) for x, d in zip(native, owners, strict=True)]
-    facts = text_facts(n * tokens, protocol="rows512")
-    made = [chunks(*((x, tokens) for x in side), documents=owners) for side in (own, native)]
-    equal = [tokens - draw.randrange(8) for _ in range(n)]
-    for chunk, same in zip(made[0]["chunks"], equal, strict=True):
-        chunk |= {"top1_equal": same, "kld": 1e-4 * tokens, "delta_p": 0.0, "kept": 5}
-    kept = [draw.lognormvariate(-9, 1) for _ in range(5 * n)]
-    whole = {"mean": 1e-4, "n": n * tokens, "p50": 1e-4, "p90": 4e-4, "p99": 1e-3, "p999": 2e-3, "max": 1e-2}
-    made[0] |= {
-        "kld": whole,
-        "kld_tokens": kept,
-        "top1_equal": sum(equal),
-        "delta_p": [0.0] * len(kept),
-        "delta_p_mean": 0.0,
-    }
-    return MadeRun().measure("perplexity", (made[0], facts), (made[1], facts), variant=TEXT)
 
 
 def answers(gained: int, lost: int, same: int, wrong: int = 0) -> MadeRun:
@@ -54,29 +27,12 @@ def answers(gained: int, lost: int, same: int, wrong: int = 0) -> MadeRun:
     sides = [(1, 0)] * gained + [(0, 1)] * lost + [(1, 1)] * same + [(0, 0)] * wrong
 
     def asked(side: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        questions = []
-        for i, outcome in enumerate(sides):
-            answer = i % 4
-            pick = answer if outcome[side] else (answer + 1) % 4
-            scores = [-1.0 if c == pick else -2.0 - (i + side / 9) / len(sides) for c in range(4)]
-            questions.append({"id": i, "subject": f"s{i % 5}", "answer": answer, "scores": scores, "tokens": [1] * 4,
-                              "chars": [1] * 4, "skipped": None, "truncated": False})  # fmt: skip
-        facts = {"task": "mmlu", "shots": 0, "choice_ids": {}, "prompt_policy": "p", "bos": "none"}
-        return {"questions": questions}, {**facts, "total": len(sides), "data_sha": "d"}
+        picks = [i % 4 if right[side] else (i % 4 + 1) % 4 for i, right in enumerate(sides)]
+        rest = [-2.0 - (i + side / 9) / len(sides) for i in range(len(sides))]
+        rows = [[-1.0 if c == pick else low for c in range(4)] for pick, low in zip(picks, rest, strict=True)]
+        return questions(rows, range(4))
 
     return MadeRun().measure("mcq", asked(0), asked(1), variant="mmlu 0-shot")
-
-
-def check(metric: str, low: float = -math.inf, high: float = math.inf, **where: Any) -> Check:
-    return Check(metric, where, low, high, f"within [{low:g}, {high:g}]")
-
-
-def judge(run: MadeRun, *checks: Check) -> Verdict:
-    return evaluate(Gate("made", checks), run.run, run.rows())
-
-
-def last(run: MadeRun, *checks: Check) -> Outcome:
-    return judge(run, *checks).outcomes[-1]
 
 
 # how much data it takes
@@ -144,12 +100,12 @@ def test_a_looser_limit_never_loses_a_pass() -> None:
 
 def test_a_metric_that_should_have_an_interval_and_has_none_is_not_judged_by_its_bare_value() -> None:
     run = text(0.0, 1, 0)
-    for own in (
+    for limit in (
         check("ppl_delta_pct", -50, 50),
         check("top1_agreement", low=0.1),
         check("kld_mean", high=9.0),
     ):
-        outcome = last(run, own)
+        outcome = last(run, limit)
         assert (outcome.status, outcome.reason, outcome.mde) == (INCONCLUSIVE, "no_interval", None)
         assert "1 document" in outcome.sentence
 
@@ -196,34 +152,16 @@ def test_a_cell_that_breaks_its_limit_by_chance_is_inconclusive_and_the_sentence
     assert "p = 0.11" in one_of_six.text
 
 
-def many(shifts: list[float]) -> MadeRun:
-    """A run with a candidate cell a shift, each with a task of its own."""
-    run = text(shifts[0], 6, 0)
-    for i, shift in enumerate(shifts[1:], 1):
-        other, name = text(shift, 6, i), f"cand{i}"
-        run.add_cell(1, name, name)
-        task = replace(other.tasks[1], key=f"key{i}", cells=(name,), baseline=f"key{i}-base")
-        run.tasks += [replace(other.tasks[0], key=f"key{i}-base", cells=(BASE,)), task]
-        for record, key in zip(other.records, (f"key{i}-base", f"key{i}"), strict=True):
-            run.records.append(type(record)(**{**vars(record), "key": key}))
-    return run
-
-
 def test_over_many_cells_a_fail_is_corrected_and_a_pass_is_not() -> None:
-    alone = [
-        o
-        for o in judge(many([0.0045]), check("ppl_delta_pct", -0.25, 0.25)).outcomes
-        if o.metric == "ppl_delta_pct"
-    ]
-    assert [o.status for o in alone] == [FAIL]
-    together = judge(many([0.0045, *[0.0] * 39]), check("ppl_delta_pct", -0.25, 0.25))
-    own = [o for o in together.outcomes if o.check.startswith("ppl_delta_pct")]
-    assert len(own) == 40
-    assert (own[0].status, own[0].reason) == (INCONCLUSIVE, "may_be_chance")
-    assert "with 40 checks of this claim" in own[0].sentence
-    assert {o.status for o in own[1:]} <= {PASS, INCONCLUSIVE}
-    assert own[1].status == PASS
-    assert together.exit_code == 4
+    limit = check("ppl_delta_pct", -0.25, 0.25)
+    assert [o.status for o in own(judge(many([0.0045]), limit))] == [FAIL]
+    together = judge(many([0.0045, *[0.0] * 39]), limit)
+    first, *others = own(together)
+    assert len(others) == 39
+    assert (first.status, first.reason) == (INCONCLUSIVE, "may_be_chance")
+    assert "with 40 checks of this claim" in first.sentence
+    assert {o.status for o in others} <= {PASS, INCONCLUSIVE}
+    assert (others[0].status, together.exit_code) == (PASS, 4)
 
 
 def test_checks_with_the_same_metric_and_limit_are_one_family_wherever_they_are_written() -> None:
@@ -232,8 +170,7 @@ def test_checks_with_the_same_metric_and_limit_are_one_family_wherever_they_are_
         check("ppl_delta_pct", -0.25, 0.25, batch=1),
         check("ppl_delta_pct", -0.25, 0.25, kv_format="int8_sym"),
     ]
-    own = [o for o in judge(run, *split).outcomes if o.check.startswith("ppl_delta_pct")]
-    assert "with 80 checks" in own[0].sentence
+    assert "with 80 checks" in own(judge(run, *split))[0].sentence
     other = check("ppl_delta_pct", -0.2, 0.2)
     assert "with 40 checks" in judge(run, split[0], other).outcomes[-80].sentence
 
@@ -247,27 +184,25 @@ def test_two_runs_of_the_baseline_never_fail_a_gate_on_text(name: str) -> None:
     gate = load(GATES / f"{name}.yaml")
     limits = [c for c in gate.checks if METRICS[c.metric].runner == "perplexity"]
     assert limits
-    free = Gate("aa", tuple(Check(c.metric, {}, c.low, c.high, c.limit) for c in limits))
+    free = [Check(c.metric, {}, c.low, c.high, c.limit) for c in limits]
     for seed in range(60):
         run = text(0.0, (2, 5, 40)[seed % 3], seed, noise=3e-4, spread=1e-4)
-        verdict = evaluate(free, run.run, run.rows())
-        assert not [o for o in verdict.outcomes if o.status == FAIL], seed
+        assert not of(judge(run, *free), FAIL), seed
 
 
 @pytest.mark.parametrize("name", ["mlperf_99", "mlperf_999", "recovery_95", "fp8_release"])
 def test_two_runs_of_the_baseline_never_fail_a_gate_on_questions(name: str) -> None:
     """Near-ties turn either way: up to 2% of the questions."""
     gate = load(GATES / f"{name}.yaml")
-    own = [c for c in gate.checks if c.metric in ("mcq_recovery", "mcq_delta_pt")]
-    free = Gate("aa", tuple(Check(c.metric, {}, c.low, c.high, c.limit) for c in own))
+    limits = [c for c in gate.checks if c.metric in ("mcq_recovery", "mcq_delta_pt")]
+    free = [Check(c.metric, {}, c.low, c.high, c.limit) for c in limits]
     for seed in range(60):
         draw = random.Random(seed)
         n = (24, 200, 1346)[seed % 3]
         turned = draw.randrange(n // 50 + 1)
         gained = sum(draw.random() < 0.5 for _ in range(turned))
         run = answers(gained, turned - gained, n * 7 // 10 - turned, n * 3 // 10)
-        verdict = evaluate(free, run.run, run.rows())
-        assert not [o for o in verdict.outcomes if o.status == FAIL], seed
+        assert not of(judge(run, *free), FAIL), seed
 
 
 def test_the_preset_of_99_percent_decides_with_all_of_mmlu_and_the_one_of_999_says_how_many_it_takes() -> (
@@ -286,15 +221,6 @@ def test_the_preset_of_99_percent_decides_with_all_of_mmlu_and_the_one_of_999_sa
 # scorers that measure nothing
 
 
-def scores(*rows: list[float], answers: list[int] | None = None) -> MadeRun:
-    questions = [
-        {"id": i, "subject": "s", "answer": (answers or [0, 1])[i % 2], "scores": own, "tokens": [1] * 4, "chars": [1] * 4,
-         "skipped": None, "truncated": False} for i, own in enumerate(rows)]  # fmt: skip
-    facts = {"task": "mmlu", "shots": 0, "choice_ids": {}, "prompt_policy": "p", "bos": "none"}
-    side = ({"questions": questions}, {**facts, "total": len(questions), "data_sha": "d"})
-    return MadeRun().measure("mcq", side, side, variant="mmlu 0-shot")
-
-
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
@@ -309,7 +235,7 @@ def scores(*rows: list[float], answers: list[int] | None = None) -> MadeRun:
 )
 def test_a_degenerate_scorer_fails_without_any_check(rows: list[list[float]], words: str) -> None:
     run = scores(*rows)
-    verdict = evaluate(None, run.run, run.rows())
+    verdict = bare(run)
     assert verdict.exit_code == 1
     faults = [o for o in verdict.outcomes if o.check == "degenerate"]
     assert [o.cell for o in faults] == [BASE, CAND]
@@ -320,24 +246,26 @@ def test_a_degenerate_scorer_fails_without_any_check(rows: list[list[float]], wo
 def test_few_questions_with_one_letter_are_inconclusive_unless_the_baseline_tells_them_apart() -> None:
     stuck = [[-2.0, -3.0, -1.0 - i / 99, -4.0] for i in range(9)]
     run = scores(*stuck)
-    verdict = evaluate(None, run.run, run.rows())
+    verdict = bare(run)
     assert [o.status for o in verdict.outcomes if o.check == "degenerate"] == [INCONCLUSIVE] * 2
     native = scores(*stuck[:8], [-1.0, -3.0, -2.0, -4.0]).records[0]
     run.records[0] = native
-    verdict = evaluate(None, run.run, run.rows())
+    verdict = bare(run)
     assert [(o.status, o.cell) for o in verdict.outcomes if o.check == "degenerate"] == [(FAIL, CAND)]
 
 
 def test_a_scorer_that_tells_questions_apart_is_none() -> None:
     fine = [[-2.0, -3.0, -1.0 - i / 99, -4.0] for i in range(8)] + [[-1.0, -3.0, -2.0, -4.0]]
     for run in (scores(*fine), scores(*fine[:5]), scores(*fine[:8], answers=[2, 2])):
-        assert not [o for o in evaluate(None, run.run, run.rows()).outcomes if o.check == "degenerate"]
+        assert not [o for o in bare(run).outcomes if o.check == "degenerate"]
 
 
 def test_text_whose_every_token_is_as_likely_measures_nothing() -> None:
     flat = chunks(*((n * math.log(1000), n) for n in (511, 511, 80, 511, 7, 511, 300, 511)))
-    run = MadeRun().measure("perplexity", (flat, text_facts(2942)), (flat, text_facts(2942)), variant=TEXT)
-    verdict = evaluate(None, run.run, run.rows())
+    run = MadeRun().measure(
+        "perplexity", (flat, text_facts(2942)), (flat, text_facts(2942)), variant="wikitext2 rows512"
+    )
+    verdict = bare(run)
     found = next(o for o in verdict.outcomes if o.check == "degenerate")
     assert (found.status, found.reason) == (FAIL, "no_signal")
 

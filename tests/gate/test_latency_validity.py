@@ -1,0 +1,445 @@
+"""The state of the machine and the gate: which passes and failures of a latency it leaves open, and which not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.gate.decide import Limits
+from kvbench.gate.latency_validity import JUDGED, stands
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.metrics.collect import METRICS
+from tests.factories.made_run import BASE, MadeRun
+from tests.factories.timed_run import QUIET, abba, state, timed
+from tests.factories.verdicts import check, judge, own
+
+INF = math.inf
+HOT = state("hw thermal", sm=1350)
+OPEN = INCONCLUSIVE
+# Six requests of an arm that scatter a little, in no direction.
+SCATTER = [1.0, 1.01, 0.99, 1.005, 0.995, 1.0]
+
+
+def around(level: float) -> list[float]:
+    return [level * factor for factor in SCATTER]
+
+
+def run_of(devices: dict[int, Any] | None = None, **facts: Any) -> MadeRun:
+    """13 ms a step against native's 10; devices: order of a request -> state."""
+    return timed(around(13.0), around(10.0), devices=devices, **facts)
+
+
+def slow(candidates: int, baselines: int, device: Any = HOT) -> dict[int, Any]:
+    """The first so many requests of each arm, by order, in a state."""
+    places = {arm: [i for i, name in enumerate(abba(6)) if name == arm] for arm in ("candidate", "baseline")}
+    return dict.fromkeys([*places["candidate"][:candidates], *places["baseline"][:baselines]], device)
+
+
+def at(candidate: int | None, baseline: int | None) -> dict[int, Any]:
+    """All requests of each arm at such a clock, before and after."""
+    clocks = {"candidate": candidate, "baseline": baseline}
+    return {
+        i: {when: {**QUIET, "sm_mhz": clocks[name]} for when in ("before", "after")}
+        for i, name in enumerate(abba(6))
+    }
+
+
+def judged(
+    run: MadeRun, metric: str, low: float = -INF, high: float = INF, cell: str | None = None
+) -> Outcome:
+    """The outcome on one metric. What the machine leaves open has its reason, or no interval at all."""
+    where = {"kv_format": "native" if cell == BASE else "int8_sym"}
+    (found,) = own(judge(run, check(metric, low, high, **where)))
+    assert (found.reason == "unstable_machine") <= (found.status == INCONCLUSIVE)
+    return found
+
+
+def opened(run: MadeRun, metric: str, low: float = -INF, high: float = INF, cell: str | None = None) -> str:
+    """The sentence of an outcome that the machine leaves open."""
+    found = judged(run, metric, low, high, cell)
+    assert (found.status, found.reason) == (INCONCLUSIVE, "unstable_machine"), found
+    return found.sentence
+
+
+# the direction
+
+
+@given(
+    st.integers(-3, 3), st.sampled_from([(-INF, 0.0), (0.0, INF), (-1.0, 1.0)]), st.booleans(), st.booleans()
+)
+def test_what_stands_is_true_of_every_value_that_the_true_one_may_be(
+    value: int, ends: tuple[float, float], smaller: bool, larger: bool
+) -> None:
+    limits = Limits(*ends)
+    below = [value - i for i in range(1, 20) if smaller]
+    above = [value + i for i in range(1, 20) if larger]
+    alike = all(limits.keeps(v) == limits.keeps(value) for v in (*below, *above))
+    assert stands(PASS if limits.keeps(value) else FAIL, value, limits, smaller, larger) == alike
+
+
+def test_every_judged_metric_is_one_of_latency() -> None:
+    assert {METRICS[name].runner for name in JUDGED} == {"latency"}
+    ratios = {name for name, (_, kind) in JUDGED.items() if kind == "ratio"}
+    assert ratios == {name for name in JUDGED if METRICS[name].sampled}
+
+
+# slowdowns, in a ratio: 1.3 against limits below and above it
+
+
+@pytest.mark.parametrize(
+    ("candidates", "baselines", "cases"),
+    [
+        # nothing slowed down
+        (0, 0, [(-INF, 1.1, FAIL), (-INF, 1.5, PASS)]),
+        # the candidate: it may be faster in truth
+        (6, 0, [(-INF, 1.1, OPEN), (-INF, 1.5, PASS), (1.2, INF, OPEN), (1.4, INF, FAIL), (1.2, 1.5, OPEN), (1.4, 1.5, FAIL)]),
+        # the baseline: the ratio may be larger in truth
+        (0, 6, [(-INF, 1.1, FAIL), (-INF, 1.5, OPEN), (1.2, INF, PASS), (1.4, INF, OPEN), (1.2, 1.5, OPEN), (1.4, 1.5, OPEN)]),
+        # both as often: a ratio is one of two slow devices
+        (6, 6, [(-INF, 1.1, FAIL), (-INF, 1.5, PASS)]),
+        (3, 3, [(1.2, 1.5, PASS)]),
+        # both, but one of them more often
+        (6, 5, [(-INF, 1.1, OPEN), (-INF, 1.5, OPEN)]),
+        (5, 6, [(1.4, INF, OPEN)]),
+        # a failure of the requests that were not slowed down is one
+        (2, 0, [(-INF, 1.1, FAIL)]),
+        (5, 0, [(-INF, 1.1, OPEN)]),  # one pair has no interval
+        (2, 1, [(-INF, 1.1, FAIL)]),
+        (0, 2, [(1.4, INF, FAIL)]),
+    ],
+)  # fmt: skip
+def test_a_slowdown_of_one_arm_leaves_a_ratio_open(
+    candidates: int, baselines: int, cases: list[tuple[float, float, str]]
+) -> None:
+    run = run_of(slow(candidates, baselines))
+    assert [judged(run, "itl_ratio", low, high).status for low, high, _ in cases] == [x for *_, x in cases]
+
+
+@pytest.mark.parametrize(
+    ("devices", "parts"),
+    [
+        (slow(6, 0), ("6 of 12 requests under hw thermal (candidate 6, baseline 0)", "SM 1980 -> 1350 MHz", "repeats=10")),
+        (slow(6, 0, state(quota_us=50_000)), ("under cpu quota (candidate 6, baseline 0)", "raise the CPU quota")),
+        (at(900, 1000), ("at 900 MHz and the baseline's at 1000 (medians of SM clocks)", "repeats=10")),
+        (slow(6, 0, state("sw power cap", sm=1350)), ("ran at 1665 MHz and the baseline's at 1980",)),
+    ],
+)  # fmt: skip
+def test_the_sentence_names_the_cause_the_counts_and_the_next_step(
+    devices: dict[int, Any], parts: tuple[str, ...]
+) -> None:
+    high = 1.25 if "900" in parts[0] else 1.1
+    run = run_of(devices)
+    sentence = opened(run, "itl_ratio", high=high)
+    assert [part for part in parts if part not in sentence] == []
+    assert ("medians of SM clocks" in sentence) == ("MHz and" in parts[0])
+    assert judged(run, "itl_ratio", high=high).n_needed is None
+    verdict = judge(run, check("itl_ratio", high=high))
+    assert verdict.exit_code == 4
+
+
+def test_a_power_cap_that_leaves_the_clocks_alike_leaves_nothing_open() -> None:
+    assert judged(run_of(slow(6, 0, state("sw power cap", sm=1900))), "itl_ratio", high=1.1).status == FAIL
+
+
+# clocks of the arms, in a ratio: 1.3, and what it is by the clocks alone
+
+
+@pytest.mark.parametrize(
+    ("candidate", "baseline", "cases"),
+    [
+        # alike
+        (1000, 1000, [(-INF, 1.1, FAIL)]),
+        (1000, 1050, [(-INF, 1.25, FAIL)]),
+        (1050, 1000, [(-INF, 1.35, PASS)]),
+        # the candidate at the lower clock: 1.3, or down to 1.17 by the clocks alone
+        (900, 1000, [(-INF, 1.25, OPEN), (-INF, 1.1, FAIL), (-INF, 1.5, PASS), (1.2, INF, OPEN), (1.1, INF, PASS), (1.4, INF, FAIL)]),
+        # the baseline: 1.3, or up to 1.43
+        (1100, 1000, [(-INF, 1.35, OPEN), (-INF, 1.5, PASS), (-INF, 1.1, FAIL), (1.4, INF, OPEN), (1.5, INF, FAIL), (1.2, INF, PASS)]),
+        # beyond both ends, and between them on the way
+        (2000, 1000, [(1.4, 1.6, OPEN)]),
+        (500, 1000, [(1.0, 1.2, OPEN)]),
+        # not read
+        (None, 1000, [(-INF, 1.1, FAIL)]),
+        (900, None, [(-INF, 1.25, FAIL)]),
+    ],
+)  # fmt: skip
+def test_clocks_that_differ_between_the_arms_leave_a_ratio_open(
+    candidate: int | None, baseline: int | None, cases: list[tuple[float, float, str]]
+) -> None:
+    run = run_of(at(candidate, baseline))
+    assert [judged(run, "itl_ratio", low, high).status for low, high, _ in cases] == [x for *_, x in cases]
+    assert judged(run, "itl_ms", high=12.0).status == FAIL  # an absolute time is left alone
+
+
+def test_a_failure_of_the_requests_at_full_speed_and_like_clocks_is_one() -> None:
+    """Four slowed-down requests of six move the median; the two pairs without them fail by themselves."""
+    cold_clock = HOT | {"before": {**QUIET, "sm_mhz": 1350}}
+    assert judged(run_of(slow(4, 0, cold_clock)), "itl_ratio", high=1.1).status == FAIL
+    opened(run_of({**at(1700, 1980), 1: HOT}), "itl_ratio", high=1.2)
+
+
+# slowdowns, in absolute times: 13 ms a step, 50 ms to the first token, 128 ms in all
+
+
+@pytest.mark.parametrize(
+    ("metric", "passes", "fails"),
+    [
+        *((name, {"high": 14.0}, {"high": 12.0}) for name in ("itl_ms", "itl_p50_ms", "itl_p90_ms", "itl_p99_ms", "itl_max_ms")),
+        ("ttft_ms", {"high": 51.0}, {"high": 49.0}),
+        ("request_ms", {"high": 140.0}, {"high": 120.0}),
+        ("decode_tok_s", {"low": 70.0}, {"low": 80.0}),
+        ("prefill_tok_s", {"low": 2500.0}, {"low": 2600.0}),
+    ],
+)  # fmt: skip
+def test_a_slowed_down_device_may_be_all_of_a_failure_and_none_of_a_pass(
+    metric: str, passes: dict[str, float], fails: dict[str, float]
+) -> None:
+    hot = run_of(slow(6, 0))
+    for run, expected in ((run_of(), [PASS, FAIL]), (run_of(slow(0, 6)), [PASS, FAIL]), (hot, [PASS, OPEN])):
+        assert [judged(run, metric, **limit).status for limit in (passes, fails)] == expected
+    assert "which makes times longer" in opened(hot, metric, **fails)
+    # an end on the other side: the true value may lie beyond it
+    other = {"low": 1.0} if "high" in passes else {"high": 1e6}
+    assert judged(run_of(), metric, **passes, **other).status == PASS
+    opened(hot, metric, **passes, **other)
+
+
+def test_a_failure_of_the_requests_that_ran_at_full_speed_is_one() -> None:
+    assert judged(run_of(slow(2, 0)), "itl_ms", high=12.0).status == FAIL
+    times = [20.0, 20.0, *around(11.0)[2:]]
+    opened(timed(times, around(10.0), devices=slow(2, 0)), "itl_ms", high=12.0)
+
+
+def test_what_a_run_does_not_hold_invalidates_nothing() -> None:
+    run = timed(around(13.0), around(10.0), quiet=False)
+    for arm in run.records[1].samples["arms"]:
+        del arm["device"]
+    assert "device_state" not in run.records[1].facts
+    found = [
+        judged(run, *limit).status
+        for limit in (("itl_ratio", -INF, 1.1), ("itl_ratio", -INF, 1.5), ("itl_ms", -INF, 12.0))
+    ]
+    assert found == [FAIL, PASS, FAIL]  # fmt: skip
+
+
+# drift, in a ratio
+
+
+def drifting(candidate: float, baseline: float, names: Sequence[str], step: float) -> MadeRun:
+    """Every request takes `step` times as long as the one before it, whichever arm it is of."""
+    times: dict[str, list[float]] = {"candidate": [], "baseline": []}
+    for i, name in enumerate(names):
+        times[name].append((candidate if name == "candidate" else baseline) * step**i)
+    return timed(times["candidate"], times["baseline"], names=names)
+
+
+AFTER_EACH_OTHER = ["baseline"] * 6 + ["candidate"] * 6
+
+
+@pytest.mark.parametrize(
+    ("candidate", "step", "plain", "status"),
+    [
+        # measured one arm after the other: 6 requests of drift are in the ratio
+        (10.0, 1.02, "pass", OPEN),  # 1.126, in truth 1
+        (12.0, 0.96, "fail", OPEN),  # 0.939, in truth 1.2
+        (12.0, 1.02, "", FAIL),  # 1.351, in truth 1.2
+        (9.0, 0.96, "", PASS),  # 0.704, in truth 0.9
+    ],
+)
+def test_a_drift_that_the_order_leaves_in_the_ratio_decides_nothing(
+    candidate: float, step: float, plain: str, status: str
+) -> None:
+    run = drifting(candidate, 10.0, AFTER_EACH_OTHER, step)
+    assert judged(run, "itl_ratio", high=1.05).status == status
+    if plain:
+        sentence = opened(run, "itl_ratio", high=1.05)
+        assert f"leaves {100 * (step**6 - 1):+.3g}% in the ratio" in sentence
+        assert f"without that it would be {plain}" in sentence
+        assert f"ITL drifts by {100 * (step**11 - 1):+.3g}%" in sentence
+
+
+@pytest.mark.parametrize("step", [1.05, 0.95])
+def test_even_repeats_in_a_b_b_a_cancel_a_straight_drift(step: float) -> None:
+    """Nothing is left of it in the ratio, so both verdicts stand however large it is."""
+    run = drifting(13.0, 10.0, abba(6), step)
+    assert run.row("itl_ratio").value == pytest.approx(1.3)
+    assert abs(run.row("latency_drift_pct").value or 0) > 20
+    assert [judged(run, "itl_ratio", high=high).status for high in (2.0, 1.1)] == [PASS, FAIL]
+
+
+def test_odd_repeats_leave_a_share_of_it() -> None:
+    """5 repeats: a fifth of a request's drift. Falling times flatter 0.9 to 0.8964, up to whose limit only that brings it."""
+    run = drifting(9.0, 10.0, abba(5), 0.98)
+    row = run.row("itl_ratio")
+    left = 0.98 ** (1 / 5)
+    assert row.value == pytest.approx(0.9 * left)
+    assert row.high is not None
+    sentence = opened(run, "itl_ratio", high=(row.high + row.high / left) / 2)
+    assert f"leaves {100 * (left - 1):+.3g}% in the ratio" in sentence
+    assert "without that it would be inconclusive" in sentence
+    assert judged(run, "itl_ratio", high=row.high / left * 1.0001).status == PASS
+
+
+def test_a_drift_that_chance_explains_is_none() -> None:
+    run = timed([9.0, 14.0, 10.0, 12.0], [11.0, 10.0, 13.0, 9.0], names=["baseline"] * 4 + ["candidate"] * 4)
+    row = run.row("latency_drift_pct")
+    assert row.low is not None
+    assert row.high is not None
+    assert row.low < 0 < row.high
+    assert judged(run, "itl_ms", high=12.0).status == PASS
+
+
+# drift, in absolute times
+
+
+@pytest.mark.parametrize(
+    ("step", "cases"),
+    [
+        # rising: 10 to 16 ms, 12.7 in the mean of the candidate's; a pass must hold for the last request too
+        (1.044, [("itl_ms", -INF, 20.0, PASS), ("itl_ms", -INF, 15.0, OPEN), ("itl_ms", 5.0, 20.0, PASS),
+                 ("itl_ms", 11.0, 15.0, OPEN), ("itl_ms", -INF, 11.0, FAIL), ("itl_ms", 11.0, INF, PASS),
+                 ("itl_ms", 14.0, INF, OPEN), ("decode_tok_s", 40.0, INF, PASS), ("decode_tok_s", 70.0, INF, OPEN),
+                 ("decode_tok_s", 100.0, INF, FAIL), ("itl_p99_ms", -INF, 25.0, PASS), ("itl_p99_ms", -INF, 18.0, OPEN)]),
+        # falling: 10 to 6 ms, 7.9 in the mean; [7, 7.5] from one side to the other
+        (0.956, [("itl_ms", -INF, 9.0, PASS), ("itl_ms", -INF, 7.0, OPEN), ("itl_ms", -INF, 5.0, FAIL),
+                 ("itl_ms", 5.0, INF, PASS), ("itl_ms", 7.0, INF, OPEN), ("itl_ms", 7.0, 7.5, OPEN),
+                 ("decode_tok_s", 110.0, INF, PASS), ("decode_tok_s", 150.0, INF, OPEN), ("decode_tok_s", 180.0, INF, FAIL)]),
+        # up to 10% over the run is steady
+        (1.0085, [("itl_ms", -INF, 11.0, PASS), ("itl_ms", -INF, 10.1, FAIL)]),
+        (1.0095, [("itl_ms", -INF, 11.05, OPEN)]),
+        # twice as long in the end, and still a hundredth of the limit
+        (1.072, [("itl_ms", -INF, 2500.0, PASS), ("itl_ms", -INF, 20.0, OPEN)]),
+    ],
+)  # fmt: skip
+def test_an_absolute_time_takes_a_steady_machine(
+    step: float, cases: list[tuple[str, float, float, str]]
+) -> None:
+    run = drifting(10.0, 10.0, abba(6), step)
+    assert [judged(run, *limit).status for *limit, _ in cases] == [status for *_, status in cases]
+    for *limit, status in cases:
+        if status == OPEN:
+            assert f"ITL drifts by {100 * (step**11 - 1):+.3g}%" in opened(run, *limit)
+
+
+def test_ttft_has_a_drift_of_its_own() -> None:
+    """Steps get slower, the first token does not."""
+    run = drifting(10.0, 10.0, abba(6), 1.044)
+    assert judged(run, "ttft_ms", high=60.0).status == PASS
+    assert "a request's time drifts by" in opened(run, "request_ms", high=140.0)
+
+
+def test_a21_t2_a_baseline_by_itself_is_judged_by_its_own_drift() -> None:
+    run = timed(around(10.0), [10 * 1.05**i for i in range(6)])
+    assert judged(run, "itl_ms", high=12.5, cell=BASE).cell == BASE
+    assert "ITL drifts by +27.6%" in opened(run, "itl_ms", high=12.5, cell=BASE)
+    twice = timed(around(10.0), [10 * 1.05**i for i in range(3)] * 2)
+    assert judged(twice, "itl_ms", high=20.0).status == PASS
+
+
+# outliers
+
+
+def with_outlier(order: int, factor: float, level: float = 10.0) -> MadeRun:
+    run = timed(around(level), around(10.0))
+    arm = run.records[1].samples["arms"][order]
+    arm["itl_ms"] = [gap * factor for gap in arm["itl_ms"]]
+    arm["total_ms"] = arm["ttft_ms"] + sum(arm["itl_ms"])
+    return run
+
+
+def test_an_outlier_that_decides_leaves_a_time_open_and_stays_in_it() -> None:
+    run = with_outlier(5, 3.0)
+    assert run.row("itl_ms").value == pytest.approx(sum(around(10.0)) / 6 + 20.1 / 6, rel=0.01)
+    sentence = opened(run, "itl_ms", high=11.0)
+    assert "ITL of request 5 (candidate, 2.96x) is an outlier" in sentence
+    assert "without it the check would be pass" in sentence
+    # An outlier of the baseline is none of a time of the candidate.
+    run.records[1].samples["arms"][0]["itl_ms"] = [90.0] * 6
+    assert "ITL of request 5 (candidate, 2.96x) is an outlier" in opened(run, "itl_ms", high=11.0)
+
+
+def test_an_outlier_may_lie_on_the_other_side() -> None:
+    """One request of almost nothing is why the mean keeps the limit."""
+    run = with_outlier(5, 0.1)
+    assert run.row("itl_ms").value == pytest.approx(8.5, rel=0.01)
+    assert "without it the check would be fail" in opened(run, "itl_ms", high=9.0)
+
+
+@pytest.mark.parametrize(
+    ("order", "level", "metric", "high", "status"),
+    [
+        (5, 10.0, "itl_ms", 9.0, FAIL),  # with it and without
+        (5, 10.0, "itl_ms", 20.0, PASS),
+        # a limit on the tail is about outliers
+        *((5, 10.0, metric, 11.0, FAIL) for metric in ("itl_p90_ms", "itl_p99_ms", "itl_max_ms")),
+        # the median and the first token do not depend on it
+        (5, 10.0, "itl_p50_ms", 11.0, PASS),
+        (5, 10.0, "ttft_ms", 49.0, FAIL),
+        (0, 13.0, "itl_ms", 12.0, FAIL),  # the baseline's
+    ],
+)
+def test_an_outlier_that_does_not_decide(
+    order: int, level: float, metric: str, high: float, status: str
+) -> None:
+    assert judged(with_outlier(order, 3.0, level), metric, high=high).status == status
+
+
+def test_a_ratio_is_tried_without_the_pairs_of_its_outliers() -> None:
+    """A stall hit both requests of a pair: the ratio is the same, and that pair is why the interval keeps the limit."""
+    run = timed([9.0 * f for f in (1.02, 0.985, 1.01, 0.98, 1.005, 1.0)], [10.0] * 6)
+    for arm in run.records[1].samples["arms"][10:]:
+        arm["itl_ms"] = [gap * 4 for gap in arm["itl_ms"]]
+    row = run.row("itl_ratio")
+    assert row.high is not None
+    sentence = opened(run, "itl_ratio", high=row.high + 1e-4)
+    assert "10 (candidate, 3.97x), 11 (baseline, 4x) are outliers" in sentence
+    assert "without them the check would be inconclusive" in sentence
+    assert [judged(run, "itl_ratio", high=high).status for high in (1.5, 0.5)] == [PASS, FAIL]
+
+
+def test_few_requests_have_no_outliers() -> None:
+    run = timed([10.0, 10.0, 10.0, 90.0], [10.0, 10.1, 10.0, 9.9])
+    assert judged(run, "itl_ms", high=20.0).status == FAIL
+
+
+# other processes
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ({"count": 1, "bytes": 2_000_000}, "; 1 other process on the GPU with 2,000,000 B."),
+        ({"count": 3, "bytes": None}, "; 3 other processes on the GPU."),
+        ({"count": 0, "bytes": 0}, "--set runners.latency.warmup=5."),
+        (None, "--set runners.latency.warmup=5."),
+    ],
+)
+def test_other_processes_are_named_next_to_a_drift_and_are_no_cause_alone(others: Any, words: str) -> None:
+    facts = {"device_state": {"other_processes": others, "unread": {}}}
+    quiet = run_of(**facts)
+    assert judged(quiet, "itl_ratio", high=1.1).status == FAIL
+    assert judged(quiet, "itl_ms", high=14.0).status == PASS
+    assert "on the GPU" not in opened(run_of(slow(6, 0), **facts), "itl_ratio", high=1.1)
+    drift = drifting(10.0, 10.0, abba(6), 1.044)
+    drift.records[1].facts.update(facts)  # type: ignore[attr-defined]
+    assert opened(drift, "itl_ms", high=15.0).endswith(words)
+
+
+def test_several_causes_are_all_named() -> None:
+    run = drifting(10.0, 10.0, abba(6), 1.05)
+    for arm in run.records[1].samples["arms"]:
+        arm["device"] = HOT if arm["arm"] == "candidate" else state()
+    sentence = opened(run, "itl_ms", 5.0, 15.0)
+    assert "slowed down in 6 of 12 requests" in sentence
+    assert "ITL drifts by" in sentence
+
+
+def test_other_runners_are_left_alone() -> None:
+    run = run_of(slow(6, 0))
+    assert judged(run, "throttled_requests", high=0.0).status == FAIL
+    assert judged(run, "latency_outliers", high=0.0).status == PASS
