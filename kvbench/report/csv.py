@@ -1,5 +1,4 @@
-"""The two tables of a run, long (one line per row of metrics) and wide (one line per cell), and their CSV
-files.
+"""The two tables of a run and their CSV files: long (a line per row of metrics) and wide (a line per cell).
 
 Numbers keep their full precision. A value that was not measured is an empty field, a NaN is `NaN`. Text that
 a spreadsheet would read as a formula gets a single quote in front; numbers never do.
@@ -15,7 +14,7 @@ from kvbench.render.frame import cell_keys, rows_frame, table
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import exact
 from kvbench.report.model import JudgedRun
-from kvbench.report.sections.precision import PrecisionLine, precision_lines
+from kvbench.report.sections.precision import DECIDED, PrecisionLine, precision_lines
 from kvbench.report.sections.tables import worst_checks
 
 if TYPE_CHECKING:
@@ -26,10 +25,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 
 _EXACT = 2.0**53  # every whole number below is a float64
 
-_CHECK_COLUMNS = ("status", "limit", "mde", "n_needed", "look", "level")  # of the gravest check on the row
-# Cell keys that may be `auto`: what they resolved to has a column of its own.
-_DECIDED = ("backend", "weights", "gemm", "decode", "compile")
-_RAN_COLUMNS = (*(f"{aspect}_resolved" for aspect in _DECIDED), "ran_on")
+_CHECK_COLUMNS = ("status", "limit", "mde", "n_needed", "look", "level")  # of the worst check on the row
+_RAN_COLUMNS = (*(f"{aspect}_resolved" for aspect in DECIDED), "ran_on")
 
 
 def long_csv(run: JudgedRun) -> str:
@@ -56,9 +53,7 @@ def long_table(run: JudgedRun) -> DataFrame:
 
 
 def wide_table(run: JudgedRun) -> DataFrame:
-    """One line per cell: its keys, requested / resolved / effective, precisions, then `metric` or `metric
-    (variant)`.
-    """
+    """One line per cell: its keys, its precision, then a column for each metric and variant."""
     run = run.with_fact_rows()
     cells = run.run.cells
     columns: dict[str, list[Any]] = {
@@ -107,9 +102,8 @@ def _states(line: PrecisionLine) -> dict[str, str]:
 
 
 def _ran(line: PrecisionLine) -> dict[str, str]:
-    """What `_DECIDED` resolved to, "" where the cell's records hold no decision, and where attention ran."""
-    resolved = {f"{choice.aspect}_resolved": choice.resolved for choice in line.choices}
-    return {**{name: resolved[name] for name in _RAN_COLUMNS[:-1]}, "ran_on": line.ran_on}
+    """What each of DECIDED resolved to, "" without a decision, and where attention ran."""
+    return {**{f"{x}_resolved": line.choice(x).resolved for x in DECIDED}, "ran_on": line.ran_on}
 
 
 def _text(frame: DataFrame) -> str:

@@ -1,4 +1,4 @@
-"""The HTML report: one file with its style, its plots and one small script inside; complete without the script, nothing fetched."""
+"""The HTML report: one file with its style, plots and one small script; it loads nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from kvbench.report.view import View
 
 _HERE = Path(__file__).parent
 
-# A byte budget for the matrix's source on the page; the whole of it is in run.json.
+# Characters of the matrix's source on the page; run.json has all of it.
 _SOURCE_LIMIT = 100_000
 
 
 def render(view: View) -> str:
-    """The page as text, shortened step by step where it would be larger than it may be."""
-    drawings = _drawings(view)
+    """The page as text, shortened step by step while it is larger than LIMIT."""
+    from markupsafe import Markup
+
+    drawings = [replace(figure, svg=Markup(figure.svg)) for figure in figures(view)]
     html = page(view, drawings)
     for step in STEPS:
         if len(html.encode("utf-8", errors="replace")) <= LIMIT:
@@ -33,7 +35,7 @@ def render(view: View) -> str:
 
 
 def page(view: View, drawings: Sequence[Figure]) -> str:
-    """The view as one page. Everything that came from outside is escaped; only our own style, script and plots are not."""
+    """The view as one page. Everything is escaped except the page's own style, script and plots."""
     from markupsafe import Markup
 
     script = (_HERE / "page.js").read_text(encoding="utf-8")
@@ -48,31 +50,24 @@ def page(view: View, drawings: Sequence[Figure]) -> str:
     )
 
 
-def _drawings(view: View) -> list[Figure]:
-    """The figures, drawn once however often the page is laid out; what is drawn is our own markup."""
-    from markupsafe import Markup
-
-    return [replace(figure, svg=Markup(figure.svg)) for figure in figures(view)]
-
-
 def _csp_hash(script: str) -> str:
-    """What the page's policy lets run: this script and nothing else, whatever a name may smuggle in."""
+    """The only script that the page's content security policy allows."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
 def _yaml(source: Mapping[str, object]) -> str:
-    """The matrix as YAML, for reading; cut (and said so) past the budget."""
+    """The matrix as YAML, cut at the limit with a comment."""
     import yaml
 
     dumped: str = yaml.safe_dump(_plain(source), sort_keys=False, allow_unicode=True, width=100)
     text = "\n".join(one_line(line) for line in dumped.split("\n"))
     if len(text) <= _SOURCE_LIMIT:
         return text
-    return f"{text[:_SOURCE_LIMIT]}\n# cut here: {len(text):,} characters in all; run.json has the rest\n"
+    return f"{text[:_SOURCE_LIMIT]}\n# cut: {len(text):,} characters in total; run.json has the rest\n"
 
 
 def _plain(value: object) -> object:
-    """Only what YAML can say safely: mappings, lists, strings, numbers."""
+    """The value with only mappings, lists, strings and numbers, which YAML can dump safely."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

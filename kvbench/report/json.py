@@ -1,6 +1,6 @@
-"""The run as one JSON object, for `--json` and `results.json`: strict JSON, so no NaN in it.
+"""The run as one JSON object, for `--json` and `results.json`: strict JSON, without NaN.
 
-A value that came out as NaN is null with the note "NaN"; null without such a note was not measured.
+A value that is NaN is null with the note "NaN"; null without such a note was not measured.
 """
 
 from __future__ import annotations
@@ -11,18 +11,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from kvbench.gate.verdict import Outcome
 from kvbench.matrix.cells import Cell
 from kvbench.metrics.declare.units import non_finite
 from kvbench.render.labels import Labels
-from kvbench.report.model import JudgedRun, OutcomeLike, model_digests, verdict_word
+from kvbench.report.model import JudgedRun, model_digests, verdict_word
 from kvbench.report.sections.precision import PrecisionLine, precision_lines
 
 RESULTS_VERSION = 1  # docs/report.md
-
-# fmt: off
-_OUTCOME_KEYS = ("check", "metric", "cell", "cells", "variant", "status", "reason", "value", "limit", "sentence",
-                 "required", "why", "mde", "n_needed", "look", "level", "bounds")
-# fmt: on
 
 
 def result_json(run: JudgedRun) -> dict[str, Any]:
@@ -34,12 +30,8 @@ def result_json(run: JudgedRun) -> dict[str, Any]:
         "schema": RESULTS_VERSION,
         "run": _run(run),
         "cells": [_cell(cell, lines[cell.id]) for cell in labels.cells.values()],
-        "rows": [
-            _numbers(asdict(row) | {"unit": row.unit.name}, ("value", "low", "high")) for row in run.rows
-        ],
-        "outcomes": [
-            _numbers(_outcome(outcome), ("value", "limit", "mde")) for outcome in run.verdict.outcomes
-        ],
+        "rows": [_numbers(asdict(row) | {"unit": row.unit.name}, "value", "low", "high") for row in run.rows],
+        "outcomes": [_numbers(_outcome(outcome), "value", "mde") for outcome in run.verdict.outcomes],
         "verdict": verdict_word(run),
         "exit_code": run.verdict.exit_code,
     }
@@ -65,8 +57,9 @@ def _run(run: JudgedRun) -> dict[str, Any]:
 
 
 def _until_decided(run: JudgedRun) -> dict[str, Any]:
-    """looks: the runners that were judged as their samples grew, with look and level; decided: what made the rest needless;
-    not_run: the tasks that it left out."""
+    """looks: the runners with several looks, with number and level; decided: what decided the verdict early;
+    not_run: the tasks that were left out.
+    """
     looks = {}
     for runner, look in run.manifest.looks.items():
         plan = (run.manifest.until_decided or {})[runner]
@@ -102,15 +95,15 @@ def _cell(cell: Cell, line: PrecisionLine) -> dict[str, Any]:
     }
 
 
-def _outcome(outcome: OutcomeLike) -> dict[str, Any]:
-    found = {key: getattr(outcome, key) for key in _OUTCOME_KEYS}
-    if found["bounds"] is not None:  # an open end is null
-        found["bounds"] = [end if math.isfinite(end) else None for end in found["bounds"]]
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    found = asdict(outcome)
+    if outcome.bounds:  # an open end is null
+        found["bounds"] = [end if math.isfinite(end) else None for end in outcome.bounds]
     return found
 
 
-def _numbers(data: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    """Non-finite numbers under `keys` become null, and the note says which word each of them was."""
+def _numbers(data: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """The data with non-finite numbers under `keys` as null, and a note that names them."""
     notes = [data["note"]] if data.get("note") else []
     for key in keys:
         value = data[key]
@@ -123,7 +116,7 @@ def _numbers(data: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def strict(value: Any) -> Any:
-    """Any value as strict JSON; elsewhere than in rows and outcomes a non-finite number is its word."""
+    """Any value as strict JSON; a non-finite number becomes its word."""
     if isinstance(value, float) and not math.isfinite(value):
         return non_finite(value)
     if isinstance(value, Mapping):

@@ -1,14 +1,14 @@
-"""The verdict as JUnit XML: a test case a check and cell, and one for the verdict itself.
+"""The verdict as JUnit XML: a test case for each check and cell, and one for the verdict itself.
 
     pass                              the case passed
     fail                              failure
-    inconclusive                      failure, of type inconclusive: the data cannot decide, and nothing ships on it
+    inconclusive                      failure, of type inconclusive: too little data to decide
     not_evaluated, required           error
     not_evaluated, not required       skipped
-    not_evaluated for want of the cell's device, where that is no failure    skipped
+    not_evaluated because the cell's device is missing, where that is not a failure    skipped
 
-The case `verdict` passes with exit code 0 and no other, so who reads nothing but this file never sees green where the command
-ended otherwise: where all was skipped, nothing was shown.
+The case `verdict` passes only with exit code 0, so a CI system that reads only this file is green exactly if
+the command succeeded, even if all checks were skipped.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvbench.gate.builtin_checks import DEVICE, SKIPPED
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
 from kvbench.matrix.cells import one_model
 from kvbench.render.numbers import one_line, plain
-from kvbench.report.model import JudgedRun, OutcomeLike, model_digests, verdict_word
+from kvbench.report.model import JudgedRun, model_digests, verdict_word
 from kvbench.report.sections.notices import headline
+from kvbench.report.sections.wording import check_name
 
 if TYPE_CHECKING:
     from junitparser import TestCase
@@ -32,7 +34,7 @@ NAME_LIMIT = 500
 
 
 def junit_xml(run: JudgedRun) -> str:
-    """`report.junit.xml`: one suite. Characters that XML cannot hold are shown as their escapes."""
+    """`report.junit.xml`: one suite. Characters that XML does not allow become their escapes."""
     from junitparser import JUnitXml, TestSuite
 
     suite = TestSuite(f"kvbench {one_line(run.manifest.name, NAME_LIMIT)}")
@@ -60,38 +62,36 @@ def _case(where: str, name: str) -> TestCase:
     return TestCase(one_line(name, NAME_LIMIT), classname=one_line(where, NAME_LIMIT))
 
 
-def _cases(run: JudgedRun, outcome: OutcomeLike) -> Iterator[tuple[str, str]]:
-    """(class, name) of an outcome's cases: its cells and its check, "whole run" where it is about no cell."""
+def _cases(run: JudgedRun, outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """(class, name) of an outcome's cases: its cells, or "whole run", and its check."""
     names = run.run.names
-    variant = outcome.variant
-    name = f"{outcome.check} ({variant})" if variant and variant not in outcome.check else outcome.check
     for cell in outcome.cells or ("",):
-        yield names.get(cell, cell) or "whole run", name
+        yield names.get(cell, cell) or "whole run", check_name(outcome.check, outcome.variant)
 
 
-def _result(outcome: OutcomeLike, skipped: bool) -> list[Any]:
+def _result(outcome: Outcome, skipped: bool) -> list[Any]:
     from junitparser import Error, Failure, Skipped
 
     sentence = one_line(outcome.sentence)
-    if outcome.status == "pass":
+    if outcome.status == PASS:
         return []
-    if outcome.status in ("fail", "inconclusive"):
+    if outcome.status in (FAIL, INCONCLUSIVE):
         return [_filled(Failure(sentence, outcome.status), outcome)]
     if outcome.required and not skipped:
         return [_filled(Error(sentence, outcome.status), outcome)]
     return [Skipped(sentence, outcome.status)]
 
 
-def _filled(result: Any, outcome: OutcomeLike) -> Any:
-    """The sentence as text too, which some readers show alone, with the limit's reason."""
+def _filled(result: Any, outcome: Outcome) -> Any:
+    """The result with its sentence and the limit's reason as text, which is all that some CI systems show."""
     why = f"\nThe gate's reason: {one_line(outcome.why)}" if outcome.why else ""
     result.text = f"{one_line(outcome.sentence)}{why}"
     return result
 
 
 def _cells_without_device(run: JudgedRun) -> frozenset[str]:
-    """Cells of which something was skipped for want of their device; none where that is a failure."""
-    if any(o.check == DEVICE and o.status == "fail" for o in run.verdict.outcomes):
+    """Cells with skipped tasks because their device is missing; none if that is a failure."""
+    if any(o.check == DEVICE and o.status == FAIL for o in run.verdict.outcomes):
         return frozenset()
     return frozenset(cell for o in run.verdict.outcomes if o.check in (DEVICE, SKIPPED) for cell in o.cells)
 
@@ -108,11 +108,11 @@ def _verdict(run: JudgedRun) -> TestCase:
 
 
 def _properties(run: JudgedRun) -> Iterator[tuple[str, str]]:
-    """What was measured, of what, where; digests of matrix, data and code."""
+    """Model, matrix, environment, and digests of matrix and data."""
     manifest = run.manifest
     matrix, here = manifest.matrix, manifest.environment
     found: Mapping[str, Any] = {
-        "model": one_model([cell.spec for cell in manifest.cells]) or "several, named by each cell",
+        "model": one_model([cell.spec for cell in manifest.cells]) or "several, see each cell",
         "model_digest": model_digests(manifest.tasks) or None,
         "matrix": matrix.path,
         "matrix_sha256": matrix.sha,
@@ -135,7 +135,7 @@ def _text(value: Any) -> str:
 
 
 def _data(run: JudgedRun) -> dict[str, Any]:
-    """Digests of the texts and question sets that were measured with, by what was measured."""
+    """Digests of the texts and question sets, by runner and variant."""
     return {
         task.title: record.facts["data_sha"] for record, task in run.done() if record.facts.get("data_sha")
     }

@@ -1,77 +1,20 @@
-"""What a report is made of: the shapes that the report needs of a verdict, and the four inputs as one object."""
+"""What a report is made of: a run with its rows and its verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
-from kvbench.gate.verdict import NOT_JUDGED, PASS
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, NOT_JUDGED, PASS, Outcome, Verdict
 from kvbench.matrix.cells import Task
 from kvbench.metrics.collect import Row
 from kvbench.metrics.declare.units import BYTES
 from kvbench.records.record import Record
 from kvbench.records.run import Manifest, Run
 
-
-class OutcomeLike(Protocol):
-    """One check on one value. status: "pass", "fail", "inconclusive" or "not_evaluated"; metric: "" where it is not
-    about one; cells: ids of all cells that share the value, cell: the first of them or None; bounds: the limit as numbers.
-    """
-
-    @property
-    def check(self) -> str: ...
-    @property
-    def metric(self) -> str: ...
-    @property
-    def cell(self) -> str | None: ...
-    @property
-    def cells(self) -> Sequence[str]: ...
-    @property
-    def variant(self) -> str: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def value(self) -> Any: ...
-    @property
-    def limit(self) -> Any: ...
-    @property
-    def sentence(self) -> str: ...
-    @property
-    def required(self) -> bool: ...
-    @property
-    def why(self) -> str: ...
-    @property
-    def mde(self) -> float | None: ...
-    @property
-    def n_needed(self) -> int | None: ...
-    @property
-    def look(self) -> str: ...
-    @property
-    def level(self) -> float | None: ...
-    @property
-    def bounds(self) -> tuple[float, float] | None: ...
-
-
-class VerdictLike(Protocol):
-    @property
-    def outcomes(self) -> Sequence[OutcomeLike]: ...
-    @property
-    def exit_code(self) -> int: ...
-    @property
-    def word(self) -> str: ...
-
-
-# Byte counts that the storage runner keeps as facts beside its samples: fact, metric. Null stays "not measured", so
-# a run on a CPU has no device peak rather than a peak of 0.
-_FACT_METRICS = (
-    ("page_table_bytes", "page_table_bytes"),
-    ("held_bytes", "held_bytes"),
-    ("workspace_bytes", "workspace_bytes"),
-    ("device_peak_bytes", "device_peak_bytes"),
-)
+# Byte counts that the storage runner keeps as facts. Null stays "not measured": a run on a CPU has no device
+# peak, not a peak of 0.
+_FACT_METRICS = ("page_table_bytes", "held_bytes", "workspace_bytes", "device_peak_bytes")
 
 
 @dataclass(frozen=True)
@@ -80,7 +23,7 @@ class JudgedRun:
 
     run: Run
     rows: Sequence[Row]
-    verdict: VerdictLike
+    verdict: Verdict
 
     @property
     def manifest(self) -> Manifest:
@@ -95,14 +38,14 @@ class JudgedRun:
         return self.run.done()
 
     def with_fact_rows(self) -> JudgedRun:
-        """The same run with the storage facts as rows of their own, so that every output shows them alike."""
+        """The same run with the storage facts as additional rows, so that every output shows them alike."""
         have = {(row.cell, row.metric) for row in self.rows}
         extra = [
-            Row(cell, metric, "", record.facts[fact], BYTES, partial=record.partial)
+            Row(cell, metric, "", record.facts[metric], BYTES, partial=record.partial)
             for record, task in self.done()
             if record.runner == "storage" and record.status == "ok"
-            for fact, metric in _FACT_METRICS
-            if fact in record.facts
+            for metric in _FACT_METRICS
+            if metric in record.facts
             for cell in task.cells
             if (cell, metric) not in have
         ]
@@ -110,32 +53,30 @@ class JudgedRun:
 
 
 def judged(run: JudgedRun) -> bool:
-    """Whether any number was held to a limit: the checks that always run are no gate."""
+    """Whether some number was compared with a gate's limit; the built-in checks are not a gate."""
     return any(o.metric and o.check not in ("plausible", "confounded") for o in run.verdict.outcomes)
 
 
 def verdict_word(run: JudgedRun) -> str:
-    """The verdict's word; `not_judged` where it would be a pass and no gate said what passes."""
+    """The verdict's word; `not_judged` instead of a pass where there was no gate."""
     return NOT_JUDGED if run.verdict.word == PASS and not judged(run) else run.verdict.word
 
 
 def model_digests(tasks: Iterable[Task]) -> str:
-    """Of the contents of every model that the run's tasks are of, native ones too; "" where an old run keeps none."""
+    """Digests of all models of the tasks, native ones included; "" where the run recorded none."""
     found = [task.digests for task in tasks]
     return ", ".join(dict.fromkeys(str(d[key]) for d in found for key in ("model", "native") if d.get(key)))
 
 
-# What each status does to the exit code, gravest first: 1, then 4, then 3.
-_ORDER = ("fail", "inconclusive", "not_evaluated")
+_WORST_FIRST = (FAIL, INCONCLUSIVE, NOT_EVALUATED)
 
 
-def counts(outcome: OutcomeLike) -> bool:
-    """Whether an outcome keeps the exit code from being 0 (`kvbench.gate.verdict.exit_code_of`)."""
-    return outcome.status in ("fail", "inconclusive") or (
-        outcome.status == "not_evaluated" and outcome.required
-    )
+def worst(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The outcomes that keep the exit code from 0: failed, inconclusive, then required but not evaluated.
 
-
-def worst(outcomes: Iterable[OutcomeLike]) -> list[OutcomeLike]:
-    """Failures, then what is inconclusive, then what was not evaluated and had to be; the gate's order within each."""
-    return sorted(filter(counts, outcomes), key=lambda outcome: _ORDER.index(outcome.status))
+    Within each status they are in the gate's order.
+    """
+    bad = [
+        o for o in outcomes if o.status in (FAIL, INCONCLUSIVE) or (o.status == NOT_EVALUATED and o.required)
+    ]
+    return sorted(bad, key=lambda outcome: _WORST_FIRST.index(outcome.status))

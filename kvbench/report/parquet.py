@@ -1,5 +1,4 @@
-"""The two tables as Parquet, with a type per column: null where nothing was measured, NaN where a number is
-NaN.
+"""The two tables as Parquet with typed columns: null is not measured, NaN is NaN.
 
 Columns of text, whole numbers (int64), truth values, and float64 for every value, end of an interval and
 metric. `scale`, which may be a number, a word or a list per layer, is JSON text. The file's metadata (key

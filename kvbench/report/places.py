@@ -1,8 +1,8 @@
-"""Where in the matrix or the gate an outcome comes from: the line that somebody would change.
+"""The file and line of the matrix or gate that an outcome belongs to.
 
-A cell's line is in the manifest, from the marks of the YAML loader: its format among the axes, or its `include` entry. A cell that
-was added, as a baseline is, stands at the runner that measured it. An outcome without a cell stands at its check in the gate.
-Lines are those of the file that was run, so where it has changed since, or has gone, no line is named.
+A cell's line is in the manifest: its format among the axes, or its `include` entry. An outcome of a cell
+without a line, such as an added baseline, belongs to the runner that measured it. An outcome without a cell
+belongs to its check in the gate. If the matrix has changed since the run, no line is named.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import UsageError
+from kvbench.gate.verdict import Outcome
 from kvbench.matrix.document import Document
 from kvbench.metrics.collect import METRICS
-from kvbench.report.model import JudgedRun, OutcomeLike
+from kvbench.report.model import JudgedRun
 
 
 @dataclass(frozen=True)
 class Place:
-    """path: relative to the repository, with `/`; line: from 1, or None where it is not known."""
+    """path: relative to the repository, with `/`; line: from 1, None if unknown."""
 
     path: str
     line: int | None
 
 
 def places_of(run: JudgedRun, gate: Any, root: Path, cwd: Path) -> dict[int, Place | None]:
-    """The place of each outcome, by its `id`. root: of the repository; cwd: what the manifest's paths are relative to."""
+    """The place of each outcome, by its `id`. root: the repository; cwd: the base of the manifest's paths."""
     matrix = run.manifest.matrix
     path, same = _file(matrix.path, matrix.sha, cwd)
     document = _read(path) if path and same else None
@@ -35,7 +36,7 @@ def places_of(run: JudgedRun, gate: Any, root: Path, cwd: Path) -> dict[int, Pla
     checks = {check.name: check.line for check in gate.checks} if gate else {}
     gate_path, _ = _file(gate.path if gate else None, None, cwd)
 
-    def place(outcome: OutcomeLike) -> Place | None:
+    def place(outcome: Outcome) -> Place | None:
         if not outcome.cells and gate_path and outcome.check in checks:
             return Place(_relative(gate_path, root), checks[outcome.check])
         if path is None:
@@ -47,7 +48,7 @@ def places_of(run: JudgedRun, gate: Any, root: Path, cwd: Path) -> dict[int, Pla
 
 
 def _file(path: object, sha: object, cwd: Path) -> tuple[Path | None, bool]:
-    """The file, None where it is not there, and whether it is still the one with that digest."""
+    """The file, None if it does not exist, and whether it still has that digest."""
     if not path:
         return None, False
     here = cwd / Path(str(path))
@@ -67,7 +68,7 @@ def _read(path: Path) -> Document | None:
         return None
 
 
-def _runner_line(document: Document | None, outcome: OutcomeLike) -> int | None:
+def _runner_line(document: Document | None, outcome: Outcome) -> int | None:
     """The line of the runner that measured the metric, or of `runners`."""
     if document is None:
         return None
@@ -77,6 +78,6 @@ def _runner_line(document: Document | None, outcome: OutcomeLike) -> int | None:
 
 
 def _relative(path: Path, root: Path) -> str:
-    """As GitHub wants it; a file outside the repository keeps its own path."""
+    """The path relative to the repository; a file outside it keeps its own path."""
     whole, base = path.resolve(), root.resolve()
     return (whole.relative_to(base) if whole.is_relative_to(base) else whole).as_posix()

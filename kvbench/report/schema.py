@@ -31,7 +31,7 @@ def results_schema() -> Schema:
         "cell": TEXT,
         "metric": {"enum": list(METRICS)},
         "variant": TEXT,
-        "value": described(NUMBER_OR_NULL, "null: not measured, or no number (the note says NaN)"),
+        "value": described(NUMBER_OR_NULL, "null: not measured, or NaN (see the note)"),
         "unit": TEXT,
         "n": described(COUNT_OR_NULL, "samples"),
         "low": NUMBER_OR_NULL,
@@ -39,26 +39,28 @@ def results_schema() -> Schema:
         "baseline": TEXT_OR_NULL,
         "partial": TEXT_OR_NULL,
         "note": TEXT,
-        "units": described(NUMBER_OR_NULL, "independent units that the interval is of"),
+        "units": described(NUMBER_OR_NULL, "independent units of the interval"),
     }
     outcome: dict[str, Schema] = {
         "check": TEXT,
-        "metric": described(TEXT, "empty where it is about no metric"),
+        "metric": described(TEXT, "empty if the check is not about a metric"),
         "cell": TEXT_OR_NULL,
         "variant": TEXT,
         "status": {"enum": [PASS, FAIL, INCONCLUSIVE, NOT_MEASURED]},
         "reason": described({"enum": list(REASONS)}, "why the outcome has its status"),
         "value": NUMBER_OR_NULL,
-        "limit": described(TEXT, "in words"),
+        "limit": described(TEXT, "as text"),
         "sentence": TEXT,
         "required": {"type": "boolean"},
         "why": described(TEXT, "the gate's reason for the limit"),
         "cells": TEXTS,
-        "mde": described(NUMBER_OR_NULL, "minimum detectable effect, from the limit, in the value's unit"),
-        "n_needed": described(COUNT_OR_NULL, "samples that would decide at the value that was found"),
+        "mde": described(
+            NUMBER_OR_NULL, "minimum detectable effect: distance from the limit, in the value's unit"
+        ),
+        "n_needed": described(COUNT_OR_NULL, "samples that would decide at the observed value"),
         "look": TEXT,
         "level": NUMBER_OR_NULL,
-        "bounds": or_null(described(ENDS, "the limit as numbers, low and high; null is an open end")),
+        "bounds": or_null(described(ENDS, "the limit as numbers, low and high; null: no limit on that side")),
     }
     cell: dict[str, Schema] = {
         "id": TEXT,
@@ -76,19 +78,19 @@ def results_schema() -> Schema:
         "created_at": TEXT,
         "command": TEXTS,
         "environment": OBJECT,
-        "gate": described(TEXT_OR_NULL, "path of the gate that judged"),
+        "gate": described(TEXT_OR_NULL, "path of the gate"),
         "matrix": mapping({"path": TEXT_OR_NULL, "sha": SHA}),
-        "model_digests": described(TEXT, "of the contents of the models; empty where an old run keeps none"),
+        "model_digests": described(TEXT, "digests of the models; empty if an old run has none"),
         "tasks": COUNT,
-        "records": described({"type": "object", "additionalProperties": COUNT}, "how many ended how"),
+        "records": described({"type": "object", "additionalProperties": COUNT}, "count by status"),
         "partial": {"type": "boolean"},
         "until_decided": OBJECT,
         "stopped": described(
-            {"type": "object", "required": ["by", "check", "after", "not_run"]}, "of --canary only"
+            {"type": "object", "required": ["by", "check", "after", "not_run"]}, "only with --canary"
         ),
     }
     judged = whole(outcome, Outcome)
-    judged["properties"]["note"] = described(TEXT, "which of its numbers was no number")
+    judged["properties"]["note"] = described(TEXT, "which of its numbers is not finite")
     parts: dict[str, Schema] = {
         "schema": {"const": RESULTS_VERSION},
         "run": {**mapping(run), "required": [key for key in run if key not in ("until_decided", "stopped")]},

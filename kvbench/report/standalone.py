@@ -1,4 +1,4 @@
-"""Pages of one file beside the report: its style inside, no scripts, nothing fetched."""
+"""Single-file pages in the report's style: no external resources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HERE = Path(__file__).parent
 
 
 def environment() -> Any:
-    """Templates of this folder: everything is escaped that is not marked as our own."""
+    """The templates of this folder; everything is escaped unless it is marked as Markup."""
     import jinja2
 
     return jinja2.Environment(
@@ -24,7 +24,7 @@ def environment() -> Any:
 
 
 def page(template: str, **values: Any) -> str:
-    """A template of this folder with the report's style. Everything else is escaped."""
+    """A template of this folder, rendered with the report's style."""
     from markupsafe import Markup
 
     css = Markup((_HERE / "page.css").read_text(encoding="utf-8"))

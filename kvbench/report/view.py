@@ -1,4 +1,4 @@
-"""The view model: everything that a report shows, worked out once and frozen. Templates and consoles only lay it out."""
+"""The view model: everything that a report shows, computed once. Templates and consoles only lay it out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.formats.scales import of_file
+from kvbench.gate.verdict import NOT_EVALUATED
 from kvbench.matrix.cells import one_model
 from kvbench.records.run import Manifest
 from kvbench.render.labels import Label, Labels
@@ -35,13 +36,13 @@ from kvbench.report.sections.precision import (
 from kvbench.report.sections.provenance import Provenance, provenances
 from kvbench.report.sections.tables import MetricTable, metric_tables
 
-# The look of a verdict by exit code; the word itself is the verdict's own. A pass that no gate judged is "incomplete".
+# The look of a verdict by exit code. A pass without a gate is "incomplete".
 _TONES = {0: "pass", 1: "fail", 3: "incomplete", 4: "inconclusive"}
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """A declared one: requested != resolved, with the resolver's reason."""
+    """A choice whose resolved option differs from the requested one, with the resolver's reason."""
 
     where: tuple[Label, ...]
     choice: ChoiceLine
@@ -49,7 +50,7 @@ class Fallback:
 
 @dataclass(frozen=True)
 class CellLine:
-    """The whole expanded cell: `values` are aligned with the view's `cell_keys`."""
+    """A cell of the matrix. values: aligned with the view's `cell_keys`."""
 
     label: Label
     baseline: Label
@@ -69,10 +70,10 @@ class Reproduce:
 
 @dataclass(frozen=True)
 class View:
-    """model: that of all cells, "" where there are several; tone: "pass", "fail", "incomplete" or "inconclusive"; fixed:
-    cell keys with one value everywhere; cell_keys: the keys that differ; sweep: None where no scale was swept;
-    layers: what each layer costs, a line a cell; device: the device while latency was measured, a line a record; scales: those of each
-    cell's cache by layer.
+    """model: "" if the cells have several; tone: "pass", "fail", "incomplete" or "inconclusive"; resolved:
+    whether every cell has a decision; scales: those of each cell's cache by layer; sweep: None if no scale
+    was swept; layers: what each layer costs, a line a cell; device: its state while latency was measured, a
+    line a record; cell_keys: the keys that differ between cells; fixed: the other keys with their values.
     """
 
     name: str
@@ -86,7 +87,7 @@ class View:
     notices: tuple[Notice, ...]
     failures: tuple[Finding, ...]
     fallbacks: tuple[Fallback, ...]
-    resolved: bool  # whether every cell has a decision
+    resolved: bool
     gaps: tuple[Finding, ...]
     checks: tuple[CheckGroup, ...]
     precision: tuple[PrecisionGroup, ...]
@@ -110,17 +111,17 @@ class View:
 
     @property
     def banner(self) -> str:
-        """The look of the verdict: that of a pass only where nothing keeps the run from being a release."""
+        """The look of the verdict: that of a pass only if nothing blocks a release."""
         return self.release.tone if self.exit_code == 0 else self.tone
 
     @property
     def sweep_at(self) -> str:
-        """The table that the sweep stands above: free-running text, or else quality."""
+        """The section of the sweep: free-running text, or else quality."""
         return "generate" if any(table.key == "generate" for table in self.tables) else "quality"
 
 
 def build(run: JudgedRun, definitions: Mapping[str, str] | None = None) -> View:
-    """definitions: metric name to what it is; those of the metrics that have a row are shown."""
+    """The view of a run. definitions: metric name to definition; those of metrics with a row are shown."""
     run = run.with_fact_rows()
     verdict, labels = run.verdict, Labels(run.run)
     precision = precision_lines(run, labels)
@@ -133,9 +134,7 @@ def build(run: JudgedRun, definitions: Mapping[str, str] | None = None) -> View:
         name=one_line(run.manifest.name, 200),
         model=one_line(one_model([cell.spec for cell in labels.cells.values()]) or "", 200),
         word=one_line(verdict_word(run)).replace("_", " ").upper(),
-        tone=_TONES.get(verdict.exit_code, "incomplete")
-        if (judged(run) and verdict.word != "not_evaluated") or verdict.exit_code
-        else "incomplete",
+        tone=_tone(run),
         exit_code=verdict.exit_code,
         headline=headline(run),
         created_at=_time(run.manifest.created_at),
@@ -167,6 +166,12 @@ def build(run: JudgedRun, definitions: Mapping[str, str] | None = None) -> View:
     )
 
 
+def _tone(run: JudgedRun) -> str:
+    code = run.verdict.exit_code
+    passed = judged(run) and run.verdict.word != NOT_EVALUATED
+    return _TONES.get(code, "incomplete") if code or passed else "incomplete"
+
+
 def _time(stamp: str) -> str:
     """`2026-10-01T12:00:00+00:00` -> `2026-10-01 12:00:00 UTC`."""
     utc = stamp.endswith("+00:00")
@@ -183,7 +188,7 @@ def _fallbacks(precision: Sequence[PrecisionLine], labels: Labels) -> tuple[Fall
 
 
 def _split_keys(labels: Labels) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Cell keys that differ between cells, and those with one value (shown once, in full)."""
+    """Cell keys that differ between cells, and the others with their value."""
     keys = list(dict.fromkeys(key for cell in labels.cells.values() for key in cell.spec))
     values = {key: {repr(cell.spec.get(key)) for cell in labels.cells.values()} for key in keys}
     varied = tuple(key for key in keys if len(values[key]) > 1)
@@ -193,8 +198,7 @@ def _split_keys(labels: Labels) -> tuple[tuple[str, ...], tuple[tuple[str, str],
 
 
 def spec_value(value: Any) -> str:
-    """One value of a cell as the matrix would write it; null is null, for nothing was to be measured. A file of scales is
-    shown by its name and digest."""
+    """One value of a cell as in the matrix, so None is null; a file of scales as its name and digest."""
     if value is None:
         return "null"
     if facts := of_file(value):
@@ -210,14 +214,12 @@ def _cell(label: Label, labels: Labels, keys: Sequence[str]) -> CellLine:
 
 
 def _reproduce(manifest: Manifest) -> Reproduce:
-    matrix = manifest.matrix
-    command = shlex.join(manifest.command)
-    gate = manifest.gate
+    matrix, gate = manifest.matrix, manifest.gate
     return Reproduce(
-        one_line(command),
-        one_line(str(matrix.path or NOT_MEASURED)) if matrix.path else "not a file",
-        one_line(matrix.sha),
-        one_line(str(gate)) if gate else "none: only the effective-precision check",
-        matrix.source,
-        one_line(model_digests(manifest.tasks) or "not kept by this run"),
+        command=one_line(shlex.join(manifest.command)),
+        matrix_path=one_line(str(matrix.path)) if matrix.path else "not a file",
+        matrix_sha=one_line(matrix.sha),
+        gate=one_line(str(gate)) if gate else "none: built-in checks only",
+        source=matrix.source,
+        model_digests=one_line(model_digests(manifest.tasks) or "not recorded"),
     )

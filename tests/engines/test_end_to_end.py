@@ -109,12 +109,12 @@ def test_json_is_one_object_on_stdout(job: Job) -> None:
 def test_a_run_without_a_gate_says_that_no_limit_was_judged(job: Job, tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(MATRIX.replace("gate: gate.yaml\n", ""))
     result = job("--set", "runners={storage: {}}")
-    assert "No gate was judged" in result.output
-    assert "No gate was judged" in (tmp_path / "out" / "report.html").read_text()
+    assert "No gate was applied" in result.output
+    assert "No gate was applied" in (tmp_path / "out" / "report.html").read_text()
     with_gate = CliRunner().invoke(
         app, ["gate", str(tmp_path / "out"), "--gate", str(tmp_path / "gate.yaml")]
     )
-    assert "No gate was judged" not in with_gate.output
+    assert "No gate was applied" not in with_gate.output
 
 
 def test_the_gate_decides_the_exit_code(job: Job, tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ def timed_at(
 
 
 class Contexts:
-    """A run over several contexts: ITL of native and FP8 as lines (ms, us a token), exact unless `scatter` is given."""
+    """A run over several contexts: ITL of native and FP8 as lines (ms, us a token), exact unless `scatter` is
+    given.
+    """
 
     def __init__(
         self,

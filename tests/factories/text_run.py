@@ -11,7 +11,8 @@ TEXT = "wikitext2 rows512"
 
 
 def text(change: float, documents: int, seed: int, noise: float = 0.002, spread: float = 0.001) -> MadeRun:
-    """Perplexity and divergences of a candidate whose log-perplexity is `change` above native, 4 chunks of 511 tokens a document.
+    """Perplexity and divergences of a candidate whose log-perplexity is `change` above native, 4 chunks of
+    511 tokens a document.
 
     spread: of that change between documents; noise: of a chunk's.
     """

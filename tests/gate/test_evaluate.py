@@ -16,10 +16,9 @@ from kvbench.gate.policy import Gate
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, exit_code_of
 from kvbench.records.run import Manifest, Run
 from kvbench.stats.power import Spread
-from tests.factories.made_run import BASE, CAND, MadeRun, chunks, layers, text_facts
+from tests.factories.made_run import BASE, CAND, chunks, text_facts
 from tests.factories.verdicts import (
     INT8_LAYERS,
-    NATIVE_LAYERS,
     RATIO,
     TEXT,
     bare,
@@ -80,23 +79,10 @@ def test_what_is_not_available_counts_only_where_a_required_check_needs_it() -> 
     assert error["message"] in verdict.outcomes[-1].sentence
 
 
-def test_a_task_that_did_not_run_is_exit_3() -> None:
-    run = scored()
-    run.records.pop()
-    verdict = judge(run, RATIO)
-    assert (verdict.exit_code, of(verdict, NOT_EVALUATED)[0].reason) == (3, "not_run")
-
-
 def test_a_cell_of_which_nothing_ran_is_not_proven() -> None:
     verdict = bare(stored().change(CAND, status="error", error={"type": "E", "message": "m"}))
     assert verdict.exit_code == 3
     assert [o.reason for o in of(verdict, NOT_EVALUATED)] == ["no_evidence", "error"]
-
-
-def test_a_task_that_ended_well_without_any_value_is_no_pass() -> None:
-    verdict = bare(stored().change(CAND, samples={}))
-    assert verdict.exit_code == 3
-    assert [o.cell for o in verdict.outcomes if o.reason == "no_result"] == [CAND]
 
 
 # impossible values
@@ -113,13 +99,6 @@ def test_a23_t3_impossible_perplexities_fail_without_any_check(mean_nll: float, 
     fault = next(o for o in of(verdict, FAIL) if o.metric == "ppl")
     assert (fault.check, fault.reason) == ("plausible", "implausible")
     assert f" is {shown}, " in fault.sentence
-
-
-def test_a01_t2_bytes_off_the_formula_fail_without_any_check() -> None:
-    candidate = (layers(22, 2_097_152, 65_536, extra=2_097_152), INT8_LAYERS[1])
-    (fault,) = of(bare(MadeRun().measure("storage", candidate, NATIVE_LAYERS)), FAIL)
-    assert (fault.metric, fault.reason, fault.value) == ("kv_bytes_difference", "implausible", 2_097_152)
-    assert "layer 7: payload +2,097,152 B, scales +0 B" in fault.sentence
 
 
 def test_a01_t2_92_274_688_bytes_under_int8_fail_whatever_the_evidence_says() -> None:
@@ -199,8 +178,6 @@ def test_one_sided_limits() -> None:
 def test_required_false_forgives_neither_a_broken_check_nor_an_open_one(required: bool) -> None:
     run = scored(spread=0.002)
     row = run.row("ppl_delta_pct")
-    assert row.low is not None
-    assert row.high is not None
     outside = check("ppl_delta_pct", row.high + 1, row.high + 2, required)
     open_ = check("ppl_delta_pct", (row.low + row.high) / 2, row.high + 1, required)
     assert [judge(run, RATIO, own).exit_code for own in (outside, open_)] == [1, 4]
@@ -220,7 +197,9 @@ def test_a_sample_too_small_for_half_a_point_is_inconclusive_with_what_it_could_
 
 
 def test_a05_t3_the_text_metric_outranks_the_tensor_metric() -> None:
-    """Small reconstruction error, perplexity times 100: the parity checks pass and the verdict is a failure."""
+    """Small reconstruction error, perplexity times 100: the parity checks pass and the verdict is a
+    failure.
+    """
     case = {"name": "gqa", "max_abs": 1e-4, "cosine": 1.0, "bound": 1e-2, "length": 16, "head_dim": 128}
     parity = ({"cases": [case], "steps": {"argmax_equal": [1] * 2048, "max_abs": [1e-4]}}, {"steps": 2048})
     run = scored(100.0).measure("parity", parity, parity)

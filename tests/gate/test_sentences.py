@@ -1,5 +1,5 @@
-"""The sentences of outcomes: one for each reason, in sentences.txt. To rewrite it after a change of words, run
-`python -m tests.gate.test_sentences` and review the difference.
+"""The sentences of outcomes: one for each reason with its status and exit code, in sentences.txt. To rewrite
+it after a change of words, run `python -m tests.gate.test_sentences` and review the difference.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from kvbench.errors import NO_DEVICE
 from kvbench.gate.evaluate import evaluate
 from kvbench.gate.policy import Gate
-from kvbench.gate.verdict import REASONS, Outcome, Verdict
+from kvbench.gate.verdict import REASONS, Verdict
 from kvbench.metrics.collect import METRICS, Row
 from kvbench.records.record import MISMATCH, UNVERIFIED, Level
 from kvbench.records.run import MergedFrom
@@ -38,6 +38,7 @@ from tests.factories.verdicts import (
 
 SNAPSHOT = Path(__file__).parent / "sentences.txt"
 PPL = check("ppl_delta_pct", -1, 1)
+NO_DATA = {"reason": "not_available", "message": "Get it with `make data`."}
 
 
 def ppl(*checks: Any, **changes: Any) -> Verdict:
@@ -82,19 +83,7 @@ def not_run() -> Verdict:
 
 
 def impossible_sides() -> Verdict:
-    side = dict.fromkeys(("numel", "bound", "clipped", "zeros", "flushed", "square", "square_error"), 1.0)
-    sides = [
-        {
-            **side,
-            "layer": 0,
-            "side": "k",
-            "amax": 2.0,
-            "error": 0.1,
-            "codes": 9,
-            "scale_min": 1.0,
-            "scale_max": 1.0,
-        }
-    ]
+    sides = [{"layer": 0, "side": "k", "amax": 2.0, "error": 0.1}]
     samples = ({"sides": sides}, {"format": "int8_sym"}), ({"sides": []}, {"format": "native"})
     run = MadeRun().measure("health", *samples)
     return bare(run, [])
@@ -102,17 +91,8 @@ def impossible_sides() -> Verdict:
 
 def confounded() -> Verdict:
     run = stored()
-    made = Row(
-        CAND,
-        "itl_slope_to_bytes",
-        "",
-        0.75,
-        METRICS["itl_slope_to_bytes"].unit,
-        6,
-        0.7,
-        0.8,
-        note="backend differs",
-    )
+    unit = METRICS["itl_slope_to_bytes"].unit
+    made = Row(CAND, "itl_slope_to_bytes", "", 0.75, unit, 6, 0.7, 0.8, note="backend differs")
     return bare(run, [*run.rows(), made])
 
 
@@ -125,7 +105,9 @@ SCENES: dict[str, Callable[[], Verdict]] = {
     "kept": lambda: judge(stored(), RATIO),
     "broken": lambda: judge(scored(1.02, spread=0.001), PPL),
     "spans_limit": lambda: judge(steps([7] * 128, [7] * 128), check("top1_teacher_forced", 0.99)),
-    "may_be_chance": lambda: ppl(PPL, check("ppl_delta_pct", -1, 1, batch=1), value=1.3, low=1.01, high=1.59, units=None),
+    "may_be_chance": lambda: ppl(
+        PPL, check("ppl_delta_pct", -1, 1, batch=1), value=1.3, low=1.01, high=1.59, units=None
+    ),
     "underpowered": lambda: ppl(value=0.225, low=-0.5, high=0.95, units=None),
     "skewed": lambda: with_manifest(
         steps([7] * 2048, [7] * 2048, steps=2048), check("top1_teacher_forced", 0.5),
@@ -137,7 +119,7 @@ SCENES: dict[str, Callable[[], Verdict]] = {
         check("itl_ratio", high=1.1),
     ),
     "not_finite": lambda: ppl(value=math.nan),
-    "not_measured": lambda: failed("not_evaluated", reason="not_available", message="Get it with `make data`."),
+    "not_measured": lambda: failed("not_evaluated", **NO_DATA),
     "partial": lambda: ppl(partial="first 6 chunks"),
     "no_cell": lambda: judge(stored(), check("kv_ratio", 0, 1, kv_splits=None, batch=8)),
     "only_baselines": lambda: judge(scored(), check("ppl_delta_pct", -1, 1, kv_format="native")),
@@ -160,14 +142,14 @@ SCENES: dict[str, Callable[[], Verdict]] = {
         )
     ),
     "mismatch": lambda: changed(evidence=evidence("native", Level("E1", MISMATCH, "layer 0 stores float32"))),
-    "unverified": lambda: changed(evidence=evidence("int8_sym", Level("E3", UNVERIFIED, "no token was read"))),
+    "unverified": lambda: changed(evidence=evidence("int8_sym", Level("E3", UNVERIFIED, "not read"))),
     "no_device": lambda: failed("refused", reason=NO_DEVICE, message="There is no CUDA device."),
     "differing_copies": lambda: with_manifest(
         stored(), merged=MergedFrom((), ("storage on kv_format=int8_sym differs between A and B.",))
     ),
     "error": lambda: failed("error", type="OutOfMemoryError", message="no room"),
     "refused": lambda: failed("refused", reason="invalid_context", message="4096 tokens do not fit 2048."),
-    "not_available": lambda: failed("not_evaluated", reason="not_available", message="Get it with `make data`."),
+    "not_available": lambda: failed("not_evaluated", **NO_DATA),
     "not_run": not_run,
     "no_result": lambda: changed(samples={}),
     "implausible": lambda: bare(
@@ -185,15 +167,15 @@ SCENES: dict[str, Callable[[], Verdict]] = {
 }  # fmt: skip
 
 
-def outcome(reason: str) -> Outcome:
-    found = [o for o in SCENES[reason]().outcomes if o.reason == reason]
-    assert found, f"no outcome has the reason {reason}"
-    return found[0]
+def line(reason: str) -> str:
+    """The first outcome with that reason, with the exit code of its verdict."""
+    verdict = SCENES[reason]()
+    found = next(o for o in verdict.outcomes if o.reason == reason)
+    return f"{reason} ({found.status}, exit {verdict.exit_code}): {found.sentence}\n"
 
 
 def sentences() -> str:
-    found = [outcome(reason) for reason in REASONS]
-    return "".join(f"{o.reason} ({o.status}): {o.sentence}\n" for o in found)
+    return "".join(map(line, REASONS))
 
 
 def test_each_reason_has_an_outcome_and_its_sentence_is_the_one_of_the_snapshot() -> None:

@@ -85,22 +85,16 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_table_that_breaks_a_rule_is_found_by_it_alone(rule: str, tmp_path: Path) -> None:
-    findings = found(tmp_path, CASES[rule][0])
-    assert [f.rule for f in findings] == [rule]
-    (finding,) = findings
+def test_a_table_that_breaks_a_rule_is_found_by_it_alone(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not at all without it; the table that keeps the rule is not found."""
+    (finding,) = found(tmp_path, CASES[rule][0])
+    assert finding.rule == rule
     assert finding.sentence
     assert finding.right
     assert finding.stated != finding.due
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_table_that_keeps_a_rule_is_not_found(rule: str, tmp_path: Path) -> None:
     assert found(tmp_path, CASES[rule][1]) == []
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_it_is_the_rule_that_finds_it(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(RULES, rule)
     assert found(tmp_path, CASES[rule][0]) == []
 
@@ -190,11 +184,8 @@ def test_a20_t1_ttft_inside_itl_does_not_make_the_total(tmp_path: Path) -> None:
 
 def test_a21_t1_a_cold_prefill_sold_as_a_speed_up_is_named(tmp_path: Path) -> None:
     (finding,) = found(tmp_path, CASES["cold_prefill"][0])
-    assert (
-        "a prompt of 32 tokens, which takes the baseline 273.9 to 274.1 ms, the time of 56 of its decode steps"
-        in finding.sentence
-    )
-    assert "warmed-up prompt of at least 512 tokens" in finding.right
+    assert all(x in finding.sentence for x in ("32 tokens", "273.9 to 274.1 ms", "56 of its decode steps"))
+    assert "at least 512 tokens" in finding.right
 
 
 @pytest.mark.parametrize(
@@ -318,7 +309,8 @@ def test_findings_are_a_line_each_and_exit_code_1() -> None:
     assert done.exit_code == 1
     line, last = done.stdout.splitlines()
     assert line.startswith(
-        f"{path}:13: slope_beyond_bytes: Qwen3-8B, fp8 KV against bfloat16 KV, batch 1, context 16384: over 3 "
+        f"{path}:13: slope_beyond_bytes: Qwen3-8B, fp8 KV against bfloat16 KV, batch 1, context 16384: over "
+        "3 "
     )
     assert line.endswith("Right: a ratio of at least 0.5156, or both sides measured with the same settings.")
     assert last == f"Rows: 10; tables: 1; rules: {len(RULES)}; findings: 1."

@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     result = CliRunner().invoke(app, ["run", str(folder / "m.yaml"), "--out", str(folder / "out"), "--quiet"])
     assert result.exit_code == 0, result.output
     assert re.fullmatch(
-        r"NOT JUDGED  No gate was judged; all \d+ checks that always run passed\. Exit code 0\.\n(\S+\n){8}",
+        r"NOT JUDGED  No gate was applied; all \d+ built-in checks passed\. Exit code 0\.\n(\S+\n){8}",
         result.stdout,
     )
     assert result.stderr == ""

@@ -1,18 +1,26 @@
-"""Names that mean harm, and a run that has one of them everywhere where a name from outside can be."""
+"""Names that mean harm, and runs that have one of them everywhere where a name from outside can be."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+from kvbench.gate.verdict import Verdict
+
 HOSTILE = [
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
     "</style><style>*{display:none}",
+    "]]></testcase><!--",
     "{{ 7*7 }}{% raw %}",
+    "a|b||c `code` ``x`` ```\n# head\n- list\n\n| x | y |\n| --- | --- |",
+    "**bold** _em_ ~~gone~~ [link](javascript:x) ![i](x) <b>&lt;&#35; $x$ @user #12",
+    "\\| \\\\| \\",
     "=cmd|' /C calc'!A0",
-    "a\nb\r\n\x1b[31mred\x00",
-    "\u202egnp.exe",
+    "a\nb\r\n\x1b[31mred\x00\x0b\x7f\ufffe",
+    "\nfile::error file=x,line=1::y%0A%25,:",
+    "\u202egnp.exe\u2028x",
+    "\ud800lone",
     "n" * 500,
     "量化键值缓存",
     "$\\frac{1}{$",
@@ -20,8 +28,11 @@ HOSTILE = [
 ]
 
 
-def hostile(maker: Any, text: str) -> Any:
-    """`text` everywhere where a name from outside can be: model, run, format, reasons, errors, facts, variants."""
+def hostile(maker: Any, text: str, statuses: tuple[str, ...] = ("fail",)) -> Any:
+    """`text` as run, model, cell, format, check, variant, sentence, note, environment, error and fact.
+
+    statuses: of the outcomes, in turn.
+    """
     made = maker(batches=(1,), contexts=(128,), fixed={"model": text, "trust_remote_code": True})
     made = made.with_manifest(
         name=text,
@@ -29,7 +40,7 @@ def hostile(maker: Any, text: str) -> Any:
         environment={**made.manifest.environment, text: {text: text}},
         matrix=replace(made.manifest.matrix, path=text, source={text: [text]}),
     )
-    made = made.with_cells(lambda cell: replace(cell, varied=("kv_format", "model")))
+    made = made.with_cells(lambda c: replace(c, varied=("kv_format", "model"), name=f"{c.id}:{text}"))
     choice = {"requested": text, "resolved": "native", "reason": text, "rejected": [[text, text]]}
 
     def change(record):
@@ -42,6 +53,20 @@ def hostile(maker: Any, text: str) -> Any:
 
     made = made.with_tasks(lambda task: replace(task, variant=task.variant and text))
     made = made.with_records(change).with_rows(lambda r: replace(r, variant=text, note=text, partial=text))
-    bad = [replace(o, check=text, sentence=text, why=text, limit=text, status="fail", variant=text)
-           for o in made.verdict.outcomes]  # fmt: skip
-    return replace(made, verdict=replace(made.verdict, outcomes=tuple(bad), exit_code=1, word="fail"))
+    outcomes = [
+        replace(
+            o,
+            check=text,
+            sentence=text,
+            why=text,
+            limit=text,
+            variant=text,
+            status=statuses[i % len(statuses)],
+        )
+        for i, o in enumerate(made.verdict.outcomes)
+    ]
+    return replace(made, verdict=Verdict(tuple(outcomes), 1))
+
+
+def all_statuses(maker: Any, text: str) -> Any:
+    return hostile(maker, text, ("fail", "inconclusive", "not_evaluated", "pass"))

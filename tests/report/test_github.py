@@ -29,7 +29,7 @@ from kvbench.report.markdown import head, sections
 from kvbench.report.model import JudgedRun
 from kvbench.report.places import Place, places_of
 from kvbench.report.view import build
-from tests.report.hostile_run import HOSTILE, hostile_run
+from tests.report.hostile import HOSTILE, all_statuses
 
 MATRIX = """\
 name: int8
@@ -230,7 +230,7 @@ def test_nothing_is_said_outside_github(failing, tmp_path, monkeypatch):
 def test_commands_are_one_line_each(maker, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for text in HOSTILE:
-        for line in announced(hostile_run(maker, text), {"GITHUB_ACTIONS": "true"}):
+        for line in announced(all_statuses(maker, text), {"GITHUB_ACTIONS": "true"}):
             assert re.fullmatch(r"::(error|warning) title=[^:,\n\r]*(?:,[a-z]+=[^:,]*)*::[^\n\r]*", line), (
                 line
             )
@@ -295,7 +295,7 @@ def test_a_step_never_exceeds_the_limit(failing, tmp_path):
 
 def test_a_huge_run_fits(maker):
     """2,000 checks and names of 500 characters."""
-    made = hostile_run(maker, "量" * 500)
+    made = all_statuses(maker, "量" * 500)
     many = tuple(replace(made.verdict.outcomes[0], sentence=f"{i} " + "s" * 500) for i in range(2000))
     made = replace(made, verdict=replace(made.verdict, outcomes=many))
     text = text_of(made, SUMMARY_BYTES)

@@ -17,7 +17,7 @@ from kvbench.gate.verdict import Outcome, Verdict, exit_code_of
 from kvbench.records.record import REFUSED
 from kvbench.render.numbers import one_line
 from kvbench.report.junit import junit_xml
-from tests.report.hostile_run import HOSTILE, hostile_run
+from tests.report.hostile import HOSTILE, all_statuses
 
 RESULTS = {Failure: "failure", Error: "error", Skipped: "skipped"}
 
@@ -54,12 +54,12 @@ def outcome(status, required=True, check="ppl at most 9", cells=(), variant=""):
 
 def test_a_case_a_check_and_cell_and_one_of_the_verdict(passing):
     cases = cases_of(passing)
-    due = {("whole run", "verdict")}
+    expected = {("whole run", "verdict")}
     names = passing.run.names
     for o in passing.verdict.outcomes:
         name = f"{o.check} ({o.variant})" if o.variant else o.check
-        due |= {(names[cell], name) for cell in o.cells} or {("whole run", name)}
-    assert set(cases) == due
+        expected |= {(names[cell], name) for cell in o.cells} or {("whole run", name)}
+    assert set(cases) == expected
     assert set(cases.values()) == {("", "", "")}
     shared = [key for key in cases if key[1] == "ppl_delta_pct within [-1, 1] (wikitext2 stream512)"]
     assert len(shared) == 4  # one value on four cells
@@ -174,7 +174,7 @@ def test_the_suite_says_what_was_measured_and_where(failing):
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_names_are_text(maker, text):
-    made = hostile_run(maker, text)
+    made = all_statuses(maker, text)
     xml = junit_xml(made.judged)
     xml.encode("utf-8")
     root = ET.parse(io.BytesIO(xml.encode())).getroot()

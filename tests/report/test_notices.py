@@ -1,66 +1,121 @@
-"""Every warning says what to do about it; and a run that no gate judged does not end with the word of one that passed."""
+"""What is read before the numbers: notices, and the word of a run without a gate."""
 
-from __future__ import annotations
-
-import ast
-import io
-import json
 from dataclasses import replace
-from pathlib import Path
 
-import kvbench
+import pytest
+
+from kvbench.gate.evaluate import evaluate
 from kvbench.gate.verdict import Verdict
-from kvbench.report.console import show
+from kvbench.records.run import MergedFrom
+from kvbench.records.shards import Shard, Share
 from kvbench.report.json import result_json
-from kvbench.report.sections.notices import Notice
+from kvbench.report.model import JudgedRun
 from kvbench.report.view import build
+from tests.factories.made_run import BASE
+from tests.factories.timed_run import timed
+from tests.report.test_sentences import runs
+
+
+def titles(made):
+    return [notice.title for notice in build(made.judged).notices]
 
 
 def test_every_warning_has_a_remedy():
-    """Read off the source: a notice that a test has no run for must have one too."""
-    found = []
-    for path in Path(kvbench.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Notice", "_of_device"):
-                words = [ast.unparse(a) for a in node.args]
-                if "'warn'" in words:
-                    found.append((path.name, node.lineno, len(words)))
-    assert len(found) >= 9
-    short = [one for one in found if one[2] < 4]
-    assert short == [], "a Notice of tone warn takes tone, title, what was found and what to do about it"
+    found = [notice for _, made in runs() for notice in build(made.judged).notices if notice.tone == "warn"]
+    assert len({notice.title for notice in found}) >= 8
+    assert all(notice.remedy and notice.sentence.endswith(notice.remedy) for notice in found)
 
 
-def test_a_notice_is_read_as_one_sentence_after_the_other():
-    assert Notice("warn", "T", "It is so.", "Mend it.").sentence == "It is so. Mend it."
-    assert Notice("info", "T", "It is so.").sentence == "It is so."
-
-
-def unjudged(made):
-    """The same run as no gate judged it: the outcomes of a policy's checks are left out."""
-    kept = tuple(o for o in made.verdict.outcomes if not o.metric)
-    return replace(made.with_manifest(gate=None).judged, verdict=Verdict(kept, 0))
-
-
-def test_no_gate_is_no_pass(passing):
-    judged = unjudged(passing)
-    view = build(judged)
+def test_a_run_without_a_gate_is_no_pass(passing):
+    unjudged = passing.with_outcomes(change=lambda o: None if o.metric else o).judged
+    view = build(unjudged)
     assert (view.word, view.tone, view.exit_code) == ("NOT JUDGED", "incomplete", 0)
-    many = len(judged.verdict.outcomes)
-    assert view.headline == f"No gate was judged; all {many} checks that always run passed."
-    assert view.notices[0].remedy == "Name a policy: --gate FILE (kvbench init writes one)."
-    out = io.StringIO()
-    show(view, out)
-    assert (
-        out.getvalue()
-        .rstrip()
-        .endswith(f"NOT JUDGED  No gate was judged; all {many} checks that always run passed. Exit code 0.")
-    )
-    assert json.loads(json.dumps(result_json(judged), allow_nan=False))["verdict"] == "not_judged"
+    assert [notice.title for notice in view.notices] == ["No gate was applied"]
+    assert result_json(unjudged)["verdict"] == "not_judged"
     assert result_json(passing.judged)["verdict"] == "pass"
+    first, *others = unjudged.verdict.outcomes
+    failed = Verdict((replace(first, status="fail"), *others), 1)
+    assert (build(replace(unjudged, verdict=failed)).word, build(replace(unjudged, verdict=failed)).tone) == (
+        "FAIL",
+        "fail",
+    )
 
 
-def test_what_fails_without_a_gate_is_a_failure(passing):
-    judged = unjudged(passing)
-    first = replace(judged.verdict.outcomes[0], status="fail")
-    view = build(replace(judged, verdict=Verdict((first, *judged.verdict.outcomes[1:]), 1)))
-    assert (view.word, view.tone) == ("FAIL", "fail")
+@pytest.mark.parametrize(
+    ("fixed", "title"),
+    [
+        ({"trust_remote_code": True}, "Remote code trusted"),
+        ({"model_weights": "random"}, "Random weights"),
+        ({"plumbing": True}, "Plumbing test"),
+        ({"prefill_reads": "fresh"}, "Prompts read fresh K/V"),
+    ],
+)
+def test_a_model_that_changes_the_meaning_of_every_number(maker, fixed, title):
+    assert titles(maker(fixed=fixed)) == [title]
+
+
+@pytest.mark.parametrize(("of", "found"), [("abc", True), ("other", False)])
+def test_scales_calibrated_on_the_text_they_are_measured_on(passing, of, found):
+    scale = {"k": [0.1], "v": [0.1], "calibrated": {"file": "s.json", "data_sha256": of}}
+
+    def on(record):
+        if record.runner != "perplexity":
+            return record
+        facts = {**record.facts, "data_sha": "abc"}
+        return replace(record, spec={**record.spec, "scale": scale}, options={"data": "pydoc"}, facts=facts)
+
+    made = build(passing.with_records(on).judged).notices
+    assert [n.found.startswith("s.json by perplexity pydoc:") for n in made] == [True] * found
+
+
+@pytest.mark.parametrize(("after", "found"), [(3.0, False), (3.1, True)])
+def test_a_busy_machine(passing, after, found):
+    load = {"host_load": {"before": 0.5, "after": after, "cpus": 2}}
+    made = passing.with_records(
+        lambda r: replace(r, facts=r.facts | load if r.runner == "latency" else r.facts)
+    )
+    assert titles(made) == ["The machine was busy"] * found
+
+
+def test_partial_and_unfinished_runs(passing):
+    why = "limited: first 6 chunks"
+    made = passing.with_records(lambda r: replace(r, partial=why) if r.runner == "perplexity" else r)
+    made = made.with_rows(lambda r: replace(r, partial=why) if r.metric.startswith("ppl") else r)
+    view = build(made.judged)
+    partial = {table.key: {line.partial for line in table.lines} for table in view.tables}
+    assert (partial["quality"], partial["latency"]) == ({why}, {""})
+    assert titles(made) == ["Partial run"]
+    assert view.gaps[-1].items[0].sentence == f"perplexity wikitext2: {why}"
+    made = replace(passing, records=passing.records[:-2])
+    assert titles(made) == ["Unfinished run"]
+    (item,) = build(made.judged).gaps[-1].items
+    assert item.where[0].text == "int8_sym · batch 4 · context 512"
+
+
+def view_of(run, **manifest):
+    whole = run.run_with(**manifest)
+    return build(JudgedRun(whole, run.rows(), evaluate(None, whole, run.rows())))
+
+
+def test_a_shard_is_no_pass():
+    run = timed([1.0] * 2, [1.0] * 2)
+    run.records = [r for r in run.records if r.key.endswith(BASE)]
+    view = view_of(run, shard=Share(Shard(1, 2), frozenset(r.key for r in run.records)))
+    assert (view.word, view.tone, view.exit_code) == ("NOT EVALUATED", "incomplete", 0)
+    assert {"Shard 1 of 2": "info"}.items() <= {n.title: n.tone for n in view.notices}.items()
+    assert "Unfinished run" not in {n.title for n in view.notices}
+
+
+def test_merged_shards_that_differ_and_times_of_several_hosts():
+    run = timed([1.0] * 2, [1.0] * 2)
+    records = run.records
+
+    def tones(*hosts, **manifest):
+        run.records = [replace(r, environment={"host": hosts[r.key.endswith(BASE)]}) for r in records]
+        return {notice.title: notice for notice in view_of(run, **manifest).notices}
+
+    differ = tones("a", "a", merged=MergedFrom((), tuple(f"task {i} differs." for i in range(6))))
+    assert differ["Shards differ"].tone == "warn"
+    assert [f"task {i} " in differ["Shards differ"].found for i in range(6)] == [True] * 4 + [False] * 2
+    assert "Times of several hosts" not in differ
+    assert "b: native; <i>a</i>: int8_sym." in tones("<i>a</i>", "b")["Times of several hosts"].found

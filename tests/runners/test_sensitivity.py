@@ -123,6 +123,16 @@ def test_parts_that_are_not_what_the_cell_stores_are_an_error(
         measured(runner_context, kv_format="int8_sym")
 
 
+def changed_logits(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """`change(logits, own)` makes the logits; own: of the cell's engine, not of the emulator."""
+    honest = sensitivity._Texts._logits
+
+    def logits(self: Any, engine: Any, ids: Any, writes: Any, part: Any) -> torch.Tensor:
+        return change(honest(self, engine, ids, writes, part), writes is None)
+
+    monkeypatch.setattr(sensitivity._Texts, "_logits", logits)
+
+
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend whose kernels may round elsewhere."""
     monkeypatch.setattr(sensitivity, "backend_label", lambda engine: "triton")
@@ -158,19 +168,12 @@ def test_logits_of_other_kernels_may_be_so_far_apart_and_no_farther(
 ) -> None:
     """Native, so both engines give the same logits; the emulator's are moved by a share of the largest."""
     elsewhere(monkeypatch)
-    honest = sensitivity._Texts._logits
-
-    def moved(self: Any, engine: Any, ids: Any, writes: Any, part: Any) -> torch.Tensor:
-        logits = honest(self, engine, ids, writes, part)
-        return logits if writes is None else logits + share * most * logits.abs().max()
-
-    monkeypatch.setattr(sensitivity._Texts, "_logits", moved)
+    changed_logits(monkeypatch, lambda x, own: x if own else x + share * most * x.abs().max())
     ctx = runner_context("sensitivity", dtype=dtype, documents=1, tokens=24)
     if stands:
         facts = sensitivity.run(ctx).facts
-        assert facts["largest_logit_difference_from_engine"] == pytest.approx(
-            share * most * facts["largest_logit"], rel=0.1
-        )
+        moved = share * most * facts["largest_logit"]
+        assert facts["largest_logit_difference_from_engine"] == pytest.approx(moved, rel=0.1)
     else:
         with pytest.raises(KvbenchError, match="the parts are not what this cell stores"):
             sensitivity.run(ctx)
@@ -182,15 +185,9 @@ def test_logits_of_the_own_engine_that_are_no_numbers_are_an_error(
     runner_context: Any, monkeypatch: pytest.MonkeyPatch, backend: str, wrong: float
 ) -> None:
     monkeypatch.setattr(sensitivity, "backend_label", lambda engine: backend)
-    honest = sensitivity._Texts._logits
-
-    def broken(self: Any, engine: Any, ids: Any, writes: Any, part: Any) -> torch.Tensor:
-        logits = honest(self, engine, ids, writes, part)
-        if writes is None:
-            logits[3, 5] = wrong
-        return logits
-
-    monkeypatch.setattr(sensitivity._Texts, "_logits", broken)
+    at = (torch.tensor([3]), torch.tensor([5]))
+    new = torch.tensor(wrong)
+    changed_logits(monkeypatch, lambda x, own: x.index_put(at, new) if own else x)
     with pytest.raises(KvbenchError, match=f"a logit differs by {wrong} from the engine in int8_sym"):
         measured(runner_context, kv_format="int8_sym")
 
@@ -258,18 +255,15 @@ def test_values_are_means_over_tokens_with_intervals_over_texts() -> None:
         {"kind": "kept", "of": 0, "texts": [[10, 0.5, 9], [10, 1.5, 8]]},
         {"kind": "alone", "of": 0, "texts": [[10, 0.2, 9], [10, 0.2, 8]]},
     ]
-    facts = {
-        "suggested": [], "suggested_extra_bytes_per_token": 0.0, "extra_bytes_per_token": [5.0],
-        "budget_bytes_per_token": 1.0, "budget_pct": 10.0, "quantized_bytes_per_token": 10.0,
-    }  # fmt: skip
-    rows = {
-        v.metric: v for v in derived.values(SimpleNamespace(samples={"parts": parts}, facts=facts), BASELINE)
-    }
+    facts = {"suggested": [], "extra_bytes_per_token": [5.0], "suggested_extra_bytes_per_token": 0.0}
+    facts |= {"budget_bytes_per_token": 1.0, "budget_pct": 10.0, "quantized_bytes_per_token": 10.0}
+    found: Any = SimpleNamespace(samples={"parts": parts}, facts=facts)
+    rows = {v.metric: v for v in derived.values(found, BASELINE)}
     assert rows["sens_kld_all"].value == pytest.approx(0.2)
-    assert rows["sens_layer_gain"].value == pytest.approx(0.1)
-    assert rows["sens_layer_gain"].units == 2
-    # t with one degree of freedom is 12.706; the texts' gains are 0.05 and 0.15, so the error of the mean is 0.05
-    assert rows["sens_layer_gain"].high == pytest.approx(0.1 + 12.7062 * 0.05, rel=1e-4)
+    gain = rows["sens_layer_gain"]
+    assert (gain.value, gain.units) == (pytest.approx(0.1), 2)
+    # t with one degree of freedom is 12.706; the gains are 0.05 and 0.15, so the mean's error is 0.05
+    assert gain.high == pytest.approx(0.1 + 12.7062 * 0.05, rel=1e-4)
     assert rows["sens_layer_alone"].value == pytest.approx(0.02)
     assert rows["sens_kld_suggested"].value is None
     assert rows["sens_kld_suggested"].note == "no layer fits 10% more bytes; one takes 50.0%"

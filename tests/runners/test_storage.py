@@ -8,8 +8,8 @@ from kvbench.errors import KvbenchError
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.runners import storage
 
-# tiny-llama: 4 layers, 2 KV heads of 16. 2 sequences of 33 tokens take 3 pages of 16 each = 96 slots, so a layer holds
-# 2 * 96 * 2 * 16 = 6,144 elements and 2 * 96 * 2 = 384 rows.
+# tiny-llama: 4 layers, 2 KV heads of 16. 2 sequences of 33 tokens take 3 pages of 16 each = 96 slots, so a
+# layer holds 2 * 96 * 2 * 16 = 6,144 elements and 2 * 96 * 2 = 384 rows.
 EXPECTED = {
     "native": (24576, 0, "float32"),
     "int8_sym": (6144, 768, "int8"),

@@ -18,7 +18,8 @@ from tests.factories.made_run import BASE, CAND, MadeRun
 
 Make = Callable[..., Any]
 
-# tiny-llama: 4 layers, 2 KV heads of 16. 2 sequences of 33 tokens have 6 pages of 16: 6,144 elements and 384 rows a layer.
+# tiny-llama: 4 layers, 2 KV heads of 16. 2 sequences of 33 tokens have 6 pages of 16: 6,144 elements and 384
+# rows a layer.
 LAYER = {
     "native": 24_576,
     "int8_sym": 6_144 + 768,

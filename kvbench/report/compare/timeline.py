@@ -15,7 +15,7 @@ from kvbench.report.compare import heading
 from kvbench.report.compare.two_runs import finding_json
 from kvbench.report.json import strict
 from kvbench.report.markdown import escaped, table
-from kvbench.report.sections.candidate import count
+from kvbench.report.sections.wording import count
 from kvbench.report.standalone import page
 
 _MARKS = {WORSE: "▼ worse", BETTER: "▲ better"}

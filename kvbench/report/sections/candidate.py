@@ -1,33 +1,72 @@
-"""A candidate format with all that a run says of it, and the shapes of an answer about it."""
+"""A candidate format with everything that a run has about it, and the shape of an answer about it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import METRICS, Row
 from kvbench.render.labels import Label, Labels
-from kvbench.render.numbers import Shown, counted_of, one_line, shown_row
-from kvbench.report.model import JudgedRun, OutcomeLike
+from kvbench.render.numbers import NOT_MEASURED, Shown, counted_of, one_line, shown_row
+from kvbench.report.model import JudgedRun
+from kvbench.report.sections.margin import Margin, margin
 from kvbench.report.sections.precision import PrecisionLine
-from kvbench.report.sections.room import Room, room
-from kvbench.report.sections.tables import limit_text
 
-COST = (
-    "storage",
-    "transfer",
-    "latency",
-)  # runners whose checks are about what is gained; all others are about safety
+COST = ("storage", "transfer", "latency")  # runners of savings; all others are about safety
 WEAKEST = "weakest: "
-_WORDS = {"pass": "kept", "fail": "broken", "inconclusive": "undecided"}
+_HOLDS = {PASS: "passed", FAIL: "failed", INCONCLUSIVE: "inconclusive"}
 SENTENCE_LIMIT = 400
+
+# Each reason with its answer in a few words and its tone: pass, fail, inconclusive, partial, incomplete or
+# info.
+REASONS = {
+    # Is it really running?
+    "verified": ("yes", "pass"),
+    "precision_lost": ("no", "fail"),
+    "fell_back": ("no", "fail"),
+    "precision_check_failed": ("not proven", "fail"),
+    "no_evidence": (NOT_MEASURED, "incomplete"),
+    "unproven": ("not proven", "incomplete"),
+    "verified_in_part": ("partly proven", "partial"),
+    # Is it safe?
+    "passed": ("yes", "pass"),
+    "passed_on_part": ("yes, on part of the data", "partial"),
+    "tensors_only": ("partly", "partial"),
+    "plumbing": ("not shown", "incomplete"),
+    "random_weights": (NOT_MEASURED, "incomplete"),
+    "no_limit": ("not judged", "incomplete"),
+    "nothing_measured": (NOT_MEASURED, "incomplete"),
+    # Is it worth it?
+    "smaller_and_faster": ("yes", "pass"),
+    "smaller": ("smaller, speed undecided", "partial"),
+    "smaller_speed_unknown": ("smaller, speed not measured", "partial"),
+    "smaller_but_slower": ("smaller but slower", "partial"),
+    "faster_only": ("faster", "partial"),
+    "mixed": ("partly", "partial"),
+    "neither": ("no", "fail"),
+    "undecided": ("undecided", "inconclusive"),
+    # Safe or worth it
+    "check_failed": ("no", "fail"),
+    "inconclusive": ("undecided", "inconclusive"),
+    "result_missing": ("not shown", "incomplete"),
+    "baseline_failed": ("not shown", "inconclusive"),
+    "not_what_was_requested": ("not shown", "incomplete"),
+    # What would change the verdict?
+    "fix_failures": ("a fix", "info"),
+    "add_results": ("the missing results", "info"),
+    "add_data": ("more data", "info"),
+    "add_gate": ("a gate", "info"),
+    "exact_limits": ("a changed value", "info"),
+    "weakest_check": ("the weakest check", "info"),
+}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """name: as the card says it; kv_format, weights: as requested; cells: their ids; baselines: those of the cells that they are
-    compared with."""
+    """name: as the card shows it; kv_format, weights: as requested; cells, baselines: their ids."""
 
     name: str
     kv_format: str
@@ -38,7 +77,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number behind an answer. name: its metric or what it is; where: the cell it is of, None for all; note: how to read it."""
+    """A number that supports an answer. name: its metric or meaning; where: its cell, None for all cells."""
 
     name: str
     shown: Shown
@@ -55,102 +94,102 @@ class Figure:
 
 @dataclass(frozen=True)
 class Answer:
-    """word: the answer in a word or two; tone: pass, fail, inconclusive, partial or incomplete; sentence: why; points: what
-    stands beside it, one sentence each."""
+    """reason: a key of REASONS; sentence: the reason in full; points: further sentences."""
 
-    question: str
-    word: str
-    tone: str
+    reason: str
     sentence: str
     figures: tuple[Figure, ...] = ()
     points: tuple[str, ...] = ()
 
+    @property
+    def word(self) -> str:
+        """The answer in a few words."""
+        return REASONS[self.reason][0]
+
+    @property
+    def tone(self) -> str:
+        return REASONS[self.reason][1]
+
 
 @dataclass(frozen=True)
 class Case:
-    """A candidate with what the run has of it. own: outcomes on its cells; beside: on its baselines alone, or on no cell."""
+    """A candidate with its part of the run.
+
+    own: outcomes on its cells; related: outcomes on its baselines only, or on no cell; blockers: why the run
+    cannot be a release.
+    """
 
     run: JudgedRun
     labels: Labels
     candidate: Candidate
     lines: tuple[PrecisionLine, ...]
-    own: tuple[OutcomeLike, ...]
-    beside: tuple[OutcomeLike, ...]
-    held: tuple[str, ...]
+    own: tuple[Outcome, ...]
+    related: tuple[Outcome, ...]
+    blockers: tuple[str, ...]
 
-    def about(self, outcomes: Iterable[OutcomeLike], cost: bool) -> list[OutcomeLike]:
-        """Those on what is gained, or those on safety; precision has an answer of its own."""
+    def about(self, outcomes: Iterable[Outcome], cost: bool) -> list[Outcome]:
+        """The outcomes on savings (cost) or on safety, without those of the precision check."""
         return [o for o in outcomes if o.check != "precision" and (runner_of(o) in COST) == cost]
 
     def rows(self, metric: str) -> list[Row]:
-        return [
-            r
-            for r in self.run.rows
-            if r.metric == metric and r.cell in self.candidate.cells and r.value is not None
-        ]
+        """The measured rows of a metric on the candidate's cells."""
+        cells = self.candidate.cells
+        return [r for r in self.run.rows if r.metric == metric and r.cell in cells and r.value is not None]
 
-    def row_of(self, outcome: OutcomeLike) -> Row | None:
-        at = {(r.metric, r.variant): r for r in self.run.rows if r.cell in outcome.cells}
-        return at.get((outcome.metric, outcome.variant))
+    def row_of(self, outcome: Outcome) -> Row | None:
+        rows = {(r.metric, r.variant): r for r in self.run.rows if r.cell in outcome.cells}
+        return rows.get((outcome.metric, outcome.variant)) if outcome.metric else None
 
-    def said(self, outcome: OutcomeLike) -> str:
-        """The outcome in a sentence, a short one where a limit was set against a number: the table of checks has the whole."""
-        row = self.row_of(outcome) if outcome.metric else None
-        if row and row.value is not None and outcome.bounds and outcome.status in _WORDS:
+    def sentence(self, outcome: Outcome) -> str:
+        """The outcome in a sentence, shortened for a limit on a number; the table of checks has all of it."""
+        row = self.row_of(outcome)
+        if row and row.value is not None and outcome.bounds and outcome.status in _HOLDS:
             name = one_line(f"{row.metric} of {row.variant}" if row.variant else row.metric, 120)
             where = self.labels.subject(runner_of(outcome), row.cell).text
-            value = f"{name} is {shown_row(row).brief} on {where}"
-            return f"{value}; the limit is {limit_text(outcome.limit)}: {_WORDS[outcome.status]}."
+            limit = f"limit {one_line(outcome.limit)}: {_HOLDS[outcome.status]}"
+            return f"{name} is {shown_row(row).brief} on {where}; {limit}."
         return one_line(self.labels.unnamed(outcome.sentence, outcome.cells), SENTENCE_LIMIT)
 
-    @property
-    def specs(self) -> list[dict[str, object]]:
-        return [dict(self.labels.cells[cell].spec) for cell in self.candidate.cells]
+    def any_cell(self, key: str, value: Any) -> bool:
+        """Whether some cell of the candidate has this value of a key."""
+        specs: Iterable[Mapping[str, Any]] = (self.labels.cells[cell].spec for cell in self.candidate.cells)
+        return any(spec.get(key) == value for spec in specs)
 
 
-def runner_of(outcome: OutcomeLike) -> str:
-    """The runner whose result it is about; "" of none. An outcome of a whole task begins with its runner's name."""
+def runner_of(outcome: Outcome) -> str:
+    """The runner whose result an outcome judges, or ""; the sentence on a whole task begins with it."""
     if outcome.metric:
         return METRICS[outcome.metric].runner if outcome.metric in METRICS else ""
     first = outcome.sentence.partition(" ")[0]
     return first if first in RUNNERS else ""
 
 
-def nearest(case: Case, outcomes: Sequence[OutcomeLike]) -> tuple[OutcomeLike, Room] | None:
-    found = []
-    for outcome in outcomes:
-        row = case.row_of(outcome)
-        at = room(row, outcome.bounds) if row else None
-        if at is not None:
-            found.append((outcome, at))
+def nearest(case: Case, outcomes: Sequence[Outcome]) -> tuple[Outcome, Margin] | None:
+    """The outcome closest to its limit; None where every limit is exact."""
+    rows = [(o, row) for o in outcomes if (row := case.row_of(o))]
+    found = [(o, near) for o, row in rows if (near := margin(row, o.bounds))]
     return max(found, key=lambda pair: pair[1].used, default=None)
 
 
-def weakest(case: Case, outcomes: Sequence[OutcomeLike]) -> tuple[Figure, ...]:
-    """The value of the weakest of these checks, or of the first where none is near a limit."""
+def weakest(case: Case, outcomes: Sequence[Outcome]) -> tuple[Figure, ...]:
+    """The value of the outcome closest to its limit, or of the first outcome with a value."""
     near = nearest(case, outcomes)
     outcome = near[0] if near else next((o for o in outcomes if case.row_of(o)), None)
     row = case.row_of(outcome) if outcome else None
     if outcome is None or row is None:
         return ()
-    limit = f"limit {limit_text(outcome.limit)}"
-    used = (
-        f"; {100 * near[1].used:.3g}% of the room to it is used"
-        if near and near[1].best is not None and near[1].used <= 1
-        else ""
-    )
+    note = f"limit {one_line(outcome.limit)}"
+    if near and near[1].best is not None and near[1].used <= 1:
+        note += f"; {100 * near[1].used:.3g}% of the margin used"
     where = case.labels.subject(runner_of(outcome), row.cell)
     name = f"{WEAKEST}{row.metric}" if len(outcomes) > 1 else row.metric
-    return (Figure(name, shown_row(row), where, one_line(row.variant, 120), limit + used),)
+    return (Figure(name, shown_row(row), where, one_line(row.variant, 120), note),)
 
 
-def more(outcomes: Sequence[OutcomeLike]) -> tuple[str, ...]:
+def others(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    """The point that counts all outcomes but the first."""
     n = len(outcomes) - 1
-    return (f"And {n} more like it, below.",) if n else ()
-
-
-def count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
+    return (f"{n} more, see the checks below.",) if n else ()
 
 
 def all_cells(n: int) -> str:

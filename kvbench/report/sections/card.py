@@ -1,7 +1,8 @@
-"""The release card: four questions of a release manager, each with a short answer, its reason and the numbers behind it.
+"""The release card: four questions of a release manager, each with a short answer, its reason and the numbers
+behind it.
 
-Pure: from the verdict and the rows. What was not measured stays "not measured"; what covers only a part, or was held to no limit, is
-never said to be more.
+Pure: from the verdict and the rows. What was not measured stays "not measured"; a result on part of the data,
+or one without a limit, is never presented as more than that.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvbench.gate.verdict import NOT_EVALUATED
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import one_line
 from kvbench.report.model import JudgedRun, judged
@@ -16,106 +18,112 @@ from kvbench.report.sections.answers import answers
 from kvbench.report.sections.candidate import Answer, Candidate
 from kvbench.report.sections.precision import PrecisionLine
 
+QUESTIONS = ("Is it really running?", "Is it safe?", "Is it worth it?", "What would change the verdict?")
 _KEYS = (
     "model",
     "kv_format",
     "weights",
-)  # what makes a candidate; the cells below it differ in shape, scale or backend
-_GRAVEST = ("fail", "inconclusive", "incomplete", "partial", "pass")
+)  # what makes a candidate; its cells differ in shape, scale or backend
+_WORST_FIRST = ("fail", "inconclusive", "incomplete", "partial", "pass")
+_CONCLUSIONS = {
+    1: ("Not ready", "fail", "A check failed."),
+    3: ("Incomplete", "incomplete", "A required result was not evaluated."),
+    4: ("Undecided", "inconclusive", "There is too little data to decide every check."),
+}
 
 
 @dataclass(frozen=True)
 class Card:
-    """One candidate format with the answers of all its cells, in the questions' order."""
+    """One candidate format with an answer to each of QUESTIONS."""
 
     name: str
     cells: tuple[str, ...]
     answers: tuple[Answer, ...]
 
+    @property
+    def answered(self) -> list[tuple[str, Answer]]:
+        return list(zip(QUESTIONS, self.answers, strict=True))
+
+    @property
+    def open(self) -> list[str]:
+        """The first two questions without a plain yes."""
+        found = self.answered[:2]
+        return [
+            f"{self.name}: {question} {answer.word}" for question, answer in found if answer.tone != "pass"
+        ]
+
 
 @dataclass(frozen=True)
 class Release:
-    """word: what a release manager may take home; tone: pass only where a gate passed and nothing is held back; held: why it is no
-    release whatever the checks say; cards: a candidate each, the gravest first.
+    """word: the conclusion; tone: "pass" only where a gate passed and nothing blocks a release; blockers: why
+    it is not a release even if all checks passed; cards: one a candidate, worst first.
     """
 
     word: str
     tone: str
     sentence: str
-    held: tuple[str, ...]
+    blockers: tuple[str, ...]
     cards: tuple[Card, ...]
 
 
 def release(run: JudgedRun, labels: Labels, precision: Sequence[PrecisionLine]) -> Release:
-    """precision: the lines of all cells, as `precision_lines` gives them."""
-    held = reservations(run, labels)
+    """The release card. precision: the lines of all cells, as `precision_lines` gives them."""
+    found = blockers(run, labels)
     candidates = _candidates(labels)
     if not candidates:
-        held = (*held, "every cell is a baseline, so there is no candidate")
-    cards = [Card(c.name, c.cells, answers(run, labels, precision, c, held)) for c in candidates]
-    cards.sort(key=lambda card: min(_GRAVEST.index(answer.tone) for answer in card.answers[:2]))
-    # Where nothing else holds it back, an answer that is no plain yes does: a gate may ask for less than these questions.
-    held = held or tuple(
-        f"{card.name}: {answer.question} {answer.word}"
-        for card in cards
-        for answer in card.answers[:2]
-        if answer.tone != "pass"
-    )
-    word, tone, sentence = _conclusion(run, held)
-    return Release(word, tone, sentence, held, tuple(cards))
+        found = (*found, "every cell is a baseline, so there is no candidate")
+    cards = [Card(c.name, c.cells, answers(run, labels, precision, c, found)) for c in candidates]
+    cards.sort(key=lambda card: min(_WORST_FIRST.index(answer.tone) for answer in card.answers[:2]))
+    # A gate may ask for less than the card: then an answer that is not a plain yes blocks the release.
+    found = found or tuple(text for card in cards for text in card.open)
+    return Release(*_conclusion(run, found), found, tuple(cards))
 
 
-def _conclusion(run: JudgedRun, held: Sequence[str]) -> tuple[str, str, str]:
-    code = run.verdict.exit_code
-    if code == 1:
-        return "Not ready", "fail", "A check failed."
-    if code == 4:
-        return "Undecided", "inconclusive", "The data cannot decide every check."
-    if code != 0:
-        return "Incomplete", "incomplete", "Something that is required was not evaluated."
-    if held:
-        return "No release yet", "partial", "What was checked passed, but that is not enough for a release."
-    return (
-        "Ready",
-        "pass",
-        f"Every check of {one_line(str(run.manifest.gate), 200)} passed, on the whole of the data.",
-    )
+def _conclusion(run: JudgedRun, found: Sequence[str]) -> tuple[str, str, str]:
+    """Word, tone and sentence."""
+    if run.verdict.exit_code:
+        return _CONCLUSIONS.get(run.verdict.exit_code, _CONCLUSIONS[3])
+    if found:
+        return "No release yet", "partial", "All checks passed, but that is not enough for a release."
+    gate = one_line(str(run.manifest.gate), 200)
+    return "Ready", "pass", f"All checks of {gate} passed, on all of the data."
 
 
-def reservations(run: JudgedRun, labels: Labels) -> tuple[str, ...]:
-    """What keeps a run from being a release even where every check passed; the notices say more of each."""
-    specs = [cell.spec for cell in labels.cells.values()]
+def blockers(run: JudgedRun, labels: Labels) -> tuple[str, ...]:
+    """Why a run cannot be a release even if every check passed; the notices give details."""
+    manifest, specs = run.manifest, [cell.spec for cell in labels.cells.values()]
     partial = sum(record.partial is not None for record in run.records)
-    missing = len(run.manifest.tasks) - len(run.records)
+    tasks = len(manifest.tasks)
+    missing = tasks - len(run.records)
     checks = run.verdict.outcomes
-    skipped = sum(outcome.status == "not_evaluated" for outcome in checks)
-    merged = run.manifest.merged and run.manifest.merged.differences
-    found = (
-        (not judged(run), "no gate was judged"),
-        (any(s.get("model_weights") == "random" for s in specs), "the weights are random"),
-        (any(s.get("plumbing") for s in specs), "it is a plumbing run"),
-        (partial > 0, f"{partial} of {len(run.records)} results are partial"),
-        (missing > 0 and not run.manifest.stopped, f"{missing} of {len(run.manifest.tasks)} tasks have no record"),
-        (run.manifest.shard is not None, "it is a share of a matrix"),
-        (bool(merged), "shards that were merged differ"),
-        (skipped > 0, f"{skipped} of {len(checks)} checks were not evaluated"),
-        (any(s.get("prefill_reads") == "fresh" for s in specs), "prompts read fresh K/V, not the stored ones"),
-    )  # fmt: skip
-    return tuple(sentence for holds, sentence in found if holds)
+    skipped = sum(outcome.status == NOT_EVALUATED for outcome in checks)
+    found = {
+        "no gate was applied": not judged(run),
+        "the weights are random": any(s.get("model_weights") == "random" for s in specs),
+        "this is a plumbing test": any(s.get("plumbing") for s in specs),
+        f"{partial} of {len(run.records)} results are partial": partial > 0,
+        f"{missing} of {tasks} tasks have no record": missing > 0 and not manifest.stopped,
+        "this is one shard of a matrix": manifest.shard is not None,
+        "merged shards differ": bool(manifest.merged and manifest.merged.differences),
+        f"{skipped} of {len(checks)} checks were not evaluated": skipped > 0,
+        "prompts read fresh K/V, not the stored ones": any(s.get("prefill_reads") == "fresh" for s in specs),
+    }
+    return tuple(sentence for sentence, holds in found.items() if holds)
 
 
 def _candidates(labels: Labels) -> list[Candidate]:
-    """The cells that are compared with another, by what they ask for; keys that all share are left out of the name."""
-    cells = {name: cell for name, cell in labels.cells.items() if cell.baseline != name}
+    """The cells that have a baseline, by what they request; keys that all share are not in the name."""
     groups: dict[tuple[str, ...], list[str]] = {}
-    for name, cell in cells.items():
-        groups.setdefault(tuple(str(cell.spec.get(key)) for key in _KEYS), []).append(name)
+    for name, cell in labels.cells.items():
+        if cell.baseline != name:
+            groups.setdefault(tuple(str(cell.spec.get(key)) for key in _KEYS), []).append(name)
     several_models = len({key[0] for key in groups}) > 1
     several_weights = any(key[2] not in ("native", "None") for key in groups)
     found = []
     for (model, kv_format, weights), names in groups.items():
         parts = [model] * several_models + [f"KV {kv_format}" if several_weights else kv_format]
         parts += [f"weights {weights}"] * several_weights
-        baselines = tuple(dict.fromkeys(cells[name].baseline for name in names))
-        found.append(Candidate(one_line(" · ".join(parts), 200), kv_format, weights, tuple(names), baselines))
+        baselines = tuple(dict.fromkeys(labels.cells[name].baseline for name in names))
+        name = one_line(" · ".join(parts), 200)
+        found.append(Candidate(name, kv_format, weights, tuple(names), baselines))
     return found

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvbench.gate.verdict import PASS, Outcome
 from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import one_line
-from kvbench.report.model import OutcomeLike
-from kvbench.report.sections.tables import limit_text, mde_text, needed_text, value_text
+from kvbench.report.sections.wording import mde_text, needed_text, value_text
 
 
 @dataclass(frozen=True)
 class CheckLine:
-    """One outcome, or several that say the same. value: "" where the check is about no number; mde, n_needed: the smallest
-    distance from the limit that so much data decides, and the samples that would decide, "" where nothing is estimated.
+    """One outcome, or several with the same text.
+
+    value: "" where the check is not about a number. mde: the smallest distance from the limit that this
+    amount of data can detect. n_needed: how many samples would decide. Both are "" where nothing is
+    estimated.
     """
 
     where: tuple[Label, ...]
@@ -28,7 +31,7 @@ class CheckLine:
 
 @dataclass(frozen=True)
 class CheckGroup:
-    """One check and what came of it everywhere."""
+    """One check with its outcomes on all cells."""
 
     check: str
     limit: str
@@ -37,23 +40,19 @@ class CheckGroup:
     lines: tuple[CheckLine, ...]
 
 
-def check_groups(outcomes: Sequence[OutcomeLike], labels: Labels) -> tuple[CheckGroup, ...]:
+def check_groups(outcomes: Sequence[Outcome], labels: Labels) -> tuple[CheckGroup, ...]:
     """Outcomes by check, in the gate's order; within a check those that did not pass come first."""
-    groups: dict[tuple[str, str, bool, str], list[OutcomeLike]] = {}
-    for outcome in outcomes:
-        limit = limit_text(outcome.limit)
-        groups.setdefault((outcome.check, limit, outcome.required, outcome.why or ""), []).append(outcome)
-    return tuple(
-        CheckGroup(one_line(check, 200), limit, required, one_line(why, 1000), _check_lines(members, labels))
-        for (check, limit, required, why), members in groups.items()
-    )
+    groups: dict[tuple[str, str, bool, str], list[Outcome]] = {}
+    for o in outcomes:
+        key = (one_line(o.check, 200), one_line(o.limit), o.required, one_line(o.why, 1000))
+        groups.setdefault(key, []).append(o)
+    return tuple(CheckGroup(*key, _check_lines(members, labels)) for key, members in groups.items())
 
 
-def _check_lines(outcomes: Sequence[OutcomeLike], labels: Labels) -> tuple[CheckLine, ...]:
+def _check_lines(outcomes: Sequence[Outcome], labels: Labels) -> tuple[CheckLine, ...]:
     where: dict[tuple[str, ...], list[str]] = {}
-    for outcome in sorted(outcomes, key=lambda o: o.status == "pass"):
-        sentence = one_line(labels.unnamed(outcome.sentence, outcome.cells), 1000)
-        words = (one_line(outcome.variant, 120), outcome.status, value_text(outcome), sentence)
-        key = (*words, mde_text(outcome), needed_text(outcome))
-        where.setdefault(key, []).extend(outcome.cells)
-    return tuple(CheckLine(labels.places(cells), *key) for key, cells in where.items())
+    for o in sorted(outcomes, key=lambda o: o.status == PASS):
+        sentence = one_line(labels.unnamed(o.sentence, o.cells), 1000)
+        words = (one_line(o.variant, 120), o.status, value_text(o), sentence, mde_text(o), needed_text(o))
+        where.setdefault(words, []).extend(o.cells)
+    return tuple(CheckLine(labels.places(cells), *words) for words, cells in where.items())

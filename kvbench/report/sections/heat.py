@@ -1,7 +1,8 @@
-"""Heat tables: a metric over two axes of the matrix, each value with its interval and count, its place on a scale as the colour.
+"""Heat tables: a metric over two axes of the matrix, each value with its interval and count, and a shade for
+its place on a scale.
 
-Drawn from the metric tables, so that every cell links to the line that it is taken from. The colour says nothing that the number
-does not say.
+They are made from the metric tables, so that every cell links to its line. The shade only visualises the
+number.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from kvbench.report.sections.tables import Entry, Line, MetricTable
 
 _ACROSS = ("context", "scale", "batch")  # the first of them that varies makes the columns
 _STEPS = 8  # of a scale from the lowest value to the highest
-_ARMS = 4  # of each arm of a scale around no change
-_WIDE = 20.0  # values that differ by more than this factor are set apart by their logarithm
+_SIDE_STEPS = 4  # of each side of a scale around "no change"
+_WIDE = 20.0  # values that differ by more than this factor get a logarithmic scale
 
 
 @dataclass(frozen=True)
 class HeatCell:
-    """shade: its class on the page, "q0" to "q8", or "lo1" to "lo4" and "hi1" to "hi4" around no change, "" where there is no
-    value; anchor: the line of the metric table that it is of."""
+    """shade: its CSS class, "q0" to "q8", or "lo1" to "lo4" and "hi1" to "hi4" around "no change", "" without
+    a value; anchor: its line in the metric table.
+    """
 
     entry: Entry
     shade: str
@@ -44,8 +46,9 @@ class HeatRow:
 
 @dataclass(frozen=True)
 class HeatTable:
-    """across: the key of the columns; around: the value that is no change, as text, or "" where the scale runs from low to high;
-    low, high: its ends as text; better: what the metric says of a lower or a higher value."""
+    """across: the key of the columns; around: the value of "no change", or "" if the scale runs from low to
+    high; low, high: its ends; better: "lower" or "higher".
+    """
 
     key: str
     metric: str
@@ -61,60 +64,62 @@ class HeatTable:
 
 
 def heat_tables(tables: Sequence[MetricTable], labels: Labels) -> tuple[HeatTable, ...]:
-    """One for each brief metric whose values differ along both axes; a metric that is constant along one needs no map."""
-    found = []
-    for table in tables:
-        lines = [(line, f"{table.key}-{i}") for i, line in enumerate(table.lines)]
-        for place, column in enumerate(table.columns):
-            if column.brief:
-                heat = _table(table, place, lines, labels)
-                found += [heat] if heat else []
-    return tuple(found)
+    """One for each brief metric whose values differ along both axes."""
+    found = (_table(table, place, labels) for table in tables for place in table.brief)
+    return tuple(heat for heat in found if heat)
 
 
-def _table(
-    table: MetricTable, place: int, lines: Sequence[tuple[Line, str]], labels: Labels
-) -> HeatTable | None:
-    valued = [(line, anchor, entry) for line, anchor in lines if (entry := line.entries[place])]
-    across = next(
-        (key for key in _ACROSS if len({_coordinate(line, key, labels) for line, _, _ in valued}) > 1), ""
-    )
+def _table(table: MetricTable, place: int, labels: Labels) -> HeatTable | None:
+    lines = ((line, f"{table.key}-{i}", line.entries[place]) for i, line in enumerate(table.lines))
+    valued = [(line, anchor, entry) for line, anchor, entry in lines if entry]
+    across = next((key for key in _ACROSS if len({_coordinate(x[0], key, labels) for x in valued}) > 1), "")
     if not across:
         return None
-    grid: dict[tuple[tuple[tuple[str, str], ...], str], dict[Any, tuple[Entry, str]]] = {}
-    first: dict[tuple[tuple[tuple[str, str], ...], str], Label] = {}
-    columns: dict[Any, str] = {}
+    rows: dict[tuple[tuple[tuple[str, str], ...], str], dict[Any, tuple[Line, str, Entry]]] = {}
     for line, anchor, entry in valued:
         parts = tuple(part for part in line.label.parts if part[0] != across)
+        row = rows.setdefault((parts, line.variant), {})
         at = _coordinate(line, across, labels)
-        columns[at] = _heading(line, across, labels)
-        row = grid.setdefault((parts, line.variant), {})
         if at in row:
-            return None  # two lines at one place: the axes do not tell them apart
-        row[at] = (entry, anchor)
-        first.setdefault((parts, line.variant), line.label)
+            return None  # two lines at one place: the axes do not distinguish them
+        row[at] = (line, anchor, entry)
+    columns = {at for row in rows.values() for at in row}
     order = sorted(columns, key=lambda at: (at is None, isinstance(at, str), at if at is not None else 0))
-    values = {key: [_value(row[at][0]) if at in row else None for at in order] for key, row in grid.items()}
-    if not _varies(list(values.values())):
+    values = [[_value(row[at][2]) if at in row else None for at in order] for row in rows.values()]
+    if not _varies(values):
         return None
-    shades = _Shades(
-        [v for row in values.values() for v in row if v is not None], table.columns[place].metric
-    )
-    rows = tuple(
-        HeatRow(first[key], key[0], key[1], tuple(
-            HeatCell(row[at][0], shades.of(_value(row[at][0])), row[at][1]) if at in row else None for at in order))
-        for key, row in grid.items()
-    )  # fmt: skip
     column = table.columns[place]
     metric = METRICS.get(column.metric)
+    none = metric.none if metric else None
+    shades = _Shades([value for row in values for value in row if value is not None], none)
+
+    def cell(_: Line, anchor: str, entry: Entry) -> HeatCell:
+        return HeatCell(entry, shades.of(_value(entry)), anchor)
+
     return HeatTable(
-        f"{table.key}-{column.metric}", column.metric, f"{table.title}: {column.heading}", column.unit.name, metric.better if metric else "",
-        across, tuple(columns[at] for at in order), rows, shades.around, column.unit.number(shades.low), column.unit.number(shades.high),
-    )  # fmt: skip
+        key=f"{table.key}-{column.metric}",
+        metric=column.metric,
+        heading=f"{table.title}: {column.heading}",
+        unit=column.unit.name,
+        better=metric.better if metric else "",
+        across=across,
+        columns=tuple("none given" if at is None else one_line(str(at), 60) for at in order),
+        rows=tuple(
+            HeatRow(
+                next(iter(row.values()))[0].label,
+                *key,
+                tuple(cell(*row[at]) if at in row else None for at in order),
+            )
+            for key, row in rows.items()
+        ),
+        around="" if shades.none is None else NUMBER.number(shades.none),
+        low=column.unit.number(shades.low),
+        high=column.unit.number(shades.high),
+    )
 
 
 def _coordinate(line: Line, key: str, labels: Labels) -> Any:
-    """Where the line stands on an axis; None where it has no place there: a format without a scale, a task that ignores the key."""
+    """The line's value on an axis; None for a format without a scale, or a task that ignores the key."""
     if not line.label.cells or line.label.cells[0] not in labels.cells:
         return None
     if key != "scale" and key not in (part[0] for part in line.label.parts):
@@ -123,18 +128,13 @@ def _coordinate(line: Line, key: str, labels: Labels) -> Any:
     return short(value) if isinstance(value, Mapping) else value
 
 
-def _heading(line: Line, key: str, labels: Labels) -> str:
-    value = _coordinate(line, key, labels)
-    return "none given" if value is None else one_line(str(value), 60)
-
-
 def _value(entry: Entry) -> float | None:
     value = float(entry.shown.exact) if entry.shown.exact else None
     return value if value is not None and math.isfinite(value) else None
 
 
 def _varies(rows: Sequence[Sequence[float | None]]) -> bool:
-    """Whether some row differs within itself, and some column too."""
+    """Whether some row has different values, and some column too."""
 
     def differs(line: Sequence[float | None]) -> bool:
         return len({value for value in line if value is not None}) > 1
@@ -143,23 +143,19 @@ def _varies(rows: Sequence[Sequence[float | None]]) -> bool:
 
 
 class _Shades:
-    """Values to shades: from the lowest to the highest, or in two arms around no change."""
+    """Values to shades: from the lowest to the highest, or on two sides of "no change"."""
 
-    def __init__(self, values: Sequence[float], name: str) -> None:
-        metric = METRICS.get(name)
-        none = metric.none if metric else None
+    def __init__(self, values: Sequence[float], none: float | None) -> None:
         self.low, self.high = min(values), max(values)
-        two_sided = none is not None and self.low < none < self.high
-        self.none = none if two_sided else None
-        self.around = NUMBER.number(none) if two_sided and none is not None else ""
+        self.none = none if none is not None and self.low < none < self.high else None
         self.log = self.low > 0 and self.high > _WIDE * self.low
 
     def of(self, value: float | None) -> str:
         if value is None:
             return ""
         if self.none is not None:
-            arm = max(self.high - self.none, self.none - self.low)
-            step = round(_ARMS * (value - self.none) / arm)
+            side = max(self.high - self.none, self.none - self.low)
+            step = round(_SIDE_STEPS * (value - self.none) / side)
             return "q0" if step == 0 else f"{'hi' if step > 0 else 'lo'}{abs(step)}"
         scale = math.log if self.log else float
         return f"q{round(_STEPS * (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low)))}"

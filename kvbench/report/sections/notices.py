@@ -1,36 +1,30 @@
-"""What is read before any number: the verdict in counts, and what changes the meaning of everything below."""
+"""What is read before any number: the verdict in counts, and what changes how the numbers are read."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvbench.formats.scales import CALIBRATED
-from kvbench.records.record import ERROR
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS
+from kvbench.machine.same_machine import names
+from kvbench.matrix.runners import RUNNERS
+from kvbench.records.record import ERROR, OK
 from kvbench.render.labels import Labels
 from kvbench.render.numbers import plain
 from kvbench.report.model import JudgedRun, judged
 from kvbench.report.sections.device import DeviceLine
-from kvbench.report.sections.scaleout import scale_out
+from kvbench.report.sections.wording import count
 
 _MOST = 4  # sentences of a notice
-_ABOUT_WEIGHTS = "Where that is not meant, correct the checkpoint or the matrix."
-_COOL = "Let it cool, or lift the limit (kvbench doctor names it), and measure latency again."
-
-_STATUS_WORDS = {
-    "pass": "passed",
-    "fail": "failed",
-    "inconclusive": "inconclusive",
-    "not_evaluated": "not evaluated",
-}
+_STATUS_WORDS = {FAIL: "failed", INCONCLUSIVE: "inconclusive", NOT_EVALUATED: "not evaluated", PASS: "passed"}
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that must be read before any number. tone: "warn" or "info"; remedy: what to do about it, which a warning always
-    says."""
+    """Something to read before any number. tone: "warn" or "info"; remedy: what to do about it."""
 
     tone: str
     title: str
@@ -42,143 +36,118 @@ class Notice:
         return f"{self.found} {self.remedy}".strip()
 
 
+def warning(title: str, found: str, remedy: str) -> Notice:
+    """A warning always says what to do."""
+    return Notice("warn", title, found, remedy)
+
+
+def info(title: str, found: str, remedy: str = "") -> Notice:
+    return Notice("info", title, found, remedy)
+
+
 def headline(run: JudgedRun) -> str:
-    """One sentence of counts: `2 of 14 checks failed, 12 passed; 1 task ended in an error.`"""
+    """One sentence of counts: `14 checks: 2 failed, 12 passed; 1 of 26 tasks ended in an error.`"""
     counts = Counter(outcome.status for outcome in run.verdict.outcomes)
     total = sum(counts.values())
     if not total:
         return "No check was evaluated."
-    if counts["pass"] == total and run.verdict.exit_code == 0 and not judged(run):
-        many = f"all {total} checks that always run" if total > 1 else "the only check that always runs"
-        sentence = f"No gate was judged; {many} passed"
-    elif counts["pass"] == total and run.verdict.exit_code == 0:
-        sentence = f"All {total} checks passed" if total > 1 else "The only check passed"
+    if counts[PASS] == total and run.verdict.exit_code == 0:
+        if judged(run):
+            sentence = f"All {total} checks passed" if total > 1 else "The only check passed"
+        else:
+            which = f"all {total} built-in checks" if total > 1 else "the only built-in check"
+            sentence = f"No gate was applied; {which} passed"
     else:
-        order = ("fail", "inconclusive", "not_evaluated", "pass")
-        shares = [f"{counts[status]} {_STATUS_WORDS[status]}" for status in order if counts[status]]
-        sentence = f"{total} check{'s' if total > 1 else ''}: {', '.join(shares)}"
+        shares = [f"{counts[status]} {word}" for status, word in _STATUS_WORDS.items() if counts[status]]
+        sentence = f"{count(total, 'check')}: {', '.join(shares)}"
     errors = sum(record.status == ERROR for record in run.records)
-    tasks = len(run.manifest.tasks)
-    ended = f"; {errors} of {tasks} tasks ended in an error" if errors else ""
+    ended = f"; {errors} of {len(run.manifest.tasks)} tasks ended in an error" if errors else ""
     return f"{sentence}{ended}."
 
 
 def notices(run: JudgedRun, labels: Labels, device: Sequence[DeviceLine] = ()) -> list[Notice]:
-    """What changes how every number below is to be read; a device that was slowed down comes first."""
-    specs = [cell.spec for cell in labels.cells.values()]
-    found = [
-        *_of_device(device, "warn", "The device was slowed down", lambda line: line.slowed, _COOL),
-        *_of_device(device, "info", "The GPU was shared", lambda line: line.others),
+    """What changes how every number is read; a throttled device comes first."""
+    return [
+        *_device(device),
+        *_gate(run),
+        *_models(run, labels),
+        *_calibrated(run),
+        *_coverage(run),
+        *_hosts(run, labels),
+        *_stopped(run),
+        *_busy(run),
     ]
+
+
+def _device(lines: Sequence[DeviceLine]) -> Iterator[Notice]:
+    if slowed := _while_measured((line.label.text, line.slowed) for line in lines):
+        remedy = "Let it cool down, or raise its limit (kvbench doctor names it), and measure latency again."
+        yield warning("The device was throttled", slowed, remedy)
+    if shared := _while_measured((line.label.text, line.others) for line in lines):
+        yield info("The GPU was shared", shared)
+
+
+def _while_measured(found: Iterable[tuple[str, str]]) -> str:
+    """(label, text) pairs as one sentence a text; "" where every text is empty."""
+    places: dict[str, list[str]] = {}
+    for label, text in found:
+        if text:
+            places.setdefault(text, []).append(label)
+    sentences = [f"{', '.join(labels)}: {text}." for text, labels in places.items()]
+    return f"While latency was measured. {_first(sentences, ', in the latency section')}" if sentences else ""
+
+
+def _first(sentences: Sequence[str], where: str = "") -> str:
+    rest = len(sentences) - _MOST
+    return " ".join((*sentences[:_MOST], *([f"And {rest} more{where}."] if rest > 0 else [])))
+
+
+def _gate(run: JudgedRun) -> Iterator[Notice]:
     if not judged(run):
-        found.append(
-            Notice(
-                "warn",
-                "No gate was judged",
-                "Only the checks that always run were (precision, errors, possible values); no number was held to a limit.",
-                "Name a policy: --gate FILE (kvbench init writes one).",
-            )
-        )
+        found = "Only the built-in checks (precision, errors, plausible values) ran; no number has a limit."
+        yield warning("No gate was applied", found, "Pass one with --gate FILE (kvbench init writes one).")
+
+
+def _models(run: JudgedRun, labels: Labels) -> Iterator[Notice]:
+    specs = [cell.spec for cell in labels.cells.values()]
 
     def models(key: str, value: Any) -> str:
         return ", ".join(dict.fromkeys(plain(s.get("model"), 60) for s in specs if s.get(key) == value))
 
-    if names := models("trust_remote_code", True):
-        found.append(
-            Notice(
-                "warn",
-                "Remote code trusted",
-                f"Python code that came with {names} was run (trust_remote_code: true).",
-                "Pin its revision, and read that code before you believe a number.",
-            )
+    if found := models("trust_remote_code", True):
+        sentence = f"Python code that came with {found} was executed (trust_remote_code: true)."
+        yield warning(
+            "Remote code trusted",
+            sentence,
+            "Pin its revision and review that code before you rely on a number.",
         )
     warned: dict[str, dict[str, None]] = {}
     for record, _ in run.done():
-        for sentence in record.facts.get("weight_warnings", ()):
-            warned.setdefault(plain(sentence, 600), {})[plain(record.spec.get("model"), 60)] = None
-    found += [
-        Notice("warn", "About the weights", f"{', '.join(names)}: {sentence}", _ABOUT_WEIGHTS)
-        for sentence, names in warned.items()
-    ]
-    if names := models("plumbing", True):
-        found.append(
-            Notice(
-                "warn",
-                "Plumbing run",
-                f"{names}: results show that the parts work together, not what a model's quality is.",
-                "For that name a checkpoint and leave out plumbing.",
-            )
+        for text in record.facts.get("weight_warnings", ()):
+            warned.setdefault(plain(text, 600), {})[plain(record.spec.get("model"), 60)] = None
+    for text, of in warned.items():
+        remedy = "If this is not intended, correct the checkpoint or the matrix."
+        yield warning("About the weights", f"{', '.join(of)}: {text}", remedy)
+    if found := models("plumbing", True):
+        sentence = (
+            f"{found}: the results show that the parts work together; they do not measure a model's quality."
         )
-    if names := models("model_weights", "random"):
-        found.append(
-            Notice(
-                "warn",
-                "Random weights",
-                f"{names} has random weights: bytes and times are real, quality numbers mean nothing.",
-                "For these name a checkpoint.",
-            )
+        yield warning(
+            "Plumbing test", sentence, "To measure quality, use a real checkpoint without `plumbing`."
         )
-    if names := models("prefill_reads", "fresh"):
-        found.append(
-            Notice(
-                "warn",
-                "Prompts read fresh K/V",
-                f"{names}: a prompt's own chunk is not read back from the quantized store (prefill_reads: fresh).",
-                "Only prefill_reads: stored shows what a prompt costs that reads what was stored.",
-            )
+    if found := models("model_weights", "random"):
+        sentence = f"{found} has random weights: bytes and times are valid, quality numbers are meaningless."
+        yield warning("Random weights", sentence, "To measure quality, use a real checkpoint.")
+    if found := models("prefill_reads", "fresh"):
+        sentence = (
+            f"{found}: a prompt's own chunk is not read back from the quantized cache (prefill_reads: fresh)."
         )
-    if texts := _measured_where_calibrated(run):
-        found.append(
-            Notice(
-                "info",
-                "Scales calibrated on the text they are measured on",
-                f"{', '.join(texts)}: the file's scales come from tokens at the head of the same text, which flatters them there. "
-                "Calibrate on another text (kvbench calibrate --data), or measure on another.",
-            )
-        )
-    partial = sum(record.partial is not None for record in run.records)
-    if partial:
-        found.append(
-            Notice(
-                "info",
-                "Partial run",
-                f"{partial} of {len(run.records)} results cover less than the whole; they are marked.",
-                "A release is judged on whole sets: limits set to null.",
-            )
-        )
-    found += [Notice(*said) for said in scale_out(run, labels)]
-    missing = len(run.manifest.tasks) - len(run.records)
-    if run.manifest.stopped:
-        tasks = f"{missing} of {len(run.manifest.tasks)} tasks were"
-        found.append(Notice("info", "Stopped early", f"{tasks} {run.manifest.not_run}."))
-    elif missing > 0 and not run.manifest.shard:
-        found.append(
-            Notice(
-                "warn",
-                "Unfinished run",
-                f"{missing} of {len(run.manifest.tasks)} tasks have no record yet.",
-                "Run the same command again: it goes on where it was.",
-            )
-        )
-    found += [
-        Notice(
-            "info",
-            "Judged while it grew",
-            f"{runner} was judged at {look.place}, at {look.level}, so that all of its looks together are one test; what is "
-            "detectable is said at that level too.",
-        )
-        for runner, look in run.manifest.looks.items()
-        if any(record.runner == runner for record in run.records)
-    ]
-    if busy := _busy(run):
-        found.append(
-            Notice("warn", "The machine was busy", busy, "Measure again on a free one (kvbench doctor).")
-        )
-    return found  # fmt: skip
+        remedy = "Use prefill_reads: stored to include the error that a prompt gets from the quantized cache."
+        yield warning("Prompts read fresh K/V", sentence, remedy)
 
 
-def _measured_where_calibrated(run: JudgedRun) -> list[str]:
-    """`scales.json by perplexity pydoc`: files of scales and what measures them on the text that they were calibrated on."""
+def _calibrated(run: JudgedRun) -> Iterator[Notice]:
+    """Scale files, and what measures them on the same text that they were calibrated on."""
     found: dict[str, None] = {}
     for record, _ in run.done():
         scale = record.spec.get("scale")
@@ -186,31 +155,81 @@ def _measured_where_calibrated(run: JudgedRun) -> list[str]:
         if facts and facts["data_sha256"] == record.facts.get("data_sha"):
             what = f"{record.runner} {plain(record.options.get('data', ''), 60)}".strip()
             found[f"{plain(facts['file'], 60)} by {what}"] = None
-    return list(found)
+    if found:
+        sentence = (
+            f"{', '.join(found)}: calibrated on the start of the same text, so its results are too good."
+        )
+        remedy = "Calibrate on another text (kvbench calibrate --data), or measure on another."
+        yield info("Calibrated on the evaluation text", sentence, remedy)
 
 
-def _of_device(
-    lines: Sequence[DeviceLine], tone: str, title: str, said: Callable[[DeviceLine], str], remedy: str = ""
-) -> list[Notice]:
-    """One notice of all latency records of which this is to be said, by what it says."""
-    places: dict[str, list[str]] = {}
-    for line in lines:
-        if sentence := said(line):
-            places.setdefault(sentence, []).append(line.label.text)
-    sentences = [f"{', '.join(labels)}: {sentence}." for sentence, labels in places.items()]
-    if not sentences:
-        return []
-    more = len(sentences) - _MOST
-    rest = f" And {more} more, in the lines of latency." if more > 0 else ""
-    found = f"While latency was measured. {' '.join(sentences[:_MOST])}{rest}"
-    return [Notice(tone, title, found, remedy)]
+def _coverage(run: JudgedRun) -> Iterator[Notice]:
+    """Partial results, shards, and shards that differ."""
+    manifest = run.manifest
+    if partial := sum(record.partial is not None for record in run.records):
+        sentence = f"{partial} of {len(run.records)} results use only part of their data; they are marked."
+        yield info(
+            "Partial run", sentence, "For a release decision set the limits to null, which uses all data."
+        )
+    if share := manifest.shard:
+        sentence = (
+            f"This run has {len(share.tasks)} of {len(manifest.tasks)} tasks; others are not evaluated, "
+            "so this is not a pass of the whole matrix."
+        )
+        remedy = "Merge the shards: kvbench merge RUN RUN... --out DIR."
+        yield info(str(share.shard).capitalize(), sentence, remedy)
+    if differences := manifest.merged and manifest.merged.differences:
+        found = _first([plain(sentence, 300) for sentence in differences])
+        remedy = (
+            "Find the cause before you compare numbers: a task should give the same result on every host."
+        )
+        yield warning("Shards differ", found, remedy)
 
 
-def _busy(run: JudgedRun) -> str:
-    """What else ran while latency was measured: a load of more than a process for each CPU, or ""."""
+def _hosts(run: JudgedRun, labels: Labels) -> Iterator[Notice]:
+    """Times that were measured on different hosts."""
+    cells: dict[str, list[str]] = {}
+    for record, task in run.done():
+        if record.status == OK and record.runner in RUNNERS and RUNNERS[record.runner].timed:
+            for host in names([record.environment]):
+                cells.setdefault(host, []).extend(task.cells)
+    if len(cells) > 1:
+        parts = [f"{plain(host, 80)}: {_cells(own, labels)}" for host, own in list(cells.items())[:_MOST]]
+        parts += [f"and {len(cells) - _MOST} more"] if len(cells) > _MOST else []
+        found = f"Times were measured on different machines and are not combined. {'; '.join(parts)}."
+        yield warning("Times of several hosts", found, "To compare times, measure them on one host.")
+
+
+def _cells(ids: Sequence[str], labels: Labels) -> str:
+    own = [cell for cell in labels.cells if cell in set(ids)]
+    rest = f" and {count(len(own) - 1, 'more cell')}" if len(own) > 1 else ""
+    return f"{labels.cell(own[0]).text}{rest}"
+
+
+def _stopped(run: JudgedRun) -> Iterator[Notice]:
+    """Tasks without a record, and samples that were judged while they grew."""
+    total = len(run.manifest.tasks)
+    missing = total - len(run.records)
+    if run.manifest.stopped:
+        yield info("Stopped early", f"{missing} of {total} tasks were {run.manifest.not_run}.")
+    elif missing > 0 and not run.manifest.shard:
+        remedy = "Run the same command again: it continues where it stopped."
+        yield warning("Unfinished run", f"{missing} of {total} tasks have no record yet.", remedy)
+    for runner, look in run.manifest.looks.items():
+        if any(record.runner == runner for record in run.records):
+            sentence = (
+                f"{runner} was judged at {look.place}, at {look.level}, so all looks together are one test. "
+                "The detectable effect is given at the same level."
+            )
+            yield info("Sequential test", sentence)
+
+
+def _busy(run: JudgedRun) -> Iterator[Notice]:
+    """Other work on the machine while latency was measured: a load of more than one process a CPU."""
     loads = [load for record, _ in run.done() if (load := record.facts.get("host_load")) and load.get("cpus")]
-    worst = max(loads, key=lambda load: max(load["before"], load["after"]) / load["cpus"], default=None)
-    if worst is None or max(worst["before"], worst["after"]) <= worst["cpus"] + 1:
-        return ""
-    high = max(worst["before"], worst["after"])
-    return f"A load of up to {high:.1f} on {worst['cpus']} CPUs while latency was measured: times are of a machine that does other work too."
+    high, cpus = max(
+        ((max(x["before"], x["after"]), x["cpus"]) for x in loads), key=lambda x: x[0] / x[1], default=(0, 1)
+    )
+    if high > cpus + 1:
+        sentence = f"A load of up to {high:.1f} on {cpus} CPUs while latency was measured affects the times."
+        yield warning("The machine was busy", sentence, "Measure again on an idle one (kvbench doctor).")

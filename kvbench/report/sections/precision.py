@@ -1,6 +1,6 @@
-"""The precision table: what was asked for, what was chosen, what the evidence shows, cell by cell.
+"""The precision table: requested, resolved and effective precision of every cell.
 
-A cell has one decision and one piece of evidence a task; here they are folded together, and the worst counts.
+A cell has one decision and one piece of evidence a task; here they are combined, and the worst counts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ _WORST_FIRST = (MISMATCH, UNVERIFIED, NOT_AVAILABLE, VERIFIED, NOT_APPLICABLE)
 
 @dataclass(frozen=True)
 class ChoiceLine:
-    """One aspect of the decision. requested: what the matrix asks; asked: what reached the resolver, which differs
-    when a hop dropped the request; resolved is "" when no decision was taken; rejected: (option, reason) pairs.
+    """One aspect of the decision.
+
+    requested: what the matrix asks for; asked: what reached the resolver, different if the request was
+    dropped on the way; resolved: "" if no decision was taken; rejected: (option, reason) pairs.
     """
 
     aspect: str
@@ -38,8 +40,15 @@ class ChoiceLine:
         return self.requested != self.asked
 
     @property
+    def dropped_text(self) -> str:
+        return (
+            f"The matrix requests {self.aspect} {self.requested}, but the resolver received {self.asked}: "
+            "the request was dropped on the way."
+        )
+
+    @property
     def fell_back(self) -> bool:
-        """Declared: the resolver was asked for it and chose something else."""
+        """Whether the resolver was asked for it and chose something else, with a reason."""
         return bool(self.resolved) and not self.dropped and self.requested not in (AUTO, self.resolved)
 
 
@@ -56,11 +65,16 @@ class LevelLine:
 
 @dataclass(frozen=True)
 class PrecisionLine:
-    """scales: none, static (given), calibrated, file, checkpoint, default or dynamic, of the format that ran; state: verified, mismatch or unverified; storage, transfer, execution: precisions of the cache; effective_weights,
-    stored_weights, products: format of the weights that the evidence shows, dtypes that they lie in, paths of their
-    products ("native", or those of FP8 weights that ran: W8A16 and W8A8 are other numbers); ran_on: where attention ran by
-    E4, torch, interpreter or gpu; reads: (record, tokens read from pages, of them quantized); chips: (state, names of
-    the levels whose worst state it is) pairs, worst first.
+    """The precision of one cell.
+
+    scales: none, static (given), calibrated, file, checkpoint, default or dynamic, of the format that ran.
+    state: verified, mismatch or unverified.
+    storage, transfer, execution: precisions of the cache.
+    effective_weights, stored_weights: format of the weights by the evidence, and the dtypes in memory.
+    products: paths of the linear layers ("native", or those of FP8 weights such as w8a16).
+    ran_on: where attention ran by E4: torch, interpreter or gpu.
+    reads: (record, tokens read from pages, of them quantized).
+    chips: (state, names of the levels in that state) pairs, worst first.
     """
 
     label: Label
@@ -85,23 +99,27 @@ class PrecisionLine:
 
     @property
     def weights(self) -> ChoiceLine:
-        return self._choice("weights")
+        return self.choice("weights")
 
     @property
     def gemm(self) -> ChoiceLine:
-        return self._choice("gemm")
+        return self.choice("gemm")
 
     @property
     def backend(self) -> ChoiceLine:
-        return self._choice("backend")
+        return self.choice("backend")
 
-    def _choice(self, aspect: str) -> ChoiceLine:
+    def choice(self, aspect: str) -> ChoiceLine:
         return next(choice for choice in self.choices if choice.aspect == aspect)
+
+
+# Cell keys that may be `auto`; tables have a further column for what they resolved to.
+DECIDED = ("backend", "weights", "gemm", "decode", "compile")
 
 
 @dataclass(frozen=True)
 class PrecisionGroup:
-    """The cells of which the precision table says the same; `line` is the first of them. reads: of all, as text."""
+    """Cells with the same line in the precision table; line: the first one; reads: of all, as text."""
 
     where: tuple[Label, ...]
     line: PrecisionLine
@@ -109,12 +127,12 @@ class PrecisionGroup:
 
 
 def grouped(lines: Sequence[PrecisionLine], labels: Labels) -> tuple[PrecisionGroup, ...]:
-    """One bad cell of many stands out on a line of its own."""
+    """The lines of the precision table; a cell that differs from the others has its own."""
     groups: dict[tuple[object, ...], list[PrecisionLine]] = {}
-    for line in lines:
-        key = (line.label.baseline, line.choices, line.effective, line.scales, line.state, line.storage, line.transfer,
-               line.execution, line.effective_weights, line.stored_weights, line.products, line.chips)  # fmt: skip
-        groups.setdefault(key, []).append(line)
+    for x in lines:
+        kv = (x.effective, x.scales, x.state, x.storage, x.transfer, x.execution)
+        weights = (x.effective_weights, x.stored_weights, x.products)
+        groups.setdefault((x.label.baseline, x.choices, *kv, *weights, x.chips), []).append(x)
     return tuple(
         PrecisionGroup(
             labels.places([cell for line in same for cell in line.label.cells]),
@@ -127,7 +145,7 @@ def grouped(lines: Sequence[PrecisionLine], labels: Labels) -> tuple[PrecisionGr
 
 @dataclass(frozen=True)
 class Proof:
-    """The decision and evidence of all cells in which they are the same."""
+    """The decision and the evidence of all cells in which they are the same."""
 
     where: tuple[Label, ...]
     state: str
@@ -143,80 +161,79 @@ def proofs(lines: Sequence[PrecisionLine], labels: Labels) -> tuple[Proof, ...]:
 
 
 def precision_lines(run: JudgedRun, labels: Labels) -> tuple[PrecisionLine, ...]:
-    of_cell: dict[str, list[Record]] = {cell: [] for cell in labels.cells}
+    """A line for every cell, each baseline directly above the cells that are compared with it."""
+    records: dict[str, list[Record]] = {cell: [] for cell in labels.cells}
     for record, task in run.done():
         for cell in task.cells:
-            of_cell.setdefault(cell, []).append(record)
-    lines = [_line(labels.cell(cell), labels.cells[cell].spec, of_cell[cell]) for cell in labels.cells]
+            records.setdefault(cell, []).append(record)
+    lines = [_line(labels.cell(cell), labels.cells[cell].spec, records[cell]) for cell in labels.cells]
     return tuple(sorted(lines, key=lambda line: labels.rank(line.label)))
 
 
 def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> PrecisionLine:
-    choices = tuple(_choice(aspect, spec, records) for aspect in ASPECTS)
     found = [record.evidence for record in records if record.evidence is not None]
+    choices = tuple(_choice(aspect, spec, records) for aspect in ASPECTS)
+    levels = _levels(records)
+
+    def precision(key: str) -> str:
+        return _joined(evidence["precision"].get(key) for evidence in found)
+
     effective = _joined(evidence["effective"] for evidence in found)
     weights = _joined(evidence["effective_weights"] for evidence in found)
-    levels = _levels(records)
-    worst = {level.name: _worst(x.state for x in levels if x.name == level.name) for level in levels}
-    names = {state: ", ".join(name for name in worst if worst[name] == state) for state in _WORST_FIRST}
-    states = {level.state for level in levels} - {NOT_APPLICABLE}
-    state = _worst(states) if states else UNVERIFIED
-    if state == NOT_AVAILABLE:  # nothing of the cell contradicts, and some levels show nothing
-        state = UNVERIFIED
-    shown = {"kv_format": effective, "weights": weights}
-    wrong = [
-        c for c in choices if c.resolved and shown.get(c.aspect, c.resolved) not in (c.resolved, "unknown")
-    ]
-    if (found and wrong) or any(choice.dropped for choice in choices):
-        state = MISMATCH
+    e4 = [level for evidence in found for level in evidence["levels"] if level["name"] == "E4"]
     return PrecisionLine(
         label=label,
         choices=choices,
         effective=effective,
         scales=_scales(spec, choices[0], records),
-        state=state,
-        storage=_joined(evidence["precision"].get("storage") for evidence in found),
-        transfer=_joined(evidence["precision"].get("transfer") for evidence in found),
-        execution=_joined(evidence["precision"].get("execution") for evidence in found),
+        state=_state(choices, levels, {"kv_format": effective, "weights": weights} if found else {}),
+        storage=precision("storage"),
+        transfer=precision("transfer"),
+        execution=precision("execution"),
         effective_weights=weights,
-        stored_weights=_joined(evidence["precision"].get("weights") for evidence in found),
+        stored_weights=precision("weights"),
         products=_products(records),
-        ran_on=_joined(
-            level["facts"].get("backend")
-            for evidence in found
-            for level in evidence["levels"]
-            if level["name"] == "E4"
-        ),
+        ran_on=_joined(level["facts"].get("backend") for level in e4),
         reads=tuple(_read(record.key, record.evidence) for record in records if record.evidence is not None),
-        chips=tuple((state, text) for state, text in names.items() if text),
+        chips=_chips(levels),
         levels=levels,
     )
 
 
+def _state(choices: Sequence[ChoiceLine], levels: Sequence[LevelLine], effective: Mapping[str, str]) -> str:
+    """The worst state of the levels; a mismatch if a request was dropped or another format ran."""
+    ran = ((choice.resolved, effective.get(choice.aspect, choice.resolved)) for choice in choices)
+    if any(a and b not in (a, "unknown") for a, b in ran) or any(choice.dropped for choice in choices):
+        return MISMATCH
+    states = {level.state for level in levels} - {NOT_APPLICABLE}
+    worst = _worst(states) if states else UNVERIFIED
+    return UNVERIFIED if worst == NOT_AVAILABLE else worst  # no contradiction, but some levels prove nothing
+
+
+def _chips(levels: Sequence[LevelLine]) -> tuple[tuple[str, str], ...]:
+    worst = {level.name: _worst(x.state for x in levels if x.name == level.name) for level in levels}
+    names = ((state, ", ".join(name for name in worst if worst[name] == state)) for state in _WORST_FIRST)
+    return tuple((state, text) for state, text in names if text)
+
+
 def _scales(spec: Mapping[str, Any], kv: ChoiceLine, records: Sequence[Record]) -> str:
     """By the records, which know what a checkpoint had; by the cell where nothing ran."""
-    if said := [record.facts["scale_kind"] for record in records if "scale_kind" in record.facts]:
-        return _joined(said)
+    if kinds := [record.facts["scale_kind"] for record in records if "scale_kind" in record.facts]:
+        return _joined(kinds)
     fmt = KV_FORMATS.get(kv.resolved or kv.requested)
     return origin(fmt, spec.get("scale"))[0] if fmt else NOT_MEASURED
 
 
 def _choice(aspect: str, spec: Mapping[str, Any], records: Sequence[Record]) -> ChoiceLine:
-    """The aspect's choice; where the tasks of a cell chose differently, one that is not what the matrix asks."""
+    """The aspect's choice; if the tasks of a cell chose differently, one that differs from the request."""
     choices = [record.decision[aspect] for record in records if record.decision and aspect in record.decision]
     requested = plain(spec.get(aspect))
     if not choices:
         return ChoiceLine(aspect, requested, requested, "", "", ())
     choice = next((c for c in choices if c["resolved"] != requested), choices[0])
     rejected = tuple((one_line(option), one_line(reason)) for option, reason in choice["rejected"])
-    return ChoiceLine(
-        aspect,
-        requested,
-        one_line(choice["requested"]),
-        one_line(choice["resolved"]),
-        one_line(choice["reason"]),
-        rejected,
-    )
+    asked, resolved, reason = (one_line(choice[key]) for key in ("requested", "resolved", "reason"))
+    return ChoiceLine(aspect, requested, asked, resolved, reason, rejected)
 
 
 def _levels(records: Sequence[Record]) -> tuple[LevelLine, ...]:
@@ -227,14 +244,10 @@ def _levels(records: Sequence[Record]) -> tuple[LevelLine, ...]:
             key = (one_line(level["name"]), level["state"], one_line(level["sentence"]))
             merged.setdefault(key, ([], level["facts"]))[0].append(record.runner)
     lines = [
-        LevelLine(*key, tuple(dict.fromkeys(runners)), _facts(facts))
+        LevelLine(*key, tuple(dict.fromkeys(runners)), tuple(fact(k, v) for k, v in flatten(facts)))
         for key, (runners, facts) in merged.items()
     ]
     return tuple(sorted(lines, key=lambda line: (line.name, _WORST_FIRST.index(line.state))))
-
-
-def _facts(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple(fact(key, value) for key, value in flatten(facts))
 
 
 def _worst(states: Iterable[str]) -> str:
@@ -242,24 +255,19 @@ def _worst(states: Iterable[str]) -> str:
 
 
 def _products(records: Sequence[Record]) -> str:
-    """The paths in the measured runs; where the model ran in none, those that the gemm runner took over its rows."""
-    said = {
-        path
-        for record in records
-        if record.evidence is not None
-        for path in record.evidence["precision"].get("gemm", "").split(" and ")
-    }
-    ran = _joined(sorted(said))
+    """The paths in the measured runs; if the model ran in none, those of the gemm runner."""
+    precisions = [record.evidence["precision"] for record in records if record.evidence is not None]
+    ran = _joined(sorted({path for each in precisions for path in each.get("gemm", "").split(" and ")}))
     if ran != NOT_MEASURED:
         return ran
-    gemm = (record.samples.get("products", ()) for record in records if record.runner == "gemm")
-    return _joined(
-        sorted({row["path"] for products in gemm for product in products for row in product["rows"]})
-    )
+    products = [
+        p for record in records if record.runner == "gemm" for p in record.samples.get("products", ())
+    ]
+    return _joined(sorted({row["path"] for product in products for row in product["rows"]}))
 
 
 def _joined(values: Iterable[str | None]) -> str:
-    """One word when all tasks agree; otherwise all of them, so that a mixture is seen."""
+    """One word if all tasks agree, otherwise all of them."""
     words = list(dict.fromkeys(one_line(value) for value in values if value))
     known = [word for word in words if word != NOT_MEASURED]
     return " + ".join(known or words[:1]) or NOT_MEASURED
@@ -270,7 +278,7 @@ def _read(key: str, evidence: Mapping[str, Any]) -> tuple[str, int, int]:
 
 
 def _reads(reads: Iterable[tuple[str, int, int]]) -> str:
-    """Over the records, each counted once however many cells share it."""
+    """The sum over the records, each counted once however many cells share it."""
     counts = list(reads)
     tokens = sum(count for _, count, _ in counts)
     quantized = sum(count for _, _, count in counts)

@@ -1,4 +1,4 @@
-"""Scales of a quantized cache, layer by layer: what they are, where they come from, and whether each was shown to be read."""
+"""Scales of a quantized cache by layer: values, sources, and whether each was shown to be read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kvbench.render.labels import Label, Labels
 from kvbench.render.numbers import one_line
 from kvbench.report.model import JudgedRun
 
-UNKNOWN = "unknown: not what was asked for"
+UNKNOWN = "unknown: not the requested one"
 _READ = {True: "yes", False: "no", None: "unproven"}
 
 
 @dataclass(frozen=True)
 class ScaleRow:
-    """One layer, as text. sides: (scale, source, read) of K and of V."""
+    """One layer as text. sides: (scale, source, read) of K and of V."""
 
     layer: int
     sides: tuple[tuple[str, str, str], tuple[str, str, str]]
@@ -26,7 +26,7 @@ class ScaleRow:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The scales of all cells in which they are the same. summary: one line; source: what the record says of them in words."""
+    """The scales of all cells with the same ones. summary: one line; source: the records' description."""
 
     where: tuple[Label, ...]
     summary: str
@@ -35,29 +35,28 @@ class Provenance:
 
 
 def provenances(run: JudgedRun, labels: Labels) -> tuple[Provenance, ...]:
-    """Of the cells whose records have scales by layer, in the matrix's order."""
-    of_cell: dict[str, list[Mapping[str, Any]]] = {}
+    """The scales of the cells whose records have them, in the matrix's order."""
+    facts_of: dict[str, list[Mapping[str, Any]]] = {}
     for record, task in run.done():
         if record.facts.get("scales"):
             for cell in task.cells:
-                of_cell.setdefault(cell, []).append(record.facts)
+                facts_of.setdefault(cell, []).append(record.facts)
     same: dict[tuple[str, str, tuple[ScaleRow, ...]], list[str]] = {}
-    for cell in labels.cells:
-        if facts := of_cell.get(cell):
-            rows = _rows([entry for one in facts for entry in one["scales"]])
-            source = one_line("; ".join(dict.fromkeys(str(one["scale_source"]) for one in facts)))
-            same.setdefault((summary(rows), source, rows), []).append(cell)
+    for cell in filter(facts_of.get, labels.cells):
+        rows = _rows([entry for facts in facts_of[cell] for entry in facts["scales"]])
+        source = one_line("; ".join(dict.fromkeys(str(facts["scale_source"]) for facts in facts_of[cell])))
+        same.setdefault((summary(rows), source, rows), []).append(cell)
     return tuple(Provenance(labels.places(cells), *key) for key, cells in same.items())
 
 
 def summary(rows: Sequence[ScaleRow]) -> str:
-    """`30 of 30 layers read: checkpoint 28, default 2`; of K and V apart where they come from different places."""
-    read = sum(all(said == _READ[True] for _, _, said in row.sides) for row in rows)
+    """`30 of 30 layers read: checkpoint 28, default 2`; K and V separately where their sources differ."""
+    read = sum(all(state == _READ[True] for _, _, state in row.sides) for row in rows)
     k, v = (Counter(row.sides[side][1] for row in rows) for side in range(2))
-    said = _counted(k)
+    counts = _counted(k)
     if any(row.sides[0][1] != row.sides[1][1] for row in rows):
-        said = f"K {said}; V {_counted(v)}"
-    return f"{read} of {len(rows)} layers read: {said}"
+        counts = f"K {counts}; V {_counted(v)}"
+    return f"{read} of {len(rows)} layers read: {counts}"
 
 
 def _counted(sources: Counter[str]) -> str:
@@ -66,23 +65,22 @@ def _counted(sources: Counter[str]) -> str:
 
 
 def _rows(entries: Sequence[Mapping[str, Any]]) -> tuple[ScaleRow, ...]:
-    """Entries of a cell's records: what differs between them is all shown, and a layer was read when every one says so."""
+    """One row a layer from all records of a cell: differing values are all shown."""
     of_layer: dict[int, list[Mapping[str, Any]]] = {}
     for entry in entries:
         of_layer.setdefault(entry["layer"], []).append(entry)
-    return tuple(
-        ScaleRow(layer, (_side(found, "k"), _side(found, "v"))) for layer, found in sorted(of_layer.items())
-    )
+    layers = sorted(of_layer.items())
+    return tuple(ScaleRow(layer, (_side(found, "k"), _side(found, "v"))) for layer, found in layers)
 
 
 def _side(entries: Sequence[Mapping[str, Any]], side: str) -> tuple[str, str, str]:
-    held = [entry[side] for entry in entries]
-    ranges = [value for value in held if isinstance(value, list)]
-    if ranges and len(ranges) == len(held):
+    values = [entry[side] for entry in entries]
+    ranges = [value for value in values if isinstance(value, list)]
+    if ranges and len(ranges) == len(values):
         shown = f"{min(low for low, _ in ranges):.6g} to {max(high for _, high in ranges):.6g}"
     else:
-        shown = " + ".join(dict.fromkeys("none" if value is None else f"{value:.6g}" for value in held))
+        shown = " + ".join(dict.fromkeys("none" if value is None else f"{value:.6g}" for value in values))
     sources = dict.fromkeys(one_line(str(entry[f"{side}_source"] or UNKNOWN)) for entry in entries)
-    said = {entry[f"{side}_read"] for entry in entries}
-    read = False if False in said else None if None in said else True
+    states = {entry[f"{side}_read"] for entry in entries}
+    read = False if False in states else None if None in states else True  # read only if every record says so
     return shown, " + ".join(sources), _READ[read]

@@ -72,15 +72,6 @@ def test_the_page_is_well_formed_and_under_two_megabytes(kind, request):
     assert len(html.encode()) < 2_000_000
 
 
-def test_a_matrix_of_a_hundred_cells_stays_under_two_megabytes(maker, html_of):
-    formats = ("native", "int8_sym", "int8_static", "fp8_e4m3", "fp8_e4m3_static")
-    html = html_of(
-        maker(formats=formats, batches=(1, 8, 32, 64), contexts=(1024, 4096, 16384, 32768, 131072))
-    )
-    assert len(html.encode()) < 2_000_000
-    assert Page(html).faults == []
-
-
 def test_the_page_loads_nothing_and_runs_nothing(failing_html):
     page = Page(failing_html)
     assert page.all("link") + page.all("img") + page.all("iframe") == []
@@ -101,19 +92,16 @@ def test_the_page_loads_nothing_and_runs_nothing(failing_html):
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_names_are_shown_and_never_obeyed(maker, html_of, harmless_tags, text):
+def test_hostile_names_are_shown_and_never_interpreted(maker, html_of, harmless_tags, text):
     page = Page(html_of(hostile(maker, text)))
     assert page.faults == []
     # The same elements whatever the names are: nothing in them became markup.
     assert {tag for tag, _, _ in page.tags} == harmless_tags
     assert len(page.all("style")) == 1
-    assert not any(ord(c) < 32 and c not in "\n" for c in "".join(page.text))
-    assert "\u202e" not in "".join(page.text)
-
-
-def test_a_name_is_shown_as_it_is_written(maker, html_of):
-    page = Page(html_of(hostile(maker, "<b>量化</b>")))
-    assert sum("<b>量化</b>" in text for text in page.text) > 10
+    shown = "".join(page.text)
+    assert not any(ord(c) < 32 and c not in "\n" for c in shown)
+    assert "\u202e" not in shown
+    assert not text.isprintable() or len(text) > 60 or shown.count(text) > 10  # as it is written
 
 
 def test_every_table_has_a_caption_and_every_header_cell_a_scope(failing_html):
@@ -152,17 +140,6 @@ def test_the_sections_come_in_the_order_of_a_readers_questions(passing_html):
                    "agreement", "mcq", "parity", "cells", "environment", "reproduce"]  # fmt: skip
 
 
-def test_the_verdict_of_a_failing_run_names_what_was_lost_and_where(failing_html):
-    banner = "".join(
-        Page(failing_html[failing_html.index('id="verdict"') - 9 : failing_html.index("<nav")]).text
-    )
-    banner = " ".join(banner.split())
-    assert banner.startswith(
-        "FAIL 16 checks: 2 failed, 2 not evaluated, 12 passed; 1 of 26 tasks ended in an error."
-    )
-    assert "Precision lost: int8_sym · batch 4 · context 512: E1: Layer 7 of 30 stores float32" in banner
-
-
 def test_numbers_come_with_unit_interval_count_and_full_precision(passing_html):
     assert '<data value="0.0816">+0.082</data> <span class="unit">%</span>' in passing_html
     assert "<small>[-0.012, +0.175], n = 292,883</small>" in passing_html
@@ -171,40 +148,21 @@ def test_numbers_come_with_unit_interval_count_and_full_precision(passing_html):
     assert "(5.625 MiB, 5.90 MB)" in passing_html
 
 
-def test_a24_t4_a_cpu_run_shows_no_device_bytes_of_zero(passing_html):
-    assert "device_peak_bytes" in passing_html
-    assert passing_html.count('<td class="num missing">not measured') == 8
+def test_a_line_without_any_measurement_gives_its_reason_once(maker, html_of):
+    def change(row):
+        own = row.cell == "int8_sym-4-512" and row.unit.name in ("ms", "tok/s")
+        missing = {"value": None, "low": None, "high": None, "n": None, "note": "not run"}
+        return replace(row, **missing) if own or row.metric in ("itl_ratio", "ttft_ratio") else row
+
+    assert html_of(maker().with_rows(change)).count("not measured: not run") == 1
 
 
-def test_a_line_without_any_measurement_says_why_once(maker, html_of):
-    made = maker().with_rows(
-        lambda r: (
-            replace(r, value=None, low=None, high=None, n=None, note="not run")
-            if (r.cell == "int8_sym-4-512" and r.unit.name in ("ms", "tok/s"))
-            or r.metric in ("itl_ratio", "ttft_ratio")
-            else r
-        )
-    )
-    html = html_of(made)
-    assert html.count("not measured: not run") == 1
-    assert Page(html).faults == []
-
-
-def test_the_page_is_the_same_for_the_same_run(passing, passing_html, html_of):
+def test_the_page_is_reproducible_and_has_the_command_the_matrix_and_definitions(
+    passing, passing_html, html_of
+):
     assert html_of(passing) == passing_html
-
-
-def test_the_command_and_the_matrix_are_there(passing_html):
     assert "<code>kvbench run matrices/int8.yaml</code>" in passing_html
     assert "kv_format:" in passing_html
-
-
-def test_definitions_are_shown_for_the_metrics_that_were_measured(passing):
     html = render(build(passing.judged, definitions={"ppl": "exp of the mean", "unused_ms": "never"}))
     assert "<dt><code>ppl</code></dt><dd>exp of the mean</dd>" in html
     assert "unused_ms" not in html
-
-
-def test_a_run_without_records_makes_a_page(passing, html_of):
-    empty = replace(passing, records=[], rows=[])
-    assert Page(html_of(empty)).faults == []

@@ -1,0 +1,305 @@
+"""The release card: answers that follow from the verdict and the rows, and never claim more than was shown."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from kvbench.metrics.collect import Row
+from kvbench.metrics.declare.units import UNITS
+from kvbench.records.run import MergedFrom
+from kvbench.records.shards import Shard, Share
+from kvbench.report.sections.candidate import REASONS
+from kvbench.report.sections.gains import _WORTH
+from kvbench.report.sections.margin import margin
+from kvbench.report.view import build
+from tests.report.conftest import outcome
+from tests.report.test_sentences import fallen, quality
+
+INF = math.inf
+
+
+def release(made):
+    return build(made.judged).release
+
+
+def answers(made, card=0):
+    return dict(zip(("running", "safe", "worth", "change"), release(made).cards[card].answers, strict=True))
+
+
+def reasons(made, card=0):
+    return {question: answer.reason for question, answer in answers(made, card).items()}
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "value", "low", "high", "bounds", "used", "bound", "limit"),
+    [
+        (
+            "ppl_delta_pct",
+            "%",
+            0.2,
+            -0.1,
+            0.5,
+            (-1, 1),
+            0.5,
+            0.5,
+            1,
+        ),  # from no change to the end closer to its limit
+        ("ppl_delta_pct", "%", -0.2, -0.8, 0.1, (-1, 1), 0.8, -0.8, -1),
+        ("kld_mean", "nat", 0.001, 0.0005, 0.002, (-INF, 0.005), 0.4, 0.002, 0.005),
+        ("top1_agreement", "share", 0.98, 0.97, 0.99, (0.95, INF), 0.6, 0.97, 0.95),
+        (
+            "health_codes_min",
+            "codes",
+            178,
+            None,
+            None,
+            (100, INF),
+            0.5,
+            178,
+            100,
+        ),  # the best is all 256 codes
+        (
+            "itl_ratio",
+            "ratio",
+            0.5,
+            0.45,
+            0.57,
+            (-INF, 0.95),
+            0.6,
+            0.57,
+            0.95,
+        ),  # no change fails: the best is 0
+        (
+            "decode_tok_s",
+            "tok/s",
+            200.0,
+            None,
+            None,
+            (100, INF),
+            0.5,
+            200.0,
+            100,
+        ),  # no best rate: limit / value
+    ],
+)
+def test_the_used_share_of_the_margin(metric, unit, value, low, high, bounds, used, bound, limit):
+    found = margin(Row("c", metric, "", value, UNITS[unit], 10, low, high), bounds)
+    assert (found.used, found.bound, found.limit) == (pytest.approx(used), bound, limit)
+    assert found.distance == pytest.approx(abs(limit - bound))
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "value", "bounds"),
+    [
+        ("kv_ratio", "ratio", 0.5, (0.5, 0.5)),
+        ("kv_ratio", "ratio", 0.5, None),
+        ("kld_mean", "nat", None, (-INF, 0.005)),
+        ("kld_mean", "nat", math.nan, (-INF, 0.005)),
+        ("top1_agreement", "share", 1.0, (-INF, 1.0)),  # no value is beyond
+        ("health_bound_share", "ratio", 0.9999, (-INF, 1.0)),  # close to 1 wherever rounding is used in full
+    ],
+)
+def test_an_exact_limit_has_no_margin(metric, unit, value, bounds):
+    assert margin(Row("c", metric, "", value, UNITS[unit], 10), bounds) is None
+
+
+def test_every_reason_of_what_it_is_worth_has_an_answer():
+    assert set(_WORTH.values()) <= set(REASONS)
+
+
+def test_a_whole_run_that_passed_its_gate_is_ready(passing):
+    found = release(passing)
+    assert (found.word, found.tone, found.blockers) == ("Ready", "pass", ())
+    a = answers(passing)
+    assert [x.reason for x in a.values()] == ["verified", "passed", "smaller_but_slower", "weakest_check"]
+    assert [x.tone for x in a.values()] == ["pass", "pass", "partial", "info"]
+    level, reads = (figure.shown for figure in a["running"].figures)
+    assert (level.text, level.n, reads.text) == ("E3", "in 4 of 4 cells", "156,000 of 156,000 tokens")
+    (weak,) = a["safe"].figures
+    assert (weak.name, weak.variant, weak.shown.n) == ("ppl_delta_pct", "wikitext2 stream512", "n = 292,883")
+    assert (weak.shown.interval, "17.5%" in weak.note) == ("[-0.012, +0.175]", True)
+    assert [f.name for f in a["worth"].figures] == ["kv_ratio", "kv_ratio_16bit", "itl_ratio", "ttft_ratio"]
+
+
+def test_what_was_measured_of_another_precision_shows_nothing(failing):
+    assert reasons(failing) == {
+        "running": "precision_lost",
+        "safe": "check_failed",
+        "worth": "not_what_was_requested",
+        "change": "fix_failures",
+    }
+    assert len(answers(failing)["change"].points) == 2
+    assert release(failing).word == "Not ready"
+
+
+def test_a_fallback_is_no_even_if_the_gate_allows_it(passing):
+    assert reasons(passing.with_records(fallen))["running"] == "fell_back"
+    assert release(passing.with_records(fallen)).tone == "partial"
+
+
+def silent(record):
+    levels = [{**x, "state": "unverified"} if x["name"] == "E3" else x for x in record.evidence["levels"]]
+    return replace(record, evidence={**record.evidence, "levels": levels})
+
+
+def test_missing_evidence_is_never_a_yes(passing):
+    a = reasons(passing.with_records(lambda r: replace(r, evidence=None)))
+    assert (a["running"], a["safe"], a["worth"]) == ("no_evidence", *["not_what_was_requested"] * 2)
+    a = answers(passing.with_records(silent))  # a gate with `evidence: E2` lets this pass
+    assert (a["running"].reason, a["safe"].reason) == ("verified_in_part", "passed")
+    assert a["running"].figures[0].shown.text == "E2"
+    failing = passing.with_outcomes(change=lambda o: o if o.metric else replace(o, status="fail"))
+    assert reasons(failing)["running"] == "precision_check_failed"
+
+
+def partial(made):
+    made = made.with_records(lambda r: replace(r, partial="5 of 9") if r.runner == "perplexity" else r)
+    return made.with_rows(lambda r: replace(r, partial="5 of 9") if r.metric.startswith("ppl") else r)
+
+
+def test_what_blocks_a_release_though_every_check_passed(passing, maker):
+    every = frozenset(task.key for task in passing.manifest.tasks)
+    unchecked = passing.with_outcomes(change=lambda o: o if o.metric in ("", "kv_ratio_16bit") else None)
+    optional = replace(passing.verdict.outcomes[-1], status="not_evaluated", required=False)
+    blocked = {
+        "no gate was applied": passing.with_outcomes(change=lambda o: None if o.metric else o),
+        "the weights are random": maker(fixed={"model_weights": "random"}),
+        "this is a plumbing test": maker(fixed={"plumbing": True}),
+        "prompts read fresh K/V, not the stored ones": maker(fixed={"prefill_reads": "fresh"}),
+        "4 of 26 results are partial": partial(passing),
+        "2 of 26 tasks have no record": replace(passing, records=passing.records[:-2]),
+        "this is one shard of a matrix": passing.with_manifest(shard=Share(Shard(1, 1), every)),
+        "merged shards differ": passing.with_manifest(merged=MergedFrom((), ("x differs",))),
+        "1 of 15 checks were not evaluated": passing.with_outcomes(optional),
+        "int8_sym: Is it safe? not judged": unchecked,  # nothing failed, but safety was not judged
+        "every cell is a baseline, so there is no candidate": maker(formats=("native",)),
+    }
+    for blocker, made in blocked.items():
+        found = release(made)
+        assert (found.word, found.tone, build(made.judged).banner) == (
+            "No release yet",
+            "partial",
+            "partial",
+        ), blocker
+        assert blocker in found.blockers
+
+
+@pytest.mark.parametrize(
+    ("fields", "safe", "change", "word"),
+    [
+        (
+            {"status": "inconclusive", "n_needed": 500_000, "mde": 0.4},
+            "inconclusive",
+            "add_data",
+            "Undecided",
+        ),
+        ({"status": "not_evaluated", "value": None}, "result_missing", "add_results", "Incomplete"),
+        ({"status": "fail"}, "check_failed", "fix_failures", "Not ready"),
+        ({"metric": "parity_max_abs", "variant": ""}, "tensors_only", "weakest_check", "No release yet"),
+    ],
+)
+def test_the_outcome_of_a_quality_check(passing, fields, safe, change, word):
+    made = quality(passing, **fields)
+    assert (reasons(made)["safe"], reasons(made)["change"], release(made).word) == (safe, change, word)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda made: partial(made), "passed_on_part"),
+        (lambda made: made.with_outcomes(change=lambda o: None if o.metric else o), "no_limit"),
+        (
+            lambda made: replace(made, rows=[]).with_outcomes(change=lambda o: None if o.metric else o),
+            "nothing_measured",
+        ),
+    ],
+)
+def test_safety_claims_no_more_than_was_judged(passing, change, reason):
+    assert reasons(change(passing))["safe"] == reason
+
+
+def test_random_weights_and_plumbing_tests_show_nothing_of_safety(maker):
+    assert reasons(maker(fixed={"model_weights": "random", "plumbing": True}))["safe"] == "random_weights"
+    assert reasons(maker(fixed={"plumbing": True}))["safe"] == "plumbing"
+
+
+SLOW, FAST, OPEN, NO_INTERVAL = (1.2, 1.1, 1.3), (0.8, 0.7, 0.9), (1.0, 0.9, 1.1), (0.8, None, None)
+
+
+def timed(made, *ratios, kv_ratio=0.5):
+    """The run with these ITL ratios (value, low, high) of its four cells, None if not measured, and without TTFT."""
+    given = iter(ratios)
+
+    def change(row):
+        if row.metric == "itl_ratio" and row.baseline and row.baseline != row.cell:
+            ratio = next(given)
+            return ratio and replace(row, value=ratio[0], low=ratio[1], high=ratio[2])
+        if row.metric == "kv_ratio":
+            return kv_ratio and replace(row, value=kv_ratio)
+        return None if row.metric == "ttft_ratio" else row
+
+    return made.with_rows(change)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "kv_ratio", "reason"),
+    [
+        ((FAST,) * 4, 0.5, "smaller_and_faster"),
+        ((SLOW,) * 4, 0.5, "smaller_but_slower"),
+        ((OPEN,) * 4, 0.5, "smaller"),
+        ((NO_INTERVAL,) * 4, 0.5, "smaller"),
+        ((None,) * 4, 0.5, "smaller_speed_unknown"),
+        ((FAST,) * 4, 1.1, "faster_only"),
+        ((SLOW,) * 4, 1.1, "neither"),
+        ((OPEN,) * 4, 1.0, "undecided"),
+        ((None,) * 4, None, "nothing_measured"),
+        ((FAST,) * 4, None, "faster_only"),
+        ((SLOW,) * 4, None, "undecided"),
+        ((SLOW, SLOW, OPEN, OPEN), 0.5, "smaller_but_slower"),
+        ((SLOW, FAST, OPEN, OPEN), 0.5, "mixed"),
+        ((FAST, FAST, FAST, OPEN), 0.5, "mixed"),
+        ((FAST, FAST, FAST, None), 0.5, "mixed"),
+        ((OPEN, OPEN, OPEN, NO_INTERVAL), 0.5, "smaller"),
+    ],
+)
+def test_what_it_is_worth_by_bytes_and_by_whole_intervals(passing, ratios, kv_ratio, reason):
+    assert reasons(timed(passing, *ratios, kv_ratio=kv_ratio))["worth"] == reason
+
+
+def test_cells_are_counted_by_their_pace(passing):
+    sentence = answers(timed(passing, SLOW, FAST, NO_INTERVAL, None))["worth"].sentence
+    assert "slower in 1, faster in 1, too few samples in 1, not measured in 1 of 4 cells" in sentence
+
+
+def test_the_worst_of_the_cells_has_their_range_unless_one_is_nan(passing):
+    def itl(*ratios):
+        found = answers(timed(passing, *ratios))["worth"].figures
+        return next(f for f in found if f.name == "itl_ratio")
+
+    three = itl((1.1, 1.0, 1.2), (1.2, 1.1, 1.3), (1.3, 1.2, 1.4), None)
+    assert (three.shown.text, three.note) == ("1.300", "the worst of 3 of 4 cells: 1.100 to 1.300")
+    one = itl((1.1, 1.0, 1.2), None, None, None)
+    assert (one.note, one.where is None) == ("measured in 1 of 4 cells", False)
+    nan = itl((1.1, 1.0, 1.2), (math.nan, None, None), (1.3, 1.2, 1.4), (1.2, 1.1, 1.3))
+    assert (nan.shown.text, nan.note) == ("NaN", "the worst of all 4 cells")
+    assert replace(three, shown=replace(three.shown, n="n = 1")).counted == "pair of requests"
+
+
+def test_a_failed_baseline_and_a_failed_limit_on_time(passing):
+    native, quantized = (passing.cell(kv_format=name).id for name in ("native", "int8_sym"))
+    bad = outcome("precision", "fail", "native: layer 3 K is stored as int8.", cells=[native])
+    assert reasons(passing.with_outcomes(bad))["worth"] == "baseline_failed"
+    slow = outcome("itl_ratio at most 1", "fail", cells=[quantized], metric="itl_ratio", bounds=(-INF, 1.0))
+    found = reasons(passing.with_outcomes(slow))
+    assert (found["worth"], found["safe"]) == ("check_failed", "passed")
+
+
+def test_each_candidate_has_a_card_and_the_worst_is_first(maker):
+    made = maker(formats=("native", "int8_static", "int8_sym"))
+    assert [card.name for card in release(made).cards] == [
+        "int8_static",
+        "int8_sym",
+    ]  # no check of the static one
+    assert [reasons(made, i)["safe"] for i in range(2)] == ["no_limit", "passed"]
+    assert all(len(card.cells) == 4 for card in release(made).cards)

@@ -1,0 +1,157 @@
+"""The console: plain off a terminal, colours only where they are allowed, the verdict last."""
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvbench.metrics.collect import TABLES
+from kvbench.report.console import show
+from kvbench.report.view import build
+from tests.report.hostile import HOSTILE, all_statuses
+
+KV_TABLE = "Precision of the KV cache"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def printed(monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+    def go(made, file=None, paths=()):
+        file = file or io.StringIO()
+        show(build(made.judged), file, paths)
+        return file.getvalue()
+
+    return go
+
+
+def rows_of(text, title):
+    """The body of a table off a terminal, a list of cells a row."""
+    lines = text.splitlines()
+    lines = lines[lines.index(title) :]
+    lines = lines[: lines.index("")] if "" in lines else lines
+    return [[cell.strip() for cell in x.strip("|").split("|")] for x in lines if x.startswith("|")][1:]
+
+
+def test_off_a_terminal_it_is_plain_text_even_with_force_color(passing, printed, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    text = printed(passing)
+    assert "\x1b" not in text
+    assert set(text) - set("·×\n") <= set(map(chr, range(32, 127)))
+    assert "0.515625" in text
+
+
+def test_on_a_terminal_the_verdict_is_coloured_unless_no_color_is_set(passing, printed, monkeypatch):
+    assert re.search(r"\x1b\[1;32mPASS", printed(passing, Terminal()))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", printed(passing, Terminal()))
+
+
+def test_the_verdict_and_the_paths_come_last_and_failures_before(failing, printed):
+    text = printed(failing, paths=[Path("runs/int8/report.html")])
+    assert text.splitlines()[-1] == "runs/int8/report.html"
+    assert re.match(r"FAIL  16 checks: 2 failed.*Exit code 1\.$", text.splitlines()[-2])
+    assert "int8_sym · batch 4 · context 512: E1: Layer 7 of 30 stores float32" in text
+    assert "+2.410 % [+2.020, +2.810] FAIL" in text
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "[red]x[/red]", "[/]", ":smile:"])
+def test_names_are_printed_and_never_interpreted(maker, printed, text):
+    found = printed(all_statuses(maker, text))
+    assert not any(ord(c) < 32 and c != "\n" for c in found)
+    if text.isprintable() and len(text) < 30:
+        assert text in found
+
+
+def test_one_model_is_named_once_above_all_tables(maker, printed):
+    made = maker(fixed={"weights": "fp8_block128", "model": "/x/fp8", "native_model": "/x/whole"})
+    for cell in made.manifest.cells[:4]:
+        cell.spec.update({"weights": "native", "model": "/x/whole", "native_model": None})
+    lines = printed(made).splitlines()
+    assert lines[1] == "Model: /x/fp8, native weights from /x/whole"
+    assert not any("/x/" in line for line in lines[2:])
+    made.manifest.cells[0].spec["model"] = "/x/other"
+    assert "Model:" not in printed(made)
+
+
+def test_partial_lines_are_marked(passing, printed):
+    made = passing.with_rows(lambda r: replace(r, partial="limited") if r.metric == "ppl" else r)
+    assert "int8_sym wikitext2 stream512 (partial)" in printed(made)
+
+
+def test_the_backend_has_its_reason_if_it_is_not_the_requested_one(maker, passing, printed):
+    rejected = [["triton", "no_gpu"]]
+    chosen = {"requested": "auto", "resolved": "torch", "reason": "no_gpu", "rejected": rejected}
+
+    def change(r):
+        return (
+            replace(r, decision={**r.decision, "backend": chosen}) if r.spec["kv_format"] == "int8_sym" else r
+        )
+
+    rows = rows_of(printed(maker(fixed={"backend": "auto"}).with_records(change)), KV_TABLE)
+    assert [(row[0], row[-1]) for row in rows] == [
+        ("native (4 cells)", "torch"),
+        ("int8_sym (4 cells)", "torch (no_gpu)"),
+    ]
+    rows = rows_of(printed(passing.with_records(lambda r: replace(r, decision=None))), KV_TABLE)
+    assert {row[-1] for row in rows} == {"not resolved"}
+
+
+def test_a_narrow_terminal_cuts_no_word_of_the_precision_table(maker, printed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", printed(maker(formats=["native", "int8_static"]), Terminal()))
+    table = text[text.index("Precision of") : text.index("Storage\n")]
+    assert "…" not in table
+    assert max(map(len, table.splitlines())) == 80
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(2048, "none in 2,048"), (2047, "2,047 step"), (0, "0 step"), (None, "not measured")]
+)
+def test_a_divergence_that_was_not_seen_is_no_step(passing, printed, value, text):
+    made = passing.with_rows(lambda r: replace(r, value=value) if r.metric == "first_divergence" else r)
+    _, candidate = rows_of(printed(made), "Token agreement")
+    assert text in candidate
+
+
+def test_the_footnote_on_ratios_is_under_their_table_and_only_there(passing, maker, printed):
+    (note,) = {table.footnote for table in TABLES if table.key == "latency"}
+    lines = printed(passing).splitlines()
+    at = lines.index("Latency")
+    assert lines[lines.index("", at) - 1] == note
+    assert lines.count(note) == 1
+    assert note not in printed(maker(formats=["native"]))
+
+
+def test_quiet_prints_only_the_verdict_and_the_paths(passing):
+    view = build(passing.judged)
+    quiet, full = io.StringIO(), io.StringIO()
+    show(view, quiet, [Path("a.html")], quiet=True)
+    show(view, full, [Path("a.html")])
+    assert quiet.getvalue() == "PASS  All 14 checks passed. Exit code 0.\na.html\n"
+    assert full.getvalue().endswith(f"\n{quiet.getvalue()}")
+
+
+def test_a_closed_pipe_is_no_failed_check(passing):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+        def flush(self):
+            raise BrokenPipeError
+
+        def fileno(self):
+            raise OSError
+
+    with pytest.raises(BrokenPipeError):
+        show(build(passing.judged), Gone())

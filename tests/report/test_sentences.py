@@ -1,0 +1,110 @@
+"""All sentences of the report in one reviewed file; other tests assert reasons, statuses and numbers.
+
+After a deliberate change: `python -m tests.report.test_sentences > tests/report/sentences.txt`, then read the diff.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from kvbench.records.run import MergedFrom, Stopped
+from kvbench.records.shards import Shard, Share
+from kvbench.report.budget import STEPS, shorter
+from kvbench.report.view import View, build
+from tests.report.conftest import Made, fail, make
+
+FILE = Path(__file__).with_name("sentences.txt")
+
+
+def quality(made: Made, **fields) -> Made:
+    """The run with another outcome of its quality check."""
+    return made.with_outcomes(change=lambda o: replace(o, **fields) if o.metric == "ppl_delta_pct" else o)
+
+
+def runs() -> Iterator[tuple[str, Made]]:
+    made = make()
+    yield "pass", made
+    yield "fail", fail(made)
+    yield "inconclusive, samples known", quality(made, status="inconclusive", mde=0.4, n_needed=500_000)
+    yield "inconclusive, samples unknown", quality(made, status="inconclusive", mde=0.4)
+    yield "inconclusive, nothing detectable", quality(made, status="inconclusive", mde=math.inf)
+    missing = {
+        "status": "not_evaluated",
+        "value": None,
+        "sentence": "ppl_delta_pct was not measured: no data.",
+    }
+    yield "not evaluated", quality(made, **missing)
+    yield "no gate", made.with_outcomes(change=lambda o: None if o.metric else o)
+    yield "no evidence", made.with_records(lambda r: replace(r, evidence=None))
+    yield "fallback", made.with_records(fallen)
+    yield "no records", replace(made, records=[], rows=[])
+    yield (
+        "partial",
+        made.with_records(lambda r: replace(r, partial="5 of 9 chunks") if r.runner == "mcq" else r),
+    )
+    fixed = {"model_weights": "random", "plumbing": True, "trust_remote_code": True, "prefill_reads": "fresh"}
+    yield "unusual models", make(fixed=fixed)
+    every = frozenset(task.key for task in made.manifest.tasks)
+    yield "shard", made.with_manifest(shard=Share(Shard(1, 2), every))
+    yield (
+        "shards differ",
+        made.with_manifest(merged=MergedFrom((), tuple(f"task {i} differs." for i in range(6)))),
+    )
+    stopped = replace(made, records=made.records[:-2])
+    yield "stopped", stopped.with_manifest(stopped=Stopped("canary", "precision", "perplexity"))
+    hosts = ("a", "b")
+    yield (
+        "hosts",
+        replace(
+            made, records=[replace(r, environment={"host": hosts[i % 2]}) for i, r in enumerate(made.records)]
+        ),
+    )
+    load = {"before": 0.5, "after": 3.1, "cpus": 2}
+    yield "busy", made.with_records(lambda r: replace(r, facts={**r.facts, "host_load": load}))
+
+
+def fallen(record):
+    choice = {"requested": "int8_sym", "resolved": "native", "reason": "head_dim 72", "rejected": []}
+    if record.spec["kv_format"] != "int8_sym":
+        return record
+    evidence = {**record.evidence, "effective": "native"}
+    return replace(record, decision={**record.decision, "kv_format": choice}, evidence=evidence)
+
+
+def sentences(view: View) -> Iterator[str]:
+    yield f"{view.word}: {view.headline}"
+    yield f"release: {view.release.word}. {view.release.sentence} {'; '.join(view.release.blockers)}"
+    for card in view.release.cards:
+        for question, answer in card.answered:
+            yield f"{question} {answer.reason}: {answer.word}. {answer.sentence}"
+            yield from (f"    {point}" for point in answer.points)
+            yield from (f"    {x.name} {x.shown.brief}; {x.note}" for x in answer.figures)
+    yield from (f"{notice.tone}: {notice.title}. {notice.sentence}" for notice in view.notices)
+    for finding in (*view.failures, *view.gaps):
+        yield f"{finding.kind}: {finding.title}. {finding.why}"
+        yield from (f"    {item.sentence}" for item in finding.items)
+
+
+def text() -> str:
+    views = [(name, build(made.judged)) for name, made in runs()]
+    short = views[0][1]
+    for step in STEPS:
+        short = shorter(short, step)
+    views.append(("shortened", short))
+    parts, common = [], set()
+    for name, view in views:
+        lines = [line.rstrip() for line in sentences(view)]
+        parts.append("\n".join((f"## {name}", *(line for line in lines if line not in common))))
+        common |= set(lines)  # only what no run before has
+    return "\n\n".join(parts) + "\n"
+
+
+def test_every_sentence_is_the_reviewed_one():
+    assert text() == FILE.read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    print(text(), end="")
