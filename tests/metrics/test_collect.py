@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,11 +40,9 @@ def test_every_metric_is_complete():
         assert implausible(metric, math.inf), metric.name
 
 
-def text_run(own: Any = None, native: Any = None) -> MadeRun:
-    sides = own or chunks((9.0, 5)), native or chunks((8.0, 5))
-    return MadeRun().measure(
-        "perplexity", *((s, text_facts(5)) for s in sides), variant="wikitext2 stream512"
-    )
+def text_run() -> MadeRun:
+    sides = ((chunks((nll, 5)), text_facts(5)) for nll in (9.0, 8.0))
+    return MadeRun().measure("perplexity", *sides, variant="wikitext2 stream512")
 
 
 def test_a_task_is_spread_over_its_cells():
