@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class SplitTiling(Protocol):
-    """What the tilings of the products have in common: columns of a step along K, and CTAs that share a tile."""
+    """Common to the products' tilings: columns of a step along K, and CTAs that share a tile."""
 
     @property
     def block_k(self) -> int: ...
@@ -15,6 +15,6 @@ class SplitTiling(Protocol):
 
 
 def splits_used(tiling: SplitTiling, k: int) -> int:
-    """Splits along K columns of which none is empty, at most tiling.splits: 5 steps in 4 splits of 2 need 3."""
+    """Non-empty splits along K columns, at most tiling.splits: 5 steps in 4 splits of 2 need 3."""
     steps = -(-k // tiling.block_k)
     return -(-steps // -(-steps // tiling.splits))
