@@ -1,6 +1,7 @@
 """kvbench: proves which precision an inference engine really ran in, then judges whether it may ship.
 
-The package root imports nothing heavy: stored runs can be planned, judged and reported without torch. In a notebook:
+The package root imports nothing heavy: stored runs can be planned, judged and reported without torch. In a
+notebook:
 
     import kvbench
 
@@ -21,7 +22,8 @@ __version__ = "0.1.0"
 
 
 def load(path: Path | str) -> LoadedRun:
-    """The run in a folder that `kvbench run` wrote: `.run` (manifest and records), `.rows` and `.frame` (pandas).
+    """The run in a folder that `kvbench run` wrote: `.run` (manifest and records), `.rows` and `.frame`
+    (pandas).
 
     Loads no torch. Raises UsageError for another folder, or damaged files.
     """

@@ -20,7 +20,8 @@ class UsageError(KvbenchError):
 class Refused(KvbenchError):
     """A cell that may not run as asked (strict mode, impossible context, quality on random weights).
 
-    `reason` is a short stable word such as `mla_not_validated` or `invalid_context`; the message is the sentence.
+    `reason` is a short stable word such as `mla_not_validated` or `invalid_context`; the message is the
+    sentence.
     """
 
     def __init__(self, reason: str, message: str) -> None:

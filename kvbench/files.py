@@ -12,7 +12,7 @@ from kvbench.errors import UsageError
 
 
 def cache_dir() -> Path:
-    """KVBENCH_CACHE_DIR, else kvbench/ under XDG_CACHE_HOME, else ~/.cache/kvbench. Safe to delete at any time."""
+    """KVBENCH_CACHE_DIR, else kvbench/ under XDG_CACHE_HOME, else ~/.cache/kvbench. Safe to delete."""
     own = os.environ.get("KVBENCH_CACHE_DIR")
     if own:
         return Path(own).expanduser().absolute()
@@ -40,7 +40,7 @@ def file_sha256(path: Path) -> str:
 
 
 def content_hash(data: Any) -> str:
-    """sha256 (first 24 hex digits) of canonical JSON: equal content, equal key, whatever the order of its keys."""
+    """sha256 (first 24 hex digits) of canonical JSON: the order of keys does not count."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -70,8 +70,11 @@ def read_json(
     *,
     unique: bool = False,
 ) -> Any:
-    """Raises UsageError naming the file when it is not there, cannot be read or is not JSON; advice: what to do then. unique: so it is
-    for a key that one mapping has twice, of which the last stands otherwise."""
+    """The data of a JSON file. Raises UsageError for a missing, unreadable or invalid file.
+
+    advice: the next step that the error names. unique: whether a duplicate key is an error too; else the last
+    value counts.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique if unique else None)
     except FileNotFoundError:
@@ -86,6 +89,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key!r:.80} stands twice in one mapping")
+            raise ValueError(f"the key {key!r:.80} is a duplicate in its mapping")
         found[key] = value
     return found

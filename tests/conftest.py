@@ -124,7 +124,7 @@ def looping_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def as_baseline() -> Callable[..., Any]:
     """The record that a baseline's measurement becomes."""
-    from tests.factories.made_run import record
+    from tests.factories.runs.made import record
 
     def make(ctx: Any, measured: Any) -> Any:
         return record("runner", measured.samples, measured.facts, spec=ctx.spec, options=ctx.options)

@@ -39,9 +39,8 @@ def judge(
     from kvbench.report.write import write_all, write_text
 
     folder = RunDir(run_dir)
-    folder.junit_path.unlink(
-        missing_ok=True
-    )  # an error from here on must not leave an earlier verdict behind
+    # An error from here on must not leave an earlier verdict behind.
+    folder.junit_path.unlink(missing_ok=True)
     run = folder.load()
     named = gate or policy_of(run_dir, run.manifest.gate)
     policy = gates.load(named) if named else None
@@ -54,13 +53,19 @@ def judge(
         judged = JudgedRun(run, rows, verdict)
         definitions = {name: metric.definition for name, metric in METRICS.items()}
         view = build(judged, definitions)
+        unprinted: OSError | None = None  # a full disk or a closed pipe must not cost the report
         if not (as_json or quiet):
-            show_tables(view, sys.stdout)  # before the plots are drawn, which takes longest
-            sys.stdout.flush()
+            try:
+                show_tables(view, sys.stdout)  # before the plots are drawn, which takes longest
+                sys.stdout.flush()
+            except OSError as e:
+                unprinted = e
         paths = write_all(run_dir, judged, view)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise UsageError(unreadable(run_dir, e)) from e
     try:
+        if unprinted:
+            raise unprinted
         if gate is not None:
             write_text(run_dir / KEPT_GATE, gate.read_text(encoding="utf-8"))
         if as_json:
@@ -72,9 +77,8 @@ def judge(
                 print(line, file=sys.stderr)
         sys.stdout.flush()  # a full disk is met here, not after the exit code is taken
     except BaseException:
-        folder.junit_path.unlink(
-            missing_ok=True
-        )  # the exit code is not the verdict's: no green suite beside it
+        # The exit code is not the verdict's, so no green test suite may stay.
+        folder.junit_path.unlink(missing_ok=True)
         raise
     return int(verdict.exit_code)
 

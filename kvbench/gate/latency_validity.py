@@ -47,7 +47,8 @@ TIME, RATE, RATIO = "time", "rate", "ratio"
 # metric: (the quantity that it is worked out from, as in `steadiness`; what becomes of it)
 JUDGED: dict[str, tuple[str, str]] = {
     "ttft_ms": ("ttft", TIME), "prefill_tok_s": ("ttft", RATE), "ttft_ratio": ("ttft", RATIO),
-    "itl_ms": ("itl", TIME), "itl_p50_ms": ("itl", TIME), "itl_p90_ms": ("itl", TIME), "itl_p99_ms": ("itl", TIME),
+    "itl_ms": ("itl", TIME), "itl_p50_ms": ("itl", TIME), "itl_p90_ms": ("itl", TIME),
+    "itl_p99_ms": ("itl", TIME),
     "itl_max_ms": ("itl", TIME), "decode_tok_s": ("itl", RATE), "decode_read_gb_s": ("itl", RATE),
     "decode_bandwidth_share": ("itl", RATE), "itl_ratio": ("itl", RATIO),
     "request_ms": ("request", TIME),
@@ -190,9 +191,10 @@ def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str
             return ""
         share = 100 * math.expm1(left)
         return (
-            f"{drifts}, of which the order of the arms leaves {share:+.3g}% in the ratio, and without that it "
-            f"would be {without}; "
-            "warm up longer and take an even number of repeats: --set runners.latency.warmup=5 --set runners.latency.repeats=10"
+            f"{drifts}, of which the order of the arms leaves {share:+.3g}% in the ratio, and without "
+            f"that it would be {without}; "
+            "warm up longer and take an even number of repeats: --set runners.latency.warmup=5 "
+            "--set runners.latency.repeats=10"
         )
     if abs(found.pct) <= STEADY_PCT:
         return ""
@@ -203,8 +205,8 @@ def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str
     ):
         return ""
     return (
-        f"{drifts}, and beyond {STEADY_PCT:g}% the machine is not steady; warm up longer, or free the machine "
-        "of other work: "
+        f"{drifts}, and beyond {STEADY_PCT:g}% the machine is not steady; warm up longer, or stop "
+        "other programs: "
         "--set runners.latency.warmup=5"
     )
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page
 
 from kvbench.report.html import render
 from kvbench.report.view import build
-from tests.report.conftest import fail, make
+from tests.factories.runs.reported import fail, make
 from tests.report.hostile import hostile
 
 # Markup, handlers, a formula, a newline, Chinese, a direction override and 500 characters without a break.

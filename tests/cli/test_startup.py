@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.factories.two_runs import latency, on_disk, stored
+from tests.factories.runs.compared import latency, on_disk, stored
 
 ROOT = Path(__file__).parents[2]
 HEAVY = (

@@ -9,8 +9,8 @@ from kvbench.compare.history import History, Line, history
 from kvbench.compare.pairing import Stored
 from kvbench.compare.result import WORSE
 from kvbench.compare.two_runs import compare
-from tests.factories.made_run import MadeRun
-from tests.factories.two_runs import DIGESTS, latency, perplexity, stored
+from tests.factories.runs.compared import DIGESTS, latency, perplexity, stored
+from tests.factories.runs.made import MadeRun
 
 
 def runs_of(*runs: MadeRun, envs: tuple[dict[str, Any], ...] = ()) -> list[Stored]:
@@ -26,17 +26,13 @@ def line(result: History, metric: str, place: str = "int8_sym") -> Line:
 
 
 def test_the_run_that_is_slower_than_the_one_before_is_marked():
-    same, slow = (
-        [latency(1.05, repeats=30, seed=i) for i in (0, 1)],
-        [latency(1.12, repeats=30, seed=i) for i in (2, 3)],
-    )
-    result = history(runs_of(*same, *slow))
+    ratios = (1.05, 1.05, 1.12, 1.12)
+    result = history(runs_of(*(latency(x, repeats=30, seed=i) for i, x in enumerate(ratios))))
     marked = [point.run for point in line(result, "itl_ratio").points if point.changed]
     assert marked == [2]
     assert [(x.metric, point.run) for x, point in result.changes] == [("itl_ratio", 2)]
     change = line(result, "itl_ratio").points[2].change
-    assert change.outcome == WORSE
-    assert change.runs == ("run 2", "run 3")
+    assert (change.outcome, change.runs) == (WORSE, ("run 2", "run 3"))
     # The time by itself has no mark of its own: its change is beside native.
     assert all(point.change is None for point in line(result, "itl_ms").points)
     assert all(point.row.low is not None for point in line(result, "itl_ratio").points)

@@ -40,7 +40,8 @@ def kvbench() -> Callable[..., Any]:
 
 
 def quality(run: Path) -> dict[str, Any]:
-    """What must be equal whoever measured it: samples and evidence of tasks that take no times, to the last bit, and what is derived."""
+    """What must be equal whoever measured it: samples and evidence of tasks that take no times, to the last
+    bit, and what is derived."""
     whole = RunDir(run).load()
     assert whole.missing() == []
     raw = {

@@ -1,4 +1,5 @@
-"""`--executor local`: fresh processes give the numbers of this one; crashes, other identities and interrupts are told and leave nothing."""
+"""`--executor local`: fresh processes give the numbers of this one; crashes, other identities and interrupts
+are told and leave nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def test_shards_that_are_merged_give_the_numbers_of_one_run(
 def test_a_segfault_is_an_error_of_its_cell_and_the_others_go_on(
     matrix: Path, tmp_path: Path, kvbench: Run, broken: Callable[[str, str], None]
 ) -> None:
-    """In the native cell's second task: its first one stands, and int8_sym's perplexity lacks its baseline."""
+    """In the native cell's second task: its first one stands, and int8_sym's perplexity lacks its
+    baseline."""
     broken(
         "kvbench.runners.perplexity", "os.write(2, b'last words\\n'); os.kill(os.getpid(), signal.SIGSEGV)"
     )
@@ -110,7 +112,8 @@ def test_how_a_process_ended(code: int, words: str) -> None:
 
 
 def test_there_is_no_number_under_a_false_identity(tmp_path: Path) -> None:
-    """The text of one task changes between the keys and the worker, and the worker's Triton is not the interpreted one."""
+    """The text of one task changes between the keys and the worker, and the worker's Triton is not the
+    interpreted one."""
     text = tmp_path / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
     (tmp_path / "m.yaml").write_text(
@@ -175,7 +178,8 @@ def alive(pid: int) -> bool:
 def test_children_end_with_their_driver_and_records_stay(
     how: signal.Signals, matrix: Path, tmp_path: Path, kvbench: Run, broken: Callable[[str, str], None]
 ) -> None:
-    """Ctrl-C, and a kill -9 that leaves the driver no time to say anything: the worker, busy in its second task, is gone too."""
+    """Ctrl-C, and a kill -9 that leaves the driver no time to say anything: the worker, busy in its second
+    task, is gone too."""
     broken(
         "kvbench.runners.perplexity",
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(300)",

@@ -1,4 +1,5 @@
-"""`--executor ray` on a local Ray: the same numbers, crashes told, nothing left running; and what is said where Ray is missing."""
+"""`--executor ray` on a local Ray: the same numbers, crashes told, nothing left running; and what is said
+where Ray is missing."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from kvbench.gate.policy import Check, Gate
 from kvbench.gate.verdict import REASONS, Outcome, Verdict
 from kvbench.metrics.collect import Row
 from kvbench.records.run import Run
-from tests.factories.made_run import MadeRun, chunks, layers, storage_facts, text_facts
+from tests.factories.runs.made import MadeRun, chunks, layers, storage_facts, text_facts
 
 NATIVE_LAYERS = (layers(22, 4_194_304, 0), storage_facts(4096, 92_274_688))
 INT8_LAYERS = (layers(22, 2_097_152, 65_536), storage_facts(4096, 92_274_688))

@@ -1,4 +1,6 @@
-"""Files of scales: refused by name when they do not fit, part of every key, and told apart in what is shown."""
+"""Files of scales: refused by name when they do not fit, part of every key, and told apart in what is
+shown.
+"""
 
 import json
 
@@ -58,48 +60,37 @@ def test_a_file_stands_in_the_cell_with_its_content_and_where_it_comes_from(file
 
 
 def test_the_content_of_a_file_is_part_of_the_tasks_key(file, matrix):
-    def key():
+    def key(**changes):
+        file(**changes)
         made = matrix()
         return next(t.key for t in made.tasks if t.cells == (cell(made).id,))
 
-    file()
-    first = key()
-    assert key() == first
-    file(v=[0.125, 1, 0.125, 1.0000001])
-    assert key() != first
-    file(text_sha="another")  # the same numbers, of another text
-    assert key() != first
-    file()
-    assert key() == first
+    other_text = {"text_sha": "another"}  # the same numbers
+    assert key() == key()
+    assert len({key(), key(v=[0.125, 1, 0.125, 1.0000001]), key(**other_text)}) == 3
 
 
+FLOAT32 = "expected a number that float32 holds"
 FAULTS = [
     ({"format": "fp8_e4m3_static"}, "is for fp8_e4m3_static, and the cell has int8_static"),
     ({"format": "int8_sym"}, "has 'int8_sym' for format, expected int8_static or fp8_e4m3_static"),
     ({"k": [0.5, 0.0, 1, 1]}, "has 0.0 for k of layer 1, expected a finite number above 0"),
-    ({"v": [0.5, float("nan"), 1, 1]}, "has nan for v of layer 1"),
-    ({"v": [0.5, True, 1, 1]}, "has True for v of layer 1"),
-    (
-        {"v": [0.5, 10**400, 1, 1]},
-        f"has {10**79} for v of layer 1, expected a number that float32 holds, 1.4e-45 to 3.4e+38",
-    ),
-    ({"k": [0.5, 1, 1e39, 1]}, "has 1e+39 for k of layer 2, expected a number that float32 holds"),
-    ({"v": []}, "has no list of scales for v"),
-    ({"v": [1, 1, 1]}, "has 4 layers for k and 3 for v"),
+    *(({"v": [0.5, bad, 1, 1]}, f"has {bad} for v of layer 1") for bad in (float("nan"), True)),
+    ({"v": [0.5, 10**400, 1, 1]}, f"has {10**79} for v of layer 1, {FLOAT32}, 1.4e-45 to 3.4e+38"),
+    ({"k": [0.5, 1, 1e39, 1]}, f"has 1e+39 for k of layer 2, {FLOAT32}"),
+    ({"v": []}, "has no list of scales for v"), ({"v": [1, 1, 1]}, "has 4 layers for k and 3 for v"),
     ({"method": None}, "has missing or unknown keys: method"),
     ({"tokens": "many"}, "has 'many' for tokens, expected int"),
-    ({"kvbench_scales": 2}, "has version 2, expected 1"),
-    ({"kvbench_scales": None}, "holds no scales"),
-]
+    ({"kvbench_scales": 2}, "has version 2, expected 1"), ({"kvbench_scales": None}, "holds no scales"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "words"), FAULTS)
 def test_a_file_that_does_not_fit_is_refused_with_its_name_and_place(file, matrix, changes, words):
     file(**changes)
-    with pytest.raises(UsageError) as e:
-        matrix()
-    assert f"s.json {words}" in str(e.value)
-    assert "m.yaml:2:66: the scale file " in str(e.value)
+    message = refusal(matrix)
+    assert f"s.json {words}" in message
+    assert "m.yaml:2:66: " in message
 
 
 @pytest.mark.parametrize(
@@ -124,14 +115,10 @@ def test_a_path_that_cannot_be_read_is_refused(matrix, tmp_path, make, words):
     [
         ({}, '"k": [', '"k": [9, 9, 9, 9], "k": [', "k"),
         ({}, '"model": ', '"model": "other", "model": ', "model"),
-        (
-            {"axes": "{kv_format: [native, fp8_e4m3_static], scale: s.json}"},
-            '"0": 0.5',
-            '"0": 0.25, "0": 0.5',
-            "0",
-        ),
+        ({"axes": "{kv_format: [native, fp8_e4m3_static], scale: s.json}"}, '"0": 0.5', '"0": 0.25, "0": 0.5',
+         "0"),
     ],
-)
+)  # fmt: skip
 def test_a_duplicate_key_is_refused(file, matrix, tmp_path, axes, old, new, key):
     path = file()
     if axes:
@@ -145,18 +132,17 @@ def test_another_model_or_number_of_layers_is_refused(file):
     scale = read(file())
     check_model(scale, ["sha256:two", "sha256:one"], "llama")
     check_model(0.05, ["sha256:two"], "llama")
-    with pytest.raises(Refused) as e:
+    with pytest.raises(Refused) as model:
         check_model(scale, ["sha256:two"], "llama")
-    assert e.value.reason == "scale_of_another_model"
-    with pytest.raises(Refused) as e:
+    with pytest.raises(Refused) as count:
         settle(scale, 30, {})
-    assert e.value.reason == "scale_count"
+    assert (model.value.reason, count.value.reason) == ("scale_of_another_model", "scale_count")
 
 
 def test_the_plan_refuses_a_file_of_another_model_by_name(file, matrix):
     file()
-    found = plan_cell(cell(matrix()))
-    assert found.problem.startswith("refused (scale_of_another_model): The scale file s.json")
+    problem = plan_cell(cell(matrix())).problem
+    assert problem.startswith("refused (scale_of_another_model): The scale file s.json")
 
 
 def test_the_plan_says_where_each_scale_comes_from(file, matrix):
@@ -170,7 +156,10 @@ def test_the_plan_says_where_each_scale_comes_from(file, matrix):
     shown = plan_json(made, cells, Plan((), ()))["cells"]
     sha = cell(made).spec["scale"]["calibrated"]["sha"][:12]
     assert [c["scale"]["kind"] for c in shown] == ["none", "dynamic", "static", "calibrated"]
-    calibrated = f"file s.json ({sha}): calibrated, amax per layer over 4,096 tokens of pydoc (text 0123456789ab), float32"
+    calibrated = (
+        f"file s.json ({sha}): calibrated, amax per layer over 4,096 tokens of pydoc (text 0123456789ab), "
+        "float32"
+    )
     assert shown[3]["scale"]["source"] == calibrated
     text = plan_text(made, cells, Plan((), ()), {"device": "cpu"})
     assert f"scale: {calibrated}" in text
@@ -195,19 +184,20 @@ def test_origins_are_told_apart(fmt, scale, kind, source):
     assert found[1].startswith(source)
 
 
-PUBLISHED = {
-    "model_type": "llama",
-    "kv_cache": {
-        "dtype": "float8_e4m3fn",
-        "scaling_factor": {"0": {"0": 0.5, "1": 0.25, "3": 0.125, "2": 1}},
-    },
-}
+LAYERS = {"0": 0.5, "1": 0.25, "3": 0.125, "2": 1}
+PUBLISHED = {"model_type": "llama", "kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": LAYERS}}}
 FP8 = "{kv_format: [native, fp8_e4m3_static], scale: s.json}"
 
 
 def published(tmp_path, **cache):
     content = {**PUBLISHED, "kv_cache": {**PUBLISHED["kv_cache"], **cache}}
     (tmp_path / "s.json").write_text(json.dumps(content))
+
+
+def refusal(make, *args):
+    with pytest.raises(UsageError) as caught:
+        make(*args)
+    return str(caught.value)
 
 
 def test_a_published_file_is_one_number_a_layer_for_both_sides(tmp_path, matrix):
@@ -237,65 +227,66 @@ def ranks(*layers):
 PUBLISHED_FAULTS = [
     ({"dtype": "int8"}, "has 'int8' for dtype, expected float8_e4m3fn"),
     ({"dtype": None}, "has None for dtype"),
-    ({"scaling_factor": {}}, "has no mapping of ranks to layers"),
-    ({"scaling_factor": [0.5]}, "has no mapping of ranks to layers"),
-    (ranks({}), "has no mapping of ranks to layers"),
+    *((cache, "has no mapping of ranks to layers") for cache in ({"scaling_factor": {}},
+                                                                 {"scaling_factor": [0.5]}, ranks({}))),
     (ranks({"0": 0.5, "2": 1}), "has no scale for layer 1 in rank 0"),
     (ranks({"3": 0.5}), "has no scale for layers 0, 1, 2 in rank 0"),
-    (ranks({"k": 0.5}), "has 'k' for a layer of rank 0"),
     (ranks({"0": 0.0}), "has 0.0 for layer 0 of rank 0, expected a finite number above 0"),
-    (ranks({"0": -1}), "has -1 for layer 0 of rank 0"),
-    (ranks({"0": float("nan")}), "has nan for layer 0"),
-    (ranks({"0": float("inf")}), "has inf for layer 0"),
-    (ranks({"0": True}), "has True for layer 0"),
-    (
-        ranks({"0": 10**400}),
-        "for layer 0 of rank 0, expected a number that float32 holds, 1.4e-45 to 3.4e+38",
-    ),
-    (ranks({"0": 1e-46}), "has 1e-46 for layer 0 of rank 0, expected a number that float32 holds"),
-    (ranks({"0": 1, "9" * 5000: 1}), f"has '{'9' * 79} for a layer of rank 0"),
+    *((ranks({"0": bad}), f"has {bad} for layer 0") for bad in (-1, float("nan"), float("inf"), True)),
+    (ranks({"0": 10**400}), f"for layer 0 of rank 0, {FLOAT32}, 1.4e-45 to 3.4e+38"),
+    (ranks({"0": 1e-46}), f"has 1e-46 for layer 0 of rank 0, {FLOAT32}"),
+    (ranks({"k": 0.5}), "has 'k' for a layer of rank 0"),
     (ranks({"0": 1, "01": 1}), "has '01' for a layer of rank 0"),
+    (ranks({"0": 1, "9" * 5000: 1}), f"has '{'9' * 79} for a layer of rank 0"),
     (ranks({"0": 0.5}, {"0": 0.25}), "has 0.25 for layer 0 of rank 1 and 0.5 of rank 0"),
     (ranks({"0": 0.5}, {"0": 0.5, "1": 1}), "has 1 for layer 1 of rank 1 and None of rank 0"),
     ({"more": 1}, "has no mapping of dtype and scaling_factor"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("cache", "words"), PUBLISHED_FAULTS)
 def test_a02_t3_a_published_file_that_does_not_fit_is_refused_with_its_place(tmp_path, matrix, cache, words):
     published(tmp_path, **cache)
-    with pytest.raises(UsageError) as e:
-        matrix(FP8)
-    assert words in str(e.value)
-    assert "m.yaml:2:53: the scale file " in str(e.value)
+    message = refusal(matrix, FP8)
+    assert words in message
+    assert "m.yaml:2:53: " in message
 
 
-def test_a_published_file_is_for_its_format_its_model_type_and_its_layers(tmp_path, matrix):
+def test_a_published_file_is_for_its_format(tmp_path, matrix):
     published(tmp_path)
-    with pytest.raises(UsageError, match=r"s\.json is for fp8_e4m3_static, and the cell has int8_static"):
-        matrix("{kv_format: int8_static, scale: s.json}")
-    (tmp_path / "s.json").write_text(json.dumps({**PUBLISHED, "model_type": "qwen2"}))
-    problem = plan_cell(cell(matrix(FP8))).problem
-    assert problem.startswith(
-        "refused (scale_of_another_model): The scale file s.json is for models of type qwen2"
-    )
-    published(tmp_path, scaling_factor={"0": {"0": 0.5, "1": 0.5}})
-    problem = plan_cell(cell(matrix(FP8))).problem
-    assert problem.startswith(
-        "refused (scale_count): The scale file s.json has no scale for layers 2, 3 of the model's 4"
-    )
-    published(tmp_path, scaling_factor={"0": {str(i): 0.5 for i in range(5)}})
-    assert "has scales for 5 layers and the model has 4" in plan_cell(cell(matrix(FP8))).problem
+    message = refusal(matrix, "{kv_format: int8_static, scale: s.json}")
+    assert "s.json is for fp8_e4m3_static, and the cell has int8_static" in message
 
 
-def test_a_word_that_is_nearly_one_is_answered_with_it(matrix):
-    for typo, meant in (
+@pytest.mark.parametrize(
+    ("changes", "reason", "words"),
+    [
+        ({"model_type": "qwen2"}, "scale_of_another_model", "type qwen2"),
+        ({"layers": 2}, "scale_count", "layers 2, 3 of the model's 4"),
+        ({"layers": 5}, "scale_count", "5 layers and the model has 4"),
+    ],
+)
+def test_a_published_file_is_for_its_model_type_and_its_layers(tmp_path, matrix, changes, reason, words):
+    scales = ranks({str(i): 0.5 for i in range(changes.get("layers", 4))})
+    content = {"model_type": "llama", **changes, "kv_cache": {"dtype": "float8_e4m3fn", **scales}}
+    content.pop("layers", None)
+    (tmp_path / "s.json").write_text(json.dumps(content))
+    problem = plan_cell(cell(matrix(FP8))).problem
+    assert problem.startswith(f"refused ({reason}): ")
+    assert words in problem
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
         ("checkpont", "checkpoint"),
         ("defualt", "default"),
         ("checkpoint_or_defaults", "checkpoint_or_default"),
-    ):
-        with pytest.raises(UsageError, match=rf'got "{typo}"\. Did you mean {meant}\?'):
-            matrix(f"{{kv_format: fp8_e4m3_static, scale: {typo}}}")
+    ],
+)
+def test_a_word_that_is_nearly_one_is_answered_with_it(matrix, typo, meant):
+    message = refusal(matrix, f"{{kv_format: fp8_e4m3_static, scale: {typo}}}")
+    assert f'"{typo}". Did you mean {meant}?' in message
 
 
 def test_given_default_and_checkpoint_are_told_apart_before_anything_runs(matrix):
@@ -323,18 +314,13 @@ def test_each_side_of_each_layer_has_its_own_source():
         (Scale(1.0, "default"), Scale(1.0, "default")),
         (Scale(0.5, "checkpoint", "2.k"), Scale(1.0, "default")),
     ]
-    kind, source = origin(KV_FORMATS["fp8_e4m3_static"], "checkpoint_or_default", pairs)
+    fp8, asked = KV_FORMATS["fp8_e4m3_static"], "checkpoint_or_default"
+    kind, source = origin(fp8, asked, pairs)
     assert kind == "checkpoint + default"
-    assert source.startswith(
-        "checkpoint: 3 of 6 scales from its files; default: 1.0 for K of layer 1 and V of layers 1, 2"
-    )
-    kind, source = origin(
-        KV_FORMATS["fp8_e4m3_static"], "checkpoint_or_default", settle("checkpoint_or_default", 3, {})
-    )
-    assert (kind, source.endswith("; the checkpoint has no scales")) == ("default", True)
-    assert (
-        origin(KV_FORMATS["fp8_e4m3_static"], "checkpoint", settle("checkpoint", 3, HELD))[0] == "checkpoint"
-    )
+    found = ("checkpoint: 3 of 6 scales", "default: 1.0 for K of layer 1 and V of layers 1, 2")
+    assert [words for words in found if words not in source] == []
+    assert origin(fp8, asked, settle(asked, 3, {}))[0] == "default"
+    assert origin(fp8, "checkpoint", settle("checkpoint", 3, HELD))[0] == "checkpoint"
     assert settle("default", 2, HELD) == [(Scale(1.0, "default"), Scale(1.0, "default"))] * 2
     assert settle(1.0, 1, HELD) == [(Scale(1.0, "given"), Scale(1.0, "given"))]
 

@@ -17,9 +17,9 @@ from kvbench.render.labels import Labels
 from kvbench.report.model import JudgedRun
 from kvbench.report.sections.notices import notices
 from kvbench.report.view import build
-from tests.factories.context_runs import FP8_KV, NATIVE_KV, Contexts, timed_at
-from tests.factories.made_run import BASE, CAND, MadeRun
-from tests.factories.timed_run import timed
+from tests.factories.runs.contexts import FP8_KV, NATIVE_KV, Contexts, timed_at
+from tests.factories.runs.made import BASE, CAND, MadeRun
+from tests.factories.runs.timed import timed
 from tests.factories.verdicts import bare, check, judge, of, with_values
 
 

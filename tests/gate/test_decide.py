@@ -17,8 +17,8 @@ from kvbench.gate.policy import Check
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
 from kvbench.metrics.collect import METRICS
 from kvbench.stats.power import Spread
-from tests.factories.made_run import BASE, CAND, MadeRun, chunks, text_facts
-from tests.factories.text_run import many, text
+from tests.factories.runs.made import BASE, CAND, MadeRun, chunks, text_facts
+from tests.factories.runs.texts import many, text
 from tests.factories.verdicts import bare, check, judge, last, of, own, questions, scores
 
 GATES = Path(__file__).parents[2] / "gates"

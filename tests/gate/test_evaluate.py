@@ -16,7 +16,7 @@ from kvbench.gate.policy import Gate
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, exit_code_of
 from kvbench.records.run import Manifest, Run
 from kvbench.stats.power import Spread
-from tests.factories.made_run import BASE, CAND, chunks, text_facts
+from tests.factories.runs.made import BASE, CAND, chunks, text_facts
 from tests.factories.verdicts import (
     INT8_LAYERS,
     RATIO,

@@ -16,8 +16,8 @@ from kvbench.gate.decide import Limits
 from kvbench.gate.latency_validity import JUDGED, stands
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
 from kvbench.metrics.collect import METRICS
-from tests.factories.made_run import BASE, MadeRun
-from tests.factories.timed_run import QUIET, abba, state, timed
+from tests.factories.runs.made import BASE, MadeRun
+from tests.factories.runs.timed import QUIET, abba, state, timed
 from tests.factories.verdicts import check, judge, own
 
 INF = math.inf
@@ -309,7 +309,7 @@ def test_a_drift_that_chance_explains_is_none() -> None:
         (0.956, "itl_ms", "..9 pass, ..7 open, ..5 fail, 5.. pass, 7.. open, 7..7.5 open"),
         (0.956, "decode_tok_s", "110.. pass, 150.. open, 180.. fail"),
         # up to 10% over the run is steady
-        (1.0085, "itl_ms", "..11 pass, ..10.1 fail"),
+        (1.0085, "itl_ms", "..11 pass, ..10.7 pass, ..10.1 fail"),
         (1.0095, "itl_ms", "..11.05 open"),
         # twice as long in the end, and still a hundredth of the limit
         (1.072, "itl_ms", "..2500 pass, ..20 open"),

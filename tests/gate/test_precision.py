@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kvbench.gate.verdict import FAIL, PASS, Outcome, Verdict
 from kvbench.matrix.resolve import Choice
 from kvbench.records.record import LEVELS, MISMATCH, NOT_APPLICABLE, RUNGS, UNVERIFIED, VERIFIED, Level
-from tests.factories.made_run import BASE, CAND, MadeRun, decision, evidence
-from tests.factories.timed_run import timed
+from tests.factories.runs.made import BASE, CAND, MadeRun, decision, evidence
+from tests.factories.runs.timed import timed
 from tests.factories.verdicts import NATIVE_LAYERS, RATIO, bare, check, identical, judge, of, scored, stored
 
 DROPPED = evidence("native", Level("E1", MISMATCH, "layer 0 stores float32, expected int8"))

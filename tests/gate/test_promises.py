@@ -28,7 +28,7 @@ from kvbench.runners.timing import measure
 from kvbench.stats import intervals as stats
 from kvbench.stats.power import Spread
 from tests.factories import verdicts
-from tests.factories.made_run import CAND, MadeRun, chunks, text_facts
+from tests.factories.runs.made import CAND, MadeRun, chunks, text_facts
 from tests.factories.verdicts import check, own, questions, steps
 
 GATES = Path(__file__).parents[2] / "gates"

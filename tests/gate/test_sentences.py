@@ -19,8 +19,8 @@ from kvbench.records.record import MISMATCH, UNVERIFIED, Level
 from kvbench.records.run import MergedFrom
 from kvbench.records.shards import Shard, Share
 from kvbench.stats.sequential import Looks
-from tests.factories.made_run import CAND, MadeRun, decision, evidence, layers
-from tests.factories.timed_run import state, timed
+from tests.factories.runs.made import CAND, MadeRun, decision, evidence, layers
+from tests.factories.runs.timed import state, timed
 from tests.factories.verdicts import (
     INT8_LAYERS,
     NATIVE_LAYERS,

@@ -20,10 +20,7 @@ from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.launches import record
 from tests.kernels.kv_pool import DTYPES, FORMATS, Pool, assert_close, make_pool, queries, random_pool
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
 HEADS = [(1, 8), (3, 3), (7, 2), (4, 8), (24, 2), (71, 1)]  # group, KV heads
 

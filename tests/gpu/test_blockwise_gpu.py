@@ -7,10 +7,7 @@ import torch
 
 from kvbench_kernels.gemm.blockwise import dequantize_blocks, quantize_activation_torch, quantize_blocks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -12,10 +12,7 @@ from kvbench.machine.device_state import REASONS, DeviceState, ids_of
 from kvbench.runners.timing import measure
 from kvbench.stats.stability import slowdown
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def test_the_gpu_is_found_by_its_uuid() -> None:

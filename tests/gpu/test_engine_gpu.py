@@ -11,14 +11,19 @@ from typing import Any
 import pytest
 import torch
 
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.load import load_model
 from kvbench.evidence import examine as evidence
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.resolve import request_of, resolve
+from kvbench.models.catalog import TINY
 from kvbench.records.record import VERIFIED
+from kvbench.runners.latency import EngineArm, random_prompts
+from kvbench.runners.timing import measure, time_request
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the compiler's own imports
 ]
 
@@ -28,8 +33,6 @@ PROMPTS = [
 
 
 def loaded(dtype: str = "bfloat16", name: str = "tiny-llama") -> Any:
-    from kvbench.engines.reference.load import load_model
-
     return load_model({**CELL_KEYS, "model": name, "model_weights": "random"}, "cuda", dtype)
 
 
@@ -39,9 +42,6 @@ def model() -> Any:
 
 
 def made(model: Any, kv_format: str = "int8_sym", sequences: int = len(PROMPTS), **keys: Any) -> Any:
-    from kvbench.engines.reference.engine import Engine
-    from kvbench.matrix.resolve import request_of, resolve
-
     scale = 0.05 if kv_format.endswith("static") else None
     spec = {
         **CELL_KEYS, "model": "tiny-llama", "kv_format": kv_format, "scale": scale, "backend": "triton",
@@ -208,8 +208,6 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 
 @pytest.fixture(scope="module")
 def wide_heads(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """tiny-llama with the head_dim that the Gluon kernel takes."""
-    from kvbench.models.catalog import TINY
-
     folder = tmp_path_factory.mktemp("wide")
     (folder / "config.json").write_text(json.dumps({**TINY["tiny-llama"], "head_dim": 64}))
     return loaded("bfloat16", str(folder))
@@ -231,9 +229,6 @@ def test_the_gluon_kernel_has_the_same_evidence_and_the_same_tokens_in_a_graph(
 
 
 def test_a21_t1_a_shape_seen_first_costs_a_warm_up_and_no_measured_request() -> None:
-    from kvbench.runners.latency import EngineArm, random_prompts
-    from kvbench.runners.timing import measure
-
     model = loaded()  # its layers have not been compiled for another test
     arm = EngineArm(made(model), random_prompts(model, 3, 21), 512, 6)
     timings = measure([("candidate", arm)], new_tokens=6, repeats=3, warmup=1)
@@ -250,8 +245,6 @@ def test_prompts_over_several_forwards_are_graphs_with_the_same_text(
     """Whole prompts of some sequences a forward, and chunks of one behind what it holds; of the last case one
     is eager.
     """
-    from kvbench.runners.latency import EngineArm, random_prompts
-
     prompts = random_prompts(model, batch, 21)
 
     def texts(engine: Any) -> list[list[int]]:
@@ -277,9 +270,6 @@ def test_a21_t3_a_step_is_timed_to_its_end_on_the_device(model: Any) -> None:
     """A queue of work on the device before the step: its time is the step's, for the token is not there
     before.
     """
-    from kvbench.runners.latency import EngineArm, random_prompts
-    from kvbench.runners.timing import time_request
-
     arm = EngineArm(made(model), random_prompts(model, 1, 21), 512, 3)
     time_request("warm", -1, arm, 3)
     honest = arm.step

@@ -11,15 +11,28 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.load import load_model
+from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
+from kvbench.evidence import examine as evidence
+from kvbench.evidence import weight_products as weightprobe
+from kvbench.evidence.products import rows_of
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.resolve import request_of, resolve
+from kvbench.models.catalog import TINY
 from kvbench.records.record import MISMATCH, VERIFIED, Evidence, Level
+from kvbench.runners import gemm
+from kvbench.runners.context import Context
 from kvbench.runners.gemm import Turn
+from kvbench_kernels.gemm import fp8_linear, fp8_route
+from kvbench_kernels.gemm.blockwise import dequantize_blocks
+from kvbench_kernels.gemm.fp8_route import W8A8
+from kvbench_kernels.launches import launched
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the compiler's own imports
 ]
 
@@ -32,19 +45,12 @@ def spec_of(**keys: Any) -> dict[str, Any]:
 
 
 def loaded(**keys: Any) -> Any:
-    from kvbench.engines.reference.load import load_model
-
     spec = spec_of(**keys)
     return load_model(spec, "cuda", spec["dtype"])
 
 
 def measured(model: Any, prompt: int = 40, steps: int = 3, **keys: Any) -> tuple[Evidence, list[int]]:
     """The evidence after a prompt and a few greedy steps, and their tokens."""
-    from kvbench.engines.reference.engine import Engine
-    from kvbench.evidence import examine as evidence
-    from kvbench.evidence import weight_products as weightprobe
-    from kvbench.evidence.products import rows_of
-
     spec = spec_of(**keys)
     decision = resolve(request_of(spec), model.facts)
     first = weightprobe.probe_weights(model, decision)
@@ -88,8 +94,6 @@ def test_graph_eager_and_compiled_steps_give_the_same_tokens() -> None:
     ("gemm", "paths"), [("reference", {"reference"}), ("w8a16", {"w8a16", "reference"}), ("w8a8", None)]
 )
 def test_a_forced_path_is_the_one_that_runs(gemm: str, paths: set[str] | None) -> None:
-    from kvbench_kernels.gemm.fp8_route import W8A8
-
     found, _ = measured(loaded(), prompt=300, gemm=gemm)
     assert found.state == VERIFIED
     ran = {row["path"] for row in level(found, "E4").facts["routes"]}
@@ -98,8 +102,6 @@ def test_a_forced_path_is_the_one_that_runs(gemm: str, paths: set[str] | None) -
 
 def test_w8a16_and_w8a8_are_told_apart() -> None:
     """One step in 16-bit activations, one prompt in FP8 ones: the record names both."""
-    from kvbench_kernels.gemm.fp8_route import W8A8
-
     found, _ = measured(loaded(), prompt=300)
     paths = found.precision["gemm"].split(" and ")
     assert "w8a16" in paths
@@ -110,10 +112,6 @@ def test_w8a16_and_w8a8_are_told_apart() -> None:
 def test_a_product_that_dequantizes_the_whole_weight_is_caught_by_its_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from kvbench_kernels.gemm import fp8_linear
-    from kvbench_kernels.gemm.blockwise import dequantize_blocks
-    from kvbench_kernels.launches import launched
-
     def whole(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         launched("w8a16_vector")  # it even says what is due
         return torch.nn.functional.linear(x, dequantize_blocks(codes, scales, x.dtype), bias)
@@ -130,13 +128,6 @@ def test_so_is_one_of_a_prompt_s_products(
     path: str, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a layer wide enough to tell; whichever path its 130 rows have."""
-    from transformers import AutoConfig
-
-    from kvbench.models.catalog import TINY
-    from kvbench_kernels.gemm import fp8_linear, fp8_route
-    from kvbench_kernels.gemm.blockwise import dequantize_blocks
-    from kvbench_kernels.launches import launched
-
     sizes = (
         {"intermediate_size": 8192} if path == "w8a8" else {"hidden_size": 2048, "intermediate_size": 2048}
     )
@@ -164,9 +155,6 @@ def test_float32_weights_run_by_the_reference() -> None:
 
 
 def test_weights_changed_after_the_capture_of_a_graph_are_read() -> None:
-    from kvbench.engines.reference.engine import Engine
-    from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
-
     model, spec = loaded(), spec_of(decode="graph", compile="off")
     engine = Engine(model, resolve(request_of(spec), model.facts), spec, sequences=1, tokens=64)
     seq = engine.add()
@@ -183,10 +171,6 @@ def test_weights_changed_after_the_capture_of_a_graph_are_read() -> None:
 
 def timed(monkeypatch: pytest.MonkeyPatch, l2: int | None = None) -> dict[str, str]:
     """What the gemm runner says it timed, by shape; l2: of the device, in bytes, if another than its own."""
-    from kvbench.engines.reference.engine import Engine
-    from kvbench.runners import gemm
-    from kvbench.runners.context import Context
-
     if l2 is not None:
         monkeypatch.setattr(gemm.Bench, "l2", l2)
     model, spec = loaded(), spec_of()

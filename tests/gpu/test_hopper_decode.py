@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from kvbench.formats.kv import KV_FORMATS
+from kvbench_kernels.attention.hopper_decode import paged_decode_hopper, plan_workspace
 from kvbench_kernels.attention.hopper_plan import Plan, Tiling, plan_decode
 from kvbench_kernels.attention.reference import paged_attention_torch
 from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
+from kvbench_kernels.launches import record
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
@@ -107,8 +109,6 @@ def right_answer(case: Case) -> Tensor:
 
 
 def run(case: Case, splits: int | Plan, **options: object) -> Tensor:
-    from kvbench_kernels.attention.hopper_decode import paged_decode_hopper
-
     out = torch.full_like(case.q, torch.nan)
     where = (case.pages, case.lengths, case.scaling)
     return paged_decode_hopper(case.cache, case.q, *where, splits=splits, out=out, **options)
@@ -213,8 +213,6 @@ def test_a_query_of_zeros_gives_the_mean(fmt: str) -> None:
 
 @pytest.mark.parametrize("fmt", ["native", "int8_sym"])
 def test_a_graph_is_replayed_with_new_lengths_and_gives_the_same_bits(fmt: str) -> None:
-    from kvbench_kernels.attention.hopper_decode import plan_workspace
-
     case = make(fmt, [900, 64, 5000])
     workspace = plan_workspace(3, 32, 8, 128, 40, case.q.device)
     first = run(case, 40, workspace=workspace)
@@ -307,8 +305,6 @@ def test_a12_pages_above_2_to_the_31_elements() -> None:
 
 
 def test_a_launch_is_recorded_by_name() -> None:
-    from kvbench_kernels.launches import record
-
     case = make("int8_sym", [40])
     with record() as launches:
         run(case, 2)

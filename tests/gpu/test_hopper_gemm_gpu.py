@@ -5,15 +5,22 @@ be touched.
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
-from kvbench_kernels.gemm.blockwise import dequantize_blocks, empty_activation_scales, quantize_blocks
+from kvbench_kernels.gemm.activation import quantize_activation
+from kvbench_kernels.gemm.blockwise import (
+    dequantize_blocks,
+    empty_activation_scales,
+    quantize_activation_torch,
+    quantize_blocks,
+)
+from kvbench_kernels.gemm.hopper_gemm import hopper_w8a8
 from kvbench_kernels.gemm.hopper_gemm_config import HopperTiling
 from kvbench_kernels.launches import record
+from kvbench_kernels.splitk import tickets_of
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [
@@ -38,17 +45,8 @@ TILINGS = {
 SHARED = {name: replace(tiling, splits=8) for name, tiling in TILINGS.items()}
 
 
-@pytest.fixture
-def module() -> ModuleType:
-    from kvbench_kernels.gemm import hopper_gemm
-
-    return hopper_gemm
-
-
 def operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Quantized random values. Behind x's rows lie NaN codes, and NaN in the scales' padding."""
-    from kvbench_kernels.gemm.blockwise import quantize_activation_torch
-
     torch.manual_seed(m + n)
     row_size = 2.0 ** (torch.rand(m, 1, device="cuda") * 8 - 4)
     codes, scales = quantize_activation_torch(torch.randn(m, k, device="cuda") * row_size)
@@ -80,12 +78,12 @@ def check(out: Tensor, right: Tensor) -> None:
 
 @pytest.mark.parametrize("m", [1, 63, 64, 65, 300, 1000])
 @pytest.mark.parametrize("name", TILINGS)
-def test_against_float64(name: str, m: int, module: ModuleType) -> None:
+def test_against_float64(name: str, m: int) -> None:
     dtype = torch.float16 if m % 2 else torch.bfloat16
     for n, k in ((128, 128), (384, 640), (6144, 1024)):
         case = operands(m, n, k)
         room = torch.full((m + 2, n), 7.0, dtype=dtype, device="cuda")
-        out = module.hopper_w8a8(*case, None, dtype, tiling=TILINGS[name], out=room[1:-1])
+        out = hopper_w8a8(*case, None, dtype, tiling=TILINGS[name], out=room[1:-1])
         check(out, exact(*case))
         assert (room[0] == 7).all()
         assert (room[-1] == 7).all()
@@ -93,28 +91,24 @@ def test_against_float64(name: str, m: int, module: ModuleType) -> None:
 
 @pytest.mark.parametrize(("m", "n"), [(100, 256), (1000, 4096), (2300, 1280)])
 @pytest.mark.parametrize("name", SHARED)
-def test_tiles_that_are_shared(name: str, m: int, n: int, module: ModuleType) -> None:
+def test_tiles_that_are_shared(name: str, m: int, n: int) -> None:
     """All of them, or those of the last wave; who comes last does not change a bit, and every ticket is zero
     again.
     """
-    from kvbench_kernels.splitk import tickets_of
-
     case = operands(m, n, 4096)
     bias = torch.randn(n, device="cuda").bfloat16()
     right = exact(*case) + bias.double()
-    outs = [module.hopper_w8a8(*case, bias, tiling=SHARED[name]) for _ in range(20)]
+    outs = [hopper_w8a8(*case, bias, tiling=SHARED[name]) for _ in range(20)]
     check(outs[0], right)
     for out in outs[1:]:
         assert torch.equal(out, outs[0])
     assert not tickets_of(outs[0].device, 1).any()
 
 
-def test_a_launch_before_the_end_of_the_one_in_front_reads_what_that_writes(module: ModuleType) -> None:
+def test_a_launch_before_the_end_of_the_one_in_front_reads_what_that_writes() -> None:
     """x is made by a product that is made from x, 40 times over in one graph: the same bits as with a stop
     after each.
     """
-    from kvbench_kernels.gemm.activation import quantize_activation
-
     torch.manual_seed(5)
     w = [quantize_blocks(torch.randn(1024, 1024, device="cuda") / 32) for _ in range(40)]
     x = torch.randn(200, 1024, device="cuda").bfloat16()
@@ -122,7 +116,7 @@ def test_a_launch_before_the_end_of_the_one_in_front_reads_what_that_writes(modu
     def chain(stop: bool) -> Tensor:
         y = x
         for codes, scales in w:
-            y = module.hopper_w8a8(*quantize_activation(y), codes, scales)
+            y = hopper_w8a8(*quantize_activation(y), codes, scales)
             if stop:
                 torch.cuda.synchronize()
         return y
@@ -140,56 +134,56 @@ def test_a_launch_before_the_end_of_the_one_in_front_reads_what_that_writes(modu
 
 @pytest.mark.parametrize("m", [33, 65, 128, 129, 257, 513, 1025, 4096])
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)])
-def test_the_chosen_tiling_at_the_shapes_of_a_model(m: int, n: int, k: int, module: ModuleType) -> None:
+def test_the_chosen_tiling_at_the_shapes_of_a_model(m: int, n: int, k: int) -> None:
     case = operands(m, n, k)
-    first = module.hopper_w8a8(*case)
+    first = hopper_w8a8(*case)
     check(first, exact(*case))
     for _ in range(3):
-        assert torch.equal(module.hopper_w8a8(*case), first)
+        assert torch.equal(hopper_w8a8(*case), first)
 
 
 @pytest.mark.parametrize("scales", [torch.float32, torch.bfloat16, torch.float16])
-def test_bias_and_scale_dtypes(scales: torch.dtype, module: ModuleType) -> None:
+def test_bias_and_scale_dtypes(scales: torch.dtype) -> None:
     x, sx, w, sw = operands(200, 512, 512)
     sw = sw.to(scales)
     bias = torch.randn(512, device="cuda").bfloat16()
-    out = module.hopper_w8a8(x, sx, w, sw, bias)
+    out = hopper_w8a8(x, sx, w, sw, bias)
     right = exact(x, sx, w, sw) + bias.double()
     check(out, right)
-    assert torch.equal(module.hopper_w8a8(x, sx, w, sw, bias, tiling=TILINGS["64 x 64"]), out)
+    assert torch.equal(hopper_w8a8(x, sx, w, sw, bias, tiling=TILINGS["64 x 64"]), out)
 
 
-def test_the_tile_does_not_change_a_bit(module: ModuleType) -> None:
+def test_the_tile_does_not_change_a_bit() -> None:
     case = operands(700, 1024, 2048)
-    outs = [module.hopper_w8a8(*case, tiling=tiling) for tiling in TILINGS.values()]
+    outs = [hopper_w8a8(*case, tiling=tiling) for tiling in TILINGS.values()]
     for out in outs[1:]:
         assert torch.equal(out, outs[0])
 
 
-def test_a_nan_stays_in_its_row_and_column(module: ModuleType) -> None:
+def test_a_nan_stays_in_its_row_and_column() -> None:
     x, sx, w, sw = operands(300, 256, 256)
-    clean = module.hopper_w8a8(x, sx, w, sw)
+    clean = hopper_w8a8(x, sx, w, sw)
     x.view(torch.uint8)[77, 200] = 0x7F
-    out = module.hopper_w8a8(x, sx, w, sw)
+    out = hopper_w8a8(x, sx, w, sw)
     assert out[77].isnan().all()
     assert torch.equal(out[:77], clean[:77])
     assert torch.equal(out[78:], clean[78:])
 
 
-def test_a_graph_is_replayed_with_new_codes(module: ModuleType) -> None:
+def test_a_graph_is_replayed_with_new_codes() -> None:
     x, sx, w, sw = operands(300, 256, 256)
-    module.hopper_w8a8(x, sx, w, sw)
+    hopper_w8a8(x, sx, w, sw)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = module.hopper_w8a8(x, sx, w, sw)
+        out = hopper_w8a8(x, sx, w, sw)
     x.copy_(x.flip(0).contiguous())
     graph.replay()
     torch.cuda.synchronize()
-    assert torch.equal(out, module.hopper_w8a8(x, sx, w, sw))
+    assert torch.equal(out, hopper_w8a8(x, sx, w, sw))
 
 
-def test_a_launch_is_recorded_by_name(module: ModuleType) -> None:
+def test_a_launch_is_recorded_by_name() -> None:
     with record() as launches:
-        module.hopper_w8a8(*operands(64, 128, 128))
+        hopper_w8a8(*operands(64, 128, 128))
     assert [launch.name for launch in launches if "w8a8" in launch.name] == ["hopper_w8a8_groups"]
     assert "wgmma.mma_async" in launches[-1].compiled.asm["ptx"]

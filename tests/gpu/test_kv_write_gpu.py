@@ -10,12 +10,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from kvbench_kernels.attention.reference import paged_gather_torch, paged_write_torch
+from kvbench_kernels.kv.gather import paged_gather
+from kvbench_kernels.kv.write import paged_write
+from kvbench_kernels.launches import record
 from tests.kernels.kv_pages import FORMATS, hard_rows, make_pool, raw
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @contextmanager
@@ -31,9 +32,6 @@ def no_sync() -> Iterator[None]:
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_prefill_sizes(fmt: str) -> None:
     """From 2^20 elements on a program takes more rows."""
-    from kvbench_kernels.attention.reference import paged_write_torch
-    from kvbench_kernels.kv.write import paged_write
-
     k, v = (hard_rows(2050, 8, 128, torch.bfloat16, "cuda", seed=s) for s in (1, 2))
     slots = torch.randperm(2064, device="cuda")[:2050]
     slots[1000:1010] = -1
@@ -45,9 +43,6 @@ def test_prefill_sizes(fmt: str) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_graph_holds_the_write_and_sees_new_inputs_slots_and_scales(fmt: str) -> None:
-    from kvbench_kernels.attention.reference import paged_write_torch
-    from kvbench_kernels.kv.write import paged_write
-
     k, v = (torch.zeros(4, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     slots = torch.full((4,), -1, device="cuda")
     ours, twin = (make_pool(fmt, "cuda", torch.bfloat16) for _ in range(2))
@@ -71,10 +66,6 @@ def test_a_graph_holds_the_write_and_sees_new_inputs_slots_and_scales(fmt: str) 
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_the_profiler_sees_one_kernel_of_the_recorded_name(fmt: str) -> None:
-    from kvbench_kernels.kv.gather import paged_gather
-    from kvbench_kernels.kv.write import paged_write
-    from kvbench_kernels.launches import record
-
     x = torch.ones(4, 2, 64, device="cuda", dtype=torch.bfloat16)
     slots = torch.arange(4, device="cuda")
     pages = torch.zeros((1, 1), dtype=torch.int32, device="cuda")
@@ -101,9 +92,6 @@ def test_the_profiler_sees_one_kernel_of_the_recorded_name(fmt: str) -> None:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_neither_waits_for_the_device(fmt: str) -> None:
-    from kvbench_kernels.kv.gather import paged_gather
-    from kvbench_kernels.kv.write import paged_write
-
     x = torch.ones(4, 2, 64, device="cuda", dtype=torch.bfloat16)
     pool = make_pool(fmt, "cuda", torch.bfloat16)
     pages = torch.zeros((1, 1), dtype=torch.int32, device="cuda")
@@ -117,10 +105,6 @@ def test_neither_waits_for_the_device(fmt: str) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_gather_of_a_long_context(fmt: str) -> None:
-    from kvbench_kernels.attention.reference import paged_gather_torch
-    from kvbench_kernels.kv.gather import paged_gather
-    from kvbench_kernels.kv.write import paged_write
-
     pool = make_pool(fmt, "cuda", torch.bfloat16, pages=300, heads=8, dim=128)
     k, v = (torch.randn(4800, 8, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     paged_write(pool.cache, k, v, torch.arange(4800, device="cuda"), pool.health)

@@ -4,7 +4,8 @@ launch order.
 
 from __future__ import annotations
 
-from types import ModuleType
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,12 +13,11 @@ from torch import Tensor, nn
 
 from kvbench.engines.reference.weights.linear import SkinnyLinear, replace_linears
 from kvbench_kernels.gemm.skinny_config import Tiling
+from kvbench_kernels.gemm.skinny_linear import skinny_linear, skinny_linear_many
 from kvbench_kernels.launches import record
+from tests.kernels.products import assert_near, assert_same_in_a_graph, made
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 QWEN3_8B = {
     "qkv": ((4096, 1024, 1024), 4096),
     "o": ((4096,), 4096),
@@ -45,23 +45,6 @@ TILINGS = {
 }
 
 
-@pytest.fixture
-def skinny() -> ModuleType:
-    from kvbench_kernels.gemm import skinny_linear
-
-    return skinny_linear
-
-
-def made(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
-
-
-def check(out: Tensor, exact: Tensor) -> None:
-    allowed = exact.abs() * torch.finfo(out.dtype).eps + 1e-4 * exact.pow(2).mean().sqrt()
-    wrong = ~((out.double() - exact).abs() <= allowed)
-    assert not wrong.any(), f"{int(wrong.sum())} wrong, first {wrong.nonzero()[0].tolist()}"
-
-
 def poison(m: int, ns: tuple[int, ...]) -> None:
     """NaN in the memory that the next outputs will probably get."""
     held = [made(m, n).fill_(torch.nan) for n in ns]
@@ -70,7 +53,7 @@ def poison(m: int, ns: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_chosen_tiling_against_float64(shape: str, dtype: torch.dtype, skinny: ModuleType) -> None:
+def test_the_chosen_tiling_against_float64(shape: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     ns, k = SHAPES[shape]
     weights = [made(n, k, scale=k**-0.5, dtype=dtype) for n in ns]
@@ -79,50 +62,31 @@ def test_the_chosen_tiling_against_float64(shape: str, dtype: torch.dtype, skinn
         x = made(m, k, dtype=dtype)
         exact = [x.double() @ w.double().T for w in weights]
         poison(m, ns)
-        for out, e in zip(skinny.skinny_linear_many(x, weights), exact, strict=True):
-            check(out, e)
-        for out, e, b in zip(skinny.skinny_linear_many(x, weights, biases), exact, biases, strict=True):
-            check(out, e + b.double())
+        for out, e in zip(skinny_linear_many(x, weights), exact, strict=True):
+            assert_near(out, e)
+        for out, e, b in zip(skinny_linear_many(x, weights, biases), exact, biases, strict=True):
+            assert_near(out, e + b.double())
 
 
 @pytest.mark.parametrize("pdl", [False, True], ids=["", "pdl"])
 @pytest.mark.parametrize("name", TILINGS)
-def test_every_kind_of_tiling_and_its_bits_in_a_graph(name: str, pdl: bool, skinny: ModuleType) -> None:
+def test_every_kind_of_tiling_and_its_bits_in_a_graph(name: str, pdl: bool) -> None:
     torch.manual_seed(0)
-    base = TILINGS[name]
-    tiling = Tiling(
-        base.kind, base.block_n, base.block_k, base.splits, base.warps, base.stages, base.swap, pdl
-    )
+    tiling = replace(TILINGS[name], pdl=pdl)
     for m in (1, 2, 4) if tiling.kind == "vector" else (2, 16):
         x, w = made(m, 4096), made(4096, 4096, scale=1 / 64)
-        exact = x.double() @ w.double().T
-        first = skinny.skinny_linear(x, w, tiling=tiling)
-        check(first, exact)
-        # A chain: every product reads what the one before wrote, which an early start must not overtake.
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = x
-            for _ in range(6):
-                y = skinny.skinny_linear(y, w, tiling=tiling)
-        expected = x
-        for _ in range(6):
-            expected = skinny.skinny_linear(expected, w, tiling=tiling)
-            torch.cuda.synchronize()
-        for _ in range(20):
-            y.fill_(torch.nan)
-            graph.replay()
-            assert torch.equal(y, expected)
-            assert torch.equal(first, skinny.skinny_linear(x, w, tiling=tiling))
+        product = partial(skinny_linear, w=w, tiling=tiling)
+        assert_near(assert_same_in_a_graph(product, x, 6, 20), x.double() @ w.double().T)
 
 
-def test_weights_above_2_to_the_31_elements(skinny: ModuleType) -> None:
+def test_weights_above_2_to_the_31_elements() -> None:
     w = torch.zeros(540_000, 4096, device="cuda", dtype=torch.bfloat16)
     assert w.numel() > 2**31
     w[-3:] = made(3, 4096)
     for m in (1, 16):
         x = made(m, 4096)
-        out = skinny.skinny_linear(x, w)
-        check(out[:, -3:], x.double() @ w[-3:].double().T)
+        out = skinny_linear(x, w)
+        assert_near(out[:, -3:], x.double() @ w[-3:].double().T)
         assert not out[:, :-3].any()
 
 

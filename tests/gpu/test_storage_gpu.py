@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+from kvbench.matrix.cells import CELL_KEYS, Task
+from kvbench.run.task.measure import execute
+from kvbench.run.task.models import Session
+
+pytestmark = pytest.mark.gpu
 
 CONFIG = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816,
@@ -23,10 +23,6 @@ CONFIG = {
 
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym"])
 def test_a24_t2_the_big_cell_first_and_the_columns_add_up(tmp_path: Path, kv_format: str) -> None:
-    from kvbench.matrix.cells import CELL_KEYS, Task
-    from kvbench.run.task.measure import execute
-    from kvbench.run.task.models import Session
-
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     fixed = {"model": str(tmp_path), "model_weights": "random", "device": "cuda", "dtype": "bfloat16"}
     session = Session(None, {})

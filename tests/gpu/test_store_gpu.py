@@ -11,10 +11,7 @@ from kvbench.formats.kv import KV_FORMATS, KVShape
 from kvbench_kernels.attention.reference import paged_attention_torch
 from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 QUANTIZED = [name for name, fmt in KV_FORMATS.items() if fmt.quantized]
 
 

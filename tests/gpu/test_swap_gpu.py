@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv import swap
 from kvbench.engines.reference.kv.pages import RESIDENT, SWAPPED, StoreFull
 from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.engines.reference.load import load_model
 from kvbench.errors import Refused
 from kvbench.formats.kv import KV_FORMATS, KVShape
+from kvbench.matrix.cells import CELL_KEYS
+from kvbench.matrix.resolve import Request, resolve
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 FORMATS = list(KV_FORMATS)
 SHAPE = KVShape(8, 128, 128)
 # One page of one layer: payload, and scales of its own.
@@ -94,11 +95,6 @@ def test_a08_t2_swapped_pages_come_back_bit_for_bit_gpu(
 
 @pytest.mark.parametrize("kv_format", FORMATS)
 def test_a08_t2_the_next_logits_after_a_swap_are_the_same_gpu(kv_format: str) -> None:
-    from kvbench.engines.reference.engine import Engine
-    from kvbench.engines.reference.load import load_model
-    from kvbench.matrix.cells import CELL_KEYS
-    from kvbench.matrix.resolve import Request, resolve
-
     scale = 0.05 if kv_format.endswith("static") else None
     spec = {**CELL_KEYS, "model": "tiny-llama", "kv_format": kv_format, "scale": scale}
     loaded = load_model(spec, "cuda", "bfloat16")
@@ -209,11 +205,6 @@ def test_swapping_out_gives_memory_to_others_while_the_device_copy_is_bounded_gp
 
 
 def test_a_store_that_does_not_fit_is_refused_before_it_is_allocated_gpu() -> None:
-    from kvbench.engines.reference.engine import Engine
-    from kvbench.engines.reference.load import load_model
-    from kvbench.matrix.cells import CELL_KEYS
-    from kvbench.matrix.resolve import Request, resolve
-
     loaded = load_model({**CELL_KEYS, "model": "tiny-llama"}, "cuda", "bfloat16")
     decision = resolve(Request("int8_sym", "native", "torch", "refuse"), loaded.facts)
     before = torch.cuda.memory_allocated()

@@ -4,20 +4,20 @@ order.
 
 from __future__ import annotations
 
-from types import ModuleType
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from kvbench_kernels.gemm.blockwise import BLOCK, quantize_blocks
+from kvbench_kernels.gemm.w8a16 import w8a16
 from kvbench_kernels.gemm.w8a16_config import Tiling
 from kvbench_kernels.kv.quantize import e4m3_to_float
+from tests.kernels.products import assert_near, assert_same_in_a_graph, made
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 SHAPES = {
     "qkv": (6144, 4096),
     "o": (4096, 4096),
@@ -45,17 +45,6 @@ TILINGS = {
 }
 
 
-@pytest.fixture
-def kernels() -> ModuleType:
-    from kvbench_kernels.gemm import w8a16
-
-    return w8a16
-
-
-def made(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(*shape, device="cuda").to(dtype)
-
-
 def made_x(m: int, k: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Rows that lie apart, with NaN beside and behind them."""
     whole = torch.full((m + 2, k + 16), torch.nan, device="cuda", dtype=dtype)
@@ -69,19 +58,13 @@ def made_weight(n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
     return codes, scales, e4m3_to_float(codes).double() * wide
 
 
-def check(out: Tensor, exact: Tensor) -> None:
-    allowed = exact.abs() * torch.finfo(out.dtype).eps + 1e-4 * exact.pow(2).mean().sqrt()
-    wrong = ~((out.double() - exact).abs() <= allowed)
-    assert not wrong.any(), f"{int(wrong.sum())} wrong, first {wrong.nonzero()[0].tolist()}"
-
-
 def rows_of(tiling: Tiling) -> tuple[int, ...]:
     return (1, 2, 3, 4) if tiling.kind == "vector" else (1, 9, 16, 31, 33, 64)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_chosen_tiling_against_float64(shape: str, dtype: torch.dtype, kernels: ModuleType) -> None:
+def test_the_chosen_tiling_against_float64(shape: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     n, k = SHAPES[shape]
     codes, scales, w = made_weight(n, k)
@@ -90,8 +73,8 @@ def test_the_chosen_tiling_against_float64(shape: str, dtype: torch.dtype, kerne
         x = made_x(m, k, dtype)
         exact = x.double() @ w.T
         out = torch.full((m + 2, n), torch.nan, device="cuda", dtype=dtype)
-        kernels.w8a16(x, codes, scales, out=out[1:-1])
-        check(out[1:-1], exact)
+        w8a16(x, codes, scales, out=out[1:-1])
+        assert_near(out[1:-1], exact)
         assert out[0].isnan().all()
         assert out[-1].isnan().all()
         for half in (torch.bfloat16, torch.float16):
@@ -99,13 +82,13 @@ def test_the_chosen_tiling_against_float64(shape: str, dtype: torch.dtype, kerne
             ratio = (rounded.double() / scales.double()).repeat_interleave(BLOCK, 0)[:n]
             again = x.double() @ (w * ratio.repeat_interleave(BLOCK, 1)[:, :k]).T
             if m in (1, 16):
-                check(kernels.w8a16(x, codes, rounded), again)
-        check(kernels.w8a16(x, codes, scales, bias), exact + bias.double())
+                assert_near(w8a16(x, codes, rounded), again)
+        assert_near(w8a16(x, codes, scales, bias), exact + bias.double())
 
 
 @pytest.mark.parametrize("name", TILINGS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-def test_every_code_comes_out_as_its_value(dtype: torch.dtype, name: str, kernels: ModuleType) -> None:
+def test_every_code_comes_out_as_its_value(dtype: torch.dtype, name: str) -> None:
     codes = torch.zeros(256, 1024, dtype=torch.uint8, device="cuda")
     columns = torch.tensor([37, 128, 1023], device="cuda")
     codes[:, columns] = torch.arange(256, device="cuda", dtype=torch.uint8)[:, None]
@@ -115,39 +98,23 @@ def test_every_code_comes_out_as_its_value(dtype: torch.dtype, name: str, kernel
     scales = torch.ones(2, 8, device="cuda")
     expected = e4m3_to_float(weight)[:, columns].T.to(dtype)
     assert int(expected.isnan().sum()) == 6
-    out = kernels.w8a16(x, weight, scales, tiling=TILINGS[name])
+    out = w8a16(x, weight, scales, tiling=TILINGS[name])
     torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("pdl", [False, True], ids=["", "pdl"])
 @pytest.mark.parametrize("name", TILINGS)
-def test_every_kind_of_tiling_and_its_bits_in_a_graph(name: str, pdl: bool, kernels: ModuleType) -> None:
+def test_every_kind_of_tiling_and_its_bits_in_a_graph(name: str, pdl: bool) -> None:
     torch.manual_seed(0)
-    base = TILINGS[name]
-    tiling = Tiling(**{**vars(base), "pdl": pdl})
+    tiling = replace(TILINGS[name], pdl=pdl)
     codes, scales, w = made_weight(4096, 4096)
     for m in rows_of(tiling):
         x = made_x(m, 4096)
-        first = kernels.w8a16(x, codes, scales, tiling=tiling)
-        check(first, x.double() @ w.T)
-        # A chain: every product reads what the one before wrote, which an early start must not overtake.
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = x
-            for _ in range(4):
-                y = kernels.w8a16(y, codes, scales, tiling=tiling)
-        expected = x
-        for _ in range(4):
-            expected = kernels.w8a16(expected, codes, scales, tiling=tiling)
-            torch.cuda.synchronize()
-        for _ in range(10):
-            y.fill_(torch.nan)
-            graph.replay()
-            assert torch.equal(y, expected)
-            assert torch.equal(first, kernels.w8a16(x, codes, scales, tiling=tiling))
+        product = partial(w8a16, codes=codes, scales=scales, tiling=tiling)
+        assert_near(assert_same_in_a_graph(product, x, 4, 10), x.double() @ w.T)
 
 
-def test_weights_above_2_to_the_31_elements(kernels: ModuleType) -> None:
+def test_weights_above_2_to_the_31_elements() -> None:
     codes = torch.zeros(540_000, 4096, device="cuda", dtype=torch.uint8)
     assert codes.numel() > 2**31
     last, _, _ = made_weight(3, 4096)
@@ -155,15 +122,15 @@ def test_weights_above_2_to_the_31_elements(kernels: ModuleType) -> None:
     scales = torch.ones(-(-540_000 // BLOCK), 32, device="cuda")
     for m in (1, 16, 64):
         x = made(m, 4096)
-        out = kernels.w8a16(x, codes.view(torch.float8_e4m3fn), scales)
-        check(out[:, -3:], x.double() @ e4m3_to_float(last).double().T)
+        out = w8a16(x, codes.view(torch.float8_e4m3fn), scales)
+        assert_near(out[:, -3:], x.double() @ e4m3_to_float(last).double().T)
         assert not out[:, :-3].any()
 
 
-def test_float32_of_few_rows(kernels: ModuleType) -> None:
+def test_float32_of_few_rows() -> None:
     codes, scales, w = made_weight(1000, 2048)
     for m in (1, 4):
         x = made_x(m, 2048, torch.float32)
-        check(kernels.w8a16(x, codes, scales), x.double() @ w.T)
+        assert_near(w8a16(x, codes, scales), x.double() @ w.T)
     with pytest.raises(ValueError, match="not float32"):
-        kernels.w8a16(made(1, 2048, dtype=torch.float32), codes, scales, tiling=TILINGS["dot"])
+        w8a16(made(1, 2048, dtype=torch.float32), codes, scales, tiling=TILINGS["dot"])

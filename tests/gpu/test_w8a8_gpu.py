@@ -7,18 +7,19 @@ too large for an interpreter."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
+from kvbench_kernels.gemm.activation import quantize_activation
 from kvbench_kernels.gemm.blockwise import quantize_activation_torch, quantize_blocks
+from kvbench_kernels.gemm.w8a8 import fp8_linear_w8a8, fp8_linear_w8a8_torch, w8a8, w8a8_torch
 from kvbench_kernels.gemm.w8a8_config import Tiling
+from tests.kernels.products import assert_near, assert_same_in_a_graph, made
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
+SHARE = 4e-3  # errors of the tensor cores' sums are a small part of the outputs' size
 SHAPES = {
     "qkv": (6144, 4096),
     "o": (4096, 4096),
@@ -38,24 +39,11 @@ TILINGS = {
 }
 
 
-def made(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
-
-
-def check(out: Tensor, exact: Tensor) -> None:
-    """Errors of the tensor cores' sums are a small part of the outputs' size."""
-    allowed = exact.abs() * torch.finfo(out.dtype).eps + 4e-3 * exact.pow(2).mean().sqrt()
-    wrong = ~((out.float() - exact).abs() <= allowed)
-    assert not wrong.any(), f"{int(wrong.sum())} wrong, first {wrong.nonzero()[0].tolist()}"
-
-
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"]
 )
 @pytest.mark.parametrize(("m", "k"), [(1, 4096), (64, 12288), (100, 4096), (2048, 4096), (8191, 4096)])
 def test_activation_bytes(m: int, k: int, dtype: torch.dtype) -> None:
-    from kvbench_kernels.gemm.activation import quantize_activation
-
     torch.manual_seed(m)
     x = (torch.randn(m, k, device="cuda") * torch.logspace(-30, 4, m, device="cuda")[:, None]).to(dtype)
     x[m // 2, 5], x[0, 7], x[m - 1, k - 1] = torch.nan, torch.inf, -0.0
@@ -66,8 +54,6 @@ def test_activation_bytes(m: int, k: int, dtype: torch.dtype) -> None:
 
 
 def test_every_bf16_value_under_many_scales() -> None:
-    from kvbench_kernels.gemm.activation import quantize_activation
-
     values = torch.arange(2**16, dtype=torch.int32, device="cuda").to(torch.int16).view(torch.bfloat16)
     torch.manual_seed(0)
     for power in (-126, -100, -61, -60, -59, -9, 0, 9, 100, 119):
@@ -83,9 +69,6 @@ def test_every_bf16_value_under_many_scales() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_chosen_tiling_against_float32(shape: str) -> None:
-    from kvbench_kernels.gemm.activation import quantize_activation
-    from kvbench_kernels.gemm.w8a8 import w8a8, w8a8_torch
-
     torch.manual_seed(0)
     n, k = SHAPES[shape]
     weight = quantize_blocks(made(n, k, scale=k**-0.5))
@@ -93,44 +76,25 @@ def test_the_chosen_tiling_against_float32(shape: str) -> None:
         operands = (*quantize_activation(made(m, k)), *weight)
         exact = w8a8_torch(*operands, None, torch.float32)
         bias = made(n)
-        check(w8a8(*operands, None, torch.bfloat16), exact)
-        check(w8a8(*operands, bias, torch.bfloat16), exact + bias.float())
+        assert_near(w8a8(*operands, None, torch.bfloat16), exact, SHARE)
+        assert_near(w8a8(*operands, bias, torch.bfloat16), exact + bias.float(), SHARE)
 
 
 @pytest.mark.parametrize("pdl", [False, True], ids=["", "pdl"])
 @pytest.mark.parametrize("name", TILINGS)
 def test_every_kind_of_tiling_and_its_bits_in_a_graph(name: str, pdl: bool) -> None:
-    from kvbench_kernels.gemm.w8a8 import fp8_linear_w8a8, fp8_linear_w8a8_torch
-
     torch.manual_seed(0)
     tiling = replace(TILINGS[name], pdl=pdl)
     codes, scales = quantize_blocks(made(4096, 4096, scale=1 / 64))
     for m in (50, 128):
         x = made(m, 4096)
-        first = fp8_linear_w8a8(x, codes, scales, tiling=tiling)
-        check(first, fp8_linear_w8a8_torch(x.float(), codes, scales))
-        # A chain: every product reads what the one before wrote, which an early start must not overtake.
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = x
-            for _ in range(6):
-                y = fp8_linear_w8a8(y, codes, scales, tiling=tiling)
-        expected = x
-        for _ in range(6):
-            expected = fp8_linear_w8a8(expected, codes, scales, tiling=tiling)
-            torch.cuda.synchronize()
-        for _ in range(20):
-            y.fill_(torch.nan)
-            graph.replay()
-            assert torch.equal(y, expected)
-            assert torch.equal(first, fp8_linear_w8a8(x, codes, scales, tiling=tiling))
+        product = partial(fp8_linear_w8a8, codes=codes, scales=scales, tiling=tiling)
+        first = assert_same_in_a_graph(product, x, 6, 20)
+        assert_near(first, fp8_linear_w8a8_torch(x.float(), codes, scales), SHARE)
 
 
 @pytest.mark.parametrize("tma", [False, True], ids=["pointers", "tma"])
 def test_weights_and_outputs_above_2_to_the_31_elements(tma: bool) -> None:
-    from kvbench_kernels.gemm.activation import quantize_activation
-    from kvbench_kernels.gemm.w8a8 import w8a8, w8a8_torch
-
     n, k = 540_032, 4096
     codes = torch.zeros(n, k, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
     assert codes.numel() > 2**31
@@ -141,14 +105,12 @@ def test_weights_and_outputs_above_2_to_the_31_elements(tma: bool) -> None:
     for tiling, m in ((Tiling(64, 64, swap=True, tma=tma), 9), (Tiling(128, 128, warps=8, tma=tma), 4000)):
         x = quantize_activation(made(m, k))
         out = w8a8(*x, codes, scales, None, torch.bfloat16, tiling)
-        check(out[:, -128:], w8a8_torch(*x, last, scales_of_last, None, torch.float32))
+        assert_near(out[:, -128:], w8a8_torch(*x, last, scales_of_last, None, torch.float32), SHARE)
         assert not out[:, :-128].any()
         del out
 
 
 def test_rows_above_2_to_the_31_elements() -> None:
-    from kvbench_kernels.gemm.activation import quantize_activation
-
     x = torch.zeros(180_000, 12288, dtype=torch.bfloat16, device="cuda")
     assert x.numel() > 2**31
     x[-3:] = made(3, 12288)

@@ -21,9 +21,9 @@ from kvbench_kernels.gemm.hopper_gemm_config import (
     supports_hopper_gemm,
     waves,
 )
-from kvbench_kernels.support import Accepted, Rejected
 from tests.gpu.test_hopper_gemm_gpu import TILINGS
 from tests.kernels.offline import compiled
+from tests.kernels.products import assert_supports
 
 COMPILED = [
     HopperTiling(3, 1, 128, 4),
@@ -136,18 +136,16 @@ def test_what_is_no_tiling(changes: dict[str, Any], words: str) -> None:
 
 
 def test_supports() -> None:
-    assert supports_hopper_gemm(1, 128, 128, "bfloat16") == Accepted()
-    assert supports_hopper_gemm(4096, 24576, 4096, "float16") == Accepted()
-    for arguments, reason in {
+    rejected = {
         (4096, 24576, 4096, "float32"): "dtype",
         (0, 128, 128, "bfloat16"): "rows",
         (8, 192, 128, "bfloat16"): "shape",
         (8, 128, 576, "bfloat16"): "shape",
         (8, 0, 128, "bfloat16"): "shape",
-    }.items():
-        answer = supports_hopper_gemm(*arguments)
-        assert isinstance(answer, Rejected)
-        assert answer.reason == reason
+    }
+    assert_supports(
+        supports_hopper_gemm, [(1, 128, 128, "bfloat16"), (4096, 24576, 4096, "float16")], rejected
+    )
 
 
 def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

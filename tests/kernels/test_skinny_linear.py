@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench_kernels.gemm.skinny_config import M_MAX, config, splits_used, supports_skinny
+from kvbench_kernels.gemm.skinny_config import M_MAX, config, supports_skinny
 from kvbench_kernels.gemm.skinny_linear import Tiling, skinny_linear, skinny_linear_many, skinny_linear_torch
 from kvbench_kernels.launches import record
 from kvbench_kernels.splitk import tickets_of
-from kvbench_kernels.support import Accepted, Rejected
+from kvbench_kernels.splits import splits_used
 from tests.kernels.cover import cover
+from tests.kernels.products import assert_no_split_is_empty, assert_supports
 
 VECTOR = {
     "registers": Tiling("vector", 4, 32),
@@ -133,18 +134,14 @@ def test_what_is_refused(device: str) -> None:
 
 
 def test_supports() -> None:
-    assert supports_skinny(1, 4096, 4096, "bfloat16") == Accepted()
-    assert supports_skinny(16, 576, 1536, "float16") == Accepted()
-    for arguments, reason in {
+    rejected = {
         (17, 4096, 4096, "bfloat16"): "rows",
         (0, 4096, 4096, "bfloat16"): "rows",
         (1, 4096, 4096, "float32"): "dtype",
         (1, 4096, 4100, "bfloat16"): "shape",
         (1, 0, 4096, "bfloat16"): "shape",
-    }.items():
-        answer = supports_skinny(*arguments)
-        assert isinstance(answer, Rejected)
-        assert answer.reason == reason
+    }
+    assert_supports(supports_skinny, [(1, 4096, 4096, "bfloat16"), (16, 576, 1536, "float16")], rejected)
 
 
 @given(st.integers(1, M_MAX), st.integers(1, 160_000), st.integers(1, 2048).map(lambda k: 8 * k))
@@ -160,9 +157,7 @@ def test_the_chosen_tiling_can_run(m: int, n: int, k: int) -> None:
 @given(st.integers(1, 64), st.integers(1, 16))
 def test_no_split_is_empty(steps: int, splits: int) -> None:
     used = splits_used(Tiling("vector", 4, 32, splits), 32 * steps)
-    assert 1 <= used <= splits
-    each = -(-steps // used)
-    assert (used - 1) * each < steps <= used * each
+    assert_no_split_is_empty(used, splits, steps)
 
 
 def test_a11_t1_bfloat16_is_refused_where_the_interpreter_would_multiply_its_bits(device: str) -> None:

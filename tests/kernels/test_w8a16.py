@@ -18,13 +18,14 @@ from kvbench_kernels.gemm.blockwise import (
     scale_shape,
 )
 from kvbench_kernels.gemm.w8a16 import Tiling, config, supports_w8a16, w8a16
-from kvbench_kernels.gemm.w8a16_config import M_MAX, rows_padded, splits_used
+from kvbench_kernels.gemm.w8a16_config import M_MAX, rows_padded
 from kvbench_kernels.kv.quantize import e4m3_to_float
 from kvbench_kernels.launches import record
 from kvbench_kernels.splitk import tickets_of
-from kvbench_kernels.support import Accepted, Rejected
+from kvbench_kernels.splits import splits_used
 from tests.kernels.cover import cover
 from tests.kernels.offline import compiled
+from tests.kernels.products import assert_no_split_is_empty, assert_supports
 
 VECTOR = {
     "registers": Tiling("vector", 32, 256),
@@ -298,10 +299,7 @@ def test_what_is_refused(device: str) -> None:
 
 
 def test_supports() -> None:
-    assert supports_w8a16(1, 4096, 4096, "bfloat16") == Accepted()
-    assert supports_w8a16(128, 576, 192, "float16") == Accepted()
-    assert supports_w8a16(4, 1, 16, "float32") == Accepted()
-    for arguments, reason in {
+    rejected = {
         (129, 4096, 4096, "bfloat16"): "rows",
         (0, 4096, 4096, "bfloat16"): "rows",
         (5, 4096, 4096, "float32"): "dtype",
@@ -309,10 +307,12 @@ def test_supports() -> None:
         (1, 4096, 4104, "bfloat16"): "shape",
         (1, 4096, 0, "bfloat16"): "shape",
         (1, 0, 4096, "bfloat16"): "shape",
-    }.items():
-        answer = supports_w8a16(*arguments)
-        assert isinstance(answer, Rejected)
-        assert answer.reason == reason
+    }
+    assert_supports(
+        supports_w8a16,
+        [(1, 4096, 4096, "bfloat16"), (128, 576, 192, "float16"), (4, 1, 16, "float32")],
+        rejected,
+    )
 
 
 @given(st.integers(1, 160_000), st.integers(1, 1024).map(lambda k: 16 * k))
@@ -330,9 +330,7 @@ def test_the_chosen_tiling_can_run(n: int, k: int) -> None:
 @given(st.integers(1, 64), st.integers(1, 16))
 def test_no_split_is_empty(steps: int, splits: int) -> None:
     used = splits_used(Tiling("vector", 4, 32, splits), 32 * steps)
-    assert 1 <= used <= splits
-    each = -(-steps // used)
-    assert (used - 1) * each < steps <= used * each
+    assert_no_split_is_empty(used, splits, steps)
 
 
 EXPECTED: list[tuple[int, Tiling, list[str]]] = [

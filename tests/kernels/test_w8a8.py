@@ -22,12 +22,13 @@ from kvbench_kernels.gemm.w8a8 import (
     w8a8,
     w8a8_torch,
 )
-from kvbench_kernels.gemm.w8a8_config import BLOCKS_M, BLOCKS_N, splits_used
+from kvbench_kernels.gemm.w8a8_config import BLOCKS_M, BLOCKS_N
 from kvbench_kernels.kv.quantize import e4m3_to_float
 from kvbench_kernels.launches import record
-from kvbench_kernels.support import Accepted, Rejected
+from kvbench_kernels.splits import splits_used
 from tests.kernels.cover import cover, grid
 from tests.kernels.offline import compiled
+from tests.kernels.products import assert_no_split_is_empty, assert_supports
 
 TILINGS = {
     "pointers": Tiling(64, 64, tma=False),
@@ -270,17 +271,13 @@ def test_what_is_refused(device: str) -> None:
 
 
 def test_supports() -> None:
-    assert supports_w8a8(64, 4096, 4096, "bfloat16") == Accepted()
-    assert supports_w8a8(1, 100, 192, "float16") == Accepted()
-    for arguments, reason in {
+    rejected = {
         (0, 4096, 4096, "bfloat16"): "rows",
         (1, 4096, 4096, "float32"): "dtype",
         (1, 4096, 4104, "bfloat16"): "shape",
         (1, 0, 4096, "bfloat16"): "shape",
-    }.items():
-        answer = supports_w8a8(*arguments)
-        assert isinstance(answer, Rejected)
-        assert answer.reason == reason
+    }
+    assert_supports(supports_w8a8, [(64, 4096, 4096, "bfloat16"), (1, 100, 192, "float16")], rejected)
 
 
 @given(st.integers(1, 20_000), st.integers(1, 160_000), st.integers(1, 1024).map(lambda k: 16 * k))
@@ -297,9 +294,7 @@ def test_the_chosen_tiling_can_run(m: int, n: int, k: int) -> None:
 @given(st.integers(1, 64), st.integers(1, 16))
 def test_no_split_is_empty(steps: int, splits: int) -> None:
     used = splits_used(Tiling(64, 64, splits), 128 * steps)
-    assert 1 <= used <= splits
-    each = -(-steps // used)
-    assert (used - 1) * each < steps <= used * each
+    assert_no_split_is_empty(used, splits, steps)
 
 
 @pytest.mark.slow

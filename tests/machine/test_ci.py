@@ -27,7 +27,7 @@ from kvbench.records.record import REFUSED
 from kvbench.records.run import MatrixFile, RunDir
 from kvbench.run.execute import Plan
 from kvbench.run.progress import Bar, Lines, Silent, watcher
-from tests.factories.made_run import MadeRun, layers, storage_facts
+from tests.factories.runs.made import MadeRun, layers, storage_facts
 
 ROOT = Path(__file__).parents[2]
 NO_GPU = {"reason": "no_cuda_device", "message": "device cuda was asked for, and this machine has none: no driver. Use device: auto."}  # fmt: skip

@@ -13,9 +13,9 @@ from kvbench.machine.same_machine import apart, names
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import METRICS, derive
 from kvbench.records.run import Run
-from tests.factories.context_runs import Contexts
-from tests.factories.made_run import BASE
-from tests.factories.timed_run import timed
+from tests.factories.runs.contexts import Contexts
+from tests.factories.runs.made import BASE
+from tests.factories.runs.timed import timed
 
 HERE = {"host": "one", "boot_id": "b1", "device": "cuda", "gpus": [{"name": "G", "uuid": "GPU-1"}]}
 OTHER_GPU = [{"name": "G", "uuid": "GPU-2"}]

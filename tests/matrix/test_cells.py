@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.load import Host, Matrix
-
-Make = Callable[..., Matrix]
-Picked = Callable[..., list[tuple[Any, ...]]]
 
 
 def names(matrix: Matrix) -> list[str]:
@@ -42,14 +36,11 @@ def test_equal_cells_are_merged_when_auto_is_resolved(make):
 
 
 def test_a_model_mapping_becomes_cell_keys(make, picked):
-    matrix = make(
-        """\
-        model: {source: org/x, weights: random, revision: "010", trust_remote_code: true, plumbing: true}
-        axes: {batch: 1}
-        """
-    )
+    model = '{source: org/x, weights: random, revision: "010", trust_remote_code: true, plumbing: true}'
     keys = ("model", "model_weights", "model_revision", "trust_remote_code", "plumbing")
-    assert picked(matrix, *keys) == [("org/x", "random", "010", True, True)]
+    assert picked(make(f"model: {model}\naxes: {{batch: 1}}"), *keys) == [
+        ("org/x", "random", "010", True, True)
+    ]
 
 
 def test_models_may_be_an_axis(make, picked):
@@ -62,23 +53,11 @@ def test_models_may_be_an_axis(make, picked):
 
 
 def test_baselines_are_added_come_first_and_have_no_line(make):
-    matrix = make(
-        """\
-        axes:
-          kv_format: [int8_sym, native]
-          batch: [1, 4]
-          weights: [fp8_block128]
-        """
-    )
-    assert names(matrix) == [
-        "kv_format=native,batch=1,weights=native", "kv_format=native,batch=4,weights=native",
-        "kv_format=int8_sym,batch=1,weights=fp8_block128", "kv_format=int8_sym,batch=4,weights=fp8_block128",
-        "kv_format=native,batch=1,weights=fp8_block128", "kv_format=native,batch=4,weights=fp8_block128",
-    ]  # fmt: skip
+    matrix = make("axes:\n  kv_format: [int8_sym, native]\n  batch: [1, 4]\n  weights: [fp8_block128]\n")
+    kinds = [("native", "native"), ("int8_sym", "fp8_block128"), ("native", "fp8_block128")]
+    assert names(matrix) == [f"kv_format={kv},batch={n},weights={w}" for kv, w in kinds for n in (1, 4)]
     first, second, *rest = matrix.cells
-    assert first.is_baseline
-    assert second.is_baseline
-    assert (first.line, rest[0].line) == (None, 2)
+    assert (first.is_baseline, second.is_baseline, first.line, rest[0].line) == (True, True, None, 2)
     assert [cell.baseline for cell in rest] == [first.id, second.id] * 2
 
 
@@ -99,9 +78,7 @@ def test_include_as_in_the_github_actions_documentation(make, picked):
     # int8_sym, fp8_e4m3, native
     matrix = make(
         """\
-        axes:
-          kv_format: [int8_sym, fp8_e4m3]
-          batch: [1, 2]
+        axes: {kv_format: [int8_sym, fp8_e4m3], batch: [1, 2]}
         include:
           - {page_size: 8}
           - {page_size: 32, batch: 1}
@@ -110,30 +87,20 @@ def test_include_as_in_the_github_actions_documentation(make, picked):
           - {kv_format: native, batch: 2}
         """
     )
-    keys = ("kv_format", "batch", "page_size", "context")
-    assert [row for row, cell in zip(picked(matrix, *keys), matrix.cells, strict=True) if not cell.is_baseline] == [
+    found = zip(picked(matrix, "kv_format", "batch", "page_size", "context"), matrix.cells, strict=True)
+    written = [row for row, cell in found if cell.line or not cell.is_baseline]
+    # The last two entries fit nothing: they are cells of their own, without what earlier entries added.
+    assert sorted(written) == sorted([
         ("int8_sym", 1, 32, 64), ("int8_sym", 2, 8, 64), ("fp8_e4m3", 1, 32, 512), ("fp8_e4m3", 2, 8, 512),
-    ]  # fmt: skip
-    # the two entries that fit nothing are cells of their own, without what earlier entries added
-    written = [
-        row
-        for row, cell in zip(picked(matrix, *keys), matrix.cells, strict=True)
-        if cell.line and cell.is_baseline
-    ]
-    assert written == [("native", 1, 16, 512), ("native", 2, 16, 512)]
+        ("native", 1, 16, 512), ("native", 2, 16, 512),
+    ])  # fmt: skip
 
 
 def test_include_extends_without_changing_an_axis_and_may_replace_a_fixed_key(make, picked):
-    matrix = make(
-        """\
-        axes: {kv_format: [native, int8_sym], batch: [1, 4]}
-        engine: {page_size: 16}
-        include: [{batch: 4, page_size: 32}]
-        """
-    )
-    assert picked(matrix, "kv_format", "batch", "page_size") == [
-        ("native", 1, 16), ("native", 4, 32), ("int8_sym", 1, 16), ("int8_sym", 4, 32),
-    ]  # fmt: skip
+    axes = "axes: {kv_format: [native, int8_sym], batch: [1, 4]}"
+    matrix = make(f"{axes}\nengine: {{page_size: 16}}\ninclude: [{{batch: 4, page_size: 32}}]")
+    rows = picked(matrix, "kv_format", "batch", "page_size")
+    assert rows == [("native", 1, 16), ("native", 4, 32), ("int8_sym", 1, 16), ("int8_sym", 4, 32)]
 
 
 def test_exclude_matches_in_part_and_comes_before_include(make, picked):
@@ -153,21 +120,14 @@ def test_exclude_matches_in_part_and_comes_before_include(make, picked):
 
 
 def test_exclude_compares_scales_too(make, picked):
-    matrix = make(
-        """\
-        axes: {kv_format: int8_static, scale: [0.05, {k: 1, v: 2}]}
-        exclude: [{scale: {v: 2.0, k: 1.0}}]
-        """
-    )
-    assert picked(matrix, "scale") == [(None,), (0.05,)]
+    axes = "axes: {kv_format: int8_static, scale: [0.05, {k: 1, v: 2}]}"
+    assert picked(make(f"{axes}\nexclude: [{{scale: {{v: 2.0, k: 1.0}}}}]"), "scale") == [(None,), (0.05,)]
 
 
 def test_scale_axis_reaches_only_static_formats(make):
     matrix = make("axes: {kv_format: [native, int8_sym, int8_static, fp8_e4m3_static], scale: [0.05, 1]}")
-    assert names(matrix) == [
-        "kv_format=native", "kv_format=int8_sym", "kv_format=int8_static,scale=0.05", "kv_format=int8_static,scale=1.0",
-        "kv_format=fp8_e4m3_static,scale=0.05", "kv_format=fp8_e4m3_static,scale=1.0",
-    ]  # fmt: skip
+    static = [f"kv_format={fmt},scale={x}" for fmt in ("int8_static", "fp8_e4m3_static") for x in (0.05, 1.0)]
+    assert names(matrix) == ["kv_format=native", "kv_format=int8_sym", *static]
     assert {cell.baseline for cell in matrix.cells} == {matrix.cells[0].id}
 
 
@@ -179,14 +139,6 @@ def test_scale_for_k_and_v_and_for_layers(make, picked):
 
 
 def test_include_gives_a_static_format_its_scale(make, picked):
-    matrix = make(
-        """\
-        axes: {kv_format: [native, int8_static], batch: [1, 2]}
-        include:
-          - {kv_format: int8_static, scale: 0.05}
-        """
-    )
-    assert picked(matrix, "kv_format", "batch", "scale")[2:] == [
-        ("int8_static", 1, 0.05),
-        ("int8_static", 2, 0.05),
-    ]
+    axes = "axes: {kv_format: [native, int8_static], batch: [1, 2]}"
+    matrix = make(f"{axes}\ninclude: [{{kv_format: int8_static, scale: 0.05}}]")
+    assert picked(matrix, "kv_format", "batch", "scale")[2:] == [("int8_static", n, 0.05) for n in (1, 2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,16 +11,7 @@ import pytest
 from kvbench.errors import Refused, UsageError
 from kvbench.formats.kv import KV_FORMATS, KVShape
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import (
-    TORCH,
-    TRITON,
-    Choice,
-    Decision,
-    Request,
-    check_context,
-    request_of,
-    resolve,
-)
+from kvbench.matrix.resolve import TORCH, TRITON, Choice, Request, check_context, request_of, resolve
 from kvbench.models.attention_facts import LayerFacts, ModelFacts, facts_from_config
 from kvbench_kernels.support import Accepted, Rejected
 
@@ -30,6 +22,13 @@ STRICT = replace(REQUEST, fallback="refuse")
 
 def facts(*layers: LayerFacts, **changes: Any) -> ModelFacts:
     return ModelFacts("test", layers or (LayerFacts("full", 4, SHAPE),) * 2, 2048, **changes)
+
+
+def refused(request: Request, model: ModelFacts | None, match: str = "") -> str:
+    """The reason of a refusal."""
+    with pytest.raises(Refused, match=match) as caught:
+        resolve(request, model)
+    return caught.value.reason
 
 
 FULL = facts()
@@ -64,28 +63,19 @@ def test_a10_t1_distill_named_deepseek_keeps_int8():
     assert resolve(STRICT, facts_from_config(config)).kv_format.resolved == "int8_sym"
 
 
-def test_a10_t1_mla_falls_back_to_native_with_its_reason():
-    choice = resolve(REQUEST, MLA).kv_format
-    assert (choice.requested, choice.resolved) == ("int8_sym", "native")
-    assert choice.reason == "mla_not_validated"
+DEEPSEEK = {
+    "model_type": "deepseek_v2", "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "v_head_dim": 128, "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [MLA, facts_from_config(DEEPSEEK)], ids=["facts", "deepseek_v2"])
+def test_a10_t1_mla_falls_back_to_native_with_its_reason(model):
+    choice = resolve(REQUEST, model).kv_format
+    assert (choice.requested, choice.resolved, choice.reason) == ("int8_sym", "native", "mla_not_validated")
     assert choice.rejected == (("int8_sym", "mla_not_validated"),)
-    assert "int8_sym has not been validated" in choice.sentence
-
-
-def test_a10_t1_mla_is_an_error_in_strict_mode():
-    with pytest.raises(Refused, match="int8_sym on backend torch was asked for and cannot run") as e:
-        resolve(STRICT, MLA)
-    assert e.value.reason == "mla_not_validated"
-
-
-def test_a10_t1_deepseek_v2_is_native_by_its_latent_and_an_error_in_strict_mode():
-    config = {"model_type": "deepseek_v2", "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-              "v_head_dim": 128, "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}  # fmt: skip
-    choice = resolve(REQUEST, facts_from_config(config)).kv_format
-    assert (choice.resolved, choice.reason) == ("native", "mla_not_validated")
-    with pytest.raises(Refused) as e:
-        resolve(STRICT, facts_from_config(config))
-    assert e.value.reason == "mla_not_validated"
+    assert "int8_sym" in choice.sentence
+    assert refused(STRICT, model, "int8_sym on backend torch") == "mla_not_validated"
 
 
 def test_mla_runs_natively():
@@ -96,9 +86,8 @@ def test_mla_runs_natively():
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym"])
 def test_a10_t3_unknown_layer_kinds_are_refused_even_natively(fallback, kv_format):
     hybrid = facts(LayerFacts("full", 4, SHAPE), LayerFacts("linear_attention", 4, SHAPE))
-    with pytest.raises(Refused, match=r"Layer 1 .*'linear_attention'") as e:
-        resolve(replace(REQUEST, fallback=fallback, kv_format=kv_format), hybrid)
-    assert e.value.reason == "layer_kind_unsupported"
+    request = replace(REQUEST, fallback=fallback, kv_format=kv_format)
+    assert refused(request, hybrid, r"Layer 1 .*'linear_attention'") == "layer_kind_unsupported"
 
 
 @pytest.mark.parametrize("fallback", ["allow", "refuse"])
@@ -110,18 +99,15 @@ def test_a10_t3_unsupported_attributes_are_refused(fallback):
     assert "fallback: allow" not in str(e.value)  # it would not help
 
 
-def test_triton_falls_back_to_torch_and_keeps_the_format():
-    decision = resolve(replace(REQUEST, backend="triton"), FULL)
-    assert (decision.backend.resolved, decision.backend.reason) == ("torch", "no_gpu")
-    assert decision.backend.rejected == (("triton", "no_gpu"),)
-    assert (decision.kv_format.resolved, decision.kv_format.rejected) == ("int8_sym", ())
-
-
-def test_both_aspects_can_fall_back_each_with_its_own_reason():
-    decision = resolve(replace(REQUEST, backend="triton"), MLA)
-    assert decision.backend.rejected == (("triton", "no_gpu"),)
-    assert decision.kv_format.rejected == (("int8_sym", "mla_not_validated"),)
-    assert (decision.backend.resolved, decision.kv_format.resolved) == ("torch", "native")
+def test_a_backend_that_is_not_there_falls_back_apart_from_the_format():
+    for model, kv_format, rejected in (
+        (FULL, "int8_sym", ()),
+        (MLA, "native", (("int8_sym", "mla_not_validated"),)),
+    ):
+        decision = resolve(replace(REQUEST, backend="triton"), model)
+        assert (decision.backend.resolved, decision.backend.reason) == ("torch", "no_gpu")
+        assert decision.backend.rejected == (("triton", "no_gpu"),)
+        assert (decision.kv_format.resolved, decision.kv_format.rejected) == (kv_format, rejected)
 
 
 def test_a_backend_that_lacks_a_format_gives_way_before_the_format_does():
@@ -140,6 +126,9 @@ def test_a_backend_that_lacks_a_format_gives_way_before_the_format_does():
 FP8 = replace(REQUEST, weights="fp8_block128")
 
 
+ON_GPU = {"backend": "triton", "device": "cuda", "dtype": "bfloat16"}
+
+
 @pytest.mark.parametrize(
     ("changes", "resolved", "reason", "rejected"),
     [
@@ -147,27 +136,16 @@ FP8 = replace(REQUEST, weights="fp8_block128")
         ({"gemm": "reference"}, "reference", "requested", ()),
         ({"gemm": "w8a16"}, "reference", "gemm_needs_triton", (("w8a16", "gemm_needs_triton"),)),
         ({"weights": "native"}, "native", "native_weights", ()),
+        (ON_GPU, "by_shape", "best_available", ()),
+        *((ON_GPU | {"gemm": path}, path, "requested", ()) for path in ("w8a16", "w8a8", "reference")),
     ],
-    ids=["auto", "reference", "w8a16 on torch", "native weights"],
 )
 def test_the_path_of_fp8_products_is_decided(changes, resolved, reason, rejected):
-    decision = resolve(replace(FP8, **changes), FULL)  # type: ignore[arg-type]
-    assert (decision.weights.resolved, decision.weights.reason) == (
-        changes.get("weights", "fp8_block128"),
-        "requested",
-    )
-    gemm = decision.gemm
+    decision = resolve(replace(FP8, **changes), FULL)
+    weights, gemm = decision.weights, decision.gemm
+    assert (weights.resolved, weights.reason) == (changes.get("weights", "fp8_block128"), "requested")
     assert (gemm.resolved, gemm.reason, gemm.rejected) == (resolved, reason, rejected)
     assert gemm.fell_back == bool(rejected)
-
-
-@pytest.mark.parametrize(
-    ("asked", "resolved"),
-    [("auto", "by_shape"), ("w8a16", "w8a16"), ("w8a8", "w8a8"), ("reference", "reference")],
-)
-def test_triton_on_a_gpu_has_every_path(asked, resolved):
-    gemm = resolve(replace(FP8, backend="triton", device="cuda", dtype="bfloat16", gemm=asked), FULL).gemm
-    assert (gemm.resolved, gemm.fell_back) == (resolved, False)
 
 
 @pytest.mark.parametrize(
@@ -175,18 +153,15 @@ def test_triton_on_a_gpu_has_every_path(asked, resolved):
     [({"backend": "triton"}, "no_gpu"), ({"weights": "fp8_block128", "gemm": "w8a8"}, "gemm_needs_triton")],
 )
 def test_strict_mode_refuses_every_fallback(changes, reason):
-    with pytest.raises(Refused, match=r"Set engine: \{fallback: allow\}") as e:
-        resolve(replace(STRICT, **changes), FULL)
-    assert e.value.reason == reason
+    assert refused(replace(STRICT, **changes), FULL, "fallback: allow") == reason
 
 
 def test_w8a8_in_float32_would_never_run_and_is_refused():
-    request = replace(STRICT, weights="fp8_block128", gemm="w8a8", backend="triton", device="cuda")
-    with pytest.raises(Refused, match="this cell's dtype is float32; ask for bfloat16 or float16") as e:
-        resolve(replace(request, dtype="float32"), FULL)
-    assert e.value.reason == "gemm_needs_16_bits"
-    assert resolve(replace(request, dtype="bfloat16"), FULL).gemm.resolved == "w8a8"
-    fallen = resolve(replace(request, dtype="float32", fallback="allow"), FULL).gemm
+    request = replace(STRICT, **ON_GPU, weights="fp8_block128", gemm="w8a8")
+    narrow = replace(request, dtype="float32")
+    assert refused(narrow, FULL, "dtype is float32") == "gemm_needs_16_bits"
+    assert resolve(request, FULL).gemm.resolved == "w8a8"
+    fallen = resolve(replace(narrow, fallback="allow"), FULL).gemm
     assert (fallen.resolved, fallen.fell_back) == ("reference", True)
 
 
@@ -213,24 +188,21 @@ def test_auto_takes_the_best_backend_that_can_run_and_is_no_fallback(
     assert not decision.fell_back
 
 
-def test_an_odd_head_dim_under_an_explicit_triton_is_a_fallback():
-    request = replace(REQUEST, backend="triton", device="cuda")
-    decision = resolve(request, ODD)
-    assert (decision.backend.resolved, decision.backend.reason) == ("torch", "head_dim")
-    assert "head_dim 24; they take multiples of 16" in decision.backend.sentence
-    assert decision.fell_back
-    with pytest.raises(Refused, match=r"int8_sym on backend triton .* head_dim 24") as e:
-        resolve(replace(request, fallback="refuse"), ODD)
-    assert e.value.reason == "head_dim"
-
-
-def test_a_format_that_no_backend_has_is_a_fallback_under_auto_too():
-    request = replace(REQUEST, backend="auto", device="cuda")
-    decision = resolve(request, MLA)
-    assert (decision.kv_format.resolved, decision.kv_format.reason) == ("native", "mla_not_validated")
-    assert decision.fell_back
-    with pytest.raises(Refused, match="int8_sym on backend auto"):
-        resolve(replace(request, fallback="refuse"), MLA)
+@pytest.mark.parametrize(
+    ("backend", "model", "aspect", "resolved", "reason"),
+    [
+        ("triton", ODD, "backend", "torch", "head_dim"),
+        ("auto", MLA, "kv_format", "native", "mla_not_validated"),
+    ],
+)
+def test_what_no_kernel_has_is_a_fallback(backend, model, aspect, resolved, reason):
+    request = replace(REQUEST, backend=backend, device="cuda")
+    decision = resolve(request, model)
+    choice = getattr(decision, aspect)
+    assert (choice.resolved, choice.reason, decision.fell_back) == (resolved, reason, True)
+    assert refused(replace(request, fallback="refuse"), model, f"int8_sym on backend {backend}") == "head_dim"
+    if model is ODD:
+        assert "head_dim 24" in choice.sentence
 
 
 def test_triton_runs_on_the_interpreter_where_it_is_asked_for_by_name():
@@ -279,15 +251,16 @@ def test_speed_that_cannot_be_had_is_plain_under_auto_and_a_fallback_by_name(asp
         assert (choice.requested, choice.resolved, choice.reason) == (asked, plain, reason)
         assert choice.rejected == ((fast, reason),)
         assert decision.fell_back is fell_back
-    with pytest.raises(Refused, match=f"{aspect} {fast} was asked for and cannot run") as e:
-        resolve(replace(STRICT, **where, **{aspect: fast}), FULL)
-    assert e.value.reason == reason
+    assert refused(replace(STRICT, **where, **{aspect: fast}), FULL, f"{aspect} {fast}") == reason
     assert getattr(resolve(replace(STRICT, **where, **{aspect: plain}), FULL), aspect).reason == "requested"
 
 
 def test_the_request_of_a_cell_has_all_that_decides(monkeypatch):
-    asked = {"kv_format": "fp8_e4m3", "weights": "fp8_block128", "backend": "auto", "fallback": "allow", "device": "cuda",
-             "dtype": "bfloat16", "page_size": 64, "prefill_reads": "fresh", "decode": "eager", "compile": "off", "gemm": "w8a8"}  # fmt: skip
+    asked = {
+        "kv_format": "fp8_e4m3", "weights": "fp8_block128", "backend": "auto", "fallback": "allow",
+        "device": "cuda", "dtype": "bfloat16", "page_size": 64, "prefill_reads": "fresh", "decode": "eager",
+        "compile": "off", "gemm": "w8a8",
+    }  # fmt: skip
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert request_of({**CELL_KEYS, **asked}) == Request(**asked)  # type: ignore[arg-type]
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -296,14 +269,9 @@ def test_the_request_of_a_cell_has_all_that_decides(monkeypatch):
 
 def test_without_facts_it_is_decided_at_load():
     decision = resolve(replace(STRICT, backend="triton"), None)
-    assert [c.reason for c in (decision.kv_format, decision.weights, decision.backend)] == [
-        "decided_at_load"
-    ] * 3
-    assert [c.resolved for c in (decision.kv_format, decision.weights, decision.backend)] == [
-        "int8_sym",
-        "native",
-        "triton",
-    ]
+    choices = decision.kv_format, decision.weights, decision.backend
+    assert {c.reason for c in choices} == {"decided_at_load"}
+    assert [c.resolved for c in choices] == ["int8_sym", "native", "triton"]
 
 
 @pytest.mark.parametrize(
@@ -324,8 +292,7 @@ def test_unknown_names_are_usage_errors(key, value, accepted):
 
 
 def test_resolve_is_pure():
-    first: Decision = resolve(REQUEST, MLA)
-    assert first == resolve(REQUEST, MLA)
+    assert resolve(REQUEST, MLA) == resolve(REQUEST, MLA)
 
 
 def test_a19_t4_context_beyond_the_model_is_refused():
@@ -338,19 +305,15 @@ def test_a19_t4_context_beyond_the_model_is_refused():
     (2048, 0, True), (2048, 1, True), (2048, 2, False), (2033, 16, True), (2034, 16, False), (2049, 0, False),
 ])  # fmt: skip
 def test_a19_t4_edges(context, new_tokens, fits):
-    if fits:
+    expected = (
+        nullcontext() if fits else pytest.raises(Refused, match=f"at most {2048 - max(new_tokens - 1, 0)}")
+    )
+    with expected:
         check_context(FULL, context, new_tokens)
-        return
-    with pytest.raises(Refused, match=f"at most {2048 - max(new_tokens - 1, 0)}"):
-        check_context(FULL, context, new_tokens)
-
-
-def test_a_model_without_a_limit_takes_any_context():
-    check_context(replace(FULL, max_context=None), 10**6, 1)
+    check_context(replace(FULL, max_context=None), context, new_tokens)
 
 
 @pytest.mark.parametrize("fallback", ["allow", "refuse"])
 def test_splits_where_nothing_splits_are_refused_not_dropped(fallback):
-    with pytest.raises(Refused, match="kv_splits: 4 was asked for, and the cell runs on backend torch") as e:
-        resolve(replace(REQUEST, kv_splits=4, fallback=fallback), FULL)
-    assert e.value.reason == "splits_need_triton"
+    request = replace(REQUEST, kv_splits=4, fallback=fallback)
+    assert refused(request, FULL, "kv_splits: 4 .* backend torch") == "splits_need_triton"

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvbench.formats.kv import KV_FORMATS
-from kvbench.matrix.load import Matrix, load
+from kvbench.matrix.load import load
 from kvbench.matrix.runners import RUNNERS
-
-Make = Callable[..., Matrix]
-Picked = Callable[..., list[tuple[Any, ...]]]
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,16 +28,9 @@ def test_the_gate_is_found_beside_the_matrix(make, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "cells", "tasks"),
-    [
-        ("smoke", 12, 84),
-        ("int8", 8, 40),
-        ("int8_scales", 10, 30),
-        ("fp8_kv", 24, 48),
-        ("kv_h200", 33, 69),
-        ("fp8_weights", 15, 33),
-        ("fp8_quality", 4, 24),
-    ],
-)
+    [("smoke", 12, 84), ("int8", 8, 40), ("int8_scales", 10, 30), ("fp8_kv", 24, 48), ("kv_h200", 33, 69),
+     ("fp8_weights", 15, 33), ("fp8_quality", 4, 24)],
+)  # fmt: skip
 def test_the_shipped_matrices_load(name, cells, tasks):
     matrix = load(ROOT / f"matrices/{name}.yaml")
     assert (matrix.name, len(matrix.cells), len(matrix.tasks)) == (name, cells, tasks)

@@ -56,8 +56,10 @@ def test_a23_t4_a_mistake_in_a_gate_has_place_and_reason(text, lines, tmp_path):
 def test_every_reason_occurs():
     codes = {line.split()[1] for _, *lines in CASES for line in lines}
     assert codes >= {
-        "alias", "conflict", "duplicate_key", "empty", "missing_file", "missing_key", "missing_scale", "no_cell",
-        "not_accepted", "not_finite", "out_of_domain", "too_large", "too_small", "unknown_key", "unused", "wrong_length",
+        "alias", "conflict", "duplicate_key", "empty", "missing_file", "missing_key", "missing_scale",
+        "no_cell",
+        "not_accepted", "not_finite", "out_of_domain", "too_large", "too_small", "unknown_key", "unused",
+        "wrong_length",
         "wrong_type",
     }  # fmt: skip
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from kvbench.matrix.document import Fault
-from kvbench.matrix.load import Matrix
 from kvbench.matrix.overrides import apply
 from kvbench.matrix.yaml import parse
-
-Make = Callable[..., Matrix]
-Refused = Callable[..., tuple[Fault, ...]]
-Picked = Callable[..., list[tuple[Any, ...]]]
 
 
 def test_set_replaces_values_by_the_yaml_rules(make, picked):
     text = "axes: {kv_format: native, batch: [1, 2]}\nengine: {page_size: 16}\nrunners: {mcq: {limit: 24}}"
     matrix = make(text, ["axes.kv_format=[native,int8_sym]", "axes.page_size=[8, "
-                                                             "16]", "engine.batch=3", "runners.mcq.limit=null",
+                                                             "16]", "engine.batch=3",
+                                                             "runners.mcq.limit=null",
                          "runners.mcq.max_truncated=1e-2", "runners.parity={}", "name=other"])  # fmt: skip
     assert matrix.name == "other"
     assert picked(matrix, "kv_format", "page_size", "batch") == [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,6 @@ from hypothesis import strategies as st
 from kvbench.errors import UsageError
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.load import Matrix, load
-
-Make = Callable[..., Matrix]
-Picked = Callable[..., list[tuple[Any, ...]]]
-
 
 VALUES: dict[str, list[Any]] = {
     "kv_format": ["native", "int8_sym", "fp8_e4m3", "int8_static"],
@@ -100,23 +96,15 @@ def test_every_cell_is_complete_unique_and_has_a_baseline(tmp_path, data):
     for cell in matrix.cells:
         assert list(cell.spec) == list(CELL_KEYS)
         # What depends on the model's facts stays auto, and is decided when it is loaded.
-        assert {key for key, value in cell.spec.items() if value == "auto"} <= {
-            "backend",
-            "gemm",
-            "decode",
-            "compile",
-        }
+        undecided = {key for key, value in cell.spec.items() if value == "auto"}
+        assert undecided <= {"backend", "gemm", "decode", "compile"}
         assert cell.spec["model"] is not None
         assert (cell.spec["scale"] is not None) == cell.spec["kv_format"].endswith("_static")
         native = {**cell.spec, "kv_format": "native", "weights": "native", "scale": None}
         assert by_id[cell.baseline].spec == native
         assert cell.is_baseline == (cell.spec == native)
-        measured = [(t.runner, t.variant) for t in matrix.tasks if cell.id in t.cells]
-        assert sorted(measured) == [
-            ("perplexity", "pydoc stream512"),
-            ("perplexity", "wikitext2 stream512"),
-            ("storage", ""),
-        ]
+        measured = sorted(f"{t.runner} {t.variant}" for t in matrix.tasks if cell.id in t.cells)
+        assert measured == ["perplexity pydoc stream512", "perplexity wikitext2 stream512", "storage "]
     first_candidate = next((i for i, c in enumerate(matrix.cells) if not c.is_baseline), len(matrix.cells))
     assert all(not cell.is_baseline for cell in matrix.cells[first_candidate:])
 

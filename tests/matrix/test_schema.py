@@ -41,7 +41,8 @@ GATE = """\
 name: release
 allow_partial: true
 checks:
-  - {metric: kv_ratio_16bit, where: {kv_format: int8_sym, batch: 4}, equals: {value: 0.515625, tolerance: 1e-6}, why: x}
+  - {metric: kv_ratio_16bit, where: {kv_format: int8_sym, batch: 4},
+     equals: {value: 0.515625, tolerance: 1e-6}, why: x}
   - {metric: kv_bytes_difference, equals: 0}
   - {metric: ppl_delta_pct, where: {variant: wikitext2 stream512}, within: [-1, 1], required: false}
   - {metric: itl_ratio, at_most: 1.1}
@@ -51,7 +52,8 @@ checks:
 # Reasons for which a schema refuses a file too; the others take the file as a whole, the metric's unit, or
 # other files.
 EXPRESSIBLE = {
-    "empty", "missing_key", "not_accepted", "too_large", "too_small", "unknown_key", "wrong_length", "wrong_type",
+    "empty", "missing_key", "not_accepted", "too_large", "too_small", "unknown_key", "wrong_length",
+    "wrong_type",
 }  # fmt: skip
 CASES = [
     block.split("\n> ")
@@ -96,8 +98,8 @@ def test_a_mistake_that_a_schema_can_express_does_not_validate(text, codes):
 
 @pytest.mark.parametrize(
     ("scale", "fits"),
-    [("checkpoint", True), ("checkpoint_or_default", True), ("default", True), ("s.json", True), ("[default, 0.05]", True),
-     ("checkpont", False), ("dynamic", False), ("0", False)],
+    [("checkpoint", True), ("checkpoint_or_default", True), ("default", True), ("s.json", True),
+     ("[default, 0.05]", True), ("checkpont", False), ("dynamic", False), ("0", False)],
 )  # fmt: skip
 def test_the_words_of_scale_are_in_the_schema(scale, fits):
     text = MATRIX.replace("scale: [0.05, {k: 1, v: [0.1, 0.2]}]", f"scale: {scale}")

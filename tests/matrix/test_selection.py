@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from kvbench.errors import UsageError
-from kvbench.matrix.load import Matrix
-
-Make = Callable[..., Matrix]
-Picked = Callable[..., list[tuple[Any, ...]]]
-
 
 GRID = "axes: {kv_format: [int8_sym, fp8_e4m3], batch: [1, 16], context: [8]}"
 
@@ -51,17 +43,11 @@ def test_select_finds_a_scale_by_its_value(make, picked):
 
 @pytest.mark.parametrize(
     ("expression", "words"),
-    [
-        ("int8_sim", "selects no cell; the cells are:\n  kv_format=native,batch=1\n"),
-        ("", "the end"),
-        ("int8 and", "the end"),
-        ("or int8", "'or'"),
-        ("(int8", "parenthesis"),
-        ("int8 fp8", "'fp8'"),
-        ("int8)", "')'"),
-        ("kv_fromat=native", "Did you mean kv_format?"),
-    ],
-)
+    [("int8_sim", "selects no cell; the cells are:\n  kv_format=native,batch=1\n"), ("", "the end"),
+     ("int8 and", "the end"), ("or int8", "'or'"), ("(int8", "parenthesis"), ("int8 fp8", "'fp8'"),
+     ("int8)", "')'"),
+     ("kv_fromat=native", "Did you mean kv_format?")],
+)  # fmt: skip
 def test_an_expression_that_is_refused(make, expression, words):
     with pytest.raises(UsageError) as caught:
         make(GRID, select=expression)

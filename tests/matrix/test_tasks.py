@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvbench.errors import NotAvailable, UsageError
-from kvbench.matrix.load import Host, Matrix
+from kvbench.matrix.load import Host
 from kvbench.matrix.runners import RUNNERS
-
-Make = Callable[..., Matrix]
-Picked = Callable[..., list[tuple[Any, ...]]]
-
 
 ALL = (
     "runners: {storage: , parity: , latency: , agreement: , perplexity: {data: [wikitext2, pydoc]}, mcq: "
@@ -25,16 +21,8 @@ ALL = (
 
 def test_tasks_once_a_scope_in_cell_then_runner_order(make):
     matrix = make(f"axes: {{kv_format: [native, int8_sym], batch: [1, 4]}}\n{ALL}")
-    shared = [
-        "parity",
-        "agreement",
-        "perplexity wikitext2 stream512",
-        "perplexity pydoc stream512",
-        "mcq cloze 5-shot",
-        "mcq mmlu 5-shot",
-    ]
-    own = ["storage", "latency"]
-    first = ["storage", "parity", "latency", *shared[1:]]
+    own, texts = ["storage", "latency"], ["perplexity wikitext2 stream512", "perplexity pydoc stream512"]
+    first = ["storage", "parity", "latency", "agreement", *texts, "mcq cloze 5-shot", "mcq mmlu 5-shot"]
     assert [f"{t.runner} {t.variant}".strip() for t in matrix.tasks] == [*first, *own, *first, *own]
     native, quantized = [c.id for c in matrix.cells[:2]], [c.id for c in matrix.cells[2:]]
     for task in matrix.tasks:

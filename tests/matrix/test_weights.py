@@ -3,15 +3,8 @@ from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from kvbench.matrix.cells import one_model
 from kvbench.matrix.expand import baseline_spec
-from kvbench.matrix.load import Matrix
-
-Make = Callable[..., Matrix]
-Picked = Callable[..., list[tuple[Any, ...]]]
 
 
 def test_the_baseline_of_fp8_weights_has_native_weights_and_native_kv(make):
@@ -30,16 +23,11 @@ def test_paths_are_varied_for_fp8_weights_only(make, picked):
 
 
 def test_native_weights_run_on_the_model_that_is_named_for_them(make, picked):
-    matrix = make(
-        """
-        model: {source: tiny-wide, revision: abc, native: tiny-llama}
-        axes: {weights: [native, fp8_block128]}
-        """
-    )
+    model = "{source: tiny-wide, revision: abc, native: tiny-llama}"
+    matrix = make(f"model: {model}\naxes: {{weights: [native, fp8_block128]}}")
     assert picked(matrix, "weights", "model", "model_revision", "native_model") == [
-        ("native", "tiny-llama", None, None),
-        ("fp8_block128", "tiny-wide", "abc", "tiny-llama"),
-    ]
+        ("native", "tiny-llama", None, None), ("fp8_block128", "tiny-wide", "abc", "tiny-llama"),
+    ]  # fmt: skip
     native, quantized = matrix.cells
     assert quantized.baseline == native.id
 

@@ -30,10 +30,14 @@ def test_a22_t1_scientific_notation_is_a_number(text):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("010", 10), ("-3", -3), ("+7", 7), ("0o10", 8), ("0xff", 255), (".5", 0.5), ("1.", 1.0), ("-.inf", -math.inf),
-        (".INF", math.inf), ("true", True), ("FALSE", False), ("~", None), ("", None), ("null", None), ("Null", None),
-        ("yes", "yes"), ("no", "no"), ("on", "on"), ("off", "off"), ("NO", "NO"), ("y", "y"), ("12:30", "12:30"),
-        ("1_000", "1_000"), ("2026-01-31", "2026-01-31"), ("nan", "nan"), ("inf", "inf"), ("1e", "1e"), ("-", "-"),
+        ("010", 10), ("-3", -3), ("+7", 7), ("0o10", 8), ("0xff", 255), (".5", 0.5), ("1.", 1.0),
+        ("-.inf", -math.inf),
+        (".INF", math.inf), ("true", True), ("FALSE", False), ("~", None), ("", None), ("null", None),
+        ("Null", None),
+        ("yes", "yes"), ("no", "no"), ("on", "on"), ("off", "off"), ("NO", "NO"), ("y", "y"),
+        ("12:30", "12:30"),
+        ("1_000", "1_000"), ("2026-01-31", "2026-01-31"), ("nan", "nan"), ("inf", "inf"), ("1e", "1e"),
+        ("-", "-"),
         ("tRue", "tRue"), ("0b1", "0b1"), (".", "."), ("1.2.3", "1.2.3"), ("٣", "٣"),
     ],
 )  # fmt: skip
@@ -68,16 +72,12 @@ def test_a22_t3_duplicate_key_is_an_error_with_both_places():
 
 @pytest.mark.parametrize(
     ("text", "place"),
-    [
-        ("axes:\n\tbatch: 1\n", "2:1"),
-        ("a: b\n\tc: d\n", "2:1"),
-        ("a:\t1\n", "1:3"),
-        ("a: {\n\tb: 1}\n", "2:1"),
-        ("a:\n  - 1\n\t- 2\n", "3:1"),
-    ],
-)
+    [("axes:\n\tbatch: 1\n", "2:1"), ("a: b\n\tc: d\n", "2:1"), ("a:\t1\n", "1:3"),
+     ("a: {\n\tb: 1}\n", "2:1"),
+     ("a:\n  - 1\n\t- 2\n", "3:1")],
+)  # fmt: skip
 def test_a22_t3_tab_indent_names_its_line(text, place):
-    assert faults(text).startswith(f"f.yaml:{place}: YAML does not allow a tab here")
+    assert faults(text).startswith(f"f.yaml:{place}: YAML does not allow a tab")
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,8 @@ def test_a22_t3_tab_indent_names_its_line(text, place):
         ("? [a]\n: 2\n", "f.yaml:1:3: a list or a mapping cannot be a key"),
         ("a: 1e999\n", "f.yaml:1:4: the number 1e999 is too large for a float"),
         ("a: " + "9" * 5000, "f.yaml:1:4: the number 999999999999... has 5000 digits"),
-        ("a: [1, 2\nb: "
-         "3\n", "f.yaml:2:2: this is not YAML: while parsing a flow sequence, expected ',' or ']', but got "
-                "':'."),
+        ("a: [1, 2\nb: 3\n",
+         "f.yaml:2:2: this is not YAML: while parsing a flow sequence, expected ',' or ']'"),
         ("a: 'x\n", "f.yaml:2:1: this is not YAML: "),
         ("a: b: c\n", "f.yaml:1:5: this is not YAML: mapping values are not allowed here."),
         ("a: 1\nb: \x00\n", "f.yaml:2:4: the character U+0000 is not allowed"),
@@ -156,18 +155,15 @@ def test_load_raises_what_read_keeps(tmp_path):
         load(path)
 
 
-def test_a_missing_file_a_folder_and_bytes_that_are_no_text(tmp_path):
-    with pytest.raises(UsageError, match=r"nothing\.yaml does not exist; give the path of a YAML file\."):
-        load(tmp_path / "nothing.yaml")
-    with pytest.raises(UsageError, match="is a folder; give the path of a YAML file in it"):
-        load(tmp_path)
-    with pytest.raises(UsageError, match="cannot be read"):
-        load(tmp_path / "a\0b")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("nothing.yaml", r"nothing\.yaml does not exist"), (".", "is a folder"), ("a\0b", "cannot be read"),
+     ("latin.yaml", r"latin\.yaml:2:7: the byte 0xe9 is not UTF-8")],
+)  # fmt: skip
+def test_a_missing_file_a_folder_and_bytes_that_are_no_text(tmp_path, name, words):
     (tmp_path / "latin.yaml").write_bytes(b"a: 1\nb: caf\xe9\n")
-    with pytest.raises(
-        UsageError, match=r"latin\.yaml:2:7: the byte 0xe9 is not UTF-8; save the file as UTF-8\."
-    ):
-        load(tmp_path / "latin.yaml")
+    with pytest.raises(UsageError, match=words):
+        load(tmp_path / name)
 
 
 def test_bom_and_windows_lines(tmp_path):

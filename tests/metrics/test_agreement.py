@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scipy import stats as scipy_stats
 
-from tests.factories.made_run import BASE, CAND, MadeRun
+from tests.factories.runs.made import BASE, CAND, MadeRun
 
 
 def tokens(
@@ -79,8 +79,7 @@ def test_the_line_end_before_the_prompt_is_a_share_of_the_baselines_own_steps():
 
 def test_a_divergence_within_the_noise_floor_is_a_near_tie():
     row = run_of([7, 8, 7], tokens([7, 7, 7], aa=[1])).row("first_divergence")
-    assert row.value == 1
-    assert "near-tie" in row.note
+    assert (row.value, "near-tie" in row.note) == (1, True)
 
 
 def test_the_margin_noise_separates_a_near_tie_from_a_real_divergence():
@@ -93,8 +92,7 @@ def test_the_margin_noise_separates_a_near_tie_from_a_real_divergence():
     assert "near-tie" in run.row("first_divergence").note
     assert "1 of 2" in run.row("real_divergence").note
     ties = run_of([7, 8, 7, 7, 7], native).row("real_divergence")
-    assert ties.value == 5
-    assert ties.note.startswith("censored")
+    assert (ties.value, ties.note.startswith("censored")) == (5, True)
 
 
 @pytest.mark.parametrize(
@@ -138,15 +136,16 @@ def test_a_margin_that_is_no_number_stays_none():
 
 
 @pytest.mark.parametrize(
-    ("own", "ratio"), [([7, 7, 7, 2, 7], 1.0), ([7, 2, 7, 7, 7], 0.5), ([7, 7, 7, 7, 7], 1.25)]
-)
-def test_length_up_to_the_token_that_ends_a_text(own, ratio):
-    assert run_of(own, tokens([7, 7, 7, 2, 2], aa=[], end_ids=[2])).row("length_ratio").value == ratio
-
-
-def test_length_of_texts_that_go_on_or_have_no_end():
-    assert run_of([7] * 4, tokens([7] * 4, aa=[], end_ids=[2])).row("length_ratio").value == 1.0
-    assert run_of([7] * 4, tokens([7] * 4, aa=[])).row("length_ratio").value is None
+    ("own", "native", "ends", "ratio"),
+    [
+        *((own, [7, 7, 7, 2, 2], {"end_ids": [2]}, ratio)
+          for own, ratio in (([7, 7, 7, 2, 7], 1.0), ([7, 2, 7, 7, 7], 0.5), ([7, 7, 7, 7, 7], 1.25))),
+        ([7] * 4, [7] * 4, {"end_ids": [2]}, 1.0),  # both go on
+        ([7] * 4, [7] * 4, {}, None),  # there is no end
+    ],
+)  # fmt: skip
+def test_length_up_to_the_token_that_ends_a_text(own, native, ends, ratio):
+    assert run_of(own, tokens(native, aa=[], **ends)).row("length_ratio").value == ratio
 
 
 def test_other_prompts_are_not_compared():

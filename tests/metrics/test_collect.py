@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import METRICS, READERS, TABLES, derive, implausible
 from kvbench.metrics.declare.units import UNITS
 from kvbench.records.run import Run
-from tests.factories.made_run import BASE, CAND, MadeRun, chunks, text_facts
+from tests.factories.runs.made import BASE, CAND, MadeRun, chunks, text_facts
 from tests.metrics.test_latency import AA, ABBA, latency
 
 # Names are written in gates, CSV and JSON, so they never change.
@@ -41,11 +40,9 @@ def test_every_metric_is_complete():
         assert implausible(metric, math.inf), metric.name
 
 
-def text_run(own: Any = None, native: Any = None) -> MadeRun:
-    sides = own or chunks((9.0, 5)), native or chunks((8.0, 5))
-    return MadeRun().measure(
-        "perplexity", *((s, text_facts(5)) for s in sides), variant="wikitext2 stream512"
-    )
+def text_run() -> MadeRun:
+    sides = ((chunks((nll, 5)), text_facts(5)) for nll in (9.0, 8.0))
+    return MadeRun().measure("perplexity", *sides, variant="wikitext2 stream512")
 
 
 def test_a_task_is_spread_over_its_cells():

@@ -18,14 +18,9 @@ FRESH = list(range(100, 200))
 
 @pytest.mark.parametrize(
     ("tokens", "n", "share"),
-    [
-        ([1, 2, 3, 4, 5, 6], 4, 1.0),
-        ([1, 2, 1, 2, 1, 2], 2, 2 / 5),
-        ([7] * 10, 4, 1 / 7),
-        ([1, 2, 3], 4, None),
-        ([1, 2, 3, 4], 4, 1.0),
-    ],
-)
+    [([1, 2, 3, 4, 5, 6], 4, 1.0), ([1, 2, 1, 2, 1, 2], 2, 2 / 5), ([7] * 10, 4, 1 / 7), ([1, 2, 3], 4, None),
+     ([1, 2, 3, 4], 4, 1.0)],
+)  # fmt: skip
 def test_distinct_ngrams_are_counted(tokens, n, share):
     assert distinct_ngrams(tokens, n) == share
 
@@ -81,8 +76,7 @@ def test_a_loop_that_varies_a_little_is_found_too():
     for at in range(70, 200, 50):
         tokens[at] = 900 + at
     assert degeneration_onset(tokens) == 20 + 5 + 3
-    loop = longest_loop(tokens)
-    assert loop.length < 60
+    assert longest_loop(tokens).length < 60
 
 
 def test_random_text_does_not_degenerate():
@@ -106,16 +100,10 @@ def test_the_first_divergence_is_a_token_or_an_end(tokens, native, at):
 
 @pytest.mark.parametrize(
     ("onset", "native", "fallen"),
-    [
-        (None, None, False),
-        (None, 10, False),
-        (63, None, True),
-        (64, None, False),
-        (24, 100, True),
-        (25, 100, False),
-        (100, 100, False),
-    ],
-)
+    [(None, None, False), (None, 10, False), (63, None, True), (64, None, False), (24, 100, True),
+     (25, 100, False),
+     (100, 100, False)],
+)  # fmt: skip
 def test_a_repetition_is_judged_against_natives_own(onset, native, fallen):
     """However soon native ends well."""
     assert collapsed(onset, None, native, 20, 256) is fallen

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scipy import stats as scipy_stats
 
-from tests.factories.made_run import BASE, MadeRun
+from tests.factories.runs.made import BASE, MadeRun
 
 
 def arm(

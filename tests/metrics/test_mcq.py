@@ -10,7 +10,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from kvbench.metrics.declare.units import NAT
-from tests.factories.made_run import BASE, CAND, MadeRun
+from tests.factories.runs.made import BASE, CAND, MadeRun
 
 RIGHT, WRONG = (-1.0, -2.0), (-2.0, -1.0)
 
@@ -46,11 +46,8 @@ def test_a18_t3_summed_per_token_and_per_character():
 
 
 def test_a18_t5_skipped_questions_are_counted_and_leave_the_denominator():
-    qs = [
-        question(0, 0, *RIGHT),
-        question(1, 0, -3.0, -2.0, truncated=True),
-        question(2, 0, skipped="empty choice"),
-    ]
+    cut, skipped = question(1, 0, -3.0, -2.0, truncated=True), question(2, 0, skipped="empty choice")
+    qs = [question(0, 0, *RIGHT), cut, skipped]
     run = run_of(qs, qs)
     assert (run.row("mcq_accuracy").value, run.row("mcq_accuracy").n) == (0.5, 2)
     assert run.row("mcq_accuracy").note == "2 of 3 scored, 1 skipped, 0 tied"
@@ -77,17 +74,17 @@ def test_paired_difference_and_mcnemar():
     """Of 20 paired questions, 1 gained and 4 lost; question 20 was skipped on one side and does not count."""
     outcomes = [(RIGHT, WRONG)] + [(WRONG, RIGHT)] * 4 + [(RIGHT, RIGHT)] * 10 + [(WRONG, WRONG)] * 5
     own = [question(i, 0, *a) for i, (a, _) in enumerate(outcomes)] + [question(20, 0, *RIGHT)]
-    native = [question(i, 0, *b) for i, (_, b) in enumerate(outcomes)] + [
-        question(20, 0, skipped="empty choice")
+    native = [
+        *(question(i, 0, *b) for i, (_, b) in enumerate(outcomes)),
+        question(20, 0, skipped="empty choice"),
     ]
     run = run_of(own, native)
     row, mde, recovery = (run.row(f"mcq_{name}") for name in ("delta_pt", "mde_pt", "recovery"))
     assert (row.value, row.n, row.baseline) == (-15.0, 20, BASE)
     half = 1.959964 * math.sqrt((7 / 22 - (3 / 22) ** 2) / 22)
     assert (row.low, row.high) == pytest.approx((100 * (-3 / 22 - half), 100 * (-3 / 22 + half)), rel=1e-6)
-    assert row.note.startswith(
-        "1 gained, 4 lost of 20 paired; not worse by more than 37 pt, equivalent within 37 pt"
-    )
+    found = ("1 gained, 4 lost of 20", "not worse by more than 37 pt", "equivalent within 37 pt")
+    assert [words for words in found if words not in row.note] == []
     # The half width of that interval times (1.959964 + 0.841621) / 1.959964.
     assert mde.value == pytest.approx(100 * half * (1 + 0.8416212336 / 1.9599639845), rel=1e-6)
     assert (mde.n, mde.baseline) == (20, BASE)

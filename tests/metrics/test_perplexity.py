@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from tests.factories.made_run import BASE, MadeRun, chunks, text_facts
+from tests.factories.runs.made import BASE, MadeRun, chunks, text_facts
 
 
 def text_run(
@@ -91,15 +91,10 @@ def test_bit_identical_text_has_a_delta_of_exactly_zero():
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"protocol": "rows512"},
-        {"split": "validation"},
-        {"bos": "each chunk"},
-        {"text": "detokenised"},
-        {"data_sha": "x"},
-    ],
+    [{"protocol": "rows512"}, {"split": "validation"}, {"bos": "each chunk"}, {"text": "detokenised"},
+     {"data_sha": "x"}],
     ids=lambda change: next(iter(change)),
-)
+)  # fmt: skip
 def test_a17_t6_two_protocols_are_never_compared(change):
     samples = chunks((100.0, 50), (90.0, 50))
     row = text_run(samples, samples, text_facts(100, **change)).row("ppl_delta_pct")

@@ -17,12 +17,8 @@ def test_a_token_counts_in_the_bucket_of_its_own_position():
     """511 scored tokens from position 1 on; the NLL of the token at position i is i."""
     found = by_position(1, -torch.arange(1.0, 512.0, dtype=torch.float64))
     assert [n for n, _ in found] == [63, 64, 128, 256]
-    assert [nll for _, nll in found] == [
-        sum(range(1, 64)),
-        sum(range(64, 128)),
-        sum(range(128, 256)),
-        sum(range(256, 512)),
-    ]
+    edges = ((1, 64), (64, 128), (128, 256), (256, 512))
+    assert [nll for _, nll in found] == [sum(range(*edge)) for edge in edges]
 
 
 def test_what_is_only_context_and_what_is_not_there_is_in_no_bucket():

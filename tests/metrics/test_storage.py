@@ -9,7 +9,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
-from tests.factories.made_run import BASE, MadeRun, layers, storage_facts
+from tests.factories.runs.made import BASE, MadeRun, layers, storage_facts
 
 
 def store(
@@ -74,9 +74,8 @@ def test_stores_of_another_size_are_not_compared():
 
 
 def parity(*errors: float, bound: float = 1e-3, cosine: float = 1.0, steps: list[int] | None = None) -> Any:
-    cases = [
-        {"name": f"case {i}", "max_abs": e, "cosine": cosine, "bound": bound} for i, e in enumerate(errors)
-    ]
+    shared = {"cosine": cosine, "bound": bound}
+    cases = [{"name": f"case {i}", "max_abs": e, **shared} for i, e in enumerate(errors)]
     equal = [1] * 2048 if steps is None else steps
     samples = {"cases": cases, "steps": {"argmax_equal": equal, "max_abs": [1e-4, 2e-4], "cosine_min": 1.0}}
     return samples, {"steps": len(equal)}
@@ -106,13 +105,9 @@ def test_parity_nan_is_kept():
 def test_a_stored_element_beyond_the_formats_bound_counts():
     samples, facts = parity(1e-5, 2e-5)
     element = {"share_of_bound": 1.5, "max_abs": 0.1, "case": "gqa float32 L16 plain"}
-    row = (
-        MadeRun()
-        .measure("parity", (samples, facts | {"element_error": element}), parity(0.0))
-        .row("parity_bound_share")
-    )
-    assert row.value == 1.5
-    assert "gqa float32 L16 plain" in row.note
+    run = MadeRun().measure("parity", (samples, facts | {"element_error": element}), parity(0.0))
+    row = run.row("parity_bound_share")
+    assert (row.value, "gqa float32 L16 plain" in row.note) == (1.5, True)
 
 
 def test_steps_agreement_has_a_wilson_interval():

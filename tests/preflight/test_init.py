@@ -48,8 +48,7 @@ def test_an_editor_takes_it_by_the_schemas_beside_it(tmp_path, fmt):
         assert text.splitlines()[0] == f"# yaml-language-server: $schema={schema}"
         jsonschema.validate(yaml.safe_load(text), json.loads((tmp_path / schema).read_text()))
     assert yaml.safe_load((tmp_path / "a.yaml").read_text())["gate"] == "a-gate.yaml"
-    kind = "matrix"
-    assert (tmp_path / "matrix.schema.json").read_text() == call("schema", kind).stdout
+    assert (tmp_path / "matrix.schema.json").read_text() == call("schema", "matrix").stdout
 
 
 @pytest.mark.parametrize(
@@ -66,28 +65,23 @@ def test_the_bytes_are_exact_for_the_model(tmp_path, model, fmt, ratio):
     assert (check.low, check.high, check.where) == (ratio, ratio, {"kv_format": fmt})
 
 
-def test_nothing_is_overwritten(tmp_path):
-    for kept in ("matrix.yaml", "gate.yaml", "matrix.schema.json", "gate.schema.json"):
-        folder = tmp_path / kept.replace(".", "-")
-        folder.mkdir()
-        (folder / kept).write_text("mine")
-        result = call("init", folder)
-        assert result.exit_code == 2
-        assert f"{folder / kept} already exists and is not changed" in " ".join(result.output.split())
-        assert [p.name for p in folder.iterdir()] == [kept]
-        assert (folder / kept).read_text() == "mine"
+FILES = ("matrix.yaml", "gate.yaml", "matrix.schema.json", "gate.schema.json")
 
 
-def test_nothing_is_written_through_a_link_to_nothing(tmp_path):
-    for number, kept in enumerate(("matrix.yaml", "gate.schema.json")):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / kept).symlink_to(tmp_path / "elsewhere")
-        result = call("init", folder)
-        assert result.exit_code == 2, result.output
-        assert f"{folder / kept} already exists and is not changed" in " ".join(result.output.split())
-        assert [p.name for p in folder.iterdir()] == [kept]
-        assert not (tmp_path / "elsewhere").exists()
+@pytest.mark.parametrize("linked", [False, True], ids=["file", "link to nothing"])
+@pytest.mark.parametrize("kept", FILES)
+def test_nothing_is_overwritten_nor_written_through_a_link(tmp_path, kept, linked):
+    path, elsewhere = tmp_path / "own" / kept, tmp_path / "elsewhere"
+    path.parent.mkdir()
+    if linked:
+        path.symlink_to(elsewhere)
+    else:
+        path.write_text("mine")
+    result = call("init", path.parent)
+    assert result.exit_code == 2, result.output
+    assert f"{path} already exists and is not changed" in " ".join(result.output.split())
+    assert [p.name for p in path.parent.iterdir()] == [kept]
+    assert not elsewhere.exists() if linked else path.read_text() == "mine"
 
 
 def test_in_the_folder_where_one_stands(tmp_path, monkeypatch):
@@ -101,28 +95,28 @@ def test_in_the_folder_where_one_stands(tmp_path, monkeypatch):
 
 def test_a_second_matrix_shares_the_schemas(tmp_path):
     assert call("init", tmp_path / "a.yaml").exit_code == 0
-    assert call("init", tmp_path / "b.yaml", "--format", "fp8_e4m3").exit_code == 0
-    assert call("init", tmp_path / "b.yaml", "--format", "fp8_e4m3").exit_code == 2
-    assert sorted(p.name for p in tmp_path.glob("*.yaml")) == [
-        "a-gate.yaml",
-        "a.yaml",
-        "b-gate.yaml",
-        "b.yaml",
-    ]
+    other = ("init", tmp_path / "b.yaml", "--format", "fp8_e4m3")
+    assert [call(*other).exit_code for _ in range(2)] == [0, 2]
+    assert sorted(p.stem for p in tmp_path.glob("*.yaml")) == ["a", "a-gate", "b", "b-gate"]
 
 
-def test_names_that_mean_nothing_are_answered_with_what_does(tmp_path):
-    result = call("init", tmp_path, "--format", "int8sym")
-    assert result.exit_code == 2
-    assert "Did you mean int8_sym?" in result.output
-    assert call("init", tmp_path, "--format", "native").exit_code == 2
-    assert call("init", tmp_path, "--model", "smollm").exit_code == 2
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--format", "int8sym", "Did you mean int8_sym?"),
+        ("--format", "native", ""),
+        ("--model", "smollm", ""),
+    ],
+)
+def test_names_that_mean_nothing_are_refused(tmp_path, option, value, words):
+    result = call("init", tmp_path, option, value)
+    assert (result.exit_code, words in result.output, list(tmp_path.iterdir())) == (2, True, [])
 
 
 def test_a_model_folder_is_named_whole_whatever_it_is_called(tmp_path, monkeypatch):
-    """By its absolute path, as a matrix is read from anywhere; quoted, as YAML has its own mind on colons and
-    hashes."""
+    """By its absolute path, as a matrix is read from anywhere; quoted, as colons and hashes mean something in
+    YAML.
+    """
     from kvbench.models.catalog import TINY
 
     odd = tmp_path / "my: model #1"

@@ -24,9 +24,13 @@ def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in rows}
 
 
+def listed(*words: str) -> dict[str, dict[str, Any]]:
+    return by_name(json.loads(call(*words, "--json").stdout)["kv_formats"])
+
+
 def test_bytes_of_the_published_shape():
     """Qwen3-8B: 147,456 B a token in 16 bits; 73,728 + 2,304 with one F32 scale a token and head."""
-    rows = by_name(json.loads(call("formats", "--json").stdout)["kv_formats"])
+    rows = listed("formats")
     assert list(rows) == list(KV_FORMATS)
     assert rows["native"]["bytes_per_token"] == 147_456
     assert rows["fp8_e4m3"]["bytes_per_token"] == 73_728 + 2_304
@@ -35,15 +39,13 @@ def test_bytes_of_the_published_shape():
 
 
 def test_a_model_gives_its_own_shape():
-    rows = by_name(
-        json.loads(call("formats", "--model", "smollm2-135m-instruct", "--json").stdout)["kv_formats"]
-    )
-    assert (rows["int8_sym"]["bytes_per_token"], rows["int8_sym"]["ratio_16bit"]) == (11_880, 0.515625)
+    row = listed("formats", "--model", "smollm2-135m-instruct")["int8_sym"]
+    assert (row["bytes_per_token"], row["ratio_16bit"]) == (11_880, 0.515625)
 
 
 def test_native_in_32_bits_is_twice_16():
-    rows = by_name(json.loads(call("formats", "--dtype", "float32", "--json").stdout)["kv_formats"])
-    assert (rows["native"]["ratio_16bit"], rows["native"]["payload"]) == (2.0, "float32")
+    row = listed("formats", "--dtype", "float32")["native"]
+    assert (row["ratio_16bit"], row["payload"]) == (2.0, "float32")
 
 
 def test_the_text_says_the_same(monkeypatch):
@@ -95,19 +97,14 @@ def test_what_a_machine_can_do_and_why_not(device, monkeypatch):
 def test_a_triton_that_is_not_installed_takes_nothing():
     triton = by_name(backend_rows(Shape(2, 2, 64, 4).facts, Host("cuda"), None))["triton"]
     assert (triton["usable"], triton["formats"]) == (False, [])
-    assert triton["why_not"] == [
-        {
-            "formats": list(KV_FORMATS),
-            "reason": "not_installed: triton is not installed; on Linux: pip install triton.",
-        }
-    ]
+    (why,) = triton["why_not"]
+    assert (why["formats"], why["reason"].startswith("not_installed: ")) == (list(KV_FORMATS), True)
 
 
 def test_the_interpreter_is_said_to_be_one(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     triton = by_name(backend_rows(Shape(2, 2, 64, 4).facts, Host("cpu"), "3.0"))["triton"]
-    assert triton["usable"]
-    assert triton["interpreted"]
+    assert (triton["usable"], triton["interpreted"]) == (True, True)
 
 
 def test_mla_is_taken_natively_only():
@@ -117,7 +114,9 @@ def test_mla_is_taken_natively_only():
     assert [no["formats"] for no in torch_row["why_not"]] == [[f] for f in KV_FORMATS if f != "native"]
 
 
-@pytest.mark.parametrize("words", [("formats", "--head-dim", "0"), ("formats", "--dtype", "int4"),
-                                   ("formats", "--device", "tpu"), ("backends", "--model", "nosuch")])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    ["formats --head-dim 0", "formats --dtype int4", "formats --device tpu", "backends --model nosuch"],
+)
 def test_what_is_none_is_a_usage_error(words):
-    assert call(*words).exit_code == 2
+    assert call(*words.split()).exit_code == 2

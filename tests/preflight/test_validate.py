@@ -26,11 +26,8 @@ GATE = "checks: [{metric: kv_bytes_difference, equals: 0}]\n"
 
 
 def validate(*words: object) -> Result:
-    return CliRunner().invoke(
-        app,
-        ["validate", *map(str, words)],
-        env={"COLUMNS": "200", "KVBENCH_DATA_DIR": "", "KVBENCH_ALLOW_HUB": ""},
-    )
+    env = {"COLUMNS": "200", "KVBENCH_DATA_DIR": "", "KVBENCH_ALLOW_HUB": ""}
+    return CliRunner().invoke(app, ["validate", *map(str, words)], env=env)
 
 
 def found(tmp_path: Path, text: str = MATRIX, gate: str = "", *words: str) -> dict[str, Any]:
@@ -113,14 +110,10 @@ def test_the_shape_rules_of_the_kernels_hold_without_a_gpu(tmp_path):
     assert found(tmp_path, text)["problems"] == []
     on_gpu = found(tmp_path, text.replace("backend: auto", "backend: triton"), "", "--device", "cuda")
     assert "The Triton kernels have no head_dim 24" in on_gpu["problems"][0]
-    fallback = found(
-        tmp_path, text.replace("backend: auto", "backend: triton, fallback: allow"), "", "--device", "cuda"
-    )
+    text = text.replace("backend: auto", "backend: triton, fallback: allow")
+    fallback = found(tmp_path, text, "", "--device", "cuda")
     assert fallback["problems"] == []
-    assert any(
-        "backend triton falls back to torch: The Triton kernels have no head_dim 24" in n
-        for n in fallback["notes"]
-    )
+    assert any("triton falls back to torch" in n and "head_dim 24" in n for n in fallback["notes"])
 
 
 def test_a_gpu_that_is_not_here_is_a_note(tmp_path):

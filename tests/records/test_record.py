@@ -1,4 +1,5 @@
-"""Records and manifests that somebody or something has damaged: a sentence, never a traceback or a verdict."""
+"""Records and manifests that somebody or something has damaged: a sentence, never a traceback or a
+verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from kvbench.cli.main import app
 from kvbench.records.run import RunDir
-from tests.factories.made_run import MadeRun, layers, storage_facts
+from tests.factories.runs.made import MadeRun, layers, storage_facts
 
 KEY = "storage--cand"
 

@@ -16,7 +16,7 @@ from kvbench.records.run import RunDir
 from kvbench.records.schema import manifest_schema, record_schema
 from kvbench.report.json import RESULTS_VERSION
 from kvbench.report.schema import results_schema
-from tests.factories.made_run import MadeRun, layers, storage_facts
+from tests.factories.runs.made import MadeRun, layers, storage_facts
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = {"record": record_schema, "manifest": manifest_schema, "results": results_schema}

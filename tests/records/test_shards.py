@@ -20,7 +20,7 @@ from kvbench.records import shards
 from kvbench.records.record import Record
 from kvbench.records.run import Run, RunDir
 from kvbench.records.shards import Shard, Share
-from tests.factories.made_run import CAND, MadeRun, layers, storage_facts
+from tests.factories.runs.made import CAND, MadeRun, layers, storage_facts
 
 AXES = "kv_format: [native, int8_sym], batch: [1, 2], context: [20, 40, 60]"
 
@@ -156,7 +156,8 @@ def test_an_error_of_a_share_is_one(tmp_path: Path) -> None:
 
 
 def test_nothing_but_what_others_have_is_no_error_of_the_share(tmp_path: Path) -> None:
-    """The candidate's cell is another's altogether: its precision is not shown here, and none of the gate's checks is evaluated."""
+    """The candidate's cell is another's altogether: its precision is not shown here, and none of the gate's
+    checks is evaluated."""
     run = made()
     native = [r for r in run.records if r.key == "storage--base"]
     verdict = verdict_of(tmp_path, share_of(run, {"storage--base"}, native))
@@ -167,7 +168,8 @@ def test_nothing_but_what_others_have_is_no_error_of_the_share(tmp_path: Path) -
 
 
 def test_a_share_that_others_complete_counts_them_in_its_family(tmp_path: Path) -> None:
-    """A failure that holds here must hold in the whole: what is still to be measured counts in Holm's correction."""
+    """A failure that holds here must hold in the whole: what is still to be measured counts in Holm's
+    correction."""
     from kvbench.gate.evaluate import _Case, _check
 
     made_run = made()

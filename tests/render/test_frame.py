@@ -14,7 +14,7 @@ import kvbench
 from kvbench.errors import UsageError
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.render.frame import rows_frame
-from tests.factories.made_run import MadeRun, chunks, layers, storage_facts, text_facts
+from tests.factories.runs.made import MadeRun, chunks, layers, storage_facts, text_facts
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from kvbench.report.budget import LIMIT, STEPS, TITLE, shorter
 from kvbench.report.html import render
 from kvbench.report.view import build
-from tests.report.conftest import outcome
+from tests.factories.runs.reported import outcome
 
 FORMATS = ("native", "int8_sym", "int8_static", "fp8_e4m3", "fp8_e4m3_static")
 MANY = {"batches": (1, 2, 4, 8), "contexts": tuple(range(128, 128 * 9, 128))}

@@ -13,7 +13,7 @@ from kvbench.report.sections.candidate import REASONS
 from kvbench.report.sections.gains import _WORTH
 from kvbench.report.sections.margin import margin
 from kvbench.report.view import build
-from tests.report.conftest import outcome
+from tests.factories.runs.reported import outcome
 from tests.report.test_sentences import fallen, quality
 
 INF = math.inf

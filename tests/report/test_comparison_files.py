@@ -21,7 +21,7 @@ from kvbench.report.compare import timeline
 from kvbench.report.compare import two_runs as comparison
 from kvbench.report.compare.timeline_plots import plots
 from kvbench.report.markdown import escaped
-from tests.factories.two_runs import latency, on_disk, perplexity, questions, stored
+from tests.factories.runs.compared import latency, on_disk, perplexity, questions, stored
 
 HOSTILE = [
     "<script>alert(1)</script></style><img src=x onerror=alert(1)>{{ 7*7 }}&amp;'\"",

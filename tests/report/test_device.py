@@ -8,7 +8,7 @@ from kvbench.report.csv import long_csv
 from kvbench.report.html import render
 from kvbench.report.model import JudgedRun
 from kvbench.report.view import build
-from tests.factories.timed_run import timed
+from tests.factories.runs.timed import timed
 
 FACTS = {
     "sm_max_mhz": 1980, "memory_max_mhz": None, "power_limit_w": 700.0, "found_by": "uuid",

@@ -15,7 +15,7 @@ from kvbench.report.html import render
 from kvbench.report.json import result_json
 from kvbench.report.view import build
 from kvbench.report.write import write_all, write_text
-from tests.factories.made_run import evidence
+from tests.factories.runs.made import evidence
 
 FACT_METRICS = {"page_table_bytes", "held_bytes", "workspace_bytes", "device_peak_bytes"}
 

@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from kvbench.render.numbers import one_line
 from kvbench.report.markdown import MOST, escaped, head, report, sections, table
 from kvbench.report.view import build
-from tests.report.conftest import outcome
+from tests.factories.runs.reported import outcome
 from tests.report.hostile import HOSTILE, all_statuses
 
 PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])

@@ -11,8 +11,8 @@ from kvbench.records.shards import Shard, Share
 from kvbench.report.json import result_json
 from kvbench.report.model import JudgedRun
 from kvbench.report.view import build
-from tests.factories.made_run import BASE
-from tests.factories.timed_run import timed
+from tests.factories.runs.made import BASE
+from tests.factories.runs.timed import timed
 from tests.report.test_sentences import runs
 
 

@@ -14,7 +14,7 @@ from kvbench.report.figures.page import drilldowns, figures
 from kvbench.report.html import render
 from kvbench.report.view import build
 from kvbench.stats.intervals import clustered_ratio
-from tests.factories.made_report import (
+from tests.factories.runs.drawn import (
     FACTS,
     FIRST,
     NATIVE,

@@ -10,7 +10,7 @@ from kvbench.report.figures.quality_plots import agreement_svg
 from kvbench.report.html import render
 from kvbench.report.view import build
 from kvbench.stats.intervals import clustered_mean, clustered_ratio
-from tests.factories.made_report import (
+from tests.factories.runs.drawn import (
     CLOSE,
     FACTS,
     FIRST,

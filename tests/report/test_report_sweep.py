@@ -17,7 +17,7 @@ from kvbench.report.figures.sweep import ScaleEffect, ScaleLine, Sweep, scale_sw
 from kvbench.report.html import render
 from kvbench.report.model import JudgedRun
 from kvbench.report.view import build
-from tests.report.conftest import make
+from tests.factories.runs.reported import make
 
 SVG = "{http://www.w3.org/2000/svg}"
 FILE = {"k": [0.1], "v": [0.2], "calibrated": {"file": "s.json", "sha": "abcdef0123", "method": "amax"}}

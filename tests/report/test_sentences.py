@@ -14,7 +14,7 @@ from kvbench.records.run import MergedFrom, Stopped
 from kvbench.records.shards import Shard, Share
 from kvbench.report.budget import STEPS, shorter
 from kvbench.report.view import View, build
-from tests.report.conftest import Made, fail, make
+from tests.factories.runs.reported import Made, fail, make
 
 FILE = Path(__file__).with_name("sentences.txt")
 

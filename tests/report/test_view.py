@@ -12,7 +12,7 @@ from kvbench.metrics.declare.units import UNITS
 from kvbench.render.labels import Labels
 from kvbench.report.html import render
 from kvbench.report.view import build
-from tests.report.conftest import outcome
+from tests.factories.runs.reported import outcome
 
 
 def table(view, key):

@@ -16,7 +16,7 @@ from kvbench.records.record import ERROR, LEVELS, NOT_EVALUATED, Level
 from kvbench.records.run import CANARY, MatrixFile, RunDir, Stopped
 from kvbench.records.shards import Shard, Share
 from kvbench.run.merge import Part, differing, merge_runs, merged_of
-from tests.factories.made_run import MadeRun, decision, evidence, layers, storage_facts
+from tests.factories.runs.made import MadeRun, decision, evidence, layers, storage_facts
 
 IDENTITY = {"torch": "2.13.0", "device": "cpu: X"}
 
@@ -86,9 +86,7 @@ def test_quality_samples_that_differ_are_named_and_times_are_not_compared() -> N
     other = with_record(TWO, KEYS[0], samples={"chunks": [{"nll": 1.0000000000000002}]})
     merged = merged_of([ONE, other])
     (said,) = merged.differences
-    assert said == (
-        "perplexity pydoc stream512 on kv_format=native: the samples differ (chunks) (shard 1 of 2, which is kept, and shard 2 of 2)."
-    )
+    assert "perplexity pydoc stream512 on kv_format=native: the samples differ (chunks)" in said
     assert merged.run.manifest.merged is not None
     assert merged.run.manifest.merged.differences == (said,)
     assert merged.run.records[0].samples == {"chunks": [{"nll": 1.0}]}
@@ -168,8 +166,10 @@ def test_the_folder_holds_the_merged_run_and_nothing_else_is_overwritten(tmp_pat
 def sized(number: int, payload: int, **facts: Any) -> Part:
     keys = ["storage--base", "storage--cand"]
     run = MadeRun("int8_sym").measure(
-        "storage", (layers(2, 512, 64), storage_facts(16, 2048) | facts), (layers(2, payload, 0), storage_facts(16, 2048))
-    )  # fmt: skip
+        "storage",
+        (layers(2, 512, 64), storage_facts(16, 2048) | facts),
+        (layers(2, payload, 0), storage_facts(16, 2048)),
+    )
     return part(number, keys, run)
 
 
@@ -200,7 +200,7 @@ UNSEEN = evidence(
         ({"evidence": shown(effective="native")}, "the evidence differs (effective)"),
         ({"evidence": shown(effective_weights="fp8_block128")}, "the evidence differs (effective_weights)"),
         ({"decision": decision("int8_sym", "native", "fell back")}, "the decisions differ (kv_format)"),
-        ({"status": ERROR, "error": {"type": "OSError", "message": "x", "tail": []}}, "one ended as error, the other as ok"),
+        ({"status": ERROR, "error": {"message": "x"}}, "one ended as error, the other as ok"),
     ],
 )  # fmt: skip
 def test_the_copy_that_stands_worse_is_kept_whichever_shard_has_it(
@@ -238,17 +238,30 @@ def test_what_differed_is_not_forgotten_by_merging_again() -> None:
         assert judged(parts) == (4, ["inconclusive"])
 
 
+def swaps(seconds: float, layer_bytes: int) -> dict[str, Any]:
+    return {"swaps": [{"seconds": seconds, "layer_bytes": [layer_bytes]}]}
+
+
+def products(us: float, error: float) -> dict[str, Any]:
+    return {"products": [{"rows": [{"us": us, "error": error}]}]}
+
+
 @pytest.mark.parametrize(
     ("runner", "one", "other", "said"),
     [
-        ("transfer", {"swaps": [{"seconds": 1.0, "layer_bytes": [8]}]}, {"swaps": [{"seconds": 1.0, "layer_bytes": [9]}]}, "the bytes differ (swaps)"),
-        ("transfer", {"swaps": [{"seconds": 1.0, "layer_bytes": [8]}]}, {"swaps": [{"seconds": 2.0, "layer_bytes": [8]}]}, ""),
-        ("parity", {"cases": [{"max_abs": 0.0}]}, {"cases": [{"max_abs": 0.5}]}, "the samples differ (cases)"),
-        ("gemm", {"products": [{"rows": [{"us": 1.0, "error": 0.0}]}]}, {"products": [{"rows": [{"us": 2.0, "error": 0.0}]}]}, ""),
-        ("gemm", {"products": [{"rows": [{"us": 1.0, "error": 0.0}]}]}, {"products": [{"rows": [{"us": 1.0, "error": 0.5}]}]}, "the samples differ (products)"),
+        ("transfer", swaps(1.0, 8), swaps(1.0, 9), "the bytes differ (swaps)"),
+        ("transfer", swaps(1.0, 8), swaps(2.0, 8), ""),
+        (
+            "parity",
+            {"cases": [{"max_abs": 0.0}]},
+            {"cases": [{"max_abs": 0.5}]},
+            "the samples differ (cases)",
+        ),
+        ("gemm", products(1.0, 0.0), products(2.0, 0.0), ""),
+        ("gemm", products(1.0, 0.0), products(1.0, 0.5), "the samples differ (products)"),
         ("latency", {"arms": [{"itl_ms": [1.0]}]}, {"arms": [{"itl_ms": [2.0]}]}, ""),
     ],
-)  # fmt: skip
+)
 def test_times_alone_may_differ(runner: str, one: dict[str, Any], other: dict[str, Any], said: str) -> None:
     record = MadeRun("int8_sym").measure(runner, (one, {"a_bytes": 1, "held_bytes": 2}), ({}, {})).records[1]
     assert differing(record, replace(record, samples=other, facts={"a_bytes": 1, "held_bytes": 3})) == said

@@ -88,7 +88,9 @@ def test_the_task_in_hand_goes_by_its_own_rate() -> None:
     assert left.rest(todo[1], elapsed=10.0, share=1.0) == Rest(0.0 + 100.0, 0)
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "0 s"), (89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h")]
+)
 def test_seconds_are_said_in_the_unit_that_fits(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 

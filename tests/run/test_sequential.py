@@ -25,14 +25,19 @@ from kvbench.records.run import UNTIL_DECIDED, Manifest, Run, RunDir, Stopped
 from kvbench.run import sequential
 from kvbench.run.sequential import Step, at_looks, deciding, growing, next_step, outline, planned, tasks_at
 from kvbench.stats.sequential import Looks
-from tests.factories.made_run import CAND, MadeRun, layers, storage_facts
-from tests.factories.text_run import many
+from tests.factories.runs.made import CAND, MadeRun, layers, storage_facts
+from tests.factories.runs.texts import many
 
 MATRIX = """\
 name: m
 model: tiny-llama
 axes: {kv_format: [native, int8_sym], context: [32, 64]}
-runners: {latency: {repeats: 10}, mcq: {limit: 100}, perplexity: {data: [pydoc, wikitext2]}, parity: {}, storage: {}}
+runners:
+  latency: {repeats: 10}
+  mcq: {limit: 100}
+  perplexity: {data: [pydoc, wikitext2]}
+  parity: {}
+  storage: {}
 """
 
 
@@ -105,7 +110,8 @@ def test_the_plan_of_a_matrix(matrix: Matrix) -> None:
     assert outline(plan) == [
         "  stage 0 (exact bytes): storage",
         "  stage 1 (tensors): parity",
-        "  stage 2 (text): mcq (limit 24, 100, judged at 97.5%), perplexity (limit_chunks 4, 32, all, judged at 98.3%)",
+        "  stage 2 (text): mcq (limit 24, 100, judged at 97.5%), "
+        "perplexity (limit_chunks 4, 32, all, judged at 98.3%)",
         "  stage 3 (times): latency (repeats 3, 10, judged at 97.5%)",
     ]
 
@@ -194,7 +200,8 @@ def test_tasks_at_several_looks_are_those_of_the_matrix_with_that_option_set(
     assert tasks_at(sized, dict.fromkeys(plan, 3)) == matrix.tasks
 
 
-# --- the gate on a run that stops early ----------------------------------------------------------------------------------
+# --- the gate on a run that stops early
+# ----------------------------------------------------------------------------------
 
 
 def early(run: MadeRun, sizes: Sequence[Any] = (6, 32, None), **manifest: Any) -> Run:

@@ -20,7 +20,7 @@ from kvbench.runners import gemm, linears
 from kvbench_kernels.gemm import fp8_linear
 from kvbench_kernels.gemm.blockwise import dequantize_blocks
 from kvbench_kernels.launches import launched
-from tests.factories.made_run import record
+from tests.factories.runs.made import record
 
 A16_ROWS = [1, 7, 8, 9, 16, 31, 32, 33, 63, 64, 65]
 Timings = list[tuple[str, list[tuple[Any, ...]]]]

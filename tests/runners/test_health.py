@@ -14,7 +14,7 @@ from kvbench.metrics import health as derived
 from kvbench.records.record import LEVELS, VERIFIED, Level
 from kvbench.runners import health
 from kvbench_kernels.kv.quantize import QUANTIZE
-from tests.factories.made_run import MadeRun, evidence
+from tests.factories.runs.made import MadeRun, evidence
 
 
 def sides(runner_context, fmt="int8_sym", scale=None, **options):

@@ -14,7 +14,7 @@ from kvbench.errors import KvbenchError
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.matrix.cells import CELL_KEYS, Task
 from kvbench.runners import transfer
-from tests.factories.made_run import BASE, CAND, MadeRun
+from tests.factories.runs.made import BASE, CAND, MadeRun
 
 Make = Callable[..., Any]
 

@@ -15,7 +15,7 @@ from kvbench.metrics.collect import METRICS, implausible
 from kvbench.models.catalog import SHAPES
 from kvbench.runners import storage
 from kvbench.runners.storage import formula, weight_facts, weights_bytes
-from tests.factories.made_run import BASE, CAND, MadeRun, layers, storage_facts
+from tests.factories.runs.made import BASE, CAND, MadeRun, layers, storage_facts
 
 SMOLLM = {"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
           "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True}  # fmt: skip

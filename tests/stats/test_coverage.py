@@ -1,4 +1,4 @@
-"""Intervals over documents cover the true value on made-up losses; a bootstrap is compared. Seeds are fixed."""
+"""Intervals over documents cover the true value on made-up losses; a bootstrap is compared; fixed seeds."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ def test_the_paired_difference_is_covered(b, c):
 
 @pytest.mark.parametrize(
     "sizes",
-    [(500, 1), (500, 50), (2000, 20, 20, 20), (5000, *[10] * 10), (5110, *[511] * 12), (1533, 1022, 511, 511, 300), (511,) * 5],
+    [(500, 1), (500, 50), (2000, 20, 20, 20), (5000, *[10] * 10), (5110, *[511] * 12),
+     (1533, 1022, 511, 511, 300), (511,) * 5],
 )  # fmt: skip
 def test_a_text_that_is_mostly_one_document_is_covered(sizes):
     """Documents that differ as much as a document's tokens do; an interval by residuals alone covers 4% of

@@ -242,7 +242,8 @@ def test_one_sample_has_a_value_and_no_interval():
 
 @pytest.mark.parametrize(
     ("function", "arguments"),
-    [(stats.quantile, ([], 0.5)), (stats.quantile, ([1.0], 1.5)), (stats.wilson, (0, 0)), (stats.wilson, (3, 2)),
+    [(stats.quantile, ([], 0.5)), (stats.quantile, ([1.0], 1.5)), (stats.wilson, (0, 0)),
+     (stats.wilson, (3, 2)),
      (stats.wilson, (-1, 5)), (stats.paired_difference, (1, 1, 1)), (stats.clustered_ratio, ([], [], [])),
      (stats.paired_ratio, ([], [])), (stats.independent_difference, ([], [1.0]))],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What so much data decides: p-values against scipy and statsmodels, detectable effects against simulation."""
+"""What a sample decides: p-values against scipy and statsmodels, detectable effects against simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at a growing sample: their level against scipy, the manifest, their joint error rate by simulation."""
+"""Looks at a growing sample: their level against scipy, the manifest, simulated error rates."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from kvbench.stats import stability as steadiness
 from kvbench.stats.stability import drift, outliers, slowdown, slowdown_text, stalls, time_of
-from tests.factories.made_run import BASE, CAND, MadeRun
-from tests.factories.timed_run import QUIET, abba, request, state, timed
+from tests.factories.runs.made import BASE, CAND, MadeRun
+from tests.factories.runs.timed import QUIET, abba, request, state, timed
 
 
 def of(names: list[str], times: list[float]) -> list[dict[str, Any]]:

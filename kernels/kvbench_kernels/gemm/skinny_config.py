@@ -106,11 +106,3 @@ def _default(m: int, n: int, k: int) -> Tiling:
     # About four CTAs a multiprocessor (an H200 has 132).
     splits = max(1, min(8, -(-k // 256), 528 // tiles))
     return Tiling("dot", block_n, 256, splits=splits, warps=4, stages=3)
-
-
-def splits_used(tiling: Tiling, k: int) -> int:
-    """Splits along K columns of which none is empty: at most tiling.splits; 5 steps in 4 splits of 2 need
-    only 3.
-    """
-    steps = -(-k // tiling.block_k)
-    return -(-steps // -(-steps // tiling.splits))

@@ -22,9 +22,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kvbench_kernels.checks import expect
-from kvbench_kernels.gemm.skinny_config import M_MAX, VECTOR_M_MAX, Tiling, config, splits_used
+from kvbench_kernels.gemm.skinny_config import M_MAX, VECTOR_M_MAX, Tiling, config
 from kvbench_kernels.launches import launched
 from kvbench_kernels.splitk import has_pdl, is_last, tickets_of
+from kvbench_kernels.splits import splits_used
 
 WEIGHTS_MAX = 3
 

@@ -21,17 +21,11 @@ from torch import Tensor
 
 from kvbench_kernels.checks import expect
 from kvbench_kernels.gemm.blockwise import SCALE_DTYPES, scale_shape
-from kvbench_kernels.gemm.w8a16_config import (
-    VECTOR_M_MAX,
-    Tiling,
-    config,
-    rows_padded,
-    splits_used,
-    supports_w8a16,
-)
+from kvbench_kernels.gemm.w8a16_config import VECTOR_M_MAX, Tiling, config, rows_padded, supports_w8a16
 from kvbench_kernels.gemm.w8a16_kernel import w8a16_dot, w8a16_vector
 from kvbench_kernels.launches import launched
 from kvbench_kernels.splitk import has_pdl, tickets_of
+from kvbench_kernels.splits import splits_used
 from kvbench_kernels.support import Rejected
 
 __all__ = ["Tiling", "config", "supports_w8a16", "w8a16"]

@@ -128,11 +128,3 @@ def _default(m: int, n: int, k: int) -> Tiling:
 def rows_padded(m: int) -> int:
     """Rows that "dot" multiplies for m rows of x."""
     return next(rows for rows in (16, 32, 64, 128) if m <= rows)
-
-
-def splits_used(tiling: Tiling, k: int) -> int:
-    """Splits along K columns of which none is empty: at most tiling.splits; 5 steps in 4 splits of 2 need
-    only 3.
-    """
-    steps = -(-k // tiling.block_k)
-    return -(-steps // -(-steps // tiling.splits))

@@ -30,11 +30,12 @@ from kvbench_kernels.gemm.blockwise import (
     scale_shape,
     with_rows_behind,
 )
-from kvbench_kernels.gemm.w8a8_config import BLOCKS_M, BLOCKS_N, Tiling, config, splits_used, supports_w8a8
+from kvbench_kernels.gemm.w8a8_config import BLOCKS_M, BLOCKS_N, Tiling, config, supports_w8a8
 from kvbench_kernels.gemm.w8a8_kernel import fp8_matmul_w8a8
 from kvbench_kernels.kv.quantize import e4m3_to_float
 from kvbench_kernels.launches import launched
 from kvbench_kernels.splitk import has_pdl, tickets_of
+from kvbench_kernels.splits import splits_used
 
 __all__ = [
     "Tiling",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvbench_kernels.support import Accepted, Rejected
 
@@ -26,6 +27,7 @@ class Tiling:
     to L2 while the kernel before still runs, which must not be the one that writes the weights.
     """
 
+    block_k: ClassVar[int] = 128
     block_m: int
     block_n: int
     splits: int = 1
@@ -118,9 +120,3 @@ def _default(m: int, n: int, k: int) -> Tiling:
 def _splits(tiles: int, k: int) -> int:
     """About two CTAs a multiprocessor, each with at least four steps along K."""
     return max(1, min(8, -(-k // 512), 264 // tiles))
-
-
-def splits_used(tiling: Tiling, k: int) -> int:
-    """Splits along K of which none is empty: at most tiling.splits; 5 steps in 4 splits of 2 need only 3."""
-    steps = -(-k // 128)
-    return -(-steps // -(-steps // tiling.splits))

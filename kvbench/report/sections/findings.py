@@ -16,7 +16,7 @@ from kvbench.report.sections.wording import value_text
 
 # Advice on tasks that an option left out.
 _LEFT_OUT = {
-    UNTIL_DECIDED: "They would not change the verdict. To measure them, run without --until-decided.",
+    UNTIL_DECIDED: "They cannot change the verdict. Run without --until-decided to measure them too.",
     CANARY: "Fix the cause, then run the same command again to measure them.",
 }
 _PARTIAL = "They use only part of the data; only a gate with allow_partial accepts them."

@@ -11,7 +11,8 @@ READS = {"weight_bytes": 1e9, "kv_bytes_per_token": 1e6}
 
 
 def measured(made, **samples):
-    """The run with samples and facts, a pair by runner or by (runner, format), put into its records, and rows that are derived of them."""
+    """The run with samples and facts, a pair by runner or by (runner, format), put into its records, and rows
+    that are derived of them."""
     keyed = {tuple(key.split("__")): value for key, value in samples.items()}
 
     def change(record):

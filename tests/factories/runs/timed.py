@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.factories.made_run import MadeRun
+from tests.factories.runs.made import MadeRun
 
 QUIET: dict[str, Any] = {"reasons": [], "sm_mhz": 1980, "thermal_ns": 0, "quota_us": 0}
 
@@ -47,9 +47,9 @@ def timed(
     quiet: bool = True,
     **facts: Any,
 ) -> MadeRun:
-    """own, other: ITL of each request of the candidate and of the baseline, in their order; names: the arm of each order, A B B A
-    where not given; devices: order -> state, others are quiet (or were not read, where `quiet` is false).
-    """
+    """own, other: ITL of each request of the candidate and of the baseline, in their order; names: the arm of
+    each order, A B B A where not given; devices: order -> state, others are quiet (or were not read, where
+    `quiet` is false)."""
     names = names or abba(len(own))
     times = {"candidate": iter(own), "baseline": iter(other)}
     still = state() if quiet else None

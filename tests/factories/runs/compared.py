@@ -1,4 +1,5 @@
-"""Made-up pairs of runs for the tests of comparisons: the same work measured twice, with what a test changes."""
+"""Made-up pairs of runs for the tests of comparisons: the same work measured twice, with what a test
+changes."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.compare.pairing import Stored
-from tests.factories.made_run import CAND, MadeRun, text_facts, written
-from tests.factories.timed_run import timed
+from tests.factories.runs.made import CAND, MadeRun, text_facts, written
+from tests.factories.runs.timed import timed
 
 ENV: dict[str, Any] = {
     "kvbench": "0.1.0", "kvbench_source": "s", "identity": {"kvbench": "m"}, "python": "3.11.7", "os": "Linux 6",
@@ -36,7 +37,8 @@ def on_disk(run: Stored, folder: Path) -> Path:
 def latency(
     ratio: float = 1.05, machine: float = 1.0, repeats: int = 20, noise: float = 0.01, seed: int = 0
 ) -> MadeRun:
-    """ITL of 10 ms on a machine `machine` times as slow, the candidate's `ratio` times native's; noise of each request's log."""
+    """ITL of 10 ms on a machine `machine` times as slow, the candidate's `ratio` times native's; noise of
+    each request's log."""
     draw = random.Random(f"{seed} {ratio} {machine}")
     native = [10 * machine * 2.718281828 ** draw.gauss(0, noise) for _ in range(repeats)]
     own = [10 * machine * ratio * 2.718281828 ** draw.gauss(0, noise) for _ in range(repeats)]
@@ -62,7 +64,8 @@ def perplexity(
 
 
 def questions(own: Sequence[int], native: Sequence[int], shift: float = 0.0, **facts: Any) -> MadeRun:
-    """Questions with 4 choices whose answer is 0; own, native: what is picked. shift: added to every score."""
+    """Questions with 4 choices whose answer is 0; own, native: what is picked. shift: added to every
+    score."""
 
     def asked(picks: Sequence[int]) -> dict[str, Any]:
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from tests.factories.made_run import BASE, MadeRun, chunks, text_facts
+from tests.factories.runs.made import BASE, MadeRun, chunks, text_facts
 
 TEXT = "wikitext2 rows512"
 

@@ -10,7 +10,7 @@ from kvbench.matrix.cells import Cell, Task
 from kvbench.metrics.collect import Row, derive
 from kvbench.records.record import Record
 from kvbench.records.run import Manifest, Run
-from tests.factories.made_run import BASE, CAND, MadeRun, layers, storage_facts
+from tests.factories.runs.made import BASE, CAND, MadeRun, layers, storage_facts
 
 SETTINGS = {"backend": "gpu", "decode": "graph", "splits": [4], "kernels": ["paged_decode_split"]}
 # Qwen3-8B: bytes of a token in 16 bits and in FP8 with F32 scales.

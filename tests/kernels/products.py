@@ -1,0 +1,68 @@
+"""Checks that the tests of several matrix products share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbench_kernels.support import Accepted, Rejected
+
+
+def made(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Random values on the GPU."""
+    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
+
+
+def assert_near(out: Tensor, exact: Tensor, share: float = 1e-4) -> None:
+    """Every element within one rounding to out's dtype and `share` of the exact values' root mean square."""
+    allowed = exact.abs() * torch.finfo(out.dtype).eps + share * exact.pow(2).mean().sqrt()
+    wrong = ~((out.to(exact.dtype) - exact).abs() <= allowed)
+    assert not wrong.any(), f"{int(wrong.sum())} wrong, first {wrong.nonzero()[0].tolist()}"
+
+
+def assert_same_in_a_graph(
+    product: Callable[[Tensor], Tensor], x: Tensor, links: int, replays: int
+) -> Tensor:
+    """product(x). A chain of products in a replayed graph must give the bits of a chain that waits after each.
+
+    Every product reads what the one before wrote, which an early start must not overtake.
+    """
+    first = product(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x
+        for _ in range(links):
+            y = product(y)
+    expected = x
+    for _ in range(links):
+        expected = product(expected)
+        torch.cuda.synchronize()
+    for _ in range(replays):
+        y.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(y, expected)
+        assert torch.equal(first, product(x))
+    return first
+
+
+def assert_supports(
+    supports: Callable[..., Accepted | Rejected],
+    accepted: Iterable[tuple[Any, ...]],
+    rejected: Mapping[tuple[Any, ...], str],
+) -> None:
+    """The answer to each (rows, N, K, dtype), and the reason of each rejection."""
+    for arguments in accepted:
+        assert supports(*arguments) == Accepted(), arguments
+    for arguments, reason in rejected.items():
+        answer = supports(*arguments)
+        assert isinstance(answer, Rejected), arguments
+        assert answer.reason == reason, arguments
+
+
+def assert_no_split_is_empty(used: int, splits: int, steps: int) -> None:
+    assert 1 <= used <= splits
+    each = -(-steps // used)
+    assert (used - 1) * each < steps <= used * each
