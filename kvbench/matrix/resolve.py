@@ -220,8 +220,14 @@ def resolve(
 
 def _check_names(request: Request, backends: Mapping[str, Backend], weights: Mapping[str, Support]) -> None:
     accepted: dict[str, Iterable[str]] = {
-        "kv_format": KV_FORMATS, "weights": weights, "backend": (*backends, AUTO),
-        "fallback": ("allow", "refuse"), "gemm": GEMMS, "decode": (AUTO, "graph", "eager"), "compile": (AUTO, "layer", "off")}  # fmt: skip
+        "kv_format": KV_FORMATS,
+        "weights": weights,
+        "backend": (*backends, AUTO),
+        "fallback": ("allow", "refuse"),
+        "gemm": GEMMS,
+        "decode": (AUTO, "graph", "eager"),
+        "compile": (AUTO, "layer", "off"),
+    }
     for key, names in accepted.items():
         value = getattr(request, key)
         if value not in names:

@@ -129,7 +129,7 @@ def _throttled(arms: Sequence[Arm]) -> Value:
     known = sum(stability.slowdown(arm) is not None for arm in arms)
     if not known:
         return Value(
-            "throttled_requests", None, 0, note="the device's state shows no slowdown or was not read"
+            "throttled_requests", None, 0, note="the device's state was not read or does not report slowdowns"
         )
     unread = f"{len(arms) - known} of {len(arms)} requests have no device state" if known < len(arms) else ""
     slowed = stability.slowed(arms)
