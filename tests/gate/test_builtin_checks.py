@@ -34,6 +34,12 @@ def test_a_sound_run_breaks_nothing() -> None:
     assert [o.reason for o in bare(run).outcomes if o.check == "plausible"] == ["plausible"]
 
 
+def test_where_nothing_was_measured_nothing_is_called_possible() -> None:
+    run = timed_at()
+    unmeasured = [replace(row, value=None) for row in run.rows()]
+    assert [o.sentence for o in bare(run, unmeasured).outcomes if o.check == "plausible"] == []
+
+
 def faster(factor: float, pairs: int) -> MadeRun:
     """A candidate whose times are the baseline's, times `factor`."""
     run = timed([10.0 * factor] * pairs, [10.0] * pairs)

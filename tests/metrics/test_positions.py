@@ -76,6 +76,16 @@ def test_perplexity_and_its_change_in_each_bucket_are_exact():
     assert "ppl_delta_pct_at_0_63" not in rows(native)
 
 
+def test_a_bucket_without_scored_tokens_has_no_value():
+    own = record((0, [1.0] * 4))
+    own.samples["chunks"][0]["by_position"][3] = [0, 0.0]
+    assert {m for m in rows(own) if m.startswith("ppl_at_")} == {
+        "ppl_at_0_63",
+        "ppl_at_64_127",
+        "ppl_at_128_255",
+    }
+
+
 def test_records_without_positions_or_of_other_edges_give_no_change():
     own = record((0, [1.0] * 4))
     old = record((0, [1.0] * 4))
