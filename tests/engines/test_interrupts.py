@@ -108,8 +108,8 @@ ENDLESS = """
 import pathlib, time
 from kvbench.cli.signals import end_cleanly
 end_cleanly()
-pathlib.Path("first").touch()
 try:
+    pathlib.Path("first").touch()
     time.sleep(60)
 finally:
     pathlib.Path("tidying").touch()

@@ -28,6 +28,7 @@ from kvbench.matrix.resolve import Request, resolve
 from kvbench.models.source import config_facts, settled_scales
 from kvbench.models.weight_bytes import weight_sizes
 from kvbench.records.record import MISMATCH, VERIFIED, Level
+from kvbench.report.sections.provenance import UNKNOWN
 from kvbench.selftest.checkpoint import write_checkpoint
 from kvbench.selftest.table import FAULTS
 
@@ -462,7 +463,7 @@ def test_a_record_and_its_report_never_say_checkpoint_of_what_is_not(folder: Pat
         ] * LAYERS
         assert record["facts"]["scale_kind"] == "unknown"
     page = (out / "report.html").read_text()
-    assert "4 of 4 layers read: unknown: not what was asked for 4" in page
+    assert f"4 of 4 layers read: {UNKNOWN} 4" in page
     assert "<td>checkpoint</td>" not in page[page.index("Scales of") : page.index("Reasons and evidence")]
 
 

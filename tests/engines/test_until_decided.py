@@ -166,7 +166,7 @@ def test_a_runner_that_no_check_asks_for_runs_all_the_same_and_its_guards_count(
     monkeypatch.setattr(session, "execute", execute)
     result = job(BYTES, TEXT)
     assert result.exit_code == 1, "impossible times got past, for no check asks for times"
-    assert "cannot be" in result.output
+    assert "impossible" in result.output
 
 
 def test_a_gate_without_allow_partial_takes_no_small_look(job: Job, tmp_path: Path) -> None:
