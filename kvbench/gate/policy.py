@@ -203,7 +203,7 @@ def _limit(predicate: str, value: Any) -> tuple[float, float, str]:
 
 
 def _check_limits(data: Any, problems: Problems) -> None:
-    """Limits that the metric's unit can reach: no share of 95, no negative milliseconds, and low <= high."""
+    """Report limits outside the unit's domain (a share of 95, negative milliseconds), or with low > high."""
     checks = data.get("checks") if isinstance(data, dict) else None
     for i, entry in enumerate(checks if isinstance(checks, list) else ()):
         if not isinstance(entry, dict):

@@ -148,7 +148,7 @@ def _evidence() -> Schema:
 
 
 def whole(parts: dict[str, Schema], of: type[Any]) -> Schema:
-    """Every field of a dataclass and no other: one that is added without a word here is an error at once."""
+    """The schema of all fields of a dataclass. A field without an entry fails when the schema is made."""
     assert set(parts) == {f.name for f in fields(of)}, set(parts).symmetric_difference(
         f.name for f in fields(of)
     )
