@@ -76,7 +76,7 @@ def test_real_runs_are_equal_in_all_that_is_exact_and_a_planted_slowdown_is_foun
     assert found["faults"] == []
 
     manifest = json.loads((first / "run.json").read_text())
-    assert all(task["digests"]["model"].startswith("random:") for task in manifest.tasks)
+    assert all(task["digests"]["model"].startswith("random:") for task in manifest["tasks"])
 
     before = job("before", TIMES)
     monkeypatch.setattr(Engine, "decode", slower)
