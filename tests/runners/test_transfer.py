@@ -86,7 +86,7 @@ FAST = ("int8_sym", "fp8_e4m3_static")  # the other formats take the same path
 )
 def test_the_records_transfer_precision_is_that_of_the_hosts_buffers(fmt: str) -> None:
     from kvbench.run.task.measure import execute
-    from kvbench.run.task.models import Session
+    from kvbench.run.task.prepare import Session
 
     session, found = Session(None, {}), {}
     fixed = {"model": "tiny-llama", "model_weights": "random", "device": "cpu", "dtype": "float32"}
