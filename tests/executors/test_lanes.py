@@ -224,8 +224,8 @@ def test_a_gpu_that_another_run_has_is_left_to_it(
 ) -> None:
     held, waited = threading.Event(), threading.Event()
 
-    def said(*words: Any, **how: Any) -> None:
-        print(*words, **how)
+    def said(text: str) -> None:
+        print(text)
         waited.set()
 
     def hold() -> None:
@@ -238,11 +238,11 @@ def test_a_gpu_that_another_run_has_is_left_to_it(
     held.wait()
     made, told = do(jobs(4, "cuda"), ["GPU-1", "GPU-3"])
     assert set(made.most) == {"GPU-3"}
-    monkeypatch.setattr(local, "print", said, raising=False)
+    monkeypatch.setattr(local, "announce", said)
     made, told = do(jobs(2, "cuda"), ["GPU-1"])  # the only one: waited for, and free once that is said
     assert set(made.most) == {"GPU-1"}
     assert len(told.keys) == 2
-    assert "GPU-1 is leased by another kvbench run; waiting for it." in capsys.readouterr().err
+    assert "GPU-1 is leased by another kvbench run; waiting for it." in capsys.readouterr().out
     other.join()
 
 

@@ -155,7 +155,7 @@ def _check_options(only: Sequence[str], margin: float | None, *outputs: Path | N
     for metric in only:
         if metric not in METRICS:
             raise UsageError(
-                f"--only {metric!r:.80} is not a metric.{suggestion(metric, METRICS)} docs/reference/metrics.md"
+                f"--only {metric!r:.80} is not one.{suggestion(metric, METRICS)} docs/reference/metrics.md"
                 " lists all of them, for example itl_ms, ppl, kld_mean, mcq_accuracy, kv_bytes_total."
             )
     if margin is not None and not 0 <= margin < 100:
