@@ -1,12 +1,7 @@
 """FP8 checkpoints: evidence holds what is loaded to the files themselves, and to what is stored after every task."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -24,28 +19,26 @@ from tests.engines.test_fp8_checkpoint import configure, edit, made
 from tests.engines.test_weight_evidence import decided, spec_of
 
 
-def checkpoint(folder: Path) -> Path:
+def checkpoint(folder):
     made(folder, hidden_size=192, intermediate_size=320, num_hidden_layers=2)
     return folder
 
 
-def loaded_from(folder: Path) -> Any:
+def loaded_from(folder):
     return load.load_model({"model": str(folder), "weights": "fp8_block128"}, "cpu", "float32")
 
 
-def test_a_checkpoint_s_layers_are_those_of_its_files(tmp_path: Path) -> None:
+def test_a_checkpoint_s_layers_are_those_of_its_files(tmp_path):
     model = loaded_from(checkpoint(tmp_path))
     assert sorted(model.weights.stored) == sorted(model.weights.modules)
     assert weights_level(model, decided(model))[0].state == VERIFIED
 
 
-def test_a_layer_that_the_loader_dequantizes_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_that_the_loader_dequantizes_is_named(tmp_path, monkeypatch):
     """The loader says itself which layers it converted, and leaves this one out."""
     name, honest = "model.layers.1.mlp.up_proj", load.load_fp8
 
-    def faulty(*arguments: Any) -> Any:
+    def faulty(*arguments):
         found = honest(*arguments)
         module = found.model.get_submodule(name)
         plain = nn.Linear(module.in_features, module.out_features, bias=False)
@@ -65,11 +58,11 @@ def test_a_layer_that_the_loader_dequantizes_is_named(
     assert effective == "fp8_block128"  # of what was converted; the level is what fails
 
 
-def test_an_fp8_output_layer_reaches_the_logits(tmp_path: Path) -> None:
+def test_an_fp8_output_layer_reaches_the_logits(tmp_path):
     """It has a row a logit, and not a row a token, where only the last logits are asked for."""
     folder = checkpoint(tmp_path)
 
-    def quantize_head(tensors: Any) -> None:
+    def quantize_head(tensors):
         codes, scales = quantize_blocks(tensors["lm_head.weight"])
         tensors |= {"lm_head.weight": codes, "lm_head.weight_scale_inv": scales}
 
@@ -78,7 +71,7 @@ def test_an_fp8_output_layer_reaches_the_logits(tmp_path: Path) -> None:
     model = loaded_from(folder)
     assert isinstance(model.model.lm_head, Fp8Linear)
 
-    def make(sequences: int, tokens: int) -> Engine:
+    def make(sequences, tokens):
         return Engine(model, decided(model), spec_of("fp8_block128"), sequences=sequences, tokens=tokens)
 
     modules = list(fp8_modules(model.model))
@@ -88,7 +81,7 @@ def test_an_fp8_output_layer_reaches_the_logits(tmp_path: Path) -> None:
     hook.remove()
 
 
-def test_what_a_task_changed_shows_in_the_evidence_of_that_task() -> None:
+def test_what_a_task_changed_shows_in_the_evidence_of_that_task():
     """The probes are taken once a model; what is stored is looked at each time."""
     spec = spec_of("fp8_block128")
     session = ReferenceExaminer()

@@ -1,7 +1,5 @@
 """The whole job on a tiny model: run, judge, report, resume; and faults injected in the engine's hops."""
 
-from __future__ import annotations
-
 import csv
 import gc
 import json
@@ -45,27 +43,27 @@ Job = Callable[..., Any]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path):
     """job(*arguments): `kvbench run` of the matrix above in a temporary folder, in this process."""
     (tmp_path / "m.yaml").write_text(MATRIX)
     (tmp_path / "gate.yaml").write_text(GATE)
 
-    def go(*arguments: str) -> Any:
+    def go(*arguments):
         words = ["run", str(tmp_path / "m.yaml"), "--out", str(tmp_path / "out"), *arguments]
         return CliRunner().invoke(app, words, env={"COLUMNS": "200"})
 
     return go
 
 
-def records(path: Path) -> dict[str, Any]:
+def records(path):
     return {p.name: json.loads(p.read_text()) for p in (path / "out" / "records").glob("*.json")}
 
 
-def records_of(run: Path) -> list[dict[str, Any]]:
+def records_of(run):
     return [json.loads(p.read_text()) for p in (run / "records").glob("*.json")]
 
 
-def test_a_sound_run_passes_and_is_judged_again_without_measuring(job: Job, tmp_path: Path) -> None:
+def test_a_sound_run_passes_and_is_judged_again_without_measuring(job, tmp_path):
     result = job()
     assert result.exit_code == 0, result.output
     assert (tmp_path / "out" / "report.html").is_file()
@@ -85,7 +83,7 @@ def test_a_sound_run_passes_and_is_judged_again_without_measuring(job: Job, tmp_
 
 
 @pytest.mark.slow
-def test_a_run_that_was_moved_is_judged_by_the_policy_it_keeps(job: Job, tmp_path: Path) -> None:
+def test_a_run_that_was_moved_is_judged_by_the_policy_it_keeps(job, tmp_path):
     assert job().exit_code == 0
     moved = (tmp_path / "out").rename(tmp_path / "moved")
     policy = tmp_path / "gate.yaml"
@@ -100,13 +98,13 @@ def test_a_run_that_was_moved_is_judged_by_the_policy_it_keeps(job: Job, tmp_pat
 
 
 @pytest.mark.slow
-def test_json_is_one_object_on_stdout(job: Job) -> None:
+def test_json_is_one_object_on_stdout(job):
     result = job("--json")
     answer = json.loads(result.stdout)
     assert answer["exit_code"] == result.exit_code == 0
 
 
-def test_a_run_without_a_gate_says_that_no_limit_was_judged(job: Job, tmp_path: Path) -> None:
+def test_a_run_without_a_gate_says_that_no_limit_was_judged(job, tmp_path):
     (tmp_path / "m.yaml").write_text(MATRIX.replace("gate: gate.yaml\n", ""))
     result = job("--set", "runners={storage: {}}")
     assert "No gate was applied" in result.output
@@ -117,14 +115,14 @@ def test_a_run_without_a_gate_says_that_no_limit_was_judged(job: Job, tmp_path: 
     assert "No gate was applied" not in with_gate.output
 
 
-def test_the_gate_decides_the_exit_code(job: Job, tmp_path: Path) -> None:
+def test_the_gate_decides_the_exit_code(job, tmp_path):
     (tmp_path / "gate.yaml").write_text(GATE.replace("0.7", "0.1"))
     result = job()
     assert result.exit_code == 1
     assert "kv_ratio_16bit" in result.output
 
 
-def test_a_bad_gate_is_a_usage_error_before_anything_is_measured(job: Job, tmp_path: Path) -> None:
+def test_a_bad_gate_is_a_usage_error_before_anything_is_measured(job, tmp_path):
     (tmp_path / "gate.yaml").write_text(GATE.replace("at_most", "at_mots"))
     result = job()
     assert result.exit_code == 2
@@ -133,9 +131,7 @@ def test_a_bad_gate_is_a_usage_error_before_anything_is_measured(job: Job, tmp_p
 
 
 @pytest.mark.slow
-def test_a01_a_format_dropped_between_decision_and_store_fails(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a01_a_format_dropped_between_decision_and_store_fails(job, monkeypatch):
     from kvbench.engines.reference import engine as core
 
     monkeypatch.setattr(core, "store_format", lambda decision: KV_FORMATS["native"])
@@ -148,9 +144,7 @@ def test_a01_a_format_dropped_between_decision_and_store_fails(
 
 
 @pytest.mark.slow
-def test_a01_a_format_dropped_between_spec_and_resolver_fails(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a01_a_format_dropped_between_spec_and_resolver_fails(job, monkeypatch):
     from dataclasses import replace
 
     from kvbench.engines.reference import kind
@@ -165,7 +159,7 @@ def test_a01_a_format_dropped_between_spec_and_resolver_fails(
     assert "native" in result.output
 
 
-def test_a02_t2_what_a_static_scale_clips_is_counted_in_the_report(job: Job, tmp_path: Path) -> None:
+def test_a02_t2_what_a_static_scale_clips_is_counted_in_the_report(job, tmp_path):
     result = job(
         "--set", "axes={kv_format: [native, int8_static], scale: 0.001}",
         "--set", "runners={latency: {new_tokens: 3, repeats: 1}}",
@@ -180,9 +174,7 @@ def test_a02_t2_what_a_static_scale_clips_is_counted_in_the_report(job: Job, tmp
     assert f"{found['int8_static']['kv_clipped']:,}" in page
 
 
-def test_a04_t4_a_cell_whose_scales_overflow_is_an_error_and_no_result(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a04_t4_a_cell_whose_scales_overflow_is_an_error_and_no_result(job, tmp_path, monkeypatch):
     from kvbench.engines.reference.kv.store import PagedKVStore
 
     write = PagedKVStore.write
@@ -197,12 +189,12 @@ def test_a04_t4_a_cell_whose_scales_overflow_is_an_error_and_no_result(
 
 
 def test_a19_t4_a_context_of_4096_on_2048_positions_is_refused_before_anything_is_loaded(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    job, tmp_path, monkeypatch
+):
     from kvbench.engines.reference import kind
     from kvbench.models.catalog import TINY
 
-    def load_model(*args: Any) -> None:
+    def load_model(*args):
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr(kind, "load_model", load_model)
@@ -221,16 +213,14 @@ def test_a19_t4_a_context_of_4096_on_2048_positions_is_refused_before_anything_i
 
 
 @pytest.mark.slow
-def test_a24_t2_a_big_cell_leaves_nothing_to_the_small_one_after_it(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a24_t2_a_big_cell_leaves_nothing_to_the_small_one_after_it(job, tmp_path, monkeypatch):
     """Two cells in one process, the big one first: its store is gone, and the small one counts what it does alone."""
     from kvbench.engines.reference.kv.store import PagedKVStore
     from kvbench.run.task import measure
 
     honest, left = measure.execute, []
 
-    def counting(*args: Any) -> Any:
+    def counting(*args):
         record = honest(*args)
         left.append(sum(type(o) is PagedKVStore for o in gc.get_objects()))
         return record
@@ -255,9 +245,7 @@ def test_a24_t2_a_big_cell_leaves_nothing_to_the_small_one_after_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["agreement"])
-def test_a_runner_that_measures_the_native_engine_instead_fails(
-    job: Job, monkeypatch: pytest.MonkeyPatch, runner: str
-) -> None:
+def test_a_runner_that_measures_the_native_engine_instead_fails(job, monkeypatch, runner):
     import importlib
     from dataclasses import replace
 
@@ -275,20 +263,20 @@ def test_a_runner_that_measures_the_native_engine_instead_fails(
 LATENCY = "runners={latency: {new_tokens: 3, repeats: 1, warmup: 0}}"
 
 
-def test_quality_on_random_weights_is_refused(job: Job) -> None:
+def test_quality_on_random_weights_is_refused(job):
     result = job("--set", "model={source: tiny-llama}")
     assert result.exit_code == 3
     assert "random" in result.output
 
 
-def test_a_cell_that_cannot_run_does_not_stop_the_others(job: Job, tmp_path: Path) -> None:
+def test_a_cell_that_cannot_run_does_not_stop_the_others(job, tmp_path):
     result = job("--set", "runners={storage: {}}", "--set", "axes.context=[20, 100000]", "--set", "engine={}")
     assert result.exit_code == 3
     assert sorted({r["status"] for r in records(tmp_path).values()}) == ["ok", "refused"]
 
 
 @pytest.mark.slow
-def test_kill_minus_nine_loses_only_the_task_in_hand(job: Job, tmp_path: Path) -> None:
+def test_kill_minus_nine_loses_only_the_task_in_hand(job, tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -325,7 +313,7 @@ def test_kill_minus_nine_loses_only_the_task_in_hand(job: Job, tmp_path: Path) -
     assert not list((tmp_path / "out").rglob("*.tmp"))
 
 
-def test_two_runs_into_one_folder_do_not_mix(job: Job, tmp_path: Path) -> None:
+def test_two_runs_into_one_folder_do_not_mix(job, tmp_path):
     import fcntl
 
     (tmp_path / "out").mkdir()
@@ -336,9 +324,7 @@ def test_two_runs_into_one_folder_do_not_mix(job: Job, tmp_path: Path) -> None:
     assert "Another kvbench run" in result.output
 
 
-def test_a_gpu_that_is_not_there_is_refused_before_the_model_is_loaded(
-    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_gpu_that_is_not_there_is_refused_before_the_model_is_loaded(job, monkeypatch, tmp_path):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

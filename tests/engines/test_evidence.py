@@ -1,9 +1,6 @@
 """Evidence: what a sound engine shows, and what each injected fault is called."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -27,12 +24,10 @@ FORMATS = list(KV_FORMATS)
 LAYERS = 4  # of tiny-llama
 
 
-def take(
-    engine: Any, kv_format: str = "int8_sym", spoil: Any = None, model: str = "tiny-llama", **keys: Any
-) -> Evidence:
+def take(engine, kv_format="int8_sym", spoil=None, model="tiny-llama", **keys):
     """Measure a little on a fresh engine and take its evidence. `spoil(engine)` breaks every engine that is made."""
 
-    def make(sequences: int, tokens: int) -> Any:
+    def make(sequences, tokens):
         made = engine(model, kv_format, sequences=sequences, tokens=tokens, **keys)
         if spoil:
             spoil(made)
@@ -44,12 +39,12 @@ def take(
     return evidence.examine(used, probe, reads_expected=True)
 
 
-def level(found: Evidence, name: str) -> Level:
+def level(found, name):
     return next(x for x in found.levels if x.name == name)
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)
-def test_a_sound_engine_is_verified_at_every_level(engine: Any, kv_format: str) -> None:
+def test_a_sound_engine_is_verified_at_every_level(engine, kv_format):
     found = take(engine, kv_format)
     assert found.state == VERIFIED
     assert found.effective == kv_format
@@ -58,7 +53,7 @@ def test_a_sound_engine_is_verified_at_every_level(engine: Any, kv_format: str) 
     assert (found.reads["quantized_tokens"] > 0) == KV_FORMATS[kv_format].quantized
 
 
-def test_a11_t3_e4_says_that_torch_attended(engine: Any) -> None:
+def test_a11_t3_e4_says_that_torch_attended(engine):
     facts = level(take(engine), "E4").facts
     assert facts["backend"] == "torch"
     assert facts["decode"] == dict.fromkeys(
@@ -66,14 +61,14 @@ def test_a11_t3_e4_says_that_torch_attended(engine: Any) -> None:
     )
 
 
-def test_fused_attention_under_a_torch_request_is_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_attention_under_a_torch_request_is_named(engine, monkeypatch):
     monkeypatch.setattr(attention, "launched", lambda name: launched("scaled_dot_product_attention"))
     e4 = level(take(engine), "E4")
     assert e4.state == MISMATCH
     assert "scaled_dot_product_attention in a prompt, and no attention" in e4.sentence
 
 
-def test_what_is_left_swapped_out_is_given_up_and_its_precision_told(engine: Any) -> None:
+def test_what_is_left_swapped_out_is_given_up_and_its_precision_told(engine):
     used = engine(kv_format="int8_sym", tokens=48)
     away, here = used.add(), used.add()
     used.forward([(away, list(range(40))), (here, list(range(7)))])
@@ -87,9 +82,7 @@ def test_what_is_left_swapped_out_is_given_up_and_its_precision_told(engine: Any
     assert len(used.store.sequences()) == 1  # the probe's
 
 
-def test_a01_t1_a_format_dropped_before_the_store_is_named(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a01_t1_a_format_dropped_before_the_store_is_named(engine, monkeypatch):
     monkeypatch.setattr(core, "store_format", lambda decision: KV_FORMATS["native"])
     found = take(engine)
     assert found.state == MISMATCH
@@ -100,9 +93,9 @@ def test_a01_t1_a_format_dropped_before_the_store_is_named(
     )
 
 
-def test_a01_t3_one_native_layer_is_named(engine: Any) -> None:
-    def one_layer(made: Any) -> None:
-        store: PagedKVStore = made.store
+def test_a01_t3_one_native_layer_is_named(engine):
+    def one_layer(made):
+        store = made.store
         last = len(store.layers) - 1
         store.layers[last] = allocate_layer(
             KV_FORMATS["native"], store.shapes[last], store.page_size, store.num_pages, torch.float32, "cpu"
@@ -115,7 +108,7 @@ def test_a01_t3_one_native_layer_is_named(engine: Any) -> None:
     assert level(found, "E3-reads").state == MISMATCH
 
 
-def tinyllama(stored: str) -> Any:
+def tinyllama(stored):
     """What E1 looks at, of an engine asked for int8_sym: TinyLlama's shape, 4,096 tokens, pages that nothing fills."""
     shape = KVShape(4, 64, 64)
     store = PagedKVStore(KV_FORMATS[stored], [shape] * 22, 16, 256, torch.bfloat16, "cpu")
@@ -127,7 +120,7 @@ def tinyllama(stored: str) -> Any:
     )
 
 
-def test_a01_t2_92_274_688_bytes_under_an_int8_request_are_a_mismatch() -> None:
+def test_a01_t2_92_274_688_bytes_under_an_int8_request_are_a_mismatch():
     asked, got = tinyllama("int8_sym"), tinyllama("native")
     sound, effective = stored_kv.bytes_level(asked)
     assert (sound.state, effective, sound.facts["bytes"]) == (VERIFIED, "int8_sym", 47_579_136)
@@ -137,7 +130,7 @@ def test_a01_t2_92_274_688_bytes_under_an_int8_request_are_a_mismatch() -> None:
     assert "layer 0 holds 4194304 B, int8_sym takes 2162688 B" in " ".join(found.facts["first_faults"])
 
 
-def test_a01_t3_layer_7_of_22_is_named_where_a_tolerance_of_5_percent_sees_nothing() -> None:
+def test_a01_t3_layer_7_of_22_is_named_where_a_tolerance_of_5_percent_sees_nothing():
     made = tinyllama("int8_sym")
     made.store.layers[7] = tinyllama("native").store.layers[7]
     found, effective = stored_kv.bytes_level(made)
@@ -148,11 +141,11 @@ def test_a01_t3_layer_7_of_22_is_named_where_a_tolerance_of_5_percent_sees_nothi
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_a02_scales_that_are_zero_or_one_are_named(engine: Any, value: float) -> None:
-    def fixed(made: Any) -> None:
+def test_a02_scales_that_are_zero_or_one_are_named(engine, value):
+    def fixed(made):
         write = made.store.write
 
-        def broken(layer: int, slots: Any, k: Any, v: Any) -> None:
+        def broken(layer, slots, k, v):
             write(layer, slots, k, v)
             made.store.layers[layer].k_scale.fill_(value)
 
@@ -166,15 +159,15 @@ def test_a02_scales_that_are_zero_or_one_are_named(engine: Any, value: float) ->
     )  # of 6: 3 are in use
 
 
-def test_a02_scales_never_written_are_named(engine: Any) -> None:
+def test_a02_scales_never_written_are_named(engine):
     """The memory stays what it was. Fresh memory may hold what an engine before left there, even the right scales."""
 
-    def unwritten(made: Any) -> None:
+    def unwritten(made):
         write = made.store.write
         for pages in made.store.layers:
             pages.v_scale.fill_(7.0)
 
-        def broken(layer: int, slots: Any, k: Any, v: Any) -> None:
+        def broken(layer, slots, k, v):
             kept = made.store.layers[layer].v_scale.clone()
             write(layer, slots, k, v)
             made.store.layers[layer].v_scale.copy_(kept)
@@ -187,8 +180,8 @@ def test_a02_scales_never_written_are_named(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("kv_format", ["int8_static", "fp8_e4m3_static"])
-def test_a02_a_given_scale_replaced_by_one_is_named(engine: Any, kv_format: str) -> None:
-    def reset(made: Any) -> None:
+def test_a02_a_given_scale_replaced_by_one_is_named(engine, kv_format):
+    def reset(made):
         for pages in made.store.layers:
             pages.k_scale.fill_(1.0)
 
@@ -198,12 +191,12 @@ def test_a02_a_given_scale_replaced_by_one_is_named(engine: Any, kv_format: str)
 
 
 @pytest.mark.parametrize("kv_format", [name for name in FORMATS if name != "native"])
-def test_a02_t4_scales_survive_a_second_engine_and_a_second_warm_up(engine: Any, kv_format: str) -> None:
+def test_a02_t4_scales_survive_a_second_engine_and_a_second_warm_up(engine, kv_format):
     made = engine(kv_format=kv_format, sequences=3)
     seq = made.add()
     made.prefill(seq, list(range(20)))
 
-    def scales() -> list[torch.Tensor]:
+    def scales():
         slots = made.store.slots_for(seq, 0, 20)
         live = [s for p in made.store.layers for s in (p.k_scale, p.v_scale)]
         return [s.clone() if s.numel() == 1 else probecodes.stored(made.store, s, slots) for s in live]
@@ -221,13 +214,13 @@ def test_a02_t4_scales_survive_a_second_engine_and_a_second_warm_up(engine: Any,
     assert all(probecodes.same_bits(a, b) for a, b in zip(scales(), kept, strict=True))
 
 
-def test_a05_t4_a_bad_layer_among_good_ones_is_named(engine: Any) -> None:
+def test_a05_t4_a_bad_layer_among_good_ones_is_named(engine):
     """Every layer is compared, so that one of many does not vanish in a mean."""
 
-    def one_step_off(made: Any) -> None:
+    def one_step_off(made):
         write = made.store.write
 
-        def broken(layer: int, slots: Any, k: Any, v: Any) -> None:
+        def broken(layer, slots, k, v):
             write(layer, slots, k, v)
             if layer == 2:
                 made.store.layers[2].v.clamp_(max=126).add_(1)
@@ -243,11 +236,11 @@ def test_a05_t4_a_bad_layer_among_good_ones_is_named(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("only", [None, 1])
-def test_a_native_shadow_that_is_read_instead_of_the_pages_is_named(engine: Any, only: int | None) -> None:
+def test_a_native_shadow_that_is_read_instead_of_the_pages_is_named(engine, only):
     """Payload and scales are written right; attention reads a native copy kept beside them."""
 
-    def shadow(made: Any) -> None:
-        store: PagedKVStore = made.store
+    def shadow(made):
+        store = made.store
         copies = [
             allocate_layer(KV_FORMATS["native"], s, store.page_size, store.num_pages, torch.float32, "cpu")
             for s in store.shapes
@@ -257,13 +250,13 @@ def test_a_native_shadow_that_is_read_instead_of_the_pages_is_named(engine: Any,
             copy.v.zero_()
         write, read = store.write, store.read
 
-        def both(layer: int, slots: Any, k: Any, v: Any) -> None:
+        def both(layer, slots, k, v):
             write(layer, slots, k, v)
             page, offset = slots // store.page_size, slots % store.page_size
             copies[layer].k[page, :, offset] = k
             copies[layer].v[page, :, offset] = v
 
-        def from_shadow(layer: int, pages: Any, length: int, dtype: Any) -> Any:
+        def from_shadow(layer, pages, length, dtype):
             k, v = read(layer, pages, length, dtype)  # keeps the counters looking right
             if only is not None and layer != only:
                 return k, v
@@ -280,15 +273,15 @@ def test_a_native_shadow_that_is_read_instead_of_the_pages_is_named(engine: Any,
         assert "changing every stored K payload changes no logit" in level(found, "E3").sentence
 
 
-def test_a07_reading_past_the_sequence_is_named(engine: Any) -> None:
+def test_a07_reading_past_the_sequence_is_named(engine):
     """A read that masks by multiplication lets the NaN of an unused slot through."""
 
-    def leaky(made: Any) -> None:
+    def leaky(made):
         read = made.store.read
         for pages in made.store.layers:
             pages.v_scale.zero_()  # a fresh pool hides it
 
-        def beyond(layer: int, pages: Any, length: int, dtype: Any) -> Any:
+        def beyond(layer, pages, length, dtype):
             k, v = read(layer, pages, length, dtype)
             live = made.store.layers[layer]
             return k, v + 0 * live.v_scale[-1].sum().to(dtype)
@@ -299,7 +292,7 @@ def test_a07_reading_past_the_sequence_is_named(engine: Any) -> None:
     assert "poison outside the sequence reaches the logits" in level(found, "E3").sentence
 
 
-def test_numbers_that_never_read_the_store_are_named(engine: Any) -> None:
+def test_numbers_that_never_read_the_store_are_named(engine):
     made = engine(kv_format="int8_sym")
     probe = layerprobe.probe_layers(
         lambda s, t: engine(kv_format="int8_sym", sequences=s, tokens=t), LAYERS, 16
@@ -309,14 +302,14 @@ def test_numbers_that_never_read_the_store_are_named(engine: Any) -> None:
     assert "never read the KV store" in level(found, "E3-reads").sentence
 
 
-def strided(x: torch.Tensor) -> torch.Tensor:
+def strided(x):
     """x [N, H, D] as a transposed view of every other element of wider rows, from an offset on."""
     view = x.new_zeros(x.shape[1], x.shape[0] + 1, 2 * x.shape[2])[:, 1:, ::2].transpose(0, 1)
     return view.copy_(x)
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)
-def test_a08_t5_strided_keys_store_what_contiguous_ones_do(engine: Any, kv_format: str) -> None:
+def test_a08_t5_strided_keys_store_what_contiguous_ones_do(engine, kv_format):
     """K and V reach the store of one engine as strided views, and that of the other as contiguous tensors."""
     plain, made = engine(kv_format=kv_format), engine(kv_format=kv_format)
     write = made.store.write
@@ -331,10 +324,10 @@ def test_a08_t5_strided_keys_store_what_contiguous_ones_do(engine: Any, kv_forma
             assert probecodes.same_bits(probecodes.stored(made.store, tensor, slots), theirs)
 
 
-def test_of_several_engines_the_one_that_shows_least_speaks() -> None:
+def test_of_several_engines_the_one_that_shows_least_speaks():
     """A gate that asks for E3 must not be told of an arm that is silent on E4 where another is silent on E2."""
 
-    def made(**states: str) -> Evidence:
+    def made(**states):
         return Evidence("native", "native", tuple(Level(name, s, "-") for name, s in states.items()), {}, {})
 
     sound, high, low, wrong = (
@@ -347,10 +340,10 @@ def test_of_several_engines_the_one_that_shows_least_speaks() -> None:
         assert sorted(found, key=rank) == [wrong, low, high, sound]
 
 
-def test_a_native_arm_in_another_format_contradicts_whatever_else_of_it_is_unverified() -> None:
+def test_a_native_arm_in_another_format_contradicts_whatever_else_of_it_is_unverified():
     """On a rung that a gate leaves out it would pass."""
 
-    def made(effective: str, **states: str) -> tuple[Evidence, tuple[str, str]]:
+    def made(effective, **states):
         levels = tuple(Level(name, state, f"{name} says so.") for name, state in states.items())
         return Evidence(effective, "native", levels, {}, {}), ("native", "native")
 
@@ -370,14 +363,12 @@ def test_a_native_arm_in_another_format_contradicts_whatever_else_of_it_is_unver
 
 
 @pytest.mark.parametrize("scale", [(0.05, 100.0), (100.0, 0.05), (100.0, 100.0)])
-def test_a_scale_that_stores_zeros_is_no_cache_that_is_not_read(
-    engine: Any, scale: tuple[float, float]
-) -> None:
+def test_a_scale_that_stores_zeros_is_no_cache_that_is_not_read(engine, scale):
     keys = {"scale": {"k": scale[0], "v": scale[1]}}
     found = take(engine, "int8_static", **keys)
     assert found.state == VERIFIED, [x.sentence for x in found.levels if x.state == MISMATCH]
 
-    def make(sequences: int, tokens: int) -> Any:
+    def make(sequences, tokens):
         return engine("tiny-llama", "int8_static", sequences=sequences, tokens=tokens, **keys)
 
     assert probes.probe_prefill(make, LAYERS).state == VERIFIED

@@ -1,10 +1,6 @@
 """The policy that judged a run judges it again, whoever asks: `gate`, `report`, and `merge` of its shards."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -22,12 +18,12 @@ NEVER = "name: never\nchecks: [{metric: kv_ratio_16bit, where: {kv_format: int8_
 ALWAYS = "name: always\nchecks: [{metric: kv_bytes_difference, equals: 0}]\n"
 
 
-def kvbench(*words: Any) -> Any:
+def kvbench(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     (tmp_path / "always.yaml").write_text(ALWAYS)
     (tmp_path / "never.yaml").write_text(NEVER)
     (tmp_path / "m.yaml").write_text(MATRIX)
@@ -35,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("named", ["", "gate: always.yaml\n"])
-def test_a_gate_that_was_given_is_not_forgotten(folder: Path, named: str) -> None:
+def test_a_gate_that_was_given_is_not_forgotten(folder, named):
     (folder / "m.yaml").write_text(MATRIX + named)
     run = folder / "run"
     assert kvbench("run", folder / "m.yaml", "--gate", folder / "never.yaml", "--out", run).exit_code == 1
@@ -54,7 +50,7 @@ def test_a_gate_that_was_given_is_not_forgotten(folder: Path, named: str) -> Non
 
 
 @pytest.mark.slow
-def test_shards_are_merged_under_the_gate_that_judged_them(folder: Path) -> None:
+def test_shards_are_merged_under_the_gate_that_judged_them(folder):
     (folder / "m.yaml").write_text(MATRIX.replace("int8_sym]", "int8_sym, fp8_e4m3]"))
     shards = [folder / f"s{i}" for i in (1, 2)]
     for i, out in enumerate(shards, 1):

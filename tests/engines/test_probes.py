@@ -1,9 +1,6 @@
 """The probes: what a sound engine shows, and each way in which attention may work on something else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -19,15 +16,15 @@ from kvbench.evidence import examine as evidence
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.resolve import request_of, resolve
-from kvbench.records.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Level
+from kvbench.records.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED
 from kvbench_kernels.attention import reference
 from kvbench_kernels.kv import quantize
 
 LAYERS = 4  # of tiny-llama
 
 
-def values(engine: Any, kv_format: str = "int8_sym", page_size: int = 8, **keys: Any) -> Level:
-    def make(sequences: int, tokens: int) -> Any:
+def values(engine, kv_format="int8_sym", page_size=8, **keys):
+    def make(sequences, tokens):
         return engine(
             "tiny-llama", kv_format, sequences=sequences, tokens=tokens, page_size=page_size, **keys
         )
@@ -35,8 +32,8 @@ def values(engine: Any, kv_format: str = "int8_sym", page_size: int = 8, **keys:
     return probes.probe_values(make, page_size)
 
 
-def prefill(engine: Any, kv_format: str = "int8_sym", **keys: Any) -> Level:
-    def make(sequences: int, tokens: int) -> Any:
+def prefill(engine, kv_format="int8_sym", **keys):
+    def make(sequences, tokens):
         return engine("tiny-llama", kv_format, sequences=sequences, tokens=tokens, **keys)
 
     return probes.probe_prefill(make, LAYERS)
@@ -44,7 +41,7 @@ def prefill(engine: Any, kv_format: str = "int8_sym", **keys: Any) -> Level:
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
 @pytest.mark.parametrize("page_size", [1, 8, 100])
-def test_a_sound_engine_passes(engine: Any, kv_format: str, page_size: int) -> None:
+def test_a_sound_engine_passes(engine, kv_format, page_size):
     assert values(engine, kv_format, page_size).state == VERIFIED
     assert prefill(engine, kv_format, page_size=page_size).state == VERIFIED
 
@@ -53,7 +50,7 @@ def test_a_sound_engine_passes(engine: Any, kv_format: str, page_size: int) -> N
 @pytest.mark.parametrize(
     ("model", "dtype"), [("tiny-qwen2", "bfloat16"), ("tiny-qwen2", "float16"), ("tiny-wide", "bfloat16")]
 )
-def test_sound_engines_in_16_bits_pass_where_scores_are_large(model: str, dtype: str, kv_format: str) -> None:
+def test_sound_engines_in_16_bits_pass_where_scores_are_large(model, dtype, kv_format):
     """The reference dequantizes K to the query's dtype; tiny-qwen2's biases make scores of which that is more than all other rounding."""
     spec = {
         **CELL_KEYS,
@@ -72,11 +69,11 @@ def test_sound_engines_in_16_bits_pass_where_scores_are_large(model: str, dtype:
 
 
 @pytest.mark.parametrize("kv_format", ["int8_static", "fp8_e4m3_static"])
-def test_values_that_are_all_stored_as_zero_are_no_sign_of_another_path(engine: Any, kv_format: str) -> None:
+def test_values_that_are_all_stored_as_zero_are_no_sign_of_another_path(engine, kv_format):
     """With a scale far too large V is nothing, and then what K holds shows in no logit: the probes make V visible first."""
     from kvbench.evidence.layer_reads import probe_layers
 
-    def make(sequences: int, tokens: int) -> Any:
+    def make(sequences, tokens):
         return engine(
             "tiny-llama", kv_format, sequences=sequences, tokens=tokens, scale={"k": 0.05, "v": 1e4}
         )
@@ -89,17 +86,15 @@ def test_values_that_are_all_stored_as_zero_are_no_sign_of_another_path(engine: 
         assert found.state == VERIFIED, found.sentence
 
 
-def test_a_prompt_that_is_not_read_back_is_still_named_where_v_is_zero(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_that_is_not_read_back_is_still_named_where_v_is_zero(engine, monkeypatch):
     fresh(monkeypatch, 1)
     found = prefill(engine, "int8_static", scale={"k": 0.05, "v": 1e4})
     assert found.state == MISMATCH
     assert "layer 1 K" in found.sentence
 
 
-def test_a_model_whose_rows_share_arithmetic_passes(engine: Any) -> None:
-    def make(sequences: int, tokens: int) -> Any:
+def test_a_model_whose_rows_share_arithmetic_passes(engine):
+    def make(sequences, tokens):
         return engine("tiny-gpt-oss", "int8_sym", sequences=sequences, tokens=tokens)
 
     layers = len(make(1, 16).layers)
@@ -107,11 +102,11 @@ def test_a_model_whose_rows_share_arithmetic_passes(engine: Any) -> None:
     assert probes.probe_values(make, 16).state == VERIFIED
 
 
-def fresh(monkeypatch: pytest.MonkeyPatch, layer: int) -> None:
+def fresh(monkeypatch, layer):
     """Attention of `layer` reads the pages, throws its own chunk away and takes the fresh K/V."""
     honest = TorchAttention._read
 
-    def read(self: Any, at: int, group: Any, k: Any, v: Any) -> Any:
+    def read(self, at, group, k, v):
         old = honest(self, at, group, k, v)
         if at != layer or group.new == 1:
             return old
@@ -121,32 +116,30 @@ def fresh(monkeypatch: pytest.MonkeyPatch, layer: int) -> None:
     monkeypatch.setattr(TorchAttention, "_read", read)
 
 
-def test_a_prompt_that_is_not_read_back_in_one_layer_is_named(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_that_is_not_read_back_in_one_layer_is_named(engine, monkeypatch):
     fresh(monkeypatch, 1)
     found = prefill(engine)
     assert found.state == MISMATCH
     assert "layer 1 K (and 1 more)" in found.sentence
 
 
-def test_fresh_prefill_reads_are_a_mode_of_their_own(engine: Any) -> None:
+def test_fresh_prefill_reads_are_a_mode_of_their_own(engine):
     assert prefill(engine, prefill_reads="fresh").state == NOT_APPLICABLE
     assert values(engine, prefill_reads="fresh").state == VERIFIED
 
 
 @pytest.mark.parametrize("axis", [1, 2])
-def test_the_scale_of_a_neighbour_is_found(engine: Any, monkeypatch: pytest.MonkeyPatch, axis: int) -> None:
+def test_the_scale_of_a_neighbour_is_found(engine, monkeypatch, axis):
     honest = reference.dequantize
 
-    def other(codes: Any, scale: Any, dtype: Any) -> Any:
+    def other(codes, scale, dtype):
         return honest(codes, scale if scale is None else scale.roll(1, axis), dtype)
 
     monkeypatch.setattr(reference, "dequantize", other)
     assert values(engine).state == MISMATCH
 
 
-def test_halved_values_are_found(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halved_values_are_found(engine, monkeypatch):
     honest = reference.dequantize
     monkeypatch.setattr(reference, "dequantize", lambda *a: honest(*a) * 0.5)
     found = values(engine)
@@ -155,19 +148,15 @@ def test_halved_values_are_found(engine: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym"])
-def test_pages_in_the_wrong_order_are_found(
-    engine: Any, monkeypatch: pytest.MonkeyPatch, kv_format: str
-) -> None:
+def test_pages_in_the_wrong_order_are_found(engine, monkeypatch, kv_format):
     honest = PagedKVStore.read
     monkeypatch.setattr(PagedKVStore, "read", lambda self, at, p, *a: honest(self, at, p.flip(1), *a))
     assert values(engine, kv_format).state == MISMATCH
 
 
 @pytest.mark.parametrize("fault", ["halved", "-128"])
-def test_a_quantizer_that_breaks_its_format_is_found(
-    engine: Any, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    def broken(x: Any, scale: Any) -> Any:
+def test_a_quantizer_that_breaks_its_format_is_found(engine, monkeypatch, fault):
+    def broken(x, scale):
         sound = quantize.quantize_int8_sym(x)
         if fault == "halved":
             return replace(sound, scales=sound.scales / 2)
@@ -179,17 +168,17 @@ def test_a_quantizer_that_breaks_its_format_is_found(
     assert "is off by" in found.sentence
 
 
-def test_logits_that_are_native_are_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_that_are_native_are_named(engine, monkeypatch):
     monkeypatch.setattr(core, "store_format", lambda decision: KV_FORMATS["native"])
     assert "as close to native values as to the stored ones" in values(engine).sentence
 
 
-def reads(made: Any) -> Level:
+def reads(made):
     found = evidence.examine(made, reads_expected=True)
     return next(x for x in found.levels if x.name == "E3-reads")
 
 
-def test_a_run_that_read_less_than_it_attended_to_fails(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_read_less_than_it_attended_to_fails(engine, monkeypatch):
     monkeypatch.setattr(TORCH, "attention", lambda *a, **k: TorchAttention(*a, **{**k, "fresh": True}))
     made = engine(kv_format="int8_sym")
     seq = made.add()
@@ -198,7 +187,7 @@ def test_a_run_that_read_less_than_it_attended_to_fails(engine: Any, monkeypatch
     assert reads(made).state == MISMATCH
 
 
-def test_a_run_that_read_no_token_proves_nothing(engine: Any) -> None:
+def test_a_run_that_read_no_token_proves_nothing(engine):
     made = engine(kv_format="int8_sym", prefill_reads="fresh")
     made.prefill(made.add(), list(range(10)))
     assert reads(made).state == UNVERIFIED

@@ -1,13 +1,9 @@
 """Scales of a KV cache from a checkpoint to the store: each value is the files', each source is what it says, each was read."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -40,7 +36,7 @@ K_2 = AT.format(2, "k_proj.k_scale")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """Native weights; layer i has the scales 0.01 (i + 1) of K and 0.02 (i + 1) of V, in float32."""
     folder = tmp_path_factory.mktemp("whole")
     write_checkpoint(folder)
@@ -48,23 +44,23 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
+def folder(whole, tmp_path):
     return Path(shutil.copytree(whole, tmp_path / "model"))
 
 
-def edit(folder: Path, change: Callable[[Tensors], Any]) -> None:
+def edit(folder, change):
     tensors = {k: v.clone() for k, v in load_file(folder / "model.safetensors").items()}
     change(tensors)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def quantization(folder: Path, **said: Any) -> None:
+def quantization(folder, **said):
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {**config.get("quantization_config", {}), **said}
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def run(folder: Path, tmp_path: Path, axes: str, **keys: str) -> tuple[int, str, Path]:
+def run(folder, tmp_path, axes, **keys):
     out = tmp_path / "out"
     shutil.rmtree(out, ignore_errors=True)
     (tmp_path / "gate.yaml").write_text("checks: [{metric: kv_bytes_difference, equals: 0}]")
@@ -79,22 +75,18 @@ def run(folder: Path, tmp_path: Path, axes: str, **keys: str) -> tuple[int, str,
     return result.exit_code, " ".join(result.output.split()), out
 
 
-def records(out: Path, kv_format: str) -> list[dict[str, Any]]:
+def records(out, kv_format):
     found = [json.loads(path.read_text()) for path in (out / "records").glob("*.json")]
     return [r for r in found if r["spec"]["kv_format"] == kv_format]
 
 
-def entry(
-    layer: int, k: float, v: float, k_source: Any = "checkpoint", v_source: Any = "checkpoint"
-) -> dict[str, Any]:
+def entry(layer, k, v, k_source="checkpoint", v_source="checkpoint"):
     held = [torch.tensor(x, dtype=torch.float32).item() for x in (k, v)]
     return {"layer": layer, "k": held[0], "v": held[1], "k_source": k_source, "v_source": v_source,
             "k_read": True, "v_read": True}  # fmt: skip
 
 
-def test_a_checkpoints_scales_reach_the_store_and_the_report_says_from_where(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoints_scales_reach_the_store_and_the_report_says_from_where(folder, tmp_path):
     """With a kv_cache_scheme beside native weights, for which transformers would ask for another library."""
     quantization(folder, quant_method="compressed-tensors", config_groups={}, kv_cache_scheme=SCHEME)
     axes = "kv_format: [native, fp8_e4m3_static, int8_sym], scale: checkpoint"
@@ -124,9 +116,7 @@ def test_a_checkpoints_scales_reach_the_store_and_the_report_says_from_where(
 
 
 @pytest.mark.slow
-def test_a_layer_without_a_scale_is_refused_and_is_1_where_that_is_asked_for(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_layer_without_a_scale_is_refused_and_is_1_where_that_is_asked_for(folder, tmp_path):
     edit(folder, lambda tensors: tensors.pop(K_2))
     code, said, out = run(folder, tmp_path, "kv_format: [native, fp8_e4m3_static], scale: checkpoint")
     assert code == 3, said
@@ -151,9 +141,7 @@ def test_a_layer_without_a_scale_is_refused_and_is_1_where_that_is_asked_for(
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_a02_t3_a_bad_scale_of_a_checkpoint_is_refused_before_the_run(
-    folder: Path, tmp_path: Path, value: float
-) -> None:
+def test_a02_t3_a_bad_scale_of_a_checkpoint_is_refused_before_the_run(folder, tmp_path, value):
     edit(folder, lambda tensors: tensors.update({K_2: torch.tensor(value)}))
     (tmp_path / "m.yaml").write_text(
         f"model: {{source: '{folder}', plumbing: true}}\naxes: {{kv_format: fp8_e4m3_static, scale: [checkpoint, checkpoint_or_default]}}\n"
@@ -168,12 +156,12 @@ def test_a02_t3_a_bad_scale_of_a_checkpoint_is_refused_before_the_run(
     )
 
 
-def spec_of(folder: Path, kv_format: str, scale: Any, **keys: Any) -> dict[str, Any]:
+def spec_of(folder, kv_format, scale, **keys):
     return {**CELL_KEYS, "model": str(folder), "kv_format": kv_format, "scale": scale, "device": "cpu", "dtype": "float32",
             "page_size": 8, **keys}  # fmt: skip
 
 
-def engine_on(folder: Path, kv_format: str, scale: Any, **keys: Any) -> Engine:
+def engine_on(folder, kv_format, scale, **keys):
     spec = spec_of(folder, kv_format, scale, **keys)
     loaded = load_model(spec, "cpu", "float32")
     decision = resolve(Request(kv_format, spec["weights"], "torch", "refuse"), loaded.facts)
@@ -191,9 +179,7 @@ X = [0.3, -0.4, 1.2, 4.5, -4.9, 8.0]
         (0.05, [6, -8, 24, 90, -98, 127], [0.3, -0.4, 1.2, 4.5, -4.9, 6.35]),
     ],
 )
-def test_a02_t1_a_checkpoints_scale_is_the_one_that_is_used(
-    folder: Path, scale: Any, codes: list[int], back: list[float]
-) -> None:
+def test_a02_t1_a_checkpoints_scale_is_the_one_that_is_used(folder, scale, codes, back):
     """And what it clips is counted (T2): 8.0 at 0.05 becomes 6.35."""
     quantization(
         folder, quant_method="compressed-tensors", config_groups={}, kv_cache_scheme={**SCHEME, "type": "int"}
@@ -219,7 +205,7 @@ def test_a02_t1_a_checkpoints_scale_is_the_one_that_is_used(
     assert store.health()[1]["clipped"] == (2 if codes[-1] == 127 else 0)
 
 
-def test_a02_t4_a_checkpoints_scales_survive_a_second_engine_and_a_second_warm_up(folder: Path) -> None:
+def test_a02_t4_a_checkpoints_scales_survive_a_second_engine_and_a_second_warm_up(folder):
     first = engine_on(folder, "fp8_e4m3_static", "checkpoint")
     before = live_scales(first.store)
     second = Engine(first.model, first.decision, first.spec, sequences=2, tokens=24)
@@ -238,10 +224,10 @@ NAMES = ["{0}_scale", "attn.{0}_scale", "{0}_proj.output_scale", "{0}_proj.{0}_s
 
 
 @pytest.mark.parametrize("name", [*NAMES, "kv_scale"])
-def test_a14_t2_both_readings_know_every_name(folder: Path, name: str) -> None:
+def test_a14_t2_both_readings_know_every_name(folder, name):
     """The loader's, by a pattern and from bytes, and the evidence's, by names and torch."""
 
-    def rename(tensors: Tensors) -> None:
+    def rename(tensors):
         for layer in range(LAYERS):
             for side in "kv":
                 value = tensors.pop(AT.format(layer, f"{side}_proj.{side}_scale"))
@@ -263,8 +249,8 @@ def test_a14_t2_both_readings_know_every_name(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "model.", "language_model.model.", "model.language_model."])
-def test_both_readings_know_every_prefix_and_no_other_tower(folder: Path, prefix: str) -> None:
-    def rename(tensors: Tensors) -> None:
+def test_both_readings_know_every_prefix_and_no_other_tower(folder, prefix):
+    def rename(tensors):
         for key in [key for key in tensors if key.endswith(("k_scale", "v_scale"))]:
             tensors[key.replace("model.", prefix, 1)] = value = tensors.pop(key)
             tensors[key.replace("model.", "vision_tower.", 1)] = value + 1
@@ -278,8 +264,8 @@ def test_both_readings_know_every_prefix_and_no_other_tower(folder: Path, prefix
 
 
 @pytest.mark.parametrize("prefix", ["vision_tower.", "draft."])
-def test_another_towers_scales_alone_are_no_scales(folder: Path, prefix: str) -> None:
-    def rename(tensors: Tensors) -> None:
+def test_another_towers_scales_alone_are_no_scales(folder, prefix):
+    def rename(tensors):
         for key in [key for key in tensors if key.endswith(("k_scale", "v_scale"))]:
             tensors[key.replace("model.", prefix, 1)] = tensors.pop(key)
 
@@ -295,7 +281,7 @@ def test_another_towers_scales_alone_are_no_scales(folder: Path, prefix: str) ->
     )
 
 
-def test_a_scale_of_a_layer_that_the_model_has_not_is_warned_of(folder: Path) -> None:
+def test_a_scale_of_a_layer_that_the_model_has_not_is_warned_of(folder):
     edit(folder, lambda t: t.update({AT.format(99, "k_scale"): torch.tensor(0.5)}))
     model = engine_on(folder, "fp8_e4m3_static", "checkpoint").model
     assert model.warnings("checkpoint") == (
@@ -304,7 +290,7 @@ def test_a_scale_of_a_layer_that_the_model_has_not_is_warned_of(folder: Path) ->
     )
 
 
-def test_scales_of_all_shards_reach_the_store(folder: Path) -> None:
+def test_scales_of_all_shards_reach_the_store(folder):
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = {"a": [k for k in tensors if "v_scale" not in k], "b": [k for k in tensors if "v_scale" in k]}
@@ -320,7 +306,7 @@ def test_scales_of_all_shards_reach_the_store(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_fp8_checkpoint_keeps_its_scales_of_the_cache(folder: Path, tmp_path: Path) -> None:
+def test_an_fp8_checkpoint_keeps_its_scales_of_the_cache(folder, tmp_path):
     fp8 = tmp_path / "fp8"
     scales = {
         k: v for k, v in load_file(folder / "model.safetensors").items() if k.endswith(("k_scale", "v_scale"))
@@ -341,7 +327,7 @@ def test_an_fp8_checkpoint_keeps_its_scales_of_the_cache(folder: Path, tmp_path:
     assert "scales of a KV cache" in other["facts"]["weight_warnings"][0]
 
 
-def test_a_scale_that_is_not_the_files_has_no_source_and_fails_e2(folder: Path) -> None:
+def test_a_scale_that_is_not_the_files_has_no_source_and_fails_e2(folder):
     engine = engine_on(folder, "fp8_e4m3_static", "checkpoint")
     scale = engine.store.layers[2].v_scale
     assert scale is not None
@@ -361,7 +347,7 @@ def test_a_scale_that_is_not_the_files_has_no_source_and_fails_e2(folder: Path) 
     assert rows[2]["v"] == 1.0
 
 
-def test_a_scale_of_1_is_the_checkpoints_only_where_the_files_say_so(folder: Path) -> None:
+def test_a_scale_of_1_is_the_checkpoints_only_where_the_files_say_so(folder):
     edit(folder, lambda tensors: tensors.update({K_2: torch.tensor(1.0)}))
     with FAULTS["checkpoint_scales_dropped"].inject():
         engine = engine_on(folder, "fp8_e4m3_static", "checkpoint")
@@ -369,7 +355,7 @@ def test_a_scale_of_1_is_the_checkpoints_only_where_the_files_say_so(folder: Pat
     assert sources == [None, None, "checkpoint", None]
 
 
-def test_files_that_change_after_loading_are_a_mismatch(folder: Path) -> None:
+def test_files_that_change_after_loading_are_a_mismatch(folder):
     """The evidence reads them again; what was loaded is not compared with itself."""
     engine = engine_on(folder, "fp8_e4m3_static", "checkpoint")
     edit(folder, lambda tensors: tensors.update({K_2: torch.tensor(0.5)}))
@@ -389,12 +375,10 @@ ROLLED = {
     ("file", "layer 0 K: the stored scale is 0.2, file was 0.1"),
     ("checkpoint", f"layer 0 K: the stored scale is 0.02, checkpoint was 0.01 ({AT.format(0, 'k_proj.k_scale')})"),
 ])  # fmt: skip
-def test_scales_that_settle_hands_to_the_wrong_layer_fail_e2(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, scale: str, said: str
-) -> None:
+def test_scales_that_settle_hands_to_the_wrong_layer_fail_e2(folder, monkeypatch, scale, said):
     """Everywhere: the evidence lays them out itself."""
 
-    def rolled(*given: Any) -> list[Any]:
+    def rolled(*given):
         pairs = settle(*given)
         return pairs[1:] + pairs[:1]
 
@@ -407,14 +391,14 @@ def test_scales_that_settle_hands_to_the_wrong_layer_fail_e2(
     assert said in e2.sentence
 
 
-def test_files_that_lose_a_scale_after_loading_are_refused_and_not_taken_for_1(folder: Path) -> None:
+def test_files_that_lose_a_scale_after_loading_are_refused_and_not_taken_for_1(folder):
     engine = engine_on(folder, "fp8_e4m3_static", "checkpoint")
     edit(folder, lambda tensors: tensors.pop(K_2))
     with pytest.raises(Refused, match="have no scale of K for layer 2"):
         expected_scales(engine)
 
 
-def test_read_is_what_the_probe_showed_and_nothing_else(folder: Path) -> None:
+def test_read_is_what_the_probe_showed_and_nothing_else(folder):
     engine = engine_on(folder, "fp8_e4m3_static", "checkpoint")
     live = live_scales(engine.store) or []
     facts = {"moved": {"k_scale": [0, 1, 3], "v_scale": [0, 1]}, "unmoved": {"k_scale": [2], "v": [3]}}
@@ -428,9 +412,7 @@ def test_read_is_what_the_probe_showed_and_nothing_else(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("kv_format", "source"), [("int8_sym", "dynamic"), ("fp8_e4m3_static", "checkpoint")]
 )
-def test_a_scale_that_attention_ignores_is_said_not_to_be_read(
-    folder: Path, tmp_path: Path, kv_format: str, source: str
-) -> None:
+def test_a_scale_that_attention_ignores_is_said_not_to_be_read(folder, tmp_path, kv_format, source):
     scale = ", scale: checkpoint" if source == "checkpoint" else ""
     axes = f"kv_format: [native, {kv_format}]{scale}"
     with FAULTS["v_scale_not_read"].inject():
@@ -443,7 +425,7 @@ def test_a_scale_that_attention_ignores_is_said_not_to_be_read(
     assert '<td class="is-fail">no</td>' in page
 
 
-def test_scales_of_the_cache_are_no_weights_in_the_plan(folder: Path) -> None:
+def test_scales_of_the_cache_are_no_weights_in_the_plan(folder):
     spec = spec_of(folder, "fp8_e4m3_static", "checkpoint")
     found = weight_sizes(spec, config_facts(spec), "native")
     loaded = load_model(spec, "cpu", "float32")
@@ -452,7 +434,7 @@ def test_scales_of_the_cache_are_no_weights_in_the_plan(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_record_and_its_report_never_say_checkpoint_of_what_is_not(folder: Path, tmp_path: Path) -> None:
+def test_a_record_and_its_report_never_say_checkpoint_of_what_is_not(folder, tmp_path):
     with FAULTS["checkpoint_scales_dropped"].inject():
         code, said, out = run(folder, tmp_path, "kv_format: [native, fp8_e4m3_static], scale: checkpoint")
     assert code == 1
@@ -468,7 +450,7 @@ def test_a_record_and_its_report_never_say_checkpoint_of_what_is_not(folder: Pat
 
 
 @pytest.mark.parametrize("kv_format", ["int8_sym", "fp8_e4m3"])
-def test_dynamic_scales_are_the_range_of_the_tokens_that_are_there(folder: Path, kv_format: str) -> None:
+def test_dynamic_scales_are_the_range_of_the_tokens_that_are_there(folder, kv_format):
     engine = engine_on(folder, kv_format, None)
     for pages in engine.store.layers:  # what no token wrote is in no range
         for side in ("k", "v"):
@@ -496,7 +478,7 @@ def test_dynamic_scales_are_the_range_of_the_tokens_that_are_there(folder: Path,
             assert len(held) == 14 * scale.shape[1]
 
 
-def test_a_run_that_computes_no_token_has_the_probes_dynamic_scales(folder: Path, tmp_path: Path) -> None:
+def test_a_run_that_computes_no_token_has_the_probes_dynamic_scales(folder, tmp_path):
     """The storage runner counts pages that nothing has written: what fresh memory holds is no scale."""
     code, said, out = run(folder, tmp_path, "kv_format: [native, int8_sym]", runners="{storage: {}}")
     assert code == 0, said
@@ -514,16 +496,14 @@ def test_a_run_that_computes_no_token_has_the_probes_dynamic_scales(folder: Path
 @pytest.mark.parametrize(
     ("kv_format", "scale", "source"), [("int8_static", 0.05, "given"), ("int8_static", 1.0, "given"), ("int8_static", "default", "default")]
 )  # fmt: skip
-def test_given_and_default_are_told_apart_at_the_same_value(
-    folder: Path, kv_format: str, scale: Any, source: str
-) -> None:
+def test_given_and_default_are_told_apart_at_the_same_value(folder, kv_format, scale, source):
     engine = engine_on(folder, kv_format, scale)
     rows = provenance(engine, live_scales(engine.store) or [], ())
     assert {(row["k_source"], row["v_source"]) for row in rows} == {(source, source)}
     assert {row["k"] for row in rows} == {torch.tensor(1.0 if scale == "default" else scale).item()}
 
 
-def test_scales_that_are_not_for_the_format_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_scales_that_are_not_for_the_format_are_refused(folder, tmp_path):
     code, said, _ = run(
         folder, tmp_path, "kv_format: [native, int8_static], scale: checkpoint", runners="{storage: {}}"
     )
@@ -531,7 +511,7 @@ def test_scales_that_are_not_for_the_format_are_refused(folder: Path, tmp_path: 
     assert "are for fp8_e4m3_static (its config.json has no kv_cache_scheme" in said
 
 
-def test_a_gguf_file_has_none() -> None:
+def test_a_gguf_file_has_none():
     for word in ("checkpoint", "checkpoint_or_default"):
         spec = {**CELL_KEYS, "model": "smollm2-135m-instruct", "kv_format": "fp8_e4m3_static", "scale": word}
         with pytest.raises(Refused, match="smollm2-135m-instruct is a GGUF file") as e:

@@ -1,11 +1,8 @@
 """`kvbench run --until-decided` on a tiny model: where it stops, what it leaves out, and that it makes no pass."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,11 +29,11 @@ Job = Callable[..., Any]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path):
     """job(*checks): the matrix above until that gate's verdict is decided, in this process."""
     (tmp_path / "m.yaml").write_text(MATRIX)
 
-    def go(*checks: str, partial: str = "true", flag: str = "--until-decided", command: str = "run") -> Any:
+    def go(*checks, partial="true", flag="--until-decided", command="run"):
         text = "\n".join([f"allow_partial: {partial}", "checks:", *(f"  {check}" for check in checks)])
         (tmp_path / "gate.yaml").write_text(text)
         words = [command, str(tmp_path / "m.yaml"), "--out", str(tmp_path / "out"), flag]
@@ -45,27 +42,26 @@ def job(tmp_path: Path) -> Job:
     return go
 
 
-def judged_again(tmp_path: Path) -> Any:
+def judged_again(tmp_path):
     return CliRunner().invoke(app, ["gate", str(tmp_path / "out")], env={"COLUMNS": "200"})
 
 
-def results(tmp_path: Path) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads((tmp_path / "out" / "results.json").read_text())
-    return answer
+def results(tmp_path):
+    return json.loads((tmp_path / "out" / "results.json").read_text())
 
 
-def records(tmp_path: Path) -> dict[str, Any]:
+def records(tmp_path):
     return {p.name: json.loads(p.read_text()) for p in (tmp_path / "out" / "records").glob("*.json")}
 
 
-def measured(tmp_path: Path) -> list[tuple[str, Any]]:
+def measured(tmp_path):
     """(runner, chunks asked for) of every record, once for the two cells."""
     return sorted(
         {(r["runner"], r["options"].get("limit_chunks")) for r in records(tmp_path).values()}, key=repr
     )
 
 
-def test_bytes_that_fail_stop_it_before_any_text_is_read(job: Job, tmp_path: Path) -> None:
+def test_bytes_that_fail_stop_it_before_any_text_is_read(job, tmp_path):
     result = job(BYTES.replace("0.7", "0.1"), TEXT)
     assert result.exit_code == 1, result.output
     assert measured(tmp_path) == [("storage", None)]
@@ -92,7 +88,7 @@ def test_bytes_that_fail_stop_it_before_any_text_is_read(job: Job, tmp_path: Pat
     assert judged_again(tmp_path).exit_code == 1
 
 
-def test_a_pass_takes_every_task_and_fewer_chunks(job: Job, tmp_path: Path) -> None:
+def test_a_pass_takes_every_task_and_fewer_chunks(job, tmp_path):
     result = job(BYTES, TEXT)
     assert result.exit_code == 0, result.output
     assert measured(tmp_path) == [("latency", None), ("perplexity", 4), ("storage", None)]
@@ -115,7 +111,7 @@ def test_a_pass_takes_every_task_and_fewer_chunks(job: Job, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_what_nothing_decides_goes_to_the_whole_size_and_ends_open(job: Job, tmp_path: Path) -> None:
+def test_what_nothing_decides_goes_to_the_whole_size_and_ends_open(job, tmp_path):
     result = job(BYTES, TEXT.replace("[-20, 20]", "[-0.1, 0.1]"))
     assert result.exit_code == 4, result.output
     assert measured(tmp_path) == [("latency", None), ("perplexity", 4), ("perplexity", 9), ("storage", None)]
@@ -132,7 +128,7 @@ def test_what_nothing_decides_goes_to_the_whole_size_and_ends_open(job: Job, tmp
     assert (plain["look"], plain["level"]) == ("", None)
 
 
-def test_a_late_failure_is_never_skipped_because_all_before_it_passed(job: Job, tmp_path: Path) -> None:
+def test_a_late_failure_is_never_skipped_because_all_before_it_passed(job, tmp_path):
     """Of a check that is not required, which fails a verdict as any other."""
     assert job(BYTES, TEXT, "- {metric: itl_ms, at_most: 0.0001, required: false}").exit_code == 1
     assert ("latency", None) in measured(tmp_path)
@@ -140,23 +136,21 @@ def test_a_late_failure_is_never_skipped_because_all_before_it_passed(job: Job, 
 
 
 @pytest.mark.slow
-def test_a_check_that_is_not_required_stops_nothing(job: Job, tmp_path: Path) -> None:
+def test_a_check_that_is_not_required_stops_nothing(job, tmp_path):
     result = job(BYTES.replace("0.7}", "0.1, required: false}"), TEXT)
     assert result.exit_code == 1
     assert measured(tmp_path) == [("latency", None), ("perplexity", 4), ("storage", None)]
 
 
 @pytest.mark.slow
-def test_a_runner_that_no_check_asks_for_runs_all_the_same_and_its_guards_count(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runner_that_no_check_asks_for_runs_all_the_same_and_its_guards_count(job, tmp_path, monkeypatch):
     from dataclasses import replace
 
     from kvbench.run.task import measure as session
 
     honest = session.execute
 
-    def execute(task: Any, *args: Any) -> Any:
+    def execute(task, *args):
         record = honest(task, *args)
         if task.runner != "latency":
             return record
@@ -169,17 +163,15 @@ def test_a_runner_that_no_check_asks_for_runs_all_the_same_and_its_guards_count(
     assert "impossible" in result.output
 
 
-def test_a_gate_without_allow_partial_takes_no_small_look(job: Job, tmp_path: Path) -> None:
+def test_a_gate_without_allow_partial_takes_no_small_look(job, tmp_path):
     assert job(BYTES, TEXT, partial="false").exit_code == 3
     assert measured(tmp_path) == [("latency", None), ("perplexity", 9), ("storage", None)]
 
 
-def test_an_error_does_not_stop_it_and_grows_nothing(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_does_not_stop_it_and_grows_nothing(job, tmp_path, monkeypatch):
     from kvbench.runners import perplexity
 
-    def run(ctx: Any) -> None:
+    def run(ctx):
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr(perplexity, "run", run)
@@ -187,15 +179,13 @@ def test_an_error_does_not_stop_it_and_grows_nothing(
     assert measured(tmp_path) == [("latency", None), ("perplexity", 4), ("storage", None)]
 
 
-def test_an_interrupted_run_goes_on_to_the_same_end(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_goes_on_to_the_same_end(job, tmp_path, monkeypatch):
     """Interrupted with one cell of two measured at the first look."""
     from kvbench.run.task import measure as session
 
     honest, count, done = session.execute, [0], 3
 
-    def execute(*args: Any) -> Any:
+    def execute(*args):
         count[0] += 1
         if count[0] > done:
             raise KeyboardInterrupt
@@ -213,7 +203,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
     assert measured(tmp_path) == [("latency", None), ("perplexity", 4), ("storage", None)]
 
 
-def test_without_a_gate_there_is_nothing_to_decide(job: Job, tmp_path: Path) -> None:
+def test_without_a_gate_there_is_nothing_to_decide(job, tmp_path):
     (tmp_path / "m.yaml").write_text(MATRIX.replace("gate: gate.yaml\n", ""))
     for command in ("run", "plan"):
         result = job(BYTES, command=command)
@@ -222,7 +212,7 @@ def test_without_a_gate_there_is_nothing_to_decide(job: Job, tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-def test_the_plan_shows_stages_and_looks_and_runs_nothing(job: Job, tmp_path: Path) -> None:
+def test_the_plan_shows_stages_and_looks_and_runs_nothing(job, tmp_path):
     result = job(BYTES, TEXT, command="plan")
     assert result.exit_code == 0
     assert "stage 2 (text): perplexity (limit_chunks 4, 9, judged at 97.5%)" in result.output
@@ -230,7 +220,7 @@ def test_the_plan_shows_stages_and_looks_and_runs_nothing(job: Job, tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_measured_anew_decides_nothing_before_it_is(job: Job, tmp_path: Path) -> None:
+def test_what_is_measured_anew_decides_nothing_before_it_is(job, tmp_path):
     """A spoiled record of a later stage: --rerun all measures it, and ends as a fresh run does."""
     assert job(BYTES, TEXT).exit_code == 0
     for path in (tmp_path / "out" / "records").glob("*.json"):
@@ -254,7 +244,7 @@ def test_what_is_measured_anew_decides_nothing_before_it_is(job: Job, tmp_path: 
     assert result.exit_code == 0, result.output
 
 
-def test_a_damaged_record_ends_in_a_sentence_that_says_where(job: Job, tmp_path: Path) -> None:
+def test_a_damaged_record_ends_in_a_sentence_that_says_where(job, tmp_path):
     assert job(BYTES, TEXT).exit_code == 0
     for path in (tmp_path / "out" / "records").glob("*.json"):
         record = json.loads(path.read_text())

@@ -1,18 +1,13 @@
 """Evidence of the weights' precision: what a sound FP8 model shows, and what each injected fault is called."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kvbench.engines.reference.engine import Engine
-from kvbench.engines.reference.load import LoadedModel, load_model
+from kvbench.engines.reference.load import load_model
 from kvbench.engines.reference.weights import blocks as weights
 from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
@@ -21,8 +16,8 @@ from kvbench.evidence import weight_products as weightprobe
 from kvbench.evidence.examine import ReferenceExaminer
 from kvbench.evidence.products import Products
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import Choice, Decision, request_of, resolve
-from kvbench.records.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED, Evidence, Level
+from kvbench.matrix.resolve import Choice, request_of, resolve
+from kvbench.records.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED
 from kvbench.run.task.checks import another_model
 from kvbench_kernels.gemm import blockwise, fp8_linear
 from kvbench_kernels.gemm.blockwise import dequantize_blocks
@@ -32,7 +27,7 @@ LAYERS = 4  # of tiny-llama and tiny-wide
 MODULES = 7 * LAYERS
 
 
-def spec_of(weights: str, **keys: Any) -> dict[str, Any]:
+def spec_of(weights, **keys):
     return {
         **CELL_KEYS,
         "model": "tiny-llama",
@@ -44,16 +39,16 @@ def spec_of(weights: str, **keys: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def fp8() -> LoadedModel:
+def fp8():
     """A tiny model with FP8 weights, that a test may spoil."""
     return load_model(spec_of("fp8_block128"), "cpu", "float32")
 
 
-def decided(loaded: LoadedModel, weights: str = "fp8_block128") -> Decision:
+def decided(loaded, weights="fp8_block128"):
     return resolve(request_of(spec_of(weights)), loaded.facts)
 
 
-def take(loaded: LoadedModel, weights: str = "fp8_block128") -> Evidence:
+def take(loaded, weights="fp8_block128"):
     """Measure a little and take the evidence."""
     spec, decision = spec_of(weights), decided(loaded, weights)
     probes = weightprobe.probe_weights(loaded, decision)
@@ -64,19 +59,19 @@ def take(loaded: LoadedModel, weights: str = "fp8_block128") -> Evidence:
     return evidence.examine(used, *probes, reads_expected=True)
 
 
-def level(found: Evidence, name: str) -> Level:
+def level(found, name):
     return next(x for x in found.levels if x.name == f"{name}-weights")
 
 
-def some(loaded: LoadedModel, name: str = "layers.2.mlp.up_proj") -> tuple[str, Fp8Linear]:
-    return next((n, m) for n, m in loaded.model.named_modules() if n.endswith(name))  # type: ignore[return-value]
+def some(loaded, name="layers.2.mlp.up_proj"):
+    return next((n, m) for n, m in loaded.model.named_modules() if n.endswith(name))
 
 
-def modules_of(loaded: LoadedModel) -> dict[str, Fp8Linear]:
+def modules_of(loaded):
     return {n: m for n, m in loaded.model.named_modules() if isinstance(m, Fp8Linear)}
 
 
-def test_fp8_weights_are_verified_at_every_level(fp8: LoadedModel) -> None:
+def test_fp8_weights_are_verified_at_every_level(fp8):
     found = take(fp8)
     assert found.state == VERIFIED
     assert (found.effective, found.effective_weights) == ("native", "fp8_block128")
@@ -91,7 +86,7 @@ def test_fp8_weights_are_verified_at_every_level(fp8: LoadedModel) -> None:
     assert e4["products_a_forward"] * 2 == sum(e4["calls"].values())
 
 
-def test_without_a_forward_a_probed_step_shows_the_products(fp8: LoadedModel) -> None:
+def test_without_a_forward_a_probed_step_shows_the_products(fp8):
     """As of the runners that measure bytes or products."""
     idle = Engine(fp8, decided(fp8), spec_of("fp8_block128"), sequences=1, tokens=48)
     found = evidence.examine(idle, reads_expected=False)
@@ -101,27 +96,27 @@ def test_without_a_forward_a_probed_step_shows_the_products(fp8: LoadedModel) ->
     assert found.precision["gemm"] == "not measured"
 
 
-def test_native_weights_are_verified_native() -> None:
+def test_native_weights_are_verified_native():
     found = take(load_model(spec_of("native"), "cpu", "float32"), "native")
     assert (found.state, found.effective_weights) == (VERIFIED, "native")
     assert [level(found, e).state for e in ("E1", "E2", "E3", "E4", "E5")] == [
         VERIFIED, NOT_APPLICABLE, NOT_APPLICABLE, VERIFIED, NOT_APPLICABLE]  # fmt: skip
 
 
-def test_weights_that_were_never_quantized_are_native() -> None:
+def test_weights_that_were_never_quantized_are_native():
     """The request is dropped at the hop from the spec to the loader."""
     found = take(load_model(spec_of("native"), "cpu", "float32"))
     assert (found.state, found.effective_weights) == (MISMATCH, "native")
     assert "no module was converted" in level(found, "E1").sentence
 
 
-def test_a_baseline_with_fp8_weights_is_not_native(fp8: LoadedModel) -> None:
+def test_a_baseline_with_fp8_weights_is_not_native(fp8):
     found = take(fp8, "native")
     assert (found.state, found.effective_weights) == (MISMATCH, "fp8_block128")
     assert "is stored as fp8_block128 (float8_e4m3fn), expected native" in level(found, "E1").sentence
 
 
-def test_one_native_layer_is_named(fp8: LoadedModel) -> None:
+def test_one_native_layer_is_named(fp8):
     name, module = some(fp8)
     plain = nn.Linear(module.in_features, module.out_features, bias=False)
     plain.weight.data = dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
@@ -131,7 +126,7 @@ def test_one_native_layer_is_named(fp8: LoadedModel) -> None:
     assert f"{name} is stored as native (float32), expected fp8_block128" in level(found, "E1").sentence
 
 
-def test_a_layer_that_the_loader_left_out_is_named(fp8: LoadedModel) -> None:
+def test_a_layer_that_the_loader_left_out_is_named(fp8):
     """The loader's own list does not have it, so only the model itself can tell."""
     name, module = some(fp8)
     plain = nn.Linear(module.in_features, module.out_features, bias=False).requires_grad_(False)
@@ -143,10 +138,10 @@ def test_a_layer_that_the_loader_left_out_is_named(fp8: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("where", ["attribute", "buffer", "list", "dict", "halves", "module"])
-def test_a_second_copy_of_a_weight_is_named(fp8: LoadedModel, where: str) -> None:
+def test_a_second_copy_of_a_weight_is_named(fp8, where):
     name, module = some(fp8)
     copy = dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
-    held: Any = {
+    held = {
         "attribute": copy, "list": [copy], "dict": {"w": copy}, "halves": tuple(x.clone() for x in copy.split(8)),
         "module": nn.ParameterList([nn.Parameter(copy)]),
     }  # fmt: skip
@@ -159,11 +154,11 @@ def test_a_second_copy_of_a_weight_is_named(fp8: LoadedModel, where: str) -> Non
     assert "its weight a second time" in sentence
 
 
-def shadowed(module: Fp8Linear) -> Callable[[Tensor], Tensor]:
+def shadowed(module):
     """A forward on a dequantized copy that no attribute holds."""
     copy = dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
 
-    def forward(x: Tensor) -> Tensor:
+    def forward(x):
         with fp8_linear.product(x.numel() // x.shape[-1], *copy.shape):
             launched("fp8_dequantize_matmul_torch")  # it even says what is due
         return nn.functional.linear(x, copy)
@@ -171,23 +166,23 @@ def shadowed(module: Fp8Linear) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-def test_a_shadow_of_the_weight_is_not_read_from_the_store(fp8: LoadedModel) -> None:
+def test_a_shadow_of_the_weight_is_not_read_from_the_store(fp8):
     name, module = some(fp8)
-    module.forward = shadowed(module)  # type: ignore[method-assign]
+    module.forward = shadowed(module)
     e3 = level(take(fp8), "E3")
     assert e3.state == MISMATCH
     assert f"doubling the scales of {name} does not double its output" in e3.sentence
 
 
-def ignoring_scales(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+def ignoring_scales(x, codes, scales, bias=None):
     return blockwise.fp8_dequantize_matmul_torch(x, codes, torch.ones_like(scales), bias)
 
 
-def transposed_scales(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+def transposed_scales(x, codes, scales, bias=None):
     return blockwise.fp8_dequantize_matmul_torch(x, codes, scales.flip(0).flip(1), bias)
 
 
-def rounded_scales(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+def rounded_scales(x, codes, scales, bias=None):
     return blockwise.fp8_dequantize_matmul_torch(x, codes, scales.bfloat16(), bias)
 
 
@@ -200,9 +195,7 @@ def rounded_scales(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None
         (rounded_scales, "E5", "away from the product with its codes and scales"),
     ],
 )
-def test_a_product_that_misuses_the_scales_is_named(
-    monkeypatch: pytest.MonkeyPatch, product: Any, name: str, said: str
-) -> None:
+def test_a_product_that_misuses_the_scales_is_named(monkeypatch, product, name, said):
     loaded = load_model(spec_of("fp8_block128", model="tiny-wide"), "cpu", "float32")
     monkeypatch.setitem(fp8_linear._PATHS, "reference", product)
     found = level(take(loaded), name)
@@ -211,11 +204,11 @@ def test_a_product_that_misuses_the_scales_is_named(
 
 
 @pytest.fixture
-def tampered(fp8: LoadedModel) -> tuple[LoadedModel, str, Fp8Linear]:
+def tampered(fp8):
     return fp8, *some(fp8, "layers.0.mlp.up_proj")
 
 
-def test_codes_changed_after_loading_are_not_the_source(tampered: tuple[LoadedModel, str, Fp8Linear]) -> None:
+def test_codes_changed_after_loading_are_not_the_source(tampered):
     loaded, name, module = tampered
     module.weight.data.view(torch.uint8)[0, 0] ^= 1
     e2 = level(take(loaded), "E2")
@@ -223,30 +216,28 @@ def test_codes_changed_after_loading_are_not_the_source(tampered: tuple[LoadedMo
     assert f"{name}, rows from 0: the stored codes differ from the source's" in e2.sentence
 
 
-def test_scales_replaced_after_loading_are_not_the_source(
-    tampered: tuple[LoadedModel, str, Fp8Linear],
-) -> None:
+def test_scales_replaced_after_loading_are_not_the_source(tampered):
     loaded, name, module = tampered
     module.weight_scale_inv.data.fill_(1.0)
     e2 = level(take(loaded), "E2")
     assert f"{name}, rows from 0: the stored scales differ from the source's" in e2.sentence
 
 
-def test_without_samples_the_source_is_unverified(fp8: LoadedModel) -> None:
+def test_without_samples_the_source_is_unverified(fp8):
     object.__setattr__(fp8.weights, "samples", ())
     assert level(take(fp8), "E2").state == UNVERIFIED
 
 
-def test_products_that_nobody_recorded_are_missed(fp8: LoadedModel) -> None:
+def test_products_that_nobody_recorded_are_missed(fp8):
     _, module = some(fp8, "layers.1.mlp.down_proj")
-    module.forward = lambda x: x.new_zeros(*x.shape[:-1], module.out_features)  # type: ignore[method-assign]
+    module.forward = lambda x: x.new_zeros(*x.shape[:-1], module.out_features)
     e4 = level(take(fp8), "E4")
     assert e4.state == MISMATCH
     assert "times in 2 forwards" in e4.sentence
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_checkpoint_that_was_fp8_once_is_verified(fp8: LoadedModel, tmp_path: Path, dtype: str) -> None:
+def test_a_checkpoint_that_was_fp8_once_is_verified(fp8, tmp_path, dtype):
     native = load_model(spec_of("native"), "cpu", "float32")
     for name, module in modules_of(fp8).items():
         stored = dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
@@ -259,15 +250,13 @@ def test_a_checkpoint_that_was_fp8_once_is_verified(fp8: LoadedModel, tmp_path: 
     assert e5.facts["distance_from_native"] < 4 * e5.facts["distance_from_stored"]
 
 
-def test_outputs_of_native_weights_are_named_where_the_tolerance_lets_them_pass(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_outputs_of_native_weights_are_named_where_the_tolerance_lets_them_pass(monkeypatch):
     loaded = load_model(spec_of("fp8_block128"), "cpu", "float32")
     natives = load_model(spec_of("native"), "cpu", "float32").model
     weight = {m: natives.get_submodule(n).weight for n, m in modules_of(loaded).items()}
     by_codes = {m.weight.data_ptr(): torch.cat([weight[x] for x in m.group or (m,)]) for m in weight}
 
-    def native(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    def native(x, codes, scales, bias=None):
         return nn.functional.linear(x, by_codes[codes.data_ptr()], bias)
 
     monkeypatch.setitem(fp8_linear._PATHS, "reference", native)
@@ -277,7 +266,7 @@ def test_outputs_of_native_weights_are_named_where_the_tolerance_lets_them_pass(
     assert "outputs are closer to those of native weights than to those of the stored ones" in e5.sentence
 
 
-def test_a_gemm_dropped_between_decision_and_engine_is_named(fp8: LoadedModel) -> None:
+def test_a_gemm_dropped_between_decision_and_engine_is_named(fp8):
     decision = replace(decided(fp8), gemm=Choice("w8a16", "w8a16", "requested"))
     used = Engine(fp8, decision, spec_of("fp8_block128"), sequences=1, tokens=48)
     used.gemm = "reference"
@@ -286,7 +275,7 @@ def test_a_gemm_dropped_between_decision_and_engine_is_named(fp8: LoadedModel) -
     assert "the engine runs gemm reference, and w8a16 was resolved" in sentence
 
 
-def test_biases_are_whole_after_the_probe() -> None:
+def test_biases_are_whole_after_the_probe():
     loaded = load_model(spec_of("fp8_block128", model="tiny-qwen2"), "cpu", "float32")
     before = {n: p.clone() for n, p in loaded.model.named_parameters() if n.endswith("bias")}
     assert before
@@ -294,14 +283,14 @@ def test_biases_are_whole_after_the_probe() -> None:
     assert all(torch.equal(p, before[n]) for n, p in loaded.model.named_parameters() if n in before)
 
 
-def test_the_op_is_the_module(fp8: LoadedModel) -> None:
+def test_the_op_is_the_module(fp8):
     """What a compiler calls is what the probes call."""
     _, module = some(fp8)
     x = torch.randn(3, module.in_features)
     assert torch.equal(module(x), fp8linear.fp8_linear_op(x, module.weight, module.weight_scale_inv, None))
 
 
-def test_exchanged_layers_are_not_those_that_were_loaded(fp8: LoadedModel) -> None:
+def test_exchanged_layers_are_not_those_that_were_loaded(fp8):
     (_, gate), (_, up) = some(fp8, "layers.2.mlp.gate_proj"), some(fp8, "layers.2.mlp.up_proj")
     kept = gate.weight.data.clone()
     gate.weight.data.copy_(up.weight.data)
@@ -309,10 +298,8 @@ def test_exchanged_layers_are_not_those_that_were_loaded(fp8: LoadedModel) -> No
     assert level(take(fp8), "E2").state == MISMATCH
 
 
-def test_a_quantizer_that_is_wrong_for_layer_and_sample_alike_is_outside_the_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def cut(w: Tensor) -> tuple[Tensor, Tensor]:
+def test_a_quantizer_that_is_wrong_for_layer_and_sample_alike_is_outside_the_bound(monkeypatch):
+    def cut(w):
         codes, scales = blockwise.quantize_blocks(w)
         return (codes.view(torch.uint8) & 0xFE).view(torch.float8_e4m3fn), scales
 
@@ -323,10 +310,10 @@ def test_a_quantizer_that_is_wrong_for_layer_and_sample_alike_is_outside_the_bou
     assert "times E4M3's rounding from the native weight" in e2.sentence
 
 
-def test_a_bias_that_is_not_added_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bias_that_is_not_added_is_named(monkeypatch):
     loaded = load_model(spec_of("fp8_block128", model="tiny-qwen2"), "cpu", "float32")
 
-    def lost(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    def lost(x, codes, scales, bias=None):
         return blockwise.fp8_dequantize_matmul_torch(x, codes, scales)
 
     monkeypatch.setitem(fp8_linear._PATHS, "reference", lost)
@@ -335,7 +322,7 @@ def test_a_bias_that_is_not_added_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert "q_proj does not add its bias" in e5.sentence
 
 
-def test_a_model_that_is_loaded_again_is_probed_again(fp8: LoadedModel) -> None:
+def test_a_model_that_is_loaded_again_is_probed_again(fp8):
     held = ReferenceExaminer()
     spec, decision = spec_of("fp8_block128"), decided(fp8)
     assert all(x.state == VERIFIED for x in held.weight_probes(fp8, decision, spec, Products()))
@@ -344,7 +331,7 @@ def test_a_model_that_is_loaded_again_is_probed_again(fp8: LoadedModel) -> None:
     assert MISMATCH in {x.state for x in held.weight_probes(again, decision, spec, Products())}
 
 
-def test_native_cells_on_another_model_are_refused(fp8: LoadedModel) -> None:
+def test_native_cells_on_another_model_are_refused(fp8):
     other = load_model(spec_of("native", model="tiny-qwen3"), "cpu", "float32")
     fault = another_model(fp8, other)
     assert fault is not None
@@ -352,16 +339,16 @@ def test_native_cells_on_another_model_are_refused(fp8: LoadedModel) -> None:
     assert another_model(fp8, load_model(spec_of("native"), "cpu", "float32")) is None
 
 
-def test_every_layer_is_held_to_its_native_weight_when_it_is_quantized(fp8: LoadedModel) -> None:
+def test_every_layer_is_held_to_its_native_weight_when_it_is_quantized(fp8):
     assert len(fp8.weights.shares) == MODULES
     assert 0 < max(fp8.weights.shares.values()) <= 1
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-wide", "tiny-qwen2", "tiny-qwen3"])
-def test_every_output_of_a_sound_model_reaches_the_logits(model: str) -> None:
+def test_every_output_of_a_sound_model_reaches_the_logits(model):
     loaded = load_model(spec_of("fp8_block128", model=model), "cpu", "float32")
 
-    def make(sequences: int, tokens: int) -> Engine:
+    def make(sequences, tokens):
         spec = spec_of("fp8_block128", model=model)
         return Engine(loaded, decided(loaded), spec, sequences=sequences, tokens=tokens)
 

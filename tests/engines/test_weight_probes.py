@@ -1,35 +1,30 @@
 """FP8 products looked at after a run: at its rows, at work in the model, by 128 columns; and what of a run is looked at."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kvbench.engines.reference.engine import Engine
-from kvbench.engines.reference.load import LoadedModel, load_model
+from kvbench.engines.reference.load import load_model
 from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.evidence import weight_products as weightprobe
 from kvbench.evidence.examine import ReferenceExaminer
 from kvbench.evidence.products import Products, rows_of
-from kvbench.records.record import MISMATCH, VERIFIED, Level
+from kvbench.records.record import MISMATCH, VERIFIED
 from kvbench_kernels.gemm import blockwise, fp8_linear
 from kvbench_kernels.gemm.blockwise import dequantize_blocks
 from tests.engines.test_weight_evidence import decided, modules_of, some, spec_of
 
 
 @pytest.fixture
-def fp8() -> LoadedModel:
+def fp8():
     """A tiny model with FP8 weights, that a test may spoil."""
     return load_model(spec_of("fp8_block128"), "cpu", "float32")
 
 
-def wrong_at(row_counts: set[int]) -> Any:
-    def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+def wrong_at(row_counts):
+    def product(x, codes, scales, bias=None):
         used = scales * 1.01 if len(x) in row_counts else scales
         return blockwise.fp8_dequantize_matmul_torch(x, codes, used, bias)
 
@@ -37,9 +32,7 @@ def wrong_at(row_counts: set[int]) -> Any:
 
 
 @pytest.mark.parametrize("model", ["tiny-wide", "tiny-qwen2"])
-def test_products_are_looked_at_again_at_the_rows_of_the_run(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_are_looked_at_again_at_the_rows_of_the_run(model, monkeypatch):
     """Sound ones at the model's own probes, and with biases; wrong ones only at rows that the run had."""
     loaded, held = (load_model(spec_of("fp8_block128", model=model), "cpu", "float32"), ReferenceExaminer())
     shapes = {product.weight.shape for product in modules_of(loaded).values()}
@@ -51,7 +44,7 @@ def test_products_are_looked_at_again_at_the_rows_of_the_run(
         }
     )
 
-    def levels(ran: Products) -> list[Level]:
+    def levels(ran):
         return list(held.weight_probes(loaded, decided(loaded), spec_of("fp8_block128", model=model), ran))
 
     assert all(x.state == VERIFIED for x in levels(ran))
@@ -64,7 +57,7 @@ def test_products_are_looked_at_again_at_the_rows_of_the_run(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("model", ["tiny-wide", "tiny-qwen2", "tiny-qwen3"])
-def test_sound_models_hold_at_the_rows_of_a_run_in_every_dtype(model: str, dtype: str) -> None:
+def test_sound_models_hold_at_the_rows_of_a_run_in_every_dtype(model, dtype):
     loaded = load_model(spec_of("fp8_block128", model=model, dtype=dtype), "cpu", dtype)
     shapes = {m.weight.shape: [2, 33, 100] for m in modules_of(loaded).values()}
     make = maker(loaded, model=model, dtype=dtype)
@@ -73,15 +66,13 @@ def test_sound_models_hold_at_the_rows_of_a_run_in_every_dtype(model: str, dtype
     assert [x.sentence for x in (*first, *after) if x.state != VERIFIED] == []
 
 
-def maker(loaded: LoadedModel, **keys: Any) -> Callable[[int, int], Engine]:
+def maker(loaded, **keys):
     return lambda sequences, tokens: Engine(
         loaded, decided(loaded), spec_of("fp8_block128", **keys), sequences=sequences, tokens=tokens
     )
 
 
-def test_products_that_are_wrong_in_batches_only_are_found(
-    fp8: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_that_are_wrong_in_batches_only_are_found(fp8, monkeypatch):
     """The engine gives its layers [1, M, K], and so do the probes."""
     honest = fp8linear.fp8_linear_op
     monkeypatch.setattr(
@@ -92,11 +83,11 @@ def test_products_that_are_wrong_in_batches_only_are_found(
     assert weightprobe.probe_weights(fp8, decided(fp8))[2].state == MISMATCH
 
 
-def test_what_a_layer_gives_at_work_in_the_model_is_compared(fp8: LoadedModel) -> None:
+def test_what_a_layer_gives_at_work_in_the_model_is_compared(fp8):
     """A forward that is wrong only for what the model gives it: its input has no outliers, as the probes' has."""
     name, module = some(fp8)
     honest = module.forward
-    module.forward = lambda x: honest(x) * (1.01 if x.abs().max() < 20 else 1)  # type: ignore[method-assign]
+    module.forward = lambda x: honest(x) * (1.01 if x.abs().max() < 20 else 1)
     first = weightprobe.probe_weights(fp8, decided(fp8))
     assert all(x.state == VERIFIED for x in first)
     e5 = weightprobe.probe_after(fp8, decided(fp8), {}, maker(fp8))[2]
@@ -104,7 +95,7 @@ def test_what_a_layer_gives_at_work_in_the_model_is_compared(fp8: LoadedModel) -
     assert name in e5.sentence
 
 
-def test_one_block_of_a_wide_layer_with_a_wrong_scale_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_block_of_a_wide_layer_with_a_wrong_scale_is_found(monkeypatch):
     """A tenth more in one block of 256 is 0.6% of a row, and 2.5% of its 128 columns."""
     torch.manual_seed(0)
     layer = Fp8Linear.quantized(nn.Linear(2048, 2048, bias=False))
@@ -124,7 +115,7 @@ def test_one_block_of_a_wide_layer_with_a_wrong_scale_is_found(monkeypatch: pyte
     assert weightprobe.block_distance(sound, x.double(), stored) < allowed
 
 
-def test_a_bias_far_larger_than_the_product_is_rounded_by_its_own_size() -> None:
+def test_a_bias_far_larger_than_the_product_is_rounded_by_its_own_size():
     """As the K biases of Qwen2."""
     torch.manual_seed(0)
     weight, x, bias = (
@@ -139,7 +130,7 @@ def test_a_bias_far_larger_than_the_product_is_rounded_by_its_own_size() -> None
     assert weightprobe.block_distance(y - bias, x, weight) > allowed
 
 
-def test_all_rows_of_few_are_compared_and_one_of_every_stripe_of_many() -> None:
+def test_all_rows_of_few_are_compared_and_one_of_every_stripe_of_many():
     assert weightprobe.compared(64).tolist() == list(range(64))
     many = weightprobe.compared(4097).tolist()
     assert {row // 32 for row in many} == set(range(129))
@@ -147,14 +138,12 @@ def test_all_rows_of_few_are_compared_and_one_of_every_stripe_of_many() -> None:
     assert many[-1] == 4096
 
 
-def test_one_row_that_is_wrong_or_no_number_is_found(
-    fp8: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_row_that_is_wrong_or_no_number_is_found(fp8, monkeypatch):
     """The last row of a tail that a tile does not fill; and a number that is none, in a row that is not compared."""
     shapes = {product.weight.shape: [21] for product in modules_of(fp8).values()}
 
-    def spoilt(row: int, factor: float) -> Any:
-        def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    def spoilt(row, factor):
+        def product(x, codes, scales, bias=None):
             y = blockwise.fp8_dequantize_matmul_torch(x, codes, scales, bias)
             if len(x) == 21:
                 y[row] *= factor
@@ -168,7 +157,7 @@ def test_one_row_that_is_wrong_or_no_number_is_found(
         assert weightprobe.probe_after(fp8, decided(fp8), shapes)[2].state == MISMATCH
 
 
-def test_a_run_is_looked_at_where_it_was_least_most_and_most_often() -> None:
+def test_a_run_is_looked_at_where_it_was_least_most_and_most_often():
     """By kernel: each may have its own code. Quantizations and empty products are no products."""
     counts = {
         ("w8a16_matmul", (1, 8, 4)): 2, ("w8a16_matmul", (3, 8, 4)): 9, ("w8a16_matmul", (5, 8, 4)): 1,
@@ -179,11 +168,11 @@ def test_a_run_is_looked_at_where_it_was_least_most_and_most_often() -> None:
     assert rows_of(Products()) == {}
 
 
-def test_a_layer_that_the_model_no_longer_calls_is_named_after_the_run(fp8: LoadedModel) -> None:
+def test_a_layer_that_the_model_no_longer_calls_is_named_after_the_run(fp8):
     """Its code is called past its hooks, so that nothing at work in the model was compared: that is no proof."""
     name, _ = some(fp8, "layers.1.mlp.up_proj")
     mlp = fp8.model.get_submodule(name.removesuffix(".up_proj"))
-    mlp.forward = lambda x: mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj.forward(x))  # type: ignore[method-assign, operator, union-attr]
+    mlp.forward = lambda x: mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj.forward(x))
     e3 = weightprobe.probe_after(fp8, decided(fp8), {}, maker(fp8))[1]
     assert e3.state == MISMATCH
     assert f"{name} is not called" in e3.sentence
