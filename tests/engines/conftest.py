@@ -15,9 +15,10 @@ def tiny():
 
     def load(name):
         if name not in loaded:
-            spec = {**CELL_KEYS, "model": name, "model_weights": "random"}
             with torch.inference_mode(False):  # a probe may be the first to ask, and weights serve all tests
-                loaded[name] = load_model(spec, "cpu", "float32")
+                loaded[name] = load_model(
+                    {**CELL_KEYS, "model": name, "model_weights": "random"}, "cpu", "float32"
+                )
         return loaded[name]
 
     return load
@@ -33,9 +34,17 @@ def engine(tiny):
         scale = 0.05 if kv_format.endswith("static") else None
         spec = {**CELL_KEYS, "model": model, "kv_format": kv_format, "scale": scale, **keys}
         loaded = tiny(model)
-        decision = resolve(
-            Request(kv_format, "native", spec["backend"], "refuse", interpreter=True), loaded.facts
-        )
-        return Engine(loaded, decision, spec, sequences=sequences, tokens=tokens)
+        request = Request(kv_format, "native", spec["backend"], "refuse", interpreter=True)
+        return Engine(loaded, resolve(request, loaded.facts), spec, sequences=sequences, tokens=tokens)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def maker(engine):
+    """maker(model, kv_format, **spec keys): a function (sequences, tokens) -> fresh engine, as the probes take it."""
+
+    def of(model="tiny-llama", kv_format="int8_sym", **keys):
+        return lambda sequences, tokens: engine(model, kv_format, sequences=sequences, tokens=tokens, **keys)
+
+    return of
