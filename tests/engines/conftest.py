@@ -16,9 +16,8 @@ def tiny():
     def load(name):
         if name not in loaded:
             with torch.inference_mode(False):  # a probe may be the first to ask, and weights serve all tests
-                loaded[name] = load_model(
-                    {**CELL_KEYS, "model": name, "model_weights": "random"}, "cpu", "float32"
-                )
+                spec = {**CELL_KEYS, "model": name, "model_weights": "random"}
+                loaded[name] = load_model(spec, "cpu", "float32")
         return loaded[name]
 
     return load
@@ -48,3 +47,11 @@ def maker(engine):
         return lambda sequences, tokens: engine(model, kv_format, sequences=sequences, tokens=tokens, **keys)
 
     return of
+
+
+@pytest.fixture
+def fp8():
+    """A tiny model with FP8 weights, that a test may spoil."""
+    from kvbench.engines.reference.load import load_model
+
+    return load_model({**CELL_KEYS, "model": "tiny-llama", "weights": "fp8_block128"}, "cpu", "float32")
