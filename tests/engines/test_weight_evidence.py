@@ -329,12 +329,8 @@ def test_a_layer_of_a_checkpoint_that_the_loader_dequantizes_is_named(folder, mo
 
 def test_an_fp8_output_layer_reaches_the_logits(folder):
     """It has a row a logit, and not a row a token, where only the last logits are asked for."""
-    checkpoints.edit(
-        folder,
-        lambda t: dict(
-            zip(("lm_head.weight", "lm_head.weight_scale_inv"), quantize_blocks(t["lm_head.weight"]))
-        ),
-    )
+    parts = ("lm_head.weight", "lm_head.weight_scale_inv")
+    checkpoints.edit(folder, lambda t: dict(zip(parts, quantize_blocks(t["lm_head.weight"]), strict=True)))
     checkpoints.configure(folder, Fp8Config().as_dict())
     model = checkpoints.load(folder)
     assert isinstance(model.model.lm_head, Fp8Linear)
