@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from kvbench.report.figures import numbers
-from kvbench.report.figures.agreement import _curve
-from kvbench.report.figures.quality_plots import agreement_svg
+from kvbench.report.figures import page as numbers
+from kvbench.report.figures.plots import agreement_svg
+from kvbench.report.figures.quality import _curve
 from kvbench.report.html import render
 from kvbench.report.view import build
 from kvbench.stats.intervals import clustered_mean, clustered_ratio

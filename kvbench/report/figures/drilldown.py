@@ -14,15 +14,12 @@ from typing import Any
 from kvbench.metrics import mcq, perplexity
 from kvbench.metrics.declare.value import incomparable
 from kvbench.records.record import OK, Record
-from kvbench.render.labels import Labels
 from kvbench.render.numbers import one_line
-from kvbench.report.figures.records import completed
 from kvbench.report.model import JudgedRun
 from kvbench.stats.intervals import Estimate, clustered_mean, clustered_ratio, largest
 
 NO_NUMBER, NO_CHANGE = "no number", ""
 _CHANGES = (NO_NUMBER, "right to wrong", "wrong to right", "wrong to wrong", NO_CHANGE)  # worst first
-
 _MOST, _MOST_IN_ALL = 25, 200  # lines of one list, and of all lists of a kind
 
 
@@ -118,9 +115,9 @@ class Chunks:
     positions: tuple[PositionLine, ...]
 
 
-def question_lists(run: JudgedRun, labels: Labels) -> tuple[Questions, ...]:
+def question_lists(run: JudgedRun) -> tuple[Questions, ...]:
     """One list per candidate and question set that is comparable and shares scored questions."""
-    pairs = list(_pairs(run, labels, "mcq", mcq.COMPARABLE))
+    pairs = list(_pairs(run, "mcq", mcq.COMPARABLE))
     found = []
     for subject, record, native in pairs:
         noise, why = mcq.score_noise(native)
@@ -138,33 +135,23 @@ def question_lists(run: JudgedRun, labels: Labels) -> tuple[Questions, ...]:
 
 
 def _question(own: Mapping[str, Any], native: Mapping[str, Any], noise: float | None) -> QuestionLine:
-    before, after = native["scores"], own["scores"]
-    a, b, gold = _pick(before), _pick(after), own["answer"]
+    before, after, gold = native["scores"], own["scores"], own["answer"]
+    a, b = _pick(before), _pick(after)
     change, real = NO_CHANGE, None
     if a is None or b is None:
         change = NO_NUMBER
     elif a != b:
         change = "right to wrong" if a == gold else "wrong to right" if b == gold else "wrong to wrong"
         real = None if noise is None else before[a] - before[b] > 2 * noise  # as in `mcq_real_flips`
-    return QuestionLine(
-        one_line(str(own["id"]), 80),
-        one_line(str(own["subject"]), 60),
-        _letter(gold),
-        _letter(a),
-        _letter(b),
-        change,
-        _margin(before),
-        _margin(after),
-        largest(abs(x - y) for x, y in zip(after, before, strict=True)),
-        real,
-    )
+    moved = largest(abs(x - y) for x, y in zip(after, before, strict=True))
+    name, subject = one_line(str(own["id"]), 80), one_line(str(own["subject"]), 60)
+    margins = _margin(before), _margin(after)
+    return QuestionLine(name, subject, _letter(gold), _letter(a), _letter(b), change, *margins, moved, real)
 
 
 def _pick(scores: Sequence[float]) -> int | None:
     """The first of the highest scores; None if a score is NaN."""
-    if any(map(math.isnan, scores)):
-        return None
-    return max(range(len(scores)), key=lambda i: scores[i])
+    return None if any(map(math.isnan, scores)) else max(range(len(scores)), key=lambda i: scores[i])
 
 
 def _margin(scores: Sequence[float]) -> float:
@@ -179,13 +166,14 @@ def _letter(choice: int | None) -> str:
     return chr(ord("A") + choice) if choice < 26 else str(choice + 1)
 
 
-def chunk_lists(run: JudgedRun, labels: Labels) -> tuple[Chunks, ...]:
+def chunk_lists(run: JudgedRun) -> tuple[Chunks, ...]:
     """One list per candidate and corpus that is comparable and scored the same tokens."""
-    pairs = list(_pairs(run, labels, "perplexity", perplexity.COMPARABLE))
+    pairs = list(_pairs(run, "perplexity", perplexity.COMPARABLE))
     found = []
     for subject, record, native in pairs:
         own, other = (r.samples.get("chunks") or [] for r in (record, native))
-        if not own or _extent(own) != _extent(other):
+        extents = [[(chunk["tokens"], chunk["document"]) for chunk in chunks] for chunks in (own, other)]
+        if not own or extents[0] != extents[1]:
             continue
         lines = [_chunk(i, *both) for i, both in enumerate(zip(own, other, strict=True)) if both[0]["tokens"]]
         lines.sort(key=lambda c: (-(c.delta if c.kld is None else c.kld), c.index))
@@ -194,16 +182,10 @@ def chunk_lists(run: JudgedRun, labels: Labels) -> tuple[Chunks, ...]:
     return tuple(found)
 
 
-def _extent(chunks: Sequence[Mapping[str, Any]]) -> list[tuple[int, Any]]:
-    return [(chunk["tokens"], chunk["document"]) for chunk in chunks]
-
-
 def _chunk(index: int, own: Mapping[str, Any], native: Mapping[str, Any]) -> ChunkLine:
-    n = own["tokens"]
+    n, document = own["tokens"], one_line(str(own["document"]), 80)
     kld, equal = (None if own.get(key) is None else own[key] / n for key in ("kld", "top1_equal"))
-    return ChunkLine(
-        index, one_line(str(own["document"]), 80), n, native["nll"] / n, own["nll"] / n, kld, equal
-    )
+    return ChunkLine(index, document, n, native["nll"] / n, own["nll"] / n, kld, equal)
 
 
 def _positions(record: Record, native: Record) -> tuple[PositionLine, ...]:
@@ -245,15 +227,14 @@ def _kld_by_position(record: Record) -> list[list[Sequence[float]]]:
 
 
 def _pairs(
-    run: JudgedRun, labels: Labels, runner: str, comparable: Sequence[str]
+    run: JudgedRun, runner: str, comparable: Sequence[str]
 ) -> Iterator[tuple[Subject, Record, Record]]:
     """Candidates with a comparable baseline: the subject, the candidate's record and the baseline's."""
-    for record, task, cells in completed(run, labels, runner):
+    for record, task, cells in run.completed(runner):
         native = run.run.record(task.baseline)
-        if native is None or native.status != OK or incomparable(record, native, comparable):
-            continue
-        name, partial = labels.subject(runner, cells[0]).text, one_line(record.partial or "", 200)
-        yield Subject(name, one_line(task.variant, 60), partial), record, native
+        if native is not None and native.status == OK and not incomparable(record, native, comparable):
+            name, partial = run.labels.subject(runner, cells[0]).text, one_line(record.partial or "", 200)
+            yield Subject(name, one_line(task.variant, 60), partial), record, native
 
 
 def _most(lists: int) -> int:
