@@ -1,9 +1,4 @@
-"""A cell from keyword arguments, for callers without a matrix: the same keys, values and refusals.
-
-Not accepted are the keys that the caller's texts determine (batch, context), that concern a baseline
-(native_model), and the modes whose numbers do not come from the stored cache (prefill_reads: fresh) or the
-requested format (fallback).
-"""
+"""A cell from keyword arguments, for callers without a matrix: the same keys, values and refusals."""
 
 from __future__ import annotations
 
@@ -65,8 +60,7 @@ def cell_of(given: Mapping[str, Any], host: Host) -> dict[str, Any]:
 def dropped(given: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
     """A sentence on the first argument whose value in the cell differs from the given one, or "".
 
-    Two changes are expected and not compared: auto becomes this machine's value, and a file of scales its
-    scales.
+    Not compared: auto, which becomes this machine's value, and a file of scales, which becomes its scales.
     """
     for name, value in given.items():
         key = ARGUMENTS[name]
@@ -81,9 +75,7 @@ def dropped(given: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
 
 
 def _settle_scale(spec: dict[str, Any]) -> None:
-    """Check that static formats, and no others, have a scale; read a file of scales, which must be for the
-    format.
-    """
+    """Check that static formats, and no others, have a scale, and read a file of scales."""
     name, scale = spec["kv_format"], spec["scale"]
     static = [fmt.name for fmt in KV_FORMATS.values() if fmt.scale_kind == "static"]
     if name in static and scale is None:

@@ -5,8 +5,8 @@ The only file that imports lm_eval (extra `lm-eval`). Releases of lm-eval with e
 for older ones `kvbench lm-eval` registers it and calls lm-eval's command line.
 
 Encoding, BOS, joining, truncation from the left and windows of long texts are those of lm-eval's transformers
-model. Each task has its own engine, which is examined before its numbers are returned: a number is only
-returned if the engine is verified to have read the requested format.
+model. Each task has its own engine: a number is only returned if that engine is verified to have read the
+requested format.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
 
     pretrained: as a matrix's `model`; the other keyword arguments are cell keys
     (`kvbench.lm_eval.args.ARGUMENTS`) and: batch_size: sequences generated together (log-probabilities are
-    packed by tokens and do not depend on it); max_length: positions used, at most the model's; max_gen_toks:
-    new tokens, unless a task sets them; add_bos_token: whether a text gets the tokenizer's special tokens;
-    None: the tokenizer's default.
+    packed by tokens); max_length: positions used, at most the model's; max_gen_toks: new tokens, unless a
+    task sets them; add_bos_token: whether a text gets the tokenizer's special tokens; None: the tokenizer's
+    default.
 
     Raises UsageError for unknown or invalid arguments, Refused for what the engine cannot run as requested,
     and Unproven instead of an answer when the evidence of its engine fails.
@@ -138,16 +138,12 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """Key of lm-eval's cache of requests: the model's content and the whole cell, so that formats do not
-        share it.
-        """
+        """Key of lm-eval's cache of requests: the model's content and the whole cell with its format."""
         named = content_hash([self.loaded.sha, self.spec])
         return f"kvbench-{self.spec['kv_format']}-{self.spec['weights']}-{named}"
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Ids of a text. Special tokens: as given, else none if the text begins with BOS, else by
-        `add_bos_token`.
-        """
+        """Ids of a text. Special tokens: as given, else none if it begins with BOS, else as `add_bos_token`."""
         special = add_special_tokens
         if special is None:
             begins = model_utils.has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id))
@@ -246,9 +242,7 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         return pairs, places
 
     def _cut(self, context: list[int], continuation: list[int]) -> tuple[int, ...]:
-        """The context without the first tokens that exceed the window; a continuation's last token is not
-        fed.
-        """
+        """The context without the first tokens that exceed the window; the last token is not fed."""
         excess = len(context) + len(continuation) - (self.max_length + 1)
         if excess > 0:
             log.warning(
@@ -259,9 +253,7 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         return tuple(context[max(0, excess) :])
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Texts up to a stop text, the end of text or the task's number of tokens; greedy unless a task
-        samples.
-        """
+        """Texts up to a stop text, the end of text or the task's number of tokens."""
         if not requests:
             return []
         work = [self._generation(request) for request in requests]

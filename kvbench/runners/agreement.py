@@ -1,13 +1,11 @@
 """Token agreement with the native baseline over many greedy steps: teacher-forced, then free from the first
 divergence.
 
-The baseline's task generates the greedy text with its margins, then reads it again in chunks with a neighbour
-in the batch: the steps whose argmax flips, and the shift of the margins, are the noise floor (A/A). It reads
-the text a third time with a line end before the prompt, which does not change the meaning: a flip there means
-that the text itself is undecided. A candidate's task reads the baseline's text (teacher-forced): one argmax a
-step under the native history. Before the first difference the store is truncated and the candidate decodes
-freely, one token a forward, starting a few steps earlier: these steps must repeat the teacher-forced argmax,
-which shows that reading in chunks equals decoding.
+The baseline's task generates the greedy text with its margins and reads it twice more: in chunks with a
+neighbour in the batch (flips and shifts of the margins are the noise floor, A/A), and with a line end before
+the prompt (a flip there means that the text itself is undecided). A candidate's task reads the baseline's
+text, one argmax a step. It then decodes freely, starting a few steps before the first difference: these steps
+must repeat the teacher-forced argmax, which shows that reading in chunks equals decoding.
 """
 
 from __future__ import annotations
@@ -140,12 +138,12 @@ def decode_from(
     first: int | None,
     end: int,
 ) -> tuple[list[int], list[int], list[int]]:
-    """Truncate the store and decode one token a forward: some steps of native history, then freely up to step
+    """Truncate the store and decode one token a forward: some steps of native history, then freely up to
     `end`.
 
-    first: step of the first divergence; None: decode only the last steps of the native text again. Returns
-    the steps decoded along the native history, those of them whose near-tie flipped, and the tokens from the
-    divergence on. Raises KvbenchError for a flip that is no near-tie.
+    first: step of the first divergence, or None. Returns the steps decoded along the native history, those of
+    them whose near-tie flipped, and the tokens from the divergence on. Raises KvbenchError for a flip that is
+    no near-tie.
     """
     anchor = len(native) - 1 if first is None else first
     checked = list(range(max(1, anchor - LEAD), anchor + 1))  # step 0 comes from the prefill in both modes

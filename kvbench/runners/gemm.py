@@ -1,16 +1,15 @@
 """The products of the model's linear layers, by path: their distance from the dequantized weight, and their
 time.
 
-For the first module of each shape (N, K), as the model calls it, with its codes and scales: x is seeded, with
-a few large channels as activations have, and its first M rows are multiplied for every M of the sweep, which
-has both sides of every boundary of the route. Each output is compared with the float64 product of x and the
-dequantized weight; for the other layers of the shape some rows are compared, and the worst layer counts.
-Paths and kernels are those of the recorded launches; a path other than the expected one fails the cell. The
-kernels' own tests cover output rows beyond M.
+For the first module of each shape (N, K), with its codes and scales: x is seeded, with a few large channels
+as activations have, and its first M rows are multiplied for every M of the sweep, which has both sides of
+every boundary of the route. Each output is compared with the float64 product of x and the dequantized weight;
+for the other layers of the shape some rows are compared, and the worst layer counts. A path other than the
+expected one fails the cell.
 
-A decode step finds each layer's weights in memory, not in the L2 cache that the previous call has filled. So
-the timed calls go over the model's own layers of the shape in turn, as many as fill the L2 `COLD` times over,
-or all there are; the facts say whether that left the weights cold.
+A decode step finds each layer's weights in memory, not in the L2 cache. So the timed calls go over the
+model's own layers of the shape in turn, as many as fill the L2 `COLD` times over, or all there are; the facts
+say whether that left the weights cold.
 """
 
 from __future__ import annotations
@@ -53,11 +52,10 @@ COLD = 4
 
 @dataclass(frozen=True)
 class Turn:
-    """The layers that the calls of a sample went over in turn.
+    """The layers that the calls of a sample went over in turn: `layers` out of `of` with this shape.
 
-    layers: their number, out of `of` with this shape; stored, native: bytes of their weights as the model
-    holds them, and in the engine's dtype; l2: bytes of the device's L2; model: bytes of all weights of the
-    model.
+    stored, native: bytes of their weights as the model holds them, and in the engine's dtype; l2: of the
+    device's L2; model: of all weights of the model.
     """
 
     layers: int
@@ -116,9 +114,7 @@ def run(ctx: Context) -> Measurement:
 
 @dataclass(frozen=True)
 class Bench:
-    """gemm: one of `kvbench_kernels.support.GEMMS`; options: the runner's; held: bytes of all weights of the
-    model.
-    """
+    """gemm: one of `kvbench_kernels.support.GEMMS`; options: the runner's; held: bytes of all weights."""
 
     gemm: str
     device: torch.device
@@ -191,9 +187,7 @@ class Bench:
         return {**row, "error": error, "distance": distance, "bound": self.bound(path)}, y[0]
 
     def _alike(self, product: Product, x: Tensor, rows: Sequence[dict[str, Any]]) -> None:
-        """Raise each M's error and distance to the worst of the other layers of the shape, by some of their
-        rows.
-        """
+        """Raise each M's error and distance to the worst of the shape's other layers, by some rows."""
         for layer in product.alike:
             exact = layer.weight().double()
             for row in rows:
@@ -213,9 +207,7 @@ class Bench:
         return error, row_distance(y, _with_bias(used @ exact.t(), product))
 
     def _computed(self, product: Product, x: Tensor) -> tuple[Tensor, str, list[str]]:
-        """The output, its path and its kernels. Raises KvbenchError for another path than the expected
-        one.
-        """
+        """The output, its path and its kernels. Raises KvbenchError for an unexpected path."""
         with record() as launches:
             y = product(x)
         path, kernels = ran(launches) if product.quantized else (NATIVE, _names(launches))
@@ -228,9 +220,7 @@ class Bench:
 
     def _time(self, product: Product, x: Tensor, rows: list[dict[str, Any]]) -> Turn:
         """Add to the rows the microseconds a call of the path, the reference path, and F.linear on
-        dequantized weights.
-
-        All go over the same layers in turn; only F.linear needs (dequantized) copies of the weights.
+        dequantized weights, all over the same layers in turn.
         """
         sizes = [layer.nbytes for layer in product.layers]
         layers = product.layers[: in_turn(sizes, self.l2)]
@@ -293,9 +283,7 @@ def ran(launches: Sequence[Launch]) -> tuple[str, list[str]]:
 
 
 def microseconds(calls: Sequence[Callable[[], Any]]) -> float:
-    """Median over rounds of the device's time a call. A round makes each of `calls` in turn, equally
-    often.
-    """
+    """Median over rounds of the device's time a call. A round makes each call in turn, equally often."""
     for call in calls:
         call()  # compiles
     queued = [*calls] * -(-CALLS // len(calls))
@@ -324,7 +312,6 @@ def _names(launches: Sequence[Launch]) -> list[str]:
 
 
 def _kernels(measured: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """The kernels of each path that ran."""
     found: dict[str, dict[str, None]] = {}
     for row in (row for product in measured for row in product["rows"]):
         found.setdefault(row["path"], {}).update(dict.fromkeys(row["kernels"]))

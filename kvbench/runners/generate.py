@@ -1,9 +1,9 @@
 """Free-running greedy decoding: the cell generates its own text, one token a forward, and the record keeps
 the tokens.
 
-Agreement reads the baseline's text; here every token depends on what the cell stored before, so that errors
-may build up. The prompts are heads of documents, spread over a corpus and decoded in one batch. An
-end-of-text token does not stop the decoding: the record has its position, and later tokens are not counted.
+Every token depends on what the cell stored before, so that errors may build up. The prompts are heads of
+documents, spread over a corpus and decoded in one batch. An end-of-text token does not stop the decoding: the
+record has its position, and later tokens are not counted.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 A candidate's task measures the arms "baseline" and "candidate" (A B B A ...). A baseline's task measures one
 engine repeatedly, with all requests called "candidate"; neighbours give the noise floor. Both arms get the
-same prompts of seeded random token ids, since time does not depend on the meaning of tokens. The record holds
-raw samples with the device's state before and after each request; means, percentiles and ratios are derived
-on reading.
+same prompts of seeded random token ids. The record holds raw samples with the device's state before and after
+each request.
 """
 
 from __future__ import annotations
@@ -131,9 +130,7 @@ def prompt_shapes(plan: Sequence[Sequence[tuple[int, int, int]]]) -> list[Shape]
 
 
 def random_prompts(model: LoadedModel, batch: int, context: int) -> list[list[int]]:
-    """`batch` prompts of `context` token ids, drawn with a fixed seed from the vocabulary without special
-    tokens.
-    """
+    """`batch` prompts of `context` ids, drawn with a fixed seed from the ids that are not special."""
     special = set(model.tokenizer.all_special_ids) if model.tokenizer is not None else set()
     ids = [i for i in range(model.vocab_size) if i not in special]
     rng = random.Random(SEED)

@@ -1,6 +1,4 @@
-"""The products of a forward's linear layers: which modules one call computes, and which calls have the same
-shape.
-"""
+"""The products of a forward's linear layers: modules of one call, and calls of the same shape."""
 
 from __future__ import annotations
 
@@ -70,9 +68,7 @@ class Product:
 
 
 def products(model: nn.Module) -> list[Product]:
-    """The products of the FP8 linear layers, or of all but the output layer where there are none; one for
-    each shape.
-    """
+    """The products of the FP8 linear layers, or of all but the output layer if there are none, by shape."""
     output = getattr(model, "get_output_embeddings", None)
     head = output() if callable(output) else None
     linears: dict[str, Linear] = {**fp8_modules(model)} or {
@@ -95,9 +91,7 @@ def products(model: nn.Module) -> list[Product]:
 
 
 def check_all(model: nn.Module, found: Sequence[Product]) -> None:
-    """Raises KvbenchError unless the layers have the products' names and shapes and are the calls of a
-    forward.
-    """
+    """Raises KvbenchError unless the layers have the products' names and shapes and are a forward's calls."""
     seen: list[tuple[str, ...]] = []
     for layer in (layer for product in found for layer in product.layers):
         for name, module in zip(layer.names, layer.modules, strict=True):

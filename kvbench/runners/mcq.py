@@ -2,9 +2,8 @@
 question.
 
 The record holds raw outcomes: the summed log-probability of each choice, its tokens and characters, and the
-pick. Accuracy, norms and paired differences are derived on reading. For the noise floor the baseline's task
-scores a spread subset twice more: with other neighbours in the batch, and after a line end, which does not
-change the meaning.
+pick. For the noise floor the baseline's task scores a spread subset twice more: with other neighbours in the
+batch, and after a line end, which does not change the meaning.
 """
 
 from __future__ import annotations
@@ -111,9 +110,7 @@ def _check(data: QuestionSet, encoder: Encoder, shots: int, asked: Sequence[Ques
 def _score(
     ctx: Context, asked: Sequence[Question], fitted: Mapping[str, Fitted], encoder: Encoder
 ) -> tuple[dict[str, dict[str, list[float]]], dict[str, Any]]:
-    """Scores by pass ("scores"; for the baseline also "aa_scores" and "prefix_scores") and question id, and
-    the facts of the work: tokens computed, tokens of unshared prompts, and how the baseline was scored again.
-    """
+    """Scores by pass ("scores"; for the baseline also "aa_scores", "prefix_scores") and id, and facts."""
     pairs: dict[str, dict[str, Pair]] = defaultdict(dict)
     for q in asked:
         found = fitted.get(q.id)
@@ -150,9 +147,7 @@ def _score(
 
 @dataclass(frozen=True)
 class Pass:
-    """Questions `ids` scored together as `group` (same order), in pieces of `chunk` tokens; scores are stored
-    as `name`.
-    """
+    """Questions `ids` scored together as `group` (same order) in chunks, and stored as `name`."""
 
     name: str
     note: str

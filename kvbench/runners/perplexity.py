@@ -2,9 +2,8 @@
 chunks.
 
 The record holds raw sums: for each chunk its NLL, scored tokens, document and sums of divergences, and for a
-sample of tokens the divergences themselves. exp, means and intervals are derived on reading. The native pass
-next to a candidate repeats the baseline's work; the largest difference from the baseline's record is in the
-facts.
+sample of tokens the divergences themselves. The native pass next to a candidate repeats the baseline's work;
+the largest difference from the baseline's record is in the facts.
 """
 
 from __future__ import annotations
@@ -77,9 +76,7 @@ class Pass:
         self.chunks.append(sums)
 
     def forward(self, pack: Sequence[Chunk]) -> list[Tensor]:
-        """Logits of the positions that predict a scored token, float32 [scored, V] a chunk; timed with a
-        sync.
-        """
+        """Logits of the positions that predict a scored token, float32 [scored, V] a chunk; timed."""
         engine = self.engine
         seqs = [engine.add() for _ in pack]
         engine.synchronize()
@@ -93,9 +90,7 @@ class Pass:
 
 
 def by_position(skip: int, logprob: Tensor) -> list[list[float]]:
-    """[scored tokens, their NLL] in each bucket of positions in a chunk; logprob [scored] begins at position
-    `skip`.
-    """
+    """[scored tokens, their NLL] in each bucket of positions; logprob [scored] begins at position `skip`."""
     found = []
     for low, high in pairwise(POSITIONS):
         part = logprob[max(low - skip, 0) : max(high - skip, 0)]
@@ -122,9 +117,7 @@ class Divergence:
         return sorted(random.Random(0).sample(range(n), KEPT)) if n > KEPT else range(n)
 
     def by_chunk(self) -> list[dict[str, Any]]:
-        """For each chunk: sums over its tokens, for intervals over documents, and how many tokens the sample
-        keeps.
-        """
+        """For each chunk: sums over its tokens, and how many tokens the sample keeps."""
         ends = list(accumulate(map(len, self.kld)))
         kept = Counter(bisect_right(ends, i) for i in self._kept())
         return [
@@ -239,8 +232,7 @@ def _measure(ctx: Context, chunks: Sequence[Chunk]) -> tuple[dict[str, Pass], Di
 
 
 def rerun_difference(record: Sequence[dict[str, Any]], rerun: Sequence[dict[str, Any]]) -> float:
-    """Largest |NLL difference| of a chunk between the baseline's record and its re-run; 0.0 when they are
-    equal.
+    """Largest |NLL difference| of a chunk between the baseline's record and its re-run.
 
     Raises KvbenchError when the two did not score the same chunks.
     """

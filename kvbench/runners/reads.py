@@ -25,9 +25,7 @@ _LEAST_COPY = 10**8  # a smaller copy stays in the cache
 
 
 def arm_facts(engine: Engine) -> dict[str, Any]:
-    """{"settings": the engine's, after its measured requests; "reads": bytes that a decode step must
-    read}.
-    """
+    """{"settings": the engine's, after its requests; "reads": bytes that a decode step must read}."""
     run, decision = run_of(engine), engine.decision
     kernels = sorted({name for _, name in run.calls if name == LIBRARY or name.startswith(ATTENDS)})
     return {
@@ -53,8 +51,8 @@ def step_weight_bytes(model: nn.Module) -> int:
     """Bytes of the weights that every decode step reads: all but input embeddings and experts, tied ones
     once.
 
-    A step reads one row of an embedding for each token, and some of the experts. An embedding that is also
-    the output layer is read whole.
+    A step reads one row of an embedding a token, and some of the experts. An embedding that is also the
+    output layer is read whole.
     """
     rows = {name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
     tensors = {
@@ -75,9 +73,7 @@ def kv_bytes_per_token(engine: Engine) -> float:
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """{"copy_gb_s": bytes read and written a second by a copy on the device or None, "copy_reason",
-    "cache_bytes"}.
-    """
+    """{"copy_gb_s": bytes read and written a second by a copy on the device, or None, "copy_reason", ...}."""
     if device.type != "cuda":
         return {"copy_gb_s": None, "copy_reason": f"no copy is timed on a {device.type}", "cache_bytes": None}
     cache = int(torch.cuda.get_device_properties(device).L2_cache_size)

@@ -44,8 +44,8 @@ APART = {"float32": 1e-3, "float16": evidence.APART, "bfloat16": evidence.APART}
 
 @dataclass(frozen=True)
 class Part:
-    """What is quantized: these layers, sides ("k", "v" or "kv") and positions [first, end) of a sequence; the
-    rest is native.
+    """What is quantized: these layers, sides ("k", "v" or "kv") and positions [first, end); the rest is
+    native.
 
     kind: "all", "side", "tokens", "alone" (one layer quantized), "kept" (one layer native) or "suggested";
     of: which one.
@@ -60,11 +60,10 @@ class Part:
 
 
 class Writes(WriteObserver):
-    """Observes a native store: values of `part` are quantized in the format of `like` and dequantized before
-    they are written.
+    """Observes a native store: values of `part` are quantized in `like`'s format and dequantized before they
+    are written.
 
-    like: the cell's own engine, which gives the format and static scales. start: position of the first token
-    of the forward's single sequence.
+    like: the cell's own engine. start: position of the first token of the forward's single sequence.
     """
 
     def __init__(self, like: Engine) -> None:
@@ -186,9 +185,7 @@ class _Texts:
         self.largest_logit = 0.0  # of that engine
 
     def __call__(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        """kind and of as in `Part`; texts: [scored tokens, sum of their KLD in nats, top-1 equal] for each
-        text.
-        """
+        """kind and of as in `Part`; texts: [scored tokens, sum of their KLD in nats, top-1 equal] each."""
         found: list[list[list[float]]] = [[] for _ in parts]
         writes = Writes(self.engine)
         with self.native.store.observed(writes):
@@ -237,12 +234,7 @@ def untouched(found: Sequence[dict[str, Any]]) -> str:
 
 
 def suggest(found: Sequence[dict[str, Any]], extra: Sequence[float], room: float) -> list[int]:
-    """The layers to keep native: those that reduce the KLD most for their bytes, one after another while they
-    fit.
-
-    A layer that reduces nothing is skipped. The joint reduction is not the sum, so the list is measured
-    afterwards.
-    """
+    """The layers to keep native: those that reduce the KLD most for their bytes, while they fit."""
     total = _kld(next(part for part in found if part["kind"] == "all"))
     gain = {part["of"]: total - _kld(part) for part in found if part["kind"] == "kept"}
     chosen: list[int] = []

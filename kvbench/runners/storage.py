@@ -1,12 +1,11 @@
 """Live bytes of the KV store at the cell's batch and context, layer by layer, against the formula.
 
 The store is made for exactly `batch` sequences of `context` tokens, and all its pages are in use: the bytes
-are those of the live tensors, not an estimate. On a GPU a real prefill and one decode step fill the pages,
-because the peak of allocated memory is measured there. Its parts are measured separately: memory before there
-are pages (weights, and `held_bytes` beyond them), the tensors of the pages, and what the run adds
-(`workspace_bytes`). A second copy of the pages would be in none of these parts, so they would not add up to
-the peak. The expected bytes come from the resolved format of the decision, not from the store. The bytes of
-the weights and their load time are those of the cell's model, independent of batch and context.
+are those of the live tensors. On a GPU a real prefill and one decode step fill the pages, because the peak of
+allocated memory is measured there. Its parts are measured separately: memory before there are pages (weights,
+and `held_bytes` beyond them), the tensors of the pages, and what the run adds (`workspace_bytes`). A second
+copy of the pages would be in none of these parts, so they would not add up to the peak. The expected bytes
+come from the resolved format of the decision, not from the store.
 """
 
 from __future__ import annotations
@@ -89,9 +88,7 @@ def _has_counters(device: torch.device) -> bool:
 
 
 def _fill_on_gpu(engine: Engine, seqs: list[int], context: int) -> tuple[int, int]:
-    """Fill all pages by a prefill and one decode step; (peak bytes, peak bytes beyond those allocated
-    before).
-    """
+    """Fill all pages by a prefill and one decode step; (peak bytes, peak beyond those allocated before)."""
     device, vocab = engine.model.device, engine.model.vocab_size
     engine.synchronize()
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,13 +1,11 @@
 """The timing loop: warm up, then interleave two arms, over anything that can submit, step and synchronise.
 
-It needs no torch: tests run it with fake arms that compile, finish late or see a clock that is set back.
-
     TTFT   request submitted -> first token on the host, device synchronised, sampling included
     ITL    gap between consecutive tokens of a sequence; one sample a step of a static batch; excludes TTFT
 
-The clock is monotonic (`time.perf_counter`). Garbage is collected once before the first request and not again
-until the last one has ended. All requests have the same shapes, and each arm has its own warm-up requests of
-these shapes, reported separately, so that compiling a shape never falls into a measured request.
+The clock is monotonic. Garbage is collected once before the first request and not again until the last one
+has ended. All requests have the same shapes, and each arm has its own warm-up requests of these shapes,
+reported separately, so that compiling a shape never falls into a measured request.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ class Arm(Protocol):
 
     submit() starts a new request up to its first token, step() adds one token to each sequence; both may
     return before the device is done. synchronize() returns when the latest token is on the host. close() ends
-    the request, after which submit() starts the same one again. ran() returns what served the open request;
-    it is stored with the times, so that they cannot be attributed to another arm.
+    the request. ran() returns what served the open request; it is stored with the times.
     """
 
     def submit(self) -> None: ...
@@ -41,8 +38,7 @@ class Timing:
     """One request. order: its place in the measured schedule (requests 2i and 2i + 1 are a pair); -1 for a
     warm-up.
 
-    total_ms: from submission to the last token. device: the device's state before and after the request, read
-    outside of its time; None if it was not read.
+    total_ms: from submission to the last token. device: its state before and after, read outside of the time.
     """
 
     arm: str
@@ -98,7 +94,6 @@ def measure(
     """`warmup` unmeasured requests an arm, then `repeats` rounds of all arms in the order A B, B A, A B, ...
 
     The alternation cancels a drift of the machine (heat, another tenant) to first order over two pairs.
-    read_state: reads the device's state, before and after each measured request.
     """
     total = len(arms) * (warmup + repeats)
     done = 0
@@ -125,7 +120,6 @@ def measure(
 
 @contextmanager
 def _no_gc() -> Iterator[None]:
-    """Collect garbage now and not again until the end; then restore the collector."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,8 +1,7 @@
 """Swaps of a cell's batch to the host and back: bytes and seconds each way, and a check that every bit
 returns.
 
-The pages hold seeded random bytes; their meaning changes neither the bytes moved nor the time. While they are
-on the host, the device's pages are overwritten.
+The pages hold seeded random bytes. While they are on the host, the device's pages are overwritten.
 """
 
 from __future__ import annotations
@@ -88,9 +87,7 @@ def _tensors(store: PagedKVStore) -> Iterator[tuple[int, str, Tensor]]:
 
 
 def _content(live: Tensor, pages: int, seed: int) -> Tensor:
-    """The bytes of `pages` pages of this tensor; generated again for the comparison, so that no copy is
-    kept.
-    """
+    """The bytes of `pages` pages of this tensor, generated again for the comparison."""
     generator = torch.Generator(live.device).manual_seed(seed)
     return live.new_empty((pages, *live.shape[1:])).random_(generator=generator)
 

@@ -113,9 +113,7 @@ class Pair:
 
 
 def strings(prompt: str, answers: Sequence[str]) -> list[str]:
-    """The texts whose ids `join` takes: the prompt, and the prompt with each answer. Spaces at the end of the
-    prompt belong to the answer, where the tokenizer would put them.
-    """
+    """The prompt, and the prompt with each answer. Spaces that end the prompt belong to the answer."""
     return [prompt.rstrip(), *(prompt + answer for answer in answers)]
 
 
@@ -149,9 +147,7 @@ def common_prefix(contexts: Sequence[Sequence[int]]) -> int:
 
 
 def overflow(pair: Pair, window: int | None) -> int:
-    """Tokens by which context and longest continuation exceed the window. The last token is not fed, so
-    window + 1 tokens fit: 1,108 + 1 in a window of 128 is 980 too many.
-    """
+    """Tokens by which context and longest continuation exceed the window; the last token is not fed."""
     if window is None:
         return 0
     return max(0, len(pair.context) + max(len(c) for c in pair.continuations) - (window + 1))
@@ -160,8 +156,7 @@ def overflow(pair: Pair, window: int | None) -> int:
 @dataclass(frozen=True)
 class Fitted:
     """What fits the window. dropped_shots: whole examples left out; dropped_tokens: then cut from the
-    prompt's head. pair is None when nothing can be scored: no token of an answer, or no room for the
-    question's end and its answers.
+    prompt's head. pair is None when nothing can be scored.
     """
 
     pair: Pair | None

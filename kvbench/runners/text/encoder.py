@@ -1,6 +1,4 @@
-"""Questions to token ids, one subject at a time: template, shots, chat, truncation; the shared head encoded
-once.
-"""
+"""Questions to token ids, one subject at a time: template, shots, chat, truncation."""
 
 from __future__ import annotations
 
@@ -69,8 +67,7 @@ class Encoder:
 
 
 def ids_by_head(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """Ids of each text, exactly as if each were encoded alone, with their common head (task text, examples)
-    encoded once.
+    """Ids of each text, exactly as if each were encoded alone, with their common head encoded once.
 
     The cut is after a line end that all texts share with `MARGIN` more characters on each side, so that the
     tokens there cannot depend on the question. The first and the last text check that the tokenizer splits
@@ -88,9 +85,7 @@ def ids_by_head(tokenizer: Any, texts: list[str]) -> list[list[int]]:
 
 
 def _cut(common: str) -> int:
-    """Start of the last line that leaves `MARGIN` characters after it and has visible neighbours; 0 for
-    none.
-    """
+    """Start of the last line with `MARGIN` characters after it and visible neighbours; 0 for none."""
     if len(common) < MIN_HEAD:
         return 0
     at = len(common) - MARGIN

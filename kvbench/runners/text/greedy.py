@@ -46,8 +46,7 @@ def propose(history: Sequence[int], n: int) -> list[int]:
     """Up to n tokens that followed the latest earlier occurrence of the history's last 3 (else 2, else 1)
     tokens.
 
-    The copy continues into its own proposal, so a loop of any period gives all n tokens. Empty when the last
-    token has not occurred before.
+    The copy continues into its own proposal, so a loop of any period gives all n tokens.
     """
     if n < 1:
         return []
@@ -108,8 +107,7 @@ def teacher_forced(
     """The engine's predictions along a given history: `tokens` after `prompt`, `chunk` tokens a forward.
 
     chunk 1 is real decoding. neighbour: another sequence that gets one token in each forward after the
-    prompt's, so that the batch has another shape. At the end `seq` holds the prompt and all tokens but the
-    last.
+    prompt's. At the end `seq` holds the prompt and all tokens but the last.
     """
     trace = Trace(forwards=1)
     logits = engine.prefill(seq, prompt)

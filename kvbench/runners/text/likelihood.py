@@ -20,9 +20,7 @@ FAR = 20.0  # a logit's gap from the mean gap from which on two distributions ar
 
 @dataclass(frozen=True)
 class _Slice:
-    """A few rows [r, V]: exp(x - max) [r, V]; its sum, the log-partition and the target's logprob, float64
-    [r].
-    """
+    """A few rows [r, V]: exp(x - max) [r, V]; its sum, log-partition and target's logprob, float64 [r]."""
 
     exp: Tensor
     total: Tensor

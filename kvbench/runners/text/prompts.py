@@ -84,9 +84,7 @@ TEMPLATES["arc_challenge"] = TEMPLATES["arc_easy"]
 
 
 def problem(q: Question) -> str | None:
-    """Why the question cannot be scored, or None: no answer among its choices, a missing or an empty
-    choice.
-    """
+    """Why a question cannot be scored (no answer among its choices, a missing or empty choice), or None."""
     if q.answer is None:
         return "the answer is not among the choices"
     for index, choice in enumerate(q.choices):
@@ -116,16 +114,12 @@ def messages(template: Template, q: Question, shots: Sequence[Question]) -> list
 
 
 def continuations(template: Template, q: Question, chat: bool) -> list[str]:
-    """The scored text after the prompt. In a chat the assistant's turn begins with the answer, without
-    delimiter.
-    """
+    """The scored text after the prompt. In a chat the assistant's turn begins with it: no delimiter."""
     return [("" if chat else template.delimiter) + answer for answer in template.answers(q)]
 
 
 def spread(questions: Sequence[Question], limit: int | None) -> list[Question]:
-    """At most `limit` questions: the first of every subject, then the second of every subject, ... in file
-    order.
-    """
+    """At most `limit` questions: the first of every subject, then the second ones, ...; in file order."""
     if limit is None or limit >= len(questions):
         return list(questions)
     rank: dict[str, int] = {}

@@ -38,9 +38,7 @@ class Group:
 
 
 def group(pairs: Sequence[Pair], share: bool = True, mixed: bool = False) -> Group:
-    """The questions with the longest common prefix of their contexts taken out; none where `share` is
-    False.
-    """
+    """The questions with the longest common prefix of their contexts taken out; none if not `share`."""
     n = common_prefix([p.context for p in pairs]) if share and len(pairs) > 1 else 0
     items = tuple(Pair(p.context[n:], p.continuations, p.merged) for p in pairs)
     return Group(pairs[0].context[:n], items, mixed)
@@ -59,9 +57,7 @@ def batches(g: Group, device: torch.device) -> list[list[int]]:
 
 
 def capacity(groups: Sequence[Group], device: torch.device, page_size: int) -> int:
-    """Pages for the largest batch of any group: prefix, questions and choices, each fork with a copied last
-    page.
-    """
+    """Pages for the largest batch: prefix, questions and choices; each fork copies its last page."""
     most = 1
     for g in groups:
         shared = pages_for(len(g.prefix), page_size)
