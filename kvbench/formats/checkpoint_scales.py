@@ -191,7 +191,7 @@ def cache_only(config: Mapping[str, Any]) -> bool:
 
 
 def check_scheme(config: Mapping[str, Any], fmt: str, name: str) -> None:
-    """Raises Refused unless the scales of the checkpoint `name` with this config.json are for format `fmt`."""
+    """Raises Refused unless the checkpoint's scales, by its config.json, are for the KV format `fmt`."""
     quantization = config.get("quantization_config")
     scheme = quantization.get(SCHEME) if isinstance(quantization, Mapping) else None
     found, why = "fp8_e4m3_static", f"its config.json has no {SCHEME}, which means E4M3"

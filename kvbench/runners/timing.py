@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -96,35 +95,26 @@ def measure(
     The alternation cancels a drift of the machine (heat, another tenant) to first order over two pairs.
     """
     total = len(arms) * (warmup + repeats)
-    done = 0
+    warm, measured = list[Timing](), list[Timing]()
 
     def timed(order: int, label: str, arm: Arm, note: str) -> Timing:
-        nonlocal done
-        progress(done, total, f"{note} {label}")
-        timing = time_request(label, order, arm, new_tokens, clock)
-        done += 1
-        return timing
+        progress(len(warm) + len(measured), total, f"{note} {label}")
+        return time_request(label, order, arm, new_tokens, clock)
 
-    measured: list[Timing] = []
-    with _no_gc():
-        warm = [timed(-1, label, arm, "warm-up") for label, arm in arms for _ in range(warmup)]
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for label, arm in (one for one in arms for _ in range(warmup)):
+            warm.append(timed(-1, label, arm, "warm-up"))
         for round_ in range(repeats):
             for label, arm in arms if round_ % 2 == 0 else reversed(arms):
                 before = read_state() if read_state else None
                 timing = timed(len(measured), label, arm, "request")
                 state = {"before": before, "after": read_state()} if read_state else None
                 measured.append(replace(timing, device=state))
-    progress(total, total, "")
-    return Timings(tuple(warm), tuple(measured))
-
-
-@contextmanager
-def _no_gc() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
     finally:
         if was_enabled:
             gc.enable()
+    progress(total, total, "")
+    return Timings(tuple(warm), tuple(measured))

@@ -21,7 +21,7 @@ from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.engines.reference.weights.quantize_model import quantize_model
 from kvbench.evidence.stored_weights import fp8_modules
-from kvbench.runners import gemm, latency, linears
+from kvbench.runners import gemm, latency
 from kvbench.runners.context import Context, Measurement
 from kvbench.selftest.fault import Fault
 from kvbench_kernels.gemm import fp8_linear
@@ -133,9 +133,9 @@ def dropping(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 def products_renamed() -> Broken:
     """The runner measures each layer under the name of the next one of its kind."""
-    honest = linears.products
+    honest = gemm.products
 
-    def products(model: nn.Module) -> list[linears.Product]:
+    def products(model: nn.Module) -> list[gemm.Product]:
         found = honest(model)
         return [replace(one, names=one.alike[0].names) if one.alike else one for one in found]
 
@@ -143,7 +143,7 @@ def products_renamed() -> Broken:
 
 
 def products_left_out() -> Broken:
-    honest = linears.products
+    honest = gemm.products
     return patch.object(gemm, "products", lambda model: honest(model)[1:])
 
 
