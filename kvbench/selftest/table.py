@@ -52,7 +52,7 @@ FAULTS: dict[str, Fault] = {**hops.FAULTS, **values.FAULTS, **pages.FAULTS, **we
 
 HOLES: dict[str, Fault] = {
     "copy_outside_the_model": Fault(
-        "Unused 16-bit copies of FP8 weights are held outside of the model: only held_bytes on a GPU shows it.",
+        "Unused 16-bit copies of FP8 weights outside of the model: only held_bytes on a GPU shows them.",
         after_load(hold_copies),
         "second time",
         "fp8_weights",
