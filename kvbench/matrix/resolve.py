@@ -49,11 +49,8 @@ def request_of(spec: Mapping[str, Any]) -> Request:
 @dataclass(frozen=True)
 class Choice:
     """One aspect of a decision. `rejected` holds (option, reason) pairs, in the order in which they were
-    tried.
-
-    reason: a stable word: "requested", "decided_at_load", or the word of the rejection that led to the
-    fallback. sentence: the same for a person.
-    """
+    tried. reason: a stable word: "requested", "decided_at_load", or the word of the rejection that led to the
+    fallback. sentence: the same for a person."""
 
     requested: str
     resolved: str
@@ -70,8 +67,7 @@ class Choice:
 class Decision:
     """gemm: "native" (weights are), "by_shape" (each product of FP8 weights by the path that its shape has),
     or the one path of all; decode: "graph" (a step is one CUDA graph) or "eager"; compile: "layer" (decoder
-    layers compiled) or "off".
-    """
+    layers compiled) or "off"."""
 
     kv_format: Choice
     weights: Choice
@@ -102,8 +98,7 @@ class Backend:
 
     triton: its kernels are written in Triton, which must be installed. splits: `kv_splits` can divide a
     decode. fused_gemm: it has fused products of FP8 weights. graphs: on a GPU, steps can be CUDA graphs and
-    decoder layers compiled.
-    """
+    decoder layers compiled."""
 
     name: str
     supports: Support
@@ -123,8 +118,7 @@ def _torch_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
         return Rejected(
             "layer_kind_unsupported",
             f"Layer {where[0]} (and {len(where) - 1} more) is of kind {strange[0]!r}; the engine has full, "
-            f"sliding "
-            "and MLA attention.",
+            "sliding and MLA attention.",
         )
     if KV_FORMATS[request.kv_format].quantized and any(layer.kind == "mla" for layer in facts.layers):
         return Rejected(
@@ -190,8 +184,7 @@ def resolve(
     `decided_at_load`. Fallbacks are tried in this order: the same format on the torch backend, then native on
     the requested backend, then native on torch. Raises UsageError for an unknown name; Refused when
     `fallback` is "refuse" and the request cannot run as asked, and always when not even native on torch can,
-    or `kv_splits` is given where nothing splits.
-    """
+    or `kv_splits` is given where nothing splits."""
     _check_names(request, backends, weights)
     if facts is None:
         sentence = "The model's config is not here yet; this is decided when it is loaded."
@@ -204,8 +197,7 @@ def resolve(
         raise Refused(
             "splits_need_triton",
             f"kv_splits: {request.kv_splits} was asked for, and the cell runs on backend {chosen.name}, "
-            f"which has no splits; remove it, "
-            "or ask for backend triton where its kernels run.",
+            "which has no splits; remove it, or ask for backend triton where its kernels run.",
         )
     stored = _resolve_weights(request, facts, weights)
     return Decision(
@@ -295,8 +287,7 @@ def _resolve_gemm(request: Request, weights: str, backend: Backend) -> Choice:
         no = Rejected(
             "gemm_needs_triton",
             f"gemm: {asked} is a Triton kernel, and this cell runs on backend {backend.name}; ask for "
-            f"backend triton where its "
-            "kernels run, or gemm: reference.",
+            "backend triton where its kernels run, or gemm: reference.",
         )
     if request.fallback == "refuse":
         raise _refused(no, f"gemm {asked}")
@@ -343,17 +334,14 @@ def _choice(requested: str, resolved: str, rejections: Sequence[tuple[str, Rejec
 
 def context_fault(facts: ModelFacts, context: int, new_tokens: int) -> Rejected | None:
     """Why `context` prompt tokens and `new_tokens` generated ones do not fit the model's positions, or None.
-
-    The last generated token is never fed back and needs no position.
-    """
+    The last generated token is never fed back and needs no position."""
     after = max(new_tokens - 1, 0)
     if facts.max_context is None or context + after <= facts.max_context:
         return None
     return Rejected(
         "invalid_context",
         f"A context of {context} tokens with {new_tokens} new ones needs {context + after} positions, and "
-        f"the model "
-        f"({facts.model_type}) has {facts.max_context}. Use a context of at most "
+        f"the model ({facts.model_type}) has {facts.max_context}. Use a context of at most "
         f"{max(facts.max_context - after, 0)}; nothing is clipped.",
     )
 

@@ -60,12 +60,9 @@ class Attention(Protocol):
 
 
 class TorchAttention:
-    """The reference: pages are gathered and dequantized, then attended to by torch.
-
-    fresh: a prompt's own chunk is taken as it was computed (`prefill_reads: fresh`); only earlier tokens come
-    from the
-    pages. That is a labelled mode: the default reads every token back as stored.
-    """
+    """The reference: pages are gathered and dequantized, then attended to by torch. fresh: a prompt's own
+    chunk is taken as it was computed (`prefill_reads: fresh`); only earlier tokens come from the pages. That
+    is a labelled mode: the default reads every token back as stored."""
 
     def __init__(self, store: PagedKVStore, chunk: Chunk, *, splits: int | None, fresh: bool = False) -> None:
         self.store, self.fresh = store, fresh
@@ -118,10 +115,8 @@ class TritonAttention:
     slots [N] int64, -1 for a row that is not there; pages [B, P] and lengths [B] int32, new tokens included
     (0: a row that is not there); query_starts [B + 1] int32; new: the largest count; longest, mean: of the
     lengths; past: tokens that every sequence held before, where all bring the same count to the same number,
-    else None.
-    splits: programs along a sequence in a decode, None to choose from the shape. workspaces: where a CUDA
-    graph keeps the kernels' memory, None to share it with all other forwards.
-    """
+    else None. splits: programs along a sequence in a decode, None to choose from the shape. workspaces: where
+    a CUDA graph keeps the kernels' memory, None to share it with all other forwards."""
 
     store: PagedKVStore
     slots: Tensor
@@ -224,11 +219,9 @@ def chunk_slots(store: PagedKVStore, chunk: Chunk) -> Tensor:
 
 @dataclass(frozen=True)
 class _Group:
-    """Sequences that bring the same number of new tokens and have the same total length.
-
-    tokens: their places in the packed row, LongTensor [B * T], or None when they are the whole row in order;
-    pages: LongTensor [B, P]; new: T; length: L, new tokens included.
-    """
+    """Sequences that bring the same number of new tokens and have the same total length. tokens: their places
+    in the packed row, LongTensor [B * T], or None when they are the whole row in order; pages: LongTensor [B,
+    P]; new: T; length: L, new tokens included."""
 
     tokens: Tensor | None
     pages: Tensor

@@ -32,9 +32,7 @@ Gather = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 class Backend(Protocol):
     """write, gather: `paged_write` and `paged_gather` of the kernels, or their reference implementations.
-
-    grouped: it attends to each group of like sequences separately, always on gathered pages.
-    """
+    grouped: it attends to each group of like sequences separately, always on gathered pages."""
 
     name: str
     supports: Support

@@ -3,9 +3,8 @@
 The model runs on a packed batch: all new tokens of all sequences stand in one row `[1, N]` with their own
 positions, so ragged batches need no padding. `attention` is called by every attention module of the model; it
 writes the new K/V to the pages, then attends each sequence's queries to what the pages hold. The mask
-function
-registered with it returns None: causality comes from each sequence's own lengths, never from a mask that
-transformers built for the packed row.
+function registered with it returns None: causality comes from each sequence's own lengths, never from a mask
+that transformers built for the packed row.
 """
 
 from __future__ import annotations
@@ -105,12 +104,8 @@ def attend(
     sinks: Tensor | None,
 ) -> Tensor:
     """Store the new K/V of a layer and attend to the pages, in the forward in progress. Returns [1, N, Hq,
-    Dv].
-
-    handle: int64 [2] on the CPU, (number of the binding, layer). A tensor and not a number, so that one
-    compiled
-    layer serves all: a compiler specializes on numbers.
-    """
+    Dv]. handle: int64 [2] on the CPU, (number of the binding, layer). A tensor and not a number, so that one
+    compiled layer serves all: a compiler specializes on numbers."""
     number, layer = handle.tolist()
     step = _bindings[number].step
     if step is None:
@@ -158,8 +153,7 @@ def bind(model: nn.Module, facts: ModelFacts, device: torch.device) -> Binding:
 
     One forward of a single token with observing attention finds the attention modules, their head geometry
     and the arguments they pass. Raises Refused for anything the engine would have to drop, and KvbenchError
-    when the modules disagree with the facts read from the config.
-    """
+    when the modules disagree with the facts read from the config."""
     global _probe
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, _no_mask)
