@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvbench.engines.reference.attention import Chunk
+from kvbench.engines.reference.attention import Chunk, Mask
 from kvbench.engines.reference.backends import TORCH, Backend
 from kvbench.engines.reference.engine import static_scales, store_format
 from kvbench.engines.reference.kv.layer import dtype_name
@@ -211,7 +211,7 @@ class Bench:
         start = store.length(seq)
         store.reserve(seq, 1)
         attention = self.backend.attention(store, Chunk([seq], [start], [1]), splits=self.splits)
-        out = attention.attend(0, q, k, v, scaling, None, None, None)
+        out = attention.attend(0, q, k, v, scaling, Mask())
         store.commit(seq, 1)
         return out
 
