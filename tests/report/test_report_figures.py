@@ -9,8 +9,7 @@ import pytest
 from kvbench.formats.kv import WEIGHT_FORMATS, weight_bytes
 from kvbench.metrics.collect import derive
 from kvbench.render import svg
-from kvbench.report.figures import page as numbers
-from kvbench.report.figures.page import drilldowns, figures
+from kvbench.report.figures.page import PART_NAMES, drilldowns, figures
 from kvbench.report.html import render
 from kvbench.report.view import build
 from kvbench.stats.intervals import clustered_ratio
@@ -98,7 +97,7 @@ def test_bars_have_all_parts_and_the_16_bit_line(maker):
     found = figure(view, "storage")
     assert {"workspace (MiB)", "stored for the cache (MiB)", "7"} <= words(found)
     assert [name for _, _, name in found.legend] == ["payload", "scales", "page tables", "workspace"]
-    names = [*numbers.PART_NAMES.values(), "16-bit native"]
+    names = [*PART_NAMES.values(), "16-bit native"]
     assert found.grids[0].columns[1:] == tuple(names)
 
 

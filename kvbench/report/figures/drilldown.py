@@ -12,15 +12,29 @@ from itertools import pairwise
 from typing import Any
 
 from kvbench.metrics import mcq, perplexity
+from kvbench.metrics.declare.units import NAT, SHARE
 from kvbench.metrics.declare.value import incomparable
 from kvbench.records.record import OK, Record
-from kvbench.render.numbers import one_line
+from kvbench.render.numbers import Shown, one_line, shown
 from kvbench.report.model import JudgedRun
 from kvbench.stats.intervals import Estimate, clustered_mean, clustered_ratio, largest
 
 NO_NUMBER, NO_CHANGE = "no number", ""
 _CHANGES = (NO_NUMBER, "right to wrong", "wrong to right", "wrong to wrong", NO_CHANGE)  # worst first
 _MOST, _MOST_IN_ALL = 25, 200  # lines of one list, and of all lists of a kind
+
+
+Row = tuple[str | Shown, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of numbers. summary: shown while it is closed; rows: the first cell is the row heading."""
+
+    summary: str
+    note: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -240,3 +254,65 @@ def _pairs(
 def _most(lists: int) -> int:
     """Lines of each of so many lists."""
     return max(5, min(_MOST, _MOST_IN_ALL // max(1, lists)))
+
+
+def position_grid(of: Chunks) -> Grid:
+    """NLL delta and KLD by position inside a chunk."""
+    rows: list[Row] = []
+    for p in of.positions:
+        divergence = (nat(p.kld, p.tokens), shown(p.most, NAT)) if p.kld else ()
+        rows.append((f"{p.low} to {p.high}", nat(p.delta, p.tokens, signed=True), *divergence))
+    with_kld = of.positions[0].kld is not None
+    columns = ("Position", "NLL delta", *(("KLD mean", "Largest KLD") if with_kld else ()))
+    note = (
+        "Scored tokens by their position in a chunk; nat per token; [low, high] is a 95% interval over "
+        f"{of.documents} documents; n counts the tokens."
+    )
+    if not with_kld:
+        note += " There is no KLD by position, because the record keeps only a sample of the tokens."
+    return Grid(f"By position: {of.subject.text}", note, columns, rows)
+
+
+def nat(of: Estimate, n: int, signed: bool = False) -> Shown:
+    low, high = of.interval or (None, None)
+    return shown(of.value, NAT, low=low, high=high, n=n, signed=signed)
+
+
+def chunk_grid(of: Chunks) -> Grid:
+    """The chunks that changed most."""
+    rows: list[Row] = []
+    for c in of.lines:
+        nll = (shown(c.native_nll, NAT, n=c.tokens), shown(c.nll, NAT), shown(c.delta, NAT, signed=True))
+        rows.append((f"{c.index}", c.document, *nll, shown(c.kld, NAT), shown(c.equal, SHARE)))
+    some = f"the worst {len(rows)} of {of.total:,}" if len(rows) < of.total else f"all {of.total:,}"
+    columns = ("Chunk", "Document", "Native NLL", "NLL", "NLL delta", "KLD mean", "Same top-1")
+    order = "KLD" if any(c.kld is not None for c in of.lines) else "NLL delta"
+    note = (
+        f"Sorted by {order}, worst first; nat per token; n counts the scored tokens. A single chunk has no "
+        "interval. Chunks are numbered from 0 in the order of the text."
+    )
+    return Grid(f"By chunk, {some}: {of.subject.text}", note, columns, rows)
+
+
+def question_grid(of: Questions) -> Grid:
+    """The questions whose picks or scores changed most."""
+    words = {True: "beyond noise", False: "near-tie", None: "noise not known"}
+    rows: list[Row] = []
+    for q in of.lines:
+        change = f"{q.change} ({words[q.real]})" if q.change else "same pick"
+        margins = (shown(x if math.isfinite(x) else None, NAT) for x in (q.native_margin, q.margin))
+        rows.append((q.id, q.subject, q.gold, q.native, q.own, change, *margins, shown(q.moved, NAT)))
+    columns = (
+        *("Question", "Subject", "Answer", "Native picks", "Candidate picks", "Change"),
+        *("Native's margin", "Candidate's margin", "Score changed by"),
+    )
+    noise = f"The noise is not known: {of.why}."
+    if of.noise is not None:
+        noise = f"Native's own scores change by up to {of.noise:.3g} nat when they are computed again."
+    note = (
+        "Changed picks first, right to wrong before the others, then by the largest change of a choice's "
+        f"score. Margin: summed logprob of the pick over the next best choice. {noise}"
+    )
+    cut = f"{len(rows)} of {of.total:,} shown" if len(rows) < of.total else f"all {of.total:,} shown"
+    summary = f"Questions of {of.subject.text}: {of.flips:,} of {of.total:,} picks differ, {cut}"
+    return Grid(summary, note, columns, rows)

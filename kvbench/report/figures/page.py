@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvbench.metrics.declare.units import BYTES, CODES, ERROR, GB_PER_S, LOGIT, MS, NAT, SHARE, Unit
+from kvbench.metrics.declare.units import BYTES, CODES, ERROR, GB_PER_S, LOGIT, MS, SHARE, Unit
 from kvbench.render.numbers import Shown, one_line, shown, shown_row
 from kvbench.render.svg import COLOURS, mark
 from kvbench.report.figures import plots
 from kvbench.report.figures.costs import PARTS, STORED, TIMED, TimeSeries, crowded, wide
-from kvbench.report.figures.drilldown import Chunks, Questions
+from kvbench.report.figures.drilldown import Grid, Row, chunk_grid, nat, position_grid, question_grid
 from kvbench.report.figures.quality import LEVELS, AgreementLine, HealthLine, Passage
 from kvbench.report.view import View
-from kvbench.stats.intervals import Estimate
 
 PART_NAMES = {
     "payload": "payload",
@@ -27,18 +25,6 @@ _MOST_LAYERS = 120  # rows of all health tables together
 _MOST_REQUESTS = 12  # times of single requests in a row
 _MB, _US = Unit("MB", "10^6 bytes"), Unit("µs", "microseconds")
 _BLANK = Shown("–", state="missing")
-
-Row = tuple[str | Shown, ...]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table of numbers. summary: shown while it is closed; rows: the first cell is the row heading."""
-
-    summary: str
-    note: str
-    columns: Sequence[str]
-    rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -244,7 +230,7 @@ def _layers(view: View) -> Iterator[Figure]:
     grids = []
     for line in lines:
         pairs = enumerate(zip(line.alone, line.gains, strict=True))
-        rows = [(str(i), _nat(a, line.tokens), _nat(b, line.tokens, signed=True)) for i, (a, b) in pairs]
+        rows = [(str(i), nat(a, line.tokens), nat(b, line.tokens, signed=True)) for i, (a, b) in pairs]
         columns = ("Layer", "Quantized alone", "Saved by native")
         grids.append(Grid(f"Each layer of {line.name} in numbers", note, columns, rows))
     sentences = [f"{line.name}: {line.sentence}." for line in lines]
@@ -349,69 +335,8 @@ def drilldowns(view: View) -> Mapping[str, Sequence[Grid]]:
     """The tables below the table of each section."""
     found: dict[str, list[Grid]] = {}
     for chunks in view.plots.chunks:
-        grids = [positions(chunks)] if chunks.positions else []
-        found.setdefault("quality", []).extend([*grids, _chunks(chunks)])
+        grids = [position_grid(chunks)] if chunks.positions else []
+        found.setdefault("quality", []).extend([*grids, chunk_grid(chunks)])
     if view.plots.questions:
-        found["mcq"] = list(map(questions, view.plots.questions))
+        found["mcq"] = list(map(question_grid, view.plots.questions))
     return found
-
-
-def positions(of: Chunks) -> Grid:
-    """NLL delta and KLD by position inside a chunk."""
-    rows: list[Row] = []
-    for p in of.positions:
-        divergence = (_nat(p.kld, p.tokens), shown(p.most, NAT)) if p.kld else ()
-        rows.append((f"{p.low} to {p.high}", _nat(p.delta, p.tokens, signed=True), *divergence))
-    with_kld = of.positions[0].kld is not None
-    columns = ("Position", "NLL delta", *(("KLD mean", "Largest KLD") if with_kld else ()))
-    note = (
-        "Scored tokens by their position in a chunk; nat per token; [low, high] is a 95% interval over "
-        f"{of.documents} documents; n counts the tokens."
-    )
-    if not with_kld:
-        note += " There is no KLD by position, because the record keeps only a sample of the tokens."
-    return Grid(f"By position: {of.subject.text}", note, columns, rows)
-
-
-def _nat(of: Estimate, n: int, signed: bool = False) -> Shown:
-    low, high = of.interval or (None, None)
-    return shown(of.value, NAT, low=low, high=high, n=n, signed=signed)
-
-
-def _chunks(of: Chunks) -> Grid:
-    rows: list[Row] = []
-    for c in of.lines:
-        nll = (shown(c.native_nll, NAT, n=c.tokens), shown(c.nll, NAT), shown(c.delta, NAT, signed=True))
-        rows.append((f"{c.index}", c.document, *nll, shown(c.kld, NAT), shown(c.equal, SHARE)))
-    some = f"the worst {len(rows)} of {of.total:,}" if len(rows) < of.total else f"all {of.total:,}"
-    columns = ("Chunk", "Document", "Native NLL", "NLL", "NLL delta", "KLD mean", "Same top-1")
-    order = "KLD" if any(c.kld is not None for c in of.lines) else "NLL delta"
-    note = (
-        f"Sorted by {order}, worst first; nat per token; n counts the scored tokens. A single chunk has no "
-        "interval. Chunks are numbered from 0 in the order of the text."
-    )
-    return Grid(f"By chunk, {some}: {of.subject.text}", note, columns, rows)
-
-
-def questions(of: Questions) -> Grid:
-    """The questions whose picks or scores changed most."""
-    words = {True: "beyond noise", False: "near-tie", None: "noise not known"}
-    rows: list[Row] = []
-    for q in of.lines:
-        change = f"{q.change} ({words[q.real]})" if q.change else "same pick"
-        margins = (shown(x if math.isfinite(x) else None, NAT) for x in (q.native_margin, q.margin))
-        rows.append((q.id, q.subject, q.gold, q.native, q.own, change, *margins, shown(q.moved, NAT)))
-    columns = (
-        *("Question", "Subject", "Answer", "Native picks", "Candidate picks", "Change"),
-        *("Native's margin", "Candidate's margin", "Score changed by"),
-    )
-    noise = f"The noise is not known: {of.why}."
-    if of.noise is not None:
-        noise = f"Native's own scores change by up to {of.noise:.3g} nat when they are computed again."
-    note = (
-        "Changed picks first, right to wrong before the others, then by the largest change of a choice's "
-        f"score. Margin: summed logprob of the pick over the next best choice. {noise}"
-    )
-    cut = f"{len(rows)} of {of.total:,} shown" if len(rows) < of.total else f"all {of.total:,} shown"
-    summary = f"Questions of {of.subject.text}: {of.flips:,} of {of.total:,} picks differ, {cut}"
-    return Grid(summary, note, columns, rows)
