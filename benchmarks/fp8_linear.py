@@ -327,10 +327,14 @@ def write(args: argparse.Namespace, rows: Sequence[Row], copies: Sequence[float]
     known = [b for b in copies if not math.isnan(b)]
     result = {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "torch": torch.__version__, "triton": triton.__version__, "copy_tb_s": known, "rounds": args.rounds,
-        "rows": [asdict(r) | {"tflops": r.tflops} for r in rows], "route": suggested_route(rows),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "copy_tb_s": known,
+        "rounds": args.rounds,
+        "rows": [asdict(r) | {"tflops": r.tflops} for r in rows],
+        "route": suggested_route(rows),
         "goals": as_json(GOALS, lambda goal: evaluate(goal, rows)),
-    }  # fmt: skip
+    }
     (args.out / "fp8_linear.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
 
 
