@@ -49,8 +49,7 @@ from kvbench.matrix.resolve import request_of, resolve
 from kvbench.runners.latency import EngineArm, random_prompts
 from kvbench.runners.perplexity import Pass
 from kvbench.runners.text.chunking import SIZE, Chunk
-from kvbench.runners.text.feed import budget, packed
-from kvbench.runners.text.likelihood import logprobs
+from kvbench.runners.text.logits import budget, logprobs, packed
 from kvbench.runners.timing import Arm, measure
 from kvbench_kernels.support import GEMMS
 

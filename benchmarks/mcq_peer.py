@@ -39,8 +39,7 @@ from kvbench.matrix.resolve import Request, resolve
 from kvbench.matrix.runners import RUNNERS
 from kvbench.runners import mcq
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.text.encode import Pair, bos_ids
-from kvbench.runners.text.encoder import Encoder
+from kvbench.runners.text.encode import Encoder, Pair, bos_ids
 from kvbench.runners.text.prompts import LETTERS, TEMPLATES, spread
 from kvbench.runners.text.scoring import capacity, group, score
 
