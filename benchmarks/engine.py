@@ -14,8 +14,8 @@ there, sampling included), the perplexity runner's passes.
     peer        transformers' model on the same weight tensors, its decode compiled with mode reduce-overhead
                 on a static cache of random values, interleaved with the native engine
     perplexity  chunks of 512 random tokens through the pages, logits scored
-    weights_*   itl and ttft of FP8 weights: an arm "fp8_block128/int8_sym" (weights, then KV) next to the native
-                one. Its weights are those of the native arm, quantized on load; both models stay on the device
+    weights_*   itl and ttft of FP8 weights: an arm "fp8_block128/int8_sym" (weights, then KV) next to the
+                native one. Its weights are the native ones, quantized on load; both models stay on the device
 
 Medians over the repeats with their range. The goals are a table (`GOALS`), each printed as reached, missed or
 not measured.
@@ -101,8 +101,7 @@ SETUPS = {
 }
 
 
-# Goals
-# ------------------------------------------------------------------------------------------------------------
+# Goals ------------------------------------------------------------------------------------------------------
 
 QUANTIZED = ("int8_sym", "fp8_e4m3")
 # ITL of FP8 weights and INT8 KV, ms.
@@ -337,8 +336,7 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-# Arms
-# ------------------------------------------------------------------------------------------------------------
+# Arms -------------------------------------------------------------------------------------------------------
 
 
 class FilledArm(EngineArm):
@@ -451,8 +449,7 @@ def plain_transformers(loaded: LoadedModel) -> Any:
     return plain
 
 
-# Parts
-# ------------------------------------------------------------------------------------------------------------
+# Parts ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -596,8 +593,7 @@ def score(run: Pass, packs: Sequence[Sequence[Chunk]], device: torch.device) -> 
     return float(torch.stack(sums).sum())
 
 
-# Command
-# ----------------------------------------------------------------------------------------------------------
+# Command ----------------------------------------------------------------------------------------------------
 
 
 def attempt(part: Callable[[Bench, str], list[Result]], bench: Bench, cell: str) -> list[Result]:
