@@ -6,8 +6,8 @@ import pytest
 
 from kvbench.errors import KvbenchError, Refused, UsageError
 from kvbench.runners import agreement
+from kvbench.runners.text.decode import greedy, propose, teacher_forced
 from kvbench.runners.text.encode import bos_ids, head_ids, neutral_ids, perturbed
-from kvbench.runners.text.greedy import greedy, propose, teacher_forced
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 72, 101]
 STEPS = 96

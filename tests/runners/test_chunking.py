@@ -11,7 +11,7 @@ import math
 import pytest
 
 from kvbench.runners.text.chunking import Chunk, document_of, llamacpp, rows, stream
-from kvbench.runners.text.feed import packed
+from kvbench.runners.text.logits import packed
 
 
 def test_a17_t3_scored_tokens_of_the_fp8_source() -> None:

@@ -16,7 +16,7 @@ from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear, join_siblings
 from kvbench.errors import KvbenchError
 from kvbench.metrics import gemm as derived
-from kvbench.runners import gemm, linears
+from kvbench.runners import gemm
 from kvbench_kernels.gemm import fp8_linear
 from kvbench_kernels.gemm.blockwise import dequantize_blocks
 from kvbench_kernels.launches import launched
@@ -58,8 +58,8 @@ def bench(rows: list[int], dtype: torch.dtype = torch.float32, path: str = "auto
 
 def test_layers_under_other_names_and_layers_left_out_are_refused() -> None:
     model = Model()
-    found = linears.products(model)
-    linears.check_all(model, found)
+    found = gemm.products(model)
+    gemm.check_all(model, found)
     first = found[-1]
     for wrong, words in (
         ([*found[:-1], replace(first, names=first.alike[0].names)], "another layer"),
@@ -68,11 +68,11 @@ def test_layers_under_other_names_and_layers_left_out_are_refused() -> None:
         ([*found, found[-1]], r"o_proj .* 1 times, but 2"),
     ):
         with pytest.raises(KvbenchError, match=words):
-            linears.check_all(model, wrong)
+            gemm.check_all(model, wrong)
     join_siblings(model)  # q, k and v are one product now, so apart they are not this model's
-    linears.check_all(model, linears.products(model))
+    gemm.check_all(model, gemm.products(model))
     with pytest.raises(KvbenchError, match=r"q_proj and .*k_proj and .*v_proj as one product 1 times"):
-        linears.check_all(model, found)
+        gemm.check_all(model, found)
 
 
 def scaled(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, factor: float, rows: int) -> None:
@@ -88,7 +88,7 @@ def scaled(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, factor: float, row
 
 def test_the_worst_layer_of_a_shape_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
-    product = next(p for p in linears.products(model) if p.names == ("layers.0.o_proj",))
+    product = next(p for p in gemm.products(model) if p.names == ("layers.0.o_proj",))
     assert all(row["distance"] <= row["bound"] for row in bench([1, 5]).measure(product)["rows"])
     scaled(monkeypatch, model.layers[1].o_proj, 1.25, 5)
     one, five = bench([1, 5]).measure(product)["rows"]
@@ -99,7 +99,7 @@ def test_the_worst_layer_of_a_shape_counts(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_layer_without_a_number_stays_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second of four layers gives NaN, and sound ones come after it."""
-    product = next(p for p in linears.products(Model()) if p.names == ("layers.0.k_proj",))
+    product = next(p for p in gemm.products(Model()) if p.names == ("layers.0.k_proj",))
     assert len(product.layers) == 4
     scaled(monkeypatch, product.layers[1].modules[0], math.nan, 1)
     (row,) = bench([1]).measure(product)["rows"]
@@ -111,7 +111,7 @@ def test_a_layer_without_a_number_stays_the_worst(monkeypatch: pytest.MonkeyPatc
 def test_each_shape_is_measured_once_and_siblings_that_are_one_product_are_one() -> None:
     model = Model()
     assert join_siblings(model) == 2
-    found = linears.products(model)
+    found = gemm.products(model)
     assert [(p.n, p.k, [layer.names for layer in p.layers]) for p in found] == [
         (640, 384, [tuple(f"layers.{i}.{name}_proj" for name in "qkv") for i in range(2)]),
         (192, 384, [(f"layers.{i}.o_proj",) for i in range(2)]),
@@ -127,13 +127,13 @@ def test_each_shape_is_measured_once_and_siblings_that_are_one_product_are_one()
 
 
 def test_native_weights_are_measured_without_the_output_layer() -> None:
-    assert [(p.n, p.k, p.quantized) for p in linears.products(Model(fp8=False))] == [
+    assert [(p.n, p.k, p.quantized) for p in gemm.products(Model(fp8=False))] == [
         (384, 384, False),
         (128, 384, False),
         (192, 384, False),
     ]
     with pytest.raises(KvbenchError, match="no linear layer"):
-        linears.products(nn.Sequential(nn.LayerNorm(4)))
+        gemm.products(nn.Sequential(nn.LayerNorm(4)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -141,7 +141,7 @@ def test_a16_t1_every_number_of_rows_is_the_product_with_the_dequantized_weight(
     """K = 384, N = 640 and a ragged 192: the bias is part of the product, and so is the tail block (A13
     T3).
     """
-    for product in linears.products(Model(dtype=dtype)):
+    for product in gemm.products(Model(dtype=dtype)):
         with fp8linear.using("reference"):
             measured = bench(A16_ROWS, dtype, "reference").measure(product)
         assert [row["m"] for row in measured["rows"]] == A16_ROWS
@@ -154,7 +154,7 @@ def test_a16_t1_every_number_of_rows_is_the_product_with_the_dequantized_weight(
 def test_a13_t3_576_by_2048_with_one_row() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(Fp8Linear.quantized(nn.Linear(2048, 576)))
-    (product,) = linears.products(model)
+    (product,) = gemm.products(model)
     (row,) = bench([1]).measure(product)["rows"]
     assert (row["error"], row["bound"]) == (pytest.approx(0, abs=1e-6), 1e-5)
 
@@ -169,7 +169,7 @@ def test_a_wrong_tail_block_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) ->
         return y
 
     monkeypatch.setattr(fp8linear, "fp8_linear", wrong)
-    measured = bench([1, 9]).measure(linears.products(Model())[-1])
+    measured = bench([1, 9]).measure(gemm.products(Model())[-1])
     assert all(row["distance"] > 100 * row["bound"] for row in measured["rows"])
 
 
@@ -182,11 +182,11 @@ def simt(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, path: st
 def test_a_path_that_was_not_expected_gives_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8linear, "fp8_linear", simt)
     with pytest.raises(KvbenchError, match=r"expected path reference, got w8a16 \(w8a16_dot\)"):
-        bench([1]).measure(linears.products(Model())[0])
+        bench([1]).measure(gemm.products(Model())[0])
 
 
 def test_no_rows_are_handled_or_the_cell_has_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    product = linears.products(Model())[0]
+    product = gemm.products(Model())[0]
     assert product(torch.empty(0, 384)).shape == (0, 384)
     with pytest.raises(KvbenchError, match=r"expected shape \[0, 384\] for no rows, got \[384\]"):
         bench([1])._check_no_rows(
@@ -210,7 +210,7 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(gemm, "route", path)
     monkeypatch.setattr(fp8linear, "fp8_linear", product)
-    return bench([1, 9]).measure(linears.products(Model())[0])
+    return bench([1, 9]).measure(gemm.products(Model())[0])
 
 
 def test_a16_t2_both_sides_of_a_boundary_are_measured_with_the_same_first_row(
@@ -349,7 +349,7 @@ def timings(monkeypatch: pytest.MonkeyPatch) -> Timings:
 
 
 def test_every_arm_is_timed_over_the_same_layers(timings: Timings) -> None:
-    product = linears.products(Model())[1]
+    product = gemm.products(Model())[1]
     assert (len(product.layers), product.nbytes) == (4, 49_676)
     with fp8linear.using("auto"):
         measured = bench([1, 9]).measure(product)
@@ -373,7 +373,7 @@ def test_every_arm_is_timed_over_the_same_layers(timings: Timings) -> None:
 def test_a_path_that_was_not_expected_gives_no_result_in_any_layer_that_is_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    product, real = linears.products(Model())[1], fp8linear.fp8_linear
+    product, real = gemm.products(Model())[1], fp8linear.fp8_linear
     dropped = product.layers[1].modules[0].weight.data_ptr()
 
     def other(x: Tensor, codes: Tensor, *rest: Any) -> Tensor:

@@ -11,7 +11,7 @@ import pytest
 from kvbench.errors import Refused
 from kvbench.runners import latency, transfer
 from kvbench.runners.latency import SHAPES, EngineArm, prefill_plan, prompt_shapes, random_prompts
-from kvbench.runners.text.greedy import greedy
+from kvbench.runners.text.decode import greedy
 from kvbench.runners.timing import measure, time_request
 
 

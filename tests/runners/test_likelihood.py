@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from kvbench.runners.text.likelihood import ROWS, compare, logprobs
+from kvbench.runners.text.logits import ROWS, compare, logprobs
 
 
 def logits(rows: int, vocab: int = 500, scale: float = 4.0) -> torch.Tensor:

@@ -16,8 +16,7 @@ from kvbench.data.questions import Question
 from kvbench.errors import KvbenchError, NotAvailable, UsageError
 from kvbench.runners import mcq
 from kvbench.runners.context import Measurement
-from kvbench.runners.text.encode import Fitted, Pair, bos_ids, neutral_ids
-from kvbench.runners.text.encoder import Encoder
+from kvbench.runners.text.encode import Encoder, Fitted, Pair, bos_ids, neutral_ids
 from kvbench.runners.text.prompts import TEMPLATES
 from kvbench.runners.text.scoring import batches, capacity, group, score
 from tests.factories.quality_tools import context, reference_logprobs, tiny_model

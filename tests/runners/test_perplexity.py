@@ -18,7 +18,7 @@ from kvbench.runners import perplexity
 from kvbench.runners.context import Measurement
 from kvbench.runners.perplexity import KEPT, Divergence, Pass, chunk_text, rerun_difference
 from kvbench.runners.text.chunking import Chunk
-from kvbench.runners.text.likelihood import Compared, logprobs
+from kvbench.runners.text.logits import Compared, logprobs
 from tests.factories.quality_tools import bpe_tokenizer, context, reference_logprobs, tiny_model
 from tests.factories.runs.made import record
 

@@ -12,19 +12,20 @@ from transformers import PreTrainedTokenizerFast
 
 from kvbench.data.corpora import corpus
 from kvbench.data.questions import Question, cloze
-from kvbench.runners.text import encoder
+from kvbench.runners.text import encode
 from kvbench.runners.text.encode import (
+    Encoder,
     Pair,
     bos_ids,
     bos_policy,
     common_prefix,
     fit,
+    ids_by_head,
     join,
     overflow,
     plain_ids,
     strings,
 )
-from kvbench.runners.text.encoder import Encoder, ids_by_head
 from kvbench.runners.text.prompts import TEMPLATES, continuations, messages, plain, problem, spread
 from tests.factories.quality_tools import bpe_tokenizer, word_tokenizer
 
@@ -243,7 +244,7 @@ def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch: pytest.Mo
         calls.append(sum(map(len, texts)))
         return plain_ids(tokenizer, texts)
 
-    monkeypatch.setattr(encoder, "plain_ids", counting)
+    monkeypatch.setattr(encode, "plain_ids", counting)
     assert ids_by_head(tokenizer, texts) == plain_ids(tokenizer, texts)
     assert sum(calls) < sum(map(len, texts)) / 2
 

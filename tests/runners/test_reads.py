@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from kvbench.runners import latency
-from kvbench.runners.reads import device_facts, kv_bytes_per_token, step_weight_bytes
+from kvbench.runners.latency import device_facts, kv_bytes_per_token, step_weight_bytes
 from kvbench.runners.storage import weights_bytes
 
 

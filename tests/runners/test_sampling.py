@@ -10,7 +10,7 @@ import torch
 
 from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
 from kvbench.errors import UsageError
-from kvbench.runners.text.sampling import Sampler, write
+from kvbench.runners.text.decode import Sampler, write
 
 GREEDY = Sampler(until=("stop",), new_tokens=6, ends=frozenset({257}))
 LOGITS = torch.tensor([[0.0, 3.0, 2.9, -1.0], [5.0, 0.0, 0.0, 4.9]])
