@@ -49,7 +49,7 @@ runners:
 
 
 @pytest.mark.slow
-def test_a_runner_is_three_places(tmp_path: Path) -> None:
+def test_a_runner_is_three_places(tmp_path):
     package = tmp_path / "kvbench"
     shutil.copytree(ROOT / "kvbench", package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "runners" / "toy.py").write_text(RUNNER)

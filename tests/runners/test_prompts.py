@@ -33,24 +33,24 @@ ANATOMY = Question("a/0", "human_aging", " Which bone? \n", ("ulna", "rib", "Non
 SHOT = Question("a/1", "human_aging", "Which organ?", ("heart", "lung", "skin", "liver"), 0)
 
 
-def encoder_for(task: str, tokenizer: object = None, **changes: object) -> Encoder:
+def encoder_for(task, tokenizer=None, **changes):
     tokenizer = tokenizer or bpe_tokenizer()
     fields: dict[str, object] = {"template": TEMPLATES[task], "tokenizer": tokenizer, "chat": False}
     fields |= {"window": None, "first": bos_ids(tokenizer)}
     return Encoder(**(fields | {"examples": {"human_aging": [SHOT] * 5}} | changes))
 
 
-def ids_of(text: str) -> list[int]:
+def ids_of(text):
     found: list[int] = bpe_tokenizer()(text, add_special_tokens=False)["input_ids"]
     return found
 
 
-def the(pair: Pair | None) -> Pair:
+def the(pair):
     assert pair is not None
     return pair
 
 
-def pair_of(task: str, tokenizer: object = None, shots: int = 0, **changes: object) -> Pair:
+def pair_of(task, tokenizer=None, shots=0, **changes):
     return the(encoder_for(task, tokenizer, **changes).subject([ANATOMY], shots)[0].pair)
 
 
@@ -89,14 +89,12 @@ MELTS = Question("m", "arc_easy", "What melts?", ("ice", "rock", "iron"), 0)
     ],
     ids=["mmlu", "ceval", "arc"],
 )
-def test_prompts_and_choices_are_lm_evals(
-    task: str, question: Question, shot: Question, prompt: str, choices: list[str]
-) -> None:
+def test_prompts_and_choices_are_lm_evals(task, question, shot, prompt, choices):
     assert plain(TEMPLATES[task], question, [shot]) == prompt
     assert continuations(TEMPLATES[task], question, chat=False) == choices
 
 
-def test_cloze_joins_to_the_corpus_own_text() -> None:
+def test_cloze_joins_to_the_corpus_own_text():
     q = cloze(corpus("pydoc", None), count=1).questions[0]
     assert q.answer is not None
     true = continuations(TEMPLATES["cloze"], q, chat=False)[q.answer]
@@ -104,7 +102,7 @@ def test_cloze_joins_to_the_corpus_own_text() -> None:
     assert plain(TEMPLATES["cloze"], q, []) + true == q.question + true
 
 
-def test_a_chat_is_turns_and_its_answer_has_no_delimiter() -> None:
+def test_a_chat_is_turns_and_its_answer_has_no_delimiter():
     turns = messages(TEMPLATES["mmlu"], ANATOMY, [SHOT])
     assert [t["role"] for t in turns] == ["system", "user", "assistant", "user"]
     assert turns[2]["content"] == "A"
@@ -113,7 +111,7 @@ def test_a_chat_is_turns_and_its_answer_has_no_delimiter() -> None:
     assert continuations(TEMPLATES["mmlu"], ANATOMY, chat=True) == ["A", "B", "C", "D"]
 
 
-def test_a18_t1_answer_colon_wants_space_a_and_a_full_width_colon_wants_a() -> None:
+def test_a18_t1_answer_colon_wants_space_a_and_a_full_width_colon_wants_a():
     spaced, bare = ids_of(" A"), ids_of("A")
     assert (len(spaced), len(bare)) == (1, 1)
     assert spaced != bare
@@ -121,7 +119,7 @@ def test_a18_t1_answer_colon_wants_space_a_and_a_full_width_colon_wants_a() -> N
     assert list(pair_of("ceval").continuations[0]) == bare
 
 
-def test_a18_t2_a_token_across_the_join_is_scored_not_lost() -> None:
+def test_a18_t2_a_token_across_the_join_is_scored_not_lost():
     tokenizer = word_tokenizer(["Say", " ", "Ans", "wer", "Answer", "other"])
     tokens = tokenizer.convert_ids_to_tokens
     ids = plain_ids(tokenizer, strings("Say Ans", ["wer", "other"]))
@@ -133,7 +131,7 @@ def test_a18_t2_a_token_across_the_join_is_scored_not_lost() -> None:
     assert [tokens(list(c)) for c in pair.continuations] == [["Answer"], ["Ans", "other"]]
 
 
-def test_a18_t2_a_merge_at_the_very_start_needs_a_bos_to_stand_on() -> None:
+def test_a18_t2_a_merge_at_the_very_start_needs_a_bos_to_stand_on():
     tokenizer = word_tokenizer(["Ans", "wer", "Answer"])
     ids = plain_ids(tokenizer, strings("Ans", ["wer"]))
     assert join(ids[0], ids[1:], []) is None
@@ -141,11 +139,11 @@ def test_a18_t2_a_merge_at_the_very_start_needs_a_bos_to_stand_on() -> None:
     assert (pair.context, len(pair.continuations[0])) == ((7,), 1)
 
 
-def test_an_answer_without_a_token_cannot_be_scored() -> None:
+def test_an_answer_without_a_token_cannot_be_scored():
     assert join([1, 2], [[1, 2, 3], [1, 2]], []) is None
 
 
-def test_spaces_that_end_the_prompt_go_to_the_answer() -> None:
+def test_spaces_that_end_the_prompt_go_to_the_answer():
     assert strings("Answer: ", ["A"]) == ["Answer:", "Answer: A"]
     ids = plain_ids(bpe_tokenizer(), strings("Answer: ", ["A"]))
     pair = the(join(ids[0], ids[1:], []))
@@ -162,20 +160,18 @@ def test_spaces_that_end_the_prompt_go_to_the_answer() -> None:
         (("None", "Na", "Ａ", "空"), 1, None),
     ],
 )
-def test_a18_t4_t5_empty_and_missing_choices_are_named_and_literal_none_is_text(
-    choices: tuple[str | None, ...], answer: int | None, why: str | None
-) -> None:
+def test_a18_t4_t5_empty_and_missing_choices_are_named_and_literal_none_is_text(choices, answer, why):
     assert problem(Question("x", "law", "q", choices, answer)) == why
 
 
-def with_bos() -> Any:
+def with_bos():
     """The BPE tokenizer, with `<s>` put first."""
     inner = copy.deepcopy(bpe_tokenizer().backend_tokenizer)
     inner.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
     return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
 
 
-def test_a19_t1_exactly_one_bos_or_a_stated_policy() -> None:
+def test_a19_t1_exactly_one_bos_or_a_stated_policy():
     bare, adds = bpe_tokenizer(), with_bos()
     assert bos_ids(bare) == []
     assert "id 0" in bos_policy(bare)
@@ -188,7 +184,7 @@ def test_a19_t1_exactly_one_bos_or_a_stated_policy() -> None:
 
 
 @pytest.mark.parametrize("start", ["{{ bos_token }}", ""])
-def test_a19_t1_a_template_that_emits_bos_gets_no_second_one(start: str) -> None:
+def test_a19_t1_a_template_that_emits_bos_gets_no_second_one(start):
     adds = with_bos()
     turns = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
     adds.chat_template = start + turns
@@ -196,7 +192,7 @@ def test_a19_t1_a_template_that_emits_bos_gets_no_second_one(start: str) -> None
     assert (pair.context[0], pair.context.count(0)) == (0, 1)
 
 
-def test_a19_t2_980_of_1109_tokens_do_not_fit_128() -> None:
+def test_a19_t2_980_of_1109_tokens_do_not_fit_128():
     pair = Pair(tuple(range(1108)), ((1,),), False)
     assert overflow(pair, 128) == 980
     fitted = fit(lambda shots: pair, 0, 128, bos=0)
@@ -205,12 +201,12 @@ def test_a19_t2_980_of_1109_tokens_do_not_fit_128() -> None:
     assert [overflow(the(fitted.pair), window) for window in (128, 127, None)] == [0, 1, 0]
 
 
-def test_a19_t2_the_bos_survives_the_cut() -> None:
+def test_a19_t2_the_bos_survives_the_cut():
     fitted = fit(lambda shots: Pair((7, *range(100)), ((1, 2),), False), 0, 50, bos=1)
     assert the(fitted.pair).context == (7, *range(52, 100))  # 49, and 2 of the answer, whose last is not fed
 
 
-def test_a19_t3_whole_shots_go_first_and_task_question_and_bos_stay() -> None:
+def test_a19_t3_whole_shots_go_first_and_task_question_and_bos_stay():
     assert not encoder_for("mmlu").subject([ANATOMY], 5)[0].truncated
     three = pair_of("mmlu", shots=3)
     fitted = encoder_for("mmlu", window=len(three.context) + 3).subject([ANATOMY], 5)[0]
@@ -220,18 +216,18 @@ def test_a19_t3_whole_shots_go_first_and_task_question_and_bos_stay() -> None:
     assert text == plain(TEMPLATES["mmlu"], ANATOMY, [SHOT] * 3)
 
 
-def test_a_question_without_room_for_anything_is_not_scored() -> None:
+def test_a_question_without_room_for_anything_is_not_scored():
     assert fit(lambda shots: Pair((1, 2, 3), (tuple(range(9)),), False), 2, 8, bos=0).pair is None
 
 
-def test_common_prefix_leaves_each_context_a_token() -> None:
+def test_common_prefix_leaves_each_context_a_token():
     assert common_prefix([(1, 2, 3), (1, 2, 4, 5)]) == 2
     assert common_prefix([(1, 2), (1, 2, 4)]) == 1
     assert common_prefix([(1, 2)]) == 1
     assert common_prefix([(1, 2), (3, 4)]) == 0
 
 
-def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch):
     tokenizer = bpe_tokenizer()
     endings = ["it", "2", "\nhere", "Answer: A", "été", "", "  x", "that"]
     questions = [Question("a", "human_aging", f"{end} so?", ("1", " 2", "x", ""), 0) for end in endings]
@@ -240,7 +236,7 @@ def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch: pytest.Mo
     texts = [t for q in questions for t in own.texts(q, 5)]
     calls: list[int] = []
 
-    def counting(tokenizer: object, texts: list[str]) -> list[list[int]]:
+    def counting(tokenizer, texts):
         calls.append(sum(map(len, texts)))
         return plain_ids(tokenizer, texts)
 
@@ -249,7 +245,7 @@ def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch: pytest.Mo
     assert sum(calls) < sum(map(len, texts)) / 2
 
 
-def test_a_tokenizer_that_does_not_split_at_the_cut_gets_whole_texts() -> None:
+def test_a_tokenizer_that_does_not_split_at_the_cut_gets_whole_texts():
     words = {"<unk>": 0, **{chr(c): c for c in range(9, 127)}, "\u2581": 130}
     settings: dict[str, Any] = {"continuing_subword_prefix": "", "max_input_chars_per_word": 10**6}
     inner = Tokenizer(models.WordPiece(words, unk_token="<unk>", **settings))
@@ -261,7 +257,7 @@ def test_a_tokenizer_that_does_not_split_at_the_cut_gets_whole_texts() -> None:
     assert plain_ids(tokenizer, ["line\nline"])[0] != apart
 
 
-def test_a_limit_is_spread_over_subjects_round_robin() -> None:
+def test_a_limit_is_spread_over_subjects_round_robin():
     sizes = {"x": 4, "y": 1, "z": 3}
     qs = [Question(f"{s}/{i}", s, "q", ("a", "b"), 0) for s, n in sizes.items() for i in range(n)]
     assert [q.id for q in spread(qs, 5)] == ["x/0", "x/1", "y/0", "z/0", "z/1"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -15,7 +12,7 @@ from kvbench.runners.storage import weights_bytes
 
 
 class Decoder(nn.Module):
-    def __init__(self, tied: bool) -> None:
+    def __init__(self, tied):
         super().__init__()
         self.embed_tokens = nn.Embedding(100, 8)
         self.proj = nn.Linear(8, 8, bias=False)
@@ -26,13 +23,13 @@ class Decoder(nn.Module):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_step_reads_the_output_layer_once_and_neither_embedding_nor_experts(tied: bool) -> None:
+def test_a_step_reads_the_output_layer_once_and_neither_embedding_nor_experts(tied):
     model = Decoder(tied)
     assert step_weight_bytes(model) == 4 * (8 * 8 + 100 * 8)
     assert weights_bytes(model) == step_weight_bytes(model) + 4 * 4 * 8 * 16 + (0 if tied else 4 * 100 * 8)
 
 
-def test_bytes_of_a_token_are_those_of_the_live_pages(runner_context: Callable[..., Any]) -> None:
+def test_bytes_of_a_token_are_those_of_the_live_pages(runner_context):
     """tiny-llama in float32: int8_sym takes (D + 2) / (4 D) of native."""
     engine = runner_context("latency", kv_format="int8_sym").engine(sequences=2, tokens=33)
     layers = len(engine.layers)
@@ -42,7 +39,7 @@ def test_bytes_of_a_token_are_those_of_the_live_pages(runner_context: Callable[.
     assert kv_bytes_per_token(native) == layers * 2 * heads * dim * 4
 
 
-def test_layers_with_a_window_are_left_out(runner_context: Callable[..., Any]) -> None:
+def test_layers_with_a_window_are_left_out(runner_context):
     from dataclasses import replace
 
     engine = runner_context("latency").engine(sequences=1, tokens=16)
@@ -51,14 +48,12 @@ def test_layers_with_a_window_are_left_out(runner_context: Callable[..., Any]) -
     assert kv_bytes_per_token(engine) == whole * (len(engine.layers) - 1) / len(engine.layers)
 
 
-def test_no_copy_is_timed_on_a_cpu() -> None:
+def test_no_copy_is_timed_on_a_cpu():
     facts = device_facts(torch.device("cpu"))
     assert facts == {"copy_gb_s": None, "copy_reason": "no copy is timed on a cpu", "cache_bytes": None}
 
 
-def test_both_arms_say_what_they_are_and_read_and_requests_have_totals(
-    runner_context: Callable[..., Any], as_baseline: Callable[..., Any]
-) -> None:
+def test_both_arms_say_what_they_are_and_read_and_requests_have_totals(runner_context, as_baseline):
     keys = {"batch": 2, "context": 17, "new_tokens": 3, "repeats": 1}
     ctx = runner_context("latency", **keys)
     alone = latency.run(ctx)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ LOGITS = torch.tensor([[0.0, 3.0, 2.9, -1.0], [5.0, 0.0, 0.0, 4.9]])
 class Scripted:
     """An engine whose every sequence says its own script; records which sequences each decode is of."""
 
-    def __init__(self, *scripts: bytes | list[int]) -> None:
+    def __init__(self, *scripts):
         self.scripts, self.said, self.steps, self.freed = (
             [list(s) for s in scripts],
             [0] * len(scripts),
@@ -29,32 +28,32 @@ class Scripted:
         self.spec = {"prefill_chunk": 512}
         self.added = 0
 
-    def add(self) -> int:
+    def add(self):
         self.added += 1
         return self.added - 1
 
-    def free(self, seq: int) -> None:
+    def free(self, seq):
         self.freed.append(seq)
 
-    def _next(self, seq: int) -> torch.Tensor:
+    def _next(self, seq):
         row = torch.zeros(258)
         row[self.scripts[seq][self.said[seq]]] = 1
         self.said[seq] += 1
         return row[None]
 
-    def forward(self, work: list[tuple[int, list[int]]], logits: str) -> list[torch.Tensor]:
+    def forward(self, work, logits):
         return [self._next(seq) for seq, _ in work]
 
-    def decode(self, seqs: list[int], tokens: list[int]) -> torch.Tensor:
+    def decode(self, seqs, tokens):
         self.steps.append((list(seqs), list(tokens)))
         return torch.cat([self._next(seq) for seq in seqs])
 
 
-def texts(engine: Any, sampler: Sampler = GREEDY) -> list[list[int]]:
+def texts(engine, sampler=GREEDY):
     return write(engine, byte_tokenizer(), [[1, 2]] * len(engine.scripts), sampler)
 
 
-def test_a_text_ends_with_its_token_its_stop_text_or_its_length_and_leaves_the_batch() -> None:
+def test_a_text_ends_with_its_token_its_stop_text_or_its_length_and_leaves_the_batch():
     engine = Scripted([97, 257, 1, 1, 1, 1], b"stop--", b"abcdefgh")
     assert texts(engine) == [[97, 257], list(b"stop"), list(b"abcdef")]
     assert [seqs for seqs, _ in engine.steps] == [[0, 1, 2], [1, 2], [1, 2], [2], [2]]
@@ -62,14 +61,14 @@ def test_a_text_ends_with_its_token_its_stop_text_or_its_length_and_leaves_the_b
     assert engine.freed == [0, 1, 2]
 
 
-def test_greedy_takes_the_largest_and_so_does_a_draw_from_one() -> None:
+def test_greedy_takes_the_largest_and_so_does_a_draw_from_one():
     assert GREEDY.choose(LOGITS) == [1, 0]
     assert replace(GREEDY, do_sample=True, top_k=1).choose(LOGITS) == [1, 0]
     assert replace(GREEDY, do_sample=True, top_p=0.01).choose(LOGITS) == [1, 0]
     assert replace(GREEDY, do_sample=True, temperature=1e-4).choose(LOGITS) == [1, 0]
 
 
-def test_draws_have_the_probabilities_of_the_logits_and_the_temperature() -> None:
+def test_draws_have_the_probabilities_of_the_logits_and_the_temperature():
     torch.manual_seed(0)
     for temperature in (1.0, 2.0):
         sampler = replace(GREEDY, do_sample=True, temperature=temperature)
@@ -85,6 +84,6 @@ def test_draws_have_the_probabilities_of_the_logits_and_the_temperature() -> Non
     ("given", "says"),
     [({"new_tokens": 0}, "at least 1, got 0"), ({"do_sample": True, "temperature": 0.0}, "above 0, got 0.0")],
 )
-def test_settings_without_a_meaning_are_refused(given: dict[str, Any], says: str) -> None:
+def test_settings_without_a_meaning_are_refused(given, says):
     with pytest.raises(UsageError, match=says):
         replace(GREEDY, **given)

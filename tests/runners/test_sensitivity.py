@@ -19,15 +19,15 @@ SMALL = {"documents": 2, "tokens": 24}
 BASELINE: Any = SimpleNamespace()
 
 
-def measured(make: Any, **keys: Any) -> Any:
+def measured(make, **keys):
     return sensitivity.run(make("sensitivity", BASELINE, **{**SMALL, **keys}))
 
 
-def by_part(found: Any) -> dict[tuple[str, Any], list[list[float]]]:
+def by_part(found):
     return {(part["kind"], part["of"]): part["texts"] for part in found.samples["parts"]}
 
 
-def total(texts: list[list[float]]) -> float:
+def total(texts):
     return sum(kld for _, kld, _ in texts)
 
 
@@ -35,16 +35,14 @@ def total(texts: list[list[float]]) -> float:
     ("fmt", "scale"), [("int8_sym", None), ("fp8_e4m3", None), ("int8_static", 0.05), ("fp8_e4m3_static", {"k": 0.02, "v": 0.01})]
 )  # fmt: skip
 @pytest.mark.parametrize("piece", [7, 512])
-def test_everything_quantized_is_the_cell_s_own_engine_to_the_last_bit(
-    runner_context: Any, fmt: str, scale: Any, piece: int
-) -> None:
+def test_everything_quantized_is_the_cell_s_own_engine_to_the_last_bit(runner_context, fmt, scale, piece):
     """Dynamic and given scales, K's and V's apart, in one forward and in pieces."""
     found = measured(runner_context, kv_format=fmt, scale=scale, prefill_chunk=piece)
     assert found.facts["largest_logit_difference_from_engine"] == 0
     assert total(by_part(found)["all", None]) > 0
 
 
-def test_every_layer_side_and_token_range_is_a_part(runner_context: Any) -> None:
+def test_every_layer_side_and_token_range_is_a_part(runner_context):
     found = measured(runner_context, kv_format="fp8_e4m3", budget_pct=0.0)
     parts = by_part(found)
     layers = {(kind, i) for kind in ("alone", "kept") for i in range(4)}
@@ -56,7 +54,7 @@ def test_every_layer_side_and_token_range_is_a_part(runner_context: Any) -> None
     assert found.facts["suggested"] == []
 
 
-def test_first_tokens_beyond_the_text_are_all_of_it(runner_context: Any) -> None:
+def test_first_tokens_beyond_the_text_are_all_of_it(runner_context):
     parts = by_part(measured(runner_context, kv_format="int8_sym", first_tokens=24))
     assert parts["tokens", "first"] == parts["all", None]
     assert [kld for _, kld, _ in parts["tokens", "others"]] == [0.0, 0.0]
@@ -65,7 +63,7 @@ def test_first_tokens_beyond_the_text_are_all_of_it(runner_context: Any) -> None
 @pytest.mark.parametrize(
     ("start", "expected"), [(0, [False, False, True, True, False]), (3, [True, False, False, False, False])]
 )
-def test_tokens_are_counted_from_the_head_of_the_text(start: int, expected: list[bool]) -> None:
+def test_tokens_are_counted_from_the_head_of_the_text(start, expected):
     """Part [2, 4) of a forward whose first token stands at `start`."""
     like = SimpleNamespace(fmt=KV_FORMATS["int8_sym"])
     writes = Writes(SimpleNamespace(store=like))
@@ -79,7 +77,7 @@ def test_tokens_are_counted_from_the_head_of_the_text(start: int, expected: list
     assert torch.equal(held[0][expected], back[expected])
 
 
-def test_another_layer_s_writes_are_left_alone() -> None:
+def test_another_layer_s_writes_are_left_alone():
     writes = Writes(SimpleNamespace(store=None))
     writes.part = Part("alone", 1, frozenset({1}))
     x = torch.randn(3, 2, 16)
@@ -88,7 +86,7 @@ def test_another_layer_s_writes_are_left_alone() -> None:
     assert held[1] is x
 
 
-def test_a_layer_that_costs_more_is_named_and_kept(runner_context: Any) -> None:
+def test_a_layer_that_costs_more_is_named_and_kept(runner_context):
     """One layer's given scale is far too large, in K and in V: its loss is the model's."""
     scales = [0.1, 0.1, 50.0, 0.1]
     found = measured(
@@ -102,20 +100,18 @@ def test_a_layer_that_costs_more_is_named_and_kept(runner_context: Any) -> None:
     assert "layer 2 native: " in rows["sens_kld_suggested"].note
 
 
-def found_record(found: Any) -> Any:
+def found_record(found):
     return SimpleNamespace(samples=found.samples, facts=found.facts)
 
 
-def test_a_native_cell_has_native_again_and_no_divergence(runner_context: Any) -> None:
+def test_a_native_cell_has_native_again_and_no_divergence(runner_context):
     found = sensitivity.run(runner_context("sensitivity", **SMALL))
     assert by_part(found) == {("all", None): [[23, 0.0, 23], [23, 0.0, 23]]}
     (value,) = derived.values(found_record(found), None)
     assert (value.metric, value.value) == ("sens_kld_all", 0.0)
 
 
-def test_parts_that_are_not_what_the_cell_stores_are_an_error(
-    runner_context: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_that_are_not_what_the_cell_stores_are_an_error(runner_context, monkeypatch):
     """The emulated K is off by one part in a thousand: its KLD would look like any other."""
     honest = sensitivity.dequantize
     monkeypatch.setattr(sensitivity, "dequantize", lambda *args: honest(*args) * 1.001)
@@ -123,26 +119,26 @@ def test_parts_that_are_not_what_the_cell_stores_are_an_error(
         measured(runner_context, kv_format="int8_sym")
 
 
-def changed_logits(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+def changed_logits(monkeypatch, change):
     """`change(logits, own)` makes the logits; own: of the cell's engine, not of the emulator."""
     honest = sensitivity._Texts._logits
 
-    def logits(self: Any, engine: Any, ids: Any, writes: Any, part: Any) -> torch.Tensor:
+    def logits(self, engine, ids, writes, part):
         return change(honest(self, engine, ids, writes, part), writes is None)
 
     monkeypatch.setattr(sensitivity._Texts, "_logits", logits)
 
 
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(monkeypatch):
     """A backend whose kernels may round elsewhere."""
     monkeypatch.setattr(sensitivity, "backend_label", lambda engine: "triton")
 
 
-def skipping(monkeypatch: pytest.MonkeyPatch, skips: Any) -> None:
+def skipping(monkeypatch, skips):
     """The emulation leaves native what `skips(part, layer)` says."""
     honest = Writes.before_write
 
-    def before_write(self: Any, layer: int, slots: Any, k: Any, v: Any) -> Any:
+    def before_write(self, layer, slots, k, v):
         skipped = self.part and skips(self.part, layer)
         return (k, v) if skipped else honest(self, layer, slots, k, v)
 
@@ -150,9 +146,7 @@ def skipping(monkeypatch: pytest.MonkeyPatch, skips: Any) -> None:
 
 
 @pytest.mark.parametrize("layer", range(4))
-def test_an_emulation_that_skips_a_layer_is_an_error_on_every_backend(
-    runner_context: Any, monkeypatch: pytest.MonkeyPatch, layer: int
-) -> None:
+def test_an_emulation_that_skips_a_layer_is_an_error_on_every_backend(runner_context, monkeypatch, layer):
     elsewhere(monkeypatch)
     skipping(monkeypatch, lambda part, at: at == layer)
     with pytest.raises(
@@ -164,8 +158,8 @@ def test_an_emulation_that_skips_a_layer_is_an_error_on_every_backend(
 @pytest.mark.parametrize(("share", "stands"), [(0.9, True), (1.1, False)])
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-3), ("bfloat16", 0.125), ("float16", 0.125)])
 def test_logits_of_other_kernels_may_be_so_far_apart_and_no_farther(
-    runner_context: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, most: float, share: float, stands: bool
-) -> None:
+    runner_context, monkeypatch, dtype, most, share, stands
+):
     """Native, so both engines give the same logits; the emulator's are moved by a share of the largest."""
     elsewhere(monkeypatch)
     changed_logits(monkeypatch, lambda x, own: x if own else x + share * most * x.abs().max())
@@ -182,8 +176,8 @@ def test_logits_of_other_kernels_may_be_so_far_apart_and_no_farther(
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_logits_of_the_own_engine_that_are_no_numbers_are_an_error(
-    runner_context: Any, monkeypatch: pytest.MonkeyPatch, backend: str, wrong: float
-) -> None:
+    runner_context, monkeypatch, backend, wrong
+):
     monkeypatch.setattr(sensitivity, "backend_label", lambda engine: backend)
     at = (torch.tensor([3]), torch.tensor([5]))
     new = torch.tensor(wrong)
@@ -193,16 +187,14 @@ def test_logits_of_the_own_engine_that_are_no_numbers_are_an_error(
 
 
 @pytest.mark.parametrize("kinds", [("side",), ("tokens",), ("alone",), ("side", "tokens", "alone", "kept")])
-def test_parts_that_nothing_was_quantized_of_are_an_error(
-    runner_context: Any, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]
-) -> None:
+def test_parts_that_nothing_was_quantized_of_are_an_error(runner_context, monkeypatch, kinds):
     skipping(monkeypatch, lambda part, layer: part.kind in kinds)
     named = ", ".join(kind for kind in kinds if kind != "kept")
     with pytest.raises(KvbenchError, match=f"every part of kind {named} costs exactly 0"):
         measured(runner_context, kv_format="int8_sym")
 
 
-def test_one_part_may_cost_nothing_and_so_may_all_where_the_whole_does() -> None:
+def test_one_part_may_cost_nothing_and_so_may_all_where_the_whole_does():
     some = [part("all", None, 1.0), part("alone", 0, 0.0), part("alone", 1, 0.5), part("side", "k", 0.0)]
     assert sensitivity.untouched(some) == "side"
     assert sensitivity.untouched([*some, part("side", "v", 1.0)]) == ""
@@ -210,7 +202,7 @@ def test_one_part_may_cost_nothing_and_so_may_all_where_the_whole_does() -> None
     assert sensitivity.untouched([part("all", None, 1.0)]) == ""
 
 
-def test_the_store_writes_as_before_afterwards(runner_context: Any) -> None:
+def test_the_store_writes_as_before_afterwards(runner_context):
     ctx = runner_context("sensitivity", BASELINE, kv_format="int8_sym", **SMALL)
     native, like = ctx.emulator(1, 16), ctx.engine(1, 16)
     with pytest.raises(ZeroDivisionError), native.store.observed(Writes(like)):
@@ -218,7 +210,7 @@ def test_the_store_writes_as_before_afterwards(runner_context: Any) -> None:
     assert native.store.observers == ()
 
 
-def test_a_corpus_with_fewer_documents_is_refused(runner_context: Any) -> None:
+def test_a_corpus_with_fewer_documents_is_refused(runner_context):
     with pytest.raises(UsageError, match="documents, but 100000"):
         measured(runner_context, kv_format="int8_sym", documents=100_000)
 
@@ -226,7 +218,7 @@ def test_a_corpus_with_fewer_documents_is_refused(runner_context: Any) -> None:
 # The list
 
 
-def part(kind: str, of: Any, kld: float) -> dict[str, Any]:
+def part(kind, of, kld):
     return {"kind": kind, "of": of, "texts": [[10, kld * 10, 10]]}
 
 
@@ -242,14 +234,12 @@ def part(kind: str, of: Any, kld: float) -> dict[str, Any]:
         (2.0, [1, 0, 0.5], [2]),  # a layer that takes no more bytes is native already
     ],
 )
-def test_layers_are_chosen_by_what_they_gain_a_byte(
-    room: float, extra: list[float], chosen: list[int]
-) -> None:
+def test_layers_are_chosen_by_what_they_gain_a_byte(room, extra, chosen):
     found = [part("all", None, 1.0), part("kept", 0, 1.1), part("kept", 1, 0.5), part("kept", 2, 0.9)]
     assert suggest(found, extra, room) == chosen
 
 
-def test_values_are_means_over_tokens_with_intervals_over_texts() -> None:
+def test_values_are_means_over_tokens_with_intervals_over_texts():
     parts = [
         {"kind": "all", "of": None, "texts": [[10, 1.0, 9], [10, 3.0, 8]]},
         {"kind": "kept", "of": 0, "texts": [[10, 0.5, 9], [10, 1.5, 8]]},

@@ -36,12 +36,12 @@ PRECISION = {
 }
 
 
-def given(fmt: str) -> dict[str, Any]:
+def given(fmt):
     return {"kv_format": fmt, "scale": 0.05 if KV_FORMATS[fmt].scale_kind == "static" else None}
 
 
 @pytest.mark.parametrize("fmt", KV_FORMATS)
-def test_a08_t1_what_is_moved_each_way_is_the_formula(runner_context: Make, fmt: str) -> None:
+def test_a08_t1_what_is_moved_each_way_is_the_formula(runner_context, fmt):
     measured = transfer.run(
         runner_context("transfer", **given(fmt), batch=2, context=33, repeats=2, warmup=1)
     )
@@ -55,10 +55,8 @@ def test_a08_t1_what_is_moved_each_way_is_the_formula(runner_context: Make, fmt:
 
 
 @pytest.mark.parametrize("name", ["k", "v_scale"])
-def test_a08_t2_a_swap_that_loses_a_part_leaves_no_result(
-    runner_context: Make, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    def lossy(host: Any, layers: Any, pages: torch.Tensor) -> None:
+def test_a08_t2_a_swap_that_loses_a_part_leaves_no_result(runner_context, monkeypatch, name):
+    def lossy(host, layers, pages):
         kept = [getattr(layer, name).view(torch.uint8).clone() for layer in layers]
         swap.copy_in(host, layers, pages)
         getattr(layers[2], name).view(torch.uint8).copy_(kept[2])
@@ -68,9 +66,7 @@ def test_a08_t2_a_swap_that_loses_a_part_leaves_no_result(
         transfer.run(runner_context("transfer", kv_format="int8_sym", batch=2, context=33, warmup=0))
 
 
-def test_a_swap_that_brings_pages_back_in_another_order_is_seen(
-    runner_context: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_swap_that_brings_pages_back_in_another_order_is_seen(runner_context, monkeypatch):
     monkeypatch.setattr(
         store_module, "copy_in", lambda host, layers, pages: swap.copy_in(host, layers, pages.flip(0))
     )
@@ -84,7 +80,7 @@ FAST = ("int8_sym", "fp8_e4m3_static")  # the other formats take the same path
 @pytest.mark.parametrize(
     "fmt", [pytest.param(fmt, marks=[] if fmt in FAST else [pytest.mark.slow]) for fmt in KV_FORMATS]
 )
-def test_the_records_transfer_precision_is_that_of_the_hosts_buffers(fmt: str) -> None:
+def test_the_records_transfer_precision_is_that_of_the_hosts_buffers(fmt):
     from kvbench.run.task.measure import execute
     from kvbench.run.task.models import Session
 
@@ -103,7 +99,7 @@ def test_the_records_transfer_precision_is_that_of_the_hosts_buffers(fmt: str) -
     assert found == {"transfer": PRECISION[fmt], "storage": "not measured"}
 
 
-def swaps(*seconds: tuple[float, float], layer_bytes: tuple[int, ...] = (33_280, 33_280)) -> dict[str, Any]:
+def swaps(*seconds, layer_bytes=(33280, 33280)):
     """Samples of swaps with (out, in) seconds each, all of the same bytes a layer."""
     made = [
         {"order": i, "way": way, "seconds": s, "layer_bytes": list(layer_bytes)}
@@ -120,11 +116,11 @@ NATIVE = (
 )
 
 
-def made(samples: dict[str, Any]) -> MadeRun:
+def made(samples):
     return MadeRun().measure("transfer", (samples, FACTS), NATIVE)
 
 
-def test_bytes_ratio_and_median_bandwidth_each_way() -> None:
+def test_bytes_ratio_and_median_bandwidth_each_way():
     run = made(swaps((2e-6, 4e-6), (1e-6, 5e-6), (9e-6, 6e-6)))
     assert (run.row("transfer_bytes").value, run.row("transfer_bytes", BASE).value) == (66_560, 131_072)
     assert (run.row("transfer_ratio_16bit").value, run.row("transfer_ratio_16bit", BASE).value) == (
@@ -140,7 +136,7 @@ def test_bytes_ratio_and_median_bandwidth_each_way() -> None:
     }
 
 
-def test_a08_t1_a_swap_without_scales_differs_and_layers_do_not_cancel() -> None:
+def test_a08_t1_a_swap_without_scales_differs_and_layers_do_not_cancel():
     row = made(swaps((1e-6, 1e-6), layer_bytes=(32_768, 32_768))).row("transfer_bytes_difference")
     assert (row.value, row.n) == (4 * 512, 4)
     assert row.note == "4 of 4 layers moved differ from the formula"
@@ -149,7 +145,7 @@ def test_a08_t1_a_swap_without_scales_differs_and_layers_do_not_cancel() -> None
     assert made(samples).row("transfer_bytes_difference").value == 1024
 
 
-def test_the_bytes_of_an_unmeasured_swap_count_too() -> None:
+def test_the_bytes_of_an_unmeasured_swap_count_too():
     samples = swaps((1e-6, 1e-6))
     samples["warmup"] = swaps((1.0, 1.0), layer_bytes=(33_280, 0))["swaps"]
     run = made(samples)
