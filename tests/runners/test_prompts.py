@@ -45,69 +45,45 @@ def ids_of(text):
     return found
 
 
-def the(pair):
-    assert pair is not None
-    return pair
-
-
 def pair_of(task, tokenizer=None, shots=0, **changes):
-    return the(encoder_for(task, tokenizer, **changes).subject([ANATOMY], shots)[0].pair)
+    return encoder_for(task, tokenizer, **changes).subject([ANATOMY], shots)[0].pair
 
 
 LAW = Question("l/0", "law", "下列选项正确的是____。", ("Ａ项", "None", "甲", "乙"), 1)
+LAW_TEXT = "下列选项正确的是____。\nA. Ａ项\nB. None\nC. 甲\nD. 乙\n答案："
 MELTS = Question("m", "arc_easy", "What melts?", ("ice", "rock", "iron"), 0)
+MMLU_TEXT = (
+    "The following are multiple choice questions (with answers) about human aging.\n\n"
+    "Which organ?\nA. heart\nB. lung\nC. skin\nD. liver\nAnswer: A\n\n"
+    "Which bone?\nA. ulna\nB. rib\nC. None\nD. jaw\nAnswer:"
+)
 
 
 @pytest.mark.parametrize(
     ("task", "question", "shot", "prompt", "choices"),
     [
-        (
-            "mmlu",
-            ANATOMY,
-            SHOT,
-            "The following are multiple choice questions (with answers) about human aging.\n\n"
-            "Which organ?\nA. heart\nB. lung\nC. skin\nD. liver\nAnswer: A\n\n"
-            "Which bone?\nA. ulna\nB. rib\nC. None\nD. jaw\nAnswer:",
-            [" A", " B", " C", " D"],
-        ),
-        (
-            "ceval",
-            LAW,
-            LAW,
-            "以下是中国关于法学的单项选择题，请选出其中的正确答案。\n\n"
-            "下列选项正确的是____。\nA. Ａ项\nB. None\nC. 甲\nD. 乙\n答案：B\n\n"
-            "下列选项正确的是____。\nA. Ａ项\nB. None\nC. 甲\nD. 乙\n答案：",
-            ["A", "B", "C", "D"],
-        ),
-        (
-            "arc_easy",
-            MELTS,
-            MELTS,
-            "Question: What melts?\nAnswer: ice\n\nQuestion: What melts?\nAnswer:",
-            [" ice", " rock", " iron"],
-        ),
+        ("mmlu", ANATOMY, SHOT, MMLU_TEXT, [" A", " B", " C", " D"]),
+        ("ceval", LAW, LAW,
+         f"以下是中国关于法学的单项选择题，请选出其中的正确答案。\n\n{LAW_TEXT}B\n\n{LAW_TEXT}", ["A", "B", "C", "D"]),
+        ("arc_easy", MELTS, MELTS, "Question: What melts?\nAnswer: ice\n\nQuestion: What melts?\nAnswer:",
+         [" ice", " rock", " iron"]),
     ],
     ids=["mmlu", "ceval", "arc"],
-)
+)  # fmt: skip
 def test_prompts_and_choices_are_lm_evals(task, question, shot, prompt, choices):
     assert plain(TEMPLATES[task], question, [shot]) == prompt
     assert continuations(TEMPLATES[task], question, chat=False) == choices
 
 
-def test_cloze_joins_to_the_corpus_own_text():
+def test_cloze_joins_to_the_corpus_own_text_and_a_chat_is_turns_without_delimiter():
     q = cloze(corpus("pydoc", None), count=1).questions[0]
-    assert q.answer is not None
     true = continuations(TEMPLATES["cloze"], q, chat=False)[q.answer]
     assert true.startswith(" ")
     assert plain(TEMPLATES["cloze"], q, []) + true == q.question + true
-
-
-def test_a_chat_is_turns_and_its_answer_has_no_delimiter():
     turns = messages(TEMPLATES["mmlu"], ANATOMY, [SHOT])
     assert [t["role"] for t in turns] == ["system", "user", "assistant", "user"]
     assert turns[2]["content"] == "A"
-    assert turns[3]["content"].startswith("Which bone?\nA. ulna")
-    assert turns[3]["content"].endswith("\nAnswer:")
+    assert turns[3]["content"] == "Which bone?\nA. ulna\nB. rib\nC. None\nD. jaw\nAnswer:"
     assert continuations(TEMPLATES["mmlu"], ANATOMY, chat=True) == ["A", "B", "C", "D"]
 
 
@@ -119,47 +95,38 @@ def test_a18_t1_answer_colon_wants_space_a_and_a_full_width_colon_wants_a():
     assert list(pair_of("ceval").continuations[0]) == bare
 
 
+def joined(tokenizer, prompt, answers, bos=()):
+    ids = plain_ids(tokenizer, strings(prompt, answers))
+    return join(ids[0], ids[1:], list(bos))
+
+
 def test_a18_t2_a_token_across_the_join_is_scored_not_lost():
     tokenizer = word_tokenizer(["Say", " ", "Ans", "wer", "Answer", "other"])
     tokens = tokenizer.convert_ids_to_tokens
-    ids = plain_ids(tokenizer, strings("Say Ans", ["wer", "other"]))
-    assert tokens(ids[1]) == ["Say", " ", "Answer"]
-    pair = the(join(ids[0], ids[1:], []))
+    pair = joined(tokenizer, "Say Ans", ["wer", "other"])
     assert pair.merged
     assert tokens(list(pair.context)) == ["Say", " "]
     # Both choices score the same text from there on, "Answer" and "Ansother".
     assert [tokens(list(c)) for c in pair.continuations] == [["Answer"], ["Ans", "other"]]
-
-
-def test_a18_t2_a_merge_at_the_very_start_needs_a_bos_to_stand_on():
+    # A merge at the very start needs a BOS to stand on.
     tokenizer = word_tokenizer(["Ans", "wer", "Answer"])
-    ids = plain_ids(tokenizer, strings("Ans", ["wer"]))
-    assert join(ids[0], ids[1:], []) is None
-    pair = the(join(ids[0], ids[1:], [7]))
+    assert joined(tokenizer, "Ans", ["wer"]) is None
+    pair = joined(tokenizer, "Ans", ["wer"], [7])
     assert (pair.context, len(pair.continuations[0])) == ((7,), 1)
-
-
-def test_an_answer_without_a_token_cannot_be_scored():
-    assert join([1, 2], [[1, 2, 3], [1, 2]], []) is None
-
-
-def test_spaces_that_end_the_prompt_go_to_the_answer():
+    assert join([1, 2], [[1, 2, 3], [1, 2]], []) is None  # an answer without a token
+    # Spaces that end the prompt go to the answer.
     assert strings("Answer: ", ["A"]) == ["Answer:", "Answer: A"]
-    ids = plain_ids(bpe_tokenizer(), strings("Answer: ", ["A"]))
-    pair = the(join(ids[0], ids[1:], []))
-    assert not pair.merged
-    assert list(pair.continuations[0]) == ids_of(" A")
+    pair = joined(bpe_tokenizer(), "Answer: ", ["A"])
+    assert (pair.merged, list(pair.continuations[0])) == (False, ids_of(" A"))
 
 
 @pytest.mark.parametrize(
     ("choices", "answer", "why"),
     [
-        (("a", "", "c", "d"), 0, "choice 1 is empty"),
-        (("a", "b", None, "d"), 0, "choice 2 is missing"),
-        (("a", "b", "c", "d"), None, "the answer is not among the choices"),
-        (("None", "Na", "Ａ", "空"), 1, None),
+        (("a", "", "c", "d"), 0, "choice 1 is empty"), (("a", "b", None, "d"), 0, "choice 2 is missing"),
+        (("a", "b", "c", "d"), None, "the answer is not among the choices"), (("None", "Na", "Ａ", "空"), 1, None),
     ],
-)
+)  # fmt: skip
 def test_a18_t4_t5_empty_and_missing_choices_are_named_and_literal_none_is_text(choices, answer, why):
     assert problem(Question("x", "law", "q", choices, answer)) == why
 
@@ -192,18 +159,17 @@ def test_a19_t1_a_template_that_emits_bos_gets_no_second_one(start):
     assert (pair.context[0], pair.context.count(0)) == (0, 1)
 
 
-def test_a19_t2_980_of_1109_tokens_do_not_fit_128():
+def test_a19_t2_980_of_1109_tokens_do_not_fit_128_and_the_bos_survives_the_cut():
     pair = Pair(tuple(range(1108)), ((1,),), False)
     assert overflow(pair, 128) == 980
     fitted = fit(lambda shots: pair, 0, 128, bos=0)
     assert (fitted.dropped_tokens, fitted.truncated) == (980, True)
-    assert the(fitted.pair).context == tuple(range(980, 1108))
-    assert [overflow(the(fitted.pair), window) for window in (128, 127, None)] == [0, 1, 0]
-
-
-def test_a19_t2_the_bos_survives_the_cut():
+    assert fitted.pair.context == tuple(range(980, 1108))
+    assert [overflow(fitted.pair, window) for window in (128, 127, None)] == [0, 1, 0]
     fitted = fit(lambda shots: Pair((7, *range(100)), ((1, 2),), False), 0, 50, bos=1)
-    assert the(fitted.pair).context == (7, *range(52, 100))  # 49, and 2 of the answer, whose last is not fed
+    assert fitted.pair.context == (7, *range(52, 100))  # 49, and 2 of the answer, whose last is not fed
+    # A question without room for anything is not scored.
+    assert fit(lambda shots: Pair((1, 2, 3), (tuple(range(9)),), False), 2, 8, bos=0).pair is None
 
 
 def test_a19_t3_whole_shots_go_first_and_task_question_and_bos_stay():
@@ -216,15 +182,9 @@ def test_a19_t3_whole_shots_go_first_and_task_question_and_bos_stay():
     assert text == plain(TEMPLATES["mmlu"], ANATOMY, [SHOT] * 3)
 
 
-def test_a_question_without_room_for_anything_is_not_scored():
-    assert fit(lambda shots: Pair((1, 2, 3), (tuple(range(9)),), False), 2, 8, bos=0).pair is None
-
-
 def test_common_prefix_leaves_each_context_a_token():
-    assert common_prefix([(1, 2, 3), (1, 2, 4, 5)]) == 2
-    assert common_prefix([(1, 2), (1, 2, 4)]) == 1
-    assert common_prefix([(1, 2)]) == 1
-    assert common_prefix([(1, 2), (3, 4)]) == 0
+    cases = ([(1, 2, 3), (1, 2, 4, 5)], [(1, 2), (1, 2, 4)], [(1, 2)], [(1, 2), (3, 4)])
+    assert [common_prefix(contexts) for contexts in cases] == [2, 1, 1, 0]
 
 
 def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch):
