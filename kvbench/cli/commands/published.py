@@ -63,9 +63,9 @@ def reproduce(
     with handled():
         from kvbench.cli.output import show
         from kvbench.errors import UsageError
+        from kvbench.files import write_file
         from kvbench.published.catalogue import TABLES, named
         from kvbench.report.compare.reproduction import as_json, as_markdown, as_text
-        from kvbench.report.write import write_text
 
         if list_:
             known = {name.replace("/", " "): found.needs or "cannot be run" for name, found in TABLES.items()}
@@ -85,7 +85,7 @@ def reproduce(
             f"{source} {table}", named(source, table), from_, model, set_, out, data_dir, json_
         )
         if markdown is not None:
-            write_text(markdown, as_markdown(done))
+            write_file(markdown, as_markdown(done))
         show(json_, as_json(done), lambda: as_text(done))
         raise typer.Exit(done.exit_code)
 
