@@ -21,6 +21,7 @@ def judge(
     announced: bool = True,  # whether a CI system is told
 ) -> int:
     """Judge stored records, write the report, print the result; returns the exit code."""
+    from kvbench.files import write_file
     from kvbench.gate import evaluate as gates
     from kvbench.machine.ci import device_required
     from kvbench.metrics.collect import METRICS, derive
@@ -30,7 +31,7 @@ def judge(
     from kvbench.report.json import result_json
     from kvbench.report.model import JudgedRun
     from kvbench.report.view import build
-    from kvbench.report.write import write_all, write_text
+    from kvbench.report.write import write_all
 
     folder = RunDir(run_dir)
     # An error from here on must not leave an earlier verdict behind.
@@ -59,7 +60,7 @@ def judge(
         if unprinted:
             raise unprinted
         if gate is not None:
-            write_text(run_dir / KEPT_GATE, gate.read_text(encoding="utf-8"))
+            write_file(run_dir / KEPT_GATE, gate.read_text(encoding="utf-8"))
         if as_json:
             show(True, result_json(judged), "")
         else:

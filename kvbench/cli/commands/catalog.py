@@ -210,7 +210,7 @@ def schema(
         from kvbench.gate.policy import gate_schema
         from kvbench.matrix.parse import matrix_schema
         from kvbench.records.schema import manifest_schema, record_schema
-        from kvbench.report.schema import results_schema
+        from kvbench.report.json import results_schema
 
         makers = {
             "matrix": matrix_schema,

@@ -91,7 +91,7 @@ def _written(
     folder: Path, compared: Callable[[], Any], pages: Any, markdown: Path | None, html: Path | None
 ) -> tuple[Any, list[Path]]:
     """The result, and the files written of it. Raises UsageError for records that cannot be read."""
-    from kvbench.report.write import write_text
+    from kvbench.files import write_file
 
     try:
         result = compared()
@@ -99,7 +99,7 @@ def _written(
         texts = [(path, make(result)) for path, make in made if path]
     except DAMAGED as e:
         raise unreadable(folder, e) from e
-    return result, [write_text(path, text) for path, text in texts]
+    return result, [write_file(path, text) for path, text in texts]
 
 
 def _folders(given: Sequence[Path]) -> list[Path]:

@@ -60,10 +60,10 @@ def reproduce(
     Example: kvbench reproduce fp8 kv-bytes
     """
     with handled():
+        from kvbench.files import write_file
         from kvbench.published.catalogue import TABLES, files, named
         from kvbench.records.run import RunDir
         from kvbench.report.compare.reproduction import as_json, as_markdown, as_text
-        from kvbench.report.write import write_text
         from kvbench.run import execute
         from kvbench.run.progress import watcher
 
@@ -96,7 +96,7 @@ def reproduce(
         again = shlex.join(["kvbench", "reproduce", source, table, *arguments])
         done = _reproduced(name, found, stored, again)
         if markdown is not None:
-            write_text(markdown, as_markdown(done))
+            write_file(markdown, as_markdown(done))
         show(json_, as_json(done), lambda: as_text(done))
         raise Exit(done.exit_code)
 
