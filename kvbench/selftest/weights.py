@@ -19,7 +19,7 @@ from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.engines.reference.weights.quantize_model import quantize_model
 from kvbench.evidence.stored_weights import fp8_modules
-from kvbench.runners import gemm, latency, linears
+from kvbench.runners import gemm, latency
 from kvbench.runners.context import Context, Measurement
 from kvbench.selftest.fault import Broken, Fault, Inject, Loud, swap
 from kvbench_kernels.gemm import fp8_linear
@@ -27,7 +27,7 @@ from kvbench_kernels.gemm.blockwise import dequantize_blocks, fp8_dequantize_mat
 from kvbench_kernels.launches import launched
 from kvbench_kernels.launches import product as product_of
 
-_RUN, _PRODUCTS, _OP, _MLP = latency.run, linears.products, fp8linear.fp8_linear_op, LlamaMLP.forward
+_RUN, _PRODUCTS, _OP, _MLP = latency.run, gemm.products, fp8linear.fp8_linear_op, LlamaMLP.forward
 _QUANTIZED = Fp8Linear.quantized.__func__  # type: ignore[attr-defined]
 
 
@@ -102,7 +102,7 @@ def dropping(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.zeros_like(forward(x))
 
 
-def products_renamed(model: nn.Module) -> list[linears.Product]:
+def products_renamed(model: nn.Module) -> list[gemm.Product]:
     """The runner measures each layer under the name of the next one of its kind."""
     return [replace(one, names=one.alike[0].names) if one.alike else one for one in _PRODUCTS(model)]
 
