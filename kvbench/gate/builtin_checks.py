@@ -2,8 +2,6 @@
 without signal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isclose, isfinite, isnan
 from typing import Any

@@ -1,8 +1,6 @@
 """Gate checks that a matrix cannot answer: found by `kvbench plan`, before hours of measuring. No torch
 here."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -19,8 +19,6 @@ interval excludes no change on the allowed side: an effect that is seen needs no
 change ("not slower") leaves no distance; only the interval counts there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

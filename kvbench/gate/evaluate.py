@@ -7,8 +7,6 @@ have an interval and has too few samples for one is inconclusive. An exact value
 judged by itself. A NaN fails; a missing value never passes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ any level) fails under every policy; `evidence` says up to which level missing e
 too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

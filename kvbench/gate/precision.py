@@ -6,8 +6,6 @@ outcome says so. What the evidence contradicts never passes, on any rung, and a 
 native like any other cell.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

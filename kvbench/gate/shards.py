@@ -1,7 +1,5 @@
 """How one shard of a matrix is judged alone: nothing is required of what other shards measure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 

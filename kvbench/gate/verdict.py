@@ -1,7 +1,5 @@
 """Outcomes of checks, each with a stable reason and a sentence, and the exit code that they add up to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

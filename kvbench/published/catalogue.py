@@ -6,8 +6,6 @@ flag kept from running; fp8: the FP8 weights and FP8 cache. Adding a table: its 
 matrix in matrices/reproduce/, an entry here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -12,8 +12,6 @@ A number stands for an interval: all numbers that round to a published one, and 
 the metric has one. Overlapping intervals are open, never agreement.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

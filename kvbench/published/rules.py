@@ -6,8 +6,6 @@ description. Every comparison is of intervals (see `kvbench.published.table`): a
 explains is no finding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction

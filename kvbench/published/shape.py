@@ -1,7 +1,5 @@
 """The result of a comparison with a published table: signs, orders, and the verdict over all lines."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

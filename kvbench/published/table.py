@@ -11,8 +11,6 @@ A line states one metric of a baseline, of a candidate, or of both, and what the
 value that rounds to it: 7.85 is 7.845 to 7.855, and only counts and whole bytes are exact.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Intervals and quantities of a published table: what the rules compare."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from math import prod

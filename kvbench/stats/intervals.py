@@ -9,8 +9,6 @@ where `clustered_quantile` covers 94%; from 30 documents on they are close (test
 a bootstrap is shown but never decides.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

@@ -9,8 +9,6 @@ The rates obey
     prefill_tok_s(batch * length, ttft) * ttft == batch * length
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

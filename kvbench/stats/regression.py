@@ -1,8 +1,6 @@
 """Least-squares lines of latency over context: fit, break-even point of two lines, ratio of their slopes.
 Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ last look, because at a higher level its intervals are too narrow on the side of
 look.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -9,8 +9,6 @@ A request is an entry of a latency record's `samples["arms"]`. Its time, in ms, 
 Without device states (older records), slowdowns are unknown and the rest is still computed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

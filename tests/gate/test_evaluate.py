@@ -1,7 +1,5 @@
 """Verdicts on made-up runs: tasks without a result, impossible values, the gate's own checks, exit codes."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
