@@ -14,7 +14,7 @@ from kvbench.matrix.cells import CELL_KEYS, Cell
 from kvbench.metrics.collect import METRICS, Row
 from kvbench.published.catalogue import TABLES, files, named
 from kvbench.published.reproduce import Ours, Rule, compare
-from kvbench.published.shape import (
+from kvbench.published.reproduce import (
     AGREES,
     COMPUTED,
     DIFFERS,
