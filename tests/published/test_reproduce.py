@@ -13,7 +13,6 @@ from kvbench.cli.main import app
 from kvbench.matrix.cells import CELL_KEYS, Cell
 from kvbench.metrics.collect import METRICS, Row
 from kvbench.published.catalogue import TABLES, files, named
-from kvbench.published.reproduce import Ours, Rule, compare
 from kvbench.published.reproduce import (
     AGREES,
     COMPUTED,
@@ -24,7 +23,10 @@ from kvbench.published.reproduce import (
     SHOWN,
     Compared,
     Order,
+    Ours,
+    Rule,
     Shape,
+    compare,
     direction,
     order_of,
     stated_change,

@@ -87,8 +87,8 @@ def test_commands(annotation, command):
 
 
 def outcome(status, check="c", cells=("int8_sym-1-128",), metric="ppl", required=True, sentence=""):
-    return Outcome(check, metric, cells[0] if cells else None, "", status, None, "",
-                   sentence or f"{check} {status}.", required=required, cells=tuple(cells))  # fmt: skip
+    sentence = sentence or f"{check} {status}."
+    return Outcome(check, status, "", sentence, tuple(cells), metric, required=required)
 
 
 def run_of(made, *outcomes):

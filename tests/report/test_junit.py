@@ -48,8 +48,8 @@ def with_outcomes(made, *outcomes):
 
 
 def outcome(status, required=True, check="ppl at most 9", cells=(), variant=""):
-    return Outcome(check, "ppl", cells[0] if cells else None, variant, status, None, "at most 9",
-                   f"it is {status}.", required=required, cells=tuple(cells), why="the source")  # fmt: skip
+    more = {"limit": "at most 9", "required": required, "why": "the source"}
+    return Outcome(check, status, "", f"it is {status}.", tuple(cells), "ppl", variant, **more)
 
 
 def test_a_case_a_check_and_cell_and_one_of_the_verdict(passing):
