@@ -32,9 +32,7 @@ LAYERS = (
 )  # fmt: skip
 # These import torch, transformers and their like at the top; all others inside the functions that need them, so that `plan` starts fast.
 HEAVY_PACKAGES = frozenset({"engines", "evidence", "runners", "lm_eval", "selftest"})
-HEAVY_MODULES = frozenset(
-    f"kvbench.run.task.{name}" for name in ("models", "prepare", "measure")
-)  # when a task runs
+HEAVY_MODULES = frozenset(f"kvbench.run.task.{name}" for name in ("prepare", "measure"))  # when a task runs
 
 
 def package_of(module):

@@ -34,8 +34,7 @@ from kvbench.models.source import uses_random_weights
 from kvbench.records.record import Evidence
 from kvbench.run.task.checks import random_weights, require
 from kvbench.run.task.measure import evidence_of
-from kvbench.run.task.models import Session
-from kvbench.run.task.prepare import require_device
+from kvbench.run.task.prepare import Session, require_device
 from kvbench.runners.text.decode import Sampler, write
 from kvbench.runners.text.encode import Pair, end_ids
 from kvbench.runners.text.scoring import capacity, group, score_choices

@@ -14,7 +14,7 @@ from kvbench.matrix.cells import CELL_KEYS, Task
 from kvbench.matrix.runners import RUNNERS
 from kvbench.records.record import LEVELS, NOT_AVAILABLE, UNVERIFIED, VERIFIED, Level
 from kvbench.run.task.measure import execute
-from kvbench.run.task.models import Session
+from kvbench.run.task.prepare import Session
 
 TOY = Path(__file__).parent / "toy"
 

@@ -11,7 +11,7 @@ from kvbench.errors import KvbenchError
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.matrix.cells import CELL_KEYS, Task
 from kvbench.run.task.measure import execute
-from kvbench.run.task.models import Session
+from kvbench.run.task.prepare import Session
 from kvbench.runners import transfer
 from tests.factories.runs.made import BASE, CAND, MadeRun
 
