@@ -51,11 +51,8 @@ class Model(Protocol):
 @dataclass(frozen=True)
 class Report:
     """What an engine proves itself. effective, effective_weights: the KV and weight formats that it shows
-    ("unknown" if none).
-
-    levels: the levels of evidence that it declares. precision, reads: as `kvbench.records.record.Evidence`
-    holds them.
-    """
+    ("unknown" if none). levels: the levels of evidence that it declares. precision, reads: as
+    `kvbench.records.record.Evidence` holds them."""
 
     effective: str
     effective_weights: str
@@ -65,10 +62,8 @@ class Report:
 
 
 class Engine(Protocol):
-    """Sequences of tokens and their KV cache.
-
-    computed_tokens: tokens of all forwards so far; by it a record shows that this engine did the work.
-    """
+    """Sequences of tokens and their KV cache. computed_tokens: tokens of all forwards so far; by it a record
+    shows that this engine did the work."""
 
     @property
     def model(self) -> Any: ...
@@ -127,10 +122,8 @@ class EngineKind(Protocol):
     """One engine of `kvbench.engines.ENGINES`.
 
     evidence_levels: names of `kvbench.records.record.LEVELS` that it can give; all others are reported as not
-    available.
-    reports: its engines are `Reporting`; False: `kvbench.evidence` examines their store, layers and launches,
-    as those of `kvbench.engines.reference.engine.Engine`.
-    """
+    available. reports: its engines are `Reporting`; False: `kvbench.evidence` examines their store, layers
+    and launches, as those of `kvbench.engines.reference.engine.Engine`."""
 
     @property
     def name(self) -> str: ...

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.engines.reference.attention import Attention
+from kvbench.engines.reference.attention import Attention, Mask
 from kvbench.engines.reference.kv.store import PagedKVStore, WriteObserver
 from kvbench.evidence.probe_values import Make, changed, level_of, poison, probe_ids, put, shown, stored
 from kvbench.evidence.scale_sources import expected_scales
@@ -166,18 +166,14 @@ class Watched:
     parts: tuple[tuple[int, int], ...]
     fresh: bool
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        out = self.attention.attend(layer, q, k, v, scaling, window, softcap, sinks)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, mask: Mask) -> Tensor:
+        out = self.attention.attend(layer, q, k, v, scaling, mask)
         start = 0
         for seq, count in self.parts:
             rows = slice(start, start + count)
             self.beside.append(seq, layer, k[rows], v[rows])
             if not (self.fresh and count > 1):
-                self.beside.compare(out[rows], seq, layer, q[rows], scaling, window, softcap, sinks)
+                self.beside.compare(out[rows], seq, layer, q[rows], scaling, *mask)
             start += count
         return out
 

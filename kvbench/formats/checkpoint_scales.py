@@ -1,7 +1,8 @@
 """KV cache scales in a checkpoint's own files: their names, their format and their values. No torch here.
 
 Exporters write one number per layer and side. It is for E4M3, amax / 448, unless the config's
-`kv_cache_scheme` names another format."""
+`kv_cache_scheme` names another format.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,8 @@ _CACHE_ONLY: dict[str, tuple[Any, ...]] = {
     "sparsity_config": ({}, None),
     "transform_config": ({}, None),
 }
-_CACHE_ONLY_IGNORED = frozenset(
-    {SCHEME, "format", "ignore", "quantization_status", "global_compression_ratio", "version"}
+_CACHE_ONLY_IGNORED = dict.fromkeys(
+    (SCHEME, "format", "ignore", "quantization_status", "global_compression_ratio", "version")
 )
 
 
@@ -109,23 +110,18 @@ def of_other_tower(name: str) -> bool:
 def stored_scales(files: Sequence[Path], layers: int) -> dict[tuple[int, str], StoredScale]:
     """The scales in safetensors files for the first `layers` layers; those of other towers are ignored.
 
-    Raises Refused, naming tensor and file, for an unusable value, for two that differ, and for a K or V scale
-    under a name that is not read, since the default of 1.0 would replace it.
+    Raises Refused for an unusable value, for two that differ, and for a K or V scale under an unknown name.
     """
     found: dict[tuple[int, str], StoredScale] = {}
     headers = read_headers(files)
-    if strange := sorted(
-        name
-        for name in headers
-        if of_cache(name) and not (part_of(name) or _OF_OTHERS.search(name) or of_other_tower(name))
-    ):
+    unread = [name for name in headers if of_cache(name) and not part_of(name)]
+    if strange := sorted(n for n in unread if not (_OF_OTHERS.search(n) or of_other_tower(n))):
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         raise Refused(
             UNUSABLE,
             f"The checkpoint holds {strange[0]} of {headers[strange[0]].file.name}{more}, which looks like "
-            "a KV cache scale but "
-            f"has none of the names that are read: layers.N.self_attn. with {_NAMES}. Rename it, or give "
-            "scales in the matrix.",
+            f"a KV cache scale but has none of the names that are read: layers.N.self_attn. with {_NAMES}. "
+            "Rename it, or give scales in the matrix.",
         )
     for name, header in sorted(headers.items()):
         part = part_of(name)
@@ -138,41 +134,35 @@ def stored_scales(files: Sequence[Path], layers: int) -> dict[tuple[int, str], S
                 raise Refused(
                     UNUSABLE,
                     f"The checkpoint holds two scales for {side.upper()} of layer {part[0]}: "
-                    f"{before.tensors[0]} of "
-                    f"{before.file} is {before.value:.6g}, {name} of {header.file.name} is {value:.6g}. "
-                    "Export it again.",
+                    f"{before.tensors[0]} of {before.file} is {before.value:.6g}, {name} of "
+                    f"{header.file.name} is {value:.6g}. Export it again.",
                 )
-            held = before.tensors if before else ()
-            file = before.file if before else header.file.name
-            found[part[0], side] = StoredScale(value, (*held, name), file)
+            before = before or StoredScale(value, (), header.file.name)
+            found[part[0], side] = replace(before, tensors=(*before.tensors, name))
     return found
 
 
 def _value(name: str, header: Header) -> float:
     where = f"The tensor {name} of {header.file.name}"
     if header.dtype not in _VALUE:
-        raise Refused(
-            UNUSABLE, f"{where} is {header.dtype}, expected one of {', '.join(_VALUE)}; {FETCH_AGAIN}."
-        )
+        expected = f"expected one of {', '.join(_VALUE)}"
+        raise Refused(UNUSABLE, f"{where} is {header.dtype}, {expected}; {FETCH_AGAIN}.")
     if prod(header.shape) != 1:
         raise Refused(
             UNUSABLE,
             f"{where} has shape {list(header.shape)}, expected one scale for all of K or V in a layer, not "
-            "one per head or "
-            "channel. Give scales in the matrix, or a file of kvbench calibrate.",
+            "one per head or channel. Give scales in the matrix, or a file of kvbench calibrate.",
         )
     value = _VALUE[header.dtype](header.content())
     if SMALLEST <= value <= LARGEST:
         return value
+    expected = "expected a finite number above 0"
     if math.isfinite(value) and value > 0:
-        expected = f", expected a number that float32 holds, {SMALLEST:.3g} to {LARGEST:.3g}"
-    else:
-        unset = ", which engines write for a scale that was never set" if value == -1 else ""
-        expected = f"{unset}, expected a finite number above 0"
-    raise Refused(
-        UNUSABLE,
-        f"{where} holds {value:.6g}{expected}. Export the checkpoint again, or give scales in the matrix.",
-    )
+        expected = f"expected a number that float32 holds, {SMALLEST:.3g} to {LARGEST:.3g}"
+    elif value == -1:
+        expected = f"which engines write for a scale that was never set, {expected}"
+    again = "Export the checkpoint again, or give scales in the matrix."
+    raise Refused(UNUSABLE, f"{where} holds {value:.6g}, {expected}. {again}")
 
 
 def _e4m3(byte: int) -> float:
@@ -186,48 +176,41 @@ def cache_only(config: Mapping[str, Any]) -> bool:
     """Whether a `quantization_config` quantizes only the cache, so that the weights are native."""
     if config.get(SCHEME) is None:
         return False
-    known = {*_CACHE_ONLY, *_CACHE_ONLY_IGNORED}
-    return all(
-        any(config.get(key) == one for one in accepted) for key, accepted in _CACHE_ONLY.items()
-    ) and not any(value is not None for key, value in config.items() if key not in known)
+    if any(config.get(key) not in accepted for key, accepted in _CACHE_ONLY.items()):
+        return False
+    return all(value is None for key, value in config.items() if key not in _CACHE_ONLY | _CACHE_ONLY_IGNORED)
 
 
 def check_scheme(config: Mapping[str, Any], fmt: str, name: str) -> None:
-    """Raises Refused unless the scales of the checkpoint `name` with this config.json are for the KV format
-    `fmt`.
-    """
+    """Raises Refused unless the checkpoint's scales, by its config.json, are for the KV format `fmt`."""
     quantization = config.get("quantization_config")
     scheme = quantization.get(SCHEME) if isinstance(quantization, Mapping) else None
-    if scheme is None:
-        found, why = "fp8_e4m3_static", f"its config.json has no {SCHEME}, which means E4M3"
-    else:
+    found, why = "fp8_e4m3_static", f"its config.json has no {SCHEME}, which means E4M3"
+    if scheme is not None:
         _check_known(scheme, name)
         found, why = _OF_TYPE[scheme["type"]], f"the {SCHEME} in its config.json has type {scheme['type']}"
     if found != fmt:
         raise Refused(
             "scale_of_another_format",
-            f"The scales of the checkpoint {name} are for {found} ({why}), and this cell stores {fmt}, "
-            "whose largest code "
-            f"differs; use kv_format: {found}, or run kvbench calibrate {name} OUT.json --format {fmt}.",
+            f"The scales of the checkpoint {name} are for {found} ({why}), and this cell stores {fmt}; use "
+            f"kv_format: {found}, or run kvbench calibrate {name} OUT.json --format {fmt}.",
         )
 
 
 def _check_known(scheme: Any, name: str) -> None:
-    given = scheme if isinstance(scheme, Mapping) else {}
-    wrong = [
-        (key, given.get(key), accepted)
-        for key, accepted in _SCHEME.items()
-        if not any(given.get(key) == one and type(given.get(key)) is type(one) for one in accepted)
-    ]
-    known = {*_SCHEME, *_SCHEME_IGNORED}
-    wrong += [(key, value, (None,)) for key, value in given.items() if key not in known and value is not None]
-    if wrong or not isinstance(scheme, Mapping):
-        key, value, accepted = wrong[0] if isinstance(scheme, Mapping) else (SCHEME, scheme, ("a mapping",))
+    given: Mapping[str, Any] = {SCHEME: scheme}
+    rules: dict[str, tuple[Any, ...]] = {SCHEME: ("a mapping",)}
+    if isinstance(scheme, Mapping):
+        unknown = [key for key in scheme if key not in {*_SCHEME, *_SCHEME_IGNORED}]
+        given, rules = scheme, {**_SCHEME, **dict.fromkeys(unknown, (None,))}
+    for key, accepted in rules.items():
+        value = given.get(key)
+        if any(value == one and type(value) is type(one) for one in accepted):
+            continue
         expected = " or ".join("no value" if one is None else str(one) for one in accepted)
         raise Refused(
             "kv_cache_scheme_unsupported",
             f"The checkpoint {name} has {key}: {value!s:.80} in its {SCHEME}, expected {expected}: a "
-            "symmetric, static 8-bit "
-            "cache with one K and one V scale per layer. Give scales in the matrix, or a file of kvbench "
-            "calibrate.",
+            "symmetric, static 8-bit cache with one K and one V scale per layer. Give scales in the matrix, "
+            "or a file of kvbench calibrate.",
         )

@@ -1,8 +1,7 @@
 """KV and weight formats: frozen descriptors and exact byte formulas. No torch here.
 
-A descriptor is the one place that says what a format stores. The layout of the pages, the evidence, the
-resolver, the kernels, `kvbench formats` and the schema read it. A KV format whose payload is in `PAYLOADS`
-takes one entry in `KV_FORMATS` and one quantizer of the same name (`kvbench_kernels.kv.quantize.quantizer`).
+A descriptor is the one place that says what a format stores. A KV format whose payload is in `PAYLOADS` takes
+one entry in `KV_FORMATS` and one quantizer of the same name (`kvbench_kernels.kv.quantize.quantizer`).
 """
 
 from __future__ import annotations
@@ -43,11 +42,7 @@ PAYLOADS: dict[str, Payload] = {
 
 @dataclass(frozen=True)
 class KnownRow:
-    """A row that was quantized by hand: the evidence holds the reference quantizer to it.
-
-    given: the static scale, None where the format computes its own. scale: the scale that is stored per row,
-    or None.
-    """
+    """A row quantized by hand, for the reference quantizer. given: the static scale; scale: stored."""
 
     values: tuple[float, ...]
     codes: tuple[float, ...]
@@ -59,9 +54,7 @@ class KnownRow:
 class KVFormat(StoredFormat):
     """How one element of K or V is stored. No field has a default: a new format must state each.
 
-    scale_margin: how many times amax / qmax a stored scale per row may be, before it is rounded up to the
-    smallest number of its dtype; None without such scales. known_row: see `KnownRow`. summary: one line for a
-    person.
+    scale_margin: how many times amax / qmax a stored scale per row may be, before it is rounded up.
     """
 
     scale_margin: float | None
@@ -69,26 +62,20 @@ class KVFormat(StoredFormat):
     summary: str
 
     def __post_init__(self) -> None:
-        wrong = [
-            text
-            for text, holds in (
-                ("a payload of PAYLOADS", self.payload_dtype is None or self.payload_dtype in PAYLOADS),
-                ("a scale granularity of SCALE_KINDS", self.scale_granularity in SCALE_KINDS),
-                ("scales exactly where the payload is quantized",
-                 self.quantized == (self.scale_kind != "none")),
-                ("a scale dtype of DTYPE_BYTES where there are scales",
-                 (self.scale_dtype in DTYPE_BYTES) == self.quantized),
-                ("a scale margin where a scale is stored per row",
-                 (self.scale_margin is not None) == self.scale_per_row),
-                ("a known row with one code per value and a scale of its kind",
-                 0 < len(self.known_row.values) == len(self.known_row.codes)
-                 and (self.known_row.given is not None) == (self.scale_kind == "static")
-                 and (self.known_row.scale is not None) == self.scale_per_row),
-                ("backend torch, which can always write it", "torch" in self.backends),
-            )
-            if not holds
-        ]  # fmt: skip
-        if wrong:
+        row, quantized, per_row = self.known_row, self.quantized, self.scale_per_row
+        paired = 0 < len(row.values) == len(row.codes) and (row.scale is not None) == per_row
+        needs = {
+            "a payload of PAYLOADS": self.payload_dtype in (None, *PAYLOADS),
+            "a scale granularity of SCALE_KINDS": self.scale_granularity in SCALE_KINDS,
+            "scales exactly where the payload is quantized": quantized == (self.scale_kind != "none"),
+            "a scale dtype of DTYPE_BYTES where there are scales": (self.scale_dtype in DTYPE_BYTES)
+            == quantized,
+            "a scale margin where a scale is stored per row": (self.scale_margin is not None) == per_row,
+            "a known row with one code per value and a scale of its kind": paired
+            and (row.given is not None) == (self.scale_kind == "static"),
+            "backend torch, which can always write it": "torch" in self.backends,
+        }
+        if wrong := [text for text, holds in needs.items() if not holds]:
             raise ValueError(f"The descriptor of KV format {self.name!r} needs {'; '.join(wrong)}.")
 
     @property
@@ -162,12 +149,8 @@ def error_bound(payload_dtype: str | None) -> str:
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How the weight [N, K] of a linear layer is stored; norms, embeddings and biases keep the engine's
-    dtype.
-
-    payload_dtype: storage dtype name, or None for the engine's own dtype (`native`). scale_dtype: dtype name
-    of the scales that quantizing makes (a checkpoint may store narrower ones), or None. block: rows and
-    columns that share a scale, or None.
+    """How the weight [N, K] of a linear layer is stored. payload_dtype: None for the engine's own dtype;
+    scale_dtype: of the scales that quantizing makes; block: rows and columns that share a scale.
     """
 
     name: str
@@ -206,11 +189,7 @@ class StoredBytes:
 def weight_bytes(
     fmt: WeightFormat, n: int, k: int, native_dtype: str, scale_dtype: str = "float32"
 ) -> StoredBytes:
-    """Exact bytes of a weight [n, k]. A block at the end of a dimension costs a whole scale, however small it
-    is.
-
-    scale_dtype: dtype name of the stored scales; a checkpoint may hold bfloat16 or float16 ones.
-    """
+    """Exact bytes of a weight [n, k]; a block that a dimension cuts costs a whole scale."""
     payload = n * k * DTYPE_BYTES[fmt.payload_dtype or native_dtype]
     if fmt.block is None:
         return StoredBytes(payload, 0)
@@ -228,11 +207,7 @@ class KVShape:
 
 
 def kv_bytes(fmt: KVFormat, shape: KVShape, tokens: int, native_dtype: str) -> StoredBytes:
-    """Exact bytes of `tokens` token slots of one layer (K and V together).
-
-    For one page of 16 tokens, 8 heads of 128: int8_sym 33,280 B against 65,536 B native 16-bit (0.5078125).
-    A per-tensor scale costs two scale elements a layer, however many tokens there are.
-    """
+    """Exact bytes of `tokens` token slots of one layer; a per-tensor scale is two elements a layer."""
     elements = tokens * shape.kv_heads * (shape.head_dim + shape.value_dim)
     scales = 2 * tokens * shape.kv_heads if fmt.scale_per_row else 2
     return StoredBytes(elements * fmt.payload_bytes(native_dtype), scales * fmt.scale_bytes)
@@ -244,9 +219,7 @@ def pages_for(tokens: int, page_size: int) -> int:
 
 
 def page_bytes(fmt: KVFormat, shape: KVShape, page_size: int, native_dtype: str) -> int:
-    """Bytes that belong to one page of one layer: payload, and scales a token; a per-tensor scale is no
-    page's.
-    """
+    """Bytes that belong to one page of one layer: payload, and scales a token (no per-tensor scale)."""
     empty, one = (kv_bytes(fmt, shape, tokens, native_dtype).total for tokens in (0, page_size))
     return one - empty
 
@@ -254,16 +227,13 @@ def page_bytes(fmt: KVFormat, shape: KVShape, page_size: int, native_dtype: str)
 def get_max_kv_blocks(
     budget_bytes: int, fmt: KVFormat, shapes: Sequence[KVShape], page_size: int, native_dtype: str
 ) -> int:
-    """Pages that a budget holds, in all layers and with every scale counted; 0 when not one fits.
-
-    shapes: one a layer. Raises UsageError for a model without layers, a page without tokens or an unknown
-    dtype.
+    """Pages that a budget holds, in all layers and with every scale counted. shapes: one a layer. Raises
+    UsageError for a model without layers, a page without tokens or an unknown dtype.
     """
     if not shapes or page_size < 1:
         raise UsageError(
             f"Pages of {page_size} tokens in {len(shapes)} layers take no bytes, so no budget says how many "
-            "there are; "
-            "both must be at least 1."
+            "there are; both must be at least 1."
         )
     if native_dtype not in DTYPE_BYTES:
         raise UsageError(f"dtype {native_dtype!r} is unknown; choose one of {', '.join(DTYPE_BYTES)}.")

@@ -2,8 +2,8 @@
 
 In a matrix `scale` may name a file that `kvbench calibrate` wrote, or one in the form that engines publish.
 Its content replaces the name in the cell, {"k": [one per layer], "v": [...], "calibrated" or "file": its
-origin}, so that it is part of every key of the cell. The words of `WORDS` stay: the model's digest covers the
-checkpoint's own files."""
+origin}.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 
 from kvbench.errors import Refused, UsageError
 from kvbench.files import content_hash, read_json
-from kvbench.formats.checkpoint_scales import Stored
-from kvbench.formats.kv import KV_FORMATS, LARGEST, SMALLEST, KVFormat
+from kvbench.formats.checkpoint_scales import Stored, StoredScale
+from kvbench.formats.kv import KV_FORMATS, LARGEST, SIDES, SMALLEST, KVFormat
 from kvbench.text import show
 
 VERSION = 1
@@ -56,29 +56,23 @@ FACTS: dict[str, type] = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The value of `scale` that a file holds. Raises UsageError, with the file's name, for a file that is not
-    valid.
-    """
+    """The value of `scale` that a file holds. Raises UsageError, with its name, for an invalid file."""
     if wrong := _path_fault(path):
-        raise UsageError(
-            f"the scale file {path} {wrong}; its path is relative to the matrix file. kvbench calibrate "
-            "writes one."
-        )
-    data = read_json(path, "run kvbench calibrate again", unique=True)
+        how = "its path is relative to the matrix file. kvbench calibrate writes one"
+        raise UsageError(f"the scale file {path} {wrong}; {how}.")
+    data = read_json(path, again := "run kvbench calibrate again", unique=True)
     published = isinstance(data, dict) and "kv_cache" in data
-    wrong = _published_fault(data) if published else _fault(data)
-    if wrong:
-        raise UsageError(
-            f"the scale file {path} {wrong}{'' if published else '; run kvbench calibrate again'}."
-        )
-    if published:
-        facts = {"format": PUBLISHED[data["kv_cache"]["dtype"]], "model_type": data["model_type"]}
-        column = [float(x) for _, x in sorted(_of_rank(data).items())]
-        sides, kind = {"k": column, "v": list(column)}, FILE
-    else:
-        facts = {key: data[key] for key in FACTS}
-        sides, kind = {side: [float(x) for x in data[side]] for side in ("k", "v")}, CALIBRATED
-    return {**sides, kind: {"file": path.name, "sha": content_hash(data), **facts}}
+    if wrong := _published_fault(data) if published else _fault(data):
+        raise UsageError(f"the scale file {path} {wrong}{'' if published else f'; {again}'}.")
+    facts = {"file": path.name, "sha": content_hash(data)}
+    if not published:
+        facts |= {key: data[key] for key in FACTS}
+        return {**{side: [float(x) for x in data[side]] for side in SIDES}, CALIBRATED: facts}
+    cache = data["kv_cache"]
+    layers = next(iter(cache["scaling_factor"].values()))  # all ranks are equal
+    column = [float(layers[key]) for key in sorted(layers, key=int)]
+    facts |= {"format": PUBLISHED[cache["dtype"]], "model_type": data["model_type"]}
+    return {"k": column, "v": list(column), FILE: facts}
 
 
 def _path_fault(path: Path) -> str:
@@ -110,7 +104,7 @@ def _fault(data: Any) -> str:
             return f"has {data[key]!r:.80} for {key}, expected {kind.__name__}"
     if data["format"] not in STATIC:
         return f"has {data['format']!r:.80} for format, expected {' or '.join(STATIC)}"
-    for side in ("k", "v"):
+    for side in SIDES:
         if not isinstance(data[side], list) or not data[side]:
             return f"has no list of scales for {side}, one per layer"
         for layer, x in enumerate(data[side]):
@@ -142,26 +136,17 @@ def _published_fault(data: Mapping[str, Any]) -> str:
         last = min(max(map(int, layers)), MOST_LAYERS)
         if missing := [i for i in range(last) if str(i) not in layers]:
             return f"has no scale for {_layers(missing)} in rank {rank}"
-    first = next(iter(ranks))
+    first, own = next(iter(ranks.items()))
     for rank, layers in ranks.items():
-        if differ := [k for k in {**ranks[first], **layers} if ranks[first].get(k) != layers.get(k)]:
-            return (
-                f"has {layers.get(differ[0])} for layer {differ[0]} of rank {rank} and "
-                f"{ranks[first].get(differ[0])} of "
-                f"rank {first}; expected equal ranks, because a store has one scale per layer for all heads"
-            )
+        if differ := [key for key in {**own, **layers} if own.get(key) != layers.get(key)]:
+            found = f"{layers.get(differ[0])} for layer {differ[0]} of rank {rank}"
+            expected = "expected equal ranks, because a store has one scale per layer for all heads"
+            return f"has {found} and {own.get(differ[0])} of rank {first}; {expected}"
     return ""
 
 
-def _of_rank(data: Mapping[str, Any]) -> dict[int, float]:
-    """Layer -> scale of the first rank; all ranks are equal."""
-    return {int(layer): x for layer, x in next(iter(data["kv_cache"]["scaling_factor"].values())).items()}
-
-
 def _scale_fault(x: Any) -> str:
-    """What is expected in place of a number that is not a scale, or "". x is compared as it is, since no
-    float holds an integer of 400 digits.
-    """
+    """What is expected in place of x, or "". x stays as it is: no float holds an integer of 400 digits."""
     if type(x) not in (int, float) or not 0 < x < math.inf:
         return "a finite number above 0"
     return "" if SMALLEST <= x <= LARGEST else f"a number that float32 holds, {SMALLEST:.3g} to {LARGEST:.3g}"
@@ -176,21 +161,18 @@ def _layers(layers: Sequence[int]) -> str:
 def of_file(scale: Any) -> Mapping[str, Any] | None:
     """The origin of scales that come from a file; None for those of the matrix itself and for a word."""
     given = scale if isinstance(scale, Mapping) else {}
-    found = next((given[key] for key in (CALIBRATED, FILE) if key in given), None)
+    found = given.get(CALIBRATED, given.get(FILE))
     return found if isinstance(found, Mapping) else None
 
 
 def from_checkpoint(scale: Any) -> bool:
     """Whether `scale` names the scales in the checkpoint's files."""
-    """Whether `scale` names the scales in the checkpoint's files."""
-    return scale in (CHECKPOINT, OR_DEFAULT) if isinstance(scale, str) else False
+    return isinstance(scale, str) and scale in (CHECKPOINT, OR_DEFAULT)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The scale of K or V of one layer. source: one of `SOURCES`; tensor: its name in the checkpoint, if it
-    is from one.
-    """
+    """The scale of K or V of one layer. source: one of `SOURCES`; tensor: its name in the checkpoint."""
 
     value: float
     source: str
@@ -201,44 +183,39 @@ Pairs = Sequence[tuple[Scale, Scale]]  # (K, V) per layer
 
 
 def settle(scale: Any, layers: int, stored: Stored) -> list[tuple[Scale, Scale]]:
-    """A cell's `scale` as one (K, V) pair per layer, each with its source. stored: the scales in the
-    checkpoint's files.
-
-    Raises Refused for a list of another length than `layers`, and for layers without a scale.
-    """
+    """One (K, V) pair per layer. Raises Refused for a list of another length, and without a scale."""
     if isinstance(scale, str):
-        _check_missing(scale, layers, stored)
+        if scale == CHECKPOINT:
+            _check_missing(layers, stored)
         held = {} if scale == DEFAULT else stored
-        return [(_of_word(layer, "k", held), _of_word(layer, "v", held)) for layer in range(layers)]
+        return [(_of_word(held.get((i, "k"))), _of_word(held.get((i, "v")))) for i in range(layers)]
     facts = of_file(scale)
     source = GIVEN if facts is None else CALIBRATED if CALIBRATED in scale else FILE
     sides = scale if isinstance(scale, Mapping) else {"k": scale, "v": scale}
     columns = []
-    for side in ("k", "v"):
+    for side in SIDES:
         value = sides[side]
         column = list(value) if isinstance(value, (list, tuple)) else [value] * layers
         if len(column) != layers:
-            raise Refused("scale_count", _wrong_count(side, len(column), layers, source, facts))
+            where = f"scale.{side}" if facts is None else f"The scale file {facts['file']}"
+            raise Refused("scale_count", f"{where} {_wrong_count(source, len(column), layers)}")
         columns.append([Scale(float(x), source) for x in column])
     return list(zip(*columns, strict=True))
 
 
-def _wrong_count(side: str, count: int, layers: int, source: str, facts: Mapping[str, Any] | None) -> str:
-    if facts is None:
-        return f"scale.{side} has {count} values for {layers} layers; give one per layer, or one number."
-    file = f"The scale file {facts['file']}"
+def _wrong_count(source: str, count: int, layers: int) -> str:
+    if source == GIVEN:
+        return f"has {count} values for {layers} layers; give one per layer, or one number."
     if source == CALIBRATED:
-        return f"{file} has scales for {count} of {layers} layers; run kvbench calibrate on this model."
+        return f"has scales for {count} of {layers} layers; run kvbench calibrate on this model."
     if count > layers:
-        return (
-            f"{file} has scales for {count} layers and the model has {layers}; give the file of this model."
-        )
-    return f"{file} has no scale for {_layers(range(count, layers))} of the model's {layers}; add them."
+        return f"has scales for {count} layers and the model has {layers}; give the file of this model."
+    return f"has no scale for {_layers(range(count, layers))} of the model's {layers}; add them."
 
 
-def _check_missing(scale: str, layers: int, stored: Stored) -> None:
-    gaps = {side: [i for i in range(layers) if (i, side) not in stored] for side in ("k", "v")}
-    if scale != CHECKPOINT or not (gaps["k"] or gaps["v"]):
+def _check_missing(layers: int, stored: Stored) -> None:
+    gaps = {side: [i for i in range(layers) if (i, side) not in stored] for side in SIDES}
+    if not (gaps["k"] or gaps["v"]):
         return
     if len(gaps["k"]) == len(gaps["v"]) == layers:
         what = f"has no KV cache scales for any of its {layers} layers"
@@ -250,20 +227,16 @@ def _check_missing(scale: str, layers: int, stored: Stored) -> None:
     raise Refused(
         "checkpoint_has_no_scales",
         f"The checkpoint {what}; write scale: {OR_DEFAULT} to use 1.0 there, as engines do, or give a file "
-        "of "
-        "kvbench calibrate.",
+        "of kvbench calibrate.",
     )
 
 
-def _of_word(layer: int, side: str, stored: Stored) -> Scale:
-    held = stored.get((layer, side))
+def _of_word(held: StoredScale | None) -> Scale:
     return Scale(1.0, DEFAULT) if held is None else Scale(held.value, CHECKPOINT, held.tensors[0])
 
 
 def short(scale: Mapping[str, Any]) -> str:
-    """A short name for scales by side or layer: `k0.05/v0.1`, `layers-1a2b3c`, `calibrated-amax-1a2b3c`,
-    `file-1a2b3c`.
-    """
+    """A short name for scales: `k0.05/v0.1`, `layers-1a2b3c`, `calibrated-amax-1a2b3c`, `file-1a2b3c`."""
     if facts := of_file(scale):
         kind = f"calibrated-{facts['method']}" if CALIBRATED in scale else "file"
         return f"{kind}-{facts['sha'][:6]}"
@@ -273,34 +246,27 @@ def short(scale: Mapping[str, Any]) -> str:
 
 
 def check_model(scale: Any, digests: Collection[str], model_type: str) -> None:
-    """Raises Refused for scales from a file of a model with none of the `digests`, or with another
-    `model_type`.
-    """
+    """Raises Refused for scales from a file of another model, by `digests` or by `model_type`."""
     facts = of_file(scale)
     if facts is None:
         return
-    if FILE in scale and facts["model_type"] != model_type:
-        raise Refused(
-            "scale_of_another_model",
-            f"The scale file {facts['file']} is for models of type {facts['model_type']}, and this cell's "
-            f"model is {model_type}; "
-            "give the file of this model.",
+    of_type = FILE in scale
+    made, own = facts["model_type" if of_type else "model_digest"], [model_type] if of_type else digests
+    if made not in own:
+        found = f"for models of type {made}" if of_type else f"calibrated on {facts['model']} ({made[:23]})"
+        next_step = (
+            "give the file of this model" if of_type else "run kvbench calibrate on the cell's own model"
         )
-    if CALIBRATED in scale and facts["model_digest"] not in digests:
         raise Refused(
             "scale_of_another_model",
-            f"The scale file {facts['file']} was calibrated on {facts['model']} "
-            f"({facts['model_digest'][:23]}), and this cell's "
-            f"model is {' or '.join(digest[:23] for digest in digests)}; run kvbench calibrate on the "
-            "cell's own model.",
+            f"The scale file {facts['file']} is {found}, and this cell's model is "
+            f"{' or '.join(one[:23] for one in own)}; {next_step}.",
         )
 
 
 def origin(fmt: KVFormat, scale: Any, pairs: Pairs = ()) -> tuple[str, str]:
-    """(kind, sentence) of a format's scales.
-
-    kind: "none", "dynamic", "static" (given in the matrix), "calibrated", "file", "checkpoint" or "default".
-    pairs: the result of `settle`, which tells whether a checkpoint has scales.
+    """(kind, sentence) of a format's scales. kind: "none", "dynamic", "static" (given in the matrix),
+    "calibrated", "file", "checkpoint" or "default". pairs: the result of `settle`.
     """
     if fmt.scale_kind == "none":
         return "none", "none: values are stored as they are"
@@ -313,16 +279,14 @@ def origin(fmt: KVFormat, scale: Any, pairs: Pairs = ()) -> tuple[str, str]:
         if CALIBRATED not in scale:
             sides = f"one per layer for K and V, {facts['format']}"
             return FILE, f"{where}: published for {facts['model_type']} models, {sides}"
-        return CALIBRATED, (
-            f"{where}: calibrated, {facts['method']} per {facts['per']} over "
-            f"{facts['tokens']:,} tokens of {facts['data']} (text {facts['text_sha'][:12]}), {facts['dtype']}"
-        )
-    if isinstance(scale, Mapping):
-        k, v = scale["k"], scale["v"]
-        if isinstance(k, list) or isinstance(v, list):
-            return "static", f"given per layer, digest {content_hash(scale)[:12]}"
-        return "static", f"given: {k} for K and {v} for V in every layer"
-    return "static", f"given: {scale} for K and V in every layer"
+        how = f"calibrated, {facts['method']} per {facts['per']}"
+        text = f"{facts['tokens']:,} tokens of {facts['data']} (text {facts['text_sha'][:12]})"
+        return CALIBRATED, f"{where}: {how} over {text}, {facts['dtype']}"
+    if not isinstance(scale, Mapping):
+        return "static", f"given: {scale} for K and V in every layer"
+    if any(isinstance(part, list) for part in scale.values()):
+        return "static", f"given per layer, digest {content_hash(scale)[:12]}"
+    return "static", f"given: {scale['k']} for K and {scale['v']} for V in every layer"
 
 
 def _word_origin(word: str, pairs: Pairs) -> tuple[str, str]:

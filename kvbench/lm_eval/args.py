@@ -1,9 +1,4 @@
-"""A cell from keyword arguments, for callers without a matrix: the same keys, values and refusals.
-
-Not accepted are the keys that the caller's texts determine (batch, context), that concern a baseline
-(native_model), and the modes whose numbers do not come from the stored cache (prefill_reads: fresh) or the
-requested format (fallback).
-"""
+"""A cell from keyword arguments, for callers without a matrix: the same keys, values and refusals."""
 
 from __future__ import annotations
 
@@ -12,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import UsageError
-from kvbench.formats.kv import KV_FORMATS
-from kvbench.formats.scales import of_file, read
+from kvbench.formats.scales import STATIC, of_file, read
 from kvbench.machine.host import Host
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.expand import resolve_auto
@@ -42,12 +36,7 @@ def check_known(given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def cell_of(given: Mapping[str, Any], host: Host) -> dict[str, Any]:
-    """The full spec of the cell that the arguments (keys of `ARGUMENTS`) describe, with this machine's device
-    and dtype.
-
-    Raises UsageError for a value that its key does not accept, and for a scale or path that the format does
-    not accept.
-    """
+    """The full spec of the cell that the arguments (keys of `ARGUMENTS`) describe, on this machine."""
     spec = dict(CELL_KEYS)
     for name, value in given.items():
         spec[ARGUMENTS[name]] = accepted(CELL_OPTIONS[ARGUMENTS[name]], value, name)
@@ -63,10 +52,8 @@ def cell_of(given: Mapping[str, Any], host: Host) -> dict[str, Any]:
 
 
 def dropped(given: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
-    """A sentence on the first argument whose value in the cell differs from the given one, or "".
-
-    Two changes are expected and not compared: auto becomes this machine's value, and a file of scales its
-    scales.
+    """A sentence on the first argument whose value in the cell differs from the given one, or ""; auto and a
+    file of scales become this machine's value and its scales.
     """
     for name, value in given.items():
         key = ARGUMENTS[name]
@@ -74,26 +61,19 @@ def dropped(given: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
         auto = key in ("device", "dtype") and expected == "auto"
         from_file = key == "scale" and isinstance(expected, str) and expected.endswith(".json")
         if not (auto or from_file) and spec[key] != expected:
-            return (
-                f"{name}={expected} was given, but the cell has {key}={spec[key]}: the argument was changed."
-            )
+            return f"{name}={expected} was given, but the cell has {key}={spec[key]}: it was changed."
     return ""
 
 
 def _settle_scale(spec: dict[str, Any]) -> None:
-    """Check that static formats, and no others, have a scale; read a file of scales, which must be for the
-    format.
-    """
+    """Check that static formats, and no others, have a scale, and read a file of scales."""
     name, scale = spec["kv_format"], spec["scale"]
-    static = [fmt.name for fmt in KV_FORMATS.values() if fmt.scale_kind == "static"]
-    if name in static and scale is None:
-        raise UsageError(
-            f"kv_format={name} needs a scale; add one, as in scale=0.05, scale=checkpoint or scale=FILE.json."
-        )
-    if name not in static and scale is not None:
-        raise UsageError(
-            f"A scale is given, but kv_format={name} takes none; the static formats do: {', '.join(static)}."
-        )
+    if name in STATIC and scale is None:
+        how = "add one, as in scale=0.05, scale=checkpoint or scale=FILE.json"
+        raise UsageError(f"kv_format={name} needs a scale; {how}.")
+    if name not in STATIC and scale is not None:
+        takes = f"the static formats do: {', '.join(STATIC)}"
+        raise UsageError(f"A scale is given, but kv_format={name} takes none; {takes}.")
     if isinstance(scale, str) and scale.endswith(".json"):
         spec["scale"] = read(Path(scale))
         if (made_for := (of_file(spec["scale"]) or {}).get("format")) != name:

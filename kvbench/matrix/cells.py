@@ -38,10 +38,9 @@ class Cell:
     """One point of the matrix. `spec` has exactly the keys of CELL_KEYS; `line` is the matrix line it came
     from.
 
-    baseline: the id of the native cell it is compared with, or its own id when it is one.
-    varied: the keys that the matrix varies, in matrix order (they make the cell's short name); of the model,
-    where there are several.
-    """
+    baseline: the id of the native cell it is compared with, or its own id when it is one. varied: the keys
+    that the matrix varies, in matrix order (they make the cell's short name); of the model, where there are
+    several."""
 
     id: str
     name: str
@@ -60,10 +59,9 @@ class Task:
     """One runner on one projected spec. `cells` are the ids of the cells that share it.
 
     variant: what the runner measures when one runner makes several tasks ("wikitext2", "mmlu-5shot"), or "".
-    baseline: key of the same work on the baseline cells, or None when this is the baseline.
-    digests: {"model": ..., "native": ..., "data": [...]}, the contents that went into the key; {} where
-    nobody gave any.
-    """
+    baseline: key of the same work on the baseline cells, or None when this is the baseline. digests:
+    {"model": ..., "native": ..., "data": [...]}, the contents that went into the key; {} where nobody gave
+    any."""
 
     key: str
     runner: str

@@ -14,9 +14,8 @@ Mark = tuple[int, int]  # line, column; both from 1
 
 class Fault(NamedTuple):
     """One mistake; line and column put the mistakes in order (0, 0 for an override of the command line).
-
-    code: why, as a stable word (`unknown_key`, `wrong_type`, `not_accepted`); path: which part of the file.
-    """
+    code: why, as a stable word (`unknown_key`, `wrong_type`, `not_accepted`); path: which part of the
+    file."""
 
     line: int
     column: int
@@ -42,8 +41,7 @@ class Document:
     name: what messages call it, a file's path. sha: sha256 of the bytes, hex. marks, keys: the place of a
     value, and of the key that names it, by path. faults: mistakes that the loader could step over; broken:
     paths whose value it could not read (they hold None). origins: path that an override set -> the text of
-    the override.
-    """
+    the override."""
 
     name: str
     data: Any
@@ -55,10 +53,8 @@ class Document:
     origins: Mapping[DataPath, str] = field(default_factory=dict)
 
     def mark(self, path: DataPath, key: bool = False) -> Mark:
-        """Line and column of the value at `path` (of its key with `key`), or of its nearest known parent.
-
-        (0, 0) for what an override set.
-        """
+        """Line and column of the value at `path` (of its key with `key`), or of its nearest known parent. (0,
+        0) for what an override set."""
         if key and path in self.keys and path not in self.origins:
             return self.keys[path]
         for end in range(len(path), -1, -1):

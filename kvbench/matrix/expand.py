@@ -153,8 +153,7 @@ def _settle_scale(
     elif spec["scale"] is not None and "scale" not in combination.axis:
         sentence = (
             f"scale is fixed for every cell, but {name} takes no scale; move it to axes, where it applies "
-            f"only to the "
-            f"static formats ({static})."
+            f"only to the static formats ({static})."
         )
         problems.add(("engine", "scale"), sentence, "unused")
     spec["scale"] = None
@@ -190,8 +189,7 @@ def _settle_gemm(spec: dict[str, Any], combination: _Combination, problems: Prob
     if "gemm" not in combination.axis:
         sentence = (
             f"gemm: {spec['gemm']} does not apply to native weights, which have no FP8 product; move it to "
-            f"axes, where it "
-            "applies only to FP8 weights, or set weights: fp8_block128."
+            "axes, where it applies only to FP8 weights, or set weights: fp8_block128."
         )
         problems.add(combination.added_at.get("gemm", ("engine", "gemm")), sentence, "unused")
     spec["gemm"] = "auto"

@@ -78,9 +78,8 @@ CELL_OPTIONS: dict[str, Option | Either] = {
     ),
     "gemm": _choice(
         "auto",
-        "path of the products of FP8 weights; auto: the fastest measured for (M, N, K), reference on "
-        "backend torch; "
-        "what a path cannot compute runs as reference, and the record shows it",
+        "path of the products of FP8 weights; auto: the fastest measured for (M, N, K), reference on backend "
+        "torch; what a path cannot compute runs as reference, and the record shows it",
         GEMMS,
     ),
     "kv_format": _choice(

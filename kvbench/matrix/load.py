@@ -69,8 +69,7 @@ def load(
     file's own.
 
     Raises ConfigError with every mistake of the file, and UsageError for an expression or a name that is
-    unknown.
-    """
+    unknown."""
     path = Path(path)
     document = overriding.apply(yamlstrict.read(path), overrides)
     problems = Problems(document)

@@ -21,10 +21,7 @@ from kvbench.text import suggestion
 
 def apply(document: Document, overrides: Sequence[str]) -> Document:
     """The document with every `a.b=value` applied; one that cannot be applied becomes a fault of the
-    document.
-
-    A cell key set under `axes` replaces one fixed under `engine` (or `model`), and vice versa.
-    """
+    document. A cell key set under `axes` replaces one fixed under `engine` (or `model`), and vice versa."""
     for words in overrides if isinstance(document.data, dict) else ():
         try:
             document = _apply(document, words)

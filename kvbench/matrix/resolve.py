@@ -1,10 +1,8 @@
 """The resolver: what was asked for, what will run, and why. Pure: no torch, no files, no globals.
 
-`resolve(request, facts)` never drops anything in silence. Each aspect (kv_format, weights, gemm, backend,
-decode, compile) becomes a `Choice` with the requested and the resolved value, a reason, and the options that
-were rejected with theirs. Requested != resolved is a declared fallback (allowed only with `fallback: allow`);
-resolved != effective, found later from evidence, is a fault. `auto` asks for the best that can run: what it
-becomes is no fallback, and has a reason.
+Each aspect (kv_format, weights, gemm, backend, decode, compile) becomes a `Choice`: the requested and the
+resolved value, a reason, and the rejected options with theirs. Requested != resolved is a declared fallback,
+allowed only with `fallback: allow`. `auto` asks for the best that can run; its result is no fallback.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kvbench.errors import Refused, UsageError
-from kvbench.formats.kv import KV_FORMATS
+from kvbench.formats.kv import KV_FORMATS, WEIGHT_FORMATS
 from kvbench.models.attention_facts import ModelFacts
 from kvbench_kernels.support import GEMMS, NO_GPU, Accepted, Rejected, interpreting, supports
 
@@ -48,12 +46,9 @@ def request_of(spec: Mapping[str, Any]) -> Request:
 
 @dataclass(frozen=True)
 class Choice:
-    """One aspect of a decision. `rejected` holds (option, reason) pairs, in the order in which they were
-    tried.
-
-    reason: a stable word: "requested", "decided_at_load", or the word of the rejection that led to the
-    fallback. sentence: the same for a person.
-    """
+    """One aspect of a decision. rejected: (option, reason) pairs in the order in which they were tried.
+    reason: a stable word: "requested", "decided_at_load", "best_available", or the reason of the rejection
+    that led to the fallback. sentence: the same in words."""
 
     requested: str
     resolved: str
@@ -68,10 +63,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Decision:
-    """gemm: "native" (weights are), "by_shape" (each product of FP8 weights by the path that its shape has),
-    or the one path of all; decode: "graph" (a step is one CUDA graph) or "eager"; compile: "layer" (decoder
-    layers compiled) or "off".
-    """
+    """gemm: "native" (native weights), "by_shape" (each FP8 product takes the path for its shape), or one
+    path for all. decode: "graph" (a step is one CUDA graph) or "eager". compile: "layer" or "off"."""
 
     kv_format: Choice
     weights: Choice
@@ -85,36 +78,22 @@ class Decision:
         return any(getattr(self, aspect).fell_back for aspect in ASPECTS)
 
 
-# What a decision decides, by the name of the cell key that asks for it.
-ASPECTS = tuple(f.name for f in fields(Decision))
-
-
-# A question put to a backend or a weight format. Each answers from the facts alone.
-Support = Callable[[Request, ModelFacts], "Accepted | Rejected"]
+ASPECTS = tuple(f.name for f in fields(Decision))  # also the cell keys that ask for them
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend as the resolver sees it; `kvbench.engines.reference.backends` has its code, under the same
-    name.
-
-    supports: whether it can run a request on a model.
-
-    triton: its kernels are written in Triton, which must be installed. splits: `kv_splits` can divide a
-    decode. fused_gemm: it has fused products of FP8 weights. graphs: on a GPU, steps can be CUDA graphs and
-    decoder layers compiled.
-    """
+    """A backend as the resolver sees it; `kvbench.engines.reference.backends` has its code. supports: whether
+    it can run a request on a model. triton: its kernels are written in Triton. These kernels include the
+    fused FP8 products and split decodes, and on a GPU they allow CUDA graphs and compiled layers."""
 
     name: str
-    supports: Support
+    supports: Callable[[Request, ModelFacts], Accepted | Rejected]
     triton: bool
-    splits: bool
-    fused_gemm: bool
-    graphs: bool
 
 
 def _torch_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
-    """Full and sliding attention, soft-cap and sinks, in every KV format; MLA natively."""
+    """Full and sliding attention, soft-cap and sinks in every KV format; MLA in native only."""
     for attribute, sentence in facts.unsupported:
         return Rejected("attention_unsupported", f"{sentence} (config attribute {attribute})")
     strange = sorted({layer.kind for layer in facts.layers} - {"full", "sliding", "mla"})
@@ -123,25 +102,23 @@ def _torch_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
         return Rejected(
             "layer_kind_unsupported",
             f"Layer {where[0]} (and {len(where) - 1} more) is of kind {strange[0]!r}; the engine has full, "
-            f"sliding "
-            "and MLA attention.",
+            "sliding and MLA attention.",
         )
     if KV_FORMATS[request.kv_format].quantized and any(layer.kind == "mla" for layer in facts.layers):
         return Rejected(
             "mla_not_validated",
-            f"The model caches a latent (MLA); {request.kv_format} has not been validated on it, only "
-            f"native has.",
+            f"The model caches a latent (MLA); {request.kv_format} has not been validated on it, only native "
+            "has.",
         )
     return Accepted()
 
 
 def _triton_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected:
-    """What the kernels declare, in every layer, and what the torch backend takes too."""
+    """What the kernels support in every layer, and what the torch backend supports."""
     for layer in facts.layers:
         fmt = KV_FORMATS[request.kv_format]
         needs = layer.needs(fmt, request.page_size, request.dtype, request.device, request.interpreter)
-        answer = supports(needs)
-        if isinstance(answer, Rejected):
+        if isinstance(answer := supports(needs), Rejected):
             return answer
     if request.prefill_reads != "stored":
         return Rejected(
@@ -151,77 +128,24 @@ def _triton_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected
     return _torch_supports(request, facts)
 
 
-# The reference: it runs whatever the engine runs, so a request falls back to it.
-TORCH = Backend("torch", _torch_supports, triton=False, splits=False, fused_gemm=False, graphs=False)
-TRITON = Backend("triton", _triton_supports, triton=True, splits=True, fused_gemm=True, graphs=True)
+TORCH = Backend("torch", _torch_supports, triton=False)  # the reference, to which a request falls back
+TRITON = Backend("triton", _triton_supports, triton=True)
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (TORCH, TRITON)}
 
 
-def best_backend(device: str) -> Backend:
-    """What `backend: auto` tries first. Triton's interpreter is for tests, so a CPU gets torch."""
-    return TRITON if device == "cuda" else TORCH
-
-
-def _native_weights(request: Request, facts: ModelFacts) -> Accepted | Rejected:
-    return Accepted()
-
-
-def _fp8_weights(request: Request, facts: ModelFacts) -> Accepted | Rejected:
-    """Every linear layer has at least the reference product; the loader refuses by name what is no linear
-    layer."""
-    return Accepted()
-
-
-WEIGHTS: dict[str, Support] = {"native": _native_weights, "fp8_block128": _fp8_weights}
-
-_REQUESTED = "requested"
-_AT_LOAD = "decided_at_load"
-
-
 def resolve(
-    request: Request,
-    facts: ModelFacts | None,
-    backends: Mapping[str, Backend] = BACKENDS,
-    weights: Mapping[str, Support] = WEIGHTS,
+    request: Request, facts: ModelFacts | None, backends: Mapping[str, Backend] = BACKENDS
 ) -> Decision:
-    """What will run for `request` on a model with `facts`; nothing is dropped without a word.
+    """What will run for `request` on a model with `facts`.
 
-    facts None: the model has not been seen yet; each choice is the request, with the reason
-    `decided_at_load`. Fallbacks are tried in this order: the same format on the torch backend, then native on
-    the requested backend, then native on torch. Raises UsageError for an unknown name; Refused when
-    `fallback` is "refuse" and the request cannot run as asked, and always when not even native on torch can,
-    or `kv_splits` is given where nothing splits.
-    """
-    _check_names(request, backends, weights)
-    if facts is None:
-        sentence = "The model's config is not here yet; this is decided when it is loaded."
-        return Decision(
-            *(Choice(v, v, _AT_LOAD, (), sentence) for v in map(request.__getattribute__, ASPECTS))
-        )
-    kv_format, backend = _resolve_attention(request, facts, backends)
-    chosen = backends[backend.resolved]
-    if request.kv_splits is not None and not chosen.splits:
-        raise Refused(
-            "splits_need_triton",
-            f"kv_splits: {request.kv_splits} was asked for, and the cell runs on backend {chosen.name}, "
-            f"which has no splits; remove it, "
-            "or ask for backend triton where its kernels run.",
-        )
-    stored = _resolve_weights(request, facts, weights)
-    return Decision(
-        kv_format,
-        stored,
-        backend,
-        _resolve_gemm(request, stored.resolved, chosen),
-        _resolve_speed(request, "decode", "graph", "eager", chosen),
-        _resolve_speed(request, "compile", "layer", "off", chosen),
-    )
-
-
-def _check_names(request: Request, backends: Mapping[str, Backend], weights: Mapping[str, Support]) -> None:
+    facts None: the model is not loaded yet, so each choice is the request, with the reason `decided_at_load`.
+    Fallbacks are tried in this order: the same format on the torch backend, native on the requested backend,
+    native on torch. Raises UsageError for an unknown name; Refused when `fallback` is "refuse" and the
+    request cannot run as asked, when not even native on torch can run, and for `kv_splits` where nothing
+    splits."""
     accepted: dict[str, Iterable[str]] = {
         "kv_format": KV_FORMATS,
-        "weights": weights,
+        "weights": WEIGHT_FORMATS,
         "backend": (*backends, AUTO),
         "fallback": ("allow", "refuse"),
         "gemm": GEMMS,
@@ -229,15 +153,36 @@ def _check_names(request: Request, backends: Mapping[str, Backend], weights: Map
         "compile": (AUTO, "layer", "off"),
     }
     for key, names in accepted.items():
-        value = getattr(request, key)
-        if value not in names:
+        if (value := getattr(request, key)) not in names:
             raise UsageError(f"{key} {value!r} is unknown; choose one of {', '.join(names)}.")
+    if facts is None:
+        sentence = "The model's config is not here yet; this is decided when it is loaded."
+        asked = [getattr(request, aspect) for aspect in ASPECTS]
+        return Decision(*(Choice(value, value, "decided_at_load", (), sentence) for value in asked))
+    kv_format, backend = _resolve_attention(request, facts, backends)
+    chosen = backends[backend.resolved]
+    if request.kv_splits is not None and not chosen.triton:
+        raise Refused(
+            "splits_need_triton",
+            f"kv_splits: {request.kv_splits} was asked for, and the cell runs on backend {chosen.name}, "
+            "which has no splits; remove it, or ask for backend triton where its kernels run.",
+        )
+    return Decision(
+        kv_format,
+        _choice(request.weights, request.weights, []),  # each format has at least the reference product
+        backend,
+        _resolve_gemm(request, chosen),
+        _resolve_speed(request, "decode", "graph", "eager", chosen),
+        _resolve_speed(request, "compile", "layer", "off", chosen),
+    )
 
 
 def _resolve_attention(
     request: Request, facts: ModelFacts, backends: Mapping[str, Backend]
 ) -> tuple[Choice, Choice]:
-    first = best_backend(request.device).name if request.backend == AUTO else request.backend
+    """(kv_format, backend). `auto` tries Triton first on a GPU only: its interpreter is for tests."""
+    best = TRITON.name if request.device == "cuda" else TORCH.name
+    first = best if request.backend == AUTO else request.backend
     options = dict.fromkeys((b, fmt) for fmt in (request.kv_format, "native") for b in (first, TORCH.name))
     rejections: list[tuple[str, str, Rejected]] = []
     for backend, kv_format in options:
@@ -246,57 +191,40 @@ def _resolve_attention(
             break
         rejections.append((backend, kv_format, answer))
     else:
-        reason, sentence = rejections[-1][2].reason, rejections[-1][2].sentence
-        raise Refused(reason, f"{sentence} Not even kv_format native can run on this model.")
-    if (
-        request.fallback == "refuse"
-        and rejections
-        and not (request.backend == AUTO and kv_format == request.kv_format)
-    ):
+        last = rejections[-1][2]
+        raise Refused(last.reason, f"{last.sentence} Not even kv_format native can run on this model.")
+    as_asked = not rejections or (request.backend == AUTO and kv_format == request.kv_format)
+    if request.fallback == "refuse" and not as_asked:
         raise _refused(rejections[0][2], f"kv_format {request.kv_format} on backend {request.backend}")
     if request.backend == AUTO and first == TORCH.name:
         rejections.insert(0, (TRITON.name, kv_format, Rejected("no_gpu", NO_GPU.format(request.device))))
+    formats = [(f, no) for b, f, no in rejections if b == backend and f != kv_format]
     return (
-        _choice(
-            request.kv_format,
-            kv_format,
-            [(f, no) for b, f, no in rejections if b == backend and f != kv_format],
-        ),
+        _choice(request.kv_format, kv_format, formats),
         _choice(request.backend, backend, [(b, no) for b, _, no in rejections if b != backend]),
     )
 
 
-def _resolve_weights(request: Request, facts: ModelFacts, weights: Mapping[str, Support]) -> Choice:
-    answer = weights[request.weights](request, facts)
-    if isinstance(answer, Accepted):
-        return _choice(request.weights, request.weights, [])
-    if request.fallback == "refuse":
-        raise _refused(answer, f"weights {request.weights}")
-    return _choice(request.weights, "native", [(request.weights, answer)])
-
-
-def _resolve_gemm(request: Request, weights: str, backend: Backend) -> Choice:
+def _resolve_gemm(request: Request, backend: Backend) -> Choice:
     """The path of FP8 products: the fused ones are Triton kernels."""
     asked = request.gemm
-    if weights == "native":
-        no = Rejected("native_weights", "Native weights have no FP8 product.")
-        return Choice(asked, "native", no.reason, (), no.sentence)
-    if backend.fused_gemm and not (asked == "w8a8" and request.dtype == "float32"):
+    if request.weights == "native":
+        return Choice(asked, "native", "native_weights", (), "Native weights have no FP8 product.")
+    if backend.triton and not (asked == "w8a8" and request.dtype == "float32"):
         return _choice(asked, "by_shape" if asked == AUTO else asked, [])
     if asked in (AUTO, "reference"):
         return _choice(asked, "reference", [])
-    if backend.fused_gemm:
+    if backend.triton:
         no = Rejected(
             "gemm_needs_16_bits",
-            "gemm: w8a8 gives 16-bit results, and this cell's dtype is float32; ask for bfloat16 or "
-            "float16, or gemm: reference.",
+            "gemm: w8a8 gives 16-bit results, and this cell's dtype is float32; ask for bfloat16 or float16, "
+            "or gemm: reference.",
         )
     else:
         no = Rejected(
             "gemm_needs_triton",
             f"gemm: {asked} is a Triton kernel, and this cell runs on backend {backend.name}; ask for "
-            f"backend triton where its "
-            "kernels run, or gemm: reference.",
+            "backend triton where its kernels run, or gemm: reference.",
         )
     if request.fallback == "refuse":
         raise _refused(no, f"gemm {asked}")
@@ -304,11 +232,11 @@ def _resolve_gemm(request: Request, weights: str, backend: Backend) -> Choice:
 
 
 def _resolve_speed(request: Request, aspect: str, fast: str, plain: str, backend: Backend) -> Choice:
-    """CUDA graphs and compiled layers: both need the Triton backend on a GPU."""
+    """CUDA graphs or compiled layers: both need the Triton backend on a GPU."""
     asked: str = getattr(request, aspect)
     if asked == plain:
         return _choice(asked, plain, [])
-    if backend.graphs and request.device == "cuda":
+    if backend.triton and request.device == "cuda":
         return _choice(asked, fast, [])
     no = Rejected(
         f"{fast}_needs_triton_on_gpu",
@@ -321,11 +249,8 @@ def _resolve_speed(request: Request, aspect: str, fast: str, plain: str, backend
 
 
 def _refused(answer: Rejected, what: str) -> Refused:
-    return Refused(
-        answer.reason,
-        f"{what} was asked for and cannot run: {answer.sentence} Set engine: {{fallback: allow}} to run "
-        f"what can.",
-    )
+    advice = "Set engine: {fallback: allow} to run what can."
+    return Refused(answer.reason, f"{what} was asked for and cannot run: {answer.sentence} {advice}")
 
 
 def _choice(requested: str, resolved: str, rejections: Sequence[tuple[str, Rejected]]) -> Choice:
@@ -334,7 +259,7 @@ def _choice(requested: str, resolved: str, rejections: Sequence[tuple[str, Rejec
         rejected.setdefault(option, no)
     words = tuple((option, no.reason) for option, no in rejected.items())
     if requested == resolved:
-        return Choice(requested, resolved, _REQUESTED, words, "It runs as asked.")
+        return Choice(requested, resolved, "requested", words, "It runs as asked.")
     if requested == AUTO and not rejected:
         return Choice(requested, resolved, "best_available", words, "Nothing stands against it.")
     no = next(iter(rejected.values())) if requested == AUTO else rejected[requested]
@@ -343,17 +268,14 @@ def _choice(requested: str, resolved: str, rejections: Sequence[tuple[str, Rejec
 
 def context_fault(facts: ModelFacts, context: int, new_tokens: int) -> Rejected | None:
     """Why `context` prompt tokens and `new_tokens` generated ones do not fit the model's positions, or None.
-
-    The last generated token is never fed back and needs no position.
-    """
+    The last generated token is never fed back and needs no position."""
     after = max(new_tokens - 1, 0)
     if facts.max_context is None or context + after <= facts.max_context:
         return None
     return Rejected(
         "invalid_context",
         f"A context of {context} tokens with {new_tokens} new ones needs {context + after} positions, and "
-        f"the model "
-        f"({facts.model_type}) has {facts.max_context}. Use a context of at most "
+        f"the model ({facts.model_type}) has {facts.max_context}. Use a context of at most "
         f"{max(facts.max_context - after, 0)}; nothing is clipped.",
     )
 

@@ -27,15 +27,13 @@ class Option:
     """One value. kind: a key of `KINDS`. choices: the accepted values, () for any. optional: null is
     accepted.
 
-    many: a list of such values; a single value stands for a list of one.
-    fans_out: each value of the list becomes a task of its own, whose options hold that one value in the
-    list's place. names_data: the value names evaluation data, whose digest is part of the task's key.
-    looks: sample sizes that `--until-decided` judges first, in this order; the value of the matrix comes
-    last. Where null is accepted it means the whole set, and every other value makes the result partial.
-    pattern: a regular expression that a text without choices must contain. expects: what is accepted, in
-    words, where the words made from the other fields do not do. meanings: choice -> what it means, for the
-    schema. hints: wrong value -> what to do instead.
-    """
+    many: a list of such values; a single value stands for a list of one. fans_out: each value of the list
+    becomes a task of its own, whose options hold that one value in the list's place. names_data: the value
+    names evaluation data, whose digest is part of the task's key. looks: sample sizes that `--until-decided`
+    judges first, in this order; the value of the matrix comes last. Where null is accepted it means the whole
+    set, and every other value makes the result partial. pattern: a regular expression that a text without
+    choices must contain. expects: what is accepted, in words, where the words made from the other fields do
+    not do. meanings: choice -> what it means, for the schema. hints: wrong value -> what to do instead."""
 
     kind: str
     default: Any
@@ -60,9 +58,8 @@ class Keys:
     exactly one.
 
     hints: key that belongs elsewhere -> what to do with it. list_hint: what to do where a list was given for
-    one value. ordered: the result has the order of the declaration, not that of the file.
-    also: a rule that no schema expresses: what is wrong with a mapping whose parts are accepted, or "".
-    """
+    one value. ordered: the result has the order of the declaration, not that of the file. also: a rule that
+    no schema expresses: what is wrong with a mapping whose parts are accepted, or ""."""
 
     name: str
     keys: Mapping[str, Rule]
@@ -112,8 +109,7 @@ def check(rule: Rule, value: Any, problems: Problems, path: DataPath = (), list_
 
     Every mistake goes to `problems`, with a code. Nothing is cast: `"8"` is no number, `8` no text, and a NaN
     or an infinity is never accepted. Numbers of float options become floats; a single value of a list becomes
-    a list.
-    """
+    a list."""
     if value is None and rule.optional:
         return None
     match rule:

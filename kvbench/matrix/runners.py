@@ -26,8 +26,7 @@ class RunnerDecl:
     result does not depend on. quality: refused on random weights. reads: its number comes from attention over
     the pages, so a run that read none is a fault. beside: a native engine runs next to the measured one.
     timed: it measures times, so nothing else may run on its device. variant: what distinguishes the runner's
-    tasks in rows and gates, a template over its options; "" where there is only one task.
-    """
+    tasks in rows and gates, a template over its options; "" where there is only one task."""
 
     name: str
     protocol: int

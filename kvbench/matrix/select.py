@@ -20,10 +20,8 @@ Predicate = Callable[[Cell], bool]
 
 
 def select(cells: Sequence[Cell], expression: str) -> tuple[Cell, ...]:
-    """The cells for which the expression holds, and their baselines, in their order.
-
-    Raises UsageError for an expression that cannot be read, and for one that selects no cell.
-    """
+    """The cells for which the expression holds, and their baselines, in their order. Raises UsageError for an
+    expression that cannot be read, and for one that selects no cell."""
     holds = _Parser(expression).whole()
     chosen = [cell for cell in cells if holds(cell)]
     if not chosen:
@@ -96,8 +94,7 @@ class _Parser:
     def unreadable(self, why: str) -> UsageError:
         return UsageError(
             f"-k {self.expression!r} cannot be read: {why} Write key=value words and parts of cell names, "
-            f"joined by "
-            "and, or, not and parentheses."
+            "joined by and, or, not and parentheses."
         )
 
 

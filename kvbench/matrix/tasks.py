@@ -30,8 +30,7 @@ def tasks_of(
 
     `cells` holds every cell's baseline. fingerprint_model(spec) and fingerprint_data(name, split) return
     digests; where one raises NotAvailable, its absence is hashed instead, so the task runs again once the
-    data or model is there.
-    """
+    data or model is there."""
     model_digest, data_digest = remembered(fingerprint_model, fingerprint_data)
     by_id = {cell.id: cell for cell in cells}
 

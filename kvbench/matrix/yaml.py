@@ -52,9 +52,7 @@ def load(path: Path | str) -> Document:
 
 def read(path: Path | str) -> Document:
     """The document, with the mistakes that could be stepped over in `faults`, to be reported with others.
-
-    Raises UsageError when there is no such file, when it is not UTF-8, empty, or not YAML.
-    """
+    Raises UsageError when there is no such file, when it is not UTF-8, empty, or not YAML."""
     path = Path(path)
     try:
         raw = path.read_bytes()

@@ -1,9 +1,8 @@
 """Free-running greedy decoding: the cell generates its own text, one token a forward, and the record keeps
 the tokens.
 
-Agreement reads the baseline's text; here every token depends on what the cell stored before, so that errors
-may build up. The prompts are heads of documents, spread over a corpus and decoded in one batch. An
-end-of-text token does not stop the decoding: the record has its position, and later tokens are not counted.
+Every token depends on what the cell stored before, so that errors may build up. An end-of-text token does not
+stop the decoding: the record has its position, and later tokens are not counted.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from kvbench.errors import UsageError
 from kvbench.files import content_hash
 from kvbench.matrix.resolve import check_context
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.text.encode import end_ids, heads
+from kvbench.runners.text.encode import check_chat, end_ids, heads
 
 
 def run(ctx: Context) -> Measurement:
@@ -23,9 +22,7 @@ def run(ctx: Context) -> Measurement:
     check_context(ctx.model.facts, length, steps)
     engine = ctx.engine(sequences=len(asked), tokens=length + steps)
     seqs = [engine.add() for _ in asked]
-    texts: list[list[int]] = []
-    for seq, prompt in zip(seqs, asked, strict=True):
-        texts.append([int(engine.prefill(seq, prompt)[-1].argmax())])
+    texts = [[int(engine.prefill(seq, ids)[-1].argmax())] for seq, ids in zip(seqs, asked, strict=True)]
     for done in range(1, steps):
         best = engine.greedy_step(seqs, [text[-1] for text in texts])
         for text, token in zip(texts, best, strict=True):
@@ -34,31 +31,19 @@ def run(ctx: Context) -> Measurement:
     ends = end_ids(ctx.model.tokenizer, getattr(ctx.model.model, "config", None))
     eos = [next((i for i, token in enumerate(text) if token in ends), None) for text in texts]
     samples = {"tokens": texts, "eos": eos, "text": [ctx.model.tokenizer.decode(text) for text in texts]}
-    facts = {
-        "mode": f"greedy, free-running, {len(asked)} prompts side by side, one token a forward",
-        "prompts": len(asked),
-        "prompt_tokens": [len(prompt) for prompt in asked],
-        "chat_template": ctx.options["chat_template"],
-        "new_tokens": steps,
-        "prompt_sha": content_hash(asked),
-        "eos_tokens": ends,
-        "ignore_eos": True,
-    }
+    mode = f"greedy, free-running, {len(asked)} prompts side by side, one token a forward"
+    facts = {"mode": mode, "new_tokens": steps, "eos_tokens": ends, "ignore_eos": True}
+    facts |= {"prompts": len(asked), "prompt_tokens": [len(ids) for ids in asked]}
+    facts |= {"prompt_sha": content_hash(asked), "chat_template": ctx.options["chat_template"]}
     return Measurement(samples, facts)
 
 
 def prompts(ctx: Context) -> list[list[int]]:
-    """The heads of `prompts` documents, evenly over the corpus, at most `prompt_tokens` tokens each, in the
-    chat template if `chat_template` is set.
-
-    Raises UsageError for too few documents, an empty document, and a tokenizer without a template.
-    """
+    """The heads of `prompts` documents, evenly over the corpus, at most `prompt_tokens` tokens each."""
     name, n, most, chat = (ctx.options[key] for key in ("data", "prompts", "prompt_tokens", "chat_template"))
     text, tokenizer = corpus(name, ctx.data_dir), ctx.model.tokenizer
-    if chat and not getattr(tokenizer, "chat_template", None):
-        raise UsageError(
-            "chat_template: true, but the model's tokenizer has no chat template; set it to false."
-        )
+    if chat:
+        check_chat(tokenizer)
     found = []
     for i, head in heads(text, n, most):
         ids: list[int] = tokenizer(head, add_special_tokens=not chat)["input_ids"][:most]

@@ -1,20 +1,19 @@
-"""Attention of one forward over the paged store, by backend: store the new K/V of a layer, then attend to the
-pages.
+"""Attention of one forward over the paged store: store the new K/V of a layer, then attend to the pages.
 
-A `Chunk` says which sequences bring how many new tokens. Each backend makes of it what its kernels take, once
-a forward, and then serves every layer through
+Each backend makes of a `Chunk` what its kernels take, once a forward, and then serves every layer through
 
-    attend(layer, q [N, Hq, D], k [N, H, D], v [N, H, Dv], scaling, window, softcap, sinks) -> [N, Hq, Dv]
+    attend(layer, q [N, Hq, D], k [N, H, D], v [N, H, Dv], scaling, mask) -> [N, Hq, Dv]
 
-where N counts the new tokens of all sequences in packed order, and any strides will do.
+where N counts the new tokens of all sequences in packed order. Any strides will do.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +31,14 @@ if TYPE_CHECKING:
     from kvbench.engines.reference.kv.store import PagedKVStore
 
 
+class Mask(NamedTuple):
+    """How a layer's attention differs from full softmax attention."""
+
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Chunk:
     """seqs: in packed order; starts: tokens that each holds before; counts: new tokens of each."""
@@ -46,37 +53,19 @@ class Chunk:
 
 
 class Attention(Protocol):
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor: ...
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, mask: Mask) -> Tensor: ...
 
 
 class TorchAttention:
-    """The reference: pages are gathered and dequantized, then attended to by torch.
-
-    fresh: a prompt's own chunk is taken as it was computed (`prefill_reads: fresh`); only earlier tokens come
-    from the
-    pages. That is a labelled mode: the default reads every token back as stored.
-    """
+    """The reference: gathers and dequantizes the pages, then attends in torch. fresh (`prefill_reads:
+    fresh`): a prompt's own chunk is taken as computed, and only earlier tokens come from the pages."""
 
     def __init__(self, store: PagedKVStore, chunk: Chunk, *, splits: int | None, fresh: bool = False) -> None:
         self.store, self.fresh = store, fresh
         self.slots = chunk_slots(store, chunk)
         self.groups = _groups(store, chunk)
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, mask: Mask) -> Tensor:
         self.store.write(layer, self.slots, k, v)
         tokens, heads = q.shape[:2]
         out: Tensor | None = None
@@ -86,7 +75,7 @@ class TorchAttention:
             mine = mine.reshape(rows, group.new, heads, -1).transpose(1, 2)
             past_k, past_v = self._read(layer, group, k, v)
             past = group.length - group.new
-            result = paged_attention_torch(mine, past_k, past_v, scaling, past, window, softcap, sinks)
+            result = paged_attention_torch(mine, past_k, past_v, scaling, past, *mask)
             launched("paged_attention_torch")
             flat = result.transpose(1, 2).reshape(rows * group.new, heads, -1)
             if group.tokens is None:
@@ -113,15 +102,13 @@ class TorchAttention:
 
 @dataclass(frozen=True)
 class TritonAttention:
-    """Kernels over the pages: quantize and scatter in one launch, then decode, or prefill.
+    """Kernels over the pages: one launch quantizes and scatters, then decode or prefill attends.
 
-    slots [N] int64, -1 for a row that is not there; pages [B, P] and lengths [B] int32, new tokens included
-    (0: a row that is not there); query_starts [B + 1] int32; new: the largest count; longest, mean: of the
-    lengths; past: tokens that every sequence held before, where all bring the same count to the same number,
-    else None.
-    splits: programs along a sequence in a decode, None to choose from the shape. workspaces: where a CUDA
-    graph keeps the kernels' memory, None to share it with all other forwards.
-    """
+    slots [N] int64, -1 for an absent row; pages [B, P] and lengths [B] int32, new tokens included (0: an
+    absent row); query_starts [B + 1] int32; new: the largest count; longest, mean: of the lengths; past:
+    tokens that every sequence held before where all counts and starts are equal, else None. splits: programs
+    along a sequence in a decode, None to choose from the shape. workspaces: where a CUDA graph keeps the
+    kernels' memory, None to share it with all other forwards."""
 
     store: PagedKVStore
     slots: Tensor
@@ -148,35 +135,29 @@ class TritonAttention:
             store.tables(chunk.seqs).to(torch.int32),
             torch.tensor(lengths, dtype=torch.int32, device=device),
             starts.to(device),
-            max(chunk.counts),
-            max(lengths),
-            sum(lengths) // len(lengths),
-            chunk.starts[0] if len(set(zip(chunk.starts, chunk.counts, strict=True))) == 1 else None,
-            splits,
+            new=max(chunk.counts),
+            longest=max(lengths),
+            mean=sum(lengths) // len(lengths),
+            past=chunk.starts[0] if len(set(zip(chunk.starts, chunk.counts, strict=True))) == 1 else None,
+            splits=splits,
         )
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, mask: Mask) -> Tensor:
         store = self.store
         store.write(layer, self.slots, k, v)
-        plain = window is None and softcap is None and sinks is None
-        if self.new > 1 and plain and self.past is not None:
+        if self.new > 1 and mask == Mask() and self.past is not None:
             return self._alike(layer, q, scaling, self.past)
         cache, batch = store.layers[layer], (self.pages, self.lengths)
         q = q if q.stride(-1) == 1 else q.contiguous()
-        extras: dict[str, Any] = {
-            "sliding_window": window, "softcap": softcap, "sinks": sinks, "reads": store.device_reads,
-        }  # fmt: skip
+        extras: dict[str, Any] = {"sliding_window": mask.window, "softcap": mask.softcap, "sinks": mask.sinks}
+        extras["reads"] = store.device_reads
         if self.new > 1:
             from kvbench_kernels.attention.prefill import paged_prefill  # Triton, where it is needed
 
             return paged_prefill(cache, q, *batch, self.query_starts, self.new, scaling, **extras)
         from kvbench_kernels.attention import route
 
-        needs = attention_needs(cache, q, window, softcap, sinks is not None)
+        needs = attention_needs(cache, q, mask.window, mask.softcap, mask.sinks is not None)
         plan = route.plan(needs, len(self.lengths), self.longest, self.mean, self.splits)
         space = self.workspace(layer, needs, plan)
         if space is not None:
@@ -199,21 +180,17 @@ class TritonAttention:
         k, v = self.store.read(layer, self.pages, length, q.dtype)
         queries = q.reshape(rows, self.new, *q.shape[1:]).transpose(1, 2)
         with sdpa_kernel(_FUSED, set_priority=True):
+            bias, grouped = causal_lower_right(self.new, length), q.shape[1] != k.shape[1]
             out = F.scaled_dot_product_attention(
-                queries, k, v, attn_mask=causal_lower_right(self.new, length), scale=scaling,
-                enable_gqa=q.shape[1] != k.shape[1],
-            )  # fmt: skip
+                queries, k, v, attn_mask=bias, scale=scaling, enable_gqa=grouped
+            )
         launched("scaled_dot_product_attention")
         return out.transpose(1, 2).reshape(rows * self.new, q.shape[1], -1)
 
 
 # In the order in which they are tried: cuDNN's is the fastest on Hopper.
-_FUSED = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
+_BY_SPEED = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+_FUSED = [getattr(SDPBackend, name) for name in _BY_SPEED]
 
 
 def chunk_slots(store: PagedKVStore, chunk: Chunk) -> Tensor:
@@ -224,11 +201,8 @@ def chunk_slots(store: PagedKVStore, chunk: Chunk) -> Tensor:
 
 @dataclass(frozen=True)
 class _Group:
-    """Sequences that bring the same number of new tokens and have the same total length.
-
-    tokens: their places in the packed row, LongTensor [B * T], or None when they are the whole row in order;
-    pages: LongTensor [B, P]; new: T; length: L, new tokens included.
-    """
+    """Sequences with equal counts and lengths. tokens: their places in the packed row, int64 [B * T], or None
+    when they are the whole row in order; pages: int64 [B, P]; new: T; length: L, new tokens included."""
 
     tokens: Tensor | None
     pages: Tensor
@@ -240,9 +214,7 @@ def _groups(store: PagedKVStore, chunk: Chunk) -> list[_Group]:
     members: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, (n, length) in enumerate(zip(chunk.counts, chunk.lengths, strict=True)):
         members[n, length].append(index)
-    offsets = [0]
-    for n in chunk.counts:
-        offsets.append(offsets[-1] + n)
+    offsets = [0, *itertools.accumulate(chunk.counts)]
     groups = []
     for (n, length), indexes in members.items():
         tokens = None

@@ -8,94 +8,64 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from kvbench.engines.reference.attention import Attention, Chunk, TorchAttention, TritonAttention
+from kvbench.engines.reference.attention import Attention, TorchAttention, TritonAttention
 from kvbench.formats.kv import KVFormat
 from kvbench.matrix import resolve as declared
-from kvbench.matrix.resolve import Support
 from kvbench.models.attention_facts import LayerFacts
 from kvbench_kernels.attention.reference import paged_gather_torch, paged_write_torch
 from kvbench_kernels.support import interpreting
 
-if TYPE_CHECKING:
-    from kvbench.engines.reference.kv.store import PagedKVStore
-
 TWIN = "_torch"  # what the names of the reference implementations end with
 LIBRARY = "scaled_dot_product_attention"  # the launch of a library's attention
-
 
 Gather = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
-class Backend(Protocol):
-    """write, gather: `paged_write` and `paged_gather` of the kernels, or their reference implementations.
+class Backend:
+    """The torch backend, the reference: gathers and dequantizes pages, then attends in torch.
 
-    grouped: it attends to each group of like sequences separately, always on gathered pages.
-    """
-
-    name: str
-    supports: Support
-    grouped: bool
-
-    @property
-    def write(self) -> Callable[..., None]: ...
-    @property
-    def gather(self) -> Gather: ...
-    def attention(
-        self, store: PagedKVStore, chunk: Chunk, *, splits: int | None, fresh: bool = False
-    ) -> Attention:
-        """What a forward of `chunk` attends with."""
-        ...
-
-    def owns(self, kernel: str, prompt: bool) -> bool:
-        """Whether a launch of that name is one of this backend's, in a prompt or in a decode step."""
-        ...
-
-    def label(self) -> str:
-        """Where its attention runs: "torch", "interpreter" or "gpu"."""
-        ...
-
-    def execution(
-        self, layers: Iterable[LayerFacts], fmt: KVFormat, page_size: int, dtype: str, device: str
-    ) -> str:
-        """Dtypes of dot operands and accumulator in a decode step, as the backend declares them."""
-        ...
-
-
-class TorchBackend:
-    """The reference: gathers and dequantizes pages, then attends in torch."""
+    write, gather: `paged_write` and `paged_gather` of the kernels, or their reference implementations.
+    attention(store, chunk, *, splits, fresh=False): what a forward of `chunk` attends with. grouped: it
+    attends to each group of like sequences separately, always on gathered pages."""
 
     name, grouped = declared.TORCH.name, True
 
     def __init__(self) -> None:
-        self.supports: Support = declared.TORCH.supports
-        self.write: Callable[..., None] = paged_write_torch
-        self.gather: Gather = paged_gather_torch
         self.attention: Callable[..., Attention] = TorchAttention
 
+    @cached_property
+    def write(self) -> Callable[..., None]:
+        return paged_write_torch
+
+    @cached_property
+    def gather(self) -> Gather:
+        return paged_gather_torch
+
     def owns(self, kernel: str, prompt: bool) -> bool:
+        """Whether a launch of that name is one of this backend's, in a prompt or in a decode step."""
         return kernel.endswith(TWIN)
 
     def label(self) -> str:
+        """Where its attention runs: "torch", "interpreter" or "gpu"."""
         return "torch"
 
     def execution(
         self, layers: Iterable[LayerFacts], fmt: KVFormat, page_size: int, dtype: str, device: str
     ) -> str:
+        """Dtypes of dot operands and accumulator in a decode step, as the backend declares them."""
         return dtype
 
 
-class TritonBackend:
+class TritonBackend(Backend):
     """Kernels that read the pages; prompts of one length gather them for a library's attention."""
 
     name, grouped = declared.TRITON.name, False
 
     def __init__(self) -> None:
-        self.supports: Support = declared.TRITON.supports
-        self.attention: Callable[..., Attention] = TritonAttention.of
+        self.attention = TritonAttention.of
 
     @cached_property
     def write(self) -> Callable[..., None]:
@@ -124,5 +94,5 @@ class TritonBackend:
         return " and ".join(sorted({execution(need) for need in needs}))
 
 
-TORCH, TRITON = TorchBackend(), TritonBackend()
+TORCH, TRITON = Backend(), TritonBackend()
 BACKENDS: dict[str, Backend] = {TORCH.name: TORCH, TRITON.name: TRITON}

@@ -1,11 +1,8 @@
 """Attention bound through transformers' registry: K and V go to the paged store and are read back from it.
 
 The model runs on a packed batch: all new tokens of all sequences stand in one row `[1, N]` with their own
-positions, so ragged batches need no padding. `attention` is called by every attention module of the model; it
-writes the new K/V to the pages, then attends each sequence's queries to what the pages hold. The mask
-function
-registered with it returns None: causality comes from each sequence's own lengths, never from a mask that
-transformers built for the packed row.
+positions, so ragged batches need no padding. Every attention module calls `attention`. The mask function
+registered with it returns None: causality comes from each sequence's own lengths.
 """
 
 from __future__ import annotations
@@ -19,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from kvbench.engines.reference.attention import Attention
+from kvbench.engines.reference.attention import Attention, Mask
 from kvbench.errors import KvbenchError, Refused
 from kvbench.formats.kv import KVShape
 from kvbench.models.attention_facts import LayerFacts, ModelFacts
 from kvbench_kernels.launches import at_layer
 
 NAME = "kvbench"
+_OUTSIDE = "The model was called outside of an engine's forward; its K/V would not be stored."
 
-# Arguments that transformers passes to an attention function and that change nothing here, with the values
-# for which that is true; None and a feature that is switched off (False) never do. Any other argument with a
-# value is refused: it would be dropped in silence.
+# Arguments of transformers that change nothing here, with the values for which that is true. None and False
+# (a feature that is off) are harmless too. Any other argument with a value is refused, not dropped.
 _HARMLESS: dict[str, tuple[Any, ...]] = {"dropout": (0.0,), "is_causal": (True,)}
 _HARMLESS_ANY = frozenset({"position_ids", "cache_position", "layer_idx", "logits_to_keep"})
 _UNDERSTOOD = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
@@ -54,10 +51,8 @@ class Binding:
 
 
 _numbers = itertools.count()
+_bindings: WeakValueDictionary[int, Binding] = WeakValueDictionary()  # by number, which modules' handles hold
 _probe: list[dict[str, Any]] | None = None
-
-# Bindings by the number that their modules' handles hold.
-_bindings: WeakValueDictionary[int, Binding] = WeakValueDictionary()
 
 
 def attention(
@@ -75,22 +70,11 @@ def attention(
     if torch.compiler.is_compiling():
         return torch.ops.kvbench.attend(query, key, value, module.kvbench_handle, scale, *known), None
     if _probe is not None:
-        _probe.append(
-            {
-                "module": module,
-                "query": query,
-                "key": key,
-                "value": value,
-                "mask": attention_mask,
-                "kwargs": kwargs,
-            }
-        )
+        call = {"module": module, "query": query, "key": key, "value": value}
+        _probe.append({**call, "mask": attention_mask, "kwargs": kwargs})
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
-    handle = getattr(module, "kvbench_handle", None)
-    if handle is None:
-        raise KvbenchError(
-            "The model was called outside of an engine's forward; its K/V would not be stored."
-        )
+    if (handle := getattr(module, "kvbench_handle", None)) is None:
+        raise KvbenchError(_OUTSIDE)
     return attend(query, key, value, handle, scale, *known), None
 
 
@@ -104,48 +88,32 @@ def attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Store the new K/V of a layer and attend to the pages, in the forward in progress. Returns [1, N, Hq,
-    Dv].
-
-    handle: int64 [2] on the CPU, (number of the binding, layer). A tensor and not a number, so that one
-    compiled
-    layer serves all: a compiler specializes on numbers.
-    """
+    """Store the new K/V of a layer and attend to the pages, in the forward in progress: [1, N, Hq, Dv].
+    handle: int64 [2] on the CPU, (number of the binding, layer). It is a tensor because a compiler
+    specializes on numbers, and one compiled layer serves all."""
     number, layer = handle.tolist()
-    step = _bindings[number].step
-    if step is None:
-        raise KvbenchError(
-            "The model was called outside of an engine's forward; its K/V would not be stored."
-        )
+    if (step := _bindings[number].step) is None:
+        raise KvbenchError(_OUTSIDE)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if layer in step.tap_layers:
         step.taps[layer] = (k.clone(), v.clone())
     at_layer(layer)
-    out = step.attention.attend(layer, q, k, v, scaling, sliding_window, softcap, sinks)
+    out = step.attention.attend(layer, q, k, v, scaling, Mask(sliding_window, softcap, sinks))
     at_layer(None)
     return out[None].contiguous()  # what the operator's fake promises; some attentions return a strided view
 
 
 # The same for compiled layers: opaque to the compiler. What it changes are pages, which no compiled graph
 # holds, so no argument is declared as changed; its result is used, so no call can be dropped.
-_attend_op = torch.library.custom_op(
-    "kvbench::attend", attend, mutates_args=(),
-    schema="(Tensor query, Tensor key, Tensor value, Tensor handle, float scaling, int? sliding_window, "
-    "float? softcap, Tensor? sinks) -> Tensor",
-)  # fmt: skip
+_SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, Tensor handle, float scaling, int? sliding_window, "
+    "float? softcap, Tensor? sinks) -> Tensor"
+)
+_attend_op = torch.library.custom_op("kvbench::attend", attend, mutates_args=(), schema=_SCHEMA)
 
 
 @_attend_op.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    handle: Tensor,
-    scaling: float,
-    sliding_window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
     return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
 
@@ -154,12 +122,11 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 
 
 def bind(model: nn.Module, facts: ModelFacts, device: torch.device) -> Binding:
-    """Switch `model` to our attention and return the binding that its attention modules look at.
+    """Switches `model` to our attention and returns the binding that its attention modules look at.
 
-    One forward of a single token with observing attention finds the attention modules, their head geometry
-    and the arguments they pass. Raises Refused for anything the engine would have to drop, and KvbenchError
-    when the modules disagree with the facts read from the config.
-    """
+    One forward of a single token observes the attention modules, their head geometry and their arguments.
+    Raises Refused for anything the engine would have to drop, and KvbenchError when the modules disagree with
+    the facts read from the config."""
     global _probe
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, _no_mask)
@@ -198,12 +165,11 @@ def _observe(index: int, call: dict[str, Any], binding: Binding) -> LayerFacts:
             f"{where} passes {name}={value!r}, which the engine does not implement; it would be dropped.",
         )
     module.kvbench_handle = torch.tensor([binding.number, index])
-    q_heads, kv_heads = call["query"].shape[1], call["key"].shape[1]
     window = kwargs.get("sliding_window")
     return LayerFacts(
         kind="sliding" if window else "full",
-        q_heads=q_heads,
-        shape=KVShape(kv_heads, call["key"].shape[3], call["value"].shape[3]),
+        q_heads=call["query"].shape[1],
+        shape=KVShape(call["key"].shape[1], call["key"].shape[3], call["value"].shape[3]),
         sliding_window=window,
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux") is not None,

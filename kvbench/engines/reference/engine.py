@@ -56,10 +56,8 @@ def products_of(launches: Sequence[Launch]) -> Counter[tuple[str, Product]]:
 
 
 def static_scales(scale: Any, model: LoadedModel) -> list[tuple[float, float]] | None:
-    """A cell's `scale` as one (k, v) pair a layer.
-
-    Raises Refused for a list of another length, and for a checkpoint without the scales.
-    """
+    """A cell's `scale` as one (k, v) pair a layer. Raises Refused for a list of another length, and for a
+    checkpoint without the scales."""
     if scale is None:
         return None
     stored = model.cache_scales if from_checkpoint(scale) else {}
@@ -68,10 +66,8 @@ def static_scales(scale: Any, model: LoadedModel) -> list[tuple[float, float]] |
 
 class Engine:
     """Sequences of tokens over paged storage. Not thread-safe; several engines may share one LoadedModel.
-
     sequences, tokens: capacity; the store holds `sequences * ceil(tokens / page_size)` pages. Raises
-    Refused("kv_does_not_fit"), before it is allocated, when the device has no room for it.
-    """
+    Refused("kv_does_not_fit"), before it is allocated, when the device has no room for it."""
 
     def __init__(
         self, model: LoadedModel, decision: Decision, spec: Mapping[str, Any], *, sequences: int, tokens: int
@@ -145,10 +141,8 @@ class Engine:
         """Append tokens to sequences in one packed forward.
 
         work: (sequence, its new tokens) pairs, each sequence once, at least one token each. Returns one
-        float32
-        tensor a pair: [n, V] for "all", [1, V] for "last", [0, V] for "none". Raises Refused past the model's
-        context, KvbenchError when the store is full.
-        """
+        float32 tensor a pair: [n, V] for "all", [1, V] for "last", [0, V] for "none". Raises Refused past the
+        model's context, KvbenchError when the store is full."""
         seqs, counts = [seq for seq, _ in work], [len(tokens) for _, tokens in work]
         if not work or min(counts) < 1:
             raise KvbenchError("A forward needs at least one token for each of its sequences.")
@@ -240,10 +234,8 @@ class Engine:
     def run_model(
         self, attention: Attention, ids: Tensor, positions: Tensor, keep: Tensor | int, form: str
     ) -> Tensor:
-        """Logits [1, kept, V] of the model on packed ids and positions [1, N].
-
-        form: "prefill" or "decode", of compiled layers.
-        """
+        """Logits [1, kept, V] of the model on packed ids and positions [1, N]. form: "prefill" or "decode",
+        of compiled layers."""
         binding = self.model.binding
         step = binding.step = Step(attention, self.tap_layers, {})
         layers: AbstractContextManager[None] = nullcontext()
@@ -271,9 +263,7 @@ class Engine:
 
     def capture_prompts(self, batch: int, start: int, length: int) -> None:
         """Make forwards of this shape one CUDA graph from now on, where decode is one and they are short.
-
-        batch sequences that hold `start` tokens take `length` more each.
-        """
+        batch sequences that hold `start` tokens take `length` more each."""
         short = length > 1 and batch * length <= GRAPH_TOKENS
         if self.decode_mode == "graph" and short and (batch, start, length) not in self.prompt_graphs:
             self.prompt_graphs[batch, start, length] = PromptGraph(self, batch, start, length)
@@ -315,10 +305,7 @@ class Engine:
     @contextmanager
     def eagerly(self, watch: Callable[[Attention], Attention], splits: int | None = None) -> Iterator[None]:
         """Forwards inside the `with` run kernel by kernel, nothing compiled, and what they attend with is
-        wrapped.
-
-        splits: programs along a sequence in a decode, where the cell leaves them to the engine.
-        """
+        wrapped. splits: programs along a sequence in a decode, where the cell leaves them to the engine."""
         kept = self.decode_mode, self.compile_mode, self._watch, self._splits
         self.decode_mode, self.compile_mode, self._watch = "eager", "off", watch
         self._splits = self._splits if splits is None or self._splits is not None else splits

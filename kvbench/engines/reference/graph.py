@@ -121,8 +121,7 @@ class DecodeGraph(StepGraph):
 
     def load(self, seqs: Sequence[int], starts: Sequence[int], tokens: Sequence[int]) -> None:
         """Make the next replay append `tokens` to `seqs`, which hold `starts` tokens and have pages for one
-        more.
-        """
+        more."""
         rows, table = len(seqs), self.engine.store.tables(seqs)
         self._ids[0, :rows].copy_(torch.tensor(tokens))
         self._lengths.fill_(-1)

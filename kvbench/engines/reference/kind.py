@@ -1,6 +1,5 @@
 """What the reference engine declares: every level of evidence, taken by `kvbench.evidence` from its live
-tensors.
-"""
+tensors."""
 
 from __future__ import annotations
 

@@ -60,11 +60,9 @@ class LoadedModel:
     """A transformers decoder in inference mode, bound to our attention, and what is known of it.
 
     facts: from its config, confirmed by what its modules did in one forward. binding: where an engine puts
-    its step.
-    sha: `kvbench.models.source.fingerprint` of the cell. random: seeded random weights, no quality may be
-    measured.
-    weights: the format that they were loaded in. files: its safetensors files; () where there are none.
-    """
+    its step. sha: `kvbench.models.source.fingerprint` of the cell. random: seeded random weights, no quality
+    may be measured. weights: the format that they were loaded in. files: its safetensors files; () where
+    there are none."""
 
     model: nn.Module
     tokenizer: Any
@@ -80,10 +78,8 @@ class LoadedModel:
 
     @functools.cached_property
     def cache_scales(self) -> Stored:
-        """The KV scales that its files hold, read when first asked for.
-
-        Raises Refused for one that is none.
-        """
+        """The KV scales that its files hold, read when first asked for. Raises Refused for one that is
+        none."""
         return stored_scales(self.files, len(self.layers))
 
     def warnings(self, scale: Any = None) -> tuple[str, ...]:
@@ -117,8 +113,7 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     weights, a key of the spec: native, or fp8_block128, as which a native checkpoint is quantized here.
     device: "cpu" or "cuda"; dtype: a name of `DTYPES`, of all that is not quantized. Raises UsageError for a
     name, folder or file that cannot be used, KvbenchError when fetching or loading fails, Refused when the
-    engine would have to drop something it needs.
-    """
+    engine would have to drop something it needs."""
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
     name, started = str(spec["model"]), time.perf_counter()
@@ -266,8 +261,7 @@ def _check_tokenizer(name: str, tokenizer: Any) -> None:
     if "".join(back.casefold().split()) != "".join(probe.casefold().split()):
         raise KvbenchError(
             f"The tokenizer of {name} ({type(tokenizer).__name__}) turns {probe!r} into tokens that read "
-            f"{back!r}; check tokenizer_class in its tokenizer_config.json and model_type in its "
-            "config.json."
+            f"{back!r}; check tokenizer_class in its tokenizer_config.json and model_type in its config.json."
         )
 
 
@@ -297,10 +291,8 @@ def _load_sentence(name: str, kind: str, error: Exception) -> str:
 def _load_random(
     spec: Mapping[str, Any], kind: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, Any, WeightFacts]:
-    """Weights from a fixed seed; the same numbers on every run of the same device and dtype.
-
-    Biases, which models start at zero, are drawn too: a code path that drops one must change the output.
-    """
+    """Weights from a fixed seed; the same numbers on every run of the same device and dtype. Biases, which
+    models start at zero, are drawn too: a code path that drops one must change the output."""
     from transformers import AutoModelForCausalLM
 
     config, tokenizer = _random_config(spec, kind)

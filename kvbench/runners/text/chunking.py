@@ -1,10 +1,8 @@
-"""From token ids to chunks, by perplexity protocol. Pure: lists in, chunks out.
+"""From token ids to chunks, by perplexity protocol. No token is scored twice. Pure: lists in, chunks out.
 
-    stream512   one stream, disjoint chunks of 512, the first token of each unscored, a short last chunk kept
-    rows512     each row alone, in chunks of 512, the first token of each unscored
-    llamacpp    one stream with llama.cpp's BOS, only whole chunks of 512, the second half of each scored
-
-Every token is in at most one chunk, so no token is scored twice; there is no overlapping (strided) protocol.
+stream512   one stream, disjoint chunks of 512, the first token of each unscored, a short last chunk kept
+rows512     each row alone, in chunks of 512, the first token of each unscored
+llamacpp    one stream with llama.cpp's BOS, only whole chunks of 512, the second half of each scored
 """
 
 from __future__ import annotations
@@ -19,9 +17,7 @@ POSITIONS = (0, 64, 128, 256, 512)  # edges of the buckets of positions inside a
 
 @dataclass(frozen=True)
 class Chunk:
-    """tokens: input of the model; skip: leading tokens that are only context; document: of the first
-    token.
-    """
+    """tokens: the model's input; skip: leading tokens that are only context; document: of the first."""
 
     tokens: tuple[int, ...]
     skip: int
@@ -69,10 +65,8 @@ def rows(texts: Sequence[Sequence[int]], documents: Sequence[int], size: int = S
 
 
 def llamacpp(ids: Sequence[int], documents: Sequence[int], bos: int | None, size: int = SIZE) -> Chunked:
-    """`bos`: the id that the tokenizer puts first, or None. It heads the stream and replaces each chunk's
-    first token.
-
-    llama.cpp scores the targets from size/2 + 1 on: 255 of 512.
+    """bos: the id that the tokenizer puts first, or None: it heads the stream and replaces each chunk's first
+    token. llama.cpp scores the targets from size/2 + 1 on: 255 of 512.
     """
     if bos is not None:
         ids, documents = [bos, *ids], [*documents[:1], *documents]

@@ -65,11 +65,9 @@ def calibrate(
     per: str = "layer",
     dtype: str = "float32",
 ) -> Calibrated:
-    """Measures the scales and writes them to `out`, whole or not at all.
-
-    Raises UsageError for what can be known before the model is loaded, and for a text that is too short;
-    NotAvailable for one that is not here; KvbenchError for K or V that give no scale.
-    """
+    """Measures the scales and writes them to `out`, whole or not at all. Raises UsageError for what can be
+    known before the model is loaded, and for a text that is too short; NotAvailable for one that is not here;
+    KvbenchError for K or V that give no scale."""
     share = _checked(model, out, fmt, tokens, method, per, dtype)
     text = corpus(data, data_dir)
     spec = {
@@ -146,10 +144,8 @@ class Top:
 
     @property
     def rank(self) -> int:
-        """From the top, 1 for the largest.
-
-        The quantile is the smallest value with a share of at least `share` up to it.
-        """
+        """From the top, 1 for the largest. The quantile is the smallest value with a share of at least
+        `share` up to it."""
         return self.total - max(math.ceil(round(self.share * self.total, 6)), 1) + 1
 
     def add(self, x: Tensor) -> None:
@@ -205,9 +201,7 @@ def magnitudes(
 
 def scales_of(found: Sequence[tuple[float, float]], qmax: float) -> dict[str, list[float]]:
     """{"k": [...], "v": [...]}: each magnitude over the largest code, to the nine digits that float32 has.
-
-    Raises KvbenchError for one of zero, from which no scale follows.
-    """
+    Raises KvbenchError for one of zero, from which no scale follows."""
     for layer, pair in enumerate(found):
         for side, value in zip(SIDES, pair, strict=True):
             if value == 0:

@@ -37,11 +37,8 @@ def check_fits(
     free: int,
 ) -> None:
     """Raises Refused("kv_does_not_fit") when the pages of `sequences` times `tokens` tokens exceed `free`
-    bytes.
-
-    Of free memory RESERVE_BYTES are left alone, but never more than half: a tiny store also runs on a busy
-    device.
-    """
+    bytes. Of free memory RESERVE_BYTES are left alone, but never more than half: a tiny store also runs on a
+    busy device."""
     pages = sequences * pages_for(tokens, page_size)
     fitting = get_max_kv_blocks(max(free - RESERVE_BYTES, free // 2), fmt, shapes, page_size, native_dtype)
     if pages <= fitting:

@@ -86,10 +86,8 @@ class PageTable:
         return child, copy
 
     def truncate(self, seq: int, length: int) -> Copy | None:
-        """Keep the first `length` tokens.
-
-        A kept last page that is now partly used and shared is to be copied.
-        """
+        """Keep the first `length` tokens. A kept last page that is now partly used and shared is to be
+        copied."""
         if not 0 <= length <= self.length(seq):
             raise ValueError(
                 f"Sequence {seq} has {self.length(seq)} tokens and cannot be truncated to {length}; give a "

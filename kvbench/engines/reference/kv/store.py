@@ -42,8 +42,7 @@ class PagedKVStore:
 
     shapes: one a layer. native_dtype: the model's dtype, which `native` stores. scale: (K, V) a layer for a
     static format, None for any other; UsageError, before anything is allocated, where it does not fit.
-    backend: whose code quantizes and dequantizes; the bytes are the same.
-    """
+    backend: whose code quantizes and dequantizes; the bytes are the same."""
 
     def __init__(
         self,
@@ -114,10 +113,8 @@ class PagedKVStore:
         return self.table.state(seq)
 
     def swap_out(self, seq: int) -> Transfer:
-        """Move a sequence's used pages, scales included, to the host, and give all of its pages up.
-
-        Whatever raises leaves the sequence resident and untouched.
-        """
+        """Move a sequence's used pages, scales included, to the host, and give all of its pages up. Whatever
+        raises leaves the sequence resident and untouched."""
         used = self.tables([seq])[0, : pages_for(self.length(seq), self.page_size)]
         host = copy_out(self.layers, used)
         self.table.swap_out(seq)
@@ -125,10 +122,8 @@ class PagedKVStore:
         return self._log("out", host)
 
     def swap_in(self, seq: int) -> Transfer:
-        """Bring a swapped sequence back into new pages; StoreFull when there are not enough.
-
-        Whatever raises leaves the sequence swapped, its bytes on the host and no page taken.
-        """
+        """Bring a swapped sequence back into new pages; StoreFull when there are not enough. Whatever raises
+        leaves the sequence swapped, its bytes on the host and no page taken."""
         self.table.swap_in(seq)
         host = self._host[seq]
         try:
@@ -188,11 +183,9 @@ class PagedKVStore:
         self._written[layer] += k.numel() + v.numel()
 
     def read(self, layer: int, pages: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The first `length` tokens of the sequences whose page tables are `pages [B, P]`.
-
-        Returns k [B, kv_heads, length, head_dim] and v [B, kv_heads, length, value_dim] in `dtype`. Columns
-        of the table beyond the length are not looked at.
-        """
+        """The first `length` tokens of the sequences whose page tables are `pages [B, P]`. Returns k [B,
+        kv_heads, length, head_dim] and v [B, kv_heads, length, value_dim] in `dtype`. Columns of the table
+        beyond the length are not looked at."""
         needed = pages_for(length, self.page_size)
         if needed > pages.shape[1]:
             raise ValueError(f"{length} tokens need {needed} pages; the page table has {pages.shape[1]}.")

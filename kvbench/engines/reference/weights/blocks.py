@@ -1,6 +1,5 @@
 """What is known of a loaded model's weights: the format that they are in, where it came from, and which
-modules it is of.
-"""
+modules it is of."""
 
 from __future__ import annotations
 
@@ -19,11 +18,9 @@ CHECKPOINT, ON_LOAD, NATIVE = "checkpoint", "quantized on load", "native"
 
 @dataclass(frozen=True)
 class Sample:
-    """What a block row of a module's weight must be, taken from its source and kept on the host.
-
-    row: where the strip begins, a multiple of 128; codes [r, K], scales [1, ceil(K/128)], of the checkpoint,
-    or of the reference quantizer on `native` [r, K], which is None for a checkpoint.
-    """
+    """What a block row of a module's weight must be, taken from its source and kept on the host. row: where
+    the strip begins, a multiple of 128; codes [r, K], scales [1, ceil(K/128)], of the checkpoint, or of the
+    reference quantizer on `native` [r, K], which is None for a checkpoint."""
 
     module: str
     row: int
@@ -37,19 +34,14 @@ class WeightFacts:
     """format: a name of `kvbench.formats.kv.WEIGHT_FORMATS`, as loaded. source: one of the three words above.
 
     modules: dotted names of the quantized linear layers, in the model's order. warnings: sentences for the
-    report.
-    cache_scales: tensors of the files that are scales of a KV cache: no weights, and read by cells that ask
-    for them.
-    stored: layers whose weight is FP8 in the checkpoint's files, by the files' headers and not by what was
-    made of them.
-    scale_dtypes: dtype names of the scales as the checkpoint stores them, with how many tensors have each.
-    samples: of the modules of the first, the middle and the last layer. checksums: of every module's codes
-    and scales, as they were when they were made or read; native: of every parameter beside them (norms,
-    output layer, biases), by name.
-    shares: of every module that was quantized on load, the worst distance of a stored value from the native
-    one, as `share_of_bound` has it.
-    load_seconds: from the call until the weights are on the device, by a monotonic clock.
-    """
+    report. cache_scales: tensors of the files that are scales of a KV cache: no weights, and read by cells
+    that ask for them. stored: layers whose weight is FP8 in the checkpoint's files, by the files' headers and
+    not by what was made of them. scale_dtypes: dtype names of the scales as the checkpoint stores them, with
+    how many tensors have each. samples: of the modules of the first, the middle and the last layer.
+    checksums: of every module's codes and scales, as they were when they were made or read; native: of every
+    parameter beside them (norms, output layer, biases), by name. shares: of every module that was quantized
+    on load, the worst distance of a stored value from the native one, as `share_of_bound` has it.
+    load_seconds: from the call until the weights are on the device, by a monotonic clock."""
 
     format: str = "native"
     source: str = NATIVE
@@ -119,9 +111,7 @@ def native_checksums(model: nn.Module, converted: Iterable[str]) -> dict[str, in
 
 def share_of_bound(native: Tensor, codes: Tensor, scales: Tensor) -> float:
     """Worst distance of a dequantized value from the native weight [N, K], as a share of E4M3's rounding.
-
-    That is a 16th of the element, or half of the smallest step that the block's largest element gives.
-    """
+    That is a 16th of the element, or half of the smallest step that the block's largest element gives."""
     worst = []
     for start in range(0, len(native), BLOCK):
         w = native[start : start + BLOCK].double()

@@ -29,9 +29,7 @@ from kvbench.formats.fp8_checkpoint import SCALE_NAMES, SKIPPED, Fp8Config, conv
 @dataclass(frozen=True)
 class Fp8Model:
     """The loaded model. converted: its FP8 layers, in order; scale_dtypes: dtype in the files -> how many
-    scales;
-    cache_scales: names of the tensors that are scales of a KV cache, which no module takes.
-    """
+    scales; cache_scales: names of the tensors that are scales of a KV cache, which no module takes."""
 
     model: Any
     converted: tuple[str, ...]
@@ -51,11 +49,10 @@ def load_fp8(
     dtype: torch.dtype,
     remote: bool,
 ) -> Fp8Model:
-    """The model of `folder` on `device`: what is FP8 stays FP8, everything else becomes `dtype`.
-
-    name: as the user wrote it, for messages. config: transformers' config object of the folder; fp8: what its
-    quantization_config says. remote: whether code of the folder may run. Raises KvbenchError naming the key.
-    """
+    """The model of `folder` on `device`: what is FP8 stays FP8, everything else becomes `dtype`. name: as the
+    user wrote it, for messages. config: transformers' config object of the folder; fp8: what its
+    quantization_config says. remote: whether code of the folder may run. Raises KvbenchError naming the
+    key."""
     model = _skeleton(config, dtype, remote)
     where = "cpu" if device.type == "cpu" else str(device)
     with TensorFiles(folder, where) as files:
@@ -98,9 +95,7 @@ def _skeleton(config: Any, dtype: torch.dtype, remote: bool) -> Any:
 @dataclass(frozen=True)
 class _Plan:
     """scales: FP8 layer -> key of its scale. native: the model's key -> the files' key. ties: pairs held
-    twice.
-    cache_scales: left to the cells.
-    """
+    twice. cache_scales: left to the cells."""
 
     scales: dict[str, str]
     native: dict[str, str]

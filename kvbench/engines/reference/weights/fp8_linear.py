@@ -50,10 +50,8 @@ class Fp8Linear(nn.Module):
     """A linear layer whose weight is FP8 with one scale a 128x128 block.
 
     weight: [N, K] float8_e4m3fn; weight_scale_inv: [ceil(N/128), ceil(K/128)] in the dtype in which it was
-    stored, a multiplier despite its name, which is that of checkpoints; bias: [N] or None.
-    group: after `join`, the modules whose product this one's call computes, itself first, on the first of
-    them only.
-    """
+    stored, a multiplier despite its name, which is that of checkpoints; bias: [N] or None. group: after
+    `join`, the modules whose product this one's call computes, itself first, on the first of them only."""
 
     weight: nn.Parameter
     weight_scale_inv: nn.Parameter
@@ -115,11 +113,8 @@ class Fp8Linear(nn.Module):
 
 def join_siblings(model: nn.Module) -> int:
     """Makes siblings that share their input one product, where each has whole blocks of rows; how many groups
-    there are.
-
-    Their codes, scales and biases move into one tensor each, of which the modules keep views: nothing is held
-    twice.
-    """
+    there are. Their codes, scales and biases move into one tensor each, of which the modules keep views:
+    nothing is held twice."""
     joined = 0
     for module in model.modules():
         for names in SHARED_INPUT:

@@ -1,6 +1,5 @@
 """The codes and scales of FP8 weights as a file holds them, checked: what is not a number, or not a scale, is
-named.
-"""
+named."""
 
 from __future__ import annotations
 
@@ -17,10 +16,8 @@ _MAGNITUDE = 0x7F  # all bits but the sign; all of them set is the NaN
 
 
 def read_codes(name: str, files: TensorFiles, key: str, shape: tuple[int, ...]) -> Tensor:
-    """The codes of a weight [N, K], float8_e4m3fn.
-
-    Raises KvbenchError for another dtype or shape, or a code that is NaN.
-    """
+    """The codes of a weight [N, K], float8_e4m3fn. Raises KvbenchError for another dtype or shape, or a code
+    that is NaN."""
     stored = files.stored[key]
     if stored.dtype != E4M3:
         raise KvbenchError(
@@ -47,11 +44,8 @@ def read_codes(name: str, files: TensorFiles, key: str, shape: tuple[int, ...]) 
 
 def read_scales(name: str, files: TensorFiles, key: str, codes: Tensor, fp8: Fp8Config) -> tuple[Tensor, str]:
     """(scales of `codes`, dtype name in the file): float32, bfloat16 and float16 as stored, powers of two as
-    float32.
-
-    Raises KvbenchError naming key and index for another shape or dtype, or a scale that is none: NaN,
-    infinite, negative, 0 over codes that are not, or so large that a code times it is no float32.
-    """
+    float32. Raises KvbenchError naming key and index for another shape or dtype, or a scale that is none:
+    NaN, infinite, negative, 0 over codes that are not, or so large that a code times it is no float32."""
     stored, wanted = files.stored[key], scale_shape(*codes.shape)
     if stored.shape != wanted:
         raise KvbenchError(

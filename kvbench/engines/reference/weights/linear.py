@@ -23,10 +23,8 @@ SHARED_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @torch.library.custom_op("kvbench::skinny_linear", mutates_args=())
 def skinny_linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., K] of few rows, weight [N, K], bias [N] or None -> [..., N].
-
-    The torch reference where there is no CUDA.
-    """
+    """x [..., K] of few rows, weight [N, K], bias [N] or None -> [..., N]. The torch reference where there is
+    no CUDA."""
     return F.linear(x, weight, bias)
 
 
@@ -69,9 +67,7 @@ class SkinnyLinear(nn.Linear):
 
     group: the modules that share this one's input, itself first, on the first of a group only. Its call
     computes all of them; `ahead` on each of the others is then (input, output) until its own call takes it.
-    Only the very same
-    input tensor takes it: a model that feeds them differently computes each separately.
-    """
+    Only the very same input tensor takes it: a model that feeds them differently computes each separately."""
 
     group: tuple[SkinnyLinear, ...]
     ahead: tuple[Tensor, Tensor] | None
@@ -105,11 +101,8 @@ def takes_skinny(x: Tensor, weight: Tensor) -> bool:
 
 def replace_linears(model: nn.Module, grouped: bool = True) -> int:
     """Makes every module of `model` that is exactly an nn.Linear a SkinnyLinear, in place; how many those
-    were.
-
-    grouped: siblings that share their input (q, k, v; gate, up) become one launch. Subclasses of nn.Linear
-    (quantized layers, adapters) stay as they are. Inference only: the ops have no gradient.
-    """
+    were. grouped: siblings that share their input (q, k, v; gate, up) become one launch. Subclasses of
+    nn.Linear (quantized layers, adapters) stay as they are. Inference only: the ops have no gradient."""
     replaced = 0
     for module in list(model.modules()):
         if type(module) is nn.Linear:

@@ -1,6 +1,5 @@
 """A checkpoint whose config names no quantization: nothing in its files may be codes, or a scale that nothing
-reads.
-"""
+reads."""
 
 from __future__ import annotations
 
@@ -37,17 +36,15 @@ def check_plain(name: str, folder: Path, model: Any) -> None:
 
 def _coded(name: str, key: str, dtype: str) -> str:
     return (
-        f"The checkpoint {name} holds {key} as {dtype}, but its config.json has no quantization_config "
-        "that says with which scale. Give the FP8 checkpoint with its own config.json, or the unquantized "
-        "one."
+        f"The checkpoint {name} holds {key} as {dtype}, but its config.json has no quantization_config that "
+        "says with which scale. Give the FP8 checkpoint with its own config.json, or the unquantized one."
     )
 
 
 def check_unread(name: str, keys: Iterable[object]) -> tuple[str, ...]:
     """Sentences on `keys`, the tensors of the files that the model does not take; scales of a cache go
     without, for a cell may read them. KvbenchError for the scale of a weight: without it the numbers that it
-    belongs to mean something else.
-    """
+    belongs to mean something else."""
     unread = [key for key in sorted(map(str, keys)) if not of_cache(key)]
     if weights := [key for key in unread if _SCALES.search(key)]:
         raise KvbenchError(

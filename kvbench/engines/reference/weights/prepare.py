@@ -1,6 +1,5 @@
 """A GGUF file as a transformers folder, made once: loading GGUF takes half a minute, loading the folder a
-second.
-"""
+second."""
 
 from __future__ import annotations
 
@@ -19,10 +18,7 @@ _MANIFEST = "kvbench.json"
 def prepared(gguf: Path) -> Path:
     """Folder in the cache with config.json, model.safetensors (float32, the exact dequantized values),
     tokenizer files and a manifest. Keyed by the file's sha256 and transformers' version. Safe in several
-    processes at once.
-
-    Raises KvbenchError when transformers cannot read the file.
-    """
+    processes at once. Raises KvbenchError when transformers cannot read the file."""
     import transformers
     from filelock import FileLock
 

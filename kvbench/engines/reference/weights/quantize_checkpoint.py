@@ -1,6 +1,5 @@
 """Writes a native checkpoint as one whose linear layers are FP8 with block scales: a folder that transformers
-loads too.
-"""
+loads too."""
 
 from __future__ import annotations
 
@@ -30,10 +29,8 @@ SHARD = "5GB"
 
 @dataclass(frozen=True)
 class Written:
-    """converted: names of the FP8 layers. dtype: of everything else. warnings: sentences.
-
-    Bytes are those of the weights in memory, tied ones once; before: all of them in `dtype`.
-    """
+    """converted: names of the FP8 layers. dtype: of everything else. warnings: sentences. Bytes are those of
+    the weights in memory, tied ones once; before: all of them in `dtype`."""
 
     model: str
     folder: str
@@ -65,8 +62,7 @@ def quantize_checkpoint(name: str, out: Path, dtype: str | None = None) -> Writt
 
     dtype: of what stays native; None for the checkpoint's own, bfloat16 where it has none. Codes are made of
     the values that the checkpoint stores, whatever dtype the rest gets. Raises UsageError for an `out` that
-    is there or cannot be, and for a model without native weights, before anything is loaded.
-    """
+    is there or cannot be, and for a model without native weights, before anything is loaded."""
     out = _checked(name, out, dtype)
     own = _own_dtype(name)
     if stored_fp8({"model": name}) is not None:
@@ -170,10 +166,8 @@ def _bytes(model: nn.Module, dtype: str) -> tuple[int, int]:
 
 
 def _write(model: Any, tokenizer: Any, out: Path) -> None:
-    """Writes the folder at once: `out` has its files only when all are on the disk.
-
-    A killed process leaves a folder next to it, which the next one removes; any other end leaves nothing.
-    """
+    """Writes the folder at once: `out` has its files only when all are on the disk. A killed process leaves a
+    folder next to it, which the next one removes; any other end leaves nothing."""
     made = [p for p in out.parents if not p.exists()]  # the deepest first
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

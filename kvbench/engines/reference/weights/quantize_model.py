@@ -1,6 +1,5 @@
 """Quantizes the linear layers of a loaded native model in place, one by one, so that little memory is needed
-beside it.
-"""
+beside it."""
 
 from __future__ import annotations
 
@@ -23,12 +22,9 @@ from kvbench.formats.fp8_checkpoint import routers
 
 
 def quantize_model(model: nn.Module, name: str) -> WeightFacts:
-    """Makes every plain nn.Linear of the decoder layers FP8 with block scales.
-
-    Output layer, embeddings, norms and routers stay native. Raises KvbenchError naming a weight that is not
-    finite, and Refused for a model whose layers hold weights in anything but plain linear layers: they would
-    stay native unseen.
-    """
+    """Makes every plain nn.Linear of the decoder layers FP8 with block scales. Output layer, embeddings,
+    norms and routers stay native. Raises KvbenchError naming a weight that is not finite, and Refused for a
+    model whose layers hold weights in anything but plain linear layers: they would stay native unseen."""
     layers_name, layers = _decoder_layers(model, name)
     linears = {f"{layers_name}.{n}": m for n, m in layers.named_modules() if type(m) is nn.Linear}
     choosing = routers([n for n, _ in model.named_modules()])

@@ -1,6 +1,5 @@
 """The tensors of a model folder's safetensors files, by name: dtype and shape from the headers, values when
-asked for.
-"""
+asked for."""
 
 from __future__ import annotations
 
