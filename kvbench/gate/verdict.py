@@ -1,7 +1,7 @@
 """Outcomes of checks, each with a stable reason and a sentence, and the exit code that they add up to."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PASS, FAIL, INCONCLUSIVE, NOT_EVALUATED = "pass", "fail", "inconclusive", "not_evaluated"
 NOT_JUDGED = "not_judged"  # a run without failures that no gate judged
@@ -84,11 +84,10 @@ class Outcome:
     look: str = ""
     level: float | None = None
     bounds: tuple[float, float] | None = None
+    cell: str | None = field(init=False)
 
-    @property
-    def cell(self) -> str | None:
-        """The first of the cells."""
-        return self.cells[0] if self.cells else None
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cell", self.cells[0] if self.cells else None)
 
 
 @dataclass(frozen=True)

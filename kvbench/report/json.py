@@ -89,7 +89,7 @@ def _cell(cell: Cell, line: PrecisionLine) -> dict[str, Any]:
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
-    found = {**asdict(outcome), "cell": outcome.cell}
+    found = asdict(outcome)
     if outcome.bounds:  # an open end is null
         found["bounds"] = [end if math.isfinite(end) else None for end in outcome.bounds]
     return found
