@@ -55,16 +55,16 @@ def test_digits_follow_the_unit(value, unit, text):
 
 
 def test_an_interval_decides_the_decimals_of_its_value_and_rounds_no_value_to_another():
-    got = shown(1.0712345, RATIO, low=1.0412345, high=1.0993210, n=3)
+    got = shown(1.0712345, RATIO, (1.0412345, 1.0993210), 3)
     assert (got.text, got.spread) == ("1.0712", "[1.0412, 1.0993], n = 3")
-    got = shown(0.591823, RATIO, low=0.0003, high=1132.0, n=2)
+    got = shown(0.591823, RATIO, (0.0003, 1132.0), 2)
     assert (got.text, got.interval) == ("0.59", "[0.00030, 1,132]")
-    assert shown(0.0, PERCENT, low=-1000.0, high=1e-12).interval == "[-1,000, 0.000000]"
+    assert shown(0.0, PERCENT, (-1000.0, 1e-12)).interval == "[-1,000, 0.000000]"
 
 
 @pytest.mark.parametrize(("low", "high"), [(2.0, 2.0), (math.nan, 3.0), (None, 3.0), (-math.inf, 3.0)])
 def test_an_interval_that_is_none_does_not_break_the_value(low, high):
-    assert shown(2.0, RATIO, low=low, high=high).text == "2"
+    assert shown(2.0, RATIO, (low, high)).text == "2"
 
 
 def test_differences_carry_their_sign():

@@ -6,7 +6,7 @@ import io
 from kvbench.gate.evaluate import evaluate
 from kvbench.report.html import render
 from kvbench.report.model import JudgedRun
-from kvbench.report.tables import long_csv
+from kvbench.report.tables import as_csv, long_table
 from kvbench.report.view import build
 from tests.factories.runs.timed import timed
 
@@ -81,7 +81,7 @@ def test_a_device_that_cannot_be_read_and_a_record_without_its_state():
 
 
 def test_the_csv_has_the_stability_metrics():
-    lines = list(csv.DictReader(io.StringIO(long_csv(whole(measured())))))
+    lines = list(csv.DictReader(io.StringIO(as_csv(long_table(whole(measured()))))))
     (slowed,) = [x for x in lines if (x["metric"], x["kv_format"]) == ("throttled_requests", "int8_sym")]
     assert (slowed["value"], slowed["unit"]) == ("2", "requests")
     assert {"latency_drift_pct", "latency_outliers", "itl_outlier_share"} <= {x["metric"] for x in lines}

@@ -35,16 +35,20 @@ def read(text):
 
 
 def long_of(made):
-    return read(tables.long_csv(made.judged))
+    return read(tables.as_csv(tables.long_table(made.judged)))
 
 
 def wide_of(made):
-    return read(tables.wide_csv(made.judged))
+    return read(tables.as_csv(tables.wide_table(made.judged)))
 
 
 def parquet_of(made, kind="long"):
-    write = {"long": tables.long_parquet, "wide": tables.wide_parquet}[kind]
-    return parquet.read_table(io.BytesIO(write(made.judged)))
+    return parquet.read_table(io.BytesIO(parquet_bytes(made, kind)))
+
+
+def parquet_bytes(made, kind):
+    table = {"long": tables.long_table, "wide": tables.wide_table}[kind]
+    return tables.as_parquet(table(made.judged), made.judged, kind)
 
 
 def test_the_long_csv_reads_back_as_the_same_rows_with_the_whole_cell(passing):
@@ -200,7 +204,7 @@ def test_a24_t4_null_nan_and_zero_are_three_things(passing):
     assert math.isnan(found["ttft_ms"]["value"])
     assert [found[name]["value"] for name in ("itl_p50_ms", "itl_p90_ms")] == [0.0, math.inf]
     assert table.column("value").null_count == sum(row["value"] is None for row in table.to_pylist()) > 0
-    data = io.BytesIO(tables.long_parquet(made.judged))
+    data = io.BytesIO(parquet_bytes(made, "long"))
     frame = pandas.read_parquet(data, dtype_backend="pyarrow")
     assert frame.loc[frame.metric == "itl_ms", "value"].isna().all()
     line = wide_of(made)[0]

@@ -31,9 +31,9 @@ def words(drawing):
 
 
 def test_times_have_intervals_over_their_requests(maker):
-    point = seen(maker, latency=latency(SIX, GAPS)).plots.ttft[0].points[0]
+    point = seen(maker, latency=latency(SIX, GAPS)).ttft[0].points[0]
     assert (point.value, point.low, point.high, point.n, point.repeats) == (12.5, 10.0, 15.0, 6, tuple(SIX))
-    few = seen(maker, latency=latency(SIX[:5], GAPS[:5])).plots.ttft[0].points[0]
+    few = seen(maker, latency=latency(SIX[:5], GAPS[:5])).ttft[0].points[0]
     assert (few.value, few.low, few.high) == (12.0, None, None)  # a median takes six requests
     view = seen(maker, latency=latency(SIX[:3], [[1.0, 2.0], [2.0, 3.0], [3.0, 5.0]]))
     point = view.itl[0].points[0]
@@ -76,7 +76,7 @@ def test_bars_have_all_parts_that_were_measured(maker):
 
 def test_health_is_by_layer_and_side_of_the_quantized_cells(maker):
     view = build(healthy(maker, 2).judged)
-    (line,), found = view.plots.health, figure(view, "health")
+    (line,), found = view.health, figure(view, "health")
     assert (line.name, line.tokens, line.layers) == ("int8_sym", 64, (0, 1))
     assert texts(found.grids[0].rows[3])[:7] == ["1 V", "4", "0.02", "0", "0.02", "255 codes", "0.01"]
     shown = {"amax", "flushed to 0 (share)", "codes used", "scale, smallest to largest"}
@@ -90,20 +90,20 @@ def test_health_is_by_layer_and_side_of_the_quantized_cells(maker):
 
 def test_a_step_reads_its_weights_and_the_cache_at_its_mean_length(maker):
     view = seen(maker, latency=latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=2000.0, cache_bytes=50))
-    roof = view.plots.roof
+    roof = view.roof
     point = roof.points[0]
     assert (point.weights, point.cache) == (1e9, 1e6 * (128 + 3 / 2 - 1))
     assert point.rate.value == pytest.approx((1e9 + 128.5e6) / 2e-3 / 1e9)
     assert (roof.copy, roof.copies, roof.reason, roof.caches) == (2000.0, (2000.0, 2000.0), "", (50,))
     assert texts(figure(view, "latency", 2).grids[0].rows[0])[1:4] == ["1,000 MB", "128.5 MB", "2.000 ms"]
-    assert seen(maker, latency=latency([5.0], [[1.0]])).plots.roof is None  # without the bytes of a step
+    assert seen(maker, latency=latency([5.0], [[1.0]])).roof is None  # without the bytes of a step
 
 
 def test_without_a_copy_the_points_are_drawn_and_the_reason_is_given(maker):
     why = "no copy is timed on a cpu"
     view = seen(maker, latency=latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=None, copy_reason=why))
     found = figure(view, "latency", 2)
-    assert (view.plots.roof.copy, view.plots.roof.reason) == (None, why)
+    assert (view.roof.copy, view.roof.reason) == (None, why)
     assert why in found.caption
     assert why in texts(found.grids[0].rows[0])[-1]
 
@@ -118,12 +118,12 @@ def test_times_of_two_hosts_are_neither_joined_nor_pooled(maker):
         )
 
     one, two = on("a", "a"), on("a", "b")
-    assert [line.apart for line in one.itl + one.plots.ttft] == [""] * 4
-    assert all("(a, b)" in line.apart for line in two.itl + two.plots.ttft)
+    assert [line.apart for line in one.itl + one.ttft] == [""] * 4
+    assert all("(a, b)" in line.apart for line in two.itl + two.ttft)
     assert figure(two, "latency").caption.count("(a, b)") == 2
     assert figure(one, "latency").svg != figure(two, "latency").svg
-    assert (one.plots.roof.copy, two.plots.roof.copy) == (2000.0, None)
-    assert "(a, b)" in two.plots.roof.reason
+    assert (one.roof.copy, two.roof.copy) == (2000.0, None)
+    assert "(a, b)" in two.roof.reason
 
 
 def test_products_are_shown_where_they_were_timed(maker):
@@ -135,7 +135,7 @@ def test_products_are_shown_where_they_were_timed(maker):
     made = made.with_tasks(lambda t: replace(t, runner="gemm") if t.runner == "parity" else t)
     gemm = {"runner": "gemm", "samples": {"products": shapes}}
     view = build(made.with_records(lambda r: replace(r, **gemm) if r.runner == "parity" else r).judged)
-    own = [p for p in view.plots.products if p.name == "KV int8_sym"]
+    own = [p for p in view.products if p.name == "KV int8_sym"]
     assert [p.n for p in own] == [1024, 896, 768, 640, 512, 384]
     assert (own[0].rows, own[0].dropped) == (((4, "w8a16", times),), 2)
     rows = {row[0]: row for row in figure(view, "gemm").grids[0].rows}
@@ -180,12 +180,12 @@ def test_hostile_texts_and_names_are_escaped(maker, text):
         return replace(record, samples=samples)
 
     view = build(full(maker).with_records(change).judged)
-    assert view.plots.problems == ()
+    assert view.problems == ()
     page = render(view)
     assert not [wrong for wrong in ("<script>alert", "\x1b", "\u202e", "[31m</pre>") if wrong in page]
     assert page.count("</pre>") == page.count("<pre")
     if text.isprintable():
-        assert view.plots.questions[0].lines[0].id == view.plots.chunks[0].lines[0].document == text
+        assert view.questions[0].lines[0].id == view.chunks[0].lines[0].document == text
 
 
 def test_nothing_is_shown_where_nothing_was_measured(maker):
@@ -199,8 +199,8 @@ def test_what_cannot_be_read_or_drawn_costs_its_plot_and_not_the_page(maker, pas
     damaged = {"questions": [{"id": 1}]}
     made = full(maker).with_records(lambda r: replace(r, samples=damaged) if r.runner == "mcq" else r)
     view = build(made.judged)
-    assert view.plots.questions == ()
-    ((section, sentence),) = view.plots.problems
+    assert view.questions == ()
+    ((section, sentence),) = view.problems
     assert (section, "KeyError: 'skipped'" in sentence) == ("mcq", True)
     assert "KeyError: &#39;skipped&#39;" in render(view)
     times = ("itl_ms", "ttft_ms", "decode_read_gb_s")
@@ -310,6 +310,6 @@ def test_a_hundred_cells_with_every_sample_stay_under_two_megabytes(maker):
 
     made = made.with_records(change)
     view = build(replace(made.judged, rows=derive(made.run)))
-    assert view.plots.problems == ()
+    assert view.problems == ()
     assert {f.section for f in figures(view)} == {"storage", "latency", "quality", "agreement", "health"}
     assert len(render(view).encode()) < 2_000_000

@@ -31,8 +31,8 @@ from tests.factories.runs.drawn import (
 
 def test_kld_percentiles_are_the_rows_own_and_one_of_0_is_only_in_the_table(maker):
     view = build(perplexed(maker).judged)
-    assert [line.variant for line in view.plots.kld] == ["wikitext2", "pydoc"]
-    values = {metric: row.value for metric, row in view.plots.kld[0].rows.items()}
+    assert [line.variant for line in view.kld] == ["wikitext2", "pydoc"]
+    values = {metric: row.value for metric, row in view.kld[0].rows.items()}
     names = ("kld_p50", "kld_p90", "kld_p99", "kld_p999", "kld_max")
     assert list(values.items()) == list(zip(names, (0.1, 0.9, 0.9, 0.9, 0.9), strict=True))
     usual = figure(view, "quality")
@@ -44,18 +44,18 @@ def test_kld_percentiles_are_the_rows_own_and_one_of_0_is_only_in_the_table(make
 
 
 def test_chunks_are_sorted_worst_first_and_positions_hold_the_tokens_of_their_bucket(maker):
-    chunks = build(perplexed(maker).judged).plots.chunks[0]
+    chunks = build(perplexed(maker).judged).chunks[0]
     assert [(c.index, c.document, c.tokens) for c in chunks.lines] == [(1, "1", 3), (0, "0", 3), (2, "2", 3)]
     assert [round(c.kld, 12) for c in chunks.lines] == [0.3, 0.2, round(0.4 / 3, 12)]
     assert [round(c.delta, 12) for c in chunks.lines] == [round(1 / 3, 12), 0, round(2 / 3, 12)]
-    assert (chunks.total, chunks.documents, chunks.subject.text) == (3, 3, "int8_sym · wikitext2")
+    assert (chunks.total, chunks.documents, chunks.subject) == (3, 3, "int8_sym · wikitext2")
     first, second = chunks.positions
     assert (first.low, first.high, first.tokens, second.low, second.high, second.tokens) == (0, 1, 6, 2, 3, 3)
     assert first.kld == clustered_mean([0.1 + 0.2, 0.0, 0.4], [2, 2, 2], range(3))
     assert (first.most, second.most) == (0.4, 0.9)
     assert second.kld.value == pytest.approx(0.4)
     assert first.delta == clustered_ratio([0.0, 0.5, 1.0], [2, 2, 2], range(3))
-    sampled = build(perplexed(maker, kept=[0.1, 0.9]).judged).plots.chunks[0]
+    sampled = build(perplexed(maker, kept=[0.1, 0.9]).judged).chunks[0]
     assert [p.kld for p in sampled.positions] == [None, None]
     assert drilldown.position_grid(sampled).columns == ("Position", "NLL delta")
 
@@ -64,8 +64,8 @@ def test_old_records_without_positions_or_divergence_still_list_their_chunks(mak
     bare = [{"tokens": 3, "nll": 3.0 + d, "document": d} for d in range(3)]
     both = {"native": [c | {"nll": 3.0} for c in bare], "int8_sym": bare}
     kinds = {f"perplexity__{fmt}": ({"chunks": own}, {"scored": 9}) for fmt, own in both.items()}
-    plots = build(measured(small(maker), **kinds).judged).plots
-    assert ([c.index for c in plots.chunks[0].lines], plots.chunks[0].positions, plots.kld) == (
+    view = build(measured(small(maker), **kinds).judged)
+    assert ([c.index for c in view.chunks[0].lines], view.chunks[0].positions, view.kld) == (
         [2, 1, 0],
         (),
         (),
@@ -78,11 +78,11 @@ def test_records_of_other_data_or_other_chunks_are_not_compared(maker, change):
     chunks = [c | change for c in NATIVE] if "document" in change else NATIVE
     native = ({"chunks": chunks}, facts)
     made = measured(small(maker), perplexity__native=native, perplexity__int8_sym=quality())
-    assert build(made.judged).plots.chunks == ()
+    assert build(made.judged).chunks == ()
 
 
 def lines_of(maker, **kinds):
-    return build(measured(small(maker), **agreement(**kinds)).judged).plots.agreement
+    return build(measured(small(maker), **agreement(**kinds)).judged).agreement
 
 
 def test_the_curve_is_the_share_so_far(maker):
@@ -110,7 +110,7 @@ def test_a_real_divergence_a_near_tie_and_one_that_cannot_be_judged(maker):
     none, _ = lines_of(maker)
     made = agreement(differ=(3,))
     made["agreement__native"][0]["aa_margins"] = [5.0] * STEPS
-    unknown = build(measured(small(maker), **made).judged).plots.agreement[0]
+    unknown = build(measured(small(maker), **made).judged).agreement[0]
     lines = (real, tie, alone, unknown, none)
     assert [line.real for line in lines] == [True, False, False, None, None]
     assert [line.margin for line in lines] == [1.0, 0.005, 0.005, 1.0, None]
@@ -138,7 +138,7 @@ def test_the_texts_at_the_divergence_are_shown(maker):
 def asked(maker, natives, owns, noise=0.01):
     natives = [q | {"aa_scores": [s + noise for s in q["scores"]]} for q in natives]
     kinds = {f"mcq__{fmt}": ({"questions": q}, {}) for fmt, q in (("native", natives), ("int8_sym", owns))}
-    return build(measured(small(maker), **kinds).judged).plots.questions
+    return build(measured(small(maker), **kinds).judged).questions
 
 
 def test_changed_picks_come_first_and_right_to_wrong_before_the_others(maker):

@@ -12,7 +12,7 @@ from kvbench.metrics.declare.units import UNITS
 from kvbench.report.console import show
 from kvbench.report.html import render
 from kvbench.report.json import result_json
-from kvbench.report.tables import wide_csv
+from kvbench.report.tables import as_csv, wide_table
 from kvbench.report.view import build
 
 STORED = "bfloat16 and float8_e4m3fn + float32 scales"
@@ -68,7 +68,7 @@ def test_w8a8_and_w8a16_are_told_apart_in_every_output(fp8, passing):
         "verified",
     )
     assert (gemm.resolved, line.stored_weights, line.products) == ("by_shape", STORED, "w8a16 + w8a8")
-    wide = next(iter(csv.DictReader(io.StringIO(wide_csv(fp8.judged)))))
+    wide = next(iter(csv.DictReader(io.StringIO(as_csv(wide_table(fp8.judged))))))
     want = dict.fromkeys(("weights", "weights_resolved", "effective_weights"), FP8)
     want |= {
         "gemm": "auto",
