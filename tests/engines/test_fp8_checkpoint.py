@@ -21,9 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
 from kvbench.engines.reference.load import LoadedModel, load_model
 from kvbench.engines.reference.weights import fp8_checkpoint as fp8checkpoint
-from kvbench.engines.reference.weights.fp8_checkpoint import load_fp8
+from kvbench.engines.reference.weights.fp8_checkpoint import load_fp8, read_scales
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
-from kvbench.engines.reference.weights.fp8_tensors import read_scales
 from kvbench.engines.reference.weights.quantize_model import quantize_model
 from kvbench.engines.reference.weights.tensor_files import TensorFiles
 from kvbench.errors import KvbenchError, Refused, UsageError
