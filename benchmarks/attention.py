@@ -58,8 +58,7 @@ FORMATS = "native,int8_sym,fp8_e4m3"
 WRITE_TOKENS = (1, 8, 64)
 
 
-# Measuring
-# --------------------------------------------------------------------------------------------------------
+# Measuring --------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -105,8 +104,15 @@ def prepare(cell: str, entry: Entry, data: Data) -> Ready | Row:
         return Row(cell, entry.name, nbytes, failed=f"cannot run: {first_line(e)}")
     row = Row(cell, entry.name, nbytes, cosine=cosine, max_abs=max_abs, kernels=kernels)
     if not cosine >= entry.cosine:
-        return Row(cell, entry.name, nbytes, cosine=cosine, max_abs=max_abs, kernels=kernels,
-                   failed=f"FAILED: cosine {cosine:.7f} against the oracle, expected {entry.cosine}")  # fmt: skip
+        return Row(
+            cell,
+            entry.name,
+            nbytes,
+            cosine=cosine,
+            max_abs=max_abs,
+            kernels=kernels,
+            failed=f"FAILED: cosine {cosine:.7f} against the oracle, expected {entry.cosine}",
+        )
     return Ready(graph, calls, len(calls), row)
 
 
@@ -234,8 +240,7 @@ def _prepare_write(fmt: str, k: Tensor, v: Tensor, slots: Tensor, pages: int) ->
     return Ready(graph, calls, len(calls), Row(cell, name, nbytes, kernels=kernels))
 
 
-# Command
-# ----------------------------------------------------------------------------------------------------------
+# Command ----------------------------------------------------------------------------------------------------
 
 
 def warm(names: Sequence[str]) -> None:
@@ -306,11 +311,15 @@ def main() -> None:
 
         args.out.mkdir(parents=True, exist_ok=True)
         result = {
-            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-            "copy_tb_s": [before, after], "rounds": args.rounds, "splits": args.splits,
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "copy_tb_s": [before, after],
+            "rounds": args.rounds,
+            "splits": args.splits,
             "rows": [asdict(r) | {"tb_s": r.tb_s, "share": r.tb_s / b if r.tb_s else None} for r in rows],
             "goals": as_json(GOALS, lambda goal: evaluate(goal, rows, b)),
-        }  # fmt: skip
+        }
         (args.out / "attention.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     own = {*formats, *(f"write {fmt}" for fmt in formats)}
     if any(r.failed for r in rows if r.entry in own):

@@ -95,12 +95,27 @@ def flashinfer_fa2(values: str) -> Callable[[Data], list[Call]]:
         last = (data.context - 1) % PAGE + 1
         workspace = torch.empty(256 << 20, dtype=torch.uint8, device=data.device)
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, "NHD", use_cuda_graph=True, use_tensor_cores=True, backend="fa2",
-            paged_kv_indptr_buffer=indptr.clone(), paged_kv_indices_buffer=ids.clone(),
+            workspace,
+            "NHD",
+            use_cuda_graph=True,
+            use_tensor_cores=True,
+            backend="fa2",
+            paged_kv_indptr_buffer=indptr.clone(),
+            paged_kv_indices_buffer=ids.clone(),
             paged_kv_last_page_len_buffer=last.clone(),
-        )  # fmt: skip
-        wrapper.plan(indptr, ids, last, Q_HEADS, KV_HEADS, HEAD_DIM, PAGE, q_data_type=torch.bfloat16,
-                     kv_data_type=k.dtype, sm_scale=SCALING)  # fmt: skip
+        )
+        wrapper.plan(
+            indptr,
+            ids,
+            last,
+            Q_HEADS,
+            KV_HEADS,
+            HEAD_DIM,
+            PAGE,
+            q_data_type=torch.bfloat16,
+            kv_data_type=k.dtype,
+            sm_scale=SCALING,
+        )
         scales = {} if values == "native" else {"k_scale": 1.0, "v_scale": 1.0}
 
         def call(s: int) -> Tensor:
@@ -126,8 +141,20 @@ def flashinfer_xqa(values: str) -> Callable[[Data], list[Call]]:
         out = torch.empty_like(q)
 
         def call(s: int) -> Tensor:
-            xqa(q[s], data.part(k, s), data.part(v, s), table, lengths, out[s], workspace, semaphores, KV_HEADS,
-                PAGE, kv_scale=1.0, sm_count=processors)  # fmt: skip
+            xqa(
+                q[s],
+                data.part(k, s),
+                data.part(v, s),
+                table,
+                lengths,
+                out[s],
+                workspace,
+                semaphores,
+                KV_HEADS,
+                PAGE,
+                kv_scale=1.0,
+                sm_count=processors,
+            )
             return out[s]
 
         return [lambda s=s: call(s) for s in range(data.sets)]  # type: ignore[misc]
@@ -160,13 +187,29 @@ def vllm_unified(values: str) -> Callable[[Data], list[Call]]:
 
         def call(s: int) -> Tensor:
             peer.unified_attention(
-                q=data.q[s], k=data.part(k, s), v=data.part(v, s), out=out[s], cu_seqlens_q=starts,
-                max_seqlen_q=1, seqused_k=data.context, max_seqlen_k=max(data.lengths), softmax_scale=SCALING,
-                causal=True, window_size=(-1, -1), block_table=data.table, softcap=0, q_descale=None,
-                k_descale=one, v_descale=one, seq_threshold_3D=most_split, num_par_softmax_segments=segments,
-                **buffers, kv_quant_mode=peer.KVQuantMode[mode], k_scale_cache=data.part(k_scale, s),
+                q=data.q[s],
+                k=data.part(k, s),
+                v=data.part(v, s),
+                out=out[s],
+                cu_seqlens_q=starts,
+                max_seqlen_q=1,
+                seqused_k=data.context,
+                max_seqlen_k=max(data.lengths),
+                softmax_scale=SCALING,
+                causal=True,
+                window_size=(-1, -1),
+                block_table=data.table,
+                softcap=0,
+                q_descale=None,
+                k_descale=one,
+                v_descale=one,
+                seq_threshold_3D=most_split,
+                num_par_softmax_segments=segments,
+                **buffers,
+                kv_quant_mode=peer.KVQuantMode[mode],
+                k_scale_cache=data.part(k_scale, s),
                 v_scale_cache=data.part(v_scale, s),
-            )  # fmt: skip
+            )
             return out[s]
 
         return [lambda s=s: call(s) for s in range(data.sets)]  # type: ignore[misc]

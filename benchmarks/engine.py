@@ -5,20 +5,20 @@
                                 [--itl-cells 1x1024,...] [--ttft-cells 1x1024,...] [--repeats 5]
     python -m benchmarks.engine --shape tiny         # the same on whatever is here, to try the script
 
-A Qwen3-8B shape with random weights, loaded once. Everything is the code that the runners use: the engine with what the
-resolver chose, the latency runner's arms and timing loop (interleaved, TTFT and ITL as defined there, sampling
-included), the perplexity runner's passes.
+A Qwen3-8B shape with random weights, loaded once. Everything is the code that the runners use: the engine
+with what the resolver chose, the latency runner's arms and timing loop (interleaved, TTFT and ITL as defined
+there, sampling included), the perplexity runner's passes.
 
     itl         decode steps on a cache of random K and V, so that a long context needs no prompt
     ttft        whole prompts
-    peer        transformers' model on the same weight tensors, its decode compiled with mode reduce-overhead on a static
-                cache filled with random values, interleaved with the native engine
+    peer        transformers' model on the same weight tensors, its decode compiled with mode reduce-overhead
+                on a static cache of random values, interleaved with the native engine
     perplexity  chunks of 512 random tokens through the pages, logits scored
-    weights_*   itl and ttft of FP8 weights, an arm "fp8_block128/int8_sym" beside the native one: weights, then KV. The
-                weights are those of the native arm, quantized on load; both models stay on the device
+    weights_*   itl and ttft of FP8 weights: an arm "fp8_block128/int8_sym" (weights, then KV) next to the
+                native one. Its weights are the native ones, quantized on load; both models stay on the device
 
-Medians over the repeats with their range. The goals are a table (`GOALS`), each printed as reached, missed or not
-measured.
+Medians over the repeats with their range. The goals are a table (`GOALS`), each printed as reached, missed or
+not measured.
 """
 
 from __future__ import annotations
@@ -49,14 +49,19 @@ from kvbench.matrix.resolve import request_of, resolve
 from kvbench.runners.latency import EngineArm, random_prompts
 from kvbench.runners.perplexity import Pass
 from kvbench.runners.text.chunking import SIZE, Chunk
-from kvbench.runners.text.feed import budget, packed
-from kvbench.runners.text.likelihood import logprobs
+from kvbench.runners.text.logits import budget, logprobs, packed
 from kvbench.runners.timing import Arm, measure
 from kvbench_kernels.support import GEMMS
 
 # What a part measures; perplexity measures two things, of which the second fails with the first.
-METRICS = {"itl": "itl_ms", "ttft": "ttft_ms", "perplexity": "pass_s", "peer": "peer_itl_ms",
-           "weights_itl": "weights_itl_ms", "weights_ttft": "weights_ttft_ms"}  # fmt: skip
+METRICS = {
+    "itl": "itl_ms",
+    "ttft": "ttft_ms",
+    "perplexity": "pass_s",
+    "peer": "peer_itl_ms",
+    "weights_itl": "weights_itl_ms",
+    "weights_ttft": "weights_ttft_ms",
+}
 PARTS = tuple(METRICS)
 # The KV formats that quantized weights are timed with.
 KV_OF_ITL, KV_OF_TTFT = "int8_sym", "native"
@@ -67,8 +72,8 @@ TTFT_TOKENS = 65536  # of an arm's prompts of one cell, all repeats together, wh
 
 @dataclass(frozen=True)
 class Setup:
-    """What is measured on a model. Cells are BATCHxCONTEXT; new_tokens: of an ITL request; chunks: of a perplexity pass;
-    weights_*: cells of quantized weights.
+    """What is measured on a model. Cells are BATCHxCONTEXT; new_tokens: of an ITL request; chunks: of a
+    perplexity pass; weights_*: cells of quantized weights.
     """
 
     model: str
@@ -82,14 +87,21 @@ class Setup:
 
 
 SETUPS = {
-    "qwen3-8b": Setup("qwen3-8b-shape", "1x1024,1x32768,1x131072,8x4096,8x16384,32x8192,64x1024,64x4096",
-                      "1x1024,1x8192,1x32768", "1x1024,32x8192", 33, 64,
-                      "1x1024,1x32768,1x131072,8x16384,32x8192,64x1024,64x4096", "1x1024,1x8192"),
+    "qwen3-8b": Setup(
+        "qwen3-8b-shape",
+        "1x1024,1x32768,1x131072,8x4096,8x16384,32x8192,64x1024,64x4096",
+        "1x1024,1x8192,1x32768",
+        "1x1024,32x8192",
+        33,
+        64,
+        "1x1024,1x32768,1x131072,8x16384,32x8192,64x1024,64x4096",
+        "1x1024,1x8192",
+    ),
     "tiny": Setup("tiny-llama", "1x33,2x64", "1x33,2x64", "1x33", 4, 4, "1x33", "2x64"),
-}  # fmt: skip
+}
 
 
-# Goals ------------------------------------------------------------------------------------------------------------
+# Goals ------------------------------------------------------------------------------------------------------
 
 QUANTIZED = ("int8_sym", "fp8_e4m3")
 # ITL of FP8 weights and INT8 KV, ms.
@@ -113,11 +125,15 @@ def _shown(cell: str) -> str:
 def _fp8_goals() -> dict[str, Goal]:
     return {
         f"C1 FP8 {_shown(cell)}": {
-            "metric": "weights_itl_ms", "measure": "value", "cells": (cell,), "entries": ("fp8_block128/int8_sym",),
-            "at_most": limit, "sentence": f"ITL of FP8 weights and INT8 KV at {_shown(cell)} is at most {limit} ms",
+            "metric": "weights_itl_ms",
+            "measure": "value",
+            "cells": (cell,),
+            "entries": ("fp8_block128/int8_sym",),
+            "at_most": limit,
+            "sentence": f"ITL of FP8 weights and INT8 KV at {_shown(cell)} is at most {limit} ms",
         }
         for cell, limit in FP8_LIMITS.items()
-    }  # fmt: skip
+    }
 
 
 def shape_of(cell: str) -> tuple[int, int]:
@@ -128,44 +144,126 @@ def shape_of(cell: str) -> tuple[int, int]:
     return int(batch), int(context)
 
 
-# `metric`: what was measured; `measure` (one of MEASURES): what is asked of it, at `cells` (or all) for `entries`.
+# `metric`: what was measured; `measure` (one of MEASURES): what is asked of it, at `cells` (or all) for
+# `entries`.
 GOALS: dict[str, Goal] = {
-    "C1 1x1k": {"metric": "itl_ms", "measure": "value", "cells": ("1x1024",), "entries": ("native",), "at_most": 4.2,
-                "sentence": "ITL of bf16 weights and bf16 KV at 1x1k is at most 4.2 ms"},
-    "C1 1x128k": {"metric": "itl_ms", "measure": "value", "cells": ("1x131072",), "entries": ("native",), "at_most": 9.0,
-                  "sentence": "ITL of bf16 weights and bf16 KV at 1x128k is at most 9.0 ms"},
+    "C1 1x1k": {
+        "metric": "itl_ms",
+        "measure": "value",
+        "cells": ("1x1024",),
+        "entries": ("native",),
+        "at_most": 4.2,
+        "sentence": "ITL of bf16 weights and bf16 KV at 1x1k is at most 4.2 ms",
+    },
+    "C1 1x128k": {
+        "metric": "itl_ms",
+        "measure": "value",
+        "cells": ("1x131072",),
+        "entries": ("native",),
+        "at_most": 9.0,
+        "sentence": "ITL of bf16 weights and bf16 KV at 1x128k is at most 9.0 ms",
+    },
     **_fp8_goals(),
-    "C2 slope": {"metric": "itl_ms", "measure": "slope", "cells": ("1x131072",), "entries": QUANTIZED, "at_most": 0.56,
-                 "sentence": "from 1k to 128k, a quantized KV cache adds at most 0.56 of what bf16 adds to the ITL"},
-    "C2 break-even": {"metric": "itl_ms", "measure": "over_native", "cells": ("1x1024",), "entries": QUANTIZED,
-                      "at_most": 1.0, "sentence": "a quantized KV cache is no slower from 1k tokens on"},
-    "C2 every cell": {"metric": "itl_ms", "measure": "over_native", "entries": QUANTIZED, "at_most": 1.0,
-                      "sentence": "a quantized KV cache is slower than bf16 at no cell"},
-    "C3 1k": {"metric": "ttft_ms", "measure": "value", "cells": ("1x1024",), "entries": ("native",), "at_most": 24,
-              "sentence": "TTFT at 1k is at most 24 ms"},
-    "C3 8k": {"metric": "ttft_ms", "measure": "value", "cells": ("1x8192",), "entries": ("native",), "at_most": 215,
-              "sentence": "TTFT at 8k is at most 215 ms"},
-    "C3 32k": {"metric": "ttft_ms", "measure": "value", "cells": ("1x32768",), "entries": ("native",), "at_most": 1350,
-               "sentence": "TTFT at 32k is at most 1350 ms"},
-    "C3 quantized": {"metric": "ttft_ms", "measure": "over_native", "entries": QUANTIZED, "at_most": 1.01,
-                     "sentence": "a quantized KV cache adds at most 1% to TTFT"},
-    "C3 FP8 8k": {"metric": "weights_ttft_ms", "measure": "native_over", "cells": ("1x8192",),
-                  "entries": ("fp8_block128/native",), "at_least": 1.25,
-                  "sentence": "FP8 weights make TTFT at 8k 1.25x as fast or more"},
-    "C4 1x1k": {"metric": "peer_itl_ms", "measure": "over_native", "cells": ("1x1024",), "entries": ("transformers",),
-                "at_least": 1.5, "sentence": "transformers, compiled, with a static cache, takes 1.5x our ITL or more at 1x1k"},
-    "C4 32x8k": {"metric": "peer_itl_ms", "measure": "over_native", "cells": ("32x8192",), "entries": ("transformers",),
-                 "at_least": 3.0, "sentence": "transformers, compiled, with a static cache, takes 3x our ITL or more at 32x8k"},
-    "D1 rate": {"metric": "scored_tok_s", "measure": "value", "entries": ("native",), "at_least": 39_000,
-                "sentence": "perplexity scores 39k tokens a second or more"},
-    "D1 quantized": {"metric": "pass_s", "measure": "over_native", "entries": QUANTIZED, "at_most": 1.10,
-                     "sentence": "a perplexity pass read through quantized pages takes at most 1.10x the native one"},
-}  # fmt: skip
+    "C2 slope": {
+        "metric": "itl_ms",
+        "measure": "slope",
+        "cells": ("1x131072",),
+        "entries": QUANTIZED,
+        "at_most": 0.56,
+        "sentence": "from 1k to 128k, a quantized KV cache adds at most 0.56 of what bf16 adds to the ITL",
+    },
+    "C2 break-even": {
+        "metric": "itl_ms",
+        "measure": "over_native",
+        "cells": ("1x1024",),
+        "entries": QUANTIZED,
+        "at_most": 1.0,
+        "sentence": "a quantized KV cache is no slower from 1k tokens on",
+    },
+    "C2 every cell": {
+        "metric": "itl_ms",
+        "measure": "over_native",
+        "entries": QUANTIZED,
+        "at_most": 1.0,
+        "sentence": "a quantized KV cache is slower than bf16 at no cell",
+    },
+    "C3 1k": {
+        "metric": "ttft_ms",
+        "measure": "value",
+        "cells": ("1x1024",),
+        "entries": ("native",),
+        "at_most": 24,
+        "sentence": "TTFT at 1k is at most 24 ms",
+    },
+    "C3 8k": {
+        "metric": "ttft_ms",
+        "measure": "value",
+        "cells": ("1x8192",),
+        "entries": ("native",),
+        "at_most": 215,
+        "sentence": "TTFT at 8k is at most 215 ms",
+    },
+    "C3 32k": {
+        "metric": "ttft_ms",
+        "measure": "value",
+        "cells": ("1x32768",),
+        "entries": ("native",),
+        "at_most": 1350,
+        "sentence": "TTFT at 32k is at most 1350 ms",
+    },
+    "C3 quantized": {
+        "metric": "ttft_ms",
+        "measure": "over_native",
+        "entries": QUANTIZED,
+        "at_most": 1.01,
+        "sentence": "a quantized KV cache adds at most 1% to TTFT",
+    },
+    "C3 FP8 8k": {
+        "metric": "weights_ttft_ms",
+        "measure": "native_over",
+        "cells": ("1x8192",),
+        "entries": ("fp8_block128/native",),
+        "at_least": 1.25,
+        "sentence": "FP8 weights make TTFT at 8k 1.25x as fast or more",
+    },
+    "C4 1x1k": {
+        "metric": "peer_itl_ms",
+        "measure": "over_native",
+        "cells": ("1x1024",),
+        "entries": ("transformers",),
+        "at_least": 1.5,
+        "sentence": "transformers, compiled, with a static cache, takes 1.5x our ITL or more at 1x1k",
+    },
+    "C4 32x8k": {
+        "metric": "peer_itl_ms",
+        "measure": "over_native",
+        "cells": ("32x8192",),
+        "entries": ("transformers",),
+        "at_least": 3.0,
+        "sentence": "transformers, compiled, with a static cache, takes 3x our ITL or more at 32x8k",
+    },
+    "D1 rate": {
+        "metric": "scored_tok_s",
+        "measure": "value",
+        "entries": ("native",),
+        "at_least": 39_000,
+        "sentence": "perplexity scores 39k tokens a second or more",
+    },
+    "D1 quantized": {
+        "metric": "pass_s",
+        "measure": "over_native",
+        "entries": QUANTIZED,
+        "at_most": 1.10,
+        "sentence": "a perplexity pass read through quantized pages takes at most 1.10x the native one",
+    },
+}
 
 
 @dataclass(frozen=True)
 class Result:
-    """A metric of one arm at one cell: median and range over `n` requests or passes. failed: why there is none."""
+    """A metric of one arm at one cell: median and range over `n` requests or passes. failed: why there is
+    none.
+    """
 
     metric: str
     cell: str
@@ -238,7 +336,7 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-# Arms -------------------------------------------------------------------------------------------------------------
+# Arms -------------------------------------------------------------------------------------------------------
 
 
 class FilledArm(EngineArm):
@@ -351,12 +449,14 @@ def plain_transformers(loaded: LoadedModel) -> Any:
     return plain
 
 
-# Parts ------------------------------------------------------------------------------------------------------------
+# Parts ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The model and what every cell's spec has in common. weights: formats of the weights_* parts; models: those loaded."""
+    """The model and what every cell's spec has in common. weights: formats of the weights_* parts; models:
+    those loaded.
+    """
 
     loaded: LoadedModel
     spec: Mapping[str, Any]
@@ -377,7 +477,9 @@ class Bench:
         return Engine(model, resolve(request_of(spec), model.facts), spec, sequences=sequences, tokens=tokens)
 
     def model(self, weights: str) -> LoadedModel:
-        """The model with weights of this format ("" for the native ones), loaded at its first use and kept."""
+        """The model with weights of this format ("" for the native ones), loaded at its first use and
+        kept.
+        """
         if weights in ("", "native"):
             return self.loaded
         if weights not in self.models:
@@ -386,7 +488,9 @@ class Bench:
         return self.models[weights]
 
     def beside(self, fmt: str) -> list[str]:
-        """The arms of a weights_* part: the native one, and each quantized weight format with the KV format `fmt`."""
+        """The arms of a weights_* part: the native one, and each quantized weight format with the KV format
+        `fmt`.
+        """
         return ["native", *(f"{w}/{fmt}" for w in self.weights if w != "native")]
 
     def timed(
@@ -489,7 +593,7 @@ def score(run: Pass, packs: Sequence[Sequence[Chunk]], device: torch.device) -> 
     return float(torch.stack(sums).sum())
 
 
-# Command ----------------------------------------------------------------------------------------------------------
+# Command ----------------------------------------------------------------------------------------------------
 
 
 def attempt(part: Callable[[Bench, str], list[Result]], bench: Bench, cell: str) -> list[Result]:
@@ -503,8 +607,10 @@ def attempt(part: Callable[[Bench, str], list[Result]], bench: Bench, cell: str)
         metric = METRICS[part.__name__]
         first = next((line.strip() for line in str(e).splitlines() if line.strip()), "")
         entries = {
-            "peer": ["transformers"], "weights_itl": bench.beside(KV_OF_ITL), "weights_ttft": bench.beside(KV_OF_TTFT)
-        }.get(part.__name__, bench.formats)  # fmt: skip
+            "peer": ["transformers"],
+            "weights_itl": bench.beside(KV_OF_ITL),
+            "weights_ttft": bench.beside(KV_OF_TTFT),
+        }.get(part.__name__, bench.formats)
         found = [
             Result(metric, cell, entry, failed=f"failed: {type(e).__name__}: {first[:150]}")
             for entry in entries
@@ -553,10 +659,16 @@ def main() -> None:
     if device == "cpu" and args.shape != "tiny":
         raise SystemExit("torch sees no CUDA device; --shape tiny runs anywhere.")
     spec = {
-        **CELL_KEYS, "model": setup.model, "device": device, "dtype": "bfloat16" if device == "cuda" else "float32",
-        "backend": args.backend, "decode": args.decode, "compile": args.compile, "prefill_chunk": args.prefill_chunk,
+        **CELL_KEYS,
+        "model": setup.model,
+        "device": device,
+        "dtype": "bfloat16" if device == "cuda" else "float32",
+        "backend": args.backend,
+        "decode": args.decode,
+        "compile": args.compile,
+        "prefill_chunk": args.prefill_chunk,
         "gemm": args.gemm,
-    }  # fmt: skip
+    }
     began = time.perf_counter()
     loaded = load_model(spec, spec["device"], spec["dtype"])
     bench = Bench(loaded, spec, setup, formats, args.repeats, weights)
@@ -576,10 +688,15 @@ def main() -> None:
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         out = {
-            "device": torch.cuda.get_device_name() if device == "cuda" else device, "torch": torch.__version__,
-            "spec": spec, "decision": asdict(decision), "repeats": args.repeats, "weights": weights,
-            "results": [asdict(r) for r in results], "goals": as_json(GOALS, lambda goal: evaluate(goal, results)),
-        }  # fmt: skip
+            "device": torch.cuda.get_device_name() if device == "cuda" else device,
+            "torch": torch.__version__,
+            "spec": spec,
+            "decision": asdict(decision),
+            "repeats": args.repeats,
+            "weights": weights,
+            "results": [asdict(r) for r in results],
+            "goals": as_json(GOALS, lambda goal: evaluate(goal, results)),
+        }
         (args.out / "engine.json").write_text(json.dumps(out, indent=1), encoding="utf-8")
 
 

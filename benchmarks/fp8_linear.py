@@ -52,14 +52,16 @@ from kvbench_kernels.gemm.fp8_route import W8A8
 QWEN = "qkv,o,gate_up,down"
 ROWS = "1,2,4,8,16,32,64,96,128,256,512,1024,2048,4096,8192"
 # Beside tile edges, and between the others.
-ODD = "3,7,17,33,65,80,100,127,129,144,160,193,257,320,385,513,641,769,1000,1025,1281,1537,1793,2049,3073,4097,8191"
+ODD = (
+    "3,7,17,33,65,80,100,127,129,144,160,193,257,320,385,513,641,769,1000,"
+    "1025,1281,1537,1793,2049,3073,4097,8191"
+)
 ODD_ENTRIES = (ROUTED, "hopper_alone", NATIVE)
 REPLAYS = 4  # a sample
 ENTRIES = {**OWN, **PEERS}
 
 
-# Measuring
-# --------------------------------------------------------------------------------------------------------
+# Measuring --------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -197,8 +199,7 @@ class Layer:
         return [next(timed) if isinstance(p, Ready) else p for p in prepared]
 
 
-# Command
-# ----------------------------------------------------------------------------------------------------------
+# Command ----------------------------------------------------------------------------------------------------
 
 
 def warm(name: str, shape: str, rows: Sequence[int], device: torch.device) -> None:
@@ -327,10 +328,14 @@ def write(args: argparse.Namespace, rows: Sequence[Row], copies: Sequence[float]
     known = [b for b in copies if not math.isnan(b)]
     result = {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "torch": torch.__version__, "triton": triton.__version__, "copy_tb_s": known, "rounds": args.rounds,
-        "rows": [asdict(r) | {"tflops": r.tflops} for r in rows], "route": suggested_route(rows),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "copy_tb_s": known,
+        "rounds": args.rounds,
+        "rows": [asdict(r) | {"tflops": r.tflops} for r in rows],
+        "route": suggested_route(rows),
         "goals": as_json(GOALS, lambda goal: evaluate(goal, rows)),
-    }  # fmt: skip
+    }
     (args.out / "fp8_linear.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
 
 

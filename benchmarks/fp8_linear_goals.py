@@ -25,35 +25,71 @@ def _time_goals() -> dict[str, dict[str, Any]]:
     goals: dict[str, dict[str, Any]] = {}
     for shape, limit in LIMITS.items():
         goals[f"B1 {shape}"] = {
-            "shapes": (shape,), "max": 16, "measure": "us", "at_most": limit,
+            "shapes": (shape,),
+            "max": 16,
+            "measure": "us",
+            "at_most": limit,
             "sentence": f"{shape} takes at most {limit} us for 1 to 16 rows, quantization of x included",
-        }  # fmt: skip
+        }
         goals[f"B1 {shape} 32, 64"] = {
-            "shapes": (shape,), "rows": (32, 64), "measure": "us", "at_most": round(SHARE * limit, 2),
+            "shapes": (shape,),
+            "rows": (32, 64),
+            "measure": "us",
+            "at_most": round(SHARE * limit, 2),
             "sentence": f"{shape} takes at most {SHARE * limit:.1f} us for 32 and 64 rows, {SHARE}x that",
-        }  # fmt: skip
+        }
     return goals
 
 
 GOALS: dict[str, dict[str, Any]] = {
     **_time_goals(),
-    "B1 peers": {"rows": DECODE, "measure": "over_peer", "at_most": 1.0,
-                 "sentence": "at or below the best peer, quantization included, up to 64 rows"},
-    "B1 hybrids": {"rows": DECODE, "measure": "over_hybrid", "at_most": 1.0,
-                   "sentence": "at or below the best peer's product behind our quantizer, up to 64 rows"},
-    "B2 decode": {"max": 32, "measure": "speedup", "at_least": 1.6,
-                  "sentence": "1.6x as fast as bf16 cuBLAS or more, up to 32 rows"},
-    "B2 prefill": {"min": 2048, "measure": "speedup", "at_least": 1.25,
-                   "sentence": "1.25x as fast as bf16 cuBLAS or more, from 2048 rows on"},
-    "B2 everywhere": {"measure": "speedup", "at_least": 1.0,
-                      "sentence": "never slower than bf16 cuBLAS, from 1 to 8192 rows"},
-    "B3 product": {"min": 4096, "measure": "tflops_alone", "at_least": 1200,
-                   "sentence": "1200 TFLOP/s or more from 4096 rows on, the product alone"},
-    "B3 quantized": {"min": 4096, "measure": "tflops", "at_least": 1100,
-                     "sentence": "1100 TFLOP/s or more from 4096 rows on, quantization included"},
-    "B3 names": {"measure": "kernels", "at_least": 1,
-                 "sentence": "every product's path and kernels are in the record"},
-}  # fmt: skip
+    "B1 peers": {
+        "rows": DECODE,
+        "measure": "over_peer",
+        "at_most": 1.0,
+        "sentence": "at or below the best peer, quantization included, up to 64 rows",
+    },
+    "B1 hybrids": {
+        "rows": DECODE,
+        "measure": "over_hybrid",
+        "at_most": 1.0,
+        "sentence": "at or below the best peer's product behind our quantizer, up to 64 rows",
+    },
+    "B2 decode": {
+        "max": 32,
+        "measure": "speedup",
+        "at_least": 1.6,
+        "sentence": "1.6x as fast as bf16 cuBLAS or more, up to 32 rows",
+    },
+    "B2 prefill": {
+        "min": 2048,
+        "measure": "speedup",
+        "at_least": 1.25,
+        "sentence": "1.25x as fast as bf16 cuBLAS or more, from 2048 rows on",
+    },
+    "B2 everywhere": {
+        "measure": "speedup",
+        "at_least": 1.0,
+        "sentence": "never slower than bf16 cuBLAS, from 1 to 8192 rows",
+    },
+    "B3 product": {
+        "min": 4096,
+        "measure": "tflops_alone",
+        "at_least": 1200,
+        "sentence": "1200 TFLOP/s or more from 4096 rows on, the product alone",
+    },
+    "B3 quantized": {
+        "min": 4096,
+        "measure": "tflops",
+        "at_least": 1100,
+        "sentence": "1100 TFLOP/s or more from 4096 rows on, quantization included",
+    },
+    "B3 names": {
+        "measure": "kernels",
+        "at_least": 1,
+        "sentence": "every product's path and kernels are in the record",
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -139,8 +175,7 @@ def evaluate(goal: Mapping[str, Any], rows: Sequence[Row]) -> list[Finding]:
     return found
 
 
-# Tables
-# -----------------------------------------------------------------------------------------------------------
+# Tables -----------------------------------------------------------------------------------------------------
 
 
 def header(entries: Sequence[str]) -> str:
@@ -150,8 +185,13 @@ def header(entries: Sequence[str]) -> str:
 
 def short(name: str) -> str:
     """A name of at most eight letters."""
-    return name.replace("deepgemm", "dg").replace("flashinfer", "fi").replace("scaled_mm", "scmm").replace(
-        "hopper_alone", "hop_alon").replace("w8a8_alone", "w8a8_aln")[:8]  # fmt: skip
+    return (
+        name.replace("deepgemm", "dg")
+        .replace("flashinfer", "fi")
+        .replace("scaled_mm", "scmm")
+        .replace("hopper_alone", "hop_alon")
+        .replace("w8a8_alone", "w8a8_aln")[:8]
+    )
 
 
 def line(here: Here, entries: Sequence[str]) -> str:
@@ -205,8 +245,7 @@ def failures(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-# Route
-# ------------------------------------------------------------------------------------------------------------
+# Route ------------------------------------------------------------------------------------------------------
 
 
 # The entries that are a path of `fp8_route`, quantization of x included.
@@ -224,5 +263,7 @@ def suggested_route(rows: Sequence[Row]) -> list[str]:
             best = min(timed, key=lambda row: row.us or 0.0)
             told = f"{best.m} {best.entry} {best.us:.1f}"
             fastest.setdefault((best.n, best.k, best.shape), []).append(told)
-    return ["# Fastest path by (N, K): rows of x, path, us.",
-            *(f"    ({n}, {k}): {', '.join(told)}  # {shape}" for (n, k, shape), told in fastest.items())]  # fmt: skip
+    return [
+        "# Fastest path by (N, K): rows of x, path, us.",
+        *(f"    ({n}, {k}): {', '.join(told)}  # {shape}" for (n, k, shape), told in fastest.items()),
+    ]

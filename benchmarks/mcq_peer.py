@@ -1,6 +1,7 @@
 """Multiple choice against lm-evaluation-harness: same questions, same prompts, same plain weights.
 
-    python benchmarks/mcq_peer.py --task mmlu|ceval [--shots 5] [--subjects 4] [--limit 100] [--model smollm2-135m-instruct]
+    python benchmarks/mcq_peer.py --task mmlu|ceval [--shots 5] [--subjects 4] [--limit 100] [--model
+    smollm2-135m-instruct]
 
 Needs the `lm-eval` extra and KVBENCH_DATA_DIR. lm-eval runs its own task files, with only the data set
 replaced by local files (for C-Eval also the delimiter, see --delimiter), on a plain transformers model;
@@ -38,8 +39,7 @@ from kvbench.matrix.resolve import Request, resolve
 from kvbench.matrix.runners import RUNNERS
 from kvbench.runners import mcq
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.text.encode import Pair, bos_ids
-from kvbench.runners.text.encoder import Encoder
+from kvbench.runners.text.encode import Encoder, Pair, bos_ids
 from kvbench.runners.text.prompts import LETTERS, TEMPLATES, spread
 from kvbench.runners.text.scoring import capacity, group, score
 
@@ -245,7 +245,7 @@ def own_measure(
     make = engine or native
     context = Context(
         spec, {**options, "tasks": task, "shots": shots}, "", loaded, make, native, native, None, folder
-    )  # fmt: skip
+    )
     return mcq.run(context)
 
 
@@ -293,9 +293,11 @@ def _arguments() -> argparse.Namespace:
         "--unshared", type=int, default=8, help="questions to score without a shared prefix too"
     )
     parser.add_argument(
-        "--delimiter", choices=("kvbench", "lm-eval"), default="kvbench",
+        "--delimiter",
+        choices=("kvbench", "lm-eval"),
+        default="kvbench",
         help="whose join of prompt and answer both use; they differ for C-Eval only (none, and a space)",
-    )  # fmt: skip
+    )
     return parser.parse_args()
 
 
@@ -364,30 +366,50 @@ def _compare(
     n = len(asked)
     same = not other_ids and not picks
     result = {
-        "task": args.task, "shots": args.shots, "model": args.model, "lm_eval": version("lm_eval"),
-        "delimiter": TEMPLATES[args.task].delimiter, "questions": n, "questions_a_subject": dict(sizes),
-        "same_prompts": not other_ids, "different_picks": picks,
+        "task": args.task,
+        "shots": args.shots,
+        "model": args.model,
+        "lm_eval": version("lm_eval"),
+        "delimiter": TEMPLATES[args.task].delimiter,
+        "questions": n,
+        "questions_a_subject": dict(sizes),
+        "same_prompts": not other_ids,
+        "different_picks": picks,
         "max_logprob_difference": {s: largest_difference(ours.scores, p.scores) for s, p in peers.items()},
         "accuracy": sum(pick(ours.scores[key]) == q.answer for key, q in asked.items()) / n,
-        "shared_unshared": {"questions": len(some), "max_logprob_difference": largest_difference(ours.scores, alone),
-                            "different_picks": different_picks(ours.scores, alone)},
-        "tokens": {k: facts[k] for k in ("computed_tokens", "prefix_tokens", "question_tokens", "unshared_tokens")},
+        "shared_unshared": {
+            "questions": len(some),
+            "max_logprob_difference": largest_difference(ours.scores, alone),
+            "different_picks": different_picks(ours.scores, alone),
+        },
+        "tokens": {
+            k: facts[k] for k in ("computed_tokens", "prefix_tokens", "question_tokens", "unshared_tokens")
+        },
         "kvbench_seconds": [round(t.seconds, 2) for t in (first, second)],
         "kvbench_cpu_seconds": [round(t.cpu_seconds, 2) for t in (first, second)],
         "lm_eval_seconds": {s: round(p.seconds, 2) for s, p in peers.items()},
         "lm_eval_cpu_seconds": {s: round(p.cpu_seconds, 2) for s, p in peers.items()},
-        "lm_eval_best_batch": best, "threads": torch.get_num_threads(), "load_average": os.getloadavg()[0],
-        "kvbench_items_s": n / ours.seconds, "lm_eval_items_s": n / peers[best].seconds,
+        "lm_eval_best_batch": best,
+        "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0],
+        "kvbench_items_s": n / ours.seconds,
+        "lm_eval_items_s": n / peers[best].seconds,
         "ratio": peers[best].seconds / ours.seconds if same else None,
         "cpu_ratio": min(p.cpu_seconds for p in peers.values()) / ours.cpu_seconds if same else None,
-    }  # fmt: skip
+    }
     print(f"{args.task} {args.shots}-shot, {n} questions: {', '.join(f'{s} {c}' for s, c in sizes.items())}")
     print(f"prompts: {n - len(other_ids)} of {n} equal token for token; picks: {n - len(picks)} of {n} equal")
     for size, peer in peers.items():
-        print(f"lm-eval, batch {size}   {n / peer.seconds:8.3f} items/s  {peer.seconds:8.1f} s  {peer.cpu_seconds:8.1f} CPU s  "
-              f"largest logprob difference {result['max_logprob_difference'][size]:.1e}")  # fmt: skip
-    print(f"kvbench            {n / ours.seconds:8.3f} items/s  {ours.seconds:8.1f} s  {ours.cpu_seconds:8.1f} CPU s  "
-          f"shared against unshared {result['shared_unshared']['max_logprob_difference']:.1e}")  # fmt: skip
+        print(
+            f"lm-eval, batch {size}   {n / peer.seconds:8.3f} items/s  {peer.seconds:8.1f} s  "
+            f"{peer.cpu_seconds:8.1f} CPU s  "
+            f"largest logprob difference {result['max_logprob_difference'][size]:.1e}"
+        )
+    print(
+        f"kvbench            {n / ours.seconds:8.3f} items/s  {ours.seconds:8.1f} s  {ours.cpu_seconds:8.1f} "
+        "CPU s  "
+        f"shared against unshared {result['shared_unshared']['max_logprob_difference']:.1e}"
+    )
     if same:
         print(f"ratio {result['ratio']:.2f} (CPU time {result['cpu_ratio']:.2f})")
     return result

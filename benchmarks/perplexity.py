@@ -1,6 +1,7 @@
 """Perplexity through the pages against a plain transformers forward over the same chunks.
 
-    python benchmarks/perplexity.py [--model smollm2-135m-instruct] [--chunks 8] [--rounds 3] [--formats native,int8_sym]
+    python benchmarks/perplexity.py [--model smollm2-135m-instruct] [--chunks 8] [--rounds 3] [--formats
+    native,int8_sym]
 
 Correctness comes first: the native engine's summed NLL must equal the plain forward's to 1e-4 relative, or no
 time is printed. Then the arms alternate for `rounds` rounds and the ratio of medians is reported; the last
@@ -105,7 +106,12 @@ def main() -> None:
             times[arm].append(time.perf_counter() - start)
     base = statistics.median(times["plain transformers"])
     result = {
-        "model": args.model, "data": name, "device": device, "dtype": dtype, "chunks": args.chunks, "scored": scored,
+        "model": args.model,
+        "data": name,
+        "device": device,
+        "dtype": dtype,
+        "chunks": args.chunks,
+        "scored": scored,
         "native_nll_relative_difference": difference,
         "arms": {
             arm: {
@@ -115,7 +121,7 @@ def main() -> None:
             }
             for arm, ts in times.items()
         },
-    }  # fmt: skip
+    }
     for arm, ts in times.items():
         print(
             f"{arm:20} ppl {math.exp(sums[arm] / scored):9.4f}  {statistics.median(ts):7.2f} s  "

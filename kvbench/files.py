@@ -46,22 +46,31 @@ def content_hash(data: Any) -> str:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write `data` so that `path` holds the old content or the new, never a part: temp file, fsync, rename.
+    """Write `data` as `write_file` does.
 
     NaN and infinities are written as the strings "NaN", "Infinity" and "-Infinity" are in Python's own JSON
     dialect, and read back as floats: a NaN must reach the gate as a NaN.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, f"{json.dumps(data, ensure_ascii=False, indent=1)}\n".encode())
+
+
+def write_file(path: Path, content: str | bytes) -> Path:
+    """Write with a temp file, fsync and rename: a reader sees the old file or the new one.
+
+    Lone surrogates in text (from a broken file name), which UTF-8 does not have, become `?`.
+    """
+    data = content if isinstance(content, bytes) else content.encode("utf-8", errors="replace")
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temp.open("w", encoding="utf-8") as f:
-            json.dump(data, f, ensure_ascii=False, indent=1)
-            f.write("\n")
+        with temp.open("wb") as f:
+            f.write(data)
             f.flush()
             os.fsync(f.fileno())
         temp.replace(path)
     finally:
         temp.unlink(missing_ok=True)
+    return path
 
 
 def read_json(

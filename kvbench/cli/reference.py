@@ -24,7 +24,7 @@ from kvbench.metrics.collect import METRICS
 from kvbench.metrics.declare.metric import Metric
 from kvbench.metrics.declare.units import UNITS
 from kvbench.records.schema import manifest_schema, record_schema
-from kvbench.report.schema import results_schema
+from kvbench.report.json import results_schema
 
 FOLDER = Path("docs") / "reference"
 

@@ -1,7 +1,8 @@
 """KV cache scales in a checkpoint's own files: their names, their format and their values. No torch here.
 
 Exporters write one number per layer and side. It is for E4M3, amax / 448, unless the config's
-`kv_cache_scheme` names another format."""
+`kv_cache_scheme` names another format.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -114,18 +115,18 @@ def stored_scales(files: Sequence[Path], layers: int) -> dict[tuple[int, str], S
     """
     found: dict[tuple[int, str], StoredScale] = {}
     headers = read_headers(files)
-    if strange := sorted(
+    strange = sorted(
         name
         for name in headers
         if of_cache(name) and not (part_of(name) or _OF_OTHERS.search(name) or of_other_tower(name))
-    ):
+    )
+    if strange:
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         raise Refused(
             UNUSABLE,
             f"The checkpoint holds {strange[0]} of {headers[strange[0]].file.name}{more}, which looks like "
-            "a KV cache scale but "
-            f"has none of the names that are read: layers.N.self_attn. with {_NAMES}. Rename it, or give "
-            "scales in the matrix.",
+            f"a KV cache scale but has none of the names that are read: layers.N.self_attn. with {_NAMES}. "
+            "Rename it, or give scales in the matrix.",
         )
     for name, header in sorted(headers.items()):
         part = part_of(name)
@@ -138,13 +139,11 @@ def stored_scales(files: Sequence[Path], layers: int) -> dict[tuple[int, str], S
                 raise Refused(
                     UNUSABLE,
                     f"The checkpoint holds two scales for {side.upper()} of layer {part[0]}: "
-                    f"{before.tensors[0]} of "
-                    f"{before.file} is {before.value:.6g}, {name} of {header.file.name} is {value:.6g}. "
-                    "Export it again.",
+                    f"{before.tensors[0]} of {before.file} is {before.value:.6g}, {name} of "
+                    f"{header.file.name} is {value:.6g}. Export it again.",
                 )
-            held = before.tensors if before else ()
-            file = before.file if before else header.file.name
-            found[part[0], side] = StoredScale(value, (*held, name), file)
+            before = before or StoredScale(value, (), header.file.name)
+            found[part[0], side] = replace(before, tensors=(*before.tensors, name))
     return found
 
 
@@ -158,8 +157,7 @@ def _value(name: str, header: Header) -> float:
         raise Refused(
             UNUSABLE,
             f"{where} has shape {list(header.shape)}, expected one scale for all of K or V in a layer, not "
-            "one per head or "
-            "channel. Give scales in the matrix, or a file of kvbench calibrate.",
+            "one per head or channel. Give scales in the matrix, or a file of kvbench calibrate.",
         )
     value = _VALUE[header.dtype](header.content())
     if SMALLEST <= value <= LARGEST:
@@ -193,22 +191,18 @@ def cache_only(config: Mapping[str, Any]) -> bool:
 
 
 def check_scheme(config: Mapping[str, Any], fmt: str, name: str) -> None:
-    """Raises Refused unless the scales of the checkpoint `name` with this config.json are for the KV format
-    `fmt`.
-    """
+    """Raises Refused unless the checkpoint's scales, by its config.json, are for the KV format `fmt`."""
     quantization = config.get("quantization_config")
     scheme = quantization.get(SCHEME) if isinstance(quantization, Mapping) else None
-    if scheme is None:
-        found, why = "fp8_e4m3_static", f"its config.json has no {SCHEME}, which means E4M3"
-    else:
+    found, why = "fp8_e4m3_static", f"its config.json has no {SCHEME}, which means E4M3"
+    if scheme is not None:
         _check_known(scheme, name)
         found, why = _OF_TYPE[scheme["type"]], f"the {SCHEME} in its config.json has type {scheme['type']}"
     if found != fmt:
         raise Refused(
             "scale_of_another_format",
-            f"The scales of the checkpoint {name} are for {found} ({why}), and this cell stores {fmt}, "
-            "whose largest code "
-            f"differs; use kv_format: {found}, or run kvbench calibrate {name} OUT.json --format {fmt}.",
+            f"The scales of the checkpoint {name} are for {found} ({why}), and this cell stores {fmt}; use "
+            f"kv_format: {found}, or run kvbench calibrate {name} OUT.json --format {fmt}.",
         )
 
 
@@ -227,7 +221,6 @@ def _check_known(scheme: Any, name: str) -> None:
         raise Refused(
             "kv_cache_scheme_unsupported",
             f"The checkpoint {name} has {key}: {value!s:.80} in its {SCHEME}, expected {expected}: a "
-            "symmetric, static 8-bit "
-            "cache with one K and one V scale per layer. Give scales in the matrix, or a file of kvbench "
-            "calibrate.",
+            "symmetric, static 8-bit cache with one K and one V scale per layer. Give scales in the matrix, "
+            "or a file of kvbench calibrate.",
         )

@@ -2,7 +2,8 @@
 torch here.
 
 quant_method "fp8" of transformers and vLLM has several layouts. One is loaded here; every other is refused by
-name, and so is an unknown key, which could change what the bytes mean."""
+name, and so is an unknown key, which could change what the bytes mean.
+"""
 
 from __future__ import annotations
 
@@ -70,19 +71,16 @@ class Fp8Config:
 def matches(pattern: str, name: str) -> bool:
     """Whether `pattern` names the module, a module around it, or its last components; whole components only.
 
-    `mlp.gate` matches `model.layers.0.mlp.gate` and not `model.layers.0.mlp.gate_proj`. transformers also
-    takes a pattern as a regular expression and as the last letters of a name. Where that differs, the dtypes
-    in the files disagree with the config as it is read here, which is an error.
+    transformers also takes a pattern as a regular expression and as the last letters of a name. Where that
+    differs, the dtypes in the files disagree with the config as it is read here, which is an error.
     """
     pairs = [(pattern, name), (pattern.removeprefix("model."), name.removeprefix("model."))]
     return name.endswith("." + pattern) or any(n == p or n.startswith(p + ".") for p, n in pairs)
 
 
 def routers(names: Collection[str]) -> frozenset[str]:
-    """The modules that choose experts, by their name and the experts next to them; a dense layer may be
-    called `gate` too.
-
-    names: dotted names of modules or of their tensors.
+    """The modules that choose experts, by their name and the experts next to them (a dense layer may be
+    called `gate` too). names: dotted names of modules or of their tensors.
     """
     mixtures = {f".{name}.".partition(".experts.")[0][1:] for name in names if ".experts." in f".{name}."}
     modules = {name.removesuffix(".weight") for name in names}
@@ -106,14 +104,12 @@ def fp8_config(config: Mapping[str, Any], name: str) -> Fp8Config | None:
         if isinstance(value, tuple):
             value = list(value)
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted):
-            raise _refused(name, key, value, " or ".join(_shown(one) for one in accepted), _WHY.get(key, ""))
+            shown = " or ".join("no value" if one is None else str(one) for one in accepted)
+            raise _refused(name, key, value, shown, _WHY.get(key, ""))
     known = (*_ACCEPTED, *_LISTS, SCHEME)
-    unknown = sorted(k for k, v in given.items() if v is not None and k not in known)
-    if unknown:
-        only = f"only the keys {', '.join(known)}"
-        raise _refused(
-            name, unknown[0], given[unknown[0]], only, "another key could change what the bytes mean"
-        )
+    if unknown := sorted(k for k, v in given.items() if v is not None and k not in known):
+        only, why = f"only the keys {', '.join(known)}", "another key could change what the bytes mean"
+        raise _refused(name, unknown[0], given[unknown[0]], only, why)
     return Fp8Config(_skipped(given, name), given.get("scale_fmt") == "ue8m0")
 
 
@@ -128,18 +124,13 @@ def _skipped(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(next(iter(given.values()), ()))
 
 
-def _shown(value: Any) -> str:
-    return "no value" if value is None else str(value)
-
-
 def _refused(name: str, key: str, value: Any, accepted: str, why: str) -> UsageError:
-    shown = "not given" if value is None else str(value) if len(str(value)) <= 80 else str(value)[:80] + "..."
+    shown = "not given" if value is None else f"{value!s:.80}"
     where = "config.json" if key == "quantization_config" else "quantization_config"
     return UsageError(
-        f"The checkpoint {name} is already quantized in an unsupported way: in its {where} {key} is {shown}, "
-        f"expected {accepted}{f' ({why})' if why else ''}. Give an FP8 checkpoint with 128x128 block "
-        "scales, or the "
-        "unquantized checkpoint, from which `kvbench quantize` makes one."
+        f"The checkpoint {name} is already quantized in an unsupported way: in its {where} {key} is "
+        f"{shown}, expected {accepted}{f' ({why})' if why else ''}. Give an FP8 checkpoint with 128x128 "
+        "block scales, or the unquantized checkpoint, from which `kvbench quantize` makes one."
     )
 
 
@@ -147,10 +138,9 @@ def not_native(name: str) -> UsageError:
     """The error for an FP8 checkpoint in a cell with native weights."""
     return UsageError(
         f"The checkpoint {name} is already quantized (fp8, 128x128 blocks), so it cannot be loaded as "
-        "weights: native. It "
-        "has no native weights, and dequantized ones are not native. Name the model for cells with native "
-        "weights, model: "
-        f"{{source: {name}, native: THE_UNQUANTIZED_MODEL}}, or write weights: fp8_block128."
+        "weights: native. It has no native weights, and dequantized ones are not native. Name the model for "
+        f"cells with native weights, model: {{source: {name}, native: THE_UNQUANTIZED_MODEL}}, or write "
+        "weights: fp8_block128."
     )
 
 

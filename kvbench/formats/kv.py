@@ -1,8 +1,7 @@
 """KV and weight formats: frozen descriptors and exact byte formulas. No torch here.
 
-A descriptor is the one place that says what a format stores. The layout of the pages, the evidence, the
-resolver, the kernels, `kvbench formats` and the schema read it. A KV format whose payload is in `PAYLOADS`
-takes one entry in `KV_FORMATS` and one quantizer of the same name (`kvbench_kernels.kv.quantize.quantizer`).
+A descriptor is the one place that says what a format stores. A KV format whose payload is in `PAYLOADS` takes
+one entry in `KV_FORMATS` and one quantizer of the same name (`kvbench_kernels.kv.quantize.quantizer`).
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ PAYLOADS: dict[str, Payload] = {
 class KnownRow:
     """A row that was quantized by hand: the evidence holds the reference quantizer to it.
 
-    given: the static scale, None where the format computes its own. scale: the scale that is stored per row,
-    or None.
+    given: the static scale, or None. scale: the scale that is stored per row, or None.
     """
 
     values: tuple[float, ...]
@@ -60,8 +58,7 @@ class KVFormat(StoredFormat):
     """How one element of K or V is stored. No field has a default: a new format must state each.
 
     scale_margin: how many times amax / qmax a stored scale per row may be, before it is rounded up to the
-    smallest number of its dtype; None without such scales. known_row: see `KnownRow`. summary: one line for a
-    person.
+    smallest number of its dtype; None without such scales. summary: one line for a person.
     """
 
     scale_margin: float | None
@@ -69,26 +66,20 @@ class KVFormat(StoredFormat):
     summary: str
 
     def __post_init__(self) -> None:
-        wrong = [
-            text
-            for text, holds in (
-                ("a payload of PAYLOADS", self.payload_dtype is None or self.payload_dtype in PAYLOADS),
-                ("a scale granularity of SCALE_KINDS", self.scale_granularity in SCALE_KINDS),
-                ("scales exactly where the payload is quantized",
-                 self.quantized == (self.scale_kind != "none")),
-                ("a scale dtype of DTYPE_BYTES where there are scales",
-                 (self.scale_dtype in DTYPE_BYTES) == self.quantized),
-                ("a scale margin where a scale is stored per row",
-                 (self.scale_margin is not None) == self.scale_per_row),
-                ("a known row with one code per value and a scale of its kind",
-                 0 < len(self.known_row.values) == len(self.known_row.codes)
-                 and (self.known_row.given is not None) == (self.scale_kind == "static")
-                 and (self.known_row.scale is not None) == self.scale_per_row),
-                ("backend torch, which can always write it", "torch" in self.backends),
-            )
-            if not holds
-        ]  # fmt: skip
-        if wrong:
+        row, quantized, per_row = self.known_row, self.quantized, self.scale_per_row
+        paired = 0 < len(row.values) == len(row.codes) and (row.scale is not None) == per_row
+        needs = {
+            "a payload of PAYLOADS": self.payload_dtype in (None, *PAYLOADS),
+            "a scale granularity of SCALE_KINDS": self.scale_granularity in SCALE_KINDS,
+            "scales exactly where the payload is quantized": quantized == (self.scale_kind != "none"),
+            "a scale dtype of DTYPE_BYTES where there are scales": (self.scale_dtype in DTYPE_BYTES)
+            == quantized,
+            "a scale margin where a scale is stored per row": (self.scale_margin is not None) == per_row,
+            "a known row with one code per value and a scale of its kind": paired
+            and (row.given is not None) == (self.scale_kind == "static"),
+            "backend torch, which can always write it": "torch" in self.backends,
+        }
+        if wrong := [text for text, holds in needs.items() if not holds]:
             raise ValueError(f"The descriptor of KV format {self.name!r} needs {'; '.join(wrong)}.")
 
     @property
@@ -165,9 +156,9 @@ class WeightFormat:
     """How the weight [N, K] of a linear layer is stored; norms, embeddings and biases keep the engine's
     dtype.
 
-    payload_dtype: storage dtype name, or None for the engine's own dtype (`native`). scale_dtype: dtype name
-    of the scales that quantizing makes (a checkpoint may store narrower ones), or None. block: rows and
-    columns that share a scale, or None.
+    payload_dtype: storage dtype name, or None for the engine's own dtype (`native`). scale_dtype: of the
+    scales that quantizing makes (a checkpoint may store narrower ones). block: rows and columns that share a
+    scale.
     """
 
     name: str
@@ -206,10 +197,9 @@ class StoredBytes:
 def weight_bytes(
     fmt: WeightFormat, n: int, k: int, native_dtype: str, scale_dtype: str = "float32"
 ) -> StoredBytes:
-    """Exact bytes of a weight [n, k]. A block at the end of a dimension costs a whole scale, however small it
-    is.
+    """Exact bytes of a weight [n, k]. A block at the end of a dimension costs a whole scale, however small.
 
-    scale_dtype: dtype name of the stored scales; a checkpoint may hold bfloat16 or float16 ones.
+    scale_dtype: of the stored scales; a checkpoint may hold bfloat16 or float16 ones.
     """
     payload = n * k * DTYPE_BYTES[fmt.payload_dtype or native_dtype]
     if fmt.block is None:
@@ -244,9 +234,7 @@ def pages_for(tokens: int, page_size: int) -> int:
 
 
 def page_bytes(fmt: KVFormat, shape: KVShape, page_size: int, native_dtype: str) -> int:
-    """Bytes that belong to one page of one layer: payload, and scales a token; a per-tensor scale is no
-    page's.
-    """
+    """Bytes that belong to one page of one layer: payload, and scales a token (no per-tensor scale)."""
     empty, one = (kv_bytes(fmt, shape, tokens, native_dtype).total for tokens in (0, page_size))
     return one - empty
 
@@ -262,8 +250,7 @@ def get_max_kv_blocks(
     if not shapes or page_size < 1:
         raise UsageError(
             f"Pages of {page_size} tokens in {len(shapes)} layers take no bytes, so no budget says how many "
-            "there are; "
-            "both must be at least 1."
+            "there are; both must be at least 1."
         )
     if native_dtype not in DTYPE_BYTES:
         raise UsageError(f"dtype {native_dtype!r} is unknown; choose one of {', '.join(DTYPE_BYTES)}.")

@@ -3,7 +3,8 @@
 In a matrix `scale` may name a file that `kvbench calibrate` wrote, or one in the form that engines publish.
 Its content replaces the name in the cell, {"k": [one per layer], "v": [...], "calibrated" or "file": its
 origin}, so that it is part of every key of the cell. The words of `WORDS` stay: the model's digest covers the
-checkpoint's own files."""
+checkpoint's own files.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from typing import Any
 
 from kvbench.errors import Refused, UsageError
 from kvbench.files import content_hash, read_json
-from kvbench.formats.checkpoint_scales import Stored
-from kvbench.formats.kv import KV_FORMATS, LARGEST, SMALLEST, KVFormat
+from kvbench.formats.checkpoint_scales import Stored, StoredScale
+from kvbench.formats.kv import KV_FORMATS, LARGEST, SIDES, SMALLEST, KVFormat
 from kvbench.text import show
 
 VERSION = 1
@@ -56,9 +57,7 @@ FACTS: dict[str, type] = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The value of `scale` that a file holds. Raises UsageError, with the file's name, for a file that is not
-    valid.
-    """
+    """The value of `scale` that a file holds. Raises UsageError, with its name, for an invalid file."""
     if wrong := _path_fault(path):
         raise UsageError(
             f"the scale file {path} {wrong}; its path is relative to the matrix file. kvbench calibrate "
@@ -71,14 +70,15 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"the scale file {path} {wrong}{'' if published else '; run kvbench calibrate again'}."
         )
-    if published:
-        facts = {"format": PUBLISHED[data["kv_cache"]["dtype"]], "model_type": data["model_type"]}
-        column = [float(x) for _, x in sorted(_of_rank(data).items())]
-        sides, kind = {"k": column, "v": list(column)}, FILE
-    else:
-        facts = {key: data[key] for key in FACTS}
-        sides, kind = {side: [float(x) for x in data[side]] for side in ("k", "v")}, CALIBRATED
-    return {**sides, kind: {"file": path.name, "sha": content_hash(data), **facts}}
+    facts = {"file": path.name, "sha": content_hash(data)}
+    if not published:
+        facts |= {key: data[key] for key in FACTS}
+        return {**{side: [float(x) for x in data[side]] for side in SIDES}, CALIBRATED: facts}
+    cache = data["kv_cache"]
+    layers = next(iter(cache["scaling_factor"].values()))  # all ranks are equal
+    column = [float(layers[key]) for key in sorted(layers, key=int)]
+    facts |= {"format": PUBLISHED[cache["dtype"]], "model_type": data["model_type"]}
+    return {"k": column, "v": list(column), FILE: facts}
 
 
 def _path_fault(path: Path) -> str:
@@ -110,7 +110,7 @@ def _fault(data: Any) -> str:
             return f"has {data[key]!r:.80} for {key}, expected {kind.__name__}"
     if data["format"] not in STATIC:
         return f"has {data['format']!r:.80} for format, expected {' or '.join(STATIC)}"
-    for side in ("k", "v"):
+    for side in SIDES:
         if not isinstance(data[side], list) or not data[side]:
             return f"has no list of scales for {side}, one per layer"
         for layer, x in enumerate(data[side]):
@@ -153,15 +153,8 @@ def _published_fault(data: Mapping[str, Any]) -> str:
     return ""
 
 
-def _of_rank(data: Mapping[str, Any]) -> dict[int, float]:
-    """Layer -> scale of the first rank; all ranks are equal."""
-    return {int(layer): x for layer, x in next(iter(data["kv_cache"]["scaling_factor"].values())).items()}
-
-
 def _scale_fault(x: Any) -> str:
-    """What is expected in place of a number that is not a scale, or "". x is compared as it is, since no
-    float holds an integer of 400 digits.
-    """
+    """What is expected in place of x, or "". x stays as it is: no float holds an integer of 400 digits."""
     if type(x) not in (int, float) or not 0 < x < math.inf:
         return "a finite number above 0"
     return "" if SMALLEST <= x <= LARGEST else f"a number that float32 holds, {SMALLEST:.3g} to {LARGEST:.3g}"
@@ -182,15 +175,12 @@ def of_file(scale: Any) -> Mapping[str, Any] | None:
 
 def from_checkpoint(scale: Any) -> bool:
     """Whether `scale` names the scales in the checkpoint's files."""
-    """Whether `scale` names the scales in the checkpoint's files."""
-    return scale in (CHECKPOINT, OR_DEFAULT) if isinstance(scale, str) else False
+    return isinstance(scale, str) and scale in (CHECKPOINT, OR_DEFAULT)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The scale of K or V of one layer. source: one of `SOURCES`; tensor: its name in the checkpoint, if it
-    is from one.
-    """
+    """The scale of K or V of one layer. source: one of `SOURCES`; tensor: its name in the checkpoint."""
 
     value: float
     source: str
@@ -201,20 +191,19 @@ Pairs = Sequence[tuple[Scale, Scale]]  # (K, V) per layer
 
 
 def settle(scale: Any, layers: int, stored: Stored) -> list[tuple[Scale, Scale]]:
-    """A cell's `scale` as one (K, V) pair per layer, each with its source. stored: the scales in the
-    checkpoint's files.
+    """A cell's `scale` as one (K, V) pair per layer. stored: the scales in the checkpoint's files.
 
     Raises Refused for a list of another length than `layers`, and for layers without a scale.
     """
     if isinstance(scale, str):
         _check_missing(scale, layers, stored)
         held = {} if scale == DEFAULT else stored
-        return [(_of_word(layer, "k", held), _of_word(layer, "v", held)) for layer in range(layers)]
+        return [(_of_word(held.get((i, "k"))), _of_word(held.get((i, "v")))) for i in range(layers)]
     facts = of_file(scale)
     source = GIVEN if facts is None else CALIBRATED if CALIBRATED in scale else FILE
     sides = scale if isinstance(scale, Mapping) else {"k": scale, "v": scale}
     columns = []
-    for side in ("k", "v"):
+    for side in SIDES:
         value = sides[side]
         column = list(value) if isinstance(value, (list, tuple)) else [value] * layers
         if len(column) != layers:
@@ -237,7 +226,7 @@ def _wrong_count(side: str, count: int, layers: int, source: str, facts: Mapping
 
 
 def _check_missing(scale: str, layers: int, stored: Stored) -> None:
-    gaps = {side: [i for i in range(layers) if (i, side) not in stored] for side in ("k", "v")}
+    gaps = {side: [i for i in range(layers) if (i, side) not in stored] for side in SIDES}
     if scale != CHECKPOINT or not (gaps["k"] or gaps["v"]):
         return
     if len(gaps["k"]) == len(gaps["v"]) == layers:
@@ -250,20 +239,16 @@ def _check_missing(scale: str, layers: int, stored: Stored) -> None:
     raise Refused(
         "checkpoint_has_no_scales",
         f"The checkpoint {what}; write scale: {OR_DEFAULT} to use 1.0 there, as engines do, or give a file "
-        "of "
-        "kvbench calibrate.",
+        "of kvbench calibrate.",
     )
 
 
-def _of_word(layer: int, side: str, stored: Stored) -> Scale:
-    held = stored.get((layer, side))
+def _of_word(held: StoredScale | None) -> Scale:
     return Scale(1.0, DEFAULT) if held is None else Scale(held.value, CHECKPOINT, held.tensors[0])
 
 
 def short(scale: Mapping[str, Any]) -> str:
-    """A short name for scales by side or layer: `k0.05/v0.1`, `layers-1a2b3c`, `calibrated-amax-1a2b3c`,
-    `file-1a2b3c`.
-    """
+    """A short name for scales: `k0.05/v0.1`, `layers-1a2b3c`, `calibrated-amax-1a2b3c`, `file-1a2b3c`."""
     if facts := of_file(scale):
         kind = f"calibrated-{facts['method']}" if CALIBRATED in scale else "file"
         return f"{kind}-{facts['sha'][:6]}"
@@ -273,9 +258,7 @@ def short(scale: Mapping[str, Any]) -> str:
 
 
 def check_model(scale: Any, digests: Collection[str], model_type: str) -> None:
-    """Raises Refused for scales from a file of a model with none of the `digests`, or with another
-    `model_type`.
-    """
+    """Raises Refused for scales from a file of another model, by `digests` or by `model_type`."""
     facts = of_file(scale)
     if facts is None:
         return
@@ -283,8 +266,7 @@ def check_model(scale: Any, digests: Collection[str], model_type: str) -> None:
         raise Refused(
             "scale_of_another_model",
             f"The scale file {facts['file']} is for models of type {facts['model_type']}, and this cell's "
-            f"model is {model_type}; "
-            "give the file of this model.",
+            f"model is {model_type}; give the file of this model.",
         )
     if CALIBRATED in scale and facts["model_digest"] not in digests:
         raise Refused(
@@ -297,10 +279,10 @@ def check_model(scale: Any, digests: Collection[str], model_type: str) -> None:
 
 
 def origin(fmt: KVFormat, scale: Any, pairs: Pairs = ()) -> tuple[str, str]:
-    """(kind, sentence) of a format's scales.
+    """(kind, sentence) of a format's scales. pairs: the result of `settle`, which tells whether a checkpoint
+    has scales.
 
     kind: "none", "dynamic", "static" (given in the matrix), "calibrated", "file", "checkpoint" or "default".
-    pairs: the result of `settle`, which tells whether a checkpoint has scales.
     """
     if fmt.scale_kind == "none":
         return "none", "none: values are stored as they are"

@@ -1,9 +1,4 @@
-"""A cell from keyword arguments, for callers without a matrix: the same keys, values and refusals.
-
-Not accepted are the keys that the caller's texts determine (batch, context), that concern a baseline
-(native_model), and the modes whose numbers do not come from the stored cache (prefill_reads: fresh) or the
-requested format (fallback).
-"""
+"""A cell from keyword arguments, for callers without a matrix: the same keys, values and refusals."""
 
 from __future__ import annotations
 
@@ -12,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import UsageError
-from kvbench.formats.kv import KV_FORMATS
-from kvbench.formats.scales import of_file, read
+from kvbench.formats.scales import STATIC, of_file, read
 from kvbench.machine.host import Host
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.expand import resolve_auto
@@ -65,8 +59,7 @@ def cell_of(given: Mapping[str, Any], host: Host) -> dict[str, Any]:
 def dropped(given: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
     """A sentence on the first argument whose value in the cell differs from the given one, or "".
 
-    Two changes are expected and not compared: auto becomes this machine's value, and a file of scales its
-    scales.
+    Not compared: auto, which becomes this machine's value, and a file of scales, which becomes its scales.
     """
     for name, value in given.items():
         key = ARGUMENTS[name]
@@ -81,18 +74,15 @@ def dropped(given: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
 
 
 def _settle_scale(spec: dict[str, Any]) -> None:
-    """Check that static formats, and no others, have a scale; read a file of scales, which must be for the
-    format.
-    """
+    """Check that static formats, and no others, have a scale, and read a file of scales."""
     name, scale = spec["kv_format"], spec["scale"]
-    static = [fmt.name for fmt in KV_FORMATS.values() if fmt.scale_kind == "static"]
-    if name in static and scale is None:
+    if name in STATIC and scale is None:
         raise UsageError(
             f"kv_format={name} needs a scale; add one, as in scale=0.05, scale=checkpoint or scale=FILE.json."
         )
-    if name not in static and scale is not None:
+    if name not in STATIC and scale is not None:
         raise UsageError(
-            f"A scale is given, but kv_format={name} takes none; the static formats do: {', '.join(static)}."
+            f"A scale is given, but kv_format={name} takes none; the static formats do: {', '.join(STATIC)}."
         )
     if isinstance(scale, str) and scale.endswith(".json"):
         spec["scale"] = read(Path(scale))

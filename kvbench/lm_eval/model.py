@@ -5,8 +5,8 @@ The only file that imports lm_eval (extra `lm-eval`). Releases of lm-eval with e
 for older ones `kvbench lm-eval` registers it and calls lm-eval's command line.
 
 Encoding, BOS, joining, truncation from the left and windows of long texts are those of lm-eval's transformers
-model. Each task has its own engine, which is examined before its numbers are returned: a number is only
-returned if the engine is verified to have read the requested format.
+model. Each task has its own engine: a number is only returned if that engine is verified to have read the
+requested format.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ from kvbench.models.source import uses_random_weights
 from kvbench.records.record import Evidence
 from kvbench.run.task.checks import random_weights, require
 from kvbench.run.task.measure import evidence_of
-from kvbench.run.task.models import Session
-from kvbench.run.task.prepare import require_device
+from kvbench.run.task.prepare import Session, require_device
+from kvbench.runners.text.decode import Sampler, write
 from kvbench.runners.text.encode import Pair, end_ids
-from kvbench.runners.text.sampling import Sampler, write
 from kvbench.runners.text.scoring import capacity, group, score_choices
 
 OWN_ARGUMENTS = ("batch_size", "max_length", "max_gen_toks", "add_bos_token")
@@ -66,9 +65,9 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
 
     pretrained: as a matrix's `model`; the other keyword arguments are cell keys
     (`kvbench.lm_eval.args.ARGUMENTS`) and: batch_size: sequences generated together (log-probabilities are
-    packed by tokens and do not depend on it); max_length: positions used, at most the model's; max_gen_toks:
-    new tokens, unless a task sets them; add_bos_token: whether a text gets the tokenizer's special tokens;
-    None: the tokenizer's default.
+    packed by tokens); max_length: positions used, at most the model's; max_gen_toks: new tokens, unless a
+    task sets them; add_bos_token: whether a text gets the tokenizer's special tokens; None: the tokenizer's
+    default.
 
     Raises UsageError for unknown or invalid arguments, Refused for what the engine cannot run as requested,
     and Unproven instead of an answer when the evidence of its engine fails.
@@ -112,15 +111,12 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         return cls.create_from_arg_obj(utils.simple_parse_args_string(arg_string), additional_config)
 
     def _positions(self, asked: Any) -> int:
-        limit = self.loaded.facts.max_context
+        name, limit = self.loaded.name, self.loaded.facts.max_context
         if asked is None and limit is None:
-            raise UsageError(f"The config of {self.loaded.name} has no number of positions; give max_length.")
-        length = limit if asked is None else _whole("max_length", asked, 1)
-        assert length is not None
+            raise UsageError(f"The config of {name} has no number of positions; give max_length.")
+        length = _whole("max_length", asked, limit or 1)
         if limit is not None and length > limit:
-            raise UsageError(
-                f"max_length is {length}, but {self.loaded.name} has {limit} positions; give at most that."
-            )
+            raise UsageError(f"max_length is {length}, but {name} has {limit} positions; give at most that.")
         return length
 
     # Texts
@@ -138,35 +134,27 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """Key of lm-eval's cache of requests: the model's content and the whole cell, so that formats do not
-        share it.
-        """
+        """Key of lm-eval's cache of requests: the model's content and the whole cell with its format."""
         named = content_hash([self.loaded.sha, self.spec])
         return f"kvbench-{self.spec['kv_format']}-{self.spec['weights']}-{named}"
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Ids of a text. Special tokens: as given, else none if the text begins with BOS, else by
-        `add_bos_token`.
-        """
+        """Ids of a text. Special tokens: as given, else none before a BOS, else as `add_bos_token`."""
         special = add_special_tokens
         if special is None:
             begins = model_utils.has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id))
             special = False if begins else self.add_bos_token
-        ids: list[int] = self.tokenizer.encode(
-            string, **({} if special is None else {"add_special_tokens": special})
-        )
+        given = {} if special is None else {"add_special_tokens": special}
+        ids: list[int] = self.tokenizer.encode(string, **given)
         return ids
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """The tokenizer's chat template applied; an error of the template is raised, nothing is left out."""
-        text: str = self.tokenizer.apply_chat_template(
-            chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
+        how = {"add_generation_prompt": add_generation_prompt, "tokenize": False}
+        how["continue_final_message"] = not add_generation_prompt
+        text: str = self.tokenizer.apply_chat_template(chat_history, **how)
         return text
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
@@ -190,17 +178,12 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Each text in disjoint windows of `max_length` with one token of context; scores each token once."""
         windows: list[Encoded] = []
-        counts = []
+        counts: list[int] = []
         for (text,) in (request.args for request in requests):
-            found = utils.get_rolling_token_windows(
-                token_list=self.tok_encode(text),
-                prefix_token=self.prefix_token_id,
-                max_seq_len=self.max_length,
-                context_len=1,
-            )
-            own: list[Encoded] = [(None, *utils.make_disjoint_window(pair)) for pair in found]
-            windows += own
-            counts.append(len(own))
+            ids = self.tok_encode(text)
+            found = utils.get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)
+            windows += [(None, *utils.make_disjoint_window(pair)) for pair in found]
+            counts.append(len(windows) - sum(counts))
         scores = iter(self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm))
         return [sum(next(scores)[0] for _ in range(n)) for n in counts]
 
@@ -213,7 +196,7 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         pairs, places = self._pairs(requests)
         g = group(pairs)
         page, chunk = self.spec["page_size"], self.spec["prefill_chunk"]
-        engine = self._engine(1, capacity([g], self.loaded.device, page) * page)
+        engine = self._engine(capacity([g], self.loaded.device, page) * page)
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Log-probabilities") as bar:
             for batch, scores, _computed in score_choices(engine, g, chunk):
@@ -226,51 +209,34 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
 
     def _pairs(self, requests: Sequence[Encoded]) -> tuple[list[Pair], list[list[int]]]:
         """Contexts with all their continuations in order of appearance, and each continuation's request."""
-        found: dict[tuple[int, ...], list[list[int]]] = {}
+        found: dict[tuple[int, ...], list[int]] = {}
         for at, (texts, context, continuation) in enumerate(requests):
             if not context or not 0 < len(continuation) <= self.max_length:
                 raise KvbenchError(
                     f"A continuation of {len(continuation)} tokens after {len(context)} cannot be scored in "
                     f"{self.max_length} positions: {str(texts)[:200]!r}."
                 )
-            key = self._cut(context, continuation)
-            blocks = found.setdefault(key, [[]])
-            if len(blocks[-1]) == MOST_CHOICES:
-                blocks.append([])
-            blocks[-1].append(at)
+            excess = len(context) + len(continuation) - 1 - self.max_length  # the last token is not fed
+            if excess > 0:
+                log.warning("Cut %d tokens from the left: they exceed %d positions.", excess, self.max_length)
+            found.setdefault(tuple(context[max(0, excess) :]), []).append(at)
         pairs, places = [], []
-        for context_ids, blocks in found.items():
-            for block in blocks:
+        for context_ids, own in found.items():
+            for start in range(0, len(own), MOST_CHOICES):
+                block = own[start : start + MOST_CHOICES]
                 pairs.append(Pair(context_ids, tuple(tuple(requests[at][2]) for at in block), False))
                 places.append(block)
         return pairs, places
 
-    def _cut(self, context: list[int], continuation: list[int]) -> tuple[int, ...]:
-        """The context without the first tokens that exceed the window; a continuation's last token is not
-        fed.
-        """
-        excess = len(context) + len(continuation) - (self.max_length + 1)
-        if excess > 0:
-            log.warning(
-                "Cut %d tokens from the left: context and continuation exceed %d positions.",
-                excess,
-                self.max_length,
-            )
-        return tuple(context[max(0, excess) :])
-
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Texts up to a stop text, the end of text or the task's number of tokens; greedy unless a task
-        samples.
-        """
+        """Texts up to a stop text, the end of text or the task's number of tokens."""
         if not requests:
             return []
         work = [self._generation(request) for request in requests]
         batches = list(_batches(work, self.batch_size))
         page = self.spec["page_size"]
-        need = max(
-            sum(pages_for(len(work[i][0]) + work[i][1].new_tokens, page) for i in batch) for batch in batches
-        )
-        engine = self._engine(1, need * page)
+        pages = [pages_for(len(ids) + sampler.new_tokens, page) for ids, sampler in work]
+        engine = self._engine(max(sum(pages[i] for i in batch) for batch in batches) * page)
         texts = [""] * len(work)
         with tqdm(total=len(work), disable=disable_tqdm, desc="Texts") as bar:
             for batch in batches:
@@ -300,23 +266,17 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
             )
         ids = self.tok_encode(context)
         if len(ids) > room:
-            log.warning(
-                "Cut %d tokens of a prompt from the left, to leave room for %d new ones.",
-                len(ids) - room,
-                new_tokens,
-            )
-        return ids[-room:], Sampler(
-            tuple(until),
-            new_tokens,
-            frozenset(end_ids(self.tokenizer, getattr(self.loaded.model, "generation_config", None))),
-            **{name: kwargs[name] for name in SAMPLING if kwargs.get(name) is not None},
-        )
+            cut = len(ids) - room
+            log.warning("Cut %d tokens of a prompt, to leave room for %d new ones.", cut, new_tokens)
+        ends = end_ids(self.tokenizer, getattr(self.loaded.model, "generation_config", None))
+        own = {name: kwargs[name] for name in SAMPLING if kwargs.get(name) is not None}
+        return ids[-room:], Sampler(tuple(until), new_tokens, frozenset(ends), **own)
 
     # Engines and their evidence
 
-    def _engine(self, sequences: int, tokens: int) -> Engine:
+    def _engine(self, tokens: int) -> Engine:
         made: Engine = self._session.kind.make(
-            self.loaded, self.decision, self.spec, sequences=sequences, tokens=tokens
+            self.loaded, self.decision, self.spec, sequences=1, tokens=tokens
         )
         return made
 
@@ -336,13 +296,10 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
             )
         last, scales = self.proofs[-1]
         reads = {key: sum(proof.reads[key] for proof, _ in self.proofs) for key in last.reads}
+        resolved = {key: getattr(self.decision, key).resolved for key in ("kv_format", "weights", "backend")}
         shown = {
             "requested": {key: self.given.get(key, CELL_KEYS[key]) for key in ("kv_format", "weights")},
-            "resolved": {
-                "kv_format": self.decision.kv_format.resolved,
-                "weights": self.decision.weights.resolved,
-                "backend": self.decision.backend.resolved,
-            },
+            "resolved": resolved,
             "effective": {"kv_format": last.effective, "weights": last.effective_weights},
             "evidence": last.state,
             "levels": {level.name: f"{level.state}: {level.sentence}" for level in last.levels},
@@ -354,7 +311,13 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
             "cell": self.spec,
             "environment": host().environment,
         }
-        print(_proof(last, reads), file=sys.stderr)
+        levels = ", ".join(f"{level.name} {level.state}" for level in last.levels)
+        quantized, total = reads["quantized_tokens"], reads["tokens"]
+        print(
+            f"kvbench: effective kv_format {last.effective}, weights {last.effective_weights}; {last.state} "
+            f"({levels}); {quantized:,} of {total:,} tokens read from quantized pages.",
+            file=sys.stderr,
+        )
         return {
             "model_num_parameters": sum(p.numel() for p in self.loaded.model.parameters()),
             "model_dtype": self.loaded.dtype_name,
@@ -362,15 +325,6 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
             "max_length": self.max_length,
             "kvbench": shown,
         }
-
-
-def _proof(evidence: Evidence, reads: dict[str, Any]) -> str:
-    levels = ", ".join(f"{level.name} {level.state}" for level in evidence.levels)
-    return (
-        f"kvbench: effective kv_format {evidence.effective}, weights {evidence.effective_weights}; "
-        f"{evidence.state} ({levels}); {reads['quantized_tokens']:,} of {reads['tokens']:,} tokens read from "
-        "quantized pages."
-    )
 
 
 def _whole(name: str, value: Any, default: int) -> int:

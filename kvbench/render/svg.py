@@ -10,7 +10,8 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -45,15 +46,15 @@ RC: dict[str, Any] = {
 
 def mark(i: int) -> str:
     """The sign that stands for series `i` in the page's legend."""
-    return _pair(i)[1]
+    return _sign(i)[1]
 
 
 def marker(i: int) -> str:
     """matplotlib's name of the same sign."""
-    return _pair(i)[0]
+    return _sign(i)[0]
 
 
-def _pair(i: int) -> tuple[str, str]:
+def _sign(i: int) -> tuple[str, str]:
     """Past the last colour they begin again with the next sign, so that no two of 36 series look alike."""
     return MARKS[(i + i // COLOURS) % len(MARKS)]
 
@@ -68,8 +69,7 @@ def xy(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]
 
 
 def uprights(spans: Sequence[tuple[float, float, float]]) -> tuple[list[float], list[float]]:
-    """Upright bars (x, low, high) as one line with breaks, which takes a tenth of the text of as many
-    lines."""
+    """Upright bars (x, low, high) as one line with breaks: a tenth of the text of as many lines."""
     return xy([point for x, low, high in spans for point in ((x, low), (x, high), (math.nan, math.nan))])
 
 
@@ -87,32 +87,59 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [float(f"{i * step:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def log_axis(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
-    """Make the axis `which` logarithmic, from below low to above high (both above 0), with ticks that are
-    read without powers."""
-    low, high = low / 1.25, high * 1.25
-    axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_ticks(log_ticks(low, high))
-    axis.set_ticks([], minor=True)
-    axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+def log_axis(panel: Axes, which: Literal["x", "y"], values: Iterable[float | None]) -> bool:
+    """Make an axis logarithmic over the positive finite values, with ticks that are read without powers.
+
+    Returns False if there are no such values.
+    """
+    shown = [value for value in values if value is not None and 0 < value < math.inf]
+    if shown:
+        low, high = min(shown) / 1.25, max(shown) * 1.25
+        panel.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
+        axis = panel.xaxis if which == "x" else panel.yaxis
+        axis.set_ticks(log_ticks(low, high))
+        axis.set_ticks([], minor=True)
+        axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    return bool(shown)
+
+
+@contextmanager
+def canvas(height: float) -> Iterator[Figure]:
+    """An empty figure of the page's width; the page's style applies inside the block. height: inches."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(RC):
+        yield Figure(figsize=(8.2, height), layout="constrained")
+
+
+def panels(figure: Figure, count: int, columns: int, share: str) -> list[Axes]:
+    """`count` panels, at most `columns` in a row. share: the axes that all have in common: x, y or xy."""
+    rows = math.ceil(count / columns)
+    grid = figure.subplots(rows, min(columns, count), squeeze=False, sharex="x" in share, sharey="y" in share)
+    axes: list[Axes] = list(grid.flat)
+    for unused in axes[count:]:
+        unused.set_visible(False)
+    return axes[:count]
+
+
+def grid_lines(panel: Axes, axis: Literal["both", "x", "y"], **ticks: Any) -> None:
+    """Draw grid lines across an axis and hide the tick marks. ticks: more options of `tick_params`."""
+    panel.grid(axis=axis)
+    panel.tick_params(length=0, **ticks)
 
 
 def drawn(figure: Figure, key: str, title: str) -> str:
-    """The figure as an `<svg>` element for use inside HTML: no prolog, ids of its own, CSS variables as
-    colours."""
+    """The figure as an `<svg>` element for HTML: no prolog, ids of its own, CSS variables as colours."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
-        # Only widths are estimated from matplotlib's font; the page's font draws the text, and has more
-        # letters.
+        # matplotlib's font only gives widths; the page's font, which has more letters, draws the text.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=metadata | {"Title": title})
     text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(
-        r"\s*<(metadata|style)\b.*?</\1>", "", text, flags=re.S
-    )  # a style here would reach the whole page
+    # A style here would reach the whole page.
+    text = re.sub(r"\s*<(metadata|style)\b.*?</\1>", "", text[text.index("<svg") :], flags=re.S)
     text = re.sub(r'\b(id|xlink:href)="(#?)', rf'\1="\g<2>{key}-', text).replace("url(#", f"url(#{key}-")
     text = re.sub(r"#0100([0-9a-f]{2})", lambda m: f"var(--s{int(m[1], 16)})", text)
     text = text.replace(INK, "var(--ink)").replace(GRID, "var(--rule)")

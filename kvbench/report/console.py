@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from kvbench.render.numbers import NOT_MEASURED
+from kvbench.report.sections.checks import check_name, places
 from kvbench.report.sections.findings import Finding
-from kvbench.report.sections.precision import ChoiceLine, PrecisionLine
-from kvbench.report.sections.tables import Entry, MetricTable
-from kvbench.report.sections.wording import check_name, places
+from kvbench.report.sections.tables import MetricTable
 from kvbench.report.view import View
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _STYLES = {"pass": "bold green", "fail": "bold red", "incomplete": "bold blue", "inconclusive": "bold yellow"}
 _PLAIN_WIDTH = 200  # columns off a terminal, where nothing needs to fit a window
@@ -26,7 +26,7 @@ _FORMAT_COLUMNS = ("Cell", "Requested", "Resolved", "Effective")
 _KV_COLUMNS = (*_FORMAT_COLUMNS, "Scales", "Storage", "Transfer", "Execution", "Evidence", "Backend")
 _WEIGHT_COLUMNS = (*_FORMAT_COLUMNS, "Storage", "gemm", "Products that ran")
 _MDE_TITLE = "Detectable effects (80% power, 5%; n needed: samples that would decide at the observed value)"
-_Rows = list[tuple[Sequence[str], str]]  # cells and style of each row
+_Row = tuple[Sequence[str], str]  # cells and style
 
 
 def show(view: View, file: TextIO, paths: Sequence[Path] = (), quiet: bool = False) -> None:
@@ -38,7 +38,7 @@ def show(view: View, file: TextIO, paths: Sequence[Path] = (), quiet: bool = Fal
 
 def show_tables(view: View, file: TextIO) -> None:
     """Print everything before the verdict; this needs no report files, so it can precede them."""
-    out = _Printer(file)
+    out = Printer(file)
     if view.model:
         out.title("")
         out.line(f"Model: {view.model}")
@@ -55,10 +55,9 @@ def show_tables(view: View, file: TextIO) -> None:
 
 def show_verdict(view: View, file: TextIO, paths: Sequence[Path]) -> None:
     """Print the verdict and the files that were written."""
-    out = _Printer(file)
+    out = Printer(file)
     out.line(f"  {view.headline} Exit code {view.exit_code}.", (view.word, _STYLES[view.tone]))
-    for path in paths:
-        out.line(str(path))
+    out.lines(paths)
 
 
 def console_for(file: TextIO) -> Console:
@@ -84,12 +83,30 @@ def console_for(file: TextIO) -> Console:
     )
 
 
-class _Printer:
+def console_table(heads: Iterable[str], terminal: bool, numbers: int = 0, fold: int = 99) -> Table:
+    """An empty table; ASCII off a terminal.
+
+    numbers: of the last columns are right-aligned; fold: of the first columns are folded, not cut.
+    """
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD if terminal else box.ASCII2, pad_edge=False, header_style="bold")
+    names = list(heads)
+    for i, head in enumerate(names):
+        made.add_column(
+            head,
+            justify="right" if i >= len(names) - numbers else "left",
+            overflow="fold" if i < fold else "ellipsis",
+        )
+    return made
+
+
+class Printer:
     """Lines, titles and tables on rich's console; text is never read as markup."""
 
     def __init__(self, file: TextIO) -> None:
         self.console = console_for(file)
-        self.terminal = file.isatty()
 
     def line(self, text: str, head: tuple[str, str] = ("", ""), style: str = "") -> None:
         """head: text and style of the line's beginning."""
@@ -97,48 +114,39 @@ class _Printer:
 
         self.console.print(Text.assemble(head, (text, style)), soft_wrap=True)
 
+    def lines(self, lines: Iterable[object], style: str = "") -> None:
+        for line in lines:
+            self.line(str(line), style=style)
+
     def title(self, title: str) -> None:
         """An empty line, then the title in bold; "" for the empty line alone."""
         self.console.print()
         if title:
             self.line("", (title, "bold"))
 
-    def table(self, columns: Iterable[str], rows: _Rows, numbers: int = 0, fold: int = 99) -> None:
-        """numbers: of the last columns are right-aligned; fold: of the first columns are folded, not cut."""
-        from rich import box
-        from rich.table import Table
+    def table(self, columns: Iterable[str], rows: Sequence[_Row], numbers: int = 0, fold: int = 99) -> None:
         from rich.text import Text
 
-        heads = list(columns)
-        made = Table(
-            box=box.SIMPLE_HEAD if self.terminal else box.ASCII2, pad_edge=False, header_style="bold"
-        )
-        for i, head in enumerate(heads):
-            right = i >= len(heads) - numbers
-            made.add_column(
-                head, justify="right" if right else "left", overflow="fold" if i < fold else "ellipsis"
-            )
+        made = console_table(columns, self.console.file.isatty(), numbers, fold)
         for cells, style in rows:
             made.add_row(*map(Text, cells), style=style)
         self.console.print(made)
 
 
-def _style(line: PrecisionLine) -> str:
-    return "red" if line.state == "mismatch" else "dim" if line.label.baseline else ""
-
-
-def _precision(out: _Printer, view: View) -> None:
+def _precision(out: Printer, view: View) -> None:
     """The precision of the cache, and of the weights if some cell has or requests other than native ones."""
-    kv: _Rows = []
-    weights: _Rows = []
+    kv: list[_Row] = []
+    weights: list[_Row] = []
     for group in view.precision:
         x, name = group.line, places(group.where, 1)
+        style = "red" if x.state == "mismatch" else "dim" if x.label.baseline else ""
+        of, gemm, backend = (x.choice(aspect) for aspect in ("weights", "gemm", "backend"))
+        ran = backend.resolved or "not resolved"  # with its reason if another option was rejected
+        ran += f" ({backend.reason})" if backend.resolved and backend.rejected else ""
         cells = [name, x.kv.requested, x.kv.resolved or "not resolved", x.effective, x.scales]
-        cells += [x.storage, x.transfer, x.execution, x.state, _backend(x.backend)]
-        kv.append((cells, _style(x)))
-        cells = [name, x.weights.requested, x.weights.resolved or "not resolved", x.effective_weights]
-        cells += [x.stored_weights, x.gemm.resolved or "not resolved", x.products]
-        weights.append((cells, _style(x)))
+        kv.append(([*cells, x.storage, x.transfer, x.execution, x.state, ran], style))
+        cells = [name, of.requested, of.resolved or "not resolved", x.effective_weights]
+        weights.append(([*cells, x.stored_weights, gemm.resolved or "not resolved", x.products], style))
     out.title("Precision of the KV cache")
     out.table(_KV_COLUMNS, kv)
     if not {cells[i] for cells, _ in weights for i in (1, 3)} <= {"native", NOT_MEASURED}:
@@ -146,41 +154,29 @@ def _precision(out: _Printer, view: View) -> None:
         out.table(_WEIGHT_COLUMNS, weights)
 
 
-def _backend(choice: ChoiceLine) -> str:
-    """`triton`, or `torch (no_gpu)` if another option was rejected."""
-    if not choice.resolved:
-        return "not resolved"
-    return f"{choice.resolved} ({choice.reason})" if choice.rejected else choice.resolved
-
-
-def _metrics(out: _Printer, table: MetricTable) -> None:
+def _metrics(out: Printer, table: MetricTable) -> None:
     if not table.lines:
         return
-    rows: _Rows = []
+    rows: list[_Row] = []
     for line in table.lines:
         name = " ".join(filter(None, (line.label.text, line.variant, "(partial)" if line.partial else "")))
-        values = [_value(line.entries[i]) for i in table.brief]
+        values = []
+        for entry in (line.entries[i] for i in table.brief):
+            failed = f" {entry.status.upper()}" if entry and entry.status in ("fail", "inconclusive") else ""
+            values.append(f"{entry.shown.brief}{failed}" if entry else "-")
         if line.silent:
             values = [NOT_MEASURED, *[""] * (len(values) - 1)]
         rows.append(([name, *values], "dim" if line.label.baseline else ""))
     out.title(table.title)
-    out.table(
-        ["Measured on", *(table.columns[i].metric for i in table.brief)], rows, len(table.brief), fold=0
-    )
+    heads = ["Measured on", *(table.columns[i].metric for i in table.brief)]
+    out.table(heads, rows, len(table.brief), fold=0)
     if table.footnote:
         out.line(table.footnote, style="dim")
 
 
-def _value(entry: Entry | None) -> str:
-    if entry is None:
-        return "-"
-    failed = f" {entry.status.upper()}" if entry.status in ("fail", "inconclusive") else ""
-    return f"{entry.shown.brief}{failed}"
-
-
-def _detectable(out: _Printer, view: View) -> None:
+def _detectable(out: Printer, view: View) -> None:
     """The smallest effect that each estimate could have shown: read before a pass is believed."""
-    rows: _Rows = []
+    rows: list[_Row] = []
     for group in view.checks:
         lines = [line for line in group.lines if line.mde]
         for line in lines:
@@ -193,7 +189,7 @@ def _detectable(out: _Printer, view: View) -> None:
         out.table(("Check", "Outcome", "Value", "Detectable", "n needed"), rows, numbers=4, fold=1)
 
 
-def _sweep(out: _Printer, view: View) -> None:
+def _sweep(out: Printer, view: View) -> None:
     if view.sweep:
         out.title("Static scales")
         out.line(view.sweep.sentence)
@@ -203,7 +199,7 @@ def _sweep(out: _Printer, view: View) -> None:
             out.line(f"{line.name}: {line.sentence}.")
 
 
-def _notices(out: _Printer, view: View) -> None:
+def _notices(out: Printer, view: View) -> None:
     if view.notices or view.fallbacks:
         out.title("")
     for notice in view.notices:
@@ -214,7 +210,7 @@ def _notices(out: _Printer, view: View) -> None:
         out.line(f"{places(fallback.where, _ITEMS)}: {change}", ("Fallback. ", "yellow"))
 
 
-def _findings(out: _Printer, title: str, findings: Sequence[Finding]) -> None:
+def _findings(out: Printer, title: str, findings: Sequence[Finding]) -> None:
     if not findings:
         return
     out.title(title)

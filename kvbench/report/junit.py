@@ -23,8 +23,8 @@ from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
 from kvbench.matrix.cells import one_model
 from kvbench.render.numbers import one_line, plain
 from kvbench.report.model import JudgedRun, model_digests, verdict_word
+from kvbench.report.sections.checks import check_name
 from kvbench.report.sections.notices import headline
-from kvbench.report.sections.wording import check_name
 
 if TYPE_CHECKING:
     from junitparser import TestCase

@@ -1,5 +1,4 @@
-"""The run as Markdown (GitHub's dialect): the verdict, the worst checks, small tables. For step summaries and
-pull requests.
+"""The run as Markdown (GitHub's dialect), for step summaries and pull requests.
 
 Text from outside is put on one line, and every character that Markdown or HTML would interpret gets a
 backslash, so a name is shown as it is: no pipe ends a cell, no backtick opens code, no tag is a tag.
@@ -12,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbench.gate.verdict import Outcome
-from kvbench.render.labels import Label, Labels
+from kvbench.render.labels import Label
 from kvbench.render.numbers import NOT_MEASURED, one_line
 from kvbench.report.model import JudgedRun, worst
-from kvbench.report.sections import wording
+from kvbench.report.sections import checks
+from kvbench.report.sections.checks import check_name, mde_text, needed_text, value_text
 from kvbench.report.sections.findings import Finding
 from kvbench.report.sections.tables import Entry, MetricTable
-from kvbench.report.sections.wording import check_name, mde_text, needed_text, value_text
 from kvbench.report.view import View
 
 MOST = 10  # checks in the first table, and places under one finding
@@ -29,27 +28,13 @@ SENTENCE_LIMIT = 600
 _SPECIAL = re.compile(r"[\\`*\[\]<>|~$&#@!{}]|(?<![^\W_])_|_(?![^\W_])")
 
 _WORST_COLUMNS = (
-    "Outcome",
-    "Check",
-    "Measured on",
-    "Value",
-    "Limit",
-    "n",
-    "Detectable",
-    "n needed",
-    "Finding",
+    *("Outcome", "Check", "Measured on", "Value", "Limit"),
+    *("n", "Detectable", "n needed", "Finding"),
 )
-_PRECISION_COLUMNS = [
-    "Cell",
-    "Requested",
-    "Resolved",
-    "Effective",
-    "Storage",
-    "Transfer",
-    "Execution",
-    "Weights",
-    "Evidence",
-]
+_PRECISION_COLUMNS = (
+    *("Cell", "Requested", "Resolved", "Effective", "Storage"),
+    *("Transfer", "Execution", "Weights", "Evidence"),
+)
 
 
 @dataclass(frozen=True)
@@ -124,29 +109,28 @@ def _name(text: str) -> str:
 
 
 def _places(labels: Sequence[Label], most: int) -> str:
-    return wording.places(labels, most, _name)
+    return checks.places(labels, most, _name)
 
 
 def _worst(run: JudgedRun) -> str:
     found = worst(run.verdict.outcomes)
-    labels = Labels(run.run)
     counts = {(row.cell, row.metric, row.variant): row.n for row in run.rows}
     rest = f"\n\nand {len(found) - MOST} more below." if len(found) > MOST else ""
-    return _table(_WORST_COLUMNS, [_outcome(outcome, labels, counts) for outcome in found[:MOST]]) + rest
+    return _table(_WORST_COLUMNS, [_outcome(run, outcome, counts) for outcome in found[:MOST]]) + rest
 
 
-def _outcome(o: Outcome, labels: Labels, counts: Mapping[tuple[str, str, str], int | None]) -> list[str]:
+def _outcome(run: JudgedRun, o: Outcome, counts: Mapping[tuple[str, str, str], int | None]) -> list[str]:
     n = counts.get((o.cell or "", o.metric, o.variant))
     return [
         f"**{o.status.replace('_', ' ')}**",
         _name(check_name(o.check, o.variant)),
-        _places(labels.places(o.cells), 1),
+        _places(run.labels.places(o.cells), 1),
         escaped(value_text(o)),
         _name(o.limit),
         "" if n is None else f"{n:,}",
         escaped(mde_text(o)),
         escaped(needed_text(o)),
-        escaped(labels.unnamed(o.sentence, o.cells), SENTENCE_LIMIT),
+        escaped(run.labels.unnamed(o.sentence, o.cells), SENTENCE_LIMIT),
     ]
 
 
@@ -187,7 +171,7 @@ def _metrics(metrics: MetricTable) -> str:
         return ""
     rows = []
     for line in metrics.lines:
-        parts = (wording.place(line.label, _name), _name(line.variant), "(partial)" if line.partial else "")
+        parts = (checks.place(line.label, _name), _name(line.variant), "(partial)" if line.partial else "")
         rows.append([" ".join(filter(None, parts)), *(_value(line.entries[i]) for i in metrics.brief)])
     heads = ["Measured on", *(_name(metrics.columns[i].metric) for i in metrics.brief)]
     foot = f"\n\n{escaped(metrics.footnote)}" if metrics.footnote else ""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, NOT_JUDGED, PASS, Outcome, Verdict
 from kvbench.matrix.cells import Task
 from kvbench.metrics.collect import Row
 from kvbench.metrics.declare.units import BYTES
-from kvbench.records.record import Record
+from kvbench.records.record import OK, Record
 from kvbench.records.run import Manifest, Run
+from kvbench.render.labels import Labels
 
 # Byte counts that the storage runner keeps as facts. Null stays "not measured": a run on a CPU has no device
 # peak, not a peak of 0.
 _FACT_METRICS = ("page_table_bytes", "held_bytes", "workspace_bytes", "device_peak_bytes")
+_WORST_FIRST = (FAIL, INCONCLUSIVE, NOT_EVALUATED)
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,20 @@ class JudgedRun:
     def records(self) -> tuple[Record, ...]:
         return self.run.records
 
+    @cached_property
+    def labels(self) -> Labels:
+        return Labels(self.run)
+
     def done(self) -> list[tuple[Record, Task]]:
         """The records with their tasks, in task order."""
         return self.run.done()
+
+    def completed(self, runner: str) -> Iterator[tuple[Record, Task, tuple[str, ...]]]:
+        """Each record of a runner with status OK, its task, and the ids of its cells (at least one)."""
+        for record, task in self.done():
+            cells = tuple(cell for cell in task.cells if cell in self.run.cells)
+            if record.runner == runner and record.status == OK and cells:
+                yield record, task, cells
 
     def with_fact_rows(self) -> JudgedRun:
         """The same run with the storage facts as additional rows, so that every output shows them alike."""
@@ -43,7 +57,7 @@ class JudgedRun:
         extra = [
             Row(cell, metric, "", record.facts[metric], BYTES, partial=record.partial)
             for record, task in self.done()
-            if record.runner == "storage" and record.status == "ok"
+            if record.runner == "storage" and record.status == OK
             for metric in _FACT_METRICS
             if metric in record.facts
             for cell in task.cells
@@ -68,15 +82,7 @@ def model_digests(tasks: Iterable[Task]) -> str:
     return ", ".join(dict.fromkeys(str(d[key]) for d in found for key in ("model", "native") if d.get(key)))
 
 
-_WORST_FIRST = (FAIL, INCONCLUSIVE, NOT_EVALUATED)
-
-
 def worst(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """The outcomes that keep the exit code from 0: failed, inconclusive, then required but not evaluated.
-
-    Within each status they are in the gate's order.
-    """
-    bad = [
-        o for o in outcomes if o.status in (FAIL, INCONCLUSIVE) or (o.status == NOT_EVALUATED and o.required)
-    ]
+    """What keeps the exit code from 0: failed, inconclusive, then required but not evaluated."""
+    bad = [o for o in outcomes if o.status in _WORST_FIRST and (o.status != NOT_EVALUATED or o.required)]
     return sorted(bad, key=lambda outcome: _WORST_FIRST.index(outcome.status))

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kvbench.formats.scales import of_file
 from kvbench.gate.verdict import NOT_EVALUATED
 from kvbench.matrix.cells import one_model
-from kvbench.records.run import Manifest
-from kvbench.render.labels import Label, Labels
+from kvbench.render.labels import Label
 from kvbench.render.numbers import NOT_MEASURED, flatten, one_line, plain
-from kvbench.report.figures.data import PlotData, plot_data
-from kvbench.report.figures.sensitivity import LayerLine, layer_lines
-from kvbench.report.figures.series import ByteBar, TimeSeries, byte_bars, itl_series
-from kvbench.report.figures.sweep import Sweep, scale_sweep
+from kvbench.report.figures import costs, drilldown, quality
 from kvbench.report.model import JudgedRun, judged, model_digests, verdict_word
 from kvbench.report.sections.card import Release, release
 from kvbench.report.sections.checks import CheckGroup, check_groups
-from kvbench.report.sections.device import DeviceLine, device_lines
 from kvbench.report.sections.findings import Finding, failures, gaps
 from kvbench.report.sections.heat import HeatTable, heat_tables
-from kvbench.report.sections.notices import Notice, headline, notices
+from kvbench.report.sections.notices import DeviceLine, Notice, device_lines, headline, notices
 from kvbench.report.sections.precision import (
     ChoiceLine,
     PrecisionGroup,
@@ -36,8 +31,7 @@ from kvbench.report.sections.precision import (
 from kvbench.report.sections.provenance import Provenance, provenances
 from kvbench.report.sections.tables import MetricTable, metric_tables
 
-# The look of a verdict by exit code. A pass without a gate is "incomplete".
-_TONES = {0: "pass", 1: "fail", 3: "incomplete", 4: "inconclusive"}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -69,6 +63,21 @@ class Reproduce:
 
 
 @dataclass(frozen=True)
+class PlotData:
+    """Empty or None where nothing was measured. problems: (section, sentence) for each unreadable record."""
+
+    ttft: tuple[costs.TimeSeries, ...]
+    kld: tuple[quality.KldLine, ...]
+    agreement: tuple[quality.AgreementLine, ...]
+    health: tuple[quality.HealthLine, ...]
+    roof: costs.Roof | None
+    products: tuple[costs.ProductTimes, ...]
+    questions: tuple[drilldown.Questions, ...]
+    chunks: tuple[drilldown.Chunks, ...]
+    problems: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
 class View:
     """model: "" if the cells have several; tone: "pass", "fail", "incomplete" or "inconclusive"; resolved:
     whether every cell has a decision; scales: those of each cell's cache by layer; sweep: None if no scale
@@ -95,11 +104,11 @@ class View:
     proofs: tuple[Proof, ...]
     tables: tuple[MetricTable, ...]
     heats: tuple[HeatTable, ...]
-    itl: tuple[TimeSeries, ...]
-    bytes: tuple[ByteBar, ...]
+    itl: tuple[costs.TimeSeries, ...]
+    bytes: tuple[costs.ByteBar, ...]
     bytes_of: str
-    sweep: Sweep | None
-    layers: tuple[LayerLine, ...]
+    sweep: quality.Sweep | None
+    layers: tuple[quality.LayerLine, ...]
     plots: PlotData
     device: tuple[DeviceLine, ...]
     cells: tuple[CellLine, ...]
@@ -123,77 +132,97 @@ class View:
 def build(run: JudgedRun, definitions: Mapping[str, str] | None = None) -> View:
     """The view of a run. definitions: metric name to definition; those of metrics with a row are shown."""
     run = run.with_fact_rows()
-    verdict, labels = run.verdict, Labels(run.run)
-    precision = precision_lines(run, labels)
-    cell_keys, fixed = _split_keys(labels)
-    bars, bars_of = byte_bars(run, labels)
-    device = device_lines(run, labels)
-    tables = metric_tables(run, labels)
+    manifest, code = run.manifest, run.verdict.exit_code
+    passed = judged(run) and run.verdict.word != NOT_EVALUATED
+    tones = {0: "pass" if passed else "incomplete", 1: "fail", 4: "inconclusive"}
+    precision, device, tables = precision_lines(run), device_lines(run), metric_tables(run)
+    cell_keys, fixed = _split_keys(run)
+    bars, bars_of = costs.byte_bars(run)
+    stamp, utc = manifest.created_at, manifest.created_at.endswith("+00:00")
     present = {row.metric for row in run.rows}
     return View(
-        name=one_line(run.manifest.name, 200),
-        model=one_line(one_model([cell.spec for cell in labels.cells.values()]) or "", 200),
+        name=one_line(manifest.name, 200),
+        model=one_line(one_model([cell.spec for cell in manifest.cells]) or "", 200),
         word=one_line(verdict_word(run)).replace("_", " ").upper(),
-        tone=_tone(run),
-        exit_code=verdict.exit_code,
+        tone=tones.get(code, "incomplete"),
+        exit_code=code,
         headline=headline(run),
-        created_at=_time(run.manifest.created_at),
-        release=release(run, labels, precision),
-        notices=tuple(notices(run, labels, device)),
-        failures=failures(run, labels, precision),
-        fallbacks=_fallbacks(precision, labels),
-        resolved=bool(precision) and all(line.choices[0].resolved != NOT_MEASURED for line in precision),
-        gaps=gaps(run, labels),
-        checks=check_groups(verdict.outcomes, labels),
-        precision=grouped(precision, labels),
-        scales=provenances(run, labels),
-        proofs=proofs(precision, labels),
+        created_at=one_line(f"{stamp[:-6].replace('T', ' ')} UTC" if utc else stamp, 80),
+        release=release(run, precision),
+        notices=tuple(notices(run, device)),
+        failures=failures(run, precision),
+        fallbacks=_fallbacks(run, precision),
+        resolved=bool(precision) and all(line.kv.resolved != NOT_MEASURED for line in precision),
+        gaps=gaps(run),
+        checks=check_groups(run),
+        precision=grouped(run, precision),
+        scales=provenances(run),
+        proofs=proofs(run, precision),
         tables=tables,
-        heats=heat_tables(tables, labels),
-        itl=itl_series(run, labels),
+        heats=heat_tables(run, tables),
+        itl=costs.itl_series(run),
         bytes=bars,
         bytes_of=bars_of,
-        sweep=scale_sweep(run, labels),
-        layers=layer_lines(run, labels),
-        plots=plot_data(run, labels),
+        sweep=quality.scale_sweep(run),
+        layers=quality.layer_lines(run),
+        plots=_plots(run),
         device=device,
-        cells=tuple(_cell(line.label, labels, cell_keys) for line in precision),
+        cells=tuple(_cell(run, line.label, cell_keys) for line in precision),
         cell_keys=cell_keys,
         fixed=fixed,
-        environment=tuple((one_line(k, 80), plain(v)) for k, v in flatten(run.manifest.environment)),
+        environment=tuple((one_line(k, 80), plain(v)) for k, v in flatten(manifest.environment)),
         definitions=tuple((k, one_line(v)) for k, v in (definitions or {}).items() if k in present),
-        reproduce=_reproduce(run.manifest),
+        reproduce=Reproduce(
+            command=one_line(shlex.join(manifest.command)),
+            matrix_path=one_line(str(manifest.matrix.path)) if manifest.matrix.path else "not a file",
+            matrix_sha=one_line(manifest.matrix.sha),
+            gate=one_line(str(manifest.gate)) if manifest.gate else "none: built-in checks only",
+            source=manifest.matrix.source,
+            model_digests=one_line(model_digests(manifest.tasks) or "not recorded"),
+        ),
     )
 
 
-def _tone(run: JudgedRun) -> str:
-    code = run.verdict.exit_code
-    passed = judged(run) and run.verdict.word != NOT_EVALUATED
-    return _TONES.get(code, "incomplete") if code or passed else "incomplete"
+def _plots(run: JudgedRun) -> PlotData:
+    """The data of every plot. An unreadable record costs one plot, never the page."""
+    problems: list[tuple[str, str]] = []
+
+    def read(section: str, of: Callable[[JudgedRun], T], missing: T) -> T:
+        try:
+            return of(run)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:
+            why = one_line(f"{type(e).__name__}: {e}", 200)
+            problems.append((section, f"A plot is missing: samples of a record cannot be read ({why})."))
+            return missing
+
+    return PlotData(
+        read("latency", costs.ttft_series, ()),
+        read("quality", quality.kld_lines, ()),
+        read("agreement", quality.agreement_lines, ()),
+        read("health", quality.health_lines, ()),
+        read("latency", costs.roof, None),
+        read("gemm", costs.product_times, ()),
+        read("mcq", drilldown.question_lists, ()),
+        read("quality", drilldown.chunk_lists, ()),
+        tuple(problems),
+    )
 
 
-def _time(stamp: str) -> str:
-    """`2026-10-01T12:00:00+00:00` -> `2026-10-01 12:00:00 UTC`."""
-    utc = stamp.endswith("+00:00")
-    return one_line(f"{stamp[:-6].replace('T', ' ')} UTC" if utc else stamp, 80)
-
-
-def _fallbacks(precision: Sequence[PrecisionLine], labels: Labels) -> tuple[Fallback, ...]:
+def _fallbacks(run: JudgedRun, precision: Sequence[PrecisionLine]) -> tuple[Fallback, ...]:
     where: dict[ChoiceLine, list[str]] = {}
     for line in precision:
         for choice in line.choices:
             if choice.fell_back:
                 where.setdefault(choice, []).extend(line.label.cells)
-    return tuple(Fallback(labels.places(cells), choice) for choice, cells in where.items())
+    return tuple(Fallback(run.labels.places(cells), choice) for choice, cells in where.items())
 
 
-def _split_keys(labels: Labels) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+def _split_keys(run: JudgedRun) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Cell keys that differ between cells, and the others with their value."""
-    keys = list(dict.fromkeys(key for cell in labels.cells.values() for key in cell.spec))
-    values = {key: {repr(cell.spec.get(key)) for cell in labels.cells.values()} for key in keys}
-    varied = tuple(key for key in keys if len(values[key]) > 1)
-    first = next(iter(labels.cells.values())).spec if labels.cells else {}
-    fixed = tuple((one_line(key), spec_value(first.get(key))) for key in keys if key not in varied)
+    specs = [cell.spec for cell in run.manifest.cells]
+    values = {key: [spec.get(key) for spec in specs] for spec in specs for key in spec}
+    varied = tuple(key for key, own in values.items() if len(set(map(repr, own))) > 1)
+    fixed = tuple((one_line(k), spec_value(own[0])) for k, own in values.items() if k not in varied)
     return varied, fixed
 
 
@@ -206,20 +235,8 @@ def spec_value(value: Any) -> str:
     return str(value) if type(value) is int else plain(value)
 
 
-def _cell(label: Label, labels: Labels, keys: Sequence[str]) -> CellLine:
-    cell = labels.cells[label.cells[0]]
+def _cell(run: JudgedRun, label: Label, keys: Sequence[str]) -> CellLine:
+    cell = run.run.cells[label.cells[0]]
     line = "added" if cell.line is None else f"line {cell.line}"
     values = tuple(spec_value(cell.spec.get(key)) for key in keys)
-    return CellLine(label, labels.cell(cell.baseline), line, values)
-
-
-def _reproduce(manifest: Manifest) -> Reproduce:
-    matrix, gate = manifest.matrix, manifest.gate
-    return Reproduce(
-        command=one_line(shlex.join(manifest.command)),
-        matrix_path=one_line(str(matrix.path)) if matrix.path else "not a file",
-        matrix_sha=one_line(matrix.sha),
-        gate=one_line(str(gate)) if gate else "none: built-in checks only",
-        source=matrix.source,
-        model_digests=one_line(model_digests(manifest.tasks) or "not recorded"),
-    )
+    return CellLine(label, run.labels.cell(cell.baseline), line, values)

@@ -1,30 +1,26 @@
 """Token agreement with the native baseline over many greedy steps: teacher-forced, then free from the first
 divergence.
 
-The baseline's task generates the greedy text with its margins, then reads it again in chunks with a neighbour
-in the batch: the steps whose argmax flips, and the shift of the margins, are the noise floor (A/A). It reads
-the text a third time with a line end before the prompt, which does not change the meaning: a flip there means
-that the text itself is undecided. A candidate's task reads the baseline's text (teacher-forced): one argmax a
-step under the native history. Before the first difference the store is truncated and the candidate decodes
-freely, one token a forward, starting a few steps earlier: these steps must repeat the teacher-forced argmax,
-which shows that reading in chunks equals decoding.
+The baseline's task generates the greedy text with its margins and reads it twice more: in chunks with a
+neighbour in the batch (flips and shifts of the margins are the noise floor, A/A), and with a line end before
+the prompt (a flip there means that the text itself is undecided). A candidate's task reads the baseline's
+text, one argmax a step. It then decodes freely, starting a few steps before the first difference: these steps
+must repeat the teacher-forced argmax, which shows that reading in chunks equals decoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+from kvbench.engines.protocol import Engine
 from kvbench.errors import KvbenchError
 from kvbench.files import content_hash
 from kvbench.matrix.resolve import check_context
 from kvbench.metrics.agreement import NEAR_TIE
 from kvbench.runners.context import Context, Measurement
+from kvbench.runners.text.decode import Trace, greedy, teacher_forced
 from kvbench.runners.text.encode import NEUTRAL, bos_ids, end_ids, head_ids, neutral_ids, perturbed
-from kvbench.runners.text.greedy import Trace, greedy, teacher_forced
-
-if TYPE_CHECKING:
-    from kvbench.engines.protocol import Engine
 
 CHUNK = 64  # tokens of a forward over a known text
 BEFORE = 48  # tokens of prompt and native text before the divergence, kept as text for the reader
@@ -41,14 +37,9 @@ def run(ctx: Context) -> Measurement:
     own = options["prompt_tokens"] + len(neutral) + options["steps"]
     engine = ctx.engine(sequences=1, tokens=own + neighbour)
     samples, facts = (_baseline if ctx.is_baseline else _candidate)(ctx, engine, prompt)
-    facts |= {
-        "steps": options["steps"],
-        "prompt_tokens": len(prompt),
-        "prompt_sha": content_hash(prompt),
-        "draft": options["draft"],
-        "ignore_eos": True,
-        "end_ids": end_ids(ctx.model.tokenizer, getattr(ctx.model.model, "generation_config", None)),
-    }
+    ends = end_ids(ctx.model.tokenizer, getattr(ctx.model.model, "generation_config", None))
+    facts |= {"prompt_tokens": len(prompt), "prompt_sha": content_hash(prompt), "ignore_eos": True}
+    facts |= {"steps": options["steps"], "draft": options["draft"], "end_ids": ends}
     return Measurement(samples, facts)
 
 
@@ -75,11 +66,9 @@ def _baseline(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str
         "continuation_text": "",
         "native_text": ctx.model.tokenizer.decode(text.best),
     }
-    mode = (
-        f"greedy, up to {draft} drafted tokens verified a forward" if draft else "greedy, one token a forward"
-    )
+    mode = f"up to {draft} drafted tokens verified a forward" if draft else "one token a forward"
     facts = {
-        "mode": f"{mode}; A/A re-run in chunks of {CHUNK}, a neighbour in the batch",
+        "mode": f"greedy, {mode}; A/A re-run in chunks of {CHUNK}, a neighbour in the batch",
         "forwards": text.forwards,
         "aa_disagreements": [i for i, (a, b) in enumerate(zip(text.best, again.best, strict=True)) if a != b],
         "prefix": unprefixed or f"{NEUTRAL!r} before the prompt, ids {neutral_ids(ctx.model.tokenizer)}",
@@ -113,14 +102,17 @@ def _candidate(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[st
     first = differs[0] if differs else None
     end = len(native) if first is None else min(first + 1 + ctx.options["continuation"], len(native))
     checked, mismatches, free = decode_from(engine, seq, prompt, native, trace, first, end)
+    texts = {
+        "continuation_text": free,
+        "native_text": native[first:end],
+        "text_before": [*prompt, *native[:first]][-BEFORE:],
+    }
     samples = {
         "tokens": trace.best,
         "margins": [],
         "logprob_native_token": [round(x, 6) for x in trace.logprobs],
         "continuation": free,
-        "continuation_text": ctx.model.tokenizer.decode(free) if free else "",
-        "native_text": ctx.model.tokenizer.decode(native[first:end]) if free else "",
-        "text_before": ctx.model.tokenizer.decode([*prompt, *native[:first]][-BEFORE:]) if free else "",
+        **{name: ctx.model.tokenizer.decode(ids) if free else "" for name, ids in texts.items()},
     }
     facts = {
         "mode": f"teacher-forced, chunks of {chunk}" if chunk > 1 else "teacher-forced, one token a forward",
@@ -132,20 +124,14 @@ def _candidate(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[st
 
 
 def decode_from(
-    engine: Engine,
-    seq: int,
-    prompt: Sequence[int],
-    native: Sequence[int],
-    trace: Trace,
-    first: int | None,
-    end: int,
+    engine: Engine, seq: int, prompt: list[int], native: list[int], trace: Trace, first: int | None, end: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """Truncate the store and decode one token a forward: some steps of native history, then freely up to step
+    """Truncate the store and decode one token a forward: some steps of native history, then freely up to
     `end`.
 
-    first: step of the first divergence; None: decode only the last steps of the native text again. Returns
-    the steps decoded along the native history, those of them whose near-tie flipped, and the tokens from the
-    divergence on. Raises KvbenchError for a flip that is no near-tie.
+    first: step of the first divergence, or None. Returns the steps decoded along the native history, those of
+    them whose near-tie flipped, and the tokens from the divergence on. Raises KvbenchError for a flip that is
+    no near-tie.
     """
     anchor = len(native) - 1 if first is None else first
     checked = list(range(max(1, anchor - LEAD), anchor + 1))  # step 0 comes from the prefill in both modes

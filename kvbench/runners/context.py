@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 class Context:
     """spec, options: the task's, expanded. model: loaded once and shared by the engines of a run.
 
-    engine(sequences=n, tokens=t): a new `kvbench.engines.protocol.Engine` in the task's resolved format,
-    whose store has just the pages for n sequences of t tokens; native(...): the same for the baseline cell
-    (native KV, same model, dtype, page size). The use of both is recorded as evidence. emulator(...): the
-    cell's own model over a native cache, in which a runner may emulate a part of the format. It is examined
-    too, but its tokens are not those of the measured engine, so the runner has to show that the emulation
-    equals what the cell stores. baseline: the baseline's record of the same work, or None when this task is
-    the baseline. data_dir: folder of the evaluation data, or None. progress(done, total, note): updates the
-    bar on stderr.
+    engine(sequences=n, tokens=t): a new `kvbench.engines.protocol.Engine` in the task's resolved format with
+    just the pages for n sequences of t tokens; native(...): the same for the baseline cell. The use of both
+    is recorded as evidence. emulator(...): the cell's own model over a native cache, in which a runner may
+    emulate a part of the format; the runner has to show that the emulation equals what the cell stores.
+    baseline: the baseline's record of the same work, or None when this task is the baseline. data_dir: folder
+    of the evaluation data, or None. progress(done, total, note): updates the bar on stderr.
     """
 
     spec: Mapping[str, Any]
@@ -44,10 +42,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Measurement:
-    """samples: raw samples by name (JSON lists and numbers); facts: counts, hashes, protocol facts (JSON).
-
-    partial: why the result covers less than the whole, or None.
-    """
+    """samples: raw; facts: counts, hashes, protocol (both JSON). partial: why it is not the whole."""
 
     samples: Mapping[str, Any]
     facts: Mapping[str, Any]

@@ -1,23 +1,23 @@
 """The products of the model's linear layers, by path: their distance from the dequantized weight, and their
 time.
 
-For the first module of each shape (N, K), as the model calls it, with its codes and scales: x is seeded, with
-a few large channels as activations have, and its first M rows are multiplied for every M of the sweep, which
-has both sides of every boundary of the route. Each output is compared with the float64 product of x and the
-dequantized weight; for the other layers of the shape some rows are compared, and the worst layer counts.
-Paths and kernels are those of the recorded launches; a path other than the expected one fails the cell. The
-kernels' own tests cover output rows beyond M.
+For the first module of each shape (N, K), with its codes and scales: x is seeded, with a few large channels
+as activations have, and its first M rows are multiplied for every M of the sweep, which has both sides of
+every boundary of the route. Each output is compared with the float64 product of x and the dequantized weight;
+for the other layers of the shape some rows are compared, and the worst layer counts. A path other than the
+expected one fails the cell.
 
-A decode step finds each layer's weights in memory, not in the L2 cache that the previous call has filled. So
-the timed calls go over the model's own layers of the shape in turn, as many as fill the L2 `COLD` times over,
-or all there are; the facts say whether that left the weights cold.
+A decode step finds each layer's weights in memory, not in the L2 cache. So the timed calls go over the
+model's own layers of the shape in turn, as many as fill the L2 `COLD` times over, or all there are; the facts
+say whether that left the weights cold.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from statistics import median
@@ -25,18 +25,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from kvbench.engines.reference.engine import path_asked
 from kvbench.engines.reference.kv.layer import dtype_name
-from kvbench.engines.reference.weights.fp8_linear import using
+from kvbench.engines.reference.weights.fp8_linear import Fp8Linear, using
 from kvbench.errors import KvbenchError
 from kvbench.evidence.products import QUANTIZES
+from kvbench.evidence.stored_weights import fp8_modules, groups
 from kvbench.evidence.weight_products import TOLERANCE, TOLERANCE_W8A8, compared, probe_input, row_distance
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.linears import Linear, Product, check_all, products
 from kvbench.stats.intervals import largest
-from kvbench_kernels.gemm.blockwise import dequantize_activation, quantize_activation_torch
+from kvbench_kernels.gemm.blockwise import dequantize_activation, dequantize_blocks, quantize_activation_torch
 from kvbench_kernels.gemm.fp8_linear import target_of
 from kvbench_kernels.gemm.fp8_route import W8A8, path_of_kernel, route
 from kvbench_kernels.launches import Launch, record
@@ -50,14 +50,107 @@ CALLS, ROUNDS, WAIT_CYCLES = 5, 5, 1_600_000
 # An L2 does not replace lines strictly in order, so the bytes read in between must clearly exceed it.
 COLD = 4
 
+Linear = nn.Linear | Fp8Linear
+
+
+@dataclass(frozen=True)
+class Product:
+    """Modules that one call computes together (q, k, v; gate, up; or a single one), the first of their shape.
+
+    alike: the same product of the model's other layers of this shape; timed calls go over all in turn.
+    """
+
+    names: tuple[str, ...]
+    modules: tuple[Linear, ...]
+    n: int
+    k: int
+    alike: tuple[Product, ...] = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # [1, M, K], as from the engine. Modules of one product recognise each other by the same input tensor.
+        batch = x[None]
+        return torch.cat([module(batch) for module in self.modules], dim=-1)[0]
+
+    @property
+    def quantized(self) -> bool:
+        return isinstance(self.modules[0], Fp8Linear)
+
+    @property
+    def layers(self) -> tuple[Product, ...]:
+        """All calls of this shape in a forward, this one first."""
+        return (self, *self.alike)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights, scales and biases in the modules."""
+        return sum(held.nbytes for module in self.modules for held in module.parameters())
+
+    @property
+    def bias(self) -> Tensor | None:
+        biases: list[Tensor] = [module.bias for module in self.modules if module.bias is not None]
+        return torch.cat(biases) if biases else None
+
+    def weight(self) -> Tensor:
+        """[N, K] in float32: the dequantized or the native weight."""
+        return torch.cat([_dequantized(module) for module in self.modules])
+
+
+def _dequantized(module: Linear) -> Tensor:
+    if isinstance(module, Fp8Linear):
+        return dequantize_blocks(module.weight.data, module.weight_scale_inv.data)
+    return module.weight.data.float()
+
+
+def products(model: nn.Module) -> list[Product]:
+    """The products of the FP8 linear layers, or of all but the output layer if there are none, by shape."""
+    output = getattr(model, "get_output_embeddings", None)
+    head = output() if callable(output) else None
+    linears: dict[str, Linear] = {**fp8_modules(model)} or {
+        name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head
+    }
+    if not linears:
+        raise KvbenchError(
+            "The model has no linear layer other than its output layer, so there is no product to measure."
+        )
+    names = {id(m): name for name, m in linears.items()}
+    calls: list[tuple[Linear, ...]] = [tuple(getattr(m, "group", ())) or (m,) for m in linears.values()]
+    followers = {id(m) for call in calls for m in call[1:]}
+    shapes: dict[tuple[int, int], list[Product]] = {}
+    for call in calls:
+        if id(call[0]) not in followers:
+            shape = sum(m.out_features for m in call), call[0].in_features
+            shapes.setdefault(shape, []).append(Product(tuple(names[id(m)] for m in call), call, *shape))
+    return [replace(first, alike=tuple(others)) for first, *others in shapes.values()]
+
+
+def check_all(model: nn.Module, found: Sequence[Product]) -> None:
+    """Raises KvbenchError unless the layers have the products' names and shapes and are a forward's calls."""
+    layers = [layer for product in found for layer in product.layers]
+    for layer in layers:
+        for name, module in zip(layer.names, layer.modules, strict=True):
+            if model.get_submodule(name) is not module:
+                raise KvbenchError(f"The layer measured as {name} is another layer of the model.")
+        n, k = sum(m.out_features for m in layer.modules), layer.modules[0].in_features
+        if (n, k) != (layer.n, layer.k):
+            raise KvbenchError(
+                f"{layer.names[0]} is {n} x {k}, but would be measured as {layer.n} x {layer.k}."
+            )
+    expected = Counter(tuple(name for name, _ in group) for group in groups(model))
+    measured = Counter(layer.names for layer in layers)
+    for names in expected | measured if expected else ():
+        if expected[names] != measured[names]:
+            raise KvbenchError(
+                f"A forward computes {' and '.join(names)} as one product {expected[names]} times, but "
+                f"{measured[names]} would be measured; the measurement would not match the model's calls."
+            )
+
 
 @dataclass(frozen=True)
 class Turn:
-    """The layers that the calls of a sample went over in turn.
+    """The layers that the calls of a sample went over in turn: `layers` out of `of` with this shape.
 
-    layers: their number, out of `of` with this shape; stored, native: bytes of their weights as the model
-    holds them, and in the engine's dtype; l2: bytes of the device's L2; model: bytes of all weights of the
-    model.
+    stored, native: bytes of their weights as the model holds them, and in the engine's dtype; l2: of the
+    device's L2; model: of all weights of the model.
     """
 
     layers: int
@@ -75,9 +168,10 @@ class Turn:
         )
         if self.stored > self.l2:
             return text
-        if self.model > self.l2:
-            return f"{text}; the model's {self.model:,} B exceed the L2, so its steps may find them cold"
-        return f"{text}; the model's {self.model:,} B fit into the L2, so its steps find them warm too"
+        found = "exceed the L2, so its steps may find them cold"
+        if self.model <= self.l2:
+            found = "fit into the L2, so its steps find them warm too"
+        return f"{text}; the model's {self.model:,} B {found}"
 
 
 def run(ctx: Context) -> Measurement:
@@ -92,33 +186,32 @@ def run(ctx: Context) -> Measurement:
             "others; its products are not this cell's."
         )
     held = sum(p.nbytes for p in model.model.parameters())
-    bench = Bench(gemm, model.device, model.dtype, ctx.options, held)
+    bench, measured = Bench(gemm, model.device, model.dtype, ctx.options, held), []
     with torch.inference_mode(), using(gemm):
-        measured = []
         for index, product in enumerate(found):
             ctx.progress(index, len(found), f"{product.n} x {product.k}")
             measured.append(bench.measure(product))
+    kernels: dict[str, dict[str, None]] = {}  # of each path that ran, in order
+    for row in (row for product in measured for row in product["rows"]):
+        kernels.setdefault(row["path"], {}).update(dict.fromkeys(row["kernels"]))
+    shapes = {f"{p['n']} x {p['k']}": p for p in measured}
     facts = {
-        "routes": {f"{p['n']} x {p['k']}": route_map(p["routes"]) for p in measured},
-        "kernels": _kernels(measured),
+        "routes": {shape: route_map(p["routes"]) for shape, p in shapes.items()},
+        "kernels": {path: list(names) for path, names in kernels.items()},
         "gemm": gemm,
         "dtype": dtype_name(model.dtype),
         "seed": ctx.options["seed"],
         "error_is": "distance of an output row from float64 x and dequantized weight, as a share of its "
         "norm; worst row",
-        "bounds": {
-            path: bench.bound(path) for path in dict.fromkeys(r["path"] for p in measured for r in p["rows"])
-        },
-        "timed_with": {f"{p['n']} x {p['k']}": p["timed_with"] for p in measured} if bench.timing else None,
+        "bounds": {path: bench.bound(path) for path in kernels},
+        "timed_with": {shape: p["timed_with"] for shape, p in shapes.items()} if bench.timing else None,
     }
     return Measurement({"products": measured}, facts)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """gemm: one of `kvbench_kernels.support.GEMMS`; options: the runner's; held: bytes of all weights of the
-    model.
-    """
+    """gemm: one of `kvbench_kernels.support.GEMMS`; options: the runner's; held: bytes of all weights."""
 
     gemm: str
     device: torch.device
@@ -153,16 +246,18 @@ class Bench:
         exact = product.weight().double()
         self._check_no_rows(product, x)
         first = _with_bias(x[:1].double() @ exact.t(), product)[0]
-        before, rows = first, list[dict[str, Any]]()
+        before, rows = None, list[dict[str, Any]]()
         for m in sweep:
-            row, now = self._row(product, x[:m], exact)
-            row["row0_diff"] = row_distance(now[None], before[None]) if rows else 0.0
-            row["row0_argmax"] = int(now.argmax())
+            out, path, kernels = self._computed(product, x[:m])
+            y = out.double()
+            error, distance = self._off(product, x[:m], y, exact, path)
+            row = {"m": m, "layer": product.names[0], "path": path, "kernels": kernels, "error": error}
+            row |= {"distance": distance, "bound": self.bound(path), "row0_argmax": int(y[0].argmax())}
+            row["row0_diff"] = 0.0 if before is None else row_distance(y[:1], before)
+            row["row0_argmax_equal"] = not rows or row["row0_argmax"] == rows[-1]["row0_argmax"]
             rows.append(row)
-            row["row0_argmax_equal"] = row["row0_argmax"] == rows[max(0, len(rows) - 2)]["row0_argmax"]
-            before = now
+            before = y[:1]
         self._alike(product, x, rows)
-        turn = self._time(product, x, rows) if self.timing else None
         return {
             "n": product.n,
             "k": product.k,
@@ -171,7 +266,7 @@ class Bench:
             "routes": routes,
             "boundaries": edges,
             "exact_row0_argmax": int(first.argmax()),
-            "timed_with": None if turn is None else str(turn),
+            "timed_with": str(self._time(product, x, rows)) if self.timing else None,
             "rows": rows,
         }
 
@@ -182,18 +277,8 @@ class Bench:
                 f"{product.names[0]}: expected shape [0, {product.n}] for no rows, got {list(empty)}."
             )
 
-    def _row(self, product: Product, x: Tensor, exact: Tensor) -> tuple[dict[str, Any], Tensor]:
-        """The record's row for one M of the sweep, and the first output row in float64."""
-        out, path, kernels = self._computed(product, x)
-        y = out.double()
-        error, distance = self._off(product, x, y, exact, path)
-        row = {"m": len(x), "layer": product.names[0], "path": path, "kernels": kernels}
-        return {**row, "error": error, "distance": distance, "bound": self.bound(path)}, y[0]
-
     def _alike(self, product: Product, x: Tensor, rows: Sequence[dict[str, Any]]) -> None:
-        """Raise each M's error and distance to the worst of the other layers of the shape, by some of their
-        rows.
-        """
+        """Raise each M's error and distance to the worst of the shape's other layers, by some rows."""
         for layer in product.alike:
             exact = layer.weight().double()
             for row in rows:
@@ -213,9 +298,7 @@ class Bench:
         return error, row_distance(y, _with_bias(used @ exact.t(), product))
 
     def _computed(self, product: Product, x: Tensor) -> tuple[Tensor, str, list[str]]:
-        """The output, its path and its kernels. Raises KvbenchError for another path than the expected
-        one.
-        """
+        """The output, its path and its kernels. Raises KvbenchError for an unexpected path."""
         with record() as launches:
             y = product(x)
         path, kernels = ran(launches) if product.quantized else (NATIVE, _names(launches))
@@ -228,9 +311,7 @@ class Bench:
 
     def _time(self, product: Product, x: Tensor, rows: list[dict[str, Any]]) -> Turn:
         """Add to the rows the microseconds a call of the path, the reference path, and F.linear on
-        dequantized weights.
-
-        All go over the same layers in turn; only F.linear needs (dequantized) copies of the weights.
+        dequantized weights, all over the same layers in turn.
         """
         sizes = [layer.nbytes for layer in product.layers]
         layers = product.layers[: in_turn(sizes, self.l2)]
@@ -245,14 +326,8 @@ class Bench:
             if product.quantized:
                 with using("reference"):
                     row["us_reference"] = microseconds(calls)
-        return Turn(
-            layers=len(layers),
-            of=len(product.layers),
-            stored=sum(sizes[: len(layers)]),
-            native=sum(weight.nbytes for weight, _ in native),
-            l2=self.l2,
-            model=self.held,
-        )
+        held = sum(sizes[: len(layers)]), sum(weight.nbytes for weight, _ in native)
+        return Turn(len(layers), len(sizes), *held, self.l2, self.held)
 
 
 def in_turn(sizes: Sequence[int], l2: int) -> int:
@@ -293,9 +368,7 @@ def ran(launches: Sequence[Launch]) -> tuple[str, list[str]]:
 
 
 def microseconds(calls: Sequence[Callable[[], Any]]) -> float:
-    """Median over rounds of the device's time a call. A round makes each of `calls` in turn, equally
-    often.
-    """
+    """Median over rounds of the device's time a call. A round makes each call in turn, equally often."""
     for call in calls:
         call()  # compiles
     queued = [*calls] * -(-CALLS // len(calls))
@@ -321,14 +394,6 @@ def _call(modules: Sequence[Linear], x: Tensor) -> None:
 
 def _names(launches: Sequence[Launch]) -> list[str]:
     return list(dict.fromkeys(launch.name for launch in launches))
-
-
-def _kernels(measured: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """The kernels of each path that ran."""
-    found: dict[str, dict[str, None]] = {}
-    for row in (row for product in measured for row in product["rows"]):
-        found.setdefault(row["path"], {}).update(dict.fromkeys(row["kernels"]))
-    return {path: list(names) for path, names in found.items()}
 
 
 def _with_bias(y: Tensor, product: Product) -> Tensor:

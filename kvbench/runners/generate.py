@@ -1,9 +1,9 @@
 """Free-running greedy decoding: the cell generates its own text, one token a forward, and the record keeps
 the tokens.
 
-Agreement reads the baseline's text; here every token depends on what the cell stored before, so that errors
-may build up. The prompts are heads of documents, spread over a corpus and decoded in one batch. An
-end-of-text token does not stop the decoding: the record has its position, and later tokens are not counted.
+Every token depends on what the cell stored before, so that errors may build up. The prompts are heads of
+documents, spread over a corpus and decoded in one batch. An end-of-text token does not stop the decoding: the
+record has its position, and later tokens are not counted.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ def run(ctx: Context) -> Measurement:
     check_context(ctx.model.facts, length, steps)
     engine = ctx.engine(sequences=len(asked), tokens=length + steps)
     seqs = [engine.add() for _ in asked]
-    texts: list[list[int]] = []
-    for seq, prompt in zip(seqs, asked, strict=True):
-        texts.append([int(engine.prefill(seq, prompt)[-1].argmax())])
+    texts = [[int(engine.prefill(seq, ids)[-1].argmax())] for seq, ids in zip(seqs, asked, strict=True)]
     for done in range(1, steps):
         best = engine.greedy_step(seqs, [text[-1] for text in texts])
         for text, token in zip(texts, best, strict=True):
@@ -34,16 +32,10 @@ def run(ctx: Context) -> Measurement:
     ends = end_ids(ctx.model.tokenizer, getattr(ctx.model.model, "config", None))
     eos = [next((i for i, token in enumerate(text) if token in ends), None) for text in texts]
     samples = {"tokens": texts, "eos": eos, "text": [ctx.model.tokenizer.decode(text) for text in texts]}
-    facts = {
-        "mode": f"greedy, free-running, {len(asked)} prompts side by side, one token a forward",
-        "prompts": len(asked),
-        "prompt_tokens": [len(prompt) for prompt in asked],
-        "chat_template": ctx.options["chat_template"],
-        "new_tokens": steps,
-        "prompt_sha": content_hash(asked),
-        "eos_tokens": ends,
-        "ignore_eos": True,
-    }
+    mode = f"greedy, free-running, {len(asked)} prompts side by side, one token a forward"
+    facts = {"mode": mode, "new_tokens": steps, "eos_tokens": ends, "ignore_eos": True}
+    facts |= {"prompts": len(asked), "prompt_tokens": [len(ids) for ids in asked]}
+    facts |= {"prompt_sha": content_hash(asked), "chat_template": ctx.options["chat_template"]}
     return Measurement(samples, facts)
 
 

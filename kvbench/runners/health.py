@@ -1,19 +1,20 @@
 """Numeric health of the cache: what the format does to K and V of a real text, by layer and side.
 
-The text is prefilled once. The K and V that each layer produced are compared with what its pages then hold,
-so every number is of stored data: largest magnitude, elements clipped or flushed to zero, codes in use,
-scales, and the round-trip error, also as a share of the format's bound.
+The text is prefilled once. The K and V that each layer produced are compared with what its pages then hold:
+largest magnitude, elements clipped or flushed to zero, codes in use, scales, and the round-trip error, also
+as a share of the format's bound.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kvbench.engines.reference.engine import Engine
 from kvbench.evidence.attention_values import element_error
 from kvbench.evidence.probe_values import stored
 from kvbench.files import content_hash
@@ -23,9 +24,6 @@ from kvbench.runners.context import Context, Measurement
 from kvbench.runners.text.encode import head_ids
 from kvbench_kernels.kv.quantize import dequantize
 
-if TYPE_CHECKING:
-    from kvbench.engines.reference.engine import Engine
-
 
 def run(ctx: Context) -> Measurement:
     """Raises Refused("invalid_context") when the text exceeds the model's positions."""
@@ -34,26 +32,20 @@ def run(ctx: Context) -> Measurement:
     ids = head_ids(ctx, tokens)
     engine = ctx.engine(sequences=1, tokens=tokens)
     fmt = KV_FORMATS[engine.decision.kv_format.resolved]
-    sides = [[Side(fmt) for _ in SIDES] for _ in engine.store.layers]
+    layers = range(len(engine.store.layers))
+    sides = {(layer, name): Side(fmt) for layer in layers for name in SIDES}
     seq = engine.add()
     with torch.inference_mode():
         for start in range(0, tokens, piece):
             ctx.progress(start, tokens, "prefill")
             part = ids[start : start + piece]
-            engine.tap_layers = frozenset(range(len(engine.store.layers)))
+            engine.tap_layers = frozenset(layers)
             engine.forward([(seq, part)], "none")
             engine.tap_layers = frozenset()
             slots = engine.store.slots_for(seq, start, len(part))
-            for layer, both in enumerate(sides):
-                for which, side in enumerate(both):
-                    side.add(engine.taps[layer][which], *_held(engine, layer, SIDES[which], slots))
-    samples = {
-        "sides": [
-            {"layer": layer, "side": SIDES[which], **side.numbers()}
-            for layer, both in enumerate(sides)
-            for which, side in enumerate(both)
-        ]
-    }
+            for (layer, name), side in sides.items():
+                side.add(engine.taps[layer][SIDES.index(name)], *_held(engine, layer, name, slots))
+    found = [{"layer": layer, "side": name, **side.numbers()} for (layer, name), side in sides.items()]
     facts = {
         "tokens": tokens,
         "text_sha": content_hash(ids),
@@ -63,7 +55,7 @@ def run(ctx: Context) -> Measurement:
         "bound_is": "worst element's error over what rounding may give it; clipped elements have no bound",
         "scales_are": "counts by floor(log2(scale))",
     }
-    return Measurement(samples, facts)
+    return Measurement({"sides": found}, facts)
 
 
 def _held(engine: Engine, layer: int, side: str, slots: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -109,24 +101,18 @@ class Side:
         self.codes |= set(torch.bincount(codes.view(torch.uint8).flatten()).nonzero().flatten().tolist())
         each = scale.double().flatten()
         self.scales += Counter(each.log2().floor().long().tolist())
-        self.scale_min, self.scale_max = (
-            min(self.scale_min, each.min().item()),
-            max(self.scale_max, each.max().item()),
-        )
+        self.scale_min = min(self.scale_min, each.min().item())
+        self.scale_max = max(self.scale_max, each.max().item())
         if given is not None and self.fmt.qmax is not None:
             self.clipped += int((x.abs() > given * self.fmt.qmax * (1 + 1e-6)).sum())
 
     def numbers(self) -> dict[str, Any]:
+        plain = ("elements", "nonfinite", "amax", "bound_share", "clipped", "flushed")
         quantized = bool(self.codes)
         return {
-            "elements": self.elements,
-            "nonfinite": self.nonfinite,
-            "amax": self.amax,
+            **{name: getattr(self, name) for name in plain},
             "rms": (self.square / self.elements) ** 0.5,
             "error": (self.square_error / self.square) ** 0.5 if self.square else 0.0,
-            "bound_share": self.bound_share,
-            "clipped": self.clipped,
-            "flushed": self.flushed,
             "codes_used": len(self.codes) if quantized else None,
             "scale_min": self.scale_min if quantized else None,
             "scale_max": self.scale_max if quantized else None,

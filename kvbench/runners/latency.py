@@ -2,38 +2,40 @@
 
 A candidate's task measures the arms "baseline" and "candidate" (A B B A ...). A baseline's task measures one
 engine repeatedly, with all requests called "candidate"; neighbours give the noise floor. Both arms get the
-same prompts of seeded random token ids, since time does not depend on the meaning of tokens. The record holds
-raw samples with the device's state before and after each request; means, percentiles and ratios are derived
-on reading.
+same prompts of seeded random token ids. The record holds raw samples with the device's state before and after
+each request.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from kvbench.engines.reference.backends import LIBRARY
+from kvbench.engines.reference.engine import Engine
+from kvbench.engines.reference.kv.layer import dtype_name
+from kvbench.engines.reference.load import LoadedModel
 from kvbench.errors import Refused
-from kvbench.evidence.kernels import backend_label
+from kvbench.evidence.kernels import ATTENDS, backend_label, run_of
 from kvbench.files import content_hash
 from kvbench.machine.device_state import DeviceState
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.reads import arm_facts, device_facts
 from kvbench.runners.timing import Timing, measure
 
-if TYPE_CHECKING:
-    from kvbench.engines.reference.engine import Engine
-    from kvbench.engines.reference.load import LoadedModel
-
 SEED = 0
+SHAPES = 32  # most prefill shapes captured as CUDA graphs: each costs time and memory in the first request
+COPY_BYTES = 2 * 10**9
+LEAST_COPY = 10**8  # a smaller copy stays in the cache
 
-# Most prefill shapes captured as CUDA graphs: each one costs time and memory in the first request.
-SHAPES = 32
+Piece = tuple[int, int, int]  # row, start, stop
+Shape = tuple[int, int, int]  # sequences, tokens held, tokens added
 
 
 class EngineArm:
@@ -68,11 +70,6 @@ class EngineArm:
         rows = torch.stack([last[row] for row in range(len(self.prompts))])
         self.tokens = rows.argmax(dim=-1).tolist()  # on the host: part of the time
 
-    @property
-    def captured(self) -> int:
-        """Number of a request's prefill forwards that are replays of CUDA graphs."""
-        return sum(shape_of(forward) in self.engine.prompt_graphs for forward in self.plan)
-
     def step(self) -> None:
         self.tokens = self.engine.greedy_step(self.seqs, self.tokens)
 
@@ -93,13 +90,13 @@ class EngineArm:
         self.seqs = []
 
 
-def prefill_plan(lengths: Sequence[int], chunk: int) -> Iterator[list[tuple[int, int, int]]]:
+def prefill_plan(lengths: Sequence[int], chunk: int) -> Iterator[list[Piece]]:
     """Forwards of at most `chunk` tokens that prefill all prompts in order, as (row, start, stop) pieces.
 
     A long prompt takes several forwards and short ones share one: [5, 5] in chunks of 4 is
     [(0, 0, 4)], [(0, 4, 5), (1, 0, 3)], [(1, 3, 5)].
     """
-    forward: list[tuple[int, int, int]] = []
+    forward: list[Piece] = []
     room = chunk
     for row, length in enumerate(lengths):
         start = 0
@@ -115,25 +112,20 @@ def prefill_plan(lengths: Sequence[int], chunk: int) -> Iterator[list[tuple[int,
         yield forward
 
 
-Shape = tuple[int, int, int]
-
-
-def shape_of(forward: Sequence[tuple[int, int, int]]) -> Shape | None:
-    """(sequences, tokens held, tokens added) of a forward whose pieces are equal; None for others."""
+def shape_of(forward: Sequence[Piece]) -> Shape | None:
+    """The shape of a forward whose pieces are equal; None for others."""
     (start, stop), *others = {piece[1:] for piece in forward}
     return None if others else (len(forward), start, stop - start)
 
 
-def prompt_shapes(plan: Sequence[Sequence[tuple[int, int, int]]]) -> list[Shape]:
+def prompt_shapes(plan: Sequence[Sequence[Piece]]) -> list[Shape]:
     """The distinct shapes of the forwards, at most `SHAPES`."""
     shapes = dict.fromkeys(shape for forward in plan if (shape := shape_of(forward)) is not None)
     return list(shapes)[:SHAPES]
 
 
 def random_prompts(model: LoadedModel, batch: int, context: int) -> list[list[int]]:
-    """`batch` prompts of `context` token ids, drawn with a fixed seed from the vocabulary without special
-    tokens.
-    """
+    """`batch` prompts of `context` ids, drawn with a fixed seed from the ids that are not special."""
     special = set(model.tokenizer.all_special_ids) if model.tokenizer is not None else set()
     ids = [i for i in range(model.vocab_size) if i not in special]
     rng = random.Random(SEED)
@@ -144,35 +136,29 @@ def run(ctx: Context) -> Measurement:
     batch, context, new_tokens = ctx.spec["batch"], ctx.spec["context"], ctx.options["new_tokens"]
     prompts = random_prompts(ctx.model, batch, context)
     capacity = {"sequences": batch, "tokens": context + new_tokens}
-
-    def arm(engine: Engine) -> EngineArm:
-        return EngineArm(engine, prompts, ctx.spec["prefill_chunk"], new_tokens)
-
     engine = ctx.engine(**capacity)
-    _refuse_interpreter(engine)
-    arms = [("candidate", arm(engine))]
+    if backend_label(engine) == "interpreter":
+        raise Refused(
+            "interpreter_latency",
+            "latency on backend triton with TRITON_INTERPRET set would time Triton's interpreter, not the "
+            "kernels; unset TRITON_INTERPRET and measure on a CUDA device, or set backend: torch.",
+        )
+    engines = {"candidate": engine}
     if not ctx.is_baseline:
-        arms.insert(0, ("baseline", arm(ctx.native(**capacity))))
+        engines = {"baseline": ctx.native(**capacity), **engines}
+    chunk = ctx.spec["prefill_chunk"]
+    arms = [(name, EngineArm(own, prompts, chunk, new_tokens)) for name, own in engines.items()]
+    own, counts = arms[-1][1], {key: ctx.options[key] for key in ("repeats", "warmup")}
     load_before = os.getloadavg()[0]
     with closing(DeviceState(ctx.model.device)) as state:
         others = [state.others()]
-        timings = measure(
-            arms,
-            new_tokens=new_tokens,
-            repeats=ctx.options["repeats"],
-            warmup=ctx.options["warmup"],
-            progress=ctx.progress,
-            read_state=state.read,
-        )
+        timings = measure(arms, new_tokens=new_tokens, **counts, progress=ctx.progress, read_state=state.read)
         others.append(state.others())
         device_state = _state_facts(state, others)
     shape = {"prefill_tokens": batch * context, "batch": batch, "new_tokens": new_tokens}
     samples = {
-        "arms": [
-            {"arm": t.arm, "order": t.order, **_times(t), **shape, "device": t.device}
-            for t in timings.measured
-        ],
-        "warmup": [{"arm": t.arm, **_times(t)} for t in timings.warmup],
+        "arms": [{"order": t.order, **_times(t), **shape, "device": t.device} for t in timings.measured],
+        "warmup": [_times(t) for t in timings.warmup],
     }
     facts = {
         "clock": "perf_counter",
@@ -181,27 +167,17 @@ def run(ctx: Context) -> Measurement:
         "threads": torch.get_num_threads(),
         "prompt": f"seeded random token ids (seed {SEED}), special tokens left out",
         "prompt_sha": content_hash(prompts),
-        "prefill_forwards": len(arms[-1][1].plan),
-        "prefill_graphs": arms[-1][1].captured,
-        "decode": arms[-1][1].engine.decode_mode,
-        "layers": arms[-1][1].engine.compile_mode,
-        "backend": backend_label(arms[-1][1].engine),
-        "repeats": ctx.options["repeats"],
-        "warmup": ctx.options["warmup"],
-        "arms": {name: arm_facts(arm.engine) for name, arm in arms},
+        "prefill_forwards": len(own.plan),
+        "prefill_graphs": sum(shape_of(forward) in engine.prompt_graphs for forward in own.plan),
+        "decode": engine.decode_mode,
+        "layers": engine.compile_mode,
+        "backend": backend_label(engine),
+        **counts,
+        "arms": {name: arm_facts(engine) for name, engine in engines.items()},
         **device_facts(ctx.model.device),
         "device_state": device_state,
     }
     return Measurement(samples, facts)
-
-
-def _refuse_interpreter(engine: Engine) -> None:
-    if backend_label(engine) == "interpreter":
-        raise Refused(
-            "interpreter_latency",
-            "latency on backend triton with TRITON_INTERPRET set would time Triton's interpreter, not the "
-            "kernels; unset TRITON_INTERPRET and measure on a CUDA device, or set backend: torch.",
-        )
 
 
 def _state_facts(state: DeviceState, others: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
@@ -215,10 +191,72 @@ def _state_facts(state: DeviceState, others: Sequence[Mapping[str, Any] | None])
     }
 
 
-def _times(timing: Timing) -> dict[str, Any]:
+def _times(t: Timing) -> dict[str, Any]:
+    times = {"ttft_ms": t.ttft_ms, "itl_ms": list(t.itl_ms), "total_ms": t.total_ms}
+    return {"arm": t.arm, **times, "ran": dict(t.ran)}
+
+
+def arm_facts(engine: Engine) -> dict[str, Any]:
+    """{"settings": the engine's, after its requests; "reads": least bytes that a decode step reads}."""
+    run, decision = run_of(engine), engine.decision
+    kernels = sorted({name for _, name in run.calls if name == LIBRARY or name.startswith(ATTENDS)})
     return {
-        "ttft_ms": timing.ttft_ms,
-        "itl_ms": list(timing.itl_ms),
-        "total_ms": timing.total_ms,
-        "ran": dict(timing.ran),
+        "settings": {
+            "weights": decision.weights.resolved,
+            "gemm": decision.gemm.resolved,
+            "backend": backend_label(engine),
+            "decode": engine.decode_mode,
+            "compile": engine.compile_mode,
+            "device": str(engine.model.device),
+            "dtype": dtype_name(engine.model.dtype),
+            "splits": sorted(run.splits),
+            "kernels": kernels,
+        },
+        "reads": {
+            "weight_bytes": step_weight_bytes(engine.model.model),
+            "kv_bytes_per_token": kv_bytes_per_token(engine),
+        },
     }
+
+
+def step_weight_bytes(model: nn.Module) -> int:
+    """Bytes of the weights that every decode step reads whole: all but input embeddings (unless tied to the
+    output layer) and experts, tied ones once.
+    """
+    rows = {name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    tensors = {
+        (t.data_ptr(), t.numel() * t.element_size())
+        for name, t in model.state_dict().items()
+        if t.numel() and name.rpartition(".")[0] not in rows and ".experts." not in f".{name}"
+    }
+    return sum(size for _, size in tensors)
+
+
+def kv_bytes_per_token(engine: Engine) -> float:
+    """Bytes that each token of context adds to what a step reads; layers with a window are left out."""
+    store, layers = engine.store, enumerate(engine.layers)
+    live = sum(store.live_bytes(i).total for i, layer in layers if layer.sliding_window is None)
+    return live / (store.num_pages * store.page_size)
+
+
+def device_facts(device: torch.device) -> dict[str, Any]:
+    """{"copy_gb_s": bytes read and written a second by a copy on the device, or None, "copy_reason", ...}."""
+    if device.type != "cuda":
+        return {"copy_gb_s": None, "copy_reason": f"no copy is timed on a {device.type}", "cache_bytes": None}
+    cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
+    size = min(COPY_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
+    if size < max(LEAST_COPY, 4 * cache):
+        reason = f"{size:,} B of free memory are too little to time a copy"
+        return {"copy_gb_s": None, "copy_reason": reason, "cache_bytes": cache}
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    event: Any = torch.cuda.Event
+    rates = []
+    for _ in range(8):
+        start, stop = (event(enable_timing=True) for _ in range(2))
+        start.record()
+        target.copy_(source)
+        stop.record()
+        torch.cuda.synchronize(device)
+        rates.append(2 * size / start.elapsed_time(stop) / 1e6)
+    return {"copy_gb_s": statistics.median(rates[1:]), "copy_reason": "", "cache_bytes": cache}

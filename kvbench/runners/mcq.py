@@ -2,9 +2,8 @@
 question.
 
 The record holds raw outcomes: the summed log-probability of each choice, its tokens and characters, and the
-pick. Accuracy, norms and paired differences are derived on reading. For the noise floor the baseline's task
-scores a spread subset twice more: with other neighbours in the batch, and after a line end, which does not
-change the meaning.
+pick. For the noise floor the baseline's task scores a spread subset twice more: with other neighbours in the
+batch, and after a line end, which does not change the meaning.
 """
 
 from __future__ import annotations
@@ -12,23 +11,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kvbench.data.questions import Question, QuestionSet, questions
+from kvbench.data.questions import Question, questions
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.text.encode import (
-    NEUTRAL,
-    Fitted,
-    Pair,
-    bos_ids,
-    bos_policy,
-    neutral_ids,
-    overflow,
-    perturbed,
-)
-from kvbench.runners.text.encoder import Encoder
+from kvbench.runners.text import encode
+from kvbench.runners.text.encode import Encoder, Fitted, Pair
 from kvbench.runners.text.prompts import TEMPLATES, Template, continuations, problem, spread
 from kvbench.runners.text.scoring import Group, capacity, group, score
 
@@ -39,18 +29,22 @@ def run(ctx: Context) -> Measurement:
     """Raises NotAvailable for a set that is not here, UsageError for options that conflict, KvbenchError when
     more than `max_truncated` of the questions do not fit the model or none can be scored.
     """
-    options = ctx.options
-    task, shots = options["tasks"], options["shots"]
+    options, tokenizer, window = ctx.options, ctx.model.tokenizer, ctx.model.facts.max_context
+    task, shots, chat = options["tasks"], options["shots"], options["chat_template"]
     data = questions(task, ctx.data_dir)
-    tokenizer, window = ctx.model.tokenizer, ctx.model.facts.max_context
-    chat, first = options["chat_template"], bos_ids(tokenizer)
-    encoder = Encoder(TEMPLATES[task], tokenizer, chat, window, data.examples, first)
+    encoder = Encoder(TEMPLATES[task], tokenizer, chat, window, data.examples, encode.bos_ids(tokenizer))
     asked = spread(data.questions, options["limit"])
-    _check(data, encoder, shots, asked)
+    if chat and not getattr(tokenizer, "chat_template", None):
+        raise UsageError(
+            "chat_template: true, but the model's tokenizer has no chat template; set it to false."
+        )
+    if short := {q.subject for q in asked if len(data.examples.get(q.subject, ())) < shots}:
+        raise UsageError(
+            f"{data.name} has fewer than {shots} examples for {', '.join(sorted(short))}; use `shots: 0`."
+        )
     fitted: dict[str, Fitted] = {}
     for qs in _by_subject([q for q in asked if problem(q) is None]).values():
-        fits = encoder.subject(qs, shots)
-        fitted |= {q.id: f for q, f in zip(qs, fits, strict=True)}
+        fitted |= {q.id: f for q, f in zip(qs, encoder.subject(qs, shots), strict=True)}
     truncated = sum(f.truncated for f in fitted.values())
     if truncated > options["max_truncated"] * len(asked):
         raise KvbenchError(
@@ -58,7 +52,8 @@ def run(ctx: Context) -> Measurement:
             f"{shots} examples; `max_truncated` allows a share of {options['max_truncated']}. Use fewer "
             "shots or raise it."
         )
-    scores, work = _score(ctx, asked, fitted, encoder)
+    pairs = {key: f.pair for key, f in fitted.items() if f.pair is not None}
+    scores, work = _score(ctx, [q for q in asked if q.id in pairs], pairs, encoder)
     rows = [_row(q, fitted.get(q.id), scores["scores"].get(q.id), encoder.template) for q in asked]
     for row in rows:
         again = ("aa_scores", "prefix_scores")
@@ -69,22 +64,19 @@ def run(ctx: Context) -> Measurement:
     facts = {
         "task": task,
         "shots": shots,
-        "choice_ids": _choice_ids(asked, fitted, encoder),
-        "prompt_policy": encoder.template.policy
-        + ("; in the tokenizer's chat template" if encoder.chat else ""),
-        "bos": bos_policy(ctx.model.tokenizer),
+        "choice_ids": _choice_ids(asked, pairs, encoder),
+        "prompt_policy": encoder.template.policy + ("; in the tokenizer's chat template" if chat else ""),
+        "bos": encode.bos_policy(tokenizer),
         "total": len(data.questions),
         "asked": len(asked),
         "scored": len(scored),
         "skipped": len(rows) - len(scored),
         "truncated": truncated,
-        "merged_joins": sum(f.pair.merged for f in fitted.values() if f.pair),
+        "merged_joins": sum(pair.merged for pair in pairs.values()),
         "ties": sum(r["tie"] for r in scored),
-        "data_sha": data.sha256,
-        "data_source": data.source,
-        "data_license": data.license,
         **work,
     }
+    facts |= {"data_sha": data.sha256, "data_source": data.source, "data_license": data.license}
     partial = f"{len(asked)} of {len(data.questions)} questions" if len(asked) < len(data.questions) else None
     return Measurement({"questions": rows}, facts, partial)
 
@@ -96,41 +88,35 @@ def _by_subject(qs: Sequence[Question]) -> dict[str, list[Question]]:
     return found
 
 
-def _check(data: QuestionSet, encoder: Encoder, shots: int, asked: Sequence[Question]) -> None:
-    if encoder.chat and not getattr(encoder.tokenizer, "chat_template", None):
-        raise UsageError(
-            "chat_template: true, but the model's tokenizer has no chat template; set it to false."
-        )
-    short = {q.subject for q in asked if len(data.examples.get(q.subject, ())) < shots}
-    if short:
-        raise UsageError(
-            f"{data.name} has fewer than {shots} examples for {', '.join(sorted(short))}; use `shots: 0`."
-        )
+@dataclass(frozen=True)
+class Pass:
+    """Questions `ids` scored together as `group` (same order) in chunks, and stored as `name`."""
+
+    name: str
+    note: str
+    ids: tuple[str, ...]
+    group: Group
+    chunk: int
 
 
 def _score(
-    ctx: Context, asked: Sequence[Question], fitted: Mapping[str, Fitted], encoder: Encoder
+    ctx: Context, scored: Sequence[Question], pairs: Mapping[str, Pair], encoder: Encoder
 ) -> tuple[dict[str, dict[str, list[float]]], dict[str, Any]]:
-    """Scores by pass ("scores"; for the baseline also "aa_scores" and "prefix_scores") and question id, and
-    the facts of the work: tokens computed, tokens of unshared prompts, and how the baseline was scored again.
-    """
-    pairs: dict[str, dict[str, Pair]] = defaultdict(dict)
-    for q in asked:
-        found = fitted.get(q.id)
-        if found is not None and found.pair is not None:
-            pairs[q.subject][q.id] = found.pair
-    groups = {subject: group(list(own.values())) for subject, own in pairs.items()}
+    """Scores by pass ("scores"; for the baseline also "aa_scores", "prefix_scores") and id, and facts."""
     page, chunk = ctx.spec["page_size"], ctx.spec["prefill_chunk"]
+    plan = []
+    for subject, qs in _by_subject(scored).items():
+        ids = tuple(q.id for q in qs)
+        plan.append(Pass("scores", subject, ids, group([pairs[key] for key in ids]), chunk))
     work: dict[str, Any] = {
-        "subjects": len(groups),
+        "subjects": len(plan),
         "computed_tokens": 0,
-        "prefix_tokens": sum(len(g.prefix) for g in groups.values()),
-        "question_tokens": sum(len(item.context) for g in groups.values() for item in g.items),
-        "unshared_tokens": sum(len(p.context) for own in pairs.values() for p in own.values()),
+        "prefix_tokens": sum(len(p.group.prefix) for p in plan),
+        "question_tokens": sum(len(item.context) for p in plan for item in p.group.items),
+        "unshared_tokens": sum(len(pair.context) for pair in pairs.values()),
     }
-    plan = [Pass("scores", subject, tuple(pairs[subject]), g, chunk) for subject, g in groups.items()]
     if ctx.is_baseline and ctx.options["aa_limit"] and plan:
-        again, facts = _again(ctx, [q for q in asked if q.id in pairs[q.subject]], pairs, encoder)
+        again, facts = _again(ctx, scored, pairs, encoder)
         plan += again
         work |= facts
     scores: dict[str, dict[str, list[float]]] = defaultdict(dict)
@@ -148,21 +134,8 @@ def _score(
     return scores, work
 
 
-@dataclass(frozen=True)
-class Pass:
-    """Questions `ids` scored together as `group` (same order), in pieces of `chunk` tokens; scores are stored
-    as `name`.
-    """
-
-    name: str
-    note: str
-    ids: tuple[str, ...]
-    group: Group
-    chunk: int
-
-
 def _again(
-    ctx: Context, scored: Sequence[Question], pairs: Mapping[str, Mapping[str, Pair]], encoder: Encoder
+    ctx: Context, scored: Sequence[Question], pairs: Mapping[str, Pair], encoder: Encoder
 ) -> tuple[list[Pass], dict[str, Any]]:
     """The passes of the baseline's noise floor over a spread subset, and their facts.
 
@@ -171,18 +144,18 @@ def _again(
     shared by subject as before; questions that then exceed the window are left out.
     """
     subset = spread(scored, ctx.options["aa_limit"])
-    whole = [pairs[q.subject][q.id] for q in subset]
     ids = tuple(q.id for q in subset)
-    passes = [Pass("aa_scores", "again", ids, group(whole, False, mixed=True), AA_CHUNK)]
-    neutral, chunk = neutral_ids(ctx.model.tokenizer), ctx.spec["prefill_chunk"]
-    prefix = f"{NEUTRAL!r} before the prompt, ids {neutral}"
+    whole = group([pairs[key] for key in ids], False, mixed=True)
+    passes = [Pass("aa_scores", "again", ids, whole, AA_CHUNK)]
+    neutral, chunk = encode.neutral_ids(ctx.model.tokenizer), ctx.spec["prefill_chunk"]
+    prefix = f"{encode.NEUTRAL!r} before the prompt, ids {neutral}"
     for subject, qs in _by_subject(subset if neutral else []).items():
-        own = {q.id: pairs[subject][q.id] for q in qs}
-        behind = {
-            key: Pair(tuple(perturbed(p.context, neutral, encoder.first)), p.continuations, p.merged)
-            for key, p in own.items()
-        }
-        fits = {key: p for key, p in behind.items() if not overflow(p, encoder.window)}
+        fits = {}
+        for q in qs:
+            context = tuple(encode.perturbed(pairs[q.id].context, neutral, encoder.first))
+            behind = replace(pairs[q.id], context=context)
+            if not encode.overflow(behind, encoder.window):
+                fits[q.id] = behind
         if fits:
             passes.append(Pass("prefix_scores", subject, tuple(fits), group(list(fits.values())), chunk))
     facts = {
@@ -197,23 +170,21 @@ def _row(
     q: Question, fitted: Fitted | None, scores: list[float] | None, template: Template
 ) -> dict[str, Any]:
     """One question's row of the record. pick: the first of the highest scores, as in lm-eval."""
-    row: dict[str, Any] = {
-        "id": q.id,
-        "subject": q.subject,
-        "answer": q.answer,
+    fitted = fitted or Fitted(None, 0, 0)
+    skipped = problem(q)
+    if skipped is None and (fitted.pair is None or scores is None):
+        skipped = "no token of an answer is left to score behind a context"
+    row: dict[str, Any] = {"id": q.id, "subject": q.subject, "answer": q.answer, "skipped": skipped}
+    row |= {"dropped_shots": fitted.dropped_shots, "dropped_tokens": fitted.dropped_tokens}
+    row |= {
+        "truncated": fitted.truncated,
         "scores": [],
         "tokens": [],
         "chars": [],
         "pick": None,
         "tie": False,
-        "truncated": fitted is not None and fitted.truncated,
-        "dropped_shots": fitted.dropped_shots if fitted else 0,
-        "dropped_tokens": fitted.dropped_tokens if fitted else 0,
-        "skipped": problem(q),
     }
-    if row["skipped"] is None and (fitted is None or fitted.pair is None or scores is None):
-        row["skipped"] = "no token of an answer is left to score behind a context"
-    if row["skipped"] is not None or fitted is None or fitted.pair is None or scores is None:
+    if skipped is not None or fitted.pair is None or scores is None:
         return row
     if any(math.isnan(s) for s in scores):
         raise KvbenchError(f"A score of question {q.id} is not a number; the engine gave NaN logits.")
@@ -228,19 +199,13 @@ def _row(
 
 
 def _choice_ids(
-    asked: Sequence[Question], fitted: Mapping[str, Fitted], encoder: Encoder
+    asked: Sequence[Question], pairs: Mapping[str, Pair], encoder: Encoder
 ) -> dict[str, list[list[int]]]:
     """The distinct ids that were scored for each letter; empty where choices are texts."""
-    found: dict[str, list[list[int]]] = {}
-    if not encoder.template.letters:
-        return found
-    for q in asked:
-        own = fitted.get(q.id)
-        if own is None or own.pair is None:
-            continue
+    found: dict[str, list[list[int]]] = defaultdict(list)
+    for q in (q for q in asked if encoder.template.letters and q.id in pairs):
         texts = continuations(encoder.template, q, encoder.chat)
-        for text, c in zip(texts, own.pair.continuations, strict=True):
-            ids = found.setdefault(text, [])
-            if list(c) not in ids:
-                ids.append(list(c))
-    return found
+        for text, c in zip(texts, pairs[q.id].continuations, strict=True):
+            if list(c) not in found[text]:
+                found[text].append(list(c))
+    return dict(found)

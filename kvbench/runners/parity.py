@@ -6,9 +6,9 @@ loses a scale, a page or a head therefore differs from it, and so does an attent
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from kvbench.engines.reference.engine import static_scales, store_format
 from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.evidence.attention_values import TOLERANCE, element_error
-from kvbench.formats.kv import KV_FORMATS, KVFormat, KVShape, pages_for
+from kvbench.formats.kv import KV_FORMATS, SIDES, KVFormat, KVShape, pages_for
 from kvbench.runners.context import Context, Measurement
 from kvbench_kernels.kv.quantize import QUANTIZE
 
@@ -38,9 +38,13 @@ class Geometry:
     shape: KVShape
 
 
+GEOMETRIES = (Geometry("mha", 4, KVShape(4, 64, 64)), Geometry("gqa", 8, KVShape(2, 64, 64)))
+VARIANTS = ("plain", "zero-rows", "strided")
+
+
 @dataclass(frozen=True)
 class Case:
-    """variant: "plain", "zero-rows" (a token's K and V are all zero) or "strided" (K, V and Q are views)."""
+    """variant: "zero-rows": a token's K and V are all zero; "strided": K, V and Q are views."""
 
     geometry: Geometry
     dtype: torch.dtype
@@ -53,8 +57,14 @@ class Case:
 
 
 def run(ctx: Context) -> Measurement:
-    with _one_thread(), torch.inference_mode():
-        return _run(ctx)
+    """On one thread: thousands of tiny CPU operations would each wait for the slowest thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            return _run(ctx)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _run(ctx: Context) -> Measurement:
@@ -63,12 +73,12 @@ def _run(ctx: Context) -> Measurement:
     scales = static_scales(ctx.spec["scale"], model)
     stored, resolved = store_format(engine.decision), KV_FORMATS[engine.decision.kv_format.resolved]
     scale = scales[0] if scales and resolved.scale_kind == "static" else None
-    bench = Bench(
-        stored, resolved, scale, ctx.spec["page_size"], model.device, ctx.options["seed"], engine.backend,
-        ctx.spec["kv_splits"],
-    )  # fmt: skip
-    own = engine.layers[0]
-    cases = list(_cases(Geometry("model", own.q_heads, own.shape), ctx.options["lengths"]))
+    page, splits, options = ctx.spec["page_size"], ctx.spec["kv_splits"], ctx.options
+    bench = Bench(stored, resolved, scale, page, model.device, options["seed"], engine.backend, splits)
+    own = Geometry("model", engine.layers[0].q_heads, engine.layers[0].shape)
+    cases = [
+        Case(*case) for case in itertools.product((*GEOMETRIES, own), TOLERANCE, options["lengths"], VARIANTS)
+    ]
     total = len(cases) + 1
     rows, worst = [], ElementError(0.0, 0.0, "")
     for index, case in enumerate(cases):
@@ -76,17 +86,17 @@ def _run(ctx: Context) -> Measurement:
         row, error = bench.decode(case)
         rows.append(row)
         worst = max(worst, error, key=lambda e: e.share_of_bound)
-    ctx.progress(len(cases), total, f"{ctx.options['steps']} steps without a model")
-    steps = bench.steps(ctx.options["steps"], model.dtype)
+    ctx.progress(len(cases), total, f"{options['steps']} steps without a model")
+    steps = bench.steps(options["steps"], model.dtype)
     facts = {
-        "seed": ctx.options["seed"],
-        "steps": ctx.options["steps"],
+        "seed": options["seed"],
+        "steps": options["steps"],
         "q_heads": STEP_HEADS,
         "kv_heads": STEP_SHAPE.kv_heads,
         "head_dim": STEP_SHAPE.head_dim,
         "vocabulary": STEP_VOCAB,
         "step_dtype": dtype_name(model.dtype),
-        "max_abs_is": f"largest of each {-(-ctx.options['steps'] // BUCKETS)} steps",
+        "max_abs_is": f"largest of each {-(-options['steps'] // BUCKETS)} steps",
         "scale": scale,
         "element_error": asdict(worst),
         "error_beside_outlier": error_beside_outlier(resolved, scale[0] if scale else None, 0),
@@ -95,20 +105,9 @@ def _run(ctx: Context) -> Measurement:
     return Measurement({"cases": rows, "steps": steps}, facts)
 
 
-def _cases(own: Geometry, lengths: list[int]) -> Iterator[Case]:
-    geometries = [Geometry("mha", 4, KVShape(4, 64, 64)), Geometry("gqa", 8, KVShape(2, 64, 64)), own]
-    for geometry in geometries:
-        for dtype in TOLERANCE:
-            for length in lengths:
-                for variant in ("plain", "zero-rows", "strided"):
-                    yield Case(geometry, dtype, length, variant)
-
-
 @dataclass(frozen=True)
 class ElementError:
-    """The quantization error of a case's K/V: worst element, as a share of the format's bound and
-    absolute.
-    """
+    """The quantization error of a case's K/V: worst element, as a share of its bound and absolute."""
 
     share_of_bound: float
     max_abs: float
@@ -131,18 +130,14 @@ class Bench:
     backend: Backend = TORCH
     splits: int | None = None
 
-    @property
-    def scales(self) -> tuple[float | None, float | None]:
-        return self.scale or (None, None)
-
     def decode(self, case: Case) -> tuple[dict[str, Any], ElementError]:
         """One decode step at `case.length`: its row of the record, and the quantization error of K and V."""
         geometry, length, shape = case.geometry, case.length, case.geometry.shape
-        draw = torch.Generator().manual_seed(self.seed)
-        strided = case.variant == "strided"
-        q = _randn(draw, (1, geometry.q_heads, 1, shape.head_dim), case.dtype, self.device, strided)
-        k = _randn(draw, (length, shape.kv_heads, shape.head_dim), case.dtype, self.device, strided)
-        v = _randn(draw, (length, shape.kv_heads, shape.value_dim), case.dtype, self.device, strided)
+        draw = self._draws(case.dtype)
+        q = draw(1, geometry.q_heads, 1, shape.head_dim)
+        k, v = (draw(length, shape.kv_heads, dim) for dim in (shape.head_dim, shape.value_dim))
+        if case.variant == "strided":
+            q, k, v = strided(q), strided(k), strided(v)
         if case.variant == "zero-rows":
             k[length // 2] = v[length // 2] = 0
         scaling = shape.head_dim**-0.5
@@ -154,10 +149,8 @@ class Bench:
             _append(store, seq, k[:-1], v[:-1])
         out = self._decode(store, seq, q[:, :, 0], k[-1:], v[-1:], scaling)[0].double()
 
-        pair = [
-            (x, scale, dequantized(self.resolved, x, scale))
-            for x, scale in zip((k, v), self.scales, strict=True)
-        ]
+        scales = self.scale or (None, None)
+        pair = [(x, s, dequantized(self.resolved, x, s)) for x, s in zip((k, v), scales, strict=True)]
         oracle_k, oracle_v = (values for _, _, values in pair)
         expected = attention(q[0, :, 0].double(), oracle_k, oracle_v, scaling)
         row = {
@@ -181,12 +174,10 @@ class Bench:
         The outputs are projected on a small random vocabulary. Returns each step's argmax agreement (0 or 1),
         the largest logit difference (bucket maxima over the steps) and the smallest cosine of two logit rows.
         """
-        draw = torch.Generator().manual_seed(self.seed)
-        heads, dim = STEP_SHAPE.kv_heads, STEP_SHAPE.head_dim
-        q = _randn(draw, (steps, 1, STEP_HEADS, 1, dim), dtype, self.device)
-        k = _randn(draw, (steps, 1, heads, dim), dtype, self.device)
-        v = _randn(draw, (steps, 1, heads, dim), dtype, self.device)
-        vocabulary = _randn(draw, (STEP_HEADS * dim, STEP_VOCAB), torch.float32, self.device)
+        draw, dim = self._draws(dtype), STEP_SHAPE.head_dim
+        q = draw(steps, 1, STEP_HEADS, 1, dim)
+        k, v = (draw(steps, 1, STEP_SHAPE.kv_heads, dim) for _ in SIDES)
+        vocabulary = draw(STEP_HEADS * dim, STEP_VOCAB, dtype=torch.float32)
         logits = []
         for fmt in (KV_FORMATS["native"], self.stored):
             store = self._store(fmt, STEP_SHAPE, pages_for(steps, self.page_size), dtype)
@@ -203,6 +194,15 @@ class Bench:
             "max_abs": [round(bucket.max().item(), 9) for bucket in buckets],
             "cosine_min": F.cosine_similarity(candidate.double(), native.double(), dim=-1).min().item(),
         }
+
+    def _draws(self, own: torch.dtype) -> Callable[..., Tensor]:
+        """draw(*shape): N(0, 1) in the dtype, by the seed."""
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def draw(*shape: int, dtype: torch.dtype = own) -> Tensor:
+            return torch.randn(shape, generator=generator).to(self.device, dtype)
+
+        return draw
 
     def _decode(
         self, store: PagedKVStore, seq: int, q: Tensor, k: Tensor, v: Tensor, scaling: float
@@ -228,9 +228,7 @@ def _append(store: PagedKVStore, seq: int, k: Tensor, v: Tensor) -> None:
 
 
 def _shuffle(store: PagedKVStore, rng: random.Random) -> None:
-    """Fill every page with large stale values and free them in random order, so that pages are used and
-    unordered.
-    """
+    """Fill every page with large stale values and free them in random order."""
     shape = store.shapes[0]
     seqs = [store.add() for _ in range(store.num_pages)]
     for seq in seqs:
@@ -243,23 +241,10 @@ def _shuffle(store: PagedKVStore, rng: random.Random) -> None:
         store.free(seq)
 
 
-def _randn(
-    draw: torch.Generator,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    strided: bool = False,
-) -> Tensor:
-    """N(0, 1) in `dtype`; strided: the same values as a view into a larger tensor, with an offset and
-    gaps.
-    """
-    x = torch.randn(shape, generator=draw).to(device, dtype)
-    if not strided:
-        return x
-    wide = torch.full((*shape[:-2], shape[-1] + 3, shape[-2] + 2), torch.nan, dtype=dtype, device=device)
-    view = wide[..., 1:-2, 1:-1].transpose(-1, -2)
-    view.copy_(x)
-    return view
+def strided(x: Tensor) -> Tensor:
+    """The same values as a view of a larger tensor, with offset and gaps."""
+    wide = x.new_full((*x.shape[:-2], x.shape[-1] + 3, x.shape[-2] + 2), torch.nan)
+    return wide[..., 1:-2, 1:-1].transpose(-1, -2).copy_(x)
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
@@ -268,17 +253,6 @@ def _cosine(a: Tensor, b: Tensor) -> float:
     if not a.any() and not b.any():
         return 1.0
     return F.cosine_similarity(a, b, dim=0).item()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run CPU operations on one thread: thousands of tiny ones would each wait for the slowest thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def dequantized(fmt: KVFormat, x: Tensor, scale: float | None) -> Tensor:
@@ -292,9 +266,7 @@ def dequantized(fmt: KVFormat, x: Tensor, scale: float | None) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-    """q [Hq, D], k [L, H, D], v [L, H, Dv] in float64 -> [Hq, Dv]. Query head h reads KV head h // (Hq /
-    H).
-    """
+    """q [Hq, D], k [L, H, D], v [L, H, Dv] in float64 -> [Hq, Dv]; head h reads KV head h // (Hq / H)."""
     groups = q.shape[0] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     weights = (torch.einsum("hd,lhd->hl", q, k) * scaling).softmax(dim=-1)
@@ -304,8 +276,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
 def error_beside_outlier(fmt: KVFormat, scale: float | None, seed: int) -> dict[str, float]:
     """Relative RMSE of 127 N(0, 1) channels next to one that is 1, 30 or 100 times as large, by that factor.
 
-    With one scale a row an outlier reduces the resolution of INT8 for all others, but not that of E4M3, so
-    the ranking of the two reverses: 0.65% against 2.6% without an outlier, 22.6% against 2.65% at 100.
+    With one scale a row an outlier reduces the resolution of INT8, but not that of E4M3, so the ranking
+    reverses: 0.65% against 2.6% without an outlier, 22.6% against 2.65% at 100.
     """
     found = {}
     for factor in (1, 30, 100):

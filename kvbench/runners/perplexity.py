@@ -2,9 +2,8 @@
 chunks.
 
 The record holds raw sums: for each chunk its NLL, scored tokens, document and sums of divergences, and for a
-sample of tokens the divergences themselves. exp, means and intervals are derived on reading. The native pass
-next to a candidate repeats the baseline's work; the largest difference from the baseline's record is in the
-facts.
+sample of tokens the divergences themselves. The native pass next to a candidate repeats the baseline's work;
+the largest difference from the baseline's record is in the facts.
 """
 
 from __future__ import annotations
@@ -16,23 +15,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvbench.data.corpora import Corpus, corpus, evenly, offsets
+from kvbench.engines.protocol import Engine
 from kvbench.errors import KvbenchError, Refused
 from kvbench.formats.kv import pages_for
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.text import chunking
 from kvbench.runners.text.chunking import POSITIONS, SIZE, Chunk, Chunked
 from kvbench.runners.text.encode import bos_ids, plain_ids
-from kvbench.runners.text.feed import budget, feed, packed
-from kvbench.runners.text.likelihood import Compared, compare, logprobs
-
-if TYPE_CHECKING:
-    from kvbench.engines.protocol import Engine
+from kvbench.runners.text.logits import Compared, budget, compare, feed, logprobs, packed
 
 KEPT = 20_000  # most per-token values kept in a record: a seeded sample where there are more
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
@@ -72,14 +68,11 @@ class Pass:
     seconds: float = 0.0
 
     def add(self, chunk: Chunk, logprob: Tensor) -> None:
-        nll, positions = -float(logprob.sum()), by_position(chunk.skip, logprob)
-        sums = {"tokens": chunk.scored, "nll": nll, "document": chunk.document, "by_position": positions}
-        self.chunks.append(sums)
+        sums = {"tokens": chunk.scored, "nll": -float(logprob.sum()), "document": chunk.document}
+        self.chunks.append({**sums, "by_position": by_position(chunk.skip, logprob)})
 
     def forward(self, pack: Sequence[Chunk]) -> list[Tensor]:
-        """Logits of the positions that predict a scored token, float32 [scored, V] a chunk; timed with a
-        sync.
-        """
+        """Logits of the positions that predict a scored token, float32 [scored, V] a chunk; timed."""
         engine = self.engine
         seqs = [engine.add() for _ in pack]
         engine.synchronize()
@@ -93,9 +86,7 @@ class Pass:
 
 
 def by_position(skip: int, logprob: Tensor) -> list[list[float]]:
-    """[scored tokens, their NLL] in each bucket of positions in a chunk; logprob [scored] begins at position
-    `skip`.
-    """
+    """[scored tokens, their NLL] in each bucket of positions; logprob [scored] begins at position `skip`."""
     found = []
     for low, high in pairwise(POSITIONS):
         part = logprob[max(low - skip, 0) : max(high - skip, 0)]
@@ -105,44 +96,37 @@ def by_position(skip: int, logprob: Tensor) -> list[list[float]]:
 
 @dataclass
 class Divergence:
-    """Per-token values of a candidate against native, collected over chunks."""
+    """Per-token values of a candidate against native, float64 [tokens] on the host for each chunk."""
 
-    kld: list[Tensor] = field(default_factory=list)
-    delta_p: list[Tensor] = field(default_factory=list)
-    top1_equal: list[int] = field(default_factory=list)
+    chunks: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)  # KLD, delta p, equal top-1
 
     def add(self, found: Compared) -> None:
-        self.kld.append(found.kld.cpu())
-        self.delta_p.append(found.delta_p.cpu())
-        self.top1_equal.append(int(found.top1_equal.sum()))
+        self.chunks.append((found.kld.cpu(), found.delta_p.cpu(), int(found.top1_equal.sum())))
 
     def _kept(self) -> Sequence[int]:
         """Indexes of the tokens whose values the record keeps, in order."""
-        n = sum(map(len, self.kld))
+        n = sum(len(kld) for kld, _, _ in self.chunks)
         return sorted(random.Random(0).sample(range(n), KEPT)) if n > KEPT else range(n)
 
     def by_chunk(self) -> list[dict[str, Any]]:
-        """For each chunk: sums over its tokens, for intervals over documents, and how many tokens the sample
-        keeps.
-        """
-        ends = list(accumulate(map(len, self.kld)))
+        """For each chunk: sums over its tokens, and how many tokens the sample keeps."""
+        ends = list(accumulate(len(kld) for kld, _, _ in self.chunks))
         kept = Counter(bisect_right(ends, i) for i in self._kept())
         return [
             {"kld": float(kld.sum()), "delta_p": float(delta_p.sum()), "top1_equal": equal, "kept": kept[i]}
-            for i, (kld, delta_p, equal) in enumerate(
-                zip(self.kld, self.delta_p, self.top1_equal, strict=True)
-            )
+            for i, (kld, delta_p, equal) in enumerate(self.chunks)
         ]
 
     def samples(self) -> dict[str, Any]:
-        kld, delta_p = torch.cat(self.kld), torch.cat(self.delta_p)
+        kld = torch.cat([kld for kld, _, _ in self.chunks])
+        delta_p = torch.cat([delta_p for _, delta_p, _ in self.chunks])
         n, kept = len(kld), self._kept()
         levels = torch.tensor(list(QUANTILES.values()), dtype=torch.float64)
         quantiles = dict(zip(QUANTILES, torch.quantile(kld, levels).tolist(), strict=True))
         return {
             "kld": {"mean": float(kld.mean()), "n": n, **quantiles, "max": float(kld.max())},
             "kld_tokens": _six_digits(kld, kept),
-            "top1_equal": sum(self.top1_equal),
+            "top1_equal": sum(equal for _, _, equal in self.chunks),
             "delta_p": _six_digits(delta_p, kept),
             "delta_p_mean": float(delta_p.mean()),
         }
@@ -163,42 +147,9 @@ def run(ctx: Context) -> Measurement:
         raise KvbenchError(
             f"{text.name} has nothing to score under {options['protocol']}; use a longer text."
         )
-    places = evenly(len(chunked.chunks), options["limit_chunks"])
+    total, limit = len(chunked.chunks), ctx.model.facts.max_context
+    places = evenly(total, options["limit_chunks"])
     chunks = [chunked.chunks[i] for i in places]
-    _check_context(ctx.model.facts.max_context, chunks)
-    passes, divergence = _measure(ctx, chunks)
-    native = passes.get("native")
-    samples: dict[str, Any] = {"chunks": passes["candidate"].chunks}
-    facts |= {
-        "protocol": options["protocol"],
-        "split": text.split,
-        "scored": sum(c.scored for c in chunks),
-        "tokens": chunked.tokens,
-        "chunk": SIZE,
-        "positions": list(POSITIONS),
-        "chunks_total": len(chunked.chunks),
-        "chunk_places": places,
-        "text": "raw",
-        "data_sha": text.sha256,
-        "data_source": text.source,
-        "data_license": text.license,
-        "documents": len({c.document for c in chunks}),
-        "skipped_rows": chunked.skipped_rows,
-        "dropped_tokens": chunked.dropped_tokens,
-        "tokens_per_forward": budget(ctx.model.device),
-        "seconds_candidate": passes["candidate"].seconds,
-        "seconds_native": native.seconds if native else None,
-    }
-    if native and divergence and ctx.baseline:
-        own = [a | b for a, b in zip(samples["chunks"], divergence.by_chunk(), strict=True)]
-        samples = {"chunks": own, "native_chunks": native.chunks, **divergence.samples()}
-        facts["native_rerun_max_abs_nll"] = rerun_difference(ctx.baseline.samples["chunks"], native.chunks)
-    total = len(chunked.chunks)
-    partial = f"{len(chunks)} of {total} chunks, spread evenly" if len(chunks) < total else None
-    return Measurement(samples, facts, partial)
-
-
-def _check_context(limit: int | None, chunks: Sequence[Chunk]) -> None:
     longest = max(len(c.tokens) for c in chunks)
     if limit is not None and longest > limit:
         raise Refused(
@@ -206,6 +157,30 @@ def _check_context(limit: int | None, chunks: Sequence[Chunk]) -> None:
             f"The protocol's chunks have {longest} tokens, but the model has {limit} positions; use a model "
             "with a longer context. Shorter chunks would be another protocol.",
         )
+    passes, divergence = _measure(ctx, chunks)
+    candidate, native = passes["candidate"], passes.get("native")
+    samples: dict[str, Any] = {"chunks": candidate.chunks}
+    facts |= {"data_sha": text.sha256, "data_source": text.source, "data_license": text.license}
+    facts |= {"protocol": options["protocol"], "split": text.split, "text": "raw", "chunk": SIZE}
+    facts |= {
+        "scored": sum(c.scored for c in chunks),
+        "tokens": chunked.tokens,
+        "positions": list(POSITIONS),
+        "chunks_total": total,
+        "chunk_places": places,
+        "documents": len({c.document for c in chunks}),
+        "skipped_rows": chunked.skipped_rows,
+        "dropped_tokens": chunked.dropped_tokens,
+        "tokens_per_forward": budget(ctx.model.device),
+        "seconds_candidate": candidate.seconds,
+        "seconds_native": native.seconds if native else None,
+    }
+    if native and divergence and ctx.baseline:
+        own = [a | b for a, b in zip(candidate.chunks, divergence.by_chunk(), strict=True)]
+        samples = {"chunks": own, "native_chunks": native.chunks, **divergence.samples()}
+        facts["native_rerun_max_abs_nll"] = rerun_difference(ctx.baseline.samples["chunks"], native.chunks)
+    partial = f"{len(chunks)} of {total} chunks, spread evenly" if len(chunks) < total else None
+    return Measurement(samples, facts, partial)
 
 
 def _measure(ctx: Context, chunks: Sequence[Chunk]) -> tuple[dict[str, Pass], Divergence | None]:
@@ -216,9 +191,8 @@ def _measure(ctx: Context, chunks: Sequence[Chunk]) -> tuple[dict[str, Pass], Di
     packs = [[chunks[i] for i in pack] for pack in packed([len(c.tokens) for c in chunks], budget(device))]
     slots = max(sum(pages_for(len(c.tokens), page) for c in pack) for pack in packs) * page
     passes = {"candidate": Pass(ctx.engine(sequences=1, tokens=slots), ctx.spec["prefill_chunk"])}
-    paired = ctx.options["kld"] and not ctx.is_baseline
-    divergence = Divergence() if paired else None
-    if paired:
+    divergence = Divergence() if ctx.options["kld"] and not ctx.is_baseline else None
+    if divergence:
         passes["native"] = Pass(ctx.native(sequences=1, tokens=slots), ctx.spec["prefill_chunk"])
     done = 0
     for index, pack in enumerate(packs):
@@ -239,8 +213,7 @@ def _measure(ctx: Context, chunks: Sequence[Chunk]) -> tuple[dict[str, Pass], Di
 
 
 def rerun_difference(record: Sequence[dict[str, Any]], rerun: Sequence[dict[str, Any]]) -> float:
-    """Largest |NLL difference| of a chunk between the baseline's record and its re-run; 0.0 when they are
-    equal.
+    """Largest |NLL difference| of a chunk between the baseline's record and its re-run.
 
     Raises KvbenchError when the two did not score the same chunks.
     """

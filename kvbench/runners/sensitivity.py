@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvbench.data.corpora import corpus
+from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv.store import WriteObserver
 from kvbench.errors import KvbenchError
 from kvbench.evidence import kv_reads as evidence
@@ -26,13 +27,9 @@ from kvbench.formats.kv import SIDES
 from kvbench.matrix.resolve import check_context
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.text.encode import document_heads
-from kvbench.runners.text.likelihood import compare
+from kvbench.runners.text.logits import compare
 from kvbench.stats.intervals import largest
 from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
-
-if TYPE_CHECKING:
-    from kvbench.engines.reference.engine import Engine
-
 
 # Kernels of some backends round differently over quantized and native pages. This is the largest difference
 # of the logits of "all" from those of the cell's own engine, as a share of the largest logit. A K/V that
@@ -44,8 +41,8 @@ APART = {"float32": 1e-3, "float16": evidence.APART, "bfloat16": evidence.APART}
 
 @dataclass(frozen=True)
 class Part:
-    """What is quantized: these layers, sides ("k", "v" or "kv") and positions [first, end) of a sequence; the
-    rest is native.
+    """What is quantized: these layers, sides ("k", "v" or "kv") and positions [first, end); the rest is
+    native.
 
     kind: "all", "side", "tokens", "alone" (one layer quantized), "kept" (one layer native) or "suggested";
     of: which one.
@@ -60,11 +57,10 @@ class Part:
 
 
 class Writes(WriteObserver):
-    """Observes a native store: values of `part` are quantized in the format of `like` and dequantized before
-    they are written.
+    """Observes a native store: values of `part` are quantized in `like`'s format and dequantized before they
+    are written.
 
-    like: the cell's own engine, which gives the format and static scales. start: position of the first token
-    of the forward's single sequence.
+    like: the cell's own engine. start: position of the first token of the forward's single sequence.
     """
 
     def __init__(self, like: Engine) -> None:
@@ -74,21 +70,17 @@ class Writes(WriteObserver):
 
     def before_write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         part = self.part
-        if part is not None and layer in part.layers:
-            k, v = (
-                self._passed(layer, side, x) if side in part.sides else x
-                for side, x in zip(SIDES, (k, v), strict=True)
-            )
-        return k, v
+        if part is None or layer not in part.layers:
+            return k, v
+        return self._passed(part, layer, "k", k), self._passed(part, layer, "v", v)
 
-    def _passed(self, layer: int, side: str, x: Tensor) -> Tensor:
+    def _passed(self, part: Part, layer: int, side: str, x: Tensor) -> Tensor:
         """x [n, H, D] with the tokens of the part quantized and dequantized."""
-        assert self.part is not None
         fmt = self.like.fmt
-        low = max(self.part.first - self.start, 0)
-        high = len(x) if self.part.end is None else max(self.part.end - self.start, 0)
+        low = max(part.first - self.start, 0)
+        high = len(x) if part.end is None else max(part.end - self.start, 0)
         some = x[low:high]
-        if not len(some):
+        if side not in part.sides or not len(some):
             return x
         given = None if fmt.scale_per_row else self.like.layers[layer].side(side)[1]
         made = QUANTIZE[fmt.name](some, given)
@@ -107,21 +99,19 @@ def run(ctx: Context) -> Measurement:
     longest = max(map(len, texts))
     check_context(ctx.model.facts, longest, 0)
     engine, native = (make(sequences=1, tokens=longest) for make in (ctx.engine, ctx.emulator))
-    layers = len(engine.store.layers)
-    bytes_ = [[e.store.live_bytes(i).total for e in (engine, native)] for i in range(layers)]
+    layers = frozenset(range(len(engine.store.layers)))
+    bytes_ = [[e.store.live_bytes(i).total for e in (engine, native)] for i in sorted(layers)]
     slots = engine.store.num_pages * engine.store.page_size
     extra = [(n - q) / slots for q, n in bytes_]  # bytes a token of keeping a layer native
-    room = options["budget_pct"] / 100 * sum(q for q, _ in bytes_) / slots
+    quantized = sum(q for q, _ in bytes_)
+    room = options["budget_pct"] / 100 * quantized / slots
     first = min(options["first_tokens"], longest)
-    parts = list(_parts(layers, first)) if not ctx.is_baseline else [_everything(layers)]
+    parts = [Part("all", None, layers)] if ctx.is_baseline else list(_parts(layers, first))
     measure = _Texts(ctx, engine, native, texts, len(parts) + (not ctx.is_baseline))
     found = measure(parts)
-    suggested: list[int] = []
-    if not ctx.is_baseline:
-        suggested = suggest(found, extra, room)
-        if suggested:
-            rest = frozenset(range(layers)) - frozenset(suggested)
-            found += measure([Part("suggested", None, rest)])
+    suggested = [] if ctx.is_baseline else suggest(found, extra, room)
+    if suggested:
+        found += measure([Part("suggested", None, layers - set(suggested))])
     dtype = engine.model.dtype_name
     share = 0.0 if backend_label(engine) == "torch" else APART[dtype]
     if not (math.isfinite(measure.off_engine) and measure.off_engine <= share * measure.largest_logit):
@@ -146,7 +136,7 @@ def run(ctx: Context) -> Measurement:
         "budget_pct": options["budget_pct"],
         "budget_bytes_per_token": room,
         "extra_bytes_per_token": extra,
-        "quantized_bytes_per_token": sum(q for q, _ in bytes_) / slots,
+        "quantized_bytes_per_token": quantized / slots,
         "suggested": suggested,
         "suggested_extra_bytes_per_token": sum(extra[i] for i in suggested),
         "largest_logit_difference_from_engine": measure.off_engine,
@@ -157,18 +147,13 @@ def run(ctx: Context) -> Measurement:
     return Measurement({"parts": found}, facts)
 
 
-def _everything(layers: int) -> Part:
-    return Part("all", None, frozenset(range(layers)))
-
-
-def _parts(layers: int, first: int) -> Iterator[Part]:
-    every = frozenset(range(layers))
-    yield _everything(layers)
+def _parts(every: frozenset[int], first: int) -> Iterator[Part]:
+    yield Part("all", None, every)
     for side in SIDES:
         yield Part("side", side, every, side)
     yield Part("tokens", "first", every, end=first)
     yield Part("tokens", "others", every, first=first)
-    for i in range(layers):
+    for i in sorted(every):
         yield Part("alone", i, frozenset({i}))
         yield Part("kept", i, every - {i})
 
@@ -186,9 +171,7 @@ class _Texts:
         self.largest_logit = 0.0  # of that engine
 
     def __call__(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        """kind and of as in `Part`; texts: [scored tokens, sum of their KLD in nats, top-1 equal] for each
-        text.
-        """
+        """kind and of as in `Part`; texts: [scored tokens, sum of their KLD in nats, top-1 equal] each."""
         found: list[list[list[float]]] = [[] for _ in parts]
         writes = Writes(self.engine)
         with self.native.store.observed(writes):
@@ -205,10 +188,8 @@ class _Texts:
                     into.append([len(targets), float(got.kld.sum()), int(got.top1_equal.sum())])
                     self.done += 1
                     self.ctx.progress(self.done, self.total, "parts of texts")
-        return [
-            {"kind": part.kind, "of": part.of, "texts": texts}
-            for part, texts in zip(parts, found, strict=True)
-        ]
+        both = zip(parts, found, strict=True)
+        return [{"kind": part.kind, "of": part.of, "texts": texts} for part, texts in both]
 
     def _logits(self, engine: Engine, ids: Sequence[int], writes: Writes | None, part: Part | None) -> Tensor:
         """[n, V] float32 of one text, in pieces of the cell's prefill chunk."""
@@ -237,12 +218,7 @@ def untouched(found: Sequence[dict[str, Any]]) -> str:
 
 
 def suggest(found: Sequence[dict[str, Any]], extra: Sequence[float], room: float) -> list[int]:
-    """The layers to keep native: those that reduce the KLD most for their bytes, one after another while they
-    fit.
-
-    A layer that reduces nothing is skipped. The joint reduction is not the sum, so the list is measured
-    afterwards.
-    """
+    """The layers to keep native: those that reduce the KLD most for their bytes, while they fit."""
     total = _kld(next(part for part in found if part["kind"] == "all"))
     gain = {part["of"]: total - _kld(part) for part in found if part["kind"] == "kept"}
     chosen: list[int] = []

@@ -1,31 +1,29 @@
 """Live bytes of the KV store at the cell's batch and context, layer by layer, against the formula.
 
 The store is made for exactly `batch` sequences of `context` tokens, and all its pages are in use: the bytes
-are those of the live tensors, not an estimate. On a GPU a real prefill and one decode step fill the pages,
-because the peak of allocated memory is measured there. Its parts are measured separately: memory before there
-are pages (weights, and `held_bytes` beyond them), the tensors of the pages, and what the run adds
-(`workspace_bytes`). A second copy of the pages would be in none of these parts, so they would not add up to
-the peak. The expected bytes come from the resolved format of the decision, not from the store. The bytes of
-the weights and their load time are those of the cell's model, independent of batch and context.
+are those of the live tensors. On a GPU a real prefill and one decode step fill the pages, because the peak of
+allocated memory is measured there. Its parts are measured separately: memory before there are pages (weights,
+and `held_bytes` beyond them), the tensors of the pages, and what the run adds (`workspace_bytes`). A second
+copy of the pages would be in none of these parts, so they would not add up to the peak. The expected bytes
+come from the resolved format of the decision, not from the store.
 """
 
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import nn
 
+from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv.layer import dtype_name
+from kvbench.engines.reference.load import LoadedModel
 from kvbench.errors import KvbenchError
 from kvbench.evidence.stored_weights import fp8_modules
 from kvbench.formats.kv import DTYPE_BYTES, KV_FORMATS, WEIGHT_FORMATS, kv_bytes, weight_bytes
 from kvbench.runners.context import Context, Measurement
-
-if TYPE_CHECKING:
-    from kvbench.engines.reference.engine import Engine
-    from kvbench.engines.reference.load import LoadedModel
 
 
 def run(ctx: Context) -> Measurement:
@@ -57,27 +55,17 @@ def run(ctx: Context) -> Measurement:
     layers = []
     for index, layer in enumerate(engine.layers):
         live, expected = store.live_bytes(index), kv_bytes(fmt, layer.shape, tokens, native_dtype)
-        pages = store.layers[index]
-        layers.append(
-            {
-                "layer": index,
-                "payload": live.payload,
-                "scales": live.scales,
-                "expected_payload": expected.payload,
-                "expected_scales": expected.scales,
-                "dtype": " + ".join(sorted({dtype_name(pages.k.dtype), dtype_name(pages.v.dtype)})),
-            }
-        )
+        dtypes = {dtype_name(x.dtype) for x in (store.layers[index].k, store.layers[index].v)}
+        row = {"layer": index, **asdict(live), "dtype": " + ".join(sorted(dtypes))}
+        layers.append(row | {f"expected_{name}": size for name, size in asdict(expected).items()})
     facts: dict[str, Any] = {
         "tokens": tokens,
-        "page_table_bytes": table.numel() * table.element_size(),
+        "page_table_bytes": table.nbytes,
         "held_bytes": held,
         "workspace_bytes": workspace,
         **weight_facts(ctx.model, engine.decision.weights.resolved),
         "native_dtype": native_dtype,
-        "native16_bytes": sum(
-            kv_bytes(native, layer.shape, tokens, "float16").total for layer in engine.layers
-        ),
+        "native16_bytes": sum(kv_bytes(native, x.shape, tokens, "float16").total for x in engine.layers),
         "device_peak_bytes": peak,
     }
     return Measurement({"layers": layers}, facts)
@@ -89,9 +77,7 @@ def _has_counters(device: torch.device) -> bool:
 
 
 def _fill_on_gpu(engine: Engine, seqs: list[int], context: int) -> tuple[int, int]:
-    """Fill all pages by a prefill and one decode step; (peak bytes, peak bytes beyond those allocated
-    before).
-    """
+    """Fill all pages by a prefill and one decode step; (peak bytes, peak beyond those allocated before)."""
     device, vocab = engine.model.device, engine.model.vocab_size
     engine.synchronize()
     torch.cuda.reset_peak_memory_stats(device)
@@ -107,8 +93,7 @@ def _fill_on_gpu(engine: Engine, seqs: list[int], context: int) -> tuple[int, in
 
 def weights_bytes(model: nn.Module) -> int:
     """Bytes of the parameters and saved buffers; tied tensors count once."""
-    tensors = {(t.data_ptr(), t.numel() * t.element_size()) for t in model.state_dict().values() if t.numel()}
-    return sum(size for _, size in tensors)
+    return sum(size for _, size in {(t.data_ptr(), t.nbytes) for t in model.state_dict().values()})
 
 
 def weight_facts(loaded: LoadedModel, weights: str) -> dict[str, Any]:
@@ -124,8 +109,8 @@ def weight_facts(loaded: LoadedModel, weights: str) -> dict[str, Any]:
         )
     live = weights_bytes(loaded.model)
     modules = fp8_modules(loaded.model).values()
-    payload = sum(_size(m.weight) for m in modules)
-    scales = sum(_size(m.weight_scale_inv) for m in modules)
+    payload = sum(m.weight.nbytes for m in modules)
+    scales = sum(m.weight_scale_inv.nbytes for m in modules)
     return {
         "weights_bytes": live,
         "weight_payload_bytes": payload,
@@ -144,22 +129,21 @@ def formula(loaded: LoadedModel, weights: str) -> dict[str, int]:
     Scales count in the dtype in which they are held: a checkpoint may have narrower ones than quantizing on
     load.
     """
-    asked, live = WEIGHT_FORMATS[weights], fp8_modules(loaded.model)
-    bytes_ = {"payload": 0, "scales": 0, "native": 0}
+    asked, live, dtype = WEIGHT_FORMATS[weights], fp8_modules(loaded.model), dtype_name(loaded.dtype)
+    payload = scales = native = 0
     converted = {f"{name}.weight": name for name in loaded.weights.modules}
     for key, tensor in _tensors(loaded).items():
         name = converted.get(key)
         if asked.quantized and name is not None:
             scale = dtype_name(live[name].weight_scale_inv.dtype) if name in live else str(asked.scale_dtype)
             n, k = tensor.shape
-            expected = weight_bytes(asked, n, k, dtype_name(loaded.dtype), scale)
-            bytes_["payload"] += expected.payload
-            bytes_["scales"] += expected.scales
+            expected = weight_bytes(asked, n, k, dtype, scale)
+            payload += expected.payload
+            scales += expected.scales
         else:
-            floating = tensor.is_floating_point()
-            element = DTYPE_BYTES[dtype_name(loaded.dtype)] if floating else tensor.element_size()
-            bytes_["native"] += tensor.numel() * element
-    return bytes_
+            element = DTYPE_BYTES[dtype] if tensor.is_floating_point() else tensor.element_size()
+            native += tensor.numel() * element
+    return {"payload": payload, "scales": scales, "native": native}
 
 
 def _tensors(loaded: LoadedModel) -> dict[str, torch.Tensor]:
@@ -168,7 +152,3 @@ def _tensors(loaded: LoadedModel) -> dict[str, torch.Tensor]:
         made = type(loaded.model)(loaded.model.config)
     buffers = {k: t for k, t in made.state_dict(keep_vars=True).items() if not isinstance(t, nn.Parameter)}
     return {**dict(made.named_parameters()), **buffers}
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

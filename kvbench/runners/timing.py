@@ -1,21 +1,18 @@
 """The timing loop: warm up, then interleave two arms, over anything that can submit, step and synchronise.
 
-It needs no torch: tests run it with fake arms that compile, finish late or see a clock that is set back.
-
     TTFT   request submitted -> first token on the host, device synchronised, sampling included
     ITL    gap between consecutive tokens of a sequence; one sample a step of a static batch; excludes TTFT
 
-The clock is monotonic (`time.perf_counter`). Garbage is collected once before the first request and not again
-until the last one has ended. All requests have the same shapes, and each arm has its own warm-up requests of
-these shapes, reported separately, so that compiling a shape never falls into a measured request.
+The clock is monotonic. Garbage is collected once before the first request and not again until the last one
+has ended. All requests have the same shapes, and each arm has its own warm-up requests of these shapes,
+reported separately, so that compiling a shape never falls into a measured request.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -25,8 +22,7 @@ class Arm(Protocol):
 
     submit() starts a new request up to its first token, step() adds one token to each sequence; both may
     return before the device is done. synchronize() returns when the latest token is on the host. close() ends
-    the request, after which submit() starts the same one again. ran() returns what served the open request;
-    it is stored with the times, so that they cannot be attributed to another arm.
+    the request. ran() returns what served the open request; it is stored with the times.
     """
 
     def submit(self) -> None: ...
@@ -41,8 +37,7 @@ class Timing:
     """One request. order: its place in the measured schedule (requests 2i and 2i + 1 are a pair); -1 for a
     warm-up.
 
-    total_ms: from submission to the last token. device: the device's state before and after the request, read
-    outside of its time; None if it was not read.
+    total_ms: from submission to the last token. device: its state before and after, read outside of the time.
     """
 
     arm: str
@@ -98,39 +93,28 @@ def measure(
     """`warmup` unmeasured requests an arm, then `repeats` rounds of all arms in the order A B, B A, A B, ...
 
     The alternation cancels a drift of the machine (heat, another tenant) to first order over two pairs.
-    read_state: reads the device's state, before and after each measured request.
     """
     total = len(arms) * (warmup + repeats)
-    done = 0
+    warm, measured = list[Timing](), list[Timing]()
 
     def timed(order: int, label: str, arm: Arm, note: str) -> Timing:
-        nonlocal done
-        progress(done, total, f"{note} {label}")
-        timing = time_request(label, order, arm, new_tokens, clock)
-        done += 1
-        return timing
+        progress(len(warm) + len(measured), total, f"{note} {label}")
+        return time_request(label, order, arm, new_tokens, clock)
 
-    measured: list[Timing] = []
-    with _no_gc():
-        warm = [timed(-1, label, arm, "warm-up") for label, arm in arms for _ in range(warmup)]
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for label, arm in (one for one in arms for _ in range(warmup)):
+            warm.append(timed(-1, label, arm, "warm-up"))
         for round_ in range(repeats):
             for label, arm in arms if round_ % 2 == 0 else reversed(arms):
                 before = read_state() if read_state else None
                 timing = timed(len(measured), label, arm, "request")
                 state = {"before": before, "after": read_state()} if read_state else None
                 measured.append(replace(timing, device=state))
-    progress(total, total, "")
-    return Timings(tuple(warm), tuple(measured))
-
-
-@contextmanager
-def _no_gc() -> Iterator[None]:
-    """Collect garbage now and not again until the end; then restore the collector."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
     finally:
         if was_enabled:
             gc.enable()
+    progress(total, total, "")
+    return Timings(tuple(warm), tuple(measured))

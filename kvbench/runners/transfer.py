@@ -1,8 +1,7 @@
 """Swaps of a cell's batch to the host and back: bytes and seconds each way, and a check that every bit
 returns.
 
-The pages hold seeded random bytes; their meaning changes neither the bytes moved nor the time. While they are
-on the host, the device's pages are overwritten.
+The pages hold seeded random bytes. While they are on the host, the device's pages are overwritten.
 """
 
 from __future__ import annotations
@@ -10,20 +9,18 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv.layer import dtype_name
+from kvbench.engines.reference.kv.store import PagedKVStore
+from kvbench.engines.reference.kv.swap import Transfer
 from kvbench.errors import KvbenchError
 from kvbench.formats.kv import KV_FORMATS, kv_bytes, page_bytes
 from kvbench.runners.context import Context, Measurement
-
-if TYPE_CHECKING:
-    from kvbench.engines.reference.engine import Engine
-    from kvbench.engines.reference.kv.store import PagedKVStore
-    from kvbench.engines.reference.kv.swap import Transfer
 
 OVERWRITTEN = 0x7F
 
@@ -37,7 +34,7 @@ def run(ctx: Context) -> Measurement:
     for seq in seqs:
         store.reserve(seq, context)
         store.commit(seq, context)
-    _fill(store, seqs)
+    _check(store, seqs, fill=True)
     swaps, pinned = [], True
     for order in range(-warmup, repeats):
         ctx.progress(warmup + order, warmup + repeats, "swap")
@@ -48,18 +45,14 @@ def run(ctx: Context) -> Measurement:
         back = _timed(engine, engine.swap_in, seqs)
         _check(store, seqs)
         swaps += [{"order": order, "way": way, **swap} for way, swap in (("out", out), ("in", back))]
-    fmt, native_dtype = KV_FORMATS[engine.decision.kv_format.resolved], dtype_name(ctx.model.dtype)
+    fmt, native = KV_FORMATS[engine.decision.kv_format.resolved], KV_FORMATS["native"]
     pages, shapes = store.tables(seqs).numel(), [layer.shape for layer in engine.layers]
+    size, tokens, dtype = store.page_size, pages * store.page_size, dtype_name(ctx.model.dtype)
     facts: dict[str, Any] = {
-        "tokens": pages * store.page_size,
+        "tokens": tokens,
         "pages": pages,
-        "expected_layer_bytes": [
-            pages * page_bytes(fmt, shape, store.page_size, native_dtype) for shape in shapes
-        ],
-        "native16_bytes": sum(
-            kv_bytes(KV_FORMATS["native"], shape, pages * store.page_size, "float16").total
-            for shape in shapes
-        ),
+        "expected_layer_bytes": [pages * page_bytes(fmt, shape, size, dtype) for shape in shapes],
+        "native16_bytes": sum(kv_bytes(native, shape, tokens, "float16").total for shape in shapes),
         "pinned": pinned,
         "clock": "perf_counter",
         "synchronised": True,
@@ -88,24 +81,19 @@ def _tensors(store: PagedKVStore) -> Iterator[tuple[int, str, Tensor]]:
 
 
 def _content(live: Tensor, pages: int, seed: int) -> Tensor:
-    """The bytes of `pages` pages of this tensor; generated again for the comparison, so that no copy is
-    kept.
-    """
+    """The bytes of `pages` pages of this tensor, generated again for the comparison."""
     generator = torch.Generator(live.device).manual_seed(seed)
     return live.new_empty((pages, *live.shape[1:])).random_(generator=generator)
 
 
-def _fill(store: PagedKVStore, seqs: Sequence[int]) -> None:
-    for seed, (seq, (_, _, live)) in enumerate(itertools.product(seqs, _tensors(store))):
-        pages = store.tables([seq])[0]
-        live[pages] = _content(live, len(pages), seed)
-
-
-def _check(store: PagedKVStore, seqs: Sequence[int]) -> None:
-    """Raises KvbenchError unless the sequences' current pages hold what `_fill` wrote."""
+def _check(store: PagedKVStore, seqs: Sequence[int], fill: bool = False) -> None:
+    """Write the content to the sequences' pages, or raise KvbenchError unless they still hold it."""
     for seed, (seq, (layer, name, live)) in enumerate(itertools.product(seqs, _tensors(store))):
         pages = store.tables([seq])[0]
-        if not torch.equal(live[pages], _content(live, len(pages), seed)):
+        content = _content(live, len(pages), seed)
+        if fill:
+            live[pages] = content
+        elif not torch.equal(live[pages], content):
             raise KvbenchError(
                 f"Layer {layer}: {name} of sequence {seq} changed when its pages were swapped to the host "
                 "and back; such a swap loses the cache, so the cell has no result."

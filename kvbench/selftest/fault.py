@@ -1,35 +1,49 @@
-"""What a fault is, and the cells that faults are injected into."""
+"""A fault, and the cells that faults are injected into."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from unittest.mock import patch
+
+Broken = AbstractContextManager[Any]
+Inject = Callable[[], Broken]  # breaks the live code inside its `with`
 
 
 @dataclass(frozen=True)
 class Fault:
-    """breaks: what is broken, in a sentence; cell: a name of `CELLS`; inject(): breaks the live code inside
-    its `with`.
+    """breaks: what is broken, in a sentence; cell: a name of `CELLS`.
 
-    says: a regular expression that a sentence of the verdict must match, so that whoever reads it knows what
-    is broken.
-    silent: without the probes of evidence, and without a check of the gate that asks for it, nothing shows
-    it; False: it shows in dtypes, bytes, decisions or values too.
+    says: a regular expression that a sentence of the verdict must match, so that it names the cause. silent:
+    only the probes of evidence, or a check that asks for it, show it; False: dtypes, bytes or values do too.
     """
 
     breaks: str
-    cell: str
-    inject: Callable[[], AbstractContextManager[Any]]
+    inject: Inject
     says: str
+    cell: str = "int8_sym"
     silent: bool = True
+
+
+Loud = partial(Fault, silent=False)
+
+
+def swap(target: Any, name: str, new: Any) -> Inject:
+    """An inject: `target` has `new` under this name."""
+    return partial(patch.object, target, name, new)
 
 
 # In a word of a cell: the folder of a checkpoint that is written for the run.
 CHECKPOINT = "{checkpoint}"
 
-# Variants of matrix.yaml by name, as the words of --set. Each holds a cell with kv_format int8_sym, which the
+_FP8 = ("model.source=tiny-wide", "axes={kv_format: [int8_sym], weights: [fp8_block128]}")
+_CUDA = "device=cuda backend=triton dtype=bfloat16 page_size=16 decode=graph compile=off"
+_GEMM = "gemm: {rows: [1, 2], max_rows: 4}"
+
+# Variants of matrix.yaml by name, as the words of --set. Each has a cell with kv_format int8_sym, which the
 # gate asks for.
 CELLS: dict[str, tuple[str, ...]] = {
     "int8_sym": (),
@@ -39,29 +53,15 @@ CELLS: dict[str, tuple[str, ...]] = {
         "axes={kv_format: [int8_sym, fp8_e4m3_static], scale: checkpoint}",
     ),
     "fp8_e4m3": ("axes={kv_format: [int8_sym, fp8_e4m3]}",),
-    "fp8_weights": ("model.source=tiny-wide", "axes={kv_format: [int8_sym], weights: [fp8_block128]}"),
-    "fp8_chunks": (
-        "model.source=tiny-wide",
-        "axes={kv_format: [int8_sym], weights: [fp8_block128]}",
-        "engine.prefill_chunk=24",
-    ),
+    "fp8_weights": _FP8,
+    "fp8_chunks": (*_FP8, "engine.prefill_chunk=24"),
     "fp8_products": (
-        "model.source=tiny-wide",
-        "axes={kv_format: [int8_sym], weights: [fp8_block128]}",
-        "runners={storage: {}, latency: {new_tokens: 3, repeats: 1, warmup: 0}, gemm: {rows: [1, 2], "
-        "max_rows: 4}}",
+        *_FP8,
+        f"runners={{storage: {{}}, latency: {{new_tokens: 3, repeats: 1, warmup: 0}}, {_GEMM}}}",
     ),
-    "fp8_biases": ("model.source=tiny-qwen2", "axes={kv_format: [int8_sym], weights: [fp8_block128]}"),
+    "fp8_biases": ("model.source=tiny-qwen2", _FP8[1]),
     "long_context": ("engine.context=100",),
-    "cuda": (
-        "engine.device=cuda",
-        "engine.backend=triton",
-        "engine.dtype=bfloat16",
-        "engine.page_size=16",
-        "engine.decode=graph",
-        "engine.compile=off",
-    ),
+    "cuda": tuple(f"engine.{word}" for word in _CUDA.split()),
 }
 
-# Cells that need more than a CPU.
-NEEDS_CUDA = frozenset({"cuda"})
+NEEDS_CUDA = frozenset({"cuda"})  # cells that need more than a CPU

@@ -12,7 +12,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,36 +24,32 @@ from kvbench.gate import evaluate as gates
 from kvbench.gate.verdict import PASS, Outcome, Verdict
 from kvbench.machine.host import host
 from kvbench.matrix import load as matrix
-from kvbench.matrix.cells import Task
 from kvbench.metrics import collect as metrics
 from kvbench.metrics.collect import Row
 from kvbench.models.source import fingerprint
-from kvbench.records.record import Record
 from kvbench.records.run import Run, RunDir
-from kvbench.run.execute import Plan, run
+from kvbench.run.execute import Setup, run
+from kvbench.run.progress import Silent
 from kvbench.selftest.checkpoint import write_checkpoint
-from kvbench.selftest.fault import CELLS, CHECKPOINT, NEEDS_CUDA, Fault
+from kvbench.selftest.fault import CELLS, CHECKPOINT, NEEDS_CUDA, Fault, Inject
 
 HERE = Path(__file__).parent
 GATE = HERE / "gate.yaml"
 CLEAN = nullcontext
 
-# Of a run with a fault; and of one without.
-CAUGHT, MISSED, SKIPPED = "caught", "missed", "skipped"
-PASSED, FAILED = "passed", "failed"
+CAUGHT, MISSED, SKIPPED = "caught", "missed", "skipped"  # of a run with a fault
+PASSED, FAILED = "passed", "failed"  # of one without
 
-# What stands before the sentence of a level of evidence.
-_LEVEL = re.compile(r"\b(E\d(?:-\w+)?|native-arm): ")
+_LEVEL = re.compile(r"\b(E\d(?:-\w+)?|native-arm): ")  # before the sentence of a level of evidence
 
 
 @dataclass(frozen=True)
 class Result:
     """Of one run. status: caught, missed or skipped; of a run without a fault passed, failed or skipped.
 
-    by: the level of evidence, or the check, whose sentence names the cause; exit_code: of the verdict, None
-    where there is none;
-    sentence: what named the cause; of a missed fault, the report; of a skipped one, why. cause: of a
-    fault that was caught, the part of it that names the cause.
+    by: the level of evidence, or the check, whose sentence names the cause. exit_code: of the verdict, None
+    where there is none. sentence: what named the cause; of a missed fault, the report; of a skipped one, why.
+    cause: of a fault that was caught, the part of the sentence that names the cause.
     """
 
     name: str
@@ -65,9 +61,7 @@ class Result:
     cause: str = ""
 
     def line(self) -> str:
-        """`caught  scale_zero  E2, 1.2 s`, and below it what names the cause; a missed or skipped one with
-        the reason.
-        """
+        """`caught  scale_zero  E2, 1.2 s`, and below it the cause; a missed or skipped one with why."""
         said = "" if self.status in (CAUGHT, PASSED) else f": {self.sentence}"
         said += f"\n{'':8}{self.cause}" if self.cause else ""
         return f"{self.status:8}{self.name:54}{self.by + ', ' if self.by else ''}{self.seconds:.1f} s{said}"
@@ -75,7 +69,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Score:
-    """clean: one result a cell that faults were injected into; faults: one each."""
+    """clean: a result for each cell that faults were injected into; faults: one each."""
 
     clean: tuple[Result, ...]
     faults: tuple[Result, ...]
@@ -102,21 +96,16 @@ class Score:
         skipped = len(self.faults) - self.of
         beside = f", {skipped} skipped" if skipped else ""
         bad = [r.name for r in self.clean if r.status == FAILED]
-        unsound = (
-            f"; but a run without a fault does not pass ({', '.join(bad)}), so nothing counts" if bad else ""
-        )
-        return f"caught {self.caught} of {self.of}{beside}{unsound}"
+        unsound = f"; but a run without a fault does not pass ({', '.join(bad)}), so nothing counts"
+        return f"caught {self.caught} of {self.of}{beside}{unsound if bad else ''}"
 
 
 def run_suite(
-    faults: Mapping[str, Fault],
-    chosen: Iterable[str] = (),
-    say: Callable[[Result], None] = lambda result: None,
+    faults: Mapping[str, Fault], chosen: Iterable[str] = (), say: Callable[[Result], None] = lambda _: None
 ) -> Score:
-    """Run the chosen faults (all where none is), after a clean run of each cell that they need; say(result)
-    after each.
+    """Runs the chosen faults (all where none is) after a clean run of each cell that they need.
 
-    Raises UsageError for a name that is not in `faults`.
+    say(result): called after each run. Raises UsageError for a name that is not in `faults`.
     """
     names = list(dict.fromkeys(chosen)) or list(faults)
     if unknown := [name for name in names if name not in faults]:
@@ -148,10 +137,9 @@ def quick() -> Iterator[None]:
 
 def clean_run(cell: str) -> Result:
     """The cell without a fault: exit code 0, or no result of a fault counts."""
-    name = f"no fault, {cell}"
+    name, started = f"no fault, {cell}", time.perf_counter()
     if reason := _lacking(cell):
         return Result(name, SKIPPED, "", None, reason, 0.0)
-    started = time.perf_counter()
     verdict = judged(measured(cell, CLEAN))
     status = FAILED if verdict.exit_code else PASSED
     return Result(name, status, "", verdict.exit_code, _said(_wrong(verdict)), time.perf_counter() - started)
@@ -174,8 +162,8 @@ class Measured:
     rows: list[Row]
 
 
-def measured(cell: str, inject: Callable[[], AbstractContextManager[Any]]) -> Measured:
-    """Run the cell's matrix with something injected."""
+def measured(cell: str, inject: Inject) -> Measured:
+    """Runs the cell's matrix with something injected."""
     with tempfile.TemporaryDirectory(prefix="kvbench-selftest-") as folder:
         run_dir, checkpoint, here = RunDir(Path(folder) / "run"), Path(folder) / "checkpoint", host()
         words = [word.replace(CHECKPOINT, str(checkpoint)) for word in CELLS[cell]]
@@ -183,7 +171,7 @@ def measured(cell: str, inject: Callable[[], AbstractContextManager[Any]]) -> Me
             write_checkpoint(checkpoint)
         with inject():
             loaded = matrix.load(HERE / "matrix.yaml", words, host=here, fingerprint_model=fingerprint)
-            run(loaded, run_dir, here.environment, ["kvbench", "selftest"], Quiet(), None, "all")
+            run(loaded, Setup(run_dir, here.environment, ["kvbench", "selftest"], Silent, rerun="all"))
             left = run_dir.load()
             return Measured(left, metrics.derive(left))
 
@@ -219,16 +207,6 @@ def caught(name: str, fault: Fault, run: Measured | KvbenchError) -> Result:
     return Result(name, MISSED, "", verdict.exit_code, said + _said(wrong), 0.0)
 
 
-class Quiet:
-    """Shows no progress: the suite has a line a fault."""
-
-    def start(self, plan: Plan) -> None: ...
-    def task(self, index: int, task: Task, name: str) -> None: ...
-    def inside(self, done: int, total: int, note: str) -> None: ...
-    def finished(self, record: Record) -> None: ...
-    def close(self) -> None: ...
-
-
 def _lacking(cell: str) -> str:
     """Why the cell cannot run here, or ""."""
     if cell in NEEDS_CUDA and host().device != "cuda":
@@ -239,9 +217,8 @@ def _lacking(cell: str) -> str:
 def _cause(sentence: str, start: int) -> str:
     """The sentence from a level's name on, up to the next one; on one line, cut where it is long."""
     following = _LEVEL.search(sentence, start + 1)
-    return textwrap.shorten(
-        sentence[start : following.start() if following else None], 400, placeholder=" ..."
-    )
+    end = following.start() if following else None
+    return textwrap.shorten(sentence[start:end], 400, placeholder=" ...")
 
 
 def _wrong(verdict: Verdict) -> Sequence[Outcome]:
@@ -258,11 +235,10 @@ def _said(wrong: Sequence[Outcome]) -> str:
 
 def listing(faults: Mapping[str, Fault], holes: Mapping[str, Fault]) -> list[dict[str, Any]]:
     """Each fault and hole: its name, what it breaks, the cell, whether it is silent, and a line of text."""
-    return [
-        {
-            "name": name, "kind": kind, "breaks": fault.breaks, "cell": fault.cell, "silent": fault.silent,
-            "line": f"{kind:6}{name:54}{fault.breaks}",
-        }
-        for kind, table in (("fault", faults), ("hole", holes))
-        for name, fault in table.items()
-    ]  # fmt: skip
+    rows = []
+    for kind, table in (("fault", faults), ("hole", holes)):
+        for name, fault in table.items():
+            line = f"{kind:6}{name:54}{fault.breaks}"
+            facts = {"breaks": fault.breaks, "cell": fault.cell, "silent": fault.silent}
+            rows.append({"name": name, "kind": kind, **facts, "line": line})
+    return rows

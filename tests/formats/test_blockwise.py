@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.formats.kv import WEIGHT_FORMATS, StoredBytes, weight_bytes
@@ -16,7 +15,7 @@ from kvbench_kernels.gemm.blockwise import (
 )
 
 
-def raw(codes: Tensor) -> Tensor:
+def raw(codes):
     return codes.view(torch.uint8)
 
 
@@ -33,7 +32,7 @@ def test_a03_t1_a_block_of_zeros_dequantizes_to_zeros():
     assert torch.equal(back, w)
 
 
-def one_block(*values: float) -> Tensor:
+def one_block(*values):
     """Codes of `values` in a block whose largest magnitude is 448, so that its scale is 1."""
     codes, scales = quantize_blocks(torch.tensor([[448.0, *values]]))
     assert scales.tolist() == [[1.0]]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -43,16 +41,14 @@ def test_a14_t2_names_of_real_checkpoints_are_read_and_no_others(name, part):
         assert of_cache(name)  # or it would be taken for a weight's
 
 
-def write(
-    folder: Path, tensors: dict[str, torch.Tensor | float], name: str = "model.safetensors"
-) -> list[Path]:
+def write(folder, tensors, name="model.safetensors"):
     """A file with the tensors; a number becomes a float32 tensor."""
     made = {key: x if isinstance(x, torch.Tensor) else torch.tensor(x) for key, x in tensors.items()}
     save_file(made, folder / name, metadata={"format": "pt"})
     return [folder / name]
 
 
-def refuse(folder: Path, tensors: dict[str, torch.Tensor | float]) -> Refused:
+def refuse(folder, tensors):
     with pytest.raises(Refused) as caught:
         stored_scales(write(folder, tensors), 4)
     return caught.value
@@ -135,7 +131,7 @@ def test_two_values_for_one_side_are_refused(tmp_path):
 SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "tensor"}
 
 
-def config(scheme: Any) -> dict[str, Any]:
+def config(scheme):
     return {"quantization_config": {"kv_cache_scheme": scheme}}
 
 

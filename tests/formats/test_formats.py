@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from kvbench.engines.reference.kv.memory import RESERVE_BYTES, check_fits
 from kvbench.errors import Refused, UsageError
-from kvbench.formats.kv import KV_FORMATS, KVFormat, KVShape, get_max_kv_blocks, kv_bytes, page_bytes
+from kvbench.formats.kv import KV_FORMATS, KVShape, get_max_kv_blocks, kv_bytes, page_bytes
 
 QWEN3_8B = [KVShape(8, 128, 128)] * 36
 SHAPES = st.builds(KVShape, st.integers(1, 12), st.integers(1, 256), st.integers(1, 256))
 
 
-def pool(fmt: KVFormat, shapes: list[KVShape], pages: int, page_size: int, dtype: str) -> int:
+def pool(fmt, shapes, pages, page_size, dtype):
     return sum(kv_bytes(fmt, shape, pages * page_size, dtype).total for shape in shapes)
 
 
@@ -68,11 +68,11 @@ def test_a_budget_without_a_page_size_or_layers_is_an_error(shapes, page_size, d
         get_max_kv_blocks(10**9, KV_FORMATS["native"], shapes, page_size, dtype)
 
 
-def fits(fmt: str, sequences: int, tokens: int, free: int) -> None:
+def fits(fmt, sequences, tokens, free):
     check_fits(KV_FORMATS[fmt], QWEN3_8B, 16, "bfloat16", sequences, tokens, free)
 
 
-def refusal(fmt: str, sequences: int, tokens: int, free: int) -> str:
+def refusal(fmt, sequences, tokens, free):
     with pytest.raises(Refused) as caught:
         fits(fmt, sequences, tokens, free)
     assert caught.value.reason == "kv_does_not_fit"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from kvbench.errors import UsageError
@@ -14,7 +12,7 @@ MLP = [
 ]
 
 
-def read(**given: Any) -> Fp8Config | None:
+def read(**given):
     base = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     merged = {k: v for k, v in {**base, **given}.items() if v != "absent"}
     return fp8_config({"quantization_config": merged}, "owner/name")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from kvbench.formats.kv import KV_FORMATS
@@ -29,24 +27,24 @@ BAD = (math.nan, math.inf, -math.inf)
 QUANTIZED = [name for name, fmt in KV_FORMATS.items() if fmt.quantized]
 
 
-def f32(*values: float) -> Tensor:
+def f32(*values):
     return torch.tensor(values, dtype=torch.float32)
 
 
-def normal(*shape: int, seed: int) -> Tensor:
+def normal(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def raw(codes: Tensor) -> list[int]:
+def raw(codes):
     return codes.view(torch.uint8).tolist()
 
 
-def back(fmt: str, x: Tensor, scale: Tensor | None = None) -> Tensor:
+def back(fmt, x, scale=None):
     result = QUANTIZE[fmt](x, scale)
     return dequantize(result.codes, scale if result.scales is None else result.scales, torch.float32)
 
 
-def static_scale(fmt: str, value: float = 0.05) -> Tensor | None:
+def static_scale(fmt, value=0.05):
     return f32(value) if KV_FORMATS[fmt].scale_kind == "static" else None
 
 
@@ -227,7 +225,7 @@ class _Casts(TorchFunctionMode):
 
     largest = 0.0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.Tensor.to and torch.float8_e4m3fn in args:
             self.largest = max(self.largest, args[0].nan_to_num(0.0).abs().max().item())
         return func(*args, **(kwargs or {}))
@@ -291,7 +289,7 @@ DTYPES = {torch.float32: 3.4e38, torch.bfloat16: 3.38e38, torch.float16: 65504.0
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> Tensor:
+def rows(draw):
     """One row whose magnitude lies anywhere in its dtype's range, subnormals and zeros included."""
     dtype, largest = draw(st.sampled_from(list(DTYPES.items())))
     top = draw(st.floats(min_value=0.0, max_value=largest)) * 2.0 ** draw(st.integers(-150, 0))

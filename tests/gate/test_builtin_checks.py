@@ -13,7 +13,6 @@ import pytest
 from kvbench.gate.builtin_checks import IDENTITIES
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, Outcome
 from kvbench.metrics.collect import METRICS, Row
-from kvbench.render.labels import Labels
 from kvbench.report.model import JudgedRun
 from kvbench.report.sections.notices import notices
 from kvbench.report.view import build
@@ -261,7 +260,7 @@ def test_a_gain_beyond_the_bytes_is_confounded_and_names_the_settings_that_diffe
     assert found.value == pytest.approx(0.309 / 0.8 / (FP8_KV / NATIVE_KV))
     assert words in found.sentence
     assert bare(run).exit_code == 4
-    shown = notices(JudgedRun(run.run, run.rows(), bare(run)), Labels(run.run))
+    shown = notices(JudgedRun(run.run, run.rows(), bare(run)))
     assert [notice.title for notice in shown] == ["No gate was applied"]
 
 

@@ -59,7 +59,7 @@ MEASURES = (
     "kvbench/engines/reference/kv/store.py",
     "kvbench/evidence/examine.py",
     "kvbench/runners/perplexity.py",
-    "kvbench/runners/text/feed.py",
+    "kvbench/runners/text/logits.py",
     "kvbench/run/task/measure.py",
     "kvbench/machine/device_state.py",
     "kvbench_kernels/kv/quantize.py",

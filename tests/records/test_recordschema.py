@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from kvbench.cli.main import app
 from kvbench.records.run import RunDir
 from kvbench.records.schema import manifest_schema, record_schema
-from kvbench.report.json import RESULTS_VERSION
-from kvbench.report.schema import results_schema
+from kvbench.report.json import RESULTS_VERSION, results_schema
 from tests.factories.runs.made import MadeRun, layers, storage_facts
 
 ROOT = Path(__file__).parents[2]

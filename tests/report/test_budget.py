@@ -1,7 +1,6 @@
 """The page stays under its size limit: it names what is left out, and keeps every check that did not pass."""
 
-from kvbench.report.budget import LIMIT, STEPS, TITLE, shorter
-from kvbench.report.html import render
+from kvbench.report.html import LIMIT, STEPS, TITLE, render, shorter
 from kvbench.report.view import build
 from tests.factories.runs.reported import outcome
 

@@ -9,9 +9,8 @@ from kvbench.metrics.collect import Row
 from kvbench.metrics.declare.units import UNITS
 from kvbench.records.run import MergedFrom
 from kvbench.records.shards import Shard, Share
-from kvbench.report.sections.candidate import REASONS
-from kvbench.report.sections.gains import _WORTH
-from kvbench.report.sections.margin import margin
+from kvbench.report.sections.answers import WORTH
+from kvbench.report.sections.candidate import REASONS, margin
 from kvbench.report.view import build
 from tests.factories.runs.reported import outcome
 from tests.report.test_sentences import fallen, quality
@@ -105,7 +104,7 @@ def test_an_exact_limit_has_no_margin(metric, unit, value, bounds):
 
 
 def test_every_reason_of_what_it_is_worth_has_an_answer():
-    assert set(_WORTH.values()) <= set(REASONS)
+    assert set(WORTH.values()) <= set(REASONS)
 
 
 def test_a_whole_run_that_passed_its_gate_is_ready(passing):

@@ -19,7 +19,7 @@ from kvbench.compare.history import history
 from kvbench.compare.two_runs import compare
 from kvbench.report.compare import timeline
 from kvbench.report.compare import two_runs as comparison
-from kvbench.report.compare.timeline_plots import plots
+from kvbench.report.compare.timeline import plots
 from kvbench.report.markdown import escaped
 from tests.factories.runs.compared import latency, on_disk, perplexity, questions, stored
 

@@ -4,9 +4,9 @@ import csv
 import io
 
 from kvbench.gate.evaluate import evaluate
-from kvbench.report.csv import long_csv
 from kvbench.report.html import render
 from kvbench.report.model import JudgedRun
+from kvbench.report.tables import long_csv
 from kvbench.report.view import build
 from tests.factories.runs.timed import timed
 

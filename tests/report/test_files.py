@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from kvbench.files import write_file
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.records.record import VERIFIED, Level
-from kvbench.report.csv import long_csv, wide_csv
 from kvbench.report.html import render
 from kvbench.report.json import result_json
+from kvbench.report.tables import long_csv, wide_csv
 from kvbench.report.view import build
-from kvbench.report.write import write_all, write_text
+from kvbench.report.write import write_all
 from tests.factories.runs.made import evidence
 
 FACT_METRICS = {"page_table_bytes", "held_bytes", "workspace_bytes", "device_peak_bytes"}
@@ -212,14 +213,14 @@ def test_writing_again_gives_the_same_bytes(passing, tmp_path):
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
-    path = write_text(tmp_path / "report.html", "old")
+    path = write_file(tmp_path / "report.html", "old")
 
     def full(fd):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        write_text(path, "new")
+        write_file(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 

@@ -18,16 +18,17 @@ from kvbench.report.github import (
     SUMMARY_BYTES,
     TITLE_LIMIT,
     Annotation,
+    Place,
     annotate,
     announce,
     append_summary,
     in_message,
     in_property,
+    places_of,
     summary,
 )
 from kvbench.report.markdown import head, sections
 from kvbench.report.model import JudgedRun
-from kvbench.report.places import Place, places_of
 from kvbench.report.view import build
 from tests.report.hostile import HOSTILE, all_statuses
 

@@ -14,8 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from kvbench.matrix.keys import CELL_OPTIONS
-from kvbench.report.csv import long_csv, wide_csv
-from kvbench.report.parquet import long_parquet, wide_parquet
+from kvbench.report.tables import long_csv, long_parquet, wide_csv, wide_parquet
 from kvbench.report.write import write_all
 from tests.report.hostile import HOSTILE, hostile
 

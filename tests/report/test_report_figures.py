@@ -9,8 +9,7 @@ import pytest
 from kvbench.formats.kv import WEIGHT_FORMATS, weight_bytes
 from kvbench.metrics.collect import derive
 from kvbench.render import svg
-from kvbench.report.figures import numbers
-from kvbench.report.figures.page import drilldowns, figures
+from kvbench.report.figures.page import PART_NAMES, drilldowns, figures
 from kvbench.report.html import render
 from kvbench.report.view import build
 from kvbench.stats.intervals import clustered_ratio
@@ -98,7 +97,7 @@ def test_bars_have_all_parts_and_the_16_bit_line(maker):
     found = figure(view, "storage")
     assert {"workspace (MiB)", "stored for the cache (MiB)", "7"} <= words(found)
     assert [name for _, _, name in found.legend] == ["payload", "scales", "page tables", "workspace"]
-    names = [*numbers.PART_NAMES.values(), "16-bit native"]
+    names = [*PART_NAMES.values(), "16-bit native"]
     assert found.grids[0].columns[1:] == tuple(names)
 
 
@@ -186,13 +185,15 @@ def test_products_are_shown_where_they_were_timed(maker):
     made = made.with_records(
         lambda r: replace(r, runner="gemm", samples={"products": shapes}) if r.runner == "parity" else r
     )
-    own = [p for p in build(made.judged).plots.products if p.name == "KV int8_sym"]
+    view = build(made.judged)
+    own = [p for p in view.plots.products if p.name == "KV int8_sym"]
     assert [p.n for p in own] == [1024, 896, 768, 640, 512, 384]
     assert (own[0].rows, own[0].dropped) == (((4, "w8a16", times),), 2)
     size = weight_bytes(WEIGHT_FORMATS["fp8_block128"], 1024, 256, "bfloat16").total
-    grid = numbers.products(own)
-    assert texts(grid.rows[0])[1:6] == ["4", "w8a16", "2 µs", "4 µs", "8 µs"]
-    assert grid.rows[0][-1].exact == repr(size / 2.0 / 1e3)
+    rows = {row[0]: row for row in figure(view, "gemm").grids[0].rows}
+    first = rows["KV int8_sym 1024 x 256"]
+    assert texts(first)[1:6] == ["4", "w8a16", "2 µs", "4 µs", "8 µs"]
+    assert first[-1].exact == repr(size / 2.0 / 1e3)
 
 
 # The page

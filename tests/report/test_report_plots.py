@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from kvbench.render.svg import COLOURS
+from kvbench.report.figures.costs import ByteBar, TimePoint, TimeSeries
 from kvbench.report.figures.plots import bytes_svg, times_svg
-from kvbench.report.figures.series import ByteBar, TimePoint, TimeSeries
 from kvbench.report.view import build
 
 SVG = "{http://www.w3.org/2000/svg}"

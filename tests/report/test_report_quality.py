@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from kvbench.report.figures import numbers
-from kvbench.report.figures.agreement import _curve
-from kvbench.report.figures.quality_plots import agreement_svg
+from kvbench.report.figures import drilldown
+from kvbench.report.figures.plots import agreement_svg
+from kvbench.report.figures.quality import _curve
 from kvbench.report.html import render
 from kvbench.report.view import build
 from kvbench.stats.intervals import clustered_mean, clustered_ratio
@@ -71,7 +71,7 @@ def test_positions_hold_the_tokens_of_their_bucket(maker):
 def test_a_sample_of_the_tokens_has_no_kld_by_position(maker):
     chunks = build(perplexed(maker, kept=[0.1, 0.9]).judged).plots.chunks[0]
     assert [p.kld for p in chunks.positions] == [None, None]
-    assert numbers.positions(chunks).columns == ("Position", "NLL delta")
+    assert drilldown.position_grid(chunks).columns == ("Position", "NLL delta")
 
 
 def test_old_records_without_positions_or_divergence_still_list_their_chunks(maker):
@@ -199,7 +199,7 @@ def test_changed_picks_come_first_and_right_to_wrong_before_the_others(maker):
     line = found.lines[0]
     assert (line.gold, line.native, line.own) == ("A", "A", "B")
     assert (line.native_margin, line.margin, line.moved) == (1.0, 1.0, 1.0)
-    assert numbers.questions(found).rows[1][5] == "right to wrong (near-tie)"
+    assert drilldown.question_grid(found).rows[1][5] == "right to wrong (near-tie)"
 
 
 def test_only_the_worst_are_listed(maker):
@@ -216,7 +216,7 @@ def test_a_choice_without_a_number_is_first_and_has_no_pick(maker):
     changes = [("q1", "none", "no number"), ("q0", "B", "right to wrong")]
     assert [(q.id, q.own, q.change) for q in found.lines] == changes
     assert found.noise is None
-    assert found.why in numbers.questions(found).note
+    assert found.why in drilldown.question_grid(found).note
 
 
 def test_skipped_questions_are_in_no_list(maker):

@@ -10,10 +10,9 @@ from kvbench.matrix.cells import Cell, Task
 from kvbench.metrics.collect import Row
 from kvbench.metrics.declare.units import UNITS
 from kvbench.records.run import Run
-from kvbench.render.labels import Labels
 from kvbench.report.console import show
-from kvbench.report.figures.quality_plots import scale_svg
-from kvbench.report.figures.sweep import ScaleEffect, ScaleLine, Sweep, scale_sweep
+from kvbench.report.figures.plots import scale_svg
+from kvbench.report.figures.quality import ScaleEffect, ScaleLine, Sweep, scale_sweep
 from kvbench.report.html import render
 from kvbench.report.model import JudgedRun
 from kvbench.report.view import build
@@ -56,7 +55,7 @@ def swept(found=FOUND):
 
 
 def sweep(judged):
-    return scale_sweep(judged, Labels(judged.run))
+    return scale_sweep(judged)
 
 
 def test_the_sentence_has_every_line_and_scale():

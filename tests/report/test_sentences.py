@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvbench.records.run import MergedFrom, Stopped
 from kvbench.records.shards import Shard, Share
-from kvbench.report.budget import STEPS, shorter
+from kvbench.report.html import STEPS, shorter
 from kvbench.report.view import View, build
 from tests.factories.runs.reported import Made, fail, make
 

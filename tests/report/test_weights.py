@@ -10,9 +10,9 @@ import pytest
 from kvbench.metrics.collect import Row
 from kvbench.metrics.declare.units import UNITS
 from kvbench.report.console import show
-from kvbench.report.csv import wide_csv
 from kvbench.report.html import render
 from kvbench.report.json import result_json
+from kvbench.report.tables import wide_csv
 from kvbench.report.view import build
 
 STORED = "bfloat16 and float8_e4m3fn + float32 scales"
@@ -62,8 +62,14 @@ def printed(made):
 
 def test_w8a8_and_w8a16_are_told_apart_in_every_output(fp8):
     line = build(fp8.judged).precision[0].line
-    assert (line.weights.requested, line.weights.resolved, line.effective_weights) == ("fp8_block128",) * 3
-    assert (line.gemm.resolved, line.stored_weights, line.products) == ("by_shape", STORED, "w8a16 + w8a8")
+    assert (line.choice("weights").requested, line.choice("weights").resolved, line.effective_weights) == (
+        "fp8_block128",
+    ) * 3
+    assert (line.choice("gemm").resolved, line.stored_weights, line.products) == (
+        "by_shape",
+        STORED,
+        "w8a16 + w8a8",
+    )
     assert line.state == "verified"
     wide = next(iter(csv.DictReader(io.StringIO(wide_csv(fp8.judged)))))
     want = {"weights": "fp8_block128", "weights_resolved": "fp8_block128",

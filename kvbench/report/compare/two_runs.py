@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from kvbench.compare.history import History
+from kvbench.compare.pairing import Stored
 from kvbench.compare.result import (
     BETTER,
     NOT_EVALUATED,
@@ -25,32 +27,73 @@ from kvbench.metrics.collect import METRICS, Row
 from kvbench.metrics.declare.metric import BESIDE, EXACT, MARGINS, Effect
 from kvbench.metrics.declare.units import BYTES
 from kvbench.render.numbers import counted_of, one_line, shown
-from kvbench.report.compare import heading
+from kvbench.report.console import Printer
+from kvbench.report.html import page
 from kvbench.report.json import strict
 from kvbench.report.markdown import escaped, table
-from kvbench.report.standalone import page
 
-ORDER = (WORSE, NOT_EVALUATED, UNDECIDED, BETTER, SAME, NOT_JUDGED)
-WORDS = {NOT_EVALUATED: "not compared", NOT_JUDGED: "not judged"}
+# Worst first, each with its look.
 TONES = {
     WORSE: "fail",
+    NOT_EVALUATED: "not-evaluated",
+    UNDECIDED: "inconclusive",
     BETTER: "pass",
     SAME: "pass",
-    UNDECIDED: "inconclusive",
-    NOT_EVALUATED: "not-evaluated",
     NOT_JUDGED: "info",
 }
+WORDS = {NOT_EVALUATED: "not compared", NOT_JUDGED: "not judged"}
 _EXIT_TONES = {0: "pass", 1: "fail", 4: "inconclusive"}
 HEADS = ("Outcome", "Measured on", "Metric", "Reference", "Other", "Change", "n", "Margin", "Why")
-HOW = "How"
 _STYLES = {WORSE: "bold red", BETTER: "green", UNDECIDED: "yellow", NOT_EVALUATED: "blue"}
+
+Result = Comparison | History
+
+
+def runs_of(runs: Sequence[Stored]) -> list[tuple[str, str, str, str]]:
+    """(name, folder, matrix, creation time) of each run."""
+    manifests = [(run, run.run.manifest) for run in runs]
+    return [(run.name, one_line(run.path), one_line(m.name), one_line(m.created_at)) for run, m in manifests]
+
+
+def faults_of(result: Result) -> list[str]:
+    """One sentence per failed built-in check of a run."""
+    return [one_line(f"{run} is invalid on its own: {sentence}") for run, sentence in result.faults]
+
+
+def heading_json(result: Result) -> dict[str, Any]:
+    """Keys: runs, faults, named."""
+    keys = ("name", "path", "matrix", "created_at")
+    return {
+        "runs": [dict(zip(keys, run, strict=True)) for run in runs_of(result.runs)],
+        "faults": [{"run": run, "sentence": sentence} for run, sentence in result.faults],
+        "named": list(result.named),
+    }
+
+
+def heading_markdown(result: Result) -> list[str]:
+    """The table of runs, then faults and notes; the last line is empty."""
+    rows = [tuple(map(escaped, run)) for run in runs_of(result.runs)]
+    notes = [f"- **{escaped(sentence)}**" for sentence in faults_of(result)]
+    notes += [f"- {escaped(sentence)}." for sentence in result.named]
+    return [table(("Run", "Folder", "Matrix", "Made"), rows), "", *([*notes, ""] if notes else [])]
+
+
+def heading_html(result: Result) -> dict[str, Any]:
+    named = [one_line(sentence) for sentence in result.named]
+    return {"runs": runs_of(result.runs), "faults": faults_of(result), "named": named}
+
+
+def print_heading(out: Printer, result: Result, reference: str = "", quiet: bool = False) -> None:
+    """Print runs, faults and notes. reference: name of the reference run; quiet: faults only."""
+    for name, path, matrix, made in () if quiet else runs_of(result.runs):
+        out.line(f"{name}{' (reference)' if name == reference else ''}: {path}, {matrix}, {made}")
+    out.lines(faults_of(result), "bold red")
+    out.lines(() if quiet else (f"Note: {one_line(sentence)}." for sentence in result.named))
 
 
 @dataclass(frozen=True)
 class Line:
-    """One finding as text. run: the run compared with the reference; cells: in the order of `HEADS`; how: how
-    the samples were paired; equal: to the last bit.
-    """
+    """One finding as text. cells: in the order of `HEADS`; how: how samples were paired; equal: bitwise."""
 
     run: str
     outcome: str
@@ -65,7 +108,7 @@ class Line:
 
 def lines(result: Comparison) -> list[Line]:
     """The findings, worse first, then in the order of measurement."""
-    return [_line(finding) for finding in sorted(result.findings, key=lambda f: ORDER.index(f.outcome))]
+    return [_line(f) for f in sorted(result.findings, key=lambda f: list(TONES).index(f.outcome))]
 
 
 def _line(finding: Finding) -> Line:
@@ -79,9 +122,8 @@ def _line(finding: Finding) -> Line:
         if finding.margin is not None:
             margin = "exact" if effect.kind is EXACT else f"{finding.margin:g}{unit}"
         how = [effect.method, f"by itself {spoken(effect.beside)}" if effect.beside else ""]
-    why = one_line(
-        "; ".join(filter(None, (finding.reason, finding.partial and f"partial: {finding.partial}")))
-    )
+    reasons = (finding.reason, finding.partial and f"partial: {finding.partial}")
+    why = one_line("; ".join(filter(None, reasons)))
     outcome = WORDS.get(finding.outcome, finding.outcome)
     first, second = _value(finding.first), _value(finding.second)
     cells = (outcome, finding.place, one_line(finding.subject), first, second, change, n, margin, why)
@@ -117,27 +159,21 @@ def show(
 
     paths: files that were written; quiet: only faults, what is worse, paths and the verdict.
     """
-    from rich.text import Text
-
-    from kvbench.report.console import console_for
-
-    file = file or sys.stdout
-    console = console_for(file)
-    heading.print_heading(console, result, result.runs[0].name, quiet)
+    out = Printer(file or sys.stdout)
+    print_heading(out, result, result.runs[0].name, quiet)
     several = len(result.runs) > 2
-    out = heading.console_table((*(["Run"] if several else []), *HEADS), file)
     found = lines(result)
-    for line in found:
-        if line.outcome != NOT_JUDGED and not line.equal:
-            cells = (*([line.run] if several else []), *line.cells)
-            out.add_row(*map(Text, cells), style=_STYLES.get(line.outcome, ""))
-    if out.row_count and not quiet:
-        console.print(out)
-    heading.print_lines(console, _worse(result), "red")
+    rows = [
+        ((*([line.run] if several else []), *line.cells), _STYLES.get(line.outcome, ""))
+        for line in found
+        if line.outcome != NOT_JUDGED and not line.equal
+    ]
+    if rows and not quiet:
+        out.table((*(["Run"] if several else []), *HEADS), rows)
+    out.lines(_worse(result), "red")
     if not quiet and (equal := sum(line.equal for line in found)):
-        heading.print_lines(console, [f"{equal} values are bitwise equal."])
-    verdict = f"{result.word.upper()}  {headline(result)} Exit code {result.exit_code}."
-    heading.print_lines(console, [*paths, verdict])
+        out.line(f"{equal} values are bitwise equal.")
+    out.lines([*paths, f"{result.word.upper()}  {headline(result)} Exit code {result.exit_code}."])
 
 
 def _worse(result: Comparison) -> list[str]:
@@ -150,7 +186,7 @@ def as_json(result: Comparison) -> dict[str, Any]:
     if result.margin is not None:
         margins = {kind: 0.0 if kind == EXACT.name else result.margin for kind in MARGINS}
     return {
-        **heading.as_json(result),
+        **heading_json(result),
         "findings": [finding_json(finding) for finding in result.findings],
         "outcomes": dict(Counter(finding.outcome for finding in result.findings)),
         "margins": margins,
@@ -184,19 +220,18 @@ def finding_json(finding: Finding) -> dict[str, Any]:
 
 
 def _effect_json(effect: Effect) -> dict[str, Any]:
-    keys = ("kind", "unit", "value", "low", "high", "n", "counted", "units", "identical", "method", "subset")
-    values = {key: getattr(effect, key) for key in keys} | {"kind": effect.kind.name}
-    found: dict[str, Any] = strict(values)
-    return found
+    keys = ("unit", "value", "low", "high", "n", "counted", "units", "identical", "method", "subset")
+    found: dict[str, Any] = strict({key: getattr(effect, key) for key in keys})
+    return {"kind": effect.kind.name, **found}
 
 
 def as_markdown(result: Comparison) -> str:
     verdict = escaped(f"{headline(result)} Exit code {result.exit_code}.")
-    text = [f"## {escaped(result.word)}", "", verdict, "", *heading.as_markdown(result)]
+    text = [f"## {escaped(result.word)}", "", verdict, "", *heading_markdown(result)]
     changes = [f for f in result.findings if f.outcome in (WORSE, BETTER)]
     text += [*(f"- {f.runs[1]}: {escaped(f.sentence)}" for f in changes), ""] if changes else []
     rows = [tuple(map(escaped, (line.run, *line.cells, line.how))) for line in lines(result)]
-    return "\n".join([*text, table(("Run", *HEADS, HOW), rows)]) + "\n"
+    return "\n".join([*text, table(("Run", *HEADS, "How"), rows)]) + "\n"
 
 
 def as_html(result: Comparison) -> str:
@@ -204,11 +239,11 @@ def as_html(result: Comparison) -> str:
     return page(
         "comparison.html.j2",
         result=result,
-        **heading.html_values(result),
+        **heading_html(result),
         worse=_worse(result),
         lines=[line for line in found if line.outcome != NOT_JUDGED],
         unjudged=[line for line in found if line.outcome == NOT_JUDGED],
-        heads=(*HEADS, HOW),
+        heads=(*HEADS, "How"),
         why=UNJUDGED,
         headline=headline(result),
         tone=_EXIT_TONES.get(result.exit_code, "not-evaluated"),

@@ -12,18 +12,29 @@ from itertools import pairwise
 from typing import Any
 
 from kvbench.metrics import mcq, perplexity
+from kvbench.metrics.declare.units import NAT, SHARE
 from kvbench.metrics.declare.value import incomparable
 from kvbench.records.record import OK, Record
-from kvbench.render.labels import Labels
-from kvbench.render.numbers import one_line
-from kvbench.report.figures.records import completed
+from kvbench.render.numbers import Shown, one_line, shown
 from kvbench.report.model import JudgedRun
 from kvbench.stats.intervals import Estimate, clustered_mean, clustered_ratio, largest
 
 NO_NUMBER, NO_CHANGE = "no number", ""
 _CHANGES = (NO_NUMBER, "right to wrong", "wrong to right", "wrong to wrong", NO_CHANGE)  # worst first
-
 _MOST, _MOST_IN_ALL = 25, 200  # lines of one list, and of all lists of a kind
+
+
+Row = tuple[str | Shown, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of numbers. summary: shown while it is closed; rows: the first cell is the row heading."""
+
+    summary: str
+    note: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -118,9 +129,9 @@ class Chunks:
     positions: tuple[PositionLine, ...]
 
 
-def question_lists(run: JudgedRun, labels: Labels) -> tuple[Questions, ...]:
+def question_lists(run: JudgedRun) -> tuple[Questions, ...]:
     """One list per candidate and question set that is comparable and shares scored questions."""
-    pairs = list(_pairs(run, labels, "mcq", mcq.COMPARABLE))
+    pairs = list(_pairs(run, "mcq", mcq.COMPARABLE))
     found = []
     for subject, record, native in pairs:
         noise, why = mcq.score_noise(native)
@@ -138,33 +149,23 @@ def question_lists(run: JudgedRun, labels: Labels) -> tuple[Questions, ...]:
 
 
 def _question(own: Mapping[str, Any], native: Mapping[str, Any], noise: float | None) -> QuestionLine:
-    before, after = native["scores"], own["scores"]
-    a, b, gold = _pick(before), _pick(after), own["answer"]
+    before, after, gold = native["scores"], own["scores"], own["answer"]
+    a, b = _pick(before), _pick(after)
     change, real = NO_CHANGE, None
     if a is None or b is None:
         change = NO_NUMBER
     elif a != b:
         change = "right to wrong" if a == gold else "wrong to right" if b == gold else "wrong to wrong"
         real = None if noise is None else before[a] - before[b] > 2 * noise  # as in `mcq_real_flips`
-    return QuestionLine(
-        one_line(str(own["id"]), 80),
-        one_line(str(own["subject"]), 60),
-        _letter(gold),
-        _letter(a),
-        _letter(b),
-        change,
-        _margin(before),
-        _margin(after),
-        largest(abs(x - y) for x, y in zip(after, before, strict=True)),
-        real,
-    )
+    moved = largest(abs(x - y) for x, y in zip(after, before, strict=True))
+    name, subject = one_line(str(own["id"]), 80), one_line(str(own["subject"]), 60)
+    margins = _margin(before), _margin(after)
+    return QuestionLine(name, subject, _letter(gold), _letter(a), _letter(b), change, *margins, moved, real)
 
 
 def _pick(scores: Sequence[float]) -> int | None:
     """The first of the highest scores; None if a score is NaN."""
-    if any(map(math.isnan, scores)):
-        return None
-    return max(range(len(scores)), key=lambda i: scores[i])
+    return None if any(map(math.isnan, scores)) else max(range(len(scores)), key=lambda i: scores[i])
 
 
 def _margin(scores: Sequence[float]) -> float:
@@ -179,13 +180,14 @@ def _letter(choice: int | None) -> str:
     return chr(ord("A") + choice) if choice < 26 else str(choice + 1)
 
 
-def chunk_lists(run: JudgedRun, labels: Labels) -> tuple[Chunks, ...]:
+def chunk_lists(run: JudgedRun) -> tuple[Chunks, ...]:
     """One list per candidate and corpus that is comparable and scored the same tokens."""
-    pairs = list(_pairs(run, labels, "perplexity", perplexity.COMPARABLE))
+    pairs = list(_pairs(run, "perplexity", perplexity.COMPARABLE))
     found = []
     for subject, record, native in pairs:
         own, other = (r.samples.get("chunks") or [] for r in (record, native))
-        if not own or _extent(own) != _extent(other):
+        extents = [[(chunk["tokens"], chunk["document"]) for chunk in chunks] for chunks in (own, other)]
+        if not own or extents[0] != extents[1]:
             continue
         lines = [_chunk(i, *both) for i, both in enumerate(zip(own, other, strict=True)) if both[0]["tokens"]]
         lines.sort(key=lambda c: (-(c.delta if c.kld is None else c.kld), c.index))
@@ -194,16 +196,10 @@ def chunk_lists(run: JudgedRun, labels: Labels) -> tuple[Chunks, ...]:
     return tuple(found)
 
 
-def _extent(chunks: Sequence[Mapping[str, Any]]) -> list[tuple[int, Any]]:
-    return [(chunk["tokens"], chunk["document"]) for chunk in chunks]
-
-
 def _chunk(index: int, own: Mapping[str, Any], native: Mapping[str, Any]) -> ChunkLine:
-    n = own["tokens"]
+    n, document = own["tokens"], one_line(str(own["document"]), 80)
     kld, equal = (None if own.get(key) is None else own[key] / n for key in ("kld", "top1_equal"))
-    return ChunkLine(
-        index, one_line(str(own["document"]), 80), n, native["nll"] / n, own["nll"] / n, kld, equal
-    )
+    return ChunkLine(index, document, n, native["nll"] / n, own["nll"] / n, kld, equal)
 
 
 def _positions(record: Record, native: Record) -> tuple[PositionLine, ...]:
@@ -245,17 +241,78 @@ def _kld_by_position(record: Record) -> list[list[Sequence[float]]]:
 
 
 def _pairs(
-    run: JudgedRun, labels: Labels, runner: str, comparable: Sequence[str]
+    run: JudgedRun, runner: str, comparable: Sequence[str]
 ) -> Iterator[tuple[Subject, Record, Record]]:
     """Candidates with a comparable baseline: the subject, the candidate's record and the baseline's."""
-    for record, task, cells in completed(run, labels, runner):
+    for record, task, cells in run.completed(runner):
         native = run.run.record(task.baseline)
-        if native is None or native.status != OK or incomparable(record, native, comparable):
-            continue
-        name, partial = labels.subject(runner, cells[0]).text, one_line(record.partial or "", 200)
-        yield Subject(name, one_line(task.variant, 60), partial), record, native
+        if native is not None and native.status == OK and not incomparable(record, native, comparable):
+            name, partial = run.labels.subject(runner, cells[0]).text, one_line(record.partial or "", 200)
+            yield Subject(name, one_line(task.variant, 60), partial), record, native
 
 
 def _most(lists: int) -> int:
     """Lines of each of so many lists."""
     return max(5, min(_MOST, _MOST_IN_ALL // max(1, lists)))
+
+
+def position_grid(of: Chunks) -> Grid:
+    """NLL delta and KLD by position inside a chunk."""
+    rows: list[Row] = []
+    for p in of.positions:
+        divergence = (nat(p.kld, p.tokens), shown(p.most, NAT)) if p.kld else ()
+        rows.append((f"{p.low} to {p.high}", nat(p.delta, p.tokens, signed=True), *divergence))
+    with_kld = of.positions[0].kld is not None
+    columns = ("Position", "NLL delta", *(("KLD mean", "Largest KLD") if with_kld else ()))
+    note = (
+        "Scored tokens by their position in a chunk; nat per token; [low, high] is a 95% interval over "
+        f"{of.documents} documents; n counts the tokens."
+    )
+    if not with_kld:
+        note += " There is no KLD by position, because the record keeps only a sample of the tokens."
+    return Grid(f"By position: {of.subject.text}", note, columns, rows)
+
+
+def nat(of: Estimate, n: int, signed: bool = False) -> Shown:
+    low, high = of.interval or (None, None)
+    return shown(of.value, NAT, low=low, high=high, n=n, signed=signed)
+
+
+def chunk_grid(of: Chunks) -> Grid:
+    """The chunks that changed most."""
+    rows: list[Row] = []
+    for c in of.lines:
+        nll = (shown(c.native_nll, NAT, n=c.tokens), shown(c.nll, NAT), shown(c.delta, NAT, signed=True))
+        rows.append((f"{c.index}", c.document, *nll, shown(c.kld, NAT), shown(c.equal, SHARE)))
+    some = f"the worst {len(rows)} of {of.total:,}" if len(rows) < of.total else f"all {of.total:,}"
+    columns = ("Chunk", "Document", "Native NLL", "NLL", "NLL delta", "KLD mean", "Same top-1")
+    order = "KLD" if any(c.kld is not None for c in of.lines) else "NLL delta"
+    note = (
+        f"Sorted by {order}, worst first; nat per token; n counts the scored tokens. A single chunk has no "
+        "interval. Chunks are numbered from 0 in the order of the text."
+    )
+    return Grid(f"By chunk, {some}: {of.subject.text}", note, columns, rows)
+
+
+def question_grid(of: Questions) -> Grid:
+    """The questions whose picks or scores changed most."""
+    words = {True: "beyond noise", False: "near-tie", None: "noise not known"}
+    rows: list[Row] = []
+    for q in of.lines:
+        change = f"{q.change} ({words[q.real]})" if q.change else "same pick"
+        margins = (shown(x if math.isfinite(x) else None, NAT) for x in (q.native_margin, q.margin))
+        rows.append((q.id, q.subject, q.gold, q.native, q.own, change, *margins, shown(q.moved, NAT)))
+    columns = (
+        *("Question", "Subject", "Answer", "Native picks", "Candidate picks", "Change"),
+        *("Native's margin", "Candidate's margin", "Score changed by"),
+    )
+    noise = f"The noise is not known: {of.why}."
+    if of.noise is not None:
+        noise = f"Native's own scores change by up to {of.noise:.3g} nat when they are computed again."
+    note = (
+        "Changed picks first, right to wrong before the others, then by the largest change of a choice's "
+        f"score. Margin: summed logprob of the pick over the next best choice. {noise}"
+    )
+    cut = f"{len(rows)} of {of.total:,} shown" if len(rows) < of.total else f"all {of.total:,} shown"
+    summary = f"Questions of {of.subject.text}: {of.flips:,} of {of.total:,} picks differ, {cut}"
+    return Grid(summary, note, columns, rows)

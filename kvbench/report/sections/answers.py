@@ -1,32 +1,21 @@
-"""Whether a candidate format is running, whether it is safe, and what would change the verdict. Pure."""
+"""The four answers about a candidate format: is it running, safe, worth it, what would change the verdict."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import isinf
+from math import isfinite, isinf
 
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome
-from kvbench.metrics.collect import METRICS
+from kvbench.metrics.collect import METRICS, Row
+from kvbench.metrics.declare.units import MS, PERCENT
 from kvbench.records.record import MISMATCH, NOT_APPLICABLE, RUNGS, UNVERIFIED, VERIFIED, rung
-from kvbench.render.labels import Labels
 from kvbench.render.numbers import NOT_MEASURED, Shown, one_line, shown_row
 from kvbench.report.model import JudgedRun
-from kvbench.report.sections.candidate import (
-    COST,
-    SENTENCE_LIMIT,
-    Answer,
-    Candidate,
-    Case,
-    Figure,
-    all_cells,
-    nearest,
-    others,
-    runner_of,
-    weakest,
-)
-from kvbench.report.sections.gains import worth
+from kvbench.report.sections import candidate as c
+from kvbench.report.sections.candidate import Answer, Case, Figure, all_cells, others, runner_of, weakest
+from kvbench.report.sections.checks import count, mde_text, needed_text
 from kvbench.report.sections.precision import PrecisionLine
-from kvbench.report.sections.wording import count, mde_text, needed_text
 
 _TEXT = ("agreement", "generate", "perplexity", "mcq")  # runners of text that the model reads or writes
 _MOST = 4  # points of an answer
@@ -42,11 +31,7 @@ _SHOWS = {
 
 
 def answers(
-    run: JudgedRun,
-    labels: Labels,
-    precision: Sequence[PrecisionLine],
-    candidate: Candidate,
-    blockers: Sequence[str],
+    run: JudgedRun, precision: Sequence[PrecisionLine], candidate: c.Candidate, blockers: Sequence[str]
 ) -> tuple[Answer, ...]:
     """The answers to the card's questions, in order. blockers: why the whole run cannot be a release."""
     cells, baselines = set(candidate.cells), set(candidate.baselines)
@@ -54,9 +39,9 @@ def answers(
     rest = (o for o in run.verdict.outcomes if not cells & set(o.cells))
     related = tuple(o for o in rest if not o.cells or baselines & set(o.cells))
     lines = tuple(line for line in precision if line.label.cells[0] in cells)
-    case = Case(run, labels, candidate, lines, own, related, tuple(blockers))
-    runs = running(case)
-    return runs, _of_what_ran(runs, safe(case)), _of_what_ran(runs, worth(case)), change(case)
+    case = Case(run, candidate, lines, own, related, tuple(blockers))
+    runs = _running(case)
+    return runs, _of_what_ran(runs, _safe(case)), _of_what_ran(runs, _worth(case)), _change(case)
 
 
 def _of_what_ran(runs: Answer, answer: Answer) -> Answer:
@@ -67,13 +52,16 @@ def _of_what_ran(runs: Answer, answer: Answer) -> Answer:
     return Answer("not_what_was_requested", f"{doubt} {answer.sentence}", answer.figures, answer.points)
 
 
-def running(case: Case) -> Answer:
+def _running(case: Case) -> Answer:
     """Whether the requested precision ran, by the evidence of every cell and the precision check."""
-    cells = count(len(case.lines), "cell")
-    figures = (_reads(case.lines),) if case.candidate.kv_format != "native" else ()
+    lines, cells = case.lines, count(len(case.lines), "cell")
+    reads = {read for line in lines for read in line.reads}  # each record counted once
+    quantized, tokens = sum(read[2] for read in reads), sum(read[1] for read in reads)
+    shown = Shown(f"{quantized:,} of {tokens:,} tokens") if tokens else Shown(NOT_MEASURED, state="missing")
+    figures = (Figure("read from quantized pages", shown),) if case.candidate.kv_format != "native" else ()
     checks = [o for o in case.own if o.check == "precision"]
-    lost = next((line for line in case.lines if line.state == MISMATCH), None)
-    fell = next((choice for line in case.lines for choice in line.choices if choice.fell_back), None)
+    lost = next((line for line in lines if line.state == MISMATCH), None)
+    fell = next((choice for line in lines for choice in line.choices if choice.fell_back), None)
     if failed := [o for o in checks if o.status == FAIL]:
         reason = "precision_lost" if lost else "fell_back" if fell else "precision_check_failed"
         return Answer(reason, case.sentence(failed[0]), figures, others(failed))
@@ -84,30 +72,21 @@ def running(case: Case) -> Answer:
     if fell:
         sentence = f"{fell.aspect} {fell.requested} was requested, but {fell.resolved} ran: {fell.reason}"
         return Answer("fell_back", sentence, figures)
-    unproven = [line for line in case.lines if line.state == UNVERIFIED and not _reached(line)]
-    open_ = next((o for o in checks if o.status != PASS), None)
+    unproven = [line for line in lines if line.state == UNVERIFIED and not _reached(line)]
     if unproven:
-        silent = len(unproven) == len(case.lines) and not any(line.levels for line in unproven)
+        silent = len(unproven) == len(lines) and not any(line.levels for line in unproven)
         sentence = f"In {len(unproven)} of {cells} no evidence shows which precision ran."
         return Answer("no_evidence" if silent else "unproven", sentence, figures)
-    if open_:
+    if open_ := next((o for o in checks if o.status != PASS), None):
         return Answer("unproven", case.sentence(open_), figures)
-    least = min((_reached(line) for line in case.lines), default="")
-    shown = Shown(least or "none", n=f"in {len(case.lines)} of {cells}")
-    figures = (Figure("evidence level", shown, note=_SHOWS.get(least, "")), *figures)
-    sentence = f"{case.candidate.name} was requested, resolved and run in {all_cells(len(case.lines))}."
-    if any(line.state == UNVERIFIED for line in case.lines):
+    least = min((_reached(line) for line in lines), default="")
+    level = Shown(least or "none", n=f"in {len(lines)} of {cells}")
+    figures = (Figure("evidence level", level, note=_SHOWS.get(least, "")), *figures)
+    sentence = f"{case.candidate.name} was requested, resolved and run in {all_cells(len(lines))}."
+    if any(line.state == UNVERIFIED for line in lines):
         sentence += f" The evidence above {least} proves nothing, which the gate allows."
         return Answer("verified_in_part", sentence, figures)
     return Answer("verified", sentence, figures)
-
-
-def _reads(lines: Iterable[PrecisionLine]) -> Figure:
-    """Tokens that were read from quantized pages, each record counted once."""
-    reads = {read for line in lines for read in line.reads}
-    quantized, tokens = sum(read[2] for read in reads), sum(read[1] for read in reads)
-    shown = Shown(f"{quantized:,} of {tokens:,} tokens") if tokens else Shown(NOT_MEASURED, state="missing")
-    return Figure("read from quantized pages", shown)
 
 
 def _reached(line: PrecisionLine) -> str:
@@ -121,7 +100,7 @@ def _reached(line: PrecisionLine) -> str:
     return best
 
 
-def safe(case: Case) -> Answer:
+def _safe(case: Case) -> Answer:
     """Whether quality holds, by all checks that are not about savings."""
     checks = case.about(case.own, cost=False)
     if failed := [o for o in checks if o.status == FAIL]:
@@ -133,11 +112,12 @@ def safe(case: Case) -> Answer:
     figures = weakest(case, judged)
     if missing and not judged:
         return Answer("result_missing", case.sentence(missing[0]), (), others(missing))
-    if not judged and _measured_text(case):
-        return Answer("no_limit", "Quality was measured, but no check compares it with a limit.")
     if not judged:
+        rows = (r for r in case.run.rows if r.metric in METRICS and r.cell in case.candidate.cells)
+        if any(r.value is not None and METRICS[r.metric].runner in _TEXT for r in rows):
+            return Answer("no_limit", "Quality was measured, but no check compares it with a limit.")
         return Answer("nothing_measured", "No quality check has a result.")
-    if failed := [o for o in case.related if o.status == FAIL and runner_of(o) not in COST]:
+    if failed := [o for o in case.related if o.status == FAIL and runner_of(o) not in c.COST]:
         return Answer("baseline_failed", f"The baseline failed: {case.sentence(failed[0])}")
     if open_ := [o for o in checks if o.status == INCONCLUSIVE]:
         sentence = f"{len(open_)} of {len(judged)} quality checks undecided: {case.sentence(open_[0])}"
@@ -149,20 +129,126 @@ def safe(case: Case) -> Answer:
         sentence = f"{passed}, but all are on tensors; no text that the model reads or writes was judged."
         return Answer("tensors_only", sentence, figures)
     if case.any_cell("plumbing", True):
-        return Answer(
-            "plumbing", f"{passed}, but a plumbing test does not measure a model's quality.", figures
-        )
+        sentence = f"{passed}, but a plumbing test does not measure a model's quality."
+        return Answer("plumbing", sentence, figures)
     if any(row and row.partial for row in map(case.row_of, judged)):
         return Answer("passed_on_part", f"{passed}, some on part of the data only.", figures)
     return Answer("passed", f"{passed}.", figures)
 
 
-def _measured_text(case: Case) -> bool:
-    rows = (r for r in case.run.rows if r.metric in METRICS and r.cell in case.candidate.cells)
-    return any(r.value is not None and METRICS[r.metric].runner in _TEXT for r in rows)
+_FIGURES = ("kv_ratio", "kv_ratio_16bit", "weight_ratio", "itl_ratio", "ttft_ratio")
+FASTER, SLOWER, UNDECIDED = "faster", "slower", "undecided"
+_TOO_FEW, _UNTIMED = "too few samples", "not measured"
+_PACES = (SLOWER, FASTER, UNDECIDED, _TOO_FEW, _UNTIMED)
+
+# (are bytes saved, decoding over all cells): the reason of the answer. None: not measured. Decoding: "faster"
+# in all cells, "mixed": in some; "slower" in some and faster in none; "undecided": neither.
+WORTH = {
+    (True, FASTER): "smaller_and_faster",
+    (True, "mixed"): "mixed",
+    (True, SLOWER): "smaller_but_slower",
+    (True, UNDECIDED): "smaller",
+    (True, None): "smaller_speed_unknown",
+    (False, FASTER): "faster_only",
+    (False, "mixed"): "mixed",
+    (False, SLOWER): "neither",
+    (False, UNDECIDED): "undecided",
+    (False, None): "neither",
+    (None, FASTER): "faster_only",
+    (None, "mixed"): "mixed",
+    (None, SLOWER): "undecided",
+    (None, UNDECIDED): "undecided",
+}
 
 
-def change(case: Case) -> Answer:
+def _worth(case: Case) -> Answer:
+    """Bytes and times relative to the baseline, each cell by its whole interval."""
+    checks = case.about(case.own, cost=True)
+    figures = tuple(_worst(case, m) for m in _FIGURES if case.rows(m) and not _unchanged(case, m))
+    if failed := [o for o in checks if o.status == FAIL]:
+        return Answer("check_failed", case.sentence(failed[0]), figures, others(failed))
+    if failed := [o for o in case.related if o.status == FAIL and runner_of(o) in (*c.COST, "")]:
+        return Answer("baseline_failed", f"The baseline failed: {case.sentence(failed[0])}")
+    if open_ := [o for o in checks if o.status == INCONCLUSIVE]:
+        return Answer("inconclusive", case.sentence(open_[0]), figures, others(open_))
+    bytes_text, saves = _bytes(case)
+    time_text, speed = _speed(case)
+    if saves is None and speed is None:
+        return Answer("nothing_measured", "Neither bytes nor times were compared with a baseline.")
+    sentences = [bytes_text, time_text]
+    if speed and {line.ran_on for line in case.lines} & {"torch", "interpreter"}:
+        sentences.append("Attention ran in PyTorch, the reference; a compiled kernel has other times.")
+    missing = [case.sentence(o) for o in checks if o.status == NOT_EVALUATED and o.required]
+    return Answer(WORTH[saves, speed], " ".join(filter(None, sentences)), figures, tuple(missing[:2]))
+
+
+def _worst(case: Case, metric: str) -> Figure:
+    """The largest value over the candidate's cells, by the end of its interval, with the range of all."""
+    rows = [(r, r.value) for r in case.rows(metric) if r.value is not None]
+    odd = next((r for r, value in rows if not isfinite(value)), None)
+    worst = odd or max(rows, key=lambda pair: pair[1] if pair[0].high is None else pair[0].high)[0]
+    low, high = min(value for _, value in rows), max(value for _, value in rows)
+    same = not odd and low == high
+    ends = "" if same or odd else f": {MS.number(low)} to {MS.number(high)}"
+    n, total = len({r.cell for r, _ in rows}), len(case.candidate.cells)
+    cells = all_cells(n) if n == total else f"{n} of {count(total, 'cell')}"
+    word = "measured in" if n == 1 else "the same in" if same else "the worst of"
+    note = f"{word} {cells}{ends}" if total > 1 else ""
+    where = case.run.labels.subject(METRICS[metric].runner, worst.cell) if not same or n < total else None
+    return Figure(metric, shown_row(worst), where, "", note)
+
+
+def _unchanged(case: Case, metric: str) -> bool:
+    """Whether the ratio is of something that the candidate leaves native."""
+    if metric.startswith("kv_ratio"):
+        return case.candidate.kv_format == "native"
+    return metric == "weight_ratio" and case.candidate.weights in ("native", "None")
+
+
+def _bytes(case: Case) -> tuple[str, bool | None]:
+    """The saved bytes as text, and whether any are saved; None where no bytes were compared."""
+    parts, saved = [], []
+    for metric, what in (("kv_ratio", "KV cache"), ("weight_ratio", "Weights")):
+        values = (
+            [] if _unchanged(case, metric) else [r.value for r in case.rows(metric) if r.value is not None]
+        )
+        if not all(map(isfinite, values)):
+            parts.append(f"{what}: a ratio to the baseline is not a number.")
+            saved.append(False)
+        elif values:
+            rows = case.rows(f"{metric}_16bit")
+            wide = [r.value for r in rows if r.value is not None and isfinite(r.value)]
+            of_16bit = f" ({PERCENT.number(100 * max(wide))}% of 16 bits)" if wide else ""
+            worst = max(values)
+            change = f"{PERCENT.number(abs(100 * (1 - worst)))}% {'fewer' if worst < 1 else 'more'} bytes"
+            parts.append(f"{what}: {change} than the baseline{of_16bit}.")
+            saved.append(worst < 1)
+    return " ".join(parts), any(saved) if saved else None
+
+
+def _speed(case: Case) -> tuple[str, str | None]:
+    """How decoding and the first token compare cell by cell, and one word for decoding over all cells."""
+    words, parts, total = {}, [], len(case.candidate.cells)
+    for metric, what in (("itl_ratio", "Decoding"), ("ttft_ratio", "The first token")):
+        if rows := case.rows(metric):
+            counts = Counter(map(_pace, rows)) + Counter({_UNTIMED: total - len(rows)})
+            cells = ", ".join(f"{word} in {counts[word]}" for word in _PACES if counts[word])
+            parts.append(f"{what}: {cells} of {count(total, 'cell')}.")
+            if counts[FASTER]:
+                words[metric] = FASTER if counts[FASTER] == total else "mixed"
+            else:
+                words[metric] = SLOWER if counts[SLOWER] else UNDECIDED
+    return " ".join(parts) or "Speed was not measured.", words.get("itl_ratio")
+
+
+def _pace(row: Row) -> str:
+    """By the whole interval: below 1 the candidate is faster."""
+    if row.low is None or row.high is None:
+        return _TOO_FEW
+    return FASTER if row.high < 1 else SLOWER if row.low > 1 else UNDECIDED
+
+
+def _change(case: Case) -> Answer:
     """What would change the verdict: a fix, missing results, more data, or a value beyond its limit."""
     outcomes = [*case.own, *case.related]
     if failed := [o for o in outcomes if o.status == FAIL]:
@@ -174,12 +260,12 @@ def change(case: Case) -> Answer:
             "add_results", f"{count(len(missing), 'required result')} must be measured.", (), points
         )
     if open_ := [o for o in outcomes if o.status == INCONCLUSIVE]:
-        points = _first(_data(o) for o in _by_check(open_))
+        points = _first(map(_data, _by_check(open_)))
         return Answer("add_data", f"{count(len(open_), 'check')} must be decided.", (), points)
     points = tuple(f"No release because {blocker}." for blocker in case.blockers)
     if not any(o.metric for o in case.own):
         return Answer("add_gate", "No number was compared with a limit; a gate does that.", (), points)
-    near = nearest(case, [o for o in case.own if o.metric and o.status == PASS])
+    near = c.nearest(case, [o for o in case.own if o.metric and o.status == PASS])
     if near is None:
         return Answer("exact_limits", "All limits are exact, so any changed value would fail.", (), points)
     outcome, at = near
@@ -198,17 +284,17 @@ def _fix(case: Case, outcome: Outcome) -> str:
 
 
 def _data(outcome: Outcome) -> str:
-    check = one_line(outcome.check, 200)
+    text = one_line(outcome.sentence, c.SENTENCE_LIMIT)
     if needed := needed_text(outcome):
-        return f"{check}: {needed} would decide, if the value stays the same."
-    if outcome.mde is not None and isinf(outcome.mde):
-        return f"{check}: this amount of data cannot decide, whatever the true value."
-    if mde := mde_text(outcome):
-        return (
-            f"{check}: this amount of data decides true values at least {mde} from the limit; "
+        text = f"{needed} would decide, if the value stays the same."
+    elif outcome.mde is not None and isinf(outcome.mde):
+        text = "this amount of data cannot decide, whatever the true value."
+    elif mde := mde_text(outcome):
+        text = (
+            f"this amount of data decides true values at least {mde} from the limit; "
             "no number of samples decides at the observed value."
         )
-    return f"{check}: {one_line(outcome.sentence, SENTENCE_LIMIT)}"
+    return f"{one_line(outcome.check, 200)}: {text}"
 
 
 def _by_check(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import METRICS, Row
-from kvbench.render.labels import Label, Labels
+from kvbench.render.labels import Label
 from kvbench.render.numbers import NOT_MEASURED, Shown, counted_of, one_line, shown_row
 from kvbench.report.model import JudgedRun
-from kvbench.report.sections.margin import Margin, margin
 from kvbench.report.sections.precision import PrecisionLine
 
 COST = ("storage", "transfer", "latency")  # runners of savings; all others are about safety
 WEAKEST = "weakest: "
 _HOLDS = {PASS: "passed", FAIL: "failed", INCONCLUSIVE: "inconclusive"}
 SENTENCE_LIMIT = 400
+# Errors as a share of the rounding bound: they are close to 1 wherever rounding is used in full.
+_BOUNDS = frozenset({"health_bound_share", "parity_bound_share", "gemm_bound_share"})
 
 # Each reason with its answer in a few words and its tone: pass, fail, inconclusive, partial, incomplete or
 # info.
@@ -120,7 +122,6 @@ class Case:
     """
 
     run: JudgedRun
-    labels: Labels
     candidate: Candidate
     lines: tuple[PrecisionLine, ...]
     own: tuple[Outcome, ...]
@@ -145,15 +146,14 @@ class Case:
         row = self.row_of(outcome)
         if row and row.value is not None and outcome.bounds and outcome.status in _HOLDS:
             name = one_line(f"{row.metric} of {row.variant}" if row.variant else row.metric, 120)
-            where = self.labels.subject(runner_of(outcome), row.cell).text
+            where = self.run.labels.subject(runner_of(outcome), row.cell).text
             limit = f"limit {one_line(outcome.limit)}: {_HOLDS[outcome.status]}"
             return f"{name} is {shown_row(row).brief} on {where}; {limit}."
-        return one_line(self.labels.unnamed(outcome.sentence, outcome.cells), SENTENCE_LIMIT)
+        return one_line(self.run.labels.unnamed(outcome.sentence, outcome.cells), SENTENCE_LIMIT)
 
     def any_cell(self, key: str, value: Any) -> bool:
         """Whether some cell of the candidate has this value of a key."""
-        specs: Iterable[Mapping[str, Any]] = (self.labels.cells[cell].spec for cell in self.candidate.cells)
-        return any(spec.get(key) == value for spec in specs)
+        return any(self.run.run.cells[cell].spec.get(key) == value for cell in self.candidate.cells)
 
 
 def runner_of(outcome: Outcome) -> str:
@@ -162,6 +162,60 @@ def runner_of(outcome: Outcome) -> str:
         return METRICS[outcome.metric].runner if outcome.metric in METRICS else ""
     first = outcome.sentence.partition(" ")[0]
     return first if first in RUNNERS else ""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The distance of a value to its limit, on one scale for all metrics.
+
+    used: the share of the distance from the best possible value to the limit that the interval covers: 0 at
+    the best value, 1 at the limit. bound: the end of the 95% interval next to the limit, or the value. limit:
+    the end of the allowed interval that counts. best: the best possible value, None for a metric without one.
+    """
+
+    used: float
+    bound: float
+    limit: float
+    best: float | None
+
+    @property
+    def distance(self) -> float:
+        return abs(self.limit - self.bound)
+
+
+def margin(row: Row, bounds: tuple[float, float] | None) -> Margin | None:
+    """The margin of a row to its limit; None without a value or a limit, or with an exact limit."""
+    if row.value is None or not math.isfinite(row.value) or row.metric in _BOUNDS:
+        return None
+    if bounds is None or bounds[0] == bounds[1]:
+        return None
+    low = row.value if row.low is None else row.low
+    high = row.value if row.high is None else row.high
+    sides = [_side(row, end, bound, bounds) for end, bound in zip(bounds, (low, high), strict=True)]
+    return max((side for side in sides if side), key=lambda side: side.used, default=None)
+
+
+def _side(row: Row, limit: float, bound: float, bounds: tuple[float, float]) -> Margin | None:
+    if not (math.isfinite(limit) and math.isfinite(bound)):
+        return None
+    best = _best(row, bounds, upper=limit == bounds[1])
+    if best is None:  # a rate has no largest value, so the ratio of limit and value counts
+        return Margin(limit / bound, bound, limit, None) if limit > 0 and bound > 0 else None
+    if best == limit:
+        return None  # no value is beyond it: a share of at most 1
+    return Margin((bound - best) / (limit - best), bound, limit, best)
+
+
+def _best(row: Row, bounds: tuple[float, float], upper: bool) -> float | None:
+    """The value of no change if the limit allows it, else the end of the unit's domain."""
+    metric = METRICS.get(row.metric)
+    none = metric.none if metric else None
+    if none is not None and bounds[0] <= none <= bounds[1]:
+        return none
+    if math.isfinite(bounds[0]) and math.isfinite(bounds[1]):
+        return (bounds[0] + bounds[1]) / 2
+    end = row.unit.low if upper else row.unit.high
+    return end if math.isfinite(end) else None
 
 
 def nearest(case: Case, outcomes: Sequence[Outcome]) -> tuple[Outcome, Margin] | None:
@@ -181,7 +235,7 @@ def weakest(case: Case, outcomes: Sequence[Outcome]) -> tuple[Figure, ...]:
     note = f"limit {one_line(outcome.limit)}"
     if near and near[1].best is not None and near[1].used <= 1:
         note += f"; {100 * near[1].used:.3g}% of the margin used"
-    where = case.labels.subject(runner_of(outcome), row.cell)
+    where = case.run.labels.subject(runner_of(outcome), row.cell)
     name = f"{WEAKEST}{row.metric}" if len(outcomes) > 1 else row.metric
     return (Figure(name, shown_row(row), where, one_line(row.variant, 120), note),)
 

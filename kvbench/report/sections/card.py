@@ -1,8 +1,8 @@
 """The release card: four questions of a release manager, each with a short answer, its reason and the numbers
 behind it.
 
-Pure: from the verdict and the rows. What was not measured stays "not measured"; a result on part of the data,
-or one without a limit, is never presented as more than that.
+What was not measured stays "not measured"; a result on part of the data, or one without a limit, is never
+presented as more than that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvbench.gate.verdict import NOT_EVALUATED
-from kvbench.render.labels import Labels
 from kvbench.render.numbers import one_line
 from kvbench.report.model import JudgedRun, judged
 from kvbench.report.sections.answers import answers
@@ -19,11 +18,8 @@ from kvbench.report.sections.candidate import Answer, Candidate
 from kvbench.report.sections.precision import PrecisionLine
 
 QUESTIONS = ("Is it really running?", "Is it safe?", "Is it worth it?", "What would change the verdict?")
-_KEYS = (
-    "model",
-    "kv_format",
-    "weights",
-)  # what makes a candidate; its cells differ in shape, scale or backend
+# What makes a candidate; its cells differ in shape, scale or backend.
+_KEYS = ("model", "kv_format", "weights")
 _WORST_FIRST = ("fail", "inconclusive", "incomplete", "partial", "pass")
 _CONCLUSIONS = {
     1: ("Not ready", "fail", "A check failed."),
@@ -47,10 +43,7 @@ class Card:
     @property
     def open(self) -> list[str]:
         """The first two questions without a plain yes."""
-        found = self.answered[:2]
-        return [
-            f"{self.name}: {question} {answer.word}" for question, answer in found if answer.tone != "pass"
-        ]
+        return [f"{self.name}: {q} {answer.word}" for q, answer in self.answered[:2] if answer.tone != "pass"]
 
 
 @dataclass(frozen=True)
@@ -66,32 +59,31 @@ class Release:
     cards: tuple[Card, ...]
 
 
-def release(run: JudgedRun, labels: Labels, precision: Sequence[PrecisionLine]) -> Release:
+def release(run: JudgedRun, precision: Sequence[PrecisionLine]) -> Release:
     """The release card. precision: the lines of all cells, as `precision_lines` gives them."""
-    found = blockers(run, labels)
-    candidates = _candidates(labels)
+    found = _blockers(run)
+    candidates = _candidates(run)
     if not candidates:
         found = (*found, "every cell is a baseline, so there is no candidate")
-    cards = [Card(c.name, c.cells, answers(run, labels, precision, c, found)) for c in candidates]
+    cards = [Card(c.name, c.cells, answers(run, precision, c, found)) for c in candidates]
     cards.sort(key=lambda card: min(_WORST_FIRST.index(answer.tone) for answer in card.answers[:2]))
     # A gate may ask for less than the card: then an answer that is not a plain yes blocks the release.
     found = found or tuple(text for card in cards for text in card.open)
-    return Release(*_conclusion(run, found), found, tuple(cards))
-
-
-def _conclusion(run: JudgedRun, found: Sequence[str]) -> tuple[str, str, str]:
-    """Word, tone and sentence."""
+    conclusion = (
+        "Ready",
+        "pass",
+        f"All checks of {one_line(str(run.manifest.gate), 200)} passed, on all of the data.",
+    )
     if run.verdict.exit_code:
-        return _CONCLUSIONS.get(run.verdict.exit_code, _CONCLUSIONS[3])
-    if found:
-        return "No release yet", "partial", "All checks passed, but that is not enough for a release."
-    gate = one_line(str(run.manifest.gate), 200)
-    return "Ready", "pass", f"All checks of {gate} passed, on all of the data."
+        conclusion = _CONCLUSIONS.get(run.verdict.exit_code, _CONCLUSIONS[3])
+    elif found:
+        conclusion = "No release yet", "partial", "All checks passed, but that is not enough for a release."
+    return Release(*conclusion, found, tuple(cards))
 
 
-def blockers(run: JudgedRun, labels: Labels) -> tuple[str, ...]:
+def _blockers(run: JudgedRun) -> tuple[str, ...]:
     """Why a run cannot be a release even if every check passed; the notices give details."""
-    manifest, specs = run.manifest, [cell.spec for cell in labels.cells.values()]
+    manifest, specs = run.manifest, [cell.spec for cell in run.manifest.cells]
     partial = sum(record.partial is not None for record in run.records)
     tasks = len(manifest.tasks)
     missing = tasks - len(run.records)
@@ -111,10 +103,10 @@ def blockers(run: JudgedRun, labels: Labels) -> tuple[str, ...]:
     return tuple(sentence for sentence, holds in found.items() if holds)
 
 
-def _candidates(labels: Labels) -> list[Candidate]:
+def _candidates(run: JudgedRun) -> list[Candidate]:
     """The cells that have a baseline, by what they request; keys that all share are not in the name."""
     groups: dict[tuple[str, ...], list[str]] = {}
-    for name, cell in labels.cells.items():
+    for name, cell in run.run.cells.items():
         if cell.baseline != name:
             groups.setdefault(tuple(str(cell.spec.get(key)) for key in _KEYS), []).append(name)
     several_models = len({key[0] for key in groups}) > 1
@@ -123,7 +115,7 @@ def _candidates(labels: Labels) -> list[Candidate]:
     for (model, kv_format, weights), names in groups.items():
         parts = [model] * several_models + [f"KV {kv_format}" if several_weights else kv_format]
         parts += [f"weights {weights}"] * several_weights
-        baselines = tuple(dict.fromkeys(labels.cells[name].baseline for name in names))
+        baselines = tuple(dict.fromkeys(run.run.cells[name].baseline for name in names))
         name = one_line(" · ".join(parts), 200)
         found.append(Candidate(name, kv_format, weights, tuple(names), baselines))
     return found

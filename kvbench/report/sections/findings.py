@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, Outcome
+from kvbench.matrix.cells import Task
 from kvbench.records.record import ERROR, MISMATCH, NOT_EVALUATED, NOT_SHOWN, OK, REFUSED, UNVERIFIED
 from kvbench.records.run import CANARY, UNTIL_DECIDED
-from kvbench.render.labels import Label, Labels
+from kvbench.render.labels import Label
 from kvbench.render.numbers import one_line
 from kvbench.report.model import JudgedRun
+from kvbench.report.sections.checks import value_text
 from kvbench.report.sections.precision import PrecisionLine
-from kvbench.report.sections.wording import value_text
 
 # Advice on tasks that an option left out.
 _LEFT_OUT = {
@@ -47,60 +48,58 @@ class Finding:
     why: str = ""
 
 
-def failures(run: JudgedRun, labels: Labels, precision: Sequence[PrecisionLine]) -> tuple[Finding, ...]:
+def failures(run: JudgedRun, precision: Sequence[PrecisionLine]) -> tuple[Finding, ...]:
     """What went wrong, worst first: lost precision, failed checks, task errors, unproven precision."""
-    lost = [*_precision(precision, labels, MISMATCH, "Precision lost")]
-    unproven = [*_precision(precision, labels, UNVERIFIED, "Precision not proven")]
+    lost = [*_precision(run, precision, MISMATCH, "Precision lost")]
+    unproven = [*_precision(run, precision, UNVERIFIED, "Precision not proven")]
     shown = [item.sentence for finding in (*lost, *unproven) for item in finding.items]
     return (
         *lost,
-        *_outcomes(run, labels, FAIL, "failed", shown),
-        *_records(run, labels, ERROR),
+        *_outcomes(run, FAIL, "failed", shown),
+        *_records(run, ERROR),
         *unproven,
-        *_outcomes(run, labels, INCONCLUSIVE, "inconclusive"),
+        *_outcomes(run, INCONCLUSIVE, "inconclusive"),
     )
 
 
-def gaps(run: JudgedRun, labels: Labels) -> tuple[Finding, ...]:
+def gaps(run: JudgedRun) -> tuple[Finding, ...]:
     """What is missing or uses only part of the data, with the reason."""
     return (
-        *_outcomes(run, labels, NOT_EVALUATED, "not evaluated"),
-        *_records(run, labels, REFUSED),
-        *_records(run, labels, NOT_EVALUATED),
-        *_missing(run, labels),
-        *_partial(run, labels),
+        *_outcomes(run, NOT_EVALUATED, "not evaluated"),
+        *_records(run, REFUSED),
+        *_records(run, NOT_EVALUATED),
+        *_missing(run),
+        *_partial(run),
     )
 
 
-def _missing(run: JudgedRun, labels: Labels) -> Iterator[Finding]:
+def _missing(run: JudgedRun) -> Iterator[Finding]:
     waiting: dict[Label, list[str]] = {}
     for task in run.run.missing():
-        waiting.setdefault(labels.task(task), []).append(_task_name(task.runner, task.variant))
+        waiting.setdefault(run.labels.task(task), []).append(_task_name(task))
     cells: dict[str, list[str]] = {}
     for label, names in waiting.items():
         cells.setdefault(f"No record of {', '.join(names)}.", []).extend(label.cells)
-    items = tuple(Item(labels.places(ids), sentence) for sentence, ids in cells.items())
+    items = tuple(Item(run.labels.places(ids), sentence) for sentence, ids in cells.items())
     if items and run.manifest.stopped:
         yield Finding("left out", f"Tasks {run.manifest.not_run}", items, _LEFT_OUT[run.manifest.stopped.by])
     elif items:
-        yield Finding(
-            "missing", "Tasks that have not run", items, "Run the same command again to measure them."
-        )
+        again = "Run the same command again to measure them."
+        yield Finding("missing", "Tasks that have not run", items, again)
 
 
-def _partial(run: JudgedRun, labels: Labels) -> Iterator[Finding]:
+def _partial(run: JudgedRun) -> Iterator[Finding]:
     where: dict[str, list[Label]] = {}
     for record, task in run.done():
         if record.status == OK and record.partial:
-            name = _task_name(task.runner, task.variant)
-            sentence = f"{name}: {one_line(record.partial, _SENTENCE_LIMIT)}"
-            where.setdefault(sentence, []).append(labels.task(task))
+            sentence = f"{_task_name(task)}: {one_line(record.partial, _SENTENCE_LIMIT)}"
+            where.setdefault(sentence, []).append(run.labels.task(task))
     if where:
         items = tuple(Item(tuple(places), sentence) for sentence, places in where.items())
         yield Finding("partial", "Partial results", items, _PARTIAL)
 
 
-def _precision(lines: Sequence[PrecisionLine], labels: Labels, state: str, title: str) -> Iterator[Finding]:
+def _precision(run: JudgedRun, lines: Sequence[PrecisionLine], state: str, title: str) -> Iterator[Finding]:
     """One finding; cells with the same sentence share an item.
 
     A cell whose effective format differs from the resolved one is named even when no evidence level says so.
@@ -118,7 +117,7 @@ def _precision(lines: Sequence[PrecisionLine], labels: Labels, state: str, title
         for sentence in dict.fromkeys(sentences):
             where.setdefault(one_line(sentence, _SENTENCE_LIMIT), []).extend(line.label.cells)
     if where:
-        items = tuple(Item(labels.places(cells), sentence) for sentence, cells in where.items())
+        items = tuple(Item(run.labels.places(cells), sentence) for sentence, cells in where.items())
         yield Finding(state, title, items)
 
 
@@ -126,13 +125,11 @@ def _unexplained(line: PrecisionLine, state: str) -> str:
     if state == UNVERIFIED:
         return "No evidence was recorded for this cell."
     same = line.effective in (line.kv.resolved, "unknown")
-    choice, ran = (line.weights, line.effective_weights) if same else (line.kv, line.effective)
+    choice, ran = (line.choice("weights"), line.effective_weights) if same else (line.kv, line.effective)
     return f"{choice.resolved} was resolved, but {ran} ran."
 
 
-def _outcomes(
-    run: JudgedRun, labels: Labels, status: str, kind: str, shown: Sequence[str] = ()
-) -> Iterator[Finding]:
+def _outcomes(run: JudgedRun, status: str, kind: str, shown: Sequence[str] = ()) -> Iterator[Finding]:
     """The outcomes of one status, one finding a check; equal sentences share an item.
 
     Left out are outcomes of tasks, and precision outcomes that repeat a sentence of `shown`.
@@ -145,15 +142,15 @@ def _outcomes(
     for (check, variant), outcomes in grouped.items():
         where: dict[tuple[str, str, str], list[str]] = {}
         for o in outcomes:
-            sentence = one_line(labels.unnamed(o.sentence, o.cells), _SENTENCE_LIMIT)
+            sentence = one_line(run.labels.unnamed(o.sentence, o.cells), _SENTENCE_LIMIT)
             where.setdefault((sentence, value_text(o), one_line(o.limit)), []).extend(o.cells)
         title = one_line(f"{check} ({variant})" if variant else check, 200)
         optional = "" if any(o.required for o in outcomes) else "Not required. "
-        items = tuple(Item(labels.places(cells), *key) for key, cells in where.items())
+        items = tuple(Item(run.labels.places(cells), *key) for key, cells in where.items())
         yield Finding(kind, title, items, optional + one_line(outcomes[0].why, _SENTENCE_LIMIT))
 
 
-def _records(run: JudgedRun, labels: Labels, status: str) -> Iterator[Finding]:
+def _records(run: JudgedRun, status: str) -> Iterator[Finding]:
     """The records of one status, one finding a task and kind of error; equal messages share an item."""
     grouped: dict[str, dict[tuple[str, str], list[Label]]] = {}
     for record, task in run.done():
@@ -161,8 +158,8 @@ def _records(run: JudgedRun, labels: Labels, status: str) -> Iterator[Finding]:
             error = record.error or {}
             word = one_line(str(error.get("type") or error.get("reason") or "no reason recorded"), 120)
             message = one_line(str(error.get("message") or ""), _SENTENCE_LIMIT)
-            where = grouped.setdefault(f"{_task_name(task.runner, task.variant)}: {word}", {})
-            where.setdefault((message, _tail(error.get("tail") or "")), []).append(labels.task(task))
+            where = grouped.setdefault(f"{_task_name(task)}: {word}", {})
+            where.setdefault((message, _tail(error.get("tail") or "")), []).append(run.labels.task(task))
     for title, found in grouped.items():
         items = tuple(Item(tuple(places), text, tail=tail) for (text, tail), places in found.items())
         yield Finding(status.replace("_", " "), title, items)
@@ -175,5 +172,5 @@ def _tail(tail: str | Iterable[str]) -> str:
     return text if len(text) <= _TAIL_LIMIT else f"…{text[-_TAIL_LIMIT:]}"
 
 
-def _task_name(runner: str, variant: str) -> str:
-    return one_line(f"{runner} {variant}".strip(), 120)
+def _task_name(task: Task) -> str:
+    return one_line(task.title, 120)

@@ -1,8 +1,7 @@
 """Heat tables: a metric over two axes of the matrix, each value with its interval and count, and a shade for
 its place on a scale.
 
-They are made from the metric tables, so that every cell links to its line. The shade only visualises the
-number.
+They are made from the metric tables, so that every cell links to its line.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from typing import Any
 from kvbench.formats.scales import short
 from kvbench.metrics.collect import METRICS
 from kvbench.metrics.declare.units import NUMBER
-from kvbench.render.labels import Label, Labels
+from kvbench.render.labels import Label
 from kvbench.render.numbers import one_line
+from kvbench.report.model import JudgedRun
 from kvbench.report.sections.tables import Entry, Line, MetricTable
 
 _ACROSS = ("context", "scale", "batch")  # the first of them that varies makes the columns
@@ -63,23 +63,23 @@ class HeatTable:
     high: str
 
 
-def heat_tables(tables: Sequence[MetricTable], labels: Labels) -> tuple[HeatTable, ...]:
+def heat_tables(run: JudgedRun, tables: Sequence[MetricTable]) -> tuple[HeatTable, ...]:
     """One for each brief metric whose values differ along both axes."""
-    found = (_table(table, place, labels) for table in tables for place in table.brief)
+    found = (_table(run, table, place) for table in tables for place in table.brief)
     return tuple(heat for heat in found if heat)
 
 
-def _table(table: MetricTable, place: int, labels: Labels) -> HeatTable | None:
+def _table(run: JudgedRun, table: MetricTable, place: int) -> HeatTable | None:
     lines = ((line, f"{table.key}-{i}", line.entries[place]) for i, line in enumerate(table.lines))
     valued = [(line, anchor, entry) for line, anchor, entry in lines if entry]
-    across = next((key for key in _ACROSS if len({_coordinate(x[0], key, labels) for x in valued}) > 1), "")
+    across = next((key for key in _ACROSS if len({_coordinate(run, x[0], key) for x in valued}) > 1), "")
     if not across:
         return None
     rows: dict[tuple[tuple[tuple[str, str], ...], str], dict[Any, tuple[Line, str, Entry]]] = {}
     for line, anchor, entry in valued:
         parts = tuple(part for part in line.label.parts if part[0] != across)
         row = rows.setdefault((parts, line.variant), {})
-        at = _coordinate(line, across, labels)
+        at = _coordinate(run, line, across)
         if at in row:
             return None  # two lines at one place: the axes do not distinguish them
         row[at] = (line, anchor, entry)
@@ -90,12 +90,12 @@ def _table(table: MetricTable, place: int, labels: Labels) -> HeatTable | None:
         return None
     column = table.columns[place]
     metric = METRICS.get(column.metric)
-    none = metric.none if metric else None
-    shades = _Shades([value for row in values for value in row if value is not None], none)
-
-    def cell(_: Line, anchor: str, entry: Entry) -> HeatCell:
-        return HeatCell(entry, shades.of(_value(entry)), anchor)
-
+    shades = _Shades([x for row in values for x in row if x is not None], metric.none if metric else None)
+    made = []
+    for key, row in rows.items():
+        cells = (row.get(at) for at in order)
+        shaded = (x and HeatCell(x[2], shades.of(_value(x[2])), x[1]) for x in cells)
+        made.append(HeatRow(next(iter(row.values()))[0].label, *key, tuple(shaded)))
     return HeatTable(
         key=f"{table.key}-{column.metric}",
         metric=column.metric,
@@ -104,27 +104,20 @@ def _table(table: MetricTable, place: int, labels: Labels) -> HeatTable | None:
         better=metric.better if metric else "",
         across=across,
         columns=tuple("none given" if at is None else one_line(str(at), 60) for at in order),
-        rows=tuple(
-            HeatRow(
-                next(iter(row.values()))[0].label,
-                *key,
-                tuple(cell(*row[at]) if at in row else None for at in order),
-            )
-            for key, row in rows.items()
-        ),
+        rows=tuple(made),
         around="" if shades.none is None else NUMBER.number(shades.none),
         low=column.unit.number(shades.low),
         high=column.unit.number(shades.high),
     )
 
 
-def _coordinate(line: Line, key: str, labels: Labels) -> Any:
+def _coordinate(run: JudgedRun, line: Line, key: str) -> Any:
     """The line's value on an axis; None for a format without a scale, or a task that ignores the key."""
-    if not line.label.cells or line.label.cells[0] not in labels.cells:
+    if not line.label.cells or line.label.cells[0] not in run.run.cells:
         return None
     if key != "scale" and key not in (part[0] for part in line.label.parts):
         return None
-    value = labels.cells[line.label.cells[0]].spec.get(key)
+    value = run.run.cells[line.label.cells[0]].spec.get(key)
     return short(value) if isinstance(value, Mapping) else value
 
 

@@ -1,9 +1,11 @@
-"""What is read before any number: the verdict in counts, and what changes how the numbers are read."""
+"""What is read before any number: the verdict in counts, and what changes how the numbers are read, such as
+the state of the device while latency was measured.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +13,34 @@ from kvbench.formats.scales import CALIBRATED
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS
 from kvbench.machine.same_machine import names
 from kvbench.matrix.runners import RUNNERS
-from kvbench.records.record import ERROR, OK
-from kvbench.render.labels import Labels
-from kvbench.render.numbers import plain
+from kvbench.records.record import ERROR, OK, Record
+from kvbench.render.labels import Label
+from kvbench.render.numbers import one_line, plain
 from kvbench.report.model import JudgedRun, judged
-from kvbench.report.sections.device import DeviceLine
-from kvbench.report.sections.wording import count
+from kvbench.report.sections.checks import count
+from kvbench.stats import stability
 
 _MOST = 4  # sentences of a notice
+# fact of a state: (name, unit, fact of its limit)
+_SHOWN = (
+    ("sm_mhz", "SM", "MHz", "sm_max_mhz"),
+    ("memory_mhz", "memory", "MHz", "memory_max_mhz"),
+    ("temperature_c", "", "°C", ""),
+    ("power_w", "", "W", "power_limit_w"),
+)
 _STATUS_WORDS = {FAIL: "failed", INCONCLUSIVE: "inconclusive", NOT_EVALUATED: "not evaluated", PASS: "passed"}
+
+
+@dataclass(frozen=True)
+class DeviceLine:
+    """slowed: why and in how many requests the device was throttled, or ""; others: other processes on the
+    GPU, or ""; sentence: everything, with the ranges of each arm.
+    """
+
+    label: Label
+    slowed: str
+    others: str
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -65,18 +86,13 @@ def headline(run: JudgedRun) -> str:
     return f"{sentence}{ended}."
 
 
-def notices(run: JudgedRun, labels: Labels, device: Sequence[DeviceLine] = ()) -> list[Notice]:
+def notices(run: JudgedRun, device: Sequence[DeviceLine] = ()) -> list[Notice]:
     """What changes how every number is read; a throttled device comes first."""
-    return [
-        *_device(device),
-        *_gate(run),
-        *_models(run, labels),
-        *_calibrated(run),
-        *_coverage(run),
-        *_hosts(run, labels),
-        *_stopped(run),
-        *_busy(run),
-    ]
+    found = (
+        _device(device),
+        *(of(run) for of in (_gate, _models, _calibrated, _coverage, _hosts, _stopped, _busy)),
+    )
+    return [notice for group in found for notice in group]
 
 
 def _device(lines: Sequence[DeviceLine]) -> Iterator[Notice]:
@@ -108,19 +124,16 @@ def _gate(run: JudgedRun) -> Iterator[Notice]:
         yield warning("No gate was applied", found, "Pass one with --gate FILE (kvbench init writes one).")
 
 
-def _models(run: JudgedRun, labels: Labels) -> Iterator[Notice]:
-    specs = [cell.spec for cell in labels.cells.values()]
+def _models(run: JudgedRun) -> Iterator[Notice]:
+    specs = [cell.spec for cell in run.manifest.cells]
 
     def models(key: str, value: Any) -> str:
         return ", ".join(dict.fromkeys(plain(s.get("model"), 60) for s in specs if s.get(key) == value))
 
     if found := models("trust_remote_code", True):
         sentence = f"Python code that came with {found} was executed (trust_remote_code: true)."
-        yield warning(
-            "Remote code trusted",
-            sentence,
-            "Pin its revision and review that code before you rely on a number.",
-        )
+        remedy = "Pin its revision and review that code before you rely on a number."
+        yield warning("Remote code trusted", sentence, remedy)
     warned: dict[str, dict[str, None]] = {}
     for record, _ in run.done():
         for text in record.facts.get("weight_warnings", ()):
@@ -186,7 +199,7 @@ def _coverage(run: JudgedRun) -> Iterator[Notice]:
         yield warning("Shards differ", found, remedy)
 
 
-def _hosts(run: JudgedRun, labels: Labels) -> Iterator[Notice]:
+def _hosts(run: JudgedRun) -> Iterator[Notice]:
     """Times that were measured on different hosts."""
     cells: dict[str, list[str]] = {}
     for record, task in run.done():
@@ -194,16 +207,16 @@ def _hosts(run: JudgedRun, labels: Labels) -> Iterator[Notice]:
             for host in names([record.environment]):
                 cells.setdefault(host, []).extend(task.cells)
     if len(cells) > 1:
-        parts = [f"{plain(host, 80)}: {_cells(own, labels)}" for host, own in list(cells.items())[:_MOST]]
+        parts = [f"{plain(host, 80)}: {_cells(run, own)}" for host, own in list(cells.items())[:_MOST]]
         parts += [f"and {len(cells) - _MOST} more"] if len(cells) > _MOST else []
         found = f"Times were measured on different machines and are not combined. {'; '.join(parts)}."
         yield warning("Times of several hosts", found, "To compare times, measure them on one host.")
 
 
-def _cells(ids: Sequence[str], labels: Labels) -> str:
-    own = [cell for cell in labels.cells if cell in set(ids)]
+def _cells(run: JudgedRun, ids: Sequence[str]) -> str:
+    own = [cell for cell in run.run.cells if cell in ids]
     rest = f" and {count(len(own) - 1, 'more cell')}" if len(own) > 1 else ""
-    return f"{labels.cell(own[0]).text}{rest}"
+    return f"{run.labels.cell(own[0]).text}{rest}"
 
 
 def _stopped(run: JudgedRun) -> Iterator[Notice]:
@@ -233,3 +246,55 @@ def _busy(run: JudgedRun) -> Iterator[Notice]:
     if high > cpus + 1:
         sentence = f"A load of up to {high:.1f} on {cpus} CPUs while latency was measured affects the times."
         yield warning("The machine was busy", sentence, "Measure again on an idle one (kvbench doctor).")
+
+
+def device_lines(run: JudgedRun) -> tuple[DeviceLine, ...]:
+    """A line for each latency record that has the device's state; older records have none."""
+    return tuple(
+        _line(record, run.labels.task(task))
+        for record, task, _ in run.completed("latency")
+        if "device_state" in record.facts
+    )
+
+
+def _line(record: Record, label: Label) -> DeviceLine:
+    arms, facts = record.samples.get("arms", ()), record.facts["device_state"]
+    slowed = stability.slowdown_text(arms)
+    known = sum(stability.slowdown(arm) is not None for arm in arms)
+    if slowed:
+        state = f"throttled in {slowed}"
+    elif known:
+        state = f"not throttled in {known} of {len(arms)} requests"
+    else:
+        state = "whether it was throttled could not be read"
+    names = sorted({arm["arm"] for arm in arms}, reverse=True)
+    ranges = {name: _ranges([arm for arm in arms if arm["arm"] == name], facts) for name in names}
+    parts = [f"{name} {text}" for name, text in ranges.items() if text]
+    others = stability.other_processes_text(facts.get("other_processes"))
+    unread = [f"{fact} not read: {reason}" for fact, reason in facts.get("unread", {}).items()]
+    sentence = "; ".join(filter(None, (state, *parts, others, *unread)))
+    return DeviceLine(label, one_line(slowed, 300), one_line(others, 200), one_line(sentence, 1500))
+
+
+def _ranges(arms: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
+    """Of one arm: `SM 1350-1980 of 1980 MHz, 41-62 °C, 240-480 of 700 W, sw power cap in 2, steal 0.4%`."""
+    found = []
+    for fact, name, unit, limit in _SHOWN:
+        if values := stability.device_values(arms, fact):
+            ends = dict.fromkeys(f"{end:.0f}" for end in (min(values), max(values)))
+            most = f" of {facts[limit]:.0f}" if facts.get(limit) is not None else ""
+            found.append(f"{name} {'-'.join(ends)}{most} {unit}".strip())
+    states = [(arm["device"]["before"], arm["device"]["after"]) for arm in arms if arm.get("device")]
+    if capped := sum(any("sw power cap" in (end.get("reasons") or ()) for end in ends) for ends in states):
+        found.append(f"sw power cap in {capped} of {len(arms)}")
+    for key, word, ms in (
+        ("quota_us", "CPU quota took", 1e-3),
+        ("thermal_ns", "thermal violations took", 1e-6),
+    ):
+        if grown := [lost for ends in states if (lost := stability.grown(*ends, key))]:
+            found.append(f"{word} {sum(grown) * ms:.3g} ms")
+    grown_both = [[stability.grown(*ends, key) for key in ("steal_ticks", "cpu_ticks")] for ends in states]
+    shares = [(steal, ticks) for steal, ticks in grown_both if steal is not None and ticks]
+    if stolen := sum(steal for steal, _ in shares):  # by other machines of the host
+        found.append(f"steal {stolen / sum(ticks for _, ticks in shares):.1%}")
+    return ", ".join(found)

@@ -6,18 +6,20 @@ A cell has one decision and one piece of evidence a task; here they are combined
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.formats.scales import origin
 from kvbench.matrix.resolve import ASPECTS, AUTO
 from kvbench.records.record import MISMATCH, NOT_APPLICABLE, NOT_AVAILABLE, UNVERIFIED, VERIFIED, Record
-from kvbench.render.labels import Label, Labels
+from kvbench.render.labels import Label
 from kvbench.render.numbers import NOT_MEASURED, fact, flatten, one_line, plain
 from kvbench.report.model import JudgedRun
 
 _WORST_FIRST = (MISMATCH, UNVERIFIED, NOT_AVAILABLE, VERIFIED, NOT_APPLICABLE)
+# Cell keys that may be `auto`; tables have a further column for what they resolved to.
+DECIDED = ("backend", "weights", "gemm", "decode", "compile")
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,12 @@ class LevelLine:
 class PrecisionLine:
     """The precision of one cell.
 
-    scales: none, static (given), calibrated, file, checkpoint, default or dynamic, of the format that ran.
-    state: verified, mismatch or unverified.
-    storage, transfer, execution: precisions of the cache.
-    effective_weights, stored_weights: format of the weights by the evidence, and the dtypes in memory.
-    products: paths of the linear layers ("native", or those of FP8 weights such as w8a16).
-    ran_on: where attention ran by E4: torch, interpreter or gpu.
-    reads: (record, tokens read from pages, of them quantized).
-    chips: (state, names of the levels in that state) pairs, worst first.
+    scales: none, static (given), calibrated, file, checkpoint, default or dynamic, of the format that ran;
+    state: verified, mismatch or unverified; storage, transfer, execution: precisions of the cache;
+    effective_weights, stored_weights: format of the weights by the evidence, and the dtypes in memory;
+    products: paths of the linear layers ("native", or those of FP8 weights such as w8a16); ran_on: where
+    attention ran by E4: torch, interpreter or gpu; reads: (record, tokens read from pages, of them
+    quantized); chips: (state, names of the levels in that state) pairs, worst first.
     """
 
     label: Label
@@ -97,24 +97,8 @@ class PrecisionLine:
     def kv(self) -> ChoiceLine:
         return self.choices[0]
 
-    @property
-    def weights(self) -> ChoiceLine:
-        return self.choice("weights")
-
-    @property
-    def gemm(self) -> ChoiceLine:
-        return self.choice("gemm")
-
-    @property
-    def backend(self) -> ChoiceLine:
-        return self.choice("backend")
-
     def choice(self, aspect: str) -> ChoiceLine:
         return next(choice for choice in self.choices if choice.aspect == aspect)
-
-
-# Cell keys that may be `auto`; tables have a further column for what they resolved to.
-DECIDED = ("backend", "weights", "gemm", "decode", "compile")
 
 
 @dataclass(frozen=True)
@@ -126,21 +110,24 @@ class PrecisionGroup:
     reads: str
 
 
-def grouped(lines: Sequence[PrecisionLine], labels: Labels) -> tuple[PrecisionGroup, ...]:
+def grouped(run: JudgedRun, lines: Sequence[PrecisionLine]) -> tuple[PrecisionGroup, ...]:
     """The lines of the precision table; a cell that differs from the others has its own."""
-    groups: dict[tuple[object, ...], list[PrecisionLine]] = {}
+    groups: dict[PrecisionLine, list[PrecisionLine]] = {}
     for x in lines:
-        kv = (x.effective, x.scales, x.state, x.storage, x.transfer, x.execution)
-        weights = (x.effective_weights, x.stored_weights, x.products)
-        groups.setdefault((x.label.baseline, x.choices, *kv, *weights, x.chips), []).append(x)
-    return tuple(
-        PrecisionGroup(
-            labels.places([cell for line in same for cell in line.label.cells]),
-            same[0],
-            _reads({read for line in same for read in line.reads}),
+        label = Label("", (), (), x.label.baseline)
+        groups.setdefault(replace(x, label=label, levels=(), reads=(), ran_on=""), []).append(x)
+    found = []
+    for same in groups.values():
+        reads = {read for line in same for read in line.reads}  # each once however many cells share it
+        tokens, quantized = sum(n for _, n, _ in reads), sum(n for _, _, n in reads)
+        share = (
+            f"{quantized:,} of {tokens:,} tokens ({100 * quantized / tokens:.4g}%)"
+            if tokens
+            else NOT_MEASURED
         )
-        for same in groups.values()
-    )
+        where = run.labels.places([cell for line in same for cell in line.label.cells])
+        found.append(PrecisionGroup(where, same[0], share))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -153,27 +140,26 @@ class Proof:
     levels: tuple[LevelLine, ...]
 
 
-def proofs(lines: Sequence[PrecisionLine], labels: Labels) -> tuple[Proof, ...]:
+def proofs(run: JudgedRun, lines: Sequence[PrecisionLine]) -> tuple[Proof, ...]:
     where: dict[tuple[str, tuple[ChoiceLine, ...], tuple[LevelLine, ...]], list[str]] = {}
     for line in lines:
         where.setdefault((line.state, line.choices, line.levels), []).extend(line.label.cells)
-    return tuple(Proof(labels.places(cells), *key) for key, cells in where.items())
+    return tuple(Proof(run.labels.places(cells), *key) for key, cells in where.items())
 
 
-def precision_lines(run: JudgedRun, labels: Labels) -> tuple[PrecisionLine, ...]:
+def precision_lines(run: JudgedRun) -> tuple[PrecisionLine, ...]:
     """A line for every cell, each baseline directly above the cells that are compared with it."""
-    records: dict[str, list[Record]] = {cell: [] for cell in labels.cells}
+    records: dict[str, list[Record]] = {cell: [] for cell in run.run.cells}
     for record, task in run.done():
         for cell in task.cells:
             records.setdefault(cell, []).append(record)
-    lines = [_line(labels.cell(cell), labels.cells[cell].spec, records[cell]) for cell in labels.cells]
-    return tuple(sorted(lines, key=lambda line: labels.rank(line.label)))
+    lines = [_line(run.labels.cell(name), cell.spec, records[name]) for name, cell in run.run.cells.items()]
+    return tuple(sorted(lines, key=lambda line: run.labels.rank(line.label)))
 
 
 def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> PrecisionLine:
     found = [record.evidence for record in records if record.evidence is not None]
-    choices = tuple(_choice(aspect, spec, records) for aspect in ASPECTS)
-    levels = _levels(records)
+    choices, levels = tuple(_choice(aspect, spec, records) for aspect in ASPECTS), _levels(records)
 
     def precision(key: str) -> str:
         return _joined(evidence["precision"].get(key) for evidence in found)
@@ -181,6 +167,7 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
     effective = _joined(evidence["effective"] for evidence in found)
     weights = _joined(evidence["effective_weights"] for evidence in found)
     e4 = [level for evidence in found for level in evidence["levels"] if level["name"] == "E4"]
+    reads = ((r.key, r.evidence["reads"]) for r in records if r.evidence is not None)
     return PrecisionLine(
         label=label,
         choices=choices,
@@ -194,7 +181,7 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
         stored_weights=precision("weights"),
         products=_products(records),
         ran_on=_joined(level["facts"].get("backend") for level in e4),
-        reads=tuple(_read(record.key, record.evidence) for record in records if record.evidence is not None),
+        reads=tuple((key, read.get("tokens", 0), read.get("quantized_tokens", 0)) for key, read in reads),
         chips=_chips(levels),
         levels=levels,
     )
@@ -260,9 +247,7 @@ def _products(records: Sequence[Record]) -> str:
     ran = _joined(sorted({path for each in precisions for path in each.get("gemm", "").split(" and ")}))
     if ran != NOT_MEASURED:
         return ran
-    products = [
-        p for record in records if record.runner == "gemm" for p in record.samples.get("products", ())
-    ]
+    products = [p for r in records if r.runner == "gemm" for p in r.samples.get("products", ())]
     return _joined(sorted({row["path"] for product in products for row in product["rows"]}))
 
 
@@ -271,17 +256,3 @@ def _joined(values: Iterable[str | None]) -> str:
     words = list(dict.fromkeys(one_line(value) for value in values if value))
     known = [word for word in words if word != NOT_MEASURED]
     return " + ".join(known or words[:1]) or NOT_MEASURED
-
-
-def _read(key: str, evidence: Mapping[str, Any]) -> tuple[str, int, int]:
-    return key, evidence["reads"].get("tokens", 0), evidence["reads"].get("quantized_tokens", 0)
-
-
-def _reads(reads: Iterable[tuple[str, int, int]]) -> str:
-    """The sum over the records, each counted once however many cells share it."""
-    counts = list(reads)
-    tokens = sum(count for _, count, _ in counts)
-    quantized = sum(count for _, _, count in counts)
-    if not tokens:
-        return NOT_MEASURED
-    return f"{quantized:,} of {tokens:,} tokens ({100 * quantized / tokens:.4g}%)"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.formats.scales import SOURCES
-from kvbench.render.labels import Label, Labels
+from kvbench.render.labels import Label
 from kvbench.render.numbers import one_line
 from kvbench.report.model import JudgedRun
 
@@ -34,7 +34,7 @@ class Provenance:
     rows: tuple[ScaleRow, ...]
 
 
-def provenances(run: JudgedRun, labels: Labels) -> tuple[Provenance, ...]:
+def provenances(run: JudgedRun) -> tuple[Provenance, ...]:
     """The scales of the cells whose records have them, in the matrix's order."""
     facts_of: dict[str, list[Mapping[str, Any]]] = {}
     for record, task in run.done():
@@ -42,11 +42,11 @@ def provenances(run: JudgedRun, labels: Labels) -> tuple[Provenance, ...]:
             for cell in task.cells:
                 facts_of.setdefault(cell, []).append(record.facts)
     same: dict[tuple[str, str, tuple[ScaleRow, ...]], list[str]] = {}
-    for cell in filter(facts_of.get, labels.cells):
+    for cell in filter(facts_of.get, run.run.cells):
         rows = _rows([entry for facts in facts_of[cell] for entry in facts["scales"]])
         source = one_line("; ".join(dict.fromkeys(str(facts["scale_source"]) for facts in facts_of[cell])))
         same.setdefault((summary(rows), source, rows), []).append(cell)
-    return tuple(Provenance(labels.places(cells), *key) for key, cells in same.items())
+    return tuple(Provenance(run.labels.places(cells), *key) for key, cells in same.items())
 
 
 def summary(rows: Sequence[ScaleRow]) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcome
 from kvbench.metrics.collect import METRICS, TABLES, Row
 from kvbench.metrics.declare.metric import Table
 from kvbench.metrics.declare.units import SECONDS, Unit
 from kvbench.records.record import OK, Record
-from kvbench.render.labels import Label, Labels
+from kvbench.render.labels import Label
 from kvbench.render.numbers import Shown, fact, flatten, one_line, shown_row
 from kvbench.report.model import JudgedRun
 
@@ -94,7 +94,7 @@ class MetricTable:
         return [i for i, column in enumerate(self.columns) if column.brief]
 
 
-def metric_tables(run: JudgedRun, labels: Labels) -> tuple[MetricTable, ...]:
+def metric_tables(run: JudgedRun) -> tuple[MetricTable, ...]:
     """The declared tables whose runner this run has, then one of metrics without a table."""
     runners = {task.runner for task in run.manifest.tasks}
     checks = worst_checks(run.verdict.outcomes)
@@ -106,14 +106,17 @@ def metric_tables(run: JudgedRun, labels: Labels) -> tuple[MetricTable, ...]:
         rows = [row for row in run.rows if row.metric in headings]
         measured = any(row.value is not None for row in rows)
         if measured if section.over else rows or section.runner in runners:
-            columns = _columns(headings, rows)
-            lines = _lines(section, columns, rows, labels, checks)
-            facts = tuple(_facts(section, run, labels))
-            compares = any(entry and entry.baseline for line in lines for entry in line.entries)
-            footnote = section.footnote if compares else ""
-            tables.append(
-                MetricTable(section.key, section.title, section.note, columns, lines, facts, footnote)
+            units = {row.metric: row.unit for row in rows}
+            columns = tuple(
+                Column(metric, heading, units[metric], metric not in METRICS or METRICS[metric].brief)
+                for metric, heading in headings.items()
+                if metric in units
             )
+            lines = _lines(run, section, columns, rows, checks)
+            compares = any(entry and entry.baseline for line in lines for entry in line.entries)
+            about = (section.key, section.title, section.note)
+            footnote = section.footnote if compares else ""
+            tables.append(MetricTable(*about, columns, lines, tuple(_facts(section, run)), footnote))
     return tuple(tables)
 
 
@@ -126,69 +129,45 @@ def worst_checks(outcomes: Iterable[Outcome]) -> _Checks:
     return worst
 
 
-def _label(section: Table, cell: str, labels: Labels) -> Label:
+def _label(run: JudgedRun, section: Table, cell: str) -> Label:
     if section.over:
-        return labels.across(cell, section.over)
-    return labels.subject(section.runner, cell) if section.runner else labels.cell(cell)
-
-
-def _columns(headings: Mapping[str, str], rows: Sequence[Row]) -> tuple[Column, ...]:
-    """A column for each metric that has a row, in the section's order."""
-    units = {row.metric: row.unit for row in rows}
-    return tuple(
-        Column(metric, heading, units[metric], metric not in METRICS or METRICS[metric].brief)
-        for metric, heading in headings.items()
-        if metric in units
-    )
-
-
-@dataclass
-class _Draft:
-    """A line in the making."""
-
-    label: Label
-    rows: dict[str, Row] = field(default_factory=dict)
-    entries: dict[str, Entry] = field(default_factory=dict)
-
-    def add(self, row: Row, entry: Entry) -> None:
-        """Of several rows of a metric the one with the worst status is shown."""
-        before = self.entries.get(row.metric)
-        if before is None or _WORST_FIRST.index(entry.status) < _WORST_FIRST.index(before.status):
-            self.entries[row.metric] = entry
-        self.rows[row.metric] = row
+        return run.labels.across(cell, section.over)
+    return run.labels.subject(section.runner, cell) if section.runner else run.labels.cell(cell)
 
 
 def _lines(
-    section: Table, columns: Sequence[Column], rows: Sequence[Row], labels: Labels, checks: _Checks
+    run: JudgedRun, section: Table, columns: Sequence[Column], rows: Sequence[Row], checks: _Checks
 ) -> tuple[Line, ...]:
     """Rows of cells that share a task are equal and make one line; a cell with different rows has its own."""
-    drafts: dict[tuple[tuple[str, ...], str], _Draft] = {}
+    drafts: dict[tuple[str, tuple[str, ...]], tuple[Label, dict[str, list[Row]]]] = {}
     for row in rows:
-        label = _label(section, row.cell, labels)
-        shared = drafts.get((label.cells, row.variant))
-        if shared and row.metric in shared.rows and _content(shared.rows[row.metric]) != _content(row):
-            label = labels.cell(row.cell)
-        draft = drafts.setdefault((label.cells, row.variant), _Draft(label))
-        draft.add(row, _entry(row, section, labels, checks))
-    variants = {variant: i for i, variant in enumerate(dict.fromkeys(row.variant for row in rows))}
-    ordered = sorted(drafts.items(), key=lambda item: (variants[item[0][1]], labels.rank(item[1].label)))
-    return tuple(
-        Line(
-            draft.label,
-            one_line(variant, _VARIANT_LIMIT),
-            "; ".join(
-                dict.fromkeys(one_line(r.partial, _NOTE_LIMIT) for r in draft.rows.values() if r.partial)
-            ),
-            tuple(draft.entries.get(column.metric) for column in columns),
-        )
-        for (_, variant), draft in ordered
-    )
+        label = _label(run, section, row.cell)
+        _, shared = drafts.get((row.variant, label.cells), (label, {}))
+        if row.metric in shared and _content(shared[row.metric][-1]) != _content(row):
+            label = run.labels.cell(row.cell)
+        _, own = drafts.setdefault((row.variant, label.cells), (label, {}))
+        own.setdefault(row.metric, []).append(row)
+    variants = list(dict.fromkeys(row.variant for row in rows))
+    ordered = sorted(drafts.items(), key=lambda x: (variants.index(x[0][0]), run.labels.rank(x[1][0])))
+    found = []
+    for (variant, _), (label, own) in ordered:
+        entries = {
+            metric: min(
+                (_entry(run, row, section, checks) for row in own[metric]),
+                key=lambda entry: _WORST_FIRST.index(entry.status),
+            )
+            for metric in own
+        }
+        partial = dict.fromkeys(one_line(r[-1].partial, _NOTE_LIMIT) for r in own.values() if r[-1].partial)
+        values = tuple(entries.get(column.metric) for column in columns)
+        found.append(Line(label, one_line(variant, _VARIANT_LIMIT), "; ".join(partial), values))
+    return tuple(found)
 
 
-def _entry(row: Row, section: Table, labels: Labels, checks: _Checks) -> Entry:
+def _entry(run: JudgedRun, row: Row, section: Table, checks: _Checks) -> Entry:
     outcome = checks.get((row.cell, row.metric, row.variant)) or checks.get((row.cell, row.metric, ""))
     compared = row.baseline and row.baseline != row.cell
-    baseline = _label(section, row.baseline, labels) if compared and row.baseline else None
+    baseline = _label(run, section, row.baseline) if compared and row.baseline else None
     status, limit = (outcome.status, one_line(outcome.limit, _NOTE_LIMIT)) if outcome else ("", "")
     return Entry(shown_row(row), status, limit, baseline, one_line(row.note, _NOTE_LIMIT))
 
@@ -198,10 +177,10 @@ def _content(row: Row) -> tuple[str, ...]:
     return tuple(repr(v) for v in (row.value, row.low, row.high, row.n, row.partial, row.note))
 
 
-def _facts(section: Table, run: JudgedRun, labels: Labels) -> Iterable[Facts]:
+def _facts(section: Table, run: JudgedRun) -> Iterable[Facts]:
     for record, task in run.done() if section.facts else ():
         if record.runner == section.runner and record.status == OK:
-            yield Facts(labels.task(task), one_line(task.variant), _fact_pairs(record))
+            yield Facts(run.labels.task(task), one_line(task.variant), _fact_pairs(record))
 
 
 def _fact_pairs(record: Record) -> tuple[tuple[str, str], ...]:

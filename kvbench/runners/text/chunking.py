@@ -19,9 +19,7 @@ POSITIONS = (0, 64, 128, 256, 512)  # edges of the buckets of positions inside a
 
 @dataclass(frozen=True)
 class Chunk:
-    """tokens: input of the model; skip: leading tokens that are only context; document: of the first
-    token.
-    """
+    """tokens: the model's input; skip: leading tokens that are only context; document: of the first."""
 
     tokens: tuple[int, ...]
     skip: int
@@ -69,10 +67,8 @@ def rows(texts: Sequence[Sequence[int]], documents: Sequence[int], size: int = S
 
 
 def llamacpp(ids: Sequence[int], documents: Sequence[int], bos: int | None, size: int = SIZE) -> Chunked:
-    """`bos`: the id that the tokenizer puts first, or None. It heads the stream and replaces each chunk's
-    first token.
-
-    llama.cpp scores the targets from size/2 + 1 on: 255 of 512.
+    """bos: the id that the tokenizer puts first, or None: it heads the stream and replaces each chunk's first
+    token. llama.cpp scores the targets from size/2 + 1 on: 255 of 512.
     """
     if bos is not None:
         ids, documents = [bos, *ids], [*documents[:1], *documents]

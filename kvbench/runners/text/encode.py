@@ -1,4 +1,4 @@
-"""Text to token ids for the quality runners: BOS policy, joint encoding of prompt and answer, truncation.
+"""Text to token ids for the quality runners: BOS policy, prompts joined with answers, truncation.
 
 Nothing depends on a tokenizer's defaults: text is encoded without special tokens, and this module adds the
 BOS that the tokenizer would add, unless the text already begins with it.
@@ -6,15 +6,18 @@ BOS that the tokenizer would add, unless the text already begins with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kvbench.data.corpora import Corpus, corpus, evenly, first_ids
+from kvbench.data.questions import Question
 from kvbench.errors import UsageError
+from kvbench.runners.context import Context
+from kvbench.runners.text.prompts import Template, continuations, messages, plain
 
-if TYPE_CHECKING:
-    from kvbench.runners.context import Context
+# A shared head of at least so many characters is encoded once; it is cut this far before its end.
+MIN_HEAD, MARGIN = 512, 64
 
 
 def head_ids(ctx: Context, wanted: int) -> list[int]:
@@ -40,12 +43,11 @@ def document_heads(text: Corpus, tokenizer: Any, documents: int, tokens: int) ->
 
 def heads(text: Corpus, documents: int, tokens: int) -> Iterator[tuple[int, str]]:
     """(index, characters enough for `tokens` tokens) of `documents` documents, evenly over the corpus."""
-    if len(text.documents) < documents:
+    if (held := len(text.documents)) < documents:
         raise UsageError(
-            f"Corpus {text.name!r} has {len(text.documents)} documents, but {documents} are needed; ask for "
-            "fewer."
+            f"Corpus {text.name!r} has {held} documents, but {documents} are needed; ask for fewer."
         )
-    for at in evenly(len(text.documents), documents):
+    for at in evenly(held, documents):
         yield at, text.document(at).strip()[: 64 * tokens]  # no token is longer than 64 characters
 
 
@@ -90,14 +92,11 @@ def perturbed(prompt: Sequence[int], neutral: Sequence[int], first: Sequence[int
 
 def bos_policy(tokenizer: Any) -> str:
     """How BOS is handled, as a sentence for the record."""
-    ids = bos_ids(tokenizer)
-    if ids:
+    if ids := bos_ids(tokenizer):
         return f"one: the tokenizer puts {ids} first; not repeated where the prompt already begins with it"
-    if tokenizer.bos_token_id is None:
+    if (own := tokenizer.bos_token_id) is None:
         return "none: the tokenizer has no BOS token"
-    return (
-        f"none added by the tokenizer (its BOS token is {tokenizer.bos_token!r}, id {tokenizer.bos_token_id})"
-    )
+    return f"none added by the tokenizer (its BOS token is {tokenizer.bos_token!r}, id {own})"
 
 
 @dataclass(frozen=True)
@@ -113,9 +112,7 @@ class Pair:
 
 
 def strings(prompt: str, answers: Sequence[str]) -> list[str]:
-    """The texts whose ids `join` takes: the prompt, and the prompt with each answer. Spaces at the end of the
-    prompt belong to the answer, where the tokenizer would put them.
-    """
+    """The prompt, and the prompt with each answer. Spaces that end the prompt belong to the answer."""
     return [prompt.rstrip(), *(prompt + answer for answer in answers)]
 
 
@@ -126,42 +123,34 @@ def join(prompt: Sequence[int], wholes: Sequence[Sequence[int]], bos: Sequence[i
     moves back to the last token that all strings share, so that every choice scores the same text. Returns
     None when an answer adds no token, or when no token is left to condition the first one on.
     """
-    shared = min(common_length(prompt, whole) for whole in wholes)
+    shared = common_length([prompt, *wholes])
     context = (*bos, *prompt[:shared])
     if not context or any(len(whole) <= shared for whole in wholes):
         return None
     return Pair(context, tuple(tuple(whole[shared:]) for whole in wholes), shared < len(prompt))
 
 
-def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Length of the common prefix of two lists or texts."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
+def common_length(texts: Sequence[Any]) -> int:
+    """Length of the common prefix of all lists or texts."""
+    first, last = min(texts), max(texts)  # the common prefix of these two is common to all
+    return next((i for i, (x, y) in enumerate(zip(first, last, strict=False)) if x != y), len(first))
 
 
 def common_prefix(contexts: Sequence[Sequence[int]]) -> int:
     """Tokens that all contexts share, at most one less than the shortest: each keeps one token to run."""
-    first = contexts[0]
-    shared = min(common_length(first, c) for c in contexts)
-    return min(shared, min(len(c) for c in contexts) - 1)
+    return min(common_length(contexts), min(map(len, contexts)) - 1)
 
 
 def overflow(pair: Pair, window: int | None) -> int:
-    """Tokens by which context and longest continuation exceed the window. The last token is not fed, so
-    window + 1 tokens fit: 1,108 + 1 in a window of 128 is 980 too many.
-    """
-    if window is None:
-        return 0
-    return max(0, len(pair.context) + max(len(c) for c in pair.continuations) - (window + 1))
+    """Tokens by which context and longest continuation exceed the window; the last token is not fed."""
+    fed = len(pair.context) + max(map(len, pair.continuations)) - 1
+    return 0 if window is None else max(0, fed - window)
 
 
 @dataclass(frozen=True)
 class Fitted:
     """What fits the window. dropped_shots: whole examples left out; dropped_tokens: then cut from the
-    prompt's head. pair is None when nothing can be scored: no token of an answer, or no room for the
-    question's end and its answers.
+    prompt's head. pair is None when nothing can be scored.
     """
 
     pair: Pair | None
@@ -189,4 +178,82 @@ def fit(encode: Callable[[int], Pair | None], shots: int, window: int | None, bo
     if pair is None or len(pair.context) - excess < max(1, bos):
         return Fitted(None, shots, excess)
     context = (*pair.context[:bos], *pair.context[bos + excess :])
-    return Fitted(Pair(context, pair.continuations, pair.merged), shots, excess)
+    return Fitted(replace(pair, context=context), shots, excess)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Encodes the questions of one task. window: the model's positions, or None; examples: shots by subject;
+    first: the BOS ids that the tokenizer adds before a text.
+    """
+
+    template: Template
+    tokenizer: Any
+    chat: bool
+    window: int | None
+    examples: Mapping[str, Sequence[Question]]
+    first: Sequence[int]
+
+    def texts(self, q: Question, shots: int) -> list[str]:
+        """The prompt with the first `shots` examples, and that prompt with each answer."""
+        solved = self.examples[q.subject][:shots] if shots else []
+        if self.chat:
+            turns = messages(self.template, q, solved)
+            prompt = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        else:
+            prompt = plain(self.template, q, solved)
+        return strings(prompt, continuations(self.template, q, self.chat))
+
+    def pair(self, texts: list[str], ids: list[list[int]]) -> Pair | None:
+        return join(ids[0], ids[1:], self.bos(texts[0]))
+
+    def bos(self, prompt: str) -> list[int]:
+        """The ids before the prompt's own: one BOS at most, and none when the text begins with it."""
+        token = self.tokenizer.bos_token
+        return [] if token and prompt.startswith(token) else list(self.first)
+
+    def subject(self, qs: Sequence[Question], shots: int) -> list[Fitted]:
+        """The encoded questions of a subject; those that exceed the window lose examples, then tokens."""
+        texts = [self.texts(q, shots) for q in qs]
+        flat = iter(ids_by_head(self.tokenizer, [t for own in texts for t in own]))
+        fitted = []
+        for q, own in zip(qs, texts, strict=True):
+            pair = self.pair(own, [next(flat) for _ in own])
+            if pair is None or not overflow(pair, self.window):
+                fitted.append(Fitted(pair, 0, 0))
+            else:
+                fitted.append(self._shorten(q, shots, len(self.bos(own[0]))))
+        return fitted
+
+    def _shorten(self, q: Question, shots: int, bos: int) -> Fitted:
+        def encode(kept: int) -> Pair | None:
+            texts = self.texts(q, kept)
+            return self.pair(texts, plain_ids(self.tokenizer, texts))
+
+        return fit(encode, shots, self.window, bos)
+
+
+def ids_by_head(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """Ids of each text, exactly as if each were encoded alone, with their common head encoded once.
+
+    The cut is after a line end that all texts share with `MARGIN` more characters on each side, so that the
+    tokens there cannot depend on the question. The first and the last text check that the tokenizer splits
+    there; if it does not, every text is encoded whole.
+    """
+    cut = _cut(texts[0][: common_length(texts)])
+    if cut and len(texts) > 2:
+        head = plain_ids(tokenizer, [texts[0][:cut]])[0]
+        tails = plain_ids(tokenizer, [text[cut:] for text in texts])
+        whole = plain_ids(tokenizer, [texts[0], texts[-1]])
+        if whole == [head + tails[0], head + tails[-1]]:
+            return [head + tail for tail in tails]
+    return plain_ids(tokenizer, texts)
+
+
+def _cut(common: str) -> int:
+    """Start of the last line with `MARGIN` characters after it and visible neighbours; 0 for none."""
+    at = len(common) - MARGIN if len(common) >= MIN_HEAD else 0
+    while (at := common.rfind("\n", 0, at)) > MARGIN:
+        if not common[at - 1].isspace() and not common[at + 1].isspace():
+            return at + 1
+    return 0

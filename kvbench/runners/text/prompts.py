@@ -9,6 +9,7 @@ so its letters are scored without one (lm-eval scores " A" there).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -38,9 +39,8 @@ class Template:
 
 
 def _lettered(q: Question) -> str:
-    return "\n".join(
-        [q.question.strip(), *(f"{letter}. {c}" for letter, c in zip(LETTERS, q.choices, strict=True))]
-    )
+    choices = (f"{letter}. {c}" for letter, c in zip(LETTERS, q.choices, strict=True))
+    return "\n".join([q.question.strip(), *choices])
 
 
 TEMPLATES: dict[str, Template] = {
@@ -84,25 +84,19 @@ TEMPLATES["arc_challenge"] = TEMPLATES["arc_easy"]
 
 
 def problem(q: Question) -> str | None:
-    """Why the question cannot be scored, or None: no answer among its choices, a missing or an empty
-    choice.
-    """
+    """Why a question cannot be scored (no answer among its choices, a missing or empty choice), or None."""
     if q.answer is None:
         return "the answer is not among the choices"
     for index, choice in enumerate(q.choices):
-        if choice is None:
-            return f"choice {index} is missing"
-        if not choice.strip():
-            return f"choice {index} is empty"
+        if choice is None or not choice.strip():
+            return f"choice {index} is {'missing' if choice is None else 'empty'}"
     return None
 
 
 def plain(template: Template, q: Question, shots: Sequence[Question]) -> str:
     """The prompt as plain text, up to the scored answer with its delimiter."""
-    solved = "".join(
-        template.ask(s) + template.delimiter + template.answers(s)[s.answer or 0] + SHOT_END for s in shots
-    )
-    return template.describe(q.subject) + solved + template.ask(q)
+    solved = [template.ask(s) + template.delimiter + template.answers(s)[s.answer or 0] for s in shots]
+    return template.describe(q.subject) + SHOT_END.join([*solved, template.ask(q)])
 
 
 def messages(template: Template, q: Question, shots: Sequence[Question]) -> list[dict[str, str]]:
@@ -116,21 +110,15 @@ def messages(template: Template, q: Question, shots: Sequence[Question]) -> list
 
 
 def continuations(template: Template, q: Question, chat: bool) -> list[str]:
-    """The scored text after the prompt. In a chat the assistant's turn begins with the answer, without
-    delimiter.
-    """
+    """The scored text after the prompt. In a chat the assistant's turn begins with it: no delimiter."""
     return [("" if chat else template.delimiter) + answer for answer in template.answers(q)]
 
 
 def spread(questions: Sequence[Question], limit: int | None) -> list[Question]:
-    """At most `limit` questions: the first of every subject, then the second of every subject, ... in file
-    order.
-    """
-    if limit is None or limit >= len(questions):
-        return list(questions)
-    rank: dict[str, int] = {}
+    """At most `limit` questions: the first of every subject, then the second ones, ...; in file order."""
+    seen: Counter[str] = Counter()
     keyed = []
     for index, q in enumerate(questions):
-        rank[q.subject] = rank.get(q.subject, -1) + 1
-        keyed.append((rank[q.subject], index))
+        seen[q.subject] += 1
+        keyed.append((seen[q.subject], index))
     return [questions[index] for index in sorted(index for _, index in sorted(keyed)[:limit])]

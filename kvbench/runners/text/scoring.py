@@ -11,18 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from kvbench.engines.protocol import Engine
 from kvbench.formats.kv import pages_for
 from kvbench.runners.text.encode import Pair, common_prefix
-from kvbench.runners.text.feed import budget, feed, packed
-from kvbench.runners.text.likelihood import logprobs
-
-if TYPE_CHECKING:
-    from kvbench.engines.protocol import Engine
+from kvbench.runners.text.logits import budget, feed, logprobs, packed
 
 
 @dataclass(frozen=True)
@@ -38,9 +34,7 @@ class Group:
 
 
 def group(pairs: Sequence[Pair], share: bool = True, mixed: bool = False) -> Group:
-    """The questions with the longest common prefix of their contexts taken out; none where `share` is
-    False.
-    """
+    """The questions with the longest common prefix of their contexts taken out; none if not `share`."""
     n = common_prefix([p.context for p in pairs]) if share and len(pairs) > 1 else 0
     items = tuple(Pair(p.context[n:], p.continuations, p.merged) for p in pairs)
     return Group(pairs[0].context[:n], items, mixed)
@@ -59,9 +53,7 @@ def batches(g: Group, device: torch.device) -> list[list[int]]:
 
 
 def capacity(groups: Sequence[Group], device: torch.device, page_size: int) -> int:
-    """Pages for the largest batch of any group: prefix, questions and choices, each fork with a copied last
-    page.
-    """
+    """Pages for the largest batch: prefix, questions and choices; each fork copies its last page."""
     most = 1
     for g in groups:
         shared = pages_for(len(g.prefix), page_size)
@@ -79,14 +71,14 @@ def capacity(groups: Sequence[Group], device: torch.device, page_size: int) -> i
 class ChoiceScore:
     """One choice: its summed log-probability, and whether greedy decoding would have produced it."""
 
-    logprob: float
-    greedy: bool
+    logprob: float = 0.0
+    greedy: bool = True
 
     def __add__(self, more: ChoiceScore) -> ChoiceScore:
         return ChoiceScore(self.logprob + more.logprob, self.greedy and more.greedy)
 
 
-NO_TOKENS = ChoiceScore(0.0, True)
+Scores = list[list[ChoiceScore]]  # of each question's choices
 
 
 def score(engine: Engine, g: Group, chunk: int) -> Iterator[tuple[list[int], list[list[float]], int]]:
@@ -95,12 +87,10 @@ def score(engine: Engine, g: Group, chunk: int) -> Iterator[tuple[list[int], lis
         yield batch, [[choice.logprob for choice in own] for own in scores], computed
 
 
-def score_choices(
-    engine: Engine, g: Group, chunk: int
-) -> Iterator[tuple[list[int], list[list[ChoiceScore]], int]]:
-    """Batch by batch: indexes of questions, the scores of each question's choices, tokens computed.
+def score_choices(engine: Engine, g: Group, chunk: int) -> Iterator[tuple[list[int], Scores, int]]:
+    """Batch by batch: indexes of questions, their scores, tokens computed (the prefix's in the first batch).
 
-    chunk: most tokens of a sequence in one forward. The first batch counts the prefix's tokens.
+    chunk: most tokens of a sequence in one forward.
     """
     computed = len(g.prefix)
     root = engine.add()
@@ -120,7 +110,7 @@ def score_choices(
     engine.free(root)
 
 
-def _firsts(last: Sequence[Tensor], items: Sequence[Pair]) -> list[list[ChoiceScore]]:
+def _firsts(last: Sequence[Tensor], items: Sequence[Pair]) -> Scores:
     """The scores of each choice's first token, from the logits of the question's last token."""
     counts = [len(item.continuations) for item in items]
     rows = torch.cat([logits.expand(n, -1) for logits, n in zip(last, counts, strict=True)])
@@ -130,17 +120,11 @@ def _firsts(last: Sequence[Tensor], items: Sequence[Pair]) -> list[list[ChoiceSc
     return [flat[end - n : end] for n, end in zip(counts, accumulate(counts), strict=True)]
 
 
-def _rests(
-    engine: Engine, seqs: Sequence[int], items: Sequence[Pair], chunk: int
-) -> tuple[list[list[ChoiceScore]], int]:
-    """The scores of each choice's tokens after the first (`NO_TOKENS` for none), and tokens computed."""
-    sums = [[NO_TOKENS] * len(item.continuations) for item in items]
-    places = [
-        (row, choice, c)
-        for row, item in enumerate(items)
-        for choice, c in enumerate(item.continuations)
-        if len(c) > 1
-    ]
+def _rests(engine: Engine, seqs: list[int], items: Sequence[Pair], chunk: int) -> tuple[Scores, int]:
+    """The scores of each choice's tokens after the first, and tokens computed."""
+    sums = [[ChoiceScore()] * len(item.continuations) for item in items]
+    every = ((row, i, c) for row, item in enumerate(items) for i, c in enumerate(item.continuations))
+    places = [place for place in every if len(place[2]) > 1]
     for pack in packed([len(c) - 1 for _, _, c in places], budget(engine.model.device)):
         chosen = [places[i] for i in pack]
         forks = [engine.fork(seqs[row]) for row, _, _ in chosen]

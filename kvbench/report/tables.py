@@ -1,19 +1,24 @@
-"""The two tables of a run and their CSV files: long (a line per row of metrics) and wide (a line per cell).
+"""The two tables of a run as CSV and Parquet: long (a line per row of metrics) and wide (a line per cell).
 
-Numbers keep their full precision. A value that was not measured is an empty field, a NaN is `NaN`. Text that
-a spreadsheet would read as a formula gets a single quote in front; numbers never do.
+CSV: numbers keep their full precision; a value that was not measured is an empty field, a NaN is `NaN`; text
+that a spreadsheet would read as a formula gets a single quote in front, numbers never do.
+
+Parquet: text, whole numbers (int64), truth values, and float64 for every value, end of an interval and
+metric. Null is not measured, NaN is NaN. `scale`, which may be a number, a word or a list per layer, is JSON
+text. The file's metadata (key `kvbench`) names the run.
 """
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvbench.records.record import SCHEMA_VERSION
 from kvbench.render.frame import cell_keys, rows_frame, table
-from kvbench.render.labels import Labels
 from kvbench.render.numbers import exact
-from kvbench.report.model import JudgedRun
+from kvbench.report.model import JudgedRun, verdict_word
 from kvbench.report.sections.precision import DECIDED, PrecisionLine, precision_lines
 from kvbench.report.sections.tables import worst_checks
 
@@ -22,7 +27,6 @@ if TYPE_CHECKING:
 
 # What spreadsheets read as the start of a formula, their full-width forms included.
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
-
 _EXACT = 2.0**53  # every whole number below is a float64
 
 _CHECK_COLUMNS = ("status", "limit", "mde", "n_needed", "look", "level")  # of the worst check on the row
@@ -30,40 +34,44 @@ _RAN_COLUMNS = (*(f"{aspect}_resolved" for aspect in DECIDED), "ran_on")
 
 
 def long_csv(run: JudgedRun) -> str:
-    return _text(long_table(run))
+    return _csv(_long(run))
 
 
 def wide_csv(run: JudgedRun) -> str:
-    return _text(wide_table(run))
+    return _csv(_wide(run))
 
 
-def long_table(run: JudgedRun) -> DataFrame:
+def long_parquet(run: JudgedRun) -> bytes:
+    return _parquet(run, "long", _long(run))
+
+
+def wide_parquet(run: JudgedRun) -> bytes:
+    return _parquet(run, "wide", _wide(run))
+
+
+def _long(run: JudgedRun) -> DataFrame:
     """The tidy frame of all rows, with what the cell's keys resolved to and the gate's result."""
     run = run.with_fact_rows()
     frame = rows_frame(run.run, run.rows)
-    ran = {line.label.cells[0]: _ran(line) for line in precision_lines(run, Labels(run.run))}
-    unknown = dict.fromkeys(_RAN_COLUMNS)
-    resolved = [ran.get(row.cell, unknown) for row in run.rows]
+    ran = {line.label.cells[0]: _ran(line) for line in precision_lines(run)}
+    resolved = [ran.get(row.cell, {}) for row in run.rows]
     checks = worst_checks(run.verdict.outcomes)
     found = [checks.get((row.cell, row.metric, row.variant)) for row in run.rows]
-    ran_columns = table({name: [one[name] for one in resolved] for name in _RAN_COLUMNS})
+    ran_columns = table({name: [one.get(name) for one in resolved] for name in _RAN_COLUMNS})
     check_columns = table({name: [getattr(one, name, None) for one in found] for name in _CHECK_COLUMNS})
     first = frame.columns.get_loc("metric")
     return _joined(frame.iloc[:, :first], ran_columns, frame.iloc[:, first:], check_columns)
 
 
-def wide_table(run: JudgedRun) -> DataFrame:
+def _wide(run: JudgedRun) -> DataFrame:
     """One line per cell: its keys, its precision, then a column for each metric and variant."""
     run = run.with_fact_rows()
     cells = run.run.cells
-    columns: dict[str, list[Any]] = {
-        "cell": list(cells),
-        "name": [cell.name for cell in cells.values()],
-        "baseline": [cell.baseline for cell in cells.values()],
-    }
+    columns = {key: [getattr(cell, key) for cell in cells.values()] for key in ("id", "name", "baseline")}
+    columns = {"cell": columns.pop("id"), **columns}
     for key in cell_keys(run.run):
         columns[key] = [cell.spec.get(key) for cell in cells.values()]
-    states = {line.label.cells[0]: _states(line) for line in precision_lines(run, Labels(run.run))}
+    states = {line.label.cells[0]: _states(line) for line in precision_lines(run)}
     for name in next(iter(states.values()), {}):
         columns[name] = [states[cell][name] for cell in cells]
     partial: dict[str, dict[str, None]] = {}
@@ -86,19 +94,10 @@ def _joined(*frames: Any) -> Any:
 
 
 def _states(line: PrecisionLine) -> dict[str, str]:
-    return {
-        "requested": line.kv.requested,
-        "resolved": line.kv.resolved,
-        **_ran(line),
-        "effective": line.effective,
-        "storage": line.storage,
-        "transfer": line.transfer,
-        "execution": line.execution,
-        "effective_weights": line.effective_weights,
-        "stored_weights": line.stored_weights,
-        "products": line.products,
-        "evidence": line.state,
-    }
+    cache = ("effective", "storage", "transfer", "execution")
+    weights = ("effective_weights", "stored_weights", "products")
+    asked = {"requested": line.kv.requested, "resolved": line.kv.resolved, **_ran(line)}
+    return {**asked, **{name: getattr(line, name) for name in cache + weights}, "evidence": line.state}
 
 
 def _ran(line: PrecisionLine) -> dict[str, str]:
@@ -106,19 +105,15 @@ def _ran(line: PrecisionLine) -> dict[str, str]:
     return {**{f"{x}_resolved": line.choice(x).resolved for x in DECIDED}, "ran_on": line.ran_on}
 
 
-def _text(frame: DataFrame) -> str:
+def _csv(frame: DataFrame) -> str:
     columns = [_values(frame.iloc[:, i]) for i in range(frame.shape[1])]
     texts = type(frame)({i: [_field(value) for value in column] for i, column in enumerate(columns)})
-    return str(
-        texts.to_csv(index=False, header=[_field(head) for head in frame.columns], lineterminator="\n")
-    )
+    heads = [_field(head) for head in frame.columns]
+    return str(texts.to_csv(index=False, header=heads, lineterminator="\n"))
 
 
 def _values(column: Any) -> list[Any]:
-    """The values of a column as Python objects; None is null.
-
-    Whole numbers, such as bytes, have no decimal point.
-    """
+    """The values of a column as Python objects; None is null. Whole numbers have no decimal point."""
     if column.dtype == object:
         return list(column)
     values = column.to_numpy(dtype=object, na_value=None)
@@ -132,10 +127,33 @@ def _field(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return exact(value)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_listed)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
     text = text.replace("\r\n", "\n").replace("\r", "\n")  # one kind of line end, which the writer quotes
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def _listed(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else list(value)
+
+
+def _parquet(run: JudgedRun, name: str, frame: DataFrame) -> bytes:
+    import pyarrow as pa  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    if "scale" in frame:
+        texts = [None if value is None else json.dumps(value, default=_plain) for value in frame["scale"]]
+        frame = frame.assign(scale=table({"scale": texts}, {})["scale"])
+    about = {
+        "schema": SCHEMA_VERSION,
+        "table": name,
+        "name": run.manifest.name,
+        "created_at": run.manifest.created_at,
+        "matrix_sha256": run.manifest.matrix.sha,
+        "verdict": verdict_word(run),
+        "exit_code": run.verdict.exit_code,
+    }
+    whole = pa.Table.from_pandas(frame, preserve_index=False)
+    out = io.BytesIO()
+    metadata = {**whole.schema.metadata, b"kvbench": json.dumps(about).encode()}
+    parquet.write_table(whole.replace_schema_metadata(metadata), out)
+    return out.getvalue()

@@ -1,4 +1,4 @@
-"""Log-probabilities and divergences from logits, a few rows at a time.
+"""Tokens to logits to numbers: packed forwards, log-probabilities and divergences, a few rows at a time.
 
 Exponentials are float32, after the maximum is subtracted; their sums, the logarithms and all other sums are
 float64. No temporary has more than `ROWS` rows of the vocabulary, by device.
@@ -6,23 +6,61 @@ float64. No temporary has more than `ROWS` rows of the vocabulary, by device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kvbench.engines.protocol import Engine, Logits
+
+# Tokens of one packed forward by device type: enough to fill the device, few enough for the logits to fit.
+BUDGET = {"cpu": 512, "cuda": 4096}
 # Rows of a slice. CPU: 32 x 49,152 float32 = 6 MiB, which fits its cache. GPU: with slices of 32 rows the
 # device waited for the host for a third of a pass; 512 x 151,936 float32 = 297 MiB.
 ROWS = {"cpu": 32, "cuda": 512}
 FAR = 20.0  # a logit's gap from the mean gap from which on two distributions are far apart
 
 
+def budget(device: torch.device) -> int:
+    return BUDGET.get(device.type, BUDGET["cpu"])
+
+
+def packed(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Indexes of neighbours whose lengths add up to at most `limit`; a longer one is alone."""
+    pack: list[int] = []
+    room = limit
+    for i, length in enumerate(lengths):
+        if pack and length > room:
+            yield pack
+            pack, room = [], limit
+        pack.append(i)
+        room -= length
+    if pack:
+        yield pack
+
+
+def feed(
+    engine: Engine, work: Sequence[tuple[int, Sequence[int]]], chunk: int, logits: Logits
+) -> list[Tensor]:
+    """Append each sequence's tokens, `chunk` of a sequence a forward, all sequences packed.
+
+    Returns float32 logits a sequence: [n, V] for "all", [1, V] for "last", [0, V] for "none".
+    """
+    if max(len(tokens) for _, tokens in work) <= chunk:
+        return engine.forward(work, logits)
+    parts: list[list[Tensor]] = [[] for _ in work]
+    for start in range(0, max(len(tokens) for _, tokens in work), chunk):
+        rows = [i for i, (_, tokens) in enumerate(work) if len(tokens) > start]
+        piece = [(work[i][0], work[i][1][start : start + chunk]) for i in rows]
+        for i, out in zip(rows, engine.forward(piece, logits), strict=True):
+            parts[i] = [*parts[i], out] if logits == "all" else [out]
+    return [torch.cat(part) if len(part) > 1 else part[0] for part in parts]
+
+
 @dataclass(frozen=True)
 class _Slice:
-    """A few rows [r, V]: exp(x - max) [r, V]; its sum, the log-partition and the target's logprob, float64
-    [r].
-    """
+    """A few rows [r, V]: exp(x - max) [r, V]; its sum, log-partition and target's logprob, float64 [r]."""
 
     exp: Tensor
     total: Tensor
